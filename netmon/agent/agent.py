@@ -1,0 +1,203 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The agent's loop: drain, name, mark, batch. Nothing here walks records one by one."""
+
+import logging
+import os
+import threading
+import time
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from netmon import __version__
+from netmon.agent import clock
+from netmon.agent.cost import CostMeter
+from netmon.agent.flows import describe_flows
+from netmon.agent.ledger import Ledger
+from netmon.agent.markers import MarkSocket
+from netmon.agent.owners import FlowOwners
+from netmon.agent.recent import RecentFlows, RecentMarks
+from netmon.agent.spool import Spool
+from netmon.agent.steps import StepMarks
+from netmon.agent.stream import Stream
+from netmon.kernel import nic, privilege
+from netmon.kernel.geometry import choose_geometry
+from netmon.kernel.meter import STALE_NS, Meter
+from netmon.kernel.privileged import Privileged
+from netmon.kernel.ring import RingBuffer
+from netmon.records import BUCKET, STEP, Batch, Hello, Interface, LedgerSample, Mark, Table, empty
+from netmon.wire import netmon_pb2
+from netmon.wire.batches import encode_batch, encode_hello
+
+log = logging.getLogger(__name__)
+
+_TICK_S = 0.02
+_BATCH_NS = 100_000_000
+_RANKS_NS = 250_000_000
+_FAREWELL_S = 5.0
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What an agent is told. Durations in ns, rates in bit/s."""
+
+    interfaces: tuple[str, ...]
+    collector: str  # HOST:PORT or unix:PATH
+    host: str
+    bucket_ns: int = 10_000
+    hook: str = "auto"
+    capacity_bps: int = 0  # 0: as the interface says
+    socket: Path = Path("/run/netmon/marks.sock")
+    spool: Path = Path("/var/lib/netmon/spool")
+    spool_bytes: int = 256 << 20
+
+
+class Agent:
+    """Made in the order in which privilege is needed: attached and mapped first, then without capabilities."""
+
+    def __init__(self, settings: Settings) -> None:
+        """Attaches everything; blocks for about a second. Raises NetmonError."""
+        privilege.require_capabilities()
+        self._settings = settings
+        self._nics = [nic.describe(name) for name in settings.interfaces]
+        self._marks_socket = MarkSocket(settings.socket)
+        self._session = uuid.uuid4().hex[:12]
+        self._spool = Spool(settings.spool, self._session, settings.spool_bytes, self._hollow)
+        geometry = choose_geometry(settings.bucket_ns, [card.index for card in self._nics])
+        self._privileged = Privileged()
+        hook = "xdp" if settings.hook == "xdp" else "tc"
+        started = self._privileged.start([card.name for card in self._nics], hook, geometry)
+        self._meter = Meter(started.descriptors, geometry)
+        self._steps_ring = RingBuffer(started.descriptors["steps"], geometry.step_ring_bytes, STEP)
+        for descriptor in started.descriptors.values():
+            os.close(descriptor)
+        privilege.drop_capabilities()
+        self.interfaces = tuple(
+            Interface(card.index, card.name, settings.capacity_bps or card.capacity_bps, rx, tx, card.driver, card.mtu)
+            for card, (rx, tx) in zip(self._nics, started.hooks, strict=True)
+        )
+        self._ledger = Ledger(
+            self._meter, self._nics, dict(zip((c.index for c in self._nics), started.hooks, strict=True))
+        )
+        self._owners = FlowOwners()
+        self._steps = StepMarks()
+        self._recent_flows, self._recent_marks = RecentFlows(), RecentMarks()
+        self._cost = CostMeter((os.getpid(), self._privileged.pid))
+        self._buckets: list[Table] = []
+        self._marks: list[Mark] = []
+        self._sequence = 0
+        self._ranks_due_ns = 0
+        self._asking = ""
+        self._write_hello()
+        self._stream = Stream(settings.collector, self._spool, settings.spool, settings.spool_bytes)
+
+    def run(self, stop: threading.Event) -> None:
+        """Works until told to stop, then hands over what is left. Raises KernelError when the kernel side is gone."""
+        self._stream.start()
+        batch_due_ns = time.monotonic_ns() + _BATCH_NS
+        while not stop.wait(_TICK_S):
+            now = time.monotonic_ns()
+            self._tick(now)
+            if now >= batch_due_ns:
+                self._send_batch(now)
+                batch_due_ns = now + _BATCH_NS
+
+    def close(self) -> None:
+        """Detaches everything, sends the rest, and waits a moment for the collector to have it."""
+        last = self._ledger.read()
+        self._privileged.close()
+        time.sleep((STALE_NS + self._settings.bucket_ns) / 1e9 + _TICK_S)
+        now = time.monotonic_ns()
+        self._drain(now)
+        self._marks += self._steps.finish()
+        self._send_batch(now, last)
+        if not self._spool.wait_until_empty(_FAREWELL_S):
+            log.warning("%d bytes were not acknowledged; they are in %s", self._spool.size, self._spool.directory)
+        self._stream.end()
+        self._stream.join(_FAREWELL_S)
+        self._spool.close()
+        self._marks_socket.close()
+
+    def _tick(self, now_ns: int) -> None:
+        self._drain(now_ns)
+        self._hear_privileged(now_ns)
+        self._ask_privileged(now_ns)
+
+    def _drain(self, now_ns: int) -> None:
+        drained = self._meter.drain(now_ns)
+        if len(drained.buckets):
+            self._buckets.append(drained.buckets)
+        self._owners.add(describe_flows(drained, now_ns), now_ns)
+        hooked = self._marks_socket.take()
+        self._owners.marks(hooked)
+        self._marks += hooked
+        steps = self._steps_ring.take()
+        if len(steps):
+            self._marks += self._steps.steps(steps)
+
+    def _ask_privileged(self, now_ns: int) -> None:
+        if self._privileged.busy:
+            return
+        if now_ns >= self._ranks_due_ns:
+            self._ranks_due_ns = now_ns + _RANKS_NS
+            self._asking = "ranks"
+            self._privileged.request("ranks")
+        elif due := self._owners.due(now_ns):
+            self._asking = "owners"
+            self._privileged.request("owners", endpoints=due)
+
+    def _hear_privileged(self, now_ns: int) -> None:
+        reply = self._privileged.poll() if self._privileged.busy else None
+        if reply is None:
+            return
+        if self._asking == "owners":
+            self._owners.answer(reply["owners"], now_ns)
+            return
+        self._marks += self._steps.ranks(reply["ranks"], now_ns)
+        for path in reply["probed"]:
+            log.info("probing %s", path)
+        if reply["warning"]:
+            log.warning("%s", reply["warning"])
+
+    def _send_batch(self, now_ns: int, ledger: Sequence[LedgerSample] = ()) -> None:
+        buckets = np.concatenate(self._buckets) if self._buckets else empty(BUCKET)
+        self._sequence += 1
+        batch = Batch(
+            sequence=self._sequence,
+            clock=clock.sample(),
+            horizon_ns=max(0, now_ns - STALE_NS - self._settings.bucket_ns),
+            buckets=buckets,
+            flows=self._owners.changed(),
+            marks=self._marks,
+            ledger=ledger or self._ledger.due(now_ns),
+            cost=self._cost.measure(self._spool.size, self._marks_socket.refused),
+        )
+        self._spool.append(self._sequence, netmon_pb2.AgentMessage(batch=encode_batch(batch)).SerializeToString())
+        self._recent_marks.add(self._marks)
+        self._owners.forget(self._recent_flows.over(buckets["flow_id"], now_ns, self._owners.flows))
+        self._buckets, self._marks = [], []
+        if self._sequence % 10 == 0:
+            self._write_hello()
+
+    def _write_hello(self) -> None:
+        hello = Hello(
+            host=self._settings.host,
+            session=self._session,
+            bucket_ns=self._settings.bucket_ns,
+            clock=clock.sample(),
+            interfaces=self.interfaces,
+            agent_version=__version__,
+            flows=tuple(self._owners.flows.values()),
+            marks=self._recent_marks.all(),
+        )
+        self._spool.hello = netmon_pb2.AgentMessage(hello=encode_hello(hello)).SerializeToString()
+
+    def _hollow(self, message: bytes) -> bytes:
+        """A batch that cannot be kept or was refused: its buckets are given up and counted."""
+        envelope = netmon_pb2.AgentMessage.FromString(message)
+        self._ledger.lose(envelope.batch.buckets, self._owners.flows)
+        envelope.batch.ClearField("buckets")
+        return envelope.SerializeToString()

@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the agent itself costs the host."""
+
+import os
+import resource
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from netmon.records import AgentCost
+
+_TICK_S = 1 / os.sysconf("SC_CLK_TCK")
+
+
+class CostMeter:
+    """CPU time and memory of the agent's processes."""
+
+    def __init__(self, pids: Sequence[int]) -> None:
+        """pids: of all of the agent's processes."""
+        self._pids = pids
+        self._last = (time.monotonic(), self._cpu_seconds())
+        self._cost = AgentCost()
+
+    def measure(self, spool_bytes: int, warnings: int) -> AgentCost:
+        """The cost over the last second or so: /proc counts in steps of 10 ms."""
+        now = time.monotonic()
+        if now - self._last[0] >= 1:
+            used = self._cpu_seconds()
+            self._cost = AgentCost((used - self._last[1]) / (now - self._last[0]), self._rss_bytes())
+            self._last = now, used
+        return AgentCost(self._cost.cpu_fraction, self._cost.rss_bytes, spool_bytes, warnings)
+
+    def _cpu_seconds(self) -> float:
+        ticks = 0
+        for pid in self._pids:
+            fields = _read(pid, "stat").rpartition(")")[2].split()
+            ticks += int(fields[11]) + int(fields[12]) if fields else 0
+        return ticks * _TICK_S
+
+    def _rss_bytes(self) -> int:
+        pages = (_read(pid, "statm").split() for pid in self._pids)
+        return sum(int(fields[1]) for fields in pages if fields) * resource.getpagesize()
+
+
+def _read(pid: int, name: str) -> str:
+    try:
+        return (Path("/proc") / str(pid) / name).read_text()
+    except OSError:
+        return ""

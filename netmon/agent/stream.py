@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sends spooled batches to the collector and hears what it has stored, for as long as the agent lives."""
+
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import grpc
+
+from netmon.agent.spool import Spool, left_behind
+from netmon.wire import netmon_pb2, netmon_pb2_grpc
+
+log = logging.getLogger(__name__)
+
+_POLL_S = 0.2
+_RETRY_S = 1.0
+_OPTIONS = (
+    ("grpc.max_send_message_length", -1),
+    ("grpc.initial_reconnect_backoff_ms", 200),
+    ("grpc.max_reconnect_backoff_ms", 2000),
+)
+
+
+class Stream(threading.Thread):
+    """One thread per agent. A batch that the collector refuses loses its buckets, is counted, and is passed."""
+
+    def __init__(self, address: str, spool: Spool, left_in: Path, limit_bytes: int) -> None:
+        """address: HOST:PORT or unix:PATH; left_in: where sessions may have been left behind."""
+        super().__init__(name="stream", daemon=True)
+        self._address = address
+        self._spool = spool
+        self._left_in = left_in
+        self._limit_bytes = limit_bytes
+        self._ended = threading.Event()
+        self.connected = False
+
+    def run(self) -> None:
+        """Streams until `end`."""
+        with grpc.insecure_channel(self._address, options=_OPTIONS) as channel:
+            stub = netmon_pb2_grpc.CollectorStub(channel)  # type: ignore[no-untyped-call]
+            self._send_left_behind(stub)
+            while not self._ended.is_set():
+                self._send(stub, self._spool, self._ended.is_set)
+                self._ended.wait(_RETRY_S)
+
+    def end(self) -> None:
+        """Lets the stream end; what is still in the spool stays there."""
+        self._ended.set()
+
+    def _send_left_behind(self, stub: netmon_pb2_grpc.CollectorStub) -> None:
+        for spool in left_behind(self._left_in, self._limit_bytes):
+            while spool.hello and spool.size and not self._ended.is_set():
+                log.info("sending %d bytes that an earlier session left behind", spool.size)
+                self._send(stub, spool, lambda spool=spool: self._ended.is_set() or not spool.size)  # type: ignore[misc]
+            spool.close()
+
+    def _send(self, stub: netmon_pb2_grpc.CollectorStub, spool: Spool, done: Callable[[], bool]) -> None:
+        """One connection, from its beginning to its end."""
+        over = threading.Event()
+        try:
+            for acknowledgement in stub.Stream(_messages(spool, over, done), wait_for_ready=True):
+                self._note(True)
+                spool.acknowledge(acknowledgement.sequence)
+        except grpc.RpcError as error:
+            self._handle(error, spool)
+        finally:
+            over.set()
+
+    def _handle(self, error: grpc.RpcError, spool: Spool) -> None:
+        code, details = error.code(), error.details()
+        if code is grpc.StatusCode.INVALID_ARGUMENT:
+            refused = next((m.value for m in error.trailing_metadata() or () if m.key == "netmon-sequence"), None)
+            log.error("the collector refused a batch: %s", details)
+            if refused and spool.after(int(refused) - 1, 0):
+                spool.replace(int(refused))
+            return
+        if not self._ended.is_set():
+            self._note(False, f"{code.name.lower()}: {details}")
+
+    def _note(self, connected: bool, reason: str = "") -> None:
+        if connected != self.connected:
+            self.connected = connected
+            if connected:
+                log.info("connected to the collector at %s", self._address)
+            else:
+                log.warning("lost the collector at %s (%s); batches wait on disk", self._address, reason)
+
+
+def _messages(spool: Spool, over: threading.Event, done: Callable[[], bool]) -> Iterator[netmon_pb2.AgentMessage]:
+    yield netmon_pb2.AgentMessage.FromString(spool.hello)
+    last = 0
+    while not over.is_set() and not done():
+        found = spool.after(last, _POLL_S)
+        if found:
+            last, message = found
+            yield netmon_pb2.AgentMessage.FromString(message)

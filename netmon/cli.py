@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The list of commands, and the one place that catches errors and configures logging."""
+
+import argparse
+import logging
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+
+from netmon import __version__
+from netmon.config import defaults_from
+from netmon.errors import NetmonError, UsageError
+
+COMMANDS = ("agent", "collector", "top", "export", "lab", "doctor")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command; returns the exit status."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    logging.basicConfig(level=logging.INFO, format="netmon: %(message)s", stream=sys.stderr)
+    try:
+        args = _parse(arguments)
+        command: ModuleType = args.command
+        status: int = command.run(args)
+        return status
+    except NetmonError as error:
+        print(f"netmon: {error}", file=sys.stderr)
+        return 2 if isinstance(error, UsageError) else 1
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:  # `netmon top --once | head`
+        sys.stderr.close()
+        return 1
+
+
+def _parse(arguments: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="netmon", description="Whose traffic slowed your training, which step it hurt, and by how much."
+    )
+    parser.add_argument("--version", action="version", version=f"netmon {__version__}")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    for name in COMMANDS:
+        module = import_module(f"netmon.commands.{name}")
+        command = commands.add_parser(
+            name,
+            help=module.HELP,
+            description=module.HELP,
+            epilog=f"examples:\n{module.EXAMPLES.rstrip()}",
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        module.arguments(command)
+        command.set_defaults(command=module)
+        if arguments[:1] == [name] and (config := _config(arguments)):
+            defaults_from(config, command)
+    return parser.parse_args(arguments)
+
+
+def _config(arguments: list[str]) -> Path | None:
+    """The value of --config, which must be known before the rest is parsed."""
+    finder = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    finder.add_argument("--config", type=Path)
+    found: Path | None = finder.parse_known_args(arguments)[0].config
+    return found

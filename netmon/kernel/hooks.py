@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Attaching the meter to interfaces beside whatever is there, and taking it away again.
+
+Links (XDP, tcx) are held by a descriptor and vanish with the process. Where the kernel has no tcx, a filter is added
+to clsact; the next start removes what a killed agent left of that kind (by its name), and nobody else's.
+"""
+
+import contextlib
+import errno
+import os
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+from pyroute2 import IPRoute
+from pyroute2.netlink.exceptions import NetlinkError
+
+from netmon.errors import KernelError
+from netmon.kernel import libbpf
+from netmon.records import Direction
+
+_AT_HEAD = 1 << 3  # BPF_F_BEFORE without a relative: before all others, so that nobody's redirect blinds us
+_XDP_NATIVE, _XDP_GENERIC = 1 << 2, 1 << 1  # XDP_FLAGS_DRV_MODE, XDP_FLAGS_SKB_MODE
+
+_CLSACT_PARENT = {Direction.RX: 0xFFFFFFF2, Direction.TX: 0xFFFFFFF3}
+_CLSACT_PRIORITY = 1
+_FILTER_NAME = "netmon"
+# What a kernel says that does not know tcx.
+_NO_TCX = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)
+
+
+@dataclass(frozen=True)
+class Attachment:
+    """One program on one link. detach is idempotent."""
+
+    hook: str  # tcx, clsact, xdp, xdpgeneric
+    detach: Callable[[], None]
+
+
+def attach(programs: Mapping[str, int], index: int, name: str, hook: str, direction: Direction) -> Attachment:
+    """hook: "tc" or "xdp" (which has no transmit side: tc stands in). Raises KernelError."""
+    if hook == "xdp" and direction is Direction.RX:
+        return _attach_xdp(programs["meter_xdp"], index, name)
+    program = programs["meter_tc_ingress" if direction is Direction.RX else "meter_tc_egress"]
+    return _attach_tcx(program, index, name, direction) or _attach_clsact(program, index, name, direction)
+
+
+def _held(descriptor: int) -> Callable[[], None]:
+    stack = contextlib.ExitStack()
+    stack.callback(os.close, descriptor)
+    return stack.close
+
+
+def _attach_xdp(program: int, index: int, name: str) -> Attachment:
+    for flags, hook in ((_XDP_NATIVE, "xdp"), (_XDP_GENERIC, "xdpgeneric")):
+        try:
+            return Attachment(hook, _held(libbpf.link_create(program, index, libbpf.XDP, flags)))
+        except OSError as error:
+            if error.errno in (errno.EBUSY, errno.EEXIST):
+                raise KernelError(f"cannot attach to {name}: its XDP slot is taken; use --hook tc") from error
+            reason = error.strerror
+    raise KernelError(f"cannot attach to {name}: its driver takes no XDP program ({reason}); use --hook tc")
+
+
+def _attach_tcx(program: int, index: int, name: str, direction: Direction) -> Attachment | None:
+    attach_type = libbpf.TCX_INGRESS if direction is Direction.RX else libbpf.TCX_EGRESS
+    try:
+        return Attachment("tcx", _held(libbpf.link_create(program, index, attach_type, _AT_HEAD)))
+    except OSError as error:
+        if error.errno in _NO_TCX:
+            return None
+        raise KernelError(f"cannot attach to {name}: tcx refused the program ({error.strerror})") from error
+
+
+def _attach_clsact(program: int, index: int, name: str, direction: Direction) -> Attachment:
+    parent = _CLSACT_PARENT[direction]
+    created = True
+    try:
+        with IPRoute() as route:
+            try:
+                route.tc("add", "clsact", index)
+            except NetlinkError:  # it is there: then it is somebody's, and stays
+                created = False
+            _remove_ours(route, index, parent)
+            route.tc(
+                "add-filter", "bpf", index, fd=program, name=_FILTER_NAME, parent=parent, prio=_CLSACT_PRIORITY,
+                classid=1, direct_action=True,
+            )  # fmt: skip
+    except NetlinkError as error:
+        raise KernelError(f"cannot attach to {name}: clsact refused the filter ({error})") from error
+    return Attachment("clsact", lambda: _detach_clsact(index, parent, created))
+
+
+def _detach_clsact(index: int, parent: int, created: bool) -> None:
+    with contextlib.suppress(NetlinkError), IPRoute() as route:
+        _remove_ours(route, index, parent)
+        others = any(list(route.get_filters(index=index, parent=p)) for p in _CLSACT_PARENT.values())
+        if created and not others:
+            route.tc("del", "clsact", index)
+
+
+def _remove_ours(route: IPRoute, index: int, parent: int) -> None:
+    for message in _our_filters(route, index, parent):
+        route.tc("del-filter", "bpf", index, parent=parent, prio=message["info"] >> 16, handle=message["handle"])
+
+
+def _our_filters(route: IPRoute, index: int, parent: int) -> Iterator[dict[str, int]]:
+    for message in route.get_filters(index=index, parent=parent):
+        options = message.get_attr("TCA_OPTIONS")
+        if options is not None and options.get_attr("TCA_BPF_NAME") == _FILTER_NAME:
+            yield message

@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Compiles and loads the BPF programs, hands their descriptors over, and ends.
+
+Run as a program of its own (`python -m netmon.kernel.loader`), because libclang costs more than a hundred megabytes
+that a monitor should not keep. Standard input is a socket: a JSON line with the geometry comes in, the
+descriptors go out (SCM_RIGHTS) beside a JSON list of their names. Standard error carries what the compiler or the
+verifier has to say.
+"""
+
+import json
+import os
+import resource
+import socket
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+from typing import Any
+
+from netmon.errors import KernelError, NetmonError, UnsupportedError
+from netmon.kernel import layout
+from netmon.kernel.meter import Geometry
+
+PROGRAMS = ("meter_xdp", "meter_tc_ingress", "meter_tc_egress", "step_enqueue", "step_wait")
+MAPS = ("slots", "ledger", "buckets", "flows", "steps")
+
+_TIME_LIMIT_S = 60
+
+
+def sources() -> Path:
+    """Where the BPF C is: beside the packages in a checkout, inside the package once installed."""
+    for place in (Path(__file__).parents[2] / "bpf", Path(__file__).parents[1] / "bpf"):
+        if (place / "netmon.h").exists():
+            return place
+    raise UnsupportedError("cannot find bpf/netmon.h beside the netmon package: the installation is incomplete")
+
+
+def load(geometry: Geometry) -> dict[str, int]:
+    """Descriptors of PROGRAMS and MAPS, loaded by a child that is gone on return.
+
+    Needs CAP_BPF, CAP_NET_ADMIN and CAP_PERFMON. Raises KernelError with the last lines of compiler or verifier.
+    """
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+    with ours:
+        with theirs:
+            command = [sys.executable, "-m", __name__]
+            child = subprocess.Popen(command, stdin=theirs.fileno(), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+        try:
+            ours.sendall(json.dumps(vars(geometry)).encode() + b"\n")
+            message, descriptors, *_ = socket.recv_fds(ours, 4096, len(PROGRAMS) + len(MAPS))
+            _, complaint = child.communicate(timeout=_TIME_LIMIT_S)
+        except (OSError, subprocess.TimeoutExpired) as error:
+            child.kill()
+            child.communicate()
+            raise KernelError(f"cannot load the BPF programs: the loader did not answer ({error})") from error
+    if not message:
+        raise KernelError(f"cannot load the BPF programs: {_last_lines(complaint.decode(errors='replace'))}")
+    return dict(zip(json.loads(message), descriptors, strict=True))
+
+
+def _last_lines(complaint: str) -> str:
+    lines = [line.strip() for line in complaint.splitlines() if line.strip()]
+    return " | ".join(lines[-4:]) or "the loader ended without a word"
+
+
+def _flags(geometry: Geometry) -> list[str]:
+    bpf = sources()
+    architecture = sysconfig.get_config_var("MULTIARCH") or f"{os.uname().machine}-linux-gnu"
+    page = resource.getpagesize()
+    defines = {
+        "NETMON_BUCKET_NS": f"{geometry.bucket_ns}ULL",
+        "NETMON_SLOTS": geometry.slots,
+        "NETMON_CPUS": geometry.cpus,
+        "NETMON_LINKS": geometry.links,
+        "NETMON_RING_PAGES": geometry.ring_bytes // page,
+        "NETMON_FLOW_PAGES": geometry.flow_ring_bytes // page,
+        "NETMON_STEP_PAGES": geometry.step_ring_bytes // page,
+    }
+    includes = [f"-I{bpf}", f"-I/usr/include/{architecture}", "-I/usr/include"]
+    return ["-Werror", *includes, *(f"-D{name}={value}" for name, value in defines.items())]
+
+
+def _compile(geometry: Geometry) -> dict[str, int]:
+    os.environ["BCC_KERNEL_SOURCE"] = str(sources() / "headers")
+    try:
+        from bcc import BPF, lib
+    except ImportError as error:
+        raise UnsupportedError(
+            f"cannot load BPF programs: this Python ({sys.executable}) cannot import bcc ({error}); "
+            "install python3-bpfcc and use the distribution's Python"
+        ) from error
+    _lift_memory_limit()
+    flags = _flags(geometry)
+    descriptors: dict[str, int] = {}
+    for source, structures, programs, maps in (
+        ("meter.c", layout.METER, PROGRAMS[:3], MAPS[:4]),
+        ("steps.c", layout.STEPS, PROGRAMS[3:], MAPS[4:]),
+    ):
+        text = (sources() / source).read_text() + layout.assertions(structures)
+        module: Any = BPF(text=text, cflags=flags)
+        _keep.append(module)
+        for name in programs:
+            kind = {"meter_xdp": BPF.XDP, "step_enqueue": BPF.KPROBE, "step_wait": BPF.KPROBE}.get(name, BPF.SCHED_CLS)
+            descriptors[name] = module.load_func(name, kind).fd
+        for name in maps:
+            descriptors[name] = lib.bpf_table_fd(module.module, name.encode())
+    return descriptors
+
+
+_keep: list[Any] = []  # bcc closes a module's descriptors when it is collected
+
+
+def _lift_memory_limit() -> None:
+    """Kernels before 5.11 charge maps to RLIMIT_MEMLOCK; later ones do not look at it."""
+    try:
+        resource.setrlimit(resource.RLIMIT_MEMLOCK, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    except (OSError, ValueError):
+        return
+
+
+def main() -> int:
+    """The child: geometry in, descriptors out."""
+    parent = socket.socket(fileno=os.dup(0))
+    geometry = Geometry(**json.loads(parent.makefile().readline()))
+    try:
+        descriptors = _compile(geometry)
+    except NetmonError as error:
+        print(error, file=sys.stderr)
+        return 1
+    except Exception as error:  # bcc raises bare exceptions; its own output stands before this line
+        print(f"{error}", file=sys.stderr)
+        return 1
+    socket.send_fds(parent, [json.dumps(list(descriptors)).encode()], list(descriptors.values()))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Capabilities: having them at the start, and giving them up."""
+
+import ctypes
+import os
+import struct
+from pathlib import Path
+
+from netmon.errors import KernelError, UnsupportedError
+
+_SYS_ADMIN = 21
+_NEEDED = {"CAP_BPF": 39, "CAP_PERFMON": 38, "CAP_NET_ADMIN": 12}
+_VERSION_3 = 0x20080522
+_PR_SET_NO_NEW_PRIVS = 38
+
+
+def effective_capabilities(pid: str = "self") -> int:
+    """The effective set of a process as a bit mask."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    return int(status.partition("CapEff:")[2].split()[0], 16)
+
+
+def require_capabilities() -> None:
+    """Raises UnsupportedError naming what is missing to load, attach and probe."""
+    have = effective_capabilities()
+    missing = [name for name, bit in _NEEDED.items() if not have >> bit & 1]
+    if missing and not (have >> _SYS_ADMIN & 1 and missing != ["CAP_NET_ADMIN"]):
+        raise UnsupportedError(
+            f"cannot watch interfaces without {', '.join(missing)}: run as root, or as the systemd unit"
+        )
+
+
+def drop_capabilities() -> None:
+    """Empties the permitted, effective and inheritable sets of this process, and bars it from getting them back.
+
+    To be called before other threads are started. Raises KernelError.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    header = struct.pack("<Ii", _VERSION_3, 0)
+    nothing = bytes(24)
+    if libc.capset(header, nothing) or libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0):
+        raise KernelError(f"cannot drop capabilities: {os.strerror(ctypes.get_errno())}")

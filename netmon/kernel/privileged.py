@@ -1,0 +1,179 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The part of the agent that keeps capabilities. It never touches the network.
+
+It loads and attaches the programs, looks sockets and processes up, and probes training libraries; it answers
+requests on one socket from the part that talks to the collector, and ends when that socket closes: then the
+links and probes it holds vanish. Messages are JSON, one per packet; the first reply carries the maps' descriptors.
+"""
+
+import json
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from netmon.errors import KernelError, NetmonError
+from netmon.kernel import hooks, loader, nic
+from netmon.kernel.meter import Geometry
+from netmon.kernel.processes import Process, ProcessTable
+from netmon.kernel.sockets import Endpoint, SocketOwners, Sockets
+from netmon.kernel.uprobes import Uprobes
+from netmon.records import Direction
+
+_MESSAGE_BYTES = 1 << 20
+_MAX_ENDPOINTS = 1000  # of one request
+_START_LIMIT_S = 120
+
+
+class _Server:
+    """The privileged process."""
+
+    def __init__(self, parent: socket.socket) -> None:
+        self._parent = parent
+        self._processes = ProcessTable()
+        self._owners = SocketOwners()
+        self._attached: list[hooks.Attachment] = []
+        self._uprobes: Uprobes | None = None
+
+    def serve(self) -> None:
+        """Answers until the other end is gone, then detaches."""
+        try:
+            while packet := self._parent.recv(_MESSAGE_BYTES):
+                self._answer(json.loads(packet))
+        finally:
+            for attachment in self._attached:
+                attachment.detach()
+            if self._uprobes:
+                self._uprobes.close()
+
+    def _answer(self, request: dict[str, Any]) -> None:
+        handlers: dict[str, Callable[..., dict[str, Any]]] = {
+            "start": self._start,
+            "owners": self._find_owners,
+            "ranks": self._ranks,
+        }
+        descriptors: list[int] = []
+        try:
+            reply = handlers[request.pop("operation")](descriptors, **request)
+        except NetmonError as error:
+            reply = {"error": str(error)}
+        socket.send_fds(self._parent, [json.dumps(reply).encode()], descriptors)
+
+    def _start(
+        self, descriptors: list[int], interfaces: list[str], hook: str, geometry: dict[str, int]
+    ) -> dict[str, Any]:
+        nics = [nic.describe(name) for name in interfaces]
+        loaded = loader.load(Geometry(**geometry))
+        self._uprobes = Uprobes(loaded)
+        attached = []
+        for card in nics:
+            for direction in Direction:
+                attachment = hooks.attach(loaded, card.index, card.name, hook, direction)
+                self._attached.append(attachment)
+                attached.append(attachment.hook)
+        descriptors.extend(loaded[name] for name in loader.MAPS)
+        return {"hooks": attached}
+
+    def _find_owners(self, descriptors: list[int], endpoints: list[list[Any]]) -> dict[str, Any]:
+        sockets = Sockets()
+        found = [sockets.find(Endpoint(*endpoint)) for endpoint in endpoints]
+        pids = self._owners.find({inode for inode, _ in found if inode})
+        return {"owners": [self._owner(pids.get(inode), how) for inode, how in found]}
+
+    def _owner(self, pid: int | None, how: str) -> dict[str, Any] | None:
+        process = self._processes.get(pid) if pid else None
+        return {**_described(process), "source": how} if process else None
+
+    def _ranks(self, descriptors: list[int]) -> dict[str, Any]:
+        self._processes.scan(time.monotonic_ns())
+        ranks = self._processes.ranks()
+        error = ""
+        try:
+            probed = self._uprobes.follow(process.pid for process in ranks) if self._uprobes else []
+        except (NetmonError, OSError) as failure:
+            probed, error = [], str(failure)
+        return {"ranks": [_described(process) for process in ranks], "probed": probed, "warning": error}
+
+
+def _described(process: Process) -> dict[str, Any]:
+    rank = process.rank._asdict() if process.rank else {"job": "", "rank": -1, "size": 0}
+    return {"pid": process.pid, "process": process.name, "container": process.container, **rank}
+
+
+@dataclass(frozen=True)
+class Started:
+    """What a started privileged part hands over. hooks: per interface, rx then tx."""
+
+    descriptors: dict[str, int]
+    hooks: tuple[tuple[str, str], ...]
+
+
+class Privileged:
+    """The other end: used by the unprivileged part. One request at a time is under way."""
+
+    def __init__(self) -> None:
+        """Starts the process. Its capabilities are those of the caller now."""
+        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            self._child = subprocess.Popen([sys.executable, "-m", __name__], stdin=theirs.fileno())
+        self.busy = False
+
+    @property
+    def pid(self) -> int:
+        """Of the privileged process."""
+        return self._child.pid
+
+    def start(self, interfaces: list[str], hook: str, geometry: Geometry) -> Started:
+        """Loads and attaches; blocks until everything is attached. Raises KernelError, UnsupportedError."""
+        self.request("start", interfaces=interfaces, hook=hook, geometry=asdict(geometry))
+        self._socket.settimeout(_START_LIMIT_S)
+        message, descriptors, *_ = socket.recv_fds(self._socket, _MESSAGE_BYTES, len(loader.MAPS))
+        reply = self._decoded(message)
+        self._socket.setblocking(False)
+        pairs = tuple(zip(reply["hooks"][::2], reply["hooks"][1::2], strict=True))
+        return Started(dict(zip(loader.MAPS, descriptors, strict=True)), pairs)
+
+    def request(self, operation: str, **arguments: Any) -> None:
+        """Sends a request, whose reply `poll` will return. Not while busy."""
+        for name, value in arguments.items():
+            arguments[name] = value[:_MAX_ENDPOINTS] if isinstance(value, list) else value
+        self._socket.send(json.dumps({"operation": operation, **arguments}).encode())
+        self.busy = True
+
+    def poll(self) -> dict[str, Any] | None:
+        """The reply to the request under way, or None while there is none. Raises KernelError when it is gone."""
+        try:
+            message = self._socket.recv(_MESSAGE_BYTES)
+        except BlockingIOError:
+            return None
+        return self._decoded(message)
+
+    def _decoded(self, message: bytes) -> dict[str, Any]:
+        if not message:
+            raise KernelError("the privileged part of the agent has ended: nothing is watched any more")
+        self.busy = False
+        reply: dict[str, Any] = json.loads(message)
+        if "error" in reply:
+            raise KernelError(reply["error"])
+        return reply
+
+    def close(self) -> None:
+        """Ends it, and with it everything that is attached; waits until it is so."""
+        self._socket.close()
+        self._child.wait()
+
+
+def main() -> int:
+    """The privileged process: serves the socket on standard input."""
+    for number in (signal.SIGINT, signal.SIGTERM):  # the other part decides when we end
+        signal.signal(number, signal.SIG_IGN)
+    _Server(socket.socket(fileno=0)).serve()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,21 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What this machine can do: features are tried, kernel versions are never compared.
+
+Probing leaves nothing behind: programs and maps that it loads are closed at once, and nothing is attached.
+"""
+
+from netmon.kernel.probe.check import Check, Status
+from netmon.kernel.probe.hook import HookChoice, choose_hook
+from netmon.kernel.probe.interfaces import InterfaceFacts, Interfaces, interface_facts
+from netmon.kernel.probe.machine import machine_checks
+
+__all__ = [
+    "Check",
+    "HookChoice",
+    "InterfaceFacts",
+    "Interfaces",
+    "Status",
+    "choose_hook",
+    "interface_facts",
+    "machine_checks",
+]

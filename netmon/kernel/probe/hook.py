@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where on an interface the meter goes, and why."""
+
+from typing import NamedTuple
+
+from netmon.errors import UnsupportedError
+from netmon.kernel.probe.interfaces import InterfaceFacts
+
+# Drivers of physical NICs that run XDP before they build an sk_buff.
+NATIVE_XDP_DRIVERS = frozenset(
+    {
+        *("atlantic", "bnxt_en", "ena", "gve", "i40e", "iavf", "ice", "igb", "igc", "ixgbe", "ixgbevf"),
+        *("mana", "mlx4_en", "mlx5_core", "nfp", "qede", "sfc", "thunderx_nicvf"),
+    }
+)
+_LINEARISING_KINDS = frozenset({"veth"})
+
+
+class HookChoice(NamedTuple):
+    """rx: "tcx", "clsact", "xdp" or "xdpgeneric"; tx: "tcx" or "clsact", for XDP sees only what arrives."""
+
+    rx: str
+    tx: str
+    reason: str
+
+
+def choose_hook(facts: InterfaceFacts, *, tcx: bool, wanted: str = "auto") -> HookChoice:
+    """The hooks for one interface. wanted: "auto", "tc" or "xdp"; tcx: whether the kernel has it. Pure.
+
+    XDP is used only when asked for: it takes the interface's only slot, may reset the link when it attaches, and on
+    virtual interfaces undoes GRO. Raises UnsupportedError when it is asked for and the slot is taken.
+    """
+    tc = "tcx" if tcx else "clsact"
+    if wanted != "xdp":
+        return HookChoice(tc, tc, _tc_reason(tcx))
+    if facts.xdp_program:
+        holder = f"program {facts.xdp_program}" + (f" ({facts.xdp_name})" if facts.xdp_name else "")
+        raise UnsupportedError(f"cannot attach to {facts.name}: XDP slot taken by {holder}; use --hook tc")
+    if facts.kind in _LINEARISING_KINDS:
+        return HookChoice("xdp", tc, f"asked for; on {facts.kind} it undoes GRO and costs most of the rate")
+    if facts.driver in NATIVE_XDP_DRIVERS:
+        return HookChoice("xdp", tc, f"asked for; {facts.driver} runs it natively")
+    driver = facts.driver or facts.kind or "its driver"
+    return HookChoice("xdpgeneric", tc, f"asked for; {driver} is not known to run it natively")
+
+
+def _tc_reason(tcx: bool) -> str:
+    if tcx:
+        return "keeps the interface's speed, shares the hook with others, vanishes with the process"
+    return "this kernel has no tcx (Linux 6.6 brought it); a filter of its own, beside what is there"

@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What there is to know about each interface before anything is attached to it."""
+
+import contextlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pyroute2 import IPRoute
+from pyroute2.ethtool import Ethtool
+
+from netmon.errors import UnsupportedError
+from netmon.kernel import nic
+from netmon.kernel.probe import bpf
+
+_LOOPBACK_FLAG = 1 << 3  # IFF_LOOPBACK
+
+
+@dataclass(frozen=True)
+class InterfaceFacts:
+    """One interface. kind: as `ip -d link` names virtual ones ("veth", "bond", …), "loopback", else empty."""
+
+    index: int
+    name: str
+    kind: str
+    driver: str  # empty: unknown
+    mtu: int
+    up: bool
+    capacity_bps: int  # 0: unknown
+    gro: bool
+    tso: bool | None  # None: unknown
+    uppers: tuple[str, ...]  # bonds, bridges, VLANs on top: they carry the same bytes again
+    xdp_program: int  # id of the program that holds the XDP slot; 0: free
+    xdp_name: str
+    rdma: tuple[str, ...]  # RDMA devices of the same NIC
+
+    @property
+    def virtual(self) -> bool:
+        """Whether there is no NIC behind it."""
+        return self.kind != ""
+
+
+@dataclass(frozen=True)
+class Interfaces:
+    """All interfaces of a network namespace, by index."""
+
+    watchable: tuple[InterfaceFacts, ...]
+    refused: tuple[str, ...]  # why each of the others cannot be watched
+
+
+def interface_facts() -> Interfaces:
+    """Those of the caller's network namespace. Reads netlink and /sys; needs no privilege for most of it."""
+    with IPRoute() as route:
+        links = sorted(route.get_links(), key=lambda link: int(link["index"]))
+    watchable, refused = [], []
+    for link in links:
+        try:
+            watchable.append(_facts(link, links))
+        except UnsupportedError as error:
+            refused.append(str(error))
+    return Interfaces(tuple(watchable), tuple(refused))
+
+
+def _facts(link: Any, links: Sequence[Any]) -> InterfaceFacts:
+    name = str(link.get("ifname"))
+    known = nic.describe(name)
+    program = _xdp_program(link)
+    return InterfaceFacts(
+        index=known.index,
+        name=name,
+        kind=_kind(link),
+        driver=known.driver,
+        mtu=known.mtu,
+        up=link.get("operstate") in ("UP", "UNKNOWN"),
+        capacity_bps=known.capacity_bps,
+        gro=known.gro,
+        tso=_tso(name),
+        uppers=_uppers(link, links),
+        xdp_program=program,
+        xdp_name=_program_name(program),
+        rdma=_rdma(name),
+    )
+
+
+def _kind(link: Any) -> str:
+    if link["flags"] & _LOOPBACK_FLAG:
+        return "loopback"
+    information = link.get("linkinfo")
+    return str((information and information.get("kind")) or "")
+
+
+def _uppers(link: Any, links: Sequence[Any]) -> tuple[str, ...]:
+    # A veth's IFLA_LINK is its peer, and a link in another namespace has only an index there: neither is an upper.
+    index = link["index"]
+    above = [
+        other
+        for other in links
+        if other["index"] == link.get("master")
+        or (other.get("link") == index and other.get("link_netnsid") is None and _kind(other) != "veth")
+    ]
+    return tuple(str(other.get("ifname")) for other in above)
+
+
+def _xdp_program(link: Any) -> int:
+    xdp = link.get("xdp")
+    return int((xdp and xdp.get("prog_id")) or 0)
+
+
+def _program_name(program: int) -> str:
+    with contextlib.suppress(OSError):  # without privilege the id is all there is
+        return bpf.program_name(program) if program else ""
+    return ""
+
+
+def _tso(name: str) -> bool | None:
+    with contextlib.suppress(Exception), Ethtool() as ethtool:  # absent on old kernels, in many ways
+        return bool(ethtool.get_features(name).features["tx-tcp-segmentation"].enable)
+    return None
+
+
+def _rdma(name: str) -> tuple[str, ...]:
+    with contextlib.suppress(OSError):
+        return tuple(sorted(entry.name for entry in Path(f"/sys/class/net/{name}/device/infiniband").iterdir()))
+    return ()

@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The probes that concern the machine and not one of its interfaces."""
+
+import ctypes
+import errno
+import os
+import platform
+import sysconfig
+from collections.abc import Callable
+from pathlib import Path
+
+from netmon.kernel.probe import bpf
+from netmon.kernel.probe.check import Check, Status
+from netmon.kernel.probe.clock import clock_checks
+
+_NEEDED_CAPABILITIES = {"CAP_NET_ADMIN": 12, "CAP_PERFMON": 38, "CAP_BPF": 39}
+_USEFUL_CAPABILITIES = {"CAP_DAC_READ_SEARCH": 2, "CAP_SYS_PTRACE": 19}  # whose socket it is, and which rank
+_SYS_ADMIN = 21
+_HEADERS = ("linux/types.h", "linux/if_ether.h", "linux/if_packet.h", "linux/ptrace.h", "asm/types.h")
+
+
+def machine_checks() -> list[Check]:
+    """All of them, in the order in which they are worth reading. Takes about half a second: bcc is imported."""
+    privileged = _capabilities()
+    return [
+        Check("kernel", Status.NOTE, f"{platform.system()} {platform.release()} {platform.machine()}"),
+        privileged,
+        *(_feature(*probe) for probe in _BPF_PROBES),
+        _tcx(),
+        _uprobes(),
+        _jit(),
+        _btf(),
+        _bcc(),
+        _libbpf(),
+        _headers(),
+        _tracefs(),
+        *clock_checks(),
+        _rdma(),
+    ]
+
+
+_BPF_PROBES: tuple[tuple[str, Callable[[], None], str], ...] = (
+    ("BPF packet programs", bpf.load_packet_program, "needs a kernel with CONFIG_BPF_SYSCALL and CONFIG_NET_CLS_BPF"),
+    ("BPF probe programs", bpf.load_probe_program, "needs a kernel with CONFIG_BPF_EVENTS"),
+    ("mappable arrays", bpf.create_mapped_array, "needs a newer kernel (Linux 5.5 brought them)"),
+    ("ring buffer", bpf.create_ring_buffer, "needs a newer kernel (Linux 5.8 brought it)"),
+)
+
+
+def _feature(name: str, probe: Callable[[], None], advice: str) -> Check:
+    try:
+        probe()
+    except OSError as error:
+        if error.errno in (errno.EPERM, errno.EACCES):
+            return Check(name, Status.UNKNOWN, "not permitted to try")
+        return Check(name, Status.MISSING, str(error.strerror), advice)
+    return Check(name, Status.OK, "works")
+
+
+def _capabilities() -> Check:
+    held = effective_capabilities()
+
+    def lacking(names: dict[str, int]) -> str:
+        return ", ".join(name for name, bit in names.items() if not held >> bit & 1)
+
+    if not held >> _SYS_ADMIN & 1 and (needed := lacking(_NEEDED_CAPABILITIES)):
+        return Check("privilege", Status.MISSING, f"without {needed}", "run as root")
+    if useful := lacking(_USEFUL_CAPABILITIES):
+        detail = f"without {useful}: flows of other users' processes stay unclassified"
+        return Check("privilege", Status.LIMITED, detail, "run as root")
+    return Check("privilege", Status.OK, "root" if os.geteuid() == 0 else "capabilities")
+
+
+def effective_capabilities() -> int:
+    """This process's effective capabilities as a bit mask; 0 where /proc does not tell."""
+    try:
+        lines = Path("/proc/self/status").read_text().splitlines()
+        return next(int(line.split()[1], 16) for line in lines if line.startswith("CapEff:"))
+    except (OSError, StopIteration):
+        return 0
+
+
+def _tcx() -> Check:
+    try:
+        present = bpf.has_tcx()
+    except OSError:
+        return Check("tcx", Status.UNKNOWN, "not permitted to try")
+    if present:
+        return Check("tcx", Status.OK, "works")
+    return Check("tcx", Status.NOTE, "not there (Linux 6.6 brought it); clsact is used")
+
+
+def _uprobes() -> Check:
+    if Path("/sys/bus/event_source/devices/uprobe/type").exists():
+        return Check("uprobes", Status.OK, "iterations are seen without changes to the training script")
+    advice = "needs a kernel with CONFIG_UPROBE_EVENTS, or the two lines of netmon.horovod in the training script"
+    return Check("uprobes", Status.LIMITED, "not there: no iterations without changes to the training script", advice)
+
+
+def _jit() -> Check:
+    try:
+        enabled = Path("/proc/sys/net/core/bpf_jit_enable").read_text().strip() != "0"
+    except OSError:
+        return Check("BPF JIT", Status.UNKNOWN, "not visible from this network namespace")
+    if enabled:
+        return Check("BPF JIT", Status.OK, "on")
+    return Check(
+        "BPF JIT", Status.LIMITED, "off: every packet costs several times more", "sysctl net.core.bpf_jit_enable=1"
+    )
+
+
+def _btf() -> Check:
+    if Path("/sys/kernel/btf/vmlinux").exists():
+        return Check("BTF", Status.OK, "there")
+    return Check("BTF", Status.NOTE, "not there; netmon does not need it")
+
+
+def _bcc() -> Check:
+    try:
+        import bcc
+    except Exception as error:  # a broken installation fails in its own ways: ImportError, OSError, AttributeError
+        advice = "install python3-bpfcc and use the interpreter that it is for (make setup does both)"
+        return Check("bcc", Status.MISSING, f"cannot be imported: {error}", advice)
+    return Check("bcc", Status.OK, str(getattr(bcc, "__version__", "of unknown version")))
+
+
+def _libbpf() -> Check:
+    for name in ("libbpf.so.1", "libbpf.so.0"):
+        try:
+            ctypes.CDLL(name)
+        except OSError:
+            continue
+        return Check("libbpf", Status.OK, name)
+    return Check("libbpf", Status.MISSING, "not installed", "install libbpf1 (libbpf0 on older systems)")
+
+
+def _headers() -> Check:
+    folders = [Path("/usr/include"), Path("/usr/include") / str(sysconfig.get_config_var("MULTIARCH"))]
+    lacking = [header for header in _HEADERS if not any((folder / header).exists() for folder in folders)]
+    if lacking:
+        detail = f"/usr/include lacks {', '.join(lacking)}"
+        return Check("C headers", Status.MISSING, detail, "install linux-libc-dev (kernel headers are not needed)")
+    return Check("C headers", Status.OK, "linux-libc-dev; kernel headers are not needed")
+
+
+def _tracefs() -> Check:
+    if any(Path(place, "uprobe_events").exists() for place in ("/sys/kernel/tracing", "/sys/kernel/debug/tracing")):
+        return Check("tracefs", Status.OK, "mounted")
+    return Check("tracefs", Status.NOTE, "not mounted; netmon does not need it")
+
+
+def _rdma() -> Check:
+    folder = Path("/sys/class/infiniband")
+    devices = sorted(entry.name for entry in folder.iterdir()) if folder.exists() else []
+    if devices:
+        detail = f"{', '.join(devices)}: RDMA traffic bypasses the hooks; it is reported as present, not attributed"
+        return Check("RDMA", Status.LIMITED, detail)
+    return Check("RDMA", Status.OK, "no devices")

@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Processes as /proc shows them: names, containers, and which of them are ranks of a training job."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from netmon.marks import RankIdentity, rank_from_environment
+
+PROC = Path("/proc")
+
+# A container runtime's 64-digit id, wherever it stands in the cgroup's path.
+_CONTAINER_ID = re.compile(r"([0-9a-f]{12})[0-9a-f]{52}")
+# An environment is final once the launcher has called exec; until a process is so old it is read again.
+_SETTLED_NS = 3_000_000_000
+
+
+@dataclass(frozen=True)
+class Process:
+    """A process by pid and start, so that a pid that is used again is another process."""
+
+    pid: int
+    start_ticks: int
+    name: str
+    container: str
+    rank: RankIdentity | None
+
+
+def pids() -> Iterator[int]:
+    """All processes that we can see."""
+    return (int(entry.name) for entry in PROC.iterdir() if entry.name.isdecimal())
+
+
+def start_ticks(pid: int) -> int:
+    """When the process began, in clock ticks since boot; -1 where it is gone."""
+    try:
+        stat = (PROC / str(pid) / "stat").read_text(errors="replace")
+    except OSError:
+        return -1
+    return int(stat.rpartition(")")[2].split()[19])
+
+
+def describe(pid: int) -> Process | None:
+    """One process; None where it is gone. What we may not read is left empty."""
+    started = start_ticks(pid)
+    if started < 0:
+        return None
+    directory = PROC / str(pid)
+    name = _read(directory / "comm").strip()
+    found = _CONTAINER_ID.search(_read(directory / "cgroup"))
+    environment = dict(pair.partition("=")[::2] for pair in _read(directory / "environ").split("\0"))
+    return Process(pid, started, name, found[1] if found else "", rank_from_environment(environment))
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(errors="replace")
+    except OSError:
+        return ""
+
+
+class ProcessTable:
+    """Every process, looked at when it is new and until its environment can be trusted."""
+
+    def __init__(self) -> None:
+        """Nothing has been looked at."""
+        self._known: dict[int, Process] = {}
+        self._first_seen_ns: dict[int, int] = {}
+
+    def scan(self, now_ns: int) -> None:
+        """Takes in what has begun and ended since the last scan."""
+        alive = set(pids())
+        for pid in self._known.keys() - alive:
+            del self._known[pid], self._first_seen_ns[pid]
+        for pid in alive:
+            if now_ns - self._first_seen_ns.setdefault(pid, now_ns) < _SETTLED_NS:
+                self._look(pid)
+
+    def _look(self, pid: int) -> None:
+        process = describe(pid)
+        if process is None:
+            self._known.pop(pid, None)
+        else:
+            self._known[pid] = process
+
+    def get(self, pid: int) -> Process | None:
+        """The process of this pid, looked at now if it is unknown."""
+        if pid not in self._known:
+            self._look(pid)
+        return self._known.get(pid)
+
+    def ranks(self) -> list[Process]:
+        """The processes that a launcher made ranks. A rank's children inherit its environment: see `leaders`."""
+        return leaders([process for process in self._known.values() if process.rank])
+
+
+def leaders(ranks: list[Process]) -> list[Process]:
+    """One process per job and rank: the oldest of those that carry the rank's environment.
+
+    Data loaders and shells carry it too. Which of them trains is settled by who calls the training library, and
+    sockets are looked up for all of them, so the choice here only gives the rank a pid to show.
+    """
+    oldest: dict[RankIdentity, Process] = {}
+    for process in sorted(ranks, key=lambda p: (p.start_ticks, p.pid)):
+        if process.rank:
+            oldest.setdefault(process.rank, process)
+    return list(oldest.values())

@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The BPF ring buffer as a numpy array: mapped memory, no system call and no callback per record."""
+
+import mmap
+from typing import Any
+
+import numpy as np
+
+from netmon.records import Table
+
+_PAGE = mmap.PAGESIZE
+_FLAGS = np.uint32(1 << 30)  # bit 31: busy, bit 30: discarded
+
+
+class RingBuffer:
+    """The only consumer of one BPF_MAP_TYPE_RINGBUF whose records all have one dtype (size a multiple of 8).
+
+    Layout (kernel/bpf/ringbuf.c): a page with the consumer's position, one with the producer's, then the data pages
+    mapped twice in a row, so that a view never wraps. A record has a header of 8 bytes: length with two flag bits,
+    page offset.
+    """
+
+    def __init__(self, descriptor: int, size: int, dtype: "np.dtype[Any]") -> None:
+        """descriptor: of the map (not kept); size: of its data, in bytes; dtype: of the records."""
+        if dtype.itemsize % 8:
+            raise ValueError(f"records of {dtype.itemsize} bytes are padded by the kernel")
+        self.size = size
+        self.complete = True
+        """Whether the last view reached the newest reservation that it could see."""
+        self._consumer_page = mmap.mmap(descriptor, _PAGE)
+        self._data_pages = mmap.mmap(descriptor, _PAGE + 2 * size, mmap.MAP_SHARED, mmap.PROT_READ, offset=_PAGE)
+        self._consumer = np.frombuffer(self._consumer_page, "<u8", 1)
+        self._producer = np.frombuffer(self._data_pages, "<u8", 1)
+        self._data = np.frombuffer(self._data_pages, np.uint8, 2 * size, _PAGE)
+        self._record = np.dtype([("length", "<u4"), ("page", "<u4"), ("body", dtype)])
+
+    def __len__(self) -> int:
+        """Records that wait, those still being written included."""
+        return int(self._producer[0] - self._consumer[0]) // self._record.itemsize
+
+    def view(self) -> Table:
+        """The records that are complete, oldest first, in the mapped memory: valid until `release`.
+
+        Ends before the first record that is still being written.
+        """
+        start = int(self._consumer[0])
+        count = (int(self._producer[0]) - start) // self._record.itemsize
+        offset = start & (self.size - 1)
+        records = self._data[offset : offset + count * self._record.itemsize].view(self._record)
+        lengths = records["length"]
+        self.complete = not count or lengths.max() < _FLAGS
+        if not self.complete:  # our programs discard nothing, so this is a busy one
+            records = records[: int(np.argmax(lengths >= _FLAGS))]
+        body: Table = records["body"]
+        return body
+
+    def release(self, count: int) -> None:
+        """Gives the oldest `count` records back to the kernel."""
+        self._consumer[0] += np.uint64(count * self._record.itemsize)
+
+    def take(self) -> Table:
+        """A copy of the complete records; their room is given back."""
+        records = self.view().copy()
+        self.release(len(records))
+        return records
+
+    def close(self) -> None:
+        """Unmaps the memory; views that were given out must be gone."""
+        del self._consumer, self._producer, self._data
+        self._consumer_page.close()
+        self._data_pages.close()

@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How a training process and its agent find each other; standard library only, for it is imported by the training.
+
+A mark is one datagram on the agent's Unix socket: a fixed little-endian head, then the job's name in UTF-8.
+"""
+
+import os
+import struct
+from collections.abc import Mapping
+from typing import NamedTuple
+
+DEFAULT_SOCKET = "/run/netmon/marks.sock"
+SOCKET_VARIABLE = "NETMON_SOCKET"
+JOB_VARIABLE = "NETMON_JOB"
+
+_HEAD = struct.Struct("<4sBBHiiqqQ")  # magic, moment, 0, name length, rank, size, iteration, time_ns, parameters
+_MAGIC = b"NMK1"
+MAX_DATAGRAM = _HEAD.size + 255
+
+# (rank, size) as the launchers set them, best first.
+_RANK_VARIABLES = (
+    ("HOROVOD_RANK", "HOROVOD_SIZE"),
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+    ("PMI_RANK", "PMI_SIZE"),
+    ("RANK", "WORLD_SIZE"),
+)
+# What all ranks of one job, and no other job, have in common.
+_JOB_VARIABLES = (
+    (JOB_VARIABLE,),
+    ("HOROVOD_GLOO_RENDEZVOUS_ADDR", "HOROVOD_GLOO_RENDEZVOUS_PORT"),
+    ("TORCHELASTIC_RUN_ID",),
+    ("MASTER_ADDR", "MASTER_PORT"),
+    ("PMIX_NAMESPACE",),
+    ("SLURM_JOB_ID",),
+)
+
+
+class RankIdentity(NamedTuple):
+    """Which rank of which job a process is."""
+
+    job: str
+    rank: int
+    size: int
+
+
+class MarkDatagram(NamedTuple):
+    """One moment as the training process tells it. time_ns is CLOCK_MONOTONIC."""
+
+    job: str
+    rank: int
+    size: int
+    iteration: int
+    moment: int
+    time_ns: int
+    parameters: int
+
+
+def rank_from_environment(environment: Mapping[str, str]) -> RankIdentity | None:
+    """The rank that a launcher gave to a process with this environment; None where it is not a rank."""
+    for rank_name, size_name in _RANK_VARIABLES:
+        try:
+            rank, size = int(environment[rank_name]), int(environment[size_name])
+        except (KeyError, ValueError):
+            continue
+        if 0 <= rank < size:
+            return RankIdentity(_job_name(environment), rank, size)
+    return None
+
+
+def _job_name(environment: Mapping[str, str]) -> str:
+    for names in _JOB_VARIABLES:
+        values = [environment.get(name, "") for name in names]
+        if all(values):
+            return ":".join(values)
+    return "training"
+
+
+def socket_path(environment: Mapping[str, str] = os.environ) -> str:
+    """Where the agent listens for marks."""
+    return environment.get(SOCKET_VARIABLE, DEFAULT_SOCKET)
+
+
+def encode(mark: MarkDatagram) -> bytes:
+    """One datagram. A job's name is cut at 255 bytes."""
+    name = mark.job.encode()[:255]
+    head = (mark.moment, 0, len(name), mark.rank, mark.size, mark.iteration, mark.time_ns, mark.parameters)
+    return _HEAD.pack(_MAGIC, *head) + name
+
+
+def decode(datagram: bytes) -> MarkDatagram:
+    """The reverse of encode. Raises ValueError with the reason."""
+    if len(datagram) < _HEAD.size or datagram[:4] != _MAGIC:
+        raise ValueError(f"{len(datagram)} bytes that are not a mark")
+    _, moment, _, length, rank, size, iteration, time_ns, parameters = _HEAD.unpack_from(datagram)
+    name = datagram[_HEAD.size :]
+    if len(name) != length:
+        raise ValueError(f"a mark whose job name has {len(name)} bytes where {length} are announced")
+    if not 0 <= rank < max(size, 1):
+        raise ValueError(f"a mark of rank {rank} of {size}")
+    return MarkDatagram(name.decode(errors="replace"), rank, size, iteration, moment, time_ns, parameters)

@@ -1,0 +1,369 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The plain types that every room shares: numpy dtypes for tables, frozen dataclasses for single things.
+
+Times are integers in nanoseconds. `mono` is the kernel's CLOCK_MONOTONIC of one host, `utc` the UTC epoch.
+Byte counts say which bytes they are: wire (frames as sent on the link, a header per segment) or payload
+(transport payload only).
+"""
+
+import ipaddress
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+SCHEMA_VERSION = 1
+
+Table = npt.NDArray[np.void]
+"""A numpy structured array; its dtype is named where it is used."""
+
+# --- what the kernel hands over (mirrors bpf/netmon.h, compared with it at load) --------------------------------
+
+FLOW_KEY = np.dtype(
+    [("src", "V16"), ("dst", "V16"), ("src_port", ">u2"), ("dst_port", ">u2"), ("link_protocol", "<u4")]
+)
+SLOT = np.dtype(
+    [
+        ("key", FLOW_KEY),
+        ("bucket_start_ns", "<u8"),
+        ("wire_bytes", "<u4"),
+        ("payload_bytes", "<u4"),
+        ("packets", "<u2"),
+        ("generation", "<u2"),
+        ("pad", "<u4"),
+    ]
+)
+KERNEL_FLOW = np.dtype([("key", FLOW_KEY), ("slot", "<u4"), ("generation", "<u2"), ("pad", "<u2")])
+KERNEL_BUCKET = np.dtype(
+    [
+        ("bucket_start_ns", "<u8"),
+        ("wire_bytes", "<u4"),
+        ("payload_bytes", "<u4"),
+        ("slot", "<u4"),
+        ("generation", "<u2"),
+        ("packets", "<u2"),
+    ]
+)
+KERNEL_LEDGER = np.dtype(
+    [("link", "<u4"), ("pad", "<u4")]
+    + [
+        (name, "<u8")
+        for name in (
+            "frames",
+            "frame_bytes",
+            "wire_bytes",
+            "overflow_packets",
+            "overflow_wire_bytes",
+            "overflow_payload_bytes",
+            "lost_packets",
+            "lost_wire_bytes",
+            "lost_payload_bytes",
+        )
+    ]
+)
+STEP = np.dtype([("time_ns", "<u8"), ("name_hash", "<u8"), ("pid", "<u4"), ("kind", "<u4")])
+STEP_ENQUEUE, STEP_WAIT = 1, 2
+
+PROTOCOL_NON_IP = 255
+"""The protocol of a flow that is not IP; its dst_port is the EtherType."""
+
+# --- what flows from agent to collector -------------------------------------------------------------------------
+
+BUCKET = np.dtype(
+    [
+        ("flow_id", "<u4"),
+        ("bucket_start_ns", "<u8"),  # mono
+        ("packets", "<u4"),
+        ("wire_bytes", "<u4"),
+        ("payload_bytes", "<u4"),
+    ]
+)
+"""(flow, bucket) → counts. Several rows may name the same flow and bucket (one per CPU); they add up."""
+
+
+class Direction(IntEnum):
+    """Which way a link carries its frames, as the host sees it."""
+
+    RX = 0
+    TX = 1
+
+
+class Moment(IntEnum):
+    """What a mark's time stands for. An iteration's boundary always names its moment."""
+
+    JOIN = 1  # a rank made itself known; iteration 0, no boundary
+    STEP_START = 2  # before the forward pass
+    FIRST_ENQUEUE = 3  # the first gradient of the step is handed to the library
+    LAST_WAIT = 4  # the wait for the last reduced gradient of the step is over
+    STEP_END = 5  # after the optimizer's step
+    LEAVE = 6  # the rank is gone
+
+
+class Source(IntEnum):
+    """Who told about an iteration, best first."""
+
+    HOOK = 1
+    UPROBE = 2
+    TIMELINE = 3
+    INFERRED = 4
+
+
+class Class(IntEnum):
+    """What a row's bytes are to the training jobs of its host."""
+
+    UNCLASSIFIED = 0
+    DL_ONLY = 1
+    DL_SHARED = 2
+    CROSS = 3
+
+
+CLASS_NAMES = ("unclassified", "DL-only", "DL-shared", "cross")
+"""Names of Class, in its order, as shown and as stored."""
+
+CLASS_COLOURS = ("#999999", "#0072B2", "#E69F00", "#CC79A7")
+"""One colour per Class everywhere (Okabe and Ito's colour-blind-safe palette)."""
+
+
+@dataclass(frozen=True)
+class Interface:
+    """One watched interface of a host. It makes two links, rx and tx."""
+
+    index: int
+    name: str
+    capacity_bps: int  # 0: unknown
+    hook_rx: str  # "tcx", "clsact", "xdp", "xdpgeneric"
+    hook_tx: str
+    driver: str = ""
+    mtu: int = 0
+    byte_basis: str = "frames as sent on the link, without preamble and FCS; one header per segment"
+
+
+@dataclass(frozen=True)
+class ClockSample:
+    """One reading of both clocks: utc = mono + (utc_ns - mono_ns), right to error_ns."""
+
+    mono_ns: int
+    utc_ns: int
+    error_ns: int
+
+    @property
+    def offset_ns(self) -> int:
+        """What to add to a mono time of this host to get UTC."""
+        return self.utc_ns - self.mono_ns
+
+
+@dataclass(frozen=True)
+class Owner:
+    """Whose local socket a flow belongs to. pid 0: nobody's (see source)."""
+
+    pid: int = 0
+    process: str = ""
+    container: str = ""
+    job: str = ""  # empty: not a rank of a training job
+    rank: int = -1
+    source: str = ""  # how it is known: "socket", "listener", "service", "protocol"; empty: not known
+
+
+@dataclass(frozen=True)
+class Flow:
+    """One unidirectional 5-tuple on one link of one host. flow_id is unique in the agent's session."""
+
+    flow_id: int
+    interface: int  # ifindex
+    direction: Direction
+    src: str
+    dst: str
+    src_port: int
+    dst_port: int
+    protocol: int
+    first_ns: int  # mono
+    owner: Owner = field(default_factory=Owner)
+
+
+@dataclass(frozen=True)
+class Mark:
+    """One moment of one rank's iteration, in the host's mono clock."""
+
+    job: str
+    rank: int
+    size: int  # ranks in the job; 0: unknown
+    pid: int
+    iteration: int
+    moment: Moment
+    time_ns: int
+    source: Source
+    error_ns: int
+    parameters: int = 0  # model size in float32 parameters; 0: unknown
+    relative: bool = False  # the iteration number counts from when the agent began to look
+
+
+@dataclass(frozen=True)
+class Hello:
+    """How an agent introduces itself. A session is one run of an agent; its sequence numbers start at 1."""
+
+    host: str
+    session: str
+    bucket_ns: int
+    clock: ClockSample
+    interfaces: tuple[Interface, ...]
+    agent_version: str
+    schema_version: int = SCHEMA_VERSION
+    flows: Sequence[Flow] = ()  # that are alive, for a collector which has just started
+    marks: Sequence[Mark] = ()  # of every rank: that it joined, and the step it is in
+
+
+@dataclass(frozen=True)
+class LedgerSample:
+    """Cumulative counters of one link, all read at time_ns (mono). nic_bytes is in nic_basis."""
+
+    interface: int  # ifindex
+    direction: Direction
+    time_ns: int
+    nic_bytes: int
+    nic_packets: int
+    nic_header_bytes: int  # what the NIC's counter leaves out of each frame (14: no Ethernet header)
+    frames: int
+    frame_bytes: int
+    wire_bytes: int
+    overflow_packets: int
+    overflow_wire_bytes: int
+    overflow_payload_bytes: int
+    lost_kernel_packets: int
+    lost_kernel_wire_bytes: int
+    lost_kernel_payload_bytes: int
+    lost_agent_packets: int
+    lost_agent_wire_bytes: int
+    lost_agent_payload_bytes: int
+
+
+@dataclass(frozen=True)
+class AgentCost:
+    """What the agent itself used since its last batch."""
+
+    cpu_fraction: float = 0.0  # of one core, all its processes
+    rss_bytes: int = 0
+    spool_bytes: int = 0
+    warnings: int = 0  # marks and messages that could not be used, since the start
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What an agent sends about ten times a second. Every bucket that ended before horizon_ns has been sent."""
+
+    sequence: int
+    clock: ClockSample
+    horizon_ns: int  # mono
+    buckets: Table  # dtype BUCKET
+    flows: Sequence[Flow] = ()  # new, or with a new owner
+    marks: Sequence[Mark] = ()
+    ledger: Sequence[LedgerSample] = ()
+    cost: AgentCost = AgentCost()
+
+
+# --- what a viewer sees -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class LinkView:
+    """One link over the last seconds."""
+
+    host: str
+    interface: str
+    direction: Direction
+    capacity_bps: int  # 0: unknown
+    hook: str
+    interval_ns: int  # of one column of payload_bps
+    wire_bps: npt.NDArray[np.float64]  # (time, class), oldest first, the class in the order of Class
+    coverage: float  # attributed / NIC since the agent's start; nan: unknown
+    nic_bytes: int  # in wire bytes
+    attributed_bytes: int
+    overflow_bytes: int
+    lost_kernel_bytes: int
+    lost_agent_bytes: int
+    invisible_bytes: int
+
+
+@dataclass(frozen=True)
+class RankView:
+    """One rank's last finished iteration."""
+
+    rank: int
+    host: str
+    iteration: int
+    duration_ns: int
+    communication_ns: int  # first enqueue to last wait; 0: unknown
+    node_shared: bool
+    dl_tx_bytes: int  # payload
+    cross_tx_bytes: int
+    cross_rx_bytes: int
+
+
+@dataclass(frozen=True)
+class JobView:
+    """One training job. Durations are over its recent iterations, all ranks."""
+
+    job: str
+    size: int
+    iteration: int
+    last_ns: int
+    median_ns: int
+    p99_ns: int
+    source: Source
+    error_ns: int
+    relative: bool
+    parameters: int  # 0: unknown
+    measured_bytes: float  # median over ranks of the DL payload sent in the last finished iteration
+    theory_bytes: float  # equation 3.1; nan: parameters or size unknown
+    durations_ns: npt.NDArray[np.int64]  # (recent iterations,), oldest first, slowest rank
+    ranks: tuple[RankView, ...]
+
+
+@dataclass(frozen=True)
+class FlowView:
+    """One flow over the last second."""
+
+    host: str
+    interface: str
+    flow: Flow
+    class_: Class
+    wire_bps: float
+    wire_bytes: int  # since the flow's start
+
+
+@dataclass(frozen=True)
+class HostView:
+    """One agent."""
+
+    host: str
+    connected: bool
+    age_ns: int  # since its horizon
+    clock_error_ns: int
+    cost: AgentCost
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """Everything that a viewer draws, at one moment."""
+
+    time_ns: int  # utc
+    share_threshold: float  # of a link's capacity, from which cross payload makes a window shared
+    share_window_ns: int
+    hosts: tuple[HostView, ...]
+    links: tuple[LinkView, ...]
+    jobs: tuple[JobView, ...]
+    flows: tuple[FlowView, ...]  # the largest, by rate
+    warnings: tuple[str, ...] = ()
+
+
+def address(packed: bytes) -> str:
+    """16 packed bytes → text; IPv4-mapped addresses as IPv4."""
+    ip = ipaddress.IPv6Address(packed)
+    return str(ip.ipv4_mapped or ip)
+
+
+def empty(dtype: np.dtype[Any]) -> Table:
+    """A table without rows."""
+    return np.empty(0, dtype)

@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an agent sends: Hello and Batch ↔ protobuf. Decoding trusts nothing and raises WireError with the reason."""
+
+import ipaddress
+from functools import lru_cache
+
+import numpy as np
+
+from netmon.records import BUCKET, PROTOCOL_NON_IP, Batch, ClockSample, Flow, Hello, LedgerSample, Mark, Table
+from netmon.wire import netmon_pb2
+from netmon.wire.columns import pack, unpack
+from netmon.wire.mapping import MAX_NUMBER, check, from_message, to_message
+
+MAX_ROWS = 16_000_000
+"""The most bucket rows that a batch may carry."""
+
+_COLUMNS = {name: BUCKET[name].str for name in BUCKET.names or ()}
+
+
+def encode_hello(hello: Hello) -> netmon_pb2.Hello:
+    """Hello → message. Raises WireError where a value does not fit its field."""
+    return to_message(hello, netmon_pb2.Hello())
+
+
+def decode_hello(message: netmon_pb2.Hello) -> Hello:
+    """Message → Hello, checked but for its schema version. Raises WireError with a one-line reason."""
+    hello = from_message(message, Hello)
+    # The host's name becomes a directory of the dataset.
+    nameable = hello.host.isprintable() and "/" not in hello.host and hello.host not in ("", ".", "..")
+    check(nameable, f"Hello.host {hello.host!r} cannot name a host")
+    check(hello.session != "", "Hello.session is empty")
+    check(hello.bucket_ns > 0, "Hello.bucket_ns is 0")
+    indices = [interface.index for interface in hello.interfaces]
+    check(bool(indices), "Hello.interfaces is empty")
+    check(len(set(indices)) == len(indices), f"Hello.interfaces has an index twice: {indices}")
+    _check_clock(hello.clock)
+    return hello
+
+
+def encode_batch(batch: Batch) -> netmon_pb2.Batch:
+    """Batch → message. Raises WireError where a value does not fit its field."""
+    message = to_message(batch, netmon_pb2.Batch(), given=("buckets",))
+    check(batch.buckets.dtype == BUCKET, f"cannot send Batch.buckets: dtype {batch.buckets.dtype}, not BUCKET")
+    message.buckets.rows = len(batch.buckets)
+    for name, dtype in _COLUMNS.items():
+        setattr(message.buckets, name, pack(batch.buckets[name], dtype))
+    return message
+
+
+def decode_batch(message: netmon_pb2.Batch) -> Batch:
+    """Message → Batch, checked. Raises WireError with a one-line reason."""
+    batch = from_message(message, Batch, buckets=_decode_buckets(message.buckets))
+    check(batch.sequence > 0, "Batch.sequence is 0, the first batch has 1")
+    check(batch.horizon_ns >= 0, f"Batch.horizon_ns is negative: {batch.horizon_ns}")
+    _check_clock(batch.clock)
+    for flow in batch.flows:
+        _check_flow(flow)
+    for mark in batch.marks:
+        _check_mark(mark)
+    for sample in batch.ledger:
+        _check_ledger(sample)
+    return batch
+
+
+def _decode_buckets(message: netmon_pb2.Buckets) -> Table:
+    check(message.rows <= MAX_ROWS, f"Buckets.rows is {message.rows}, more than {MAX_ROWS}")
+    table = np.empty(message.rows, BUCKET)
+    for name, dtype in _COLUMNS.items():
+        table[name] = unpack(getattr(message, name), dtype, message.rows, f"Buckets.{name}")
+    latest = int(table["bucket_start_ns"].max(initial=0))
+    check(latest <= MAX_NUMBER, f"Buckets.bucket_start_ns has {latest}, more than an int64 holds")
+    return table
+
+
+def _check_clock(clock: ClockSample) -> None:
+    check(min(clock.mono_ns, clock.utc_ns, clock.error_ns) >= 0, f"the clock sample has a negative time: {clock}")
+
+
+def _check_flow(flow: Flow) -> None:
+    name = f"flow {flow.flow_id}"
+    check(max(flow.src_port, flow.dst_port) <= 0xFFFF, f"{name} has a port above 65535")
+    check(flow.protocol <= 0xFF, f"{name} has protocol {flow.protocol}, above 255")
+    check(flow.first_ns >= 0, f"{name} begins at a negative time: {flow.first_ns}")
+    check(flow.owner.rank >= -1, f"{name} belongs to rank {flow.owner.rank}")
+    if flow.protocol != PROTOCOL_NON_IP:
+        for text in (flow.src, flow.dst):
+            check(_is_address(text), f"{name} has {text!r} for an address")
+
+
+def _check_mark(mark: Mark) -> None:
+    check(mark.rank >= 0 and mark.size >= 0, f"a mark of job {mark.job!r} names rank {mark.rank} of {mark.size}")
+    check(min(mark.iteration, mark.time_ns, mark.error_ns) >= 0, f"a mark of job {mark.job!r} is negative: {mark}")
+
+
+def _check_ledger(sample: LedgerSample) -> None:
+    check(sample.time_ns >= 0, f"a ledger sample of interface {sample.interface} has a negative time")
+
+
+@lru_cache(maxsize=4096)
+def _is_address(text: str) -> bool:
+    try:
+        ipaddress.ip_address(text)
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Frozen dataclasses ↔ protobuf messages, field for field by name.
+
+The field types of the dataclass say how each value travels: numbers, texts and IntEnums as they are, dataclasses
+as sub-messages, tuples of either as repeated fields. Columns of numbers are the caller's (see `columns`): it names
+them in `given` and copies them itself. A keyword of Python loses its trailing underscore on the wire (`class_`).
+"""
+
+import dataclasses
+from collections.abc import Callable, Collection, Sequence
+from enum import IntEnum
+from typing import Any, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
+
+from google.protobuf.message import Message
+
+from netmon.errors import WireError
+
+MAX_TEXT = 1024
+"""The longest text that a message may carry, in characters."""
+
+MAX_NUMBER = 2**63 - 1
+"""The largest number that a message may carry: every number is an int64 in the dataset."""
+
+R = TypeVar("R")
+M = TypeVar("M", bound=Message)
+Read = Callable[[Any, str], Any]
+"""(value on the wire, name of the field for an error) → value of the record."""
+
+
+class _Field(NamedTuple):
+    read: Read
+    has_default: bool
+
+
+def to_message(record: Any, message: M, given: Collection[str] = ()) -> M:
+    """Copy a dataclass into an empty message of the same fields, but for the `given` ones; returns the message.
+
+    Raises WireError where a value does not fit its field.
+    """
+    for name in _fields(type(record)):
+        if name not in given:
+            try:
+                _write(message, name.rstrip("_"), getattr(record, name))
+            except (TypeError, ValueError) as error:
+                raise WireError(f"cannot send {type(record).__name__}.{name}: {error}") from None
+    return message
+
+
+def from_message(message: Message, record: type[R], **given: object) -> R:
+    """The reverse of to_message: a record from the message's fields and the `given` values.
+
+    A sub-message that is missing becomes the record's default. Raises WireError with the field and the reason
+    where there is no default, an enum value is unknown, or a text or number is too large.
+    """
+    values = {
+        name: given[name] if name in given else _read(message, name, f"{record.__name__}.{name}", field)
+        for name, field in _fields(record).items()
+    }
+    return record(**{name: value for name, value in values.items() if value is not dataclasses.MISSING})
+
+
+def check(holds: bool, reason: str) -> None:
+    """Raise WireError with the reason unless it holds."""
+    if not holds:
+        raise WireError(reason)
+
+
+def _write(message: Message, name: str, value: Any) -> None:
+    if dataclasses.is_dataclass(value):
+        target = getattr(message, name)
+        target.SetInParent()
+        to_message(value, target)
+    elif isinstance(value, Sequence) and not isinstance(value, str):
+        target = getattr(message, name)
+        for item in value:
+            if dataclasses.is_dataclass(item):
+                to_message(item, target.add())
+            else:
+                target.append(item)
+    else:
+        setattr(message, name, value)
+
+
+def _read(message: Message, name: str, label: str, field: _Field) -> Any:
+    on_wire = name.rstrip("_")
+    value = getattr(message, on_wire)
+    if isinstance(value, Message) and not message.HasField(on_wire):
+        check(field.has_default, f"{label} is missing")
+        return dataclasses.MISSING
+    return field.read(value, label)
+
+
+_known: dict[type[Any], dict[str, _Field]] = {}
+
+
+def _fields(record: type[Any]) -> dict[str, _Field]:
+    """The fields of a dataclass in its order; looked up in its annotations once."""
+    if record not in _known:
+        hints = get_type_hints(record)
+        _known[record] = {
+            field.name: _Field(_reader(hints[field.name]), _has_default(field)) for field in dataclasses.fields(record)
+        }
+    return _known[record]
+
+
+def _has_default(field: dataclasses.Field[Any]) -> bool:
+    return field.default is not dataclasses.MISSING or field.default_factory is not dataclasses.MISSING
+
+
+def _reader(hint: Any) -> Read:
+    """How a value of this type is read; decided once for each field of each dataclass."""
+    if dataclasses.is_dataclass(hint):
+        return lambda value, label: from_message(value, hint)  # type: ignore[arg-type]
+    if get_origin(hint) in (tuple, Sequence):
+        item = _reader(get_args(hint)[0])
+        return lambda value, label: tuple(item(one, label) for one in value)
+    if isinstance(hint, type) and issubclass(hint, IntEnum):
+        return lambda value, label: _member(hint, value, label)
+    if hint is str:
+        return _text
+    return _number if hint is int else _as_it_is
+
+
+def _member(enum: type[IntEnum], value: int, label: str) -> IntEnum:
+    try:
+        return enum(value)
+    except ValueError:
+        known = ", ".join(str(member.value) for member in enum)
+        raise WireError(f"{label} is {value}, not one of {known}") from None
+
+
+def _as_it_is(value: Any, _: str) -> Any:
+    return value
+
+
+def _text(value: str, label: str) -> str:
+    check(len(value) <= MAX_TEXT, f"{label} has {len(value)} characters, more than {MAX_TEXT}")
+    return value
+
+
+def _number(value: int, label: str) -> int:
+    check(value <= MAX_NUMBER, f"{label} is {value}, more than an int64 holds")
+    return value

@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a viewer receives: Snapshot ↔ protobuf. Decoding trusts nothing and raises WireError with the reason."""
+
+import numpy as np
+
+from netmon.records import CLASS_NAMES, JobView, LinkView, Snapshot
+from netmon.wire import netmon_pb2
+from netmon.wire.columns import pack, unpack
+from netmon.wire.mapping import check, from_message, to_message
+
+_CLASSES = len(CLASS_NAMES)
+_SERIES = ("links", "jobs")
+
+
+def encode_snapshot(snapshot: Snapshot) -> netmon_pb2.Snapshot:
+    """Snapshot → message. Raises WireError where a value does not fit its field."""
+    message = to_message(snapshot, netmon_pb2.Snapshot(), given=_SERIES)
+    for link in snapshot.links:
+        _encode_link(link, message.links.add())
+    for job in snapshot.jobs:
+        _encode_job(job, message.jobs.add())
+    return message
+
+
+def decode_snapshot(message: netmon_pb2.Snapshot) -> Snapshot:
+    """Message → Snapshot, checked. Raises WireError with a one-line reason."""
+    links = tuple(_decode_link(link) for link in message.links)
+    jobs = tuple(_decode_job(job) for job in message.jobs)
+    return from_message(message, Snapshot, links=links, jobs=jobs)
+
+
+def _encode_link(link: LinkView, message: netmon_pb2.LinkView) -> None:
+    columns = len(link.wire_bps)
+    check(
+        link.wire_bps.shape == (columns, _CLASSES),
+        f"cannot send LinkView.wire_bps: shape {link.wire_bps.shape}, not (time, {_CLASSES})",
+    )
+    to_message(link, message, given=("wire_bps",))
+    message.columns = columns
+    message.wire_bps = pack(link.wire_bps, "<f8")
+
+
+def _decode_link(message: netmon_pb2.LinkView) -> LinkView:
+    rates = unpack(message.wire_bps, "<f8", message.columns * _CLASSES, "LinkView.wire_bps")
+    return from_message(message, LinkView, wire_bps=rates.reshape(-1, _CLASSES))
+
+
+def _encode_job(job: JobView, message: netmon_pb2.JobView) -> None:
+    to_message(job, message, given=("durations_ns",))
+    message.durations_ns = pack(job.durations_ns, "<i8")
+
+
+def _decode_job(message: netmon_pb2.JobView) -> JobView:
+    data = message.durations_ns
+    durations = unpack(data, "<i8", len(data) // np.dtype("<i8").itemsize, "JobView.durations_ns")
+    return from_message(message, JobView, durations_ns=durations)

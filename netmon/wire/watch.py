@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A viewer's end of the collector's Watch call."""
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import grpc
+
+from netmon.errors import NetmonError
+from netmon.records import Snapshot
+from netmon.wire import netmon_pb2
+from netmon.wire.netmon_pb2_grpc import CollectorStub
+from netmon.wire.snapshots import decode_snapshot
+
+ONE_SNAPSHOT = 0
+"""The interval that asks for a single snapshot."""
+
+_ONE_SNAPSHOT_TIMEOUT_S = 10
+_RETRY_S = 1.0
+_OPTIONS = (
+    ("grpc.max_receive_message_length", -1),
+    # A collector whose machine has vanished sends no more packets: ask, or the view would wait for ever.
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.enable_retries", 0),
+)
+_REASONS = {
+    grpc.StatusCode.UNAVAILABLE: "no answer there; is `netmon collector` running?",
+    grpc.StatusCode.DEADLINE_EXCEEDED: f"no snapshot within {_ONE_SNAPSHOT_TIMEOUT_S} s",
+    grpc.StatusCode.UNIMPLEMENTED: "what listens there is not a netmon collector",
+}
+
+
+class UnreachableError(NetmonError):
+    """The collector does not answer, or has stopped answering."""
+
+
+@dataclass(frozen=True)
+class Outage:
+    """The collector is gone and is being asked again."""
+
+    since_ns: int  # utc
+    reason: str
+
+
+def watch(address: str, interval_ms: int, flows: int) -> Iterator[Snapshot]:
+    """Snapshots from the collector at `HOST:PORT` or `unix:PATH`, with its `flows` largest flows; blocks for each.
+
+    Interval 0 (ONE_SNAPSHOT) gives one and ends. Raises UnreachableError where the collector does not answer or
+    goes away, WireError where it answers nonsense.
+    """
+    timeout = _ONE_SNAPSHOT_TIMEOUT_S if interval_ms == ONE_SNAPSHOT else None
+    request = netmon_pb2.WatchRequest(interval_ms=interval_ms, flows=flows)
+    with grpc.insecure_channel(address, options=_OPTIONS) as channel:
+        call = CollectorStub(channel).Watch(request, timeout=timeout)  # type: ignore[no-untyped-call]
+        try:
+            for message in call:
+                yield decode_snapshot(message)
+        except grpc.RpcError as error:
+            raise UnreachableError(f"cannot reach the collector at {address}: {_reason(error)}") from None
+        finally:
+            call.cancel()
+
+
+def follow(address: str, interval_ms: int, flows: int, retry_s: float = _RETRY_S) -> Iterator[Snapshot | Outage]:
+    """Like watch, without end: once there has been a snapshot, an Outage stands for each attempt that failed.
+
+    Raises UnreachableError where the first attempt fails.
+    """
+    since_ns: int | None = None
+    seen = False
+    while True:
+        try:
+            for snapshot in watch(address, interval_ms, flows):
+                seen, since_ns = True, None
+                yield snapshot
+            reason = f"the collector at {address} ended the stream"
+        except UnreachableError as error:
+            if not seen:
+                raise
+            reason = str(error)
+        since_ns = since_ns or time.time_ns()
+        yield Outage(since_ns, reason)
+        time.sleep(retry_s)
+
+
+def _reason(error: grpc.RpcError) -> str:
+    if not isinstance(error, grpc.Call):
+        return str(error)
+    return _REASONS.get(error.code()) or f"{error.code().name.lower()}: {error.details()}"
