@@ -74,14 +74,17 @@ PROTOCOL_NON_IP = 255
 
 BUCKET = np.dtype(
     [
-        ("flow_id", "<u4"),
         ("bucket_start_ns", "<u8"),  # mono
-        ("packets", "<u4"),
         ("wire_bytes", "<u4"),
         ("payload_bytes", "<u4"),
+        ("flow_id", "<u4"),
+        ("packets", "<u4"),
     ]
 )
-"""(flow, bucket) → counts. Several rows may name the same flow and bucket (one per CPU); they add up."""
+"""(flow, bucket) → counts. Several rows may name the same flow and bucket (one per CPU); they add up.
+
+Laid out as KERNEL_BUCKET is, so that one becomes the other in place.
+"""
 
 
 class Direction(IntEnum):

@@ -10,8 +10,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-
 from netmon import __version__
 from netmon.agent import clock
 from netmon.agent.cost import CostMeter
@@ -28,7 +26,7 @@ from netmon.kernel.geometry import choose_geometry
 from netmon.kernel.meter import STALE_NS, Meter
 from netmon.kernel.privileged import Privileged
 from netmon.kernel.ring import RingBuffer
-from netmon.records import BUCKET, STEP, Batch, Hello, Interface, LedgerSample, Mark, Table, empty
+from netmon.records import STEP, Batch, Hello, Interface, LedgerSample, Mark
 from netmon.wire import netmon_pb2
 from netmon.wire.batches import encode_batch, encode_hello
 
@@ -86,7 +84,6 @@ class Agent:
         self._steps = StepMarks()
         self._recent_flows, self._recent_marks = RecentFlows(), RecentMarks()
         self._cost = CostMeter((os.getpid(), self._privileged.pid))
-        self._buckets: list[Table] = []
         self._marks: list[Mark] = []
         self._sequence = 0
         self._ranks_due_ns = 0
@@ -128,8 +125,6 @@ class Agent:
 
     def _drain(self, now_ns: int) -> None:
         drained = self._meter.drain(now_ns)
-        if len(drained.buckets):
-            self._buckets.append(drained.buckets)
         self._owners.add(describe_flows(drained, now_ns), now_ns)
         hooked = self._marks_socket.take()
         self._owners.marks(hooked)
@@ -163,7 +158,7 @@ class Agent:
             log.warning("%s", reply["warning"])
 
     def _send_batch(self, now_ns: int, ledger: Sequence[LedgerSample] = ()) -> None:
-        buckets = np.concatenate(self._buckets) if self._buckets else empty(BUCKET)
+        buckets = self._meter.rows.table()
         self._sequence += 1
         batch = Batch(
             sequence=self._sequence,
@@ -178,7 +173,8 @@ class Agent:
         self._spool.append(self._sequence, netmon_pb2.AgentMessage(batch=encode_batch(batch)).SerializeToString())
         self._recent_marks.add(self._marks)
         self._owners.forget(self._recent_flows.over(buckets["flow_id"], now_ns, self._owners.flows))
-        self._buckets, self._marks = [], []
+        self._meter.rows.shrink(0)
+        self._marks = []
         if self._sequence % 10 == 0:
             self._write_hello()
 

@@ -18,7 +18,8 @@ import numpy.typing as npt
 
 from netmon.kernel.numbers import FlowNumbers
 from netmon.kernel.ring import RingBuffer
-from netmon.records import BUCKET, KERNEL_BUCKET, KERNEL_FLOW, KERNEL_LEDGER, SLOT, Table
+from netmon.kernel.rows import RowBuffer
+from netmon.records import KERNEL_BUCKET, KERNEL_FLOW, KERNEL_LEDGER, SLOT, Table
 
 STALE_NS = 30_000_000
 """A bucket that ended so long ago is taken from its slot."""
@@ -32,7 +33,13 @@ _TAKEN = np.dtype(
 )
 _LEDGER_COUNTERS = KERNEL_LEDGER.names[2:] if KERNEL_LEDGER.names else ()
 
+# The third word of KERNEL_BUCKET is slot | generation << 32 | packets << 48, of BUCKET flow_id | packets << 32.
+_HALF, _PACKETS_SHIFT = np.uint64(32), np.uint64(48)
+_CHUNK = 4_096
+"""Records handled at a time, so that the columns of one pass are still in the cache for the next."""
+
 Slots = npt.NDArray[np.uint32]
+Words = npt.NDArray[np.uint64]
 
 
 @dataclass(frozen=True)
@@ -50,7 +57,7 @@ class Geometry:
 
 @dataclass(frozen=True)
 class Drained:
-    """One drain. buckets: dtype BUCKET; keys: dtype FLOW_KEY, row i is the new flow with id first_id + i."""
+    """One drain. buckets: dtype BUCKET, in the meter's `rows`; keys: dtype FLOW_KEY, of the flow first_id + row."""
 
     buckets: Table
     keys: Table
@@ -63,6 +70,8 @@ class Meter:
     def __init__(self, descriptors: Mapping[str, int], geometry: Geometry) -> None:
         """descriptors: of the maps `slots`, `ledger`, `buckets`, `flows`; they may be closed afterwards."""
         self.geometry = geometry
+        self.rows = RowBuffer()
+        """What has been drained; the caller gives it up by `rows.shrink(0)` when it is done with it."""
         self._buckets = RingBuffer(descriptors["buckets"], geometry.ring_bytes, KERNEL_BUCKET)
         self._flows = RingBuffer(descriptors["flows"], geometry.flow_ring_bytes, KERNEL_FLOW)
         count = geometry.cpus * geometry.slots
@@ -72,7 +81,9 @@ class Meter:
         self._flow_of_slot = np.zeros(count, np.uint32)
         self._generation = np.zeros(count, np.uint16)
         self._occupied: Slots = np.zeros(0, np.uint32)
+        self._displaced = _Holders.none()
         self._taken = np.zeros(count, _TAKEN)  # what was delivered out of a slot; bucket_start_ns 0: nothing
+        self._has_taken = np.zeros(count, bool)
         self._outstanding: Slots = np.zeros(0, np.uint32)  # slots with something taken
         self._recovered: dict[int, npt.NDArray[np.int64]] = {}
 
@@ -82,20 +93,22 @@ class Meter:
         Rows come in no particular order, and several may be of the same flow and bucket: they add up.
         """
         moved = self._moved_on()
-        records = self._buckets.view()
+        words = self._buckets.view()
         openings = self._flows.take()  # after the buckets: has at least the flows that they are of
         first_id = self._numbers.next_id
         ids, new_keys = self._numbers.number(openings["key"])
-        closed = self._closed(records, openings, ids)
-        self._buckets.release(len(records))
-        self._assign(openings, ids)
+        opened = _Holders(openings["slot"], openings["generation"], ids)
+        begin = len(self.rows)
+        self._closed(words, opened)
+        self._buckets.release(len(words))
+        self._assign(opened)
         if self._buckets.complete:
             self._recover(moved)
-        self._outstanding = self._outstanding[self._taken["bucket_start_ns"][self._outstanding] != 0]
-        stale = self._take_stale(now_ns)
+        self._outstanding = self._outstanding[self._has_taken[self._outstanding]]
+        self._take_stale(now_ns)
         if len(self._numbers) > MAX_FLOWS:
             self._numbers.keep(self._flow_of_slot[self._occupied].tolist())
-        return Drained(np.concatenate([closed, stale]), new_keys, first_id)
+        return Drained(self.rows.table(begin), new_keys, first_id)
 
     def ledger(self) -> dict[int, dict[str, int]]:
         """Counters by link (ifindex << 1 | direction) and name of KERNEL_LEDGER, over all CPUs, as they are now."""
@@ -109,28 +122,57 @@ class Meter:
             links[link] = counters
         return links
 
-    def _closed(self, records: Table, openings: Table, ids: npt.NDArray[np.uint32]) -> Table:
-        slots, generations = records["slot"], records["generation"]
-        flow_ids = self._flow_of_slot[slots]
+    def _closed(self, words: Words, opened: "_Holders") -> None:
+        """words: (n, 3) of KERNEL_BUCKET, in the ring; they become rows."""
+        begin = len(self.rows)
+        into = self.rows.grow(len(words))
+        rows = self.rows.table(begin)
+        changing = len(opened.slots) or len(self._displaced.slots)
+        emptied = False
+        for start in range(0, len(words), _CHUNK):
+            part, to = words[start : start + _CHUNK], into[start : start + _CHUNK]
+            to[:, 0], to[:, 1] = part[:, 0], part[:, 1]  # time; wire and payload bytes
+            last = part[:, 2].copy()  # slot, generation, packets
+            slots = last.astype(np.uint32)  # the lower half
+            to[:, 2] = self._flow_of_slot[slots] | last >> _PACKETS_SHIFT << _HALF
+            if changing:
+                self._name_displaced(rows[start : start + _CHUNK], slots, last, opened)
+            if len(self._outstanding):
+                emptied |= self._take_off(rows[start : start + _CHUNK], slots, last)
+        if emptied:
+            self.rows.drop(begin + np.flatnonzero(rows["packets"] == 0))
+
+    def _name_displaced(self, rows: Table, slots: Slots, last: Words, opened: "_Holders") -> None:
+        """Rows whose slot had another flow then than it has now: by (slot, generation), among the latest changes."""
+        generations = (last >> _HALF).astype(np.uint16)
         changed = np.flatnonzero(self._generation[slots] != generations)
         if len(changed):
-            flow_ids[changed] = _flows_of(records[changed], openings, ids)
-        rows = _rows(flow_ids, records)
-        if len(self._outstanding):
-            taken = self._taken[slots]
-            same = (taken["bucket_start_ns"] == records["bucket_start_ns"]) & (taken["generation"] == generations)
-            again = np.flatnonzero(same)
-            for name in _COUNTS:
-                rows[name][again] -= taken[name][again]
-            self._taken["bucket_start_ns"][slots[again]] = 0
-            rows = rows[rows["packets"] > 0]
-        return rows
+            holders = self._displaced.and_also(opened)
+            rows["flow_id"][changed] = holders.find(slots[changed], generations[changed])
 
-    def _assign(self, openings: Table, ids: npt.NDArray[np.uint32]) -> None:
-        slots = openings["slot"]
-        self._occupied = np.union1d(self._occupied, slots) if len(slots) else self._occupied
-        self._flow_of_slot[slots] = ids  # of several openings of a slot the last one stays
-        self._generation[slots] = openings["generation"]
+    def _take_off(self, rows: Table, slots: Slots, last: Words) -> bool:
+        """Rows that were delivered out of their slot already keep only what came after that; whether there were any."""
+        suspects = np.flatnonzero(self._has_taken[slots])
+        if not len(suspects):
+            return False
+        of = slots[suspects]
+        same = self._taken["bucket_start_ns"][of] == rows["bucket_start_ns"][suspects]
+        same &= self._taken["generation"][of] == (last[suspects] >> _HALF).astype(np.uint16)
+        again, of = suspects[same], of[same]
+        for name in _COUNTS:
+            rows[name][again] -= self._taken[name][of]
+        self._has_taken[of] = False
+        return bool(len(again))
+
+    def _assign(self, opened: "_Holders") -> None:
+        slots = opened.slots
+        displaced = _Holders(slots, self._generation[slots], self._flow_of_slot[slots]).and_also(opened)
+        # A slot's last bucket is submitted before its next flow is, but after our look at the buckets perhaps.
+        self._displaced = displaced if self._buckets.complete else self._displaced.and_also(displaced)
+        if len(slots):
+            self._occupied = np.union1d(self._occupied, slots)
+        self._flow_of_slot[slots] = opened.flow_ids  # of several openings of a slot the last one stays
+        self._generation[slots] = opened.generations
 
     def _moved_on(self) -> Slots:
         """Slots with something taken out of a bucket that is no longer the open one."""
@@ -141,19 +183,17 @@ class Meter:
 
     def _recover(self, moved: Slots) -> None:
         """What is still taken in slots that had moved on before the drain came with no record: counted as lost."""
-        for slot in moved[self._taken["bucket_start_ns"][moved] != 0].tolist():
+        for slot in moved[self._has_taken[moved]].tolist():
             taken = self._taken[slot]
             counts = np.array([taken[name] for name in _COUNTS], np.int64)
             link = int(taken["link"])
             self._recovered[link] = self._recovered.get(link, np.zeros(3, np.int64)) + counts
-            self._taken["bucket_start_ns"][slot] = 0
+            self._has_taken[slot] = False
 
-    def _take_stale(self, now_ns: int) -> Table:
+    def _take_stale(self, now_ns: int) -> None:
         occupied = self._occupied
         before = now_ns - STALE_NS - self.geometry.bucket_ns
-        quiet = occupied[
-            (self._slots["bucket_start_ns"][occupied] < before) & (self._taken["bucket_start_ns"][occupied] == 0)
-        ]
+        quiet = occupied[(self._slots["bucket_start_ns"][occupied] < before) & ~self._has_taken[occupied]]
         first, second = self._slots[quiet], self._slots[quiet]
         # A slot that a program is just rewriting reads differently twice (bpf/meter.c, open_bucket).
         steady = (first == second) & (first["generation"] == self._generation[quiet])
@@ -161,8 +201,14 @@ class Meter:
         for name in ("bucket_start_ns", "generation", *_COUNTS):
             self._taken[name][quiet] = first[name]
         self._taken["link"][quiet] = first["key"]["link_protocol"] >> 8
+        self._has_taken[quiet] = True
         self._outstanding = np.concatenate([self._outstanding, quiet])
-        return _rows(self._flow_of_slot[quiet], first)
+        begin = len(self.rows)
+        self.rows.grow(len(quiet))
+        rows = self.rows.table(begin)
+        rows["flow_id"] = self._flow_of_slot[quiet]
+        for name in ("bucket_start_ns", *_COUNTS):
+            rows[name] = first[name]
 
 
 def mapped_array(descriptor: int, dtype: "np.dtype[Any]", count: int) -> Table:
@@ -173,18 +219,31 @@ def mapped_array(descriptor: int, dtype: "np.dtype[Any]", count: int) -> Table:
     return array
 
 
-def _rows(flow_ids: npt.NDArray[np.uint32], counts: Table) -> Table:
-    rows = np.empty(len(flow_ids), BUCKET)
-    rows["flow_id"] = flow_ids
-    for name in ("bucket_start_ns", *_COUNTS):
-        rows[name] = counts[name]
-    return rows
+@dataclass(frozen=True)
+class _Holders:
+    """Which flow held a slot in a generation: three columns."""
+
+    slots: Slots
+    generations: npt.NDArray[np.uint16]
+    flow_ids: npt.NDArray[np.uint32]
+
+    @staticmethod
+    def none() -> "_Holders":
+        return _Holders(np.zeros(0, np.uint32), np.zeros(0, np.uint16), np.zeros(0, np.uint32))
+
+    def and_also(self, other: "_Holders") -> "_Holders":
+        return _Holders(
+            np.concatenate([self.slots, other.slots]),
+            np.concatenate([self.generations, other.generations]),
+            np.concatenate([self.flow_ids, other.flow_ids]),
+        )
+
+    def find(self, slots: Slots, generations: npt.NDArray[np.uint16]) -> npt.NDArray[np.uint32]:
+        known, wanted = _joined(self.slots, self.generations), _joined(slots, generations)
+        order = np.argsort(known, kind="stable")
+        flow_ids: npt.NDArray[np.uint32] = self.flow_ids[order[np.searchsorted(known[order], wanted)]]
+        return flow_ids
 
 
-def _flows_of(records: Table, openings: Table, ids: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint32]:
-    """Flow ids of records whose slot changed hands since the last drain, by (slot, generation)."""
-    opened = openings["slot"].astype(np.uint64) << np.uint64(16) | openings["generation"]
-    wanted = records["slot"].astype(np.uint64) << np.uint64(16) | records["generation"]
-    order = np.argsort(opened, kind="stable")
-    flow_ids: npt.NDArray[np.uint32] = ids[order[np.searchsorted(opened[order], wanted)]]
-    return flow_ids
+def _joined(slots: Slots, generations: npt.NDArray[np.uint16]) -> Words:
+    return slots.astype(np.uint64) << np.uint64(16) | generations

@@ -5,6 +5,7 @@ import mmap
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from netmon.records import Table
 
@@ -32,37 +33,37 @@ class RingBuffer:
         self._consumer = np.frombuffer(self._consumer_page, "<u8", 1)
         self._producer = np.frombuffer(self._data_pages, "<u8", 1)
         self._data = np.frombuffer(self._data_pages, np.uint8, 2 * size, _PAGE)
-        self._record = np.dtype([("length", "<u4"), ("page", "<u4"), ("body", dtype)])
+        self._dtype = dtype
 
     def __len__(self) -> int:
         """Records that wait, those still being written included."""
-        return int(self._producer[0] - self._consumer[0]) // self._record.itemsize
+        return int(self._producer[0] - self._consumer[0]) // (self._dtype.itemsize + 8)
 
-    def view(self) -> Table:
-        """The records that are complete, oldest first, in the mapped memory: valid until `release`.
+    def view(self) -> npt.NDArray[np.uint64]:
+        """The complete records, oldest first, in the mapped memory: (n, itemsize / 8) words, valid until `release`.
 
         Ends before the first record that is still being written.
         """
-        start = int(self._consumer[0])
-        count = (int(self._producer[0]) - start) // self._record.itemsize
+        start, words = int(self._consumer[0]), self._dtype.itemsize // 8 + 1
+        count = (int(self._producer[0]) - start) // (8 * words)
         offset = start & (self.size - 1)
-        records = self._data[offset : offset + count * self._record.itemsize].view(self._record)
-        lengths = records["length"]
-        self.complete = not count or lengths.max() < _FLAGS
+        records = self._data[offset : offset + count * words * 8].view("<u8").reshape(count, words)
+        headers = records[:, 0].astype("<u4")  # the length is the lower half
+        self.complete = not count or headers.max() < _FLAGS
         if not self.complete:  # our programs discard nothing, so this is a busy one
-            records = records[: int(np.argmax(lengths >= _FLAGS))]
-        body: Table = records["body"]
-        return body
+            records = records[: int(np.argmax(headers >= _FLAGS))]
+        return records[:, 1:]
 
     def release(self, count: int) -> None:
         """Gives the oldest `count` records back to the kernel."""
-        self._consumer[0] += np.uint64(count * self._record.itemsize)
+        self._consumer[0] += np.uint64(count * (self._dtype.itemsize + 8))
 
     def take(self) -> Table:
-        """A copy of the complete records; their room is given back."""
-        records = self.view().copy()
-        self.release(len(records))
-        return records
+        """A copy of the complete records, (n,) of their dtype; their room is given back."""
+        words = self.view()
+        records: Table = np.ascontiguousarray(words).view(self._dtype).reshape(len(words))
+        self.release(len(words))
+        return records.copy()
 
     def close(self) -> None:
         """Unmaps the memory; views that were given out must be gone."""

@@ -103,8 +103,8 @@ def _uppers(link: Any, links: Sequence[Any]) -> tuple[str, ...]:
 
 
 def _xdp_program(link: Any) -> int:
-    xdp = link.get("xdp")
-    return int((xdp and xdp.get("prog_id")) or 0)
+    xdp = link.get_attr("IFLA_XDP")
+    return int((xdp and xdp.get_attr("IFLA_XDP_PROG_ID")) or 0)
 
 
 def _program_name(program: int) -> str:

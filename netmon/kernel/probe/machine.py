@@ -25,7 +25,7 @@ def machine_checks() -> list[Check]:
     return [
         Check("kernel", Status.NOTE, f"{platform.system()} {platform.release()} {platform.machine()}"),
         privileged,
-        *(_feature(*probe) for probe in _BPF_PROBES),
+        *(_feature(*probe, privileged=privileged.status is not Status.MISSING) for probe in _BPF_PROBES),
         _tcx(),
         _uprobes(),
         _jit(),
@@ -47,12 +47,14 @@ _BPF_PROBES: tuple[tuple[str, Callable[[], None], str], ...] = (
 )
 
 
-def _feature(name: str, probe: Callable[[], None], advice: str) -> Check:
+def _feature(name: str, probe: Callable[[], None], advice: str, *, privileged: bool) -> Check:
     try:
         probe()
     except OSError as error:
         if error.errno in (errno.EPERM, errno.EACCES):
-            return Check(name, Status.UNKNOWN, "not permitted to try")
+            if not privileged:
+                return Check(name, Status.UNKNOWN, "not permitted to try")
+            advice = "run outside the container, or let its seccomp profile pass bpf(2)"
         return Check(name, Status.MISSING, str(error.strerror), advice)
     return Check(name, Status.OK, "works")
 
