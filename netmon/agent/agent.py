@@ -111,10 +111,9 @@ class Agent:
         self._drain(now)
         self._marks += self._steps.finish()
         self._send_batch(now, last)
-        if not self._spool.wait_until_empty(_FAREWELL_S):
+        self._stream.finish(_FAREWELL_S)
+        if self._spool.size:
             log.warning("%d bytes were not acknowledged; they are in %s", self._spool.size, self._spool.directory)
-        self._stream.end()
-        self._stream.join(_FAREWELL_S)
         self._spool.close()
         self._marks_socket.close()
 

@@ -93,11 +93,6 @@ class Spool:
             found = self._first_after(sequence)
         return None if found is None else (found, self._read(found))
 
-    def wait_until_empty(self, timeout_s: float) -> bool:
-        """Whether everything was acknowledged within the time."""
-        with self._changed:
-            return self._changed.wait_for(lambda: not self._sizes, timeout_s)
-
     def close(self) -> None:
         """Releases the session; removes it when nothing waits in it."""
         self._lock_file.close()

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The ranks on this host and the steps that uprobes see them take, as marks."""
 
+from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,7 +14,8 @@ from netmon.records import Mark, Moment, Source, Table
 ERROR_NS = 10_000
 """A probe's trap and the clock read in it follow the call by a few microseconds."""
 
-_RECENT_NS = 2_000_000_000  # a process younger than this when first seen was not missed in the middle of its training
+_HELD_DRAINS = 100
+_HELD_PROCESSES = 1000
 
 
 @dataclass
@@ -31,7 +33,9 @@ class StepMarks:
     def __init__(self) -> None:
         """No rank is known."""
         self._ranks: dict[int, _Rank] = {}
-        self._unknown: dict[int, list[Table]] = {}  # steps of processes whose rank is not known yet, by pid
+        # Steps of processes that are not known as ranks yet, by pid. A library is probed for every process that
+        # maps it, so some never will be.
+        self._unknown: dict[int, deque[Table]] = {}
 
     def ranks(self, found: Iterable[dict[str, Any]], now_ns: int) -> list[Mark]:
         """found: all processes that are ranks now → JOIN marks of new ones, the last marks of those that are gone."""
@@ -45,6 +49,8 @@ class StepMarks:
             marks.append(self._mark(pid, 0, Moment.JOIN, now_ns))
             for steps in self._unknown.pop(pid, ()):
                 marks += self._feed(pid, steps)
+        for pid in list(self._unknown)[:-_HELD_PROCESSES]:
+            del self._unknown[pid]
         return marks
 
     def steps(self, table: Table) -> list[Mark]:
@@ -56,7 +62,7 @@ class StepMarks:
             if pid in self._ranks:
                 marks += self._feed(pid, of_process)
             else:
-                self._unknown.setdefault(pid, []).append(of_process)
+                self._unknown.setdefault(pid, deque(maxlen=_HELD_DRAINS)).append(of_process)
         return marks
 
     def _feed(self, pid: int, steps: Table) -> list[Mark]:

@@ -32,7 +32,7 @@ class Stream(threading.Thread):
         self._spool = spool
         self._left_in = left_in
         self._limit_bytes = limit_bytes
-        self._ended = threading.Event()
+        self._finishing, self._ended = threading.Event(), threading.Event()
         self.connected = False
 
     def run(self) -> None:
@@ -40,23 +40,28 @@ class Stream(threading.Thread):
         with grpc.insecure_channel(self._address, options=_OPTIONS) as channel:
             stub = netmon_pb2_grpc.CollectorStub(channel)  # type: ignore[no-untyped-call]
             self._send_left_behind(stub)
-            while not self._ended.is_set():
-                self._send(stub, self._spool, self._ended.is_set)
-                self._ended.wait(_RETRY_S)
+            while not (self._ended.is_set() or (self._finishing.is_set() and not self._spool.size)):
+                self._send(stub, self._spool, self._finishing.is_set)
+                self._ended.wait(_RETRY_S if self._spool.size else 0)
 
-    def end(self) -> None:
-        """Lets the stream end; what is still in the spool stays there."""
+    def finish(self, timeout_s: float) -> None:
+        """Sends what is left, tells the collector that it is all, and waits for it at most so long.
+
+        What the collector has not acknowledged then stays in the spool.
+        """
+        self._finishing.set()
+        self.join(timeout_s)
         self._ended.set()
 
     def _send_left_behind(self, stub: netmon_pb2_grpc.CollectorStub) -> None:
         for spool in left_behind(self._left_in, self._limit_bytes):
             while spool.hello and spool.size and not self._ended.is_set():
                 log.info("sending %d bytes that an earlier session left behind", spool.size)
-                self._send(stub, spool, lambda spool=spool: self._ended.is_set() or not spool.size)  # type: ignore[misc]
+                self._send(stub, spool, lambda: True)
             spool.close()
 
     def _send(self, stub: netmon_pb2_grpc.CollectorStub, spool: Spool, done: Callable[[], bool]) -> None:
-        """One connection, from its beginning to its end."""
+        """One connection, from its beginning to its end: ours, once done() holds and everything has been sent."""
         over = threading.Event()
         try:
             for acknowledgement in stub.Stream(_messages(spool, over, done), wait_for_ready=True):
@@ -90,8 +95,10 @@ class Stream(threading.Thread):
 def _messages(spool: Spool, over: threading.Event, done: Callable[[], bool]) -> Iterator[netmon_pb2.AgentMessage]:
     yield netmon_pb2.AgentMessage.FromString(spool.hello)
     last = 0
-    while not over.is_set() and not done():
-        found = spool.after(last, _POLL_S)
+    while not over.is_set():
+        found = spool.after(last, 0 if done() else _POLL_S)
         if found:
             last, message = found
             yield netmon_pb2.AgentMessage.FromString(message)
+        elif done():
+            return

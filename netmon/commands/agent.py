@@ -70,4 +70,6 @@ def run(args: argparse.Namespace) -> int:
         agent.run(stop)
     finally:
         agent.close()
+        for number in (signal.SIGINT, signal.SIGTERM):  # told twice is told once
+            signal.signal(number, signal.SIG_IGN)
     return 0

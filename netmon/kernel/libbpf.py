@@ -45,3 +45,41 @@ def link_create(program: int, target: int, attach_type: int, flags: int = 0) -> 
         error = ctypes.get_errno() or -result
         raise OSError(error, os.strerror(error))
     return result
+
+
+class _TestRunOptions(ctypes.Structure):
+    """struct bpf_test_run_opts."""
+
+    _fields_ = [
+        ("size", ctypes.c_size_t),
+        ("data_in", ctypes.c_void_p),
+        ("data_out", ctypes.c_void_p),
+        ("data_size_in", ctypes.c_uint32),
+        ("data_size_out", ctypes.c_uint32),
+        ("ctx_in", ctypes.c_void_p),
+        ("ctx_out", ctypes.c_void_p),
+        ("ctx_size_in", ctypes.c_uint32),
+        ("ctx_size_out", ctypes.c_uint32),
+        ("retval", ctypes.c_uint32),
+        ("repeat", ctypes.c_int),
+        ("duration", ctypes.c_uint32),
+        ("flags", ctypes.c_uint32),
+        ("cpu", ctypes.c_uint32),
+        ("batch_size", ctypes.c_uint32),
+    ]
+
+
+def dry_run(program: int, frame: bytes, repeat: int = 1) -> tuple[int, int]:
+    """Runs a loaded program on a frame (BPF_PROG_TEST_RUN): (its return value, ns per run). Raises OSError."""
+    data = ctypes.create_string_buffer(frame, len(frame))
+    options = _TestRunOptions(
+        size=ctypes.sizeof(_TestRunOptions),
+        data_in=ctypes.addressof(data),
+        data_size_in=len(frame),
+        repeat=repeat,
+    )
+    result = _library().bpf_prog_test_run_opts(program, ctypes.byref(options))
+    if result < 0:
+        error = ctypes.get_errno() or -result
+        raise OSError(error, os.strerror(error))
+    return options.retval, options.duration

@@ -63,7 +63,8 @@ def _last_lines(complaint: str) -> str:
     return " | ".join(lines[-4:]) or "the loader ended without a word"
 
 
-def _flags(geometry: Geometry) -> list[str]:
+def compiler_flags(geometry: Geometry) -> list[str]:
+    """For bcc, on a machine without kernel headers: bpf/headers stands in for them. Warnings are errors."""
     bpf = sources()
     architecture = sysconfig.get_config_var("MULTIARCH") or f"{os.uname().machine}-linux-gnu"
     page = resource.getpagesize()
@@ -90,18 +91,18 @@ def _compile(geometry: Geometry) -> dict[str, int]:
             "install python3-bpfcc and use the distribution's Python"
         ) from error
     _lift_memory_limit()
-    flags = _flags(geometry)
+    flags = compiler_flags(geometry)
     descriptors: dict[str, int] = {}
     for source, structures, programs, maps in (
         ("meter.c", layout.METER, PROGRAMS[:3], MAPS[:4]),
         ("steps.c", layout.STEPS, PROGRAMS[3:], MAPS[4:]),
     ):
         text = (sources() / source).read_text() + layout.assertions(structures)
-        module: Any = BPF(text=text, cflags=flags)
+        module: Any = BPF(text=text.encode(), cflags=flags)
         _keep.append(module)
         for name in programs:
             kind = {"meter_xdp": BPF.XDP, "step_enqueue": BPF.KPROBE, "step_wait": BPF.KPROBE}.get(name, BPF.SCHED_CLS)
-            descriptors[name] = module.load_func(name, kind).fd
+            descriptors[name] = module.load_func(name.encode(), kind).fd
         for name in maps:
             descriptors[name] = lib.bpf_table_fd(module.module, name.encode())
     return descriptors

@@ -85,6 +85,7 @@ class Meter:
         self._taken = np.zeros(count, _TAKEN)  # what was delivered out of a slot; bucket_start_ns 0: nothing
         self._has_taken = np.zeros(count, bool)
         self._outstanding: Slots = np.zeros(0, np.uint32)  # slots with something taken
+        self._lost_seen = 0
         self._recovered: dict[int, npt.NDArray[np.int64]] = {}
 
     def drain(self, now_ns: int) -> Drained:
@@ -175,11 +176,17 @@ class Meter:
         self._generation[slots] = opened.generations
 
     def _moved_on(self) -> Slots:
-        """Slots with something taken out of a bucket that is no longer the open one."""
-        now, was = self._slots[self._outstanding], self._taken[self._outstanding]
-        moved = (now["bucket_start_ns"] != was["bucket_start_ns"]) | (now["generation"] != was["generation"])
-        slots: Slots = self._outstanding[moved]
-        return slots
+        """Slots with something taken out of a bucket that is no longer the open one, if anything was lost lately.
+
+        Without a loss every such bucket has its record, and there is nothing to look for.
+        """
+        lost = int(self._ledger["lost_packets"].sum())
+        slots = self._outstanding if lost != self._lost_seen else self._outstanding[:0]
+        self._lost_seen = lost
+        moved = self._slots["bucket_start_ns"][slots] != self._taken["bucket_start_ns"][slots]
+        moved |= self._slots["generation"][slots] != self._taken["generation"][slots]
+        moved_slots: Slots = slots[moved]
+        return moved_slots
 
     def _recover(self, moved: Slots) -> None:
         """What is still taken in slots that had moved on before the drain came with no record: counted as lost."""
@@ -191,9 +198,9 @@ class Meter:
             self._has_taken[slot] = False
 
     def _take_stale(self, now_ns: int) -> None:
-        occupied = self._occupied
         before = now_ns - STALE_NS - self.geometry.bucket_ns
-        quiet = occupied[(self._slots["bucket_start_ns"][occupied] < before) & ~self._has_taken[occupied]]
+        open_ = self._occupied[~self._has_taken[self._occupied]]
+        quiet = open_[self._slots["bucket_start_ns"][open_] < before]
         first, second = self._slots[quiet], self._slots[quiet]
         # A slot that a program is just rewriting reads differently twice (bpf/meter.c, open_bucket).
         steady = (first == second) & (first["generation"] == self._generation[quiet])

@@ -6,6 +6,7 @@ requests on one socket from the part that talks to the collector, and ends when 
 links and probes it holds vanish. Messages are JSON, one per packet; the first reply carries the maps' descriptors.
 """
 
+import contextlib
 import json
 import signal
 import socket
@@ -61,7 +62,8 @@ class _Server:
             reply = handlers[request.pop("operation")](descriptors, **request)
         except NetmonError as error:
             reply = {"error": str(error)}
-        socket.send_fds(self._parent, [json.dumps(reply).encode()], descriptors)
+        with contextlib.suppress(BrokenPipeError):  # the other end has gone meanwhile: serve ends next
+            socket.send_fds(self._parent, [json.dumps(reply).encode()], descriptors)
 
     def _start(
         self, descriptors: list[int], interfaces: list[str], hook: str, geometry: dict[str, int]

@@ -27,6 +27,24 @@ class Process:
     rank: RankIdentity | None
 
 
+def on_this_host(pid: int) -> bool:
+    """Whether a process belongs to the host that the caller watches.
+
+    From the machine's own network namespace that is every process, those in containers with a network of their
+    own included: their traffic leaves through the interfaces here. From any other one (a host of a testbed, an
+    agent inside a container) it is those that share it.
+    """
+    ours = _network_namespace("self")
+    return ours == _network_namespace("1") or ours == _network_namespace(str(pid))
+
+
+def _network_namespace(pid: str) -> int:
+    try:
+        return (PROC / pid / "ns/net").stat().st_ino
+    except OSError:
+        return 0
+
+
 def pids() -> Iterator[int]:
     """All processes that we can see."""
     return (int(entry.name) for entry in PROC.iterdir() if entry.name.isdecimal())
@@ -50,7 +68,8 @@ def describe(pid: int) -> Process | None:
     name = _read(directory / "comm").strip()
     found = _CONTAINER_ID.search(_read(directory / "cgroup"))
     environment = dict(pair.partition("=")[::2] for pair in _read(directory / "environ").split("\0"))
-    return Process(pid, started, name, found[1] if found else "", rank_from_environment(environment))
+    rank = rank_from_environment(environment)
+    return Process(pid, started, name, found[1] if found else "", rank if rank and on_this_host(pid) else None)
 
 
 def _read(path: Path) -> str:

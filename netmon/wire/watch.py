@@ -63,6 +63,13 @@ def watch(address: str, interval_ms: int, flows: int) -> Iterator[Snapshot]:
             call.cancel()
 
 
+def watch_once(address: str, flows: int) -> Snapshot:
+    """One snapshot; blocks for at most 10 s. Raises as watch does."""
+    for snapshot in watch(address, ONE_SNAPSHOT, flows):
+        return snapshot
+    raise UnreachableError(f"cannot reach the collector at {address}: it sent no snapshot")
+
+
 def follow(address: str, interval_ms: int, flows: int, retry_s: float = _RETRY_S) -> Iterator[Snapshot | Outage]:
     """Like watch, without end: once there has been a snapshot, an Outage stands for each attempt that failed.
 

@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+# `make` lists what there is to make. Everything happens inside this folder, apart from Debian packages that
+# are missing and Horovod's environment, which is built once into ~/.cache/netmon.
+
+python := .venv/bin/python
+kernel_sources := $(wildcard bpf/*.c bpf/*.h)
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test test-unit test-kernel lint format proto horovod clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: .venv/.complete ## make .venv on the interpreter that can import bcc, with netmon and its tools in it
+
+.venv/.complete: pyproject.toml .ci/setup .ci/packages
+	@.ci/setup
+
+demo: setup ## watch a training job meet cross traffic, on this machine, for half a minute (root)
+	@$(python) -m netmon lab demo --data out/demo
+
+test: setup horovod ## every test: unit, kernel and lab (kernel and lab: root)
+	@$(python) -m pytest
+
+test-unit: setup ## the tests that need no privilege
+	@$(python) -m pytest tests/unit
+
+test-kernel: setup ## the tests that load BPF programs, in network namespaces of their own (root)
+	@$(python) -m pytest tests/kernel
+
+lint: setup ## ruff, mypy --strict and clang-format; changes nothing
+	@.venv/bin/ruff check .
+	@.venv/bin/ruff format --check .
+	@.venv/bin/mypy
+	@.venv/bin/clang-format --dry-run -Werror $(kernel_sources)
+
+format: setup ## let ruff and clang-format put the sources in order
+	@.venv/bin/ruff check --fix .
+	@.venv/bin/ruff format .
+	@.venv/bin/clang-format -i $(kernel_sources)
+
+proto: setup ## generate netmon/wire from proto/netmon.proto
+	@$(python) -m grpc_tools.protoc -Inetmon/wire=proto --python_out=. --grpc_python_out=. \
+	  --plugin=protoc-gen-mypy=.venv/bin/protoc-gen-mypy --mypy_out=. netmon/wire/netmon.proto
+
+horovod: setup ## build real Horovod with PyTorch for the lab, once (about five minutes)
+	@.ci/packages g++ make python3-dev
+	@bash netmon/lab/build_horovod.sh
+
+clean: ## remove .venv, caches and out/; what the lab left behind is for `netmon lab clean`
+	@rm -rf .venv out build dist ./*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,166 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The flows of one session, by dense index."""
+
+import numpy as np
+import numpy.typing as npt
+
+from netmon.dl.classify import flow_class
+from netmon.errors import WireError
+from netmon.records import Direction, Flow, Hello, Interface, Table
+
+FLOWS_PER_PART = 4096
+"""Flows that one file of the dataset holds, in the order of their appearance."""
+
+STATE = np.dtype(
+    [
+        ("flow_id", "<u4"),
+        ("link", "<i8"),  # as in Links
+        ("shared", "?"),  # a DL flow that had rows in shared windows
+        ("class", "u1"),  # the flow's own: never DL_SHARED
+        ("job", "<i4"),  # index into FlowTable.jobs; 0: none
+        ("rank", "<i4"),
+        ("last_ns", "<i8"),  # start of the last bucket, mono
+        ("wire_bytes", "<i8"),
+    ]
+)
+
+
+class Links:
+    """The links of one session: link 2·i is rx and 2·i+1 tx of the i-th interface."""
+
+    def __init__(self, hello: Hello) -> None:
+        """Take the interfaces from the agent's introduction."""
+        self.interfaces: tuple[Interface, ...] = hello.interfaces
+        self._place = {interface.index: place for place, interface in enumerate(hello.interfaces)}
+        capacities = [interface.capacity_bps for interface in hello.interfaces]
+        self.capacity_bps: npt.NDArray[np.int64] = np.repeat(np.array(capacities, np.int64), 2)
+
+    def __len__(self) -> int:
+        """Two per interface."""
+        return 2 * len(self.interfaces)
+
+    def number(self, ifindex: int, direction: Direction) -> int:
+        """The link's number. Raises WireError where the agent has not introduced the interface."""
+        if ifindex not in self._place:
+            raise WireError(f"interface {ifindex} is not in the session's hello; send it there")
+        return 2 * self._place[ifindex] + direction
+
+    def interface(self, link: int) -> Interface:
+        """The link's interface."""
+        return self.interfaces[link // 2]
+
+    @staticmethod
+    def direction(link: int) -> Direction:
+        """The link's direction."""
+        return Direction(link % 2)
+
+    def hook(self, link: int) -> str:
+        """Where the link's bytes were counted."""
+        interface = self.interface(link)
+        return interface.hook_tx if self.direction(link) == Direction.TX else interface.hook_rx
+
+
+class FlowTable:
+    """The flows of a session that are not long over: what they are, and what has been seen of them.
+
+    A flow has an index here while it is known, and a place in a part of the dataset for ever.
+    """
+
+    def __init__(self, links: Links) -> None:
+        """Begin without flows."""
+        self.flows: list[Flow] = []  # by index
+        self.jobs = [""]
+        self.changed: set[int] = set()  # indices whose row in the dataset is out of date
+        self.parts: dict[int, list[int]] = {}  # indices of the flows of each part, in its order
+        self._count = 0  # flows that the session has had
+        self._links = links
+        self._state = np.zeros(1024, STATE)
+        self._index: dict[int, int] = {}
+        self._free: list[int] = []  # indices to use again
+        self._ids: npt.NDArray[np.int64] | None = None  # ascending; None: out of date
+        self._order: npt.NDArray[np.int64] = np.empty(0, np.int64)
+
+    @property
+    def state(self) -> Table:
+        """A view, dtype STATE, one row per flow."""
+        return self._state[: len(self.flows)]
+
+    def job(self, name: str) -> int:
+        """The job's number in this session."""
+        if name not in self.jobs:
+            self.jobs.append(name)
+        return self.jobs.index(name)
+
+    def describe(self, flow: Flow) -> None:
+        """Take in a flow, or what is newly known of it; an owner once known is not forgotten."""
+        index = self._index.get(flow.flow_id)
+        link = self._links.number(flow.interface, flow.direction)
+        if index is None:
+            index = self._append(flow)
+        elif flow == self.flows[index] or (not flow.owner.source and self.flows[index].owner.source):
+            return
+        self.flows[index] = flow
+        self.changed.add(index)
+        row = self._state[index]
+        row["link"], row["class"] = link, flow_class(flow.owner)
+        row["job"], row["rank"] = self.job(flow.owner.job), flow.owner.rank
+
+    def restore(self, flow: Flow, part: int, last_ns: int, shared: bool) -> None:
+        """Take in a flow as the dataset has it; parts ascend, each in its order."""
+        self._count = max(self._count, part * FLOWS_PER_PART)
+        self.describe(flow)
+        index = self._index[flow.flow_id]
+        self._state[index]["last_ns"], self._state[index]["shared"] = last_ns, shared
+        self.changed.discard(index)
+
+    def _append(self, flow: Flow) -> int:
+        index = self._free.pop() if self._free else len(self.flows)
+        if index == len(self.flows):
+            self.flows.append(flow)
+        if index == len(self._state):
+            self._state = np.concatenate([self._state, np.zeros(index, STATE)])
+        self._state[index] = 0
+        self._state[index]["flow_id"], self._state[index]["last_ns"] = flow.flow_id, flow.first_ns
+        self._index[flow.flow_id] = index
+        self._ids = None
+        self.parts.setdefault(self._count // FLOWS_PER_PART, []).append(index)
+        self._count += 1
+        return index
+
+    def forget(self, before_ns: int) -> list[Flow]:
+        """Drop the full parts all of whose flows were last seen before before_ns and are stored; returns the flows."""
+        gone = []
+        for part, indices in list(self.parts.items()):
+            full = len(indices) == FLOWS_PER_PART and self.changed.isdisjoint(indices)
+            if full and self._state["last_ns"][indices].max() < before_ns:
+                gone += [self.flows[index] for index in indices]
+                self._free += indices
+                del self.parts[part]
+        for flow in gone:
+            del self._index[flow.flow_id]
+            self._ids = None
+        return gone
+
+    def indices(self, flow_id: npt.NDArray[np.uint32]) -> npt.NDArray[np.int64]:
+        """Dense index of each flow id. Raises WireError where no message has described the flow."""
+        if self._ids is None:
+            ids = np.fromiter(self._index.keys(), np.int64, len(self._index))
+            order = np.argsort(ids, kind="stable")
+            self._ids = ids[order]
+            self._order = np.fromiter(self._index.values(), np.int64, len(self._index))[order]
+        place = np.searchsorted(self._ids, flow_id)
+        known = place < len(self._ids)
+        known[known] = self._ids[place[known]] == flow_id[known]
+        if not known.all():
+            raise WireError(f"a bucket names flow {flow_id[~known][0]}, which no message has described")
+        return self._order[place]
+
+    def seen(self, index: npt.NDArray[np.int64], start_ns: npt.NDArray[np.int64], wire: npt.NDArray[np.int64]) -> None:
+        """Account for bucket rows that arrived."""
+        flows, of_row = np.unique(index, return_inverse=True)
+        state = self.state
+        state["wire_bytes"][flows] += np.bincount(of_row, weights=wire, minlength=len(flows)).astype(np.int64)
+        latest = np.zeros(len(flows), np.int64)
+        np.maximum.at(latest, of_row, start_ns)
+        state["last_ns"][flows] = np.maximum(state["last_ns"][flows], latest)
+        self.changed.update(flows.tolist())

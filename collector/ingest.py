@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an agent may send, and in which order."""
+
+import re
+
+from collector.session import Session
+from collector.window import FURTHEST_NS, Output
+from netmon.errors import WireError
+from netmon.records import SCHEMA_VERSION, Batch, Hello
+from netmon.wire import netmon_pb2
+from netmon.wire.batches import decode_batch, decode_hello
+
+_SESSION = re.compile(r"[A-Za-z0-9_.]+(-[A-Za-z0-9_.]+)*")  # it becomes part of file names
+
+
+def read_hello(message: netmon_pb2.AgentMessage) -> Hello:
+    """The first message of a stream. Raises WireError where it is no hello that this collector understands."""
+    if message.WhichOneof("message") != "hello":
+        raise WireError("the first message of a stream is not a hello; send one before the batches")
+    version = message.hello.schema_version
+    if version != SCHEMA_VERSION:
+        raise WireError(
+            f"hello of {message.hello.host}: schema version {version} where the collector has {SCHEMA_VERSION}; "
+            "run the same netmon on both"
+        )
+    hello = decode_hello(message.hello)
+    if not _SESSION.fullmatch(hello.session):
+        raise WireError(f"hello of {hello.host}: session {hello.session!r} has other characters than A-Za-z0-9_.-")
+    return hello
+
+
+class RefusedBatchError(WireError):
+    """A batch that breaks the contract."""
+
+    def __init__(self, sequence: int, host: str, reason: WireError) -> None:
+        """Name the batch and its sender."""
+        super().__init__(f"batch {sequence} of {host}: {reason}")
+        self.sequence = sequence
+
+
+class BatchOrder:
+    """The batches of one connection: consecutive; those that the session has processed before are recognised."""
+
+    def __init__(self, session: Session) -> None:
+        """Begin a connection of the session."""
+        self._session = session
+        self._next: int | None = None  # None: the connection has not brought a batch yet
+
+    def accept(self, message: netmon_pb2.AgentMessage) -> Output | None:
+        """Process the next message; None for a batch that was processed before. Raises WireError."""
+        host = self._session.hello.host
+        if message.WhichOneof("message") != "batch":
+            raise WireError(f"a message of {host} after its hello is not a batch")
+        try:
+            return self._process(decode_batch(message.batch))
+        except WireError as error:
+            raise RefusedBatchError(message.batch.sequence, host, error) from None
+
+    def _process(self, batch: Batch) -> Output | None:
+        if self._next is None:
+            self._begin(batch)
+        elif batch.sequence != self._next:
+            raise WireError(f"batch {self._next} should come now")
+        self._next = batch.sequence + 1
+        if batch.sequence <= self._session.received:
+            self._session.window.describe(batch)
+            return None
+        _check_times(batch)
+        return self._session.process(batch)
+
+    def _begin(self, batch: Batch) -> None:
+        # An agent that was cut off for long has had to drop its oldest batches: their bytes are in its own account of
+        # losses, so a gap between connections is worth a warning, not a refusal.
+        known = max(self._session.received, self._session.stored_before)
+        if batch.sequence > known + 1:
+            host = self._session.hello.host
+            self._session.window.ranks.warn(f"batches {known + 1} to {batch.sequence - 1} of {host} never arrived")
+
+
+def _check_times(batch: Batch) -> None:
+    """Refuse times that would make dates and grids meaningless."""
+    latest = {
+        "a bucket begins": int(batch.buckets["bucket_start_ns"].max(initial=0)),
+        "a flow begins": max((flow.first_ns for flow in batch.flows), default=0),
+        "a ledger sample is": max((sample.time_ns for sample in batch.ledger), default=0),
+    }
+    for what, time_ns in latest.items():
+        if time_ns > batch.horizon_ns + FURTHEST_NS:
+            raise WireError(f"{what} {(time_ns - batch.horizon_ns) / 1e9:.0f} s after the batch's horizon")

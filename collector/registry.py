@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: Apache-2.0
+"""All sessions of the collector, and the way of their rows to the disk."""
+
+import asyncio
+import logging
+import time
+from dataclasses import dataclass, field
+
+from collector.jobs import Jobs
+from collector.peers import Peers
+from collector.resume import read_resume
+from collector.session import Flush, Session
+from collector.settings import Settings
+from collector.snapshot import take_snapshot
+from collector.store import Part, Store
+from collector.window import Output
+from netmon.errors import DataError
+from netmon.records import Hello, Snapshot
+
+_log = logging.getLogger(__name__)
+MOST_PENDING_BYTES = 512 << 20  # rows in memory while the disk does not take them
+_SILENT_AFTER_S = 5.0  # agents send ten times a second; a broken connection may come back before
+_LEAVE_AFTER_S = 60.0
+_FORGET_AFTER_S = 3600.0
+
+
+@dataclass
+class Entry:
+    """A session and its connection."""
+
+    session: Session
+    connections: int = 0  # how often it has connected; a newer connection ends an older one
+    connected: bool = False
+    last_heard: float = 0.0
+    settled: bool = True  # nothing has arrived since it was last settled altogether
+    left: bool = False
+    acknowledge: int = 0
+    news: asyncio.Event = field(default_factory=asyncio.Event)  # acknowledge has risen
+
+
+class Registry:
+    """Sessions by name; lives on one event loop, only files are touched in threads."""
+
+    def __init__(self, store: Store, settings: Settings) -> None:
+        """Begin without sessions."""
+        self._store, self._settings = store, settings
+        self._entries: dict[str, Entry] = {}
+        self._jobs, self._peers = Jobs(settings.parameters), Peers()
+        self._flushing = asyncio.Lock()
+        self._opening = asyncio.Lock()
+        self._room = asyncio.Event()
+        self._room.set()
+        self._trouble = ""  # why the last flush failed
+
+    async def open(self, hello: Hello) -> Entry:
+        """The session of an agent that connects, new, known or found in the dataset. Raises DataError."""
+        async with self._opening:
+            entry = self._entries.get(hello.session)
+            if entry is None:
+                resume = await asyncio.to_thread(read_resume, self._store.directory, hello)
+                entry = Entry(Session(hello, self._settings, resume, self._peers))
+                self._entries[hello.session] = entry
+        entry.connections += 1
+        entry.connected, entry.left = True, False
+        return entry
+
+    def arrived(self, entry: Entry, output: Output) -> None:
+        """A batch has been processed."""
+        entry.settled, entry.last_heard = False, time.monotonic()
+        host = entry.session.hello.host
+        for iteration in output.ended:
+            self._jobs.ended(host, iteration)
+        for iteration, tally in output.iterations:
+            self._jobs.accounted(iteration, tally)
+        if sum(e.session.pending_bytes for e in self._entries.values()) > MOST_PENDING_BYTES:
+            self._room.clear()
+
+    async def room(self) -> None:
+        """Wait until rows may come in; at once unless the disk does not keep up."""
+        await self._room.wait()
+
+    def disconnected(self, entry: Entry) -> None:
+        """The connection of a session has broken."""
+        entry.connected, entry.last_heard = False, time.monotonic()
+
+    def settle(self, entry: Entry, leaving: bool) -> None:
+        """Settle all that a session has sent."""
+        heard = entry.last_heard
+        self.arrived(entry, entry.session.settle_all(leaving))
+        entry.settled, entry.left, entry.last_heard = True, leaving, heard
+
+    def settle_everything(self) -> None:
+        """Settle all sessions: the collector stops."""
+        for entry in self._entries.values():
+            self.settle(entry, leaving=not entry.connected)
+
+    def tidy(self) -> None:
+        """Settle sessions that have fallen silent, and let go of those that will not come back."""
+        now = time.monotonic()
+        newest = {entry.session.hello.host: name for name, entry in self._entries.items()}
+        for name, entry in list(self._entries.items()):
+            silent = now - entry.last_heard
+            if silent > _SILENT_AFTER_S and not entry.settled:
+                self.settle(entry, leaving=False)
+            if silent > _LEAVE_AFTER_S and not entry.connected and not entry.left:
+                self.settle(entry, leaving=True)
+            replaced = newest[entry.session.hello.host] != name
+            if entry.left and entry.session.idle and silent > (_LEAVE_AFTER_S if replaced else _FORGET_AFTER_S):
+                entry.session.forget()
+                del self._entries[name]
+
+    async def flush(self) -> bool:
+        """Write all that has settled, and acknowledge it; False where the disk does not take it."""
+        # Once begun, it runs to its end whoever asked: a thread that writes cannot be called off.
+        return await asyncio.shield(asyncio.ensure_future(self._flush()))
+
+    async def _flush(self) -> bool:
+        async with self._flushing:
+            # Nothing that a settled session has sent is needed any more, not even for what it leaves open.
+            whole = [(entry, entry.session.received) for entry in self._entries.values() if entry.settled]
+            flushes = [(entry, entry.session.flush()) for entry in self._entries.values()]
+            due = [(entry, flush) for entry, flush in flushes if flush]
+            try:
+                await asyncio.to_thread(self._write, [flush for _, flush in due])
+            except BaseException as error:
+                for _, flush in due:
+                    flush.undone()
+                if not isinstance(error, DataError):
+                    raise
+                if str(error) != self._trouble:
+                    _log.error(error)
+                self._trouble = str(error)
+                return False
+            for entry, flush in due:
+                flush.done()
+                self._acknowledge(entry, flush.acknowledge or 0)
+            for entry, sequence in whole:
+                self._acknowledge(entry, sequence)
+            if self._trouble:
+                _log.warning(f"{self._store.directory} takes rows again")
+            self._trouble = ""
+            self._room.set()
+            return True
+
+    def _write(self, flushes: list[Flush]) -> None:
+        parts: list[Part] = [part for flush in flushes for part in flush.build()]
+        self._store.write(parts)
+
+    @staticmethod
+    def _acknowledge(entry: Entry, sequence: int) -> None:
+        if sequence > entry.acknowledge:
+            entry.acknowledge = sequence
+            entry.news.set()
+
+    def snapshot(self, flows: int) -> Snapshot:
+        """What viewers see now: the newest session of each host."""
+        newest = {entry.session.hello.host: entry for entry in self._entries.values()}
+        windows = [(entry.session.window, entry.connected) for entry in newest.values()]
+        trouble = (self._trouble,) if self._trouble else ()
+        return take_snapshot(windows, self._jobs, self._settings, time.time_ns(), flows, trouble)

@@ -1,0 +1,197 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The gRPC service, from its first socket to its last acknowledgement."""
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import socket
+import stat
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import sdnotify
+
+from collector.ingest import BatchOrder, RefusedBatchError, read_hello
+from collector.registry import Entry, Registry
+from collector.settings import Settings
+from collector.store import Store
+from netmon.dl.classify import NS_PER_S
+from netmon.errors import DataError, UnsupportedError, WireError
+from netmon.wire import netmon_pb2, netmon_pb2_grpc
+from netmon.wire.snapshots import encode_snapshot
+
+_log = logging.getLogger(__name__)
+_SHORTEST_INTERVAL_MS = 50
+_GRACE_S = 1.0
+_BREAK_S = 0.1  # a broken stream looks ended at first; gRPC cancels its handler a moment later
+_OPTIONS = (
+    ("grpc.so_reuseport", 0),  # a second collector on the port must fail, not take half of the agents
+    ("grpc.max_receive_message_length", 256 << 20),
+    ("grpc.max_send_message_length", -1),
+    ("grpc.http2.min_recv_ping_interval_without_data_ms", 1_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 5_000),
+)
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class CollectorService(netmon_pb2_grpc.CollectorServicer):
+    """The two calls of proto/netmon.proto."""
+
+    def __init__(self, registry: Registry) -> None:
+        """Serve the sessions of a registry."""
+        self._registry = registry
+
+    async def Stream(  # noqa: N802 (the contract's name)
+        self, request_iterator: AsyncIterator[netmon_pb2.AgentMessage], context: Context
+    ) -> None:
+        """Take in one agent's stream."""
+        try:
+            first = await anext(request_iterator, None)
+            if first is None:
+                return
+            entry = await self._registry.open(read_hello(first))
+            await self._session(entry, request_iterator, context)
+        except RefusedBatchError as error:
+            _log.warning(error)
+            which = (("netmon-sequence", str(error.sequence)),)
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error), which)
+        except WireError as error:
+            _log.warning(error)
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        except DataError as error:
+            _log.error(error)
+            await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
+
+    async def _session(self, entry: Entry, messages: AsyncIterator[netmon_pb2.AgentMessage], context: Context) -> None:
+        hello, connection = entry.session.hello, entry.connections
+        hooks = ", ".join(f"{i.name} ({i.hook_rx}/{i.hook_tx})" for i in hello.interfaces)
+        _log.info(f"{hello.host} connected: session {hello.session}, {hooks}")
+        acknowledging = asyncio.create_task(self._acknowledge(entry, context))
+        complete = False
+        try:
+            order = BatchOrder(entry.session)
+            async for message in messages:
+                if entry.connections != connection:
+                    await context.abort(grpc.StatusCode.ABORTED, f"session {hello.session} has connected again")
+                await self._registry.room()
+                output = order.accept(message)
+                if output:
+                    self._registry.arrived(entry, output)
+            await asyncio.sleep(_BREAK_S)
+            complete = True
+        finally:
+            acknowledging.cancel()
+            if entry.connections == connection:
+                self._registry.disconnected(entry)
+                _log.info(f"{hello.host} {'left' if complete else 'is cut off'}: session {hello.session}")
+        if complete and entry.connections == connection:
+            self._registry.settle(entry, leaving=True)
+            if await self._registry.flush():
+                await context.write(netmon_pb2.Acknowledgement(sequence=entry.acknowledge))
+
+    @staticmethod
+    async def _acknowledge(entry: Entry, context: Context) -> None:
+        entry.news.set()  # what a former connection was not told any more
+        while True:
+            await entry.news.wait()
+            entry.news.clear()
+            if entry.acknowledge:
+                await context.write(netmon_pb2.Acknowledgement(sequence=entry.acknowledge))
+
+    async def Watch(  # noqa: N802 (the contract's name)
+        self, request: netmon_pb2.WatchRequest, context: Context
+    ) -> AsyncIterator[netmon_pb2.Snapshot]:
+        """Give one snapshot, or one per interval until the viewer goes."""
+        while True:
+            yield encode_snapshot(self._registry.snapshot(request.flows))
+            if not request.interval_ms:
+                return
+            await asyncio.sleep(max(request.interval_ms, _SHORTEST_INTERVAL_MS) / 1e3)
+
+
+async def serve(listen: str, data: Path, settings: Settings, stop: asyncio.Event | None = None) -> None:
+    """Collect until SIGTERM or SIGINT (or `stop`), then store what is left.
+
+    Raises DataError where data cannot be written, UnsupportedError where it cannot listen.
+    """
+    stop = stop or _stop_on_signals()
+    store = Store(data)
+    registry = Registry(store, settings)
+    server = grpc.aio.server(options=_OPTIONS)
+    netmon_pb2_grpc.add_CollectorServicer_to_server(CollectorService(registry), server)  # type: ignore[no-untyped-call]
+    try:
+        _listen(server, listen)
+        await server.start()
+        _log.info(f"listening on {listen}, writing to {data}")
+        _notify("READY=1")
+        await _flush_until(stop, registry, settings.flush_ns / NS_PER_S)
+        _notify("STOPPING=1")
+        registry.settle_everything()
+        if not await registry.flush():
+            raise DataError(f"cannot store the last rows in {data}; agents that spool will send them again")
+    finally:
+        await server.stop(_GRACE_S)
+        store.close()
+
+
+async def _flush_until(stop: asyncio.Event, registry: Registry, interval_s: float) -> None:
+    while not stop.is_set():
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(stop.wait(), interval_s)
+        registry.tidy()
+        await registry.flush()
+
+
+def _notify(state: str) -> None:
+    """Tell whoever started the process, if it asked for it."""
+    if "NOTIFY_SOCKET" in os.environ:
+        notifier = sdnotify.SystemdNotifier()
+        notifier.notify(state)
+        notifier.socket.close()
+
+
+def _stop_on_signals() -> asyncio.Event:
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    return stop
+
+
+def _listen(server: grpc.aio.Server, address: str) -> None:
+    if address.startswith("unix:"):
+        _clear_socket(address)
+    try:
+        bound = server.add_insecure_port(address)
+    except RuntimeError:
+        bound = 0
+    if not bound:
+        raise UnsupportedError(
+            f"cannot listen on {address}: the address is in use or not this machine's; choose another --listen"
+        )
+
+
+def _clear_socket(address: str) -> None:
+    """Remove a socket that nobody listens on any more; gRPC would take over a live one without a word."""
+    path = Path(address.removeprefix("unix:"))
+    if not path.parent.is_dir():
+        raise UnsupportedError(f"cannot listen on {address}: {path.parent} is not a directory; create it")
+    if not path.exists():
+        return
+    if not stat.S_ISSOCK(path.stat().st_mode):
+        raise UnsupportedError(
+            f"cannot listen on {address}: a file that is no socket is there; choose another --listen"
+        )
+    with socket.socket(socket.AF_UNIX) as probe:
+        try:
+            probe.connect(str(path))
+        except ConnectionRefusedError:
+            path.unlink()
+            return
+    raise UnsupportedError(f"cannot listen on {address}: another process does; stop it or choose another --listen")

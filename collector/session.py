@@ -1,0 +1,204 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One agent's session: its window, what is on its way to the disk, and what may be acknowledged."""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime, timezone
+
+import numpy as np
+import pyarrow as pa
+
+from collector.ledger import LedgerRow
+from collector.peers import Peers
+from collector.resume import FLOW_OVER_NS, RECENT_NS, STATE_KEY, RankState, Resume
+from collector.settings import Settings
+from collector.store import Part
+from collector.tables import bucket_table, flow_table, iteration_table, ledger_table
+from collector.window import HostWindow, Output
+from netmon.dl.account import Tally
+from netmon.dl.classify import NS_PER_S
+from netmon.dl.iterations import Iteration
+from netmon.records import SCHEMA_VERSION, Batch, Hello, Table
+
+_DAY_NS = 86_400 * NS_PER_S
+
+
+@dataclass(frozen=True)
+class Flush:
+    """What is to be written, and what that settles."""
+
+    build: Callable[[], list[Part]]  # pure; may run in a thread
+    acknowledge: int | None
+    done: Callable[[], None]
+    undone: Callable[[], None]
+
+
+class Session:
+    """State of one (host, session); used from one thread but for Flush.build."""
+
+    def __init__(self, hello: Hello, settings: Settings, resume: Resume, peers: Peers) -> None:
+        """Begin or resume."""
+        self.hello = hello
+        self.window = HostWindow(hello, settings, resume)
+        self.received = 0  # sequence of the last batch processed; 0: none since the collector's start
+        self.stored_before = resume.last_sequence
+        self.pending_bytes = 0
+        self._peers = peers
+        self._buckets: list[Table] = []
+        self._iterations: list[tuple[Iteration, Tally]] = []
+        self._ledger: list[LedgerRow] = []
+        self._ledger_until = dict(resume.ledger_until_utc)
+        self._first = resume.first_free  # first batch that the next parts cover; 0: not known yet
+        self._resume = resume
+        self._flow_dates = dict(resume.flow_dates)
+        self._ranks = {(rank.job, rank.rank): rank for rank in resume.ranks}
+        for stored in resume.flows:
+            peers.add(stored.flow)
+
+    def process(self, batch: Batch) -> Output:
+        """Take in the next batch. Raises WireError."""
+        output = self.window.add(batch)
+        self.received = batch.sequence
+        self._first = self._first or batch.sequence
+        for flow in batch.flows:
+            self._peers.add(flow)
+        return self._keep(output)
+
+    def settle_all(self, leaving: bool) -> Output:
+        """Settle everything that has arrived; `leaving`: the session is over."""
+        return self._keep(self.window.settle_all(leaving))
+
+    def _keep(self, output: Output) -> Output:
+        if len(output.buckets):
+            self._buckets.append(output.buckets)
+            self.pending_bytes += output.buckets.nbytes
+        self._iterations += output.iterations
+        self._ledger += output.ledger
+        return output
+
+    @property
+    def idle(self) -> bool:
+        """Whether everything that has settled is stored."""
+        return not (self._buckets or self._iterations or self._ledger or self.window.flows.changed)
+
+    def forget(self) -> None:
+        """The session is over and stored: let go of what other sessions see of it."""
+        for flow in self.window.flows.flows:
+            self._peers.forget(flow)
+
+    def flush(self) -> Flush | None:
+        """Hand over what has settled; None where there is nothing to write or to acknowledge."""
+        acknowledge = self.window.acknowledgeable()
+        changed = set(self.window.flows.changed)
+        parts_of_flows = [part for part, own in self.window.flows.parts.items() if not changed.isdisjoint(own)]
+        if not (self._buckets or self._iterations or self._ledger or changed or acknowledge):
+            return None
+        for iteration, _ in self._iterations:
+            self._stored(iteration)
+        buckets, iterations, ledger = self._buckets, self._iterations, self._ledger
+        first, size = self._first, self.pending_bytes
+        flows = [self._flow_part(part) for part in parts_of_flows]
+        metadata, offset = self._metadata(), self.window.alignment.offset_ns
+        stem = f"part-{self.hello.session}-{first}-{self.received}"
+        self._buckets, self._iterations, self._ledger = [], [], []
+        self._first, self.pending_bytes = max(first, self.received) + 1, 0
+        self.window.flows.changed.clear()
+        jobs, name = list(self.window.flows.jobs), self.hello.session
+
+        def build() -> list[Part]:
+            parts = [part(metadata) for part in flows]
+            if buckets:
+                rows = np.concatenate(buckets)
+                table = bucket_table(name, self.window.links, jobs, self.hello.bucket_ns, rows)
+                parts += self._parts("buckets", stem, table, "bucket_start_ns", metadata)
+            if iterations:
+                table = iteration_table(name, offset, iterations)
+                parts += self._parts("iterations", stem, table, "start_ns", metadata)
+            if ledger:
+                table = ledger_table(name, self.window.links, offset, ledger)
+                parts += self._parts("ledger", stem, table, "start_ns", metadata)
+            return parts
+
+        def done() -> None:
+            if acknowledge:
+                self.window.acknowledged(acknowledge)
+            for flow in self.window.flows.forget(self.window.settled_ns - FLOW_OVER_NS):
+                self._peers.forget(flow)
+
+        def undone() -> None:
+            self._buckets, self._iterations = buckets + self._buckets, iterations + self._iterations
+            self._ledger = ledger + self._ledger
+            self._first, self.pending_bytes = first, size + self.pending_bytes
+            self.window.flows.changed |= changed
+
+        return Flush(build, acknowledge, done, undone)
+
+    def _flow_part(self, part: int) -> Callable[[dict[bytes, bytes]], Part]:
+        """Copies of one part's flows as they are now; the rest can run in a thread."""
+        table, offset = self.window.flows, self.window.alignment.offset_ns
+        flows, state = [table.flows[index] for index in table.parts[part]], table.state[table.parts[part]]
+        date = self._flow_dates.setdefault(part, _date(flows[0].first_ns + offset))
+        peers = [self._peers.rank(flow) for flow in flows]
+        session, host = self.hello.session, self.hello.host
+
+        def build(metadata: dict[bytes, bytes]) -> Part:
+            rows = flow_table(session, self.window.links, offset, flows, state, peers)
+            return Part("flows", date, host, f"part-{session}-{part:06}", rows.replace_schema_metadata(metadata))
+
+        return build
+
+    def _parts(self, name: str, stem: str, table: pa.Table, time: str, metadata: dict[bytes, bytes]) -> list[Part]:
+        days = table[time].to_numpy() // _DAY_NS
+        table = table.replace_schema_metadata(metadata)
+        return [
+            Part(name, _date(int(day) * _DAY_NS), self.hello.host, stem, table.filter(pa.array(days == day)))
+            for day in np.unique(days)
+        ]
+
+    def _stored(self, iteration: Iteration) -> None:
+        end = self.window.alignment.utc(iteration.end_ns)
+        state = RankState(iteration.job, iteration.rank, iteration.size, iteration.parameters, end)
+        self._ranks[iteration.job, iteration.rank] = state
+
+    def _metadata(self) -> dict[bytes, bytes]:
+        hello, window = self.hello, self.window
+        for row in self._ledger:
+            self._ledger_until[row.link] = window.alignment.utc(row.end_ns)
+        recent = window.alignment.utc(window.horizon_ns) - RECENT_NS
+        self._ranks = {key: rank for key, rank in self._ranks.items() if rank.end_utc > recent}
+        state = {
+            "last_sequence": max(self.received, self._resume.last_sequence),
+            "complete_sequence": window.complete(),
+            "settled_ns": max(window.settled_ns, self._resume.settled_ns),
+            "clock_offset_ns": window.alignment.offset_ns,
+            "ledger_until_utc": self._ledger_until,
+            "ledger_totals": {link: total.tolist() for link, total in enumerate(window.ledger.totals)},
+            "ranks": [vars(rank) for rank in self._ranks.values()],
+        }
+        hooks = {
+            f"{window.links.interface(link).name}:{window.links.direction(link).name.lower()}": window.links.hook(link)
+            for link in range(len(window.links))
+        }
+        metadata = {
+            "schema_version": SCHEMA_VERSION,
+            "host": hello.host,
+            "session": hello.session,
+            "agent_version": hello.agent_version,
+            "bucket_ns": hello.bucket_ns,
+            "byte_basis": {interface.name: interface.byte_basis for interface in hello.interfaces},
+            "clock_error_ns": window.alignment.error_ns,
+            "hook": hooks,
+            "share_window_ns": window.window_ns,
+            "share_threshold": window.settings.share_threshold,
+        }
+        encoded = {f"netmon.{key}".encode(): _text(value) for key, value in metadata.items()}
+        return encoded | {STATE_KEY: json.dumps(state).encode()}
+
+
+def _text(value: object) -> bytes:
+    return (json.dumps(value) if isinstance(value, dict) else str(value)).encode()
+
+
+def _date(utc_ns: int) -> str:
+    return datetime.fromtimestamp(utc_ns // NS_PER_S, timezone.utc).strftime("%Y-%m-%d")

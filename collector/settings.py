@@ -1,0 +1,15 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the user may set."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How the collector works; the defaults are those of the command line."""
+
+    settle_ns: int = 1_000_000_000  # a row waits so long for its flow's owner and its iteration's marks
+    flush_ns: int = 2_000_000_000
+    share_window_ns: int = 10_000_000
+    share_threshold: float = 0.01  # of a link's capacity
+    parameters: int = 0  # model size for jobs that do not tell theirs

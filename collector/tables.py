@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The dataset's schema, and how rows become Arrow tables. Host and date are in the path, not in the file.
+
+Strings that repeat are dictionary-encoded; where there is nothing to say they are empty, ranks and iterations −1.
+Times are int64 ns of the UTC epoch.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import pyarrow as pa
+
+from collector.flows import STATE, Links
+from collector.ledger import LedgerRow
+from netmon.dl.account import Tally
+from netmon.dl.iterations import Iteration
+from netmon.records import CLASS_NAMES, Class, Flow, Table
+
+DIRECTIONS = ("rx", "tx")
+_WORD = pa.dictionary(pa.int32(), pa.string())
+_I64 = pa.int64()
+
+
+def _fields(kind: pa.DataType, *names: str) -> list[pa.Field]:
+    return [pa.field(name, kind) for name in names]
+
+
+SCHEMAS = {
+    "buckets": pa.schema(
+        [
+            *_fields(_WORD, "session", "interface", "direction"),
+            *_fields(pa.uint32(), "flow_id"),
+            *_fields(_I64, "bucket_start_ns", "bucket_ns", "packets", "wire_bytes", "payload_bytes"),
+            *_fields(_WORD, "class", "job"),
+            *_fields(_I64, "iteration"),
+        ]
+    ),
+    "flows": pa.schema(
+        [
+            *_fields(_WORD, "session", "interface", "direction"),
+            *_fields(pa.uint32(), "flow_id"),
+            *_fields(_WORD, "src", "dst"),
+            *_fields(pa.uint16(), "src_port", "dst_port"),
+            *_fields(pa.uint8(), "protocol"),
+            *_fields(_WORD, "process"),
+            *_fields(pa.uint32(), "pid"),
+            *_fields(_WORD, "container", "job"),
+            *_fields(pa.int32(), "rank", "peer_rank"),
+            *_fields(_I64, "first_ns", "last_ns"),
+            *_fields(_WORD, "class", "class_source"),
+        ]
+    ),
+    "iterations": pa.schema(
+        [
+            *_fields(_WORD, "session", "job"),
+            *_fields(pa.int32(), "rank", "size"),
+            *_fields(_I64, "iteration", "start_ns", "end_ns"),
+            *_fields(_WORD, "start_moment", "end_moment"),
+            *_fields(_I64, "comm_start_ns", "comm_end_ns"),
+            *_fields(_WORD, "source"),
+            *_fields(_I64, "error_ns"),
+            *_fields(pa.bool_(), "relative"),
+            *_fields(_I64, "parameters"),
+            *_fields(pa.bool_(), "node_shared"),
+            *_fields(_I64, "dl_tx_bytes", "dl_rx_bytes", "dl_shared_tx_bytes", "dl_shared_rx_bytes"),
+            *_fields(_I64, "cross_tx_bytes", "cross_rx_bytes", "unclassified_tx_bytes", "unclassified_rx_bytes"),
+            *_fields(_I64, "peak_bps"),
+        ]
+    ),
+    "ledger": pa.schema(
+        [
+            *_fields(_WORD, "session", "interface", "direction"),
+            *_fields(_I64, "start_ns", "end_ns", "nic_bytes", "attributed_bytes", "overflow_bytes"),
+            *_fields(_I64, "lost_kernel_bytes", "lost_agent_bytes", "invisible_bytes"),
+            *_fields(pa.float64(), "coverage"),
+            *_fields(_I64, "nic_counter_bytes", "nic_packets"),
+            *_fields(_WORD, "hook", "byte_basis"),
+        ]
+    ),
+}
+"""Arrow schema per table; comm_start_ns and comm_end_ns are null where unknown, coverage where the NIC was idle."""
+
+
+def _words(numbers: Sequence[int] | np.ndarray, names: Sequence[str]) -> pa.DictionaryArray:
+    return pa.DictionaryArray.from_arrays(pa.array(numbers, pa.int32()), pa.array(names, pa.string()))
+
+
+def _encode(values: Sequence[str]) -> pa.DictionaryArray:
+    return pa.array(values, pa.string()).dictionary_encode()
+
+
+def _table(name: str, session: str, rows: int, columns: dict[str, object]) -> pa.Table:
+    arrays = {"session": _words(np.zeros(rows, np.int32), [session])} | columns
+    schema = SCHEMAS[name]
+    converted = [a if isinstance(a, pa.Array) else pa.array(a, f.type) for f in schema for a in [arrays[f.name]]]
+    return pa.Table.from_arrays(converted, schema=schema)
+
+
+def _link_columns(links: Links, numbers: np.ndarray) -> dict[str, object]:
+    return {
+        "interface": _words(numbers // 2, [interface.name for interface in links.interfaces]),
+        "direction": _words(numbers % 2, DIRECTIONS),
+    }
+
+
+def bucket_table(session: str, links: Links, jobs: Sequence[str], bucket_ns: int, rows: Table) -> pa.Table:
+    """Settled rows (collector.window.SETTLED) as the table `buckets`."""
+    plain = ("flow_id", "bucket_start_ns", "packets", "wire_bytes", "payload_bytes", "iteration")
+    columns = _link_columns(links, rows["link"]) | {name: np.ascontiguousarray(rows[name]) for name in plain}
+    columns["bucket_ns"] = np.full(len(rows), bucket_ns, np.int64)
+    columns["class"] = _words(rows["class"].astype(np.int32), CLASS_NAMES)
+    columns["job"] = _words(np.ascontiguousarray(rows["job"]), jobs)
+    return _table("buckets", session, len(rows), columns)
+
+
+def flow_table(
+    session: str, links: Links, offset_ns: int, flows: Sequence[Flow], state: Table, peers: Sequence[int]
+) -> pa.Table:
+    """Flows with their state (collector.flows.STATE, same order) as the table `flows`.
+
+    The class of a DL flow is DL-shared as soon as one of its rows was.
+    """
+    assert state.dtype == STATE
+    classes = np.where(state["shared"], np.uint8(Class.DL_SHARED), state["class"]).astype(np.int32)
+    columns = _link_columns(links, state["link"])
+    columns |= {
+        name: [getattr(flow, name) for flow in flows] for name in ("flow_id", "src_port", "dst_port", "protocol")
+    }
+    columns |= {name: _encode([getattr(flow, name) for flow in flows]) for name in ("src", "dst")}
+    columns |= {
+        name: _encode([getattr(flow.owner, name) for flow in flows]) for name in ("process", "container", "job")
+    }
+    columns |= {name: [getattr(flow.owner, name) for flow in flows] for name in ("pid", "rank")}
+    columns["peer_rank"] = peers
+    columns["first_ns"] = [flow.first_ns + offset_ns for flow in flows]
+    columns["last_ns"] = state["last_ns"] + offset_ns
+    columns["class"] = _words(classes, CLASS_NAMES)
+    columns["class_source"] = _encode([flow.owner.source for flow in flows])
+    return _table("flows", session, len(flows), columns)
+
+
+def iteration_table(session: str, offset_ns: int, rows: Sequence[tuple[Iteration, Tally]]) -> pa.Table:
+    """Iterations with their account as the table `iterations`."""
+    iterations, tallies = [row[0] for row in rows], [row[1] for row in rows]
+    same = ("rank", "size", "error_ns", "relative", "parameters")
+    columns: dict[str, object] = {name: [getattr(iteration, name) for iteration in iterations] for name in same}
+    columns |= {name: [getattr(tally, name) for tally in tallies] for name in Tally.__dataclass_fields__}
+    columns["iteration"] = [iteration.number for iteration in iterations]
+    for name in ("start_ns", "end_ns"):
+        columns[name] = [getattr(iteration, name) + offset_ns for iteration in iterations]
+    for name in ("comm_start_ns", "comm_end_ns"):
+        columns[name] = [time + offset_ns if time else None for time in (getattr(i, name) for i in iterations)]
+    columns["job"] = _encode([iteration.job for iteration in iterations])
+    for name in ("start_moment", "end_moment", "source"):
+        columns[name] = _encode([getattr(iteration, name).name.lower() for iteration in iterations])
+    return _table("iterations", session, len(rows), columns)
+
+
+def ledger_table(session: str, links: Links, offset_ns: int, rows: Sequence[LedgerRow]) -> pa.Table:
+    """Ledger rows as the table `ledger`."""
+    numbers = np.array([row.link for row in rows], np.int64)
+    plain = [f.name for f in SCHEMAS["ledger"] if f.name.endswith("_bytes") or f.name == "nic_packets"]
+    columns = _link_columns(links, numbers) | {name: [getattr(row, name) for row in rows] for name in plain}
+    columns["coverage"] = [row.coverage if row.nic_bytes else None for row in rows]
+    columns["start_ns"] = [row.start_ns + offset_ns for row in rows]
+    columns["end_ns"] = [row.end_ns + offset_ns for row in rows]
+    columns["hook"] = _encode([links.hook(row.link) for row in rows])
+    columns["byte_basis"] = _encode([links.interface(row.link).byte_basis for row in rows])
+    return _table("ledger", session, len(rows), columns)

@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the kernel programs cost per packet, by BPF_PROG_TEST_RUN on a 1514-byte frame.
+
+Each round measures the empty program, the floor (one clock read and one lookup of a 40-byte key) and every case
+in turn; figures are medians over the rounds of what is left after subtracting the same round's empty program.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from statistics import median
+from typing import Any
+
+from netmon.bench.rig import PROGRAMS, LoadedMeter, Yardsticks, frame, ns_per_run
+
+_REPEAT = 200_000
+_TAKEOVERS = 10_000  # of one run: what the flow ring holds
+_MANY_FLOWS = 1 << 20
+
+
+@dataclass(frozen=True)
+class CaseResult:
+    """One case on one program; times in ns per packet. The spread is the distance of the quartiles."""
+
+    case: str
+    program: str
+    ns: float
+    net_ns: float
+    floor_ratio: float
+    spread: float
+
+
+@dataclass(frozen=True)
+class KernelResult:
+    """A whole run."""
+
+    cases: tuple[CaseResult, ...]
+    empty_ns: dict[str, float]
+    floor_net_ns: dict[str, float]
+    rounds: int
+
+    def document(self) -> dict[str, Any]:
+        """For --json."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class _Case:
+    name: str
+    measure: Callable[[str], tuple[float, float]]
+    """program → (ns, ns of the empty program reached the same way)"""
+
+
+def measure(rounds: int, progress: Callable[[int], None] = lambda _: None) -> KernelResult:
+    """Blocks for about a second per round; progress is called with the rounds done. Raises KernelError."""
+    bench = _Bench()
+    samples: dict[tuple[str, str], list[tuple[float, float, float]]] = {}
+    empty: dict[str, list[float]] = {program: [] for program in PROGRAMS}
+    floor: dict[str, list[float]] = {program: [] for program in PROGRAMS}
+    for done in range(rounds):
+        for program in PROGRAMS:
+            nothing, least = bench.empty(program), bench.floor(program)
+            empty[program].append(nothing)
+            floor[program].append(least - nothing)
+            for case in bench.cases():
+                ns, base = case.measure(program)
+                sample = (ns, ns - base, (ns - base) / (least - nothing))
+                samples.setdefault((case.name, program), []).append(sample)
+        progress(done + 1)
+    results = tuple(_result(case, program, values) for (case, program), values in samples.items())
+    return KernelResult(results, _medians(empty), _medians(floor), rounds)
+
+
+def _result(case: str, program: str, samples: list[tuple[float, float, float]]) -> CaseResult:
+    ns, net, ratio = (median(column) for column in zip(*samples, strict=True))
+    nets = sorted(sample[1] for sample in samples)
+    return CaseResult(case, program, ns, net, ratio, nets[3 * len(nets) // 4] - nets[len(nets) // 4])
+
+
+def _medians(samples: dict[str, list[float]]) -> dict[str, float]:
+    return {program: median(values) for program, values in samples.items()}
+
+
+class _Bench:
+    def __init__(self) -> None:
+        self._yardsticks = Yardsticks()
+        self._usual = LoadedMeter()
+        self._narrow = LoadedMeter(bucket_ns=1)  # every packet closes a bucket
+        self._frames = {kind: frame(kind) for kind in ("ipv4", "ipv6", "vlan")}
+
+    def empty(self, program: str) -> float:
+        return ns_per_run(self._yardsticks.program("empty", program), self._frames["ipv4"], _REPEAT)
+
+    def floor(self, program: str) -> float:
+        return ns_per_run(self._yardsticks.program("floor", program), self._frames["ipv4"], _REPEAT)
+
+    def cases(self) -> Iterator[_Case]:
+        yield _Case("hot_flow", lambda program: self._plain(self._usual, program, "ipv4"))
+        yield _Case("flows_64", lambda program: self._in_turn(program, 64, _REPEAT))
+        yield _Case("flows_4096", lambda program: self._in_turn(program, 4096, _REPEAT))
+        yield _Case("ipv6", lambda program: self._plain(self._usual, program, "ipv6"))
+        yield _Case("vlan", lambda program: self._plain(self._usual, program, "vlan"))
+        yield _Case("bucket_per_packet", lambda program: self._plain(self._narrow, program, "ipv4"))
+        yield _Case("table_full", lambda program: self._in_turn(program, _MANY_FLOWS, _TAKEOVERS))
+        yield _Case("ring_full", self._ring_full)
+
+    def _plain(self, loaded: LoadedMeter, program: str, kind: str) -> tuple[float, float]:
+        loaded.drain()
+        base = self.empty(program)
+        return ns_per_run(loaded.descriptors[PROGRAMS[program]], self._frames[kind], _REPEAT), base
+
+    def _in_turn(self, program: str, flows: int, repeat: int) -> tuple[float, float]:
+        """The front costs the same before the empty program as before ours."""
+        front = self._yardsticks.program("turn", program)
+        self._yardsticks.aim(program, self._yardsticks.program("empty", program), flows)
+        base = ns_per_run(front, self._frames["ipv4"], repeat)
+        self._yardsticks.aim(program, self._usual.descriptors[PROGRAMS[program]], flows)
+        for _ in range(2 if flows < _MANY_FLOWS else 1):  # first all flows get their slots
+            self._usual.drain()
+            ns = ns_per_run(front, self._frames["ipv4"], repeat)
+        return ns, base
+
+    def _ring_full(self, program: str) -> tuple[float, float]:
+        target = self._narrow.descriptors[PROGRAMS[program]]
+        base = self.empty(program)
+        for _ in range(4):  # more than the ring holds
+            ns = ns_per_run(target, self._frames["ipv4"], _REPEAT)
+        self._narrow.drain()
+        return ns, base

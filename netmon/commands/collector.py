@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`netmon collector`: the service that agents stream to and viewers watch."""
+
+import argparse
+from pathlib import Path
+
+from netmon.errors import UsageError
+from netmon.units import parse_count, parse_duration
+
+HELP = "collect what agents stream: classify it, store it as Parquet, serve live views"
+EXAMPLES = """\
+  netmon collector --listen 0.0.0.0:9400 --data /var/lib/netmon
+  netmon collector --listen unix:/run/netmon/collector.sock --data out --parameters 25.6e6
+"""
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    parser.add_argument(
+        "--listen", default="localhost:9400", metavar="ADDR", help="HOST:PORT or unix:PATH (%(default)s)"
+    )
+    parser.add_argument("--data", type=Path, required=True, metavar="DIR", help="the dataset's directory")
+    parser.add_argument("--config", type=Path, metavar="FILE", help="options from a TOML file")
+    parser.add_argument(
+        "--settle",
+        type=parse_duration,
+        default="1s",
+        metavar="TIME",
+        help="wait for late owners and marks (%(default)s)",
+    )
+    parser.add_argument(
+        "--flush", type=parse_duration, default="2s", metavar="TIME", help="write at this interval (%(default)s)"
+    )
+    parser.add_argument(
+        "--share-window",
+        type=parse_duration,
+        default="10ms",
+        metavar="TIME",
+        help="a DL flow is DL-shared for so long at a time (%(default)s)",
+    )
+    parser.add_argument(
+        "--share-threshold",
+        type=float,
+        default=0.01,
+        metavar="FRACTION",
+        help="of a link's capacity, from which cross payload makes a window shared (%(default)s)",
+    )
+    parser.add_argument(
+        "--parameters", type=parse_count, default=0, metavar="P", help="model size of jobs that do not tell theirs"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Collect until a signal."""
+    import asyncio
+
+    from collector.server import serve
+    from collector.settings import Settings
+
+    if min(args.settle, args.flush, args.share_window) <= 0:
+        raise UsageError("--settle, --flush and --share-window have to be longer than 0")
+    if not 0 <= args.share_threshold <= 1:
+        raise UsageError(
+            f"--share-threshold is a fraction of a link's capacity, from 0 to 1, not {args.share_threshold}"
+        )
+    settings = Settings(args.settle, args.flush, args.share_window, args.share_threshold, args.parameters)
+    asyncio.run(serve(args.listen, args.data, settings))
+    return 0

@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`netmon doctor`: what this machine can do, and which hook netmon would choose."""
+
+import argparse
+import dataclasses
+import json
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from netmon.kernel.probe import Check, HookChoice, InterfaceFacts, Interfaces
+
+HELP = "what this machine can do, and which hook it would choose"
+EXAMPLES = """\
+  netmon doctor           a table for people
+  netmon doctor --json    the same for programs; exit status 0 when the agent can run here
+"""
+
+_COLOURS = {"ok": "green", "note": "default", "limited": "yellow", "unknown": "yellow", "missing": "bold red"}
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the options."""
+    parser.add_argument("--json", action="store_true", help="print one JSON document and nothing else")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Probes and prints. 0: the agent can run here; 1: it cannot, and one line on stderr says what is missing."""
+    from netmon.kernel.probe import interface_facts, machine_checks
+
+    checks, interfaces = machine_checks(), interface_facts()
+    if args.json:
+        print(json.dumps(document(checks, interfaces), indent=2))
+    else:
+        draw(checks, interfaces)
+    if line := what_is_missing(checks):
+        print(line, file=sys.stderr)
+        return 1
+    return 0
+
+
+def what_is_missing(checks: "Sequence[Check]") -> str:
+    """One line, or nothing where the agent can run."""
+    missing = [f"{check.name}: {check.detail}; {check.advice}" for check in checks if check.status == "missing"]
+    return f"netmon agent cannot run on this machine: {' · '.join(missing)}" if missing else ""
+
+
+def document(checks: "Sequence[Check]", interfaces: "Interfaces") -> dict[str, Any]:
+    """What --json prints."""
+    return {
+        "ok": not what_is_missing(checks),
+        "checks": [dataclasses.asdict(check) for check in checks],
+        "interfaces": [
+            dataclasses.asdict(facts) | {"hook": choice and choice._asdict(), "remarks": remarks(facts)}
+            for facts, choice in zip(interfaces.watchable, _chosen(checks, interfaces), strict=True)
+        ],
+        "refused": list(interfaces.refused),
+    }
+
+
+def draw(checks: "Sequence[Check]", interfaces: "Interfaces") -> None:
+    """Prints both tables, why the hooks were chosen, and which interfaces cannot be watched."""
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    choices = _chosen(checks, interfaces)
+    console.print(checks_table(checks))
+    console.print()
+    console.print(interfaces_table(interfaces, choices))
+    reasons = dict.fromkeys(f"{choice.rx}: {choice.reason}" for choice in choices if choice)
+    for line in [*reasons, *interfaces.refused]:
+        console.print(line, style="dim", markup=False)
+
+
+def checks_table(checks: "Sequence[Check]") -> "Table":
+    """The machine, a row per check; what to do stands below what is wrong."""
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table("this machine", "", "", box=None, pad_edge=False)
+    for check in checks:
+        detail = Text(check.detail)
+        if check.advice:
+            detail.append(f"\n→ {check.advice}", style="italic")
+        table.add_row(check.name, Text(check.status.value, style=_COLOURS[check.status.value]), detail)
+    return table
+
+
+def interfaces_table(interfaces: "Interfaces", choices: "Sequence[HookChoice | None]") -> "Table":
+    """The interfaces, a row each, with the hook that was chosen for it."""
+    from rich.table import Table
+    from rich.text import Text
+
+    from netmon.units import format_rate
+
+    table = Table("interface", "driver", "MTU", "speed", "GRO", "TSO", "hook", "", box=None, pad_edge=False)
+    for facts, choice in zip(interfaces.watchable, choices, strict=True):
+        speed = format_rate(facts.capacity_bps) if facts.capacity_bps else "unknown"
+        offloads = ({True: "on", False: "off", None: "?"}[state] for state in (facts.gro, facts.tso))
+        notes = Text("\n".join(remarks(facts)))
+        driver = facts.driver or facts.kind or "unknown"
+        hook = choice.rx if choice else "?"
+        style = "" if facts.up else "dim"
+        table.add_row(facts.name, driver, str(facts.mtu), speed, *offloads, hook, notes, style=style)
+    return table
+
+
+def remarks(facts: "InterfaceFacts") -> list[str]:
+    """What a reader of this interface's figures has to know, a line each."""
+    found = []
+    if facts.uppers:
+        found.append(f"{', '.join(facts.uppers)} on top carries the same bytes: watch either, not both")
+    if facts.gro and not facts.virtual:
+        found.append("GRO: a received super-packet of up to 64 KB has one time stamp")
+    if facts.xdp_program:
+        holder = facts.xdp_name or "unnamed"
+        found.append(f"XDP program {facts.xdp_program} ({holder}) comes first: what it drops or redirects is not seen")
+    if facts.rdma:
+        found.append(f"RDMA device {', '.join(facts.rdma)}: its traffic is not attributed to flows")
+    if not facts.capacity_bps:
+        found.append("speed unknown: give --capacity")
+    return found
+
+
+def _chosen(checks: "Sequence[Check]", interfaces: "Interfaces") -> "list[HookChoice | None]":
+    """What `--hook auto` would choose, per watchable interface; None where tcx could not be tried."""
+    from netmon.kernel.probe import Status, choose_hook
+
+    tcx = next(check.status for check in checks if check.name == "tcx")
+    if tcx is Status.UNKNOWN:
+        return [None] * len(interfaces.watchable)
+    return [choose_hook(facts, tcx=tcx is Status.OK) for facts in interfaces.watchable]

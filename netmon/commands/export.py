@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`netmon export`: part of a table of the dataset as one file."""
+
+import argparse
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from netmon.errors import DataError, UsageError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+HELP = "write a part of the dataset as one Parquet, CSV or Feather file"
+EXAMPLES = """\
+  netmon export --data out --out iterations.csv
+  netmon export --data out --table buckets --job training --iterations 10:20 --out steps.parquet
+  netmon export --data out --table ledger --since 2026-01-31T09:00 --until 2026-01-31T10:00 --out ledger.feather
+"""
+_TABLES = ("iterations", "buckets", "flows", "ledger")
+_SUFFIXES = (".parquet", ".csv", ".feather")
+# A row lies in a time span if it begins before the span's end and ends after its start.
+_SPANS = {
+    "buckets": ("bucket_start_ns", "bucket_start_ns"),
+    "flows": ("first_ns", "last_ns"),
+    "iterations": ("start_ns", "end_ns"),
+    "ledger": ("start_ns", "end_ns"),
+}
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    parser.add_argument("--data", type=Path, required=True, metavar="DIR", help="the dataset's directory")
+    parser.add_argument(
+        "--out", type=Path, required=True, metavar="PATH", help="a file ending in .parquet, .csv or .feather"
+    )
+    parser.add_argument("--table", choices=_TABLES, default="iterations", help="what to export (%(default)s)")
+    parser.add_argument("--job", metavar="J", help="only rows of this job")
+    parser.add_argument(
+        "--iterations", type=_iterations, metavar="A:B", help="only rows of iterations A to B-1; either may be left out"
+    )
+    parser.add_argument(
+        "--since", type=_time, metavar="T", help="only rows from then on: ISO 8601, UTC unless it says else"
+    )
+    parser.add_argument("--until", type=_time, metavar="T", help="only rows before then")
+
+
+def _iterations(text: str) -> tuple[int | None, int | None]:
+    first, colon, last = text.partition(":")
+    try:
+        if not colon:
+            raise ValueError
+        return int(first) if first else None, int(last) if last else None
+    except ValueError:
+        raise UsageError(f"cannot read {text!r} as iterations: write A:B, such as 10:20, 10: or :20") from None
+
+
+def _time(text: str) -> int:
+    """ISO 8601 → ns of the UTC epoch."""
+    try:
+        time = datetime.fromisoformat(text.removesuffix("Z") + ("+00:00" if text.endswith("Z") else ""))
+    except ValueError:
+        raise UsageError(f"cannot read {text!r} as a time: write it like 2026-01-31T09:30:00") from None
+    since_epoch = (time if time.tzinfo else time.replace(tzinfo=timezone.utc)) - datetime(
+        1970, 1, 1, tzinfo=timezone.utc
+    )
+    return (since_epoch.days * 86_400 + since_epoch.seconds) * 1_000_000_000 + since_epoch.microseconds * 1_000
+
+
+def run(args: argparse.Namespace) -> int:
+    """Export; says on standard output how many rows it wrote."""
+    from netmon.report.dataset import open_table
+
+    if args.out.suffix not in _SUFFIXES:
+        raise UsageError(
+            f"cannot tell the format of {args.out}: end it in {', '.join(_SUFFIXES[:-1])} or {_SUFFIXES[-1]}"
+        )
+    dataset = open_table(args.data, args.table)
+    rows = _write(dataset, row_filter(args, dataset.schema.names), args.out)
+    print(f"{rows} rows of {args.table} in {args.out}")
+    return 0
+
+
+def row_filter(args: argparse.Namespace, columns: list[str]) -> Any:
+    """The options as one pyarrow expression; None: every row. Raises UsageError where the table lacks the column."""
+    import pyarrow.dataset as ds
+
+    for option, column in (("job", "job"), ("iterations", "iteration")):
+        if getattr(args, option) is not None and column not in columns:
+            raise UsageError(f"cannot filter {args.table} by --{option}: the table has no column {column}")
+    begins, ends = (ds.field(column) for column in _SPANS[args.table])
+    conditions = []
+    if args.job is not None:
+        conditions.append(ds.field("job") == args.job)
+    first, last = args.iterations or (None, None)
+    if args.iterations:
+        conditions.append(ds.field("iteration") >= (first or 0))
+    if last is not None:
+        conditions.append(ds.field("iteration") < last)
+    if args.since is not None:
+        conditions.append(ends >= args.since)
+    if args.until is not None:
+        conditions.append(begins < args.until)
+    combined = None
+    for condition in conditions:
+        combined = condition if combined is None else combined & condition
+    return combined
+
+
+def _write(dataset: Any, condition: Any, out: Path) -> int:
+    """Stream the rows into a file that appears when it is complete; returns their number."""
+    import pyarrow as pa
+
+    temporary = out.with_name(f".{out.name}.unfinished")
+    schema = _plain(dataset.schema)
+    rows = 0
+    try:
+        with _writer(out.suffix)(str(temporary), schema) as writer:
+            for batch in dataset.to_batches(filter=condition):
+                if batch.num_rows:
+                    writer.write_batch(batch.cast(schema))
+                    rows += batch.num_rows
+        if not rows:
+            raise DataError(f"cannot export to {out}: no row of the dataset matches")
+        temporary.replace(out)
+    except (OSError, pa.ArrowException) as error:
+        raise DataError(f"cannot export to {out}: {getattr(error, 'strerror', None) or error}") from None
+    finally:
+        temporary.unlink(missing_ok=True)
+    return rows
+
+
+def _plain(schema: "pa.Schema") -> "pa.Schema":
+    """Without dictionaries, which differ between files and which CSV does not know."""
+    import pyarrow as pa
+
+    fields = [f.with_type(f.type.value_type) if pa.types.is_dictionary(f.type) else f for f in schema]
+    return pa.schema(fields, {key: value for key, value in (schema.metadata or {}).items() if key != b"netmon.state"})
+
+
+def _writer(suffix: str) -> Callable[[str, "pa.Schema"], AbstractContextManager[Any]]:
+    import pyarrow.csv
+    import pyarrow.ipc
+    import pyarrow.parquet
+
+    def parquet(path: str, schema: "pa.Schema") -> AbstractContextManager[Any]:
+        writer: AbstractContextManager[Any] = pyarrow.parquet.ParquetWriter(path, schema, compression="zstd")
+        return writer
+
+    writers: dict[str, Callable[[str, pa.Schema], AbstractContextManager[Any]]] = {
+        ".parquet": parquet,
+        ".csv": pyarrow.csv.CSVWriter,
+        ".feather": pyarrow.ipc.new_file,
+    }
+    return writers[suffix]

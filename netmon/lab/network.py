@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Hosts around a switch, on one machine: network namespaces, a bridge in one of their own, and shaped veth pairs.
+
+```
+ h0 [eth0]──tbf──►┐                    ┌──tbf──►[eth0] h1
+          ◄──tbf──┤ port0  br0  port1  ├◄──tbf──
+                  └────── switch ──────┘
+```
+Nothing is made in the machine's own network namespace, and no packet leaves the machine.
+"""
+
+import contextlib
+import socket
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from netmon.lab import iproute
+from netmon.lab.lease import ETC_NETNS, Lease, leased
+
+SUBNET = "198.18.0"  # of 198.18.0.0/15, which RFC 2544 sets aside for tests of network devices
+INTERFACE = "eth0"
+
+# What a namespace must not inherit from this machine:
+# - IPv6: neighbour discovery and multicast reports would add to every count.
+# - The congestion control: BBR, say, shares a full link quite differently. CUBIC is Linux's default, but not
+#   always allowed to a namespace; Reno always is, and CUBIC behaves like it at round trips this short.
+# - How much a socket may have in its host's queue: a NIC's driver keeps that short (byte queue limits), tbf does
+#   not. netmon counts before that queue, and would see megabytes arrive in it at the speed of memory.
+_SETTINGS = """set -e
+cd /proc/sys/net
+for every in ipv6/conf/all ipv6/conf/default; do [ ! -d $every ] || echo 1 > $every/disable_ipv6; done
+echo cubic 2>/dev/null > ipv4/tcp_congestion_control || echo reno > ipv4/tcp_congestion_control
+echo 65536 > ipv4/tcp_limit_output_bytes
+cat ipv4/tcp_congestion_control
+"""
+
+
+@dataclass(frozen=True)
+class Host:
+    """One server of the testbed."""
+
+    name: str
+    namespace: str
+    address: str
+
+
+@dataclass(frozen=True)
+class Network:
+    """A testbed that stands. Every port carries `rate_bps` in each direction."""
+
+    lease: Lease
+    hosts: tuple[Host, ...]
+    rate_bps: int
+    congestion_control: str
+
+
+@contextlib.contextmanager
+def network(hosts: int, rate_bps: int) -> Iterator[Network]:
+    """Build a testbed of `hosts` hosts; it is gone afterwards, with all that runs in it. Raises LabError."""
+    with leased() as lease:
+        built = tuple(_host(lease, number) for number in range(hosts))
+        congestion_control = _make_namespaces([*(host.namespace for host in built), lease.namespace("switch")])
+        _write_names(built)
+        super_packet = _super_packet(rate_bps)
+        _connect(built, lease.namespace("switch"), super_packet)
+        _shape(built, lease.namespace("switch"), rate_bps, super_packet)
+        yield Network(lease, built, rate_bps, congestion_control)
+
+
+def _host(lease: Lease, number: int) -> Host:
+    return Host(f"h{number}", lease.namespace(f"h{number}"), f"{SUBNET}.{number + 1}")
+
+
+def _make_namespaces(names: list[str]) -> str:
+    for name in names:
+        iproute.call(["ip", "netns", "add", name])
+        congestion_control = iproute.call(["ip", "netns", "exec", name, "sh", "-s"], _SETTINGS).strip()
+    return congestion_control
+
+
+def _write_names(hosts: tuple[Host, ...]) -> None:
+    # `ip netns exec` mounts these over /etc/hosts. The machine's own name has to mean the namespace's address:
+    # Horovod resolves it for one of its contexts, whatever interface it was told to use.
+    known = "".join(f"{host.address} {host.name}\n" for host in hosts)
+    for host in hosts:
+        folder = ETC_NETNS / host.namespace
+        folder.mkdir(parents=True)
+        own = f"{host.address} {socket.gethostname()}\n"
+        (folder / "hosts").write_text(f"127.0.0.1 localhost\n{own}{known}")
+
+
+def _connect(hosts: tuple[Host, ...], switch: str, super_packet: int) -> None:
+    iproute.batch("ip", switch, ["link add br0 type bridge stp_state 0 mcast_snooping 0", "link set br0 up"])
+    for number, host in enumerate(hosts):
+        pair = f"link add {INTERFACE} type veth peer name port{number} netns {switch}"
+        address = f"address add {host.address}/24 dev {INTERFACE}"
+        size = f"link set {INTERFACE} gso_max_size {super_packet}"
+        iproute.batch("ip", host.namespace, ["link set lo up", pair, size, address, f"link set {INTERFACE} up"])
+    iproute.batch("ip", switch, [f"link set port{number} master br0 up" for number in range(len(hosts))])
+
+
+def _shape(hosts: tuple[Host, ...], switch: str, rate_bps: int, super_packet: int) -> None:
+    """Limit every port's rate with tbf; only the switch may drop.
+
+    A super-packet has to fit into the bucket, or tbf would cut it up and a host's frames would be counted
+    differently before and after its queue. The switch's ports buffer 4 ms, as a shallow-buffered switch does. A
+    host queues without loss: netmon counts before that queue and the interface after it, so a drop between the
+    two would stand in the ledger as bytes that never were.
+    """
+    bytes_per_ms = rate_bps // 8000
+    burst = max(2 * super_packet, bytes_per_ms // 2)
+    shaper = f"root tbf rate {rate_bps}bit burst {burst}"
+    buffer = max(256 * 1024, 4 * bytes_per_ms) + burst
+    for host in hosts:
+        iproute.batch("tc", host.namespace, [f"qdisc add dev {INTERFACE} {shaper} limit 256mb"])
+    ports = [f"qdisc add dev port{number} {shaper} limit {buffer}" for number in range(len(hosts))]
+    iproute.batch("tc", switch, ports)
+
+
+def _super_packet(rate_bps: int) -> int:
+    """Bytes of the largest super-packet: 128 µs of the link, as far as the kernel and this machine's cores allow.
+
+    netmon sees a super-packet at one moment; the kernel's own limit, 64 KB, takes half a millisecond at 1 Gbit/s.
+    """
+    return min(65536, max(8192, rate_bps // 8 * 128 // 1_000_000))

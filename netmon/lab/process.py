@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A process of the testbed: started in a host's namespace, its output in a log file, its readiness waited for."""
+
+import os
+import re
+import socket
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+
+from netmon.errors import LabError
+from netmon.lab.network import Host
+
+_POLL_SECONDS = 0.02
+
+
+class Process:
+    """A running process; leaving its context ends it. It gets SIGTERM when the lab dies, however the lab dies."""
+
+    def __init__(
+        self,
+        name: str,
+        command: Sequence[str],
+        log_folder: Path,
+        *,
+        host: Host | None = None,
+        environment: Mapping[str, str] | None = None,
+        notify: Path | None = None,
+    ) -> None:
+        """Start it, on `host` or, without one, outside all of them. `notify`: path for a readiness socket."""
+        self.name = name
+        self.host = host
+        self.command = tuple(command)
+        self.log = log_folder / f"{name}.log"
+        self._asked = False
+        self._ready = _readiness_socket(notify) if notify else None
+        variables = {**os.environ, "PYTHONUNBUFFERED": "1", **(environment or {})}
+        if notify:
+            variables["NOTIFY_SOCKET"] = str(notify)
+        inside = ["ip", "netns", "exec", host.namespace] if host else []
+        with self.log.open("wb") as log:
+            # A session of its own: Ctrl-C reaches the lab alone, which then ends everything in order.
+            self._process = subprocess.Popen(
+                ["setpriv", "--pdeathsig", "TERM", *inside, *command],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=variables,
+                start_new_session=True,
+            )
+
+    @property
+    def pid(self) -> int:
+        """Its process id (setpriv and ip replace themselves with the command)."""
+        return self._process.pid
+
+    def status(self) -> int | None:
+        """Its exit status, None while it runs."""
+        return self._process.poll()
+
+    def check(self) -> None:
+        """Raise LabError if it has ended with anything but success."""
+        if self.status():
+            raise LabError(f"{self._who()} ended with status {self.status()}: {self._last_words()}")
+
+    def check_running(self) -> None:
+        """Raise LabError if it has ended at all."""
+        if self.status() is not None:
+            raise LabError(f"{self._who()} ended with status {self.status()}, too early: {self._last_words()}")
+
+    def wait_ready(self, seconds: float) -> None:
+        """Block until it says READY=1 (systemd's notify protocol). Raises LabError when it ends or time is up."""
+        assert self._ready, "started without a readiness socket"
+        deadline = time.monotonic() + seconds
+        self._ready.settimeout(_POLL_SECONDS)
+        while True:
+            try:
+                if "READY=1" in self._ready.recv(4096).decode().splitlines():
+                    return
+            except TimeoutError:
+                self._expect_alive(deadline, seconds, "to be ready")
+
+    def wait_output(self, pattern: str, seconds: float) -> re.Match[str]:
+        """Block until its output matches a regular expression. Raises LabError when it ends or time is up."""
+        deadline = time.monotonic() + seconds
+        while not (match := re.search(pattern, self.output())):
+            self._expect_alive(deadline, seconds, f"to say {pattern!r}")
+            time.sleep(_POLL_SECONDS)
+        return match
+
+    def output(self) -> str:
+        """What it has printed so far."""
+        return self.log.read_text(errors="replace")
+
+    def ask_to_end(self) -> None:
+        """Send SIGTERM, once, and return at once: a second one may end what is being put in order."""
+        if not self._asked:
+            self._asked = True
+            self._process.terminate()
+
+    def end(self, *, seconds: float = 10) -> int:
+        """Ask it to end and block until it has; SIGKILL after `seconds`. Returns its exit status."""
+        self.ask_to_end()
+        try:
+            self._process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+        if self._ready:
+            self._ready.close()
+        return self._process.wait()
+
+    def end_in_order(self, *, seconds: float) -> None:
+        """End it and raise LabError unless it took the signal as the end of its work (status 0)."""
+        if self.end(seconds=seconds):
+            self.check()
+
+    def __enter__(self) -> "Process":
+        """Nothing: it runs already."""
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        """End it."""
+        self.end()
+
+    def _expect_alive(self, deadline: float, seconds: float, what: str) -> None:
+        if self.status() is not None:
+            raise LabError(f"cannot start {self._who()}: it ended with status {self.status()}: {self._last_words()}")
+        if time.monotonic() > deadline:
+            raise LabError(f"waited {seconds:g} s in vain for {self._who()} {what}: {self._last_words()}")
+
+    def _who(self) -> str:
+        return f"{self.name} on {self.host.name}" if self.host else self.name
+
+    def _last_words(self) -> str:
+        lines = self.output().split("\n")
+        last = next((line.strip() for line in reversed(lines) if line.strip()), "it said nothing")
+        return f"{last} (all of it in {self.log})"
+
+
+def _readiness_socket(path: Path) -> socket.socket:
+    path.unlink(missing_ok=True)
+    ready = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    ready.bind(str(path))
+    return ready

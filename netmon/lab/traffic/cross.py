@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Cross traffic from one host of a testbed to another, and the truth about it."""
+
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from netmon.errors import LabError
+from netmon.lab.network import Host
+from netmon.lab.process import Process
+from netmon.lab.record import now
+from netmon.lab.traffic.profiles import PROFILES, Offer
+
+
+class CrossTraffic:
+    """One sender and one receiver; leaving the context ends both."""
+
+    def __init__(self, name: str, profile: str, source: Host, target: Host, offer: Offer, logs: Path) -> None:
+        """Start the receiver and block until it listens. Nothing is sent before begin()."""
+        self._name, self._source, self._offer, self._logs = name, source, offer, logs
+        self._profile = PROFILES[profile]
+        self._sender: Process | None = None
+        self._receiver = Process(f"{name}-receiver", self._profile.receiver(offer), logs, host=target)
+        try:
+            self._receiver.wait_output(self._profile.listening, 10)
+        except BaseException:
+            self._receiver.end()
+            raise
+        self.truth: dict[str, Any] = {
+            "name": name,
+            "profile": profile,
+            "from": source.name,
+            "to": target.name,
+            "to_port": offer.port,
+            "offered_bps": offer.load_bps,
+        }
+
+    def begin(self) -> None:
+        """Start the sender. `started` in the truth is when its process was: data follow some milliseconds later."""
+        self.truth["started"] = now()
+        command = self._profile.sender(self._offer)
+        self._sender = Process(f"{self._name}-sender", command, self._logs, host=self._source)
+
+    def check(self) -> None:
+        """Raise LabError if sender or receiver has ended: neither does by itself."""
+        self._receiver.check_running()
+        if self._sender:
+            self._sender.check_running()
+
+    def stop(self) -> None:
+        """Stop the sender, if it was started, and complete the truth with what it sent. Raises LabError."""
+        if not self._sender or "ended" in self.truth:
+            return
+        self._sender.check_running()
+        self._sender.end()
+        self.truth["ended"] = now()
+        try:
+            self.truth |= self._profile.account(self._sender.output())
+        except (ValueError, LookupError):
+            name, log = self._sender.name, self._sender.log
+            raise LabError(f"cannot tell what {name} sent: it ended without its account; see {log}") from None
+
+    def __enter__(self) -> "CrossTraffic":
+        """Nothing: the receiver runs already."""
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        """End sender and receiver."""
+        if self._sender:
+            self._sender.end()
+        self._receiver.end()

@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An ordinary Horovod PyTorch training script: it knows nothing of netmon. Runs in Horovod's own environment.
+
+The only thing unusual is that it writes down when each iteration's moments were, to compare with later.
+"""
+
+import argparse
+import time
+
+import horovod.torch as hvd
+import horovod.torch.optimizer as hvd_optimizer
+import torch
+from iteration_log import IterationLog, wait_until  # type: ignore[import-not-found]
+from layers import layer_sizes  # type: ignore[import-not-found]
+
+
+class Moments:
+    """When gradients were handed to Horovod and came back, seen by wrapping what its optimizer calls."""
+
+    def __init__(self) -> None:
+        """Wrap once, before the optimizer is made."""
+        self.first_enqueue = self.last_wait = 0
+        self._allreduce = hvd_optimizer.allreduce_async_
+        self._synchronize = hvd_optimizer.synchronize
+        hvd_optimizer.allreduce_async_ = self._note_allreduce
+        hvd_optimizer.synchronize = self._note_synchronize
+
+    def _note_allreduce(self, *args: object, **kwargs: object) -> object:
+        self.first_enqueue = self.first_enqueue or time.monotonic_ns()
+        return self._allreduce(*args, **kwargs)
+
+    def _note_synchronize(self, handle: object) -> object:
+        output = self._synchronize(handle)
+        self.last_wait = time.monotonic_ns()
+        return output
+
+
+def build_model(parameters: int) -> torch.nn.ModuleList:
+    """A chain of wide layers of one input each: all the gradients of a big model, little of its arithmetic."""
+    return torch.nn.ModuleList(torch.nn.Linear(1, size, bias=False) for size in layer_sizes(parameters))
+
+
+def forward(model: torch.nn.ModuleList, batch: torch.Tensor) -> torch.Tensor:
+    """Each layer's mean output is the next one's input."""
+    for layer in model:
+        batch = layer(batch).mean(dim=1, keepdim=True) + batch
+    return batch
+
+
+def main() -> None:
+    """Train on random numbers."""
+    parser = argparse.ArgumentParser(description="one rank of a Horovod training job")
+    parser.add_argument("--params", type=int, default=4_000_000)
+    parser.add_argument("--compute", type=float, default=0.1, help="seconds of forward pass, the rest a wait")
+    parser.add_argument("--iterations", type=int, default=50)
+    parser.add_argument("--log", required=True, help="CSV file for the moments of every iteration")
+    args = parser.parse_args()
+
+    torch.set_num_threads(1)
+    hvd.init()
+    torch.manual_seed(hvd.rank())
+    moments = Moments()
+    model = build_model(args.params)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
+    hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+
+    with IterationLog(args.log, hvd.rank()) as log:
+        for iteration in range(args.iterations):
+            start = time.monotonic_ns()
+            moments.first_enqueue = 0
+            optimizer.zero_grad()
+            batch = torch.randn(1, 1)
+            loss = (forward(model, batch) - 2 * batch).pow(2).mean()
+            wait_until(start + int(args.compute * 1e9))
+            loss.backward()
+            optimizer.step()
+            log.add(iteration, start, moments.first_enqueue, moments.last_wait, time.monotonic_ns())
+    hvd.shutdown()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The training job of a run: one process per rank, each in its host."""
+
+import contextlib
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from netmon.errors import LabError
+from netmon.lab.network import INTERFACE, Network
+from netmon.lab.process import Process
+from netmon.lab.spec import RunSpec
+
+_HERE = Path(__file__).parent
+_TRAINERS = _HERE / "trainers"
+_FINISHED = re.compile(r"^iteration \d+ took", re.MULTILINE)
+RING_JOB = "ring"
+
+
+def horovod_python() -> str:
+    """The interpreter of an environment with real Horovod; built first where it is missing (minutes, once)."""
+    command = ["bash", str(_HERE / "build_horovod.sh")]
+    done = subprocess.run(command, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True, check=False)
+    if done.returncode:
+        raise LabError("cannot run the Horovod trainer: building Horovod failed, see above; --trainer ring needs none")
+    return done.stdout.strip().splitlines()[-1]
+
+
+class Training:
+    """All ranks of a job; leaving the context ends them."""
+
+    def __init__(self, spec: RunSpec, network: Network, folder: Path, python: str = sys.executable) -> None:
+        """Start every rank. folder: for rank-R.csv and log/; python: the trainer's interpreter."""
+        self._spec, self._folder = spec, folder
+        self._hosts = [network.hosts[number] for number in spec.ring]
+        self._sockets = network.lease.folder
+        self._stack = contextlib.ExitStack()
+        self.ranks: list[Process] = []
+        with self._stack:  # ends what was started if one cannot be
+            start = self._start_ring if spec.trainer == "ring" else self._start_horovod
+            self.job = start(python)
+            self._stack = self._stack.pop_all()
+
+    def iterations_done(self) -> int:
+        """How many iterations rank 0 has finished."""
+        return len(_FINISHED.findall(self.ranks[0].output()))
+
+    def finished(self) -> bool:
+        """Whether all ranks have ended well. Raises LabError if one has not."""
+        for rank in self.ranks:
+            rank.check()
+        return all(rank.status() is not None for rank in self.ranks)
+
+    def __enter__(self) -> "Training":
+        """Nothing: the ranks run already."""
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        """End all ranks."""
+        self._stack.close()
+
+    def _start_ring(self, python: str) -> str:
+        addresses = ",".join(host.address for host in self._hosts)
+        model = ["--params", str(self._spec.parameters), "--compute-ns", str(self._spec.compute_ns)]
+        command = [python, "-m", "netmon.lab.trainers.ring", "--addresses", addresses, *model]
+        for rank in range(len(self._hosts)):
+            environment = {"RANK": str(rank), "WORLD_SIZE": str(len(self._hosts)), "NETMON_JOB": RING_JOB}
+            self._start_rank(rank, command, environment)
+        return RING_JOB
+
+    def _start_horovod(self, python: str) -> str:
+        first, size = self._hosts[0], len(self._hosts)
+        slots = ",".join(f"{host.name}:1" for host in self._hosts)
+        serve = [python, str(_TRAINERS / "rendezvous.py"), slots]
+        rendezvous = self._stack.enter_context(Process("rendezvous", serve, self._folder / "log", host=first))
+        port = rendezvous.wait_output(r"rendezvous port (\d+)", 60)[1]
+        compute = str(self._spec.compute_ns / 1e9)
+        command = [python, str(_TRAINERS / "horovod_torch.py"), "--params", str(self._spec.parameters)]
+        for rank, host in enumerate(self._hosts):
+            environment = {
+                "HOROVOD_RANK": rank,
+                "HOROVOD_SIZE": size,
+                "HOROVOD_LOCAL_RANK": 0,
+                "HOROVOD_LOCAL_SIZE": 1,
+                "HOROVOD_CROSS_RANK": rank,
+                "HOROVOD_CROSS_SIZE": size,
+                "HOROVOD_HOSTNAME": host.name,
+                "HOROVOD_GLOO_RENDEZVOUS_ADDR": first.address,
+                "HOROVOD_GLOO_RENDEZVOUS_PORT": port,
+                "HOROVOD_CONTROLLER": "gloo",
+                "HOROVOD_CPU_OPERATIONS": "gloo",
+                "HOROVOD_GLOO_IFACE": INTERFACE,
+                "OMP_NUM_THREADS": 1,
+            }
+            variables = {name: str(value) for name, value in environment.items()}
+            self._start_rank(rank, [*command, "--compute", compute], variables)
+        return f"{first.address}:{port}"  # no launcher names the job: its rendezvous does
+
+    def _start_rank(self, rank: int, command: list[str], environment: dict[str, str]) -> None:
+        host = self._hosts[rank]
+        log = ["--iterations", str(self._spec.iterations), "--log", str(self._folder / f"rank-{rank}.csv")]
+        environment["NETMON_SOCKET"] = str(self._sockets / f"{host.name}.sock")
+        name, logs = f"rank-{rank}", self._folder / "log"
+        process = Process(name, [*command, *log], logs, host=host, environment=environment)
+        self.ranks.append(self._stack.enter_context(process))

@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the trainers and the senders of a run wrote down themselves, read back."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from netmon.errors import DataError
+from netmon.lab.record import FOLDER
+from netmon.records import Table
+
+MOMENTS = np.dtype(
+    [
+        (name, "<i8")
+        for name in ("rank", "iteration", "step_start_ns", "first_enqueue_ns", "last_wait_ns", "step_end_ns")
+    ]
+)
+"""One iteration of one rank, in the machine's CLOCK_MONOTONIC."""
+
+
+def read_rank(data: Path, rank: int) -> Table:
+    """Iterations of one rank, dtype MOMENTS, shape (iterations,). Raises DataError."""
+    path = data / FOLDER / f"rank-{rank}.csv"
+    try:
+        table: Table = np.loadtxt(path, dtype=MOMENTS, delimiter=",", skiprows=1, ndmin=1)
+    except (OSError, ValueError) as error:
+        raise DataError(f"cannot read the truth of rank {rank}: {error}") from None
+    return table
+
+
+def read_cross(data: Path) -> list[dict[str, Any]]:
+    """What each sender of cross traffic sent, and when. Raises DataError."""
+    path = data / FOLDER / "cross.json"
+    try:
+        senders: list[dict[str, Any]] = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise DataError(f"cannot read the truth about cross traffic: {error}") from None
+    return senders
+
+
+def quiet_and_disturbed(data: Path, rank: int = 0) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Durations in ns of a rank's steps that ended before any cross traffic, and of those wholly within it."""
+    steps = read_rank(data, rank)
+    durations = steps["step_end_ns"] - steps["step_start_ns"]
+    senders = [sender for sender in read_cross(data) if "ended" in sender]
+    if not senders:
+        return durations, durations[:0]
+    begin = min(sender["started"]["mono_ns"] for sender in senders)
+    end = max(sender["ended"]["mono_ns"] for sender in senders)
+    within = (steps["step_start_ns"] >= begin) & (steps["step_end_ns"] <= end)
+    return durations[steps["step_end_ns"] <= begin], durations[within]

@@ -1,0 +1,212 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a run was like: its jobs and its links, with and without cross traffic on the jobs' hosts."""
+
+import math
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from netmon.dl.theory import ring_bytes
+from netmon.errors import DataError
+from netmon.records import CLASS_COLOURS, CLASS_NAMES
+from netmon.report.dataset import open_table
+from netmon.units import format_bytes, format_duration
+
+QUIET, SHARED, OUTSIDE = "quiet", "shared", "outside"
+PERIODS = (QUIET, SHARED, OUTSIDE)
+_LINK = ["host", "interface", "direction"]
+_COVERED = 0.999  # less is shown in red
+
+
+@dataclass(frozen=True)
+class Summary:
+    """Three data frames: what job_summary, link_volumes and link_accounts give."""
+
+    jobs: pd.DataFrame
+    volumes: pd.DataFrame
+    accounts: pd.DataFrame
+
+    def print(self, console: Console) -> None:
+        """Draw it on the console."""
+        console.print(render(self))
+
+
+def summarise(data: Path) -> Summary:
+    """Read the dataset in `data`; blocks. Raises DataError where it holds no bucket; other tables may be missing."""
+    iterations = _read(data, "iterations")
+    spans = iteration_spans(iterations)
+    volumes = pd.concat([link_volumes(rows, spans) for rows in _buckets(data)])
+    summed = volumes.groupby([*_LINK, "period", "class"], as_index=False, observed=True)[["wire_bytes"]].sum()
+    return Summary(job_summary(iterations), summed, link_accounts(_read(data, "ledger")))
+
+
+def _read(data: Path, table: str) -> pd.DataFrame:
+    try:
+        rows: pd.DataFrame = open_table(data, table).to_table().to_pandas()
+        return rows
+    except DataError:
+        if not data.is_dir():
+            raise
+        return pd.DataFrame()
+
+
+def _buckets(data: Path) -> Iterator[pd.DataFrame]:
+    dataset = open_table(data, "buckets")
+    for batch in dataset.to_batches(columns=[*_LINK, "class", "bucket_start_ns", "wire_bytes"]):
+        if batch.num_rows:
+            yield batch.to_pandas()
+
+
+def iteration_spans(iterations: pd.DataFrame) -> pd.DataFrame:
+    """Columns start_ns, end_ns, shared; one row per job and iteration, from its first rank's start to its last's end.
+
+    An iteration is shared when the node of any of its ranks was.
+    """
+    if iterations.empty:
+        return pd.DataFrame({"start_ns": [], "end_ns": [], "shared": []})
+    spans = iterations.groupby(["job", "iteration"], observed=True).agg(
+        start_ns=("start_ns", "min"), end_ns=("end_ns", "max"), shared=("node_shared", "any")
+    )
+    return spans.sort_values("start_ns").reset_index(drop=True)
+
+
+def link_volumes(rows: pd.DataFrame, spans: pd.DataFrame) -> pd.DataFrame:
+    """Wire bytes by link, class and period of bucket rows: during quiet iterations, shared ones, or outside of any.
+
+    The time decides, not the row's own iteration: a host without ranks has traffic during iterations, too.
+    """
+    period = np.full(len(rows), OUTSIDE, dtype=object)
+    if len(spans):
+        time = rows["bucket_start_ns"].to_numpy()
+        place = np.searchsorted(spans["start_ns"].to_numpy(), time, side="right") - 1
+        inside = (place >= 0) & (time < spans["end_ns"].to_numpy()[place])
+        shared = spans["shared"].to_numpy(dtype=bool)[place]
+        period[inside] = np.where(shared, SHARED, QUIET)[inside]
+    by = [*_LINK, "period", "class"]
+    return rows.assign(period=period).groupby(by, as_index=False, observed=True)[["wire_bytes"]].sum()
+
+
+def link_accounts(ledger: pd.DataFrame) -> pd.DataFrame:
+    """The ledger's rows summed per link, with the coverage of the whole (attributed / NIC)."""
+    if ledger.empty:
+        return ledger
+    columns = ["nic", "attributed", "overflow", "lost_kernel", "lost_agent", "invisible"]
+    names = [f"{name}_bytes" for name in columns]
+    accounts = ledger.groupby(_LINK, as_index=False, observed=True)[names].sum()
+    accounts["coverage"] = accounts["attributed_bytes"] / accounts["nic_bytes"].where(accounts["nic_bytes"] > 0)
+    return accounts
+
+
+def job_summary(iterations: pd.DataFrame) -> pd.DataFrame:
+    """One row per job: ranks, iterations, median duration (ns) of quiet and shared iterations, payload and theory.
+
+    An iteration lasts as long as its slowest rank. measured_bytes: median payload that a rank sent in an iteration;
+    theory_bytes: equation 3.1 of the thesis, nan where the model's size is unknown.
+    """
+    return pd.DataFrame([_job(str(job), rows) for job, rows in _by_job(iterations)])
+
+
+def _by_job(iterations: pd.DataFrame) -> Iterator[tuple[object, pd.DataFrame]]:
+    if not iterations.empty:
+        yield from iterations.groupby("job", observed=True)
+
+
+def _job(job: str, rows: pd.DataFrame) -> dict[str, object]:
+    durations = (rows["end_ns"] - rows["start_ns"]).groupby(rows["iteration"]).max()
+    shared = rows.groupby("iteration")["node_shared"].any()
+    ranks = max(rows["rank"].nunique(), rows["size"].max())
+    return {
+        "job": job,
+        "ranks": int(ranks),
+        "iterations": len(durations),
+        "source": "/".join(sorted(rows["source"].astype(str).unique())),
+        "quiet_iterations": int((~shared).sum()),
+        "shared_iterations": int(shared.sum()),
+        "quiet_ns": durations[~shared].median(),
+        "shared_ns": durations[shared].median(),
+        "measured_bytes": rows["dl_tx_bytes"].median(),
+        "theory_bytes": ring_bytes(int(ranks), int(rows["parameters"].max())),
+    }
+
+
+def render(summary: Summary) -> RenderableType:
+    """Two tables; a job's and a link's."""
+    parts: list[RenderableType] = []
+    if summary.jobs.empty:
+        parts.append(Text("no iteration was seen: did the training make itself known to its agents?"))
+    else:
+        parts.append(_job_table(summary.jobs))
+    parts.append(_link_table(summary))
+    return Group(*parts)
+
+
+def _job_table(jobs: pd.DataFrame) -> Table:
+    table = Table(
+        title="Training: iteration time (median) and payload sent per rank and iteration", title_justify="left"
+    )
+    for heading in ("job", "ranks", "iterations", "quiet", "shared", "slower", "measured", "theory (3.1)", "ratio"):
+        table.add_column(heading, justify="left" if heading == "job" else "right")
+    for job in jobs.to_dict("records"):
+        measured, theory = job["measured_bytes"], job["theory_bytes"]
+        table.add_row(
+            f"{job['job']} ({job['source']})",
+            str(job["ranks"]),
+            f"{job['quiet_iterations']} + {job['shared_iterations']}",
+            _known(job["quiet_ns"], format_duration),
+            _known(job["shared_ns"], format_duration),
+            _known(job["shared_ns"] / job["quiet_ns"], "×{:.2f}".format),
+            _known(measured, format_bytes),
+            _known(theory, format_bytes),
+            _known(measured / theory if theory else math.nan, "{:.3f}".format),
+        )
+    return table
+
+
+def _link_table(summary: Summary) -> Table:
+    table = Table(
+        title="Links: wire bytes by class, during quiet and shared iterations and outside of any", title_justify="left"
+    )
+    for heading in ("link", "during"):
+        table.add_column(heading)
+    for name, colour in zip(CLASS_NAMES, CLASS_COLOURS, strict=True):
+        table.add_column(Text(name, style=colour), justify="right")
+    table.add_column("coverage", justify="right")
+    accounts = {_link_name(account): account for account in summary.accounts.to_dict("records")}
+    volumes: dict[str, dict[tuple[str, str], int]] = {}
+    for row in summary.volumes.to_dict("records"):
+        volumes.setdefault(_link_name(row), {})[row["period"], row["class"]] = row["wire_bytes"]
+    for link, sums in volumes.items():
+        cells = [link, _coverage(accounts.get(link))]
+        for period in [period for period in PERIODS if any(key[0] == period for key in sums)]:
+            counts = [sums.get((period, name), 0) for name in CLASS_NAMES]
+            table.add_row(cells[0], period, *(format_bytes(count) if count else "" for count in counts), cells[1])
+            cells = ["", ""]
+        table.add_section()
+    return table
+
+
+def _link_name(row: Mapping[Hashable, Any]) -> str:
+    return " ".join(row[part] for part in _LINK)
+
+
+def _coverage(account: Mapping[Hashable, Any] | None) -> str | Text:
+    """Coverage; where bytes are missing in red, with what became of them."""
+    if account is None or math.isnan(account["coverage"]):
+        return "unknown"
+    text = f"{account['coverage']:.3%}"
+    if account["coverage"] >= _COVERED:
+        return text
+    missing = {cause: account[f"{cause}_bytes"] for cause in ("overflow", "lost_kernel", "lost_agent", "invisible")}
+    causes = "".join(f"\n{format_bytes(count)} {name.replace('_', ' in ')}" for name, count in missing.items() if count)
+    return Text(text + causes, style="red")
+
+
+def _known(value: float, form: Callable[[float], str]) -> str:
+    return "unknown" if math.isnan(value) else form(value)

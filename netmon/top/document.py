@@ -1,0 +1,35 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A snapshot as one JSON document: plain numbers, names instead of codes, null for what is not known."""
+
+import dataclasses
+import json
+import math
+from enum import IntEnum
+from typing import Any
+
+import numpy as np
+
+from netmon.records import CLASS_NAMES, Class, Snapshot
+
+
+def document(snapshot: Snapshot) -> str:
+    """The fields of Snapshot by name, indented. LinkView.wire_bps is an object: class → rates, oldest first."""
+    return json.dumps(_plain(snapshot), indent=2, allow_nan=False, ensure_ascii=False)
+
+
+def _plain(value: Any) -> Any:
+    if dataclasses.is_dataclass(value):
+        return {field.name.rstrip("_"): _plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if isinstance(value, Class):
+        return CLASS_NAMES[value]
+    if isinstance(value, IntEnum):
+        return value.name.lower()
+    if isinstance(value, np.ndarray):
+        if value.ndim == 2:
+            return {name: _plain(column) for name, column in zip(CLASS_NAMES, value.T, strict=True)}
+        return _plain(value.tolist())
+    if isinstance(value, tuple | list):
+        return [_plain(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value

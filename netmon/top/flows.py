@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The largest flows: from where to where, whose, of which class, how fast."""
+
+from collections.abc import Sequence
+
+from rich.console import RenderableType
+from rich.text import Text
+
+from netmon.records import CLASS_NAMES, PROTOCOL_NON_IP, Flow, FlowView, Owner
+from netmon.top.columns import Column, longest, room, table
+from netmon.top.glyphs import class_style, rate_unit, short_rate, swatch
+from netmon.top.links import ARROWS, WIDE
+from netmon.top.options import Options
+from netmon.units import format_bytes
+
+_PROTOCOLS = {1: "icmp", 6: "tcp", 17: "udp", 58: "icmpv6", 132: "sctp"}
+_CLASS = max(map(len, CLASS_NAMES)) + 2
+_RATE, _BYTES = 5, 7
+_TUPLE, _WIDE_TUPLE = 36, 49  # IPv4 fits: with usual addresses, and with any and the protocol
+_LEAST_PROCESS, _MOST_PROCESS = 12, 48
+
+
+def draw(flows: Sequence[FlowView], options: Options, width: int, lines: int) -> RenderableType:
+    """A heading and at most `lines` - 1 flows, in the order given."""
+    shown = flows[: max(lines - 1, 0)]
+    return table(_columns(shown, options, width), (_row(view, options, width) for view in shown))
+
+
+def five_tuple(flow: Flow, wide: bool = True) -> str:
+    """`10.0.0.1:40000 → 10.0.0.2:5000 tcp`; without ports where the protocol has none, without `tcp` if not wide."""
+    if flow.protocol == PROTOCOL_NON_IP:
+        return f"EtherType 0x{flow.dst_port:04x}"
+    protocol = _PROTOCOLS.get(flow.protocol, f"protocol {flow.protocol}")
+    ends = f"{_endpoint(flow.src, flow.src_port)} → {_endpoint(flow.dst, flow.dst_port)}"
+    return f"{ends} {protocol}" if wide or protocol != "tcp" else ends
+
+
+def owner(who: Owner) -> str:
+    """`python3[4711] (container)`; what is known instead where no process owns the flow's socket."""
+    if not who.source:
+        return "unknown"
+    if not who.pid:
+        return who.process or f"({who.source})"
+    return f"{who.process}[{who.pid}]" + (f" ({who.container})" if who.container else "")
+
+
+def rank(who: Owner) -> str:
+    """`job/2`; empty where the flow is no rank's."""
+    return f"{who.job}/{who.rank}" if who.job and who.rank >= 0 else who.job
+
+
+def _endpoint(address: str, port: int) -> str:
+    if not port:
+        return address
+    return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
+
+
+def _columns(flows: Sequence[FlowView], options: Options, width: int) -> list[Column]:
+    wide = width >= WIDE
+    host = longest((view.host for view in flows), 5, 16 if wide else 10)
+    name = longest((f"{view.interface} ↑" for view in flows), 4, 16 if wide else 8)
+    class_ = _CLASS if wide else 1
+    job = longest((rank(view.flow.owner) for view in flows), 8, 24) if wide else 0
+    rest = room(width, [host, name, class_, job, _RATE, _BYTES], 2)
+    usual = _WIDE_TUPLE if wide else _TUPLE
+    wanted = longest((five_tuple(view.flow, wide) for view in flows), usual, max(usual, rest - _LEAST_PROCESS))
+    process = min(rest - wanted, _MOST_PROCESS)
+    filtered = "all classes" if options.class_ is None else f"class {CLASS_NAMES[options.class_]}"
+    return [
+        Column(Text("FLOWS", "bold"), host),
+        Column("", name),
+        Column("class" if wide else "", class_),
+        Column(f"by {options.sort}, {filtered}", wanted if process >= _LEAST_PROCESS else max(rest + 1, 1)),
+        Column("process", process if process >= _LEAST_PROCESS else 0),
+        Column("job/rank", job),
+        Column(rate_unit(options.bytes_), _RATE, right=True),
+        Column("bytes", _BYTES, right=True),
+    ]
+
+
+def _row(view: FlowView, options: Options, width: int) -> list[str | Text]:
+    class_ = swatch(view.class_, options.colour)
+    if width >= WIDE:
+        class_.append(f" {CLASS_NAMES[view.class_]}")
+    known = owner(view.flow.owner)
+    return [
+        view.host,
+        f"{view.interface} {ARROWS[view.flow.direction]}",
+        class_,
+        five_tuple(view.flow, width >= WIDE),
+        Text(known, "dim" if known == "unknown" else ""),
+        rank(view.flow.owner),
+        Text(short_rate(view.wire_bps, options.bytes_), class_style(view.class_)),
+        format_bytes(view.wire_bytes),
+    ]

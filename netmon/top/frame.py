@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One frame: the sections, and who gets how many lines of the screen."""
+
+from dataclasses import replace
+from typing import NamedTuple
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from netmon.records import Snapshot
+from netmon.top import flows, header, help_page, jobs, links
+from netmon.top.glyphs import wrapped
+from netmon.top.options import Options
+from netmon.top.screenful import Screenful
+from netmon.top.staleness import present_links
+
+_MOST_WARNINGS = 3
+_LEAST_FLOWS = 6
+_COMFORTABLE_FLOWS = 12
+_KEYS = ("q quit", "space pause", "b bits/bytes", "s sort", "c class", "? help")
+
+
+class Plan(NamedTuple):
+    """Lines of each section; they add up to no more than the height."""
+
+    header: int
+    links: int
+    jobs: int
+    ranks: int
+    flows: int
+    warnings: int
+    footer: int
+    gap: int  # between two sections
+
+
+def render(snapshot: Snapshot, options: Options, width: int, height: int) -> RenderableType:
+    """The snapshot as at most `height` lines of at most `width` cells; flows as arrange() left them."""
+    if options.help:
+        return help_page.draw(width, height)
+    snapshot = replace(snapshot, links=present_links(snapshot))
+    lines = plan(snapshot, options, width, height)
+    sections: list[RenderableType] = [Group(*header.draw(snapshot, options, width)[: lines.header])]
+    if lines.links:
+        sections.append(links.draw(snapshot.links, options, width, lines.links))
+    if lines.jobs:
+        sections.append(Group(*jobs.draw(snapshot.jobs, width)[: lines.jobs]))
+    if lines.ranks:
+        sections.append(jobs.ranks(snapshot.jobs))
+    if lines.flows:
+        sections.append(flows.draw(snapshot.flows, options, width, lines.flows))
+    if lines.warnings:
+        sections.append(_warnings(snapshot, width, lines.warnings))
+    body = _spaced(sections, lines.gap)
+    return _filled(body, lines, width, height) if options.live else Group(*body)
+
+
+def plan(snapshot: Snapshot, options: Options, width: int, height: int) -> Plan:
+    """How the lines are shared out: what is small and always wanted first, then links and jobs, flows the rest."""
+    warnings = min(len(snapshot.warnings), _MOST_WARNINGS)
+    footer = 1 if options.live else 0
+    head = min(len(header.draw(snapshot, options, width)), max(height - footer - warnings, 1))
+    left = max(height - head - warnings - footer, 0)
+    wanted_jobs = len(jobs.draw(snapshot.jobs, width))
+    wanted_links = links.height(snapshot.links) if snapshot.links else 0
+    sections = 2 + bool(wanted_jobs) + bool(warnings)
+    gap = 1 if left >= wanted_links + wanted_jobs + _LEAST_FLOWS + sections else 0
+    left -= gap * sections
+    for_links = min(wanted_links, max(left - wanted_jobs, left // 2, 0))
+    for_jobs = min(wanted_jobs, max(left - for_links, 0))
+    left = max(left - for_links - for_jobs, 0)
+    wanted_ranks = sum(len(job.ranks) for job in snapshot.jobs)
+    for_ranks = wanted_ranks + 1 if wanted_ranks and left >= wanted_ranks + 1 + gap + _COMFORTABLE_FLOWS else 0
+    left -= for_ranks + (gap if for_ranks else 0)
+    return Plan(head, for_links, for_jobs, for_ranks, left if left > 1 else 0, warnings, footer, gap)
+
+
+def _spaced(sections: list[RenderableType], gap: int) -> list[RenderableType]:
+    if not gap:
+        return sections
+    return [part for section in sections for part in (Text(), section)][1:]
+
+
+def _filled(body: list[RenderableType], lines: Plan, width: int, height: int) -> RenderableType:
+    """The body with the keys on the last line of the screen."""
+    keys = wrapped((Text(key, "dim") for key in _KEYS), width)[0]
+    return Screenful(Group(*body), keys, height)
+
+
+def _warnings(snapshot: Snapshot, width: int, lines: int) -> RenderableType:
+    shown = [Text(f"! {warning}", "yellow", no_wrap=True) for warning in snapshot.warnings[-lines:]]
+    hidden = len(snapshot.warnings) - len(shown)
+    if hidden:
+        shown[0] = Text(f"! {hidden + 1} more warnings", "yellow", no_wrap=True)
+    for line in shown:
+        line.truncate(width, overflow="ellipsis")
+    return Group(*shown)

@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Small pictures and short numbers, as rich text: stacked bars, sparklines, rates, shares."""
+
+import math
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+from rich.text import Text
+
+from netmon.records import CLASS_COLOURS, Class
+from netmon.units import format_bytes, format_rate
+
+UNKNOWN = "unknown"
+STACK = (Class.DL_ONLY, Class.DL_SHARED, Class.CROSS, Class.UNCLASSIFIED)
+"""The classes in the order in which bars and columns show them."""
+
+_EIGHTHS = " ▏▎▍▌▋▊▉█"
+_LEVELS = "▁▂▃▄▅▆▇█"
+_PATTERNS = dict(zip(STACK, "█▓▒░", strict=True))
+_EMPTY = "·"
+
+
+def class_style(class_: Class) -> str:
+    """The colour of a class, as a rich style."""
+    return CLASS_COLOURS[class_]
+
+
+def swatch(class_: Class, colour: bool) -> Text:
+    """One character that stands for a class in a legend."""
+    return Text("■", class_style(class_)) if colour else Text(_PATTERNS[class_])
+
+
+def bar(values: npt.NDArray[np.float64], full: float, width: int, colour: bool) -> Text:
+    """A horizontal bar of `width` cells that `full` would fill; values (4,) by Class, stacked.
+
+    In colour the resolution is an eighth of a cell, and a class with anything at all is seen; else it is a cell.
+    """
+    steps = 8 if colour else 1
+    edges = _edges([values[class_] for class_ in STACK], full, width * steps, least=1 if colour else 0)
+    text = Text(no_wrap=True)
+    for cell in range(width):
+        left, right = cell * steps, (cell + 1) * steps
+        inside = [(class_, high) for class_, low, high in edges if low < right and high > left]
+        if not inside:
+            text.append(_EMPTY, "dim")
+        elif not colour:
+            text.append(_PATTERNS[inside[0][0]])
+        else:
+            (first, end), *others = inside
+            behind = f" on {class_style(others[0][0])}" if others else ""
+            text.append(_EIGHTHS[min(end, right) - left], class_style(first) + behind)
+    return text
+
+
+def _edges(values: Iterable[float], full: float, steps: int, least: int) -> list[tuple[Class, int, int]]:
+    """(class, first step, end step) of each part of a bar; none where its values or its scale are unknown."""
+    edges, low = [], 0
+    for class_, value in zip(STACK, values, strict=True):
+        if value > 0 and full > 0:
+            high = min(low + max(least, round(value / full * steps)), steps)
+            edges.append((class_, low, high))
+            low = high
+    return [edge for edge in edges if edge[1] < edge[2]]
+
+
+def sparkline(values: Sequence[float] | npt.NDArray[np.float64], full: float, styles: Sequence[str]) -> Text:
+    """One character per value, `full` the highest; 0 is blank, nan a question mark."""
+    text = Text(no_wrap=True)
+    for value, style in zip(values, styles, strict=True):
+        if math.isnan(value):
+            text.append("?", "dim")
+        elif value <= 0 or full <= 0:
+            text.append(" ")
+        else:
+            text.append(_LEVELS[min(int(value / full * len(_LEVELS)), len(_LEVELS) - 1)], style)
+    return text
+
+
+def class_sparkline(series: npt.NDArray[np.float64], full: float, width: int) -> Text:
+    """(time, class) rates → at most `width` characters, each in the colour of its largest class, the latest last."""
+    count = class_sparkline_width(len(series), width)
+    if not count:
+        return Text()
+    group = len(series) // count
+    grouped = series[len(series) - count * group :].reshape(count, group, -1).mean(axis=1)
+    styles = [class_style(Class(index)) for index in grouped.argmax(axis=1)]
+    totals = grouped.sum(axis=1)
+    return sparkline(totals, full or float(totals[~np.isnan(totals)].max(initial=0)), styles)
+
+
+def class_sparkline_width(columns: int, width: int) -> int:
+    """How many characters class_sparkline makes of so many columns: each stands for the same number of them."""
+    return columns // max(1, math.ceil(columns / max(width, 1)))
+
+
+def rate(bits_per_second: float, in_bytes: bool) -> str:
+    """`941 Mbit/s` or `118 MB/s`; unknown for nan."""
+    if math.isnan(bits_per_second):
+        return UNKNOWN
+    return f"{format_bytes(bits_per_second / 8)}/s" if in_bytes else format_rate(bits_per_second)
+
+
+def short_rate(bits_per_second: float, in_bytes: bool) -> str:
+    """`941M`: for a column whose heading names the unit (see rate_unit); ? for nan."""
+    if math.isnan(bits_per_second):
+        return "?"
+    return rate(bits_per_second, in_bytes).removesuffix(rate_unit(in_bytes)).replace(" ", "")
+
+
+def rate_unit(in_bytes: bool) -> str:
+    """The unit of short_rate."""
+    return "B/s" if in_bytes else "bit/s"
+
+
+def share(fraction: float) -> str:
+    """`43 %`, `0.4 %`, `<0.1 %`; unknown for nan."""
+    if math.isnan(fraction):
+        return UNKNOWN
+    percent = fraction * 100
+    if 0 < percent < 0.1:
+        return "<0.1 %"
+    return f"{percent:.0f} %" if percent >= 9.95 or percent == 0 else f"{percent:.1f} %"
+
+
+def coverage(fraction: float) -> str:
+    """`99.98 %`, never rounded up to 100 %; unknown for nan."""
+    if math.isnan(fraction):
+        return UNKNOWN
+    return "100 %" if fraction == 1 else f"{math.floor(fraction * 10_000) / 100:.2f} %"
+
+
+def wrapped(parts: Iterable[Text], width: int, indent: int = 0) -> list[Text]:
+    """Parts joined by a dot, broken between parts only; each line no longer than width."""
+    lines: list[Text] = []
+    for part in parts:
+        if lines and lines[-1].cell_len + 3 + part.cell_len <= width:
+            lines[-1].append(" · ", "dim").append_text(part)
+        else:
+            lines.append(Text(" " * (indent if lines else 0), no_wrap=True).append_text(part))
+    for line in lines:
+        line.truncate(width, overflow="ellipsis")
+    return lines

@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The top of the frame: when, who is watching, at what cost, how exactly and in which bytes."""
+
+from collections.abc import Iterator
+from datetime import datetime, timezone
+
+from rich.text import Text
+
+from netmon.records import CLASS_NAMES, HostView, Snapshot
+from netmon.top.glyphs import STACK, rate_unit, swatch, wrapped
+from netmon.top.options import Options
+from netmon.top.staleness import silent
+from netmon.units import format_bytes, format_duration
+
+_LARGE_SPOOL = 16_000_000
+"""What an agent holds until the collector has written it is not worth a word below this."""
+
+
+def draw(snapshot: Snapshot, options: Options, width: int) -> list[Text]:
+    """Title, then the facts that hold for the whole frame, then the legend."""
+    legend = [swatch(class_, options.colour).append(f" {CLASS_NAMES[class_]}", "default") for class_ in STACK]
+    unit = Text(f"rates in {rate_unit(options.bytes_)}", "dim")
+    return [_title(snapshot, options, width), *wrapped(_facts(snapshot), width), *wrapped([*legend, unit], width)]
+
+
+def _title(snapshot: Snapshot, options: Options, width: int) -> Text:
+    moment = datetime.fromtimestamp(snapshot.time_ns // 1_000_000_000, timezone.utc)
+    title = Text.assemble(("netmon", "bold"), f"  {moment:%Y-%m-%d %H:%M:%S} UTC", no_wrap=True)
+    if options.notice:
+        title.append("  ").append(options.notice, "bold red")
+    title.truncate(width, overflow="ellipsis")
+    state = " PAUSED " if options.paused else ""
+    if state and title.cell_len + len(state) <= width:
+        title.pad_right(width - title.cell_len - len(state))
+        title.append(state, "bold reverse yellow")
+    return title
+
+
+def _facts(snapshot: Snapshot) -> Iterator[Text]:
+    yield from _hosts(snapshot.hosts)
+    if snapshot.hosts:
+        worst_clock = max(host.clock_error_ns for host in snapshot.hosts)
+        busiest = max(host.cost.cpu_fraction for host in snapshot.hosts)
+        largest = max(host.cost.rss_bytes for host in snapshot.hosts)
+        each = "each ≤ " if len(snapshot.hosts) > 1 else ""
+        yield Text(f"agents: {each}{busiest:.1%} of a core, {format_bytes(largest)}".replace("%", " %"))
+        yield Text(f"clocks ± {format_duration(worst_clock)}")
+    hooks = sorted({link.hook for link in snapshot.links if link.hook})
+    yield Text("wire bytes, " + (", ".join(hooks) or "hook unknown"))
+    threshold = f"{snapshot.share_threshold * 100:g} %"
+    yield Text(f"DL-shared: cross payload ≥ {threshold} of the link in {format_duration(snapshot.share_window_ns)}")
+
+
+def _hosts(hosts: tuple[HostView, ...]) -> Iterator[Text]:
+    yield Text(f"{len(hosts)} host{'' if len(hosts) == 1 else 's'}" if hosts else "no agent has connected yet")
+    for host in sorted(hosts, key=lambda host: host.host):
+        if not host.connected:
+            yield Text(f"{host.host} gone for {format_duration(host.age_ns)}", "bold red")
+        elif silent(host):
+            yield Text(f"{host.host} lags {format_duration(host.age_ns)}", "yellow")
+        if host.cost.spool_bytes > _LARGE_SPOOL:
+            yield Text(f"{host.host} holds {format_bytes(host.cost.spool_bytes)} unacknowledged", "yellow")
+        if host.cost.warnings:
+            yield Text(f"{host.host}: {host.cost.warnings} unusable marks or messages", "yellow")

@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Training jobs: how long their iterations take, what these send, and which nodes share their links."""
+
+import math
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+from rich.console import RenderableType
+from rich.text import Text
+
+from netmon.records import Class, JobView
+from netmon.top.columns import Column, table
+from netmon.top.glyphs import UNKNOWN, class_style, sparkline, wrapped
+from netmon.units import format_bytes, format_duration
+
+_INDENT = 2
+_SPARKLINE, _LEAST_SPARKLINE = 40, 8
+_SHOWN_RANKS = 8
+
+
+def ordered(jobs: Iterable[JobView]) -> list[JobView]:
+    """By name: a job has the same place in every frame."""
+    return sorted(jobs, key=lambda job: job.job)
+
+
+def draw(jobs: Iterable[JobView], width: int) -> list[Text]:
+    """A few lines per job."""
+    lines: list[Text] = []
+    for job in ordered(jobs):
+        lines += _with_sparkline(wrapped(_pace(job), width, _INDENT), job, width)
+        lines += [_indented(line) for line in wrapped(_traffic(job), width - _INDENT)]
+    return lines
+
+
+def ranks(jobs: Iterable[JobView]) -> RenderableType:
+    """One line per rank of every job: its last finished iteration."""
+    columns = [
+        Column(Text("RANKS", "bold"), 12),
+        Column("host", 10),
+        Column("iteration", 10, right=True),
+        Column("duration", 9, right=True),
+        Column("communic.", 9, right=True),
+        Column("DL sent", 8, right=True),
+        Column("cross ↑", 8, right=True),
+        Column("cross ↓", 8, right=True),
+        Column("node", 9),
+    ]
+    return table(columns, (row for job in ordered(jobs) for row in _rank_rows(job)))
+
+
+def _pace(job: JobView) -> Iterator[Text]:
+    yield Text.assemble(("JOB ", "bold"), (job.job, "bold"))
+    yield Text(_count(job.size, "rank") if job.size else f"number of ranks {UNKNOWN}")
+    if not len(job.durations_ns):
+        yield Text("no finished iteration yet", "dim")
+        return
+    yield Text.assemble("iteration ", (_iteration(job.iteration, job.relative), "bold"))
+    yield Text.assemble("last ", (_duration(job.last_ns), "bold"))
+    yield Text(f"median {_duration(job.median_ns)}")
+    yield Text(f"p99 {_duration(job.p99_ns)}")
+    yield Text(f"{job.source.name.lower()} ± {format_duration(job.error_ns)}")
+
+
+def _with_sparkline(lines: list[Text], job: JobView, width: int) -> list[Text]:
+    """The recent durations, as many as the last line has room for."""
+    free = min(width - lines[-1].cell_len - 2, _SPARKLINE)
+    if len(job.durations_ns) and free >= _LEAST_SPARKLINE:
+        recent = job.durations_ns[-free:].astype(np.float64)
+        lines[-1].append("  ").append_text(sparkline(recent, float(recent.max()), ["default"] * len(recent)))
+    return lines
+
+
+def _traffic(job: JobView) -> Iterator[Text]:
+    yield Text.assemble("sent per rank and iteration ", (_bytes(job.measured_bytes), "bold"), " payload")
+    if math.isnan(job.theory_bytes):
+        missing = "number of ranks" if job.parameters else "parameter count"
+        yield Text(f"theory (3.1) {UNKNOWN}: no {missing}", "dim")
+    else:
+        yield Text(f"theory (3.1) {_bytes(job.theory_bytes)}")
+        if job.theory_bytes > 0 and not math.isnan(job.measured_bytes):
+            yield Text.assemble("ratio ", (f"{job.measured_bytes / job.theory_bytes:.2f}", "bold"))
+    yield _shared(job)
+
+
+def _shared(job: JobView) -> Text:
+    if not job.ranks:
+        return Text(f"DL-shared nodes {UNKNOWN}", "dim")
+    shared = [f"rank {rank.rank} ({rank.host})" for rank in job.ranks if rank.node_shared]
+    if not shared:
+        return Text("no DL-shared node")
+    more = f" and {len(shared) - _SHOWN_RANKS} more" if len(shared) > _SHOWN_RANKS else ""
+    nodes = "node" if len(shared) == 1 else "nodes"
+    return Text(f"DL-shared {nodes}: {', '.join(shared[:_SHOWN_RANKS])}{more}", class_style(Class.DL_SHARED))
+
+
+def _rank_rows(job: JobView) -> Iterator[list[str | Text]]:
+    for rank in sorted(job.ranks, key=lambda rank: rank.rank):
+        yield [
+            f"{job.job}/{rank.rank}",
+            rank.host,
+            _iteration(rank.iteration, job.relative),
+            _duration(rank.duration_ns),
+            _duration(rank.communication_ns),
+            format_bytes(rank.dl_tx_bytes),
+            format_bytes(rank.cross_tx_bytes),
+            format_bytes(rank.cross_rx_bytes),
+            Text("DL-shared", class_style(Class.DL_SHARED)) if rank.node_shared else "DL-only",
+        ]
+
+
+def _indented(line: Text) -> Text:
+    return Text(" " * _INDENT, no_wrap=True).append_text(line)
+
+
+def _iteration(number: int, relative: bool) -> str:
+    return f"~{number}" if relative else str(number)
+
+
+def _duration(ns: int) -> str:
+    return format_duration(ns) if ns > 0 else UNKNOWN
+
+
+def _bytes(count: float) -> str:
+    return UNKNOWN if math.isnan(count) else format_bytes(count)
+
+
+def _count(number: int, thing: str) -> str:
+    return f"{number} {thing}" if number == 1 else f"{number} {thing}s"

@@ -1,0 +1,165 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Links: how full each is, with what, and whether every byte of it was seen."""
+
+import math
+from collections.abc import Iterable
+
+import numpy as np
+import numpy.typing as npt
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from netmon.records import CLASS_NAMES, Class, Direction, LinkView
+from netmon.top.columns import Column, longest, room, table
+from netmon.top.glyphs import (
+    STACK,
+    bar,
+    class_sparkline,
+    class_sparkline_width,
+    class_style,
+    coverage,
+    rate,
+    share,
+    short_rate,
+    swatch,
+)
+from netmon.top.options import Options
+from netmon.units import format_bytes
+
+ARROWS = {Direction.RX: "↓", Direction.TX: "↑"}
+WIDE = 120
+"""From this width on, columns spell out their units and classes."""
+
+_NOW_NS = 1_000_000_000
+"""How much of the series the bar and the rates stand for."""
+
+_FULL_COVERAGE = 0.999
+_SHARE, _COVERAGE, _SHORT, _LONG = 6, 8, 5, 10
+_LEAST_BAR, _LEAST_SPARKLINE, _MOST_BAR = 16, 8, 50
+
+
+def ordered(links: Iterable[LinkView]) -> list[LinkView]:
+    """By name: a link has the same place in every frame."""
+    return sorted(links, key=lambda link: (link.host, link.interface, link.direction))
+
+
+def height(links: Iterable[LinkView]) -> int:
+    """Lines that drawing all of them takes."""
+    return 1 + sum(2 if _unattributed(link) else 1 for link in links)
+
+
+def draw(links: Iterable[LinkView], options: Options, width: int, lines: int) -> RenderableType:
+    """At most `lines` lines: one per link, one more where bytes were not attributed, and how many are left out."""
+    links = ordered(links)
+    shown: list[LinkView] = []
+    used = 1
+    for link in links:
+        used += height([link]) - 1
+        if used > lines - (len(shown) + 1 < len(links)):
+            break
+        shown.append(link)
+    parts: list[RenderableType] = [_table(shown, options, width)]
+    if len(shown) < len(links):
+        parts.append(Text(f"… {len(links) - len(shown)} more links", "dim"))
+    return Group(*parts)
+
+
+def _table(links: list[LinkView], options: Options, width: int) -> RenderableType:
+    columns = _columns(links, options, width)
+    pieces: list[RenderableType] = []
+    rows: list[list[str | Text]] = []
+    for index, link in enumerate(links):
+        again = index > 0 and links[index - 1].host == link.host
+        rows.append(_row(link, again, options, columns))
+        if note := _unattributed(link):
+            pieces += [table(columns, rows) if not pieces else _headless(columns, rows), note]
+            rows = []
+    if rows or not pieces:
+        pieces.append(table(columns, rows) if not pieces else _headless(columns, rows))
+    return Group(*pieces)
+
+
+def _headless(columns: list[Column], rows: list[list[str | Text]]) -> RenderableType:
+    drawn = table(columns, rows)
+    drawn.show_header = False
+    return drawn
+
+
+def _columns(links: list[LinkView], options: Options, width: int) -> list[Column]:
+    host = longest((link.host for link in links), 5, 16 if width >= WIDE else 10)
+    name = longest((_name(link) for link in links), 4, 16 if width >= WIDE else 10)
+    wide = width >= WIDE
+    rates = [max(_LONG, len(CLASS_NAMES[class_]) + 2) if wide else _SHORT for class_ in STACK]
+    cover = _COVERAGE
+    if room(width, [host, name, _SHARE, *rates, cover], 1) < _LEAST_BAR:
+        rates = [0] * len(STACK)
+    if room(width, [host, name, _SHARE, *rates, cover], 1) < _LEAST_BAR:
+        cover = 0
+    rest = room(width, [host, name, _SHARE, *rates, cover], 2)
+    columns = max((len(link.wire_bps) for link in links), default=0)
+    sparkline = class_sparkline_width(columns, min(rest // 2, rest - _LEAST_BAR))
+    bar_width = min(rest - sparkline, _MOST_BAR)
+    if sparkline < _LEAST_SPARKLINE:
+        bar_width, sparkline = room(width, [host, name, _SHARE, *rates, cover], 1), 0
+    return [
+        Column(Text("LINKS", "bold"), host),
+        Column("", name),
+        Column("last second", max(bar_width, 1)),
+        Column("", _SHARE, right=True),
+        Column("last 10 s", sparkline),
+        *(Column(_heading(class_, one, options), one, right=True) for class_, one in zip(STACK, rates, strict=True)),
+        Column("coverage", cover, right=True),
+    ]
+
+
+def _heading(class_: Class, width: int, options: Options) -> Text:
+    heading = swatch(class_, options.colour)
+    return heading.append(f" {CLASS_NAMES[class_]}", "dim") if width > _SHORT else heading
+
+
+def _row(link: LinkView, again: bool, options: Options, columns: list[Column]) -> list[str | Text]:
+    now = _now(link)
+    used = float(now.sum())
+    if link.capacity_bps:
+        gauge, part = bar(now, link.capacity_bps, columns[2].width, options.colour), share(used / link.capacity_bps)
+    else:
+        gauge, part = Text("capacity unknown", "dim italic"), ""
+    written = short_rate if columns[5].width <= _SHORT else rate
+    styles = [class_style(class_) if now[class_] > 0 else "dim" for class_ in STACK]
+    return [
+        Text(link.host, "dim" if again else "bold"),
+        _name(link),
+        gauge,
+        "?" if math.isnan(used) else part,
+        class_sparkline(link.wire_bps, link.capacity_bps, columns[4].width),
+        *(
+            Text("0" if now[class_] == 0 else written(now[class_], options.bytes_), style)
+            for class_, style in zip(STACK, styles, strict=True)
+        ),
+        Text(coverage(link.coverage), "bold red" if link.coverage < _FULL_COVERAGE else "dim"),
+    ]
+
+
+def _name(link: LinkView) -> str:
+    return f"{link.interface} {ARROWS[link.direction]}"
+
+
+def _now(link: LinkView) -> npt.NDArray[np.float64]:
+    """Mean rate of each class over the last second, (4,) bit/s; nan where nothing is known."""
+    columns = link.wire_bps[-max(1, _NOW_NS // max(link.interval_ns, 1)) :]
+    return columns.mean(axis=0) if len(columns) else np.full(link.wire_bps.shape[1], np.nan)
+
+
+def _unattributed(link: LinkView) -> Text | None:
+    """Where the bytes are that the NIC counted and no flow has; None where there are none."""
+    amounts = {
+        "overflow": link.overflow_bytes,
+        "lost in the kernel": link.lost_kernel_bytes,
+        "lost in the agent": link.lost_agent_bytes,
+        "not visible to the hook": link.invisible_bytes,
+    }
+    parts = [f"{name} {format_bytes(amount)}" for name, amount in amounts.items() if amount]
+    if not parts:
+        return None
+    style = "red" if link.coverage < _FULL_COVERAGE else "dim"
+    return Text(f"  └ not attributed: {', '.join(parts)}", style, no_wrap=True, overflow="ellipsis")

@@ -1,0 +1,29 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The `kernel` mark: such tests are skipped, with the reason, where this machine or this user cannot run them.
+
+NETMON_REQUIRE_KERNEL=1 turns the skip into a failure, so that nobody takes silence for success.
+"""
+
+import functools
+import os
+
+import pytest
+
+
+@functools.cache
+def missing_for_kernel_tests() -> str:
+    """Why kernel tests cannot run here; empty where they can."""
+    from netmon.kernel.probe import Status, machine_checks
+
+    return "; ".join(f"{check.name}: {check.detail}" for check in machine_checks() if check.status is Status.MISSING)
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("kernel") is None:
+        return
+    reason = "not root" if os.geteuid() != 0 else missing_for_kernel_tests()
+    if not reason:
+        return
+    if os.environ.get("NETMON_REQUIRE_KERNEL") == "1":
+        pytest.fail(f"NETMON_REQUIRE_KERNEL=1, but kernel tests cannot run here: {reason}", pytrace=False)
+    pytest.skip(f"kernel tests cannot run here: {reason}")

@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Doctor on this machine, and on interfaces that were made for it."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from netmon.kernel.probe import Status, bpf, machine_checks
+
+pytestmark = pytest.mark.kernel
+
+ROOT = Path(__file__).parents[2]
+DOCTOR = """
+import argparse, sys
+from netmon.commands import doctor
+parser = argparse.ArgumentParser()
+doctor.arguments(parser)
+sys.exit(doctor.run(parser.parse_args(sys.argv[1:])))
+"""
+WITHOUT_CAPABILITIES = ["setpriv", "--bounding-set=-all", "--inh-caps=-all"]
+HOLD_XDP = """
+import struct, sys
+from netmon.kernel import libbpf
+from netmon.kernel.probe import bpf, interface_facts
+XDP, PASS = 6, struct.pack("<BBhi", 0xb7, 0, 0, 2) + struct.pack("<BBhi", 0x95, 0, 0, 0)
+link = libbpf.link_create(bpf._load(XDP, PASS), int(sys.argv[1]), libbpf.XDP)
+print([facts.xdp_program > 0 for facts in interface_facts().watchable])
+"""
+
+
+def doctor_command(*options: str) -> list[str]:
+    return [sys.executable, "-c", DOCTOR, *options]
+
+
+def test_this_machine_can_run_netmon():
+    assert [check for check in machine_checks() if check.status is Status.MISSING] == []
+
+
+def test_probing_leaves_nothing_open():
+    before = os.listdir("/proc/self/fd")
+    machine_checks()
+    bpf.has_tcx()
+    assert len(os.listdir("/proc/self/fd")) == len(before)
+
+
+def test_interfaces_of_a_namespace(namespaces):
+    left, _ = namespaces()
+    left.namespace.run("ip", "link", "add", "bridge0", "type", "bridge")
+    left.namespace.run("ip", "link", "set", left.interface, "master", "bridge0")
+    command = left.namespace.inside(*doctor_command("--json"))
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    document = json.loads(done.stdout)
+    assert document["ok"] is True
+    found = {facts["name"]: facts for facts in document["interfaces"]}
+    assert set(found) == {"lo", "bridge0", left.interface}
+    veth = found[left.interface]
+    assert (veth["kind"], veth["mtu"], veth["uppers"], veth["xdp_program"]) == ("veth", 1500, ["bridge0"], 0)
+    assert veth["hook"]["rx"] in ("tcx", "clsact")
+    assert any("watch either, not both" in remark for remark in veth["remarks"])
+
+
+def test_who_holds_the_xdp_slot(namespaces):
+    left, _ = namespaces()
+    command = left.namespace.inside(sys.executable, "-c", HOLD_XDP, str(left.index))
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "[False, True]"  # lo, veth
+
+
+def test_without_privilege_it_says_so_in_one_line():
+    done = subprocess.run(
+        [*WITHOUT_CAPABILITIES, *doctor_command()], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1, done.stderr
+    assert done.stderr.startswith("netmon agent cannot run on this machine: privilege: without CAP_NET_ADMIN")
+    assert done.stderr.count("\n") == 1

@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A watched run of the lab, from the packets to the dataset, against what trainers and senders wrote down."""
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from netmon.lab.run import run
+from netmon.lab.spec import RunSpec
+from netmon.lab.truth import read_cross, read_rank
+
+pytestmark = pytest.mark.kernel
+
+
+@pytest.fixture(scope="module")
+def watched(tmp_path_factory):
+    seen = []
+
+    class View:
+        def __init__(self, address):
+            seen.append(address)
+
+        def __enter__(self):
+            seen.append("open")
+
+        def __exit__(self, *exception):
+            seen.append("closed")
+
+    data = tmp_path_factory.mktemp("watched")
+    spec = RunSpec(data, parameters=999_999, compute_ns=20_000_000, iterations=30)
+    run(spec, view=View)
+    return spec, seen
+
+
+def test_the_view_is_open_during_the_training(watched):
+    _, (address, *states) = watched
+    assert address.startswith("unix:/run/netmon-lab/")
+    assert states == ["open", "closed"]
+
+
+def test_every_iteration_is_in_the_dataset_with_its_time(watched):
+    spec, _ = watched
+    table = pd.read_parquet(spec.data / "iterations")
+    for rank in range(3):
+        truth = read_rank(spec.data, rank)
+        rows = table[table["rank"] == rank].sort_values("iteration")
+        assert rows["iteration"].tolist() == truth["iteration"].tolist()
+        lasted = (rows["end_ns"] - rows["start_ns"]).to_numpy()
+        np.testing.assert_allclose(lasted, truth["step_end_ns"] - truth["step_start_ns"], atol=5_000_000)
+
+
+def test_undisturbed_iterations_have_the_bytes_of_equation_3_1(watched):
+    spec, _ = watched
+    table = pd.read_parquet(spec.data / "iterations")
+    quiet = table[table["iteration"] < spec.iterations // 2 - 1]
+    assert quiet["dl_tx_bytes"].median() == 2 * 2 / 3 * spec.parameters * 4
+    assert not quiet["node_shared"].any()
+
+
+def test_cross_traffic_is_on_the_links_it_crosses_and_no_others(watched):
+    spec, _ = watched
+    buckets = pd.read_parquet(spec.data / "buckets", columns=["host", "direction", "class", "payload_bytes"])
+    cross = buckets[buckets["class"] == "cross"].groupby(["host", "direction"], observed=True)["payload_bytes"].sum()
+    (sender,) = read_cross(spec.data)
+    assert cross["h2", "tx"] == pytest.approx(sender["bytes_sent"], rel=0.02)
+    assert cross["h0", "rx"] == pytest.approx(sender["bytes_sent"], rel=0.02)
+    assert cross.drop([("h2", "tx"), ("h0", "rx")]).sum() < 1000
+
+
+def test_every_byte_of_every_link_is_accounted_for(watched):
+    spec, _ = watched
+    ledger = pd.read_parquet(spec.data / "ledger").groupby(["host", "direction"], observed=True)
+    totals = ledger[["nic_bytes", "attributed_bytes"]].sum()
+    assert len(totals) == 2 * spec.hosts
+    assert (totals["attributed_bytes"] == totals["nic_bytes"]).all()

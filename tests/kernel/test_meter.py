@@ -1,0 +1,192 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The kernel programs on crafted frames, one by one, against what the frames are."""
+
+import errno
+import time
+from collections import Counter
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from scapy.layers.inet import ICMP, IP, TCP, UDP, fragment
+from scapy.layers.inet6 import IPv6, IPv6ExtHdrDestOpt, IPv6ExtHdrFragment, IPv6ExtHdrHopByHop, IPv6ExtHdrRouting
+from scapy.layers.l2 import ARP, Dot1AD, Dot1Q, Ether
+from scapy.packet import Packet, Raw
+
+from netmon.kernel import libbpf, loader
+from netmon.kernel.geometry import choose_geometry
+from netmon.kernel.meter import STALE_NS, Meter
+from netmon.records import PROTOCOL_NON_IP, address
+
+pytestmark = pytest.mark.kernel
+
+PROGRAMS = {"meter_xdp": 2, "meter_tc_ingress": 0xFFFFFFFF, "meter_tc_egress": 0xFFFFFFFF}
+"""What each program must return: XDP_PASS, TCX_NEXT."""
+
+SHORTEST = 14
+"""BPF_PROG_TEST_RUN takes no frame without an Ethernet header, and for tc none that ends in its IP header."""
+
+Counts = tuple[int, int, int]
+Flow = tuple[str, str, int, int, int]
+
+
+@dataclass
+class Loaded:
+    programs: dict[str, int]
+    meter: Meter
+
+    def run(self, name: str, frame: bytes, repeat: int = 1) -> int:
+        """How many bytes ran: none where the kernel refuses to make such a frame."""
+        try:
+            verdict, _ = libbpf.dry_run(self.programs[name], frame, repeat)
+        except OSError as error:
+            if error.errno == errno.EINVAL and name != "meter_xdp":
+                return 0
+            raise
+        assert verdict == PROGRAMS[name]
+        return len(frame) * repeat
+
+    def counted(self) -> dict[Flow, Counts]:
+        """Everything counted since the last call: flow → packets, wire bytes, payload bytes."""
+        time.sleep(STALE_NS / 1e9 + 0.001)
+        drained = self.meter.drain(time.monotonic_ns())
+        self.names.update(enumerate(drained.keys.tolist(), drained.first_id))
+        counts: Counter[tuple[Flow, int]] = Counter()
+        for _, wire, payload, flow_id, packets in drained.buckets.tolist():
+            src, dst, src_port, dst_port, link_protocol = self.names[flow_id]
+            flow = (address(src), address(dst), src_port, dst_port, link_protocol & 0xFF)
+            for i, count in enumerate((packets, wire, payload)):
+                counts[flow, i] += count
+        self.meter.rows.shrink(0)
+        return {flow: (counts[flow, 0], counts[flow, 1], counts[flow, 2]) for flow, _ in counts}
+
+    def __post_init__(self) -> None:
+        self.names: dict[int, tuple[bytes, bytes, int, int, int]] = {}
+
+
+@pytest.fixture(scope="module")
+def loaded() -> Loaded:
+    geometry = choose_geometry(10_000, [1])
+    descriptors = loader.load(geometry)
+    return Loaded(descriptors, Meter(descriptors, geometry))
+
+
+def ip4(**fields: object) -> Packet:
+    return IP(src="198.18.0.1", dst="198.18.0.2", **fields)
+
+
+def ip6(**fields: object) -> Packet:
+    return IPv6(src="2001:db8::1", dst="2001:db8::2", **fields)
+
+
+FOUR = ("198.18.0.1", "198.18.0.2")
+SIX = ("2001:db8::1", "2001:db8::2")
+TCP_PORTS = {"sport": 1000, "dport": 2000}
+DATA = Raw(b"x" * 100)
+
+FRAMES = {
+    "TCP": (ip4() / TCP(**TCP_PORTS) / DATA, (*FOUR, 1000, 2000, 6), 100),
+    "TCP with options": (ip4() / TCP(**TCP_PORTS, options=[("Timestamp", (1, 2))]) / DATA, (*FOUR, 1000, 2000, 6), 100),
+    "TCP, ACK only": (ip4() / TCP(**TCP_PORTS), (*FOUR, 1000, 2000, 6), 0),
+    "IPv4 options": (ip4(options=b"\x01" * 8) / UDP(**TCP_PORTS) / DATA, (*FOUR, 1000, 2000, 17), 100),
+    "UDP": (ip4() / UDP(**TCP_PORTS) / DATA, (*FOUR, 1000, 2000, 17), 100),
+    "ICMP": (ip4() / ICMP() / DATA, (*FOUR, 0, 0, 1), 108),
+    "first fragment": (ip4(flags="MF") / UDP(**TCP_PORTS) / DATA, (*FOUR, 0, 0, 17), 100),
+    "later fragment": (ip4(frag=10, proto=17) / DATA, (*FOUR, 0, 0, 17), 100),
+    "802.1Q": (Dot1Q(vlan=5) / ip4() / TCP(**TCP_PORTS) / DATA, (*FOUR, 1000, 2000, 6), 100),
+    "802.1ad": (Dot1AD(vlan=5) / Dot1Q(vlan=6) / ip4() / TCP(**TCP_PORTS) / DATA, (*FOUR, 1000, 2000, 6), 100),
+    "IPv6": (ip6() / TCP(**TCP_PORTS) / DATA, (*SIX, 1000, 2000, 6), 100),
+    "IPv6, extensions": (
+        ip6() / IPv6ExtHdrHopByHop() / IPv6ExtHdrDestOpt() / IPv6ExtHdrRouting() / UDP(**TCP_PORTS) / DATA,
+        (*SIX, 1000, 2000, 17),
+        100,
+    ),
+    "IPv6 first fragment": (ip6() / IPv6ExtHdrFragment(m=1) / UDP(**TCP_PORTS) / DATA, (*SIX, 0, 0, 17), 100),
+    "IPv6 later fragment": (ip6() / IPv6ExtHdrFragment(offset=9, nh=17) / DATA, (*SIX, 0, 0, 17), 100),
+    "ARP": (ARP(), ("::", "::", 0, 0x0806, PROTOCOL_NON_IP), 0),
+}
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+@pytest.mark.parametrize("what", FRAMES)
+def test_every_kind_of_frame_is_counted_on_its_flow(loaded: Loaded, program: str, what: str) -> None:
+    packet, flow, payload = FRAMES[what]
+    frame = bytes(Ether(dst="02:00:00:00:00:02", src="02:00:00:00:00:01") / packet)
+    loaded.counted()
+    loaded.run(program, frame, repeat=100)
+    assert loaded.counted() == {flow: (100, 100 * len(frame), 100 * payload)}
+
+
+def test_padding_of_short_frames_is_not_payload(loaded: Loaded) -> None:
+    frame = bytes(Ether() / ip4() / TCP(**TCP_PORTS)).ljust(60, b"\0")
+    loaded.counted()
+    loaded.run("meter_tc_ingress", frame)
+    assert loaded.counted() == {(*FOUR, 1000, 2000, 6): (1, 60, 0)}
+
+
+@pytest.mark.parametrize("what", FRAMES)
+def test_a_frame_cut_at_any_length_is_counted_somewhere(loaded: Loaded, what: str) -> None:
+    whole = bytes(Ether() / FRAMES[what][0])
+    loaded.counted()
+    lengths = range(SHORTEST, len(whole))
+    ran = [loaded.run(program, whole[:length]) for program in PROGRAMS for length in lengths]
+    counts = loaded.counted().values()
+    assert sum(packets for packets, _, _ in counts) == len(ran) - ran.count(0)
+    assert sum(wire for _, wire, _ in counts) == sum(ran)
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.binary(min_size=SHORTEST, max_size=200), st.sampled_from([b"\x08\x00", b"\x86\xdd", b"\x81\x00", b"\x88\xa8"])
+)
+def test_any_bytes_are_passed_and_counted(loaded: Loaded, body: bytes, ether_type: bytes) -> None:
+    frame = body[:12] + ether_type + body[14:]
+    before = loaded.meter.ledger()
+    ran = sum(loaded.run(program, frame) for program in PROGRAMS)
+    after = loaded.meter.ledger()
+    assert sum(after[link]["wire_bytes"] - before.get(link, {}).get("wire_bytes", 0) for link in after) == ran
+
+
+def test_fragments_of_one_datagram_add_up(loaded: Loaded) -> None:
+    fragments = fragment(ip4() / UDP(**TCP_PORTS) / Raw(b"x" * 4000), fragsize=1400)
+    frames = [bytes(Ether() / each) for each in fragments]
+    loaded.counted()
+    for frame in frames:
+        loaded.run("meter_tc_egress", frame)
+    assert loaded.counted() == {(*FOUR, 0, 0, 17): (len(frames), sum(map(len, frames)), 4000)}
+
+
+PACKET = st.tuples(
+    st.sampled_from(sorted(PROGRAMS)), st.integers(1, 40), st.integers(0, 1400), st.integers(1, 30), st.booleans()
+)
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(PACKET, max_size=60))
+def test_random_sequences_match_a_model(loaded: Loaded, packets: list[tuple[str, int, int, int, bool]]) -> None:
+    loaded.counted()
+    model: Counter[tuple[Flow, int]] = Counter()
+    for program, port, size, repeat, is_tcp in packets:
+        transport = TCP(sport=port, dport=80) if is_tcp else UDP(sport=port, dport=80)
+        frame = bytes(Ether() / ip4() / transport / Raw(b"x" * size))
+        loaded.run(program, frame, repeat)
+        for i, count in enumerate((1, len(frame), size)):
+            model[(*FOUR, port, 80, 6 if is_tcp else 17), i] += repeat * count
+    assert loaded.counted() == {flow: (model[flow, 0], model[flow, 1], model[flow, 2]) for flow, _ in model}
+
+
+def test_more_flows_than_slots_lose_nothing(loaded: Loaded) -> None:
+    loaded.counted()
+    total = 0
+    for high in range(0, 60_000, 5000):
+        for port in range(high, high + 5000):
+            loaded.run("meter_tc_egress", bytes.fromhex(TEMPLATE).replace(b"\x03\xe8", port.to_bytes(2, "big"), 1))
+            total += 1
+        assert sum(packets for packets, _, _ in loaded.counted().values()) == 5000
+    counters = loaded.meter.ledger()
+    assert total == 60_000
+    assert all(link["overflow_packets"] == link["lost_packets"] == 0 for link in counters.values())
+
+
+TEMPLATE = bytes(Ether() / ip4(chksum=0) / UDP(sport=1000, dport=2000, chksum=0)).hex()

@@ -1,0 +1,311 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The collector as its agents and viewers meet it: a real gRPC server on a Unix socket."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable, Iterable
+from pathlib import Path
+
+import grpc
+import pandas as pd
+import pytest
+from collector_stream import CROSS_RX, DL_TX, MS, Host, flows, hello, rows
+
+from collector.server import serve
+from collector.settings import Settings
+from netmon.errors import DataError, UnsupportedError
+from netmon.records import Batch, Class, Direction, Hello
+from netmon.wire import netmon_pb2
+from netmon.wire.batches import encode_batch, encode_hello
+from netmon.wire.netmon_pb2_grpc import CollectorStub
+from netmon.wire.snapshots import decode_snapshot
+
+FAST = Settings(flush_ns=50 * MS)
+
+
+@contextlib.asynccontextmanager
+async def collector(directory: Path, settings: Settings = FAST) -> AsyncIterator[CollectorStub]:
+    address, stop = f"unix:{directory}/socket", asyncio.Event()
+    task = asyncio.create_task(serve(address, directory / "data", settings, stop))
+    async with grpc.aio.insecure_channel(address) as channel:
+        await asyncio.wait_for(channel.channel_ready(), 10)
+        try:
+            yield CollectorStub(channel)
+        finally:
+            stop.set()
+            await task
+
+
+def message(content: Hello | Batch | netmon_pb2.Batch) -> netmon_pb2.AgentMessage:
+    if isinstance(content, Hello):
+        return netmon_pb2.AgentMessage(hello=encode_hello(content))
+    return netmon_pb2.AgentMessage(batch=encode_batch(content) if isinstance(content, Batch) else content)
+
+
+async def send(stub: CollectorStub, contents: Iterable[Hello | Batch | netmon_pb2.Batch]) -> list[int]:
+    """All acknowledgements of a stream that the agent ends itself."""
+    call = stub.Stream(iter([message(content) for content in contents]))
+    return [acknowledgement.sequence async for acknowledgement in call]
+
+
+def session(batches: int, **host: int) -> list[Hello | Batch]:
+    source = Host(**host)
+    return [hello(), *(source.batch() for _ in range(batches))]
+
+
+def test_a_session_becomes_a_dataset(tmp_path: Path) -> None:
+    async def scenario() -> list[int]:
+        async with collector(tmp_path) as stub:
+            return await send(stub, session(30, cross_from_ms=1500))
+
+    assert asyncio.run(scenario())[-1] == 30
+    buckets = pd.read_parquet(tmp_path / "data/buckets")
+    assert len(buckets) == 2 * 3000 + 1500
+    sums = buckets.groupby(["class", "direction"], observed=True)["payload_bytes"].sum().to_dict()
+    assert sums == {
+        ("DL-only", "tx"): 3_000_000,  # the transmit side has no cross traffic
+        ("DL-only", "rx"): 1_500_000,
+        ("DL-shared", "rx"): 1_500_000,
+        ("cross", "rx"): 150_000_000,
+    }
+    iterations = pd.read_parquet(tmp_path / "data/iterations")
+    assert iterations["iteration"].tolist() == list(range(12))
+    assert iterations["node_shared"].tolist() == [False] * 6 + [True] * 6
+    assert (iterations["dl_tx_bytes"] == 240_000).all()
+    assert (iterations["comm_end_ns"] - iterations["comm_start_ns"] == 130 * MS).all()
+    ledger = pd.read_parquet(tmp_path / "data/ledger")
+    assert (ledger["coverage"] == 1).all()
+    assert (ledger["invisible_bytes"] == 0).all()
+    assert len(ledger) == 2 * 5
+    assert len(pd.read_parquet(tmp_path / "data/flows")) == 4
+
+
+def test_a_row_carries_its_iteration(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with collector(tmp_path) as stub:
+            await send(stub, session(15))
+
+    asyncio.run(scenario())
+    buckets = pd.read_parquet(tmp_path / "data/buckets")
+    per_iteration = buckets[buckets["direction"] == "tx"].groupby("iteration")["payload_bytes"].sum()
+    assert per_iteration.to_dict() == {-1: 60_000} | dict.fromkeys(range(6), 240_000)
+
+
+def test_rows_of_one_bucket_become_one(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        host = Host()
+        first, second = host.batch(), host.batch()
+        again = rows((DL_TX, 5, 700))
+        object.__setattr__(second, "buckets", again)
+        async with collector(tmp_path) as stub:
+            await send(stub, [hello(), first, second])
+
+    asyncio.run(scenario())
+    buckets = pd.read_parquet(tmp_path / "data/buckets")
+    row = buckets[(buckets["flow_id"] == DL_TX) & (buckets["bucket_start_ns"] % (1000 * MS) == 5 * MS)]
+    assert row["payload_bytes"].tolist() == [1700]
+    assert row["packets"].tolist() == [2]
+
+
+def test_the_snapshot_shows_rows_that_have_not_settled(tmp_path: Path) -> None:
+    async def scenario() -> netmon_pb2.Snapshot:
+        async with collector(tmp_path) as stub:
+            done = asyncio.Event()
+
+            async def stream() -> AsyncIterator[netmon_pb2.AgentMessage]:
+                for content in session(10, cross_from_ms=500):
+                    yield message(content)
+                await done.wait()
+
+            call = stub.Stream(stream())
+            await asyncio.sleep(0.5)
+            (view,) = [v async for v in stub.Watch(netmon_pb2.WatchRequest(interval_ms=0, flows=2))]
+            done.set()
+            assert [a.sequence async for a in call][-1] == 10
+            return view
+
+    snapshot = decode_snapshot(asyncio.run(scenario()))
+    assert [host.connected for host in snapshot.hosts] == [True]
+    rx = next(link for link in snapshot.links if link.direction == Direction.RX)
+    assert rx.wire_bps[-1, Class.CROSS] == pytest.approx(100_066 * 8 * 1000)
+    assert rx.wire_bps[-1, Class.DL_SHARED] == pytest.approx(1_066 * 8 * 1000)
+    assert rx.wire_bps[-7, Class.DL_ONLY] == pytest.approx(1_066 * 8 * 1000)
+    assert [view.flow.flow_id for view in snapshot.flows] == [CROSS_RX, 1]
+    (job,) = snapshot.jobs
+    assert (job.iteration, job.size, job.last_ns) == (3, 2, 240 * MS)
+    assert job.theory_bytes == 4_000_000
+
+
+def _no_hello() -> list[Hello | Batch]:
+    return [Host().batch()]
+
+
+def _gap() -> list[Hello | Batch]:
+    opening, first, _, third = session(3)
+    return [opening, first, third]
+
+
+def _unknown_flow() -> list[Hello | Batch]:
+    opening, first = session(1)
+    object.__setattr__(first, "buckets", rows((99, 1, 1)))
+    return [opening, first]
+
+
+def _other_schema() -> list[Hello | Batch]:
+    return [hello(schema_version=99)]
+
+
+def _bad_session() -> list[Hello | Batch]:
+    return [hello(session="../x")]
+
+
+def _short_column() -> list[Hello | netmon_pb2.Batch]:
+    opening, first = session(1)
+    batch = encode_batch(first)
+    batch.buckets.packets = batch.buckets.packets[:-1]
+    return [opening, batch]
+
+
+def _unknown_interface() -> list[Hello | Batch]:
+    opening, first = session(1)
+    object.__setattr__(first, "flows", [type(f)(**(vars(f) | {"interface": 8})) for f in flows()])
+    return [opening, first]
+
+
+def _distant_bucket() -> list[Hello | Batch]:
+    opening, first = session(1)
+    object.__setattr__(first, "buckets", rows((DL_TX, 10**7, 1)))
+    return [opening, first]
+
+
+@pytest.mark.parametrize(
+    ("contents", "reason"),
+    [
+        (_no_hello, "the first message of a stream is not a hello"),
+        (_gap, "batch 3 of h0: batch 2 should come now"),
+        (_unknown_flow, "batch 1 of h0: a bucket names flow 99, which no message has described"),
+        (_other_schema, "hello of h0: schema version 99"),
+        (_bad_session, "session '../x' has other characters"),
+        (_short_column, "batch 1 of h0: .*packets"),
+        (_unknown_interface, "batch 1 of h0: interface 8 is not in the session's hello"),
+        (_distant_bucket, "batch 1 of h0: a bucket begins 10000 s after the batch's horizon"),
+    ],
+)
+def test_what_breaks_the_contract_is_refused(
+    tmp_path: Path, contents: Callable[[], list[Hello | Batch]], reason: str
+) -> None:
+    async def scenario() -> None:
+        async with collector(tmp_path) as stub:
+            with pytest.raises(grpc.aio.AioRpcError, match=reason) as error:
+                await send(stub, contents())
+            assert error.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+            # The collector goes on.
+            assert (await send(stub, session(2)))[-1] == 2
+
+    asyncio.run(scenario())
+
+
+def test_sent_again_is_stored_once(tmp_path: Path) -> None:
+    """The collector stops in the middle of a session; the agent sends again what was not acknowledged."""
+    contents = session(40, cross_from_ms=1500)
+
+    async def first() -> int:
+        async with collector(tmp_path) as stub:
+
+            async def stream() -> AsyncIterator[netmon_pb2.AgentMessage]:
+                for content in contents[:26]:
+                    yield message(content)
+                await asyncio.sleep(60)
+
+            call = stub.Stream(stream())
+            acknowledged = 0
+            with contextlib.suppress(asyncio.TimeoutError):
+                while True:
+                    acknowledged = (await asyncio.wait_for(call.read(), 1)).sequence
+            call.cancel()
+            return acknowledged
+
+    async def second(acknowledged: int) -> list[int]:
+        async with collector(tmp_path) as stub:
+            return await send(stub, [contents[0], *contents[acknowledged + 1 :]])
+
+    acknowledged = asyncio.run(first())
+    assert 0 < acknowledged < 25
+    assert asyncio.run(second(acknowledged))[-1] == 40
+    check_forty_batches(tmp_path / "data")
+
+
+def test_a_broken_connection_carries_on(tmp_path: Path) -> None:
+    contents = session(40, cross_from_ms=1500)
+
+    async def scenario() -> list[int]:
+        async with collector(tmp_path) as stub:
+
+            async def stream() -> AsyncIterator[netmon_pb2.AgentMessage]:
+                for content in contents[:21]:
+                    yield message(content)
+                await asyncio.sleep(60)
+
+            call = stub.Stream(stream())
+            await asyncio.sleep(0.5)
+            call.cancel()
+            return await send(stub, [contents[0], *contents[11:]])
+
+    assert asyncio.run(scenario())[-1] == 40
+    check_forty_batches(tmp_path / "data")
+
+
+def check_forty_batches(data: Path) -> None:
+    buckets = pd.read_parquet(data / "buckets")
+    assert not buckets.duplicated(["flow_id", "bucket_start_ns"]).any()
+    assert len(buckets) == 2 * 4000 + 2500
+    assert (buckets.loc[buckets["direction"] == "tx", "class"] == "DL-only").all()
+    iterations = pd.read_parquet(data / "iterations").sort_values("iteration")
+    assert iterations["iteration"].tolist() == list(range(16))
+    assert (iterations["dl_tx_bytes"] == 240_000).all()
+    assert iterations["cross_rx_bytes"].tolist()[6:] == [24_000_000] * 10
+    ledger = pd.read_parquet(data / "ledger")
+    assert len(ledger) == 2 * 7
+    assert (ledger["coverage"] == 1).all()
+    assert len(pd.read_parquet(data / "flows")) == 4
+
+
+def test_a_second_collector_is_refused(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with collector(tmp_path):
+            with pytest.raises(DataError, match="another collector does"):
+                await serve(f"unix:{tmp_path}/other", tmp_path / "data", FAST, asyncio.Event())
+            with pytest.raises(UnsupportedError, match="another process does"):
+                await serve(f"unix:{tmp_path}/socket", tmp_path / "elsewhere", FAST, asyncio.Event())
+
+    asyncio.run(scenario())
+
+
+def test_a_directory_that_cannot_be_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(DataError, match="choose another --data"):
+        asyncio.run(serve(f"unix:{tmp_path}/socket", tmp_path / "file" / "data", FAST, asyncio.Event()))
+
+
+def test_a_stale_socket_is_replaced(tmp_path: Path) -> None:
+    import socket
+
+    stale = socket.socket(socket.AF_UNIX)
+    stale.bind(f"{tmp_path}/socket")
+    stale.close()
+
+    async def scenario() -> None:
+        async with collector(tmp_path) as stub:
+            assert (await send(stub, session(1)))[-1] == 1
+
+    asyncio.run(scenario())
+
+
+def test_a_port_in_use_is_refused(tmp_path: Path) -> None:
+    import socket
+
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        with pytest.raises(UnsupportedError, match="the address is in use"):
+            asyncio.run(serve(f"127.0.0.1:{other.getsockname()[1]}", tmp_path, FAST, asyncio.Event()))

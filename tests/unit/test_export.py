@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+import argparse
+import asyncio
+import io
+
+import pandas as pd
+import pytest
+from rich.console import Console
+from test_store import Collector, batches
+
+from netmon.commands import export
+from netmon.errors import DataError, UsageError
+from netmon.report.summary import summarise
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("export") / "data"
+
+    async def scenario():
+        collector = Collector(directory)
+        await collector.end(await collector.feed(batches(30, cross_from_ms=1500)))
+
+    asyncio.run(scenario())
+    return directory
+
+
+def run(data, out, *options):
+    parser = argparse.ArgumentParser()
+    export.arguments(parser)
+    return export.run(parser.parse_args(["--data", str(data), "--out", str(out), *options]))
+
+
+READERS = {"csv": pd.read_csv, "parquet": pd.read_parquet, "feather": pd.read_feather}
+
+
+@pytest.mark.parametrize("suffix", READERS)
+@pytest.mark.parametrize(("table", "rows"), [("iterations", 12), ("buckets", 7500), ("flows", 4), ("ledger", 10)])
+def test_every_table_in_every_format(data, tmp_path, suffix, table, rows, capsys):
+    out = tmp_path / f"x.{suffix}"
+    assert run(data, out, "--table", table) == 0
+    frame = READERS[suffix](out)
+    assert len(frame) == rows
+    assert set(frame["host"]) == {"h0"}
+    assert capsys.readouterr().out == f"{rows} rows of {table} in {out}\n"
+    assert [path.name for path in tmp_path.iterdir()] == [out.name]
+
+
+def test_filters(data, tmp_path):
+    out = tmp_path / "x.parquet"
+    run(data, out, "--job", "train", "--iterations", "2:4")
+    assert pd.read_parquet(out)["iteration"].tolist() == [2, 3]
+    run(data, out, "--iterations", "10:")
+    assert pd.read_parquet(out)["iteration"].tolist() == [10, 11]
+    run(data, out, "--table", "buckets", "--since", "2025-10-09T08:53:21", "--until", "2025-10-09T08:53:21.010Z")
+    assert len(pd.read_parquet(out)) == 20
+    run(data, out, "--table", "buckets", "--iterations", ":1")
+    assert set(pd.read_parquet(out)["iteration"]) == {0}
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "reason"),
+    [
+        (["--job", "other"], DataError, "no row of the dataset matches"),
+        (["--table", "ledger", "--job", "train"], UsageError, "the table has no column job"),
+        (["--table", "flows", "--iterations", "1:2"], UsageError, "the table has no column iteration"),
+        (["--iterations", "3"], UsageError, "write A:B"),
+        (["--since", "yesterday"], UsageError, "write it like 2026"),
+    ],
+)
+def test_what_cannot_be_exported(data, tmp_path, options, error, reason):
+    with pytest.raises(error, match=reason):
+        run(data, tmp_path / "x.csv", *options)
+    assert not list(tmp_path.iterdir())
+
+
+def test_no_dataset(tmp_path):
+    with pytest.raises(DataError, match="no such directory"):
+        run(tmp_path / "nothing", tmp_path / "x.csv")
+    with pytest.raises(DataError, match="holds no row of it yet"):
+        run(tmp_path, tmp_path / "x.csv")
+    with pytest.raises(UsageError, match="cannot tell the format"):
+        run(tmp_path, tmp_path / "x.txt")
+
+
+def test_the_summary_compares_quiet_and_shared(data):
+    summary = summarise(data)
+    (job,) = summary.jobs.to_dict("records")
+    assert (job["quiet_iterations"], job["shared_iterations"], job["ranks"]) == (6, 6, 2)
+    assert (job["measured_bytes"], job["theory_bytes"]) == (240_000, 4_000_000)
+    volumes = summary.volumes.set_index(["direction", "period", "class"])["wire_bytes"]
+    assert volumes["rx", "shared", "cross"] == 6 * 240 * 100_066
+    assert volumes["tx", "quiet", "DL-only"] == 6 * 240 * 1_066
+    assert volumes.sum() == 6000 * 1_066 + 1500 * 100_066
+    assert (summary.accounts["coverage"] == 1).all()
+    console = Console(width=120, file=io.StringIO())
+    summary.print(console)
+    text = console.file.getvalue()
+    assert "train (hook)" in text
+    assert "h0 eth0 rx" in text
+    assert "100.000%" in text

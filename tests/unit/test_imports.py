@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who may import whom. A room that is not listed may import nothing of ours, so a new one has to be entered here."""
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+TYPES = {"records", "errors", "units", "config", "marks"}
+SHARED = TYPES | {"wire", "dl", "version"}
+MAY_IMPORT = {
+    "version": set(),  # netmon/__init__.py
+    "records": {"errors"},
+    "errors": set(),
+    "units": {"errors"},
+    "config": {"errors"},
+    "marks": set(),
+    "horovod": {"marks"},
+    "wire": TYPES,
+    "dl": {"records", "errors"},
+    "kernel": SHARED,
+    "agent": SHARED | {"kernel"},
+    "top": SHARED,
+    "bench": SHARED | {"kernel"},
+    "lab": SHARED | {"horovod"},  # its ring trainer is a training script
+    "report": SHARED,
+    "collector": SHARED,
+    "__main__": {"cli"},
+}
+CLI = {"cli", "commands"}  # the only place that wires rooms together
+DL_THIRD_PARTY = {"numpy", "pandas"}
+
+
+def modules() -> list[Path]:
+    return [path for top in ("netmon", "collector") for path in sorted((ROOT / top).rglob("*.py"))]
+
+
+def room_of(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    if parts[0] == "collector":
+        return "collector"
+    return "version" if parts[1] == "__init__" else parts[1]
+
+
+def imported_names(path: Path) -> Iterator[tuple[int, str]]:
+    """Line and dotted name of every import, also inside functions and under TYPE_CHECKING."""
+    package = path.relative_to(ROOT).parent.parts
+    for node in ast.walk(ast.parse(path.read_text(), str(path))):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield node.lineno, alias.name
+        elif isinstance(node, ast.ImportFrom):
+            base = list(package[: len(package) - node.level + 1]) if node.level else []
+            module = ".".join([*base, *([node.module] if node.module else [])])
+            for alias in node.names:
+                yield node.lineno, f"{module}.{alias.name}"
+
+
+def room_of_import(name: str) -> str | None:
+    """The room that a dotted name is in; None where it is not ours."""
+    parts = name.split(".")
+    if parts[0] == "collector":
+        return "collector"
+    if parts[0] != "netmon":
+        return None
+    return "version" if len(parts) == 1 or parts[1].startswith("__version") else parts[1]
+
+
+def forbidden(path: Path) -> list[str]:
+    room = room_of(path)
+    allowed = MAY_IMPORT.get(room, set()) | {room}
+    return [
+        f"{path.relative_to(ROOT)}:{line} imports {name}: {room} may not import {target}"
+        for line, name in imported_names(path)
+        if room not in CLI and (target := room_of_import(name)) is not None and target not in allowed
+    ]
+
+
+def third_party(path: Path) -> list[tuple[int, str]]:
+    return [
+        (line, name)
+        for line, name in imported_names(path)
+        if room_of_import(name) is None and name.split(".")[0] not in sys.stdlib_module_names
+    ]
+
+
+def test_no_arrow_points_the_wrong_way():
+    assert [line for path in modules() for line in forbidden(path)] == []
+
+
+@pytest.mark.parametrize("name", ["marks", "horovod"])
+def test_what_a_training_script_imports_is_light(name):
+    script = f"import sys; before = set(sys.modules); import netmon.{name}; print(*(set(sys.modules) - before))"
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
+    foreign = {module.split(".")[0] for module in done.stdout.split()} - sys.stdlib_module_names
+    assert foreign == {"netmon"}
+
+
+def test_the_domain_needs_only_numpy_and_pandas():
+    foreign = [
+        f"{path.relative_to(ROOT)}:{line} imports {name}"
+        for path in (ROOT / "netmon/dl").rglob("*.py")
+        for line, name in third_party(path)
+        if name.split(".")[0] not in DL_THIRD_PARTY
+    ]
+    assert foreign == []
+
+
+def test_an_arrow_the_wrong_way_is_found(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys.modules[__name__], "ROOT", tmp_path)
+    wrong = tmp_path / "netmon/top/draw.py"
+    wrong.parent.mkdir(parents=True)
+    wrong.write_text(
+        "from ..kernel import ring\ndef f():\n    import netmon.agent.loop\n    from netmon import records\n"
+    )
+    assert forbidden(wrong) == [
+        "netmon/top/draw.py:1 imports netmon.kernel.ring: top may not import kernel",
+        "netmon/top/draw.py:3 imports netmon.agent.loop: top may not import agent",
+    ]

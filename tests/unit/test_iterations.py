@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+import numpy as np
+from collector_stream import MS, mark
+from hypothesis import given
+from hypothesis import strategies as st
+
+from collector.ranks import Ranks
+from netmon.dl.iterations import IterationTracker
+from netmon.dl.segments import Segments
+from netmon.records import Moment, Source
+
+START, END, ENQUEUE, WAIT = Moment.STEP_START, Moment.STEP_END, Moment.FIRST_ENQUEUE, Moment.LAST_WAIT
+UPROBE = {"source": Source.UPROBE}
+
+
+def track(*marks, leaving=False):
+    tracker = IterationTracker("train", 0)
+    found = []
+    for one in marks:
+        tracker.add(one)
+        found += tracker.finished()
+    return tracker, found + tracker.finished(leaving)
+
+
+def spans(iterations):
+    return [(i.number, i.start_ns // MS, i.end_ns // MS) for i in iterations]
+
+
+def step(number, start):
+    return [mark(START, number, start), mark(END, number, start + 9)]
+
+
+def test_steps_are_from_start_to_end():
+    tracker, found = track(*step(0, 0), *step(1, 10))
+    assert spans(found) == [(0, 0, 9), (1, 10, 19)]
+    assert (found[0].start_moment, found[0].end_moment, found[0].source) == (START, END, Source.HOOK)
+    assert tracker.unusable == 0
+
+
+def test_communication_alone_is_from_enqueue_to_enqueue():
+    marks = [mark(m, k, t, **UPROBE) for k, t in ((0, 0), (1, 10), (2, 20)) for m, t in ((ENQUEUE, t), (WAIT, t + 7))]
+    _, found = track(*marks)
+    assert spans(found) == [(0, 0, 10), (1, 10, 20)]
+    _, found = track(*marks, leaving=True)
+    assert spans(found) == [(0, 0, 10), (1, 10, 20), (2, 20, 27)]
+    assert [i.end_moment for i in found] == [ENQUEUE, ENQUEUE, WAIT]
+
+
+def test_the_hook_wins_and_borrows_the_communication():
+    marks = [mark(START, 5, 0), mark(ENQUEUE, 0, 3, **UPROBE), mark(WAIT, 0, 8, **UPROBE), mark(END, 5, 9)]
+    tracker, found = track(*marks, mark(ENQUEUE, 1, 13, **UPROBE))
+    assert spans(found) == [(5, 0, 9)]
+    assert tracker.communication(0, 9 * MS) == (3 * MS, 8 * MS)
+    assert tracker.communication(100 * MS, 109 * MS) == (0, 0)
+
+
+def test_duplicates_invent_nothing():
+    tracker, found = track(*step(0, 0), *step(0, 0), mark(START, 1, 10), mark(START, 1, 12), mark(END, 1, 19))
+    assert spans(found) == [(0, 0, 9), (1, 10, 19)]
+    assert tracker.unusable == 3
+
+
+def test_marks_out_of_order_give_the_same():
+    start, end = step(0, 0)
+    assert spans(track(end, start)[1]) == [(0, 0, 9)]
+
+
+def test_an_iteration_without_an_end_is_left_out():
+    _, found = track(mark(START, 0, 0), *step(1, 10))
+    assert spans(found) == [(1, 10, 19)]
+
+
+def test_overlap_and_reversal_are_refused():
+    _, found = track(*step(0, 0), *step(1, 5), mark(START, 2, 30), mark(END, 2, 20), *step(3, 40))
+    assert spans(found) == [(0, 0, 9), (3, 40, 49)]
+
+
+def test_a_missing_enqueue_ends_nothing():
+    _, found = track(*(mark(ENQUEUE, k, 10 * k, **UPROBE) for k in (0, 1, 3, 4)))
+    assert spans(found) == [(0, 0, 10), (3, 30, 40)]
+
+
+def test_numbers_at_times():
+    tracker, _ = track(*step(0, 0), *step(1, 10), mark(START, 2, 20))
+    times = np.array([-1, 0, 8, 9, 10, 19, 20, 1000]) * MS
+    assert tracker.numbers_at(times).tolist() == [-1, 0, 0, -1, 1, -1, 2, 2]
+    assert tracker.open_since() == 20 * MS
+    tracker.forget(15 * MS)
+    assert tracker.numbers_at(times).tolist() == [-1, -1, -1, -1, 1, -1, 2, 2]
+
+
+@given(st.permutations([m for k in range(4) for m in step(k, 10 * k)]), st.data())
+def test_no_order_invents_an_iteration(marks, data):
+    repeated = marks + data.draw(st.lists(st.sampled_from(marks), max_size=5))
+    true = {(k, 10 * k, 10 * k + 9) for k in range(4)}
+    found = spans(track(*repeated)[1])
+    assert set(found) <= true
+    assert len(found) == len(set(found))
+
+
+def test_marks_without_a_join_are_kept_aside(caplog):
+    ranks = Ranks("h0", 10 * MS, 0)
+    assert [ranks.mark(one, -1) for one in (*step(0, 0), *step(1, 10))] == [[], [], [], []]
+    assert ranks.unusable == 4
+    assert caplog.messages == ["marks of rank 0 of job 'train' on h0 are kept aside: it never joined"]
+    assert list(ranks.warnings) == caplog.messages
+    assert spans(ranks.mark(mark(Moment.JOIN, 0, 0), -1)) == [(0, 0, 9), (1, 10, 19)]
+
+
+def test_a_new_process_starts_again_from_0():
+    ranks = Ranks("h0", 10 * MS, 0)
+    first = [mark(Moment.JOIN, 0, 0), *step(0, 0), mark(Moment.JOIN, 0, 20, pid=11), *step(0, 30)]
+    assert spans(done for one in first for done in ranks.mark(one, -1)) == [(0, 0, 9), (0, 30, 39)]
+
+
+def test_marks_heard_again_warn_of_nothing(caplog):
+    ranks = Ranks("h0", 10 * MS, 0)
+    marks = [mark(Moment.JOIN, 0, 0), *step(0, 0)]
+    for one in marks:
+        ranks.mark(one, -1)
+    assert len(ranks.settle(1000 * MS)) == 1
+    assert [ranks.mark(one, 1000 * MS) for one in marks] == [[], [], []]
+    assert not caplog.messages
+
+
+times = st.lists(st.integers(0, 100), max_size=60)
+
+
+@given(times, st.lists(st.integers(0, 100), min_size=2, max_size=8, unique=True))
+def test_segments_hold_every_row_once(rows, cuts):
+    segments, rows = Segments(2), np.sort(np.array(rows, np.int64))
+    for cut in cuts:
+        segments.cut(cut, 0)
+    for half in np.array_split(rows, 2):
+        segments.add(half, half % 2, half)
+    first, last = min(cuts), max(cuts)
+    expected = rows[(rows >= first) & (rows < last)]
+    assert segments.between(first, last).tolist() == [expected[expected % 2 == c].sum() for c in (0, 1)]
+    segments.forget(first)
+    assert segments.between(first, last).sum() == expected.sum()
+
+
+def test_a_late_cut_is_refused():
+    segments = Segments(1)
+    segments.add(np.array([5]), np.array([0]), np.array([1]))
+    assert not segments.cut(4, added_until_ns=6)
+    assert segments.cut(6, added_until_ns=6)

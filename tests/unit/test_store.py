@@ -1,0 +1,254 @@
+# SPDX-License-Identifier: Apache-2.0
+import asyncio
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pyarrow.parquet as pq
+import pytest
+from collector_stream import MS, UTC, Host, S, hello
+from hypothesis import given
+from hypothesis import strategies as st
+
+from collector.flows import FLOWS_PER_PART
+from collector.registry import Registry
+from collector.settings import Settings
+from collector.store import Store
+from collector.tables import SCHEMAS
+from collector.window import ARRIVED, merge
+from netmon.errors import DataError
+from netmon.records import SCHEMA_VERSION, Batch, ClockSample, Direction, Hello
+
+
+class Collector:
+    """A registry on a directory, without the network."""
+
+    def __init__(self, directory: Path) -> None:
+        self.store = Store(directory)
+        self.registry = Registry(self.store, Settings())
+
+    async def feed(self, batches: list, flush_every: int = 7, introduction: Hello | None = None):
+        entry = await self.registry.open(introduction or hello())
+        for number, batch in enumerate(batches, 1):
+            self.registry.arrived(entry, entry.session.process(batch))
+            if number % flush_every == 0:
+                assert await self.registry.flush()
+        return entry
+
+    async def end(self, entry) -> None:
+        self.registry.settle(entry, leaving=True)
+        assert await self.registry.flush()
+        self.store.close()
+
+
+def batches(count: int, **host: int) -> list:
+    source = Host(**host)
+    return [source.batch() for _ in range(count)]
+
+
+def read(directory: Path, table: str) -> pd.DataFrame:
+    return pd.read_parquet(directory / table)
+
+
+def test_the_files_say_what_they_are(tmp_path):
+    async def scenario():
+        collector = Collector(tmp_path)
+        await collector.end(await collector.feed(batches(15)))
+
+    asyncio.run(scenario())
+    for table, schema in SCHEMAS.items():
+        paths = list(tmp_path.glob(f"{table}/date=2025-10-09/host=h0/part-s1-*.parquet"))
+        assert paths, table
+        for path in paths:
+            stored = pq.read_schema(path)
+            assert stored.names == schema.names
+            assert int(stored.metadata[b"netmon.schema_version"]) == SCHEMA_VERSION
+            assert int(stored.metadata[b"netmon.bucket_ns"]) == MS
+            assert stored.metadata[b"netmon.share_threshold"] == b"0.01"
+            assert json.loads(stored.metadata[b"netmon.hook"]) == {"eth0:rx": "tcx", "eth0:tx": "tcx"}
+            assert b"one header per segment" in stored.metadata[b"netmon.byte_basis"]
+            assert pq.ParquetFile(path).metadata.row_group(0).column(0).compression == "ZSTD"
+    assert not list(tmp_path.rglob(".part-*"))
+
+
+def test_rows_are_on_disk_before_they_are_acknowledged(tmp_path):
+    async def scenario():
+        collector = Collector(tmp_path)
+        entry = await collector.feed(batches(40), flush_every=10)
+        rows = read(tmp_path, "buckets")
+        assert entry.acknowledge > 0
+        assert rows["bucket_start_ns"].max() >= UTC + entry.acknowledge * 100 * MS - MS
+        # Nothing within the settle time, nothing of the ledger's open interval.
+        assert entry.acknowledge <= 30
+        await collector.end(entry)
+        assert entry.acknowledge == 40
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("crash_after", [5, 13, 14, 21, 29, 33])
+def test_a_crash_at_any_moment_stores_everything_once(tmp_path, crash_after):
+    """The collector is killed: what is on disk stays, what it knew is gone, the agent sends again."""
+    sent = batches(40, cross_from_ms=1500)
+    before, after = tmp_path / "before", tmp_path / "after"
+
+    async def first() -> int:
+        collector = Collector(before)
+        entry = await collector.feed(sent[:crash_after])
+        shutil.copytree(before, after)
+        collector.store.close()
+        return entry.acknowledge
+
+    async def second(acknowledged: int) -> None:
+        collector = Collector(after)
+        rest = sent[acknowledged:]
+        if acknowledged:  # what the agent says again on every connection
+            object.__setattr__(rest[0], "flows", sent[0].flows)
+            object.__setattr__(rest[0], "marks", [sent[0].marks[0], *rest[0].marks])
+        await collector.end(await collector.feed(rest, flush_every=5))
+
+    asyncio.run(second(asyncio.run(first())))
+    rows = read(after, "buckets")
+    assert not rows.duplicated(["flow_id", "bucket_start_ns"]).any()
+    assert len(rows) == 2 * 4000 + 2500
+    iterations = read(after, "iterations").sort_values("iteration")
+    assert iterations["iteration"].tolist() == list(range(16))
+    assert (iterations["dl_tx_bytes"] == 240_000).all()
+    assert (iterations["dl_shared_rx_bytes"] == [0] * 6 + [240_000] * 10).all()
+    ledger = read(after, "ledger")
+    assert len(ledger) == 2 * 7
+    assert (ledger["attributed_bytes"] == ledger["nic_bytes"]).all()
+    assert len(read(after, "flows")) == 4
+
+
+def test_a_disk_that_refuses_costs_nothing(tmp_path, caplog):
+    async def scenario():
+        collector = Collector(tmp_path)
+        entry = await collector.feed(batches(20))
+        acknowledged = entry.acknowledge
+        (tmp_path / "buckets").rename(tmp_path / "elsewhere")
+        (tmp_path / "buckets").write_text("in the way")
+        collector.registry.settle(entry, leaving=False)
+        assert not await collector.registry.flush()
+        assert not await collector.registry.flush()
+        assert entry.acknowledge == acknowledged
+        assert collector.registry.snapshot(5).warnings[0].startswith(f"cannot write to {tmp_path}")
+        (tmp_path / "buckets").unlink()
+        (tmp_path / "elsewhere").rename(tmp_path / "buckets")
+        await collector.end(entry)
+
+    asyncio.run(scenario())
+    assert len(read(tmp_path, "buckets")) == 2 * 2000
+    assert sorted(read(tmp_path, "iterations")["iteration"]) == list(range(8))
+    assert [line.split(":")[0] for line in caplog.messages] == [
+        f"cannot write to {tmp_path}",
+        f"{tmp_path} takes rows again",
+    ]
+
+
+def test_rows_that_span_midnight_go_to_their_day(tmp_path):
+    async def scenario():
+        collector = Collector(tmp_path)
+        midnight = 1_760_054_400 * S  # 2025-10-10
+        host = Host()
+        sent = [host.batch() for _ in range(10)]
+        for batch in sent:
+            clock = type(batch.clock)(batch.clock.mono_ns, midnight - 500 * MS + batch.clock.mono_ns, 1000)
+            object.__setattr__(batch, "clock", clock)
+        await collector.end(await collector.feed(sent, introduction=hello(clock=sent[0].clock)))
+
+    asyncio.run(scenario())
+    assert read(tmp_path, "buckets").groupby("date", observed=True).size().to_dict() == {
+        "2025-10-09": 1000,
+        "2025-10-10": 1000,
+    }
+
+
+def test_an_unfinished_file_of_a_crash_is_removed(tmp_path):
+    folder = tmp_path / "buckets/date=2025-10-09/host=h0"
+    folder.mkdir(parents=True)
+    (folder / ".part-s1-1-2.parquet.77").write_text("half")
+    Store(tmp_path).close()
+    assert not list(folder.iterdir())
+
+
+def test_a_directory_that_is_a_file(tmp_path):
+    (tmp_path / "data").write_text("")
+    with pytest.raises(DataError, match=r"cannot write to .*data: File exists; choose another --data"):
+        Store(tmp_path / "data")
+
+
+def test_peers_of_a_job_find_each_other(tmp_path):
+    async def scenario():
+        collector = Collector(tmp_path)
+        near, far = batches(2), batches(2)
+        mirrored = []
+        for flow in far[0].flows:
+            owner = type(flow.owner)(**(vars(flow.owner) | {"rank": 1 if flow.owner.job else -1}))
+            mirrored.append(type(flow)(**(vars(flow) | {"owner": owner, "direction": Direction(1 - flow.direction)})))
+        object.__setattr__(far[0], "flows", mirrored)
+        first = await collector.feed(near)
+        second = await collector.feed(far, introduction=hello(host="h1", session="s2"))
+        collector.registry.settle(second, leaving=True)
+        await collector.end(first)
+
+    asyncio.run(scenario())
+    flows = read(tmp_path, "flows").set_index(["host", "flow_id"])[["rank", "peer_rank"]]
+    assert flows.loc[("h0", 1)].tolist() == [0, 1]
+    assert flows.loc[("h1", 1)].tolist() == [1, 0]
+    assert flows.loc[("h0", 3)].tolist() == [-1, -1]
+
+
+counts = st.tuples(st.integers(0, 3), st.integers(0, 5), st.integers(1, 2**32 - 1), st.booleans())
+
+
+@given(st.lists(counts, max_size=100))
+def test_merging_keeps_every_byte(entries):
+    rows = np.zeros(len(entries), ARRIVED)
+    for row, (flow, start, wire, stored) in zip(rows, entries, strict=True):
+        row["flow"], row["start_ns"], row["wire_bytes"], row["stored"] = flow, start, wire, stored
+    merged = merge(rows)
+    assert merged["wire_bytes"].sum() == rows["wire_bytes"].sum()
+    keys = merged[["flow", "start_ns", "stored"]].tolist()
+    assert len(keys) == len(set(keys)) == len({(f, t, s) for f, t, _, s in entries})
+    assert (np.diff(merged["start_ns"]) >= 0).all()
+
+
+def test_flows_that_are_long_over_are_forgotten_and_stay_stored(tmp_path):
+    many = 3 * FLOWS_PER_PART // 2
+
+    def later(batch: Batch, seconds: int) -> Batch:
+        rows = batch.buckets.copy()
+        rows["bucket_start_ns"] += np.uint64(seconds * S)
+        clock = ClockSample(batch.clock.mono_ns + seconds * S, batch.clock.utc_ns + seconds * S, 1000)
+        return replace(batch, buckets=rows, clock=clock, horizon_ns=batch.horizon_ns + seconds * S, ledger=(), marks=())
+
+    first, second, third = batches(3)
+    described = [replace(first.flows[0], flow_id=number, src_port=number % 60_000) for number in range(10, 10 + many)]
+    first = replace(first, flows=[*first.flows, *described])
+    second = later(replace(second, flows=first.flows[:4]), 700)
+    renewed = [replace(flow, flow_id=flow.flow_id + 10_000) for flow in [*first.flows[:4], *described]]
+    third = replace(later(third, 1500), flows=renewed)
+    third.buckets["flow_id"] += np.uint32(10_000)
+
+    async def scenario():
+        collector = Collector(tmp_path)
+        entry = await collector.feed([first, second], flush_every=1)
+        table = entry.session.window.flows
+        assert list(table.parts) == [0, 1]  # part 0 has flows of batch 2
+        entry.session.process(third)
+        assert await collector.registry.flush()
+        assert 0 not in table.parts
+        assert len(table.flows) == 2 * (many + 4)
+        collector.store.close()
+        again = Collector(tmp_path)
+        entry = await again.registry.open(hello(clock=third.clock))
+        assert set(entry.session.window.flows.parts) <= {1, 2}
+        again.store.close()
+
+    asyncio.run(scenario())
+    flows = read(tmp_path, "flows")
+    assert len(flows) == len(set(flows["flow_id"])) == 2 * (many + 4)

@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Flows: their names, their order, and that they stay where they are."""
+
+import math
+from dataclasses import replace
+
+from snapshot_example import example, flow
+
+from netmon.records import Class, Direction, FlowView, Owner
+from netmon.top.flows import five_tuple, owner, rank
+from netmon.top.options import Options, arrange
+from netmon.top.places import HOLD_NS, Places
+
+TENTH = 100_000_000
+
+
+def named(port: int, rate: float) -> FlowView:
+    return flow("h0", Direction.TX, "10.0.0.1", port, "10.0.0.2", 5000, Owner(), Class.CROSS, rate)
+
+
+def ports(views: tuple[FlowView, ...]) -> list[int]:
+    return [view.flow.src_port for view in views]
+
+
+def by_rate(**rates: float) -> list[FlowView]:
+    return sorted((named(int(port[1:]), rate) for port, rate in rates.items()), key=lambda view: -view.wire_bps)
+
+
+def test_flows_keep_their_rows_while_they_are_in_the_top() -> None:
+    places = Places()
+    assert ports(places.place(by_rate(p1=9, p2=5, p3=1), 2, 0)) == [1, 2]
+    assert ports(places.place(by_rate(p1=5, p2=9, p3=1), 2, TENTH)) == [1, 2]
+
+
+def test_a_flow_that_left_the_top_keeps_its_row_for_a_while() -> None:
+    places = Places()
+    places.place(by_rate(p1=9, p2=5, p3=1), 2, 0)
+    assert ports(places.place(by_rate(p1=9, p2=1, p3=5), 2, HOLD_NS - 1)) == [1, 2]
+    assert ports(places.place(by_rate(p1=9, p2=1, p3=5), 2, HOLD_NS)) == [1, 3]
+
+
+def test_a_flow_that_came_back_in_time_starts_anew() -> None:
+    places = Places()
+    for now, p2 in ((0, 5), (HOLD_NS - 1, 1), (HOLD_NS, 5), (HOLD_NS + 1, 1)):
+        assert ports(places.place(by_rate(p1=9, p2=p2, p3=3), 2, now)) == [1, 2]
+
+
+def test_a_flow_that_is_gone_has_an_unknown_rate() -> None:
+    places = Places()
+    places.place(by_rate(p1=9, p2=5), 2, 0)
+    (first, second) = places.place(by_rate(p2=5), 2, TENTH)
+    assert math.isnan(first.wire_bps)
+    assert second.wire_bps == 5
+
+
+def test_fewer_rows_and_more_rows() -> None:
+    places = Places()
+    views = by_rate(p1=9, p2=5, p3=1)
+    assert ports(places.place(views, 3, 0)) == [1, 2, 3]
+    assert ports(places.place(views, 1, 0)) == [1]
+    assert ports(places.place(views, 0, 0)) == []
+    assert ports(places.place(views, 5, 0)) == [1, 2, 3]
+
+
+def hosts_of(options: Options) -> list[str]:
+    return [view.host for view in arrange(example(), options).flows]
+
+
+def test_order_and_filter() -> None:
+    assert hosts_of(Options()) == ["h2", "h0", "h1"]
+    assert hosts_of(Options(sort="host")) == ["h0", "h1", "h2"]
+    assert hosts_of(Options(sort="process")) == ["h2", "h0", "h1"]
+    assert hosts_of(Options(class_=Class.CROSS)) == ["h2"]
+
+
+def test_flows_of_a_silent_host_come_last_with_an_unknown_rate() -> None:
+    hosts = tuple(replace(host, connected=host.host != "h2") for host in example().hosts)
+    flows = arrange(replace(example(), hosts=hosts), Options()).flows
+    assert [view.host for view in flows] == ["h0", "h1", "h2"]
+    assert math.isnan(flows[-1].wire_bps)
+
+
+def test_keys_change_the_options_and_come_round() -> None:
+    options = Options()
+    for key, times in ((" ", 2), ("b", 2), ("s", 4), ("c", 5), ("?", 2)):
+        pressed = options.press(key)
+        assert pressed != options
+        for _ in range(times - 1):
+            pressed = pressed.press(key)
+        assert pressed == options
+    assert options.press("x") == options
+
+
+def test_names() -> None:
+    tcp = example().flows[0].flow
+    assert five_tuple(tcp) == "10.77.0.10:40000 → 10.77.0.13:5000 tcp"
+    assert five_tuple(tcp, wide=False) == "10.77.0.10:40000 → 10.77.0.13:5000"
+    assert five_tuple(replace(tcp, protocol=1, src_port=0, dst_port=0)) == "10.77.0.10 → 10.77.0.13 icmp"
+    assert five_tuple(replace(tcp, protocol=47, src_port=0, dst_port=0)) == "10.77.0.10 → 10.77.0.13 protocol 47"
+    assert five_tuple(replace(tcp, protocol=255, dst_port=0x88CC)) == "EtherType 0x88cc"
+    assert owner(Owner(1, "sh", "box", source="socket")) == "sh[1] (box)"
+    assert owner(Owner()) == "unknown"
+    assert owner(Owner(source="protocol")) == "(protocol)"
+    assert rank(Owner(1, "sh", "", "job", 2, "socket")) == "job/2"
+    assert rank(Owner(1, "sh", source="socket")) == ""

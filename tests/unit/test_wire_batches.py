@@ -1,0 +1,232 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Hello and Batch on the wire: literal bytes, round trips, and every way in which a message can be wrong."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import fields
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from netmon.errors import WireError
+from netmon.records import (
+    BUCKET,
+    AgentCost,
+    Batch,
+    ClockSample,
+    Direction,
+    Flow,
+    Hello,
+    Interface,
+    LedgerSample,
+    Mark,
+    Moment,
+    Owner,
+    Source,
+    Table,
+    empty,
+)
+from netmon.wire import netmon_pb2
+from netmon.wire.batches import MAX_ROWS, decode_batch, decode_hello, encode_batch, encode_hello
+
+U16, U32, I63 = (st.integers(0, 2**bits - 1) for bits in (16, 32, 63))
+TEXT = st.text(max_size=20)
+CLOCK = st.builds(ClockSample, I63, I63, I63)
+OWNER = st.builds(Owner, U32, TEXT, TEXT, TEXT, st.integers(-1, 1000), TEXT)
+FLOW = st.builds(
+    Flow,
+    flow_id=U32,
+    interface=U32,
+    direction=st.sampled_from(Direction),
+    src=st.ip_addresses().map(str),
+    dst=st.ip_addresses().map(str),
+    src_port=U16,
+    dst_port=U16,
+    protocol=st.integers(0, 255),
+    first_ns=I63,
+    owner=OWNER,
+)
+MARK = st.builds(
+    Mark,
+    job=TEXT,
+    rank=st.integers(0, 2**31 - 1),
+    size=st.integers(0, 2**31 - 1),
+    pid=U32,
+    iteration=I63,
+    moment=st.sampled_from(Moment),
+    time_ns=I63,
+    source=st.sampled_from(Source),
+    error_ns=I63,
+    parameters=I63,
+    relative=st.booleans(),
+)
+_NARROW = {"interface": U32, "direction": st.sampled_from(Direction), "nic_header_bytes": U32}
+LEDGER = st.builds(LedgerSample, **{field.name: _NARROW.get(field.name, I63) for field in fields(LedgerSample)})
+COST = st.builds(AgentCost, st.floats(0, 100), I63, I63, I63)
+
+
+def a_table(rows: Sequence[tuple[int, ...]]) -> Table:
+    """(flow_id, bucket_start_ns, packets, wire_bytes, payload_bytes) rows as a table, whatever its layout."""
+    names = ("flow_id", "bucket_start_ns", "packets", "wire_bytes", "payload_bytes")
+    table = np.zeros(len(rows), BUCKET)
+    for name, column in zip(names, zip(*rows, strict=True), strict=False):
+        table[name] = column
+    return table
+
+
+BUCKETS = st.lists(st.tuples(U32, I63, U32, U32, U32), max_size=20).map(a_table)
+BATCH = st.builds(
+    Batch,
+    sequence=st.integers(1, 2**63 - 1),
+    clock=CLOCK,
+    horizon_ns=I63,
+    buckets=BUCKETS,
+    flows=st.lists(FLOW, max_size=3).map(tuple),
+    marks=st.lists(MARK, max_size=3).map(tuple),
+    ledger=st.lists(LEDGER, max_size=2).map(tuple),
+    cost=COST,
+)
+
+A_CLOCK = ClockSample(1_000, 2_000, 30)
+A_FLOW = Flow(7, 2, Direction.TX, "10.0.0.1", "10.0.0.2", 40000, 5000, 6, 900)
+A_MARK = Mark("job", 0, 3, 4711, 12, Moment.FIRST_ENQUEUE, 950, Source.UPROBE, 10)
+A_HELLO = Hello("h0", "session", 10_000, A_CLOCK, (Interface(2, "eth0", 10**9, "tcx", "tcx"),), "0.1.0")
+
+
+def a_batch() -> Batch:
+    buckets = a_table([(7, 880, 1, 1514, 1460), (7, 890, 2, 3028, 2920)])
+    ledger = LedgerSample(2, Direction.TX, 940, *range(15))
+    return Batch(1, A_CLOCK, 900, buckets, (A_FLOW,), (A_MARK,), (ledger,), AgentCost(0.02, 1000))
+
+
+def same(one: Batch, other: Batch) -> bool:
+    return all(np.array_equal(getattr(one, field.name), getattr(other, field.name)) for field in fields(Batch))
+
+
+def test_a_literal_message_is_decoded() -> None:
+    message = bytes.fromhex(
+        "08 05"  # sequence 5
+        "12 06"  # clock, 6 bytes
+        "08 0a 10 14 18 03"  #   mono 10, utc 20, error 3
+        "18 09"  # horizon 9
+        "22 24"  # buckets, 36 bytes
+        "08 01"  #   one row
+        "12 04 07000000"  #   flow_id 7, u32 little-endian
+        "1a 08 0200000000000000"  #   bucket_start_ns 2, u64 little-endian
+        "22 04 01000000"  #   packets 1
+        "2a 04 ea050000"  #   wire_bytes 1514
+        "32 04 b4050000"  #   payload_bytes 1460
+    )
+    batch = decode_batch(netmon_pb2.Batch.FromString(message))
+    assert (batch.sequence, batch.clock, batch.horizon_ns) == (5, ClockSample(10, 20, 3), 9)
+    assert np.array_equal(batch.buckets, a_table([(7, 2, 1, 1514, 1460)]))
+    assert batch.buckets.dtype == BUCKET
+    assert (batch.flows, batch.marks, batch.ledger, batch.cost) == ((), (), (), AgentCost())
+
+
+def test_columns_are_packed_little_endian() -> None:
+    message = encode_batch(a_batch())
+    assert message.buckets.rows == 2
+    assert message.buckets.wire_bytes == bytes.fromhex("ea050000 d40b0000")
+    assert message.buckets.bucket_start_ns == bytes.fromhex("7003000000000000 7a03000000000000")
+
+
+@given(BATCH)
+@settings(max_examples=50, deadline=None)
+def test_a_batch_survives_the_wire(batch: Batch) -> None:
+    data = encode_batch(batch).SerializeToString()
+    assert same(decode_batch(netmon_pb2.Batch.FromString(data)), batch)
+
+
+@given(CLOCK, TEXT, st.lists(U32, min_size=1, max_size=4, unique=True))
+@settings(max_examples=50, deadline=None)
+def test_a_hello_survives_the_wire(clock: ClockSample, version: str, indices: list[int]) -> None:
+    interfaces = tuple(Interface(index, f"eth{index}", index, "xdp", "tcx", "veth", 1500) for index in indices)
+    hello = Hello("node-1.rack", "s", 10_000, clock, interfaces, version)
+    assert decode_hello(netmon_pb2.Hello.FromString(encode_hello(hello).SerializeToString())) == hello
+
+
+def test_no_rows_are_a_batch_too() -> None:
+    batch = Batch(1, A_CLOCK, 0, empty(BUCKET))
+    assert same(decode_batch(encode_batch(batch)), batch)
+
+
+Break = Callable[[netmon_pb2.Batch], object]
+BROKEN_BATCHES: dict[str, Break] = {
+    "Batch.clock is missing": lambda m: m.ClearField("clock"),
+    "the clock sample has a negative time": lambda m: setattr(m.clock, "error_ns", -1),
+    "Batch.sequence is 0": lambda m: m.ClearField("sequence"),
+    "Batch.sequence is 9223372036854775808, more than an int64": lambda m: setattr(m, "sequence", 2**63),
+    "Batch.horizon_ns is negative: -1": lambda m: setattr(m, "horizon_ns", -1),
+    "Buckets.bucket_start_ns has 16 bytes where 3 rows need 24": lambda m: setattr(m.buckets, "rows", 3),
+    "Buckets.packets has 7 bytes where 2 rows need 8": lambda m: setattr(m.buckets, "packets", b"\0" * 7),
+    "Buckets.payload_bytes has 0 bytes": lambda m: m.buckets.ClearField("payload_bytes"),
+    f"Buckets.rows is {MAX_ROWS + 1}, more": lambda m: setattr(m.buckets, "rows", MAX_ROWS + 1),
+    "Buckets.bucket_start_ns has 18446744073709551615": lambda m: setattr(m.buckets, "bucket_start_ns", b"\xff" * 16),
+    "Flow.direction is 2, not one of 0, 1": lambda m: setattr(m.flows[0], "direction", 2),
+    "flow 7 has a port above 65535": lambda m: setattr(m.flows[0], "dst_port", 65536),
+    "flow 7 has protocol 256": lambda m: setattr(m.flows[0], "protocol", 256),
+    "flow 7 begins at a negative time": lambda m: setattr(m.flows[0], "first_ns", -1),
+    "flow 7 has '10.0.0' for an address": lambda m: setattr(m.flows[0], "src", "10.0.0"),
+    "flow 7 belongs to rank -2": lambda m: setattr(m.flows[0].owner, "rank", -2),
+    "Owner.process has 1025 characters, more than 1024": lambda m: setattr(m.flows[0].owner, "process", "x" * 1025),
+    "Mark.moment is 9, not one of": lambda m: setattr(m.marks[0], "moment", 9),
+    "Mark.source is 0, not one of": lambda m: setattr(m.marks[0], "source", 0),
+    "names rank -1 of 3": lambda m: setattr(m.marks[0], "rank", -1),
+    "a mark of job 'job' is negative": lambda m: setattr(m.marks[0], "time_ns", -1),
+    "LedgerSample.direction is 7": lambda m: setattr(m.ledger[0], "direction", 7),
+    "LedgerSample.nic_bytes is 9223372036854775808": lambda m: setattr(m.ledger[0], "nic_bytes", 2**63),
+    "a ledger sample of interface 2 has a negative time": lambda m: setattr(m.ledger[0], "time_ns", -1),
+}
+
+
+@pytest.mark.parametrize("reason", BROKEN_BATCHES)
+def test_a_broken_batch_is_refused_with_its_reason(reason: str) -> None:
+    message = encode_batch(a_batch())
+    BROKEN_BATCHES[reason](message)
+    with pytest.raises(WireError) as caught:
+        decode_batch(message)
+    assert reason in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+BROKEN_HELLOS: dict[str, Callable[[netmon_pb2.Hello], object]] = {
+    "Hello.clock is missing": lambda m: m.ClearField("clock"),
+    "Hello.host '' cannot name a host": lambda m: m.ClearField("host"),
+    "Hello.host '../x' cannot name a host": lambda m: setattr(m, "host", "../x"),
+    "Hello.host '..' cannot name a host": lambda m: setattr(m, "host", ".."),
+    "Hello.session is empty": lambda m: m.ClearField("session"),
+    "Hello.bucket_ns is 0": lambda m: m.ClearField("bucket_ns"),
+    "Hello.interfaces is empty": lambda m: m.ClearField("interfaces"),
+    "Hello.interfaces has an index twice: [2, 2]": lambda m: m.interfaces.add().CopyFrom(m.interfaces[0]),
+    "Interface.name has 2000 characters": lambda m: setattr(m.interfaces[0], "name", "x" * 2000),
+}
+
+
+@pytest.mark.parametrize("reason", BROKEN_HELLOS)
+def test_a_broken_hello_is_refused_with_its_reason(reason: str) -> None:
+    message = encode_hello(A_HELLO)
+    BROKEN_HELLOS[reason](message)
+    with pytest.raises(WireError) as caught:
+        decode_hello(message)
+    assert reason in str(caught.value)
+
+
+def test_what_does_not_fit_is_not_sent() -> None:
+    with pytest.raises(WireError, match=r"cannot send Hello.bucket_ns: "):
+        encode_hello(Hello("h0", "s", -1, A_CLOCK, (), ""))
+    with pytest.raises(WireError, match="dtype"):
+        encode_batch(Batch(1, A_CLOCK, 0, np.zeros(1, [("flow_id", "<u8")])))
+
+
+def test_a_flow_that_is_not_ip_needs_no_address() -> None:
+    message = encode_batch(a_batch())
+    message.flows[0].protocol, message.flows[0].src, message.flows[0].dst = 255, "", ""
+    assert decode_batch(message).flows[0].src == ""
+
+
+@pytest.mark.parametrize("record", [Hello, Interface, ClockSample, Flow, Owner, Mark, LedgerSample, AgentCost, Batch])
+def test_records_and_messages_have_the_same_fields(record: type) -> None:
+    message = getattr(netmon_pb2, record.__name__)
+    assert {field.name for field in fields(record)} == set(message.DESCRIPTOR.fields_by_name)

@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Snapshot on the wire."""
+
+from dataclasses import fields, is_dataclass, replace
+from typing import Any
+
+import numpy as np
+import pytest
+from snapshot_example import example
+
+from netmon.errors import WireError
+from netmon.records import FlowView, HostView, JobView, LinkView, RankView, Snapshot
+from netmon.wire import netmon_pb2
+from netmon.wire.snapshots import decode_snapshot, encode_snapshot
+
+
+def same(one: Any, other: Any) -> bool:
+    """Equal, with nan equal to itself, arrays compared by value."""
+    if is_dataclass(one):
+        return type(one) is type(other) and all(
+            same(getattr(one, field.name), getattr(other, field.name)) for field in fields(one)
+        )
+    if isinstance(one, tuple):
+        return len(one) == len(other) and all(map(same, one, other))
+    if isinstance(one, float | np.ndarray):
+        return np.array_equal(one, other, equal_nan=True)
+    return one == other
+
+
+def test_a_snapshot_survives_the_wire() -> None:
+    snapshot = example()
+    message = netmon_pb2.Snapshot.FromString(encode_snapshot(snapshot).SerializeToString())
+    assert same(decode_snapshot(message), snapshot)
+
+
+def test_an_empty_snapshot_survives_the_wire() -> None:
+    snapshot = Snapshot(1, 0.01, 10_000_000, (), (), (), ())
+    assert decode_snapshot(encode_snapshot(snapshot)) == snapshot
+
+
+def test_bytes_that_are_not_attributed_may_be_negative() -> None:
+    link = replace(example().links[0], invisible_bytes=-66)
+    snapshot = replace(example(), links=(link,))
+    assert decode_snapshot(encode_snapshot(snapshot)).links[0].invisible_bytes == -66
+
+
+def test_a_column_of_the_wrong_length_is_refused() -> None:
+    message = encode_snapshot(example())
+    message.links[0].columns = 99
+    with pytest.raises(WireError, match=r"LinkView.wire_bps has 3200 bytes where 396 rows need 3168"):
+        decode_snapshot(message)
+    message = encode_snapshot(example())
+    message.jobs[0].durations_ns = b"\0" * 9
+    with pytest.raises(WireError, match=r"JobView.durations_ns has 9 bytes where 1 rows need 8"):
+        decode_snapshot(message)
+
+
+def test_an_unknown_class_is_refused() -> None:
+    message = encode_snapshot(example())
+    setattr(message.flows[0], "class", 4)
+    with pytest.raises(WireError, match=r"FlowView.class_ is 4, not one of 0, 1, 2, 3"):
+        decode_snapshot(message)
+
+
+def test_a_flow_view_needs_its_flow() -> None:
+    message = encode_snapshot(example())
+    message.flows[0].ClearField("flow")
+    with pytest.raises(WireError, match=r"FlowView.flow is missing"):
+        decode_snapshot(message)
+
+
+@pytest.mark.parametrize("record", [Snapshot, HostView, LinkView, JobView, RankView, FlowView])
+def test_records_and_messages_have_the_same_fields(record: type) -> None:
+    message = getattr(netmon_pb2, record.__name__)
+    on_wire = set(message.DESCRIPTOR.fields_by_name) - {"columns"}  # the length of LinkView.wire_bps
+    assert {field.name.rstrip("_") for field in fields(record)} == on_wire
