@@ -4,6 +4,9 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,6 +14,8 @@ from netmon.errors import UsageError
 from netmon.units import format_bytes, format_duration, parse_count, parse_duration, parse_rate
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from netmon.lab.run import RunResult
     from netmon.lab.spec import RunSpec
 
@@ -114,36 +119,83 @@ def _spec(args: argparse.Namespace, overwrite: bool) -> RunSpec:
 
 
 def _run(args: argparse.Namespace) -> int:
-    return _run_spec(_spec(args, args.overwrite))
+    return _run_spec(_spec(args, args.overwrite), live=False)
 
 
 def _demo(args: argparse.Namespace) -> int:
-    return _run_spec(_spec(args, overwrite=True))
+    return _run_spec(_spec(args, overwrite=True), live=True)
 
 
-def _run_spec(spec: RunSpec) -> int:
+def _run_spec(spec: RunSpec, live: bool) -> int:
+    """live: draw `netmon top` meanwhile, where there is a terminal for it."""
+    from rich.console import Console
+
     from netmon.lab.progress import shown
     from netmon.lab.run import run as run_lab
 
-    with shown(spec) as progress:
-        result = run_lab(spec, progress=progress)
-    _print_result(result)
+    console = Console(highlight=False)
+    if live and spec.monitor and console.is_terminal:
+        result = run_lab(spec, view=lambda address: _live_view(address, console))
+    else:
+        with shown(spec) as progress:
+            result = run_lab(spec, progress=progress)
+    _print_result(result, spec.monitor, console)
     return 0
 
 
-def _print_result(result: RunResult) -> None:
+@contextlib.contextmanager
+def _live_view(address: str, console: Console) -> Iterator[None]:
+    """`netmon top` on a thread of its own. Whoever quits it sees the run's end all the same."""
+    from netmon.top.live import run_live
+    from netmon.wire.watch import follow
+
+    over = threading.Event()
+    updates = follow(address, interval_ms=500, flows=200)
+    view = threading.Thread(target=run_live, args=(updates, console, over.is_set), name="view", daemon=True)
+    view.start()
+    try:
+        yield
+    finally:
+        over.set()
+        view.join()
+
+
+def _print_result(result: RunResult, monitored: bool, console: Console) -> None:
+    from netmon.report.summary import summarise
+
+    if monitored:
+        summarise(result.data).print(console)
+    for sender in result.cross:
+        if "bytes_sent" in sender:
+            sent = format_bytes(sender["bytes_sent"])
+            console.print(f"cross traffic, by its sender: {sender['from']} to {sender['to']}, {sent}")
+    _print_truth(result, console)
+    if monitored:
+        data = result.data
+        with contextlib.suppress(ValueError):
+            data = data.relative_to(Path.cwd())
+        console.print(
+            f"dataset: {data}; next:\n"
+            f"  netmon export --data {data} --out iterations.csv\n"
+            f"  python -c \"import pandas; print(pandas.read_parquet('{data}/iterations'))\"\n"
+            "  netmon doctor",
+            soft_wrap=True,
+        )
+
+
+def _print_truth(result: RunResult, console: Console) -> None:
+    """The trainers' own log, to compare with."""
     import numpy as np
 
     from netmon.lab.truth import quiet_and_disturbed
 
     quiet, disturbed = quiet_and_disturbed(result.data)
-    for durations, when in ((quiet, "without cross traffic"), (disturbed, "with cross traffic")):
-        if len(durations):
-            print(f"iterations {when}: {len(durations)}, median {format_duration(float(np.median(durations)))}")
-    for sender in result.cross:
-        if "bytes_sent" in sender:
-            print(f"cross traffic {sender['from']} to {sender['to']}: {format_bytes(sender['bytes_sent'])}")
-    print(f"dataset and truth: {result.data}")
+    told = [
+        f"{len(durations)} iterations {when} cross traffic, median {format_duration(float(np.median(durations)))}"
+        for durations, when in ((quiet, "without"), (disturbed, "with"))
+        if len(durations)
+    ]
+    console.print(f"the trainers' own log: {'; '.join(told)}")
 
 
 def _clean(args: argparse.Namespace) -> int:
