@@ -66,8 +66,7 @@ class Agent:
         self._spool = Spool(settings.spool, self._session, settings.spool_bytes, self._hollow)
         geometry = choose_geometry(settings.bucket_ns, [card.index for card in self._nics])
         self._privileged = Privileged()
-        hook = "xdp" if settings.hook == "xdp" else "tc"
-        started = self._privileged.start([card.name for card in self._nics], hook, geometry)
+        started = self._privileged.start([card.name for card in self._nics], settings.hook, geometry)
         self._meter = Meter(started.descriptors, geometry)
         self._steps_ring = RingBuffer(started.descriptors["steps"], geometry.step_ring_bytes, STEP)
         for descriptor in started.descriptors.values():

@@ -2,6 +2,7 @@
 """`netmon collector`: the service that agents stream to and viewers watch."""
 
 import argparse
+import os
 from pathlib import Path
 
 from netmon.errors import UsageError
@@ -54,6 +55,7 @@ def run(args: argparse.Namespace) -> int:
     """Collect until a signal."""
     import asyncio
 
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # its own lines beside ours; read when it is imported
     from collector.server import serve
     from collector.settings import Settings
 

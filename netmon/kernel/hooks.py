@@ -6,7 +6,6 @@ to clsact; the next start removes what a killed agent left of that kind (by its 
 """
 
 import contextlib
-import errno
 import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -19,13 +18,11 @@ from netmon.kernel import libbpf
 from netmon.records import Direction
 
 _AT_HEAD = 1 << 3  # BPF_F_BEFORE without a relative: before all others, so that nobody's redirect blinds us
-_XDP_NATIVE, _XDP_GENERIC = 1 << 2, 1 << 1  # XDP_FLAGS_DRV_MODE, XDP_FLAGS_SKB_MODE
+_XDP_MODE = {"xdp": 1 << 2, "xdpgeneric": 1 << 1}  # XDP_FLAGS_DRV_MODE, XDP_FLAGS_SKB_MODE
 
 _CLSACT_PARENT = {Direction.RX: 0xFFFFFFF2, Direction.TX: 0xFFFFFFF3}
 _CLSACT_PRIORITY = 1
 _FILTER_NAME = "netmon"
-# What a kernel says that does not know tcx.
-_NO_TCX = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)
 
 
 @dataclass(frozen=True)
@@ -37,11 +34,12 @@ class Attachment:
 
 
 def attach(programs: Mapping[str, int], index: int, name: str, hook: str, direction: Direction) -> Attachment:
-    """hook: "tc" or "xdp" (which has no transmit side: tc stands in). Raises KernelError."""
-    if hook == "xdp" and direction is Direction.RX:
-        return _attach_xdp(programs["meter_xdp"], index, name)
+    """hook: "tcx", "clsact", "xdp" or "xdpgeneric" (XDP only receives). Raises KernelError."""
+    if hook.startswith("xdp"):
+        return _attach_xdp(programs["meter_xdp"], index, name, hook)
     program = programs["meter_tc_ingress" if direction is Direction.RX else "meter_tc_egress"]
-    return _attach_tcx(program, index, name, direction) or _attach_clsact(program, index, name, direction)
+    attach_tc = _attach_tcx if hook == "tcx" else _attach_clsact
+    return attach_tc(program, index, name, direction)
 
 
 def _held(descriptor: int) -> Callable[[], None]:
@@ -50,25 +48,19 @@ def _held(descriptor: int) -> Callable[[], None]:
     return stack.close
 
 
-def _attach_xdp(program: int, index: int, name: str) -> Attachment:
-    for flags, hook in ((_XDP_NATIVE, "xdp"), (_XDP_GENERIC, "xdpgeneric")):
-        try:
-            return Attachment(hook, _held(libbpf.link_create(program, index, libbpf.XDP, flags)))
-        except OSError as error:
-            if error.errno in (errno.EBUSY, errno.EEXIST):
-                raise KernelError(f"cannot attach to {name}: its XDP slot is taken; use --hook tc") from error
-            reason = error.strerror
-    raise KernelError(f"cannot attach to {name}: its driver takes no XDP program ({reason}); use --hook tc")
+def _attach_xdp(program: int, index: int, name: str, hook: str) -> Attachment:
+    try:
+        return Attachment(hook, _held(libbpf.link_create(program, index, libbpf.XDP, _XDP_MODE[hook])))
+    except OSError as error:
+        raise KernelError(f"cannot attach to {name} by {hook}: {error.strerror}; use --hook tc") from error
 
 
-def _attach_tcx(program: int, index: int, name: str, direction: Direction) -> Attachment | None:
+def _attach_tcx(program: int, index: int, name: str, direction: Direction) -> Attachment:
     attach_type = libbpf.TCX_INGRESS if direction is Direction.RX else libbpf.TCX_EGRESS
     try:
         return Attachment("tcx", _held(libbpf.link_create(program, index, attach_type, _AT_HEAD)))
     except OSError as error:
-        if error.errno in _NO_TCX:
-            return None
-        raise KernelError(f"cannot attach to {name}: tcx refused the program ({error.strerror})") from error
+        raise KernelError(f"cannot attach to {name} by tcx: {error.strerror}") from error
 
 
 def _attach_clsact(program: int, index: int, name: str, direction: Direction) -> Attachment:

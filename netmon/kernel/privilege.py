@@ -9,7 +9,7 @@ from pathlib import Path
 from netmon.errors import KernelError, UnsupportedError
 
 _SYS_ADMIN = 21
-_NEEDED = {"CAP_BPF": 39, "CAP_PERFMON": 38, "CAP_NET_ADMIN": 12}
+_NEEDED = {"CAP_NET_ADMIN": 12, "CAP_PERFMON": 38, "CAP_BPF": 39}
 _VERSION_3 = 0x20080522
 _PR_SET_NO_NEW_PRIVS = 38
 
@@ -20,13 +20,19 @@ def effective_capabilities(pid: str = "self") -> int:
     return int(status.partition("CapEff:")[2].split()[0], 16)
 
 
+def missing_capabilities() -> list[str]:
+    """What this process lacks to load, attach and probe; CAP_SYS_ADMIN stands for all of it."""
+    held = effective_capabilities()
+    if held >> _SYS_ADMIN & 1:
+        return []
+    return [name for name, bit in _NEEDED.items() if not held >> bit & 1]
+
+
 def require_capabilities() -> None:
-    """Raises UnsupportedError naming what is missing to load, attach and probe."""
-    have = effective_capabilities()
-    missing = [name for name, bit in _NEEDED.items() if not have >> bit & 1]
-    if missing and not (have >> _SYS_ADMIN & 1 and missing != ["CAP_NET_ADMIN"]):
+    """Raises UnsupportedError naming what is missing."""
+    if missing := missing_capabilities():
         raise UnsupportedError(
-            f"cannot watch interfaces without {', '.join(missing)}: run as root, or as the systemd unit"
+            f"cannot load BPF programs without {', '.join(missing)}: run as root, or as a systemd unit"
         )
 
 

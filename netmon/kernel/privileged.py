@@ -18,8 +18,11 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from netmon.errors import KernelError, NetmonError
-from netmon.kernel import hooks, loader, nic
+from netmon.kernel import hooks, loader
 from netmon.kernel.meter import Geometry
+from netmon.kernel.probe import bpf
+from netmon.kernel.probe.hook import choose_hook
+from netmon.kernel.probe.interfaces import interface_facts
 from netmon.kernel.processes import Process, ProcessTable
 from netmon.kernel.sockets import Endpoint, SocketOwners, Sockets
 from netmon.kernel.uprobes import Uprobes
@@ -68,13 +71,15 @@ class _Server:
     def _start(
         self, descriptors: list[int], interfaces: list[str], hook: str, geometry: dict[str, int]
     ) -> dict[str, Any]:
-        nics = [nic.describe(name) for name in interfaces]
+        facts = [fact for fact in interface_facts().watchable if fact.name in interfaces]
+        tcx = bpf.has_tcx()
+        choices = [choose_hook(fact, tcx=tcx, wanted=hook) for fact in facts]
         loaded = loader.load(Geometry(**geometry))
         self._uprobes = Uprobes(loaded)
         attached = []
-        for card in nics:
-            for direction in Direction:
-                attachment = hooks.attach(loaded, card.index, card.name, hook, direction)
+        for fact, choice in sorted(zip(facts, choices, strict=True), key=lambda pair: interfaces.index(pair[0].name)):
+            for direction, chosen in zip(Direction, (choice.rx, choice.tx), strict=True):
+                attachment = hooks.attach(loaded, fact.index, fact.name, chosen, direction)
                 self._attached.append(attachment)
                 attached.append(attachment.hook)
         descriptors.extend(loaded[name] for name in loader.MAPS)
@@ -130,7 +135,7 @@ class Privileged:
         return self._child.pid
 
     def start(self, interfaces: list[str], hook: str, geometry: Geometry) -> Started:
-        """Loads and attaches; blocks until everything is attached. Raises KernelError, UnsupportedError."""
+        """Loads and attaches; blocks until everything is attached. hook: as of choose_hook. Raises KernelError."""
         self.request("start", interfaces=interfaces, hook=hook, geometry=asdict(geometry))
         self._socket.settimeout(_START_LIMIT_S)
         message, descriptors, *_ = socket.recv_fds(self._socket, _MESSAGE_BYTES, len(loader.MAPS))

@@ -9,13 +9,12 @@ import sysconfig
 from collections.abc import Callable
 from pathlib import Path
 
+from netmon.kernel.privilege import effective_capabilities, missing_capabilities
 from netmon.kernel.probe import bpf
 from netmon.kernel.probe.check import Check, Status
 from netmon.kernel.probe.clock import clock_checks
 
-_NEEDED_CAPABILITIES = {"CAP_NET_ADMIN": 12, "CAP_PERFMON": 38, "CAP_BPF": 39}
 _USEFUL_CAPABILITIES = {"CAP_DAC_READ_SEARCH": 2, "CAP_SYS_PTRACE": 19}  # whose socket it is, and which rank
-_SYS_ADMIN = 21
 _HEADERS = ("linux/types.h", "linux/if_ether.h", "linux/if_packet.h", "linux/ptrace.h", "asm/types.h")
 
 
@@ -60,26 +59,13 @@ def _feature(name: str, probe: Callable[[], None], advice: str, *, privileged: b
 
 
 def _capabilities() -> Check:
+    if missing := missing_capabilities():
+        return Check("privilege", Status.MISSING, f"without {', '.join(missing)}", "run as root")
     held = effective_capabilities()
-
-    def lacking(names: dict[str, int]) -> str:
-        return ", ".join(name for name, bit in names.items() if not held >> bit & 1)
-
-    if not held >> _SYS_ADMIN & 1 and (needed := lacking(_NEEDED_CAPABILITIES)):
-        return Check("privilege", Status.MISSING, f"without {needed}", "run as root")
-    if useful := lacking(_USEFUL_CAPABILITIES):
-        detail = f"without {useful}: flows of other users' processes stay unclassified"
+    if useful := [name for name, bit in _USEFUL_CAPABILITIES.items() if not held >> bit & 1]:
+        detail = f"without {', '.join(useful)}: flows of other users' processes stay unclassified"
         return Check("privilege", Status.LIMITED, detail, "run as root")
     return Check("privilege", Status.OK, "root" if os.geteuid() == 0 else "capabilities")
-
-
-def effective_capabilities() -> int:
-    """This process's effective capabilities as a bit mask; 0 where /proc does not tell."""
-    try:
-        lines = Path("/proc/self/status").read_text().splitlines()
-        return next(int(line.split()[1], 16) for line in lines if line.startswith("CapEff:"))
-    except (OSError, StopIteration):
-        return 0
 
 
 def _tcx() -> Check:

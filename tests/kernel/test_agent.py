@@ -1,0 +1,231 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The real agent and the real collector, as processes, on a veth pair between two namespaces."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from netmon.kernel.privilege import effective_capabilities
+from netmon.lab.network import Host
+from netmon.lab.process import Process
+
+pytestmark = pytest.mark.kernel
+
+NETMON = [sys.executable, "-m", "netmon"]
+QUERY_ATTACHED = """
+import ctypes, sys
+library = ctypes.CDLL("libbpf.so.1", use_errno=True)
+counts = []
+for attach_type in (37, 46, 47):  # XDP, tcx ingress and egress
+    ids, count = (ctypes.c_uint32 * 64)(), ctypes.c_uint32(64)
+    library.bpf_prog_query(int(sys.argv[1]), attach_type, 0, None, ids, ctypes.byref(count))
+    counts.append(count.value % 64)
+print(*counts)
+"""
+
+
+class Watched:
+    """A pair of hosts; the right one has an agent."""
+
+    def __init__(self, left, right, folder: Path, cleanup: ExitStack) -> None:
+        self.left, self.right, self.folder = left, right, folder
+        self.data = folder / "data"
+        self.address = f"unix:{folder}/collector.sock"
+        self._cleanup = cleanup
+
+    def _start(self, name: str, command: list[str], inside: bool) -> Process:
+        host = Host("right", self.right.namespace.name, self.right.address) if inside else None
+        notify = self.folder / f"notify-{name}"
+        notify.unlink(missing_ok=True)
+        process = self._cleanup.enter_context(Process(name, [*NETMON, *command], self.folder, host=host, notify=notify))
+        process.wait_ready(60)
+        return process
+
+    def collector(self) -> Process:
+        return self._start("collector", ["collector", "--listen", self.address, "--data", str(self.data)], inside=False)
+
+    def agent(self, *options: str, name: str = "agent") -> Process:
+        where = ["--socket", f"{self.folder}/{name}.sock", "--spool", f"{self.folder}/spool-{name}"]
+        watch = ["agent", "--interface", self.right.interface, "--collector", self.address, "--host", "right"]
+        return self._start(name, [*watch, *where, *options], inside=True)
+
+    def transfer(self, megabytes: int = 20) -> None:
+        """So many bytes from left to right, over TCP."""
+        command = self.right.namespace.inside("iperf3", "-s", "-1", "-p", "5999")
+        server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        assert server.stdout
+        while "listening" not in server.stdout.readline():
+            assert server.poll() is None
+        self.left.namespace.run("iperf3", "-c", self.right.address, "-p", "5999", "-n", f"{megabytes}M")
+        server.communicate(timeout=10)
+
+    def counters(self) -> dict[str, int]:
+        """The NIC's own."""
+        (link,) = json.loads(self.right.namespace.run("ip", "-json", "-s", "link", "show", self.right.interface))
+        return {way: link["stats64"][way]["bytes"] for way in ("rx", "tx")}
+
+    def attached(self) -> tuple[int, ...]:
+        """Programs on the interface: XDP, tcx ingress, tcx egress."""
+        command = (sys.executable, "-c", QUERY_ATTACHED, str(self.right.index))
+        return tuple(map(int, self.right.namespace.run(*command).split()))
+
+    def table(self, name: str) -> pd.DataFrame:
+        return pd.read_parquet(self.data / name)
+
+
+@pytest.fixture
+def watched(namespaces: Callable, tmp_path: Path) -> Iterator[Watched]:
+    with ExitStack() as cleanup:
+        yield Watched(*namespaces(), tmp_path, cleanup)
+
+
+@pytest.mark.parametrize("hook", ["tc", "xdp"])
+def test_the_dataset_has_what_the_nic_counted_to_the_byte(watched: Watched, hook: str) -> None:
+    collector, agent = watched.collector(), watched.agent("--hook", hook)
+    before = watched.counters()
+    watched.transfer()
+    time.sleep(1.5)  # a quiet sample of the counters
+    after = watched.counters()
+    agent.end_in_order(seconds=20)
+    collector.end_in_order(seconds=20)
+    ledger = watched.table("ledger").groupby("direction", observed=True).sum(numeric_only=True)
+    buckets = watched.table("buckets").groupby("direction", observed=True)["wire_bytes"].sum()
+    for way in ("rx", "tx"):
+        assert ledger.loc[way, "nic_counter_bytes"] == after[way] - before[way]
+        assert ledger.loc[way, "attributed_bytes"] == ledger.loc[way, "nic_bytes"] == buckets[way]
+    assert watched.attached() == (0, 0, 0)
+
+
+def test_flows_name_their_process(watched: Watched) -> None:
+    collector, agent = watched.collector(), watched.agent()
+    watched.transfer()
+    agent.end_in_order(seconds=20)
+    collector.end_in_order(seconds=20)
+    flows = watched.table("flows")
+    assert set(flows.loc[flows["dst_port"] == 5999, "process"]) == {"iperf3"}
+    assert set(flows.loc[flows["dst_port"] == 5999, "class"]) == {"cross"}
+
+
+def test_the_part_that_talks_to_the_network_has_no_capabilities_and_no_compiler(watched: Watched) -> None:
+    watched.collector()
+    agent = watched.agent()
+    assert effective_capabilities(str(agent.pid)) == 0
+    assert "libclang" not in Path(f"/proc/{agent.pid}/maps").read_text()
+    assert "libbcc" not in Path(f"/proc/{agent.pid}/maps").read_text()
+
+
+def test_a_collector_that_goes_away_and_comes_back_misses_nothing(watched: Watched) -> None:
+    collector, agent = watched.collector(), watched.agent()
+    watched.transfer(5)
+    collector.end_in_order(seconds=20)
+    watched.transfer(5)
+    assert agent.status() is None
+    collector = watched.collector()
+    watched.transfer(5)
+    time.sleep(1.5)
+    agent.end_in_order(seconds=20)
+    collector.end_in_order(seconds=20)
+    ledger = watched.table("ledger").groupby("direction", observed=True).sum(numeric_only=True)
+    buckets = watched.table("buckets").groupby("direction", observed=True)["wire_bytes"].sum()
+    for way in ("rx", "tx"):
+        assert ledger.loc[way, "attributed_bytes"] == ledger.loc[way, "nic_bytes"] == buckets[way]
+    assert ledger.loc["rx", "nic_counter_bytes"] > 15_000_000
+
+
+def test_what_a_killed_agent_left_in_its_spool_is_sent_by_the_next(watched: Watched) -> None:
+    agent = watched.agent()  # nobody collects yet
+    watched.transfer(5)
+    time.sleep(0.5)
+    os.kill(agent.pid, signal.SIGKILL)
+    collector, agent = watched.collector(), watched.agent()
+    time.sleep(1)
+    agent.end_in_order(seconds=20)
+    collector.end_in_order(seconds=20)
+    buckets = watched.table("buckets")
+    assert buckets.loc[buckets["direction"] == "rx", "payload_bytes"].sum() >= 5 * 2**20
+    assert not list((watched.folder / "spool-agent").glob("*/*.batch"))
+
+
+@pytest.mark.parametrize("hook", ["tc", "xdp"])
+def test_a_killed_agent_leaves_nothing_attached(watched: Watched, hook: str) -> None:
+    agent = watched.agent("--hook", hook)
+    assert watched.attached() == ((1, 0, 1) if hook == "xdp" else (0, 1, 1))
+    os.kill(agent.pid, signal.SIGKILL)
+    deadline = time.monotonic() + 5
+    while watched.attached() != (0, 0, 0) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert watched.attached() == (0, 0, 0)
+    watched.agent("--hook", hook, name="next")
+
+
+def test_two_agents_count_the_same(watched: Watched) -> None:
+    collector, first, second = watched.collector(), watched.agent(name="first"), watched.agent(name="second")
+    assert watched.attached() == (0, 2, 2)
+    watched.transfer(5)
+    for agent in (first, second):
+        agent.end_in_order(seconds=20)
+    collector.end_in_order(seconds=20)
+    sums = watched.table("buckets").groupby(["session", "direction"], observed=True)["wire_bytes"].sum()
+    for way in ("rx", "tx"):
+        assert sums.xs(way, level="direction").nunique() == 1
+
+
+def test_an_interrupt_ends_it_like_a_request_to_end(watched: Watched) -> None:
+    collector, agent = watched.collector(), watched.agent()
+    os.kill(agent.pid, signal.SIGINT)
+    os.kill(agent.pid, signal.SIGTERM)  # an impatient user
+    assert agent.end(seconds=20) == 0
+    assert collector.end(seconds=20) == 0
+
+
+def test_what_is_not_a_mark_is_refused_in_one_line(watched: Watched) -> None:
+    watched.collector()
+    agent = watched.agent()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+        for _ in range(3):
+            sender.sendto(b"not a mark", f"{watched.folder}/agent.sock")
+    time.sleep(0.5)
+    assert agent.output().count("10 bytes that are not a mark") == 1
+    assert agent.status() is None
+
+
+def fails(*options: str, user: int = 0) -> str:
+    """The one line with which `netmon agent` refuses."""
+    command = [*NETMON, "agent", "--collector", "localhost:1", *options]
+    if user:
+        command = ["setpriv", f"--reuid={user}", f"--regid={user}", "--clear-groups", *command]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode in (1, 2)
+    (line,) = done.stderr.strip().splitlines()
+    return line
+
+
+def test_a_missing_interface_is_refused(tmp_path: Path) -> None:
+    line = fails("--interface", "nope0", "--socket", str(tmp_path / "s"), "--spool", str(tmp_path))
+    assert "cannot watch nope0: no such interface; there are" in line
+
+
+def test_without_root_it_says_what_is_missing() -> None:
+    assert "cannot load BPF programs without CAP_NET_ADMIN" in fails("--interface", "lo", user=65534)
+
+
+@pytest.mark.parametrize("width", ["10ns", "2s", "wide"])
+def test_a_bucket_out_of_range_is_refused(tmp_path: Path, width: str) -> None:
+    line = fails("--interface", "lo", "--bucket", width, "--socket", str(tmp_path / "s"), "--spool", str(tmp_path))
+    assert "bucket" in line or "duration" in line
+
+
+def test_a_spool_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    line = fails("--interface", "lo", "--socket", str(tmp_path / "s"), "--spool", str(tmp_path / "file"))
+    assert "as a spool" in line
