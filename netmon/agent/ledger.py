@@ -21,7 +21,7 @@ Link = tuple[int, Direction]
 
 
 class Ledger:
-    """One per agent. The account begins with the first sample. `lose` may be called from another thread."""
+    """One per agent. The account begins when it is made. `lose` may be called from another thread."""
 
     def __init__(self, meter: Meter, nics: list[Nic], hooks: Mapping[int, tuple[str, str]]) -> None:
         """hooks: (rx, tx) by ifindex."""
@@ -34,14 +34,16 @@ class Ledger:
         }
         self._lost = {link: dict.fromkeys(_COUNTS, 0) for link in self._header_bytes}
         self._lock = threading.Lock()
-        self._due_ns = 0
+        self._due_ns = time.monotonic_ns() + _INTERVAL_NS
+        self._first = self.read()
 
     def due(self, now_ns: int) -> list[LedgerSample]:
-        """A sample per link when an interval is over, otherwise none."""
-        if now_ns < self._due_ns:
-            return []
-        self._due_ns = now_ns + _INTERVAL_NS
-        return self.read()
+        """A sample per link when an interval is over, otherwise none; the first ones at the first call."""
+        samples, self._first = self._first, []
+        if now_ns >= self._due_ns:
+            self._due_ns = now_ns + _INTERVAL_NS
+            samples += self.read()
+        return samples
 
     def read(self) -> list[LedgerSample]:
         """A sample per link, now. An interface that is gone has none."""
