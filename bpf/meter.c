@@ -15,13 +15,15 @@
 #define PASS_TC (-1) /* TCX_NEXT, TC_ACT_UNSPEC: on to the next program, as if we were not there */
 
 #define NETMON_SETS (NETMON_SLOTS / NETMON_WAYS)
+#define ALL_SETS (NETMON_CPUS * NETMON_SETS)
+#define ALL_LINKS (NETMON_CPUS * NETMON_LINKS * 2)
 
 struct netmon_set {
 	struct netmon_slot way[NETMON_WAYS];
 };
 
-BPF_F_TABLE("array", u32, struct netmon_set, slots, NETMON_CPUS *NETMON_SETS, BPF_F_MMAPABLE);
-BPF_F_TABLE("array", u32, struct netmon_ledger, ledger, NETMON_CPUS *NETMON_LINKS * 2, BPF_F_MMAPABLE);
+BPF_F_TABLE("array", u32, struct netmon_set, slots, ALL_SETS, BPF_F_MMAPABLE);
+BPF_F_TABLE("array", u32, struct netmon_ledger, ledger, ALL_LINKS, BPF_F_MMAPABLE);
 BPF_RINGBUF_OUTPUT(buckets, NETMON_RING_PAGES);
 BPF_RINGBUF_OUTPUT(flows, NETMON_FLOW_PAGES);
 

@@ -15,10 +15,13 @@ from netmon.records import Table
 MOMENTS = np.dtype(
     [
         (name, "<i8")
-        for name in ("rank", "iteration", "step_start_ns", "first_enqueue_ns", "last_wait_ns", "step_end_ns")
+        for name in (
+            *("rank", "iteration", "step_start_ns", "first_enqueue_ns", "last_wait_ns", "step_end_ns"),
+            "interrupted",
+        )
     ]
 )
-"""One iteration of one rank, in the machine's CLOCK_MONOTONIC."""
+"""One iteration of one rank, in the machine's CLOCK_MONOTONIC. interrupted: the note may be later than the moment."""
 
 
 def read_rank(data: Path, rank: int) -> Table:

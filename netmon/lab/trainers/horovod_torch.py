@@ -5,6 +5,7 @@ The only thing unusual is that it writes down when each iteration's moments were
 """
 
 import argparse
+import resource
 import time
 
 import horovod.torch as hvd
@@ -19,20 +20,37 @@ class Moments:
 
     def __init__(self) -> None:
         """Wrap once, before the optimizer is made."""
-        self.first_enqueue = self.last_wait = 0
+        self.begin()
         self._allreduce = hvd_optimizer.allreduce_async_
         self._synchronize = hvd_optimizer.synchronize
         hvd_optimizer.allreduce_async_ = self._note_allreduce
         hvd_optimizer.synchronize = self._note_synchronize
 
+    def begin(self) -> None:
+        """A step begins."""
+        self.first_enqueue = self.last_wait = 0
+        self.interrupted = 0
+
     def _note_allreduce(self, *args: object, **kwargs: object) -> object:
-        self.first_enqueue = self.first_enqueue or time.monotonic_ns()
-        return self._allreduce(*args, **kwargs)
+        if self.first_enqueue:
+            return self._allreduce(*args, **kwargs)
+        before = interruptions()
+        self.first_enqueue = time.monotonic_ns()
+        handle = self._allreduce(*args, **kwargs)
+        self.interrupted |= interruptions() - before
+        return handle
 
     def _note_synchronize(self, handle: object) -> object:
+        before = interruptions()
         output = self._synchronize(handle)
         self.last_wait = time.monotonic_ns()
+        self.last_interrupted = interruptions() - before
         return output
+
+
+def interruptions() -> int:
+    """How often this thread had to give its CPU to another one: then a moment may have passed before it was noted."""
+    return resource.getrusage(resource.RUSAGE_THREAD).ru_nivcsw
 
 
 def build_model(parameters: int) -> torch.nn.ModuleList:
@@ -68,14 +86,15 @@ def main() -> None:
     with IterationLog(args.log, hvd.rank()) as log:
         for iteration in range(args.iterations):
             start = time.monotonic_ns()
-            moments.first_enqueue = 0
+            moments.begin()
             optimizer.zero_grad()
             batch = torch.randn(1, 1)
             loss = (forward(model, batch) - 2 * batch).pow(2).mean()
             wait_until(start + int(args.compute * 1e9))
             loss.backward()
             optimizer.step()
-            log.add(iteration, start, moments.first_enqueue, moments.last_wait, time.monotonic_ns())
+            interrupted = moments.interrupted or moments.last_interrupted
+            log.add(iteration, start, moments.first_enqueue, moments.last_wait, time.monotonic_ns(), interrupted)
     hvd.shutdown()
 
 

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 from types import FrameType, TracebackType
 
-COLUMNS = "rank,iteration,step_start_ns,first_enqueue_ns,last_wait_ns,step_end_ns"
+COLUMNS = "rank,iteration,step_start_ns,first_enqueue_ns,last_wait_ns,step_end_ns,interrupted"
 
 
 class IterationLog:
@@ -22,9 +22,11 @@ class IterationLog:
         self._rank = rank
         self._lines = [COLUMNS]
 
-    def add(self, iteration: int, step_start: int, first_enqueue: int, last_wait: int, step_end: int) -> None:
-        """One finished iteration."""
-        moments = (self._rank, iteration, step_start, first_enqueue, last_wait, step_end)
+    def add(
+        self, iteration: int, step_start: int, first_enqueue: int, last_wait: int, step_end: int, interrupted: int = 0
+    ) -> None:
+        """One finished iteration. interrupted: not 0 where the scheduler came between a moment and its noting."""
+        moments = (self._rank, iteration, step_start, first_enqueue, last_wait, step_end, int(bool(interrupted)))
         self._lines.append(",".join(map(str, moments)))
         print(f"iteration {iteration} took {(step_end - step_start) / 1e9:.3f} s", flush=True)
 
