@@ -134,13 +134,14 @@ CLASS_COLOURS = ("#999999", "#0072B2", "#E69F00", "#CC79A7")
 class Interface:
     """One watched interface of a host. It makes two links, rx and tx."""
 
-    index: int
+    index: int  # the agent's own number of it, which stays when the interface is removed and made again
     name: str
     capacity_bps: int  # 0: unknown
     hook_rx: str  # "tcx", "clsact", "xdp", "xdpgeneric"
     hook_tx: str
     driver: str = ""
     mtu: int = 0
+    super_packet_bytes: int = 0  # the most that the hook can see as one packet with one time; 0: unknown
     byte_basis: str = "frames as sent on the link, without preamble and FCS; one header per segment"
 
 
@@ -175,7 +176,7 @@ class Flow:
     """One unidirectional 5-tuple on one link of one host. flow_id is unique in the agent's session."""
 
     flow_id: int
-    interface: int  # ifindex
+    interface: int  # Interface.index
     direction: Direction
     src: str
     dst: str
@@ -222,7 +223,7 @@ class Hello:
 class LedgerSample:
     """Cumulative counters of one link, all read at time_ns (mono). nic_bytes is in nic_basis."""
 
-    interface: int  # ifindex
+    interface: int  # Interface.index
     direction: Direction
     time_ns: int
     nic_bytes: int

@@ -15,6 +15,7 @@ from netmon.agent import clock
 from netmon.agent.cost import CostMeter
 from netmon.agent.flows import describe_flows
 from netmon.agent.ledger import Ledger
+from netmon.agent.links import Links
 from netmon.agent.markers import MarkSocket
 from netmon.agent.owners import FlowOwners
 from netmon.agent.recent import RecentFlows, RecentMarks
@@ -24,6 +25,7 @@ from netmon.agent.stream import Stream
 from netmon.kernel import nic, privilege
 from netmon.kernel.geometry import choose_geometry
 from netmon.kernel.meter import STALE_NS, Meter
+from netmon.kernel.nic import Nic
 from netmon.kernel.privileged import Privileged
 from netmon.kernel.ring import RingBuffer
 from netmon.records import STEP, Batch, Hello, Interface, LedgerSample, Mark
@@ -34,7 +36,7 @@ log = logging.getLogger(__name__)
 
 _TICK_S = 0.02
 _BATCH_NS = 100_000_000
-_RANKS_NS = 250_000_000
+_LOOK_NS = 250_000_000
 _FAREWELL_S = 5.0
 
 
@@ -60,32 +62,32 @@ class Agent:
         """Attaches everything; blocks for about a second. Raises NetmonError."""
         privilege.require_capabilities()
         self._settings = settings
-        self._nics = [nic.describe(name) for name in settings.interfaces]
+        nics = [nic.describe(name) for name in settings.interfaces]
         self._marks_socket = MarkSocket(settings.socket)
         self._session = uuid.uuid4().hex[:12]
         self._spool = Spool(settings.spool, self._session, settings.spool_bytes, self._hollow)
-        geometry = choose_geometry(settings.bucket_ns, [card.index for card in self._nics])
+        geometry = choose_geometry(settings.bucket_ns, [card.index for card in nics])
         self._privileged = Privileged()
-        started = self._privileged.start([card.name for card in self._nics], settings.hook, geometry)
+        started = self._privileged.start(list(settings.interfaces), settings.hook, geometry)
         self._meter = Meter(started.descriptors, geometry)
         self._steps_ring = RingBuffer(started.descriptors["steps"], geometry.step_ring_bytes, STEP)
         for descriptor in started.descriptors.values():
             os.close(descriptor)
         privilege.drop_capabilities()
         self.interfaces = tuple(
-            Interface(card.index, card.name, settings.capacity_bps or card.capacity_bps, rx, tx, card.driver, card.mtu)
-            for card, (rx, tx) in zip(self._nics, started.hooks, strict=True)
+            _interface(number, card, hooks, settings.capacity_bps)
+            for number, (card, hooks) in enumerate(zip(nics, started.hooks, strict=True), 1)
         )
-        self._ledger = Ledger(
-            self._meter, self._nics, dict(zip((c.index for c in self._nics), started.hooks, strict=True))
-        )
+        self._links = Links([card.index for card in nics], settings.interfaces)
+        self._ledger = Ledger(self._meter, self._links, nics, started.hooks)
         self._owners = FlowOwners()
         self._steps = StepMarks()
         self._recent_flows, self._recent_marks = RecentFlows(), RecentMarks()
         self._cost = CostMeter((os.getpid(), self._privileged.pid))
         self._marks: list[Mark] = []
         self._sequence = 0
-        self._ranks_due_ns = 0
+        self._look_due_ns = 0
+        self._warned: set[str] = set()
         self._asking = ""
         self._write_hello()
         self._stream = Stream(settings.collector, self._spool, settings.spool, settings.spool_bytes)
@@ -123,7 +125,7 @@ class Agent:
 
     def _drain(self, now_ns: int) -> None:
         drained = self._meter.drain(now_ns)
-        self._owners.add(describe_flows(drained, now_ns), now_ns)
+        self._owners.add(describe_flows(drained, self._links, now_ns), now_ns)
         hooked = self._marks_socket.take()
         self._owners.marks(hooked)
         self._marks += hooked
@@ -134,10 +136,10 @@ class Agent:
     def _ask_privileged(self, now_ns: int) -> None:
         if self._privileged.busy:
             return
-        if now_ns >= self._ranks_due_ns:
-            self._ranks_due_ns = now_ns + _RANKS_NS
-            self._asking = "ranks"
-            self._privileged.request("ranks")
+        if now_ns >= self._look_due_ns:
+            self._look_due_ns = now_ns + _LOOK_NS
+            self._asking = "look"
+            self._privileged.request("look")
         elif due := self._owners.due(now_ns):
             self._asking = "owners"
             self._privileged.request("owners", endpoints=due)
@@ -150,10 +152,13 @@ class Agent:
             self._owners.answer(reply["owners"], now_ns)
             return
         self._marks += self._steps.ranks(reply["ranks"], now_ns)
+        self._links.follow(reply["interfaces"])
         for path in reply["probed"]:
             log.info("probing %s", path)
-        if reply["warning"]:
-            log.warning("%s", reply["warning"])
+        for warning in reply["warnings"]:
+            if warning not in self._warned:
+                self._warned.add(warning)
+                log.warning("%s", warning)
 
     def _send_batch(self, now_ns: int, ledger: Sequence[LedgerSample] = ()) -> None:
         buckets = self._meter.rows.table()
@@ -195,3 +200,8 @@ class Agent:
         self._ledger.lose(envelope.batch.buckets, self._owners.flows)
         envelope.batch.ClearField("buckets")
         return envelope.SerializeToString()
+
+
+def _interface(number: int, card: Nic, hooks: tuple[str, str], capacity_bps: int) -> Interface:
+    capacity = capacity_bps or card.capacity_bps
+    return Interface(number, card.name, capacity, *hooks, card.driver, card.mtu, card.super_packet_bytes)

@@ -3,36 +3,40 @@
 
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from netmon.agent.links import Links
 from netmon.kernel import nic
 from netmon.kernel.meter import Meter
 from netmon.kernel.nic import Nic
-from netmon.records import Direction, Flow, LedgerSample
+from netmon.records import KERNEL_LEDGER, Direction, Flow, LedgerSample
 from netmon.wire import netmon_pb2
 
 _INTERVAL_NS = 1_000_000_000
 _COUNTS = ("packets", "wire_bytes", "payload_bytes")
+_KERNEL = tuple(name for name in KERNEL_LEDGER.names or () if name not in ("link", "pad"))
 
 Link = tuple[int, Direction]
-"""(ifindex, direction)"""
+"""(number of the interface, direction)"""
 
 
 class Ledger:
     """One per agent. The account begins when it is made. `lose` may be called from another thread."""
 
-    def __init__(self, meter: Meter, nics: list[Nic], hooks: Mapping[int, tuple[str, str]]) -> None:
-        """hooks: (rx, tx) by ifindex."""
+    def __init__(self, meter: Meter, links: Links, nics: Sequence[Nic], hooks: Sequence[tuple[str, str]]) -> None:
+        """nics, hooks (rx, tx): in the order of the interfaces' numbers."""
         self._meter = meter
-        self._nics = nics
-        self._header_bytes = {
-            (card.index, d): nic.header_bytes_not_counted(card, d, hooks[card.index][0])
-            for card in nics
+        self._links = links
+        self._header_bytes: dict[Link, int] = {
+            (number, d): nic.header_bytes_not_counted(card, d, rx)
+            for number, (card, (rx, _)) in enumerate(zip(nics, hooks, strict=True), 1)
             for d in Direction
         }
         self._lost = {link: dict.fromkeys(_COUNTS, 0) for link in self._header_bytes}
+        self._counted = dict.fromkeys(self._header_bytes, (0, 0))  # the NIC's counter when it was last read
+        self._before = dict.fromkeys(self._header_bytes, (0, 0))  # what it had counted when it began anew
         self._lock = threading.Lock()
         self._due_ns = time.monotonic_ns() + _INTERVAL_NS
         self._first = self.read()
@@ -46,34 +50,46 @@ class Ledger:
         return samples
 
     def read(self) -> list[LedgerSample]:
-        """A sample per link, now. An interface that is gone has none."""
-        counters = nic.counters([card.name for card in self._nics])
+        """A sample per link, now. An interface that is not there has none."""
+        names = {self._links.name(number): number for number, _ in self._header_bytes}
+        counters = nic.counters(names)
         now = time.monotonic_ns()
         kernel = self._meter.ledger()
         return [
-            self._sample(card.index, d, now, counters[card.name][d], kernel.get(card.index << 1 | d, {}))
-            for card in self._nics
-            if card.name in counters
+            self._sample((names[name], d), now, counted[d], kernel)
+            for name, counted in counters.items()
             for d in Direction
         ]
 
     def _sample(
-        self, index: int, direction: Direction, now_ns: int, counted: tuple[int, int], kernel: Mapping[str, int]
+        self, link: Link, now_ns: int, counted: tuple[int, int], kernel: Mapping[int, Mapping[str, int]]
     ) -> LedgerSample:
-        link = (index, direction)
+        number, direction = link
+        nic_bytes, nic_packets = self._continued(link, counted)
+        ours = {name.replace("lost_", "lost_kernel_"): 0 for name in _KERNEL}
+        for index in self._links.indices(number):
+            for name, count in kernel.get(index << 1 | direction, {}).items():
+                ours[name.replace("lost_", "lost_kernel_")] += count
         with self._lock:
             lost = {f"lost_agent_{name}": count for name, count in self._lost[link].items()}
-        ours = {name.replace("lost_", "lost_kernel_"): count for name, count in kernel.items()}
-        nothing = dict.fromkeys((f"{kind}_{name}" for kind in ("overflow", "lost_kernel") for name in _COUNTS), 0)
         return LedgerSample(
-            interface=index,
+            interface=number,
             direction=direction,
             time_ns=now_ns,
-            nic_bytes=counted[0],
-            nic_packets=counted[1],
+            nic_bytes=nic_bytes,
+            nic_packets=nic_packets,
             nic_header_bytes=self._header_bytes[link],
-            **({"frames": 0, "frame_bytes": 0, "wire_bytes": 0} | nothing | ours | lost),
+            **ours,
+            **lost,
         )
+
+    def _continued(self, link: Link, counted: tuple[int, int]) -> tuple[int, int]:
+        """The NIC's counters as if an interface that was made again had gone on counting."""
+        if counted[0] < self._counted[link][0]:
+            last, before = self._counted[link], self._before[link]
+            self._before[link] = (before[0] + last[0], before[1] + last[1])
+        self._counted[link] = counted
+        return self._before[link][0] + counted[0], self._before[link][1] + counted[1]
 
     def lose(self, buckets: netmon_pb2.Buckets, flows: Mapping[int, Flow]) -> None:
         """Counts the rows of a batch as lost in the agent."""

@@ -33,7 +33,7 @@ class Attachment:
     detach: Callable[[], None]
 
 
-def attach(programs: Mapping[str, int], index: int, name: str, hook: str, direction: Direction) -> Attachment:
+def attach_program(programs: Mapping[str, int], index: int, name: str, hook: str, direction: Direction) -> Attachment:
     """hook: "tcx", "clsact", "xdp" or "xdpgeneric" (XDP only receives). Raises KernelError."""
     if hook.startswith("xdp"):
         return _attach_xdp(programs["meter_xdp"], index, name, hook)

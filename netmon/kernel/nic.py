@@ -28,6 +28,7 @@ class Nic:
     mtu: int
     capacity_bps: int  # 0: unknown, or a virtual interface's invention
     gro: bool
+    super_packet_bytes: int  # the largest packet that can pass the hooks as one
 
 
 def describe(name: str) -> Nic:
@@ -50,6 +51,7 @@ def describe(name: str) -> Nic:
         mtu=link.get_attr("IFLA_MTU"),
         capacity_bps=0 if kind else _speed(name),
         gro=_gro(name),
+        super_packet_bytes=max(link.get_attr(name) or 0 for name in ("IFLA_GSO_MAX_SIZE", "IFLA_GRO_MAX_SIZE")),
     )
 
 

@@ -18,15 +18,12 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from netmon.errors import KernelError, NetmonError
-from netmon.kernel import hooks, loader
+from netmon.kernel import loader
 from netmon.kernel.meter import Geometry
-from netmon.kernel.probe import bpf
-from netmon.kernel.probe.hook import choose_hook
-from netmon.kernel.probe.interfaces import interface_facts
 from netmon.kernel.processes import Process, ProcessTable
 from netmon.kernel.sockets import Endpoint, SocketOwners, Sockets
 from netmon.kernel.uprobes import Uprobes
-from netmon.records import Direction
+from netmon.kernel.watching import WatchedInterface
 
 _MESSAGE_BYTES = 1 << 20
 _MAX_ENDPOINTS = 1000  # of one request
@@ -40,7 +37,8 @@ class _Server:
         self._parent = parent
         self._processes = ProcessTable()
         self._owners = SocketOwners()
-        self._attached: list[hooks.Attachment] = []
+        self._interfaces: list[WatchedInterface] = []
+        self._programs: dict[str, int] = {}
         self._uprobes: Uprobes | None = None
 
     def serve(self) -> None:
@@ -49,8 +47,8 @@ class _Server:
             while packet := self._parent.recv(_MESSAGE_BYTES):
                 self._answer(json.loads(packet))
         finally:
-            for attachment in self._attached:
-                attachment.detach()
+            for interface in self._interfaces:
+                interface.detach()
             if self._uprobes:
                 self._uprobes.close()
 
@@ -58,7 +56,7 @@ class _Server:
         handlers: dict[str, Callable[..., dict[str, Any]]] = {
             "start": self._start,
             "owners": self._find_owners,
-            "ranks": self._ranks,
+            "look": self._look_around,
         }
         descriptors: list[int] = []
         try:
@@ -71,19 +69,14 @@ class _Server:
     def _start(
         self, descriptors: list[int], interfaces: list[str], hook: str, geometry: dict[str, int]
     ) -> dict[str, Any]:
-        facts = [fact for fact in interface_facts().watchable if fact.name in interfaces]
-        tcx = bpf.has_tcx()
-        choices = [choose_hook(fact, tcx=tcx, wanted=hook) for fact in facts]
-        loaded = loader.load(Geometry(**geometry))
-        self._uprobes = Uprobes(loaded)
-        attached = []
-        for fact, choice in sorted(zip(facts, choices, strict=True), key=lambda pair: interfaces.index(pair[0].name)):
-            for direction, chosen in zip(Direction, (choice.rx, choice.tx), strict=True):
-                attachment = hooks.attach(loaded, fact.index, fact.name, chosen, direction)
-                self._attached.append(attachment)
-                attached.append(attachment.hook)
-        descriptors.extend(loaded[name] for name in loader.MAPS)
-        return {"hooks": attached}
+        self._programs = loader.load(Geometry(**geometry))
+        self._uprobes = Uprobes(self._programs)
+        for name in interfaces:
+            interface = WatchedInterface(name, hook)
+            interface.attach(self._programs)
+            self._interfaces.append(interface)
+        descriptors.extend(self._programs[name] for name in loader.MAPS)
+        return {"hooks": [interface.hooks for interface in self._interfaces]}
 
     def _find_owners(self, descriptors: list[int], endpoints: list[list[Any]]) -> dict[str, Any]:
         sockets = Sockets()
@@ -95,15 +88,25 @@ class _Server:
         process = self._processes.get(pid) if pid else None
         return {**_described(process), "source": how} if process else None
 
-    def _ranks(self, descriptors: list[int]) -> dict[str, Any]:
+    def _look_around(self, descriptors: list[int]) -> dict[str, Any]:
         self._processes.scan(time.monotonic_ns())
         ranks = self._processes.ranks()
-        error = ""
+        warnings, probed = [], []
+        for interface in self._interfaces:
+            try:
+                interface.follow(self._programs)
+            except (NetmonError, OSError) as failure:
+                warnings.append(str(failure))
         try:
             probed = self._uprobes.follow(process.pid for process in ranks) if self._uprobes else []
         except (NetmonError, OSError) as failure:
-            probed, error = [], str(failure)
-        return {"ranks": [_described(process) for process in ranks], "probed": probed, "warning": error}
+            warnings.append(str(failure))
+        return {
+            "ranks": [_described(process) for process in ranks],
+            "interfaces": [[interface.index, interface.name] for interface in self._interfaces],
+            "probed": probed,
+            "warnings": warnings,
+        }
 
 
 def _described(process: Process) -> dict[str, Any]:
@@ -141,7 +144,7 @@ class Privileged:
         message, descriptors, *_ = socket.recv_fds(self._socket, _MESSAGE_BYTES, len(loader.MAPS))
         reply = self._decoded(message)
         self._socket.setblocking(False)
-        pairs = tuple(zip(reply["hooks"][::2], reply["hooks"][1::2], strict=True))
+        pairs = tuple((rx, tx) for rx, tx in reply["hooks"])
         return Started(dict(zip(loader.MAPS, descriptors, strict=True)), pairs)
 
     def request(self, operation: str, **arguments: Any) -> None:

@@ -134,7 +134,9 @@ class Interface(_message.Message):
     DRIVER_FIELD_NUMBER: _builtins.int
     MTU_FIELD_NUMBER: _builtins.int
     BYTE_BASIS_FIELD_NUMBER: _builtins.int
+    SUPER_PACKET_BYTES_FIELD_NUMBER: _builtins.int
     index: _builtins.int
+    """the agent's own number of it"""
     name: _builtins.str
     capacity_bps: _builtins.int
     """0: unknown"""
@@ -143,6 +145,8 @@ class Interface(_message.Message):
     driver: _builtins.str
     mtu: _builtins.int
     byte_basis: _builtins.str
+    super_packet_bytes: _builtins.int
+    """the most that the hook can see as one packet with one time"""
     def __init__(
         self,
         *,
@@ -154,10 +158,11 @@ class Interface(_message.Message):
         driver: _builtins.str = ...,
         mtu: _builtins.int = ...,
         byte_basis: _builtins.str = ...,
+        super_packet_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["byte_basis", b"byte_basis", "capacity_bps", b"capacity_bps", "driver", b"driver", "hook_rx", b"hook_rx", "hook_tx", b"hook_tx", "index", b"index", "mtu", b"mtu", "name", b"name"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["byte_basis", b"byte_basis", "capacity_bps", b"capacity_bps", "driver", b"driver", "hook_rx", b"hook_rx", "hook_tx", b"hook_tx", "index", b"index", "mtu", b"mtu", "name", b"name", "super_packet_bytes", b"super_packet_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -294,7 +299,7 @@ class Flow(_message.Message):
     OWNER_FIELD_NUMBER: _builtins.int
     flow_id: _builtins.int
     interface: _builtins.int
-    """ifindex"""
+    """Interface.index"""
     direction: _builtins.int
     """0 rx, 1 tx"""
     src: _builtins.str
@@ -440,6 +445,7 @@ class LedgerSample(_message.Message):
     LOST_AGENT_WIRE_BYTES_FIELD_NUMBER: _builtins.int
     LOST_AGENT_PAYLOAD_BYTES_FIELD_NUMBER: _builtins.int
     interface: _builtins.int
+    """Interface.index"""
     direction: _builtins.int
     time_ns: _builtins.int
     nic_bytes: _builtins.int
