@@ -188,16 +188,26 @@ static __always_inline void account(struct packet *p, u32 ifindex, u32 direction
 	next_flow(victim, set * NETMON_WAYS + chosen, l, &p->flow, a);
 }
 
-int meter_xdp(struct xdp_md *ctx)
+static __always_inline void meter_xdp_buffer(struct xdp_md *ctx, u32 frame_bytes)
 {
-	void *data = (void *)(long)ctx->data, *end = (void *)(long)ctx->data_end;
-	struct amount a = {.now = bpf_ktime_get_ns(), .packets = 1};
+	struct amount a = {.now = bpf_ktime_get_ns(), .wire_bytes = frame_bytes, .packets = 1};
 	struct packet p;
 
-	a.wire_bytes = end - data;
-	parse(&p, data, end, a.wire_bytes);
+	parse(&p, (void *)(long)ctx->data, (void *)(long)ctx->data_end, frame_bytes);
 	a.payload_bytes = p.payload_bytes;
-	account(&p, ctx->ingress_ifindex, NETMON_RX, a.wire_bytes, &a);
+	account(&p, ctx->ingress_ifindex, NETMON_RX, frame_bytes, &a);
+}
+
+int meter_xdp(struct xdp_md *ctx)
+{
+	meter_xdp_buffer(ctx, ctx->data_end - ctx->data);
+	return PASS_XDP;
+}
+
+/* For interfaces whose frames do not fit into one page: the headers do, the rest is in fragments. */
+int meter_xdp_frags(struct xdp_md *ctx)
+{
+	meter_xdp_buffer(ctx, bpf_xdp_get_buff_len(ctx));
 	return PASS_XDP;
 }
 

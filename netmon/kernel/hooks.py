@@ -15,6 +15,7 @@ from pyroute2.netlink.exceptions import NetlinkError
 
 from netmon.errors import KernelError
 from netmon.kernel import libbpf
+from netmon.kernel.loader import XDP_FRAGS
 from netmon.records import Direction
 
 _AT_HEAD = 1 << 3  # BPF_F_BEFORE without a relative: before all others, so that nobody's redirect blinds us
@@ -36,7 +37,7 @@ class Attachment:
 def attach_program(programs: Mapping[str, int], index: int, name: str, hook: str, direction: Direction) -> Attachment:
     """hook: "tcx", "clsact", "xdp" or "xdpgeneric" (XDP only receives). Raises KernelError."""
     if hook.startswith("xdp"):
-        return _attach_xdp(programs["meter_xdp"], index, name, hook)
+        return _attach_xdp(programs.get(XDP_FRAGS, programs["meter_xdp"]), index, name, hook)
     program = programs["meter_tc_ingress" if direction is Direction.RX else "meter_tc_egress"]
     attach_tc = _attach_tcx if hook == "tcx" else _attach_clsact
     return attach_tc(program, index, name, direction)

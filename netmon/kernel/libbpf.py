@@ -12,6 +12,9 @@ XDP = 37
 TCX_INGRESS = 46
 TCX_EGRESS = 47
 
+_XDP_PROGRAM = 6  # enum bpf_prog_type
+_XDP_HAS_FRAGS = 1 << 5  # BPF_F_XDP_HAS_FRAGS
+
 
 @functools.cache
 def _library() -> ctypes.CDLL:
@@ -41,6 +44,35 @@ def link_create(program: int, target: int, attach_type: int, flags: int = 0) -> 
     """Attaches a program by a link, which lives as long as its descriptor. Returns the descriptor; raises OSError."""
     options = _LinkCreateOptions(size=ctypes.sizeof(_LinkCreateOptions), flags=flags)
     result: int = _library().bpf_link_create(program, target, attach_type, ctypes.byref(options))
+    if result < 0:
+        error = ctypes.get_errno() or -result
+        raise OSError(error, os.strerror(error))
+    return result
+
+
+class _LoadOptions(ctypes.Structure):
+    """The beginning of struct bpf_prog_load_opts (libbpf 1.0)."""
+
+    _fields_ = [
+        ("size", ctypes.c_size_t),
+        ("attempts", ctypes.c_int),
+        ("expected_attach_type", ctypes.c_int),
+        ("prog_btf_fd", ctypes.c_uint32),
+        ("prog_flags", ctypes.c_uint32),
+    ]
+
+
+def load_xdp_frags(name: str, license_: bytes, instructions: int, count: int) -> int:
+    """Loads an XDP program that takes frames in several fragments (Linux 5.18). Raises OSError.
+
+    instructions: address of so many instructions, with the descriptors of their maps in place.
+    """
+    options = _LoadOptions(size=ctypes.sizeof(_LoadOptions), prog_flags=_XDP_HAS_FRAGS)
+    instructions_ = ctypes.c_void_p(instructions)
+    load = _library().bpf_prog_load
+    result: int = load(
+        _XDP_PROGRAM, name.encode(), license_, instructions_, ctypes.c_size_t(count), ctypes.byref(options)
+    )
     if result < 0:
         error = ctypes.get_errno() or -result
         raise OSError(error, os.strerror(error))

@@ -7,6 +7,7 @@ descriptors go out (SCM_RIGHTS) beside a JSON list of their names. Standard erro
 verifier has to say.
 """
 
+import contextlib
 import json
 import os
 import resource
@@ -18,13 +19,17 @@ from pathlib import Path
 from typing import Any
 
 from netmon.errors import KernelError, NetmonError, UnsupportedError
-from netmon.kernel import layout
+from netmon.kernel import layout, libbpf
 from netmon.kernel.meter import Geometry
 
 PROGRAMS = ("meter_xdp", "meter_tc_ingress", "meter_tc_egress", "step_enqueue", "step_wait")
+XDP_FRAGS = "meter_xdp_frags"
+"""Loaded where the kernel can (Linux 5.18)."""
+
 MAPS = ("slots", "ledger", "buckets", "flows", "steps")
 
 _TIME_LIMIT_S = 60
+_INSTRUCTION_BYTES = 8
 
 
 def sources() -> Path:
@@ -36,7 +41,7 @@ def sources() -> Path:
 
 
 def load(geometry: Geometry) -> dict[str, int]:
-    """Descriptors of PROGRAMS and MAPS, loaded by a child that is gone on return.
+    """Descriptors of PROGRAMS, XDP_FRAGS where there is support, and MAPS, loaded by a child that is gone on return.
 
     Needs CAP_BPF, CAP_NET_ADMIN and CAP_PERFMON. Raises KernelError with the last lines of compiler or verifier.
     """
@@ -47,7 +52,7 @@ def load(geometry: Geometry) -> dict[str, int]:
             child = subprocess.Popen(command, stdin=theirs.fileno(), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
         try:
             ours.sendall(json.dumps(vars(geometry)).encode() + b"\n")
-            message, descriptors, *_ = socket.recv_fds(ours, 4096, len(PROGRAMS) + len(MAPS))
+            message, descriptors, *_ = socket.recv_fds(ours, 4096, len(PROGRAMS) + 1 + len(MAPS))
             _, complaint = child.communicate(timeout=_TIME_LIMIT_S)
         except (OSError, subprocess.TimeoutExpired) as error:
             child.kill()
@@ -103,9 +108,21 @@ def _compile(geometry: Geometry) -> dict[str, int]:
         for name in programs:
             kind = {"meter_xdp": BPF.XDP, "step_enqueue": BPF.KPROBE, "step_wait": BPF.KPROBE}.get(name, BPF.SCHED_CLS)
             descriptors[name] = module.load_func(name.encode(), kind).fd
+        if source == "meter.c":
+            with contextlib.suppress(OSError, AttributeError):  # an older kernel or libbpf: small frames only
+                descriptors[XDP_FRAGS] = _load_frags(module)
         for name in maps:
             descriptors[name] = lib.bpf_table_fd(module.module, name.encode())
     return descriptors
+
+
+def _load_frags(module: Any) -> int:
+    from bcc import lib
+
+    name = XDP_FRAGS.encode()
+    size = lib.bpf_function_size(module.module, name)
+    start, license_ = lib.bpf_function_start(module.module, name), lib.bpf_module_license(module.module)
+    return libbpf.load_xdp_frags(XDP_FRAGS[:15], license_, start, size // _INSTRUCTION_BYTES)
 
 
 _keep: list[Any] = []  # bcc closes a module's descriptors when it is collected

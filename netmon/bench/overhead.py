@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What being watched costs the traffic: one TCP stream over an unshaped veth pair, watched in turn by each observer.
+
+Every round runs each observer once, in an order that moves on by one per round, and compares with the same round's
+run without any: what slows the whole machine for a while then slows both sides of a ratio.
+"""
+
+import shutil
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from netmon.bench.cpu import machine_seconds, process_seconds
+from netmon.bench.observers import OBSERVERS, Account
+from netmon.bench.pair import Pair, pair
+from netmon.errors import LabError, UnsupportedError
+from netmon.lab import iproute
+from netmon.lab.traffic.cross import CrossTraffic
+from netmon.lab.traffic.profiles import Offer
+
+_MEMORY = Path("/dev/shm")  # no observer is to wait for a disk
+_PORT = 5201
+_REST_SECONDS = 0.3  # before a run for what starting left to do, after it for observers to catch up
+
+
+@dataclass(frozen=True)
+class Run:
+    """One transfer. CPU times in seconds; the observer's: of its processes, the collector not among them."""
+
+    bytes_sent: int
+    seconds: float
+    machine_cpu_s: float
+    observer_cpu_s: float
+    account: Account | None
+
+    @property
+    def gbit_per_s(self) -> float:
+        """TCP payload."""
+        return self.bytes_sent * 8 / self.seconds / 1e9
+
+
+@dataclass(frozen=True)
+class KindResult:
+    """One observer: medians over the rounds; losses and coverage over all of them. None: it has no such thing.
+
+    ratio: to the throughput of the same round's run with nothing. observer_cpu_fraction: of one core. lost_bytes and
+    coverage are by netmon's ledger, in wire bytes. tcpdump tells lost_packets, and its coverage is of packets.
+    """
+
+    kind: str
+    gbit_per_s: float
+    ratio: float
+    ratio_quartiles: tuple[float, float]
+    machine_cpu_s_per_gb: float
+    observer_cpu_s_per_gb: float | None
+    observer_cpu_fraction: float | None
+    records: int | None
+    lost_bytes: int | None
+    lost_packets: int | None
+    coverage: float | None
+
+
+@dataclass(frozen=True)
+class OverheadResult:
+    """All rounds. runs: by kind, in the order of the rounds."""
+
+    rounds: int
+    seconds: float
+    runs: dict[str, tuple[Run, ...]]
+
+    @property
+    def kinds(self) -> tuple[KindResult, ...]:
+        """A result per observer."""
+        return tuple(_result(kind, runs, self.runs["nothing"]) for kind, runs in self.runs.items())
+
+    def ratios(self, kind: str) -> list[float]:
+        """Throughput per round, as a share of the same round's with nothing."""
+        return _ratios(self.runs[kind], self.runs["nothing"])
+
+    def document(self) -> dict[str, Any]:
+        """For --json."""
+        return {"rounds": self.rounds, "seconds": self.seconds, "kinds": [asdict(kind) for kind in self.kinds]}
+
+
+def measure(rounds: int, seconds: float, progress: Callable[[float], None] = lambda _: None) -> OverheadResult:
+    """Blocks for about (4 · seconds + 15 s) per round; progress is called with the rounds done.
+
+    Raises UnsupportedError, LabError. Everything it made is gone afterwards, also on failure.
+    """
+    for program in ("iperf3", "tcpdump"):
+        if not shutil.which(program):
+            raise UnsupportedError(f"cannot measure the overhead: {program} is not installed; install {program}")
+    kinds = list(OBSERVERS)
+    runs: dict[str, list[Run]] = {kind: [] for kind in kinds}
+    with pair() as hosts:
+        for number in range(rounds):
+            for position in range(len(kinds)):
+                kind = kinds[(number + position) % len(kinds)]
+                with tempfile.TemporaryDirectory(prefix="netmon-bench-", dir=_MEMORY) as folder:
+                    runs[kind].append(_run(kind, hosts, Path(folder), seconds))
+                progress(number + (position + 1) / len(kinds))
+    return OverheadResult(rounds, seconds, {kind: tuple(of_kind) for kind, of_kind in runs.items()})
+
+
+def _run(kind: str, hosts: Pair, folder: Path, seconds: float) -> Run:
+    offer = Offer(hosts.receiver.address, _PORT, load_bps=0, rate_bps=0, seed=0)  # 0: as fast as it goes
+    with OBSERVERS[kind](hosts, folder) as finish:
+        pids = [pid for host in (hosts.sender, hosts.receiver) for pid in iproute.processes(host.namespace)]
+        with CrossTraffic("stream", "iperf", hosts.sender, hosts.receiver, offer, folder) as stream:
+            time.sleep(_REST_SECONDS)
+            machine, observer = machine_seconds(), process_seconds(pids)
+            stream.begin()
+            time.sleep(seconds)
+            stream.stop()
+            time.sleep(_REST_SECONDS)
+            machine, observer = machine_seconds() - machine, process_seconds(pids) - observer
+        truth = stream.truth
+        if not truth["bytes_sent"]:
+            raise LabError(f"cannot measure the overhead: with {kind} watching nothing was sent; give more --seconds")
+        return Run(truth["bytes_sent"], truth["seconds"], machine, observer, finish())
+
+
+def _ratios(runs: tuple[Run, ...], bare: tuple[Run, ...]) -> list[float]:
+    return [run.gbit_per_s / of_round.gbit_per_s for run, of_round in zip(runs, bare, strict=True)]
+
+
+def _result(kind: str, runs: tuple[Run, ...], bare: tuple[Run, ...]) -> KindResult:
+    accounts = [run.account for run in runs if run.account]
+    lost = sum(account.lost for account in accounts)
+    carried = sum(account.carried for account in accounts)
+    units = {account.unit for account in accounts}
+    low, middle, high = np.percentile(_ratios(runs, bare), (25, 50, 75)).tolist()
+    return KindResult(
+        kind=kind,
+        gbit_per_s=_median([run.gbit_per_s for run in runs]),
+        ratio=middle,
+        ratio_quartiles=(low, high),
+        machine_cpu_s_per_gb=_median([run.machine_cpu_s / run.bytes_sent * 1e9 for run in runs]),
+        observer_cpu_s_per_gb=_median([r.observer_cpu_s / r.bytes_sent * 1e9 for r in runs]) if accounts else None,
+        observer_cpu_fraction=_median([run.observer_cpu_s / run.seconds for run in runs]) if accounts else None,
+        records=round(_median([account.records for account in accounts])) if accounts else None,
+        lost_bytes=lost if units == {"bytes"} else None,
+        lost_packets=lost if units == {"packets"} else None,
+        coverage=sum(account.seen for account in accounts) / carried if carried else None,
+    )
+
+
+def _median(values: list[float]) -> float:
+    return float(np.median(values))

@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One capture file: the beginnings of its frames, as a matrix of bytes."""
+
+import ctypes
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from netmon.errors import DataError
+from netmon.replay.libpcap import ERROR_BYTES, NANOSECONDS, PacketHeader, c_library, library
+from netmon.replay.link import LINKS, Link
+
+HEADER_BYTES = 256
+"""Of each frame so much is looked at: more than any chain of headers that occurs."""
+
+CHUNK = 1 << 13
+LARGEST_FRAME = (1 << 19) - 1
+"""A longer one is damage, for Linux makes none. A chunk of the largest ones can be summed in 32 bits."""
+
+_PACKET = np.dtype(PacketHeader)
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Frames in the order of the capture: n of them."""
+
+    link: Link
+    data: npt.NDArray[np.uint8]  # (n, HEADER_BYTES); meaningless beyond `available`, overwritten by the next read
+    time_ns: npt.NDArray[np.int64]  # UTC
+    available: npt.NDArray[np.int64]  # bytes of the frame in `data`
+    original: npt.NDArray[np.int64]  # bytes of the frame when it was captured
+
+
+class Capture:
+    """An open capture; to be closed. `damage` says why it cannot be read to its end, once that is known."""
+
+    def __init__(self, path: Path) -> None:
+        """Open it. Raises DataError where it is not a capture or of a link type that is not understood."""
+        self.path = path
+        self.frames = 0
+        self.damage = ""
+        self._pcap = library()
+        reason = ctypes.create_string_buffer(ERROR_BYTES)
+        self._handle = self._open(reason)
+        if not self._handle:
+            # libpcap names the file in some of its reasons.
+            why = reason.value.decode(errors="replace").removeprefix(f"{path}: ")
+            raise DataError(f"cannot read {path}: {why}; give a whole pcap or pcapng file that you may read")
+        number = self._pcap.pcap_datalink(self._handle)
+        if number not in LINKS:
+            name = (self._pcap.pcap_datalink_val_to_name(number) or b"").decode() or str(number)
+            self.close()
+            known = ", ".join(dict.fromkeys(link.name for link in LINKS.values()))
+            raise DataError(f"cannot read {path}: its link type is {name}, not one of {known}; capture on an interface")
+        self.link = LINKS[number]
+        self._data = np.zeros((CHUNK, HEADER_BYTES), np.uint8)
+        self._headers = np.zeros(CHUNK, _PACKET)
+
+    def _open(self, reason: "ctypes.Array[ctypes.c_char]") -> int | None:
+        if not self.path.is_file() and self.path.exists():
+            reason.value = b"not a regular file"
+            return None
+        handle: int | None = self._pcap.pcap_open_offline_with_tstamp_precision(
+            os.fsencode(f"./{self.path}" if str(self.path) == "-" else self.path), NANOSECONDS, reason
+        )
+        return handle
+
+    def close(self) -> None:
+        """Close it."""
+        if self._handle:
+            self._pcap.pcap_close(self._handle)
+            self._handle = None
+
+    @property
+    def position(self) -> int:
+        """Bytes of the file that have been read."""
+        return max(0, int(c_library().ftell(self._pcap.pcap_file(self._handle))))
+
+    def read(self) -> Chunk | None:
+        """The next frames, at most CHUNK; None at the end, or where the damage begins."""
+        count = 0 if self.damage else self._fill()
+        if not count:
+            return None
+        self.frames += count
+        headers = self._headers[:count]
+        time_ns = headers["seconds"].astype(np.int64) * 1_000_000_000 + headers["nanoseconds"]
+        available = np.minimum(headers["captured"], HEADER_BYTES).astype(np.int64)
+        return Chunk(self.link, self._data[:count], time_ns, available, headers["original"].astype(np.int64))
+
+    def _fill(self) -> int:
+        """One call per frame is what libpcap offers; nothing else is done per frame in Python, here or later."""
+        next_frame, copy, handle = self._pcap.pcap_next_ex, ctypes.memmove, self._handle
+        header_at, data_at = ctypes.c_void_p(), ctypes.c_void_p()
+        to_header, to_data = ctypes.byref(header_at), ctypes.byref(data_at)
+        headers, rows = self._headers.ctypes.data, self._data.ctypes.data
+        place, header = None, PacketHeader()
+        for count in range(CHUNK):
+            status = next_frame(handle, to_header, to_data)
+            if status != 1:
+                if status == -1:
+                    self.damage = self._pcap.pcap_geterr(handle).decode(errors="replace")
+                return count
+            if place != header_at.value:  # libpcap uses the same place for all of them
+                place = header_at.value
+                header = PacketHeader.from_address(place or 0)
+            if header.original > LARGEST_FRAME:
+                self.damage = f"a frame of {header.original} bytes"
+                return count
+            copy(headers, place, _PACKET.itemsize)
+            copy(rows, data_at.value, min(header.captured, HEADER_BYTES))
+            headers += _PACKET.itemsize
+            rows += HEADER_BYTES
+        return CHUNK

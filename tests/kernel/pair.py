@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""For tests: the real agent and the real collector, as processes, on a veth pair between two namespaces."""
+
+import json
+import subprocess
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+
+import pandas as pd
+
+from netmon.lab.network import Host
+from netmon.lab.process import Process
+
+NETMON = [sys.executable, "-m", "netmon"]
+QUERY_ATTACHED = """
+import ctypes, sys
+library = ctypes.CDLL("libbpf.so.1", use_errno=True)
+counts = []
+for attach_type in (46, 47):  # tcx ingress and egress
+    ids, count = (ctypes.c_uint32 * 64)(), ctypes.c_uint32(64)
+    library.bpf_prog_query(int(sys.argv[1]), attach_type, 0, None, ids, ctypes.byref(count))
+    counts.append(count.value % 64)
+print(*counts)
+"""
+
+
+class Watched:
+    """A pair of hosts; the right one has an agent."""
+
+    def __init__(self, left, right, folder: Path, cleanup: ExitStack) -> None:
+        self.left, self.right, self.folder = left, right, folder
+        self.data = folder / "data"
+        self.address = f"unix:{folder}/collector.sock"
+        self._cleanup = cleanup
+
+    def _start(self, name: str, command: list[str], inside: bool) -> Process:
+        host = Host("right", self.right.namespace.name, self.right.address) if inside else None
+        notify = self.folder / f"notify-{name}"
+        notify.unlink(missing_ok=True)
+        process = self._cleanup.enter_context(Process(name, [*NETMON, *command], self.folder, host=host, notify=notify))
+        process.wait_ready(60)
+        return process
+
+    def collector(self) -> Process:
+        return self._start("collector", ["collector", "--listen", self.address, "--data", str(self.data)], inside=False)
+
+    def agent(self, *options: str, name: str = "agent") -> Process:
+        where = ["--socket", f"{self.folder}/{name}.sock", "--spool", f"{self.folder}/spool-{name}"]
+        watch = ["agent", "--interface", self.right.interface, "--collector", self.address, "--host", "right"]
+        return self._start(name, [*watch, *where, *options], inside=True)
+
+    def transfer(self, megabytes: int = 20, rate: str = "0") -> None:
+        """So many bytes from left to right, over TCP."""
+        host = Host("right", self.right.namespace.name, self.right.address)
+        with Process("iperf3", ["iperf3", "-s", "-1", "-p", "5999", "--forceflush"], self.folder, host=host) as server:
+            server.wait_output("listening", 10)
+            self.left.namespace.run("iperf3", "-c", self.right.address, "-p", "5999", "-n", f"{megabytes}M", "-b", rate)
+            server.end()
+
+    def counters(self) -> dict[str, int]:
+        """The NIC's own."""
+        (link,) = json.loads(self.right.namespace.run("ip", "-json", "-s", "link", "show", self.right.interface))
+        return {way: link["stats64"][way]["bytes"] for way in ("rx", "tx")}
+
+    def attached(self) -> tuple[int, ...]:
+        """Programs on the interface: XDP, tcx ingress, tcx egress."""
+        command = (sys.executable, "-c", QUERY_ATTACHED, str(self.right.index))
+        (link,) = json.loads(self.right.namespace.run("ip", "-json", "link", "show", self.right.interface))
+        return (int("xdp" in link), *map(int, self.right.namespace.run(*command).split()))
+
+    def table(self, name: str) -> pd.DataFrame:
+        return pd.read_parquet(self.data / name)
+
+
+def run(*command: str) -> str:
+    """A command's standard output."""
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout

@@ -1,0 +1,215 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An agent among others' programs, on interfaces that come and go: nothing foreign changes, nothing of ours stays."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from pair import NETMON, Watched, run
+from pyroute2 import IPRoute, netns
+
+pytestmark = pytest.mark.kernel
+
+# Attaches an empty program of somebody else's to an interface, says so, and stays until its input closes.
+FOREIGN = """
+import sys
+from netmon.bench.rig import Yardsticks
+from netmon.kernel import libbpf
+how, index = sys.argv[1], int(sys.argv[2])
+yardsticks = Yardsticks()
+if how == "xdp":
+    links = [libbpf.link_create(yardsticks.program("empty", "xdp"), index, libbpf.XDP)]
+else:
+    program = yardsticks.program("empty", "tc_ingress")
+    links = [libbpf.link_create(program, index, kind) for kind in (libbpf.TCX_INGRESS, libbpf.TCX_EGRESS)]
+print("attached", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def watched(namespaces: Callable, tmp_path: Path) -> Iterator[Watched]:
+    with ExitStack() as cleanup:
+        yield Watched(*namespaces(), tmp_path, cleanup)
+
+
+@pytest.fixture
+def foreign(watched: Watched) -> Iterator[Callable[[str], None]]:
+    """A function that attaches somebody else's program, "xdp" or "tcx"."""
+    with ExitStack() as cleanup:
+
+        def attach(how: str) -> None:
+            command = watched.right.namespace.inside(sys.executable, "-c", FOREIGN, how, str(watched.right.index))
+            process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+            cleanup.enter_context(process)  # closes its input, and waits
+            assert process.stdout.readline() == "attached\n"
+
+        yield attach
+
+
+def counts_everything(watched: Watched) -> None:
+    """A transfer between two looks at the NIC's counter is in the dataset to the byte."""
+    before = watched.counters()
+    watched.transfer(5)
+    time.sleep(1.5)
+    moved = {way: count - before[way] for way, count in watched.counters().items()}
+    assert moved["rx"] > 1_000_000
+
+
+def test_tcx_programs_before_and_after_ours_stay(watched: Watched, foreign: Callable[[str], None]) -> None:
+    foreign("tcx")
+    collector, agent = watched.collector(), watched.agent()
+    assert watched.attached() == (0, 2, 2)
+    foreign("tcx")
+    assert watched.attached() == (0, 3, 3)
+    counts_everything(watched)
+    agent.end_in_order(seconds=20)
+    collector.end_in_order(seconds=20)
+    assert watched.attached() == (0, 2, 2)
+    ledger = watched.table("ledger")
+    assert (ledger["attributed_bytes"].sum(), ledger["nic_bytes"].sum() > 0) == (ledger["nic_bytes"].sum(), True)
+
+
+def test_an_xdp_program_stays_and_is_named_when_it_is_in_the_way(
+    watched: Watched, foreign: Callable[[str], None]
+) -> None:
+    foreign("xdp")
+    agent = watched.agent()
+    assert watched.attached() == (1, 1, 1)
+    agent.end_in_order(seconds=20)
+    assert watched.attached() == (1, 0, 0)
+    options = ["agent", "--interface", watched.right.interface, "--collector", watched.address, "--hook", "xdp"]
+    places = ["--socket", f"{watched.folder}/s", "--spool", f"{watched.folder}/spool"]
+    command = watched.right.namespace.inside(*NETMON, *options, *places)
+    refused = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert refused.returncode == 1
+    (line,) = refused.stderr.strip().splitlines()
+    assert f"cannot attach to {watched.right.interface}: XDP slot taken by program" in line
+    assert "empty_xdp" in line
+    assert watched.attached() == (1, 0, 0)
+
+
+def test_a_foreign_clsact_keeps_its_filters(watched: Watched) -> None:
+    namespace, interface = watched.right.namespace, watched.right.interface
+    with netns_of(namespace.name) as route:
+        route.tc("add", "clsact", watched.right.index)
+    namespace.run("tc", "filter", "add", "dev", interface, "ingress", "prio", "7", "bpf", "bytecode", "1,6 0 0 0")
+
+    def filters() -> str:
+        return namespace.run("tc", "filter", "show", "dev", interface, "ingress")
+
+    before = filters()
+    assert "bytecode" in before
+    agent = watched.agent()
+    counts_everything(watched)
+    assert filters() == before
+    agent.end_in_order(seconds=20)
+    assert filters() == before
+    assert "clsact" in namespace.run("tc", "qdisc", "show", "dev", interface)
+
+
+def netns_of(name: str) -> IPRoute:
+    return IPRoute(netns=name) if name in netns.listnetns() else IPRoute()
+
+
+def test_an_interface_that_goes_down_and_up_goes_on_being_counted(watched: Watched) -> None:
+    collector, agent = watched.collector(), watched.agent()
+    namespace, interface = watched.right.namespace, watched.right.interface
+    namespace.run("ip", "link", "set", interface, "down")
+    time.sleep(0.5)
+    namespace.run("ip", "link", "set", interface, "up")
+    permanent = ("lladdr", watched.left.hardware_address, "dev", interface, "nud", "permanent")
+    namespace.run("ip", "neigh", "replace", watched.left.address, *permanent)
+    counts_everything(watched)
+    agent.end_in_order(seconds=20)
+    collector.end_in_order(seconds=20)
+    ledger = watched.table("ledger")
+    assert ledger["attributed_bytes"].sum() == ledger["nic_bytes"].sum()
+
+
+def test_a_renamed_interface_keeps_its_name_in_the_dataset(watched: Watched) -> None:
+    collector, agent = watched.collector(), watched.agent()
+    namespace, interface = watched.right.namespace, watched.right.interface
+    namespace.run("ip", "link", "set", interface, "down")
+    namespace.run("ip", "link", "set", interface, "name", "other0")
+    namespace.run("ip", "link", "set", "other0", "up")
+    time.sleep(1.5)
+    assert f"it stays {interface} in the dataset" in agent.output()
+    assert agent.status() is None
+    agent.end_in_order(seconds=20)
+    collector.end_in_order(seconds=20)
+    assert set(watched.table("ledger")["interface"]) == {interface}
+
+
+def test_an_interface_that_is_removed_and_made_again_is_watched_again(watched: Watched) -> None:
+    collector, agent = watched.collector(), watched.agent()
+    left, right, interface = watched.left.namespace, watched.right.namespace, watched.right.interface
+    watched.transfer(5)
+    right.run("ip", "link", "del", interface)
+    wait_for(lambda: "is gone" in agent.output())
+    left.run("ip", "link", "add", interface, "type", "veth", "peer", "name", interface, "netns", right.name)
+    for end in (watched.left, watched.right):
+        end.namespace.run("ip", "address", "add", f"{end.address}/24", "dev", interface)
+        end.namespace.run("ip", "link", "set", interface, "up")
+    wait_for(lambda: "is back" in agent.output())
+    watched.transfer(5)
+    time.sleep(1.5)
+    (link,) = json.loads(right.run("ip", "-json", "link", "show", interface))
+    assert link["ifindex"] != watched.right.index
+    agent.end_in_order(seconds=20)
+    collector.end_in_order(seconds=20)
+    flows = watched.table("flows")
+    assert len(flows[(flows["dst_port"] == 5999) & (flows["direction"] == "rx")]) >= 3  # of both transfers
+    last = watched.table("ledger").sort_values("start_ns").groupby("direction", observed=True).last()
+    assert (last["attributed_bytes"] == last["nic_bytes"]).all()
+
+
+def test_agents_killed_at_any_moment_leave_nothing(watched: Watched) -> None:
+    """Fifty times, a few at once: some while they compile, some while they attach, some while they work."""
+    rng = random.Random(1)
+    for round_ in range(10):
+        processes = [start(watched, f"{round_}-{i}") for i in range(5)]
+        begin = time.monotonic()
+        for process, moment in zip(processes, sorted(rng.uniform(0.2, 3.5) for _ in processes), strict=True):
+            time.sleep(max(0, begin + moment - time.monotonic()))
+            os.kill(process.pid, signal.SIGKILL)
+            process.wait()
+    wait_for(lambda: watched.attached() == (0, 0, 0))
+    wait_for(lambda: not run("ip", "netns", "pids", watched.right.namespace.name).strip())
+    agent = watched.agent(name="next")
+    assert watched.attached() == (0, 1, 1)
+    agent.end_in_order(seconds=20)
+
+
+def start(watched: Watched, name: str) -> subprocess.Popen:
+    places = ["--socket", f"{watched.folder}/{name}.sock", "--spool", f"{watched.folder}/spool"]
+    options = ["agent", "--interface", watched.right.interface, "--collector", watched.address, *places]
+    with open(watched.folder / f"{name}.log", "wb") as log:
+        return subprocess.Popen(watched.right.namespace.inside(*NETMON, *options), stdout=log, stderr=log)
+
+
+def wait_for(condition: Callable[[], bool], seconds: float = 10) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_jumbo_frames_pass_xdp_and_are_counted_whole(watched: Watched) -> None:
+    for end in (watched.left, watched.right):
+        end.namespace.run("ip", "link", "set", end.interface, "mtu", "9000")
+    collector, agent = watched.collector(), watched.agent("--hook", "xdp")
+    counts_everything(watched)
+    agent.end_in_order(seconds=20)
+    collector.end_in_order(seconds=20)
+    ledger = watched.table("ledger")
+    assert ledger["attributed_bytes"].sum() == ledger["nic_bytes"].sum() > 1_000_000
+    assert set(ledger["hook"]) == {"xdp", "tcx"}
