@@ -19,7 +19,7 @@ from collector.window import HostWindow, Output
 from netmon.dl.account import Tally
 from netmon.dl.classify import NS_PER_S
 from netmon.dl.iterations import Iteration
-from netmon.records import SCHEMA_VERSION, Batch, Hello, Table
+from netmon.records import SCHEMA_VERSION, Batch, Hello, Interface, Table
 
 _DAY_NS = 86_400 * NS_PER_S
 
@@ -187,6 +187,8 @@ class Session:
             "agent_version": hello.agent_version,
             "bucket_ns": hello.bucket_ns,
             "byte_basis": {interface.name: interface.byte_basis for interface in hello.interfaces},
+            # A super-packet has one time for all of its bytes: below this, a row's bucket is finer than its truth.
+            "super_packet_ns": {interface.name: super_packet_ns(interface) for interface in hello.interfaces},
             "clock_error_ns": window.alignment.error_ns,
             "hook": hooks,
             "share_window_ns": window.window_ns,
@@ -194,6 +196,13 @@ class Session:
         }
         encoded = {f"netmon.{key}".encode(): _text(value) for key, value in metadata.items()}
         return encoded | {STATE_KEY: json.dumps(state).encode()}
+
+
+def super_packet_ns(interface: Interface) -> int | None:
+    """How long the largest packet that the hook sees as one takes on the link; None where that is not known."""
+    if not (interface.capacity_bps and interface.super_packet_bytes):
+        return None
+    return round(interface.super_packet_bytes * 8 * NS_PER_S / interface.capacity_bps)
 
 
 def _text(value: object) -> bytes:

@@ -34,7 +34,7 @@ from netmon.wire.batches import encode_batch, encode_hello
 
 log = logging.getLogger(__name__)
 
-_TICK_S = 0.02
+TICK_NS = 20_000_000
 _BATCH_NS = 100_000_000
 _LOOK_NS = 250_000_000
 _FAREWELL_S = 5.0
@@ -96,7 +96,7 @@ class Agent:
         """Works until told to stop, then hands over what is left. Raises KernelError when the kernel side is gone."""
         self._stream.start()
         batch_due_ns = time.monotonic_ns() + _BATCH_NS
-        while not stop.wait(_TICK_S):
+        while not stop.wait(TICK_NS / 1e9):
             now = time.monotonic_ns()
             self._tick(now)
             if now >= batch_due_ns:
@@ -107,7 +107,7 @@ class Agent:
         """Detaches everything, sends the rest, and waits a moment for the collector to have it."""
         last = self._ledger.read()
         self._privileged.close()
-        time.sleep((STALE_NS + self._settings.bucket_ns) / 1e9 + _TICK_S)
+        time.sleep((STALE_NS + self._settings.bucket_ns) / 1e9 + TICK_NS / 1e9)
         now = time.monotonic_ns()
         self._drain(now)
         self._marks += self._steps.finish()

@@ -2,6 +2,7 @@
 """The kernel programs on crafted frames, one by one, against what the frames are."""
 
 import errno
+import random
 import time
 from collections import Counter
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from scapy.layers.inet6 import IPv6, IPv6ExtHdrDestOpt, IPv6ExtHdrFragment, IPv6
 from scapy.layers.l2 import ARP, Dot1AD, Dot1Q, Ether
 from scapy.packet import Packet, Raw
 
+from netmon.agent.agent import TICK_NS
 from netmon.kernel import libbpf, loader
 from netmon.kernel.geometry import choose_geometry
 from netmon.kernel.meter import STALE_NS, Meter
@@ -190,3 +192,30 @@ def test_more_flows_than_slots_lose_nothing(loaded: Loaded) -> None:
 
 
 TEMPLATE = bytes(Ether() / ip4(chksum=0) / UDP(sport=1000, dport=2000, chksum=0)).hex()
+
+
+def test_a_flow_that_goes_quiet_is_delivered_within_100_ms(loaded: Loaded) -> None:
+    """Its last bucket comes with the first drain after STALE_NS; no packet has to follow."""
+    assert STALE_NS + 2 * TICK_NS <= 100_000_000
+    loaded.counted()
+    loaded.run("meter_tc_egress", bytes.fromhex(TEMPLATE))
+    assert not len(loaded.meter.drain(time.monotonic_ns()).buckets)
+    assert len(loaded.meter.drain(time.monotonic_ns() + STALE_NS + 10_000).buckets) == 1
+    loaded.meter.rows.shrink(0)
+
+
+def test_slots_change_hands_and_rows_keep_their_flow(loaded: Loaded) -> None:
+    """Far more flows than slots, over and over, each of its own size: no row is of another flow than its bytes say."""
+    rng = random.Random(2)
+    loaded.counted()
+    sent: Counter[int] = Counter()
+    for _ in range(20):
+        for _ in range(2000):
+            port = rng.randrange(1, 60_000)
+            frame = bytes.fromhex(TEMPLATE).replace(b"\x03\xe8", port.to_bytes(2, "big"), 1)
+            loaded.run("meter_xdp", frame + bytes(port % 97))
+            sent[port] += 1
+        for (_, _, port, *_), (packets, wire, _) in loaded.counted().items():
+            assert wire == packets * (len(TEMPLATE) // 2 + port % 97)
+            sent[port] -= packets
+    assert not any(sent.values())
