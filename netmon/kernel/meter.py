@@ -77,6 +77,8 @@ class Meter:
         count = geometry.cpus * geometry.slots
         self._slots = mapped_array(descriptors["slots"], SLOT, count)
         self._ledger = mapped_array(descriptors["ledger"], KERNEL_LEDGER, geometry.cpus * geometry.links * 2)
+        self.fill = 0.0
+        """How full the ring of buckets was at the last drain, from 0 to 1."""
         self._numbers = FlowNumbers()
         self._flow_of_slot = np.zeros(count, np.uint32)
         self._generation = np.zeros(count, np.uint16)
@@ -85,7 +87,7 @@ class Meter:
         self._taken = np.zeros(count, _TAKEN)  # what was delivered out of a slot; bucket_start_ns 0: nothing
         self._has_taken = np.zeros(count, bool)
         self._outstanding: Slots = np.zeros(0, np.uint32)  # slots with something taken
-        self._lost_seen = 0
+        self._lost_packets, self._lost_seen = self._ledger["lost_packets"], 0
         self._recovered: dict[int, npt.NDArray[np.int64]] = {}
 
     def drain(self, now_ns: int) -> Drained:
@@ -95,6 +97,7 @@ class Meter:
         """
         moved = self._moved_on()
         words = self._buckets.view()
+        self.fill = words.nbytes / self._buckets.size
         openings = self._flows.take()  # after the buckets: has at least the flows that they are of
         first_id = self._numbers.next_id
         ids, new_keys = self._numbers.number(openings["key"])
@@ -180,9 +183,11 @@ class Meter:
 
         Without a loss every such bucket has its record, and there is nothing to look for.
         """
-        lost = int(self._ledger["lost_packets"].sum())
-        slots = self._outstanding if lost != self._lost_seen else self._outstanding[:0]
+        lost = int(self._lost_packets.sum())
+        if lost == self._lost_seen:
+            return self._outstanding[:0]
         self._lost_seen = lost
+        slots = self._outstanding
         moved = self._slots["bucket_start_ns"][slots] != self._taken["bucket_start_ns"][slots]
         moved |= self._slots["generation"][slots] != self._taken["generation"][slots]
         moved_slots: Slots = slots[moved]
@@ -201,6 +206,8 @@ class Meter:
         before = now_ns - STALE_NS - self.geometry.bucket_ns
         open_ = self._occupied[~self._has_taken[self._occupied]]
         quiet = open_[self._slots["bucket_start_ns"][open_] < before]
+        if not len(quiet):
+            return
         first, second = self._slots[quiet], self._slots[quiet]
         # A slot that a program is just rewriting reads differently twice (bpf/meter.c, open_bucket).
         steady = (first == second) & (first["generation"] == self._generation[quiet])

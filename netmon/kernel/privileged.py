@@ -46,6 +46,8 @@ class _Server:
         try:
             while packet := self._parent.recv(_MESSAGE_BYTES):
                 self._answer(json.loads(packet))
+        except ConnectionResetError:  # it went without having read our last answer
+            return
         finally:
             for interface in self._interfaces:
                 interface.detach()

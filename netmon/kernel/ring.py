@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from netmon.records import Table
+from netmon.records import Table, empty
 
 _PAGE = mmap.PAGESIZE
 _FLAGS = np.uint32(1 << 30)  # bit 31: busy, bit 30: discarded
@@ -34,6 +34,7 @@ class RingBuffer:
         self._producer = np.frombuffer(self._data_pages, "<u8", 1)
         self._data = np.frombuffer(self._data_pages, np.uint8, 2 * size, _PAGE)
         self._dtype = dtype
+        self._nothing = empty(dtype)
 
     def __len__(self) -> int:
         """Records that wait, those still being written included."""
@@ -60,6 +61,8 @@ class RingBuffer:
 
     def take(self) -> Table:
         """A copy of the complete records, (n,) of their dtype; their room is given back."""
+        if self._producer[0] == self._consumer[0]:
+            return self._nothing
         words = self.view()
         records: Table = np.ascontiguousarray(words).view(self._dtype).reshape(len(words))
         self.release(len(words))
