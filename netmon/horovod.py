@@ -20,10 +20,10 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from netmon.marks import MarkDatagram, encode, rank_from_environment, socket_path
+from netmon.marks import MarkPacket, encode, rank_from_environment, socket_path
 
 _JOIN, _STEP_START, _FIRST_ENQUEUE, _LAST_WAIT, _STEP_END, _LEAVE = range(1, 7)  # netmon.records.Moment
-_JOIN_AGAIN_NS = 1_000_000_000  # an agent may come later than the training
+_TRY_AGAIN_NS = 1_000_000_000
 
 
 class Steps:
@@ -40,10 +40,9 @@ class Steps:
         self.parameters = parameters
         self.iteration = 0
         self._path = socket_path()
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-        self._socket.setblocking(False)
-        self._joined_ns = 0
-        self._tell(_JOIN, time.monotonic_ns())
+        self._socket: socket.socket | None = None
+        self._try_again_ns = 0
+        self._connect(time.monotonic_ns())
 
     @contextlib.contextmanager
     def step(self) -> Iterator[None]:
@@ -57,8 +56,8 @@ class Steps:
     def begin(self) -> None:
         """A step begins: call it before the forward pass."""
         now = time.monotonic_ns()
-        if now - self._joined_ns > _JOIN_AGAIN_NS:
-            self._tell(_JOIN, now)
+        if self._socket is None and now >= self._try_again_ns:
+            self._connect(now)
         self._tell(_STEP_START, now)
 
     def first_enqueue(self) -> None:
@@ -77,19 +76,37 @@ class Steps:
     def close(self) -> None:
         """This rank is done."""
         self._tell(_LEAVE, time.monotonic_ns())
-        self._socket.close()
+        if self._socket:
+            self._socket.close()
+
+    def _connect(self, now_ns: int) -> None:
+        """Joins, if there is an agent: it may come later than the training, or come again."""
+        self._try_again_ns = now_ns + _TRY_AGAIN_NS
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
+        try:
+            connection.connect(self._path)
+        except OSError:
+            connection.close()
+            return
+        self._socket = connection
+        self._tell(_JOIN, now_ns)
 
     def _tell(self, moment: int, time_ns: int) -> None:
-        if moment == _JOIN:
-            self._joined_ns = time_ns
+        if self._socket is None:
+            return
         iteration = 0 if moment == _JOIN else self.iteration
-        mark = MarkDatagram(self.job, self.rank, self.size, iteration, moment, time_ns, self.parameters)
-        with contextlib.suppress(OSError):  # no agent, or its queue is full: training goes on
-            self._socket.sendto(encode(mark), self._path)
+        mark = MarkPacket(self.job, self.rank, self.size, iteration, moment, time_ns, self.parameters)
+        try:
+            self._socket.send(encode(mark), socket.MSG_NOSIGNAL)
+        except BlockingIOError:
+            return  # the agent is behind: training goes on
+        except OSError:
+            self._socket.close()
+            self._socket = None
 
 
 def watch(optimizer: Any, **identity: Any) -> Any:
-    """Marks every step of a PyTorch optimizer; returns the same optimizer.
+    """Marks every step of a PyTorch optimizer; returns the same optimizer, with its Steps as `.netmon`.
 
     A step runs from the end of the step before (the first one: from here) to the end of `optimizer.step()`, so
     that the forward pass is in it. identity: as of Steps.
@@ -108,6 +125,7 @@ def watch(optimizer: Any, **identity: Any) -> Any:
         return result
 
     optimizer.step = step
+    optimizer.netmon = steps
     return optimizer
 
 

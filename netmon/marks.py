@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """How a training process and its agent find each other; standard library only, for it is imported by the training.
 
-A mark is one datagram on the agent's Unix socket: a fixed little-endian head, then the job's name in UTF-8.
+A mark is one packet on a connection to the agent's Unix socket (SOCK_SEQPACKET): a fixed little-endian head, then
+the job's name in UTF-8. A connection is of one process; when it closes, the process is gone.
 """
 
 import os
@@ -15,7 +16,7 @@ JOB_VARIABLE = "NETMON_JOB"
 
 _HEAD = struct.Struct("<4sBBHiiqqQ")  # magic, moment, 0, name length, rank, size, iteration, time_ns, parameters
 _MAGIC = b"NMK1"
-MAX_DATAGRAM = _HEAD.size + 255
+MAX_PACKET = _HEAD.size + 255
 
 # (rank, size) as the launchers set them, best first.
 _RANK_VARIABLES = (
@@ -43,7 +44,7 @@ class RankIdentity(NamedTuple):
     size: int
 
 
-class MarkDatagram(NamedTuple):
+class MarkPacket(NamedTuple):
     """One moment as the training process tells it. time_ns is CLOCK_MONOTONIC."""
 
     job: str
@@ -80,21 +81,21 @@ def socket_path(environment: Mapping[str, str] = os.environ) -> str:
     return environment.get(SOCKET_VARIABLE, DEFAULT_SOCKET)
 
 
-def encode(mark: MarkDatagram) -> bytes:
-    """One datagram. A job's name is cut at 255 bytes."""
+def encode(mark: MarkPacket) -> bytes:
+    """One packet. A job's name is cut at 255 bytes."""
     name = mark.job.encode()[:255]
     head = (mark.moment, 0, len(name), mark.rank, mark.size, mark.iteration, mark.time_ns, mark.parameters)
     return _HEAD.pack(_MAGIC, *head) + name
 
 
-def decode(datagram: bytes) -> MarkDatagram:
+def decode(packet: bytes) -> MarkPacket:
     """The reverse of encode. Raises ValueError with the reason."""
-    if len(datagram) < _HEAD.size or datagram[:4] != _MAGIC:
-        raise ValueError(f"{len(datagram)} bytes that are not a mark")
-    _, moment, _, length, rank, size, iteration, time_ns, parameters = _HEAD.unpack_from(datagram)
-    name = datagram[_HEAD.size :]
+    if len(packet) < _HEAD.size or packet[:4] != _MAGIC:
+        raise ValueError(f"{len(packet)} bytes that are not a mark")
+    _, moment, _, length, rank, size, iteration, time_ns, parameters = _HEAD.unpack_from(packet)
+    name = packet[_HEAD.size :]
     if len(name) != length:
         raise ValueError(f"a mark whose job name has {len(name)} bytes where {length} are announced")
     if not 0 <= rank < max(size, 1):
         raise ValueError(f"a mark of rank {rank} of {size}")
-    return MarkDatagram(name.decode(errors="replace"), rank, size, iteration, moment, time_ns, parameters)
+    return MarkPacket(name.decode(errors="replace"), rank, size, iteration, moment, time_ns, parameters)

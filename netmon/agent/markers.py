@@ -1,24 +1,65 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Marks that training scripts send themselves (netmon.horovod), one datagram each."""
+"""Marks that training scripts send themselves (netmon.horovod), each process on a connection of its own."""
 
-import contextlib
 import logging
 import os
 import socket
 import stat
 import struct
+import time
+from dataclasses import replace
 from pathlib import Path
 
 from netmon.errors import UsageError
-from netmon.marks import MAX_DATAGRAM, decode
+from netmon.marks import MAX_PACKET, decode
 from netmon.records import Mark, Moment, Source
 
 log = logging.getLogger(__name__)
 
-_CREDENTIALS = struct.Struct("3i")  # pid, uid, gid: filled in by the kernel
-_QUEUE_BYTES = 1 << 20
+_CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
+_BACKLOG = 128
+_MAX_CONNECTIONS = 1024
 ERROR_NS = 2_000
 """The clock is read in the script, beside the moment it stands for."""
+
+
+class _Connection:
+    """One training process."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        connection.setblocking(False)
+        self._socket = connection
+        peer = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+        self.pid = _CREDENTIALS.unpack(peer)[0]  # by the kernel, whatever the process thinks it is
+        self._last: Mark | None = None
+        self.open = True
+
+    def take(self) -> list[Mark]:
+        """Marks that have come; LEAVE as the last one when the process is gone without a word. Raises ValueError."""
+        marks = []
+        while self.open:
+            try:
+                packet = self._socket.recv(MAX_PACKET + 1)
+            except BlockingIOError:
+                break
+            except OSError:
+                packet = b""
+            if packet:
+                self._last = _mark(packet, self.pid)
+                marks.append(self._last)
+            else:
+                marks += self._farewell()
+        return marks
+
+    def _farewell(self) -> list[Mark]:
+        self.close()
+        if self._last is None or self._last.moment is Moment.LEAVE:
+            return []
+        return [replace(self._last, moment=Moment.LEAVE, time_ns=time.monotonic_ns())]
+
+    def close(self) -> None:
+        self.open = False
+        self._socket.close()
 
 
 class MarkSocket:
@@ -27,30 +68,39 @@ class MarkSocket:
     def __init__(self, path: Path) -> None:
         """Takes the path, also from an agent that is gone. Raises UsageError where it is another's."""
         self._path = path
+        self._connections: list[_Connection] = []
         self.refused = 0
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
-        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
-        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _QUEUE_BYTES)
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             _remove_stale(path)
             self._socket.bind(str(path))
+            self._socket.listen(_BACKLOG)
             path.chmod(0o666)  # whoever trains may mark
         except OSError as error:
+            self._socket.close()
             raise UsageError(f"cannot listen for marks on {path}: {error.strerror}; give another --socket") from error
 
     def take(self) -> list[Mark]:
-        """All marks that have come. What is not a mark is counted, with one line for the first."""
-        marks = []
-        with contextlib.suppress(BlockingIOError):
-            while True:
-                datagram, ancillary, _, _ = self._socket.recvmsg(MAX_DATAGRAM + 1, socket.CMSG_SPACE(_CREDENTIALS.size))
-                pid = _CREDENTIALS.unpack(ancillary[0][2])[0] if ancillary else 0
-                try:
-                    marks.append(_mark(datagram, pid))
-                except ValueError as error:
-                    self._refuse(f"process {pid} sent {error}")
+        """All marks that have come. Who sends what is not a mark is cut off and counted, the first with a line."""
+        self._accept()
+        marks: list[Mark] = []
+        for connection in self._connections:
+            try:
+                marks += connection.take()
+            except ValueError as error:
+                connection.close()
+                self._refuse(f"process {connection.pid} sent {error}")
+        self._connections = [connection for connection in self._connections if connection.open]
         return marks
+
+    def _accept(self) -> None:
+        while len(self._connections) < _MAX_CONNECTIONS:
+            try:
+                connection, _ = self._socket.accept()
+            except BlockingIOError:
+                return
+            self._connections.append(_Connection(connection))
 
     def _refuse(self, reason: str) -> None:
         if not self.refused:
@@ -59,12 +109,14 @@ class MarkSocket:
 
     def close(self) -> None:
         """Stops listening."""
+        for connection in self._connections:
+            connection.close()
         self._socket.close()
         self._path.unlink(missing_ok=True)
 
 
-def _mark(datagram: bytes, pid: int) -> Mark:
-    told = decode(datagram)
+def _mark(packet: bytes, pid: int) -> Mark:
+    told = decode(packet)
     return Mark(
         job=told.job,
         rank=told.rank,
@@ -83,8 +135,10 @@ def _remove_stale(path: Path) -> None:
     """Removes a socket that nobody listens on any more; leaves everything else to fail the bind."""
     if not path.exists() or not stat.S_ISSOCK(os.stat(path).st_mode):
         return
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as probe:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as probe:
         try:
             probe.connect(str(path))
         except ConnectionRefusedError:
             path.unlink()
+        except OSError:
+            return

@@ -132,9 +132,10 @@ def test_an_interrupt_ends_it_like_a_request_to_end(watched: Watched) -> None:
 def test_what_is_not_a_mark_is_refused_in_one_line(watched: Watched) -> None:
     watched.collector()
     agent = watched.agent()
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
-        for _ in range(3):
-            sender.sendto(b"not a mark", f"{watched.folder}/agent.sock")
+    for _ in range(3):
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sender:
+            sender.connect(f"{watched.folder}/agent.sock")
+            sender.send(b"not a mark")
     time.sleep(0.5)
     assert agent.output().count("10 bytes that are not a mark") == 1
     assert agent.status() is None

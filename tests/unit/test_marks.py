@@ -1,0 +1,175 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From a training script to its agent: the hook, the packet, and the socket it arrives on."""
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from netmon.agent.markers import MarkSocket
+from netmon.errors import UsageError
+from netmon.horovod import Steps, watch
+from netmon.marks import MarkPacket, decode, encode, rank_from_environment
+from netmon.records import Moment, Source
+
+
+@pytest.fixture
+def marks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    path = tmp_path / "marks.sock"
+    monkeypatch.setenv("NETMON_SOCKET", str(path))
+    socket = MarkSocket(path)
+    yield socket
+    socket.close()
+
+
+def test_literal_bytes() -> None:
+    packet = (
+        b"NMK1"
+        b"\x03"  # FIRST_ENQUEUE
+        b"\x00"  # unused
+        b"\x04\x00"  # length of the name
+        b"\x01\x00\x00\x00"  # rank
+        b"\x03\x00\x00\x00"  # size
+        b"\x07\x00\x00\x00\x00\x00\x00\x00"  # iteration
+        b"\x00\xca\x9a\x3b\x00\x00\x00\x00"  # time_ns
+        b"\x00\x09\x3d\x00\x00\x00\x00\x00"  # parameters
+        b"ring"
+    )
+    mark = MarkPacket("ring", 1, 3, 7, Moment.FIRST_ENQUEUE, 1_000_000_000, 4_000_000)
+    assert encode(mark) == packet
+    assert decode(packet) == mark
+
+
+@given(st.binary(max_size=400))
+def test_any_bytes_are_a_mark_or_refused(packet: bytes) -> None:
+    try:
+        mark = decode(packet)
+    except ValueError:
+        return
+    assert encode(mark)[:8] == packet[:8]
+
+
+@pytest.mark.parametrize(
+    ("environment", "expected"),
+    [
+        ({"HOROVOD_RANK": "1", "HOROVOD_SIZE": "4", "NETMON_JOB": "resnet"}, ("resnet", 1, 4)),
+        (
+            {
+                "HOROVOD_RANK": "0",
+                "HOROVOD_SIZE": "2",
+                "HOROVOD_GLOO_RENDEZVOUS_ADDR": "a",
+                "HOROVOD_GLOO_RENDEZVOUS_PORT": "1",
+            },
+            ("a:1", 0, 2),
+        ),
+        ({"RANK": "3", "WORLD_SIZE": "8", "MASTER_ADDR": "m", "MASTER_PORT": "29500"}, ("m:29500", 3, 8)),
+        ({"OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_SIZE": "4"}, ("training", 2, 4)),
+        ({"RANK": "4", "WORLD_SIZE": "4"}, None),
+        ({"RANK": "x", "WORLD_SIZE": "4"}, None),
+        ({}, None),
+    ],
+)
+def test_the_rank_is_what_the_launcher_says(environment: dict[str, str], expected: object) -> None:
+    assert rank_from_environment(environment) == expected
+
+
+def test_every_moment_of_a_step_arrives_in_order(marks: MarkSocket) -> None:
+    steps = Steps("job", 1, 2, parameters=10)
+    for _ in range(60):  # more than a drain of the agent ever finds
+        with steps.step():
+            steps.first_enqueue()
+            steps.last_wait()
+    steps.close()
+    got = marks.take()
+    moments = [Moment.STEP_START, Moment.FIRST_ENQUEUE, Moment.LAST_WAIT, Moment.STEP_END]
+    expected = [(i, moment) for i in range(60) for moment in moments]
+    assert [(mark.iteration, mark.moment) for mark in got[1:-1]] == expected
+    assert (got[0].moment, got[-1].moment) == (Moment.JOIN, Moment.LEAVE)
+    assert {(mark.job, mark.rank, mark.size, mark.parameters, mark.source) for mark in got} == {
+        ("job", 1, 2, 10, Source.HOOK)
+    }
+    assert [mark.time_ns for mark in got] == sorted(mark.time_ns for mark in got)
+
+
+def test_a_process_that_dies_leaves(marks: MarkSocket) -> None:
+    script = "import os; from netmon.horovod import Steps; s = Steps('job', 0, 1); s.begin(); os._exit(1)"
+    process = subprocess.Popen([sys.executable, "-c", script])
+    process.wait()
+    got = marks.take()
+    assert [mark.moment for mark in got] == [Moment.JOIN, Moment.STEP_START, Moment.LEAVE]
+    assert {mark.pid for mark in got} == {process.pid}
+
+
+def test_without_an_agent_it_does_nothing_and_with_a_late_one_it_joins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NETMON_SOCKET", str(tmp_path / "late.sock"))
+    monkeypatch.setattr("netmon.horovod._TRY_AGAIN_NS", 0)
+    steps = Steps("job", 0, 1)
+    with steps.step():
+        pass
+    late = MarkSocket(tmp_path / "late.sock")
+    with steps.step():
+        pass
+    steps.close()
+    assert [(m.iteration, m.moment) for m in late.take()][:2] == [(0, Moment.JOIN), (1, Moment.STEP_START)]
+    late.close()
+
+
+def test_an_agent_that_comes_again_is_joined_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "marks.sock"
+    monkeypatch.setenv("NETMON_SOCKET", str(path))
+    monkeypatch.setattr("netmon.horovod._TRY_AGAIN_NS", 0)
+    first = MarkSocket(path)
+    steps = Steps("job", 0, 1)
+    first.take()
+    first.close()
+    with steps.step():  # notices
+        pass
+    second = MarkSocket(path)
+    with steps.step():
+        pass
+    assert [m.moment for m in second.take()] == [Moment.JOIN, Moment.STEP_START, Moment.STEP_END]
+    steps.close()
+    second.close()
+
+
+def test_a_wrapped_optimizer_marks_its_steps(marks: MarkSocket) -> None:
+    class Optimizer:
+        param_groups = ()
+
+        def step(self) -> str:
+            return "stepped"
+
+    optimizer = watch(Optimizer(), job="job", rank=0, size=1)
+    assert [optimizer.step() for _ in range(3)] == ["stepped"] * 3
+    got = [(m.iteration, m.moment) for m in marks.take()]
+    assert got[1:] == [
+        *((i, moment) for i in range(3) for moment in (Moment.STEP_START, Moment.STEP_END)),
+        (3, Moment.STEP_START),
+    ]
+    optimizer.netmon.close()
+
+
+def test_a_stale_socket_is_taken_over_and_a_live_one_is_not(tmp_path: Path) -> None:
+    path = tmp_path / "marks.sock"
+    first = MarkSocket(path)
+    with pytest.raises(UsageError, match="cannot listen for marks"):
+        MarkSocket(path)
+    first._socket.close()  # as if killed
+    MarkSocket(path).close()
+
+
+def test_the_hook_costs_microseconds(marks: MarkSocket) -> None:
+    """No figure is asserted, only that nothing blocks: a thousand steps that nobody takes are over at once."""
+    steps = Steps("job", 0, 1)
+    begin = time.monotonic()
+    for _ in range(1000):
+        with steps.step():
+            pass
+    assert time.monotonic() - begin < 5
+    steps.close()
