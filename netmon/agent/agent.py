@@ -52,8 +52,9 @@ class Settings:
     bucket_ns: int = 10_000
     hook: str = "auto"
     capacity_bps: int = 0  # 0: as the interface says
+    flows: int = 0  # open at a time on one CPU; 0: as many as suit the machine
     socket: Path = Path("/run/netmon/marks.sock")
-    spool: Path = Path("/var/lib/netmon/spool")
+    spool: Path = Path("/var/lib/netmon-agent")
     spool_bytes: int = 256 << 20
 
 
@@ -68,7 +69,7 @@ class Agent:
         self._marks_socket = MarkSocket(settings.socket)
         self._session = uuid.uuid4().hex[:12]
         self._spool = Spool(settings.spool, self._session, settings.spool_bytes, self._hollow)
-        geometry = choose_geometry(settings.bucket_ns, [card.index for card in nics])
+        geometry = choose_geometry(settings.bucket_ns, [card.index for card in nics], settings.flows)
         self._privileged = Privileged()
         started = self._privileged.start(list(settings.interfaces), settings.hook, geometry)
         self._meter = Meter(started.descriptors, geometry)

@@ -9,7 +9,7 @@ import threading
 from pathlib import Path
 
 from netmon.marks import DEFAULT_SOCKET
-from netmon.units import format_duration, format_rate, parse_duration, parse_rate
+from netmon.units import format_duration, format_rate, parse_count, parse_duration, parse_rate
 
 HELP = "count the traffic of this host and stream it to a collector (needs root)"
 EXAMPLES = """
@@ -30,12 +30,15 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--capacity", type=parse_rate, default=0, metavar="RATE", help="of the links, where the driver cannot tell"
     )
+    parser.add_argument(
+        "--flows", type=parse_count, default=0, metavar="N", help="open at a time on one CPU (16384, less on many CPUs)"
+    )
     parser.add_argument("--host", default=socket.gethostname(), metavar="NAME", help="this host's name in the dataset")
     parser.add_argument(
         "--socket", type=Path, default=Path(DEFAULT_SOCKET), metavar="PATH", help="where training scripts send marks"
     )
     parser.add_argument(
-        "--spool", type=Path, default=Path("/var/lib/netmon/spool"), metavar="DIR", help="batches not yet acknowledged"
+        "--spool", type=Path, default=Path("/var/lib/netmon-agent"), metavar="DIR", help="batches not yet acknowledged"
     )
     parser.add_argument("--config", type=Path, metavar="FILE", help="TOML with these options' long names")
 
@@ -56,6 +59,7 @@ def run(args: argparse.Namespace) -> int:
         bucket_ns=args.bucket,
         hook=args.hook,
         capacity_bps=args.capacity,
+        flows=args.flows,
         socket=args.socket,
         spool=args.spool,
     )

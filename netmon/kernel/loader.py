@@ -64,8 +64,10 @@ def load(geometry: Geometry) -> dict[str, int]:
 
 
 def _last_lines(complaint: str) -> str:
+    """The compiler's errors, or the verifier's last words, which say what it could not accept."""
     lines = [line.strip() for line in complaint.splitlines() if line.strip()]
-    return " | ".join(lines[-4:]) or "the loader ended without a word"
+    errors = [line for line in lines if "error:" in line]
+    return " | ".join(errors or lines[-4:]) or "the loader ended without a word"
 
 
 def compiler_flags(geometry: Geometry) -> list[str]:

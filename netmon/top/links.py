@@ -33,6 +33,7 @@ WIDE = 120
 _NOW_NS = 1_000_000_000
 """How much of the series the bar and the rates stand for."""
 
+_EDGE_BYTES = 1 << 17
 _FULL_COVERAGE = 0.999
 _SHARE, _COVERAGE, _SHORT, _LONG = 6, 8, 5, 10
 _LEAST_BAR, _LEAST_SPARKLINE, _MOST_BAR = 16, 8, 50
@@ -152,11 +153,14 @@ def _now(link: LinkView) -> npt.NDArray[np.float64]:
 
 def _unattributed(link: LinkView) -> Text | None:
     """Where the bytes are that the NIC counted and no flow has; None where there are none."""
+    # The buckets that are open when the NIC is read stand on either side of that moment, by a packet or two a link.
+    invisible = link.invisible_bytes if abs(link.invisible_bytes) > _EDGE_BYTES else 0
     amounts = {
         "overflow": link.overflow_bytes,
         "lost in the kernel": link.lost_kernel_bytes,
         "lost in the agent": link.lost_agent_bytes,
-        "not visible to the hook": link.invisible_bytes,
+        "not visible to the hook": max(0, invisible),
+        "counted beyond the NIC": max(0, -invisible),
     }
     parts = [f"{name} {format_bytes(amount)}" for name, amount in amounts.items() if amount]
     if not parts:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The real agent and the real collector, as processes, on a veth pair between two namespaces."""
 
+import dataclasses
 import os
 import signal
 import socket
@@ -13,6 +14,9 @@ from pathlib import Path
 import pytest
 from pair import NETMON, Watched
 
+from netmon.errors import KernelError
+from netmon.kernel import loader
+from netmon.kernel.geometry import choose_geometry
 from netmon.kernel.privilege import effective_capabilities
 
 pytestmark = pytest.mark.kernel
@@ -165,6 +169,17 @@ def test_without_root_it_says_what_is_missing() -> None:
 def test_a_bucket_out_of_range_is_refused(tmp_path: Path, width: str) -> None:
     line = fails("--interface", "lo", "--bucket", width, "--socket", str(tmp_path / "s"), "--spool", str(tmp_path))
     assert "bucket" in line or "duration" in line
+
+
+def test_more_flows_than_memory_holds_are_refused(tmp_path: Path) -> None:
+    line = fails("--interface", "lo", "--flows", "1e12", "--socket", str(tmp_path / "s"), "--spool", str(tmp_path))
+    assert "give a smaller --flows" in line
+
+
+def test_what_the_compiler_or_the_verifier_says_is_shown() -> None:
+    geometry = dataclasses.replace(choose_geometry(10_000, [1]), bucket_ns=0)
+    with pytest.raises(KernelError, match=r"cannot load the BPF programs: .* zero"):
+        loader.load(geometry)
 
 
 def test_a_spool_that_cannot_be_written_is_refused(tmp_path: Path) -> None:

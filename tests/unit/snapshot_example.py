@@ -70,7 +70,7 @@ def _link(host: str, direction: Direction, shift: int) -> LinkView:
         overflow_bytes=0,
         lost_kernel_bytes=5_000_000 if lossy else 0,
         lost_agent_bytes=0,
-        invisible_bytes=100_000 if lossy else 0,
+        invisible_bytes=1_000_000 if lossy else 0,
     )
 
 
