@@ -28,6 +28,14 @@ def _library() -> ctypes.CDLL:
     )
 
 
+def _checked(result: int) -> int:
+    """What a call returned, unless it failed. Older libraries return -1 and set errno, newer ones return -errno."""
+    if result < 0:
+        error = ctypes.get_errno() or -result
+        raise OSError(error, os.strerror(error))
+    return result
+
+
 class _LinkCreateOptions(ctypes.Structure):
     """struct bpf_link_create_opts of libbpf 1.3 and later, whose tail older libraries accept when it is zero."""
 
@@ -44,10 +52,7 @@ def link_create(program: int, target: int, attach_type: int, flags: int = 0) -> 
     """Attaches a program by a link, which lives as long as its descriptor. Returns the descriptor; raises OSError."""
     options = _LinkCreateOptions(size=ctypes.sizeof(_LinkCreateOptions), flags=flags)
     result: int = _library().bpf_link_create(program, target, attach_type, ctypes.byref(options))
-    if result < 0:
-        error = ctypes.get_errno() or -result
-        raise OSError(error, os.strerror(error))
-    return result
+    return _checked(result)
 
 
 class _LoadOptions(ctypes.Structure):
@@ -73,10 +78,7 @@ def load_xdp_frags(name: str, license_: bytes, instructions: int, count: int) ->
     result: int = load(
         _XDP_PROGRAM, name.encode(), license_, instructions_, ctypes.c_size_t(count), ctypes.byref(options)
     )
-    if result < 0:
-        error = ctypes.get_errno() or -result
-        raise OSError(error, os.strerror(error))
-    return result
+    return _checked(result)
 
 
 class _TestRunOptions(ctypes.Structure):
@@ -111,7 +113,5 @@ def dry_run(program: int, frame: bytes, repeat: int = 1) -> tuple[int, int]:
         repeat=repeat,
     )
     result = _library().bpf_prog_test_run_opts(program, ctypes.byref(options))
-    if result < 0:
-        error = ctypes.get_errno() or -result
-        raise OSError(error, os.strerror(error))
+    _checked(result)
     return options.retval, options.duration
