@@ -171,6 +171,8 @@ def _print_result(result: RunResult, monitored: bool, console: Console) -> None:
             console.print(f"cross traffic, by its sender: {sender['from']} to {sender['to']}, {sent}")
     _print_truth(result, console)
     if monitored:
+        _print_accuracy(result, console)
+    if monitored:
         data = result.data
         with contextlib.suppress(ValueError):
             data = data.relative_to(Path.cwd())
@@ -195,7 +197,20 @@ def _print_truth(result: RunResult, console: Console) -> None:
         for durations, when in ((quiet, "without"), (disturbed, "with"))
         if len(durations)
     ]
-    console.print(f"the trainers' own log: {'; '.join(told)}")
+    console.print(f"the trainers' own log: {'; '.join(told)}", soft_wrap=True)
+
+
+def _print_accuracy(result: RunResult, console: Console) -> None:
+    from netmon.lab.accuracy import accuracy
+
+    known = accuracy(result.data)
+    console.print(f"iterations found: {known.found} of {known.logged}, invented: {known.invented}")
+    for each in known.moments:
+        median, p99, worst = (format_duration(each.percentile(share)) for share in (50, 99, 100))
+        left_out = f"; {each.left_out} not noted at once left out" if each.left_out else ""
+        console.print(
+            f"  {each.moment} against the log: median {median}, p99 {p99}, largest {worst}{left_out}", soft_wrap=True
+        )
 
 
 def _clean(args: argparse.Namespace) -> int:

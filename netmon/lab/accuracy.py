@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The iterations that netmon found, held against the trainers' own log of the same run."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from netmon.lab.record import FOLDER
+from netmon.lab.truth import read_rank
+
+_MOMENTS = {
+    "step_start": ("start_ns", "step_start_ns"),
+    "first_enqueue": ("comm_start_ns", "first_enqueue_ns"),
+    "last_wait": ("comm_end_ns", "last_wait_ns"),
+    "step_end": ("end_ns", "step_end_ns"),
+}
+"""moment → column of the dataset, column of the log"""
+
+
+@dataclass(frozen=True)
+class MomentErrors:
+    """How far the dataset's times of one moment are from the log's, over all ranks and iterations.
+
+    Where the scheduler came between the moment and its note, the log itself is late, by as much as the machine was
+    busy: those are left out and counted.
+    """
+
+    moment: str
+    errors_ns: npt.NDArray[np.int64]  # absolute
+    left_out: int
+
+    def percentile(self, share: float) -> float:
+        """ns; share: 0 to 100."""
+        return float(np.percentile(self.errors_ns, share))
+
+
+@dataclass(frozen=True)
+class Accuracy:
+    """One run."""
+
+    logged: int  # iterations, over all ranks
+    found: int  # of them, in the dataset
+    invented: int  # in the dataset, and in no log
+    moments: tuple[MomentErrors, ...]
+
+
+def accuracy(data: Path) -> Accuracy:
+    """data: what a watched run left. Raises DataError where there is no log, OSError where there is no dataset."""
+    run = json.loads((data / FOLDER / "run.json").read_text())
+    iterations = pd.read_parquet(data / "iterations")
+    iterations = iterations[iterations["job"] == run["job"]]
+    to_utc = run["events"][0]["utc_ns"] - run["events"][0]["mono_ns"]
+    ranks = [host["rank"] for host in run["hosts"] if host["rank"] is not None]
+    log = pd.concat([pd.DataFrame(read_rank(data, rank)) for rank in ranks])
+    both = log.merge(iterations, on=["rank", "iteration"])
+    errors = (_errors(both, moment, *columns, to_utc) for moment, columns in _MOMENTS.items())
+    return Accuracy(len(log), len(both), len(iterations) - len(both), tuple(e for e in errors if len(e.errors_ns)))
+
+
+def _errors(both: pd.DataFrame, moment: str, column: str, noted: str, to_utc: int) -> MomentErrors:
+    known = both[both[column].notna()]
+    if column in ("start_ns", "end_ns"):  # whose moment depends on who told
+        known = known[known[column.replace("_ns", "_moment")] == moment]
+    at_once = known[known["interrupted"] == 0]
+    errors = np.abs(at_once[column].to_numpy(np.int64) - to_utc - at_once[noted].to_numpy(np.int64))
+    return MomentErrors(moment, errors, len(known) - len(at_once))
