@@ -45,6 +45,8 @@ def _host(window: HostWindow, connected: bool, now_utc_ns: int) -> HostView:
 def _links(window: HostWindow, rows: Table) -> list[LinkView]:
     link, classes = rows["link"].astype(np.int64), rows["class"]
     rates = window.series.rates(window.horizon_ns, rows["bucket_start_ns"], link, classes, rows["wire_bytes"])
+    before = (window.hello.clock.mono_ns - window.horizon_ns) // INTERVAL_NS + len(rates)
+    rates[: max(0, before)] = np.nan  # the agent was not there: nobody knows
     views = []
     for number in range(len(window.links)):
         interface = window.links.interface(number)
