@@ -145,12 +145,13 @@ def test_what_is_not_a_mark_is_refused_in_one_line(watched: Watched) -> None:
     assert agent.status() is None
 
 
-def fails(*options: str, user: int = 0) -> str:
+def fails(*options: str, user: int = 0, **environment: str) -> str:
     """The one line with which `netmon agent` refuses."""
     command = [*NETMON, "agent", "--collector", "localhost:1", *options]
     if user:
         command = ["setpriv", f"--reuid={user}", f"--regid={user}", "--clear-groups", *command]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    variables = os.environ | environment
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60, env=variables)
     assert done.returncode in (1, 2)
     (line,) = done.stderr.strip().splitlines()
     return line
@@ -163,6 +164,14 @@ def test_a_missing_interface_is_refused(tmp_path: Path) -> None:
 
 def test_without_root_it_says_what_is_missing() -> None:
     assert "cannot load BPF programs without CAP_NET_ADMIN" in fails("--interface", "lo", user=65534)
+
+
+def test_without_bcc_it_says_what_to_install(tmp_path: Path) -> None:
+    (tmp_path / "bcc.py").write_text("raise ImportError('No module named bcc')\n")
+    places = ("--socket", str(tmp_path / "s"), "--spool", str(tmp_path))
+    line = fails("--interface", "lo", *places, PYTHONPATH=str(tmp_path))
+    assert "cannot import bcc" in line
+    assert "install python3-bpfcc" in line
 
 
 @pytest.mark.parametrize("width", ["10ns", "2s", "wide"])
