@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from netmon.kernel.probe import Check, HookChoice, InterfaceFacts, Interfaces
+    from netmon.kernel.probe import Check, HookChoice, Interfaces
 
 HELP = "what this machine can do, and which hook it would choose"
 EXAMPLES = """\
@@ -50,6 +50,8 @@ def what_is_missing(checks: "Sequence[Check]") -> str:
 
 def document(checks: "Sequence[Check]", interfaces: "Interfaces") -> dict[str, Any]:
     """What --json prints."""
+    from netmon.kernel.probe import remarks
+
     return {
         "ok": not what_is_missing(checks),
         "checks": [dataclasses.asdict(check) for check in checks],
@@ -94,6 +96,7 @@ def interfaces_table(interfaces: "Interfaces", choices: "Sequence[HookChoice | N
     from rich.table import Table
     from rich.text import Text
 
+    from netmon.kernel.probe import remarks
     from netmon.units import format_rate
 
     table = Table("interface", "driver", "MTU", "speed", "GRO", "TSO", "hook", "", box=None, pad_edge=False)
@@ -106,23 +109,6 @@ def interfaces_table(interfaces: "Interfaces", choices: "Sequence[HookChoice | N
         style = "" if facts.up else "dim"
         table.add_row(facts.name, driver, str(facts.mtu), speed, *offloads, hook, notes, style=style)
     return table
-
-
-def remarks(facts: "InterfaceFacts") -> list[str]:
-    """What a reader of this interface's figures has to know, a line each."""
-    found = []
-    if facts.uppers:
-        found.append(f"{', '.join(facts.uppers)} on top carries the same bytes: watch either, not both")
-    if facts.gro and not facts.virtual:
-        found.append("GRO: a received super-packet of up to 64 KB has one time stamp")
-    if facts.xdp_program:
-        holder = facts.xdp_name or "unnamed"
-        found.append(f"XDP program {facts.xdp_program} ({holder}) comes first: what it drops or redirects is not seen")
-    if facts.rdma:
-        found.append(f"RDMA device {', '.join(facts.rdma)}: its traffic is not attributed to flows")
-    if not facts.capacity_bps:
-        found.append("speed unknown: give --capacity")
-    return found
 
 
 def _chosen(checks: "Sequence[Check]", interfaces: "Interfaces") -> "list[HookChoice | None]":

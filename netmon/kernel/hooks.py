@@ -50,10 +50,13 @@ def _held(descriptor: int) -> Callable[[], None]:
 
 
 def _attach_xdp(program: int, index: int, name: str, hook: str) -> Attachment:
-    try:
-        return Attachment(hook, _held(libbpf.link_create(program, index, libbpf.XDP, _XDP_MODE[hook])))
-    except OSError as error:
-        raise KernelError(f"cannot attach to {name} by {hook}: {error.strerror}; use --hook tc") from error
+    """A driver may refuse its own mode for reasons of the moment (its queues, its offloads): then the generic one."""
+    for mode in dict.fromkeys((hook, "xdpgeneric")):
+        try:
+            return Attachment(mode, _held(libbpf.link_create(program, index, libbpf.XDP, _XDP_MODE[mode])))
+        except OSError as error:
+            reason = error.strerror
+    raise KernelError(f"cannot attach to {name} by {hook}: {reason}; use --hook tc")
 
 
 def _attach_tcx(program: int, index: int, name: str, direction: Direction) -> Attachment:

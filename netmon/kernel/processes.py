@@ -90,8 +90,9 @@ class ProcessTable:
     def scan(self, now_ns: int) -> None:
         """Takes in what has begun and ended since the last scan."""
         alive = set(pids())
-        for pid in self._known.keys() - alive:
-            del self._known[pid], self._first_seen_ns[pid]
+        for pid in (self._known.keys() | self._first_seen_ns.keys()) - alive:
+            self._known.pop(pid, None)
+            self._first_seen_ns.pop(pid, None)
         for pid in alive:
             if now_ns - self._first_seen_ns.setdefault(pid, now_ns) < _SETTLED_NS:
                 self._look(pid)
@@ -100,6 +101,7 @@ class ProcessTable:
         process = describe(pid)
         if process is None:
             self._known.pop(pid, None)
+            self._first_seen_ns.pop(pid, None)  # who gets this pid next is looked at anew
         else:
             self._known[pid] = process
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from netmon.kernel.probe import Status, bpf, machine_checks
+from netmon.kernel.probe import Status, bpf, interface_facts, machine_checks, xdp, xdp_support
 
 pytestmark = pytest.mark.kernel
 
@@ -30,6 +30,18 @@ XDP, PASS = 6, struct.pack("<BBhi", 0xb7, 0, 0, 2) + struct.pack("<BBhi", 0x95, 
 link = libbpf.link_create(bpf._load(XDP, PASS), int(sys.argv[1]), libbpf.XDP)
 print([facts.xdp_program > 0 for facts in interface_facts().watchable])
 """
+HOLD_TCX = """
+import json, sys
+from dataclasses import asdict
+from netmon.kernel import libbpf
+from netmon.kernel.probe import bpf, interface_facts
+BEFORE_ALL, SCHED_CLS, index = 1 << 3, 3, int(sys.argv[1])
+def put(name, hook):
+    return libbpf.link_create(bpf._load(SCHED_CLS, bpf._RETURN_MINUS_ONE, name), index, hook, BEFORE_ALL)
+links = [put(b"second", libbpf.TCX_INGRESS), put(b"first", libbpf.TCX_INGRESS), put(b"", libbpf.TCX_EGRESS)]
+(facts,) = [facts for facts in interface_facts().watchable if facts.index == index]
+print(json.dumps(asdict(facts)))
+"""
 
 
 def doctor_command(*options: str) -> list[str]:
@@ -44,6 +56,7 @@ def test_probing_leaves_nothing_open():
     before = os.listdir("/proc/self/fd")
     machine_checks()
     bpf.has_tcx()
+    interface_facts()
     assert len(os.listdir("/proc/self/fd")) == len(before)
 
 
@@ -59,6 +72,7 @@ def test_interfaces_of_a_namespace(namespaces):
     assert set(found) == {"lo", "bridge0", left.interface}
     veth = found[left.interface]
     assert (veth["kind"], veth["mtu"], veth["uppers"], veth["xdp_program"]) == ("veth", 1500, ["bridge0"], 0)
+    assert (veth["lro"], veth["tcx_rx"] or [], veth["tcx_tx"] or []) == (False, [], [])
     assert veth["hook"]["rx"] in ("tcx", "clsact")
     assert any("watch either, not both" in remark for remark in veth["remarks"])
 
@@ -69,6 +83,37 @@ def test_who_holds_the_xdp_slot(namespaces):
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "[False, True]"  # lo, veth
+
+
+def test_who_is_on_the_tcx_chain(namespaces):
+    if not bpf.has_tcx():
+        pytest.skip("this kernel has no tcx")
+    left, _ = namespaces()
+    command = left.namespace.inside(sys.executable, "-c", HOLD_TCX, str(left.index))
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    facts = json.loads(done.stdout)
+    assert [program["name"] for program in facts["tcx_rx"]] == ["first", "second"]
+    assert [program["name"] for program in facts["tcx_tx"]] == [""]
+    assert all(program["id"] > 0 for program in facts["tcx_rx"] + facts["tcx_tx"])
+
+
+def test_what_the_kernel_says_of_xdp(namespaces):
+    if not xdp_support():
+        pytest.skip("this kernel does not tell what its drivers do with XDP programs")
+    left, _ = namespaces()
+    left.namespace.run("ip", "link", "add", "bridge0", "type", "bridge")
+    command = left.namespace.inside(*doctor_command("--json"))
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    found = {facts["name"]: facts["xdp"] for facts in json.loads(done.stdout)["interfaces"]}
+    assert found[left.interface] == {"native": True, "offload": False, "fragments": True}
+    assert found["lo"] == found["bridge0"] == {"native": False, "offload": False, "fragments": False}
+
+
+def test_a_kernel_that_does_not_tell_of_xdp(monkeypatch, capfd):
+    monkeypatch.setattr(xdp, "_FAMILY", "netmon-absent")
+    assert xdp_support() == {}
+    assert capfd.readouterr() == ("", "")
 
 
 def test_without_privilege_it_says_so_in_one_line():

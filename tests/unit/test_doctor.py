@@ -8,8 +8,19 @@ import pytest
 
 from netmon.commands import doctor
 from netmon.errors import UnsupportedError
-from netmon.kernel.probe import Check, InterfaceFacts, Interfaces, Status, choose_hook
+from netmon.kernel.probe import (
+    Check,
+    InterfaceFacts,
+    Interfaces,
+    Program,
+    Status,
+    XdpSupport,
+    choose_hook,
+    remarks,
+)
 
+NATIVE = XdpSupport(native=True, offload=False, fragments=True)
+GENERIC = XdpSupport(native=False, offload=False, fragments=False)
 NIC = InterfaceFacts(
     index=2,
     name="eth0",
@@ -20,9 +31,13 @@ NIC = InterfaceFacts(
     capacity_bps=100_000_000_000,
     gro=True,
     tso=True,
+    lro=False,
     uppers=(),
     xdp_program=0,
     xdp_name="",
+    xdp=NATIVE,
+    tcx_rx=(),
+    tcx_tx=(),
     rdma=(),
 )
 VETH = replace(NIC, name="veth0", kind="veth", driver="veth", capacity_bps=0)
@@ -39,7 +54,7 @@ def test_xdp_is_never_chosen_unasked(facts, wanted):
 def test_xdp_sees_only_what_arrives():
     choice = choose_hook(NIC, tcx=True, wanted="xdp")
     assert choice[:2] == ("xdp", "tcx")
-    assert "mlx5_core runs it natively" in choice.reason
+    assert choice.reason == "asked for; mlx5_core runs it natively, says the kernel"
 
 
 def test_xdp_on_veth_comes_with_its_price():
@@ -48,10 +63,18 @@ def test_xdp_on_veth_comes_with_its_price():
     assert "undoes GRO" in choice.reason
 
 
-def test_xdp_on_an_unknown_driver_is_generic():
-    choice = choose_hook(replace(NIC, driver="e1000"), tcx=True, wanted="xdp")
-    assert choice.rx == "xdpgeneric"
-    assert "e1000" in choice.reason
+@pytest.mark.parametrize(
+    ("driver", "xdp", "rx", "reason"),
+    [
+        ("virtio_net", NATIVE, "xdp", "virtio_net runs it natively, says the kernel"),
+        ("mlx5_core", GENERIC, "xdpgeneric", "mlx5_core does not run it natively, says the kernel"),
+        ("mlx5_core", None, "xdp", "mlx5_core runs it natively"),
+        ("e1000", None, "xdpgeneric", "e1000 is not known to run it natively"),
+    ],
+)
+def test_the_kernel_is_believed_before_the_list_of_drivers(driver, xdp, rx, reason):
+    choice = choose_hook(replace(NIC, driver=driver, xdp=xdp), tcx=True, wanted="xdp")
+    assert (choice.rx, choice.reason) == (rx, f"asked for; {reason}")
 
 
 def test_a_taken_xdp_slot_names_its_holder():
@@ -63,14 +86,57 @@ def test_a_taken_xdp_slot_names_its_holder():
 
 def test_remarks_name_what_would_mislead():
     facts = replace(NIC, uppers=("bond0",), xdp_program=17, rdma=("mlx5_0",), capacity_bps=0)
-    assert doctor.remarks(facts) == [
+    assert remarks(facts) == [
         "bond0 on top carries the same bytes: watch either, not both",
         "GRO: a received super-packet of up to 64 KB has one time stamp",
         "XDP program 17 (unnamed) comes first: what it drops or redirects is not seen",
+        "XDP: native, also with frames in fragments",
         "RDMA device mlx5_0: its traffic is not attributed to flows",
         "speed unknown: give --capacity",
     ]
-    assert doctor.remarks(replace(NIC, gro=False)) == []
+    assert remarks(replace(NIC, kind="dummy", gro=False)) == []
+
+
+@pytest.mark.parametrize(
+    ("xdp", "remark"),
+    [
+        (None, "XDP: unknown (Linux 6.3 and later tell)"),
+        (GENERIC, "XDP: generic only, after the sk_buff is built: nothing is gained over tc"),
+        (
+            replace(NATIVE, fragments=False),
+            "XDP: native, no fragments: a frame has to fit into a page (4 KiB: an MTU of about 3.5 kB)",
+        ),
+    ],
+)
+def test_remark_on_xdp(xdp, remark):
+    assert remarks(replace(NIC, gro=False, xdp=xdp)) == [remark]
+    assert not any(line.startswith("XDP") for line in remarks(replace(VETH, xdp=xdp)))
+
+
+def test_remark_on_lro():
+    expected = (
+        "LRO on: the NIC merges packets before any hook, one time stamp for many; ethtool -K eth0 lro off ends that"
+    )
+    assert expected in remarks(replace(NIC, lro=True))
+    assert not any(line.startswith("LRO") for facts in (NIC, replace(NIC, lro=None)) for line in remarks(facts))
+
+
+@pytest.mark.parametrize(
+    ("names", "remark"),
+    [
+        (["cil_from_netdev", ""], "tcx in: cil_from_netdev, then program 2; the meter goes first"),
+        (["meter_tc_ingres", "cil_from_netdev"], "tcx in: meter_tc_ingres, then cil_from_netdev"),
+        (
+            ["acl", "meter_tc_ingres"],
+            "tcx in: acl, then meter_tc_ingres: what is dropped or redirected before the meter is not seen",
+        ),
+    ],
+)
+def test_remark_on_the_tcx_chain(names, remark):
+    chain = tuple(Program(id_, name) for id_, name in enumerate(names, start=1))
+    assert remark in remarks(replace(NIC, tcx_rx=chain))
+    assert remark.replace("tcx in", "tcx out") in remarks(replace(NIC, tcx_tx=chain))
+    assert not any(line.startswith("tcx") for line in remarks(replace(NIC, tcx_rx=None, tcx_tx=())))
 
 
 def test_verdict_is_one_line_of_all_that_is_missing():
@@ -87,7 +153,8 @@ def test_verdict_is_one_line_of_all_that_is_missing():
 
 
 def test_document_is_json():
-    interfaces = Interfaces((NIC, VETH), ("cannot watch tun0: not an Ethernet interface (type 65534)",))
+    nic, veth = replace(NIC, tcx_rx=(Program(7, "acl"),)), replace(VETH, xdp=None)
+    interfaces = Interfaces((nic, veth), ("cannot watch tun0: not an Ethernet interface (type 65534)",))
     document = json.loads(json.dumps(doctor.document([TCX], interfaces)))
     assert document["ok"] is True
     assert document["checks"] == [{"name": "tcx", "status": "ok", "detail": "works", "advice": ""}]
@@ -95,6 +162,9 @@ def test_document_is_json():
         ("eth0", "tcx"),
         ("veth0", "tcx"),
     ]
+    assert document["interfaces"][0]["xdp"] == {"native": True, "offload": False, "fragments": True}
+    assert document["interfaces"][0]["tcx_rx"] == [{"id": 7, "name": "acl"}]
+    assert document["interfaces"][1]["xdp"] is None
     assert len(document["refused"]) == 1
 
 

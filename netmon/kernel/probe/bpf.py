@@ -11,12 +11,13 @@ import platform
 import struct
 
 # enum bpf_cmd, enum bpf_map_type, enum bpf_prog_type, map flags: parts of the kernel's stable interface.
-_MAP_CREATE, _PROG_LOAD, _PROG_GET_FD_BY_ID, _OBJ_GET_INFO_BY_FD, _LINK_CREATE = 0, 5, 13, 15, 28
+_MAP_CREATE, _PROG_LOAD, _PROG_GET_FD_BY_ID, _OBJ_GET_INFO_BY_FD, _PROG_QUERY, _LINK_CREATE = 0, 5, 13, 15, 16, 28
 _MAP_ARRAY, _MAP_RINGBUF = 2, 27
 _PROGRAM_KPROBE, _PROGRAM_SCHED_CLS = 2, 3
 _MMAPABLE = 1 << 10
-_TCX_INGRESS = 46
+TCX_INGRESS, TCX_EGRESS = 46, 47  # enum bpf_attach_type
 _NO_SUCH_INTERFACE = 2**31 - 1
+_MOST_PROGRAMS = 64  # BPF_MPROG_MAX: the kernel lets no more onto one hook
 
 _SYSCALLS = {"x86_64": 321, "aarch64": 280, "riscv64": 280, "ppc64le": 361, "s390x": 351}
 _ATTRIBUTE_BYTES = 128  # more than any command below reads; the rest is zero, which every kernel accepts
@@ -26,6 +27,11 @@ _RETURN_ZERO = struct.pack("<BBhi", 0xB7, 0, 0, 0) + struct.pack("<BBhi", 0x95, 
 
 
 def _bpf(command: int, attribute: bytes) -> int:
+    return _bpf_answering(command, attribute)[0]
+
+
+def _bpf_answering(command: int, attribute: bytes) -> tuple[int, bytes]:
+    """The call's result, and the attribute as the kernel left it."""
     number = _SYSCALLS.get(platform.machine())
     if number is None:
         raise OSError(errno.ENOSYS, f"netmon does not know bpf(2)'s number on {platform.machine()}")
@@ -34,13 +40,14 @@ def _bpf(command: int, attribute: bytes) -> int:
     if result < 0:
         error = ctypes.get_errno()
         raise OSError(error, os.strerror(error))
-    return result
+    return result, buffer.raw
 
 
-def _load(program_type: int, instructions: bytes) -> int:
+def _load(program_type: int, instructions: bytes, name: bytes = b"netmon_probe") -> int:
     code, terms = ctypes.create_string_buffer(instructions), ctypes.create_string_buffer(b"GPL")
     count = len(instructions) // 8
-    return _bpf(_PROG_LOAD, struct.pack("=IIQQ", program_type, count, ctypes.addressof(code), ctypes.addressof(terms)))
+    places = ctypes.addressof(code), ctypes.addressof(terms)
+    return _bpf(_PROG_LOAD, struct.pack("=IIQQ24x16s", program_type, count, *places, name))
 
 
 def create_mapped_array() -> None:
@@ -72,12 +79,21 @@ def has_tcx() -> bool:
     """
     program = _load(_PROGRAM_SCHED_CLS, _RETURN_MINUS_ONE)
     try:
-        os.close(_bpf(_LINK_CREATE, struct.pack("=IIII", program, _NO_SUCH_INTERFACE, _TCX_INGRESS, 0)))
+        os.close(_bpf(_LINK_CREATE, struct.pack("=IIII", program, _NO_SUCH_INTERFACE, TCX_INGRESS, 0)))
     except OSError as error:
         return error.errno == errno.ENODEV
     finally:
         os.close(program)
     return True
+
+
+def attached_programs(index: int, attach_type: int) -> tuple[int, ...]:
+    """The ids of the programs on an interface's tcx hook, in the order in which they run. Needs CAP_NET_ADMIN."""
+    ids = (ctypes.c_uint32 * _MOST_PROGRAMS)()
+    query = struct.pack("=IIIIQI", index, attach_type, 0, 0, ctypes.addressof(ids), _MOST_PROGRAMS)
+    _, answer = _bpf_answering(_PROG_QUERY, query)
+    (count,) = struct.unpack_from("=I", answer, 24)
+    return tuple(ids[:count])
 
 
 def program_name(program_id: int) -> str:

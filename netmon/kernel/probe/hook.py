@@ -6,7 +6,7 @@ from typing import NamedTuple
 from netmon.errors import UnsupportedError
 from netmon.kernel.probe.interfaces import InterfaceFacts
 
-# Drivers of physical NICs that run XDP before they build an sk_buff.
+# Drivers of physical NICs that run XDP before they build an sk_buff: for kernels that do not tell (before Linux 6.3).
 NATIVE_XDP_DRIVERS = frozenset(
     {
         *("atlantic", "bnxt_en", "ena", "gve", "i40e", "iavf", "ice", "igb", "igc", "ixgbe", "ixgbevf"),
@@ -38,10 +38,19 @@ def choose_hook(facts: InterfaceFacts, *, tcx: bool, wanted: str = "auto") -> Ho
         raise UnsupportedError(f"cannot attach to {facts.name}: XDP slot taken by {holder}; use --hook tc")
     if facts.kind in _LINEARISING_KINDS:
         return HookChoice("xdp", tc, f"asked for; on {facts.kind} it undoes GRO and costs most of the rate")
-    if facts.driver in NATIVE_XDP_DRIVERS:
-        return HookChoice("xdp", tc, f"asked for; {facts.driver} runs it natively")
+    native, reason = _native(facts)
+    return HookChoice("xdp" if native else "xdpgeneric", tc, f"asked for; {reason}")
+
+
+def _native(facts: InterfaceFacts) -> tuple[bool, str]:
+    """Whether the driver runs XDP itself, and who says so."""
     driver = facts.driver or facts.kind or "its driver"
-    return HookChoice("xdpgeneric", tc, f"asked for; {driver} is not known to run it natively")
+    if facts.xdp is not None:
+        verb = "runs" if facts.xdp.native else "does not run"
+        return facts.xdp.native, f"{driver} {verb} it natively, says the kernel"
+    if facts.driver in NATIVE_XDP_DRIVERS:
+        return True, f"{driver} runs it natively"
+    return False, f"{driver} is not known to run it natively"
 
 
 def _tc_reason(tcx: bool) -> str:

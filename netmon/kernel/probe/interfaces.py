@@ -13,8 +13,17 @@ from pyroute2.ethtool import Ethtool
 from netmon.errors import UnsupportedError
 from netmon.kernel import nic
 from netmon.kernel.probe import bpf
+from netmon.kernel.probe.xdp import XdpSupport, xdp_support
 
 _LOOPBACK_FLAG = 1 << 3  # IFF_LOOPBACK
+
+
+@dataclass(frozen=True)
+class Program:
+    """A loaded BPF program. name: at most 15 characters of it, which is what the kernel keeps; empty: not told."""
+
+    id: int
+    name: str
 
 
 @dataclass(frozen=True)
@@ -30,9 +39,13 @@ class InterfaceFacts:
     capacity_bps: int  # 0: unknown
     gro: bool
     tso: bool | None  # None: unknown
+    lro: bool | None
     uppers: tuple[str, ...]  # bonds, bridges, VLANs on top: they carry the same bytes again
     xdp_program: int  # id of the program that holds the XDP slot; 0: free
     xdp_name: str
+    xdp: XdpSupport | None  # None: the kernel does not tell
+    tcx_rx: tuple[Program, ...] | None  # in the order in which they run; None: no tcx, or no permission to ask
+    tcx_tx: tuple[Program, ...] | None
     rdma: tuple[str, ...]  # RDMA devices of the same NIC
 
     @property
@@ -53,19 +66,21 @@ def interface_facts() -> Interfaces:
     """Those of the caller's network namespace. Reads netlink and /sys; needs no privilege for most of it."""
     with IPRoute() as route:
         links = sorted(route.get_links(), key=lambda link: int(link["index"]))
+    xdp = xdp_support()
     watchable, refused = [], []
     for link in links:
         try:
-            watchable.append(_facts(link, links))
+            watchable.append(_facts(link, links, xdp.get(int(link["index"]))))
         except UnsupportedError as error:
             refused.append(str(error))
     return Interfaces(tuple(watchable), tuple(refused))
 
 
-def _facts(link: Any, links: Sequence[Any]) -> InterfaceFacts:
+def _facts(link: Any, links: Sequence[Any], xdp: XdpSupport | None) -> InterfaceFacts:
     name = str(link.get("ifname"))
     known = nic.describe(name)
     program = _xdp_program(link)
+    features = _features(name)
     return InterfaceFacts(
         index=known.index,
         name=name,
@@ -75,10 +90,14 @@ def _facts(link: Any, links: Sequence[Any]) -> InterfaceFacts:
         up=link.get("operstate") in ("UP", "UNKNOWN"),
         capacity_bps=known.capacity_bps,
         gro=known.gro,
-        tso=_tso(name),
+        tso=features.get("tx-tcp-segmentation"),
+        lro=features.get("rx-lro"),
         uppers=_uppers(link, links),
         xdp_program=program,
         xdp_name=_program_name(program),
+        xdp=xdp,
+        tcx_rx=_tcx(known.index, bpf.TCX_INGRESS),
+        tcx_tx=_tcx(known.index, bpf.TCX_EGRESS),
         rdma=_rdma(name),
     )
 
@@ -113,10 +132,16 @@ def _program_name(program: int) -> str:
     return ""
 
 
-def _tso(name: str) -> bool | None:
-    with contextlib.suppress(Exception), Ethtool() as ethtool:  # absent on old kernels, in many ways
-        return bool(ethtool.get_features(name).features["tx-tcp-segmentation"].enable)
+def _tcx(index: int, attach_type: int) -> tuple[Program, ...] | None:
+    with contextlib.suppress(OSError):
+        return tuple(Program(id_, _program_name(id_)) for id_ in bpf.attached_programs(index, attach_type))
     return None
+
+
+def _features(name: str) -> dict[str, bool]:
+    with contextlib.suppress(Exception), Ethtool() as ethtool:  # absent on old kernels, in many ways
+        return {key: bool(feature.enable) for key, feature in ethtool.get_features(name).features.items()}
+    return {}
 
 
 def _rdma(name: str) -> tuple[str, ...]:

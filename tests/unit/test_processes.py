@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Processes come, go, and leave their numbers to others while the table looks."""
+
+import os
+import subprocess
+import sys
+
+from netmon.kernel.processes import Process, ProcessTable, leaders
+from netmon.marks import RankIdentity
+
+SECOND = 1_000_000_000
+
+
+def sleeper(**environment: str) -> subprocess.Popen[bytes]:
+    return subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, env=os.environ | environment)
+
+
+def test_a_rank_is_found_and_forgotten() -> None:
+    table = ProcessTable()
+    with sleeper(HOROVOD_RANK="1", HOROVOD_SIZE="2", NETMON_JOB="found") as process:
+        while not any(rank.pid == process.pid for rank in table.ranks()):  # until it has called exec
+            table.scan(0)
+        assert table.get(process.pid).rank == RankIdentity("found", 1, 2)
+        process.kill()
+    table.scan(SECOND)
+    assert all(rank.pid != process.pid for rank in table.ranks())
+    assert table.get(process.pid) is None
+
+
+def test_a_process_that_was_only_asked_for_may_end_before_the_next_scan() -> None:
+    table = ProcessTable()
+    with sleeper() as process:
+        assert table.get(process.pid).pid == process.pid
+        process.kill()
+    table.scan(0)
+    assert table.get(process.pid) is None
+
+
+def test_a_rank_is_its_oldest_process() -> None:
+    rank = RankIdentity("job", 0, 1)
+    processes = [Process(pid, start, "python", "", rank) for pid, start in ((30, 5), (20, 3), (10, 9))]
+    assert [process.pid for process in leaders(processes)] == [20]
