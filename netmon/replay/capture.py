@@ -3,6 +3,7 @@
 
 import ctypes
 import os
+import stat
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -47,7 +48,7 @@ class Capture:
         self._handle = self._open(reason)
         if not self._handle:
             # libpcap names the file in some of its reasons.
-            why = reason.value.decode(errors="replace").removeprefix(f"{path}: ")
+            why = reason.value.decode(errors="replace").removeprefix(f"{path.absolute()}: ")
             raise DataError(f"cannot read {path}: {why}; give a whole pcap or pcapng file that you may read")
         number = self._pcap.pcap_datalink(self._handle)
         if number not in LINKS:
@@ -60,12 +61,15 @@ class Capture:
         self._headers = np.zeros(CHUNK, _PACKET)
 
     def _open(self, reason: "ctypes.Array[ctypes.c_char]") -> int | None:
-        if not self.path.is_file() and self.path.exists():
-            reason.value = b"not a regular file"
+        try:
+            if not stat.S_ISREG(self.path.stat().st_mode):
+                reason.value = b"not a regular file"
+                return None
+        except OSError as error:
+            reason.value = str(error.strerror).encode()
             return None
-        handle: int | None = self._pcap.pcap_open_offline_with_tstamp_precision(
-            os.fsencode(f"./{self.path}" if str(self.path) == "-" else self.path), NANOSECONDS, reason
-        )
+        name = os.fsencode(self.path.absolute())  # "-" by itself is standard input to libpcap
+        handle: int | None = self._pcap.pcap_open_offline_with_tstamp_precision(name, NANOSECONDS, reason)
         return handle
 
     def close(self) -> None:
@@ -96,7 +100,7 @@ class Capture:
         header_at, data_at = ctypes.c_void_p(), ctypes.c_void_p()
         to_header, to_data = ctypes.byref(header_at), ctypes.byref(data_at)
         headers, rows = self._headers.ctypes.data, self._data.ctypes.data
-        place, header = None, PacketHeader()
+        place, header = 0, PacketHeader()
         for count in range(CHUNK):
             status = next_frame(handle, to_header, to_data)
             if status != 1:
@@ -104,13 +108,13 @@ class Capture:
                     self.damage = self._pcap.pcap_geterr(handle).decode(errors="replace")
                 return count
             if place != header_at.value:  # libpcap uses the same place for all of them
-                place = header_at.value
-                header = PacketHeader.from_address(place or 0)
+                place = header_at.value or 0
+                header = PacketHeader.from_address(place)
             if header.original > LARGEST_FRAME:
                 self.damage = f"a frame of {header.original} bytes"
                 return count
             copy(headers, place, _PACKET.itemsize)
-            copy(rows, data_at.value, min(header.captured, HEADER_BYTES))
+            copy(rows, data_at.value or 0, min(header.captured, HEADER_BYTES))
             headers += _PACKET.itemsize
             rows += HEADER_BYTES
         return CHUNK

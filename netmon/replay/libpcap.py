@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The few calls of libpcap that read a capture: every pcap and pcapng that tcpdump can read, and nothing reads faster."""
+"""The few calls of libpcap that read a capture: whatever tcpdump can read, can be replayed."""
 
 import ctypes
 import functools

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """bpf/parse.h once more, for many frames at a time: flow key and payload of each row of a matrix of bytes.
 
-Step by step the same decisions, so that a capture and the kernel agree on every frame; tests/kernel/test_differential.py
-compares the two. A step works on the rows that have come so far.
+Step by step the same decisions, so that a capture and the kernel agree on every frame (which
+tests/kernel/test_differential.py checks). A step works on the rows that have come so far.
 """
 
 from dataclasses import dataclass
@@ -50,7 +50,8 @@ class _Bytes:
         return np.ndarray((max(0, len(flat) - size + 1),), kind, flat, strides=(1,))
 
     def place(self, row: Ints, at: Ints) -> Ints:
-        return row * self._width + at
+        place: Ints = row * self._width + at
+        return place
 
     def u8(self, place: Ints) -> Ints:
         return self._flat[place].astype(np.int64)

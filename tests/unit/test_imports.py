@@ -26,8 +26,9 @@ MAY_IMPORT = {
     "kernel": SHARED,
     "agent": SHARED | {"kernel"},
     "top": SHARED,
-    "bench": SHARED | {"kernel"},
+    "bench": SHARED | {"kernel", "lab"},
     "lab": SHARED | {"horovod"},  # its ring trainer is a training script
+    "replay": SHARED,
     "report": SHARED,
     "collector": SHARED,
     "__main__": {"cli"},

@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`netmon replay`: what an agent would have counted, from what tcpdump has captured."""
+
+import argparse
+import ipaddress
+import logging
+import shutil
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from netmon.errors import DataError, UsageError
+from netmon.units import parse_duration, parse_rate
+
+if TYPE_CHECKING:
+    from netmon.replay.replay import Replay
+
+HELP = "the same tables from captures of tcpdump (pcap, pcapng)"
+EXAMPLES = """\
+  netmon replay eth0.pcap --data out
+  netmon replay dump.pcap0 dump.pcap1 --data out --host node3 --address 10.0.0.3 fd00::3 --capacity 25gbit
+  netmon replay eth0.pcapng --data out --dl-address 10.0.0.4 10.0.0.5      # training's hosts; the rest is cross
+"""
+_PENDING_BYTES = 256 << 20
+_SAY_S = 5.0
+
+log = logging.getLogger(__name__)
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    parser.add_argument("captures", nargs="+", type=Path, metavar="CAPTURE", help="of one host; merged by time")
+    parser.add_argument("--data", type=Path, required=True, metavar="DIR", help="the dataset's directory")
+    parser.add_argument("--host", default=socket.gethostname(), metavar="NAME", help="the captured host's name")
+    parser.add_argument("--bucket", type=parse_duration, default="10us", metavar="TIME", help="width, 1us to 1s (10us)")
+    parser.add_argument("--capacity", type=parse_rate, default=0, metavar="RATE", help="of the captured link")
+    parser.add_argument(
+        "--address", nargs="+", type=_address, default=[], metavar="ADDR", help="the host's own (guessed otherwise)"
+    )
+    parser.add_argument(
+        "--dl-port", nargs="+", type=int, default=[], metavar="PORT", help="the training's flows have one of these"
+    )
+    parser.add_argument(
+        "--dl-address", nargs="+", type=_address, default=[], metavar="ADDR", help="and one of these at the far end"
+    )
+
+
+def _address(text: str) -> str:
+    try:
+        return str(ipaddress.ip_address(text))
+    except ValueError:
+        raise UsageError(f"cannot read {text!r} as an address: write it like 10.0.0.3 or fd00::3") from None
+
+
+def run(args: argparse.Namespace) -> int:
+    """Replay; exit status 1 where a capture is damaged, after what is whole has been stored."""
+    from netmon.replay.replay import Replay, Settings
+    from netmon.replay.rule import Rule
+
+    if not 1_000 <= args.bucket <= 1_000_000_000:
+        raise UsageError(f"--bucket has to be from 1us to 1s, not {args.bucket} ns")
+    rule = Rule(frozenset(args.dl_port), frozenset(args.dl_address))
+    captures = tuple(dict.fromkeys(args.captures))
+    settings = Settings(captures, args.host, args.bucket, args.capacity, tuple(args.address), rule)
+    with closing(Replay(settings)) as replay:
+        _refuse_twice(args.data, replay)
+        with _staging(args.data, replay.hello.session) as staging:
+            _store(replay, staging)
+            _publish(staging, args.data)
+        log.info("%d frames of %s are in %s", replay.frames, args.host, args.data)
+        damage = replay.damage()
+    if damage:
+        raise DataError(f"{'; '.join(damage)}; what is whole is in {args.data}")
+    return 0
+
+
+def _refuse_twice(data: Path, replay: "Replay") -> None:
+    session = replay.hello.session
+    if next(data.glob(f"buckets/date=*/host=*/part-{session}-*"), None):
+        raise DataError(f"cannot replay into {data}: it has these captures already; choose another --data")
+
+
+@contextmanager
+def _staging(data: Path, session: str) -> Iterator[Path]:
+    """A place on the same file system, so that the dataset gets everything or nothing, also when this is killed."""
+    staging = data / f".{session}"
+    try:
+        shutil.rmtree(staging, ignore_errors=True)
+        staging.mkdir(parents=True)
+    except OSError as error:
+        raise DataError(f"cannot write to {data}: {error.strerror}; choose another --data") from None
+    try:
+        yield staging
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+
+
+def _store(replay: "Replay", directory: Path) -> None:
+    """The collector's own pipeline, without its network and clock."""
+    from collector.peers import Peers
+    from collector.resume import Resume
+    from collector.session import Session
+    from collector.settings import Settings
+    from collector.store import Store
+
+    store = Store(directory)
+    session = Session(replay.hello, Settings(), Resume(), Peers())
+
+    def flush() -> None:
+        flush = session.flush()
+        if flush:
+            try:
+                store.write(flush.build())
+            except DataError as error:
+                reason = str(error).split("; ")[0]
+                raise DataError(f"{reason}; nothing has been added to the dataset, make room and try again") from None
+            flush.done()
+
+    progress = _Progress(replay)
+    with closing(store):
+        for batch in replay.batches():
+            session.process(batch)
+            if session.pending_bytes > _PENDING_BYTES:
+                flush()
+            progress.step()
+        session.settle_all(leaving=True)
+        flush()
+
+
+def _publish(staging: Path, data: Path) -> None:
+    for part in sorted(staging.glob("*/date=*/host=*/part-*")):
+        final = data / part.relative_to(staging)
+        try:
+            final.parent.mkdir(parents=True, exist_ok=True)
+            part.replace(final)
+        except OSError as error:
+            raise DataError(f"cannot write to {data}: {error.strerror}; choose another --data") from None
+
+
+class _Progress:
+    """Says now and then how far a long replay is."""
+
+    def __init__(self, replay: "Replay") -> None:
+        self._replay, self._said = replay, time.monotonic()
+
+    def step(self) -> None:
+        if time.monotonic() - self._said >= _SAY_S:
+            self._said = time.monotonic()
+            done = self._replay.position / max(1, self._replay.bytes)
+            log.info("%d frames, %.0f %% of the captures", self._replay.frames, 100 * done)

@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every benchmark runs, says what its documentation promises, and leaves nothing behind. No time is asserted."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from netmon.lab import iproute
+from netmon.lab.lease import PREFIX
+
+pytestmark = pytest.mark.kernel
+
+BENCH = [sys.executable, "-m", "netmon", "bench"]
+MEMORY = Path("/dev/shm")
+CASES = {"hot_flow", "flows_64", "flows_4096", "ipv6", "vlan", "bucket_per_packet", "table_full", "ring_full"}
+PROGRAMS = {"xdp", "tc_ingress", "tc_egress"}
+
+
+def bench(*options: str) -> dict[str, Any]:
+    done = subprocess.run([*BENCH, *options, "--json"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    document: dict[str, Any] = json.loads(done.stdout)
+    return document
+
+
+def belongings() -> set[str]:
+    """What benchmarks have on this machine: namespaces and folders."""
+    hosts = [name for name in iproute.namespaces(PREFIX) if name.endswith(("-sender", "-receiver"))]
+    return {*hosts, *map(str, MEMORY.glob("netmon-bench-*"))}
+
+
+def test_kernel() -> None:
+    document = bench("kernel", "--rounds", "1")
+    assert document["rounds"] == 1
+    assert document["empty_ns"].keys() == document["floor_net_ns"].keys() == PROGRAMS
+    cases = document["cases"]
+    assert {(case["case"], case["program"]) for case in cases} == {(case, p) for case in CASES for p in PROGRAMS}
+    assert all(case.keys() == {"case", "program", "ns", "net_ns", "floor_ratio", "spread"} for case in cases)
+
+
+def test_drain() -> None:
+    document = bench("drain", "--rounds", "1")
+    assert document["rounds"] == 1
+    assert document["records_per_round"] > 0
+    assert document.keys() == {
+        *("records_per_second", "spread", "records_per_round", "sweep_us", "sweep_flows", "rounds"),
+    }
+
+
+def test_overhead(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    before, picture = belongings(), tmp_path / "overhead.png"
+    document = bench("overhead", "--rounds", "1", "--seconds", "0.3", "--plot", str(picture))
+    assert belongings() <= before
+    assert (document["rounds"], document["seconds"]) == (1, 0.3)
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    kinds = {kind["kind"]: kind for kind in document["kinds"]}
+    assert list(kinds) == ["nothing", "tc", "tc_receiver", "xdp", "tcpdump"]
+    assert kinds["nothing"]["ratio"] == 1
+    of_all = ("kind", "gbit_per_s", "ratio", "ratio_quartiles", "machine_cpu_s_per_gb")
+    of_observers = ("observer_cpu_s_per_gb", "observer_cpu_fraction", "records", "coverage")
+    for name, kind in kinds.items():
+        assert kind.keys() == {*of_all, *of_observers, "lost_bytes", "lost_packets"}
+        assert all(kind[key] is not None for key in of_all)
+        assert all((kind[key] is None) == (name == "nothing") for key in of_observers)
+    for name in ("tc", "tc_receiver", "xdp"):
+        assert kinds[name]["records"] > 0
+        assert (kinds[name]["lost_bytes"], kinds[name]["lost_packets"], kinds[name]["coverage"]) == (0, None, 1)
+    assert kinds["tcpdump"]["records"] > 0
+    assert kinds["tcpdump"]["lost_bytes"] is None
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_measurement_leaves_nothing(number: signal.Signals) -> None:
+    before = belongings()
+    with subprocess.Popen([*BENCH, "overhead", "--seconds", "60"], stderr=subprocess.PIPE, text=True) as process:
+        deadline = time.monotonic() + 30
+        while not any("sender" in name for name in belongings() - before) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        time.sleep(1)  # into the first transfer
+        os.kill(process.pid, number)
+        assert process.wait(30) == 130
+    assert belongings() <= before
+
+
+def test_a_missing_program_is_named() -> None:
+    command = [*BENCH, "overhead", "--rounds", "1"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, "PATH": "/nowhere"})
+    assert done.returncode == 1
+    assert done.stderr == "netmon: cannot measure the overhead: iperf3 is not installed; install iperf3\n"
+
+
+@pytest.mark.parametrize("option", [("--rounds", "0"), ("--seconds", "0")])
+def test_nothing_to_measure_is_refused(option: tuple[str, str]) -> None:
+    done = subprocess.run([*BENCH, "overhead", *option], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr.startswith("netmon: cannot measure")
