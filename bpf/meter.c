@@ -162,6 +162,7 @@ static __always_inline void account(struct packet *p, u32 ifindex, u32 direction
 		return;
 	l->link = ifindex << 1 | direction;
 	l->frames++;
+	l->packets += a->packets;
 	l->frame_bytes += frame_bytes;
 	l->wire_bytes += a->wire_bytes;
 
@@ -235,9 +236,12 @@ static __always_inline void meter_tc(struct __sk_buff *skb, u32 direction)
 	}
 	count = segments(skb, &p);
 	/* A tag that stands in the metadata is on the link all the same, in every segment. */
-	a.wire_bytes = frame_bytes + (count - 1) * p.header_bytes + (skb->vlan_present ? count * 4 : 0);
+	a.wire_bytes = frame_bytes + (count - 1) * p.header_bytes + (skb->vlan_present ? count * VLAN_BYTES : 0);
 	a.payload_bytes = p.payload_bytes;
 	a.packets = count;
+	/* What is received was counted by the NIC before its tag was put aside. */
+	if (direction == NETMON_RX && skb->vlan_present)
+		frame_bytes += VLAN_BYTES;
 	account(&p, skb->ifindex, direction, frame_bytes, &a);
 }
 

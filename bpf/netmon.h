@@ -68,6 +68,7 @@ struct netmon_ledger {
 	u32 link; /* ifindex << 1 | direction; 0: not in use */
 	u32 pad;
 	u64 frames;	 /* sk_buffs or XDP buffers seen */
+	u64 packets;	 /* the same as sent on the link: the segments of a super-packet */
 	u64 frame_bytes; /* their lengths, as a software NIC counts them: a super-packet has one header */
 	u64 wire_bytes;	 /* the same as sent on the link: a super-packet has one header per segment */
 	u64 overflow_packets, overflow_wire_bytes, overflow_payload_bytes; /* new flow, flow ring full */

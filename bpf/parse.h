@@ -23,6 +23,7 @@
 #define IP_DESTINATION 60
 
 #define VLAN_TAGS 2
+#define VLAN_BYTES 4
 /* A chain longer than this is counted by the protocol number that stands where we stopped, without ports. */
 #define IPV6_EXTENSIONS 6
 

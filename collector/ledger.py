@@ -3,6 +3,7 @@
 
 import math
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,7 +14,7 @@ from netmon.dl.segments import Segments
 from netmon.records import LedgerSample
 
 _COUNTERS = (
-    *("nic_bytes", "nic_packets", "frames", "frame_bytes", "wire_bytes"),
+    *("nic_bytes", "nic_packets", "frames", "packets", "frame_bytes", "wire_bytes"),
     *("overflow_wire_bytes", "lost_kernel_wire_bytes", "lost_agent_wire_bytes"),
 )
 
@@ -46,21 +47,15 @@ class LedgerRow:
 
 
 def ledger_row(link: int, before: LedgerSample, after: LedgerSample, attributed_bytes: int) -> LedgerRow | None:
-    """The account between two samples; None where a counter went backwards, so that there is no account.
-
-    The NIC leaves nic_header_bytes out of each frame and counts a super-packet of a software NIC with one header. Of
-    the frames that the hook saw, both the NIC's bytes and the wire bytes are known: their difference turns the NIC's
-    figure into wire bytes.
-    """
+    """The account between two samples; None where a counter went backwards, so that there is no account."""
     delta = {name: getattr(after, name) - getattr(before, name) for name in _COUNTERS}
     if min(delta.values()) < 0:
         return None
-    seen_by_nic = delta["frame_bytes"] - after.nic_header_bytes * delta["frames"]
     return LedgerRow(
         link=link,
         start_ns=before.time_ns,
         end_ns=after.time_ns,
-        nic_bytes=delta["nic_bytes"] + delta["wire_bytes"] - seen_by_nic,
+        nic_bytes=_nic_wire_bytes(delta, after.nic_header_bytes),
         attributed_bytes=attributed_bytes,
         overflow_bytes=delta["overflow_wire_bytes"],
         lost_kernel_bytes=delta["lost_kernel_wire_bytes"],
@@ -68,6 +63,19 @@ def ledger_row(link: int, before: LedgerSample, after: LedgerSample, attributed_
         nic_counter_bytes=delta["nic_bytes"],
         nic_packets=delta["nic_packets"],
     )
+
+
+def _nic_wire_bytes(delta: Mapping[str, int], header_bytes: int) -> int:
+    """The NIC's figure in wire bytes.
+
+    A NIC whose packets are the segments that the hook saw counts what is on the link, but for header_bytes of each
+    (hardware, or an interface without offloads). One whose packets are the frames, as software interfaces pass
+    them on, counts a super-packet with one header: the hook knows both the bytes and the wire bytes of those frames.
+    """
+    frames, segments, counted = delta["frames"], delta["packets"], delta["nic_packets"]
+    if abs(counted - segments) < abs(counted - frames):
+        return delta["nic_bytes"] + header_bytes * segments
+    return delta["nic_bytes"] + delta["wire_bytes"] - (delta["frame_bytes"] - header_bytes * frames)
 
 
 class LedgerAccount:

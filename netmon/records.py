@@ -53,6 +53,7 @@ KERNEL_LEDGER = np.dtype(
         (name, "<u8")
         for name in (
             "frames",
+            "packets",
             "frame_bytes",
             "wire_bytes",
             "overflow_packets",
@@ -230,6 +231,7 @@ class LedgerSample:
     nic_packets: int
     nic_header_bytes: int  # what the NIC's counter leaves out of each frame (14: no Ethernet header)
     frames: int
+    packets: int  # segments of those frames
     frame_bytes: int
     wire_bytes: int
     overflow_packets: int

@@ -46,10 +46,11 @@ class Run:
 
 @dataclass(frozen=True)
 class KindResult:
-    """One observer: medians over the rounds; losses and coverage over all of them. None: it has no such thing.
+    """One observer: medians over the rounds; losses and coverage over all of them. None: it has no such figure.
 
-    ratio: to the throughput of the same round's run with nothing. observer_cpu_fraction: of one core. lost_bytes and
-    coverage are by netmon's ledger, in wire bytes. tcpdump tells lost_packets, and its coverage is of packets.
+    ratio: to the throughput of the same round's run with nothing. observer_cpu_fraction: of one core. netmon tells
+    lost_bytes (wire bytes, all agents) and coverage by its ledger; tcpdump tells lost_packets, its coverage is of
+    packets; both coverages are of the receiver's interface.
     """
 
     kind: str
@@ -88,7 +89,7 @@ class OverheadResult:
 
 
 def measure(rounds: int, seconds: float, progress: Callable[[float], None] = lambda _: None) -> OverheadResult:
-    """Blocks for about (4 · seconds + 15 s) per round; progress is called with the rounds done.
+    """Blocks for about (5 · seconds + 20 s) per round; progress is called with the rounds done.
 
     Raises UnsupportedError, LabError. Everything it made is gone afterwards, also on failure.
     """

@@ -1,76 +1,120 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`netmon bench`."""
+"""`netmon bench`: netmon measured on this machine."""
+
+from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+from netmon.errors import UsageError
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from netmon.bench.drain import DrainResult
-    from netmon.bench.kernel import KernelResult
-
 HELP = "measure netmon itself on this machine (needs root)"
-EXAMPLES = """
+EXAMPLES = """\
   netmon bench kernel              ns per packet of the BPF programs, beside the floor
   netmon bench drain --json        records per second of the agent's drain
+  netmon bench overhead            what being watched costs the traffic: by nothing, netmon, tcpdump
+  netmon bench overhead --rounds 15 --seconds 5 --plot overhead.png
 """
 
 
+class _Result(Protocol):
+    def document(self) -> dict[str, Any]: ...
+
+
+_R = TypeVar("_R", bound=_Result)
+
+
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """The options."""
-    parser.add_argument("what", choices=("kernel", "drain"), help="what to measure")
-    parser.add_argument("--rounds", type=int, default=15, metavar="N", help="repetitions (15)")
-    parser.add_argument("--json", action="store_true", help="one JSON document on standard output")
+    """The subcommands and their options."""
+    whats = parser.add_subparsers(required=True, metavar="WHAT")
+    for name, text, rounds, bench in (
+        ("kernel", "ns per packet of the BPF programs, by test runs in the kernel", 15, _kernel),
+        ("drain", "records per second of the agent's drain", 15, _drain),
+        (
+            "overhead",
+            "throughput and CPU time of iperf3 when it is watched by nothing, netmon and tcpdump",
+            7,
+            _overhead,
+        ),
+    ):
+        what = whats.add_parser(name, help=text, description=text)
+        what.add_argument("--rounds", type=int, default=rounds, metavar="N", help="repetitions (default: %(default)s)")
+        what.add_argument("--json", action="store_true", help="one JSON document on standard output")
+        what.set_defaults(bench=bench)
+    what.add_argument("--seconds", type=float, default=3, metavar="S", help="of every run (default: %(default)s)")
+    what.add_argument("--plot", type=Path, metavar="FILE", help="draw it too, as FILE.png, .svg or .pdf")
 
 
 def run(args: argparse.Namespace) -> int:
     """Measures, then prints."""
-    from rich.console import Console
-    from rich.progress import Progress
-
-    from netmon.bench import drain, kernel
     from netmon.kernel.privilege import require_capabilities
 
+    if args.rounds < 1:
+        raise UsageError(f"cannot measure in {args.rounds} rounds: give --rounds 1 or more")
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ended like Ctrl-C: everything is removed
     require_capabilities()
-    with Progress(console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task(f"bench {args.what}", total=args.rounds)
-        measures: dict[str, Callable[..., KernelResult | DrainResult]] = {
-            "kernel": kernel.measure,
-            "drain": drain.measure,
-        }
-        result = measures[args.what](args.rounds, lambda done: progress.update(task, completed=done))
-    if args.json:
-        print(json.dumps(result.document()))
-    else:
-        Console().print(_kernel_table(result) if isinstance(result, kernel.KernelResult) else _drain_table(result))
+    args.bench(args)
     return 0
 
 
-def _kernel_table(result: "KernelResult") -> "Table":
-    from rich.table import Table
+@contextmanager
+def _progress(what: str, rounds: int) -> Iterator[Callable[[float], None]]:
+    """A function that is told the rounds done; a bar on standard error, where that is a terminal."""
+    from rich.console import Console
+    from rich.progress import Progress
 
-    floors = ", ".join(f"{program} {ns:.0f} ns" for program, ns in result.floor_net_ns.items())
-    table = Table(title="ns per packet, medians", caption=f"floor, net of the empty program: {floors}")
-    table.add_column("case")
-    table.add_column("program")
-    for name in ("ns", "net", "spread", "× floor"):
-        table.add_column(name, justify="right")
-    for case in result.cases:
-        row = (f"{case.ns:.0f}", f"{case.net_ns:.0f}", f"{case.spread:.0f}", f"{case.floor_ratio:.2f}")
-        table.add_row(case.case, case.program, *row)
-    return table
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task(f"bench {what}, {rounds} rounds", total=rounds)
+        yield lambda done: bar.update(task, completed=done)
 
 
-def _drain_table(result: "DrainResult") -> "Table":
-    from rich.table import Table
+def _kernel(args: argparse.Namespace) -> None:
+    from netmon.bench.kernel import measure
+    from netmon.bench.tables import kernel_table
 
-    table = Table(title="the agent's drain, medians")
-    table.add_column("figure")
-    table.add_column("value", justify="right")
-    table.add_row("records/s, busy", f"{result.records_per_second / 1e6:.1f} M")
-    table.add_row("spread between quartiles", f"{result.spread / 1e6:.1f} M")
-    table.add_row(f"sweep of {result.sweep_flows} flows", f"{result.sweep_us:.0f} µs")
-    return table
+    with _progress("kernel", args.rounds) as progress:
+        result = measure(args.rounds, progress)
+    _print(args, result, kernel_table)
+
+
+def _drain(args: argparse.Namespace) -> None:
+    from netmon.bench.drain import measure
+    from netmon.bench.tables import drain_table
+
+    with _progress("drain", args.rounds) as progress:
+        result = measure(args.rounds, progress)
+    _print(args, result, drain_table)
+
+
+def _overhead(args: argparse.Namespace) -> None:
+    from netmon.bench.overhead import measure
+    from netmon.bench.plot import check_plottable, plot
+    from netmon.bench.tables import overhead_table
+
+    if args.seconds <= 0:
+        raise UsageError(f"cannot measure for {args.seconds:g} s: give --seconds more than 0")
+    if args.plot:
+        check_plottable(args.plot)
+    with _progress("overhead", args.rounds) as progress:
+        result = measure(args.rounds, args.seconds, progress)
+    _print(args, result, overhead_table)
+    if args.plot:
+        plot(result, args.plot)
+
+
+def _print(args: argparse.Namespace, result: _R, table: Callable[[_R], Table]) -> None:
+    from rich.console import Console
+
+    if args.json:
+        print(json.dumps(result.document()))
+    else:
+        Console(highlight=False).print(table(result))

@@ -11,9 +11,7 @@ _INTERVAL_NS = 1_000_000_000
 
 
 class CaptureLedger:
-    """The capture in the place of the NIC's counters."""
-
-    """Cumulative samples, an interval apart in the time of the capture."""
+    """Cumulative samples of the capture, an interval apart in its own time."""
 
     def __init__(self, start_ns: int) -> None:
         """The account begins with nothing."""
@@ -38,7 +36,7 @@ class CaptureLedger:
     def _samples(self, now_ns: int) -> list[LedgerSample]:
         nothing = [0] * 9
         return [
-            LedgerSample(INTERFACE, way, now_ns, size, packets, 0, packets, size, size, *nothing)
+            LedgerSample(INTERFACE, way, now_ns, size, packets, 0, packets, packets, size, size, *nothing)
             for way in Direction
             for packets, size in [(int(self._packets[way]), int(self._bytes[way]))]
         ]

@@ -151,7 +151,6 @@ def test_jumbo_frames(watched: Watched, hook: str) -> None:
     assert not len(same(both))
 
 
-@pytest.mark.xfail(strict=True, reason="the ledger takes every NIC for one that counts super-packets with one header")
 def test_the_ledger_knows_a_nic_that_counts_every_segment(watched: Watched) -> None:
     both = Both(watched, offload=False)
     with both.observed("tc"):

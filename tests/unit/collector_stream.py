@@ -104,7 +104,7 @@ class Host:
 
     def _sample(self, direction: Direction) -> LedgerSample:
         wire, packets = self.nic[direction]
-        seen = {"frames": packets, "frame_bytes": wire, "wire_bytes": wire}
+        seen = {"frames": packets, "packets": packets, "frame_bytes": wire, "wire_bytes": wire}
         rest = [name for name in LedgerSample.__dataclass_fields__ if name.startswith(("overflow", "lost"))]
         nic = wire - 14 * packets
         return LedgerSample(7, direction, self.now_ms * MS, nic, packets, 14, **seen, **dict.fromkeys(rest, 0))

@@ -12,7 +12,7 @@ from netmon.errors import WireError
 from netmon.records import Direction, LedgerSample
 
 S = 1_000_000_000
-ZERO = LedgerSample(7, Direction.TX, 0, 0, 0, 0, *[0] * 12)
+ZERO = LedgerSample(7, Direction.TX, 0, 0, 0, 0, *[0] * 13)
 
 
 def sample(time_s, **counters):
@@ -20,29 +20,41 @@ def sample(time_s, **counters):
 
 
 def test_everything_seen_is_full_coverage():
-    after = sample(1, nic_bytes=1000, frames=1, frame_bytes=1000, wire_bytes=1000)
+    after = sample(1, nic_bytes=1000, nic_packets=1, frames=1, packets=1, frame_bytes=1000, wire_bytes=1000)
     row = ledger_row(1, ZERO, after, attributed_bytes=1000)
     assert (row.nic_bytes, row.invisible_bytes, row.coverage) == (1000, 0, 1)
 
 
 def test_a_super_packet_counts_its_headers_on_the_wire():
     # A software NIC counts a super-packet of 45 segments with one header of 66 bytes; the wire carries 45 of them.
-    after = sample(1, nic_bytes=65_226, frames=1, frame_bytes=65_226, wire_bytes=65_226 + 44 * 66)
+    seen = {"frames": 1, "packets": 45, "frame_bytes": 65_226, "wire_bytes": 65_226 + 44 * 66}
+    after = sample(1, nic_bytes=65_226, nic_packets=1, **seen)
     row = ledger_row(1, ZERO, after, attributed_bytes=65_226 + 44 * 66)
     assert row.nic_bytes == 65_226 + 44 * 66
     assert row.nic_counter_bytes == 65_226
     assert row.invisible_bytes == 0
 
 
-def test_a_nic_that_leaves_out_the_ethernet_header():
-    after = sample(1, nic_bytes=986 * 10, nic_header_bytes=14, frames=10, frame_bytes=10_000, wire_bytes=10_000)
+def test_a_nic_that_counts_every_segment_counts_what_is_on_the_wire():
+    seen = {"frames": 1, "packets": 45, "frame_bytes": 65_226, "wire_bytes": 65_226 + 44 * 66}
+    after = sample(1, nic_bytes=65_226 + 44 * 66, nic_packets=45, **seen)
+    row = ledger_row(1, ZERO, after, attributed_bytes=65_226 + 44 * 66)
+    assert row.nic_bytes == row.nic_counter_bytes == 65_226 + 44 * 66
+    assert row.invisible_bytes == 0
+
+
+@pytest.mark.parametrize("packets", [10, 40])
+def test_a_nic_that_leaves_out_the_ethernet_header(packets):
+    """Whether it counts frames or, as here every one of them, their segments."""
+    seen = {"frames": 10, "packets": packets, "frame_bytes": 10_000, "wire_bytes": 10_000}
+    after = sample(1, nic_bytes=10_000 - 14 * packets, nic_packets=packets, nic_header_bytes=14, **seen)
     assert ledger_row(1, ZERO, after, 10_000).nic_bytes == 10_000
 
 
 def test_every_loss_has_its_place():
     after = sample(
         1,
-        **{"nic_bytes": 1000, "frames": 9, "frame_bytes": 900, "wire_bytes": 900},
+        **{"nic_bytes": 1000, "nic_packets": 10, "frames": 9, "packets": 9, "frame_bytes": 900, "wire_bytes": 900},
         **{"overflow_wire_bytes": 10, "lost_kernel_wire_bytes": 20, "lost_agent_wire_bytes": 30},
     )
     row = ledger_row(1, ZERO, after, 840)

@@ -96,7 +96,7 @@ A_HELLO = Hello("h0", "session", 10_000, A_CLOCK, (Interface(2, "eth0", 10**9, "
 
 def a_batch() -> Batch:
     buckets = a_table([(7, 880, 1, 1514, 1460), (7, 890, 2, 3028, 2920)])
-    ledger = LedgerSample(2, Direction.TX, 940, *range(15))
+    ledger = LedgerSample(2, Direction.TX, 940, *range(16))
     return Batch(1, A_CLOCK, 900, buckets, (A_FLOW,), (A_MARK,), (ledger,), AgentCost(0.02, 1000))
 
 
