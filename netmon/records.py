@@ -257,7 +257,7 @@ class AgentCost:
 
 @dataclass(frozen=True)
 class Batch:
-    """What an agent sends about ten times a second. Every bucket that ended before horizon_ns has been sent."""
+    """What an agent sends about five times a second. Every bucket that ended before horizon_ns has been sent."""
 
     sequence: int
     clock: ClockSample

@@ -34,11 +34,11 @@ from netmon.wire.batches import encode_batch, encode_hello
 
 log = logging.getLogger(__name__)
 
-TICK_NS = 40_000_000
+TICK_NS = 50_000_000
 _BUSY_TICK_NS = 5_000_000
 _BUSY_FILL = 1 / 8  # of the ring at a drain, from which the next one comes sooner
-_BATCH_NS = 100_000_000
-_LOOK_NS = 250_000_000
+_BATCH_NS = 200_000_000
+_LOOK_NS = 300_000_000
 _FAREWELL_S = 5.0
 
 
