@@ -12,6 +12,7 @@ from pathlib import Path
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
+from netmon.bench.attached import ATTACHED
 from netmon.bench.pair import Pair
 from netmon.errors import LabError
 from netmon.lab.network import INTERFACE, Host
@@ -46,14 +47,24 @@ def _nobody(_pair: Pair, _folder: Path) -> Iterator[Callable[[], None]]:
 
 
 @contextlib.contextmanager
+def _programs(pair: Pair, folder: Path) -> Iterator[Callable[[], None]]:
+    """The meter's programs on the receiver, and no agent: the kernel path alone. What they count is not drained."""
+    command = [sys.executable, "-m", "netmon.bench.attached", INTERFACE]
+    with Process("programs", command, folder, host=pair.receiver) as process:
+        process.wait_output(ATTACHED, _READY_SECONDS)
+        yield process.check_running
+
+
+@contextlib.contextmanager
 def _netmon(hook: str, both: bool, pair: Pair, folder: Path) -> Iterator[Callable[[], Account]]:
     """An agent on the receiver by `hook`, one on the sender too where `both`, and a collector outside."""
     # A Unix socket crosses network namespaces: not a byte of netmon's own is on the link.
     address, data = f"unix:{folder / 'collector.sock'}", folder / "data"
     with contextlib.ExitStack() as stack:
 
-        def start(name: str, *command: str, host: Host | None = None) -> Process:
-            words, notify = [sys.executable, "-m", "netmon", *command], folder / f"notify-{name}.sock"
+        def start(name: str, *command: str, host: Host | None = None, niceness: int = 0) -> Process:
+            words = ["nice", "-n", str(niceness), sys.executable, "-m", "netmon", *command]
+            notify = folder / f"notify-{name}.sock"
             process = stack.enter_context(Process(name, words, folder, host=host, notify=notify))
             process.wait_ready(_READY_SECONDS)
             return process
@@ -63,7 +74,8 @@ def _netmon(hook: str, both: bool, pair: Pair, folder: Path) -> Iterator[Callabl
             where = ("--socket", str(folder / f"{host.name}.sock"), "--spool", str(folder / f"spool-{host.name}"))
             return start(f"agent-{host.name}", "agent", *what, *where, "--collector", address, host=host)
 
-        collector = start("collector", "collector", "--listen", address, "--data", str(data))
+        # In a cluster the collector is on another machine: here it gets what the others leave.
+        collector = start("collector", "collector", "--listen", address, "--data", str(data), niceness=19)
         agents = [agent(pair.receiver, hook), *([agent(pair.sender, "tc")] if both else [])]
 
         def account() -> Account:
@@ -113,6 +125,7 @@ def _tcpdump(pair: Pair, folder: Path) -> Iterator[Callable[[], Account]]:
 
 OBSERVERS: dict[str, Observer] = {
     "nothing": _nobody,
+    "programs": _programs,
     "tc": partial(_netmon, "tc", True),
     "tc_receiver": partial(_netmon, "tc", False),
     "xdp": partial(_netmon, "xdp", True),

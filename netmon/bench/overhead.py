@@ -72,6 +72,7 @@ class OverheadResult:
 
     rounds: int
     seconds: float
+    congestion: str
     runs: dict[str, tuple[Run, ...]]
 
     @property
@@ -85,11 +86,16 @@ class OverheadResult:
 
     def document(self) -> dict[str, Any]:
         """For --json."""
-        return {"rounds": self.rounds, "seconds": self.seconds, "kinds": [asdict(kind) for kind in self.kinds]}
+        kinds = [asdict(kind) for kind in self.kinds]
+        return {"rounds": self.rounds, "seconds": self.seconds, "congestion": self.congestion, "kinds": kinds}
 
 
-def measure(rounds: int, seconds: float, progress: Callable[[float], None] = lambda _: None) -> OverheadResult:
+def measure(
+    rounds: int, seconds: float, congestion: str = "", progress: Callable[[float], None] = lambda _: None
+) -> OverheadResult:
     """Blocks for about (5 · seconds + 20 s) per round; progress is called with the rounds done.
+
+    congestion: TCP's congestion control, empty for what this machine uses.
 
     Raises UnsupportedError, LabError. Everything it made is gone afterwards, also on failure.
     """
@@ -98,14 +104,14 @@ def measure(rounds: int, seconds: float, progress: Callable[[float], None] = lam
             raise UnsupportedError(f"cannot measure the overhead: {program} is not installed; install {program}")
     kinds = list(OBSERVERS)
     runs: dict[str, list[Run]] = {kind: [] for kind in kinds}
-    with pair() as hosts:
+    with pair(congestion) as hosts:
         for number in range(rounds):
             for position in range(len(kinds)):
                 kind = kinds[(number + position) % len(kinds)]
                 with tempfile.TemporaryDirectory(prefix="netmon-bench-", dir=_MEMORY) as folder:
                     runs[kind].append(_run(kind, hosts, Path(folder), seconds))
                 progress(number + (position + 1) / len(kinds))
-    return OverheadResult(rounds, seconds, {kind: tuple(of_kind) for kind, of_kind in runs.items()})
+    return OverheadResult(rounds, seconds, hosts.congestion, {kind: tuple(of_kind) for kind, of_kind in runs.items()})
 
 
 def _run(kind: str, hosts: Pair, folder: Path, seconds: float) -> Run:

@@ -9,12 +9,11 @@ from netmon.lab import iproute
 from netmon.lab.lease import leased
 from netmon.lab.network import INTERFACE, SUBNET, Host
 
-# CUBIC, or where a namespace may not have it Reno, whatever this machine uses: figures are to travel.
 _SETTINGS = """
 cd /proc/sys/net
 for every in ipv6/conf/all ipv6/conf/default; do [ ! -d $every ] || echo 1 > $every/disable_ipv6; done
-echo cubic 2>/dev/null > ipv4/tcp_congestion_control || echo reno > ipv4/tcp_congestion_control
 """
+_CONGESTION = "ipv4/tcp_congestion_control"
 
 
 @dataclass(frozen=True)
@@ -23,21 +22,26 @@ class Pair:
 
     sender: Host
     receiver: Host
+    congestion: str  # TCP's congestion control
 
 
 @contextlib.contextmanager
-def pair() -> Iterator[Pair]:
-    """Make both hosts; they are gone afterwards, with all that runs in them. Needs root. Raises LabError."""
+def pair(congestion: str) -> Iterator[Pair]:
+    """Make both hosts; they are gone afterwards, with all that runs in them. Needs root. Raises LabError.
+
+    congestion: TCP's congestion control; empty for what this machine uses.
+    """
+    settings = _SETTINGS + (f"echo {congestion} > {_CONGESTION}\n" if congestion else "") + f"cat {_CONGESTION}\n"
     with leased() as lease:
         names = ("sender", "receiver")
         hosts = [Host(name, lease.namespace(name), f"{SUBNET}.{number}") for number, name in enumerate(names, 1)]
         for host in hosts:
             iproute.call(["ip", "netns", "add", host.namespace])
-            iproute.call(["ip", "netns", "exec", host.namespace, "sh", "-s"], _SETTINGS)
+            used = iproute.call(["ip", "netns", "exec", host.namespace, "sh", "-se"], settings).strip()
         sender, receiver = hosts
         link = f"link add {INTERFACE} type veth peer name {INTERFACE} netns {receiver.namespace}"
         iproute.batch("ip", sender.namespace, [link])
         for host in hosts:
             address = f"address add {host.address}/24 dev {INTERFACE}"
             iproute.batch("ip", host.namespace, ["link set lo up", address, f"link set {INTERFACE} up"])
-        yield Pair(sender, receiver)
+        yield Pair(sender, receiver, used)

@@ -50,6 +50,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         what.add_argument("--json", action="store_true", help="one JSON document on standard output")
         what.set_defaults(bench=bench)
     what.add_argument("--seconds", type=float, default=3, metavar="S", help="of every run (default: %(default)s)")
+    what.add_argument("--congestion", default="", metavar="NAME", help="TCP's, such as cubic (what the machine uses)")
     what.add_argument("--plot", type=Path, metavar="FILE", help="draw it too, as FILE.png, .svg or .pdf")
 
 
@@ -105,7 +106,7 @@ def _overhead(args: argparse.Namespace) -> None:
     if args.plot:
         check_plottable(args.plot)
     with _progress("overhead", args.rounds) as progress:
-        result = measure(args.rounds, args.seconds, progress)
+        result = measure(args.rounds, args.seconds, args.congestion, progress)
     _print(args, result, overhead_table)
     if args.plot:
         plot(result, args.plot)
