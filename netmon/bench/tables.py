@@ -47,13 +47,13 @@ def drain_table(result: DrainResult) -> Table:
 def overhead_table(result: OverheadResult) -> Table:
     """A row per observer; the caption says what was measured."""
     caption = (
-        f"Medians of {result.rounds} rounds of {result.seconds:g} s: one TCP stream (iperf3, {result.congestion}) "
-        "between two namespaces over an unshaped veth pair, the watchers in turn. Ratio: to the same round's run with "
-        "nothing (quartiles). netmon: an agent at each end unless said otherwise, buckets of 10 µs, streaming to a "
-        "collector outside, which gets the CPU time that is left over (nice 19); xdp is the receiver's hook. tcpdump "
-        "writes to memory. Machine: CPU time of everything, iperf3 and the collector included. Observer: of the agents' "
-        "processes, or tcpdump, alone. Records and losses: of all agents. Coverage: of the bytes (tcpdump: packets) at "
-        "the receiver."
+        f"Medians of {result.rounds} rounds of {result.seconds:g} s: one TCP stream (iperf3, "
+        f"{result.congestion}) between two namespaces over an unshaped veth pair, the watchers in turn. Ratio: "
+        "to the same round's run with nothing (quartiles). netmon: an agent at each end unless said "
+        "otherwise, buckets of 10 µs, streaming to a collector outside, which gets the CPU time that is left "
+        "over (nice 19); xdp is the receiver's hook. tcpdump writes to memory. Machine: CPU time of "
+        "everything, iperf3 and the collector included. Observer: of the agents' processes, or tcpdump, "
+        "alone. Records and losses: of all agents. Coverage: of the bytes (tcpdump: packets) at the receiver."
     )
     table = Table(title="what being watched costs the traffic", caption=caption)
     table.add_column("watching")
