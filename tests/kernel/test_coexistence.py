@@ -213,3 +213,13 @@ def test_jumbo_frames_pass_xdp_and_are_counted_whole(watched: Watched) -> None:
     ledger = watched.table("ledger")
     assert ledger["attributed_bytes"].sum() == ledger["nic_bytes"].sum() > 1_000_000
     assert set(ledger["hook"]) == {"xdp", "tcx"}
+
+
+def test_an_agent_whose_namespace_loses_its_name_and_its_peer_ends_in_order(watched: Watched) -> None:
+    collector, agent = watched.collector(), watched.agent()
+    run("ip", "netns", "del", watched.left.namespace.name)  # takes the pair with it
+    run("ip", "netns", "del", watched.right.namespace.name)  # lives on, nameless, as long as the agent
+    wait_for(lambda: "is gone" in agent.output())
+    assert agent.status() is None
+    agent.end_in_order(seconds=20)
+    collector.end_in_order(seconds=20)
