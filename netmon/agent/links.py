@@ -2,6 +2,7 @@
 """The watched interfaces by numbers of our own, which stay when an interface is removed and made again."""
 
 import logging
+import socket
 from collections.abc import Sequence
 
 log = logging.getLogger(__name__)
@@ -18,7 +19,16 @@ class Links:
 
     def number(self, index: int) -> int:
         """The number of an interface that has, or once had, this ifindex."""
+        if index not in self._number:  # attached again, and counted, before `follow` was told of it
+            self._number[index] = self._newcomer(index)
         return self._number[index]
+
+    def _newcomer(self, index: int) -> int:
+        """By its name; if it is gone once more, the first interface that is not there under the ifindex we know."""
+        name = _name_of(index)
+        if name in self._asked:
+            return self._asked.index(name) + 1
+        return next((n for n, (known, _) in enumerate(self._now, 1) if not _name_of(known)), 1)
 
     def indices(self, number: int) -> list[int]:
         """Every ifindex that the interface has had."""
@@ -41,3 +51,10 @@ class Links:
             elif name != old_name:
                 log.info("%s is called %s now; it stays %s in the dataset", old_name, name, asked)
         self._now = [(index, name) for index, name in now]
+
+
+def _name_of(index: int) -> str:
+    try:
+        return socket.if_indextoname(index)
+    except OSError:
+        return ""
