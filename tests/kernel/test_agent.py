@@ -28,6 +28,15 @@ def watched(namespaces: Callable, tmp_path: Path) -> Iterator[Watched]:
         yield Watched(*namespaces(), tmp_path, cleanup)
 
 
+def check_account(watched: Watched, before: dict[str, int], after: dict[str, int]) -> None:
+    """What the NIC counted meanwhile is in the ledger and in the buckets, to the byte."""
+    ledger = watched.table("ledger").groupby("direction", observed=True).sum(numeric_only=True)
+    buckets = watched.table("buckets").groupby("direction", observed=True)["wire_bytes"].sum()
+    for way in ("rx", "tx"):
+        assert ledger.loc[way, "nic_counter_bytes"] == after[way] - before[way]
+        assert ledger.loc[way, "attributed_bytes"] == ledger.loc[way, "nic_bytes"] == buckets[way]
+
+
 @pytest.mark.parametrize("hook", ["tc", "xdp"])
 def test_the_dataset_has_what_the_nic_counted_to_the_byte(watched: Watched, hook: str) -> None:
     collector, agent = watched.collector(), watched.agent("--hook", hook)
@@ -37,11 +46,7 @@ def test_the_dataset_has_what_the_nic_counted_to_the_byte(watched: Watched, hook
     after = watched.counters()
     agent.end_in_order(seconds=20)
     collector.end_in_order(seconds=20)
-    ledger = watched.table("ledger").groupby("direction", observed=True).sum(numeric_only=True)
-    buckets = watched.table("buckets").groupby("direction", observed=True)["wire_bytes"].sum()
-    for way in ("rx", "tx"):
-        assert ledger.loc[way, "nic_counter_bytes"] == after[way] - before[way]
-        assert ledger.loc[way, "attributed_bytes"] == ledger.loc[way, "nic_bytes"] == buckets[way]
+    check_account(watched, before, after)
     assert watched.attached() == (0, 0, 0)
 
 
@@ -76,11 +81,7 @@ def test_a_collector_that_goes_away_and_comes_back_misses_nothing(watched: Watch
     after = watched.counters()
     agent.end_in_order(seconds=20)
     collector.end_in_order(seconds=20)
-    ledger = watched.table("ledger").groupby("direction", observed=True).sum(numeric_only=True)
-    buckets = watched.table("buckets").groupby("direction", observed=True)["wire_bytes"].sum()
-    for way in ("rx", "tx"):
-        assert ledger.loc[way, "nic_counter_bytes"] == after[way] - before[way]
-        assert ledger.loc[way, "attributed_bytes"] == ledger.loc[way, "nic_bytes"] == buckets[way]
+    check_account(watched, before, after)
 
 
 def test_what_a_killed_agent_left_in_its_spool_is_sent_by_the_next(watched: Watched) -> None:
