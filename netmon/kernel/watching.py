@@ -32,14 +32,16 @@ class WatchedInterface:
             raise UnsupportedError(f"cannot watch {self.asked_name}: no such interface")
         (fact,) = facts
         choice = choose_hook(fact, tcx=bpf.has_tcx(), wanted=self.wanted_hook)
+        attached: list[Attachment] = []
         with contextlib.ExitStack() as undo:
             for direction, hook in zip(Direction, (choice.rx, choice.tx), strict=True):
                 attachment = attach_program(programs, fact.index, fact.name, hook, direction)
                 undo.callback(attachment.detach)
-                self._attached.append(attachment)
+                attached.append(attachment)
             undo.pop_all()
         self.index, self.name = fact.index, fact.name
-        self.hooks = (self._attached[0].hook, self._attached[1].hook)
+        self._attached = attached
+        self.hooks = (attached[0].hook, attached[1].hook)
 
     def follow(self, programs: Mapping[str, int]) -> None:
         """Takes in what has happened to it. Raises as attach does, when it is back and refuses."""
