@@ -10,7 +10,7 @@ import numpy as np
 from netmon.dl.account import Tally
 from netmon.dl.iterations import Iteration
 from netmon.dl.theory import ring_bytes
-from netmon.records import JobView, RankView
+from netmon.views import JobView, RankView
 
 RECENT = 500  # iterations
 _MOST_JOBS = 32

@@ -15,7 +15,8 @@ from collector.snapshot import take_snapshot
 from collector.store import Part, Store
 from collector.window import Output
 from netmon.errors import DataError
-from netmon.records import Hello, Snapshot
+from netmon.records import Hello
+from netmon.views import Snapshot
 
 _log = logging.getLogger(__name__)
 MOST_PENDING_BYTES = 512 << 20  # rows in memory while the disk does not take them

@@ -10,7 +10,8 @@ from collector.jobs import Jobs
 from collector.series import INTERVAL_NS
 from collector.settings import Settings
 from collector.window import HostWindow
-from netmon.records import Class, FlowView, HostView, LinkView, Snapshot, Table
+from netmon.records import Class, Table
+from netmon.views import FlowView, HostView, LinkView, Snapshot
 
 
 def take_snapshot(

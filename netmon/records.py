@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 Table = npt.NDArray[np.void]
 """A numpy structured array; its dtype is named where it is used."""
@@ -104,6 +104,7 @@ class Moment(IntEnum):
     LAST_WAIT = 4  # the wait for the last reduced gradient of the step is over
     STEP_END = 5  # after the optimizer's step
     LEAVE = 6  # the rank is gone
+    FIRST_WAIT = 7  # the training thread has nothing left but to wait: communication from here on is exposed
 
 
 class Source(IntEnum):
@@ -153,11 +154,34 @@ class ClockSample:
     mono_ns: int
     utc_ns: int
     error_ns: int
+    utc_error_ns: int = 0  # how far the host's UTC may be off, as its kernel says; 0: nobody keeps it
+    discipline: str = ""  # who keeps it: "ptp", "ntp"; empty: nobody
 
     @property
     def offset_ns(self) -> int:
         """What to add to a mono time of this host to get UTC."""
         return self.utc_ns - self.mono_ns
+
+
+@dataclass(frozen=True)
+class ClockExchange:
+    """One question to the collector's clock and its answer (RFC 5905's four timestamps), each in its own mono."""
+
+    agent_sent_ns: int
+    collector_received_ns: int
+    collector_sent_ns: int
+    agent_received_ns: int
+
+
+@dataclass(frozen=True)
+class NicSample:
+    """Cumulative counters of one device, read together."""
+
+    device: str  # an interface's name, or "mlx5_0/1": an RDMA device and its port
+    source: str  # "ethtool", "sysfs" or "rdma"
+    time_ns: int  # mono
+    names: tuple[str, ...]  # as the driver calls them; those in bytes end in "bytes"
+    values: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -267,101 +291,8 @@ class Batch:
     marks: Sequence[Mark] = ()
     ledger: Sequence[LedgerSample] = ()
     cost: AgentCost = AgentCost()
-
-
-# --- what a viewer sees -----------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class LinkView:
-    """One link over the last seconds."""
-
-    host: str
-    interface: str
-    direction: Direction
-    capacity_bps: int  # 0: unknown
-    hook: str
-    interval_ns: int  # of one column of payload_bps
-    wire_bps: npt.NDArray[np.float64]  # (time, class), oldest first, the class in the order of Class
-    coverage: float  # attributed / NIC since the agent's start; nan: unknown
-    nic_bytes: int  # in wire bytes
-    attributed_bytes: int
-    overflow_bytes: int
-    lost_kernel_bytes: int
-    lost_agent_bytes: int
-    invisible_bytes: int
-
-
-@dataclass(frozen=True)
-class RankView:
-    """One rank's last finished iteration."""
-
-    rank: int
-    host: str
-    iteration: int
-    duration_ns: int
-    communication_ns: int  # first enqueue to last wait; 0: unknown
-    node_shared: bool
-    dl_tx_bytes: int  # payload
-    cross_tx_bytes: int
-    cross_rx_bytes: int
-
-
-@dataclass(frozen=True)
-class JobView:
-    """One training job. Durations are over its recent iterations, all ranks."""
-
-    job: str
-    size: int
-    iteration: int
-    last_ns: int
-    median_ns: int
-    p99_ns: int
-    source: Source
-    error_ns: int
-    relative: bool
-    parameters: int  # 0: unknown
-    measured_bytes: float  # median over ranks of the DL payload sent in the last finished iteration
-    theory_bytes: float  # equation 3.1; nan: parameters or size unknown
-    durations_ns: npt.NDArray[np.int64]  # (recent iterations,), oldest first, slowest rank
-    ranks: tuple[RankView, ...]
-
-
-@dataclass(frozen=True)
-class FlowView:
-    """One flow over the last second."""
-
-    host: str
-    interface: str
-    flow: Flow
-    class_: Class
-    wire_bps: float
-    wire_bytes: int  # since the flow's start
-
-
-@dataclass(frozen=True)
-class HostView:
-    """One agent."""
-
-    host: str
-    connected: bool
-    age_ns: int  # since its horizon
-    clock_error_ns: int
-    cost: AgentCost
-
-
-@dataclass(frozen=True)
-class Snapshot:
-    """Everything that a viewer draws, at one moment."""
-
-    time_ns: int  # utc
-    share_threshold: float  # of a link's capacity, from which cross payload makes a window shared
-    share_window_ns: int
-    hosts: tuple[HostView, ...]
-    links: tuple[LinkView, ...]
-    jobs: tuple[JobView, ...]
-    flows: tuple[FlowView, ...]  # the largest, by rate
-    warnings: tuple[str, ...] = ()
+    exchanges: Sequence[ClockExchange] = ()
+    nic: Sequence[NicSample] = ()
 
 
 def address(packed: bytes) -> str:

@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from netmon.records import CLASS_NAMES, Class, Snapshot
+from netmon.records import CLASS_NAMES, Class
+from netmon.views import Snapshot
 
 
 def document(snapshot: Snapshot) -> str:

@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from rich.console import RenderableType
 from rich.text import Text
 
-from netmon.records import CLASS_NAMES, PROTOCOL_NON_IP, Flow, FlowView, Owner
+from netmon.records import CLASS_NAMES, PROTOCOL_NON_IP, Flow, Owner
 from netmon.top.columns import Column, longest, room, table
 from netmon.top.glyphs import class_style, rate_unit, short_rate, swatch
 from netmon.top.links import ARROWS, WIDE
 from netmon.top.options import Options
 from netmon.units import format_bytes
+from netmon.views import FlowView
 
 _PROTOCOLS = {1: "icmp", 6: "tcp", 17: "udp", 58: "icmpv6", 132: "sctp"}
 _CLASS = max(map(len, CLASS_NAMES)) + 2

@@ -7,12 +7,12 @@ from typing import NamedTuple
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from netmon.records import Snapshot
 from netmon.top import flows, header, help_page, jobs, links
 from netmon.top.glyphs import wrapped
 from netmon.top.options import Options
 from netmon.top.screenful import Screenful
 from netmon.top.staleness import present_links
+from netmon.views import Snapshot
 
 _MOST_WARNINGS = 3
 _LEAST_FLOWS = 6

@@ -6,11 +6,12 @@ from datetime import datetime, timezone
 
 from rich.text import Text
 
-from netmon.records import CLASS_NAMES, HostView, Snapshot
+from netmon.records import CLASS_NAMES
 from netmon.top.glyphs import STACK, rate_unit, swatch, wrapped
 from netmon.top.options import Options
 from netmon.top.staleness import silent
 from netmon.units import format_bytes, format_duration
+from netmon.views import HostView, Snapshot
 
 _LARGE_SPOOL = 16_000_000
 """What an agent holds until the collector has written it is not worth a word below this."""

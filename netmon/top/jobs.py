@@ -8,10 +8,11 @@ import numpy as np
 from rich.console import RenderableType
 from rich.text import Text
 
-from netmon.records import Class, JobView
+from netmon.records import Class
 from netmon.top.columns import Column, table
 from netmon.top.glyphs import UNKNOWN, class_style, sparkline, wrapped
 from netmon.units import format_bytes, format_duration
+from netmon.views import JobView
 
 _INDENT = 2
 _SPARKLINE, _LEAST_SPARKLINE = 40, 8

@@ -9,7 +9,7 @@ import numpy.typing as npt
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from netmon.records import CLASS_NAMES, Class, Direction, LinkView
+from netmon.records import CLASS_NAMES, Class, Direction
 from netmon.top.columns import Column, longest, room, table
 from netmon.top.glyphs import (
     STACK,
@@ -25,6 +25,7 @@ from netmon.top.glyphs import (
 )
 from netmon.top.options import Options
 from netmon.units import format_bytes
+from netmon.views import LinkView
 
 ARROWS = {Direction.RX: "↓", Direction.TX: "↑"}
 WIDE = 120

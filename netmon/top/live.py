@@ -11,11 +11,11 @@ from rich.console import Console, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from netmon.records import Snapshot
 from netmon.top.frame import plan, render
 from netmon.top.keys import Keys
 from netmon.top.options import Options, arrange
 from netmon.top.places import Places
+from netmon.views import Snapshot
 from netmon.wire.watch import Outage
 
 _TICK_S = 0.1

@@ -6,8 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from netmon.records import Class, FlowView, Snapshot
+from netmon.records import Class
 from netmon.top.staleness import present_flows
+from netmon.views import FlowView, Snapshot
 
 SORTS: dict[str, Callable[[FlowView], Any]] = {
     "rate": lambda view: (math.isnan(view.wire_bps), -view.wire_bps),

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from netmon.records import FlowView
+from netmon.views import FlowView
 
 HOLD_NS = 2_000_000_000
 """How long a flow keeps its row after it has left the top."""

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from netmon.records import FlowView, HostView, LinkView, Snapshot
+from netmon.views import FlowView, HostView, LinkView, Snapshot
 
 LAG_NS = 2_000_000_000
 """An agent whose horizon is older than this lags; a collector settles rows for about a second."""

@@ -177,23 +177,145 @@ class ClockSample(_message.Message):
     MONO_NS_FIELD_NUMBER: _builtins.int
     UTC_NS_FIELD_NUMBER: _builtins.int
     ERROR_NS_FIELD_NUMBER: _builtins.int
+    UTC_ERROR_NS_FIELD_NUMBER: _builtins.int
+    DISCIPLINE_FIELD_NUMBER: _builtins.int
     mono_ns: _builtins.int
     utc_ns: _builtins.int
     error_ns: _builtins.int
+    utc_error_ns: _builtins.int
+    """of the host's UTC itself; 0: nobody keeps it"""
+    discipline: _builtins.str
+    """"ptp", "ntp" or empty"""
     def __init__(
         self,
         *,
         mono_ns: _builtins.int = ...,
         utc_ns: _builtins.int = ...,
         error_ns: _builtins.int = ...,
+        utc_error_ns: _builtins.int = ...,
+        discipline: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["error_ns", b"error_ns", "mono_ns", b"mono_ns", "utc_ns", b"utc_ns"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["discipline", b"discipline", "error_ns", b"error_ns", "mono_ns", b"mono_ns", "utc_error_ns", b"utc_error_ns", "utc_ns", b"utc_ns"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ClockSample: _TypeAlias = ClockSample  # noqa: Y015
+
+@_typing.final
+class ClockProbe(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUMBER_FIELD_NUMBER: _builtins.int
+    number: _builtins.int
+    def __init__(
+        self,
+        *,
+        number: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["number", b"number"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ClockProbe: _TypeAlias = ClockProbe  # noqa: Y015
+
+@_typing.final
+class ClockEcho(_message.Message):
+    """Both times in the collector's mono."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUMBER_FIELD_NUMBER: _builtins.int
+    RECEIVED_NS_FIELD_NUMBER: _builtins.int
+    SENT_NS_FIELD_NUMBER: _builtins.int
+    number: _builtins.int
+    received_ns: _builtins.int
+    sent_ns: _builtins.int
+    def __init__(
+        self,
+        *,
+        number: _builtins.int = ...,
+        received_ns: _builtins.int = ...,
+        sent_ns: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["number", b"number", "received_ns", b"received_ns", "sent_ns", b"sent_ns"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ClockEcho: _TypeAlias = ClockEcho  # noqa: Y015
+
+@_typing.final
+class ClockExchange(_message.Message):
+    """One probe and its echo (RFC 5905's four timestamps), each time in the mono of who took it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    AGENT_SENT_NS_FIELD_NUMBER: _builtins.int
+    COLLECTOR_RECEIVED_NS_FIELD_NUMBER: _builtins.int
+    COLLECTOR_SENT_NS_FIELD_NUMBER: _builtins.int
+    AGENT_RECEIVED_NS_FIELD_NUMBER: _builtins.int
+    agent_sent_ns: _builtins.int
+    collector_received_ns: _builtins.int
+    collector_sent_ns: _builtins.int
+    agent_received_ns: _builtins.int
+    def __init__(
+        self,
+        *,
+        agent_sent_ns: _builtins.int = ...,
+        collector_received_ns: _builtins.int = ...,
+        collector_sent_ns: _builtins.int = ...,
+        agent_received_ns: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent_received_ns", b"agent_received_ns", "agent_sent_ns", b"agent_sent_ns", "collector_received_ns", b"collector_received_ns", "collector_sent_ns", b"collector_sent_ns"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ClockExchange: _TypeAlias = ClockExchange  # noqa: Y015
+
+@_typing.final
+class NicSample(_message.Message):
+    """Cumulative counters of one device, read together."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DEVICE_FIELD_NUMBER: _builtins.int
+    SOURCE_FIELD_NUMBER: _builtins.int
+    TIME_NS_FIELD_NUMBER: _builtins.int
+    NAMES_FIELD_NUMBER: _builtins.int
+    VALUES_FIELD_NUMBER: _builtins.int
+    device: _builtins.str
+    """an interface's name, or an RDMA device and its port"""
+    source: _builtins.str
+    """"ethtool", "sysfs" or "rdma" """
+    time_ns: _builtins.int
+    """mono"""
+    @_builtins.property
+    def names(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    @_builtins.property
+    def values(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def __init__(
+        self,
+        *,
+        device: _builtins.str = ...,
+        source: _builtins.str = ...,
+        time_ns: _builtins.int = ...,
+        names: _abc.Iterable[_builtins.str] | None = ...,
+        values: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["device", b"device", "names", b"names", "source", b"source", "time_ns", b"time_ns", "values", b"values"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___NicSample: _TypeAlias = NicSample  # noqa: Y015
 
 @_typing.final
 class Batch(_message.Message):
@@ -207,6 +329,8 @@ class Batch(_message.Message):
     MARKS_FIELD_NUMBER: _builtins.int
     LEDGER_FIELD_NUMBER: _builtins.int
     COST_FIELD_NUMBER: _builtins.int
+    EXCHANGES_FIELD_NUMBER: _builtins.int
+    NIC_FIELD_NUMBER: _builtins.int
     sequence: _builtins.int
     horizon_ns: _builtins.int
     """mono; every bucket that ended before it has been sent"""
@@ -224,6 +348,10 @@ class Batch(_message.Message):
     def ledger(self) -> _containers.RepeatedCompositeFieldContainer[Global___LedgerSample]: ...
     @_builtins.property
     def cost(self) -> Global___AgentCost: ...
+    @_builtins.property
+    def exchanges(self) -> _containers.RepeatedCompositeFieldContainer[Global___ClockExchange]: ...
+    @_builtins.property
+    def nic(self) -> _containers.RepeatedCompositeFieldContainer[Global___NicSample]: ...
     def __init__(
         self,
         *,
@@ -235,10 +363,12 @@ class Batch(_message.Message):
         marks: _abc.Iterable[Global___Mark] | None = ...,
         ledger: _abc.Iterable[Global___LedgerSample] | None = ...,
         cost: Global___AgentCost | None = ...,
+        exchanges: _abc.Iterable[Global___ClockExchange] | None = ...,
+        nic: _abc.Iterable[Global___NicSample] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["buckets", b"buckets", "clock", b"clock", "cost", b"cost"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["buckets", b"buckets", "clock", b"clock", "cost", b"cost", "flows", b"flows", "horizon_ns", b"horizon_ns", "ledger", b"ledger", "marks", b"marks", "sequence", b"sequence"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["buckets", b"buckets", "clock", b"clock", "cost", b"cost", "exchanges", b"exchanges", "flows", b"flows", "horizon_ns", b"horizon_ns", "ledger", b"ledger", "marks", b"marks", "nic", b"nic", "sequence", b"sequence"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -604,10 +734,18 @@ class HostView(_message.Message):
     AGE_NS_FIELD_NUMBER: _builtins.int
     CLOCK_ERROR_NS_FIELD_NUMBER: _builtins.int
     COST_FIELD_NUMBER: _builtins.int
+    CLOCK_SOURCE_FIELD_NUMBER: _builtins.int
+    CLOCK_OFFSET_NS_FIELD_NUMBER: _builtins.int
+    CLOCK_SKEW_PPM_FIELD_NUMBER: _builtins.int
     host: _builtins.str
     connected: _builtins.bool
     age_ns: _builtins.int
     clock_error_ns: _builtins.int
+    clock_source: _builtins.str
+    """"exchange", "ptp", "ntp" or empty"""
+    clock_offset_ns: _builtins.int
+    """the host's UTC minus the collector's"""
+    clock_skew_ppm: _builtins.float
     @_builtins.property
     def cost(self) -> Global___AgentCost: ...
     def __init__(
@@ -618,10 +756,13 @@ class HostView(_message.Message):
         age_ns: _builtins.int = ...,
         clock_error_ns: _builtins.int = ...,
         cost: Global___AgentCost | None = ...,
+        clock_source: _builtins.str = ...,
+        clock_offset_ns: _builtins.int = ...,
+        clock_skew_ppm: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["cost", b"cost"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["age_ns", b"age_ns", "clock_error_ns", b"clock_error_ns", "connected", b"connected", "cost", b"cost", "host", b"host"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["age_ns", b"age_ns", "clock_error_ns", b"clock_error_ns", "clock_offset_ns", b"clock_offset_ns", "clock_skew_ppm", b"clock_skew_ppm", "clock_source", b"clock_source", "connected", b"connected", "cost", b"cost", "host", b"host"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -707,6 +848,8 @@ class JobView(_message.Message):
     THEORY_BYTES_FIELD_NUMBER: _builtins.int
     DURATIONS_NS_FIELD_NUMBER: _builtins.int
     RANKS_FIELD_NUMBER: _builtins.int
+    PATTERN_FIELD_NUMBER: _builtins.int
+    SCORES_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     size: _builtins.int
     iteration: _builtins.int
@@ -721,8 +864,11 @@ class JobView(_message.Message):
     theory_bytes: _builtins.float
     durations_ns: _builtins.bytes
     """i64"""
+    pattern: _builtins.str
     @_builtins.property
     def ranks(self) -> _containers.RepeatedCompositeFieldContainer[Global___RankView]: ...
+    @_builtins.property
+    def scores(self) -> _containers.RepeatedCompositeFieldContainer[Global___SourceScore]: ...
     def __init__(
         self,
         *,
@@ -740,14 +886,55 @@ class JobView(_message.Message):
         theory_bytes: _builtins.float = ...,
         durations_ns: _builtins.bytes = ...,
         ranks: _abc.Iterable[Global___RankView] | None = ...,
+        pattern: _builtins.str = ...,
+        scores: _abc.Iterable[Global___SourceScore] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["durations_ns", b"durations_ns", "error_ns", b"error_ns", "iteration", b"iteration", "job", b"job", "last_ns", b"last_ns", "measured_bytes", b"measured_bytes", "median_ns", b"median_ns", "p99_ns", b"p99_ns", "parameters", b"parameters", "ranks", b"ranks", "relative", b"relative", "size", b"size", "source", b"source", "theory_bytes", b"theory_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["durations_ns", b"durations_ns", "error_ns", b"error_ns", "iteration", b"iteration", "job", b"job", "last_ns", b"last_ns", "measured_bytes", b"measured_bytes", "median_ns", b"median_ns", "p99_ns", b"p99_ns", "parameters", b"parameters", "pattern", b"pattern", "ranks", b"ranks", "relative", b"relative", "scores", b"scores", "size", b"size", "source", b"source", "theory_bytes", b"theory_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___JobView: _TypeAlias = JobView  # noqa: Y015
+
+@_typing.final
+class SourceScore(_message.Message):
+    """How well a source of iterations does, held against the best one of the same job."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SOURCE_FIELD_NUMBER: _builtins.int
+    REFERENCE_FIELD_NUMBER: _builtins.int
+    ITERATIONS_FIELD_NUMBER: _builtins.int
+    FOUND_FIELD_NUMBER: _builtins.int
+    MATCHED_FIELD_NUMBER: _builtins.int
+    ERROR_NS_FIELD_NUMBER: _builtins.int
+    source: _builtins.int
+    """netmon.records.Source"""
+    reference: _builtins.int
+    iterations: _builtins.int
+    """of the reference"""
+    found: _builtins.int
+    matched: _builtins.int
+    error_ns: _builtins.int
+    """median distance of the beginnings"""
+    def __init__(
+        self,
+        *,
+        source: _builtins.int = ...,
+        reference: _builtins.int = ...,
+        iterations: _builtins.int = ...,
+        found: _builtins.int = ...,
+        matched: _builtins.int = ...,
+        error_ns: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["error_ns", b"error_ns", "found", b"found", "iterations", b"iterations", "matched", b"matched", "reference", b"reference", "source", b"source"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SourceScore: _TypeAlias = SourceScore  # noqa: Y015
 
 @_typing.final
 class RankView(_message.Message):
@@ -762,6 +949,7 @@ class RankView(_message.Message):
     DL_TX_BYTES_FIELD_NUMBER: _builtins.int
     CROSS_TX_BYTES_FIELD_NUMBER: _builtins.int
     CROSS_RX_BYTES_FIELD_NUMBER: _builtins.int
+    EXPOSED_NS_FIELD_NUMBER: _builtins.int
     rank: _builtins.int
     host: _builtins.str
     iteration: _builtins.int
@@ -771,6 +959,8 @@ class RankView(_message.Message):
     dl_tx_bytes: _builtins.int
     cross_tx_bytes: _builtins.int
     cross_rx_bytes: _builtins.int
+    exposed_ns: _builtins.int
+    """-1: unknown"""
     def __init__(
         self,
         *,
@@ -783,10 +973,11 @@ class RankView(_message.Message):
         dl_tx_bytes: _builtins.int = ...,
         cross_tx_bytes: _builtins.int = ...,
         cross_rx_bytes: _builtins.int = ...,
+        exposed_ns: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["communication_ns", b"communication_ns", "cross_rx_bytes", b"cross_rx_bytes", "cross_tx_bytes", b"cross_tx_bytes", "dl_tx_bytes", b"dl_tx_bytes", "duration_ns", b"duration_ns", "host", b"host", "iteration", b"iteration", "node_shared", b"node_shared", "rank", b"rank"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["communication_ns", b"communication_ns", "cross_rx_bytes", b"cross_rx_bytes", "cross_tx_bytes", b"cross_tx_bytes", "dl_tx_bytes", b"dl_tx_bytes", "duration_ns", b"duration_ns", "exposed_ns", b"exposed_ns", "host", b"host", "iteration", b"iteration", "node_shared", b"node_shared", "rank", b"rank"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -802,10 +993,13 @@ class FlowView(_message.Message):
     CLASS_FIELD_NUMBER: _builtins.int
     WIRE_BPS_FIELD_NUMBER: _builtins.int
     WIRE_BYTES_FIELD_NUMBER: _builtins.int
+    TRAFFIC_FIELD_NUMBER: _builtins.int
     host: _builtins.str
     interface: _builtins.str
     wire_bps: _builtins.float
     wire_bytes: _builtins.int
+    traffic: _builtins.str
+    """of a DL flow: "gradient", "control" or empty"""
     @_builtins.property
     def flow(self) -> Global___Flow: ...
     def __init__(
@@ -816,10 +1010,11 @@ class FlowView(_message.Message):
         flow: Global___Flow | None = ...,
         wire_bps: _builtins.float = ...,
         wire_bytes: _builtins.int = ...,
+        traffic: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["flow", b"flow"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["class", b"class", "flow", b"flow", "host", b"host", "interface", b"interface", "wire_bps", b"wire_bps", "wire_bytes", b"wire_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["class", b"class", "flow", b"flow", "host", b"host", "interface", b"interface", "traffic", b"traffic", "wire_bps", b"wire_bps", "wire_bytes", b"wire_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -39,6 +39,11 @@ class CollectorStub:
                 request_serializer=netmon_dot_wire_dot_netmon__pb2.AgentMessage.SerializeToString,
                 response_deserializer=netmon_dot_wire_dot_netmon__pb2.Acknowledgement.FromString,
                 _registered_method=True)
+        self.Clock = channel.stream_stream(
+                '/netmon.Collector/Clock',
+                request_serializer=netmon_dot_wire_dot_netmon__pb2.ClockProbe.SerializeToString,
+                response_deserializer=netmon_dot_wire_dot_netmon__pb2.ClockEcho.FromString,
+                _registered_method=True)
         self.Watch = channel.unary_stream(
                 '/netmon.Collector/Watch',
                 request_serializer=netmon_dot_wire_dot_netmon__pb2.WatchRequest.SerializeToString,
@@ -58,6 +63,13 @@ class CollectorServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Clock(self, request_iterator, context):
+        """The collector's clock, for agents to compare theirs with. An echo carries the probe's number and comes at once.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Watch(self, request, context):
         """Frozen views of the last seconds, at the interval asked for.
         """
@@ -72,6 +84,11 @@ def add_CollectorServicer_to_server(servicer, server):
                     servicer.Stream,
                     request_deserializer=netmon_dot_wire_dot_netmon__pb2.AgentMessage.FromString,
                     response_serializer=netmon_dot_wire_dot_netmon__pb2.Acknowledgement.SerializeToString,
+            ),
+            'Clock': grpc.stream_stream_rpc_method_handler(
+                    servicer.Clock,
+                    request_deserializer=netmon_dot_wire_dot_netmon__pb2.ClockProbe.FromString,
+                    response_serializer=netmon_dot_wire_dot_netmon__pb2.ClockEcho.SerializeToString,
             ),
             'Watch': grpc.unary_stream_rpc_method_handler(
                     servicer.Watch,
@@ -106,6 +123,33 @@ class Collector:
             '/netmon.Collector/Stream',
             netmon_dot_wire_dot_netmon__pb2.AgentMessage.SerializeToString,
             netmon_dot_wire_dot_netmon__pb2.Acknowledgement.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Clock(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/netmon.Collector/Clock',
+            netmon_dot_wire_dot_netmon__pb2.ClockProbe.SerializeToString,
+            netmon_dot_wire_dot_netmon__pb2.ClockEcho.FromString,
             options,
             channel_credentials,
             insecure,

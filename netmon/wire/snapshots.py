@@ -3,7 +3,8 @@
 
 import numpy as np
 
-from netmon.records import CLASS_NAMES, JobView, LinkView, Snapshot
+from netmon.records import CLASS_NAMES
+from netmon.views import JobView, LinkView, Snapshot
 from netmon.wire import netmon_pb2
 from netmon.wire.columns import pack, unpack
 from netmon.wire.mapping import check, from_message, to_message

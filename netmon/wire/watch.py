@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import grpc
 
 from netmon.errors import NetmonError
-from netmon.records import Snapshot
+from netmon.views import Snapshot
 from netmon.wire import netmon_pb2
 from netmon.wire.netmon_pb2_grpc import CollectorStub
 from netmon.wire.snapshots import decode_snapshot

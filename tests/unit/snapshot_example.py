@@ -3,20 +3,8 @@
 
 import numpy as np
 
-from netmon.records import (
-    AgentCost,
-    Class,
-    Direction,
-    Flow,
-    FlowView,
-    HostView,
-    JobView,
-    LinkView,
-    Owner,
-    RankView,
-    Snapshot,
-    Source,
-)
+from netmon.records import AgentCost, Class, Direction, Flow, Owner, Source
+from netmon.views import FlowView, HostView, JobView, LinkView, RankView, Snapshot
 
 HOSTS = ("h0", "h1", "h2", "h3")
 GIGABIT = 1_000_000_000

@@ -11,12 +11,13 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 
-TYPES = {"records", "errors", "units", "config", "marks"}
+TYPES = {"records", "views", "errors", "units", "config", "marks"}
 SHARED = TYPES | {"wire", "dl", "version"}
 MAY_IMPORT = {
     "version": set(),  # netmon/__init__.py
     "records": {"errors"},
     "errors": set(),
+    "views": {"records"},
     "units": {"errors"},
     "config": {"errors"},
     "marks": set(),

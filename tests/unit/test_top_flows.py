@@ -6,10 +6,11 @@ from dataclasses import replace
 
 from snapshot_example import example, flow
 
-from netmon.records import Class, Direction, FlowView, Owner
+from netmon.records import Class, Direction, Owner
 from netmon.top.flows import five_tuple, owner, rank
 from netmon.top.options import Options, arrange
 from netmon.top.places import HOLD_NS, Places
+from netmon.views import FlowView
 
 TENTH = 100_000_000
 

@@ -13,9 +13,10 @@ import pytest
 from rich.console import Console
 from snapshot_example import GIGABIT, example, flow
 
-from netmon.records import Class, Direction, Owner, Snapshot
+from netmon.records import Class, Direction, Owner
 from netmon.top.frame import render
 from netmon.top.options import Options, arrange
+from netmon.views import Snapshot
 
 FRAMES = Path(__file__).parent / "frames"
 PLAIN = Options(colour=False)

@@ -17,9 +17,9 @@ from rich.console import Console
 from snapshot_example import example
 
 from netmon.errors import WireError
-from netmon.records import Snapshot
 from netmon.top.keys import Keys
 from netmon.top.live import run_live
+from netmon.views import Snapshot
 from netmon.wire.watch import Outage
 
 

@@ -9,7 +9,7 @@ import pytest
 from snapshot_example import example
 
 from netmon.errors import WireError
-from netmon.records import FlowView, HostView, JobView, LinkView, RankView, Snapshot
+from netmon.views import FlowView, HostView, JobView, LinkView, RankView, Snapshot
 from netmon.wire import netmon_pb2
 from netmon.wire.snapshots import decode_snapshot, encode_snapshot
 

@@ -11,7 +11,7 @@ import pytest
 from snapshot_example import example
 
 from netmon.errors import NetmonError
-from netmon.records import Snapshot
+from netmon.views import Snapshot
 from netmon.wire import netmon_pb2
 from netmon.wire.netmon_pb2_grpc import CollectorServicer, add_CollectorServicer_to_server
 from netmon.wire.snapshots import encode_snapshot

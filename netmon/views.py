@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a viewer sees: frozen views of the last seconds. Times in ns, rates in bit/s."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from netmon.records import AgentCost, Class, Direction, Flow, Source
+
+
+@dataclass(frozen=True)
+class LinkView:
+    """One link over the last seconds."""
+
+    host: str
+    interface: str
+    direction: Direction
+    capacity_bps: int  # 0: unknown
+    hook: str
+    interval_ns: int  # of one column of payload_bps
+    wire_bps: npt.NDArray[np.float64]  # (time, class), oldest first, the class in the order of Class
+    coverage: float  # attributed / NIC since the agent's start; nan: unknown
+    nic_bytes: int  # in wire bytes
+    attributed_bytes: int
+    overflow_bytes: int
+    lost_kernel_bytes: int
+    lost_agent_bytes: int
+    invisible_bytes: int
+
+
+@dataclass(frozen=True)
+class RankView:
+    """One rank's last finished iteration."""
+
+    rank: int
+    host: str
+    iteration: int
+    duration_ns: int
+    communication_ns: int  # first enqueue to last wait; 0: unknown
+    node_shared: bool
+    dl_tx_bytes: int  # payload
+    cross_tx_bytes: int
+    cross_rx_bytes: int
+    exposed_ns: int = -1  # of the communication, in which nothing was computed; -1: unknown
+
+
+@dataclass(frozen=True)
+class SourceScore:
+    """How well a source of iterations does, held against the best one of the same job."""
+
+    source: Source
+    reference: Source
+    iterations: int  # of the reference, in the time that both cover
+    found: int  # by the source, in that time
+    matched: int  # pairs of the two that are the same iteration
+    error_ns: int  # median distance of their beginnings
+
+    @property
+    def f1(self) -> float:
+        """Harmonic mean of precision and recall; nan where there is nothing to find and nothing was found."""
+        both = self.iterations + self.found
+        return 2 * self.matched / both if both else float("nan")
+
+
+@dataclass(frozen=True)
+class JobView:
+    """One training job. Durations are over its recent iterations, all ranks."""
+
+    job: str
+    size: int
+    iteration: int
+    last_ns: int
+    median_ns: int
+    p99_ns: int
+    source: Source
+    error_ns: int
+    relative: bool
+    parameters: int  # 0: unknown
+    measured_bytes: float  # median over ranks of the DL payload sent in the last finished iteration
+    theory_bytes: float  # equation 3.1; nan: parameters or size unknown
+    durations_ns: npt.NDArray[np.int64]  # (recent iterations,), oldest first, slowest rank
+    ranks: tuple[RankView, ...]
+    pattern: str = ""  # "ring", "tree", "star", "clique", "hierarchical"; empty: not known
+    scores: tuple[SourceScore, ...] = ()
+
+
+@dataclass(frozen=True)
+class FlowView:
+    """One flow over the last second."""
+
+    host: str
+    interface: str
+    flow: Flow
+    class_: Class
+    wire_bps: float
+    wire_bytes: int  # since the flow's start
+    traffic: str = ""  # of a DL flow: "gradient" or "control"; empty: not known
+
+
+@dataclass(frozen=True)
+class HostView:
+    """One agent."""
+
+    host: str
+    connected: bool
+    age_ns: int  # since its horizon
+    clock_error_ns: int
+    cost: AgentCost
+    clock_source: str = ""  # "exchange", "ptp", "ntp"; empty: the host's own, which nobody keeps
+    clock_offset_ns: int = 0  # the host's UTC minus the collector's
+    clock_skew_ppm: float = 0.0
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """Everything that a viewer draws, at one moment."""
+
+    time_ns: int  # utc
+    share_threshold: float  # of a link's capacity, from which cross payload makes a window shared
+    share_window_ns: int
+    hosts: tuple[HostView, ...]
+    links: tuple[LinkView, ...]
+    jobs: tuple[JobView, ...]
+    flows: tuple[FlowView, ...]  # the largest, by rate
+    warnings: tuple[str, ...] = ()
