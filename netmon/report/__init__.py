@@ -1,2 +1,61 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Offline analysis of the Parquet dataset."""
+"""Offline analysis of the Parquet dataset: pure functions for notebooks, and the report that is made with them."""
+
+from netmon.report.bursts import burst_spans, peak_bytes, peak_to_mean
+from netmon.report.congestion import (
+    CongestionPoint,
+    congestion_point,
+    congestion_theory,
+    rescaled,
+    spare_capacity,
+    training_share,
+)
+from netmon.report.dataset import Tables, open_table
+from netmon.report.estimates import (
+    autocorrelation,
+    cumulative_distribution,
+    linear_regression,
+    mean_confidence,
+    period,
+    r_squared,
+)
+from netmon.report.fits import Fit, fit_exponential, fit_families
+from netmon.report.flows import once_per_flow, ring_order, size_class, who_sends_to_whom
+from netmon.report.iteration_times import add_levels, iteration_times, level_statistics, without_warm_up
+from netmon.report.reading import read_study
+from netmon.report.runs import read_runs
+from netmon.report.study import Study
+
+__all__ = [
+    "CongestionPoint",
+    "Fit",
+    "Study",
+    "Tables",
+    "add_levels",
+    "autocorrelation",
+    "burst_spans",
+    "congestion_point",
+    "congestion_theory",
+    "cumulative_distribution",
+    "fit_exponential",
+    "fit_families",
+    "iteration_times",
+    "level_statistics",
+    "linear_regression",
+    "mean_confidence",
+    "once_per_flow",
+    "open_table",
+    "peak_bytes",
+    "peak_to_mean",
+    "period",
+    "r_squared",
+    "read_runs",
+    "read_study",
+    "rescaled",
+    "ring_order",
+    "size_class",
+    "spare_capacity",
+    "training_share",
+    "who_sends_to_whom",
+    "without_warm_up",
+]

@@ -1,15 +1,42 @@
 # SPDX-License-Identifier: Apache-2.0
 """Opening the dataset that a collector has written."""
 
+import json
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
+import pandas as pd
 import pyarrow as pa
 import pyarrow.dataset as ds
+import pyarrow.parquet as pq
 
 from netmon.errors import DataError
 
 TABLES = ("buckets", "flows", "iterations", "ledger")
+_OPTIONAL = ("nic",)  # not a gap where it is missing
 _PARTITIONS = ds.partitioning(pa.schema([("date", pa.string()), ("host", pa.string())]), flavor="hive")
+_LINK = ("session", "host", "interface", "direction")
+EXPECTED = {
+    "flows": (
+        *_LINK,
+        *("flow_id", "src", "dst", "src_port", "dst_port", "protocol", "process", "container", "job", "rank", "class"),
+        *("class_source", "first_ns", "last_ns"),
+    ),
+    "iterations": (
+        *("session", "host", "job", "rank", "size", "iteration", "start_ns", "end_ns", "comm_start_ns", "comm_end_ns"),
+        *("exposed_ns", "source", "relative", "parameters", "node_shared", "dl_tx_bytes", "dl_rx_bytes"),
+        *("cross_tx_bytes", "cross_rx_bytes", "cross_top", "cross_top_tx_bytes", "cross_top_rx_bytes"),
+    ),
+    "ledger": (
+        *_LINK,
+        *("nic_bytes", "attributed_bytes", "overflow_bytes", "lost_kernel_bytes", "lost_agent_bytes"),
+        "invisible_bytes",
+    ),
+}
+"""Columns that the report asks for; a dataset of another schema version may lack some."""
+_WORD = pa.dictionary(pa.int32(), pa.string())
+_ROWS_PER_BATCH = 1 << 19
 
 
 def open_table(data: Path, table: str) -> ds.Dataset:
@@ -23,3 +50,118 @@ def open_table(data: Path, table: str) -> ds.Dataset:
         return ds.dataset(directory, format="parquet", partitioning=_PARTITIONS)
     except (OSError, pa.ArrowException) as error:
         raise DataError(f"cannot read {table} in {data}: {error}") from None
+
+
+class Tables:
+    """A dataset of which parts may be missing: reads what is there, and notes what is not.
+
+    missing: sentences, each saying what could not be read and why.
+    metadata: the values of each netmon.* key over all files, JSON decoded, in the order in which they were met.
+    """
+
+    def __init__(self, data: Path) -> None:
+        """Look at every file's footer; blocks. Raises DataError where `data` is no directory."""
+        if not data.is_dir():
+            raise DataError(f"cannot read {data}: no such directory; give the --data of a collector")
+        self.missing: list[str] = []
+        self.metadata: dict[str, list[Any]] = {}
+        self._datasets = {table: self._open(data, table) for table in dict.fromkeys((*TABLES, *_OPTIONAL))}
+        if len(versions := self.metadata.get("schema_version", [])) > 1:
+            self.missing.append(
+                f"files of schema versions {', '.join(map(str, sorted(versions)))} lie side by side: columns that the "
+                "older ones lack are empty in their rows"
+            )
+
+    def read(self, table: str) -> pd.DataFrame:
+        """The whole table; the columns of EXPECTED that it lacks are empty. No row where it is missing."""
+        batches = list(self.batches(table, self.columns(table)))
+        rows: pd.DataFrame = pa.Table.from_batches(batches).to_pandas() if batches else pd.DataFrame()
+        rows = rows.astype({name: object for name in rows if isinstance(rows[name].dtype, pd.CategoricalDtype)})
+        return rows.reindex(columns=[*dict.fromkeys([*rows, *EXPECTED.get(table, ())])])
+
+    def columns(self, table: str) -> list[str]:
+        """Names of the table's columns; none where it is missing."""
+        dataset = self._datasets[table]
+        return list(dataset.schema.names) if dataset else []
+
+    def rows(self, table: str) -> int:
+        """How many rows the readable files hold, by their footers."""
+        dataset = self._datasets[table]
+        return int(dataset.count_rows()) if dataset else 0
+
+    def batches(
+        self, table: str, columns: Sequence[str], condition: ds.Expression | None = None
+    ) -> Iterator[pa.RecordBatch]:
+        """Rows in batches of at most half a million, file by file; columns that no file has are left out.
+
+        A file that turns out to be damaged is noted in `missing`, and the next one is read.
+        """
+        dataset = self._datasets[table]
+        if dataset is None:
+            return
+        known = [name for name in columns if name in dataset.schema.names]
+        for fragment in dataset.get_fragments(condition):
+            try:
+                yield from (
+                    batch
+                    for batch in fragment.to_batches(
+                        schema=dataset.schema, columns=known, filter=condition, batch_size=_ROWS_PER_BATCH
+                    )
+                    if batch.num_rows
+                )
+            except (OSError, pa.ArrowException) as error:
+                self._miss(table, Path(fragment.path), error)
+
+    def _open(self, data: Path, table: str) -> ds.Dataset | None:
+        schemas: dict[Path, pa.Schema] = {}
+        for path in sorted((data / table).glob("date=*/host=*/*.parquet")):
+            try:
+                schemas[path] = pq.read_schema(path)
+            except (OSError, pa.ArrowException) as error:
+                self._miss(table, path, error)
+        if not schemas:
+            if table not in _OPTIONAL:
+                self.missing.append(f"table {table}: no readable file under {table}/date=…/host=…")
+            return None
+        for schema in schemas.values():
+            self._remember(schema.metadata or {})
+        return ds.dataset(
+            [str(path) for path in schemas], schema=_common(schemas), format="parquet", partitioning=_PARTITIONS
+        )
+
+    def _remember(self, metadata: dict[bytes, bytes]) -> None:
+        for key, value in metadata.items():
+            if not key.startswith(b"netmon.") or key == b"netmon.state":
+                continue
+            name, text = key.decode().removeprefix("netmon."), value.decode()
+            try:
+                decoded = json.loads(text)
+            except ValueError:
+                decoded = text
+            values = self.metadata.setdefault(name, [])
+            if decoded not in values:
+                values.append(decoded)
+
+    def _miss(self, table: str, path: Path, error: Exception) -> None:
+        place = "/".join(path.parts[-3:])
+        self.missing.append(f"table {table}: {place} cannot be read, its rows are left out ({_first_line(error)})")
+
+
+def _common(schemas: dict[Path, pa.Schema]) -> pa.Schema:
+    """Every column that any file has. A text is a word of a dictionary, whichever way the file holds it."""
+    plain = [
+        pa.schema([field.with_type(_plain(field.type)) for field in schema]).remove_metadata()
+        for schema in {str(schema): schema for schema in schemas.values()}.values()
+    ]
+    unified = pa.unify_schemas(plain, promote_options="permissive")
+    words = [field.with_type(_WORD) if pa.types.is_string(field.type) else field for field in unified]
+    return pa.schema([*words, ("date", pa.string()), ("host", pa.string())])
+
+
+def _plain(kind: pa.DataType) -> pa.DataType:
+    plain = kind.value_type if pa.types.is_dictionary(kind) else kind
+    return pa.string() if pa.types.is_large_string(plain) else plain
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0][:160].rstrip(".")

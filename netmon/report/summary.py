@@ -13,6 +13,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from netmon.dl.explain import RankSteps, sentence, slowest
 from netmon.dl.theory import ring_bytes
 from netmon.errors import DataError
 from netmon.records import CLASS_COLOURS, CLASS_NAMES
@@ -22,6 +23,7 @@ from netmon.units import format_bytes, format_duration
 QUIET, SHARED, OUTSIDE = "quiet", "shared", "outside"
 PERIODS = (QUIET, SHARED, OUTSIDE)
 _LINK = ["host", "interface", "direction"]
+_EXPLAINING = ["comm_start_ns", "comm_end_ns", "exposed_ns", "cross_top", "cross_top_tx_bytes", "cross_top_rx_bytes"]
 _COVERED = 0.999  # less is shown in red
 
 
@@ -105,7 +107,8 @@ def link_accounts(ledger: pd.DataFrame) -> pd.DataFrame:
 
 
 def job_summary(iterations: pd.DataFrame) -> pd.DataFrame:
-    """One row per job: ranks, iterations, median duration (ns) of quiet and shared iterations, payload and theory.
+    """One row per job: ranks, iterations, median duration (ns) of quiet and shared iterations, payload and theory,
+    and a sentence about the slowest iteration, empty where none stands out.
 
     An iteration lasts as long as its slowest rank. measured_bytes: median payload that a rank sent in an iteration;
     theory_bytes: equation 3.1 of the thesis, nan where the model's size is unknown.
@@ -133,7 +136,26 @@ def _job(job: str, rows: pd.DataFrame) -> dict[str, object]:
         "shared_ns": durations[shared].median(),
         "measured_bytes": rows["dl_tx_bytes"].median(),
         "theory_bytes": ring_bytes(int(ranks), int(rows["parameters"].max())),
+        "slowest": sentence(job, slowest(_steps(rows)), bool(rows["relative"].all())),
     }
+
+
+def _steps(rows: pd.DataFrame) -> RankSteps:
+    """Iterations of one job as `explain` takes them; what an older dataset does not tell is unknown."""
+    known = rows.reindex(columns=[*rows.columns.union(_EXPLAINING)])
+    communication = known["comm_end_ns"] - known["comm_start_ns"]
+    moved = known[["cross_top_tx_bytes", "cross_top_rx_bytes"]].fillna(0).to_numpy(np.int64)
+    return RankSteps(
+        number=rows["iteration"].to_numpy(np.int64),
+        rank=rows["rank"].to_numpy(np.int64),
+        duration_ns=(rows["end_ns"] - rows["start_ns"]).to_numpy(np.int64),
+        waited_ns=known["exposed_ns"].fillna(communication).fillna(-1).to_numpy(np.int64),
+        shared=rows["node_shared"].to_numpy(np.bool_),
+        cause=known["cross_top"].astype(str).tolist(),
+        cause_tx_bytes=moved[:, 0],
+        cause_rx_bytes=moved[:, 1],
+        host=known["host"].astype(str).tolist(),
+    )
 
 
 def render(summary: Summary) -> RenderableType:
@@ -143,6 +165,7 @@ def render(summary: Summary) -> RenderableType:
         parts.append(Text("no iteration was seen: did the training make itself known to its agents?"))
     else:
         parts.append(_job_table(summary.jobs))
+        parts += [Text(line) for line in summary.jobs["slowest"] if line]
     parts.append(_link_table(summary))
     return Group(*parts)
 

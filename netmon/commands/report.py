@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`netmon report`: tables, figures and one page from a dataset."""
+
+import argparse
+import shlex
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from netmon.errors import UnsupportedError
+from netmon.units import parse_rate
+
+if TYPE_CHECKING:
+    from netmon.report.report import Written
+
+HELP = "tables (CSV), figures (PNG) and one HTML page that repeat the papers' measurements on a dataset"
+EXAMPLES = """\
+  netmon report out --out report
+  netmon report out --out report --job training
+  netmon report /var/lib/netmon --out report --rate 25gbit
+"""
+_NEEDS = ("jinja2", "matplotlib", "scipy")
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    parser.add_argument("data", type=Path, metavar="DATA", help="the dataset's directory, of a collector or a lab")
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="where the report goes")
+    parser.add_argument("--job", metavar="J", help="only this job and its hosts")
+    parser.add_argument(
+        "--rate",
+        type=parse_rate,
+        default=0,
+        metavar="RATE",
+        help="of a link, such as 25gbit; default: as the dataset says",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Write the report; says on standard output what it found, and what is missing."""
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    absent = [name for name in _NEEDS if find_spec(name) is None]
+    if absent:
+        raise UnsupportedError(f"cannot make a report: {', '.join(absent)} not installed; pip install 'netmon[report]'")
+    from netmon.report.reading import read_study
+    from netmon.report.report import chapters, write_report
+
+    console = Console(stderr=True)
+    columns = (BarColumn(20), TextColumn("{task.description}"), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task("reading", total=None)
+        study = read_study(
+            args.data, args.job, args.rate, lambda done, of: progress.update(task, completed=done, total=of)
+        )
+        progress.reset(task, total=sum(len(chapter.exhibits) for chapter in chapters()))
+        title = f"netmon report: {args.data.resolve().name}" + (f", job {args.job}" if args.job else "")
+        written = write_report(
+            study, args.out, _command(args), title, lambda name: progress.update(task, description=name, advance=1)
+        )
+    _print(written)
+    return 0
+
+
+def _command(args: argparse.Namespace) -> str:
+    words = ["netmon", "report", str(args.data), "--out", str(args.out)]
+    words += ["--job", args.job] if args.job else []
+    words += ["--rate", f"{args.rate}bit"] if args.rate else []
+    return shlex.join(words)
+
+
+def _print(written: "Written") -> None:
+    for sentence in written.findings:
+        print(f"- {sentence}")
+    if written.missing:
+        print("missing:")
+    for sentence in written.missing:
+        print(f"- {sentence}")
+    print(f"{written.figures} figures, {written.tables} tables: {written.page}")

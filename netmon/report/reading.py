@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reading a dataset for a report."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pandas as pd
+import pyarrow.dataset as ds
+
+from netmon.errors import DataError
+from netmon.report.dataset import Tables
+from netmon.report.frames import records
+from netmon.report.runs import read_runs, runs_from_jobs
+from netmon.report.scan import COLUMNS, Scan, Traffic, scan
+from netmon.report.study import Study
+
+_AROUND_NS = 1_000_000_000
+_DEFAULT_BUCKET_NS = 10_000
+
+
+def read_study(
+    data: Path,
+    job: str | None = None,
+    rate_bps: float = 0,
+    progress: Callable[[int, int], None] = lambda done, of: None,
+) -> Study:
+    """Read DATA; blocks. job: only this job and its hosts. rate_bps: of a link, where nobody told.
+
+    Raises DataError where there is no directory, or no such job in it.
+    """
+    tables = Tables(data)
+    runs, senders = read_runs(data, tables.missing)
+    ranks = _of_job(_plausible(tables.read("iterations"), tables.missing), job)
+    rate = rate_bps or _rate(runs, tables)
+    if not rate:
+        tables.missing.append("nobody told the links' capacity: give --rate; shares of it are not shown")
+    ranks, runs = _with_runs(ranks, runs, rate, tables.missing)
+    buckets = tables.metadata.get("bucket_ns", [_DEFAULT_BUCKET_NS])
+    bucket_ns = min(int(value) for value in buckets)
+    if len(buckets) > 1:
+        tables.missing.append(f"buckets of {len(buckets)} widths: all are treated as {bucket_ns} ns wide")
+    interval_ns = max([bucket_ns, *_super_packets(tables)])
+    into = Scan(bucket_ns, rate, interval_ns, ranks)
+    total = tables.rows("buckets")
+    try:
+        batches = tables.batches("buckets", COLUMNS, _around(ranks) if job else None)
+        traffic = scan(batches, into, lambda rows: progress(rows, total))
+    except ValueError:
+        traffic = None
+    flows = _flows(tables, traffic, runs)
+    return Study(tables, runs, senders, ranks, flows, traffic, rate, bucket_ns, interval_ns)
+
+
+def _plausible(ranks: pd.DataFrame, missing: list[str]) -> pd.DataFrame:
+    """Without iterations that end before they start, as a clock that is set back makes them."""
+    forward = ranks["end_ns"] > ranks["start_ns"]
+    if not forward.all():
+        missing.append(f"{(~forward).sum()} rows of iterations do not end after their start: left out")
+    return ranks[forward].reset_index(drop=True)
+
+
+def _of_job(ranks: pd.DataFrame, job: str | None) -> pd.DataFrame:
+    if job is None:
+        return ranks
+    if ranks.empty or not (ranks["job"] == job).any():
+        known = ", ".join(sorted(ranks["job"].unique())) if len(ranks) else "none"
+        raise DataError(f"cannot report on job {job}: the dataset has no iteration of it; it has jobs: {known}")
+    return ranks[ranks["job"] == job].reset_index(drop=True)
+
+
+def _rate(runs: pd.DataFrame, tables: Tables) -> float:
+    told = [float(rate) for rate in runs["rate_bps"] if rate > 0]
+    capacities = [float(rate) for value in tables.metadata.get("capacity_bps", []) for rate in value.values()]
+    known = told or [rate for rate in capacities if rate > 0]
+    if len(set(known)) > 1:
+        tables.missing.append(f"links of {len(set(known))} capacities: per-link figures use the most common one")
+    return max(set(known), key=known.count) if known else 0.0
+
+
+def _super_packets(tables: Tables) -> list[int]:
+    return [int(ns) for value in tables.metadata.get("super_packet_ns", []) for ns in value.values() if ns]
+
+
+def _with_runs(
+    ranks: pd.DataFrame, runs: pd.DataFrame, rate: float, missing: list[str]
+) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Every iteration's run, by job and time; iterations outside of all runs of a lab are left out, and counted."""
+    if ranks.empty:
+        return ranks.assign(run=""), runs
+    if runs.empty:
+        return ranks.assign(run=ranks["job"]), runs_from_jobs(ranks, rate)
+    ranks = ranks.assign(run=run_of(ranks["start_ns"], runs, ranks["job"]))
+    outside = int((ranks["run"] == "").sum())
+    if outside:
+        missing.append(f"{outside} rows of iterations belong to no run that the lab wrote down: left out")
+    return ranks[ranks["run"] != ""].reset_index(drop=True), runs
+
+
+def run_of(time_ns: pd.Series, runs: pd.DataFrame, job: pd.Series | None = None) -> pd.Series:
+    """The run during which each moment lies (and whose job it is); empty: none."""
+    found = pd.Series("", time_ns.index, dtype=object)
+    for run in records(runs):
+        within = (time_ns >= run.begin_ns) & (time_ns < run.end_ns)
+        if job is not None and run.job:
+            within &= job == run.job
+        found[within] = run.run
+    return found
+
+
+def _around(ranks: pd.DataFrame) -> ds.Expression:
+    """What the job's hosts carried while it trained; shortly before and after, what is its own or nobody's."""
+    begin, end = int(ranks["start_ns"].min()), int(ranks["end_ns"].max())
+    time, host, job = (ds.field(name) for name in ("bucket_start_ns", "host", "job"))
+    training = (time >= begin) & (time < end)
+    around = (time >= begin - _AROUND_NS) & (time < end + _AROUND_NS) & job.isin([str(ranks["job"].iloc[0]), ""])
+    return host.isin(sorted(ranks["host"].unique())) & (training | around)
+
+
+def _flows(tables: Tables, traffic: Traffic | None, runs: pd.DataFrame) -> pd.DataFrame:
+    """The flows that had buckets, with what the table `flows` says of them where it has them."""
+    told = tables.read("flows")
+    if traffic is None or told.empty:
+        return pd.DataFrame()
+    last = told.sort_values("last_ns", kind="stable").drop_duplicates(["session", "flow_id"], keep="last")
+    known = last.drop(columns=["class", "host", "interface", "direction", "date"], errors="ignore")
+    flows = traffic.flows.drop(columns="job").merge(known, on=["session", "flow_id"], how="left")
+    without = int(flows["src"].isna().sum())
+    if without:
+        tables.missing.append(f"{without} flows have buckets but no row in the table flows: their ends are not known")
+    flows = flows[flows["src"].notna()].reset_index(drop=True)
+    once = runs.drop_duplicates("job", keep=False)  # a job's name may come back in another run
+    by_job = flows["job"].map(dict(zip(once["job"], once["run"], strict=True)))
+    flows["run"] = by_job.fillna(run_of((flows["first_ns"] + flows["last_ns"]) // 2, runs))
+    return flows

@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`netmon report` on a sweep whose results are known."""
+
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import matplotlib.image
+import pandas as pd
+import pytest
+import synthetic_dataset
+
+from netmon.cli import main
+from netmon.records import CLASS_COLOURS, CLASS_NAMES
+from netmon.report.figures.style import COLOUR_OF_CLASS
+from netmon.report.reading import read_study
+from netmon.report.report import chapters
+
+NOT_THERE = {"nic-counters", "regression"}  # no counters; every run sends the same
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("sweep")
+    synthetic_dataset.write_dataset(folder, iterations=12, thin=5)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def out(data, tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("report")
+    assert main(["report", str(data), "--out", str(folder)]) == 0
+    return folder
+
+
+@pytest.fixture(scope="module")
+def page(out) -> str:
+    return (out / "report.html").read_text(encoding="utf-8")
+
+
+class Page(HTMLParser):
+    """Ids, links and images of a page."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ids: list[str] = []
+        self.links: list[str] = []
+        self.sources: list[str] = []
+
+    def handle_starttag(self, tag, attrs):
+        known = dict(attrs)
+        self.ids += [known["id"]] if "id" in known else []
+        self.links += [known["href"]] if tag == "a" else []
+        self.sources += [known["src"]] if "src" in known else []
+
+
+def test_every_exhibit_has_its_tables_and_its_figure(out):
+    for exhibit in (exhibit for chapter in chapters() for exhibit in chapter.exhibits):
+        expected = exhibit.name not in NOT_THERE
+        assert (out / "tables" / f"{exhibit.name}.csv").exists() == expected, exhibit.name
+        if exhibit.draw is not None:
+            assert (out / "figures" / f"{exhibit.name}.png").exists() == expected, exhibit.name
+
+
+def test_tables_are_tidy(out):
+    for path in (out / "tables").glob("*.csv"):
+        table = pd.read_csv(path)
+        assert len(table), path.name
+        assert table.columns.is_unique
+        assert not table.columns.str.contains("Unnamed|level_").any(), path.name
+
+
+def test_figures_are_drawn(out):
+    for path in (out / "figures").glob("*.png"):
+        image = matplotlib.image.imread(path)
+        assert 900 < image.shape[1] < 1300, path.name
+        assert image[..., :3].std() > 0.03, path.name
+
+
+def test_the_page_stands_alone(page, out):
+    parser = Page()
+    parser.feed(page)
+    assert len(parser.sources) == len(list((out / "figures").glob("*.png")))
+    assert all(source.startswith("data:image/png;base64,") for source in parser.sources)
+    inner = [link[1:] for link in parser.links if link.startswith("#")]
+    assert set(inner) <= set(parser.ids)
+    files = [link for link in parser.links if not link.startswith("#")]
+    assert all((out / link).exists() for link in files)
+    assert "http" not in re.sub(r"base64,[^\"]*", "", page)
+
+
+def test_every_figure_says_what_it_rests_on(page):
+    captions = re.findall(r"<figcaption>(.*?)</figcaption>", page, re.DOTALL)
+    assert len(captions) > 20
+    for caption in captions:
+        for word in ("run", "model:", "link rate: 1 Gbit/s", "bucket: 10 µs", "bytes:", "iterations:", "netmon report"):
+            assert word in caption
+
+
+def test_the_findings_are_those_of_the_papers(page, out):
+    congestion = pd.read_csv(out / "tables" / "iteration-time-congestion.csv")
+    assert set(congestion["profile"]) == {"burst", "websearch"}
+    assert congestion["found"].to_numpy() == pytest.approx(synthetic_dataset.THEORY, abs=0.05)
+    assert congestion["theory"].to_numpy() == pytest.approx(synthetic_dataset.THEORY, abs=0.01)
+    fits = pd.read_csv(out / "tables" / "fits.csv")
+    assert (fits.groupby(["model", "profile"])["r_squared"].max() > 0.95).all()
+    measured = pd.read_csv(out / "tables" / "bytes-per-iteration.csv")
+    assert measured["ratio"].to_numpy() == pytest.approx(1, abs=0.01)
+    rings = pd.read_csv(out / "tables" / "ring.csv")
+    assert set(rings["order"]) == {"h0 → h1 → h2"}
+    periods = pd.read_csv(out / "tables" / "periodicity.csv")
+    assert periods["period_s"].dropna().to_numpy() == pytest.approx(
+        periods["iteration_s"][periods["period_s"].notna()].to_numpy(), rel=0.1
+    )
+    assert "at 80% cross traffic burst is worse than consistent" in page
+    assert "within 0.15" in page
+
+
+def test_only_one_job(data):
+    study = read_study(data, job="synthetic-burst-0.8")
+    assert set(study.ranks["job"]) == {"synthetic-burst-0.8"}
+    assert study.traffic is not None
+    assert set(study.traffic.series["job"]) <= {"synthetic-burst-0.8", ""}
+
+
+def test_classes_have_the_colours_that_top_uses():
+    assert {name: COLOUR_OF_CLASS[name] for name in CLASS_NAMES} == dict(zip(CLASS_NAMES, CLASS_COLOURS, strict=True))

@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The single pass over the buckets gives what pandas gives with the whole table in memory."""
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+import synthetic_dataset
+from hypothesis import given
+from hypothesis import strategies as st
+
+from netmon.report.cells import Cells, sum_by
+from netmon.report.dataset import Tables, open_table
+from netmon.report.scan import COLUMNS, Scan, Traffic, scan
+
+LINK = ["host", "interface", "direction"]
+SUMS = ["packets", "wire_bytes", "payload_bytes"]
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("data")
+    synthetic_dataset.write_dataset(folder, iterations=3, thin=17)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def rows(data) -> pd.DataFrame:
+    table = open_table(data, "buckets").to_table().to_pandas()
+    words = [name for name in table if isinstance(table[name].dtype, pd.CategoricalDtype)]
+    return table.astype(dict.fromkeys(words, object))
+
+
+@pytest.fixture(scope="module", params=[1 << 20, 997])
+def traffic(data, request) -> Traffic:
+    """request.param: rows per batch."""
+    tables = Tables(data)
+    whole = pa.Table.from_batches(list(tables.batches("buckets", COLUMNS)))
+    pieces = whole.to_batches(max_chunksize=request.param)
+    into = Scan(synthetic_dataset.BUCKET_NS, synthetic_dataset.RATE, 128_000, tables.read("iterations"))
+    return scan(pieces, into)
+
+
+def same(found: pd.DataFrame, expected: pd.DataFrame) -> None:
+    by = [name for name in expected if name not in SUMS]
+    order = [frame[list(expected)].sort_values(by, ignore_index=True) for frame in (found, expected)]
+    pd.testing.assert_frame_equal(*order, check_dtype=False)
+
+
+def test_rows_and_time(traffic, rows):
+    assert traffic.rows == len(rows)
+    assert traffic.begin_ns == rows["bucket_start_ns"].min()
+    assert traffic.end_ns == rows["bucket_start_ns"].max() + synthetic_dataset.BUCKET_NS
+
+
+def test_flows(traffic, rows):
+    by = ["session", "flow_id", *LINK, "class"]
+    same(traffic.flows[[*by, *SUMS]], rows.groupby(by, as_index=False)[SUMS].sum())
+
+
+def test_milliseconds(traffic, rows):
+    by = [*LINK, "class", "job", "time_ns"]
+    found = traffic.milliseconds.merge(traffic.series, left_on="series", right_index=True)
+    expected = rows.assign(time_ns=rows["bucket_start_ns"] // 1_000_000 * 1_000_000)
+    sums = ["wire_bytes", "packets"]
+    assert (found["time_ns"] % 1_000_000 == 0).all()
+    same(found[[*by, *sums]], expected.groupby(by, as_index=False)[sums].sum())
+
+
+def test_slices_and_iterations(traffic, rows):
+    quarter = rows.assign(time_ns=rows["bucket_start_ns"] // 250_000_000 * 250_000_000)
+    by = ["session", "flow_id", "time_ns"]
+    same(traffic.flow_slices, quarter.groupby(by, as_index=False)[["payload_bytes"]].sum())
+    training = rows[rows["class"].str.startswith("DL") & (rows["iteration"] >= 0)]
+    by = ["session", "flow_id", "iteration"]
+    same(traffic.flow_iterations, training.groupby(by, as_index=False)[["payload_bytes"]].sum())
+
+
+def test_phases_account_for_every_byte(traffic, rows):
+    assert traffic.phases[SUMS].sum().to_dict() == rows[SUMS].sum().to_dict()
+    training = traffic.phases[traffic.phases["class"].str.startswith("DL")]
+    assert set(training["phase"]) == {"inside"}
+
+
+def test_peaks_of_the_finest_bucket(traffic, rows):
+    by = [*LINK, "class"]
+    finest = traffic.peaks[(traffic.peaks["interval_ns"] == synthetic_dataset.BUCKET_NS)]
+    cells = rows.groupby([*by, "bucket_start_ns"], as_index=False)["wire_bytes"].sum()
+    expected = cells.groupby(by, as_index=False)["wire_bytes"].max().rename(columns={"wire_bytes": "peak_bytes"})
+    found = finest[finest["class"] != "all"]
+    if traffic.rows > 997:  # a bucket that lies in two batches counts as two
+        merged = found.merge(expected, on=by, suffixes=("", "_expected"))
+        assert len(merged) == len(expected)
+        assert (merged["peak_bytes"] <= merged["peak_bytes_expected"]).all()
+        assert (merged["peak_bytes"] >= 0.5 * merged["peak_bytes_expected"]).all()
+
+
+@given(st.integers(0, 1000), st.integers(0, 60), st.integers(1, 7))
+def test_cells_add_up_whichever_way_they_come(seed, rows, pieces):
+    rng = np.random.default_rng(seed)
+    key, amount = rng.integers(0, 20, rows), rng.integers(0, 2**40, rows)
+    cells = Cells(1)
+    for piece in np.array_split(np.arange(rows), pieces):
+        cells.add(key[piece], amount[piece])
+    distinct, (sums,) = cells.sums()
+    expected: dict[int, int] = {}
+    for number, value in zip(key.tolist(), amount.tolist(), strict=True):
+        expected[number] = expected.get(number, 0) + value
+    assert dict(zip(distinct.tolist(), sums.tolist(), strict=True)) == dict(sorted(expected.items()))
+    assert (np.diff(distinct) > 0).all()
+    assert sum_by(key, amount)[0].tolist() == distinct.tolist()
