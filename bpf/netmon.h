@@ -5,7 +5,7 @@
  * are compared at load, and a mismatch refuses to start.
  *
  * Set at load: NETMON_BUCKET_NS (bucket width), NETMON_SLOTS (per CPU, power of two), NETMON_CPUS (possible
- * CPUs), NETMON_LINKS (power of two), NETMON_RING_PAGES, NETMON_FLOW_PAGES, NETMON_STEP_PAGES.
+ * CPUs), NETMON_LINKS (power of two), NETMON_RING_PAGES, NETMON_FLOW_PAGES, NETMON_STEP_PAGES; for sockets.c, see there.
  */
 #ifndef NETMON_H
 #define NETMON_H
@@ -75,18 +75,46 @@ struct netmon_ledger {
 	u64 lost_packets, lost_wire_bytes, lost_payload_bytes;		   /* closed bucket, bucket ring full */
 };
 
-#define NETMON_STEP_ENQUEUE 1 /* entry: a gradient was handed to the library */
-#define NETMON_STEP_WAIT 2    /* return: the wait for a reduced gradient is over */
+/* Who tells, best first: what a library says of its own gradients hides what it does by way of the next ones. */
+#define NETMON_HOROVOD 1
+#define NETMON_REDUCER 2 /* of PyTorch's DistributedDataParallel */
+#define NETMON_NCCL 3
+
+#define NETMON_STEP_ENQUEUE 1	 /* gradients were handed to the library */
+#define NETMON_STEP_WAIT_BEGIN 2 /* the training thread begins to wait for some */
+#define NETMON_STEP_WAIT_END 3	 /* it has them */
+#define NETMON_STEP_DONE 4	 /* a tensor has been reduced, whoever waits for it */
+#define NETMON_STEP_OTHER 5	 /* another collective, not of gradients, was handed over */
 
 /* What a training process did, in the clock of the buckets. */
 struct netmon_step {
 	u64 time_ns;
-	u64 name_hash; /* FNV-1a of the first tensor's name, 0 where unknown */
+	u64 name_hash; /* FNV-1a of the first tensor's name, or of what stands for it; 0: unknown */
 	u32 pid;       /* thread group */
-	u32 kind;
+	u8 kind;
+	u8 library;
+	u16 tensors; /* handed over in one call */
 };
+
+#define NETMON_HASH_SEED 0xcbf29ce484222325ULL
 
 /* Bytes of a tensor's name that are hashed, a power of two. */
 #define NETMON_NAME_BYTES 256
+
+#define NETMON_BIRTH_CONNECT 1 /* the process connected */
+#define NETMON_BIRTH_CLOSE 2   /* the process closed its end */
+
+/* A TCP socket, and a process that has it. Addresses and ports as in struct netmon_flow_key. */
+struct netmon_birth {
+	u8 local[16];
+	u8 remote[16];
+	u16 local_port;
+	u16 remote_port;
+	u32 pid; /* thread group */
+	u32 kind;
+	u32 pad;
+	u64 cgroup;	  /* id of the process's cgroup v2 */
+	char process[16]; /* the thread's name, NUL-padded */
+};
 
 #endif

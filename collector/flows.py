@@ -1,26 +1,39 @@
 # SPDX-License-Identifier: Apache-2.0
 """The flows of one session, by dense index."""
 
+from dataclasses import replace
+
 import numpy as np
 import numpy.typing as npt
 
-from netmon.dl.classify import flow_class
+from netmon.dl.account import Party, party
+from netmon.dl.classify import NS_PER_S, flow_class
+from netmon.dl.traffic import flow_traffic
 from netmon.errors import WireError
-from netmon.records import Direction, Flow, Hello, Interface, Table
+from netmon.records import Class, Direction, Flow, Hello, Interface, Owner, Table
 
 FLOWS_PER_PART = 4096
 """Flows that one file of the dataset holds, in the order of their appearance."""
+
+BY_TRAFFIC = "traffic"
+"""Owner.source of a flow that only the traffic tells about."""
 
 STATE = np.dtype(
     [
         ("flow_id", "<u4"),
         ("link", "<i8"),  # as in Links
         ("shared", "?"),  # a DL flow that had rows in shared windows
+        ("seen_shared", "?"),  # as viewers see it now
         ("class", "u1"),  # the flow's own: never DL_SHARED
         ("job", "<i4"),  # index into FlowTable.jobs; 0: none
         ("rank", "<i4"),
+        ("party", "<i4"),  # index into FlowTable.parties
+        ("traffic", "u1"),  # of a DL flow; else Traffic.UNKNOWN
+        ("first_ns", "<i8"),  # mono
         ("last_ns", "<i8"),  # start of the last bucket, mono
         ("wire_bytes", "<i8"),
+        ("payload_bytes", "<i8"),
+        ("payload_packets", "<i8"),  # in buckets with payload
     ]
 )
 
@@ -70,11 +83,13 @@ class FlowTable:
         """Begin without flows."""
         self.flows: list[Flow] = []  # by index
         self.jobs = [""]
+        self.parties: list[Party] = []
         self.changed: set[int] = set()  # indices whose row in the dataset is out of date
         self.parts: dict[int, list[int]] = {}  # indices of the flows of each part, in its order
         self._count = 0  # flows that the session has had
         self._links = links
         self._state = np.zeros(1024, STATE)
+        self._party: dict[Party, int] = {}
         self._index: dict[int, int] = {}
         self._free: list[int] = []  # indices to use again
         self._ids: npt.NDArray[np.int64] | None = None  # ascending; None: out of date
@@ -99,11 +114,41 @@ class FlowTable:
             index = self._append(flow)
         elif flow == self.flows[index] or (not flow.owner.source and self.flows[index].owner.source):
             return
+        self._state[index]["link"] = link
+        self._set(index, flow)
+
+    def flow(self, flow_id: int) -> Flow | None:
+        """The flow with this id, while it is known."""
+        index = self._index.get(flow_id)
+        return None if index is None else self.flows[index]
+
+    def infer(self, flow_id: int, owner: Owner) -> bool:
+        """Take over what the traffic says of a flow whose owner is not known; False where a socket has told more."""
+        index = self._index.get(flow_id)
+        if index is None or self.flows[index].owner.source not in ("", BY_TRAFFIC):
+            return False
+        if owner != self.flows[index].owner:
+            self._set(index, replace(self.flows[index], owner=owner))
+        return True
+
+    def _set(self, index: int, flow: Flow) -> None:
         self.flows[index] = flow
         self.changed.add(index)
-        row = self._state[index]
-        row["link"], row["class"] = link, flow_class(flow.owner)
+        row, whose = self._state[index], party(flow.owner)
+        if whose not in self._party:
+            self._party[whose] = len(self.parties)
+            self.parties.append(whose)
+        row["class"], row["party"] = flow_class(flow.owner), self._party[whose]
         row["job"], row["rank"] = self.job(flow.owner.job), flow.owner.rank
+
+    def tell_traffic(self) -> None:
+        """Decide anew what each DL flow carries, by what it has carried until now."""
+        dl = np.flatnonzero(self.state["class"] == Class.DL_ONLY)
+        state = self.state[dl]
+        lifetime = (state["last_ns"] - state["first_ns"]) / NS_PER_S
+        told = flow_traffic(state["payload_bytes"], state["payload_packets"], lifetime, state["job"])
+        self.changed.update(dl[told != state["traffic"]].tolist())
+        self.state["traffic"][dl] = told
 
     def restore(self, flow: Flow, part: int, last_ns: int, shared: bool) -> None:
         """Take in a flow as the dataset has it; parts ascend, each in its order."""
@@ -120,7 +165,8 @@ class FlowTable:
         if index == len(self._state):
             self._state = np.concatenate([self._state, np.zeros(index, STATE)])
         self._state[index] = 0
-        self._state[index]["flow_id"], self._state[index]["last_ns"] = flow.flow_id, flow.first_ns
+        for name, value in (("flow_id", flow.flow_id), ("first_ns", flow.first_ns), ("last_ns", flow.first_ns)):
+            self._state[index][name] = value
         self._index[flow.flow_id] = index
         self._ids = None
         self.parts.setdefault(self._count // FLOWS_PER_PART, []).append(index)
@@ -155,12 +201,19 @@ class FlowTable:
             raise WireError(f"a bucket names flow {flow_id[~known][0]}, which no message has described")
         return self._order[place]
 
-    def seen(self, index: npt.NDArray[np.int64], start_ns: npt.NDArray[np.int64], wire: npt.NDArray[np.int64]) -> None:
-        """Account for bucket rows that arrived."""
-        flows, of_row = np.unique(index, return_inverse=True)
+    def seen(self, rows: Table) -> None:
+        """Account for bucket rows that arrived: columns flow (index), start_ns, packets, wire_bytes, payload_bytes."""
+        flows, of_row = np.unique(rows["flow"], return_inverse=True)
         state = self.state
-        state["wire_bytes"][flows] += np.bincount(of_row, weights=wire, minlength=len(flows)).astype(np.int64)
+        carrying = np.where(rows["payload_bytes"] > 0, rows["packets"], 0)
+        amounts = {
+            "wire_bytes": rows["wire_bytes"],
+            "payload_bytes": rows["payload_bytes"],
+            "payload_packets": carrying,
+        }
+        for name, amount in amounts.items():
+            state[name][flows] += np.bincount(of_row, weights=amount, minlength=len(flows)).astype(np.int64)
         latest = np.zeros(len(flows), np.int64)
-        np.maximum.at(latest, of_row, start_ns)
+        np.maximum.at(latest, of_row, rows["start_ns"])
         state["last_ns"][flows] = np.maximum(state["last_ns"][flows], latest)
         self.changed.update(flows.tolist())

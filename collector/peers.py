@@ -3,11 +3,11 @@
 
 from netmon.records import Direction, Flow
 
-_Key = tuple[str, int, str, str, int, int, int]
+_Key = tuple[int, str, str, int, int, int]
 
 
 class Peers:
-    """The DL flows of all hosts by job, 5-tuple and direction."""
+    """The DL flows of all hosts by 5-tuple and direction."""
 
     def __init__(self) -> None:
         """Begin without flows."""
@@ -30,4 +30,4 @@ class Peers:
     @staticmethod
     def _key(flow: Flow, direction: Direction) -> _Key:
         ports = flow.src_port, flow.dst_port
-        return (flow.owner.job, direction, flow.src, flow.dst, *ports, flow.protocol)
+        return (direction, flow.src, flow.dst, *ports, flow.protocol)

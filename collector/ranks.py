@@ -2,196 +2,288 @@
 """The ranks of one host: their marks, their iterations and whose bytes went by meanwhile."""
 
 import logging
-from dataclasses import dataclass, field, replace
+from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
 
-from netmon.dl.account import RankAccount, Tally, WindowHistory
-from netmon.dl.classify import Windows
+from collector.claims import Claims, Holder
+from collector.flows import FlowTable
+from collector.numbers import Numbers
+from collector.rank import Rank, Resumed
+from netmon.dl.account import HostAccount, Party, Tally
 from netmon.dl.iterations import Iteration, IterationTracker
-from netmon.records import Class, Mark, Moment, Source
+from netmon.dl.numbering import Trust
+from netmon.records import Mark, Moment, Source
+from netmon.views import SourceScore
 
 _log = logging.getLogger(__name__)
-_MOST_ASIDE = 1_000  # marks kept per rank that has not joined
+_MOST_ASIDE = 1_000  # marks kept per process that has not joined
+_MOST_GONE = 1_000  # processes remembered as gone
 _LONGEST_NEED_NS = 30_000_000_000  # an older open iteration no longer holds back acknowledgements
-_LONGEST_HISTORY_NS = 3_600_000_000_000  # of a longer iteration, peak and node_shared are those of its last hour
+_LONGEST_HISTORY_NS = 3_600_000_000_000  # of a longer iteration, the account is that of its last hour
 
+REPEATED, GONE, STRANGER, DISTANT = (
+    "repeated, out of order or out of any iteration",
+    "of a process that is gone",
+    "of a process that never joined",
+    "from a distant past or future",
+)
+"""Why a mark is not used."""
 
-@dataclass
-class _Rank:
-    tracker: IterationTracker
-    account: RankAccount = field(default_factory=RankAccount)
-    ended: list[Iteration] = field(default_factory=list)  # wait until their rows have settled
-    pid: int = 0
-    joined: dict[Source, int] = field(default_factory=dict)  # when, mono
-    left: dict[Source, int] = field(default_factory=dict)
-
-    def gone(self, settled_ns: int) -> bool:
-        """Every source that saw the rank join has seen it leave, and all its rows are accounted for."""
-        return (
-            bool(self.left)
-            and self.left.keys() >= self.joined.keys()
-            and not self.ended
-            and max(self.left.values()) < settled_ns
-        )
-
-    def needed_since(self) -> int | None:
-        times = [iteration.start_ns for iteration in self.ended]
-        open_since = self.tracker.open_since()
-        if open_since is not None:
-            times.append(open_since)
-        elif self.tracker.finished_ns < 0:
-            times += self.joined.values()
-        return min(times, default=None)
+_Key = tuple[str, int, int]  # job as the process calls it, rank, pid
 
 
 class Ranks:
     """All ranks of one host and session."""
 
-    def __init__(self, host: str, window_ns: int, parameters: int) -> None:
-        """Begin without ranks; window_ns: width of a share window; parameters: of models that do not tell theirs."""
+    def __init__(
+        self,
+        holder: Holder,
+        window_ns: int,
+        parameters: int,
+        numbers: Numbers | None = None,
+        claims: Claims | None = None,
+    ) -> None:
+        """Begin without ranks.
+
+        holder: host and session; window_ns: width of a share window; parameters: of models that do not tell theirs;
+        numbers, claims: what the sessions of all hosts share.
+        """
+        self.account = HostAccount(window_ns)
+        self.unusable: Counter[str] = Counter()  # marks that led to nothing, by reason
+        self.renamed: dict[tuple[str, int], str] = {}  # (job, pid) → name, where they differ
+        self._warnings: dict[str, None] = {}  # an ordered set of lines
+        self._holder = holder
         self._parameters = parameters
-        self.history = WindowHistory(window_ns)
-        self.unusable = 0  # marks that led to nothing
-        self.warnings: dict[str, None] = {}  # an ordered set of lines
-        self._host = host
-        self._ranks: dict[tuple[str, int], _Rank] = {}
-        self._departed: list[_Rank] = []  # replaced by a new process, with iterations that wait
-        self._aside: dict[tuple[str, int], list[Mark]] = {}
+        self._numbers = numbers or Numbers()
+        self._claims = claims or Claims()
+        self._ranks: dict[_Key, Rank] = {}
+        self._resumed: dict[tuple[str, int], Resumed] = {}
+        self._aside: dict[_Key, list[Mark]] = {}
+        self._gone: dict[_Key, None] = {}
+        self._left: dict[tuple[str, int], Resumed] = {}  # what the last process that was this rank came to
+        self._fresh: list[tuple[Rank, Iteration]] = []
 
-    def resume(self, job: str, rank: int, size: int, parameters: int, end_ns: int) -> None:
-        """Take up a rank whose iterations up to end_ns are in the dataset."""
-        entry = _Rank(IterationTracker(job, rank))
-        entry.tracker.size, entry.tracker.parameters = size, parameters
-        entry.tracker.resume(end_ns)
-        self._ranks[job, rank] = entry
+    def resume(self, job: str, rank: int, stored: Resumed, trust: Trust, shift: int) -> None:
+        """Take up a rank of which iterations are in the dataset, numbered with this shift."""
+        self._resumed[job, rank] = stored
+        self._numbers.resume(job, rank, trust, shift)
 
-    def mark(self, mark: Mark, settled_ns: int) -> list[Iteration]:
-        """Take in a mark; returns the iterations that it ends. Rows before settled_ns have been added."""
-        key = mark.job, mark.rank
-        if mark.moment == Moment.JOIN:
-            self._join(mark)
-            waiting = self._aside.pop(key, [])
-            return [done for early in [mark, *waiting] for done in self._apply(self._ranks[key], early, settled_ns)]
-        if key not in self._ranks:
-            self._keep_aside(mark)
-            return []
-        return self._apply(self._ranks[key], mark, settled_ns)
-
-    def _join(self, mark: Mark) -> None:
-        key = mark.job, mark.rank
-        entry = self._ranks.get(key)
-        if entry and entry.pid and mark.pid and entry.pid != mark.pid:
-            entry.ended += entry.tracker.finished(leaving=True)
-            self._departed.append(entry)
-            entry = None
-        if entry is None:
-            entry = self._ranks[key] = _Rank(IterationTracker(*key))
-        entry.pid = mark.pid or entry.pid
-        entry.joined[mark.source] = mark.time_ns
-        entry.left.pop(mark.source, None)
-
-    def _keep_aside(self, mark: Mark) -> None:
-        aside = self._aside.setdefault((mark.job, mark.rank), [])
-        self.unusable += 1
-        if not aside:
-            self.warn(f"marks of rank {mark.rank} of job {mark.job!r} on {self._host} are kept aside: it never joined")
-        if len(aside) < _MOST_ASIDE:
-            aside.append(mark)
-
-    def _apply(self, entry: _Rank, mark: Mark, settled_ns: int) -> list[Iteration]:
-        unusable = entry.tracker.unusable
-        entry.tracker.add(mark)
-        # A mark that the tracker passes over has been heard before, as after a reconnection: no moment of the account.
-        heard = entry.tracker.unusable > unusable or mark.moment == Moment.JOIN
-        if mark.moment == Moment.LEAVE:
-            entry.left[mark.source] = mark.time_ns
-        elif not heard and not entry.account.cut(mark.time_ns, settled_ns):
-            self._late(mark)
-        ended = entry.tracker.finished(leaving=mark.moment == Moment.LEAVE)
-        entry.ended += ended
-        self.unusable += entry.tracker.unusable - unusable
-        return ended
-
-    def _late(self, mark: Mark) -> None:
-        # The last wait of a step bounds an iteration only where nothing follows; its lateness costs no other one.
-        if mark.moment != Moment.LAST_WAIT:
-            self.warn(
-                f"marks of rank {mark.rank} of job {mark.job!r} on {self._host} came after their rows had settled; "
-                "bytes near the iteration's edges may count to its neighbour: raise --settle"
-            )
+    @property
+    def warnings(self) -> list[str]:
+        """One line each; the last one counts the marks that were not used."""
+        counts = ", ".join(f"{count} {reason}" for reason, count in self.unusable.items() if count)
+        unused = [f"{self._holder.host}: marks that were not used: {counts}"] if counts else []
+        return [*self._warnings, *unused]
 
     def warn(self, line: str) -> None:
         """Log a line and keep it for viewers, once."""
-        if line not in self.warnings:
-            self.warnings[line] = None
+        if line not in self._warnings:
+            self._warnings[line] = None
             _log.warning(line)
 
-    def add(
-        self,
-        start_ns: npt.NDArray[np.int64],
-        classes: npt.NDArray[np.uint8],
-        direction: npt.NDArray[np.int64],
-        payload_bytes: npt.NDArray[np.int64],
-        owner: list[npt.NDArray[np.bool_]],
-        windows: Windows,
-    ) -> None:
-        """Add settled rows, arrays of one length; owner: as `owners` gives it."""
-        self.history.add(windows)
-        dl = (classes == Class.DL_ONLY) | (classes == Class.DL_SHARED)
-        for entry, own in zip(self._ranks.values(), owner, strict=True):
-            rows = own | ~dl
-            entry.account.add(start_ns[rows], classes[rows], direction[rows], payload_bytes[rows])
+    def mark(self, mark: Mark, settled_ns: int) -> None:
+        """Take in a mark. Rows before settled_ns have been added."""
+        key = self._key(mark)
+        if mark.moment == Moment.JOIN:
+            self._join(key, mark, settled_ns)
+        elif key in self._gone:
+            self.unusable[GONE] += 1
+        elif settled_ns - mark.time_ns > _LONGEST_HISTORY_NS:
+            self.unusable[DISTANT] += 1
+        elif key in self._ranks or self._joins_by_stepping(mark):
+            if key not in self._ranks:
+                self._join(key, mark, settled_ns)
+            self._apply(self._ranks[key], mark, settled_ns)
+        else:
+            self._keep_aside(key, mark)
+
+    def _joins_by_stepping(self, mark: Mark) -> bool:
+        """Whether nobody will say that the process joins: its join was stored, or it is known by its traffic only."""
+        return (mark.job, mark.rank) in self._resumed or mark.source == Source.INFERRED
+
+    def ended(self) -> list[Iteration]:
+        """Iterations that have ended since the last call; their account follows when their rows have settled."""
+        fresh, self._fresh = self._fresh, []
+        return [self._numbered(rank, iteration) for rank, iteration in fresh]
+
+    def _key(self, mark: Mark) -> _Key:
+        """Whose mark it is. The traffic knows no process: what it tells is about whoever steps as that rank."""
+        if mark.pid == 0:
+            steps = [key for key, rank in self._ranks.items() if (rank.name, rank.number) == (mark.job, mark.rank)]
+            if steps:
+                return steps[-1]
+        return mark.job, mark.rank, mark.pid
+
+    def _join(self, key: _Key, mark: Mark, settled_ns: int) -> None:
+        self._gone.pop(key, None)
+        rank = self._ranks.get(key)
+        if rank is None:
+            rank = self._ranks[key] = Rank(IterationTracker(mark.job, mark.rank), key[2])
+        rank.tracker.size, rank.tracker.parameters = mark.size, mark.parameters or rank.tracker.parameters
+        rank.tracker.join(mark.source)
+        rank.joined[mark.source] = mark.time_ns
+        rank.left.pop(mark.source, None)
+        for early in self._aside.pop(key, []):
+            self._apply(rank, early, settled_ns)
+
+    def _keep_aside(self, key: _Key, mark: Mark) -> None:
+        aside = self._aside.setdefault(key, [])
+        self.unusable[STRANGER] += 1
+        if not aside:
+            host = self._holder.host
+            self.warn(f"marks of rank {mark.rank} of job {mark.job!r} on {host} are kept aside: it never joined")
+        if len(aside) < _MOST_ASIDE:
+            aside.append(mark)
+
+    def _apply(self, rank: Rank, mark: Mark, settled_ns: int) -> None:
+        unusable = rank.tracker.unusable
+        if mark.moment == Moment.LEAVE:
+            rank.left[mark.source] = mark.time_ns
+            rank.tracker.leave(mark.source)
+        else:
+            rank.tracker.add(mark)
+            rank.fresh = True
+            # A mark that the tracker passes over has been heard before, as after a reconnection: no cut.
+            heard = rank.tracker.unusable > unusable
+            if not heard and not self.account.payload.cut(mark.time_ns, settled_ns):
+                self._late(rank, mark)
+        if rank.name:
+            self._claims.hold(rank.name, rank.number, self._holder_of(rank))
+        elif rank.tracker.source is not None:
+            self._claim(rank)
+        self._end(rank, leaving=rank.leaving())
+        self.unusable[REPEATED] += rank.tracker.unusable - unusable
+        if rank.leaving() and rank.name:
+            self._claims.release(rank.name, rank.number, self._holder_of(rank))
+
+    def _end(self, rank: Rank, leaving: bool) -> None:
+        ended = rank.tracker.finished(leaving)
+        rank.ended += ended
+        self._fresh += [(rank, iteration) for iteration in ended]
+
+    def _claim(self, rank: Rank) -> None:
+        """The process steps: it is this rank of the job, or of another job of that name."""
+        tracker = rank.tracker
+        rank.name = self._claims.claim(tracker.job, tracker.rank, tracker.size, self._holder_of(rank))
+        if rank.name != tracker.job:
+            self.renamed[tracker.job, rank.pid] = rank.name
+            self.warn(
+                f"process {rank.pid} on {self._holder.host} steps as rank {tracker.rank} of job {tracker.job!r} while "
+                f"another process does: it is taken for another job, {rank.name!r}"
+            )
+        stored = self._resumed.pop((rank.name, tracker.rank), None)
+        if stored is None and rank.pid == 0:  # known by its traffic, which is told late: maybe of a process before it
+            stored = self._left.get((rank.name, tracker.rank))
+        if stored is None:
+            self._numbers.forget(rank.name, tracker.rank)
+        else:
+            tracker.size, tracker.parameters = tracker.size or stored.size, tracker.parameters or stored.parameters
+            tracker.resume(stored.end_ns, stored.number)
+
+    def _holder_of(self, rank: Rank) -> Holder:
+        return self._holder._replace(pid=rank.pid)
+
+    def _late(self, rank: Rank, mark: Mark) -> None:
+        # Waits bound an iteration only where nothing follows; their lateness costs no other one. What the traffic
+        # tells comes late by its nature, and is no finer than the account of what has settled.
+        # The first step of a process is told when the second one has shown what a step is.
+        first = rank.tracker.finished_ns < 0
+        if mark.moment not in (Moment.FIRST_WAIT, Moment.LAST_WAIT) and mark.source != Source.INFERRED and not first:
+            self.warn(
+                f"marks of rank {mark.rank} of job {mark.job!r} on {self._holder.host} came after their rows had "
+                "settled; near the iteration's edges rows carry its neighbour's number: raise --settle"
+            )
+
+    def align(self, offset_ns: int, error_ns: int) -> None:
+        """Find the common numbers of the ranks; offset_ns: what to add to mono times, right to error_ns."""
+        for rank in [rank for rank in self._stepping() if rank.fresh]:
+            rank.fresh, tracker = False, rank.tracker
+            events = tracker.events(offset_ns)
+            if self._numbers.tell(rank.name, rank.number, tracker.trust, events, error_ns):
+                shift = self._numbers.shift(rank.name, rank.number)
+                self.warn(
+                    f"iterations of rank {rank.number} of job {rank.name!r} on {self._holder.host} are numbered anew: "
+                    f"its own number {shift:+d}"
+                )
+
+    def _numbered(self, rank: Rank, iteration: Iteration) -> Iteration:
+        shift = self._numbers.shift(rank.name, rank.number)
+        relative = iteration.relative and self._numbers.relative(rank.name, rank.number)
+        return replace(iteration, job=rank.name, number=iteration.number + shift, relative=relative)
+
+    def _stepping(self) -> list[Rank]:
+        return [rank for rank in self._ranks.values() if rank.name]
 
     def names(self) -> list[tuple[str, int]]:
         """(job, rank) of each rank, in the order that the other methods use."""
-        return list(self._ranks)
+        return [(rank.name, rank.number) for rank in self._stepping()]
 
     def numbers_at(self, place: int, start_ns: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Iteration of the place-th rank at each time; −1 between iterations."""
-        return list(self._ranks.values())[place].tracker.numbers_at(start_ns)
+        rank = self._stepping()[place]
+        numbers = rank.tracker.numbers_at(start_ns)
+        return np.where(numbers >= 0, numbers + self._numbers.shift(rank.name, rank.number), -1)
 
-    def settle(self, settled_ns: int) -> list[tuple[Iteration, Tally]]:
+    def scores(self) -> list[tuple[str, SourceScore]]:
+        """(job, score) of each rank and source that does not decide."""
+        return [(rank.name, score) for rank in self._stepping() for score in rank.tracker.scores()]
+
+    def settle(self, settled_ns: int, flows: FlowTable) -> list[tuple[Iteration, Tally]]:
         """The iterations whose rows have all been added, with their account."""
         settled = []
-        for entry in [*self._departed, *self._ranks.values()]:
-            due = [iteration for iteration in entry.ended if iteration.end_ns <= settled_ns]
-            entry.ended = [iteration for iteration in entry.ended if iteration.end_ns > settled_ns]
-            for iteration in due:
-                first, last = entry.tracker.communication(iteration.start_ns, iteration.end_ns)
-                tally = entry.account.tally(iteration.start_ns, iteration.end_ns, self.history)
-                parameters = iteration.parameters or self._parameters
-                whole = replace(iteration, comm_start_ns=first, comm_end_ns=last, parameters=parameters)
-                settled.append((whole, tally))
+        for rank in self._stepping():
+            due = [iteration for iteration in rank.ended if iteration.end_ns <= settled_ns]
+            rank.ended = [iteration for iteration in rank.ended if iteration.end_ns > settled_ns]
+            settled += [(self._whole(rank, one), self._tally(rank, one, flows)) for one in due]
         self._forget(settled_ns)
         return settled
 
-    def _forget(self, settled_ns: int) -> None:
-        self._departed = [entry for entry in self._departed if entry.ended]
-        self._ranks = {key: entry for key, entry in self._ranks.items() if not entry.gone(settled_ns)}
-        oldest = settled_ns
-        for entry in self._ranks.values():
-            needed = entry.needed_since()
-            before = settled_ns if needed is None else min(settled_ns, needed)
-            entry.tracker.forget(before)
-            entry.account.forget(before)
-            oldest = min(oldest, before)
-        for entry in self._departed:
-            oldest = min(oldest, *(iteration.start_ns for iteration in entry.ended))
-        self.history.forget(max(oldest, settled_ns - _LONGEST_HISTORY_NS))
+    def _whole(self, rank: Rank, iteration: Iteration) -> Iteration:
+        first, last, wait = rank.tracker.communication(iteration.start_ns, iteration.end_ns)
+        parameters = iteration.parameters or self._parameters
+        told = replace(iteration, comm_start_ns=first, comm_end_ns=last, wait_start_ns=wait, parameters=parameters)
+        return self._numbered(rank, told)
 
-    def end_of_stream(self) -> list[Iteration]:
-        """No more marks will come: returns the iterations that this ends."""
-        ended = []
-        for entry in self._ranks.values():
-            last = entry.tracker.finished(leaving=True)
-            entry.ended += last
-            ended += last
-        return ended
+    def _tally(self, rank: Rank, iteration: Iteration, flows: FlowTable) -> Tally:
+        whose = Party(rank.name, rank.number, "")
+        span = iteration.start_ns, iteration.end_ns
+        return self.account.tally(whose, flows.job(rank.name), flows.parties, *span, alone=iteration.size == 1)
+
+    def _forget(self, settled_ns: int) -> None:
+        for key in [key for key, rank in self._ranks.items() if rank.gone(settled_ns)]:
+            rank = self._ranks.pop(key)
+            self._gone[key] = None
+            if rank.name:
+                self._left[rank.name, rank.number] = rank.stored()
+            if rank.name and (rank.name, rank.number) not in self.names():
+                self._numbers.forget(rank.name, rank.number)
+        for key in list(self._gone)[:-_MOST_GONE]:
+            del self._gone[key]
+        for name in list(self._left)[:-_MOST_GONE]:
+            del self._left[name]
+        oldest = settled_ns
+        for rank in self._ranks.values():
+            needed = rank.needed_since()
+            before = settled_ns if needed is None else min(settled_ns, needed)
+            rank.tracker.forget(before)
+            oldest = min(oldest, before)
+        oldest = max(oldest, settled_ns - _LONGEST_HISTORY_NS)
+        self.account.payload.forget(oldest, settled_ns)
+        self.account.windows.forget(oldest)
+
+    def end_of_stream(self) -> None:
+        """No more marks will come: this may end iterations."""
+        for rank in self._stepping():
+            self._end(rank, leaving=True)
+
+    def release(self) -> None:
+        """Nothing is heard of this host any more: its ranks may be taken by others."""
+        self._claims.release_session(self._holder.session)
 
     def needed_since(self, horizon_ns: int) -> int | None:
         """Start of the earliest iteration that is still open, unless it is too old to wait for (mono ns)."""
-        entries = [*self._departed, *self._ranks.values()]
-        times = [time for time in (entry.needed_since() for entry in entries) if time is not None]
+        times = [time for time in (rank.needed_since() for rank in self._ranks.values()) if time is not None]
         return min((time for time in times if time > horizon_ns - _LONGEST_NEED_NS), default=None)

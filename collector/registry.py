@@ -6,7 +6,11 @@ import logging
 import time
 from dataclasses import dataclass, field
 
+from collector.claims import Claims
+from collector.clocks import Clocks
+from collector.inferring import Inferring
 from collector.jobs import Jobs
+from collector.numbers import Numbers
 from collector.peers import Peers
 from collector.resume import read_resume
 from collector.session import Flush, Session
@@ -14,6 +18,7 @@ from collector.settings import Settings
 from collector.snapshot import take_snapshot
 from collector.store import Part, Store
 from collector.window import Output
+from netmon.dl.inference import Findings
 from netmon.errors import DataError
 from netmon.records import Hello
 from netmon.views import Snapshot
@@ -47,8 +52,12 @@ class Registry:
         self._store, self._settings = store, settings
         self._entries: dict[str, Entry] = {}
         self._jobs, self._peers = Jobs(settings.parameters), Peers()
+        self._numbers, self._claims = Numbers(), Claims()
+        self._inferring = Inferring()
+        self._clocks = Clocks()
         self._flushing = asyncio.Lock()
         self._opening = asyncio.Lock()
+        self._inferring_now = asyncio.Lock()
         self._room = asyncio.Event()
         self._room.set()
         self._trouble = ""  # why the last flush failed
@@ -59,15 +68,18 @@ class Registry:
             entry = self._entries.get(hello.session)
             if entry is None:
                 resume = await asyncio.to_thread(read_resume, self._store.directory, hello)
-                entry = Entry(Session(hello, self._settings, resume, self._peers))
+                entry = Entry(Session(hello, self._settings, resume, self._peers, self._numbers, self._claims))
                 self._entries[hello.session] = entry
         entry.connections += 1
         entry.connected, entry.left = True, False
         return entry
 
-    def arrived(self, entry: Entry, output: Output) -> None:
-        """A batch has been processed."""
-        entry.settled, entry.last_heard = False, time.monotonic()
+    def arrived(self, entry: Entry, output: Output, heard: bool = True) -> None:
+        """A batch has been processed; not heard: it did not come from the agent."""
+        if heard:
+            entry.settled, entry.last_heard = False, time.monotonic()
+        if self._clocks.due(time.monotonic_ns()):
+            self._clocks.compare(host.session.window.comparable() for host in self._newest() if host.connected)
         host = entry.session.hello.host
         for iteration in output.ended:
             self._jobs.ended(host, iteration)
@@ -76,6 +88,27 @@ class Registry:
         if sum(e.session.pending_bytes for e in self._entries.values()) > MOST_PENDING_BYTES:
             self._room.clear()
 
+    async def infer(self, leaving: Entry | None = None) -> None:
+        """Let the traffic tell what it can about training; the computing happens in a thread.
+
+        It waits for the slowest host that is heard; leaving: a session that has just said its last word.
+        """
+        async with self._inferring_now:
+            soon = time.monotonic() - _SILENT_AFTER_S
+            heard = [e for e in self._newest() if e is leaving or (e.connected and e.last_heard > soon)]
+            news = self._inferring.gather([entry.session for entry in heard])
+            if news.until_ns:
+                self._infer(await asyncio.to_thread(self._inferring.run, news))
+
+    def _infer(self, findings: Findings) -> None:
+        marks, patterns = self._inferring.apply(findings)
+        for entry in self._newest():
+            told = marks.get(entry.session.hello.host)
+            if told:
+                self.arrived(entry, entry.session.infer(told), heard=False)
+        for job, pattern in patterns.items():
+            self._jobs.pattern(job, pattern)
+
     async def room(self) -> None:
         """Wait until rows may come in; at once unless the disk does not keep up."""
         await self._room.wait()
@@ -83,6 +116,7 @@ class Registry:
     def disconnected(self, entry: Entry) -> None:
         """The connection of a session has broken."""
         entry.connected, entry.last_heard = False, time.monotonic()
+        entry.session.window.ranks.release()
 
     def settle(self, entry: Entry, leaving: bool) -> None:
         """Settle all that a session has sent."""
@@ -155,7 +189,10 @@ class Registry:
 
     def snapshot(self, flows: int) -> Snapshot:
         """What viewers see now: the newest session of each host."""
-        newest = {entry.session.hello.host: entry for entry in self._entries.values()}
-        windows = [(entry.session.window, entry.connected) for entry in newest.values()]
-        trouble = (self._trouble,) if self._trouble else ()
+        windows = [(entry.session.window, entry.connected) for entry in self._newest()]
+        trouble = tuple(line for line in (self._trouble, self._inferring.trouble) if line)
         return take_snapshot(windows, self._jobs, self._settings, time.time_ns(), flows, trouble)
+
+    def _newest(self) -> list[Entry]:
+        """The newest session of each host."""
+        return list({entry.session.hello.host: entry for entry in self._entries.values()}.values())

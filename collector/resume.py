@@ -17,11 +17,12 @@ import numpy.typing as npt
 import pyarrow.parquet as pq
 
 from collector.store import host_directory
+from netmon.dl.timemap import TimeMap
 from netmon.errors import DataError
 from netmon.records import CLASS_NAMES, Class, Direction, Flow, Hello, Owner
 
 STATE_KEY = b"netmon.state"
-_NUMBERED = ("buckets", "ledger", "iterations")  # tables whose parts are named after batches
+_NUMBERED = ("buckets", "ledger", "iterations", "nic")  # tables whose parts are named after batches
 FLOW_OVER_NS = 600_000_000_000  # an agent gives a flow that was idle for half of it a new number
 RECENT_NS = 60_000_000_000  # a rank whose last stored iteration is older has to join again
 
@@ -35,6 +36,9 @@ class RankState:
     size: int
     parameters: int
     end_utc: int
+    number: int  # of the last of them, as the rank counts
+    trust: int  # of its own numbers
+    shift: int  # from them to the job's
 
 
 @dataclass(frozen=True)
@@ -55,7 +59,8 @@ class Resume:
     complete_sequence: int = 0  # of these batches, all rows are stored
     settled_ns: int = -1
     first_free: int = 0  # parts of the session that begin with it or later do not exist; 0: none exists
-    clock_offset_ns: int | None = None
+    clock: TimeMap | None = None  # as the rows used it
+    nic_sequence: int = 0  # of the last batch whose samples of the NICs are stored
     ledger_until_utc: dict[int, int] = field(default_factory=dict)  # by link
     ledger_totals: dict[int, npt.NDArray[np.int64]] = field(default_factory=dict)
     ranks: tuple[RankState, ...] = ()
@@ -72,12 +77,13 @@ class Resume:
 def read_resume(directory: Path, hello: Hello) -> Resume:
     """Look the session up; reads a few small files. Raises DataError where one cannot be read."""
     try:
-        buckets, ledger, ranks = (_newest_state(directory, table, hello) for table in _NUMBERED)
+        buckets, ledger, ranks, nic = (_newest_state(directory, table, hello) for table in _NUMBERED)
         firsts = [_first(path) for table in _NUMBERED for path in _parts(directory, table, hello)]
         files = _flow_files(directory, hello)
-        offset = next((s["clock_offset_ns"] for s in (buckets, ledger, ranks) if s), None)
-        flows = [flow for path in files for flow in _flows(path, hello, offset or 0)]
-    except (OSError, ValueError, KeyError) as error:
+        clock = next((TimeMap.from_document(s["clock"]) for s in (buckets, ledger, ranks) if s), None)
+        used = clock or TimeMap.constant(hello.clock.offset_ns)
+        flows = [flow for path in files for flow in _flows(path, hello, used)]
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise DataError(f"cannot resume session {hello.session} of {hello.host} in {directory}: {error}") from None
     joined = [RankState(**rank) for rank in ranks.get("ranks", [])]
     return Resume(
@@ -85,10 +91,11 @@ def read_resume(directory: Path, hello: Hello) -> Resume:
         complete_sequence=buckets.get("complete_sequence", 0),
         settled_ns=buckets.get("settled_ns", -1),
         first_free=max(firsts, default=-1) + 1,
-        clock_offset_ns=offset,
+        clock=clock,
         ledger_until_utc={int(link): until for link, until in ledger.get("ledger_until_utc", {}).items()},
         ledger_totals={int(k): np.array(total, np.int64) for k, total in ledger.get("ledger_totals", {}).items()},
         ranks=tuple(rank for rank in joined if rank.end_utc > hello.clock.utc_ns - RECENT_NS),
+        nic_sequence=nic.get("last_sequence", 0),
         flows=tuple(flows),
         flow_dates={_part(path): path.parent.parent.name.removeprefix("date=") for path in files},
     )
@@ -126,7 +133,7 @@ def _last_seen(path: Path) -> int:
     return max(int(groups.row_group(i).column(column).statistics.max) for i in range(groups.num_row_groups))
 
 
-def _flows(path: Path, hello: Hello, offset_ns: int) -> Iterator[StoredFlow]:
+def _flows(path: Path, hello: Hello, clock: TimeMap) -> Iterator[StoredFlow]:
     indices = {interface.name: interface.index for interface in hello.interfaces}
     for row in pq.ParquetFile(path).read().to_pylist():
         owner = Owner(*(row[name] for name in ("pid", "process", "container", "job", "rank", "class_source")))
@@ -139,7 +146,7 @@ def _flows(path: Path, hello: Hello, offset_ns: int) -> Iterator[StoredFlow]:
             src_port=row["src_port"],
             dst_port=row["dst_port"],
             protocol=row["protocol"],
-            first_ns=row["first_ns"] - offset_ns,
+            first_ns=clock.mono(row["first_ns"]),
             owner=owner,
         )
-        yield StoredFlow(flow, _part(path), row["last_ns"] - offset_ns, row["class"] == CLASS_NAMES[Class.DL_SHARED])
+        yield StoredFlow(flow, _part(path), clock.mono(row["last_ns"]), row["class"] == CLASS_NAMES[Class.DL_SHARED])

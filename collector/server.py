@@ -8,6 +8,7 @@ import os
 import signal
 import socket
 import stat
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from netmon.wire.snapshots import encode_snapshot
 _log = logging.getLogger(__name__)
 _SHORTEST_INTERVAL_MS = 50
 _GRACE_S = 1.0
+_INFER_EVERY_S = 0.3
 _BREAK_S = 0.1  # a broken stream looks ended at first; gRPC cancels its handler a moment later
 _OPTIONS = (
     ("grpc.so_reuseport", 0),  # a second collector on the port must fail, not take half of the agents
@@ -42,7 +44,7 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class CollectorService(netmon_pb2_grpc.CollectorServicer):
-    """The two calls of proto/netmon.proto."""
+    """The calls of proto/netmon.proto."""
 
     def __init__(self, registry: Registry) -> None:
         """Serve the sessions of a registry."""
@@ -92,6 +94,7 @@ class CollectorService(netmon_pb2_grpc.CollectorServicer):
                 self._registry.disconnected(entry)
                 _log.info(f"{hello.host} {'left' if complete else 'is cut off'}: session {hello.session}")
         if complete and entry.connections == connection:
+            await self._registry.infer(leaving=entry)
             self._registry.settle(entry, leaving=True)
             if await self._registry.flush():
                 await context.write(netmon_pb2.Acknowledgement(sequence=entry.acknowledge))
@@ -104,6 +107,16 @@ class CollectorService(netmon_pb2_grpc.CollectorServicer):
             entry.news.clear()
             if entry.acknowledge:
                 await context.write(netmon_pb2.Acknowledgement(sequence=entry.acknowledge))
+
+    async def Clock(  # noqa: N802 (the contract's name)
+        self, request_iterator: AsyncIterator[netmon_pb2.ClockProbe], context: Context
+    ) -> None:
+        """Tell the time to an agent, as often as it asks."""
+        async for probe in request_iterator:
+            received = time.time_ns()
+            echo = netmon_pb2.ClockEcho(number=probe.number, received_ns=received)
+            echo.sent_ns = time.time_ns()
+            await context.write(echo)
 
     async def Watch(  # noqa: N802 (the contract's name)
         self, request: netmon_pb2.WatchRequest, context: Context
@@ -122,6 +135,7 @@ async def serve(listen: str, data: Path, settings: Settings, stop: asyncio.Event
     Raises DataError where data cannot be written, UnsupportedError where it cannot listen.
     """
     stop = stop or _stop_on_signals()
+    inferring: asyncio.Task[None] | None = None
     store = Store(data)
     registry = Registry(store, settings)
     server = grpc.aio.server(options=_OPTIONS)
@@ -131,12 +145,15 @@ async def serve(listen: str, data: Path, settings: Settings, stop: asyncio.Event
         await server.start()
         _log.info(f"listening on {listen}, writing to {data}")
         _notify("READY=1")
+        inferring = asyncio.create_task(_infer_for_ever(registry))
         await _flush_until(stop, registry, settings.flush_ns / NS_PER_S)
         _notify("STOPPING=1")
         registry.settle_everything()
         if not await registry.flush():
             raise DataError(f"cannot store the last rows in {data}; agents that spool will send them again")
     finally:
+        if inferring:
+            inferring.cancel()
         await server.stop(_GRACE_S)
         store.close()
 
@@ -147,6 +164,12 @@ async def _flush_until(stop: asyncio.Event, registry: Registry, interval_s: floa
             await asyncio.wait_for(stop.wait(), interval_s)
         registry.tidy()
         await registry.flush()
+
+
+async def _infer_for_ever(registry: Registry) -> None:
+    while True:
+        await asyncio.sleep(_INFER_EVERY_S)
+        await registry.infer()
 
 
 def _notify(state: str) -> None:

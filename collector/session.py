@@ -9,17 +9,20 @@ from datetime import datetime, timezone
 import numpy as np
 import pyarrow as pa
 
+from collector.claims import Claims
 from collector.ledger import LedgerRow
+from collector.nic import NicRows
+from collector.numbers import Numbers
 from collector.peers import Peers
 from collector.resume import FLOW_OVER_NS, RECENT_NS, STATE_KEY, RankState, Resume
 from collector.settings import Settings
 from collector.store import Part
-from collector.tables import bucket_table, flow_table, iteration_table, ledger_table
+from collector.tables import bucket_table, flow_table, iteration_table, ledger_table, nic_table
 from collector.window import HostWindow, Output
 from netmon.dl.account import Tally
 from netmon.dl.classify import NS_PER_S
 from netmon.dl.iterations import Iteration
-from netmon.records import SCHEMA_VERSION, Batch, Hello, Interface, Table
+from netmon.records import SCHEMA_VERSION, Batch, Hello, Interface, Mark, Table
 
 _DAY_NS = 86_400 * NS_PER_S
 
@@ -37,10 +40,19 @@ class Flush:
 class Session:
     """State of one (host, session); used from one thread but for Flush.build."""
 
-    def __init__(self, hello: Hello, settings: Settings, resume: Resume, peers: Peers) -> None:
-        """Begin or resume."""
+    def __init__(
+        self,
+        hello: Hello,
+        settings: Settings,
+        resume: Resume,
+        peers: Peers,
+        numbers: Numbers | None = None,
+        claims: Claims | None = None,
+    ) -> None:
+        """Begin or resume. peers, numbers, claims: what the sessions of all hosts share."""
         self.hello = hello
-        self.window = HostWindow(hello, settings, resume)
+        self._numbers = numbers or Numbers()
+        self.window = HostWindow(hello, settings, resume, self._numbers, claims)
         self.received = 0  # sequence of the last batch processed; 0: none since the collector's start
         self.stored_before = resume.last_sequence
         self.pending_bytes = 0
@@ -48,13 +60,14 @@ class Session:
         self._buckets: list[Table] = []
         self._iterations: list[tuple[Iteration, Tally]] = []
         self._ledger: list[LedgerRow] = []
+        self._nic = NicRows(hello.host)
         self._ledger_until = dict(resume.ledger_until_utc)
         self._first = resume.first_free  # first batch that the next parts cover; 0: not known yet
         self._resume = resume
         self._flow_dates = dict(resume.flow_dates)
         self._ranks = {(rank.job, rank.rank): rank for rank in resume.ranks}
-        for stored in resume.flows:
-            peers.add(stored.flow)
+        for flow in (*(stored.flow for stored in resume.flows), *hello.flows):
+            peers.add(flow)
 
     def process(self, batch: Batch) -> Output:
         """Take in the next batch. Raises WireError."""
@@ -63,7 +76,13 @@ class Session:
         self._first = self._first or batch.sequence
         for flow in batch.flows:
             self._peers.add(flow)
+        for warning in self._nic.add(batch.nic, stored=batch.sequence <= self._resume.nic_sequence):
+            self.window.ranks.warn(warning)
         return self._keep(output)
+
+    def infer(self, marks: list[Mark]) -> Output:
+        """Take in what the traffic tells about this host's ranks."""
+        return self._keep(self.window.infer(marks))
 
     def settle_all(self, leaving: bool) -> Output:
         """Settle everything that has arrived; `leaving`: the session is over."""
@@ -80,7 +99,7 @@ class Session:
     @property
     def idle(self) -> bool:
         """Whether everything that has settled is stored."""
-        return not (self._buckets or self._iterations or self._ledger or self.window.flows.changed)
+        return not (self._buckets or self._iterations or self._ledger or self._nic.rows or self.window.flows.changed)
 
     def forget(self) -> None:
         """The session is over and stored: let go of what other sessions see of it."""
@@ -92,16 +111,17 @@ class Session:
         acknowledge = self.window.acknowledgeable()
         changed = set(self.window.flows.changed)
         parts_of_flows = [part for part, own in self.window.flows.parts.items() if not changed.isdisjoint(own)]
-        if not (self._buckets or self._iterations or self._ledger or changed or acknowledge):
+        if self.idle and not acknowledge:
             return None
         for iteration, _ in self._iterations:
             self._stored(iteration)
         buckets, iterations, ledger = self._buckets, self._iterations, self._ledger
         first, size = self._first, self.pending_bytes
         flows = [self._flow_part(part) for part in parts_of_flows]
-        metadata, offset = self._metadata(), self.window.alignment.offset_ns
+        metadata, clock = self._metadata(), self.window.alignment.map
         stem = f"part-{self.hello.session}-{first}-{self.received}"
         self._buckets, self._iterations, self._ledger = [], [], []
+        nic = self._nic.take()
         self._first, self.pending_bytes = max(first, self.received) + 1, 0
         self.window.flows.changed.clear()
         jobs, name = list(self.window.flows.jobs), self.hello.session
@@ -113,11 +133,14 @@ class Session:
                 table = bucket_table(name, self.window.links, jobs, self.hello.bucket_ns, rows)
                 parts += self._parts("buckets", stem, table, "bucket_start_ns", metadata)
             if iterations:
-                table = iteration_table(name, offset, iterations)
+                table = iteration_table(name, clock, iterations)
                 parts += self._parts("iterations", stem, table, "start_ns", metadata)
             if ledger:
-                table = ledger_table(name, self.window.links, offset, ledger)
+                table = ledger_table(name, self.window.links, clock, ledger)
                 parts += self._parts("ledger", stem, table, "start_ns", metadata)
+            if nic:
+                table = nic_table(name, clock, nic)
+                parts += self._parts("nic", stem, table, "time_ns", metadata)
             return parts
 
         def done() -> None:
@@ -128,7 +151,7 @@ class Session:
 
         def undone() -> None:
             self._buckets, self._iterations = buckets + self._buckets, iterations + self._iterations
-            self._ledger = ledger + self._ledger
+            self._ledger, self._nic.rows = ledger + self._ledger, nic + self._nic.rows
             self._first, self.pending_bytes = first, size + self.pending_bytes
             self.window.flows.changed |= changed
 
@@ -136,14 +159,14 @@ class Session:
 
     def _flow_part(self, part: int) -> Callable[[dict[bytes, bytes]], Part]:
         """Copies of one part's flows as they are now; the rest can run in a thread."""
-        table, offset = self.window.flows, self.window.alignment.offset_ns
+        table, clock = self.window.flows, self.window.alignment.map
         flows, state = [table.flows[index] for index in table.parts[part]], table.state[table.parts[part]]
-        date = self._flow_dates.setdefault(part, _date(flows[0].first_ns + offset))
+        date = self._flow_dates.setdefault(part, _date(clock.utc(flows[0].first_ns)))
         peers = [self._peers.rank(flow) for flow in flows]
         session, host = self.hello.session, self.hello.host
 
         def build(metadata: dict[bytes, bytes]) -> Part:
-            rows = flow_table(session, self.window.links, offset, flows, state, peers)
+            rows = flow_table(session, self.window.links, clock, flows, state, peers)
             return Part("flows", date, host, f"part-{session}-{part:06}", rows.replace_schema_metadata(metadata))
 
         return build
@@ -158,7 +181,10 @@ class Session:
 
     def _stored(self, iteration: Iteration) -> None:
         end = self.window.alignment.utc(iteration.end_ns)
-        state = RankState(iteration.job, iteration.rank, iteration.size, iteration.parameters, end)
+        own = iteration.job, iteration.rank
+        trust, shift = self._numbers.state(*own)
+        counted = iteration.number - shift
+        state = RankState(*own, iteration.size, iteration.parameters, end, counted, trust, shift)
         self._ranks[iteration.job, iteration.rank] = state
 
     def _metadata(self) -> dict[bytes, bytes]:
@@ -171,7 +197,7 @@ class Session:
             "last_sequence": max(self.received, self._resume.last_sequence),
             "complete_sequence": window.complete(),
             "settled_ns": max(window.settled_ns, self._resume.settled_ns),
-            "clock_offset_ns": window.alignment.offset_ns,
+            "clock": window.alignment.map.document(),
             "ledger_until_utc": self._ledger_until,
             "ledger_totals": {link: total.tolist() for link, total in enumerate(window.ledger.totals)},
             "ranks": [vars(rank) for rank in self._ranks.values()],
@@ -186,10 +212,12 @@ class Session:
             "session": hello.session,
             "agent_version": hello.agent_version,
             "bucket_ns": hello.bucket_ns,
+            "capacity_bps": {interface.name: interface.capacity_bps for interface in hello.interfaces},
             "byte_basis": {interface.name: interface.byte_basis for interface in hello.interfaces},
             # A super-packet has one time for all of its bytes: below this, a row's bucket is finer than its truth.
             "super_packet_ns": {interface.name: super_packet_ns(interface) for interface in hello.interfaces},
             "clock_error_ns": window.alignment.error_ns,
+            "clock_source": window.alignment.source,
             "hook": hooks,
             "share_window_ns": window.window_ns,
             "share_threshold": window.settings.share_threshold,

@@ -12,4 +12,5 @@ class Settings:
     flush_ns: int = 2_000_000_000
     share_window_ns: int = 10_000_000
     share_threshold: float = 0.01  # of a link's capacity
+    hold_windows: int = 5  # a view's class changes when so many share windows in a row say so; rows are exact
     parameters: int = 0  # model size for jobs that do not tell theirs

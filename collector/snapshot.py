@@ -10,6 +10,7 @@ from collector.jobs import Jobs
 from collector.series import INTERVAL_NS
 from collector.settings import Settings
 from collector.window import HostWindow
+from netmon.dl.traffic import TRAFFIC_NAMES
 from netmon.records import Class, Table
 from netmon.views import FlowView, HostView, LinkView, Snapshot
 
@@ -32,15 +33,17 @@ def take_snapshot(
         share_window_ns=max((window.window_ns for window, _ in hosts), default=settings.share_window_ns),
         hosts=tuple(_host(window, connected, now_utc_ns) for window, connected in hosts),
         links=tuple(view for (window, _), r in zip(hosts, rows, strict=True) for view in _links(window, r)),
-        jobs=jobs.views(),
+        jobs=jobs.views([score for window, _ in hosts for score in window.ranks.scores()]),
         flows=tuple(sorted(fastest, key=lambda view: -view.wire_bps)[:flows]),
-        warnings=warnings + tuple(line for window, _ in hosts for line in window.ranks.warnings),
+        warnings=(*warnings, *jobs.warnings(), *(line for window, _ in hosts for line in window.ranks.warnings)),
     )
 
 
 def _host(window: HostWindow, connected: bool, now_utc_ns: int) -> HostView:
     age = now_utc_ns - window.alignment.utc(window.horizon_ns)
-    return HostView(window.hello.host, connected, max(0, age), window.alignment.error_ns, window.cost)
+    clock = window.alignment
+    about_clock = clock.error_ns, window.cost, clock.source, clock.host_offset_ns, clock.skew_ppm
+    return HostView(window.hello.host, connected, max(0, age), *about_clock)
 
 
 def _links(window: HostWindow, rows: Table) -> list[LinkView]:
@@ -75,15 +78,13 @@ def _links(window: HostWindow, rows: Table) -> list[LinkView]:
 
 def _flows(window: HostWindow, rows: Table, count: int) -> list[FlowView]:
     indices, rates = window.rates.largest(count)
-    shared = rows["class"] == Class.DL_SHARED
-    most_shared = np.zeros(len(window.flows.flows), np.int64)
-    np.add.at(most_shared, rows["flow_id"], np.where(shared, rows["wire_bytes"], -rows["wire_bytes"]))
+    mostly_shared = window.mostly_shared(rows)
     views = []
     for index, rate in zip(indices.tolist(), rates.tolist(), strict=True):
         flow, state = window.flows.flows[index], window.flows.state[index]
         class_ = Class(int(state["class"]))
-        if class_ == Class.DL_ONLY and most_shared[index] > 0:
+        if class_ == Class.DL_ONLY and mostly_shared[index]:
             class_ = Class.DL_SHARED
-        name = window.links.interface(int(state["link"])).name
-        views.append(FlowView(window.hello.host, name, flow, class_, rate, int(state["wire_bytes"])))
+        name, traffic = window.links.interface(int(state["link"])).name, TRAFFIC_NAMES[state["traffic"]]
+        views.append(FlowView(window.hello.host, name, flow, class_, rate, int(state["wire_bytes"]), traffic))
     return views

@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from netmon.errors import DataError
+from netmon.records import SCHEMA_VERSION
 
 _LOCK = ".collector.lock"
 
@@ -56,6 +57,11 @@ class Store:
             raise DataError(
                 f"cannot write to {directory}: another collector does; stop it or choose another --data"
             ) from None
+        try:
+            _check_schema(directory)
+        except DataError:
+            self._lock.close()
+            raise
         for unfinished in directory.glob("*/date=*/host=*/.part-*"):
             unfinished.unlink(missing_ok=True)
 
@@ -85,3 +91,20 @@ class Store:
             raise DataError(
                 f"cannot write to {self.directory}: {reason}; rows stay in memory and with the agents until it works"
             ) from None
+
+
+def _check_schema(directory: Path) -> None:
+    """Raise DataError where a table's newest day holds rows of another schema: they cannot be read as one table."""
+    for table in sorted(path for path in directory.iterdir() if path.is_dir()):
+        newest = max(table.glob("date=*"), default=None)
+        part = next(newest.glob("host=*/part-*.parquet"), None) if newest else None
+        try:
+            metadata = (pq.read_schema(part).metadata or {}) if part else {}
+        except (OSError, pa.ArrowException) as error:
+            raise DataError(f"cannot continue the dataset in {directory}: {part}: {error}; move it away") from None
+        version = metadata.get(b"netmon.schema_version")
+        if version is not None and int(version) != SCHEMA_VERSION:
+            raise DataError(
+                f"cannot continue the dataset in {directory}: its {table.name} have schema version {int(version)}, "
+                f"this netmon writes {SCHEMA_VERSION}; choose another --data (`netmon report` and `export` read both)"
+            )

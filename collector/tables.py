@@ -14,7 +14,9 @@ from collector.flows import STATE, Links
 from collector.ledger import LedgerRow
 from netmon.dl.account import Tally
 from netmon.dl.iterations import Iteration
-from netmon.records import CLASS_NAMES, Class, Flow, Table
+from netmon.dl.timemap import TimeMap
+from netmon.dl.traffic import TRAFFIC_NAMES
+from netmon.records import CLASS_NAMES, Class, Flow, NicSample, Table
 
 DIRECTIONS = ("rx", "tx")
 _WORD = pa.dictionary(pa.int32(), pa.string())
@@ -47,7 +49,7 @@ SCHEMAS = {
             *_fields(_WORD, "container", "job"),
             *_fields(pa.int32(), "rank", "peer_rank"),
             *_fields(_I64, "first_ns", "last_ns"),
-            *_fields(_WORD, "class", "class_source"),
+            *_fields(_WORD, "class", "class_source", "traffic"),
         ]
     ),
     "iterations": pa.schema(
@@ -56,14 +58,18 @@ SCHEMAS = {
             *_fields(pa.int32(), "rank", "size"),
             *_fields(_I64, "iteration", "start_ns", "end_ns"),
             *_fields(_WORD, "start_moment", "end_moment"),
-            *_fields(_I64, "comm_start_ns", "comm_end_ns"),
+            *_fields(_I64, "comm_start_ns", "comm_end_ns", "wait_start_ns", "exposed_ns"),
             *_fields(_WORD, "source"),
             *_fields(_I64, "error_ns"),
             *_fields(pa.bool_(), "relative"),
             *_fields(_I64, "parameters"),
             *_fields(pa.bool_(), "node_shared"),
             *_fields(_I64, "dl_tx_bytes", "dl_rx_bytes", "dl_shared_tx_bytes", "dl_shared_rx_bytes"),
-            *_fields(_I64, "cross_tx_bytes", "cross_rx_bytes", "unclassified_tx_bytes", "unclassified_rx_bytes"),
+            *_fields(_I64, "dl_control_tx_bytes", "dl_control_rx_bytes", "cross_tx_bytes", "cross_rx_bytes"),
+            *_fields(_I64, "other_job_tx_bytes", "other_job_rx_bytes"),
+            *_fields(_I64, "unclassified_tx_bytes", "unclassified_rx_bytes"),
+            *_fields(_WORD, "cross_top"),
+            *_fields(_I64, "cross_top_tx_bytes", "cross_top_rx_bytes"),
             *_fields(_I64, "peak_bps"),
         ]
     ),
@@ -75,6 +81,14 @@ SCHEMAS = {
             *_fields(pa.float64(), "coverage"),
             *_fields(_I64, "nic_counter_bytes", "nic_packets"),
             *_fields(_WORD, "hook", "byte_basis"),
+        ]
+    ),
+    "nic": pa.schema(
+        [
+            *_fields(_WORD, "session"),
+            *_fields(_I64, "time_ns"),
+            *_fields(_WORD, "device", "source", "counter"),
+            *_fields(_I64, "value"),
         ]
     ),
 }
@@ -114,7 +128,7 @@ def bucket_table(session: str, links: Links, jobs: Sequence[str], bucket_ns: int
 
 
 def flow_table(
-    session: str, links: Links, offset_ns: int, flows: Sequence[Flow], state: Table, peers: Sequence[int]
+    session: str, links: Links, clock: TimeMap, flows: Sequence[Flow], state: Table, peers: Sequence[int]
 ) -> pa.Table:
     """Flows with their state (collector.flows.STATE, same order) as the table `flows`.
 
@@ -132,14 +146,15 @@ def flow_table(
     }
     columns |= {name: [getattr(flow.owner, name) for flow in flows] for name in ("pid", "rank")}
     columns["peer_rank"] = peers
-    columns["first_ns"] = [flow.first_ns + offset_ns for flow in flows]
-    columns["last_ns"] = state["last_ns"] + offset_ns
+    columns["first_ns"] = clock.utcs(np.array([flow.first_ns for flow in flows], np.int64))
+    columns["last_ns"] = clock.utcs(state["last_ns"])
     columns["class"] = _words(classes, CLASS_NAMES)
     columns["class_source"] = _encode([flow.owner.source for flow in flows])
+    columns["traffic"] = _words(state["traffic"].astype(np.int32), TRAFFIC_NAMES)
     return _table("flows", session, len(flows), columns)
 
 
-def iteration_table(session: str, offset_ns: int, rows: Sequence[tuple[Iteration, Tally]]) -> pa.Table:
+def iteration_table(session: str, clock: TimeMap, rows: Sequence[tuple[Iteration, Tally]]) -> pa.Table:
     """Iterations with their account as the table `iterations`."""
     iterations, tallies = [row[0] for row in rows], [row[1] for row in rows]
     same = ("rank", "size", "error_ns", "relative", "parameters")
@@ -147,23 +162,39 @@ def iteration_table(session: str, offset_ns: int, rows: Sequence[tuple[Iteration
     columns |= {name: [getattr(tally, name) for tally in tallies] for name in Tally.__dataclass_fields__}
     columns["iteration"] = [iteration.number for iteration in iterations]
     for name in ("start_ns", "end_ns"):
-        columns[name] = [getattr(iteration, name) + offset_ns for iteration in iterations]
-    for name in ("comm_start_ns", "comm_end_ns"):
-        columns[name] = [time + offset_ns if time else None for time in (getattr(i, name) for i in iterations)]
+        columns[name] = [clock.utc(getattr(iteration, name)) for iteration in iterations]
+    columns["cross_top"] = _encode([tally.cross_top for tally in tallies])
+    columns["exposed_ns"] = [i.exposed_ns if i.exposed_ns >= 0 else None for i in iterations]
+    for name in ("comm_start_ns", "comm_end_ns", "wait_start_ns"):
+        columns[name] = [clock.utc(time) if time else None for time in (getattr(i, name) for i in iterations)]
     columns["job"] = _encode([iteration.job for iteration in iterations])
     for name in ("start_moment", "end_moment", "source"):
         columns[name] = _encode([getattr(iteration, name).name.lower() for iteration in iterations])
     return _table("iterations", session, len(rows), columns)
 
 
-def ledger_table(session: str, links: Links, offset_ns: int, rows: Sequence[LedgerRow]) -> pa.Table:
+def ledger_table(session: str, links: Links, clock: TimeMap, rows: Sequence[LedgerRow]) -> pa.Table:
     """Ledger rows as the table `ledger`."""
     numbers = np.array([row.link for row in rows], np.int64)
     plain = [f.name for f in SCHEMAS["ledger"] if f.name.endswith("_bytes") or f.name == "nic_packets"]
     columns = _link_columns(links, numbers) | {name: [getattr(row, name) for row in rows] for name in plain}
     columns["coverage"] = [row.coverage if row.nic_bytes else None for row in rows]
-    columns["start_ns"] = [row.start_ns + offset_ns for row in rows]
-    columns["end_ns"] = [row.end_ns + offset_ns for row in rows]
+    columns["start_ns"] = [clock.utc(row.start_ns) for row in rows]
+    columns["end_ns"] = [clock.utc(row.end_ns) for row in rows]
     columns["hook"] = _encode([links.hook(row.link) for row in rows])
     columns["byte_basis"] = _encode([links.interface(row.link).byte_basis for row in rows])
     return _table("ledger", session, len(rows), columns)
+
+
+def nic_table(session: str, clock: TimeMap, samples: Sequence[NicSample]) -> pa.Table:
+    """The NICs' counters as the table `nic`: one row per counter, cumulative since whenever the device began."""
+    rows = [len(sample.names) for sample in samples]
+    times = clock.utcs(np.array([sample.time_ns for sample in samples], np.int64))
+    columns: dict[str, object] = {"time_ns": np.repeat(times, rows)}
+    for name in ("device", "source"):
+        columns[name] = _encode([getattr(s, name) for s in samples]).take(
+            pa.array(np.repeat(np.arange(len(rows)), rows))
+        )
+    columns["counter"] = _encode([name for sample in samples for name in sample.names])
+    columns["value"] = [value for sample in samples for value in sample.values]
+    return _table("nic", session, sum(rows), columns)

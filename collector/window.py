@@ -8,36 +8,34 @@ never change again.
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
 from collector.align import Alignment
+from collector.claims import Claims, Holder
+from collector.classes import Classifier
 from collector.flows import FlowTable, Links
 from collector.ledger import LedgerAccount, LedgerRow
-from collector.ranks import Ranks
+from collector.numbers import Numbers
+from collector.onsets import HostOnsets, Onsets
+from collector.rank import Resumed
+from collector.ranks import DISTANT, Ranks
 from collector.resume import Resume
+from collector.rows import ARRIVED, SETTLED, merge
 from collector.series import FlowRates, LinkSeries
 from collector.settings import Settings
-from netmon.dl.account import Tally
-from netmon.dl.classify import Windows, row_classes, share_windows, window_width
+from netmon.dl.account import Tally, row_keys
+from netmon.dl.classify import NS_PER_S, Windows, window_width
 from netmon.dl.iterations import Iteration
-from netmon.records import AgentCost, Batch, Class, Hello, Table, empty
+from netmon.dl.numbering import Trust
+from netmon.records import AgentCost, Batch, Class, Flow, Hello, Mark, Moment, Table, empty
 
 FURTHEST_NS = 10_000_000_000
 """Nothing in a batch lies so long after its horizon."""
 
-ARRIVED = np.dtype(
-    [(name, "<i8") for name in ("flow", "start_ns", "packets", "wire_bytes", "payload_bytes")] + [("stored", "?")]
-)
-"""A row on its way: dense flow index, mono time, counts; stored: the dataset has it, it serves the state only."""
-
-SETTLED = np.dtype(
-    [("flow_id", "<u4"), ("link", "<i4"), ("class", "u1"), ("job", "<i4"), ("iteration", "<i8")]
-    + [(name, "<i8") for name in ("bucket_start_ns", "packets", "wire_bytes", "payload_bytes")]
-)
-"""A row of the dataset: bucket_start_ns in UTC, job an index into the session's jobs."""
+_MOST_CARRIED = 300  # batches whose rows wait for the inference
 
 
 @dataclass(frozen=True)
@@ -60,15 +58,28 @@ class _Arrival:
 class HostWindow:
     """The moving window of one agent's session."""
 
-    def __init__(self, hello: Hello, settings: Settings, resume: Resume) -> None:
-        """Begin, or take up a session of which `resume` says what the dataset holds."""
+    def __init__(
+        self,
+        hello: Hello,
+        settings: Settings,
+        resume: Resume,
+        numbers: Numbers | None = None,
+        claims: Claims | None = None,
+    ) -> None:
+        """Begin, or take up a session of which `resume` says what the dataset holds.
+
+        numbers, claims: what the sessions of all hosts share.
+        """
         self.hello = hello
         self.settings = settings
         self.window_ns = window_width(settings.share_window_ns, hello.bucket_ns)
         self.links = Links(hello)
         self.flows = FlowTable(self.links)
-        self.alignment = Alignment(hello.clock, resume.clock_offset_ns)
-        self.ranks = Ranks(hello.host, self.window_ns, settings.parameters)
+        self.alignment = Alignment(hello.clock, hello.bucket_ns, resume.clock)
+        self.onsets = Onsets(hello.clock.mono_ns)
+        holder = Holder(hello.host, hello.session, 0)
+        self.ranks = Ranks(holder, self.window_ns, settings.parameters, numbers, claims)
+        self.classifier = Classifier(self.flows, self.links, settings, self.window_ns)
         self.series = LinkSeries(len(self.links), settings.settle_ns)
         self.rates = FlowRates()
         self.cost = AgentCost()
@@ -78,17 +89,30 @@ class HostWindow:
         self._resume = resume
         self._pending = empty(ARRIVED)
         self._arrivals: deque[_Arrival] = deque()
+        self._carried: deque[Table] = deque(maxlen=_MOST_CARRIED)
+        self._introduced = [mark for mark in hello.marks if mark.moment != Moment.JOIN]
+        self._renamed = 0  # processes
         self._resume_state(resume)
+        self._introduce(hello)
 
     def _resume_state(self, resume: Resume) -> None:
-        offset = self.alignment.offset_ns
+        mono = self.alignment.map.mono
         self.ledger = LedgerAccount(
-            self.links, {k: t - offset for k, t in resume.ledger_until_utc.items()}, resume.ledger_totals
+            self.links, {k: mono(t) for k, t in resume.ledger_until_utc.items()}, resume.ledger_totals
         )
         for stored in resume.flows:
             self.flows.restore(stored.flow, stored.part, stored.last_ns, stored.shared)
         for rank in resume.ranks:
-            self.ranks.resume(rank.job, rank.rank, rank.size, rank.parameters, rank.end_utc - offset)
+            known = Resumed(rank.size, rank.parameters, mono(rank.end_utc), rank.number)
+            self.ranks.resume(rank.job, rank.rank, known, Trust(rank.trust), rank.shift)
+
+    def _introduce(self, hello: Hello) -> None:
+        """What is under way already: the flows that are alive, and the step that each rank is in."""
+        for flow in hello.flows:
+            self._describe(flow)
+        for mark in hello.marks:
+            if mark.moment == Moment.JOIN:
+                self.ranks.mark(mark, self.settled_ns)
 
     def add(self, batch: Batch) -> Output:
         """Take in the next batch. Raises WireError, and changes nothing but flows, where a row's flow is unknown."""
@@ -96,15 +120,13 @@ class HostWindow:
         rows = self._arrived(batch)
         for sample in batch.ledger:
             self.links.number(sample.interface, sample.direction)
-        if self.alignment.update(batch.clock):
-            self.ranks.warn(f"the clock of {self.hello.host} has moved; its rows are aligned anew from here on")
-        # A mark's time is what a training process says: one from the future is left out, the batch is not to blame.
-        marks = [mark for mark in batch.marks if mark.time_ns <= batch.horizon_ns + FURTHEST_NS]
-        self.ranks.unusable += len(batch.marks) - len(marks)
-        ended = [done for mark in marks for done in self.ranks.mark(mark, self.settled_ns)]
+        self._align(batch)
+        marks = self._mark(batch)
         for sample in batch.ledger:
             self.ledger.sample(sample, self.settled_ns)
-        self.flows.seen(rows["flow"], rows["start_ns"], rows["wire_bytes"])
+        self.onsets.add(self.flows, rows["flow"], rows["start_ns"])
+        self.flows.seen(rows)
+        self._carried.append(rows)
         self.horizon_ns = max(self.horizon_ns, batch.horizon_ns)
         self.rates.add(self.horizon_ns, rows["flow"], rows["wire_bytes"])
         self.cost = batch.cost
@@ -113,19 +135,72 @@ class HostWindow:
         times = [batch.horizon_ns, last_row, *(m.time_ns for m in marks), *(s.time_ns for s in batch.ledger)]
         self._arrivals.append(_Arrival(batch.sequence, last_row, max(times)))
         grid = (self.horizon_ns - self.settings.settle_ns) // self.window_ns * self.window_ns
-        return self._settle(grid, ended)
+        return self._settle(grid)
+
+    def _mark(self, batch: Batch) -> list[Mark]:
+        """Take in the batch's marks; returns those that count for it."""
+        # A mark's time is what a training process says: one from the future is left out, the batch is not to blame.
+        marks = [mark for mark in batch.marks if mark.time_ns <= batch.horizon_ns + FURTHEST_NS]
+        self.ranks.unusable[DISTANT] += len(batch.marks) - len(marks)
+        for mark in marks:
+            self.ranks.mark(mark, self.settled_ns)
+        # The introduction tells of the step that is under way, which may be later than batches that are sent again.
+        due = [mark for mark in self._introduced if mark.time_ns <= batch.horizon_ns]
+        self._introduced = [mark for mark in self._introduced if mark.time_ns > batch.horizon_ns]
+        for mark in due:
+            if mark not in marks:
+                self.ranks.mark(mark, self.settled_ns)
+        self._rename()
+        return marks
+
+    def _rename(self) -> None:
+        """Flows of a process that turned out to be of another job of the same name."""
+        if len(self.ranks.renamed) == self._renamed:
+            return
+        self._renamed = len(self.ranks.renamed)
+        for flow in list(self.flows.flows):
+            self._describe(flow)
+
+    def _align(self, batch: Batch) -> None:
+        now_ns = max(self.horizon_ns, batch.horizon_ns)
+        jump_ns = self.alignment.update(batch.clock, batch.exchanges, now_ns, self.settled_ns)
+        if jump_ns:
+            by = f"{jump_ns / NS_PER_S:+.3f} s"
+            self.ranks.warn(f"rows of {self.hello.host} move by {by}: its clock has jumped, or is only now known")
+
+    def comparable(self) -> HostOnsets:
+        """What the comparison of the hosts' clocks needs of this one."""
+        return HostOnsets(self.alignment, self.hello.bucket_ns, self.flows.flows, self.onsets.table())
 
     def describe(self, batch: Batch) -> None:
         """Take in only the flows of a batch, as of one that was processed before."""
         for flow in batch.flows:
-            self.flows.describe(flow)
+            self._describe(flow)
+
+    def _describe(self, flow: Flow) -> None:
+        name = self.ranks.renamed.get((flow.owner.job, flow.owner.pid)) if flow.owner.job else None
+        self.flows.describe(replace(flow, owner=replace(flow.owner, job=name)) if name else flow)
+
+    def infer(self, marks: list[Mark]) -> Output:
+        """Take in what the traffic tells about this host's ranks."""
+        for mark in marks:
+            self.ranks.mark(mark, self.settled_ns)
+        return self._settle(self.settled_ns)
+
+    def take_carried(self) -> Table:
+        """Rows that have arrived since the last call, dtype ARRIVED, but times in UTC."""
+        rows = np.concatenate([empty(ARRIVED), *self._carried])
+        self._carried.clear()
+        rows["start_ns"] = self.alignment.map.utcs(rows["start_ns"])
+        return rows
 
     def settle_all(self, leaving: bool) -> Output:
         """Settle everything that has arrived; `leaving`: the session is over, no mark will follow."""
-        ended = self.ranks.end_of_stream() if leaving else []
+        if leaving:
+            self.ranks.end_of_stream()
         times = [self.horizon_ns, int(self._pending["start_ns"].max(initial=-1)) + 1]
         times += [arrival.last_ns for arrival in self._arrivals]
-        return self._settle(max(times), ended)
+        return self._settle(max(times))
 
     def _arrived(self, batch: Batch) -> Table:
         rows = np.empty(len(batch.buckets), ARRIVED)
@@ -136,52 +211,75 @@ class HostWindow:
         rows["stored"] = self._resume.holds(batch.sequence, rows["start_ns"])
         return rows
 
-    def _settle(self, until_ns: int, ended: list[Iteration]) -> Output:
+    def _settle(self, until_ns: int) -> Output:
         due = self._pending["start_ns"] < until_ns
         rows = merge(self._pending[due])
         self._pending = self._pending[~due]
         self.settled_ns = max(self.settled_ns, until_ns)
-        state = self.flows.state[rows["flow"]]
-        windows, classes = self._classify(rows)
-        start, link, wire = rows["start_ns"], state["link"], rows["wire_bytes"]
+        self.ranks.align(self.alignment.offset_ns, self.alignment.error_ns)
+        self.flows.tell_traffic()
+        windows, classes = self.classifier.classify(rows)
+        self._account(rows, windows, classes)
+        settled = self._stamped(rows, classes)
+        iterations = self.ranks.settle(self.settled_ns, self.flows)
+        ledger = self.ledger.rows(self.settled_ns)
+        return Output(settled[~rows["stored"]], iterations, ledger, self.ranks.ended())
+
+    def _account(self, rows: Table, windows: Windows, classes: npt.NDArray[np.uint8]) -> None:
+        """Count settled rows wherever somebody will ask for sums of them."""
+        start, state = rows["start_ns"], self.flows.state[rows["flow"]]
         self.flows.state["shared"][rows["flow"][classes == Class.DL_SHARED]] = True
-        self.series.add(start, link, classes, wire)
-        self.ledger.add(start, link, wire)
-        names = self.ranks.names()
-        owned = [(state["job"] == self.flows.job(job)) & (state["rank"] == rank) for job, rank in names]
-        self.ranks.add(start, classes, link % 2, rows["payload_bytes"], owned, windows)
+        viewed = self.classifier.view(rows, windows, classes, keep=True)
+        self.series.add(start, state["link"], viewed, rows["wire_bytes"])
+        self.ledger.add(start, state["link"], rows["wire_bytes"])
+        keys = row_keys(state["party"], classes, state["traffic"], state["link"] % 2)
+        self.ranks.account.payload.add(start, keys, rows["payload_bytes"])
+        self.ranks.account.windows.add(windows)
+
+    def _stamped(self, rows: Table, classes: npt.NDArray[np.uint8]) -> Table:
+        """Settled rows as the dataset has them, dtype SETTLED."""
+        start, state = rows["start_ns"], self.flows.state[rows["flow"]]
         settled = np.empty(len(rows), SETTLED)
         settled["job"], settled["iteration"] = state["job"], -1
-        for place, (job, _) in enumerate(names):
-            own = owned[place]
+        names = self.ranks.names()
+        for place, (job, rank) in enumerate(names):
+            own = (state["job"] == self.flows.job(job)) & (state["rank"] == rank)
             if len(names) == 1:
                 own = own | (state["job"] == 0)
                 settled["job"][own] = self.flows.job(job)
             settled["iteration"][own] = self.ranks.numbers_at(place, start[own])
         for name in ("packets", "wire_bytes", "payload_bytes"):
             settled[name] = rows[name]
-        settled["flow_id"], settled["link"], settled["class"] = state["flow_id"], link, classes
-        settled["bucket_start_ns"] = start + self.alignment.offset_ns
-        iterations = self.ranks.settle(self.settled_ns)
-        return Output(settled[~rows["stored"]], iterations, self.ledger.rows(self.settled_ns), ended)
-
-    def _classify(self, rows: Table) -> tuple[Windows, npt.NDArray[np.uint8]]:
-        state = self.flows.state[rows["flow"]]
-        windows = share_windows(
-            *(rows["start_ns"], state["link"], state["class"], rows["wire_bytes"], rows["payload_bytes"]),
-            *(self.links.capacity_bps, self.window_ns, self.settings.share_threshold),
-        )
-        return windows, row_classes(state["class"], windows)
+        settled["flow_id"], settled["link"], settled["class"] = state["flow_id"], state["link"], classes
+        settled["bucket_start_ns"] = self.alignment.map.utcs(start)
+        return settled
 
     def provisional(self) -> Table:
-        """The rows that have not settled, dtype SETTLED, but times in mono, flow_id a dense index, no iteration."""
+        """Rows that have not settled, dtype SETTLED, but times in mono, flow_id a dense index, no iteration.
+
+        Their class is the view's: with hysteresis.
+        """
         rows = np.zeros(len(self._pending), SETTLED)
         for name in ("packets", "wire_bytes", "payload_bytes"):
             rows[name] = self._pending[name]
         rows["flow_id"], rows["bucket_start_ns"] = self._pending["flow"], self._pending["start_ns"]
         rows["link"] = self.flows.state["link"][self._pending["flow"]]
-        rows["class"] = self._classify(self._pending)[1]
+        rows["class"] = self.classifier.view(self._pending, *self.classifier.classify(self._pending), keep=False)
         return rows
+
+    def mostly_shared(self, rows: Table) -> npt.NDArray[np.bool_]:
+        """Per flow, whether most of its rows that have not settled (as `provisional` gives them) are DL-shared.
+
+        With hysteresis: it changes where two thirds of the bytes say so, and stays where there are none.
+        """
+        flows = len(self.flows.flows)
+        wire = np.bincount(rows["flow_id"], weights=rows["wire_bytes"], minlength=flows)
+        of_shared = np.where(rows["class"] == Class.DL_SHARED, rows["wire_bytes"], 0)
+        shared = np.bincount(rows["flow_id"], weights=of_shared, minlength=flows)
+        state = self.flows.state
+        state["seen_shared"] = np.where(state["seen_shared"], 3 * shared >= wire, 3 * shared > 2 * wire)
+        seen: npt.NDArray[np.bool_] = state["seen_shared"].copy()
+        return seen
 
     def complete(self) -> int:
         """The last batch of which, as of all before it, every row has settled; 0: none."""
@@ -206,18 +304,3 @@ class HostWindow:
         """The agent forgets the batches up to here."""
         while self._arrivals and self._arrivals[0].sequence <= sequence:
             self._arrivals.popleft()
-
-
-def merge(rows: Table) -> Table:
-    """One row per (flow, bucket), sorted by time, counts added up; dtype ARRIVED in and out."""
-    if not len(rows):
-        return rows
-    rows = rows[np.lexsort((rows["stored"], rows["flow"], rows["start_ns"]))]
-    same = np.ones(len(rows) - 1, np.bool_)
-    for name in ("stored", "flow", "start_ns"):
-        same &= rows[name][1:] == rows[name][:-1]
-    first = np.flatnonzero(np.concatenate([[True], ~same]))
-    merged = rows[first]
-    for name in ("packets", "wire_bytes", "payload_bytes"):
-        merged[name] = np.add.reduceat(rows[name], first)
-    return merged

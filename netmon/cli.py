@@ -13,7 +13,7 @@ from netmon import __version__
 from netmon.config import defaults_from
 from netmon.errors import NetmonError, UsageError
 
-COMMANDS = ("agent", "collector", "top", "export", "replay", "lab", "doctor", "bench")
+COMMANDS = ("agent", "collector", "top", "export", "replay", "lab", "report", "doctor", "bench")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -13,17 +13,33 @@ It costs some microseconds per step, imports nothing but the standard library, n
 the training; without an agent it does nothing.
 """
 
-import contextlib
 import os
 import socket
+import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable
 from typing import Any
 
-from netmon.marks import MarkPacket, encode, rank_from_environment, socket_path
+from netmon.marks import packer, rank_from_environment, socket_path
 
-_JOIN, _STEP_START, _FIRST_ENQUEUE, _LAST_WAIT, _STEP_END, _LEAVE = range(1, 7)  # netmon.records.Moment
+_JOIN, _STEP_START, _FIRST_ENQUEUE, _LAST_WAIT, _STEP_END, _LEAVE, _FIRST_WAIT = range(1, 8)  # netmon.records.Moment
+_HOROVODS = tuple(f"horovod.{name}" for name in ("torch", "tensorflow", "keras", "tensorflow.keras", "mxnet"))
+_NO_SIGNAL = int(socket.MSG_NOSIGNAL)
 _TRY_AGAIN_NS = 1_000_000_000
+_RESET_NS = 100_000_000  # an elastic reset takes longer
+
+
+class _Step:
+    """The context of one step: begun and ended."""
+
+    def __init__(self, steps: "Steps") -> None:
+        self._steps = steps
+
+    def __enter__(self) -> None:
+        self._steps.begin()
+
+    def __exit__(self, *exception: object) -> None:
+        self._steps.end()
 
 
 class Steps:
@@ -32,45 +48,74 @@ class Steps:
     def __init__(
         self, job: str | None = None, rank: int | None = None, size: int | None = None, parameters: int = 0
     ) -> None:
-        """What is not given is taken from the launcher's environment. parameters: of the model, for the theory."""
+        """What is not given is asked of Horovod, where the script uses it, or taken from the launcher's environment.
+
+        parameters: of the model, for the theory.
+        """
         known = rank_from_environment(os.environ)
         self.job = job or (known.job if known else "training")
         self.rank = rank if rank is not None else known.rank if known else 0
         self.size = size if size is not None else known.size if known else 1
         self.parameters = parameters
         self.iteration = 0
+        self._pack = packer(self.job)
+        self._kept = b""  # marks that go with the next packet
+        self._step = _Step(self)
+        self._horovod: Any = None
+        self._asks_horovod = rank is None and size is None
+        self._begun_ns = 0
         self._path = socket_path()
         self._socket: socket.socket | None = None
         self._try_again_ns = 0
+        self._enqueued = False  # in this step
+        self._last_wait_ns = 0
+        self._rerank()
         self._connect(time.monotonic_ns())
 
-    @contextlib.contextmanager
-    def step(self) -> Iterator[None]:
-        """One training step: the forward pass, the backward pass and the update."""
-        self.begin()
-        try:
-            yield
-        finally:
-            self.end()
+    def step(self) -> _Step:
+        """A context: one training step, the forward pass, the backward pass and the update."""
+        return self._step
 
     def begin(self) -> None:
         """A step begins: call it before the forward pass."""
         now = time.monotonic_ns()
+        if self._asks_horovod and now - self._begun_ns > _RESET_NS and self._rerank():
+            self._tell(_JOIN, now)
         if self._socket is None and now >= self._try_again_ns:
             self._connect(now)
+        self._begun_ns = now
+        self._enqueued = False
         self._tell(_STEP_START, now)
 
     def first_enqueue(self) -> None:
-        """The first gradient of this step is handed over: the communication begins."""
-        self._tell(_FIRST_ENQUEUE, time.monotonic_ns())
+        """A gradient of this step is handed over; with the first one the communication begins."""
+        if not self._enqueued:
+            self._enqueued = True
+            self._keep(_FIRST_ENQUEUE, time.monotonic_ns())
+
+    def first_wait(self) -> None:
+        """Nothing is left but to wait: the communication is exposed from here on."""
+        self._keep(_FIRST_WAIT, time.monotonic_ns())
 
     def last_wait(self) -> None:
-        """The last reduced gradient of this step has come: the communication is over."""
-        self._tell(_LAST_WAIT, time.monotonic_ns())
+        """A reduced gradient of this step has come; with the last one the communication is over."""
+        self._last_wait_ns = time.monotonic_ns()
 
     def end(self) -> None:
-        """The step is over, the update included."""
-        self._tell(_STEP_END, time.monotonic_ns())
+        """The step is over, the update included. What happened within it is told now."""
+        self._end(time.monotonic_ns())
+        self._send()
+
+    def next(self) -> None:
+        """The step is over and the next one begins: cheaper than `end` and `begin`."""
+        self._end(time.monotonic_ns())
+        self.begin()
+
+    def _end(self, now_ns: int) -> None:
+        if self._last_wait_ns:
+            self._keep(_LAST_WAIT, self._last_wait_ns)
+            self._last_wait_ns = 0
+        self._keep(_STEP_END, now_ns)
         self.iteration += 1
 
     def close(self) -> None:
@@ -78,6 +123,20 @@ class Steps:
         self._tell(_LEAVE, time.monotonic_ns())
         if self._socket:
             self._socket.close()
+
+    def _rerank(self) -> bool:
+        """Asks Horovod who we are, if it is there: an elastic job gives out its ranks again. True: it is news."""
+        if self._horovod is None:
+            self._horovod = next((sys.modules[name] for name in _HOROVODS if name in sys.modules), None)
+        if self._horovod is None or not self._asks_horovod:
+            return False
+        try:
+            rank, size = self._horovod.rank(), self._horovod.size()
+        except Exception:  # not initialised, or between two lives of an elastic job
+            return False
+        news = (rank, size) != (self.rank, self.size)
+        self.rank, self.size = rank, size
+        return news
 
     def _connect(self, now_ns: int) -> None:
         """Joins, if there is an agent: it may come later than the training, or come again."""
@@ -92,12 +151,21 @@ class Steps:
         self._tell(_JOIN, now_ns)
 
     def _tell(self, moment: int, time_ns: int) -> None:
-        if self._socket is None:
+        """With what was kept until now."""
+        self._keep(moment, time_ns)
+        self._send()
+
+    def _keep(self, moment: int, time_ns: int) -> None:
+        if self._socket is not None:
+            iteration = 0 if moment == _JOIN else self.iteration
+            self._kept += self._pack(moment, self.rank, self.size, iteration, time_ns, self.parameters)
+
+    def _send(self) -> None:
+        packet, self._kept = self._kept, b""
+        if self._socket is None or not packet:
             return
-        iteration = 0 if moment == _JOIN else self.iteration
-        mark = MarkPacket(self.job, self.rank, self.size, iteration, moment, time_ns, self.parameters)
         try:
-            self._socket.send(encode(mark), socket.MSG_NOSIGNAL)
+            self._socket.send(packet, _NO_SIGNAL)
         except BlockingIOError:
             return  # the agent is behind: training goes on
         except OSError:
@@ -120,13 +188,34 @@ def watch(optimizer: Any, **identity: Any) -> Any:
 
     def step(*args: Any, **kwargs: Any) -> Any:
         result = update(*args, **kwargs)
-        steps.end()
-        steps.begin()
+        steps.next()
         return result
 
     optimizer.step = step
+    _watch_communication(optimizer, steps)
     optimizer.netmon = steps
     return optimizer
+
+
+def _watch_communication(optimizer: Any, steps: Steps) -> None:
+    """What Horovod's optimizer does inside a step; any other one has neither of these."""
+    hand_over: Callable[..., Any] | None = getattr(optimizer, "_allreduce_grad_async", None)
+    synchronize: Callable[..., Any] | None = getattr(optimizer, "synchronize", None)
+    if hand_over is None or synchronize is None:
+        return
+
+    def handed_over(*args: Any, **kwargs: Any) -> Any:
+        steps.first_enqueue()
+        return hand_over(*args, **kwargs)
+
+    def synchronized(*args: Any, **kwargs: Any) -> Any:
+        steps.first_wait()
+        result = synchronize(*args, **kwargs)
+        steps.last_wait()
+        return result
+
+    optimizer._allreduce_grad_async = handed_over
+    optimizer.synchronize = synchronized
 
 
 def keras_callback(**identity: Any) -> Any:

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """How a training process and its agent find each other; standard library only, for it is imported by the training.
 
-A mark is one packet on a connection to the agent's Unix socket (SOCK_SEQPACKET): a fixed little-endian head, then
-the job's name in UTF-8. A connection is of one process; when it closes, the process is gone.
+A mark is a fixed little-endian head, then the job's name in UTF-8. One or a few of them are a packet on a connection to
+the agent's Unix socket (SOCK_SEQPACKET). A connection is of one process; when it closes, the process is gone.
 """
 
 import os
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 DEFAULT_SOCKET = "/run/netmon/marks.sock"
@@ -16,7 +16,7 @@ JOB_VARIABLE = "NETMON_JOB"
 
 _HEAD = struct.Struct("<4sBBHiiqqQ")  # magic, moment, 0, name length, rank, size, iteration, time_ns, parameters
 _MAGIC = b"NMK1"
-MAX_PACKET = _HEAD.size + 255
+MAX_PACKET = 8 * (_HEAD.size + 255)
 
 # (rank, size) as the launchers set them, best first.
 _RANK_VARIABLES = (
@@ -81,21 +81,38 @@ def socket_path(environment: Mapping[str, str] = os.environ) -> str:
     return environment.get(SOCKET_VARIABLE, DEFAULT_SOCKET)
 
 
+def packer(job: str) -> Callable[[int, int, int, int, int, int], bytes]:
+    """A function that makes packets of one job: (moment, rank, size, iteration, time_ns, parameters) → packet.
+
+    A job's name is cut at 255 bytes.
+    """
+    name, pack = job.encode()[:255], _HEAD.pack
+    length = len(name)
+
+    def packed(moment: int, rank: int, size: int, iteration: int, time_ns: int, parameters: int) -> bytes:
+        return pack(_MAGIC, moment, 0, length, rank, size, iteration, time_ns, parameters) + name
+
+    return packed
+
+
 def encode(mark: MarkPacket) -> bytes:
     """One packet. A job's name is cut at 255 bytes."""
-    name = mark.job.encode()[:255]
-    head = (mark.moment, 0, len(name), mark.rank, mark.size, mark.iteration, mark.time_ns, mark.parameters)
-    return _HEAD.pack(_MAGIC, *head) + name
+    return packer(mark.job)(mark.moment, mark.rank, mark.size, mark.iteration, mark.time_ns, mark.parameters)
 
 
-def decode(packet: bytes) -> MarkPacket:
-    """The reverse of encode. Raises ValueError with the reason."""
-    if len(packet) < _HEAD.size or packet[:4] != _MAGIC:
-        raise ValueError(f"{len(packet)} bytes that are not a mark")
-    _, moment, _, length, rank, size, iteration, time_ns, parameters = _HEAD.unpack_from(packet)
-    name = packet[_HEAD.size :]
-    if len(name) != length:
-        raise ValueError(f"a mark whose job name has {len(name)} bytes where {length} are announced")
-    if not 0 <= rank < max(size, 1):
-        raise ValueError(f"a mark of rank {rank} of {size}")
-    return MarkPacket(name.decode(errors="replace"), rank, size, iteration, moment, time_ns, parameters)
+def decode(packet: bytes) -> list[MarkPacket]:
+    """The reverse of encode, for all marks of a packet. Raises ValueError with the reason."""
+    marks: list[MarkPacket] = []
+    at = 0
+    while at < len(packet) or not marks:
+        if len(packet) - at < _HEAD.size or packet[at : at + 4] != _MAGIC:
+            raise ValueError(f"{len(packet) - at} bytes that are not a mark")
+        _, moment, _, length, rank, size, iteration, time_ns, parameters = _HEAD.unpack_from(packet, at)
+        name = packet[at + _HEAD.size : at + _HEAD.size + length]
+        if len(name) != length:
+            raise ValueError(f"a mark whose job name has {len(name)} bytes where {length} are announced")
+        if not 0 <= rank < max(size, 1):
+            raise ValueError(f"a mark of rank {rank} of {size}")
+        marks.append(MarkPacket(name.decode(errors="replace"), rank, size, iteration, moment, time_ns, parameters))
+        at += _HEAD.size + length
+    return marks

@@ -65,8 +65,33 @@ KERNEL_LEDGER = np.dtype(
         )
     ]
 )
-STEP = np.dtype([("time_ns", "<u8"), ("name_hash", "<u8"), ("pid", "<u4"), ("kind", "<u4")])
-STEP_ENQUEUE, STEP_WAIT = 1, 2
+STEP = np.dtype(
+    [
+        ("time_ns", "<u8"),
+        ("name_hash", "<u8"),
+        ("pid", "<u4"),
+        ("kind", "u1"),
+        ("library", "u1"),
+        ("tensors", "<u2"),
+    ]
+)
+STEP_ENQUEUE, STEP_WAIT_BEGIN, STEP_WAIT_END, STEP_DONE, STEP_OTHER = range(1, 6)
+LIBRARY_HOROVOD, LIBRARY_REDUCER, LIBRARY_NCCL = range(1, 4)
+
+BIRTH = np.dtype(
+    [
+        ("local", "V16"),
+        ("remote", "V16"),
+        ("local_port", ">u2"),
+        ("remote_port", ">u2"),
+        ("pid", "<u4"),
+        ("kind", "<u4"),
+        ("pad", "<u4"),
+        ("cgroup", "<u8"),
+        ("process", "S16"),
+    ]
+)
+BIRTH_CONNECT, BIRTH_CLOSE = 1, 2
 
 PROTOCOL_NON_IP = 255
 """The protocol of a flow that is not IP; its dst_port is the EtherType."""
@@ -165,7 +190,10 @@ class ClockSample:
 
 @dataclass(frozen=True)
 class ClockExchange:
-    """One question to the collector's clock and its answer (RFC 5905's four timestamps), each in its own mono."""
+    """One question to the collector's clock and its answer (RFC 5905's four timestamps).
+
+    The agent's times are its mono, the collector's its UTC: an exchange is still true when the collector has moved.
+    """
 
     agent_sent_ns: int
     collector_received_ns: int
@@ -180,20 +208,31 @@ class NicSample:
     device: str  # an interface's name, or "mlx5_0/1": an RDMA device and its port
     source: str  # "ethtool", "sysfs" or "rdma"
     time_ns: int  # mono
-    names: tuple[str, ...]  # as the driver calls them; those in bytes end in "bytes"
+    names: tuple[str, ...]  # as the driver calls them; those in bytes have it in the name
     values: tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class Owner:
-    """Whose local socket a flow belongs to. pid 0: nobody's (see source)."""
+    """Whose local socket a flow belongs to. pid 0: nobody's (see source).
+
+    How it is known, best first:
+    "socket": the process holds the very socket, or the one that is bound to the port (UDP);
+    "birth": the kernel told which process connected it;
+    "close": the kernel told which process closed it, of a connection that was accepted and short;
+    "listener": the process listens on the local port, as long as nothing better is known of the connection;
+    "service": nothing was found, but everybody known here who talks to that remote port is this process;
+    "protocol": ARP, ICMP and others without ports, the kernel's own;
+    "traffic": the collector's inference from the traffic;
+    empty: not known.
+    """
 
     pid: int = 0
     process: str = ""
-    container: str = ""
+    container: str = ""  # 12 digits of a container's id, or the name of a systemd unit, LXC container or Slurm job
     job: str = ""  # empty: not a rank of a training job
     rank: int = -1
-    source: str = ""  # how it is known: "socket", "listener", "service", "protocol"; empty: not known
+    source: str = ""  # how it is known: see above
 
 
 @dataclass(frozen=True)

@@ -64,6 +64,21 @@ class SourceScore:
 
 
 @dataclass(frozen=True)
+class SlowIteration:
+    """The slowest of a job's recent iterations, and whose traffic met it."""
+
+    iteration: int = -1  # -1: none stands out
+    duration_ns: int = 0
+    median_ns: int = 0  # of the recent iterations
+    cause: str = ""  # whose cross traffic was the most on a node of the job; empty: there was none
+    cause_bytes: int = 0  # payload
+    direction: Direction = Direction.RX  # of it, as the host sees it
+    host: str = ""
+    rank: int = -1
+    waited: tuple[int, ...] = ()  # other ranks that waited longer than they usually do
+
+
+@dataclass(frozen=True)
 class JobView:
     """One training job. Durations are over its recent iterations, all ranks."""
 
@@ -83,6 +98,7 @@ class JobView:
     ranks: tuple[RankView, ...]
     pattern: str = ""  # "ring", "tree", "star", "clique", "hierarchical"; empty: not known
     scores: tuple[SourceScore, ...] = ()
+    slowest: SlowIteration = SlowIteration()
 
 
 @dataclass(frozen=True)
@@ -107,7 +123,7 @@ class HostView:
     age_ns: int  # since its horizon
     clock_error_ns: int
     cost: AgentCost
-    clock_source: str = ""  # "exchange", "ptp", "ntp"; empty: the host's own, which nobody keeps
+    clock_source: str = ""  # "exchange", "traffic" (with it), "ptp", "ntp"; empty: the host's own, which nobody keeps
     clock_offset_ns: int = 0  # the host's UTC minus the collector's
     clock_skew_ppm: float = 0.0
 

@@ -11,17 +11,20 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from netmon import __version__
-from netmon.agent import clock
+from netmon.agent.clock import Clock
 from netmon.agent.cost import CostMeter
+from netmon.agent.exchange import ClockExchanges
 from netmon.agent.flows import describe_flows
 from netmon.agent.ledger import Ledger
 from netmon.agent.links import Links
 from netmon.agent.markers import MarkSocket
+from netmon.agent.nic import NicSamples
 from netmon.agent.owners import FlowOwners
 from netmon.agent.recent import RecentFlows, RecentMarks
 from netmon.agent.spool import Spool
 from netmon.agent.steps import StepMarks
 from netmon.agent.stream import Stream
+from netmon.agent.timeline import TimelineMarks
 from netmon.kernel import nic, privilege
 from netmon.kernel.geometry import choose_geometry
 from netmon.kernel.meter import STALE_NS, Meter
@@ -40,6 +43,7 @@ _BUSY_FILL = 1 / 8  # of the ring at a drain, from which the next one comes soon
 _BATCH_NS = 200_000_000
 _LOOK_NS = 300_000_000
 _FAREWELL_S = 5.0
+_EXCHANGES_END_S = 1.0
 
 
 @dataclass(frozen=True)
@@ -56,6 +60,7 @@ class Settings:
     socket: Path = Path("/run/netmon/marks.sock")
     spool: Path = Path("/var/lib/netmon-agent")
     spool_bytes: int = 256 << 20
+    nic_interval_ns: int = 1_000_000_000  # between samples of the NICs' own counters; 0: none
 
 
 class Agent:
@@ -83,8 +88,9 @@ class Agent:
         )
         self._links = Links([card.index for card in nics], settings.interfaces)
         self._ledger = Ledger(self._meter, self._links, nics, started.hooks)
+        self._nic = NicSamples(self._links, len(nics), settings.nic_interval_ns)
         self._owners = FlowOwners()
-        self._steps = StepMarks()
+        self._steps, self._timelines = StepMarks(), TimelineMarks()
         self._recent_flows, self._recent_marks = RecentFlows(), RecentMarks()
         self._cost = CostMeter((os.getpid(), self._privileged.pid))
         self._marks: list[Mark] = []
@@ -92,12 +98,14 @@ class Agent:
         self._look_due_ns = 0
         self._warned: set[str] = set()
         self._asking = ""
+        self._clock, self._exchanges = Clock(), ClockExchanges(settings.collector)
         self._write_hello()
         self._stream = Stream(settings.collector, self._spool, settings.spool, settings.spool_bytes)
 
     def run(self, stop: threading.Event) -> None:
         """Works until told to stop, then hands over what is left. Raises KernelError when the kernel side is gone."""
-        self._stream.start()
+        for thread in (self._stream, self._clock, self._exchanges):
+            thread.start()
         batch_due_ns = time.monotonic_ns() + _BATCH_NS
         while not stop.wait((_BUSY_TICK_NS if self._meter.fill > _BUSY_FILL else TICK_NS) / 1e9):
             now = time.monotonic_ns()
@@ -113,7 +121,9 @@ class Agent:
         time.sleep((STALE_NS + self._settings.bucket_ns) / 1e9 + TICK_NS / 1e9)
         now = time.monotonic_ns()
         self._drain(now)
-        self._marks += self._steps.finish()
+        self._marks += [*self._steps.finish(), *self._timelines.finish()]
+        self._exchanges.finish(_EXCHANGES_END_S)
+        self._clock.finish()
         self._send_batch(now, last)
         self._stream.finish(_FAREWELL_S)
         if self._spool.size:
@@ -131,7 +141,7 @@ class Agent:
         self._owners.add(describe_flows(drained, self._links, now_ns), now_ns)
         hooked = self._marks_socket.take()
         self._owners.marks(hooked)
-        self._marks += hooked
+        self._marks += [*hooked, *self._steps.rename(hooked)]
         steps = self._steps_ring.take()
         if len(steps):
             self._marks += self._steps.steps(steps)
@@ -155,6 +165,7 @@ class Agent:
             self._owners.answer(reply["owners"], now_ns)
             return
         self._marks += self._steps.ranks(reply["ranks"], now_ns)
+        self._follow_timelines(reply["timelines"], now_ns)
         self._links.follow(reply["interfaces"])
         for path in reply["probed"]:
             log.info("probing %s", path)
@@ -163,18 +174,27 @@ class Agent:
                 self._warned.add(warning)
                 log.warning("%s", warning)
 
+    def _follow_timelines(self, opened: list[tuple[int, int]], now_ns: int) -> None:
+        identities = self._steps.identities()
+        self._marks += self._timelines.keep(identities)
+        for pid, descriptor in opened:
+            self._marks += self._timelines.follow(pid, identities.get(pid), descriptor, now_ns)
+        self._marks += self._timelines.read(now_ns, self._clock.sample().offset_ns)
+
     def _send_batch(self, now_ns: int, ledger: Sequence[LedgerSample] = ()) -> None:
         buckets = self._meter.rows.table()
         self._sequence += 1
         batch = Batch(
             sequence=self._sequence,
-            clock=clock.sample(),
+            clock=self._clock.sample(),
             horizon_ns=max(0, now_ns - STALE_NS - self._settings.bucket_ns),
             buckets=buckets,
             flows=self._owners.changed(),
             marks=self._marks,
             ledger=ledger or self._ledger.due(now_ns),
-            cost=self._cost.measure(self._spool.size, self._marks_socket.refused),
+            cost=self._cost.measure(self._spool.size, self._marks_socket.refused + self._timelines.refused),
+            exchanges=self._exchanges.take(),
+            nic=self._nic.due(now_ns),
         )
         self._spool.append(self._sequence, netmon_pb2.AgentMessage(batch=encode_batch(batch)).SerializeToString())
         self._recent_marks.add(self._marks)
@@ -189,7 +209,7 @@ class Agent:
             host=self._settings.host,
             session=self._session,
             bucket_ns=self._settings.bucket_ns,
-            clock=clock.sample(),
+            clock=self._clock.sample(),
             interfaces=self.interfaces,
             agent_version=__version__,
             flows=tuple(self._owners.flows.values()),

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from netmon.errors import UsageError
-from netmon.marks import MAX_PACKET, decode
+from netmon.marks import MAX_PACKET, MarkPacket, decode
 from netmon.records import Mark, Moment, Source
 
 log = logging.getLogger(__name__)
@@ -21,6 +21,9 @@ _BACKLOG = 128
 _MAX_CONNECTIONS = 1024
 ERROR_NS = 2_000
 """The clock is read in the script, beside the moment it stands for."""
+
+_OLDEST_NS = 600_000_000_000  # an agent that hung for longer has other troubles
+_AHEAD_NS = 1_000_000
 
 
 class _Connection:
@@ -33,6 +36,7 @@ class _Connection:
         self.pid = _CREDENTIALS.unpack(peer)[0]  # by the kernel, whatever the process thinks it is
         self._last: Mark | None = None
         self.open = True
+        self.refused: list[str] = []  # why marks could not be used, since they were last asked for
 
     def take(self) -> list[Mark]:
         """Marks that have come; LEAVE as the last one when the process is gone without a word. Raises ValueError."""
@@ -45,11 +49,32 @@ class _Connection:
             except OSError:
                 packet = b""
             if packet:
-                self._last = _mark(packet, self.pid)
-                marks.append(self._last)
+                marks += [mark for told in decode(packet) for mark in self._use(_mark(told, self.pid))]
             else:
                 marks += self._farewell()
         return marks
+
+    def _use(self, mark: Mark) -> list[Mark]:
+        """The mark, unless it contradicts those before; a process that joins as another rank leaves the old one."""
+        last, joins = self._last, mark.moment is Moment.JOIN
+        if last is None and not joins:
+            return self._refuse("a mark before it joined")
+        if not time.monotonic_ns() - _OLDEST_NS < mark.time_ns < time.monotonic_ns() + _AHEAD_NS:
+            return self._refuse("a mark with a time of another clock")
+        if last and not joins and (last.job, last.rank) != (mark.job, mark.rank):
+            return self._refuse(f"a mark of rank {mark.rank} while it is rank {last.rank}")
+        if last and mark.time_ns < last.time_ns:
+            return self._refuse("a mark that is older than one before it")
+        if last and mark.moment == last.moment and mark.iteration == last.iteration and not joins:
+            return self._refuse("a mark twice")
+        self._last = mark
+        if joins and last and (last.job, last.rank) != (mark.job, mark.rank):
+            return [replace(last, moment=Moment.LEAVE, time_ns=mark.time_ns), mark]
+        return [mark]
+
+    def _refuse(self, reason: str) -> list[Mark]:
+        self.refused.append(reason)
+        return []
 
     def _farewell(self) -> list[Mark]:
         self.close()
@@ -91,6 +116,8 @@ class MarkSocket:
             except ValueError as error:
                 connection.close()
                 self._refuse(f"process {connection.pid} sent {error}")
+            while connection.refused:
+                self._refuse(f"process {connection.pid} sent {connection.refused.pop()}")
         self._connections = [connection for connection in self._connections if connection.open]
         return marks
 
@@ -115,8 +142,7 @@ class MarkSocket:
         self._path.unlink(missing_ok=True)
 
 
-def _mark(packet: bytes, pid: int) -> Mark:
-    told = decode(packet)
+def _mark(told: MarkPacket, pid: int) -> Mark:
     return Mark(
         job=told.job,
         rank=told.rank,

@@ -5,11 +5,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from netmon.kernel.sockets import Endpoint
+from netmon.kernel.endpoint import Endpoint
 from netmon.records import Direction, Flow, Mark, Moment, Owner
 
 _PROTOCOLS = (6, 17)  # TCP and UDP have sockets to look up
 _RETRIES_NS = tuple(ms * 1_000_000 for ms in (0, 20, 60, 150, 400, 1000, 3000))
+_FINAL = ("socket", "birth", "close")  # sources after which nothing better comes
 _PROTOCOL_OWNER = Owner(source="protocol")  # ARP, ICMP, …: the kernel's own
 _REQUEST = 500  # endpoints asked for at a time
 
@@ -34,7 +35,7 @@ class FlowOwners:
         self.flows: dict[int, Flow] = {}
         self._pending: dict[Endpoint, _Pending] = {}
         self._asked: list[Endpoint] = []
-        self._services: dict[Service, Owner] = {}
+        self._services: dict[Service, Owner | None] = {}  # None: several processes talk to it
         self._ranks: dict[int, tuple[str, int]] = {}  # pid → job and rank, as its hook told
         self._changed: dict[int, None] = {}
 
@@ -64,12 +65,14 @@ class FlowOwners:
     def _owner(self, endpoint: Endpoint, found: dict[str, Any] | None) -> Owner:
         service = (endpoint.protocol, endpoint.remote, endpoint.remote_port)
         if found is None:
-            return self._services.get(service, Owner())
+            return self._services.get(service) or Owner()
         job, rank = self._ranks.get(found["pid"], (found["job"], found["rank"]))
         owner = Owner(found["pid"], found["process"], found["container"], job, rank, found["source"])
-        if owner.source == "socket":
-            # Who talks to this service: a later connection that is too short to be caught is taken to be theirs.
-            self._services[service] = replace(owner, source="service")
+        if owner.source in _FINAL[:2]:
+            # Who alone talks to this service: a later connection that is not caught is taken to be theirs.
+            alone = replace(owner, source="service")
+            known = self._services.setdefault(service, alone)
+            self._services[service] = alone if known and known.pid == owner.pid else None
         return owner
 
     def _settle(self, pending: _Pending, owner: Owner, now_ns: int) -> None:
@@ -78,7 +81,7 @@ class FlowOwners:
             if flow and owner.source and flow.owner != owner:
                 self._set(flow, owner)
         pending.tries += 1
-        if owner.source == "socket" or pending.tries == len(_RETRIES_NS):
+        if owner.source in _FINAL or pending.tries == len(_RETRIES_NS):
             del self._pending[pending.endpoint]
         else:
             pending.due_ns = pending.since_ns + _RETRIES_NS[pending.tries]

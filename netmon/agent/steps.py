@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from netmon.dl.cycles import CycleDetector
+from netmon.marks import RankIdentity
 from netmon.records import Mark, Moment, Source, Table
 
 ERROR_NS = 10_000
@@ -20,11 +21,17 @@ _HELD_PROCESSES = 1000
 
 @dataclass
 class _Rank:
-    job: str
-    rank: int
-    size: int
+    """A rank and the process that trains as it."""
+
+    identity: RankIdentity
+    pid: int
+    relative: bool = False  # the process may have trained before it was watched
     detector: CycleDetector = field(default_factory=CycleDetector)
     last_ns: int = 0
+
+    def watched_from_start(self, whole: bool) -> None:
+        """Whether the steps to come are the first ones that the process makes. Only before them."""
+        self.relative, self.detector = not whole, CycleDetector(late=not whole)
 
 
 class StepMarks:
@@ -32,26 +39,50 @@ class StepMarks:
 
     def __init__(self) -> None:
         """No rank is known."""
-        self._ranks: dict[int, _Rank] = {}
+        self._ranks: dict[int, _Rank] = {}  # by pid
+        self._told: dict[int, RankIdentity] = {}  # what training scripts said of themselves, by pid
         # Steps of processes that are not known as ranks yet, by pid. A library is probed for every process that
         # maps it, so some never will be.
         self._unknown: dict[int, deque[Table]] = {}
 
     def ranks(self, found: Iterable[dict[str, Any]], now_ns: int) -> list[Mark]:
-        """found: all processes that are ranks now → JOIN marks of new ones, the last marks of those that are gone."""
+        """All processes that carry a rank's environment now, oldest first → JOIN and LEAVE marks, and held steps'.
+
+        Each has `pid`, `job`, `rank`, `size`, `trains` (it maps a training library) and `late` (it may have trained
+        before its library was probed).
+        """
+        processes = list(found)
+        self._told = {p["pid"]: self._told[p["pid"]] for p in processes if p["pid"] in self._told}
+        alive = self._trainers(processes)
         marks: list[Mark] = []
-        alive = {process["pid"]: process for process in found}
-        for pid in self._ranks.keys() - alive.keys():
+        for pid in [pid for pid, rank in self._ranks.items() if alive.get(pid, {}).get("identity") != rank.identity]:
             marks += self._leave(pid)
-        for pid in alive.keys() - self._ranks.keys():
-            process = alive[pid]
-            self._ranks[pid] = _Rank(process["job"], process["rank"], process["size"])
-            marks.append(self._mark(pid, 0, Moment.JOIN, now_ns))
-            for steps in self._unknown.pop(pid, ()):
-                marks += self._feed(pid, steps)
+        for pid, process in alive.items():
+            if pid not in self._ranks:
+                marks += self._join(pid, process, now_ns)
+            elif not self._ranks[pid].last_ns:
+                self._ranks[pid].watched_from_start(not process["late"])
         for pid in list(self._unknown)[:-_HELD_PROCESSES]:
             del self._unknown[pid]
         return marks
+
+    def identities(self) -> dict[int, RankIdentity]:
+        """Who trains as which rank, by pid."""
+        return {pid: rank.identity for pid, rank in self._ranks.items()}
+
+    def rename(self, marks: Iterable[Mark]) -> list[Mark]:
+        """Takes training scripts' marks. Who joins as another rank, as after an elastic reset, is it from then on."""
+        renamed: list[Mark] = []
+        for mark in marks:
+            if mark.moment is Moment.JOIN:
+                identity = RankIdentity(mark.job, mark.rank, mark.size)
+                self._told[mark.pid] = identity
+                rank = self._ranks.get(mark.pid)
+                if rank and rank.identity != identity:
+                    renamed += self._leave(mark.pid)
+                    self._ranks[mark.pid] = _Rank(identity, mark.pid, rank.relative, rank.detector)
+                    renamed.append(self._mark(mark.pid, 0, Moment.JOIN, mark.time_ns))
+        return renamed
 
     def steps(self, table: Table) -> list[Mark]:
         """table: dtype STEP, as the kernel handed it over → marks."""
@@ -63,6 +94,31 @@ class StepMarks:
                 marks += self._feed(pid, of_process)
             else:
                 self._unknown.setdefault(pid, deque(maxlen=_HELD_DRAINS)).append(of_process)
+        return marks
+
+    def finish(self) -> list[Mark]:
+        """The last marks of all ranks."""
+        return [mark for pid in list(self._ranks) for mark in self._leave(pid)]
+
+    def _trainers(self, processes: list[dict[str, Any]]) -> dict[int, dict[str, Any]]:
+        """One process per rank: launchers' shells and data loaders carry the environment, too.
+
+        The oldest that maps a training library (a loader is forked from it), the oldest of all until one does.
+        """
+        chosen: dict[tuple[str, int], dict[str, Any]] = {}
+        for process in processes:
+            identity = self._told.get(process["pid"]) or RankIdentity(*(process[k] for k in ("job", "rank", "size")))
+            known = chosen.get(identity[:2])
+            if known is None or (process["trains"] and not known["trains"]):
+                chosen[identity[:2]] = {**process, "identity": identity}
+        return {process["pid"]: process for process in chosen.values()}
+
+    def _join(self, pid: int, process: dict[str, Any], now_ns: int) -> list[Mark]:
+        rank = self._ranks[pid] = _Rank(process["identity"], pid)
+        rank.watched_from_start(not process["late"])
+        marks = [self._mark(pid, 0, Moment.JOIN, now_ns)]
+        for steps in self._unknown.pop(pid, ()):
+            marks += self._feed(pid, steps)
         return marks
 
     def _feed(self, pid: int, steps: Table) -> list[Mark]:
@@ -77,10 +133,7 @@ class StepMarks:
         del self._ranks[pid]
         return marks
 
-    def finish(self) -> list[Mark]:
-        """The last marks of all ranks."""
-        return [mark for pid in list(self._ranks) for mark in self._leave(pid)]
-
     def _mark(self, pid: int, iteration: int, moment: Moment, time_ns: int) -> Mark:
         rank = self._ranks[pid]
-        return Mark(rank.job, rank.rank, rank.size, pid, iteration, moment, time_ns, Source.UPROBE, ERROR_NS)
+        where = (*rank.identity, pid, iteration, moment, time_ns, Source.UPROBE, ERROR_NS)
+        return Mark(*where, relative=rank.relative)

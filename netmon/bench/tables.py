@@ -1,12 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Results of benchmarks as tables for a terminal."""
 
+import math
+
 from rich.table import Table
 
+from netmon.bench.clock import ClockResult
 from netmon.bench.drain import DrainResult
+from netmon.bench.hook import HookResult
+from netmon.bench.inference import InferenceResult
 from netmon.bench.kernel import KernelResult
 from netmon.bench.overhead import KindResult, OverheadResult
-from netmon.units import format_bytes
+from netmon.units import format_bytes, format_duration, format_rate
 
 LABELS = {
     "nothing": "nothing",
@@ -44,6 +49,40 @@ def drain_table(result: DrainResult) -> Table:
     return table
 
 
+def clock_table(result: ClockResult) -> Table:
+    """A row per injection; the caption says what was measured."""
+    caption = (
+        f"Two hosts of the lab, {format_rate(result.rate_bps)} links, buckets of {format_duration(result.bucket_ns)}, "
+        "bursts both ways; the clock of one host is another than the machine's. Errors of the times in the dataset "
+        f"in µs, median and largest, over {result.seconds:g} s but the first six. Host: against the truth. Hosts: of "
+        "the difference of both hosts' errors, which is what the traffic alone can tell. Bound: the collector's own."
+    )
+    table = Table(title="recovered clocks", caption=caption)
+    for name in ("known by", "offset\ns", "skew\nppm"):
+        table.add_column(name, justify="left" if name == "known by" else "right")
+    for name in ("host\nmedian", "most", "hosts\nmedian", "most", "bound", "told skew\nppm"):
+        table.add_column(name, justify="right")
+    for run in result.runs:
+        errors = (run.host_error_ns, run.host_error_most_ns, run.difference_ns, run.difference_most_ns, run.bound_ns)
+        told = f"{run.skew_ppm:+.1f}" if run.injection.source == "exchange" else "–"
+        injected = f"{run.injection.offset_ns / 1e9:+g}", f"{run.injection.skew_ppm:+g}"
+        label = "exchange" if run.injection.source == "exchange" else "traffic alone"
+        figures = ["–" if math.isnan(error) else f"{error / 1e3:.1f}" for error in errors]
+        table.add_row(label, *injected, *figures, told)
+    return table
+
+
+def hook_table(result: HookResult) -> Table:
+    """A row with an agent and one without."""
+    table = Table(title="a step that the training marks", caption=f"{result.steps} steps each, some ms apart")
+    table.add_column("agent")
+    for name in ("median µs", "p99 µs"):
+        table.add_column(name, justify="right")
+    for name, cost in (("listens", result.with_agent), ("none", result.without_agent)):
+        table.add_row(name, f"{cost.median_ns / 1e3:.1f}", f"{cost.p99_ns / 1e3:.1f}")
+    return table
+
+
 def overhead_table(result: OverheadResult) -> Table:
     """A row per observer; the caption says what was measured."""
     caption = (
@@ -63,6 +102,41 @@ def overhead_table(result: OverheadResult) -> Table:
     for kind in result.kinds:
         table.add_row(LABELS[kind.kind], *_overhead_row(kind))
     return table
+
+
+def inference_table(result: InferenceResult) -> Table:
+    """A row per run; the caption says what was scored."""
+    caption = (
+        "Iterations of the job, replayed in slices of 200 ms. Boundary: median distance of every rank's end of an "
+        "iteration from when its own wait for the last gradient was over, by the trainer's log, as a share of the "
+        "median iteration; begin: of its traffic from the last rank's first enqueue. After: iterations that were over "
+        "when the first was told. Bytes: payload whose flow is rightly the job's or not. CPU: of one core. "
+        "Wrong: what of the members, the order of a ring and the pattern is not exactly right."
+    )
+    table = Table(title="iterations found in the traffic alone", caption=caption)
+    table.add_column("run")
+    table.add_column("cross")
+    for name in ("found", "F1", "boundary", "begin", "after", "bytes", "CPU"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("wrong")
+    for run in result.runs:
+        row = (
+            f"{run.found} of {run.true}",
+            f"{run.f1:.3f}",
+            _share(run.boundary_error_fraction),
+            _share(run.begin_error_fraction),
+            str(run.first_found_after),
+            f"{run.bytes_right:.2%}",
+            f"{run.cpu_fraction:.1%}",
+        )
+        exact = {"members": run.members_exact, "order": run.ring_exact, "pattern": run.pattern_exact}
+        cross = f"{run.cross_load:.0%} {run.cross_profile}" if run.cross_profile else "none"
+        table.add_row(run.run, cross, *row, ", ".join(name for name, right in exact.items() if not right) or "–")
+    return table
+
+
+def _share(value: float) -> str:
+    return "–" if math.isnan(value) else f"{value:.2%}"
 
 
 def _overhead_row(kind: KindResult) -> list[str]:

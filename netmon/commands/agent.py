@@ -33,6 +33,13 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--flows", type=parse_count, default=0, metavar="N", help="open at a time on one CPU (16384, less on many CPUs)"
     )
+    parser.add_argument(
+        "--nic-counters",
+        type=parse_duration,
+        default="1s",
+        metavar="TIME",
+        help="between samples of the NICs' own counters (1s; 0s: none)",
+    )
     parser.add_argument("--host", default=socket.gethostname(), metavar="NAME", help="this host's name in the dataset")
     parser.add_argument(
         "--socket", type=Path, default=Path(DEFAULT_SOCKET), metavar="PATH", help="where training scripts send marks"
@@ -60,6 +67,7 @@ def run(args: argparse.Namespace) -> int:
         hook=args.hook,
         capacity_bps=args.capacity,
         flows=args.flows,
+        nic_interval_ns=args.nic_counters,
         socket=args.socket,
         spool=args.spool,
     )

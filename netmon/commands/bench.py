@@ -16,13 +16,22 @@ from netmon.errors import UsageError
 if TYPE_CHECKING:
     from rich.table import Table
 
-HELP = "measure netmon itself on this machine (needs root)"
+HELP = "measure netmon itself (on this machine: needs root)"
 EXAMPLES = """\
   netmon bench kernel              ns per packet of the BPF programs, beside the floor
   netmon bench drain --json        records per second of the agent's drain
   netmon bench overhead            what being watched costs the traffic: by nothing, netmon, tcpdump
   netmon bench overhead --rounds 15 --seconds 5 --plot overhead.png
+  netmon bench hook                what marking a step costs the training (needs no root)
+  netmon bench clock               offsets and skews injected into a host's clock, and how well they are recovered
+  netmon bench inference           jobs and iterations found in the recorded traffic of runs, against their truth
+  netmon bench inference out/one   the same for a `netmon lab run --data out/one`, or for other recordings
 """
+
+
+_HOOK = "ns of the training's time per step that netmon.horovod marks, with an agent and without (needs no root)"
+_CLOCK = "offset and skew injected into a host's clock, recovered by the exchange and by the traffic"
+_INFERENCE = "jobs and iterations found in traffic alone, against runs of which the truth is known (needs no root)"
 
 
 class _Result(Protocol):
@@ -34,6 +43,7 @@ _R = TypeVar("_R", bound=_Result)
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """The subcommands and their options."""
+    parser.set_defaults(root=True)
     whats = parser.add_subparsers(required=True, metavar="WHAT")
     for name, text, rounds, bench in (
         ("kernel", "ns per packet of the BPF programs, by test runs in the kernel", 15, _kernel),
@@ -48,20 +58,46 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         what = whats.add_parser(name, help=text, description=text)
         what.add_argument("--rounds", type=int, default=rounds, metavar="N", help="repetitions (default: %(default)s)")
         what.add_argument("--json", action="store_true", help="one JSON document on standard output")
-        what.set_defaults(bench=bench)
+        what.set_defaults(bench=bench, recorded=False)
     what.add_argument("--seconds", type=float, default=3, metavar="S", help="of every run (default: %(default)s)")
     what.add_argument("--congestion", default="", metavar="NAME", help="TCP's, such as cubic (what the machine uses)")
     what.add_argument("--plot", type=Path, metavar="FILE", help="draw it too, as FILE.png, .svg or .pdf")
+    _hook_arguments(whats.add_parser("hook", help=_HOOK, description=_HOOK))
+    _clock_arguments(whats.add_parser("clock", help=_CLOCK, description=_CLOCK))
+    _inference_arguments(whats.add_parser("inference", help=_INFERENCE, description=_INFERENCE))
+
+
+def _hook_arguments(what: argparse.ArgumentParser) -> None:
+    what.add_argument("--rounds", type=int, default=5, metavar="N", help="repetitions (default: %(default)s)")
+    what.add_argument("--json", action="store_true", help="one JSON document on standard output")
+    what.set_defaults(bench=_hook, recorded=False, root=False)
+
+
+def _clock_arguments(what: argparse.ArgumentParser) -> None:
+    what.add_argument("--seconds", type=float, default=20, metavar="S", help="of every run (default: %(default)s)")
+    what.add_argument("--json", action="store_true", help="one JSON document on standard output")
+    what.set_defaults(bench=_clock, recorded=False, rounds=1)
+
+
+def _inference_arguments(what: argparse.ArgumentParser) -> None:
+    text = "a labelled table, the DATA of a `netmon lab run`, or a directory of either (the checkout's recorded runs)"
+    what.add_argument("path", type=Path, nargs="?", metavar="PATH", help=text)
+    what.add_argument("--json", action="store_true", help="one JSON document on standard output")
+    what.set_defaults(bench=_inference, recorded=True)
 
 
 def run(args: argparse.Namespace) -> int:
     """Measures, then prints."""
     from netmon.kernel.privilege import require_capabilities
 
+    if args.recorded:  # nothing of this machine is measured but the time that it takes
+        args.bench(args)
+        return 0
     if args.rounds < 1:
         raise UsageError(f"cannot measure in {args.rounds} rounds: give --rounds 1 or more")
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ended like Ctrl-C: everything is removed
-    require_capabilities()
+    if args.root:
+        require_capabilities()
     args.bench(args)
     return 0
 
@@ -110,6 +146,39 @@ def _overhead(args: argparse.Namespace) -> None:
     _print(args, result, overhead_table)
     if args.plot:
         plot(result, args.plot)
+
+
+def _hook(args: argparse.Namespace) -> None:
+    from netmon.bench.hook import measure
+    from netmon.bench.tables import hook_table
+
+    with _progress("hook", args.rounds) as progress:
+        result = measure(args.rounds, progress)
+    _print(args, result, hook_table)
+
+
+def _clock(args: argparse.Namespace) -> None:
+    from netmon.bench.clock import INJECTIONS, SHORTEST_S, measure
+    from netmon.bench.tables import clock_table
+
+    if args.seconds < SHORTEST_S:
+        raise UsageError(f"cannot recover a clock in {args.seconds:g} s: give --seconds {SHORTEST_S:g} or more")
+    with _progress("clock", len(INJECTIONS)) as progress:
+        result = measure(args.seconds, progress=progress)
+    _print(args, result, clock_table)
+
+
+def _inference(args: argparse.Namespace) -> None:
+    from rich.console import Console
+
+    from netmon.bench.inference import measure
+    from netmon.bench.recorded import recorded_runs
+    from netmon.bench.tables import inference_table
+
+    console = Console(stderr=True)
+    with console.status("bench inference") as status:
+        result = measure(args.path or recorded_runs(), lambda run: status.update(f"bench inference, {run}"))
+    _print(args, result, inference_table)
 
 
 def _print(args: argparse.Namespace, result: _R, table: Callable[[_R], Table]) -> None:

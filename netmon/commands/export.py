@@ -19,7 +19,7 @@ EXAMPLES = """\
   netmon export --data out --table buckets --job training --iterations 10:20 --out steps.parquet
   netmon export --data out --table ledger --since 2026-01-31T09:00 --until 2026-01-31T10:00 --out ledger.feather
 """
-_TABLES = ("iterations", "buckets", "flows", "ledger")
+_TABLES = ("iterations", "buckets", "flows", "ledger", "nic")
 _SUFFIXES = (".parquet", ".csv", ".feather")
 # A row lies in a time span if it begins before the span's end and ends after its start.
 _SPANS = {
@@ -27,6 +27,7 @@ _SPANS = {
     "flows": ("first_ns", "last_ns"),
     "iterations": ("start_ns", "end_ns"),
     "ledger": ("start_ns", "end_ns"),
+    "nic": ("time_ns", "time_ns"),
 }
 
 

@@ -18,16 +18,6 @@ def flow_class(owner: Owner) -> Class:
     return Class.CROSS if owner.source else Class.UNCLASSIFIED
 
 
-def is_cross(flow_classes: npt.NDArray[np.uint8]) -> npt.NDArray[np.bool_]:
-    """Which rows can make a window of their link shared.
-
-    Unclassified traffic cannot: not knowing is not evidence. Nor can another job's flow, which stays a DL flow for
-    every job on the link; whoever wants jobs to be cross traffic to each other changes this function.
-    """
-    cross: npt.NDArray[np.bool_] = flow_classes == Class.CROSS
-    return cross
-
-
 def window_width(share_window_ns: int, bucket_ns: int) -> int:
     """The share window in whole buckets, at least one, so that no bucket lies in two windows (ns)."""
     return max(1, -(-share_window_ns // bucket_ns)) * bucket_ns
@@ -35,43 +25,73 @@ def window_width(share_window_ns: int, bucket_ns: int) -> int:
 
 @dataclass(frozen=True)
 class Windows:
-    """The windows of the links that carried something; all arrays but `of_row` have one entry per (window, link)."""
+    """The windows of the links that carried something; arrays have one entry per (window, link) but where noted."""
 
     number: npt.NDArray[np.int64]  # window k is [k·width, (k+1)·width) of the mono clock; ascending
     link: npt.NDArray[np.int64]
     wire_bytes: npt.NDArray[np.int64]
     cross_bytes: npt.NDArray[np.int64]  # payload
-    shared: npt.NDArray[np.bool_]
+    enough: npt.NDArray[np.float64]  # bytes of foreign payload from which the window is shared
+    jobs: npt.NDArray[np.int64]  # (jobs,): those with gradient traffic here
+    gradient_bytes: npt.NDArray[np.int64]  # (entries, jobs): their payload
     of_row: npt.NDArray[np.intp]  # (rows,): the entry of each row
 
+    def shared(self, job: int) -> npt.NDArray[np.bool_]:
+        """Which entries are shared as the job sees it: foreign payload, cross and other jobs' gradients, is enough.
 
-def share_windows(
-    start_ns: npt.NDArray[np.int64],
-    link: npt.NDArray[np.int64],
-    flow_classes: npt.NDArray[np.uint8],
-    wire_bytes: npt.NDArray[np.int64],
-    payload_bytes: npt.NDArray[np.int64],
-    capacity_bps: npt.NDArray[np.int64],
-    window_ns: int,
-    threshold: float,
-) -> Windows:
-    """Sum rows (all arrays of the same length, capacity_bps: one per link, 0 unknown) into windows of their links.
+        Unclassified traffic does not count: not knowing is not evidence. Nor does another job's control traffic, which
+        is small and has no rhythm that would meet this job's.
+        """
+        foreign = self.cross_bytes + self.gradient_bytes[:, self.jobs != job].sum(axis=1)
+        shared: npt.NDArray[np.bool_] = (foreign > 0) & (foreign >= self.enough)
+        return shared
 
-    A window is shared where its cross payload reaches threshold × capacity / 8 × width bytes; where the capacity is
-    unknown, any cross payload makes it so.
+
+@dataclass(frozen=True)
+class Rows:
+    """What classification asks about rows; all arrays (rows,)."""
+
+    start_ns: npt.NDArray[np.int64]
+    link: npt.NDArray[np.int64]
+    flow_class: npt.NDArray[np.uint8]
+    job: npt.NDArray[np.int64]  # of a DL row: a number ≥ 0
+    gradient: npt.NDArray[np.bool_]  # a DL row of gradient traffic
+    wire_bytes: npt.NDArray[np.int64]
+    payload_bytes: npt.NDArray[np.int64]
+
+
+def share_windows(rows: Rows, capacity_bps: npt.NDArray[np.int64], window_ns: int, threshold: float) -> Windows:
+    """Sum rows into windows of their links; capacity_bps: one per link, 0 unknown.
+
+    Enough to share a window is threshold × capacity / 8 × width bytes; where the capacity is unknown, any byte.
     """
     links = max(1, len(capacity_bps))
-    keys, of_row = np.unique(start_ns // window_ns * links + link, return_inverse=True)
+    keys, of_row = np.unique(rows.start_ns // window_ns * links + rows.link, return_inverse=True)
     count = len(keys)
-    wire = np.bincount(of_row, weights=wire_bytes, minlength=count).astype(np.int64)
-    cross_payload = np.where(is_cross(flow_classes), payload_bytes, 0)
-    cross = np.bincount(of_row, weights=cross_payload, minlength=count).astype(np.int64)
-    key_link = keys % links
-    enough = threshold * capacity_bps[key_link] / 8 * window_ns / NS_PER_S
-    return Windows(keys // links, key_link, wire, cross, (cross > 0) & (cross >= enough), of_row)
+    cross = np.where(rows.flow_class == Class.CROSS, rows.payload_bytes, 0)
+    jobs, gradient = _gradients(rows, of_row, count)
+    enough = threshold * capacity_bps[keys % links] / 8 * window_ns / NS_PER_S
+    wire = _sums(of_row, rows.wire_bytes, count)
+    return Windows(keys // links, keys % links, wire, _sums(of_row, cross, count), enough, jobs, gradient, of_row)
 
 
-def row_classes(flow_classes: npt.NDArray[np.uint8], windows: Windows) -> npt.NDArray[np.uint8]:
-    """The class of each row, (rows,): its flow's, but DL_SHARED where a DL row lies in a shared window."""
-    shared_dl = (flow_classes == Class.DL_ONLY) & windows.shared[windows.of_row]
-    return np.where(shared_dl, np.uint8(Class.DL_SHARED), flow_classes).astype(np.uint8)
+def _gradients(
+    rows: Rows, of_row: npt.NDArray[np.intp], count: int
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    jobs, of_gradient = np.unique(rows.job[rows.gradient], return_inverse=True)
+    cell = of_row[rows.gradient] * len(jobs) + of_gradient
+    sums = _sums(cell, rows.payload_bytes[rows.gradient], count * len(jobs))
+    return jobs.astype(np.int64), sums.reshape(count, len(jobs))
+
+
+def _sums(place: npt.NDArray[np.intp], amount: npt.NDArray[np.int64], count: int) -> npt.NDArray[np.int64]:
+    return np.bincount(place, weights=amount, minlength=count).astype(np.int64)
+
+
+def row_classes(rows: Rows, windows: Windows) -> npt.NDArray[np.uint8]:
+    """The class of each row, (rows,): its flow's, but DL_SHARED where a DL row lies in a window shared for its job."""
+    classes = rows.flow_class.astype(np.uint8)
+    dl = rows.flow_class == Class.DL_ONLY
+    for job in np.unique(rows.job[dl]).tolist():
+        classes[dl & (rows.job == job) & windows.shared(job)[windows.of_row]] = Class.DL_SHARED
+    return classes

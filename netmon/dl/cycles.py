@@ -1,53 +1,246 @@
 # SPDX-License-Identifier: Apache-2.0
 """Training steps out of the calls that a process makes into its training library.
 
-Every step hands the same gradients over, in whatever order, so a step begins where a name comes that the current
-one has had already. The first step found may begin too early, with names that never come again (a metric averaged
-before training); so it is told only when the second begins, from the first call with that second step's first name.
+Every step hands the same gradients over, in whatever order, so steps are told by the names that recur once in each
+(the markers). What else is reduced, such as metrics, comes at another rate, or on its own between two waits. So
+nothing is told until most names have recurred; then the calls held until then are walked again, and the first step
+gets its true beginning. A set that changes in the middle of training is learned in the same way.
 """
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
-from netmon.records import STEP_ENQUEUE, Moment, Table
+from netmon.dl.recurrence import Event, HeldEvents, RecurringSet
+from netmon.records import (
+    LIBRARY_REDUCER,
+    STEP_DONE,
+    STEP_ENQUEUE,
+    STEP_OTHER,
+    STEP_WAIT_BEGIN,
+    STEP_WAIT_END,
+    Moment,
+    Table,
+)
 
 Boundary = tuple[int, Moment, int]
 """(iteration, moment, time_ns)"""
 
+_FORGET = 8  # steps without a name, after which it is no marker any more
+_TURNS = 3  # of other models, after which one that has taken none is not trained any more
+
 
 @dataclass
-class CycleDetector:
-    """The steps of one process. Feed it in order of time; it numbers them from 0."""
+class Waits:
+    """From when the training thread had nothing left but to wait, and when it had waited; 0: not known."""
 
-    iteration: int = -1
-    _first_seen_ns: dict[int, int] = field(default_factory=dict)  # name → when, in the current cycle
-    _last_wait_ns: int = 0
+    first_ns: int = 0
+    last_ns: int = 0
+
+    def boundaries(self, iteration: int) -> list[Boundary]:
+        """What is known of the iteration's waits."""
+        known = ((Moment.FIRST_WAIT, self.first_ns), (Moment.LAST_WAIT, self.last_ns))
+        return [(iteration, moment, time_ns) for moment, time_ns in known if time_ns and iteration >= 0]
+
+
+class BackwardSteps:
+    """Steps of a library that says itself when a backward pass ends: DistributedDataParallel's reducer.
+
+    The names are its reducers, one per model. Where several take turns, a step is one of the model that came first.
+    """
+
+    def __init__(self) -> None:
+        """No step yet."""
+        self.iteration = -1
+        self._leader = 0
+        self._passes_without = 0  # of other models since the leader's last
+        self._inside = False
+        self._waits = Waits()
+
+    def feed(self, event: Event) -> list[Boundary]:
+        """The boundaries that an event makes known."""
+        time_ns, name, kind, _ = event
+        if name != self._leader and kind == STEP_WAIT_BEGIN:
+            self._passes_without += 1
+        if not self._leader or self._passes_without > _TURNS:
+            self._leader, self._inside = name, False
+        if name != self._leader:
+            return []
+        self._passes_without = 0
+        if kind == STEP_WAIT_BEGIN:
+            self._inside, self._waits.first_ns = False, time_ns
+        elif kind == STEP_WAIT_END:
+            self._waits.last_ns = time_ns
+        elif not self._inside:
+            boundaries = self.finish()
+            self.iteration, self._inside = self.iteration + 1, True
+            return [*boundaries, (self.iteration, Moment.FIRST_ENQUEUE, time_ns)]
+        return []
+
+    def finish(self) -> list[Boundary]:
+        """The waits of the last step."""
+        waits, self._waits = self._waits, Waits()
+        return waits.boundaries(self.iteration)
+
+
+@dataclass
+class _Group:
+    """Markers that came since the last one that began a group: a step, once enough of them have come."""
+
+    seen: dict[int, int] = field(default_factory=dict)  # name → time
+    waits: Waits = field(default_factory=Waits)
+    is_step: bool = False
+    waiting: bool = False  # a wait has begun since the last marker
+    foreign: bool = False  # what is waited for now may be something else
+
+
+class _Stranger(NamedTuple):
+    calls: int
+    run: int  # of the last
+    time_ns: int
+
+
+class NamedSteps:
+    """Steps by the names of what is handed over."""
+
+    def __init__(self, late: bool = False) -> None:
+        """late: the first events may be in the middle of a step."""
+        self.iteration = -1
+        self._markers: dict[int, int] = {}  # name → last iteration that it was seen in
+        self._one_run = False  # the markers of a step come without a wait between them
+        self._expected = self._tensors = 0  # markers of the last step; tensors of the whole set
+        self._group = _Group()
+        self._waits = Waits()  # of the last step, once another group has begun
+        self._strangers: dict[int, _Stranger] = {}  # since the group began
+        self._candidates: set[int] = set()  # strangers that came once in the last step
+        self._run = self._group_run = 0  # how often waits have followed calls: now, and at the last marker
+        self._called = False  # since the last wait began
+        self._held = HeldEvents(late)
+
+    def feed(self, event: Event) -> list[Boundary]:
+        """The boundaries that an event makes known."""
+        boundaries = self._walk(event)
+        if found := self._held.add(event, self._markers, self._tensors):
+            self._establish(found)
+            boundaries += [boundary for earlier in found.events for boundary in self._walk(earlier)]
+        return boundaries
+
+    def _establish(self, found: RecurringSet) -> None:
+        if self._group.is_step:
+            self._waits = self._group.waits
+        self._markers = dict.fromkeys(found.names, self.iteration)
+        self._expected, self._tensors, self._one_run = len(found.names), found.tensors, found.one_run
+        self._group, self._strangers, self._candidates = _Group(), {}, set()
+
+    def finish(self) -> list[Boundary]:
+        """The waits of the last step, as far as they are known."""
+        waits, self._waits = self._group.waits if self._group.is_step else self._waits, Waits()
+        self._group.waits = Waits()
+        return waits.boundaries(self.iteration)
+
+    def _walk(self, event: Event) -> list[Boundary]:
+        time_ns, name, kind, _ = event
+        group = self._group
+        self._called |= kind in (STEP_ENQUEUE, STEP_OTHER)
+        if kind == STEP_ENQUEUE and name in self._markers:
+            return self._marker(name, time_ns)
+        if kind in (STEP_ENQUEUE, STEP_OTHER):
+            group.foreign |= group.waits.first_ns > 0
+            if kind == STEP_ENQUEUE and name:
+                self._stranger(name, time_ns)
+        elif kind == STEP_WAIT_BEGIN:
+            self._run += self._called
+            self._called, group.waiting = False, True
+            if not group.foreign and not group.waits.first_ns and group.seen:
+                group.waits.first_ns = time_ns
+        elif kind == STEP_WAIT_END:
+            if not group.foreign and group.seen:
+                group.waits.last_ns = time_ns
+        elif kind == STEP_DONE and name in group.seen:
+            group.waits.last_ns = time_ns
+        return []
+
+    def _marker(self, name: int, time_ns: int) -> list[Boundary]:
+        if name in self._group.seen or (self._one_run and self._group.waiting):
+            self._next_group()
+        group = self._group
+        group.seen[name] = time_ns
+        group.waits.first_ns, group.waiting, group.foreign = 0, False, False
+        self._group_run = self._run
+        if group.is_step or 2 * len(group.seen) < self._expected:
+            return []
+        group.is_step = True
+        boundaries = self._waits.boundaries(self.iteration)
+        self._waits = Waits()
+        self.iteration += 1
+        self._held.forget()
+        return [*boundaries, (self.iteration, Moment.FIRST_ENQUEUE, min(group.seen.values()))]
+
+    def _next_group(self) -> None:
+        if self._group.is_step:
+            self._expected = len(self._group.seen)
+            self._waits = self._group.waits
+            self._markers |= dict.fromkeys(self._group.seen, self.iteration)
+            oldest = self.iteration - _FORGET
+            self._markers = {name: last for name, last in self._markers.items() if last > oldest}
+            self._held.forget()
+        self._group = _Group(self._admit())
+
+    def _stranger(self, name: int, time_ns: int) -> None:
+        known = self._strangers.get(name)
+        self._strangers[name] = _Stranger(known.calls + 1 if known else 1, self._run, time_ns)
+
+    def _admit(self) -> dict[int, int]:
+        """Names that came once in each of two steps, in the run of the markers, become markers.
+
+        Returns those that belong to the group which begins now, with their times.
+        """
+        runs = (self._group_run, self._run)
+        once = {name for name, stranger in self._strangers.items() if stranger.calls == 1 and stranger.run in runs}
+        admitted = {name: self._strangers[name] for name in once & self._candidates}
+        self._markers |= dict.fromkeys(admitted, self.iteration)
+        self._candidates, self._strangers = once, {}
+        return {name: call.time_ns for name, call in admitted.items() if self._one_run and call.run == self._run}
+
+
+class CycleDetector:
+    """The steps of one process. Feed it in order of time; it numbers them from 0.
+
+    Of several libraries the one that knows most of the gradients tells: Horovod, the reducer, NCCL.
+    """
+
+    def __init__(self, late: bool = False, last: int = -1) -> None:
+        """late: the first events may be within a step; last: the number before the first one to be given."""
+        self._late = late
+        self._library = 0
+        self._steps: NamedSteps | BackwardSteps = NamedSteps(late)
+        self._steps.iteration = last
+
+    @property
+    def iteration(self) -> int:
+        """The last one told; −1: none."""
+        return self._steps.iteration
 
     def feed(self, steps: Table) -> list[Boundary]:
         """steps: dtype STEP, of one process → the boundaries that are known now.
 
-        LAST_WAIT of an iteration is known when the next one begins, or at `finish`. This walks calls per tensor.
+        The waits of an iteration are known when the next one begins, or at `finish`. This walks calls per tensor.
         """
         boundaries: list[Boundary] = []
-        for time_ns, name, _, kind in steps.tolist():
-            if kind != STEP_ENQUEUE:
-                self._last_wait_ns = time_ns
-            elif name not in self._first_seen_ns:
-                self._first_seen_ns[name] = time_ns
-            else:
-                boundaries += self._begin(name, time_ns)
+        for time_ns, name, _, kind, library, tensors in steps.tolist():
+            if library != self._library:
+                if self._library and library > self._library:
+                    continue
+                boundaries += self._switch(library)
+            boundaries += self._steps.feed(Event(time_ns, name, kind, tensors))
         return boundaries
 
-    def _begin(self, name: int, time_ns: int) -> list[Boundary]:
-        boundaries: list[Boundary] = []
-        if self.iteration < 0:
-            self.iteration = 0
-            boundaries.append((0, Moment.FIRST_ENQUEUE, self._first_seen_ns[name]))
-        boundaries += self.finish()
-        self.iteration += 1
-        self._first_seen_ns = {name: time_ns}
-        return [*boundaries, (self.iteration, Moment.FIRST_ENQUEUE, time_ns)]
+    def _switch(self, library: int) -> list[Boundary]:
+        """Another library has more to say; the numbers go on."""
+        told, self._library = self._steps, library
+        self._steps = BackwardSteps() if library == LIBRARY_REDUCER else NamedSteps(self._late)
+        self._steps.iteration = told.iteration
+        return told.finish()
 
     def finish(self) -> list[Boundary]:
         """The end of the communication of the current iteration, as far as it is known."""
-        last, self._last_wait_ns = self._last_wait_ns, 0
-        return [(self.iteration, Moment.LAST_WAIT, last)] if last and self.iteration >= 0 else []
+        return self._steps.finish()

@@ -1,17 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """From marks to iterations, for one rank."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
+from netmon.dl.numbering import Beat, Events, Trust, best_shift
+from netmon.dl.scoring import score
+from netmon.dl.source import Bounds, SourceMarks
 from netmon.records import Mark, Moment, Source
+from netmon.views import SourceScore
 
-_MOST_OPEN = 1_000  # iterations per source of which only some marks are known
-_BEGINNINGS = (Moment.STEP_START, Moment.FIRST_ENQUEUE)
-_BOUNDARIES = (*_BEGINNINGS, Moment.LAST_WAIT, Moment.STEP_END)
+_MOST_WAITING = 1_000
+_SILENT_AFTER = 3  # iterations that another source has seen since a source's last word
+
+FIRST_ENQUEUE, FIRST_WAIT, LAST_WAIT = Moment.FIRST_ENQUEUE, Moment.FIRST_WAIT, Moment.LAST_WAIT
 
 
 @dataclass(frozen=True)
@@ -32,15 +36,29 @@ class Iteration:
     parameters: int  # 0: unknown
     comm_start_ns: int = 0  # first enqueue; 0: unknown
     comm_end_ns: int = 0  # last wait; 0: unknown
+    wait_start_ns: int = 0  # first wait; 0: unknown
+
+    @property
+    def communication_ns(self) -> int:
+        """From the first gradient handed over to the last one reduced; −1: unknown."""
+        return _between(self.comm_start_ns, self.comm_end_ns)
+
+    @property
+    def exposed_ns(self) -> int:
+        """The part of the communication for which the training thread only waited; −1: unknown."""
+        return _between(self.wait_start_ns, self.comm_end_ns)
+
+
+def _between(start_ns: int, end_ns: int) -> int:
+    return max(0, end_ns - start_ns) if start_ns and end_ns else -1
 
 
 class IterationTracker:
     """Collects the marks of one rank and gives its iterations.
 
-    A source that marks steps delimits iteration k by STEP_START k and STEP_END k; one that marks only the
-    communication by FIRST_ENQUEUE k and FIRST_ENQUEUE k+1, the last one by its LAST_WAIT. The best source that has
-    marked a beginning decides. The first mark of a kind counts; iterations of a rank ascend and never overlap, and one
-    of which a boundary is missing is left out.
+    The best source that has marked a beginning decides, until it leaves or falls silent: then the next best does, from
+    the end of the last iteration on. Iterations of a rank ascend and never overlap; the others' numbers are shifted
+    so that they continue the deciding source's. What the others tell is scored against it.
     """
 
     def __init__(self, job: str, rank: int) -> None:
@@ -49,60 +67,140 @@ class IterationTracker:
         self.size = self.parameters = 0
         self.unusable = 0  # marks that repeat, contradict or come after their iteration
         self.finished_ns = -1  # end of the last finished iteration
-        self._marks: dict[Source, dict[int, dict[Moment, Mark]]] = {}
-        self._source: Source | None = None  # the best that has marked a beginning
-        self._step_sources: set[Source] = set()  # those that mark steps, not only the communication
-        self._done: dict[Source, int] = {}  # last number that can no longer become an iteration
+        self.source: Source | None = None  # the one that decides
+        self.last_number = -1  # of the last finished iteration
+        self._sources: dict[Source, SourceMarks] = {}
+        self._silent: set[Source] = set()
+        self._waiting: dict[Source, list[Bounds]] = {}  # iterations of each source that are not (yet) the rank's
+        self._shifts: dict[Source, int] = {}
+        self._relative: dict[Source, bool] = {}
         self._spans: list[tuple[int, int, int]] = []  # (start, end, number), ascending, not yet forgotten
 
-    def resume(self, end_ns: int) -> None:
-        """Leave out iterations that begin before end_ns: they are in the dataset already."""
-        self.finished_ns = max(self.finished_ns, end_ns)
+    def resume(self, end_ns: int, number: int) -> None:
+        """Leave out iterations that begin before end_ns and count on: those up to `number` are in the dataset."""
+        self.finished_ns, self.last_number = max(self.finished_ns, end_ns), max(self.last_number, number)
 
     def add(self, mark: Mark) -> None:
         """Take in a mark of this rank."""
         self.size, self.parameters = mark.size or self.size, mark.parameters or self.parameters
-        if mark.moment not in _BOUNDARIES:
+        if mark.moment in (Moment.JOIN, Moment.LEAVE):
             return
-        moments = self._marks.setdefault(mark.source, {})
-        if mark.iteration <= self._done.get(mark.source, -1) or mark.moment in moments.get(mark.iteration, ()):
+        marks = self._sources.setdefault(mark.source, SourceMarks(by_ends=mark.source == Source.INFERRED))
+        if not marks.add(mark):
             self.unusable += 1
             return
-        moments.setdefault(mark.iteration, {})[mark.moment] = mark
-        if mark.moment in _BEGINNINGS and (self._source is None or mark.source < self._source):
-            self._source = mark.source
-        if mark.moment == Moment.STEP_START:
-            self._step_sources.add(mark.source)
-        if len(moments) > _MOST_OPEN:
-            del moments[min(moments)]
+        self._relative[mark.source] = mark.relative
+        self._silent.discard(mark.source)
+        self._choose()
+
+    def join(self, source: Source) -> None:
+        """The source looks at this rank from now on; one that had left counts anew."""
+        if source in self._sources and self._sources[source].left:
+            del self._sources[source]
+            self._waiting.pop(source, None)
+
+    def leave(self, source: Source) -> None:
+        """No more marks of this source will come."""
+        if source in self._sources:
+            self._sources[source].left = True
 
     def finished(self, leaving: bool = False) -> list[Iteration]:
-        """Iterations that have ended since the last call; `leaving`: no more marks will come."""
-        source = self._source
-        if source is None:
-            return []
-        marks, iterations = self._marks.get(source, {}), []
-        for start, end in list(self._boundaries(marks, leaving)):
-            if start.iteration <= self._done.get(source, -1):
-                continue
-            self._done[source] = start.iteration
-            if not self.finished_ns <= start.time_ns < end.time_ns:
-                self.unusable += 2
-                continue
-            self.finished_ns = end.time_ns
-            self._spans.append((start.time_ns, end.time_ns, start.iteration))
-            iterations.append(self._iteration(start, end))
+        """Iterations that have ended since the last call; `leaving`: no more marks of any source will come."""
+        for source, marks in self._sources.items():
+            marks.left |= leaving
+            waiting = self._waiting.setdefault(source, [])
+            waiting += marks.finished()
+        iterations = self._decided()
+        self._choose()
+        return iterations + self._decided()
+
+    def _decided(self) -> list[Iteration]:
+        iterations = []
+        if self.source is not None:
+            waiting, self._waiting[self.source] = self._waiting.get(self.source, []), []
+            iterations = [found for start, end in waiting if (found := self._iteration(start, end))]
+        for source, waiting in self._waiting.items():
+            self._waiting[source] = [one for one in waiting if one[0].time_ns >= self.finished_ns][-_MOST_WAITING:]
         return iterations
 
-    def communication(self, start_ns: int, end_ns: int) -> tuple[int, int]:
-        """First enqueue and last wait in [start, end), by the best source that has them; 0 where none has."""
-        found = {Moment.FIRST_ENQUEUE: 0, Moment.LAST_WAIT: 0}
-        for source in sorted(self._marks):
-            for moment, choose in ((Moment.FIRST_ENQUEUE, min), (Moment.LAST_WAIT, max)):
-                times = [m[moment].time_ns for m in self._marks[source].values() if moment in m]
-                times = [time for time in times if start_ns <= time <= end_ns]
-                found[moment] = found[moment] or (choose(times) if times else 0)
-        return found[Moment.FIRST_ENQUEUE], found[Moment.LAST_WAIT]
+    def _iteration(self, start: Mark, end: Mark) -> Iteration | None:
+        if not self.finished_ns <= start.time_ns < end.time_ns:
+            self.unusable += 2
+            return None
+        number = start.iteration + self._shifts.get(start.source, 0)
+        if number <= self.last_number:  # it cannot be an earlier one again
+            self._shifts[start.source] = self.last_number + 1 - start.iteration
+            number = self.last_number + 1
+        self.finished_ns, self.last_number = end.time_ns, number
+        self._spans.append((start.time_ns, end.time_ns, number))
+        error = max(start.error_ns, end.error_ns)
+        return Iteration(
+            *(self.job, self.rank, self.size, number, start.time_ns, end.time_ns, start.moment, end.moment),
+            *(start.source, error, self.trust == Trust.RELATIVE, self.parameters),
+        )
+
+    def _choose(self) -> None:
+        begun = [source for source, marks in sorted(self._sources.items()) if marks.begun]
+        for source in begun:
+            since = self._sources[source].newest_ns
+            after = [sum(start.time_ns > since for start, _ in self._waiting.get(other, ())) for other in begun]
+            if max(after) >= _SILENT_AFTER:
+                self._silent.add(source)
+        present = [source for source in begun if not self._sources[source].left]
+        speaking = [source for source in present or begun if source not in self._silent]
+        chosen = min(speaking or begun, default=None)
+        if chosen is not None and chosen != self.source:
+            self._align(chosen)
+            self.source = chosen
+
+    def _align(self, source: Source) -> None:
+        """Count on where the source that decided until now has stopped, unless this one knows better."""
+        if self.source is None or source < self.source or self.source not in self._sources:
+            return
+        found = best_shift(self._events(self.source), self._events(source))
+        if found:
+            self._shifts[source] = found.shift + self._shifts.get(self.source, 0)
+
+    @property
+    def trust(self) -> Trust:
+        """Where the zero of the rank's numbers comes from."""
+        sources = [s for s, marks in self._sources.items() if marks.begun and s <= (self.source or s)]
+        best = min(sources, default=None)
+        if best is None or self._relative[best] or best == Source.INFERRED:
+            return Trust.RELATIVE
+        return Trust.TOLD if best == Source.HOOK else Trust.COUNTED
+
+    def _events(self, source: Source, offset_ns: int = 0) -> dict[Beat, Events]:
+        return {beat: self._sources[source].events(beat, offset_ns) for beat in Beat}
+
+    def events(self, offset_ns: int) -> dict[Beat, Events]:
+        """Recent events of the deciding source with the rank's numbers; offset_ns: what to add to mono times."""
+        if self.source not in self._sources:
+            return {}
+        shift = self._shifts.get(self.source, 0)
+        events = self._events(self.source, offset_ns)
+        return {beat: Events(one.number + shift, one.time_ns) for beat, one in events.items()}
+
+    def scores(self) -> list[SourceScore]:
+        """Each other source against the one that decides, over its recent marks."""
+        if self.source not in self._sources:
+            return []
+        true = self._events(self.source)
+        others = [source for source in sorted(self._sources) if source != self.source and source not in self._silent]
+        scores = (score(source, self.source, self._events(source), true) for source in others)
+        return [one for one in scores if one and one.iterations]
+
+    def communication(self, start_ns: int, end_ns: int) -> tuple[int, int, int]:
+        """First enqueue, last wait and first wait in [start, end], by the best source that has them; 0: none has.
+
+        What traffic alone tells is coarser than a boundary's error bound says, so it counts only where it decides.
+        """
+        found = {}
+        for moment, choose in ((FIRST_ENQUEUE, min), (LAST_WAIT, max), (FIRST_WAIT, min)):
+            sources = [s for s in sorted(self._sources) if s != Source.INFERRED or s == self.source]
+            told = (self._sources[source].times(moment, start_ns, end_ns) for source in sources)
+            found[moment] = next((choose(times) for times in told if times), 0)
+        return found[FIRST_ENQUEUE], found[LAST_WAIT], found[FIRST_WAIT]
 
     def open_since(self) -> int | None:
         """Start of the iteration that has begun and not ended (mono ns)."""
@@ -114,7 +212,8 @@ class IterationTracker:
         spans = list(self._spans)
         start = self._open()
         if start:
-            spans.append((start.time_ns, np.iinfo(np.int64).max, start.iteration))
+            number = max(start.iteration + self._shifts.get(start.source, 0), self.last_number + 1)
+            spans.append((start.time_ns, np.iinfo(np.int64).max, number))
         if not spans:
             return np.full(len(time_ns), -1, np.int64)
         starts, ends, numbers = np.array(spans, np.int64).T
@@ -125,42 +224,9 @@ class IterationTracker:
     def forget(self, before_ns: int) -> None:
         """Drop what concerns only the time before before_ns."""
         self._spans = [span for span in self._spans if span[1] > before_ns]
-        for source, marks in self._marks.items():
-            for number in [k for k, m in marks.items() if max(mark.time_ns for mark in m.values()) < before_ns]:
-                # The open iteration's start may be old; what has no later mark of its own is not thereby over.
-                if number <= self._last(source) or source != self._source:
-                    del marks[number]
-
-    def _last(self, source: Source) -> int:
-        return self._done.get(source, -1)
-
-    def _beginning(self) -> Moment:
-        return Moment.STEP_START if self._source in self._step_sources else Moment.FIRST_ENQUEUE
+        for marks in self._sources.values():
+            marks.forget(before_ns)
 
     def _open(self) -> Mark | None:
-        if self._source is None:
-            return None
-        beginning, last = self._beginning(), self._last(self._source)
-        starts = [m[beginning] for k, m in self._marks.get(self._source, {}).items() if k > last and beginning in m]
-        starts = [start for start in starts if start.time_ns >= self.finished_ns]
-        return max(starts, key=lambda start: start.time_ns, default=None)
-
-    def _boundaries(self, marks: dict[int, dict[Moment, Mark]], leaving: bool) -> Iterator[tuple[Mark, Mark]]:
-        beginning = self._beginning()
-        for number in sorted(marks):
-            start = marks[number].get(beginning)
-            if beginning == Moment.STEP_START:
-                end = marks[number].get(Moment.STEP_END)
-            else:
-                end = marks.get(number + 1, {}).get(beginning)
-                if end is None and leaving and number == max(marks):
-                    end = marks[number].get(Moment.LAST_WAIT)
-            if start is not None and end is not None:
-                yield start, end
-
-    def _iteration(self, start: Mark, end: Mark) -> Iteration:
-        error = max(start.error_ns, end.error_ns)
-        return Iteration(
-            *(self.job, self.rank, self.size, start.iteration, start.time_ns, end.time_ns, start.moment, end.moment),
-            *(start.source, error, start.relative, self.parameters),
-        )
+        marks = self._sources.get(self.source) if self.source is not None else None
+        return marks.open(self.finished_ns) if marks else None

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from netmon.records import FLOW_KEY, KERNEL_BUCKET, KERNEL_FLOW, KERNEL_LEDGER, SLOT, STEP
+from netmon.records import BIRTH, FLOW_KEY, KERNEL_BUCKET, KERNEL_FLOW, KERNEL_LEDGER, SLOT, STEP
 
 METER = {
     "netmon_flow_key": FLOW_KEY,
@@ -19,6 +19,7 @@ METER = {
     "netmon_ledger": KERNEL_LEDGER,
 }
 STEPS = {"netmon_step": STEP}
+BIRTHS = {"netmon_birth": BIRTH}
 
 
 def assertions(structures: "dict[str, np.dtype[Any]]") -> str:

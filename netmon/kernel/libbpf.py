@@ -17,7 +17,8 @@ _XDP_HAS_FRAGS = 1 << 5  # BPF_F_XDP_HAS_FRAGS
 
 
 @functools.cache
-def _library() -> ctypes.CDLL:
+def library() -> ctypes.CDLL:
+    """libbpf itself. Raises UnsupportedError where it is not installed."""
     for name in ("libbpf.so.1", "libbpf.so.0"):
         try:
             return ctypes.CDLL(name, use_errno=True)
@@ -51,7 +52,7 @@ class _LinkCreateOptions(ctypes.Structure):
 def link_create(program: int, target: int, attach_type: int, flags: int = 0) -> int:
     """Attaches a program by a link, which lives as long as its descriptor. Returns the descriptor; raises OSError."""
     options = _LinkCreateOptions(size=ctypes.sizeof(_LinkCreateOptions), flags=flags)
-    result: int = _library().bpf_link_create(program, target, attach_type, ctypes.byref(options))
+    result: int = library().bpf_link_create(program, target, attach_type, ctypes.byref(options))
     return _checked(result)
 
 
@@ -74,10 +75,16 @@ def load_xdp_frags(name: str, license_: bytes, instructions: int, count: int) ->
     """
     options = _LoadOptions(size=ctypes.sizeof(_LoadOptions), prog_flags=_XDP_HAS_FRAGS)
     instructions_ = ctypes.c_void_p(instructions)
-    load = _library().bpf_prog_load
+    load = library().bpf_prog_load
     result: int = load(
         _XDP_PROGRAM, name.encode(), license_, instructions_, ctypes.c_size_t(count), ctypes.byref(options)
     )
+    return _checked(result)
+
+
+def raw_tracepoint_open(program: int, name: str) -> int:
+    """Attaches a raw tracepoint program, for as long as the returned descriptor is open. Raises OSError."""
+    result: int = library().bpf_raw_tracepoint_open(name.encode(), program)
     return _checked(result)
 
 
@@ -112,6 +119,6 @@ def dry_run(program: int, frame: bytes, repeat: int = 1) -> tuple[int, int]:
         data_size_in=len(frame),
         repeat=repeat,
     )
-    result = _library().bpf_prog_test_run_opts(program, ctypes.byref(options))
+    result = library().bpf_prog_test_run_opts(program, ctypes.byref(options))
     _checked(result)
     return options.retval, options.duration

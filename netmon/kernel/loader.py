@@ -19,10 +19,15 @@ from pathlib import Path
 from typing import Any
 
 from netmon.errors import KernelError, NetmonError, UnsupportedError
-from netmon.kernel import layout, libbpf
+from netmon.kernel import births, layout, libbpf
 from netmon.kernel.meter import Geometry
 
-PROGRAMS = ("meter_xdp", "meter_tc_ingress", "meter_tc_egress", "step_enqueue", "step_wait")
+METER_PROGRAMS = ("meter_xdp", "meter_tc_ingress", "meter_tc_egress")
+STEP_PROGRAMS = (
+    *("horovod_enqueue", "horovod_other", "horovod_wait_begin", "horovod_wait_end", "horovod_done"),
+    *("reducer_enqueue", "reducer_wait_begin", "reducer_wait_end", "nccl_enqueue"),
+)
+PROGRAMS = (*METER_PROGRAMS, *STEP_PROGRAMS)
 XDP_FRAGS = "meter_xdp_frags"
 """Loaded where the kernel can (Linux 5.18)."""
 
@@ -41,7 +46,8 @@ def sources() -> Path:
 
 
 def load(geometry: Geometry) -> dict[str, int]:
-    """Descriptors of PROGRAMS, XDP_FRAGS where there is support, and MAPS, loaded by a child that is gone on return.
+    """Descriptors of PROGRAMS and MAPS, of XDP_FRAGS and births.PROGRAM and MAP where there is support, loaded by a
+    child that is gone on return.
 
     Needs CAP_BPF, CAP_NET_ADMIN and CAP_PERFMON. Raises KernelError with the last lines of compiler or verifier.
     """
@@ -52,7 +58,7 @@ def load(geometry: Geometry) -> dict[str, int]:
             child = subprocess.Popen(command, stdin=theirs.fileno(), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
         try:
             ours.sendall(json.dumps(vars(geometry)).encode() + b"\n")
-            message, descriptors, *_ = socket.recv_fds(ours, 4096, len(PROGRAMS) + 1 + len(MAPS))
+            message, descriptors, *_ = socket.recv_fds(ours, 4096, len(PROGRAMS) + 1 + len(MAPS) + 2)
             _, complaint = child.communicate(timeout=_TIME_LIMIT_S)
         except (OSError, subprocess.TimeoutExpired) as error:
             child.kill()
@@ -101,21 +107,35 @@ def _compile(geometry: Geometry) -> dict[str, int]:
     flags = compiler_flags(geometry)
     descriptors: dict[str, int] = {}
     for source, structures, programs, maps in (
-        ("meter.c", layout.METER, PROGRAMS[:3], MAPS[:4]),
-        ("steps.c", layout.STEPS, PROGRAMS[3:], MAPS[4:]),
+        ("meter.c", layout.METER, METER_PROGRAMS, MAPS[:4]),
+        ("steps.c", layout.STEPS, STEP_PROGRAMS, MAPS[4:]),
     ):
         text = (sources() / source).read_text() + layout.assertions(structures)
         module: Any = BPF(text=text.encode(), cflags=flags)
         _keep.append(module)
         for name in programs:
-            kind = {"meter_xdp": BPF.XDP, "step_enqueue": BPF.KPROBE, "step_wait": BPF.KPROBE}.get(name, BPF.SCHED_CLS)
+            kind = BPF.KPROBE if source == "steps.c" else BPF.XDP if name == "meter_xdp" else BPF.SCHED_CLS
             descriptors[name] = module.load_func(name.encode(), kind).fd
         if source == "meter.c":
             with contextlib.suppress(OSError, AttributeError):  # an older kernel or libbpf: small frames only
                 descriptors[XDP_FRAGS] = _load_frags(module)
         for name in maps:
             descriptors[name] = lib.bpf_table_fd(module.module, name.encode())
+    with contextlib.suppress(Exception):  # owners are then only looked up
+        descriptors |= _load_births(flags)
     return descriptors
+
+
+def _load_births(flags: list[str]) -> dict[str, int]:
+    """The program that tells of connections being made, and its ring. bcc raises bare exceptions."""
+    from bcc import BPF, lib
+
+    defines = [f"-D{name}={value}" for name, value in births.definitions().items()]
+    text = (sources() / "sockets.c").read_text() + layout.assertions(layout.BIRTHS)
+    module: Any = BPF(text=text.encode(), cflags=[*flags, *defines])
+    _keep.append(module)
+    program = module.load_func(births.PROGRAM.encode(), BPF.RAW_TRACEPOINT).fd
+    return {births.PROGRAM: program, births.MAP: lib.bpf_table_fd(module.module, births.MAP.encode())}
 
 
 def _load_frags(module: Any) -> int:

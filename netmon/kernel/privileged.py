@@ -8,6 +8,8 @@ links and probes it holds vanish. Messages are JSON, one per packet; the first r
 
 import contextlib
 import json
+import os
+import select
 import signal
 import socket
 import subprocess
@@ -19,15 +21,19 @@ from typing import Any
 
 from netmon.errors import KernelError, NetmonError
 from netmon.kernel import loader
+from netmon.kernel.births import MAP, PROGRAM, Births
+from netmon.kernel.endpoint import Endpoint
 from netmon.kernel.meter import Geometry
+from netmon.kernel.owners import Answer, OwnerSearch
 from netmon.kernel.processes import Process, ProcessTable
-from netmon.kernel.sockets import Endpoint, SocketOwners, Sockets
+from netmon.kernel.timelines import MOST_AT_ONCE, Timelines
 from netmon.kernel.uprobes import Uprobes
 from netmon.kernel.watching import WatchedInterface
 
 _MESSAGE_BYTES = 1 << 20
 _MAX_ENDPOINTS = 1000  # of one request
 _START_LIMIT_S = 120
+_BIRTHS_APART_S = 0.01  # a storm of connections is looked at in bundles
 
 
 class _Server:
@@ -36,15 +42,17 @@ class _Server:
     def __init__(self, parent: socket.socket) -> None:
         self._parent = parent
         self._processes = ProcessTable()
-        self._owners = SocketOwners()
+        self._births: Births | None = None
+        self._owners: OwnerSearch | None = None
         self._interfaces: list[WatchedInterface] = []
         self._programs: dict[str, int] = {}
         self._uprobes: Uprobes | None = None
+        self._timelines = Timelines()
 
     def serve(self) -> None:
         """Answers until the other end is gone, then detaches."""
         try:
-            while packet := self._parent.recv(_MESSAGE_BYTES):
+            while packet := self._next_request():
                 self._answer(json.loads(packet))
         except ConnectionResetError:  # it went without having read our last answer
             return
@@ -53,6 +61,21 @@ class _Server:
                 interface.detach()
             if self._uprobes:
                 self._uprobes.close()
+            if self._births:
+                self._births.close()
+
+    def _next_request(self) -> bytes:
+        """Blocks until there is one, or the other end is gone; looks at who makes connections meanwhile."""
+        parent = self._parent.fileno()
+        while True:
+            news = [self._births.descriptor] if self._births else []
+            if parent in select.select([parent, *news], [], [])[0]:
+                break
+            if self._owners:
+                self._owners.take_births()
+            if select.select([parent], [], [], _BIRTHS_APART_S)[0]:
+                break
+        return self._parent.recv(_MESSAGE_BYTES)
 
     def _answer(self, request: dict[str, Any]) -> None:
         handlers: dict[str, Callable[..., dict[str, Any]]] = {
@@ -67,6 +90,9 @@ class _Server:
             reply = {"error": str(error)}
         with contextlib.suppress(BrokenPipeError):  # the other end has gone meanwhile: serve ends next
             socket.send_fds(self._parent, [json.dumps(reply).encode()], descriptors)
+        if "timelines" in reply:  # only the maps' descriptors stay ours
+            for descriptor in descriptors:
+                os.close(descriptor)
 
     def _start(
         self, descriptors: list[int], interfaces: list[str], hook: str, geometry: dict[str, int]
@@ -77,18 +103,18 @@ class _Server:
             interface = WatchedInterface(name, hook)
             interface.attach(self._programs)
             self._interfaces.append(interface)
+        self._watch_births()
         descriptors.extend(self._programs[name] for name in loader.MAPS)
         return {"hooks": [interface.hooks for interface in self._interfaces]}
 
-    def _find_owners(self, descriptors: list[int], endpoints: list[list[Any]]) -> dict[str, Any]:
-        sockets = Sockets()
-        found = [sockets.find(Endpoint(*endpoint)) for endpoint in endpoints]
-        pids = self._owners.find({inode for inode, _ in found if inode})
-        return {"owners": [self._owner(pids.get(inode), how) for inode, how in found]}
+    def _watch_births(self) -> None:
+        with contextlib.suppress(KeyError, OSError):  # the kernel cannot tell: sockets are looked up only
+            self._births = Births(self._programs[PROGRAM], self._programs[MAP])
+        self._owners = OwnerSearch(self._processes, self._births)
 
-    def _owner(self, pid: int | None, how: str) -> dict[str, Any] | None:
-        process = self._processes.get(pid) if pid else None
-        return {**_described(process), "source": how} if process else None
+    def _find_owners(self, descriptors: list[int], endpoints: list[list[Any]]) -> dict[str, Any]:
+        answers = self._owners.find([Endpoint(*endpoint) for endpoint in endpoints]) if self._owners else []
+        return {"owners": [_owner(answer) for answer in answers]}
 
     def _look_around(self, descriptors: list[int]) -> dict[str, Any]:
         self._processes.scan(time.monotonic_ns())
@@ -103,12 +129,27 @@ class _Server:
             probed = self._uprobes.follow(process.pid for process in ranks) if self._uprobes else []
         except (NetmonError, OSError) as failure:
             warnings.append(str(failure))
+        timelines = self._timelines.follow(process for process in ranks if process.pid in self._training)
+        descriptors.extend(descriptor for _, descriptor in timelines)
         return {
-            "ranks": [_described(process) for process in ranks],
+            "ranks": [self._rank(process) for process in ranks],
+            "timelines": [pid for pid, _ in timelines],
             "interfaces": [[interface.index, interface.name] for interface in self._interfaces],
             "probed": probed,
             "warnings": warnings,
         }
+
+    @property
+    def _training(self) -> set[int]:
+        return self._uprobes.training if self._uprobes else set()
+
+    def _rank(self, process: Process) -> dict[str, Any]:
+        late = self._uprobes.late if self._uprobes else set()
+        return {**_described(process), "trains": process.pid in self._training, "late": process.pid in late}
+
+
+def _owner(answer: Answer | None) -> dict[str, Any] | None:
+    return {**_described(answer.process), "source": answer.source} if answer else None
 
 
 def _described(process: Process) -> dict[str, Any]:
@@ -157,12 +198,17 @@ class Privileged:
         self.busy = True
 
     def poll(self) -> dict[str, Any] | None:
-        """The reply to the request under way, or None while there is none. Raises KernelError when it is gone."""
+        """The reply to the request under way, or None while there is none. Raises KernelError when it is gone.
+
+        Its `timelines` are pairs of a pid and a descriptor, which is the caller's to close.
+        """
         try:
-            message = self._socket.recv(_MESSAGE_BYTES)
+            message, descriptors, *_ = socket.recv_fds(self._socket, _MESSAGE_BYTES, MOST_AT_ONCE)
         except BlockingIOError:
             return None
-        return self._decoded(message)
+        reply = self._decoded(message)
+        reply["timelines"] = list(zip(reply.get("timelines", ()), descriptors, strict=True))
+        return reply
 
     def _decoded(self, message: bytes) -> dict[str, Any]:
         if not message:

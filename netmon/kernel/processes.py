@@ -1,17 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Processes as /proc shows them: names, containers, and which of them are ranks of a training job."""
 
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from netmon.kernel.containers import container_name
 from netmon.marks import RankIdentity, rank_from_environment
 
 PROC = Path("/proc")
+_FIRST_NAMESPACE = 0xEFFFFFF9  # NET_NS_INIT_INO (Linux 6.18), for those who may not look at process 1
 
-# A container runtime's 64-digit id, wherever it stands in the cgroup's path.
-_CONTAINER_ID = re.compile(r"([0-9a-f]{12})[0-9a-f]{52}")
 # An environment is final once the launcher has called exec; until a process is so old it is read again.
 _SETTLED_NS = 3_000_000_000
 
@@ -27,18 +26,23 @@ class Process:
     rank: RankIdentity | None
 
 
-def on_this_host(pid: int) -> bool:
-    """Whether a process belongs to the host that the caller watches.
+def machine_wide() -> bool:
+    """Whether the caller watches for the whole machine, or for its own network namespace only.
 
-    From the machine's own network namespace that is every process, those in containers with a network of their
-    own included: their traffic leaves through the interfaces here. From any other one (a host of a testbed, an
-    agent inside a container) it is those that share it.
+    From the machine's own network namespace every process belongs to this host, those in containers with a network
+    of their own included: their traffic leaves through the interfaces here. From any other one (a host of a testbed,
+    an agent inside a container) it is those that share it.
     """
-    ours = _network_namespace("self")
-    return ours == _network_namespace("1") or ours == _network_namespace(str(pid))
+    return namespace_of("self") in (namespace_of("1"), _FIRST_NAMESPACE)
 
 
-def _network_namespace(pid: str) -> int:
+def on_this_host(pid: int) -> bool:
+    """Whether a process belongs to the host that the caller watches."""
+    return machine_wide() or namespace_of("self") == namespace_of(str(pid))
+
+
+def namespace_of(pid: str) -> int:
+    """Inode of a process's network namespace; 0 where it is gone or not ours to see."""
     try:
         return (PROC / pid / "ns/net").stat().st_ino
     except OSError:
@@ -66,10 +70,10 @@ def describe(pid: int) -> Process | None:
         return None
     directory = PROC / str(pid)
     name = _read(directory / "comm").strip()
-    found = _CONTAINER_ID.search(_read(directory / "cgroup"))
+    container = container_name(_read(directory / "cgroup"))
     environment = dict(pair.partition("=")[::2] for pair in _read(directory / "environ").split("\0"))
     rank = rank_from_environment(environment)
-    return Process(pid, started, name, found[1] if found else "", rank if rank and on_this_host(pid) else None)
+    return Process(pid, started, name, container, rank if rank and on_this_host(pid) else None)
 
 
 def _read(path: Path) -> str:
@@ -111,19 +115,17 @@ class ProcessTable:
             self._look(pid)
         return self._known.get(pid)
 
+    def current(self, pid: int) -> Process | None:
+        """As get, but never a process that had the number before."""
+        known = self._known.get(pid)
+        if known and known.start_ticks != start_ticks(pid):
+            del self._known[pid]
+        return self.get(pid)
+
     def ranks(self) -> list[Process]:
-        """The processes that a launcher made ranks. A rank's children inherit its environment: see `leaders`."""
-        return leaders([process for process in self._known.values() if process.rank])
+        """Every process that carries the environment a launcher gave a rank, oldest first: its children do, too.
 
-
-def leaders(ranks: list[Process]) -> list[Process]:
-    """One process per job and rank: the oldest of those that carry the rank's environment.
-
-    Data loaders and shells carry it too. Which of them trains is settled by who calls the training library, and
-    sockets are looked up for all of them, so the choice here only gives the rank a pid to show.
-    """
-    oldest: dict[RankIdentity, Process] = {}
-    for process in sorted(ranks, key=lambda p: (p.start_ticks, p.pid)):
-        if process.rank:
-            oldest.setdefault(process.rank, process)
-    return list(oldest.values())
+        Which of them trains is settled by who maps and calls the training library.
+        """
+        ranks = [process for process in self._known.values() if process.rank]
+        return sorted(ranks, key=lambda process: (process.start_ticks, process.pid))

@@ -1,45 +1,61 @@
 # SPDX-License-Identifier: Apache-2.0
 """Probes on the training libraries that running processes have mapped.
 
-A probe sits on the library's file, so one attachment serves every process that maps it, those that start later
-included. It is held by a perf descriptor and vanishes with it; nothing is written into tracefs.
+A probe sits on the library's file, so one attachment serves every process that maps it, those that start later and
+those in containers included. It is held by a perf descriptor and vanishes with it; nothing is written into tracefs.
 """
 
 import ctypes
 import os
 import re
 import struct
+import time
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
-
-from elftools.elf.elffile import ELFFile
-from elftools.elf.sections import SymbolTableSection
-from elftools.elf.segments import Segment
+from typing import NamedTuple
 
 from netmon.errors import KernelError
-from netmon.kernel.processes import PROC
+from netmon.kernel.processes import PROC, start_ticks
+from netmon.kernel.symbols import function_offsets
 
 _PERF_EVENT_OPEN = {"x86_64": 298, "aarch64": 241}
 _SET_BPF, _ENABLE = 0x40042408, 0x2400  # PERF_EVENT_IOC_*
 _CLOEXEC = 8  # PERF_FLAG_FD_CLOEXEC
 _PMU = Path("/sys/bus/event_source/devices/uprobe")
 _ATTRIBUTE_SIZE = 112
+_SETUP_S = 1.0  # a process needs more than this to import a framework and to set a job up
+_EAGER_LOOKS = 100  # at a new process, which imports its libraries one after the other; later every tenth
 
 
-@dataclass(frozen=True)
-class Probe:
-    """Where a program is attached: a library by its file's name, a symbol by the beginning of its mangled name."""
+class Probe(NamedTuple):
+    """Where a program of bpf/steps.c is attached: a library by its path, a function by its mangled name's beginning."""
 
     library: "re.Pattern[str]"
     symbol: str
     program: str
-    on_return: bool
 
 
+# Horovod 0.21 to 0.28 call the library of PyTorch mpi_lib_v2, those of TensorFlow and MXNet mpi_lib. In all of them
+# EnqueueTensorAllreduce and grouped all-reduces end in EnqueueTensorAllreduces, whose names are the fifth argument.
+_HOROVOD = re.compile(r"/mpi_lib(_v2)?(\.[^/]+)?\.so$")
+_HOROVOD_TORCH = re.compile(r"/mpi_lib_v2(\.[^/]+)?\.so$")
+_HOROVOD_OTHERS = re.compile(r"/mpi_lib(\.[^/]+)?\.so$")
+_TORCH = re.compile(r"/libtorch_(cpu|python)\.so$")
+_NCCL = re.compile(r"/libnccl\.so(\.\d+)*$")
+_OTHER_COLLECTIVES = (
+    *("22EnqueueTensorAllgather", "23EnqueueTensorAllgathers", "22EnqueueTensorBroadcast", "21EnqueueTensorAlltoall"),
+    *("26EnqueueTensorReducescatter", "27EnqueueTensorReducescatters"),
+)
 PROBES = (
-    Probe(re.compile(r"mpi_lib_v2.*\.so$"), "_ZN7horovod6common23EnqueueTensorAllreducesE", "step_enqueue", False),
-    Probe(re.compile(r"mpi_lib_v2.*\.so$"), "_ZN7horovod5torch12WaitAndClearE", "step_wait", True),
+    Probe(_HOROVOD, "_ZN7horovod6common23EnqueueTensorAllreducesE", "horovod_enqueue"),
+    *(Probe(_HOROVOD, f"_ZN7horovod6common{name}E", "horovod_other") for name in _OTHER_COLLECTIVES),
+    Probe(_HOROVOD_TORCH, "_ZN7horovod5torch12WaitAndClearE", "horovod_wait_begin"),
+    Probe(_HOROVOD_TORCH, "_ZN7horovod5torch13HandleManager13ReleaseHandleE", "horovod_wait_end"),
+    Probe(_HOROVOD_OTHERS, "_ZN7horovod6common8Timeline3EndE", "horovod_done"),
+    Probe(_TORCH, "_ZN4c10d7Reducer17all_reduce_bucketE", "reducer_enqueue"),
+    Probe(_TORCH, "_ZN4c10d7Reducer17finalize_backwardE", "reducer_wait_begin"),
+    Probe(_TORCH, "_ZN4c10d7Reducer21finalize_bucket_denseE", "reducer_wait_end"),
+    Probe(_NCCL, "ncclAllReduce", "nccl_enqueue"),
 )
 
 
@@ -50,30 +66,61 @@ class Uprobes:
         """programs: descriptors of the loaded uprobe programs by name."""
         self._programs = programs
         self._descriptors: list[int] = []
-        self._files: set[tuple[int, int]] = set()
+        self._files: dict[tuple[int, int], float] = {}  # device and inode → when it was probed
+        self._looks: dict[int, int] = {}  # at each process
+        self._mapped: dict[int, set[str]] = {}  # training libraries by process
+        self.late: set[int] = set()
+        """The processes that may have trained before their library was probed."""
+
+    @property
+    def training(self) -> set[int]:
+        """The processes that map a training library."""
+        return {pid for pid, libraries in self._mapped.items() if libraries}
 
     def follow(self, pids: Iterable[int]) -> list[str]:
-        """Attaches to the libraries that these processes map and that are not probed yet; returns their paths."""
+        """Attaches to the libraries that these processes map and that are not probed yet; returns their paths.
+
+        pids: all ranks that are alive. Raises KernelError; a library that cannot be probed is not tried again.
+        """
+        alive = set(pids)
+        self._looks = {pid: self._looks.get(pid, 0) for pid in alive}
+        self._mapped = {pid: self._mapped.get(pid, set()) for pid in alive}
+        self.late &= alive
         added = []
-        for pid in pids:
-            for path in _mapped_libraries(pid):
-                inside = f"{PROC}/{pid}/root{path}"  # as the process sees it, also in a container
-                try:
-                    stat = os.stat(inside)
-                except OSError:
-                    continue
-                if (stat.st_dev, stat.st_ino) not in self._files:
-                    self._files.add((stat.st_dev, stat.st_ino))
-                    self._attach_all(inside, path)
-                    added.append(path)
+        for pid, looks in self._looks.items():
+            self._looks[pid] += 1
+            if looks < _EAGER_LOOKS or looks % 10 == 0:
+                libraries = _training_libraries(pid)
+                for path in libraries.keys() - self._mapped[pid]:
+                    self._mapped[pid].add(path)
+                    probed_s, new = self._probe(path, libraries[path])
+                    added += [path] if new else []
+                    self._judge(pid, path, not looks and _began(pid) + _SETUP_S < probed_s)
         return added
+
+    def _judge(self, pid: int, path: str, late: bool) -> None:
+        """What a process may have done with this library before it was probed; Horovod tells more than what it uses."""
+        if late:
+            self.late.add(pid)
+        elif _HOROVOD.search(path):
+            self.late.discard(pid)
+
+    def _probe(self, path: str, inside: str) -> tuple[float, bool]:
+        """When a library was probed, and whether that was now."""
+        status = os.stat(inside)
+        file = status.st_dev, status.st_ino
+        new = file not in self._files
+        if new:
+            self._files[file] = time.clock_gettime(time.CLOCK_BOOTTIME)
+            self._attach_all(inside, path)
+        return self._files[file], new
 
     def _attach_all(self, inside: str, path: str) -> None:
         wanted = [probe for probe in PROBES if probe.library.search(path)]
-        offsets = symbol_offsets(inside, [probe.symbol for probe in wanted])
+        offsets = function_offsets(inside, [probe.symbol for probe in wanted])
         for probe in wanted:
             for offset in offsets[probe.symbol]:
-                self._descriptors.append(_attach(self._programs[probe.program], inside, offset, probe.on_return))
+                self._descriptors.append(_attach(self._programs[probe.program], inside, offset))
 
     def close(self) -> None:
         """Detaches all."""
@@ -81,42 +128,30 @@ class Uprobes:
             os.close(self._descriptors.pop())
 
 
-def _mapped_libraries(pid: int) -> set[str]:
+def _began(pid: int) -> float:
+    """When a process began, in seconds of CLOCK_BOOTTIME, a clock tick early at most."""
+    return start_ticks(pid) / os.sysconf("SC_CLK_TCK")
+
+
+def _training_libraries(pid: int) -> dict[str, str]:
+    """Path as the process maps it → path by which we can open it, also in a container."""
     try:
         maps = (PROC / str(pid) / "maps").read_text(errors="replace")
     except OSError:
-        return set()
-    paths = {line.split(maxsplit=5)[5] for line in maps.splitlines() if line.endswith(".so")}
-    return {path for path in paths if any(probe.library.search(path) for probe in PROBES)}
+        return {}
+    mapped = {line[line.index("/") :] for line in maps.splitlines() if ".so" in line and "/" in line}
+    wanted = [path for path in mapped if any(probe.library.search(path) for probe in PROBES)]
+    # A process that called chroot maps it by a path of our own.
+    ways = {path: [way for way in (f"{PROC}/{pid}/root{path}", path) if os.path.exists(way)] for path in wanted}
+    return {path: reachable[0] for path, reachable in ways.items() if reachable}
 
 
-def symbol_offsets(path: str, prefixes: list[str]) -> dict[str, list[int]]:
-    """File offsets of the functions in .dynsym (which survives strip) that begin with each prefix."""
-    offsets: dict[str, list[int]] = {prefix: [] for prefix in prefixes}
-    with open(path, "rb") as file:
-        elf = ELFFile(file)
-        table = elf.get_section_by_name(".dynsym")
-        segments = [s for s in elf.iter_segments() if s["p_type"] == "PT_LOAD"]
-        for symbol in table.iter_symbols() if isinstance(table, SymbolTableSection) else ():
-            for prefix in prefixes:
-                if symbol["st_size"] and symbol.name.startswith(prefix):
-                    offsets[prefix].append(_file_offset(segments, symbol["st_value"]))
-    return offsets
-
-
-def _file_offset(segments: Iterable[Segment], address: int) -> int:
-    for segment in segments:
-        if 0 <= address - segment["p_vaddr"] < segment["p_filesz"]:
-            return address - segment["p_vaddr"] + segment["p_offset"]
-    raise KernelError(f"cannot probe the function at {address:#x}: no segment of its library holds it")
-
-
-def _attach(program: int, path: str, offset: int, on_return: bool) -> int:
+def _attach(program: int, path: str, offset: int) -> int:
     libc = ctypes.CDLL(None, use_errno=True)
     name = ctypes.create_string_buffer(path.encode())
     attribute = bytearray(_ATTRIBUTE_SIZE)
     # struct perf_event_attr: type, size, config, …, config1 = path, config2 = offset
-    struct.pack_into("<IIQ", attribute, 0, int((_PMU / "type").read_text()), _ATTRIBUTE_SIZE, int(on_return))
+    struct.pack_into("<II", attribute, 0, int((_PMU / "type").read_text()), _ATTRIBUTE_SIZE)
     struct.pack_into("<QQ", attribute, 56, ctypes.addressof(name), offset)
     buffer = (ctypes.c_char * _ATTRIBUTE_SIZE).from_buffer(attribute)
     call = _PERF_EVENT_OPEN[os.uname().machine]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The iterations that netmon found, held against the trainers' own log of the same run."""
+"""The iterations that netmon found, held against the trainers' own log of the same run, source by source."""
 
 import json
 from dataclasses import dataclass
@@ -19,6 +19,7 @@ _MOMENTS = {
     "step_end": ("end_ns", "step_end_ns"),
 }
 """moment → column of the dataset, column of the log"""
+_INFERRED = "inferred"
 
 
 @dataclass(frozen=True)
@@ -40,25 +41,50 @@ class MomentErrors:
 
 @dataclass(frozen=True)
 class Accuracy:
-    """One run."""
+    """What one source told about one run."""
 
+    source: str
     logged: int  # iterations, over all ranks
     found: int  # of them, in the dataset
     invented: int  # in the dataset, and in no log
     moments: tuple[MomentErrors, ...]
 
 
-def accuracy(data: Path) -> Accuracy:
-    """data: what a watched run left. Raises DataError where there is no log, OSError where there is no dataset."""
+def accuracy(data: Path) -> tuple[Accuracy, ...]:
+    """One for each source in the dataset. data: what a watched run left.
+
+    Iterations are the same if rank and number are; where only the traffic told, and with relative numbers, if the
+    logged communication began nearest to theirs. Raises DataError where there is no log, OSError where there is no
+    dataset.
+    """
     run = json.loads((data / FOLDER / "run.json").read_text())
     iterations = pd.read_parquet(data / "iterations")
-    iterations = iterations[iterations["job"] == run["job"]]
     to_utc = run["events"][0]["utc_ns"] - run["events"][0]["mono_ns"]
     ranks = [host["rank"] for host in run["hosts"] if host["rank"] is not None]
     log = pd.concat([pd.DataFrame(read_rank(data, rank)) for rank in ranks])
-    both = log.merge(iterations, on=["rank", "iteration"])
+    known = (iterations["job"] == run["job"]) | (iterations["source"] == _INFERRED)
+    by_source = iterations[known].groupby("source", observed=True)
+    return tuple(_accuracy(str(source), log, found, to_utc) for source, found in by_source)
+
+
+def _accuracy(source: str, log: pd.DataFrame, iterations: pd.DataFrame, to_utc: int) -> Accuracy:
+    numbered = source != _INFERRED and not iterations["relative"].any()
+    both = log.merge(iterations, on=["rank", "iteration"]) if numbered else _nearest(log, iterations, to_utc)
     errors = (_errors(both, moment, *columns, to_utc) for moment, columns in _MOMENTS.items())
-    return Accuracy(len(log), len(both), len(iterations) - len(both), tuple(e for e in errors if len(e.errors_ns)))
+    moments = tuple(each for each in errors if len(each.errors_ns))
+    return Accuracy(source, len(log), len(both), len(iterations) - len(both), moments)
+
+
+def _nearest(log: pd.DataFrame, iterations: pd.DataFrame, to_utc: int) -> pd.DataFrame:
+    """Pairs whose communication began at most half an iteration apart, each iteration in one of them at most."""
+    begun = iterations["comm_start_ns"].fillna(iterations["start_ns"]).astype("int64") - to_utc
+    ours = (
+        log.drop(columns="iteration").assign(begun_ns=log["first_enqueue_ns"].astype("int64")).sort_values("begun_ns")
+    )
+    theirs = iterations.assign(begun_ns=begun).sort_values("begun_ns")
+    reach = int((log["step_end_ns"] - log["step_start_ns"]).median() / 2)
+    pairs = pd.merge_asof(ours, theirs, on="begun_ns", by="rank", direction="nearest", tolerance=reach)
+    return pairs[pairs["start_ns"].notna()].drop_duplicates(["rank", "start_ns"])
 
 
 def _errors(both: pd.DataFrame, moment: str, column: str, noted: str, to_utc: int) -> MomentErrors:

@@ -15,9 +15,12 @@ _READY_SECONDS = 60.0
 class Monitor:
     """The collector and the agents; leaving the context ends them."""
 
-    def __init__(self, spec: RunSpec, network: Network, logs: Path) -> None:
-        """Start them and block until all are ready. Raises LabError with the words of one that is not."""
-        self._spec, self._network, self._logs = spec, network, logs
+    def __init__(self, spec: RunSpec, network: Network, logs: Path, parameters: int = 0) -> None:
+        """Start them and block until all are ready. Raises LabError with the words of one that is not.
+
+        parameters: of the models of jobs that do not tell; 0: unknown.
+        """
+        self._spec, self._network, self._logs, self._parameters = spec, network, logs, parameters
         self._run = network.lease.folder
         # A Unix socket crosses network namespaces: not a byte of the monitor's is on the links it watches.
         self.address = f"unix:{self._run / 'collector.sock'}"
@@ -54,7 +57,7 @@ class Monitor:
 
     def _start_collector(self) -> Process:
         where = ["--listen", self.address, "--data", str(self._spec.data)]
-        command = [sys.executable, "-m", "netmon", "collector", *where, "--parameters", str(self._spec.parameters)]
+        command = [sys.executable, "-m", "netmon", "collector", *where, "--parameters", str(self._parameters)]
         return self._start("collector", command, None)
 
     def _start_agent(self, host: Host) -> Process:

@@ -26,11 +26,14 @@ INTERFACE = "eth0"
 #   always allowed to a namespace; Reno always is, and CUBIC behaves like it at round trips this short.
 # - How much a socket may have in its host's queue: a NIC's driver keeps that short (byte queue limits), tbf does
 #   not. netmon counts before that queue, and would see megabytes arrive in it at the speed of memory.
+# - How soon a port may be used again: a thousand flows per second use up all of them within the minute of TIME_WAIT.
 _SETTINGS = """set -e
 cd /proc/sys/net
 for every in ipv6/conf/all ipv6/conf/default; do [ ! -d $every ] || echo 1 > $every/disable_ipv6; done
 echo cubic 2>/dev/null > ipv4/tcp_congestion_control || echo reno > ipv4/tcp_congestion_control
 echo 65536 > ipv4/tcp_limit_output_bytes
+echo 1 > ipv4/tcp_tw_reuse
+echo 10000 65000 > ipv4/ip_local_port_range
 cat ipv4/tcp_congestion_control
 """
 
@@ -103,14 +106,14 @@ def _shape(hosts: tuple[Host, ...], switch: str, rate_bps: int, super_packet: in
     """Limit every port's rate with tbf; only the switch may drop.
 
     A super-packet has to fit into the bucket, or tbf would cut it up and a host's frames would be counted
-    differently before and after its queue. The switch's ports buffer 4 ms, as a shallow-buffered switch does. A
+    differently before and after its queue. The switch's ports buffer 2 ms, as a shallow-buffered switch does. A
     host queues without loss: netmon counts before that queue and the interface after it, so a drop between the
     two would stand in the ledger as bytes that never were.
     """
     bytes_per_ms = rate_bps // 8000
     burst = max(2 * super_packet, bytes_per_ms // 2)
     shaper = f"root tbf rate {rate_bps}bit burst {burst}"
-    buffer = max(256 * 1024, 4 * bytes_per_ms) + burst
+    buffer = max(256 * 1024, 2 * bytes_per_ms) + burst
     for host in hosts:
         iproute.batch("tc", host.namespace, [f"qdisc add dev {INTERFACE} {shaper} limit 256mb"])
     ports = [f"qdisc add dev port{number} {shaper} limit {buffer}" for number in range(len(hosts))]

@@ -13,6 +13,9 @@ from types import TracebackType
 from netmon.errors import LabError
 from netmon.lab.network import Host
 
+PRIORITY = ("nice", "-n", "-15")
+"""For what a server's own cores would do: here all hosts share a few, so trainers, senders and receivers go first."""
+
 _POLL_SECONDS = 0.02
 
 

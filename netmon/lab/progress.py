@@ -10,6 +10,7 @@ from rich.progress import Progress as Bar
 
 from netmon.lab.run import Progress
 from netmon.lab.spec import RunSpec
+from netmon.lab.sweep import SweepProgress
 
 _LINES = 10
 
@@ -29,6 +30,46 @@ def shown(spec: RunSpec) -> Iterator[Callable[[Progress], None]]:
             completed=progress.iterations_done,
             description="cross traffic" if progress.cross else "training",
         )
+
+
+@contextlib.contextmanager
+def sweep_shown() -> Iterator[Callable[[SweepProgress], None]]:
+    """A function that shows the progress of a sweep: a bar with the time left, or a line for every run."""
+    console = Console(stderr=True, highlight=False)
+    if not console.is_terminal:
+        yield _SweepLines(console)
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[left]}"))
+    with Bar(*columns, console=console, transient=True) as bar:
+        task = bar.add_task("", total=1, left="")
+
+        def show(progress: SweepProgress) -> None:
+            done = progress.number - 1 + progress.iterations_done / progress.iterations
+            left = f"about {_minutes(progress.seconds_left)} left"
+            bar.update(task, completed=done, total=progress.runs, description=_name(progress), left=left)
+
+        yield show
+
+
+class _SweepLines:
+    """Prints a line when a run begins."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._shown = 0
+
+    def __call__(self, progress: SweepProgress) -> None:
+        if progress.number != self._shown:
+            self._shown = progress.number
+            self._console.print(f"{_name(progress)}, about {_minutes(progress.seconds_left)} left", soft_wrap=True)
+
+
+def _name(progress: SweepProgress) -> str:
+    return f"run {progress.number} of {progress.runs}: {progress.run.id}"
+
+
+def _minutes(seconds: float) -> str:
+    return f"{seconds / 60:.0f} min" if seconds >= 90 else f"{seconds:.0f} s"
 
 
 class _Lines:

@@ -1,5 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a run leaves beside its dataset: DIR/lab, with everything needed to read the data, and the truth."""
+"""What the lab leaves beside its dataset: everything needed to read the data, and the truth.
+
+One run (`netmon lab run`, `demo`) writes DATA/lab. A sweep writes the same for each of its runs, in
+DATA/lab/runs/<run-id>, and all its runs share DATA's tables:
+```
+run.json      spec (what was asked: ring, pattern, model, size_scale, cross_load, …), layers, hosts with their ranks,
+              job, events with both clocks, outcome: "complete", "failed" or "interrupted".
+              In a sweep also id, model, profile, level, repetition
+cross.json    a list: each sender's profile, ports, what it sent and when
+layers.json   parameters of each tensor, as the trainers read them
+rank-R.csv    the moments of every iteration of rank R, in CLOCK_MONOTONIC (trainers/iteration_log.py)
+log/          what the processes printed
+```
+In a sweep every run's job has a name of its own, its run.json says which (`iterations.job` tells the run).
+DATA/lab/sweep.json holds the plan: what all runs share, and the list of them in their order, each with id, model,
+profile, level, repetition and seed. A run without a run.json, or whose outcome is not "complete", does not count and is
+done again under another job; its rows stay in the tables.
+"""
 
 import json
 import shutil
@@ -18,7 +35,9 @@ from netmon.lab.process import Process
 from netmon.lab.spec import RunSpec
 
 FOLDER = "lab"
-_TABLES = ("buckets", "flows", "iterations", "ledger")
+RUNS = "runs"
+SWEEP = "sweep.json"
+_TABLES = ("buckets", "flows", "iterations", "ledger", "nic")
 
 
 def now() -> dict[str, int]:
@@ -46,15 +65,18 @@ def prepare(data: Path, overwrite: bool) -> Path:
 class Record:
     """run.json and cross.json of a run, written when the context is left, with how the run ended."""
 
-    def __init__(self, folder: Path, spec: RunSpec) -> None:
-        """folder: as prepare() made it."""
-        self._folder = folder
+    def __init__(self, folder: Path, spec: RunSpec, **labels: Any) -> None:
+        """folder: with a folder log in it. labels: what else run.json is to say."""
+        self.folder = folder
         self._events: list[dict[str, Any]] = []
         self._cross: list[dict[str, Any]] = []
+        paths = {"data": str(spec.data), "cross_file": str(spec.cross_file) if spec.cross_file else None}
         self._run: dict[str, Any] = {
             "netmon": netmon.__version__,
             "machine": socket.gethostname(),
-            "spec": {**asdict(spec), "data": str(spec.data)},
+            **labels,
+            "spec": {**asdict(spec), **paths},
+            "layers": spec.layer_sizes,
             "events": self._events,
         }
 
@@ -91,4 +113,4 @@ class Record:
         outcome = "complete" if error is None else "interrupted" if kind is KeyboardInterrupt else "failed"
         self._run |= {"outcome": outcome, "error": str(error) if outcome == "failed" else None}
         for name, content in (("run.json", self._run), ("cross.json", self._cross)):
-            (self._folder / name).write_text(json.dumps(content, indent=2) + "\n")
+            (self.folder / name).write_text(json.dumps(content, indent=2) + "\n")

@@ -2,6 +2,7 @@
 """One run of the lab: build the network, watch it, train, disturb, and leave data and truth behind."""
 
 import contextlib
+import json
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -12,6 +13,7 @@ from typing import Any
 from netmon.errors import LabError
 from netmon.lab.monitor import Monitor
 from netmon.lab.network import Network, network
+from netmon.lab.process import PRIORITY
 from netmon.lab.record import Record, prepare
 from netmon.lab.spec import RunSpec
 from netmon.lab.traffic.cross import CrossTraffic
@@ -56,57 +58,49 @@ def run(
     nothing is monitored. `progress` is called a few times per second.
     """
     spec.check()
+    offered_bps(spec)  # a load file that is none is best found out now
     folder = prepare(spec.data, spec.overwrite)
-    python = horovod_python() if spec.trainer == "horovod" else sys.executable
-    with Record(folder, spec) as record, network(spec.hosts, spec.rate_bps) as testbed:
-        record.network(testbed, spec.ring)
-        with contextlib.ExitStack() as stack:
-            monitor = stack.enter_context(Monitor(spec, testbed, folder / "log")) if spec.monitor else None
-            if monitor:
-                record.event("monitor ready", (monitor.collector, *monitor.agents))
-            crosses = [stack.enter_context(cross) for cross in _cross_traffic(spec, testbed, folder / "log")]
-            with view(monitor.address) if monitor else contextlib.nullcontext():
-                job = _train(spec, testbed, folder, python, record, monitor, crosses, progress)
-            time.sleep(_REST_SECONDS)
-            if monitor:
-                monitor.end_in_order()
-                record.event("monitor ended")
-    return RunResult(spec.data, job, tuple(cross.truth for cross in crosses))
+    python = trainer_python(spec)
+    with Record(folder, spec) as record, network(spec.hosts, spec.rate_bps) as testbed, contextlib.ExitStack() as stack:
+        monitor = stack.enter_context(Monitor(spec, testbed, folder / "log", spec.parameters)) if spec.monitor else None
+        if monitor:
+            record.event("monitor ready", (monitor.collector, *monitor.agents))
+        with view(monitor.address) if monitor else contextlib.nullcontext():
+            result = train(spec, testbed, monitor, python, record, progress)
+        time.sleep(_REST_SECONDS)
+        if monitor:
+            monitor.end_in_order()
+            record.event("monitor ended")
+    return result
 
 
-def _cross_traffic(spec: RunSpec, testbed: Network, logs: Path) -> Iterator[CrossTraffic]:
-    if not spec.cross_load:
-        return
-    for number, (source, target) in enumerate(spec.cross):
-        receiver = testbed.hosts[target]
-        load = spec.cross_load * spec.rate_bps
-        offer = Offer(receiver.address, _CROSS_PORT + number, load, spec.rate_bps, spec.seed + number)
-        yield CrossTraffic(f"cross-{number}", spec.cross_profile, testbed.hosts[source], receiver, offer, logs)
+def trainer_python(spec: RunSpec) -> str:
+    """The interpreter for the trainer; the one with Horovod and PyTorch is built if missing. Raises LabError."""
+    return sys.executable if spec.trainer == "ring" else horovod_python()
 
 
-def _train(
+def train(
     spec: RunSpec,
     testbed: Network,
-    folder: Path,
+    monitor: Monitor | None,
     python: str,
     record: Record,
-    monitor: Monitor | None,
-    crosses: list[CrossTraffic],
-    progress: Callable[[Progress], None],
-) -> str:
-    """Train to the end, with cross traffic from when it is due; returns the job's name."""
-    with Training(spec, testbed, folder, python) as training:
-        record.job(training.job)
-        record.event("training", training.ranks)
-        disturbed = False
+    progress: Callable[[Progress], None] = lambda _: None,
+) -> RunResult:
+    """One training in a network that stands, with cross traffic from when it is due; blocks. Raises LabError.
+
+    With cross_after 0 the cross traffic is there before the training begins.
+    """
+    record.network(testbed, spec.ring)
+    with contextlib.ExitStack() as stack:
+        crosses = [stack.enter_context(cross) for cross in _cross_traffic(spec, testbed, record.folder / "log")]
+        if spec.cross_after == 0:
+            _begin(crosses, record)
+        training = stack.enter_context(_training(spec, testbed, record, python))
         for done in _iterations(training, spec.patience_seconds):
-            progress(Progress(done, spec.iterations, disturbed))
-            if crosses and not disturbed and done >= spec.cross_after * spec.iterations:
-                disturbed = True
-                record.event("cross traffic")
-                for cross in crosses:
-                    record.cross(cross.truth)
-                    cross.begin()
+            if not _begun(crosses) and done >= spec.cross_after * spec.iterations:
+                _begin(crosses, record)
+            progress(Progress(done, spec.iterations, bool(crosses) and _begun(crosses)))
             for cross in crosses:
                 cross.check()
             if monitor:
@@ -114,7 +108,50 @@ def _train(
         for cross in crosses:
             cross.stop()
         record.event("training ended")
-        return training.job
+        return RunResult(spec.data, training.job, tuple(cross.truth for cross in crosses))
+
+
+def _training(spec: RunSpec, testbed: Network, record: Record, python: str) -> Training:
+    (record.folder / "layers.json").write_text(json.dumps(spec.layer_sizes))
+    training = Training(spec, testbed, record.folder, python)
+    record.job(training.job)
+    record.event("training", training.ranks)
+    return training
+
+
+def _begun(crosses: list[CrossTraffic]) -> bool:
+    return all(cross.begun for cross in crosses)
+
+
+def _begin(crosses: list[CrossTraffic], record: Record) -> None:
+    if not crosses:
+        return
+    for cross in crosses:
+        record.cross(cross.truth)
+        cross.begin()
+    record.event("cross traffic")
+
+
+def _cross_traffic(spec: RunSpec, testbed: Network, logs: Path) -> Iterator[CrossTraffic]:
+    if not spec.cross_load:
+        return
+    for number, (source, target) in enumerate(spec.cross):
+        receiver = testbed.hosts[target]
+        load = offered_bps(spec)
+        offer = Offer(receiver.address, _CROSS_PORT + number, load, spec.rate_bps, spec.seed + number, spec.cross_file)
+        name, sender = f"cross-{number}", testbed.hosts[source]
+        yield CrossTraffic(name, spec.cross_profile, sender, receiver, offer, logs, PRIORITY)
+
+
+def offered_bps(spec: RunSpec) -> float:
+    """What each sender offers: as asked for, or as its load file has it. Raises DataError where that is none."""
+    if not spec.cross_file:
+        return spec.cross_load * spec.rate_bps
+    from netmon.lab.traffic.load_file import read_load
+    from netmon.lab.traffic.load_summary import summarise
+
+    mean: float = summarise(read_load(spec.cross_file))["mean_bps"]
+    return mean
 
 
 def _iterations(training: Training, patience_seconds: float) -> Iterator[int]:

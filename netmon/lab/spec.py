@@ -1,22 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a run of the lab is: the same spec and seed make the same run."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from netmon.errors import UsageError
+from netmon.lab.models import workload
 from netmon.lab.traffic.profiles import PROFILES
+from netmon.lab.trainers.layers import layer_sizes
+from netmon.lab.trainers.patterns import PATTERNS
 
-TRAINERS = ("ring", "horovod")
+TRAINERS = ("ring", "horovod", "ddp")
 MAX_HOSTS = 200
+CONFIGURATIONS = {"A": ((0, 1, 3), ((0, 2),)), "B": ((0, 1, 3), ((2, 0),))}
+"""Rings and cross traffic of the thesis, on four hosts. In A cross traffic leaves host 0 on the link by which its
+
+gradients leave; in B it meets them at the switch, on the port to host 0.
+"""
 
 
 @dataclass(frozen=True)
 class RunSpec:
-    """Who trains, what else is on the links, and where the data go. The defaults are configuration B of the thesis:
-
-    four hosts, three of them a ring, the fourth sending to a host of the ring.
-    """
+    """Who trains, what else is on the links, and where the data go. The defaults are configuration B of the thesis."""
 
     data: Path
     trainer: str = "ring"
@@ -24,17 +29,39 @@ class RunSpec:
     ring: tuple[int, ...] = (0, 1, 3)  # host of rank 0, 1, …
     cross: tuple[tuple[int, int], ...] = ((2, 0),)  # (from, to)
     rate_bps: int = 1_000_000_000
+    pattern: str = "ring"  # in which the ranks communicate; real Horovod knows only the ring
+    model: str = ""  # whose layers and computing these are, as of(…) fills them in; "": none
+    batch: int = 0  # samples per step that make compute_ns; 0: not known
+    size_scale: float = 1.0  # what the model's tensors were multiplied by
+    layers: tuple[int, ...] = ()  # parameters of each tensor; (): as layer_sizes(parameters) has them
     parameters: int = 4_000_000  # float32
     compute_ns: int = 100_000_000
+    backward_share: float = 0.0  # of compute_ns, in which gradients come and are sent; 0: all come at its end
     iterations: int = 50
     cross_load: float = 0.8  # payload, as a share of the rate; 0: no cross traffic
     cross_profile: str = "iperf"
+    cross_file: Path | None = None  # of the profile "file": its flows, again and again
     cross_after: float = 0.5  # of the iterations
     seed: int = 1
+    job: str = ""  # the job's name; "": the trainer's own
     bucket_ns: int = 10_000
     hook: str = "auto"
     monitor: bool = True  # False: the same run, unobserved
     overwrite: bool = False
+
+    def of(self, model: str, batch: int = 0) -> "RunSpec":
+        """The same run with a published model, scaled to this run's rate. Raises UsageError for an unknown model."""
+        work = workload(model, self.rate_bps, batch)
+        return replace(
+            self,
+            model=model,
+            batch=work.batch,
+            size_scale=work.scale,
+            layers=work.layers,
+            parameters=work.parameters,
+            compute_ns=work.compute_ns,
+            backward_share=work.backward_share,
+        )
 
     def check(self) -> None:
         """Raise UsageError for the first thing that cannot be run."""
@@ -45,23 +72,31 @@ class RunSpec:
     def _objections(self) -> list[tuple[bool, str]]:
         hosts = {*self.ring, *(host for pair in self.cross for host in pair)}
         outside = sorted(host for host in hosts if not 0 <= host < self.hosts)
-        known = " or ".join(PROFILES)
+        known = ", ".join(PROFILES)
         return [
             (self.trainer not in TRAINERS, f"no trainer {self.trainer!r}; choose {' or '.join(TRAINERS)}"),
             (not 2 <= self.hosts <= MAX_HOSTS, f"{self.hosts} hosts; it takes 2 to {MAX_HOSTS}"),
             (bool(outside), f"no host {outside}: there are hosts 0 to {self.hosts - 1}; give --hosts"),
             (len(self.ring) < 2, "a ring of one rank sends nothing; give --ring two hosts or more"),
             (len(set(self.ring)) < len(self.ring), "a host is in the ring twice; one rank per host"),
+            (self.pattern not in PATTERNS, f"no pattern {self.pattern!r}; choose {', '.join(PATTERNS)}"),
+            (self.pattern != "ring" and self.trainer != "ring", f"a {self.pattern}: only --trainer ring has patterns"),
+            ((self.cross_profile == "file") != bool(self.cross_file), "the profile file goes with --cross-file FILE"),
             (any(a == b for a, b in self.cross), "cross traffic from a host to itself crosses no link"),
-            (self.cross_profile == "burst", f"the burst profile is not there yet; choose {known}"),
             (self.cross_profile not in PROFILES, f"no cross profile {self.cross_profile!r}; choose {known}"),
             (not 0 <= self.cross_load <= 1, f"a cross load of {self.cross_load:g}; it is a share of the rate, 0 to 1"),
             (not 0 <= self.cross_after <= 1, f"cross traffic after {self.cross_after:g} of the iterations; 0 to 1"),
             (self.rate_bps < 1_000_000, f"a rate of {self.rate_bps} bit/s; at least 1mbit"),
             (self.parameters < 1, "a model without parameters"),
             (self.compute_ns < 0, "a negative compute time"),
+            (not 0 <= self.backward_share <= 1, f"a backward share of {self.backward_share:g}; 0 to 1"),
             (self.iterations < 1, "no iterations"),
         ]
+
+    @property
+    def layer_sizes(self) -> tuple[int, ...]:
+        """Parameters of each tensor, first to last layer."""
+        return self.layers or tuple(layer_sizes(self.parameters))
 
     @property
     def patience_seconds(self) -> float:

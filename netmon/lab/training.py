@@ -9,13 +9,14 @@ from pathlib import Path
 
 from netmon.errors import LabError
 from netmon.lab.network import INTERFACE, Network
-from netmon.lab.process import Process
+from netmon.lab.process import PRIORITY, Process
 from netmon.lab.spec import RunSpec
 
 _HERE = Path(__file__).parent
 _TRAINERS = _HERE / "trainers"
 _FINISHED = re.compile(r"^iteration \d+ took", re.MULTILINE)
 RING_JOB = "ring"
+_DDP_PORT = 29400
 
 
 def horovod_python() -> str:
@@ -38,7 +39,7 @@ class Training:
         self._stack = contextlib.ExitStack()
         self.ranks: list[Process] = []
         with self._stack:  # ends what was started if one cannot be
-            start = self._start_ring if spec.trainer == "ring" else self._start_horovod
+            start = {"ring": self._start_ring, "horovod": self._start_horovod, "ddp": self._start_ddp}[spec.trainer]
             self.job = start(python)
             self._stack = self._stack.pop_all()
 
@@ -62,12 +63,13 @@ class Training:
 
     def _start_ring(self, python: str) -> str:
         addresses = ",".join(host.address for host in self._hosts)
-        model = ["--params", str(self._spec.parameters), "--compute-ns", str(self._spec.compute_ns)]
+        model = [*self._model(), "--compute-ns", str(self._spec.compute_ns), "--pattern", self._spec.pattern]
         command = [python, "-m", "netmon.lab.trainers.ring", "--addresses", addresses, *model]
+        job = self._spec.job or RING_JOB
         for rank in range(len(self._hosts)):
-            environment = {"RANK": str(rank), "WORLD_SIZE": str(len(self._hosts)), "NETMON_JOB": RING_JOB}
+            environment = {"RANK": str(rank), "WORLD_SIZE": str(len(self._hosts)), "NETMON_JOB": job}
             self._start_rank(rank, command, environment)
-        return RING_JOB
+        return job
 
     def _start_horovod(self, python: str) -> str:
         first, size = self._hosts[0], len(self._hosts)
@@ -75,8 +77,9 @@ class Training:
         serve = [python, str(_TRAINERS / "rendezvous.py"), slots]
         rendezvous = self._stack.enter_context(Process("rendezvous", serve, self._folder / "log", host=first))
         port = rendezvous.wait_output(r"rendezvous port (\d+)", 60)[1]
-        compute = str(self._spec.compute_ns / 1e9)
-        command = [python, str(_TRAINERS / "horovod_torch.py"), "--params", str(self._spec.parameters)]
+        compute = ["--compute", str(self._spec.compute_ns / 1e9)]
+        command = [python, str(_TRAINERS / "horovod_torch.py"), *self._model(), *compute]
+        named = {"NETMON_JOB": self._spec.job} if self._spec.job else {}
         for rank, host in enumerate(self._hosts):
             environment = {
                 "HOROVOD_RANK": rank,
@@ -94,14 +97,35 @@ class Training:
                 "OMP_NUM_THREADS": 1,
             }
             variables = {name: str(value) for name, value in environment.items()}
-            self._start_rank(rank, [*command, "--compute", compute], variables)
-        return f"{first.address}:{port}"  # no launcher names the job: its rendezvous does
+            self._start_rank(rank, command, {**variables, **named})
+        return self._spec.job or f"{first.address}:{port}"  # where nobody names the job, its rendezvous does
+
+    def _start_ddp(self, python: str) -> str:
+        first, size = self._hosts[0], len(self._hosts)
+        compute = ["--compute", str(self._spec.compute_ns / 1e9)]
+        command = [python, str(_TRAINERS / "ddp_torch.py"), *self._model(), *compute]
+        named = {"NETMON_JOB": self._spec.job} if self._spec.job else {}
+        for rank in range(size):
+            environment = {
+                "RANK": str(rank),
+                "WORLD_SIZE": str(size),
+                "LOCAL_RANK": "0",
+                "MASTER_ADDR": first.address,
+                "MASTER_PORT": str(_DDP_PORT),
+                "GLOO_SOCKET_IFNAME": INTERFACE,
+                "OMP_NUM_THREADS": "1",
+            }
+            self._start_rank(rank, command, {**environment, **named})
+        return self._spec.job or f"{first.address}:{_DDP_PORT}"
+
+    def _model(self) -> list[str]:
+        layers = ["--layers", str(self._folder / "layers.json")] if self._spec.layers else []
+        return ["--params", str(self._spec.parameters), *layers, "--backward-share", str(self._spec.backward_share)]
 
     def _start_rank(self, rank: int, command: list[str], environment: dict[str, str]) -> None:
         host = self._hosts[rank]
         log = ["--iterations", str(self._spec.iterations), "--log", str(self._folder / f"rank-{rank}.csv")]
         environment["NETMON_SOCKET"] = str(self._sockets / f"{host.name}.sock")
         name, logs = f"rank-{rank}", self._folder / "log"
-        # A training server's cores are its own; here all hosts share a few, so the ranks go first.
-        process = Process(name, ["nice", "-n", "-15", *command, *log], logs, host=host, environment=environment)
+        process = Process(name, [*PRIORITY, *command, *log], logs, host=host, environment=environment)
         self.ranks.append(self._stack.enter_context(process))

@@ -24,9 +24,9 @@ MOMENTS = np.dtype(
 """One iteration of one rank, in the machine's CLOCK_MONOTONIC. interrupted: the note may be later than the moment."""
 
 
-def read_rank(data: Path, rank: int) -> Table:
-    """Iterations of one rank, dtype MOMENTS, shape (iterations,). Raises DataError."""
-    path = data / FOLDER / f"rank-{rank}.csv"
+def read_rank(data: Path, rank: int, folder: Path | None = None) -> Table:
+    """Iterations of one rank, dtype MOMENTS, shape (iterations,). folder: a sweep's run's. Raises DataError."""
+    path = (folder or data / FOLDER) / f"rank-{rank}.csv"
     try:
         table: Table = np.loadtxt(path, dtype=MOMENTS, delimiter=",", skiprows=1, ndmin=1)
     except (OSError, ValueError) as error:
@@ -34,9 +34,9 @@ def read_rank(data: Path, rank: int) -> Table:
     return table
 
 
-def read_cross(data: Path) -> list[dict[str, Any]]:
-    """What each sender of cross traffic sent, and when. Raises DataError."""
-    path = data / FOLDER / "cross.json"
+def read_cross(data: Path, folder: Path | None = None) -> list[dict[str, Any]]:
+    """What each sender of cross traffic sent, and when. folder: a sweep's run's. Raises DataError."""
+    path = (folder or data / FOLDER) / "cross.json"
     try:
         senders: list[dict[str, Any]] = json.loads(path.read_text())
     except (OSError, ValueError) as error:
@@ -44,11 +44,13 @@ def read_cross(data: Path) -> list[dict[str, Any]]:
     return senders
 
 
-def quiet_and_disturbed(data: Path, rank: int = 0) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+def quiet_and_disturbed(
+    data: Path, rank: int = 0, folder: Path | None = None
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     """Durations in ns of a rank's steps that ended before any cross traffic, and of those wholly within it."""
-    steps = read_rank(data, rank)
+    steps = read_rank(data, rank, folder)
     durations = steps["step_end_ns"] - steps["step_start_ns"]
-    senders = [sender for sender in read_cross(data) if "ended" in sender]
+    senders = [sender for sender in read_cross(data, folder) if "ended" in sender]
     if not senders:
         return durations, durations[:0]
     begin = min(sender["started"]["mono_ns"] for sender in senders)

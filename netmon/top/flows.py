@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from rich.console import RenderableType
 from rich.text import Text
 
+from netmon.dl.traffic import TRAFFIC_NAMES, Traffic
 from netmon.records import CLASS_NAMES, PROTOCOL_NON_IP, Flow, Owner
 from netmon.top.columns import Column, longest, room, table
 from netmon.top.glyphs import class_style, rate_unit, short_rate, swatch
@@ -50,6 +51,12 @@ def rank(who: Owner) -> str:
     return f"{who.job}/{who.rank}" if who.job and who.rank >= 0 else who.job
 
 
+def _job(view: FlowView) -> str:
+    """The rank, and that a flow of its is none of the gradients."""
+    control = view.traffic == TRAFFIC_NAMES[Traffic.CONTROL]
+    return rank(view.flow.owner) + (" control" if control else "")
+
+
 def _endpoint(address: str, port: int) -> str:
     if not port:
         return address
@@ -61,7 +68,7 @@ def _columns(flows: Sequence[FlowView], options: Options, width: int) -> list[Co
     host = longest((view.host for view in flows), 5, 16 if wide else 10)
     name = longest((f"{view.interface} ↑" for view in flows), 4, 16 if wide else 8)
     class_ = _CLASS if wide else 1
-    job = longest((rank(view.flow.owner) for view in flows), 8, 24) if wide else 0
+    job = longest((_job(view) for view in flows), 8, 32) if wide else 0
     rest = room(width, [host, name, class_, job, _RATE, _BYTES], 2)
     usual = _WIDE_TUPLE if wide else _TUPLE
     wanted = longest((five_tuple(view.flow, wide) for view in flows), usual, max(usual, rest - _LEAST_PROCESS))
@@ -90,7 +97,7 @@ def _row(view: FlowView, options: Options, width: int) -> list[str | Text]:
         class_,
         five_tuple(view.flow, width >= WIDE),
         Text(known, "dim" if known == "unknown" else ""),
-        rank(view.flow.owner),
+        _job(view),
         Text(short_rate(view.wire_bps, options.bytes_), class_style(view.class_)),
         format_bytes(view.wire_bytes),
     ]

@@ -16,6 +16,7 @@ from netmon.views import Snapshot
 
 _MOST_WARNINGS = 3
 _LEAST_FLOWS = 6
+_FEWEST_FLOWS, _FEWEST_JOBS = 4, 4
 _COMFORTABLE_FLOWS = 12
 _KEYS = ("q quit", "space pause", "b bits/bytes", "s sort", "c class", "? help")
 
@@ -45,7 +46,7 @@ def render(snapshot: Snapshot, options: Options, width: int, height: int) -> Ren
     if lines.jobs:
         sections.append(Group(*jobs.draw(snapshot.jobs, width)[: lines.jobs]))
     if lines.ranks:
-        sections.append(jobs.ranks(snapshot.jobs))
+        sections.append(jobs.ranks(snapshot.jobs, width))
     if lines.flows:
         sections.append(flows.draw(snapshot.flows, options, width, lines.flows))
     if lines.warnings:
@@ -66,7 +67,7 @@ def plan(snapshot: Snapshot, options: Options, width: int, height: int) -> Plan:
     gap = 1 if left >= wanted_links + wanted_jobs + _LEAST_FLOWS + sections else 0
     left -= gap * sections
     for_links = min(wanted_links, max(left - wanted_jobs, left // 2, 0))
-    for_jobs = min(wanted_jobs, max(left - for_links, 0))
+    for_jobs = min(wanted_jobs, max(left - for_links - _FEWEST_FLOWS, min(left - for_links, _FEWEST_JOBS), 0))
     left = max(left - for_links - for_jobs, 0)
     wanted_ranks = sum(len(job.ranks) for job in snapshot.jobs)
     for_ranks = wanted_ranks + 1 if wanted_ranks and left >= wanted_ranks + 1 + gap + _COMFORTABLE_FLOWS else 0

@@ -13,6 +13,9 @@ from netmon.top.staleness import silent
 from netmon.units import format_bytes, format_duration
 from netmon.views import HostView, Snapshot
 
+_LARGE_OFFSET_NS, _LARGE_SKEW_PPM = 1_000_000, 50
+"""A host's own clock is usually no further from the collector's where NTP keeps both."""
+
 _LARGE_SPOOL = 16_000_000
 """What an agent holds until the collector has written it is not worth a word below this."""
 
@@ -40,16 +43,27 @@ def _title(snapshot: Snapshot, options: Options, width: int) -> Text:
 def _facts(snapshot: Snapshot) -> Iterator[Text]:
     yield from _hosts(snapshot.hosts)
     if snapshot.hosts:
-        worst_clock = max(host.clock_error_ns for host in snapshot.hosts)
         busiest = max(host.cost.cpu_fraction for host in snapshot.hosts)
         largest = max(host.cost.rss_bytes for host in snapshot.hosts)
         each = "each ≤ " if len(snapshot.hosts) > 1 else ""
         yield Text(f"agents: {each}{busiest:.1%} of a core, {format_bytes(largest)}".replace("%", " %"))
-        yield Text(f"clocks ± {format_duration(worst_clock)}")
+        yield from _clocks(snapshot.hosts)
     hooks = sorted({link.hook for link in snapshot.links if link.hook})
     yield Text("wire bytes, " + (", ".join(hooks) or "hook unknown"))
     threshold = f"{snapshot.share_threshold * 100:g} %"
     yield Text(f"DL-shared: cross payload ≥ {threshold} of the link in {format_duration(snapshot.share_window_ns)}")
+
+
+def _clocks(hosts: tuple[HostView, ...]) -> Iterator[Text]:
+    """How well the hosts are aligned, by what; then the hosts whose own clocks would have misled."""
+    worst = max(host.clock_error_ns for host in hosts)
+    sources = sorted({host.clock_source for host in hosts if host.clock_source})
+    yield Text(f"clocks ± {format_duration(worst)}" + (f" by {', '.join(sources)}" if sources else ""))
+    for host in sorted(hosts, key=lambda host: host.host):
+        off = [f"{'+' if host.clock_offset_ns > 0 else ''}{format_duration(host.clock_offset_ns)}"]
+        off += [f"{host.clock_skew_ppm:+.0f} ppm"] if abs(host.clock_skew_ppm) >= _LARGE_SKEW_PPM else []
+        if abs(host.clock_offset_ns) >= _LARGE_OFFSET_NS or len(off) > 1:
+            yield Text(f"{host.host}'s clock {', '.join(off)}", "yellow")
 
 
 def _hosts(hosts: tuple[HostView, ...]) -> Iterator[Text]:

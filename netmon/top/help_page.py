@@ -15,13 +15,16 @@ _KEYS = (
     ("?", "this page"),
 )
 _WORDS = (
-    ("DL-only", "a training flow whose link carries no cross traffic in the window"),
+    ("DL-only", "a training flow whose link carries no cross traffic in the window; here with hysteresis"),
     ("DL-shared", "a training flow whose link does; also a node any of whose links does"),
-    ("cross", "every other flow on the link"),
+    ("cross", "every other flow on the link, those of other jobs included where a rank's are counted"),
+    ("control", "a training flow of short messages: negotiation, rendezvous; the others carry gradients"),
     ("unclassified", "not known, and not guessed"),
     ("coverage", "bytes attributed to flows / bytes counted by the NIC, since the agent's start"),
     ("theory (3.1)", "2·(N−1)/N · parameters · 4 bytes sent by each of N ranks (ring all-reduce)"),
     ("~ iteration", "counted from when the agent began to look, not from the job's start"),
+    ("exposed", "communication during which the training thread had nothing left but to wait"),
+    ("F1", "of a source's iterations, held against those of the source that decides; and how far apart"),
     ("source ±", "who told about the iteration, and how far off its boundaries can be"),
     ("↑ ↓ ?", "sent, received, unknown"),
 )

@@ -5,9 +5,10 @@ import math
 from collections.abc import Iterable, Iterator
 
 import numpy as np
-from rich.console import RenderableType
+from rich.console import Console, RenderableType
 from rich.text import Text
 
+from netmon.dl.explain import sentence
 from netmon.records import Class
 from netmon.top.columns import Column, table
 from netmon.top.glyphs import UNKNOWN, class_style, sparkline, wrapped
@@ -17,6 +18,9 @@ from netmon.views import JobView
 _INDENT = 2
 _SPARKLINE, _LEAST_SPARKLINE = 40, 8
 _SHOWN_RANKS = 8
+_WIDE = 105
+_GOOD = 0.95
+_MEASURE = Console()  # to break lines with
 
 
 def ordered(jobs: Iterable[JobView]) -> list[JobView]:
@@ -30,10 +34,12 @@ def draw(jobs: Iterable[JobView], width: int) -> list[Text]:
     for job in ordered(jobs):
         lines += _with_sparkline(wrapped(_pace(job), width, _INDENT), job, width)
         lines += [_indented(line) for line in wrapped(_traffic(job), width - _INDENT)]
+        lines += [_indented(line) for line in wrapped(_sources(job), width - _INDENT)]
+        lines += [_indented(line) for line in _slowest(job, width - _INDENT)]
     return lines
 
 
-def ranks(jobs: Iterable[JobView]) -> RenderableType:
+def ranks(jobs: Iterable[JobView], width: int) -> RenderableType:
     """One line per rank of every job: its last finished iteration."""
     columns = [
         Column(Text("RANKS", "bold"), 12),
@@ -41,6 +47,7 @@ def ranks(jobs: Iterable[JobView]) -> RenderableType:
         Column("iteration", 10, right=True),
         Column("duration", 9, right=True),
         Column("communic.", 9, right=True),
+        Column("exposed", 9 if width >= _WIDE else 0, right=True),
         Column("DL sent", 8, right=True),
         Column("cross ↑", 8, right=True),
         Column("cross ↓", 8, right=True),
@@ -83,6 +90,21 @@ def _traffic(job: JobView) -> Iterator[Text]:
     yield _shared(job)
 
 
+def _sources(job: JobView) -> Iterator[Text]:
+    """What the traffic shows, and how well the other sources of iterations do against the one that decides."""
+    if job.pattern:
+        yield Text(f"pattern {job.pattern}")
+    for score in job.scores:
+        found = f"{score.source.name.lower()}: F1 {score.f1:.2f}"
+        apart = f", {format_duration(score.error_ns)}" if score.matched else ""
+        yield Text(f"{found}{apart} against {score.reference.name.lower()}", "dim" if score.f1 >= _GOOD else "yellow")
+
+
+def _slowest(job: JobView, width: int) -> list[Text]:
+    text = sentence(job.job, job.slowest, job.relative)
+    return list(Text(text).wrap(_MEASURE, width)) if text else []
+
+
 def _shared(job: JobView) -> Text:
     if not job.ranks:
         return Text(f"DL-shared nodes {UNKNOWN}", "dim")
@@ -102,6 +124,7 @@ def _rank_rows(job: JobView) -> Iterator[list[str | Text]]:
             _iteration(rank.iteration, job.relative),
             _duration(rank.duration_ns),
             _duration(rank.communication_ns),
+            format_duration(rank.exposed_ns) if rank.exposed_ns >= 0 else UNKNOWN,
             format_bytes(rank.dl_tx_bytes),
             format_bytes(rank.cross_tx_bytes),
             format_bytes(rank.cross_rx_bytes),

@@ -6,7 +6,18 @@ from functools import lru_cache
 
 import numpy as np
 
-from netmon.records import BUCKET, PROTOCOL_NON_IP, Batch, ClockSample, Flow, Hello, LedgerSample, Mark, Table
+from netmon.records import (
+    BUCKET,
+    PROTOCOL_NON_IP,
+    Batch,
+    ClockSample,
+    Flow,
+    Hello,
+    LedgerSample,
+    Mark,
+    NicSample,
+    Table,
+)
 from netmon.wire import netmon_pb2
 from netmon.wire.columns import pack, unpack
 from netmon.wire.mapping import MAX_NUMBER, check, from_message, to_message
@@ -59,6 +70,8 @@ def decode_batch(message: netmon_pb2.Batch) -> Batch:
         _check_mark(mark)
     for sample in batch.ledger:
         _check_ledger(sample)
+    for counters in batch.nic:
+        _check_nic(counters)
     return batch
 
 
@@ -94,6 +107,12 @@ def _check_mark(mark: Mark) -> None:
 
 def _check_ledger(sample: LedgerSample) -> None:
     check(sample.time_ns >= 0, f"a ledger sample of interface {sample.interface} has a negative time")
+
+
+def _check_nic(sample: NicSample) -> None:
+    names, values = len(sample.names), len(sample.values)
+    check(names == values, f"a sample of {sample.device} has {names} counters and {values} values")
+    check(sample.time_ns >= 0, f"a sample of {sample.device} has a negative time")
 
 
 @lru_cache(maxsize=4096)

@@ -224,7 +224,7 @@ Global___ClockProbe: _TypeAlias = ClockProbe  # noqa: Y015
 
 @_typing.final
 class ClockEcho(_message.Message):
-    """Both times in the collector's mono."""
+    """Both times in the collector's UTC."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -251,7 +251,7 @@ Global___ClockEcho: _TypeAlias = ClockEcho  # noqa: Y015
 
 @_typing.final
 class ClockExchange(_message.Message):
-    """One probe and its echo (RFC 5905's four timestamps), each time in the mono of who took it."""
+    """One probe and its echo (RFC 5905's four timestamps): the agent's mono, the collector's UTC."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -850,6 +850,7 @@ class JobView(_message.Message):
     RANKS_FIELD_NUMBER: _builtins.int
     PATTERN_FIELD_NUMBER: _builtins.int
     SCORES_FIELD_NUMBER: _builtins.int
+    SLOWEST_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     size: _builtins.int
     iteration: _builtins.int
@@ -869,6 +870,8 @@ class JobView(_message.Message):
     def ranks(self) -> _containers.RepeatedCompositeFieldContainer[Global___RankView]: ...
     @_builtins.property
     def scores(self) -> _containers.RepeatedCompositeFieldContainer[Global___SourceScore]: ...
+    @_builtins.property
+    def slowest(self) -> Global___SlowIteration: ...
     def __init__(
         self,
         *,
@@ -888,14 +891,65 @@ class JobView(_message.Message):
         ranks: _abc.Iterable[Global___RankView] | None = ...,
         pattern: _builtins.str = ...,
         scores: _abc.Iterable[Global___SourceScore] | None = ...,
+        slowest: Global___SlowIteration | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["slowest", b"slowest"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["durations_ns", b"durations_ns", "error_ns", b"error_ns", "iteration", b"iteration", "job", b"job", "last_ns", b"last_ns", "measured_bytes", b"measured_bytes", "median_ns", b"median_ns", "p99_ns", b"p99_ns", "parameters", b"parameters", "pattern", b"pattern", "ranks", b"ranks", "relative", b"relative", "scores", b"scores", "size", b"size", "source", b"source", "theory_bytes", b"theory_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["durations_ns", b"durations_ns", "error_ns", b"error_ns", "iteration", b"iteration", "job", b"job", "last_ns", b"last_ns", "measured_bytes", b"measured_bytes", "median_ns", b"median_ns", "p99_ns", b"p99_ns", "parameters", b"parameters", "pattern", b"pattern", "ranks", b"ranks", "relative", b"relative", "scores", b"scores", "size", b"size", "slowest", b"slowest", "source", b"source", "theory_bytes", b"theory_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___JobView: _TypeAlias = JobView  # noqa: Y015
+
+@_typing.final
+class SlowIteration(_message.Message):
+    """The slowest of the recent iterations, and whose cross traffic met it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ITERATION_FIELD_NUMBER: _builtins.int
+    DURATION_NS_FIELD_NUMBER: _builtins.int
+    MEDIAN_NS_FIELD_NUMBER: _builtins.int
+    CAUSE_FIELD_NUMBER: _builtins.int
+    CAUSE_BYTES_FIELD_NUMBER: _builtins.int
+    DIRECTION_FIELD_NUMBER: _builtins.int
+    HOST_FIELD_NUMBER: _builtins.int
+    RANK_FIELD_NUMBER: _builtins.int
+    WAITED_FIELD_NUMBER: _builtins.int
+    iteration: _builtins.int
+    """-1: none stands out"""
+    duration_ns: _builtins.int
+    median_ns: _builtins.int
+    cause: _builtins.str
+    """empty: there was no cross traffic"""
+    cause_bytes: _builtins.int
+    direction: _builtins.int
+    host: _builtins.str
+    rank: _builtins.int
+    @_builtins.property
+    def waited(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """other ranks"""
+
+    def __init__(
+        self,
+        *,
+        iteration: _builtins.int = ...,
+        duration_ns: _builtins.int = ...,
+        median_ns: _builtins.int = ...,
+        cause: _builtins.str = ...,
+        cause_bytes: _builtins.int = ...,
+        direction: _builtins.int = ...,
+        host: _builtins.str = ...,
+        rank: _builtins.int = ...,
+        waited: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cause", b"cause", "cause_bytes", b"cause_bytes", "direction", b"direction", "duration_ns", b"duration_ns", "host", b"host", "iteration", b"iteration", "median_ns", b"median_ns", "rank", b"rank", "waited", b"waited"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SlowIteration: _TypeAlias = SlowIteration  # noqa: Y015
 
 @_typing.final
 class SourceScore(_message.Message):

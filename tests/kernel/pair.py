@@ -46,9 +46,15 @@ class Watched:
         return self._start("collector", ["collector", "--listen", self.address, "--data", str(self.data)], inside=False)
 
     def agent(self, *options: str, name: str = "agent") -> Process:
+        return self._start(name, [*self._agent(name), *options], inside=True)
+
+    def agent_command(self) -> list[str]:
+        """For those who start the agent themselves."""
+        return [*NETMON, *self._agent("agent")]
+
+    def _agent(self, name: str) -> list[str]:
         where = ["--socket", f"{self.folder}/{name}.sock", "--spool", f"{self.folder}/spool-{name}"]
-        watch = ["agent", "--interface", self.right.interface, "--collector", self.address, "--host", "right"]
-        return self._start(name, [*watch, *where, *options], inside=True)
+        return ["agent", "--interface", self.right.interface, "--collector", self.address, "--host", "right", *where]
 
     def transfer(self, megabytes: int = 20, rate: str = "0") -> None:
         """So many bytes from left to right, over TCP."""

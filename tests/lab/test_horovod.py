@@ -52,6 +52,12 @@ def test_boundaries_are_where_the_script_saw_them(watched, rank, column, moment)
 
 
 @pytest.mark.parametrize("rank", RANKS)
+def test_the_exposed_part_of_the_communication_is_known(watched, rank):
+    found = of_rank(watched[1], rank)
+    assert ((found["comm_start_ns"] < found["wait_start_ns"]) & (found["wait_start_ns"] < found["comm_end_ns"])).all()
+
+
+@pytest.mark.parametrize("rank", RANKS)
 def test_an_iteration_lasts_from_first_enqueue_to_first_enqueue(watched, rank):
     spec, iterations = watched
     found, truth = of_rank(iterations, rank), read_rank(spec.data, rank)
@@ -83,7 +89,7 @@ def test_cross_traffic_is_told_from_the_training(watched):
     assert sums["h0", "rx", "DL-shared"] > 0
     shared = sums.xs("DL-shared", level="class")
     assert shared.drop(("h0", "rx")).sum() == 0
-    assert sums.xs("unclassified", level="class").sum() <= 0.001 * sums.sum()
+    assert sums[sums.index.get_level_values("class") == "unclassified"].sum() <= 0.001 * sums.sum()
 
 
 def test_every_byte_is_accounted_for(watched):

@@ -17,6 +17,7 @@ from netmon.records import (
     LedgerSample,
     Mark,
     Moment,
+    NicSample,
     Owner,
     Source,
 )
@@ -100,7 +101,12 @@ class Host:
             self._marks(first),
             samples,
             AgentCost(0.01, 50_000_000),
+            nic=[self._counters()] if samples else [],
         )
+
+    def _counters(self) -> NicSample:
+        values = tuple(self.nic[direction][0] for direction in Direction)
+        return NicSample("eth0", "sysfs", self.now_ms * MS, ("rx_bytes", "tx_bytes"), values)
 
     def _sample(self, direction: Direction) -> LedgerSample:
         wire, packets = self.nic[direction]

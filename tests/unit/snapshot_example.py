@@ -4,7 +4,7 @@
 import numpy as np
 
 from netmon.records import AgentCost, Class, Direction, Flow, Owner, Source
-from netmon.views import FlowView, HostView, JobView, LinkView, RankView, Snapshot
+from netmon.views import FlowView, HostView, JobView, LinkView, RankView, SlowIteration, Snapshot, SourceScore
 
 HOSTS = ("h0", "h1", "h2", "h3")
 GIGABIT = 1_000_000_000
@@ -80,8 +80,16 @@ def _job() -> JobView:
         theory_bytes=21_333_333.3,
         durations_ns=durations,
         ranks=tuple(
-            RankView(rank, host, 412, 455_000_000, 350_000_000, rank == 0, 21_400_000, 0, 33_000_000 * (rank == 0))
+            RankView(
+                *(rank, host, 412, 455_000_000, 350_000_000, rank == 0, 21_400_000, 0, 33_000_000 * (rank == 0)),
+                exposed_ns=-1 if rank == 2 else 300_000_000,
+            )
             for rank, host in enumerate(("h0", "h1", "h3"))
+        ),
+        pattern="ring",
+        scores=(SourceScore(Source.INFERRED, Source.UPROBE, 400, 398, 397, 420_000),),
+        slowest=SlowIteration(
+            *(409, 590_000_000, 312_000_000, "backup (backup.service)", 310_000_000, Direction.RX, "h0", 0, (1, 2))
         ),
     )
 

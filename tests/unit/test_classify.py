@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from netmon.dl.classify import flow_class, row_classes, share_windows, window_width
+from netmon.dl.classify import Rows, flow_class, row_classes, share_windows, window_width
 from netmon.dl.theory import ring_bytes
 from netmon.records import Class, Owner
 
@@ -15,11 +15,16 @@ GBIT = np.array([10**9, 10**9], np.int64)
 DL, CROSS, UNKNOWN = Class.DL_ONLY, Class.CROSS, Class.UNCLASSIFIED
 
 
-def classify(rows, capacity=GBIT, threshold=0.01):
-    """rows: (start ns, link, flow class, payload); windows of 10 ms."""
-    start, link, classes, payload = (np.array(column) for column in zip(*rows, strict=True))
-    windows = share_windows(start, link, classes.astype(np.uint8), payload + 66, payload, capacity, 10 * MS, threshold)
-    return windows, row_classes(classes.astype(np.uint8), windows).tolist()
+def classify(rows, capacity=GBIT, threshold=0.01, job=None, gradient=None):
+    """rows: (start ns, link, flow class, payload); windows of 10 ms. job, gradient: of each row; one job, all of it."""
+    start, link, classes, payload = (np.array(column, np.int64) for column in zip(*rows, strict=True))
+    dl = classes == DL
+    asked = Rows(
+        *(start, link, classes.astype(np.uint8), dl.astype(np.int64) if job is None else np.array(job)),
+        *(dl if gradient is None else np.array(gradient), payload + 66, payload),
+    )
+    windows = share_windows(asked, capacity, 10 * MS, threshold)
+    return windows, row_classes(asked, windows).tolist()
 
 
 def test_the_owner_decides():
@@ -67,8 +72,17 @@ def test_a_window_is_whole_buckets():
 
 def test_no_rows_are_no_windows():
     none = np.empty(0, np.int64)
-    windows = share_windows(none, none, none.astype(np.uint8), none, none, GBIT, MS, 0.01)
-    assert len(windows.number) == len(row_classes(none.astype(np.uint8), windows)) == 0
+    rows = Rows(none, none, none.astype(np.uint8), none, none.astype(np.bool_), none, none)
+    windows = share_windows(rows, GBIT, MS, 0.01)
+    assert len(windows.number) == len(windows.shared(1)) == len(row_classes(rows, windows)) == 0
+
+
+def test_another_jobs_gradients_share_a_window_and_its_control_traffic_does_not():
+    rows = [(0, 0, DL, 10**5), (1, 0, DL, 10**5)]
+    assert classify(rows, job=[1, 2])[1] == [Class.DL_SHARED, Class.DL_SHARED]
+    assert classify(rows, job=[1, 1])[1] == [DL, DL]
+    assert classify(rows, job=[1, 2], gradient=[True, False])[1] == [DL, Class.DL_SHARED]
+    assert classify([(0, 0, DL, 10**5), (1, 0, DL, 9)], job=[1, 2])[1] == [DL, Class.DL_SHARED]
 
 
 row = st.tuples(st.integers(0, 10**9), st.integers(0, 1), st.sampled_from([DL, CROSS, UNKNOWN]), st.integers(0, 10**6))

@@ -68,7 +68,7 @@ def test_a_session_becomes_a_dataset(tmp_path: Path) -> None:
         ("DL-shared", "rx"): 1_500_000,
         ("cross", "rx"): 150_000_000,
     }
-    iterations = pd.read_parquet(tmp_path / "data/iterations")
+    iterations = pd.read_parquet(tmp_path / "data/iterations").sort_values("iteration")
     assert iterations["iteration"].tolist() == list(range(12))
     assert iterations["node_shared"].tolist() == [False] * 6 + [True] * 6
     assert (iterations["dl_tx_bytes"] == 240_000).all()

@@ -23,11 +23,11 @@ MAY_IMPORT = {
     "marks": set(),
     "horovod": {"marks"},
     "wire": TYPES,
-    "dl": {"records", "errors"},
+    "dl": {"records", "errors", "views", "units"},
     "kernel": SHARED,
     "agent": SHARED | {"kernel"},
     "top": SHARED,
-    "bench": SHARED | {"kernel", "lab"},
+    "bench": SHARED | {"horovod", "kernel", "lab"},
     "lab": SHARED | {"horovod"},  # its ring trainer is a training script
     "replay": SHARED,
     "report": SHARED,

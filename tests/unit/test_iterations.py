@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
+from dataclasses import replace
+from itertools import pairwise
+
 import numpy as np
 from collector_stream import MS, mark
 from hypothesis import given
 from hypothesis import strategies as st
 
-from collector.ranks import Ranks
 from netmon.dl.iterations import IterationTracker
 from netmon.dl.segments import Segments
 from netmon.records import Moment, Source
@@ -50,8 +52,8 @@ def test_the_hook_wins_and_borrows_the_communication():
     marks = [mark(START, 5, 0), mark(ENQUEUE, 0, 3, **UPROBE), mark(WAIT, 0, 8, **UPROBE), mark(END, 5, 9)]
     tracker, found = track(*marks, mark(ENQUEUE, 1, 13, **UPROBE))
     assert spans(found) == [(5, 0, 9)]
-    assert tracker.communication(0, 9 * MS) == (3 * MS, 8 * MS)
-    assert tracker.communication(100 * MS, 109 * MS) == (0, 0)
+    assert tracker.communication(0, 9 * MS) == (3 * MS, 8 * MS, 0)
+    assert tracker.communication(100 * MS, 109 * MS) == (0, 0, 0)
 
 
 def test_duplicates_invent_nothing():
@@ -98,31 +100,6 @@ def test_no_order_invents_an_iteration(marks, data):
     assert len(found) == len(set(found))
 
 
-def test_marks_without_a_join_are_kept_aside(caplog):
-    ranks = Ranks("h0", 10 * MS, 0)
-    assert [ranks.mark(one, -1) for one in (*step(0, 0), *step(1, 10))] == [[], [], [], []]
-    assert ranks.unusable == 4
-    assert caplog.messages == ["marks of rank 0 of job 'train' on h0 are kept aside: it never joined"]
-    assert list(ranks.warnings) == caplog.messages
-    assert spans(ranks.mark(mark(Moment.JOIN, 0, 0), -1)) == [(0, 0, 9), (1, 10, 19)]
-
-
-def test_a_new_process_starts_again_from_0():
-    ranks = Ranks("h0", 10 * MS, 0)
-    first = [mark(Moment.JOIN, 0, 0), *step(0, 0), mark(Moment.JOIN, 0, 20, pid=11), *step(0, 30)]
-    assert spans(done for one in first for done in ranks.mark(one, -1)) == [(0, 0, 9), (0, 30, 39)]
-
-
-def test_marks_heard_again_warn_of_nothing(caplog):
-    ranks = Ranks("h0", 10 * MS, 0)
-    marks = [mark(Moment.JOIN, 0, 0), *step(0, 0)]
-    for one in marks:
-        ranks.mark(one, -1)
-    assert len(ranks.settle(1000 * MS)) == 1
-    assert [ranks.mark(one, 1000 * MS) for one in marks] == [[], [], []]
-    assert not caplog.messages
-
-
 times = st.lists(st.integers(0, 100), max_size=60)
 
 
@@ -145,3 +122,49 @@ def test_a_late_cut_is_refused():
     segments.add(np.array([5]), np.array([0]), np.array([1]))
     assert not segments.cut(4, added_until_ns=6)
     assert segments.cut(6, added_until_ns=6)
+
+
+def test_other_sources_are_scored_against_the_one_that_decides():
+    moments = [(START, 0), (ENQUEUE, 3), (WAIT, 8), (END, 9)]
+    hooked = [mark(moment, k, 10 * k + after) for k in range(20) for moment, after in moments]
+    told = [(k, moment, after) for k in range(15) for moment, after in moments[1:3] if k != 7]
+    probed = [mark(moment, k, 10 * k + 50.1 + after, **UPROBE) for k, moment, after in told]
+    tracker, found = track(*hooked, *probed)
+    assert len(found) == 20
+    (score,) = tracker.scores()
+    assert (score.source, score.reference) == (Source.UPROBE, Source.HOOK)
+    assert (score.iterations, score.found, score.matched, score.error_ns) == (15, 14, 14, MS // 10)
+
+
+def test_what_the_traffic_tells_does_not_stand_beside_what_the_script_tells():
+    inferred = [mark(ENQUEUE, 0, 3, source=Source.INFERRED), mark(WAIT, 0, 8, source=Source.INFERRED)]
+    tracker, found = track(*step(0, 0), *inferred)
+    assert spans(found) == [(0, 0, 9)]
+    assert tracker.communication(0, 9 * MS) == (0, 0, 0)
+
+
+def test_a_pause_is_in_no_iteration():
+    quiet = {"source": Source.INFERRED}
+    marks = [mark(ENQUEUE, 0, 0, **quiet), mark(WAIT, 0, 8, **quiet), mark(END, 0, 8, **quiet)]
+    more = [
+        mark(moment, 1 + k, 500 + 10 * k + at, **quiet) for k in range(2) for moment, at in ((ENQUEUE, 0), (WAIT, 8))
+    ]
+    _, found = track(*marks, *more)
+    assert spans(found) == [(0, 0, 8), (1, 500, 508), (2, 508, 518)]
+
+
+def test_exposed_communication_is_from_the_first_wait_to_the_last():
+    moments = ((START, 0), (ENQUEUE, 2), (Moment.FIRST_WAIT, 5), (WAIT, 8), (END, 9))
+    tracker, (found,) = track(*(mark(moment, 0, after) for moment, after in moments))
+    assert tracker.communication(found.start_ns, found.end_ns) == (2 * MS, 8 * MS, 5 * MS)
+    told = replace(found, comm_start_ns=2 * MS, comm_end_ns=8 * MS, wait_start_ns=5 * MS)
+    assert (told.communication_ns, told.exposed_ns) == (6 * MS, 3 * MS)
+    assert (found.communication_ns, found.exposed_ns) == (-1, -1)
+
+
+@given(st.permutations([m for k in range(6) for m in (*step(k, 10 * k), mark(ENQUEUE, k, 10 * k + 3, **UPROBE))]))
+def test_two_sources_in_any_order_never_overlap(marks):
+    _, found = track(*marks)
+    edges = [edge for i in found for edge in (i.start_ns, i.end_ns)]
+    assert edges == sorted(edges)
+    assert all(a.number < b.number for a, b in pairwise(found))

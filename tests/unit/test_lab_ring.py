@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The ring trainer's arithmetic, over real sockets."""
+"""The arithmetic of the lab's own trainer, over real sockets."""
 
 import socket
 import struct
@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from netmon.errors import LabError
 from netmon.lab.trainers.allreduce import Ring, fused_ends
-from netmon.lab.trainers.layers import layer_sizes
+from netmon.lab.trainers.layers import gradient_times_ns, layer_sizes
+from netmon.lab.trainers.patterns import PATTERNS
 from netmon.lab.trainers.ring import Gradients
 
 
@@ -55,7 +56,7 @@ def bytes_received(connection):
 
 def reduce_on(rank, size, port, parameters, iterations, all_counted):
     ring = Ring(rank, ["127.0.0.1"] * size, port)
-    gradients = Gradients(parameters, rank, size)
+    gradients = Gradients(layer_sizes(parameters), rank, size)
     for iteration in range(iterations):
         gradients.compute(iteration)
         for block in gradients.blocks():
@@ -78,8 +79,42 @@ def test_every_rank_gets_the_sum_and_sends_what_equation_3_1_says(size, paramete
             assert received == 2 * (2 * (size - 1) * padded * 4 // size)
 
 
+def reduce_by(pattern, rank, size, port):
+    collective = PATTERNS[pattern](rank, ["127.0.0.1"] * size, port)
+    gradients = Gradients(layer_sizes(10_007), rank, size, fusion_bytes=8192)
+    for iteration in range(2):
+        gradients.compute(iteration)
+        for block in gradients.blocks():
+            collective.all_reduce(block)
+        gradients.check(iteration)
+    collective.close()
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+@pytest.mark.parametrize("size", [2, 3, 4, 5])
+def test_every_pattern_gives_every_rank_the_sum(pattern, size):
+    port = free_port(2 * size)
+    with ThreadPoolExecutor(size) as pool:
+        for run in [pool.submit(reduce_by, pattern, rank, size, port) for rank in range(size)]:
+            run.result(30)
+
+
+def test_gradients_come_during_the_backward_pass_last_layer_first():
+    assert gradient_times_ns(4, 100, 0.0) == [100, 100, 100, 100]
+    assert gradient_times_ns(4, 120, 2 / 3) == [60, 80, 100, 120]
+
+
+@given(st.lists(st.integers(1, 10**6), min_size=1, max_size=50), st.integers(2, 5), st.floats(0, 1))
+def test_blocks_are_ready_in_their_order_and_the_last_when_all_is_computed(layers, size, share):
+    gradients = Gradients(layers, 0, size, fusion_bytes=1 << 18)
+    ready = gradients.ready_ns(1_000_000, share)
+    assert len(ready) == len(gradients.blocks())
+    assert ready == sorted(ready)
+    assert ready[-1] == 1_000_000
+
+
 def test_a_wrong_sum_is_noticed():
-    gradients = Gradients(1000, rank=0, size=2)
+    gradients = Gradients(layer_sizes(1000), rank=0, size=2)
     gradients.compute(0)
     gradients.values[:] = np.arange(len(gradients.values)) % 251 * 3
     gradients.check(0)

@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """From a training script to its agent: the hook, the packet, and the socket it arrives on."""
 
+import socket
 import subprocess
 import sys
 import time
+import types
 from pathlib import Path
 
 import pytest
@@ -41,16 +43,17 @@ def test_literal_bytes() -> None:
     )
     mark = MarkPacket("ring", 1, 3, 7, Moment.FIRST_ENQUEUE, 1_000_000_000, 4_000_000)
     assert encode(mark) == packet
-    assert decode(packet) == mark
+    assert decode(packet) == [mark]
+    assert decode(packet + packet) == [mark, mark]
 
 
 @given(st.binary(max_size=400))
 def test_any_bytes_are_a_mark_or_refused(packet: bytes) -> None:
     try:
-        mark = decode(packet)
+        marks = decode(packet)
     except ValueError:
         return
-    assert encode(mark)[:8] == packet[:8]
+    assert encode(marks[0])[:8] == packet[:8]
 
 
 @pytest.mark.parametrize(
@@ -173,3 +176,73 @@ def test_the_hook_costs_microseconds(marks: MarkSocket) -> None:
             pass
     assert time.monotonic() - begin < 5
     steps.close()
+
+
+def test_a_rank_that_is_given_another_number_joins_again(marks: MarkSocket, monkeypatch: pytest.MonkeyPatch) -> None:
+    horovod = types.SimpleNamespace(rank=lambda: 1, size=lambda: 3)
+    monkeypatch.setitem(sys.modules, "horovod.torch", horovod)
+    monkeypatch.setattr("netmon.horovod._RESET_NS", 0)
+    steps = Steps("job")
+    with steps.step():
+        pass
+    horovod.rank, horovod.size = (lambda: 0), (lambda: 2)
+    with steps.step():
+        pass
+    steps.close()
+    got = [(mark.rank, mark.size, mark.moment) for mark in marks.take()]
+    step = (Moment.STEP_START, Moment.STEP_END)
+    assert got == [
+        (1, 3, Moment.JOIN),
+        *((1, 3, moment) for moment in step),
+        (1, 3, Moment.LEAVE),
+        (0, 2, Moment.JOIN),
+        *((0, 2, moment) for moment in (*step, Moment.LEAVE)),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "reason"),
+    [
+        ({"rank": 0}, "another rank"),
+        ({"time_ns": 1}, "another clock"),
+        ({"ahead_ns": 10**12}, "another clock"),
+        ({"ahead_ns": -(10**9)}, "older than the one before"),
+        ({}, "twice"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_mark_that_contradicts_the_ones_before_is_counted(
+    marks: MarkSocket, wrong: dict[str, int], reason: str
+) -> None:
+    now = time.monotonic_ns()
+    join = MarkPacket("job", 1, 2, 0, Moment.JOIN, now - 2000, 0)
+    start = MarkPacket("job", 1, 2, 5, Moment.STEP_START, now - 1000, 0)
+    bad = start._replace(rank=wrong.get("rank", 1), time_ns=wrong.get("time_ns", now - 1000 + wrong.get("ahead_ns", 0)))
+    end = start._replace(moment=Moment.STEP_END, time_ns=now)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sender:
+        sender.connect(str(marks._path))
+        for mark in (join, start, bad, end):
+            sender.send(encode(mark))
+        got = marks.take()
+    assert [mark.moment for mark in got] == [Moment.JOIN, Moment.STEP_START, Moment.STEP_END], reason
+    assert marks.refused == 1
+
+
+def test_what_horovods_optimizer_does_in_a_step_is_marked(marks: MarkSocket) -> None:
+    class Optimizer:
+        param_groups = ()
+
+        def _allreduce_grad_async(self, gradient: object) -> None: ...
+
+        def synchronize(self) -> None: ...
+
+        def step(self) -> None:
+            self._allreduce_grad_async(1)
+            self._allreduce_grad_async(2)
+            self.synchronize()
+
+    optimizer = watch(Optimizer(), job="job", rank=0, size=1)
+    optimizer.step()
+    names = ("STEP_START", "FIRST_ENQUEUE", "FIRST_WAIT", "LAST_WAIT", "STEP_END", "STEP_START")
+    assert [mark.moment.name for mark in marks.take()[1:]] == list(names)
+    optimizer.netmon.close()

@@ -5,7 +5,7 @@ import os
 import subprocess
 import sys
 
-from netmon.kernel.processes import Process, ProcessTable, leaders
+from netmon.kernel.processes import ProcessTable
 from netmon.marks import RankIdentity
 
 SECOND = 1_000_000_000
@@ -34,9 +34,3 @@ def test_a_process_that_was_only_asked_for_may_end_before_the_next_scan() -> Non
         process.kill()
     table.scan(0)
     assert table.get(process.pid) is None
-
-
-def test_a_rank_is_its_oldest_process() -> None:
-    rank = RankIdentity("job", 0, 1)
-    processes = [Process(pid, start, "python", "", rank) for pid, start in ((30, 5), (20, 3), (10, 9))]
-    assert [process.pid for process in leaders(processes)] == [20]

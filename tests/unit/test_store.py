@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 
 from collector.flows import FLOWS_PER_PART
 from collector.registry import Registry
+from collector.rows import ARRIVED, merge
 from collector.settings import Settings
 from collector.store import Store
 from collector.tables import SCHEMAS
-from collector.window import ARRIVED, merge
 from netmon.errors import DataError
-from netmon.records import SCHEMA_VERSION, Batch, ClockSample, Direction, Hello
+from netmon.records import SCHEMA_VERSION, Batch, ClockSample, Direction, Hello, Moment
 
 
 class Collector:
@@ -121,6 +121,10 @@ def test_a_crash_at_any_moment_stores_everything_once(tmp_path, crash_after):
     ledger = read(after, "ledger")
     assert len(ledger) == 2 * 7
     assert (ledger["attributed_bytes"] == ledger["nic_bytes"]).all()
+    nic = read(after, "nic")
+    assert sorted(nic["time_ns"] - UTC) == [number * 500 * MS for number in range(1, 9) for _ in range(2)]
+    received = nic[nic["counter"] == "rx_bytes"]["value"]
+    assert np.ptp(received) == ledger[ledger["direction"] == "rx"]["nic_bytes"].sum()
     assert len(read(after, "flows")) == 4
 
 
@@ -190,6 +194,8 @@ def test_peers_of_a_job_find_each_other(tmp_path):
             owner = type(flow.owner)(**(vars(flow.owner) | {"rank": 1 if flow.owner.job else -1}))
             mirrored.append(type(flow)(**(vars(flow) | {"owner": owner, "direction": Direction(1 - flow.direction)})))
         object.__setattr__(far[0], "flows", mirrored)
+        for batch in far:
+            object.__setattr__(batch, "marks", [replace(mark, rank=1) for mark in batch.marks])
         first = await collector.feed(near)
         second = await collector.feed(far, introduction=hello(host="h1", session="s2"))
         collector.registry.settle(second, leaving=True)
@@ -252,3 +258,20 @@ def test_flows_that_are_long_over_are_forgotten_and_stay_stored(tmp_path):
     asyncio.run(scenario())
     flows = read(tmp_path, "flows")
     assert len(flows) == len(set(flows["flow_id"])) == 2 * (many + 4)
+
+
+def test_what_is_under_way_is_known_from_the_introduction(tmp_path):
+    """A collector that has just started, with an empty directory: its agents say flows and ranks once more."""
+    sent = batches(40)
+    open_step = [mark for mark in sent[35].marks if mark.moment is Moment.STEP_START]
+    under_way = hello(clock=sent[20].clock, flows=sent[0].flows, marks=[sent[0].marks[0], *open_step])
+
+    async def scenario():
+        collector = Collector(tmp_path)
+        await collector.end(await collector.feed(sent[20:], introduction=under_way))
+
+    asyncio.run(scenario())
+    iterations = read(tmp_path, "iterations").sort_values("iteration")
+    assert iterations["iteration"].tolist() == list(range(8, 16))
+    assert (iterations["dl_tx_bytes"] == 240_000).all()
+    assert len(read(tmp_path, "flows")) == 4

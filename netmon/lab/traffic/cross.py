@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Cross traffic from one host of a testbed to another, and the truth about it."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -15,12 +16,25 @@ from netmon.lab.traffic.profiles import PROFILES, Offer
 class CrossTraffic:
     """One sender and one receiver; leaving the context ends both."""
 
-    def __init__(self, name: str, profile: str, source: Host, target: Host, offer: Offer, logs: Path) -> None:
-        """Start the receiver and block until it listens. Nothing is sent before begin()."""
-        self._name, self._source, self._offer, self._logs = name, source, offer, logs
+    def __init__(
+        self,
+        name: str,
+        profile: str,
+        source: Host,
+        target: Host,
+        offer: Offer,
+        logs: Path,
+        priority: Sequence[str] = (),
+    ) -> None:
+        """Start the receiver and block until it listens. Nothing is sent before begin().
+
+        priority: a command that starts sender and receiver, such as PRIORITY of netmon.lab.process.
+        """
+        self._name, self._source, self._offer, self._logs, self._priority = name, source, offer, logs, priority
         self._profile = PROFILES[profile]
         self._sender: Process | None = None
-        self._receiver = Process(f"{name}-receiver", self._profile.receiver(offer), logs, host=target)
+        command = [*self._priority, *self._profile.receiver(offer)]
+        self._receiver = Process(f"{name}-receiver", command, logs, host=target)
         try:
             self._receiver.wait_output(self._profile.listening, 10)
         except BaseException:
@@ -35,11 +49,23 @@ class CrossTraffic:
             "offered_bps": offer.load_bps,
         }
 
+    @property
+    def begun(self) -> bool:
+        """Whether the sender was started."""
+        return self._sender is not None
+
     def begin(self) -> None:
-        """Start the sender. `started` in the truth is when its process was: data follow some milliseconds later."""
-        self.truth["started"] = now()
-        command = self._profile.sender(self._offer)
+        """Start the sender and block until it sends. Raises LabError.
+
+        `started` in the truth is when it began, as it says itself; iperf3 does not, and begins some milliseconds later.
+        """
+        started = now()
+        command = [*self._priority, *self._profile.sender(self._offer)]
         self._sender = Process(f"{self._name}-sender", command, self._logs, host=self._source)
+        self.truth["started"] = started
+        if self._profile.sending:
+            since = int(self._sender.wait_output(self._profile.sending, 10)[1])
+            self.truth["started"] = {"mono_ns": since, "utc_ns": since + started["utc_ns"] - started["mono_ns"]}
 
     def check(self) -> None:
         """Raise LabError if sender or receiver has ended: neither does by itself."""

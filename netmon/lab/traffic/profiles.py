@@ -5,9 +5,11 @@ import json
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-_WEB_SEARCH = (sys.executable, "-m", "netmon.lab.traffic.websearch")
+_SEND = (sys.executable, "-m", "netmon.lab.traffic.send")
+_RECEIVE = (sys.executable, "-m", "netmon.lab.traffic.receive")
 
 
 @dataclass(frozen=True)
@@ -19,6 +21,7 @@ class Offer:
     load_bps: float
     rate_bps: int
     seed: int
+    file: Path | None = None  # of the profile "file"
 
 
 @dataclass(frozen=True)
@@ -30,6 +33,7 @@ class Profile:
     sender: Callable[[Offer], list[str]]
     listening: str  # what the receiver prints when it is ready, a regular expression
     account: Callable[[str], dict[str, Any]]  # the sender's output → at least bytes_sent
+    sending: str = ""  # what the sender prints before its first flow, with the moment (CLOCK_MONOTONIC); "": nothing
 
 
 def _iperf_receiver(offer: Offer) -> list[str]:
@@ -47,18 +51,29 @@ def _iperf_account(output: str) -> dict[str, Any]:
     return {"bytes_sent": sent["bytes"], "seconds": sent["seconds"], "retransmits": sent["retransmits"]}
 
 
-def _web_search_receiver(offer: Offer) -> list[str]:
-    return [*_WEB_SEARCH, "receive", f"{offer.address}:{offer.port}"]
+def _flows_receiver(offer: Offer) -> list[str]:
+    return [*_RECEIVE, f"{offer.address}:{offer.port}"]
 
 
-def _web_search_sender(offer: Offer) -> list[str]:
-    load = ["--load-bps", str(offer.load_bps), "--rate-bps", str(offer.rate_bps), "--seed", str(offer.seed)]
-    return [*_WEB_SEARCH, "send", f"{offer.address}:{offer.port}", *load]
+def _flows_sender(profile: str) -> Callable[[Offer], list[str]]:
+    def command(offer: Offer) -> list[str]:
+        load = ["--load-bps", str(offer.load_bps), "--rate-bps", str(offer.rate_bps), "--seed", str(offer.seed)]
+        return [*_SEND, f"{offer.address}:{offer.port}", "--profile", profile, *load]
+
+    return command
 
 
-def _web_search_account(output: str) -> dict[str, Any]:
+def _file_sender(offer: Offer) -> list[str]:
+    return [*_SEND, f"{offer.address}:{offer.port}", "--file", str(offer.file), "--repeat"]
+
+
+def _flows_account(output: str) -> dict[str, Any]:
     account: dict[str, Any] = json.loads(output.strip().splitlines()[-1])
     return account
+
+
+def _flows(description: str, sender: Callable[[Offer], list[str]]) -> Profile:
+    return Profile(description, _flows_receiver, sender, "listening", _flows_account, r"sending since (\d+)")
 
 
 PROFILES = {
@@ -69,11 +84,10 @@ PROFILES = {
         "Server listening",
         _iperf_account,
     ),
-    "websearch": Profile(
-        "TCP flows of web-search sizes, arriving as a Poisson process",
-        _web_search_receiver,
-        _web_search_sender,
-        "listening",
-        _web_search_account,
-    ),
+    "websearch": _flows("flows of web-search sizes, at a consistent rate (Algorithm 1)", _flows_sender("websearch")),
+    "datamining": _flows("flows of data-mining sizes, at a consistent rate (Algorithm 1)", _flows_sender("datamining")),
+    "poisson": _flows("flows of web-search sizes, a Poisson process", _flows_sender("poisson")),
+    "burst": _flows("web-search flows, 1 ms at 300 % every 10 ms (Algorithm 2)", _flows_sender("burst")),
+    "file": _flows("the flows of a load file", _file_sender),
 }
+"""The algorithms are those of the thesis' appendix A.1."""

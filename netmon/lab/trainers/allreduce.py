@@ -1,20 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ring all-reduce over TCP: the algorithm that Horovod, NCCL and gloo use between hosts, with nothing around it."""
 
-import select
 import socket
-import time
 from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 
-from netmon.errors import LabError
-
-PORT = 29500
-_PATIENCE_SECONDS = 30.0
-
-Floats = npt.NDArray[np.float32]
+from netmon.lab.trainers.mesh import PATIENCE_SECONDS, PORT, Floats, connect, listening_ports, transfer
 
 
 class Ring:
@@ -27,11 +19,11 @@ class Ring:
         """
         self.rank = rank
         self.size = len(addresses)
-        ports = [port + rank if len(set(addresses)) < self.size else port for rank in range(self.size)]
+        ports = listening_ports(addresses, port)
         following = (rank + 1) % self.size
         with socket.create_server((addresses[rank], ports[rank])) as server:
-            self._to = _connect(addresses[following], ports[following])
-            server.settimeout(_PATIENCE_SECONDS)
+            self._to = connect(addresses[following], ports[following])
+            server.settimeout(PATIENCE_SECONDS)
             self._from, _ = server.accept()
         self._to.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._to.setblocking(False)
@@ -58,30 +50,8 @@ class Ring:
         self._from.close()
 
     def _exchange(self, outgoing: Floats, incoming: Floats) -> None:
-        to_send, to_receive = outgoing.view(np.uint8).data, incoming.view(np.uint8).data
-        while to_send or to_receive:
-            readers, writers = [self._from] if to_receive else [], [self._to] if to_send else []
-            readable, writable, _ = select.select(readers, writers, [], _PATIENCE_SECONDS)
-            if readable:
-                count = self._from.recv_into(to_receive)
-                if not count:
-                    raise LabError(f"rank {self.rank} cannot go on: the rank before it has closed its connection")
-                to_receive = to_receive[count:]
-            if writable:
-                to_send = to_send[self._to.send(to_send) :]
-            if not readable and not writable:
-                raise LabError(f"rank {self.rank} cannot go on: neighbours silent for {_PATIENCE_SECONDS:g} s")
-
-
-def _connect(address: str, port: int) -> socket.socket:
-    deadline = time.monotonic() + _PATIENCE_SECONDS
-    while True:
-        try:
-            return socket.create_connection((address, port), timeout=_PATIENCE_SECONDS)
-        except OSError as error:
-            if time.monotonic() > deadline:
-                raise LabError(f"cannot reach the next rank at {address}:{port}: {error}") from None
-            time.sleep(0.02)
+        sends, receives = {self._to: outgoing.view(np.uint8).data}, {self._from: incoming.view(np.uint8).data}
+        transfer(f"rank {self.rank}", sends, receives)
 
 
 def fused_ends(layers: Sequence[int], fusion_bytes: int, size: int) -> list[int]:

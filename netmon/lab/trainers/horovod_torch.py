@@ -5,14 +5,14 @@ The only thing unusual is that it writes down when each iteration's moments were
 """
 
 import argparse
-import resource
 import time
 
 import horovod.torch as hvd
 import horovod.torch.optimizer as hvd_optimizer
 import torch
 from iteration_log import IterationLog, wait_until  # type: ignore[import-not-found]
-from layers import layer_sizes  # type: ignore[import-not-found]
+from layers import gradient_times_ns, read_layers  # type: ignore[import-not-found]
+from paced_model import build_model, forward, interruptions  # type: ignore[import-not-found]
 
 
 class Moments:
@@ -48,28 +48,15 @@ class Moments:
         return output
 
 
-def interruptions() -> int:
-    """How often this thread had to give its CPU to another one: then a moment may have passed before it was noted."""
-    return resource.getrusage(resource.RUSAGE_THREAD).ru_nivcsw
-
-
-def build_model(parameters: int) -> torch.nn.ModuleList:
-    """A chain of wide layers of one input each: all the gradients of a big model, little of its arithmetic."""
-    return torch.nn.ModuleList(torch.nn.Linear(1, size, bias=False) for size in layer_sizes(parameters))
-
-
-def forward(model: torch.nn.ModuleList, batch: torch.Tensor) -> torch.Tensor:
-    """Each layer's mean output is the next one's input."""
-    for layer in model:
-        batch = layer(batch).mean(dim=1, keepdim=True) + batch
-    return batch
-
-
 def main() -> None:
     """Train on random numbers."""
     parser = argparse.ArgumentParser(description="one rank of a Horovod training job")
     parser.add_argument("--params", type=int, default=4_000_000)
-    parser.add_argument("--compute", type=float, default=0.1, help="seconds of forward pass, the rest a wait")
+    parser.add_argument("--layers", default="", help="JSON file with the parameters of each layer, instead")
+    parser.add_argument(
+        "--compute", type=float, default=0.1, help="seconds of forward and backward pass, mostly a wait"
+    )
+    parser.add_argument("--backward-share", type=float, default=0.0, help="of them, in which gradients come")
     parser.add_argument("--iterations", type=int, default=50)
     parser.add_argument("--log", required=True, help="CSV file for the moments of every iteration")
     args = parser.parse_args()
@@ -78,7 +65,9 @@ def main() -> None:
     hvd.init()
     torch.manual_seed(hvd.rank())
     moments = Moments()
-    model = build_model(args.params)
+    layers = read_layers(args.layers, args.params)
+    times_ns = gradient_times_ns(len(layers), int(args.compute * 1e9), args.backward_share)
+    model = build_model(layers)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
@@ -89,8 +78,8 @@ def main() -> None:
             moments.begin()
             optimizer.zero_grad()
             batch = torch.randn(1, 1)
-            loss = (forward(model, batch) - 2 * batch).pow(2).mean()
-            wait_until(start + int(args.compute * 1e9))
+            loss = (forward(model, batch, [start + ns for ns in times_ns]) - 2 * batch).pow(2).mean()
+            wait_until(start + int(args.compute * (1 - args.backward_share) * 1e9))
             loss.backward()
             optimizer.step()
             interrupted = moments.interrupted or moments.last_interrupted

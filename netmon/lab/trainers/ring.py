@@ -1,38 +1,54 @@
 # SPDX-License-Identifier: Apache-2.0
 """One rank of a training job whose network is real and whose accelerator is a wait. The launcher sets RANK.
 
-An iteration: forward and backward pass (a wait), then a ring all-reduce of all gradients, then the update, which
-checks every reduced value.
+An iteration: forward and backward pass (a wait, in whose last part the gradients come, block by block), an all-reduce
+of each block as soon as it is there, then the update, which checks every reduced value.
 """
 
 import argparse
+import bisect
 import os
+import queue
+import threading
 import time
+from collections.abc import Sequence
+from concurrent.futures import Future
+from itertools import accumulate
 
 import numpy as np
 
 from netmon.errors import LabError
 from netmon.horovod import Steps
-from netmon.lab.trainers.allreduce import Floats, Ring, fused_ends
+from netmon.lab.trainers.allreduce import fused_ends
 from netmon.lab.trainers.iteration_log import IterationLog, wait_until
-from netmon.lab.trainers.layers import layer_sizes
+from netmon.lab.trainers.layers import gradient_times_ns, read_layers
+from netmon.lab.trainers.mesh import Floats
+from netmon.lab.trainers.patterns import PATTERNS, Collective
 
 FUSION_BYTES = 4 << 20
+OVERLAPPED_FUSION_BYTES = 1 << 20  # small enough that a block can be on its way while the next one is computed
 
 
 class Gradients:
-    """float32 gradients of all layers in one buffer, padded to a multiple of the ring's size."""
+    """float32 gradients of all layers in one buffer, padded to a multiple of the job's size."""
 
-    def __init__(self, parameters: int, rank: int, size: int) -> None:
+    def __init__(self, layers: Sequence[int], rank: int, size: int, fusion_bytes: int = FUSION_BYTES) -> None:
         """All ranks agree on a pattern of small whole numbers, so that sums in float32 are exact."""
-        self.ends = fused_ends(layer_sizes(parameters), FUSION_BYTES, size)
+        self.ends = fused_ends(layers, fusion_bytes, size)
         self.values: Floats = np.empty(self.ends[-1], np.float32)
         self._pattern = (np.arange(self.ends[-1]) % 251).astype(np.float32)
         self._rank, self._size = rank, size
+        self._layer_ends = list(accumulate(reversed(layers)))
 
     def blocks(self) -> list[Floats]:
         """The fused blocks, in the order of their reduction; views of `values`."""
         return [self.values[start:end] for start, end in zip([0, *self.ends], self.ends, strict=False)]
+
+    def ready_ns(self, compute_ns: int, backward_share: float) -> list[int]:
+        """When each block is complete, in ns from the step's start."""
+        times = gradient_times_ns(len(self._layer_ends), compute_ns, backward_share)
+        last = len(times) - 1
+        return [times[min(last, bisect.bisect_left(self._layer_ends, end))] for end in self.ends]
 
     def compute(self, iteration: int) -> None:
         """This rank's contribution: pattern·(rank+1) + iteration."""
@@ -48,41 +64,82 @@ class Gradients:
             raise LabError(f"rank {self._rank} has a wrong sum in iteration {iteration}: [{wrong}] {got} for {wanted}")
 
 
-def train(ring: Ring, parameters: int, compute_ns: int, iterations: int, log: IterationLog) -> None:
-    """Train for `iterations`, compute_ns of each without the network; blocks."""
-    gradients = Gradients(parameters, ring.rank, ring.size)
-    steps = Steps(parameters=parameters)
-    for iteration in range(iterations):
-        with steps.step():
-            start = time.monotonic_ns()
-            gradients.compute(iteration)
-            wait_until(start + compute_ns)
-            first_enqueue = time.monotonic_ns()
-            steps.first_enqueue()
-            for block in gradients.blocks():
-                ring.all_reduce(block)
-            steps.last_wait()
-            last_wait = time.monotonic_ns()
-            gradients.check(iteration)
-            end = time.monotonic_ns()
-        log.add(iteration, start, first_enqueue, last_wait, end)
-    steps.close()
+class Trainer:
+    """Computes and communicates at the same time, as Horovod does: a thread reduces block after block."""
+
+    def __init__(self, collective: Collective, gradients: Gradients, compute_ns: int, backward_share: float) -> None:
+        """backward_share: of compute_ns, the part in which gradients come; 0: all of them at its end."""
+        self._collective = collective
+        self._gradients = gradients
+        self._compute_ns = compute_ns
+        self._ready_ns = gradients.ready_ns(compute_ns, backward_share)
+        self._to_reduce: queue.SimpleQueue[tuple[Floats, Future[None]]] = queue.SimpleQueue()
+        # A daemon: whoever ends this rank need not wait for peers that will not answer any more.
+        threading.Thread(target=self._communicate, name="communication", daemon=True).start()
+
+    def train(self, iterations: int, steps: Steps, log: IterationLog) -> None:
+        """Train; blocks."""
+        for iteration in range(iterations):
+            with steps.step():
+                moments = self._step(iteration, steps)
+            log.add(iteration, *moments)
+
+    def _step(self, iteration: int, steps: Steps) -> tuple[int, int, int, int]:
+        start = time.monotonic_ns()
+        self._gradients.compute(iteration)
+        reduced: list[Future[None]] = []
+        for ready_ns, block in zip(self._ready_ns, self._gradients.blocks(), strict=True):
+            wait_until(start + ready_ns)
+            if not reduced:
+                first_enqueue = time.monotonic_ns()
+                steps.first_enqueue()
+            reduced.append(self._enqueue(block))
+        wait_until(start + self._compute_ns)
+        for block_reduced in reduced:
+            block_reduced.result()
+        steps.last_wait()
+        last_wait = time.monotonic_ns()
+        self._gradients.check(iteration)
+        return start, first_enqueue, last_wait, time.monotonic_ns()
+
+    def _enqueue(self, block: Floats) -> Future[None]:
+        done: Future[None] = Future()
+        self._to_reduce.put((block, done))
+        return done
+
+    def _communicate(self) -> None:
+        while True:
+            block, done = self._to_reduce.get()
+            try:
+                self._collective.all_reduce(block)
+            except Exception as error:
+                done.set_exception(error)
+            else:
+                done.set_result(None)
 
 
 def main() -> None:
     """Run the rank that the environment names."""
-    parser = argparse.ArgumentParser(description="one rank of the ring trainer")
+    parser = argparse.ArgumentParser(description="one rank of the lab's own trainer")
     parser.add_argument("--addresses", required=True, help="of all ranks, comma-separated")
+    parser.add_argument("--pattern", choices=PATTERNS, default="ring")
     parser.add_argument("--params", type=int, required=True)
+    parser.add_argument("--layers", default="", help="JSON file with the parameters of each layer, instead")
     parser.add_argument("--compute-ns", type=int, required=True)
+    parser.add_argument("--backward-share", type=float, default=0.0)
     parser.add_argument("--iterations", type=int, required=True)
     parser.add_argument("--log", required=True, help="CSV file for the moments of every iteration")
     args = parser.parse_args()
-    rank = int(os.environ["RANK"])
+    rank, addresses = int(os.environ["RANK"]), args.addresses.split(",")
+    layers = read_layers(args.layers, args.params)
+    fusion_bytes = OVERLAPPED_FUSION_BYTES if args.backward_share else FUSION_BYTES
     with IterationLog(args.log, rank) as log:
-        ring = Ring(rank, args.addresses.split(","))
-        train(ring, args.params, args.compute_ns, args.iterations, log)
-        ring.close()
+        collective = PATTERNS[args.pattern](rank, addresses)
+        gradients = Gradients(layers, rank, len(addresses), fusion_bytes)
+        steps = Steps(parameters=sum(layers))
+        Trainer(collective, gradients, args.compute_ns, args.backward_share).train(args.iterations, steps, log)
+        steps.close()
+        collective.close()
 
 
 if __name__ == "__main__":

@@ -1,0 +1,139 @@
+// SPDX-License-Identifier: GPL-2.0 OR Apache-2.0
+/*
+ * Whose a TCP connection is, told when it is made: most are over before anybody could look them up. Runs on the raw
+ * tracepoint inet_sock_set_state, a few times in the life of a connection and never per packet.
+ *
+ * Set at load: NETMON_BIRTH_PAGES, the offsets NETMON_SK_* of struct sock and NETMON_NET_INUM of struct net, which
+ * user space reads from the kernel's own BTF, NETMON_NAMESPACE (the only network namespace of interest, 0: all) and
+ * NETMON_PID_NAMESPACE_DEVICE and _INODE (whose numbers user space knows processes by, 0: the machine's).
+ */
+#include <uapi/linux/ptrace.h>
+#include "netmon.h"
+
+#define AF_INET 2
+#define AF_INET6 10
+#define IPPROTO_TCP 6
+
+/* enum in include/net/tcp_states.h */
+#define TCP_ESTABLISHED 1
+#define TCP_SYN_SENT 2
+#define TCP_FIN_WAIT1 4
+#define TCP_CLOSE 7
+#define TCP_LAST_ACK 9
+
+struct who {
+	u32 pid;
+	u32 pad;
+	u64 cgroup;
+	char process[16];
+};
+
+BPF_RINGBUF_OUTPUT(births, NETMON_BIRTH_PAGES);
+/* Sockets between connect() and its success. An LRU: one that is pushed out is looked up as if it had not been seen. */
+BPF_TABLE("lru_hash", u64, struct who, connecting, 8192);
+
+#define READ(to, from) bpf_probe_read_kernel(&(to), sizeof(to), (void *)(from))
+
+static __always_inline u32 current_pid(void)
+{
+#if NETMON_PID_NAMESPACE_INODE
+	struct bpf_pidns_info info = {};
+
+	bpf_get_ns_current_pid_tgid(NETMON_PID_NAMESPACE_DEVICE, NETMON_PID_NAMESPACE_INODE, &info, sizeof(info));
+	return info.tgid; /* 0: a process that user space cannot see */
+#else
+	return bpf_get_current_pid_tgid() >> 32;
+#endif
+}
+
+static __always_inline void look_at_current(struct who *who)
+{
+	who->pid = current_pid();
+	who->cgroup = bpf_get_current_cgroup_id();
+	bpf_get_current_comm(who->process, sizeof(who->process));
+}
+
+static __always_inline u32 namespace_of(u64 sk)
+{
+	u64 net = 0;
+	u32 number = 0;
+
+	READ(net, sk + NETMON_SK_NET);
+	READ(number, net + NETMON_NET_INUM);
+	return number;
+}
+
+static __always_inline void map_ipv4(u8 *to, u64 from)
+{
+	u32 *words = (u32 *)to;
+
+	words[0] = words[1] = 0;
+	words[2] = 0xffff0000; /* bytes 00 00 ff ff: both our architectures are little-endian */
+	READ(words[3], from);
+}
+
+static __always_inline void submit(u64 sk, u32 kind, const struct who *who)
+{
+	struct netmon_birth *birth;
+	u16 family = 0, port = 0;
+
+	if (!who->pid || (NETMON_NAMESPACE && namespace_of(sk) != NETMON_NAMESPACE))
+		return;
+	/* A full ring costs nothing but the news: the socket is looked up like those that are older than the agent. */
+	birth = births.ringbuf_reserve(sizeof(*birth));
+	if (!birth)
+		return;
+	READ(family, sk + NETMON_SK_FAMILY);
+	if (family == AF_INET6) {
+		READ(birth->local, sk + NETMON_SK_LOCAL6);
+		READ(birth->remote, sk + NETMON_SK_REMOTE6);
+	} else {
+		map_ipv4(birth->local, sk + NETMON_SK_LOCAL);
+		map_ipv4(birth->remote, sk + NETMON_SK_REMOTE);
+	}
+	READ(port, sk + NETMON_SK_LOCAL_PORT);
+	birth->local_port = __builtin_bswap16(port); /* this one the kernel keeps in its own order */
+	READ(port, sk + NETMON_SK_REMOTE_PORT);
+	birth->remote_port = port;
+	birth->pid = who->pid;
+	birth->kind = kind;
+	birth->pad = 0;
+	birth->cgroup = who->cgroup;
+	__builtin_memcpy(birth->process, who->process, sizeof(birth->process));
+	births.ringbuf_submit(birth, 0);
+}
+
+struct state_arguments {
+	u64 sk, old_state, new_state;
+};
+
+int socket_state(struct state_arguments *ctx)
+{
+	u64 sk = ctx->sk;
+	int before = ctx->old_state, now = ctx->new_state;
+	struct who *connecting_process, who = {};
+	u16 protocol = 0;
+
+	READ(protocol, sk + NETMON_SK_PROTOCOL);
+	if (protocol != IPPROTO_TCP)
+		return 0; /* MPTCP's own socket, whose subflows come by themselves; SCTP */
+
+	if (now == TCP_SYN_SENT) {
+		/* In connect(): the process is known, the local port may not be yet. */
+		look_at_current(&who);
+		connecting.update(&sk, &who);
+	} else if (before == TCP_SYN_SENT) {
+		/* The answer, good or bad, outside of any process: now the port is known. */
+		connecting_process = connecting.lookup(&sk);
+		if (connecting_process) {
+			who = *connecting_process;
+			submit(sk, NETMON_BIRTH_CONNECT, &who);
+			connecting.delete(&sk);
+		}
+	} else if (now == TCP_FIN_WAIT1 || now == TCP_LAST_ACK) {
+		/* In close() or shutdown(): tells the process of a connection that was accepted, and again of one made. */
+		look_at_current(&who);
+		submit(sk, NETMON_BIRTH_CLOSE, &who);
+	}
+	return 0;
+}

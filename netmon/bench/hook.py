@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a step costs the training that marks it (netmon.horovod), with somebody who listens and without.
+
+Between steps there is arithmetic on megabytes, so that each finds the caches as training leaves them. The listener is a
+process of its own which empties the socket as often as an agent does.
+"""
+
+import contextlib
+import os
+import selectors
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from netmon.errors import NetmonError
+from netmon.horovod import Steps
+from netmon.marks import MAX_PACKET, SOCKET_VARIABLE
+
+_STEPS = 400  # of a round
+_APART_NS = 2_000_000
+_NUMBERS = 1 << 19
+_TICK_S = 0.05
+_PATIENCE_S = 20.0
+
+
+@dataclass(frozen=True)
+class StepCost:
+    """ns of the training thread's time per step, as `watch` marks it: one has ended, the next begins."""
+
+    median_ns: float
+    p99_ns: float
+
+
+@dataclass(frozen=True)
+class HookResult:
+    """Over the steps of all rounds."""
+
+    with_agent: StepCost
+    without_agent: StepCost
+    steps: int
+    rounds: int
+
+    def document(self) -> dict[str, Any]:
+        """For --json."""
+        return asdict(self)
+
+
+def measure(rounds: int, progress: Callable[[int], None] = lambda _: None) -> HookResult:
+    """Blocks for some two seconds per round; progress is called with the rounds done. Raises NetmonError."""
+    costs: dict[bool, list[npt.NDArray[np.int64]]] = {True: [], False: []}
+    with tempfile.TemporaryDirectory(prefix="netmon-bench-") as folder:
+        path = Path(folder) / "marks.sock"
+        with _listener(path):
+            for done in range(rounds):
+                for listening in costs:
+                    with _environment(str(path) if listening else f"{folder}/nobody.sock"):
+                        costs[listening].append(_round())
+                progress(done + 1)
+    return HookResult(_cost(costs[True]), _cost(costs[False]), rounds * _STEPS, rounds)
+
+
+def _round() -> npt.NDArray[np.int64]:
+    steps = Steps("bench", 0, 1)
+    steps.begin()
+    times = np.empty(_STEPS, np.int64)
+    weights = np.ones(_NUMBERS)
+    for number in range(_STEPS):
+        computed_ns = time.monotonic_ns() + _APART_NS
+        while time.monotonic_ns() < computed_ns:
+            weights *= 0.999
+        begin = time.perf_counter_ns()
+        steps.next()
+        times[number] = time.perf_counter_ns() - begin
+    steps.close()
+    return times
+
+
+def _cost(rounds: list[npt.NDArray[np.int64]]) -> StepCost:
+    median, p99 = np.percentile(np.concatenate(rounds), (50, 99))
+    return StepCost(float(median), float(p99))
+
+
+@contextlib.contextmanager
+def _environment(path: str) -> Iterator[None]:
+    before = os.environ.get(SOCKET_VARIABLE)
+    os.environ[SOCKET_VARIABLE] = path
+    try:
+        yield
+    finally:
+        del os.environ[SOCKET_VARIABLE]
+        if before is not None:
+            os.environ[SOCKET_VARIABLE] = before
+
+
+@contextlib.contextmanager
+def _listener(path: Path) -> Iterator[None]:
+    """Somebody who takes marks in, in a process of its own."""
+    command = [sys.executable, "-m", __name__, str(path)]
+    child = subprocess.Popen(command, stdin=subprocess.PIPE)
+    try:
+        deadline = time.monotonic() + _PATIENCE_S
+        while not path.exists():
+            if child.poll() is not None or time.monotonic() > deadline:
+                raise NetmonError(f"cannot measure the hook: nobody listens on {path}")
+            time.sleep(_TICK_S)
+        yield
+    finally:
+        child.communicate()  # the end of its standard input ends it
+
+
+def _listen(path: str) -> None:
+    """Until standard input ends."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK) as listening:
+        listening.bind(path)
+        listening.listen()
+        connections: list[socket.socket] = []
+        with selectors.DefaultSelector() as end:
+            end.register(sys.stdin, selectors.EVENT_READ)
+            while not end.select(_TICK_S):
+                with contextlib.suppress(BlockingIOError):
+                    connections.append(listening.accept()[0])
+                    connections[-1].setblocking(False)
+                for connection in connections:
+                    with contextlib.suppress(OSError):
+                        while connection.recv(MAX_PACKET):
+                            pass
+
+
+if __name__ == "__main__":
+    _listen(sys.argv[1])

@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The options of `netmon lab` that say what a run is."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from netmon.errors import UsageError
+from netmon.units import parse_count, parse_duration, parse_rate
+
+if TYPE_CHECKING:
+    from netmon.lab.spec import RunSpec
+    from netmon.lab.sweep import SweepSpec
+
+_SHARE = "of the link's rate, as payload"
+
+
+def hosts(text: str) -> tuple[int, ...]:
+    """`0,1,3` → (0, 1, 3). Raises UsageError."""
+    try:
+        return tuple(int(host) for host in text.split(","))
+    except ValueError:
+        raise UsageError(f"cannot read {text!r} as hosts: write numbers, such as 0,1,3") from None
+
+
+def pair(text: str) -> tuple[int, int]:
+    """`2:0` → (2, 0). Raises UsageError."""
+    source, _, target = text.partition(":")
+    try:
+        return int(source), int(target)
+    except ValueError:
+        raise UsageError(f"cannot read {text!r} as cross traffic: write FROM:TO, such as 2:0") from None
+
+
+def words(text: str) -> tuple[str, ...]:
+    """`a,b` → ("a", "b")."""
+    return tuple(word for word in text.split(",") if word)
+
+
+def levels(text: str) -> tuple[float, ...]:
+    """`0,0.2,0.8` → (0.0, 0.2, 0.8). Raises UsageError."""
+    try:
+        return tuple(float(level) for level in words(text))
+    except ValueError:
+        raise UsageError(f"cannot read {text!r} as levels: write shares of the rate, such as 0,0.4,0.8") from None
+
+
+def add_run_options(parser: argparse.ArgumentParser, iterations: int) -> None:
+    """What a single run takes."""
+    job = parser.add_argument_group("the training job")
+    _add_job_options(job, iterations)
+    job.add_argument("--pattern", default="ring", help="ring, star, tree, clique or hierarchical; of --trainer ring")
+    job.add_argument("--model", default="", help="a published one, such as resnet50, scaled to the rate; or:")
+    job.add_argument("--params", type=parse_count, metavar="N", help="float32 parameters (4e6)")
+    job.add_argument("--compute", type=parse_duration, metavar="TIME", help="per iteration (100ms, or the model's)")
+    job.add_argument("--backward", type=float, metavar="SHARE", help="of it, in which gradients are sent already (0)")
+    _add_network_options(parser)
+    cross = parser.add_argument_group("cross traffic")
+    cross.add_argument("--cross-load", type=float, default=0.8, metavar="SHARE", help=f"{_SHARE}; 0: none (0.8)")
+    cross.add_argument(
+        "--cross-profile", default="iperf", help="iperf, websearch, datamining, poisson, burst (%(default)s)"
+    )
+    cross.add_argument("--cross-file", type=Path, metavar="FILE", help="the flows of a load file instead")
+    cross.add_argument("--cross-after", type=float, default=0.5, metavar="SHARE", help="of the iterations (0.5)")
+    _add_watch_options(parser)
+    parser.add_argument("--json", action="store_true", help="print one JSON document")
+
+
+def add_sweep_options(parser: argparse.ArgumentParser) -> None:
+    """What a sweep takes."""
+    varied = parser.add_argument_group("what is varied: every combination is a run")
+    varied.add_argument("--models", type=words, default="resnet50,densenet121", metavar="M,…", help="(%(default)s)")
+    varied.add_argument("--profiles", type=words, default="websearch,burst", metavar="P,…", help="(%(default)s)")
+    varied.add_argument(
+        "--levels", type=levels, default="0,0.2,0.4,0.6,0.8,0.9", metavar="S,…", help=f"{_SHARE} (%(default)s)"
+    )
+    varied.add_argument("--repetitions", type=int, default=1, metavar="N", help="of each (default: %(default)s)")
+    job = parser.add_argument_group("the training jobs")
+    _add_job_options(job, iterations=25)
+    _add_network_options(parser)
+    _add_watch_options(parser)
+    parser.add_argument("--json", action="store_true", help="print one JSON document")
+
+
+def run_spec(args: argparse.Namespace, overwrite: bool) -> RunSpec:
+    """The run that the options describe. Raises UsageError."""
+    spec = _base(args, overwrite)
+    spec = replace(
+        spec,
+        pattern={"ps": "star"}.get(args.pattern, args.pattern),
+        cross_load=args.cross_load,
+        cross_profile="file" if args.cross_file else args.cross_profile,
+        cross_file=args.cross_file.resolve() if args.cross_file else None,
+        cross_after=args.cross_after,
+    )
+    if args.model and args.params:
+        raise UsageError("--model says how many parameters there are; leave --params out")
+    if args.model:
+        spec = spec.of(args.model, args.batch)
+    given = {"parameters": args.params, "compute_ns": args.compute, "backward_share": args.backward}
+    return replace(spec, **{name: value for name, value in given.items() if value is not None})
+
+
+def sweep_spec(args: argparse.Namespace) -> SweepSpec:
+    """The sweep that the options describe. Raises UsageError."""
+    from netmon.lab.sweep import SweepSpec
+
+    return SweepSpec(_base(args, args.overwrite), args.models, args.profiles, args.levels, args.repetitions, args.batch)
+
+
+def _base(args: argparse.Namespace, overwrite: bool) -> RunSpec:
+    from netmon.lab.spec import CONFIGURATIONS, RunSpec
+
+    ring, cross = CONFIGURATIONS[args.configuration]
+    return RunSpec(
+        data=args.data.resolve(),
+        trainer=args.trainer,
+        hosts=args.hosts,
+        ring=args.ring or ring,
+        cross=tuple(args.cross or cross),
+        rate_bps=args.rate,
+        iterations=args.iterations,
+        seed=args.seed,
+        bucket_ns=args.bucket,
+        hook=args.hook,
+        monitor=not args.no_monitor,
+        overwrite=overwrite,
+    )
+
+
+def _add_job_options(job: argparse._ArgumentGroup, iterations: int) -> None:
+    job.add_argument("--trainer", default="ring", help="ring, or horovod: the real one (default: %(default)s)")
+    job.add_argument("--iterations", type=parse_count, default=iterations, metavar="N", help="default: %(default)s")
+    job.add_argument("--batch", type=int, default=0, metavar="N", help="samples per step of a model (its own)")
+
+
+def _add_network_options(parser: argparse.ArgumentParser) -> None:
+    network = parser.add_argument_group("the network")
+    network.add_argument("--hosts", type=int, default=4, metavar="N", help="around one switch (default: %(default)s)")
+    network.add_argument("--rate", type=parse_rate, default="1gbit", help="of every port, each way (1gbit)")
+    network.add_argument(
+        "--configuration",
+        choices=("A", "B"),
+        default="B",
+        help="of the thesis: cross traffic leaves host 0 with the training (A), or meets it at the switch (B); or:",
+    )
+    network.add_argument("--ring", type=hosts, metavar="HOSTS", help="of rank 0, 1, … (0,1,3)")
+    network.add_argument(
+        "--cross", type=pair, action="append", metavar="FROM:TO", help="hosts; repeatable (A 0:2, B 2:0)"
+    )
+    network.add_argument("--seed", type=int, default=1, help="of what is random (default: %(default)s)")
+
+
+def _add_watch_options(parser: argparse.ArgumentParser) -> None:
+    watch = parser.add_argument_group("how it is watched")
+    watch.add_argument("--bucket", type=parse_duration, default="10us", metavar="TIME", help="width (10us)")
+    watch.add_argument("--hook", choices=("auto", "tc", "xdp"), default="auto", help="default: %(default)s")
+    watch.add_argument("--no-monitor", action="store_true", help="the same, unobserved")
+    watch.add_argument("--overwrite", action="store_true", help="what --data holds already")

@@ -1,0 +1,149 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which flows that repeat themselves do so together, and so make a job."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from netmon.dl.inference.bursts import Bursts, together
+from netmon.dl.inference.pattern import Edge, strongly_connected
+from netmon.dl.inference.repetition import INTERVALS, Repetition, repetition
+
+_SAME_VOLUME = 0.03  # of a flow's bytes per iteration
+_AS_MUCH = 0.1  # of the bytes of the core's least flow
+_LEAST_BUCKETS = 10  # of an iteration: in a shorter one neither pauses nor beginnings are to be seen
+_SURE = 3 * INTERVALS  # iterations
+_SAME_PERIOD = 0.75
+_SAME_TIME = 0.15  # of the period: how much the distance of two flows' onsets may vary
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A flow, each 5-tuple once, that belongs to no job."""
+
+    flow: int
+    edge: Edge
+    bursts: Bursts
+    repetition: Repetition | None
+
+
+@dataclass(frozen=True)
+class Group:
+    """Flows that make a job, and how they repeat themselves together."""
+
+    flows: dict[int, Edge]
+    repetition: Repetition
+
+
+def groups(candidates: Sequence[Candidate], now_ns: int, resolution_ns: int) -> list[Group]:
+    """The jobs among the candidates.
+
+    Who can reach each other along flows that repeat themselves may be one job. It is one if all those flows together
+    repeat themselves, too: if the ranks compute all at the same time. If they do not, there may be several jobs on
+    one host: then flows are told apart by their rhythm.
+    """
+    repeating = [c for c in candidates if c.repetition]
+    found: list[Group] = []
+    for connected in _connected(repeating):
+        whole = _group(connected, candidates, now_ns, resolution_ns)
+        if whole:
+            found.append(whole)
+            continue
+        for alike in _in_rhythm(connected):
+            parts = (_group(part, candidates, now_ns, resolution_ns) for part in _connected(alike))
+            found += [part for part in parts if part]
+    return found
+
+
+def joined(group: Sequence[Candidate], job: Sequence[Candidate], now_ns: int, resolution_ns: int) -> Group | None:
+    """A group and a job on one of its hosts as one group, if all their flows keep one rhythm."""
+    both = [*group, *job]
+    whole = _group(both, both, now_ns, resolution_ns)
+    return whole if whole and len(whole.flows) == len(both) else None
+
+
+def _connected(candidates: Sequence[Candidate]) -> Iterator[list[Candidate]]:
+    for members in strongly_connected({c.edge for c in candidates}):
+        yield [c for c in candidates if members.issuperset(c.edge)]
+
+
+def _group(core: Sequence[Candidate], candidates: Sequence[Candidate], now_ns: int, resolution_ns: int) -> Group | None:
+    """The core, if it repeats itself together, with the other flows that keep its rhythm.
+
+    Where hosts of the core exchange as much in another rhythm, it may be a part of a job, at a part of its iteration.
+    Then it takes more iterations to be sure.
+    """
+    common = _common(core, now_ns, resolution_ns)
+    if common is None or common.period_ns < _LEAST_BUCKETS * resolution_ns:
+        return None
+    members = {address for c in core for address in c.edge}
+    around = [c for c in candidates if members.intersection(c.edge)]
+    near = [c for c in around if _keeps(c, common)]
+    begun = int(common.onsets_ns[0])
+    least = min(c.bursts.since(begun) for c in core)
+    others = [c for c in around if c not in near and c.bursts.since(begun) > _AS_MUCH * least]
+    if others and len(common.onsets_ns) <= _SURE:
+        return None
+    for connected in _connected(near):
+        if members.issubset({address for c in connected for address in c.edge}):
+            common = _common(connected, now_ns, resolution_ns)
+            return Group({c.flow: c.edge for c in connected}, common) if common else None
+    return None
+
+
+def _common(flows: Sequence[Candidate], now_ns: int, resolution_ns: int) -> Repetition | None:
+    since = max((int(c.bursts.rows["start_ns"][0]) for c in flows if c.bursts.forgetful), default=0)
+    rows = [c.bursts.rows[np.searchsorted(c.bursts.rows["start_ns"], since) :] for c in flows]
+    return repetition(together(rows, resolution_ns), now_ns)
+
+
+def _keeps(candidate: Candidate, common: Repetition) -> bool:
+    """Whether a flow is silent when the iterations begin, and sends the same bytes in each.
+
+    It may not repeat itself several times meanwhile: that is how two jobs look of which one makes three iterations in
+    the time of the other's two.
+    """
+    rows, onsets, own = candidate.bursts.rows, common.onsets_ns, candidate.repetition
+    if own and own.period_ns < _SAME_PERIOD * common.period_ns:
+        return False
+    place = np.searchsorted(rows["start_ns"], onsets)
+    if place[-1] == len(rows) or place[0] == place[1]:
+        return False
+    before = place[place > 0]
+    if (rows["end_ns"][before - 1] > onsets[place > 0]).any():
+        return False
+    volumes = np.diff(rows["level"][place])
+    return bool((np.abs(volumes - np.median(volumes)) <= _SAME_VOLUME * np.median(volumes)).all())
+
+
+def _in_rhythm(candidates: Sequence[Candidate]) -> list[list[Candidate]]:
+    """Candidates parted so that those of one part begin their iterations at a constant distance from each other."""
+    parts: list[list[Candidate]] = []
+    for candidate in candidates:
+        alike = [part for part in parts if any(_same_rhythm(candidate, other) for other in part)]
+        parts = [part for part in parts if part not in alike]
+        parts.append([candidate, *(c for part in alike for c in part)])
+    return parts
+
+
+def _same_rhythm(one: Candidate, other: Candidate) -> bool:
+    if one.repetition is None or other.repetition is None:
+        return False
+    a, b = one.repetition.onsets_ns, other.repetition.onsets_ns
+    a, b = _overlapping(a, b), _overlapping(b, a)
+    if min(len(a), len(b)) < 2 or abs(len(a) - len(b)) > 1:
+        return False
+    a, b = (a, b) if len(a) <= len(b) else (b, a)
+    after = np.clip(np.searchsorted(b, a), 1, len(b) - 1)
+    nearest = np.where(a - b[after - 1] <= b[after] - a, after - 1, after)
+    distances = a - b[nearest]
+    period = min(one.repetition.period_ns, other.repetition.period_ns)
+    return len(set(nearest.tolist())) == len(a) and float(np.ptp(distances)) <= _SAME_TIME * period
+
+
+def _overlapping(a: npt.NDArray[np.int64], b: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    half = int(np.median(np.diff(a))) // 2 if len(a) > 1 else 0
+    within: npt.NDArray[np.int64] = a[(a >= b[0] - half) & (a <= b[-1] + half)]
+    return within

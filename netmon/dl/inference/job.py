@@ -1,0 +1,284 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One job, followed from iteration to iteration."""
+
+from collections import deque
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from netmon.dl.inference.bursts import Bursts, pauses_before, together
+from netmon.dl.inference.pattern import Edge, ordered, pattern_of
+from netmon.dl.inference.repetition import SHORT, Repetition, beginning, repetition
+from netmon.dl.inference.types import InferredIteration, InferredJob
+from netmon.records import Table
+
+_TOLERANCE = 0.02  # of an iteration's bytes
+_LOST, _GIVEN_UP = 4, 24  # iterations' bytes without a beginning: they are not what they were; this is no job
+_REMEMBERED = 16  # iterations
+_END_PERIODS, _END_NS = 10, 10_000_000_000  # silence, after which a job has ended
+
+_Start = tuple[int, dict[int, int]]
+"""When an iteration begins, and how many bytes each flow had sent before."""
+
+
+@dataclass(frozen=True)
+class Beginning:
+    """Of an iteration: its first gradient traffic, and how long all of the job had paused before."""
+
+    time_ns: int
+    pause_ns: int
+    spread_ns: int  # until half of the flows have begun
+    levels: dict[int, int]  # bytes of each flow before
+
+
+class Job:
+    """Follows the flows of one job, all together: an iteration begins after a pause of all of them, V bytes after
+    the last one did.
+    """
+
+    def __init__(self, name: str, flows: Mapping[int, Edge], hosts: Mapping[str, str], resolution_ns: int) -> None:
+        """flows: those that carry gradients, each 5-tuple once, with sender and receiver; hosts: by address."""
+        self.name = name
+        self.found = InferredJob(name, (), (), "", 0, 0)
+        self.take(flows, hosts)
+        self._resolution_ns = resolution_ns
+        self._volumes: deque[int] = deque(maxlen=_REMEMBERED)
+        self._periods: deque[int] = deque(maxlen=_REMEMBERED)
+        self._pauses: deque[int] = deque(maxlen=_REMEMBERED)
+        self._open: Beginning | None = None  # of the iteration that has not ended
+        self.given_up = False  # its flows do what they did no more
+        self._told = False  # of the open iteration, that it has ended
+        self._ended_ns = 0  # when the traffic of the iteration before the open one ended; 0: it had none, or long ago
+        self._number = 0
+        self._shares: dict[int, float] = {}  # bytes of each flow per iteration
+
+    def take(self, flows: Mapping[int, Edge], hosts: Mapping[str, str]) -> None:
+        """These are the job's flows; begin() has to follow."""
+        self.flows = dict(flows)
+        edges = set(flows.values())
+        members = ordered({address for edge in edges for address in edge}, edges)
+        names = tuple(hosts.get(member, "") for member in members)
+        self.found = replace(self.found, members=members, hosts=names, pattern=pattern_of(edges))
+
+    def forget(self, flows: Iterable[int]) -> None:
+        """These flows are over."""
+        for flow in flows:
+            self.flows.pop(flow, None)
+
+    @property
+    def volume(self) -> float:
+        """Bytes of all flows per iteration."""
+        return float(np.median(self._volumes))
+
+    @property
+    def period_ns(self) -> float:
+        """Median of the last iterations."""
+        return float(np.median(self._periods))
+
+    @property
+    def _usual_ns(self) -> float:
+        """A pause of at least so long may be one in which the ranks compute."""
+        return SHORT * float(np.median(self._pauses))
+
+    def begin(self, found: Repetition, bursts: Mapping[int, Bursts]) -> list[InferredIteration]:
+        """Take a repetition of the flows together for this job's iterations; gives those that have ended."""
+        for remembered in (self._volumes, self._pauses, self._periods):
+            remembered.clear()
+        self._volumes.append(found.volume)
+        self._pauses.append(int(found.pause_ns))
+        self._periods.append(int(found.period_ns))
+        begun = [{flow: b.total - b.since(int(onset)) for flow, b in self._kept(bursts)} for onset in found.onsets_ns]
+        self._shares = {
+            flow: float(np.median(np.diff([levels[flow] for levels in begun]))) for flow, _ in self._kept(bursts)
+        }
+        last_ns = self._open.time_ns if self._open else -1
+        onsets = [(int(onset), levels) for onset, levels in zip(found.onsets_ns, begun, strict=True)]
+        onsets = [*self._earlier(*onsets[0], bursts), *onsets]
+        onsets = [onset for onset in onsets if onset[0] > last_ns]
+        return [i for onset in onsets if (i := self._next(*onset, bursts))]
+
+    def follow(self, bursts: Mapping[int, Bursts], now_ns: int) -> list[InferredIteration]:
+        """Iterations that have ended since; every row before now_ns has been added to the bursts."""
+        ended: list[InferredIteration] = []
+        while (start := self._find_next(bursts, now_ns)) and self._open and start[0] > self._open.time_ns:
+            iteration = self._next(*start, bursts)
+            ended += [iteration] if iteration else []
+        rows = self._since(bursts)
+        lost = len(rows) and rows["volume"].sum() > _LOST * self.volume
+        if lost and (found := repetition(rows, now_ns)):
+            return ended + self.begin(found, bursts)
+        self.given_up = bool(lost) and rows["volume"].sum() > _GIVEN_UP * self.volume
+        if not self.found.ended and (self.given_up or self._silent(rows, now_ns)):
+            ended += self.end(bursts)
+        return ended
+
+    def end(self, bursts: Mapping[int, Bursts]) -> list[InferredIteration]:
+        """The job is over: its last iteration, if that was a whole one, ends with its traffic."""
+        rows = self._since(bursts)
+        last: list[InferredIteration] = []
+        whole = len(rows) and abs(rows["volume"].sum() - self.volume) <= _TOLERANCE * self.volume
+        if self._open and whole and not self._told:
+            levels = {flow: b.total for flow, b in self._kept(bursts)}
+            last = [self._iteration(self._open, int(rows["end_ns"][-1]), levels, bursts)]
+            self._told = True
+        self.found = replace(self._described(), ended=True)
+        return last
+
+    def _silent(self, rows: Table, now_ns: int) -> bool:
+        last_ns = int(rows["end_ns"][-1]) if len(rows) else self._open.time_ns if self._open else now_ns
+        return now_ns - last_ns > max(_END_NS, _END_PERIODS * self.period_ns)
+
+    def _kept(self, bursts: Mapping[int, Bursts]) -> list[tuple[int, Bursts]]:
+        return [(flow, bursts[flow]) for flow in self.flows if flow in bursts]
+
+    def _since(self, bursts: Mapping[int, Bursts]) -> Table:
+        """What the flows did together since the open iteration began."""
+        if self._open is None:
+            return together([], self._resolution_ns)
+        levels = self._open.levels
+        kept = [b.rows[np.searchsorted(b.rows["level"], levels.get(flow, b.total)) :] for flow, b in self._kept(bursts)]
+        return together(kept, self._resolution_ns)
+
+    def _find_next(self, bursts: Mapping[int, Bursts], now_ns: int) -> _Start | None:
+        """Where the next iteration begins, and the bytes of every flow before it; None if that is not known yet."""
+        rows = self._since(bursts)
+        if self._open is None or not len(rows):
+            return None
+        total = int(rows["level"][-1] + rows["volume"][-1])
+        if total <= (1 + _TOLERANCE) * self.volume:
+            return None
+        pauses, levels = pauses_before(rows), rows["level"]
+        place = self._place(rows, self.volume, self.volume)
+        if place is not None and pauses[place] >= self._usual_ns:
+            return self._all_at(int(rows["start_ns"][place]), bursts)
+        onsets, waiting = self._each(self._open.levels, 1, bursts)
+        late = bool(onsets) and now_ns - min(onsets.values())[0] > self.period_ns
+        if 2 * len(onsets) >= len(self.flows) and (late or len(onsets) > waiting):
+            return self._agreed(onsets, bursts)
+        if waiting and total <= (1 + SHORT) * self.volume:
+            return None
+        return self._recover(rows, pauses, levels, bursts)
+
+    def _each(
+        self, levels: Mapping[int, int], iterations: int, bursts: Mapping[int, Bursts]
+    ) -> tuple[dict[int, tuple[int, int]], int]:
+        """Where each flow by itself begins an iteration later, or −1 earlier: (time, its level then).
+
+        Also how many flows have not come so far. Where a slow rank or a lost segment keeps some flows busy, the
+        others may begin the next iteration already, so that there is no moment at which all pause.
+        """
+        onsets, waiting = {}, 0
+        for flow, b in self._kept(bursts):
+            expected = levels.get(flow, b.total) + iterations * self._shares[flow]
+            if iterations > 0 and b.total <= expected + _TOLERANCE * self._shares[flow]:
+                waiting += 1
+                continue
+            place = self._place(b.rows, expected, self._shares[flow])
+            if place is not None:
+                onsets[flow] = int(b.rows["start_ns"][place]), int(b.rows["level"][place])
+        return onsets, waiting
+
+    def _place(self, rows: Table, level: float, volume: float) -> int | None:
+        slack = _TOLERANCE * volume
+        return beginning(rows, pauses_before(rows), (level - slack, level, level + slack), volume, self._usual_ns)
+
+    def _agreed(self, onsets: Mapping[int, tuple[int, int]], bursts: Mapping[int, Bursts]) -> _Start:
+        """The first of the flows' own beginnings, but for those too far from most."""
+        middle = float(np.median([time_ns for time_ns, _ in onsets.values()]))
+        time_ns = min(t for t, _ in onsets.values() if t >= middle - SHORT * self.period_ns)
+        levels = {flow: b.total - b.since(time_ns) for flow, b in self._kept(bursts)}
+        return time_ns, levels | {flow: level for flow, (_, level) in onsets.items()}
+
+    def _all_at(self, time_ns: int, bursts: Mapping[int, Bursts]) -> _Start:
+        return time_ns, {flow: b.total - b.since(time_ns) for flow, b in self._kept(bursts)}
+
+    def _earlier(self, time_ns: int, levels: Mapping[int, int], bursts: Mapping[int, Bursts]) -> list[_Start]:
+        """Beginnings of the iterations before, as far back as most flows by themselves have them."""
+        found: list[_Start] = []
+        while True:
+            onsets, _ = self._each(levels, -1, bursts)
+            if 2 * len(onsets) <= len(self.flows):
+                return found[::-1]
+            earlier, levels = self._agreed(onsets, bursts)
+            if earlier >= time_ns:
+                return found[::-1]
+            time_ns = earlier
+            found.append((time_ns, dict(levels)))
+
+    def _recover(
+        self,
+        rows: Table,
+        pauses: npt.NDArray[np.int64],
+        levels: npt.NDArray[np.int64],
+        bursts: Mapping[int, Bursts],
+    ) -> _Start | None:
+        """An iteration of other bytes than usual: it ends where a usual one begins."""
+        long = np.flatnonzero(pauses[1:] >= self._usual_ns) + 1
+        volume = self.volume
+        for place in long:
+            following = np.abs(levels[long] - levels[place] - volume) <= _TOLERANCE * volume
+            if following.any():
+                return self._all_at(int(rows["start_ns"][place]), bursts)
+        return None
+
+    def _next(self, time_ns: int, levels: Mapping[int, int], bursts: Mapping[int, Bursts]) -> InferredIteration | None:
+        """An iteration begins; gives the one that ends thereby, if it is known when that began."""
+        before, self._open = self._open, self._beginning(time_ns, levels, bursts)
+        if self.found.ended:
+            self.found = replace(self.found, ended=False)
+        told, self._told = self._told, False
+        self._ended_ns = 0 if told or before is None else self._ended_ns
+        if before is None:
+            return None
+        volume = sum(level - before.levels.get(flow, level) for flow, level in levels.items())
+        if abs(volume - self.volume) <= _TOLERANCE * self.volume:
+            self._volumes.append(volume)
+        if not told:
+            self._periods.append(time_ns - before.time_ns)
+        self._pauses.append(self._open.pause_ns)
+        return None if told else self._iteration(before, time_ns - self._open.pause_ns, levels, bursts)
+
+    def _beginning(self, time_ns: int, levels: Mapping[int, int], bursts: Mapping[int, Bursts]) -> Beginning:
+        ends, starts = [], []
+        for flow, b in self._kept(bursts):
+            place = int(np.searchsorted(b.rows["level"], levels[flow]))
+            ends += [int(b.rows["end_ns"][place - 1])] if place else []
+            starts += [int(b.rows["start_ns"][place])] if place < len(b.rows) else []
+        pause_ns = max(0, time_ns - max(ends)) if ends else 0
+        spread_ns = max(0, int(np.median(starts)) - time_ns) if starts else 0
+        return Beginning(time_ns, pause_ns, spread_ns, dict(levels))
+
+    def _iteration(
+        self, begun: Beginning, end_ns: int, levels: Mapping[int, int], bursts: Mapping[int, Bursts]
+    ) -> InferredIteration:
+        """The iteration that begun; its traffic ended at end_ns, when each flow had sent so many bytes."""
+        error = self._resolution_ns + begun.spread_ns
+        number, self._number = self._number, self._number + 1
+        end_ns = max(end_ns, begun.time_ns)
+        start_ns, self._ended_ns = self._ended_ns or begun.time_ns, end_ns
+        received = self._received(begun, end_ns, levels, bursts)
+        return InferredIteration(self.name, number, start_ns, end_ns, begun.time_ns, end_ns, error, received)
+
+    def _received(
+        self, begun: Beginning, end_ns: int, levels: Mapping[int, int], bursts: Mapping[int, Bursts]
+    ) -> tuple[int, ...]:
+        """Per member, the end of the last burst that came to it after the iteration began and before the next did."""
+        last = dict.fromkeys(self.found.members, begun.time_ns)
+        for flow, b in self._kept(bursts):
+            place = int(np.searchsorted(b.rows["level"], levels.get(flow, b.total)))
+            receiver = self.flows[flow][1]
+            if place and receiver in last:
+                last[receiver] = max(last[receiver], int(b.rows["end_ns"][place - 1]))
+        return tuple(min(time_ns, end_ns) for time_ns in last.values())
+
+    def _described(self) -> InferredJob:
+        senders = len({sender for sender, _ in self.flows.values()})
+        volume = int(self.volume / senders) if senders else self.found.bytes_per_iteration
+        return replace(self.found, period_ns=int(self.period_ns), bytes_per_iteration=volume)
+
+    def describe(self) -> InferredJob:
+        """The job as it is now."""
+        self.found = self._described()
+        return self.found

@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One clock on another's axis: a continuous line of pieces, so that what is in order on one is so on the other."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+_Times = npt.NDArray[np.int64]
+
+MAX_SLEW = 1e-3
+"""How fast a map may approach a better one, in ns per ns: two adjacent buckets of 1 ms then overlap by 1 µs at most."""
+
+STEP_NS = 5_000_000
+"""A map that is further off has not drifted: the clock has jumped, and the map follows at once."""
+
+_LEAST_SLEW_NS = 500_000_000
+_MOST_KNOTS = 4096
+_STORED_KNOTS = 64
+
+
+@dataclass(frozen=True)
+class TimeMap:
+    """mono → UTC. Between knots the offset is a line, before the first it is constant, after the last it has a slope.
+
+    Two knots at one time are a step, the second one holds from there on.
+    """
+
+    knots_ns: _Times  # mono, ascending
+    offsets_ns: _Times  # UTC − mono there
+    slope: float = 0.0  # ns per ns
+
+    @classmethod
+    def constant(cls, offset_ns: int, at_ns: int = 0) -> "TimeMap":
+        """One offset for all times."""
+        return cls(np.array([at_ns], np.int64), np.array([offset_ns], np.int64))
+
+    @classmethod
+    def from_document(cls, document: dict[str, Any]) -> "TimeMap":
+        """The reverse of document. Raises KeyError, TypeError, ValueError."""
+        knots = np.array(document["knots"], np.int64).reshape(-1, 2)
+        if not len(knots):
+            raise ValueError("a clock without knots")
+        return cls(knots[:, 0], knots[:, 1], float(document["slope"]))
+
+    def document(self) -> dict[str, Any]:
+        """Its last 64 pieces, for JSON."""
+        knots = np.column_stack([self.knots_ns, self.offsets_ns])[-_STORED_KNOTS:]
+        return {"knots": knots.tolist(), "slope": self.slope}
+
+    def offset(self, mono_ns: int) -> int:
+        """UTC − mono at a mono time."""
+        return int(self.offsets(np.array([mono_ns], np.int64))[0])
+
+    def offsets(self, mono_ns: _Times) -> _Times:
+        """UTC − mono at mono times, an array of the same shape."""
+        if len(self.knots_ns) == 1 and not self.slope:
+            return np.full(mono_ns.shape, self.offsets_ns[0])
+        # Differences to the last knot are exact in a float; nanoseconds since 1970 are not.
+        base, last = self.offsets_ns[-1], self.knots_ns[-1]
+        place = np.searchsorted(self.knots_ns, mono_ns, side="right")
+        before, after = np.maximum(place - 1, 0), np.minimum(place, len(self.knots_ns) - 1)
+        span = np.maximum(self.knots_ns[after] - self.knots_ns[before], 1)
+        rise = self.offsets_ns[after] - self.offsets_ns[before]
+        inside = np.round((mono_ns - self.knots_ns[before]) * (rise / span)).astype(np.int64)
+        beyond = np.round(np.maximum(mono_ns - last, 0) * self.slope).astype(np.int64)
+        offsets: _Times = np.where(mono_ns >= last, base + beyond, self.offsets_ns[before] + inside)
+        return offsets
+
+    def utc(self, mono_ns: int) -> int:
+        """A mono time in UTC."""
+        return mono_ns + self.offset(mono_ns)
+
+    def utcs(self, mono_ns: _Times) -> _Times:
+        """Mono times in UTC."""
+        return mono_ns + self.offsets(mono_ns)
+
+    def mono(self, utc_ns: int) -> int:
+        """The reverse of utc, to a nanosecond; of a time that a step back made occur twice, the later."""
+        guess = utc_ns - int(self.offsets_ns[-1])
+        for _ in range(4):  # converges by the slope, at most 1e-3, each time; by a step in one
+            guess = utc_ns - self.offset(guess)
+        return guess
+
+    def steered(self, since_ns: int, offset_ns: int, slope: float) -> "TimeMap":
+        """The map that keeps all times before since_ns and approaches a line; offset_ns: of the line at since_ns.
+
+        It slews, at MAX_SLEW or more gently, or steps where STEP_NS or more separate it from the line.
+        """
+        kept = self.knots_ns < since_ns
+        knots, offsets = self.knots_ns[kept][-_MOST_KNOTS:].tolist(), self.offsets_ns[kept][-_MOST_KNOTS:].tolist()
+        here = self.offset(since_ns)
+        gap = offset_ns - here
+        if abs(gap) >= STEP_NS:
+            more = [(since_ns, here), (since_ns, offset_ns)]
+        else:
+            slew = max(_LEAST_SLEW_NS, round(abs(gap) / MAX_SLEW))
+            more = [(since_ns, here), (since_ns + slew, offset_ns + round(slope * slew))]
+        knots, offsets = knots + [knot for knot, _ in more], offsets + [offset for _, offset in more]
+        return TimeMap(np.array(knots, np.int64), np.array(offsets, np.int64), slope)

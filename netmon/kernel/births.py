@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""TCP connections as bpf/sockets.c tells of them: whose each is, from the moment at which it is made."""
+
+import mmap
+import os
+import socket
+from dataclasses import dataclass
+
+from netmon.kernel import libbpf
+from netmon.kernel.btf import KernelTypes
+from netmon.kernel.endpoint import Endpoint, packed
+from netmon.kernel.processes import machine_wide, namespace_of
+from netmon.kernel.ring import RingBuffer
+from netmon.records import BIRTH, BIRTH_CONNECT
+
+PROGRAM, MAP = "socket_state", "births"
+RING_BYTES = 1 << 18
+_TRACEPOINT = "inet_sock_set_state"
+_REMEMBERED = 32_768  # connections
+_ENDS = 36  # bytes of addresses and ports, with which a record begins
+
+_OFFSETS = {
+    "NETMON_SK_FAMILY": ("sock", "__sk_common.skc_family"),
+    "NETMON_SK_LOCAL": ("sock", "__sk_common.skc_rcv_saddr"),
+    "NETMON_SK_REMOTE": ("sock", "__sk_common.skc_daddr"),
+    "NETMON_SK_LOCAL6": ("sock", "__sk_common.skc_v6_rcv_saddr"),
+    "NETMON_SK_REMOTE6": ("sock", "__sk_common.skc_v6_daddr"),
+    "NETMON_SK_LOCAL_PORT": ("sock", "__sk_common.skc_num"),
+    "NETMON_SK_REMOTE_PORT": ("sock", "__sk_common.skc_dport"),
+    "NETMON_SK_NET": ("sock", "__sk_common.skc_net.net"),
+    "NETMON_SK_PROTOCOL": ("sock", "sk_protocol"),
+    "NETMON_NET_INUM": ("net", "ns.inum"),
+}
+_MACHINE_PID_NAMESPACE = 0xEFFFFFFC  # PROC_PID_INIT_INO
+
+
+def definitions() -> dict[str, int]:
+    """What bpf/sockets.c is compiled with. Raises UnsupportedError where the kernel does not describe itself."""
+    with KernelTypes() as types:
+        defined = {name: types.offset(*place) for name, place in _OFFSETS.items()}
+    pid_namespace = os.stat("/proc/self/ns/pid")
+    nested = pid_namespace.st_ino != _MACHINE_PID_NAMESPACE
+    return defined | {
+        "NETMON_BIRTH_PAGES": RING_BYTES // mmap.PAGESIZE,
+        "NETMON_NAMESPACE": 0 if machine_wide() else namespace_of("self"),
+        "NETMON_PID_NAMESPACE_DEVICE": pid_namespace.st_dev,
+        "NETMON_PID_NAMESPACE_INODE": pid_namespace.st_ino if nested else 0,
+    }
+
+
+@dataclass(frozen=True)
+class Birth:
+    """A process and its connection. process: the name of the thread that made it; cgroup: id in cgroup v2."""
+
+    pid: int
+    process: str
+    cgroup: int
+    source: str  # "birth", or "close" where the connection was accepted
+
+
+class Births:
+    """The connections of the last while. Never blocks."""
+
+    def __init__(self, program: int, ring: int) -> None:
+        """program, ring: descriptors of PROGRAM and MAP (not kept). Raises OSError where it cannot be attached."""
+        self.descriptor = os.dup(ring)
+        """Readable when there is something to take."""
+        self._ring = RingBuffer(ring, RING_BYTES, BIRTH)
+        self._link = libbpf.raw_tracepoint_open(program, _TRACEPOINT)
+        self._births: dict[bytes, Birth] = {}
+
+    def take(self) -> list[Birth]:
+        """Takes in what has been told, and returns it: the moment to look at the processes, as they may be short."""
+        table = self._ring.take()
+        if not len(table):
+            return []
+        ends = table.view([("ends", f"V{_ENDS}"), ("rest", f"V{BIRTH.itemsize - _ENDS}")])["ends"]
+        columns = (table[name].tolist() for name in ("pid", "process", "cgroup", "kind"))
+        births = []
+        for place, pid, process, cgroup, kind in zip(ends.tolist(), *columns, strict=True):
+            known = self._births.get(place)
+            birth = Birth(pid, process.decode(errors="replace"), cgroup, "birth" if kind == BIRTH_CONNECT else "close")
+            if birth.source == "birth" or not known or known.source == "close":
+                self._births.pop(place, None)  # the newest stand last
+                self._births[place] = birth
+                births.append(birth)
+        for place in list(self._births)[: max(0, len(self._births) - _REMEMBERED)]:
+            del self._births[place]
+        return births
+
+    def find(self, endpoint: Endpoint) -> Birth | None:
+        """Who made, or closed, the connection with this end: in any network namespace of this host."""
+        return self._births.get(packed(endpoint)) if endpoint.protocol == socket.IPPROTO_TCP else None
+
+    def close(self) -> None:
+        """Detaches."""
+        for descriptor in (self._link, self.descriptor):
+            os.close(descriptor)

@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What NICs count of their own accord: interfaces (sysfs, `ethtool -S`) and RDMA ports. Needs no privilege.
+
+RDMA bypasses the kernel's network stack, so these counters are all that can be said of it: per port, not per flow.
+"""
+
+import contextlib
+import fcntl
+import re
+import socket
+import struct
+import time
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+from pyroute2.ethtool.ioctl import ETH_SS_STATS, IoctlEthtool
+
+from netmon.records import NicSample
+from netmon.wire.mapping import MAX_NUMBER
+
+MOST = 60
+"""Counters of one source of one device, the most telling first."""
+
+_SIOCETHTOOL, _GSTATS = 0x8946, 0x1D
+_WORD_BYTES = 4  # of the RDMA specification's port_xmit_data and port_rcv_data
+_WORDS = {"port_xmit_data": "port_xmit_bytes", "port_rcv_data": "port_rcv_bytes"}
+
+_INTERFACE = (
+    *(f"{way}_{what}" for what in ("bytes", "packets", "dropped", "errors", "fifo_errors") for way in ("rx", "tx")),
+    *("rx_missed_errors", "rx_crc_errors", "tx_carrier_errors"),
+)
+
+_PRIORITY = re.compile(r"(prio|pri|priority_|cos|tc_?)\d")
+_ETHTOOL = tuple(
+    re.compile(pattern)
+    for pattern in (
+        r"^[rt]x_(bytes|packets)(_phy)?$",
+        r"_vport_rdma_.*(bytes|packets)$",
+        r"drop|discard|missed|out_of_buffer|no_buf|alloc_err",
+        r"ecn|cnp",
+        r"pause|xo(n|ff)",
+        r"err|crc|symbol",
+        r"retrans|timeout",
+        r"^[rt]x_prio\d_(bytes|packets)$",
+    )
+)
+_RDMA = tuple(
+    re.compile(pattern)
+    for pattern in (
+        r"bytes|octets|_data$",
+        r"packets|pkts",
+        r"cnp|ecn",
+        r"out_of|seq|retr|timeout|nak|restart",
+        r"err|discard|drop|wait|downed|icrc",
+    )
+)
+
+Reader = Callable[[], tuple[tuple[str, ...], tuple[int, ...]]]
+"""Reads some counters: their names and values; raises OSError."""
+
+
+def chosen(names: Sequence[str], patterns: Iterable["re.Pattern[str]"]) -> list[int]:
+    """Places of the names that are worth keeping: at most MOST, in the order of the patterns.
+
+    Counters of single queues and histograms of frame sizes carry numbers in their names and are left out, priorities'
+    are not.
+    """
+    plain = [n for n, name in enumerate(names) if not re.search(r"\d", _PRIORITY.sub("", name))]
+    found = dict.fromkeys(n for pattern in patterns for n in plain if pattern.search(names[n].lower()))
+    return list(found)[:MOST]
+
+
+class NicCounters:
+    """Reads the counters of some interfaces and of all RDMA ports of the host."""
+
+    def __init__(self, root: Path = Path("/sys")) -> None:
+        """root: where sysfs is."""
+        self._net, self._infiniband = root / "class/net", root / "class/infiniband"
+        self._ethtool: dict[str, EthtoolStatistics] = {}
+        self._ports: dict[str, dict[str, Path]] = {}
+
+    def read(self, interfaces: Iterable[str]) -> list[NicSample]:
+        """One sample for each device and source that has counters. Blocks as long as the drivers take."""
+        samples = []
+        for name in interfaces:
+            files = {counter: self._net / name / "statistics" / counter for counter in _INTERFACE}
+            samples += _sample(name, "sysfs", partial(_read_files, files))
+            if name not in self._ethtool:
+                self._ethtool[name] = EthtoolStatistics(name)
+            samples += _sample(name, "ethtool", self._ethtool[name].read)
+        for device, files in self._rdma_ports().items():
+            samples += _sample(device, "rdma", partial(_read_files, files))
+        return samples
+
+    def _rdma_ports(self) -> dict[str, dict[str, Path]]:
+        """Counters by port, such as `mlx5_0/1`; looked for once for each port."""
+        for port in self._infiniband.glob("*/ports/*"):
+            device = f"{port.parts[-3]}/{port.name}"
+            if device not in self._ports:
+                files = sorted([*port.glob("counters/*"), *port.glob("hw_counters/*")])
+                files = [file for file in files if file.name != "lifespan"]
+                self._ports[device] = {files[n].name: files[n] for n in _of_rdma([file.name for file in files])}
+        return self._ports
+
+
+def _of_rdma(names: Sequence[str]) -> list[int]:
+    """Those without a number in their names first: irdma's are called ip4InOctets."""
+    found = dict.fromkeys(n for pattern in _RDMA for n, name in enumerate(names) if pattern.search(name.lower()))
+    return list(found)[:MOST]
+
+
+def _sample(device: str, source: str, read: Reader) -> list[NicSample]:
+    now = time.monotonic_ns()
+    with contextlib.suppress(OSError):
+        names, values = read()
+        if names:
+            return [NicSample(device, source, now, names, values)]
+    return []
+
+
+def _read_files(files: dict[str, Path]) -> tuple[tuple[str, ...], tuple[int, ...]]:
+    values: dict[str, int] = {}
+    for name, path in files.items():
+        with contextlib.suppress(OSError, ValueError):  # a counter that this device does not have
+            value = min(int(path.read_text()), MAX_NUMBER)
+            values[_WORDS.get(name, name)] = value * (_WORD_BYTES if name in _WORDS else 1)
+    return tuple(values), tuple(values.values())
+
+
+class EthtoolStatistics:
+    """`ethtool -S` of one interface: the names are read once, and again when their number changes."""
+
+    def __init__(self, interface: str) -> None:
+        """Nothing is read yet."""
+        self._interface = interface
+        self._count = -1
+        self._names: tuple[str, ...] = ()
+        self._places: npt.NDArray[np.intp] = np.empty(0, np.intp)
+
+    def read(self) -> tuple[tuple[str, ...], tuple[int, ...]]:
+        """Raises OSError where the interface is gone; nothing where its driver counts nothing."""
+        with contextlib.closing(IoctlEthtool(self._interface)) as ethtool:
+            count = ethtool.get_stringset_length(ETH_SS_STATS)
+            if count != self._count:
+                self._choose(ethtool.get_stringset(ETH_SS_STATS) if count else [])
+            if not self._names:
+                return (), ()
+            values = _statistics(self._interface, count)[self._places]
+        return self._names, tuple(values.tolist())
+
+    def _choose(self, names: list[str]) -> None:
+        names = [name.strip().replace(" ", "_") for name in names]
+        self._places = np.array(chosen(names, _ETHTOOL), np.intp)
+        self._names = tuple(names[place] for place in self._places)
+        self._count = len(names)
+
+
+def _statistics(interface: str, count: int) -> npt.NDArray[np.int64]:
+    """All values, (count,). pyroute2 makes a new ctypes class for each reading."""
+    # The driver may have got more counters since they were counted, and writes all of them.
+    buffer = np.zeros(2 * count + 512, np.int64)
+    buffer[0] = _GSTATS | count << 32  # struct ethtool_stats: cmd, n_stats, then the values
+    request = struct.pack("16sP16x", interface.encode(), buffer.ctypes.data)
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as anything:
+        fcntl.ioctl(anything, _SIOCETHTOOL, request)
+    return buffer[1 : count + 1]

@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whose each connection is: flow → socket → process, in this network namespace and in those of containers."""
+
+import contextlib
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from netmon.kernel.births import Birth, Births
+from netmon.kernel.conntrack import Translations
+from netmon.kernel.containers import ControlGroups
+from netmon.kernel.diag import Found, SocketDiagnosis
+from netmon.kernel.endpoint import Endpoint
+from netmon.kernel.namespaces import Namespaces
+from netmon.kernel.pace import Pace
+from netmon.kernel.processes import Process, ProcessTable
+from netmon.kernel.sockets import SocketOwners, SocketTable
+
+_REMEMBERED = 4096  # processes, ports
+
+
+class Answer(NamedTuple):
+    """An owner. source: as records.Owner says."""
+
+    process: Process
+    source: str
+
+
+class OwnerSearch:
+    """Everything that can tell an owner, asked in the order of what it costs."""
+
+    def __init__(self, processes: ProcessTable, births: Births | None) -> None:
+        """births: None where the kernel cannot tell of connections being made."""
+        self._processes, self._births = processes, births
+        self._diagnosis: SocketDiagnosis | None = None
+        with contextlib.suppress(OSError):
+            self._diagnosis = SocketDiagnosis()
+        self._namespaces = Namespaces()
+        self._translations = Translations()
+        self._groups = ControlGroups()
+        self._holders = SocketOwners()
+        self._seen: dict[int, Process] = {}  # processes of births, as they were then
+        self._of_port: dict[tuple[int, int], int] = {}  # (protocol, local port) → pid that had a socket there
+        self._tables: dict[str, SocketTable] = {}
+        self._table_pace = Pace(share=0.01, stock_ns=500_000_000)
+
+    def take_births(self) -> None:
+        """Looks at the processes that have just connected or closed, while they are there."""
+        births = self._births.take() if self._births else []
+        for pid, birth in {birth.pid: birth for birth in births}.items():
+            process = self._processes.current(pid) or self._seen.get(pid)
+            if process is None:  # shorter than our way here: what the kernel said of it is what is known
+                process = Process(pid, -1, birth.process, self._groups.container(birth.cgroup), None)
+            _remember(self._seen, pid, process)
+
+    def find(self, endpoints: Sequence[Endpoint]) -> list[Answer | None]:
+        """The owner of each endpoint, None where none was found. Blocks for as long as /proc takes."""
+        self.take_births()
+        found: list[Found | Birth | None] = [self._birth(endpoint) for endpoint in endpoints]
+        self._ask(endpoints, found)
+        self._tables = {}
+        for number, endpoint in enumerate(endpoints):
+            found[number] = found[number] or self._elsewhere(endpoint)
+        pids = self._pids(endpoints, found)
+        return [self._answer(e, f, pids) for e, f in zip(endpoints, found, strict=True)]
+
+    def _birth(self, endpoint: Endpoint) -> Birth | None:
+        return self._births.find(endpoint) if self._births else None
+
+    def _ask(self, endpoints: Sequence[Endpoint], found: list[Found | Birth | None]) -> None:
+        """Fills in the sockets of our own namespace; whoever listens, where the connection's own has no process."""
+        for question in (lambda e: e, Endpoint.listening):
+            open_ = [n for n, f in enumerate(found) if f is None]
+            if not open_ or not self._diagnosis:
+                return
+            answers = self._diagnosis.find([question(endpoints[n]) for n in open_])
+            for number, answer in zip(open_, answers, strict=True):
+                if answer and answer.inode and (answer.connected or self._ours(endpoints[number])):
+                    found[number] = answer
+
+    def _ours(self, endpoint: Endpoint) -> bool:
+        """Whether a socket that is bound to a port here can be meant: traffic of containers only passes by."""
+        return self._namespaces.is_own(endpoint.local)
+
+    def _elsewhere(self, endpoint: Endpoint) -> Found | Birth | None:
+        """In a container that has one of the addresses (on its own link both ends are local), or behind a NAT."""
+        found: Found | Birth | None = self._contained(endpoint)
+        if not found and self._namespaces.machine_wide:
+            found = self._birth(endpoint.reversed()) or self._contained(endpoint.reversed())
+        if found or not self._ours(endpoint):
+            return found
+        inside = self._translations.inside(endpoint) if self._namespaces.machine_wide else None
+        if inside:
+            return self._birth(inside) or self._contained(inside)
+        return self._listed("self", endpoint)
+
+    def _contained(self, endpoint: Endpoint) -> Found | None:
+        for namespace in self._namespaces.others_with(endpoint.local):
+            if found := self._listed(str(namespace.pid), endpoint):
+                return found
+        return None
+
+    def _listed(self, pid: str, endpoint: Endpoint) -> Found | None:
+        """In the tables of that process's namespace, read once for all endpoints of a request."""
+        if pid not in self._tables:
+            if not self._table_pace.allows():
+                return None
+            with self._table_pace:
+                self._tables[pid] = SocketTable(pid)
+        return self._tables[pid].find(endpoint)
+
+    def _pids(self, endpoints: Sequence[Endpoint], found: Sequence[Found | Birth | None]) -> dict[int, int]:
+        sockets = [(e, f.inode) for e, f in zip(endpoints, found, strict=True) if isinstance(f, Found)]
+        ports = {(e.protocol, e.local_port) for e, _ in sockets}
+        likely = {self._of_port[port] for port in ports if port in self._of_port}
+        pids = self._holders.find({inode for _, inode in sockets}, likely)
+        for endpoint, inode in sockets:
+            if inode in pids:
+                _remember(self._of_port, (endpoint.protocol, endpoint.local_port), pids[inode])
+        return pids
+
+    def _answer(self, endpoint: Endpoint, found: Found | Birth | None, pids: dict[int, int]) -> Answer | None:
+        if isinstance(found, Birth):
+            seen = self._seen.get(found.pid)
+            now = self._processes.get(found.pid)
+            # The number may have been given to another process since.
+            process = now if now and (not seen or seen.start_ticks == now.start_ticks) else seen
+            return Answer(process, found.source) if process else None
+        process = self._processes.get(pids[found.inode]) if found and found.inode in pids else None
+        return Answer(process, "listener" if found and found.listening else "socket") if process else None
+
+
+def _remember(memory: dict, key: object, value: object) -> None:  # type: ignore[type-arg]
+    """Puts it last, and lets go of the oldest."""
+    memory.pop(key, None)
+    memory[key] = value
+    if len(memory) > _REMEMBERED:
+        del memory[next(iter(memory))]

@@ -1,0 +1,198 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A host's clock on the collector's axis, batch by batch, and the hosts' clocks against each other."""
+
+import numpy as np
+import pytest
+
+from collector.align import Alignment
+from collector.clocks import Clocks
+from collector.flows import FlowTable, Links
+from collector.onsets import HostOnsets, Onsets
+from netmon.dl.timemap import TimeMap
+from netmon.records import ClockExchange, ClockSample, Direction, Flow, Hello, Interface
+
+UTC = 1_760_000_000_000_000_000
+S, MS, US = 1_000_000_000, 1_000_000, 1_000
+BEGIN = 500 * S
+BATCH = 200 * MS
+
+
+class Host:
+    """A clock and its alignment; every batch brings two exchanges of there_ns one way and 100 µs back."""
+
+    there_ns = 100 * US
+
+    def __init__(self, offset_ns: int = 0, skew: float = 0.0, told_ns: int = 0, exchanges: bool = True) -> None:
+        """UTC = mono + UTC + offset_ns, growing by skew; the host believes that it is told_ns more."""
+        self.offset_ns, self.skew, self.told_ns, self.exchanges = offset_ns, skew, told_ns, exchanges
+        self.now = BEGIN
+        self.alignment = Alignment(self.sample(), 10 * US)
+
+    def theta(self, mono_ns: int) -> int:
+        return UTC + self.offset_ns + round(self.skew * (mono_ns - BEGIN))
+
+    def sample(self) -> ClockSample:
+        """Its UTC is as skewed as its mono."""
+        return ClockSample(self.now, self.now + self.theta(BEGIN) + self.told_ns, 100)
+
+    def _exchange(self, at: int) -> ClockExchange:
+        received = at + self.there_ns + self.theta(at)
+        return ClockExchange(at, received, received + US, at + self.there_ns + 101 * US)
+
+    def batches(self, seconds: float) -> list[int | None]:
+        steps = []
+        for _ in range(round(seconds * S / BATCH)):
+            self.now += BATCH
+            made = [self._exchange(self.now - 90 * MS), self._exchange(self.now - 40 * MS)] if self.exchanges else []
+            steps.append(self.alignment.update(self.sample(), made, self.now, self.now - S))
+        return steps
+
+    def error(self, mono_ns: int) -> int:
+        return self.alignment.utc(mono_ns) - mono_ns - self.theta(mono_ns)
+
+
+@pytest.mark.parametrize("skew", [0, 200e-6, -200e-6])
+def test_the_first_rows_are_aligned_already(skew):
+    host = Host(5 * S, skew, told_ns=-3 * S)
+    assert host.batches(1) == [None] * 5  # no step: nothing had been stored
+    assert abs(host.error(BEGIN)) < 100 * US
+    host.batches(20)
+    for back in (0, S, 3 * S):
+        assert abs(host.error(host.now - back)) < 10 * US
+    assert host.alignment.source == "exchange"
+    assert 90 * US < host.alignment.error_ns < 150 * US
+    assert host.alignment.skew_ppm == pytest.approx(-skew * 1e6, abs=1)
+    assert host.alignment.host_offset_ns == pytest.approx(-3 * S - skew * 21 * S, abs=50 * US)
+
+
+def test_without_skew_the_grid_stays_as_it_is():
+    host = Host()
+    host.batches(5)
+    before = host.alignment.map
+    host.batches(60)
+    assert host.alignment.map is before
+
+
+def test_a_clock_that_jumps_makes_a_step_once():
+    host = Host()
+    host.batches(20)
+    stored = host.alignment.utc(host.now - 2 * S)
+    host.offset_ns += 7 * S
+    steps = [step for step in host.batches(20) if step]
+    assert len(steps) == 1
+    assert steps[0] == pytest.approx(7 * S, abs=MS)
+    assert host.alignment.utc(host.now - 22 * S) == stored
+    assert abs(host.error(host.now)) < 10 * US
+
+
+def test_a_host_without_exchange_is_believed():
+    host = Host(told_ns=2 * S, exchanges=False)
+    host.batches(3)
+    assert host.error(host.now) == 2 * S
+    assert (host.alignment.source, host.alignment.host_offset_ns) == ("", 0)
+
+
+def test_what_no_collector_can_have_said_is_passed_over():
+    host = Host()
+    host.now += BATCH
+    sent = host.now - MS
+    wrong = [
+        ClockExchange(sent, 2**62, 2**62, sent + 1),
+        ClockExchange(sent, -5, 5, sent + 1),
+        ClockExchange(0, UTC, UTC + 1, 5),
+        ClockExchange(-(2**63), UTC, UTC, 2**63 - 1),
+    ]
+    assert host.alignment.update(host.sample(), wrong, host.now, host.now - S) is None
+    assert host.alignment.source == ""
+
+
+def test_hosts_that_are_all_kept_by_ptp_share_their_own_utc():
+    hosts = [Host(told_ns=300), Host(told_ns=-200)]
+    for host in hosts:
+        host.sample = lambda of=host: ClockSample(of.now, of.now + of.theta(BEGIN) + of.told_ns, 100, 500, "ptp")
+        host.batches(5)
+    Clocks().compare([HostOnsets(host.alignment, 10 * US, [], Onsets(0).table()) for host in hosts])
+    for host in hosts:
+        host.batches(5)
+        assert (host.alignment.source, host.alignment.error_ns) == ("ptp", pytest.approx(600, abs=1_100))
+
+
+class Ends:
+    """What two hosts see of one connection between them: bursts both ways after rests, 15 µs on the way."""
+
+    def __init__(self, *hosts: Host) -> None:
+        self.hosts, self.onsets = hosts, [Onsets(host.now) for host in hosts]
+        interface = Interface(1, "eth0", 10**9, "tcx", "tcx")
+        self.tables = [FlowTable(Links(Hello("h", "s", 10 * US, host.sample(), (interface,), ""))) for host in hosts]
+        for number, table in enumerate(self.tables):
+            for flow_id, direction in ((0, Direction(1 - number)), (1, Direction(number))):
+                ends = ("198.18.0.1", "198.18.0.2", 1, 2) if flow_id == 0 else ("198.18.0.2", "198.18.0.1", 2, 1)
+                table.describe(Flow(flow_id, 1, direction, *ends, 6, BEGIN))
+                table.state["wire_bytes"][flow_id] = 1  # it has been seen before
+        self.rng, self.true = np.random.default_rng(1), BEGIN + UTC + 2 * S
+
+    def second(self) -> None:
+        """Its bursts, on both hosts."""
+        times = self.true + np.cumsum(self.rng.uniform(60, 140, 10) * MS).astype(np.int64)
+        self.true += S
+        for number in (0, 1):
+            for flow, sender in ((0, 0), (1, 1)):
+                seen = times + sender * 5 * MS + (15 * US if number != sender else 0)
+                mono = np.array([self._mono(self.hosts[number], int(utc)) for utc in seen])
+                start = mono // (10 * US) * (10 * US)
+                flows = np.full(len(start), flow)
+                self.onsets[number].add(self.tables[number], flows, start)
+                self.tables[number].state["last_ns"][flow] = start[-1]
+
+    @staticmethod
+    def _mono(host: Host, utc_ns: int) -> int:
+        mono = utc_ns - UTC - host.offset_ns
+        return mono - round(host.skew * (mono - BEGIN))
+
+    def compare(self) -> None:
+        tables = zip(self.hosts, self.tables, self.onsets, strict=True)
+        Clocks().compare([HostOnsets(host.alignment, 10 * US, table.flows, o.table()) for host, table, o in tables])
+
+
+@pytest.mark.parametrize(("told_ns", "skew"), [(0, 0.0), (4 * S, 0.0), (-4 * S, 200e-6)])
+def test_traffic_alone_brings_two_hosts_together_to_a_bucket(told_ns, skew):
+    hosts = Host(skew=skew, told_ns=told_ns, exchanges=False), Host(exchanges=False)
+    ends = Ends(*hosts)
+    for _ in range(20):
+        for host in hosts:
+            host.batches(1)
+        ends.second()
+        ends.compare()
+    at = hosts[0].now
+    difference = hosts[0].error(at) - hosts[1].error(at)
+    assert abs(difference) <= 12 * US
+    assert [host.alignment.source for host in hosts] == ["traffic"] * 2
+    assert max(host.alignment.error_ns for host in hosts) < 60 * US
+
+
+def test_traffic_corrects_an_exchange_whose_ways_differ():
+    hosts = Host(3 * S), Host()
+    hosts[0].there_ns = 300 * US
+    ends = Ends(*hosts)
+    for _ in range(20):
+        for host in hosts:
+            host.batches(1)
+        ends.second()
+        ends.compare()
+    first, second = (host.error(host.now) for host in hosts)
+    assert first == pytest.approx(second, abs=20 * US)  # the exchange alone would be off by 100
+    for host in hosts:
+        assert abs(host.error(host.now)) <= host.alignment.error_ns
+    assert hosts[0].alignment.source == "traffic"
+    assert hosts[0].alignment.error_ns < hosts[0].alignment.fit.error_ns
+
+
+def test_a_collector_that_starts_again_goes_on_where_it_was():
+    host = Host(4 * S, 150e-6)
+    host.batches(30)
+    before = host.alignment
+    host.alignment = Alignment(host.sample(), 10 * US, TimeMap.from_document(before.map.document()))
+    assert host.batches(2) == [None] * 10
+    for back in range(2, 10):
+        assert abs(host.alignment.utc(host.now - back * S) - before.utc(host.now - back * S)) <= 10 * US
+    assert abs(host.error(host.now - S)) < 50 * US

@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Estimating another clock from delayed messages: bounds that hold, and estimates that are near."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from netmon.dl.clocks import Bounds, OffsetFit, exchange_bounds, fit_offset
+from netmon.dl.corrections import Comparison, Correction, combine
+from netmon.records import ClockExchange
+
+UTC = 1_760_000_000_000_000_000
+S = 1_000_000_000
+
+
+class Clock:
+    """A host's clock: the collector's UTC is mono + offset + skew·mono."""
+
+    def __init__(self, offset_ns: int, skew: float, begin_ns: int) -> None:
+        self.offset_ns, self.skew, self.begin_ns = offset_ns, skew, begin_ns
+
+    def theta(self, mono_ns: np.ndarray | int) -> np.ndarray:
+        return self.offset_ns + np.round(self.skew * (np.asarray(mono_ns) - self.begin_ns)).astype(np.int64)
+
+    def exchanges(
+        self, rng: np.random.Generator, seconds: float, there_ns: float, back_ns: float, jitter_ns: float
+    ) -> list[ClockExchange]:
+        """Eight a second; a tenth of them meet a delay of many times the jitter, one way only."""
+        count = max(2, round(8 * seconds))
+        sent = self.begin_ns + np.sort(rng.integers(0, round(seconds * S), count))
+        delays = [
+            least
+            + rng.exponential(jitter_ns, count)
+            + (rng.random(count) < 0.1) * rng.exponential(50 * jitter_ns, count)
+            for least in (there_ns, back_ns)
+        ]
+        there, back = (delay.astype(np.int64) for delay in delays)
+        arrived = sent + there + 5_000 + back
+        received = sent + there + self.theta(sent + there)
+        answered = arrived - back + self.theta(arrived - back)
+        return [ClockExchange(*row) for row in np.column_stack([sent, received, answered, arrived]).tolist()]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    offset=st.integers(-5 * S, 5 * S),
+    skew_ppm=st.floats(-200, 200),
+    seconds=st.floats(0.5, 16),
+    there_us=st.floats(20, 300),
+    back_us=st.floats(20, 300),
+    jitter_us=st.floats(1, 100),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_the_bound_holds_whatever_the_delays_are(offset, skew_ppm, seconds, there_us, back_us, jitter_us, seed):
+    clock = Clock(UTC + offset, skew_ppm / 1e6, 10**13)
+    exchanges = clock.exchanges(np.random.default_rng(seed), seconds, there_us * 1e3, back_us * 1e3, jitter_us * 1e3)
+    now = exchanges[-1].agent_received_ns + 200_000_000
+    fit = fit_offset(exchange_bounds(exchanges), now)
+    assert abs(fit.offset_ns - int(clock.theta(now))) <= fit.error_ns + 2  # nothing was left out, and nothing is far
+    assert fit.since_ns == min(exchange.agent_sent_ns for exchange in exchanges)
+
+
+def test_with_equal_least_delays_the_estimate_is_much_better_than_its_bound():
+    rng = np.random.default_rng(1)
+    errors, skews = [], []
+    for _ in range(40):
+        clock = Clock(UTC + 3 * S, 200e-6, 10**13)
+        exchanges = clock.exchanges(rng, 16, 50e3, 50e3, 80e3)
+        fit = fit_offset(exchange_bounds(exchanges), exchanges[-1].agent_received_ns)
+        errors.append(abs(fit.offset_ns - int(clock.theta(fit.at_ns))))
+        skews.append(abs(fit.skew - 200e-6))
+    assert np.median(errors) < 20_000
+    assert np.median(skews) < 2e-6
+
+
+@pytest.mark.parametrize("jump_ns", [-3 * S, 500_000, 60 * S])
+def test_a_clock_that_jumps_is_followed(jump_ns):
+    rng = np.random.default_rng(2)
+    before = Clock(UTC, 0, 10**13).exchanges(rng, 8, 50e3, 50e3, 20e3)
+    after = Clock(UTC + jump_ns, 0, 10**13 + 8 * S).exchanges(rng, 2, 50e3, 50e3, 20e3)
+    fit = fit_offset(exchange_bounds(before + after), after[-1].agent_received_ns)
+    assert abs(fit.offset_ns - UTC - jump_ns) <= fit.error_ns < 200_000
+    assert fit.since_ns >= 10**13 + 8 * S
+
+
+def test_what_cannot_be_told_is_not():
+    nothing = np.empty(0, np.int64)
+    one = np.array([5], np.int64)
+    assert fit_offset(Bounds(nothing, nothing, nothing, nothing), 0) is None
+    assert fit_offset(Bounds(one, one, nothing, nothing), 0) is None
+    contradictory = Bounds(one, np.array([-100]), one, np.array([100]))
+    assert fit_offset(contradictory, 10) is None
+    impossible = [ClockExchange(10, 0, 5, 9), ClockExchange(10, 5, 4, 12)]
+    assert not len(exchange_bounds(impossible).upper)
+
+
+def test_a_single_exchange_tells_the_offset_to_half_of_its_delay():
+    fit = fit_offset(exchange_bounds([ClockExchange(1000, UTC + 1400, UTC + 1500, 2000)]), 2000)
+    assert fit.offset_ns == pytest.approx(UTC - 50, abs=2)
+    assert fit.error_ns == pytest.approx(450, abs=5)
+
+
+def test_comparisons_of_pairs_improve_on_the_exchange():
+    truth = [40_000, -30_000, 10_000]
+    pairs = [Comparison(a, b, truth[a] - truth[b], 0.0, 5_000) for a, b in ((0, 1), (1, 2))]
+    corrections = combine([100_000, 100_000, 20_000], pairs, 7)
+    for correction, true in zip(corrections, truth, strict=True):
+        assert abs(correction.ns - true) <= correction.error_ns
+    assert [correction.error_ns <= 35_000 for correction in corrections] == [True] * 3
+    assert corrections[0].ns - corrections[1].ns == pytest.approx(truth[0] - truth[1], abs=2_000)
+
+
+def test_a_comparison_that_contradicts_the_exchange_changes_nothing():
+    corrections = combine([50_000, 50_000], [Comparison(0, 1, 10 * S, 0.0, 5_000)], 0)
+    assert [(correction.ns, correction.error_ns) for correction in corrections] == [(0, 50_000)] * 2
+    assert combine([], [], 0) == []
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.integers(2, 6).flatmap(
+        lambda n: st.tuples(
+            st.lists(st.integers(-90_000, 90_000), min_size=n, max_size=n),
+            st.lists(
+                st.tuples(st.integers(0, n - 1), st.integers(0, n - 1), st.floats(-1, 1), st.integers(1_000, 80_000)),
+                max_size=12,
+            ),
+        )
+    )
+)
+def test_combined_bounds_hold_and_are_no_worse(case):
+    truth, measured = case
+    pairs = [
+        Comparison(a, b, truth[a] - truth[b] + round(off * error), 0.0, error)
+        for a, b, off, error in measured
+        if a != b
+    ]
+    for correction, true in zip(combine([100_000] * len(truth), pairs, 0), truth, strict=True):
+        assert abs(correction.ns - true) <= correction.error_ns + 1
+
+
+def test_a_correction_grows_with_its_skew():
+    fit = OffsetFit(at_ns=2 * S, offset_ns=UTC, skew=1e-4, error_ns=50_000, since_ns=0)
+    corrected = Correction(UTC + S, 10_000, 2e-6, 8_000).of(fit)
+    assert corrected == OffsetFit(2 * S, UTC + 12_000, 1.02e-4, 8_000, 0)

@@ -1,0 +1,230 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Steps out of a process's calls, where the true steps are known: all are found, none is invented."""
+
+import random
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from netmon.dl.cycles import CycleDetector
+from netmon.records import (
+    LIBRARY_HOROVOD,
+    LIBRARY_NCCL,
+    LIBRARY_REDUCER,
+    STEP,
+    STEP_DONE,
+    STEP_ENQUEUE,
+    STEP_OTHER,
+    STEP_WAIT_BEGIN,
+    STEP_WAIT_END,
+    Moment,
+)
+
+MICROSECOND = 1_000
+MILLISECOND = 1_000_000
+GRADIENTS = tuple(range(1, 17))
+
+
+class Script:
+    """A training script that is run on paper: its calls, and the moments of its steps."""
+
+    def __init__(self, library: int = LIBRARY_HOROVOD, waits: bool = True) -> None:
+        self.library, self.waits = library, waits
+        self.rows: list[tuple[int, int, int, int, int, int]] = []
+        self.steps: list[tuple[int, int, int]] = []  # first enqueue, first wait, last wait
+        self.now = MILLISECOND
+
+    def call(self, kind: int, name: int = 0, tensors: int = 1) -> int:
+        self.now += 10 * MICROSECOND
+        self.rows.append((self.now, name, 7, kind, self.library, tensors))
+        return self.now
+
+    def metric(self, name: int) -> None:
+        self.call(STEP_ENQUEUE, name)
+        if self.waits:
+            self.wait(1)
+
+    def wait(self, times: int) -> tuple[int, int]:
+        begun = [(self.call(STEP_WAIT_BEGIN), self.call(STEP_WAIT_END)) for _ in range(times)]
+        return begun[0][0], begun[-1][1]
+
+    def broadcast(self) -> None:
+        self.call(STEP_OTHER)
+        if self.waits:
+            self.wait(1)
+
+    def step(self, names: tuple[int, ...] = GRADIENTS) -> None:
+        self.now += 5 * MILLISECOND
+        enqueued = [self.call(STEP_ENQUEUE, name) for name in names]
+        if self.waits:
+            self.steps.append((enqueued[0], *self.wait(len(names))))
+        else:
+            done = [self.call(STEP_DONE, name) for name in names]
+            self.steps.append((enqueued[0], 0, done[-1]))
+
+    def found(self, pieces: int = 1, late: bool = False) -> dict[Moment, dict[int, int]]:
+        detector, found = CycleDetector(late), {moment: {} for moment in Moment}
+        boundaries = [b for piece in np.array_split(np.array(self.rows, STEP), pieces) for b in detector.feed(piece)]
+        for iteration, moment, time_ns in [*boundaries, *detector.finish()]:
+            assert iteration not in found[moment]
+            found[moment][iteration] = time_ns
+        return found
+
+    def check(self, pieces: int = 1) -> None:
+        found = self.found(pieces)
+        assert found[Moment.FIRST_ENQUEUE] == dict(enumerate(step[0] for step in self.steps))
+        assert found[Moment.LAST_WAIT] == dict(enumerate(step[2] for step in self.steps))
+        if self.waits:
+            assert found[Moment.FIRST_WAIT] == dict(enumerate(step[1] for step in self.steps))
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.randoms(use_true_random=False), st.booleans(), st.integers(1, 40))
+def test_training_with_all_that_belongs_to_it(chance: random.Random, waits: bool, pieces: int) -> None:
+    """Warm-up broadcasts, metrics before, between and after steps, evaluations; the names in an order of their own."""
+    script = Script(waits=waits)
+    for _ in range(chance.randrange(3)):
+        script.broadcast()
+    if waits:
+        for _ in range(chance.randrange(12)):
+            script.metric(100)
+    each_step = chance.random() < 0.5
+    for _ in range(chance.randrange(1, 4)):
+        for _ in range(chance.randrange(3, 12)):
+            script.step()
+            if each_step and waits:
+                script.metric(101)
+        if waits:
+            for _ in range(chance.randrange(30)):  # an evaluation
+                script.metric(102)
+        else:
+            script.metric(103)
+    script.check(pieces)
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.randoms(use_true_random=False))
+def test_names_in_another_order_in_each_step(chance: random.Random) -> None:
+    script = Script()
+    for _ in range(10):
+        script.step(tuple(chance.sample(GRADIENTS, len(GRADIENTS))))
+    script.check()
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.integers(3, 10), st.integers(3, 10), st.sets(st.sampled_from(GRADIENTS[1:]), min_size=4, max_size=14))
+def test_layers_that_are_frozen_in_the_middle(before: int, after: int, kept: set[int]) -> None:
+    script = Script()
+    for _ in range(before):
+        script.step()
+    for _ in range(after):
+        script.step(tuple(sorted(kept)))
+    script.check()
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.integers(3, 10), st.integers(3, 10), st.integers(0, 16))
+def test_a_model_of_other_names_in_the_middle(before: int, after: int, shared: int) -> None:
+    script = Script()
+    for _ in range(before):
+        script.step()
+    for _ in range(after):
+        script.step((*GRADIENTS[:shared], *range(50, 66 - shared)))
+    found = script.found()[Moment.FIRST_ENQUEUE]
+    assert list(found) == list(range(len(script.steps)))
+    assert set(found.values()) <= {step[0] for step in script.steps}
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.randoms(use_true_random=False))
+def test_unused_parameters_are_missing_now_and_then(chance: random.Random) -> None:
+    script = Script()
+    for _ in range(20):
+        script.step((1, *(name for name in GRADIENTS[1:] if chance.random() < 0.85)))
+    script.check()
+
+
+def test_a_call_may_hand_over_all_tensors() -> None:
+    script = Script()
+    for _ in range(5):
+        script.call(STEP_ENQUEUE, 9, tensors=160)
+        script.wait(1)
+    assert list(script.found()[Moment.FIRST_ENQUEUE]) == [0, 1, 2, 3, 4]
+
+
+def test_a_model_of_one_tensor_is_found_in_the_end() -> None:
+    script = Script()
+    for _ in range(20):
+        script.step((1,))
+    script.check()
+
+
+def test_metrics_alone_are_no_steps() -> None:
+    script = Script()
+    for _ in range(15):
+        script.metric(100)
+        script.metric(101)
+    assert script.found()[Moment.FIRST_ENQUEUE] == {}
+
+
+def test_two_models_that_take_turns_make_one_cycle() -> None:
+    script = Script()
+    for _ in range(8):
+        script.step(tuple(range(20, 28)))
+        script.step(GRADIENTS)
+    found = script.found()[Moment.FIRST_ENQUEUE]
+    assert list(found) == list(range(8))
+
+
+def test_a_normalisation_that_is_reduced_within_the_backward_pass() -> None:
+    """Synchronised batch normalisation uses the same names for every layer, and waits in the middle."""
+    script, begun = Script(), []
+    for _ in range(8):
+        script.now += 5 * MILLISECOND
+        for layer in range(0, 40, 4):
+            times = [script.call(STEP_ENQUEUE, 200 + layer + i) for i in range(4)]
+            begun += [times[0]] if not layer else []
+            script.call(STEP_ENQUEUE, 98)
+            script.call(STEP_ENQUEUE, 99)
+            script.wait(2)
+        script.wait(40)
+    assert list(script.found()[Moment.FIRST_ENQUEUE].values()) == begun
+
+
+def test_a_look_that_begins_in_the_middle_begins_with_a_whole_step() -> None:
+    script = Script()
+    for _ in range(8):
+        script.step()
+    del script.rows[:7]
+    assert list(script.found(late=True)[Moment.FIRST_ENQUEUE].values()) == [step[0] for step in script.steps[1:]]
+
+
+def test_a_backward_pass_is_a_step_from_the_first_on() -> None:
+    script = Script(LIBRARY_REDUCER)
+    for _ in range(3):
+        enqueued = [script.call(STEP_ENQUEUE, 5) for _ in range(4)]
+        waits = script.call(STEP_WAIT_BEGIN, 5), [script.call(STEP_WAIT_END, 5) for _ in range(4)][-1]
+        script.steps.append((enqueued[0], *waits))
+    script.check()
+
+
+def test_of_two_models_one_counts_until_it_is_trained_no_more() -> None:
+    script = Script(LIBRARY_REDUCER)
+    first = []
+    for model in (5, 6, 5, 6, 5, 6, 6, 6, 6, 6, 6):
+        first.append(script.call(STEP_ENQUEUE, model))
+        script.call(STEP_WAIT_BEGIN, model)
+    found = list(script.found()[Moment.FIRST_ENQUEUE].values())
+    assert found[:3] == first[0:5:2]
+    assert set(found) <= set(first)
+
+
+def test_what_a_library_hands_on_to_another_is_not_counted_twice() -> None:
+    script = Script()
+    for _ in range(5):
+        script.step()
+        script.library = LIBRARY_NCCL
+        script.call(STEP_ENQUEUE, 77, tensors=100)
+        script.library = LIBRARY_HOROVOD
+    script.check()

@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The inference on traffic of real runs, recorded with its truth."""
+
+import json
+
+import numpy as np
+import pytest
+
+from netmon.bench.inference import match, replay, score
+from netmon.bench.recorded import recorded_runs
+from netmon.bench.tables import inference_table
+from netmon.cli import main
+from netmon.errors import DataError
+from netmon.lab.labelled import find, read, write
+
+RUNS = sorted(recorded_runs().glob("*.parquet"), key=lambda path: path.name)
+QUIET = next(path for path in RUNS if path.stem == "horovod-3x1M-quiet")
+MOST_BYTES = 4_000_000
+
+
+@pytest.mark.parametrize("path", RUNS, ids=[path.stem for path in RUNS])
+def test_a_recorded_run(path):
+    run = read(path)
+    result = score(run, replay(run))
+    assert result.f1 >= (0.95 if run.cross_load else 0.99)
+    assert result.boundary_error_fraction <= 0.012
+    assert result.members_exact
+    assert result.ring_exact
+    assert result.pattern_exact
+    assert result.bytes_right >= 0.99
+    assert result.first_found_after <= 6
+
+
+def test_they_are_small():
+    assert len(RUNS) > 10
+    assert sum(path.stat().st_size for path in RUNS) < MOST_BYTES
+
+
+def test_a_job_without_a_readable_flow_is_not_invented():
+    run = read(QUIET)
+    one_way = [number for number, flow in enumerate(run.flows) if flow.src < flow.dst]
+    cut = run.traffic[np.isin(run.traffic["flow"], one_way)]
+    assert not replay(type(run)(**{**vars(run), "traffic": cut})).jobs
+
+
+def test_a_labelled_table_is_read_as_it_was_written(tmp_path):
+    run = read(QUIET)
+    write(run, tmp_path / "again.parquet")
+    again = read(tmp_path / "again.parquet")
+    for name, value in vars(run).items():
+        if isinstance(value, np.ndarray):
+            np.testing.assert_array_equal(value, getattr(again, name))
+        else:
+            assert value == getattr(again, name)
+
+
+def test_the_command_prints_one_document(capsys):
+    assert main(["bench", "inference", str(QUIET), "--json"]) == 0
+    [run] = json.loads(capsys.readouterr().out)["runs"]
+    assert run["run"] == QUIET.stem
+    assert run["found"] == run["true"] == 60
+    assert {"cross_load", "cross_profile", "f1", "boundary_error_fraction", "members_exact", "ring_exact"} <= set(run)
+
+
+def test_what_is_no_recording_is_refused(tmp_path, capsys):
+    (tmp_path / "text.parquet").write_text("no parquet")
+    for path in (tmp_path / "none", tmp_path / "text.parquet"):
+        with pytest.raises(DataError, match="cannot"):
+            list(find(path))
+        assert main(["bench", "inference", str(path)]) == 1
+        assert capsys.readouterr().err.startswith("netmon: cannot")
+
+
+def test_a_run_in_which_nothing_is_found(tmp_path):
+    run = read(QUIET)
+    silent = type(run)(**{**vars(run), "traffic": run.traffic[:0]})
+    result = score(silent, replay(silent))
+    assert (result.found, result.f1, result.first_found_after) == (0, 0.0, -1)
+    assert not result.members_exact
+    write(silent, tmp_path / "silent.parquet")
+    assert read(tmp_path / "silent.parquet").traffic.size == 0
+    from netmon.bench.inference import InferenceResult
+
+    assert InferenceResult((result,)).document()["runs"][0]["boundary_error_fraction"] is None
+    assert inference_table(InferenceResult((result,))).row_count == 1
+
+
+def test_matching_is_one_to_one():
+    truth, found = np.array([0, 100, 200]), np.array([10, 95, 105, 390])
+    ours, theirs = match(truth, found, within=50)
+    assert ours.tolist() == [0, 1]
+    assert theirs.tolist() == [0, 1]

@@ -1,0 +1,149 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the collector makes of training that nobody tells about: three hosts in a ring, seen by their traffic only."""
+
+import asyncio
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from collector_stream import MS, clock, hello, mark, rows
+from test_store import Collector, read
+
+from netmon.records import Batch, Direction, Flow, Moment, Owner, Source
+
+HOSTS = 3
+PERIOD_MS, SENDING_MS = 300, 150
+TX, RX = 1, 2
+
+
+def address(host):
+    return f"198.18.0.{host % HOSTS + 1}"
+
+
+def flows(host, owner):
+    ends = (
+        (TX, Direction.TX, host, host + 1),
+        (RX, Direction.RX, host + HOSTS - 1, host + HOSTS),
+    )
+    return [Flow(n, 7, d, address(a), address(b), 4000 + a % HOSTS, 29500, 6, 0, owner) for n, d, a, b in ends]
+
+
+def batches(host, seconds, owner=Owner(), marks=lambda first, last: ()):  # noqa: B008 (frozen)
+    """10 batches a second; each iteration sends 15 MB to the next host, the first one at 1 s."""
+    random = np.random.default_rng(host)
+    for number in range(10 * seconds):
+        first, last = 100 * number, 100 * number + 100
+        times = [t for t in range(first, last) if t >= 1000 and (t - 1000) % PERIOD_MS < SENDING_MS]
+        sent = [(flow, t, 100_000 + int(random.integers(-500, 500))) for t in times for flow in (TX, RX)]
+        described = flows(host, owner) if number == 0 else ()
+        yield Batch(number + 1, clock(last * MS), last * MS, rows(*sent), described, list(marks(first, last)))
+
+
+async def collect(directory, seconds, **said):
+    """All hosts' batches, one after the other, and the inference now and then; returns the last snapshot."""
+    collector = Collector(directory)
+    registry = collector.registry
+    entries = [await registry.open(hello(host=f"h{host}", session=f"s{host}")) for host in range(HOSTS)]
+    told = {key: value if callable(value) else (lambda _, value=value: value) for key, value in said.items()}
+    streams = [batches(host, seconds, **{key: of(host) for key, of in told.items()}) for host in range(HOSTS)]
+    for turn, together in enumerate(zip(*streams, strict=True)):
+        for entry, batch in zip(entries, together, strict=True):
+            registry.arrived(entry, entry.session.process(batch))
+        if turn % 3 == 0:
+            await registry.infer()
+    snapshot = registry.snapshot(10)
+    for entry in entries[1:]:
+        registry.settle(entry, leaving=True)
+    await collector.end(entries[0])
+    return snapshot
+
+
+def test_training_that_nobody_knows_is_found(tmp_path):
+    snapshot = asyncio.run(collect(tmp_path, 12))
+    (job,) = snapshot.jobs
+    assert (job.job, job.size, job.pattern, job.source, job.relative) == ("traffic-1", 3, "ring", Source.INFERRED, True)
+    assert job.median_ns == pytest.approx(PERIOD_MS * MS, rel=0.02)
+    iterations = read(tmp_path, "iterations")
+    assert len(iterations) >= 3 * 30
+    for _, of_rank in iterations.groupby("rank"):
+        of_rank = of_rank.sort_values("iteration")
+        assert (np.diff(of_rank["iteration"]) == 1).all()
+        assert (of_rank["start_ns"].to_numpy()[1:] >= of_rank["end_ns"].to_numpy()[:-1]).all()
+        late = of_rank.iloc[15:-1]
+        # To the millisecond: its boundary is no finer, and its rows had settled.
+        assert late["dl_tx_bytes"].between(0.97 * 15e6, 1.03 * 15e6).all()
+        assert late["unclassified_tx_bytes"].max() == 0
+    seen = read(tmp_path, "flows")
+    assert set(seen["class_source"]) == {"traffic"}
+    assert set(seen["class"]) == {"DL-only"}
+    assert seen.groupby("host", observed=True)["rank"].nunique().to_dict() == {"h0": 1, "h1": 1, "h2": 1}
+    assert sorted(seen.drop_duplicates("host")["rank"]) == [0, 1, 2]
+
+
+def test_ranks_whose_steps_nobody_tells_get_them_from_the_traffic(tmp_path):
+    def owner(host):
+        return Owner(10, "python", "", "bert", 2 - host, "socket")
+
+    snapshot = asyncio.run(collect(tmp_path, 8, owner=owner))
+    (job,) = snapshot.jobs
+    assert (job.job, job.pattern, job.source) == ("bert", "ring", Source.INFERRED)
+    assert {rank.rank: rank.host for rank in job.ranks} == {0: "h2", 1: "h1", 2: "h0"}
+    assert set(read(tmp_path, "flows")["class_source"]) == {"socket"}
+
+
+def test_what_others_tell_is_better_and_the_traffic_is_scored(tmp_path):
+    def owner(host):
+        return Owner(10, "python", "", "bert", host, "socket")
+
+    def marks(host):
+        def between(first, last):
+            if first == 0:
+                yield mark(Moment.JOIN, 0, 0, job="bert", rank=host, size=HOSTS)
+            for time_ms in range(max(first, 900), last):
+                number, phase = divmod(time_ms - 900, PERIOD_MS)
+                moments = {0: Moment.STEP_START, 98: Moment.FIRST_ENQUEUE, 251: Moment.LAST_WAIT, 298: Moment.STEP_END}
+                if phase in moments:
+                    yield mark(moments[phase], number, time_ms, job="bert", rank=host, size=HOSTS)
+
+        return between
+
+    snapshot = asyncio.run(collect(tmp_path, 10, owner=owner, marks=marks))
+    (job,) = snapshot.jobs
+    (score,) = job.scores
+    assert (job.source, job.pattern) == (Source.HOOK, "ring")
+    assert (score.source, score.reference) == (Source.INFERRED, Source.HOOK)
+    assert score.iterations > 3 * 15
+    assert score.f1 == pytest.approx(1, abs=0.03)
+    assert score.error_ns <= 5 * MS
+    assert set(read(tmp_path, "iterations")["source"]) == {"hook"}
+
+
+def test_a_known_process_is_not_taken_for_training(tmp_path):
+    snapshot = asyncio.run(collect(tmp_path, 8, owner=Owner(10, "rsync", source="socket")))
+    assert snapshot.jobs == ()
+    assert set(read(tmp_path, "flows")["class"]) == {"cross"}
+
+
+def test_a_broken_inference_stops_nothing_else(tmp_path, monkeypatch, caplog):
+    def broken(*_):
+        raise ValueError("no")
+
+    monkeypatch.setattr("collector.inferring.Inference.advance", broken)
+    snapshot = asyncio.run(collect(tmp_path, 2))
+    assert snapshot.warnings == ("nothing is inferred from traffic any more: ValueError('no')",)
+    assert len(caplog.messages) == 1
+    assert len(read(tmp_path, "buckets"))
+
+
+def test_a_bucket_table_is_told_in_milliseconds(tmp_path):
+    async def scenario():
+        collector = Collector(tmp_path)
+        entry = await collector.registry.open(hello())
+        first = next(batches(0, 1))
+        entry.session.process(replace(first, buckets=rows((TX, 3, 10), (TX, 3, 5), (RX, 3, 7), (TX, 4, 0))))
+        news = collector.registry._inferring.gather([entry.session])
+        assert news.rows["payload_bytes"].tolist() == [15, 7]
+        assert sorted(flow.direction for flow in news.flows.values()) == [Direction.RX, Direction.TX]
+        collector.store.close()
+
+    asyncio.run(scenario())

@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Jobs as viewers see them."""
+
+from collector.jobs import Jobs
+from netmon.dl.account import Tally
+from netmon.dl.iterations import Iteration
+from netmon.records import Direction, Moment, Source
+from netmon.views import SourceScore
+
+MS = 1_000_000
+
+
+def iteration(number, rank=0, duration_ms=100, start_ms=None):
+    start = 100 * number if start_ms is None else start_ms
+    bounds = start * MS, (start + duration_ms) * MS, Moment.STEP_START, Moment.STEP_END
+    return Iteration("train", rank, 2, number, *bounds, Source.HOOK, 1000, False, 0)
+
+
+def tally(cross_rx=0):
+    return Tally(*([0] * 12), "backup" if cross_rx else "", 0, cross_rx, 0, cross_rx > 0)
+
+
+def with_ranks(*counts):
+    jobs = Jobs(0)
+    for rank, count in enumerate(counts):
+        for number in range(count):
+            jobs.ended(f"h{rank}", iteration(number, rank))
+            jobs.accounted(iteration(number, rank), tally())
+    return jobs
+
+
+def test_a_rank_that_vanishes_is_said():
+    assert with_ranks(12, 11).warnings() == []
+    assert with_ranks(12, 2).warnings() == ["rank 1 of job 'train' on h1: no iteration since 1"]
+
+
+def test_a_job_that_begins_again_shows_its_new_iterations():
+    jobs = with_ranks(30, 30)
+    for rank in (0, 1):
+        jobs.ended(f"h{rank}", iteration(0, rank, start_ms=9000))
+    (view,) = jobs.views()
+    assert (view.iteration, len(view.durations_ns)) == (0, 1)
+
+
+def test_the_slowest_iteration_is_explained():
+    jobs = with_ranks(20, 20)
+    slow = iteration(20, 0, duration_ms=200)
+    jobs.ended("h0", slow)
+    jobs.accounted(slow, tally(cross_rx=3_000_000))
+    (view,) = jobs.views()
+    assert (view.slowest.iteration, view.slowest.cause, view.slowest.cause_bytes) == (20, "backup", 3_000_000)
+    assert (view.slowest.host, view.slowest.direction) == ("h0", Direction.RX)
+
+
+def test_scores_of_all_ranks_are_one_and_stay_when_the_ranks_are_gone():
+    jobs = with_ranks(3, 3)
+    one = SourceScore(Source.INFERRED, Source.HOOK, 10, 9, 9, 5)
+    for scores in ([("train", one), ("train", one), ("other", one)], []):
+        (view,) = jobs.views(scores)
+        assert view.scores == (SourceScore(Source.INFERRED, Source.HOOK, 20, 18, 18, 5),)

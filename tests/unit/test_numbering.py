@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from netmon.dl.numbering import Beat, Events, JobNumbers, Trust, period, shift_between
+from netmon.dl.scoring import combined, score
+from netmon.records import Source
+from netmon.views import SourceScore
+
+MS = 1_000_000
+
+
+def events(first, count, start_ms=0.0, period_ms=100.0, jitter=()):
+    """Numbers from `first` on, one per period."""
+    late = np.resize(np.array([*jitter, 0.0]), count)
+    times = (start_ms + period_ms * np.arange(count) + late) * MS
+    return Events(np.arange(first, first + count), times.astype(np.int64))
+
+
+def ends(*args, **kwargs):
+    return {Beat.END: events(*args, **kwargs)}
+
+
+def test_the_same_moment_is_the_same_iteration():
+    assert shift_between(events(0, 10), events(0, 5, start_ms=303)) == (3, 5, 5)
+    assert shift_between(events(40, 3), events(7, 1, start_ms=98)) == (34, 1, 1)
+    assert shift_between(events(0, 10), events(0, 5, start_ms=5000)) is None
+    assert shift_between(Events.none(), events(0, 1)) is None
+
+
+def test_a_period_is_known_across_gaps():
+    assert period(Events(np.array([0, 1, 5, 6]), np.array([0, 100, 500, 600]))) == 100
+    assert period(events(3, 1)) == float("inf")
+
+
+@given(
+    st.integers(-1000, 1000),
+    st.integers(0, 15),
+    st.lists(st.floats(-20, 20), min_size=1, max_size=20),
+    st.sets(st.integers(0, 19), max_size=8),
+)
+def test_jitter_and_missing_iterations_do_not_change_the_shift(shift, begin, jitter, missing):
+    reference, whole = events(0, 40), events(begin - shift, 20, start_ms=100 * begin, jitter=jitter)
+    kept = np.array([place not in missing for place in range(20)])
+    found = shift_between(reference, Events(whole.number[kept], whole.time_ns[kept]))
+    assert found is not None
+    assert found.shift == shift
+
+
+def test_the_first_rank_heard_counts_for_all():
+    numbers = JobNumbers()
+    numbers.tell(1, Trust.RELATIVE, ends(0, 10), 0)
+    numbers.tell(0, Trust.RELATIVE, ends(0, 1, start_ms=501), 0)
+    assert [numbers.shift(rank) for rank in (0, 1)] == [5, 0]
+    assert numbers.relative(0)
+    assert numbers.relative(1)
+
+
+def test_a_true_number_makes_all_true():
+    numbers = JobNumbers()
+    numbers.tell(0, Trust.RELATIVE, ends(0, 10), 0)
+    numbers.tell(1, Trust.RELATIVE, ends(0, 8, start_ms=200), 0)
+    assert not numbers.tell(2, Trust.COUNTED, ends(805, 5, start_ms=501), 0)
+    assert [numbers.shift(rank) for rank in (0, 1, 2)] == [800, 802, 0]
+    numbers.tell(0, Trust.RELATIVE, ends(0, 11), 0)
+    assert not numbers.relative(0)
+
+
+def test_what_the_script_says_is_not_changed():
+    numbers = JobNumbers()
+    numbers.tell(0, Trust.TOLD, ends(0, 10), 0)
+    numbers.tell(1, Trust.TOLD, ends(3, 10), 0)
+    assert numbers.shift(1) == 0
+
+
+def test_wrong_early_evidence_is_corrected():
+    numbers = JobNumbers()
+    numbers.tell(0, Trust.RELATIVE, ends(0, 1), 0)
+    numbers.tell(1, Trust.RELATIVE, ends(0, 1, start_ms=101), 0)
+    assert numbers.shift(1) == 0  # the other had said no more than that
+    numbers.tell(0, Trust.RELATIVE, ends(0, 6), 0)
+    assert numbers.tell(1, Trust.RELATIVE, ends(0, 5, start_ms=101), 0)
+    assert numbers.shift(1) == 1
+
+
+@pytest.mark.parametrize(("error_ms", "shift"), [(0, 4), (20, 4), (30, 0)])
+def test_clocks_that_differ_too_much_prove_nothing(error_ms, shift):
+    numbers = JobNumbers()
+    numbers.tell(0, Trust.RELATIVE, ends(0, 10), 0)
+    numbers.tell(1, Trust.RELATIVE, ends(0, 5, start_ms=400), error_ms * MS)
+    assert numbers.shift(1) == shift
+
+
+def test_the_count_goes_on_without_the_rank_that_began_it():
+    numbers = JobNumbers()
+    numbers.tell(0, Trust.RELATIVE, ends(0, 10), 0)
+    numbers.tell(1, Trust.RELATIVE, ends(0, 6, start_ms=400), 0)
+    numbers.forget(0)
+    numbers.tell(0, Trust.RELATIVE, ends(0, 3, start_ms=700), 0)
+    assert [numbers.shift(rank) for rank in (0, 1)] == [7, 4]
+    numbers.forget(0)
+    numbers.forget(1)
+    assert len(numbers) == 0
+
+
+def test_a_stored_shift_is_taken_up():
+    numbers = JobNumbers()
+    numbers.resume(1, Trust.RELATIVE, 5)
+    numbers.tell(1, Trust.RELATIVE, ends(20, 3), 0)
+    numbers.tell(0, Trust.RELATIVE, ends(0, 3), 0)
+    assert [numbers.shift(rank) for rank in (0, 1)] == [25, 5]
+    assert numbers.state(0) == (Trust.RELATIVE, 25)
+
+
+def all_beats(one):
+    return dict.fromkeys(Beat, Events.none()) | {Beat.BEGIN: one}
+
+
+def test_a_source_is_scored_in_the_time_that_both_cover():
+    true = all_beats(events(0, 100))
+    late = score(Source.INFERRED, Source.HOOK, all_beats(events(7, 60, start_ms=2004)), true)
+    assert late == SourceScore(Source.INFERRED, Source.HOOK, 60, 60, 60, 4 * MS)
+    assert late.f1 == 1
+    half = score(Source.INFERRED, Source.HOOK, all_beats(events(0, 50, period_ms=200)), true)
+    assert (half.found, half.matched) == (50, 50)
+    assert half.f1 == pytest.approx(2 / 3, abs=0.01)
+    assert score(Source.INFERRED, Source.HOOK, all_beats(Events.none()), true) is None
+    assert combined([late, late, half])[0].iterations == 2 * late.iterations + half.iterations

@@ -1,0 +1,188 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The ranks of one host: who they are, and marks that nobody should send."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from collector_stream import MS, S, hello, mark
+
+from collector.claims import Claims, Holder
+from collector.flows import FlowTable, Links
+from collector.numbers import Numbers
+from collector.ranks import DISTANT, GONE, REPEATED, STRANGER, Ranks
+from netmon.records import Moment, Source
+
+START, END, ENQUEUE, WAIT = Moment.STEP_START, Moment.STEP_END, Moment.FIRST_ENQUEUE, Moment.LAST_WAIT
+JOIN, LEAVE = Moment.JOIN, Moment.LEAVE
+UPROBE = {"source": Source.UPROBE}
+
+
+def ranks(host="h0", numbers=None, claims=None):
+    return Ranks(Holder(host, f"s-{host}", 0), 10 * MS, 0, numbers, claims)
+
+
+def told(of, *marks, settled_ns=-1):
+    for one in marks:
+        of.mark(one, settled_ns)
+    of.align(0, 0)
+    return [(i.job, i.number, i.start_ns // MS, i.end_ns // MS) for i in of.ended()]
+
+
+def step(number, start, **changes):
+    return [mark(START, number, start, **changes), mark(END, number, start + 9, **changes)]
+
+
+def settle(of, until_ns):
+    return of.settle(until_ns, FlowTable(Links(hello())))
+
+
+def test_marks_without_a_join_are_kept_aside(caplog):
+    host = ranks()
+    assert told(host, *step(0, 0), *step(1, 10)) == []
+    assert host.unusable == {STRANGER: 4}
+    assert caplog.messages == ["marks of rank 0 of job 'train' on h0 are kept aside: it never joined"]
+    assert host.warnings == [*caplog.messages, f"h0: marks that were not used: 4 {STRANGER}"]
+    assert told(host, mark(JOIN, 0, 0)) == [("train", 0, 0, 9), ("train", 1, 10, 19)]
+
+
+def test_a_new_process_starts_again_from_0():
+    first = [mark(JOIN, 0, 0), *step(0, 0), mark(LEAVE, 0, 15)]
+    second = [mark(JOIN, 0, 20, pid=11), *step(0, 30, pid=11)]
+    assert told(ranks(), *first, *second) == [("train", 0, 0, 9), ("train", 0, 30, 39)]
+
+
+def test_marks_heard_again_warn_of_nothing(caplog):
+    host = ranks()
+    marks = [mark(JOIN, 0, 0), *step(0, 0)]
+    told(host, *marks)
+    assert len(settle(host, 1000 * MS)) == 1
+    assert told(host, *marks, settled_ns=1000 * MS) == []
+    assert host.unusable == {REPEATED: 2}
+    assert not caplog.messages
+
+
+def test_a_process_that_is_gone_is_not_heard():
+    host = ranks()
+    told(host, mark(JOIN, 0, 0), *step(0, 0), mark(LEAVE, 0, 10))
+    settle(host, 1000 * MS)
+    assert told(host, *step(1, 20)) == []
+    assert host.unusable[GONE] == 2
+    assert host.warnings == [f"h0: marks that were not used: 2 {GONE}"]
+
+
+def test_two_jobs_of_one_name_are_two_jobs(caplog):
+    host = ranks()
+    both = [m for k in range(3) for m in (*step(k, 20 * k), *step(k, 20 * k + 5, pid=11))]
+    found = told(host, mark(JOIN, 0, 0), mark(JOIN, 0, 0, pid=11), *both)
+    assert found == [
+        (job, k, 20 * k + o, 20 * k + o + 9) for k in range(3) for job, o in (("train", 0), ("train#2", 5))
+    ]
+    assert "process 11 on h0 steps as rank 0 of job 'train' while another process does" in caplog.messages[0]
+    assert host.renamed == {("train", 11): "train#2"}
+
+
+def test_two_jobs_of_one_name_on_two_hosts_are_two_jobs():
+    claims, numbers = Claims(), Numbers()
+    first, second = (ranks(host, numbers, claims) for host in ("h0", "h1"))
+    assert told(first, mark(JOIN, 0, 0), *step(0, 0)) == [("train", 0, 0, 9)]
+    assert told(second, mark(JOIN, 0, 0), *step(0, 0)) == [("train#2", 0, 0, 9)]
+    first.release()  # its agent is cut off; the job goes on elsewhere
+    assert told(ranks("h2", numbers, claims), mark(JOIN, 0, 0), *step(0, 20)) == [("train", 0, 20, 29)]
+
+
+def test_a_child_that_only_looks_like_the_rank_changes_nothing():
+    host = ranks()
+    assert told(host, mark(JOIN, 0, 0), mark(JOIN, 0, 1, pid=11), *step(0, 5)) == [("train", 0, 5, 14)]
+    assert host.names() == [("train", 0)]
+
+
+def test_a_mark_from_a_distant_past_is_not_used():
+    host = ranks()
+    told(host, mark(JOIN, 0, 0))
+    assert told(host, *step(0, 0), settled_ns=7200 * S) == []
+    assert host.unusable == {DISTANT: 2}
+
+
+def test_a_clock_that_goes_back_invents_nothing():
+    host = ranks()
+    marks = [mark(JOIN, 0, 0), *step(0, 1000), *step(1, 500), *step(2, 1020)]
+    assert told(host, *marks) == [("train", 0, 1000, 1009), ("train", 2, 1020, 1029)]
+    assert host.unusable[REPEATED] == 2
+
+
+def test_a_training_that_begins_again_in_its_process_goes_on_counting():
+    again = [mark(LEAVE, 1, 30), mark(JOIN, 0, 40), *step(0, 40), *step(1, 50)]
+    found = told(ranks(), mark(JOIN, 0, 0), *step(0, 0), *step(1, 10), *again)
+    assert [number for _, number, *_ in found] == [0, 1, 2, 3]
+
+
+def enqueues(count, first_ms=0.0, **changes):
+    """Iterations of 100 ms from FIRST_ENQUEUE to FIRST_ENQUEUE, the last wait after 70 ms."""
+    moments = [(ENQUEUE, 0), (WAIT, 70)]
+    return [mark(m, k, first_ms + 100 * k + after, **UPROBE, **changes) for k in range(count) for m, after in moments]
+
+
+def test_ranks_that_began_to_look_at_different_times_agree():
+    numbers, claims = Numbers(), Claims()
+    first, second = (ranks(host, numbers, claims) for host in ("h0", "h1"))
+    told(first, mark(JOIN, 0, 0, **UPROBE), *enqueues(10, relative=True))
+    late = {"rank": 1, "relative": True}
+    found = told(second, mark(JOIN, 0, 0, **UPROBE, **late), *enqueues(6, 402.0, **late))
+    assert [number for _, number, *_ in found] == [4, 5, 6, 7, 8]
+    assert second.numbers_at(0, np.array([403, 950]) * MS).tolist() == [4, 9]
+
+
+def test_a_rank_whose_numbers_are_true_makes_the_others_true():
+    numbers, claims = Numbers(), Claims()
+    first, second = (ranks(host, numbers, claims) for host in ("h0", "h1"))
+    told(first, mark(JOIN, 0, 0, **UPROBE, relative=True), *enqueues(5, relative=True))
+    counted = [replace(m, rank=1, iteration=m.iteration + 800) for m in enqueues(5, 1.0)]
+    told(second, mark(JOIN, 0, 0, rank=1, **UPROBE), *counted)
+    later = [replace(m, time_ns=m.time_ns + 500 * MS, iteration=m.iteration + 5) for m in enqueues(3, relative=True)]
+    for one in later:
+        first.mark(one, -1)
+    first.align(0, 0)
+    assert [(i.number, i.relative) for i in first.ended()] == [(804, False), (805, False), (806, False)]
+
+
+def test_a_missed_first_cycle_is_made_up_for():
+    numbers, claims = Numbers(), Claims()
+    first, second = (ranks(host, numbers, claims) for host in ("h0", "h1"))
+    told(first, mark(JOIN, 0, 0, **UPROBE), *enqueues(3, 100.0))  # it missed the one from 0 to 100 ms
+    found = told(second, mark(JOIN, 0, 0, rank=1, **UPROBE), *enqueues(4, 1.0, rank=1))
+    assert [number for _, number, *_ in found] == [0, 1, 2]
+    first.align(0, 0)
+    assert first.numbers_at(0, np.array([150, 350]) * MS).tolist() == [1, 3]
+
+
+def test_a_job_of_one_rank_has_no_shared_node():
+    host = ranks()
+    told(host, mark(JOIN, 0, 0, size=1), *step(0, 0, size=1))
+    ((_, tally),) = settle(host, 1000 * MS)
+    assert not tally.node_shared
+
+
+@pytest.mark.parametrize("after", [1, 3])
+def test_when_the_hook_stops_the_uprobes_go_on(after):
+    """Nothing overlaps, nothing comes twice, and the numbers go on."""
+    hooked = [m for k in range(5) for m in (mark(START, k, 100 * k + 5), mark(END, k, 100 * k + 104))]
+    probed = enqueues(12, 25.0, relative=True)
+    left = [mark(LEAVE, 4, 505)] if after == 1 else []  # its connection breaks, or it only falls silent
+    marks = sorted([*hooked, *left, *probed], key=lambda one: one.time_ns)
+    found = told(ranks(), mark(JOIN, 0, 0), mark(JOIN, 0, 0, **UPROBE), *marks)
+    assert [number for _, number, *_ in found] == list(range(11))
+    edges = [edge for *_, start, end in found for edge in (start, end)]
+    assert edges == sorted(edges)
+
+
+def test_what_the_traffic_tells_late_does_not_come_beside_what_the_process_told():
+    host = ranks()
+    told(host, mark(JOIN, 0, 0), *step(0, 0), *step(1, 10), mark(LEAVE, 1, 20))
+    settle(host, 1000 * MS)
+    traffic = {"pid": 0, "source": Source.INFERRED}
+    late = [mark(moment, k, 10 * k + at, **traffic) for k in range(5) for moment, at in ((ENQUEUE, 2), (WAIT, 8))]
+    assert [(start, end) for *_, start, end in told(host, *late, settled_ns=1000 * MS)] == [
+        (28, 38),
+        (38, 48),
+    ]

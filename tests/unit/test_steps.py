@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which process trains as which rank, and the marks of what it was seen to do."""
+
+from typing import Any
+
+import numpy as np
+
+from netmon.agent.steps import StepMarks
+from netmon.records import (
+    LIBRARY_HOROVOD,
+    STEP,
+    STEP_ENQUEUE,
+    STEP_WAIT_BEGIN,
+    STEP_WAIT_END,
+    Mark,
+    Moment,
+    Source,
+    Table,
+)
+
+NOW = 1_000_000_000
+
+
+def process(pid: int, rank: int = 0, trains: bool = True, late: bool = False) -> dict[str, Any]:
+    return {"pid": pid, "job": "job", "rank": rank, "size": 2, "trains": trains, "late": late}
+
+
+def steps(pid: int, count: int, start_ns: int = NOW) -> Table:
+    rows = []
+    for number in range(count):
+        at = start_ns + number * 1_000_000
+        calls = [(STEP_ENQUEUE, name) for name in range(1, 7)] + [(STEP_WAIT_BEGIN, 0), (STEP_WAIT_END, 0)] * 6
+        rows += [(at + i * 1000, name, pid, kind, LIBRARY_HOROVOD, 1) for i, (kind, name) in enumerate(calls)]
+    return np.array(rows, STEP)
+
+
+def moments(marks: list[Mark], moment: Moment) -> list[int]:
+    return [mark.iteration for mark in marks if mark.moment is moment]
+
+
+def test_a_rank_from_its_first_step_to_its_end() -> None:
+    marks = StepMarks()
+    got = [*marks.ranks([process(5)], NOW), *marks.steps(steps(5, 4)), *marks.ranks([], NOW)]
+    assert (got[0].moment, got[-1].moment) == (Moment.JOIN, Moment.LEAVE)
+    for moment in (Moment.FIRST_ENQUEUE, Moment.FIRST_WAIT, Moment.LAST_WAIT):
+        assert moments(got, moment) == [0, 1, 2, 3]
+    assert {(mark.source, mark.pid, mark.relative) for mark in got} == {(Source.UPROBE, 5, False)}
+
+
+def test_who_trained_before_it_was_watched_counts_relatively() -> None:
+    marks = StepMarks()
+    marks.ranks([process(5, late=True)], NOW)
+    assert {mark.relative for mark in marks.steps(steps(5, 4))} == {True}
+
+
+def test_steps_of_a_process_that_is_not_known_yet_are_kept() -> None:
+    marks = StepMarks()
+    assert marks.steps(steps(5, 4)) == []
+    assert moments(marks.ranks([process(5)], NOW), Moment.FIRST_ENQUEUE) == [0, 1, 2, 3]
+
+
+def test_a_shell_that_started_the_rank_is_not_the_rank() -> None:
+    marks = StepMarks()
+    shell, script, loader = process(4, trains=False), process(5), process(6)
+    assert marks.ranks([shell], NOW)[0].pid == 4
+    got = marks.ranks([shell, script, loader], NOW)
+    assert [(mark.pid, mark.moment) for mark in got] == [(4, Moment.LEAVE), (5, Moment.JOIN)]
+    assert marks.ranks([shell, script, loader], NOW) == []
+
+
+def test_a_rank_that_says_it_is_another_one_now_is_that() -> None:
+    marks = StepMarks()
+    marks.ranks([process(5)], NOW)
+    told = Mark("job", 1, 3, 5, 0, Moment.JOIN, NOW, Source.HOOK, 0)
+    got = marks.rename([told])
+    assert [(mark.rank, mark.size, mark.moment) for mark in got] == [(0, 2, Moment.LEAVE), (1, 3, Moment.JOIN)]
+    assert {mark.rank for mark in marks.steps(steps(5, 4))} == {1}
+    assert marks.ranks([process(5)], NOW) == []  # the environment does not change
