@@ -15,15 +15,18 @@ the training; without an agent it does nothing.
 
 import os
 import socket
+import struct
 import sys
 import time
 from collections.abc import Callable
 from typing import Any
 
-from netmon.marks import packer, rank_from_environment, socket_path
+from netmon.marks import MARK, head, rank_from_environment, socket_path
 
 _JOIN, _STEP_START, _FIRST_ENQUEUE, _LAST_WAIT, _STEP_END, _LEAVE, _FIRST_WAIT = range(1, 8)  # netmon.records.Moment
 _HOROVODS = tuple(f"horovod.{name}" for name in ("torch", "tensorflow", "keras", "tensorflow.keras", "mxnet"))
+_TWO_MARKS = struct.Struct("<" + 2 * MARK.format.lstrip("<"))
+_MOST_KEPT = 32 * MARK.size  # bytes: who calls first_wait a thousand times per step loses some of them
 _NO_SIGNAL = int(socket.MSG_NOSIGNAL)
 _TRY_AGAIN_NS = 1_000_000_000
 _RESET_NS = 100_000_000  # an elastic reset takes longer
@@ -58,7 +61,6 @@ class Steps:
         self.size = size if size is not None else known.size if known else 1
         self.parameters = parameters
         self.iteration = 0
-        self._pack = packer(self.job)
         self._kept = b""  # marks that go with the next packet
         self._step = _Step(self)
         self._horovod: Any = None
@@ -70,6 +72,7 @@ class Steps:
         self._enqueued = False  # in this step
         self._last_wait_ns = 0
         self._rerank()
+        self._head = head(self.job, self.rank, self.size, self.parameters)
         self._connect(time.monotonic_ns())
 
     def step(self) -> _Step:
@@ -108,8 +111,20 @@ class Steps:
 
     def next(self) -> None:
         """The step is over and the next one begins: cheaper than `end` and `begin`."""
-        self._end(time.monotonic_ns())
-        self.begin()
+        now = time.monotonic_ns()
+        if self._socket is None or now - self._begun_ns > _RESET_NS:
+            self._end(now)
+            self.begin()
+            return
+        if self._last_wait_ns:
+            self._keep(_LAST_WAIT, self._last_wait_ns)
+            self._last_wait_ns = 0
+        number = self.iteration
+        self.iteration = number + 1
+        self._begun_ns = now
+        self._enqueued = False
+        self._kept += _TWO_MARKS.pack(_STEP_END, number, now, _STEP_START, number + 1, now)
+        self._send()
 
     def _end(self, now_ns: int) -> None:
         if self._last_wait_ns:
@@ -136,6 +151,7 @@ class Steps:
             return False
         news = (rank, size) != (self.rank, self.size)
         self.rank, self.size = rank, size
+        self._head = head(self.job, rank, size, self.parameters)
         return news
 
     def _connect(self, now_ns: int) -> None:
@@ -156,16 +172,15 @@ class Steps:
         self._send()
 
     def _keep(self, moment: int, time_ns: int) -> None:
-        if self._socket is not None:
-            iteration = 0 if moment == _JOIN else self.iteration
-            self._kept += self._pack(moment, self.rank, self.size, iteration, time_ns, self.parameters)
+        if self._socket is not None and len(self._kept) < _MOST_KEPT:
+            self._kept += MARK.pack(moment, 0 if moment == _JOIN else self.iteration, time_ns)
 
     def _send(self) -> None:
-        packet, self._kept = self._kept, b""
-        if self._socket is None or not packet:
+        kept, self._kept = self._kept, b""
+        if self._socket is None or not kept:
             return
         try:
-            self._socket.send(packet, _NO_SIGNAL)
+            self._socket.send(self._head + kept, _NO_SIGNAL)
         except BlockingIOError:
             return  # the agent is behind: training goes on
         except OSError:

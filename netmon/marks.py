@@ -1,22 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
 """How a training process and its agent find each other; standard library only, for it is imported by the training.
 
-A mark is a fixed little-endian head, then the job's name in UTF-8. One or a few of them are a packet on a connection to
-the agent's Unix socket (SOCK_SEQPACKET). A connection is of one process; when it closes, the process is gone.
+A packet on a connection to the agent's Unix socket (SOCK_SEQPACKET) is a little-endian head, the job's name in UTF-8,
+and one or a few marks. A connection is of one process; when it closes, the process is gone.
 """
 
 import os
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import NamedTuple
 
 DEFAULT_SOCKET = "/run/netmon/marks.sock"
 SOCKET_VARIABLE = "NETMON_SOCKET"
 JOB_VARIABLE = "NETMON_JOB"
 
-_HEAD = struct.Struct("<4sBBHiiqqQ")  # magic, moment, 0, name length, rank, size, iteration, time_ns, parameters
-_MAGIC = b"NMK1"
-MAX_PACKET = 8 * (_HEAD.size + 255)
+_HEAD = struct.Struct("<4sIiiQ")  # magic, name length, rank, size, parameters
+MARK = struct.Struct("<qqq")  # moment, iteration, time_ns
+_MAGIC = b"NMK2"
+MAX_PACKET = _HEAD.size + 255 + 64 * MARK.size
 
 # (rank, size) as the launchers set them, best first.
 _RANK_VARIABLES = (
@@ -81,38 +82,30 @@ def socket_path(environment: Mapping[str, str] = os.environ) -> str:
     return environment.get(SOCKET_VARIABLE, DEFAULT_SOCKET)
 
 
-def packer(job: str) -> Callable[[int, int, int, int, int, int], bytes]:
-    """A function that makes packets of one job: (moment, rank, size, iteration, time_ns, parameters) → packet.
-
-    A job's name is cut at 255 bytes.
-    """
-    name, pack = job.encode()[:255], _HEAD.pack
-    length = len(name)
-
-    def packed(moment: int, rank: int, size: int, iteration: int, time_ns: int, parameters: int) -> bytes:
-        return pack(_MAGIC, moment, 0, length, rank, size, iteration, time_ns, parameters) + name
-
-    return packed
+def head(job: str, rank: int, size: int, parameters: int) -> bytes:
+    """Whose marks follow. A job's name is cut at 255 bytes."""
+    name = job.encode()[:255]
+    return _HEAD.pack(_MAGIC, len(name), rank, size, parameters) + name
 
 
 def encode(mark: MarkPacket) -> bytes:
-    """One packet. A job's name is cut at 255 bytes."""
-    return packer(mark.job)(mark.moment, mark.rank, mark.size, mark.iteration, mark.time_ns, mark.parameters)
+    """A packet of one mark."""
+    whose = head(mark.job, mark.rank, mark.size, mark.parameters)
+    return whose + MARK.pack(mark.moment, mark.iteration, mark.time_ns)
 
 
 def decode(packet: bytes) -> list[MarkPacket]:
-    """The reverse of encode, for all marks of a packet. Raises ValueError with the reason."""
-    marks: list[MarkPacket] = []
-    at = 0
-    while at < len(packet) or not marks:
-        if len(packet) - at < _HEAD.size or packet[at : at + 4] != _MAGIC:
-            raise ValueError(f"{len(packet) - at} bytes that are not a mark")
-        _, moment, _, length, rank, size, iteration, time_ns, parameters = _HEAD.unpack_from(packet, at)
-        name = packet[at + _HEAD.size : at + _HEAD.size + length]
-        if len(name) != length:
-            raise ValueError(f"a mark whose job name has {len(name)} bytes where {length} are announced")
-        if not 0 <= rank < max(size, 1):
-            raise ValueError(f"a mark of rank {rank} of {size}")
-        marks.append(MarkPacket(name.decode(errors="replace"), rank, size, iteration, moment, time_ns, parameters))
-        at += _HEAD.size + length
-    return marks
+    """All marks of a packet, at least one. Raises ValueError with the reason."""
+    if len(packet) < _HEAD.size or not packet.startswith(_MAGIC):
+        raise ValueError(f"{len(packet)} bytes that are not marks")
+    _, length, rank, size, parameters = _HEAD.unpack_from(packet)
+    name, marks = packet[_HEAD.size : _HEAD.size + length], packet[_HEAD.size + length :]
+    if not marks or len(marks) % MARK.size:
+        raise ValueError(f"{len(marks)} bytes of marks after a job name of {length}; each mark has {MARK.size}")
+    if not 0 <= rank < max(size, 1):
+        raise ValueError(f"a mark of rank {rank} of {size}")
+    job = name.decode(errors="replace")
+    return [
+        MarkPacket(job, rank, size, iteration, moment, time_ns, parameters)
+        for moment, iteration, time_ns in MARK.iter_unpack(marks)
+    ]

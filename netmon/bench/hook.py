@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a step costs the training that marks it (netmon.horovod), with somebody who listens and without.
 
-Between steps there is arithmetic on megabytes, so that each finds the caches as training leaves them. The listener is a
-process of its own which empties the socket as often as an agent does.
+Between steps the thread is busy, either with next to no memory, so that a step finds its own code in the caches, or with
+megabytes, as much training is: then most of what a step costs is to fetch itself and the kernel's way of a packet anew.
+The listener is a process of its own which empties the socket as often as an agent does.
 """
 
 import contextlib
@@ -27,7 +28,7 @@ from netmon.marks import MAX_PACKET, SOCKET_VARIABLE
 
 _STEPS = 400  # of a round
 _APART_NS = 2_000_000
-_NUMBERS = 1 << 19
+_WARM, _COLD = 1 << 10, 1 << 19  # numbers of 8 bytes that are worked on between steps
 _TICK_S = 0.05
 _PATIENCE_S = 20.0
 
@@ -46,6 +47,8 @@ class HookResult:
 
     with_agent: StepCost
     without_agent: StepCost
+    with_agent_cold: StepCost  # after work on 4 MiB
+    without_agent_cold: StepCost
     steps: int
     rounds: int
 
@@ -55,24 +58,25 @@ class HookResult:
 
 
 def measure(rounds: int, progress: Callable[[int], None] = lambda _: None) -> HookResult:
-    """Blocks for some two seconds per round; progress is called with the rounds done. Raises NetmonError."""
-    costs: dict[bool, list[npt.NDArray[np.int64]]] = {True: [], False: []}
+    """Blocks for some four seconds per round; progress is called with the rounds done. Raises NetmonError."""
+    kinds = [(listening, numbers) for numbers in (_WARM, _COLD) for listening in (True, False)]
+    costs: dict[tuple[bool, int], list[npt.NDArray[np.int64]]] = {kind: [] for kind in kinds}
     with tempfile.TemporaryDirectory(prefix="netmon-bench-") as folder:
         path = Path(folder) / "marks.sock"
         with _listener(path):
             for done in range(rounds):
-                for listening in costs:
+                for listening, numbers in kinds:
                     with _environment(str(path) if listening else f"{folder}/nobody.sock"):
-                        costs[listening].append(_round())
+                        costs[listening, numbers].append(_round(numbers))
                 progress(done + 1)
-    return HookResult(_cost(costs[True]), _cost(costs[False]), rounds * _STEPS, rounds)
+    return HookResult(*(_cost(costs[kind]) for kind in kinds), rounds * _STEPS, rounds)
 
 
-def _round() -> npt.NDArray[np.int64]:
+def _round(numbers: int) -> npt.NDArray[np.int64]:
     steps = Steps("bench", 0, 1)
     steps.begin()
     times = np.empty(_STEPS, np.int64)
-    weights = np.ones(_NUMBERS)
+    weights = np.ones(numbers)
     for number in range(_STEPS):
         computed_ns = time.monotonic_ns() + _APART_NS
         while time.monotonic_ns() < computed_ns:
