@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a step costs the training that marks it (netmon.horovod), with somebody who listens and without.
 
-Between steps the thread is busy, either with next to no memory, so that a step finds its own code in the caches, or with
-megabytes, as much training is: then most of what a step costs is to fetch itself and the kernel's way of a packet anew.
+Between steps the thread is busy, either with next to no memory, so that a step finds its own code in the caches, or
+with megabytes, as much training is: then most of a step's cost is to fetch itself and the kernel's way of a packet anew.
 The listener is a process of its own which empties the socket as often as an agent does.
 """
 
@@ -69,7 +69,8 @@ def measure(rounds: int, progress: Callable[[int], None] = lambda _: None) -> Ho
                     with _environment(str(path) if listening else f"{folder}/nobody.sock"):
                         costs[listening, numbers].append(_round(numbers))
                 progress(done + 1)
-    return HookResult(*(_cost(costs[kind]) for kind in kinds), rounds * _STEPS, rounds)
+    warm, warm_alone, cold, cold_alone = (_cost(costs[kind]) for kind in kinds)
+    return HookResult(warm, warm_alone, cold, cold_alone, rounds * _STEPS, rounds)
 
 
 def _round(numbers: int) -> npt.NDArray[np.int64]:

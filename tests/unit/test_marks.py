@@ -30,21 +30,20 @@ def marks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 
 def test_literal_bytes() -> None:
     packet = (
-        b"NMK1"
-        b"\x03"  # FIRST_ENQUEUE
-        b"\x00"  # unused
-        b"\x04\x00"  # length of the name
+        b"NMK2"
+        b"\x04\x00\x00\x00"  # length of the name
         b"\x01\x00\x00\x00"  # rank
         b"\x03\x00\x00\x00"  # size
-        b"\x07\x00\x00\x00\x00\x00\x00\x00"  # iteration
-        b"\x00\xca\x9a\x3b\x00\x00\x00\x00"  # time_ns
         b"\x00\x09\x3d\x00\x00\x00\x00\x00"  # parameters
         b"ring"
+        b"\x03\x00\x00\x00\x00\x00\x00\x00"  # FIRST_ENQUEUE
+        b"\x07\x00\x00\x00\x00\x00\x00\x00"  # iteration
+        b"\x00\xca\x9a\x3b\x00\x00\x00\x00"  # time_ns
     )
     mark = MarkPacket("ring", 1, 3, 7, Moment.FIRST_ENQUEUE, 1_000_000_000, 4_000_000)
     assert encode(mark) == packet
     assert decode(packet) == [mark]
-    assert decode(packet + packet) == [mark, mark]
+    assert decode(packet + packet[-24:]) == [mark, mark]
 
 
 @given(st.binary(max_size=400))
