@@ -3,7 +3,10 @@
  * Whose a TCP connection is, told when it is made: most are over before anybody could look them up. Runs on the raw
  * tracepoint inet_sock_set_state, a few times in the life of a connection and never per packet.
  *
- * Set at load: NETMON_BIRTH_PAGES, the offsets NETMON_SK_* of struct sock and NETMON_NET_INUM of struct net, which
+ * Told twice: to the part of the agent that looks at processes, which is woken, and to the one that describes flows and
+ * comes by itself, so that neither waits for the other.
+ *
+ * Set at load: NETMON_BIRTH_PAGES and NETMON_TOLD_PAGES, the offsets NETMON_SK_* of struct sock and NETMON_NET_INUM of struct net, which
  * user space reads from the kernel's own BTF, NETMON_NAMESPACE (the only network namespace of interest, 0: all) and
  * NETMON_PID_NAMESPACE_DEVICE and _INODE (whose numbers user space knows processes by, 0: the machine's).
  */
@@ -29,6 +32,7 @@ struct who {
 };
 
 BPF_RINGBUF_OUTPUT(births, NETMON_BIRTH_PAGES);
+BPF_RINGBUF_OUTPUT(births_told, NETMON_TOLD_PAGES);
 /* Sockets between connect() and its success. An LRU: one that is pushed out is looked up as if it had not been seen. */
 BPF_TABLE("lru_hash", u64, struct who, connecting, 8192);
 
@@ -74,33 +78,30 @@ static __always_inline void map_ipv4(u8 *to, u64 from)
 
 static __always_inline void submit(u64 sk, u32 kind, const struct who *who)
 {
-	struct netmon_birth *birth;
+	struct netmon_birth birth = {};
 	u16 family = 0, port = 0;
 
 	if (!who->pid || (NETMON_NAMESPACE && namespace_of(sk) != NETMON_NAMESPACE))
 		return;
-	/* A full ring costs nothing but the news: the socket is looked up like those that are older than the agent. */
-	birth = births.ringbuf_reserve(sizeof(*birth));
-	if (!birth)
-		return;
 	READ(family, sk + NETMON_SK_FAMILY);
 	if (family == AF_INET6) {
-		READ(birth->local, sk + NETMON_SK_LOCAL6);
-		READ(birth->remote, sk + NETMON_SK_REMOTE6);
+		READ(birth.local, sk + NETMON_SK_LOCAL6);
+		READ(birth.remote, sk + NETMON_SK_REMOTE6);
 	} else {
-		map_ipv4(birth->local, sk + NETMON_SK_LOCAL);
-		map_ipv4(birth->remote, sk + NETMON_SK_REMOTE);
+		map_ipv4(birth.local, sk + NETMON_SK_LOCAL);
+		map_ipv4(birth.remote, sk + NETMON_SK_REMOTE);
 	}
 	READ(port, sk + NETMON_SK_LOCAL_PORT);
-	birth->local_port = __builtin_bswap16(port); /* this one the kernel keeps in its own order */
+	birth.local_port = __builtin_bswap16(port); /* this one the kernel keeps in its own order */
 	READ(port, sk + NETMON_SK_REMOTE_PORT);
-	birth->remote_port = port;
-	birth->pid = who->pid;
-	birth->kind = kind;
-	birth->pad = 0;
-	birth->cgroup = who->cgroup;
-	__builtin_memcpy(birth->process, who->process, sizeof(birth->process));
-	births.ringbuf_submit(birth, 0);
+	birth.remote_port = port;
+	birth.pid = who->pid;
+	birth.kind = kind;
+	birth.cgroup = who->cgroup;
+	__builtin_memcpy(birth.process, who->process, sizeof(birth.process));
+	/* A full ring costs nothing but the news: the socket is looked up like those that are older than the agent. */
+	births.ringbuf_output(&birth, sizeof(birth), 0);
+	births_told.ringbuf_output(&birth, sizeof(birth), BPF_RB_NO_WAKEUP);
 }
 
 struct state_arguments {

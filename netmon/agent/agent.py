@@ -26,6 +26,7 @@ from netmon.agent.steps import StepMarks
 from netmon.agent.stream import Stream
 from netmon.agent.timeline import TimelineMarks
 from netmon.kernel import nic, privilege
+from netmon.kernel.births import TOLD_MAP, TOLD_RING_BYTES, BirthTable
 from netmon.kernel.geometry import choose_geometry
 from netmon.kernel.meter import STALE_NS, Meter
 from netmon.kernel.nic import Nic
@@ -79,6 +80,8 @@ class Agent:
         started = self._privileged.start(list(settings.interfaces), settings.hook, geometry)
         self._meter = Meter(started.descriptors, geometry)
         self._steps_ring = RingBuffer(started.descriptors["steps"], geometry.step_ring_bytes, STEP)
+        told = started.descriptors.get(TOLD_MAP)
+        births = BirthTable(told, TOLD_RING_BYTES) if told is not None else None
         for descriptor in started.descriptors.values():
             os.close(descriptor)
         privilege.drop_capabilities()
@@ -89,7 +92,7 @@ class Agent:
         self._links = Links([card.index for card in nics], settings.interfaces)
         self._ledger = Ledger(self._meter, self._links, nics, started.hooks)
         self._nic = NicSamples(self._links, len(nics), settings.nic_interval_ns)
-        self._owners = FlowOwners()
+        self._owners = FlowOwners(births)
         self._steps, self._timelines = StepMarks(), TimelineMarks()
         self._recent_flows, self._recent_marks = RecentFlows(), RecentMarks()
         self._cost = CostMeter((os.getpid(), self._privileged.pid))
@@ -138,6 +141,7 @@ class Agent:
 
     def _drain(self, now_ns: int) -> None:
         drained = self._meter.drain(now_ns)
+        self._owners.hear(now_ns)
         self._owners.add(describe_flows(drained, self._links, now_ns), now_ns)
         hooked = self._marks_socket.take()
         self._owners.marks(hooked)

@@ -1,11 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whose each flow is: asks for the owners of new flows' local sockets, again while the answer is not final."""
+"""Whose each flow is: as the kernel tells of its connection being made, else asked for until the answer is final.
+
+What the kernel tells is read here, so that a short flow has its owner before its rows are sent, however long the
+part that looks at processes takes; it is asked once for each process, and for what the kernel has not told.
+"""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from netmon.kernel.endpoint import Endpoint
+from netmon.kernel.births import Birth, BirthTable
+from netmon.kernel.endpoint import Endpoint, packed
 from netmon.records import Direction, Flow, Mark, Moment, Owner
 
 _PROTOCOLS = (6, 17)  # TCP and UDP have sockets to look up
@@ -13,6 +18,11 @@ _RETRIES_NS = tuple(ms * 1_000_000 for ms in (0, 20, 60, 150, 400, 1000, 3000))
 _FINAL = ("socket", "birth", "close")  # sources after which nothing better comes
 _PROTOCOL_OWNER = Owner(source="protocol")  # ARP, ICMP, …: the kernel's own
 _REQUEST = 500  # endpoints asked for at a time
+_GRACE_NS = 40_000_000  # a connection is told of when it is answered, or closed, which most are by then
+_LISTENED = 5  # the next try after a listener was found, where the kernel tells who closes
+_TRUSTED_NS = 2_000_000_000  # a process may become another program; it is asked for again while it connects
+_PROCESSES = 4096  # remembered
+_TCP = 6
 
 Service = tuple[int, str, int]
 """(protocol, remote address, remote port)"""
@@ -27,13 +37,25 @@ class _Pending:
     flows: list[int] = field(default_factory=list)
 
 
+@dataclass
+class _Process:
+    """What is known of a process that connects. found: as the answers are."""
+
+    found: dict[str, Any]
+    cgroup: int
+    asked_ns: int
+
+
 class FlowOwners:
     """All flows that are alive, with their owners as far as they are known."""
 
-    def __init__(self) -> None:
-        """No flow yet."""
+    def __init__(self, births: BirthTable | None = None) -> None:
+        """No flow yet. births: None where the kernel cannot tell."""
         self.flows: dict[int, Flow] = {}
+        self._births = births
+        self._processes: dict[int, _Process] = {}
         self._pending: dict[Endpoint, _Pending] = {}
+        self._waiting: dict[bytes, Endpoint] = {}  # those of _pending that the kernel may tell of, by Birth.ends
         self._asked: list[Endpoint] = []
         self._services: dict[Service, Owner | None] = {}  # None: several processes talk to it
         self._ranks: dict[int, tuple[str, int]] = {}  # pid → job and rank, as its hook told
@@ -47,8 +69,36 @@ class FlowOwners:
                 continue
             self._set(flow, flow.owner)
             endpoint = _endpoint(flow)
-            pending = self._pending.setdefault(endpoint, _Pending(endpoint, now_ns, now_ns))
+            pending = self._pending.get(endpoint) or self._expect(endpoint, now_ns)
             pending.flows.append(flow.flow_id)
+            birth = self._births.find(endpoint) if self._births else None
+            if birth:
+                self._told(pending, birth, now_ns)
+
+    def _expect(self, endpoint: Endpoint, now_ns: int) -> _Pending:
+        pending = self._pending[endpoint] = _Pending(endpoint, now_ns, now_ns)
+        if self._births and endpoint.protocol == _TCP:
+            pending.due_ns += _GRACE_NS
+            self._waiting[packed(endpoint)] = endpoint
+        return pending
+
+    def hear(self, now_ns: int) -> None:
+        """Takes in what the kernel has told of connections since the last call. Before `add`, for the newest flows."""
+        for birth in self._births.take() if self._births else ():
+            endpoint = self._waiting.get(birth.ends)
+            if endpoint:
+                self._told(self._pending[endpoint], birth, now_ns)
+
+    def _told(self, pending: _Pending, birth: Birth, now_ns: int) -> None:
+        process = self._processes.get(birth.pid)
+        if process is None or process.cgroup != birth.cgroup:
+            pending.due_ns = now_ns
+            return
+        self._give(pending, self._owner(pending.endpoint, {**process.found, "source": birth.source}))
+        if now_ns - process.asked_ns < _TRUSTED_NS:
+            self._done(pending)
+        else:
+            process.asked_ns = pending.due_ns = now_ns
 
     def due(self, now_ns: int) -> list[Endpoint]:
         """The endpoints to ask for now. `answer` follows with as many owners."""
@@ -58,9 +108,27 @@ class FlowOwners:
 
     def answer(self, owners: list[dict[str, Any] | None], now_ns: int) -> None:
         """The owners of the endpoints that `due` gave; None where no socket or process was found."""
+        learnt = False
         for endpoint, found in zip(self._asked, owners, strict=True):
-            self._settle(self._pending[endpoint], self._owner(endpoint, found), now_ns)
+            learnt |= self._learn(endpoint, found, now_ns)
+            if endpoint in self._pending:  # nothing has been told of it meanwhile
+                self._settle(self._pending[endpoint], self._owner(endpoint, found))
         self._asked = []
+        if learnt and self._births:
+            for pending in list(self._pending.values()):
+                if birth := self._births.find(pending.endpoint):
+                    self._told(pending, birth, now_ns)
+
+    def _learn(self, endpoint: Endpoint, found: dict[str, Any] | None, now_ns: int) -> bool:
+        """Remembers the process that the kernel told of; whether it is a new one."""
+        birth = self._births.find(endpoint) if self._births else None
+        if not birth or not found or found["pid"] != birth.pid:
+            return False
+        new = self._processes.pop(birth.pid, None) is None
+        self._processes[birth.pid] = _Process(found, birth.cgroup, now_ns)
+        if len(self._processes) > _PROCESSES:
+            del self._processes[next(iter(self._processes))]
+        return new
 
     def _owner(self, endpoint: Endpoint, found: dict[str, Any] | None) -> Owner:
         service = (endpoint.protocol, endpoint.remote, endpoint.remote_port)
@@ -75,16 +143,26 @@ class FlowOwners:
             self._services[service] = alone if known and known.pid == owner.pid else None
         return owner
 
-    def _settle(self, pending: _Pending, owner: Owner, now_ns: int) -> None:
+    def _settle(self, pending: _Pending, owner: Owner) -> None:
+        self._give(pending, owner)
+        pending.tries += 1
+        if owner.source == "listener" and self._births:
+            pending.tries = max(pending.tries, _LISTENED)
+        if owner.source in _FINAL or pending.tries == len(_RETRIES_NS):
+            self._done(pending)
+        else:
+            pending.due_ns = pending.since_ns + _RETRIES_NS[pending.tries]
+
+    def _give(self, pending: _Pending, owner: Owner) -> None:
         for flow_id in pending.flows:
             flow = self.flows.get(flow_id)
             if flow and owner.source and flow.owner != owner:
                 self._set(flow, owner)
-        pending.tries += 1
-        if owner.source in _FINAL or pending.tries == len(_RETRIES_NS):
-            del self._pending[pending.endpoint]
-        else:
-            pending.due_ns = pending.since_ns + _RETRIES_NS[pending.tries]
+
+    def _done(self, pending: _Pending) -> None:
+        del self._pending[pending.endpoint]
+        if self._births and pending.endpoint.protocol == _TCP:
+            self._waiting.pop(packed(pending.endpoint), None)
 
     def marks(self, marks: Iterable[Mark]) -> None:
         """What training scripts say of themselves: their flows are their rank's, whatever the environment says."""

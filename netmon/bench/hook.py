@@ -2,7 +2,7 @@
 """What a step costs the training that marks it (netmon.horovod), with somebody who listens and without.
 
 Between steps the thread is busy, either with next to no memory, so that a step finds its own code in the caches, or
-with megabytes, as much training is: then most of a step's cost is to fetch itself and the kernel's way of a packet anew.
+with megabytes, as much training is: then most of its cost is to fetch itself and the kernel's way of a packet anew.
 The listener is a process of its own which empties the socket as often as an agent does.
 """
 

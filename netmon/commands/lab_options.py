@@ -52,6 +52,8 @@ def add_run_options(parser: argparse.ArgumentParser, iterations: int) -> None:
     """What a single run takes."""
     job = parser.add_argument_group("the training job")
     _add_job_options(job, iterations)
+    job.add_argument("--marks", action="store_true", help="Horovod's script tells its steps (netmon.horovod)")
+    job.add_argument("--timeline", action="store_true", help="Horovod writes its Timeline, which the agent follows")
     job.add_argument("--pattern", default="ring", help="ring, star, tree, clique or hierarchical; of --trainer ring")
     job.add_argument("--model", default="", help="a published one, such as resnet50, scaled to the rate; or:")
     job.add_argument("--params", type=parse_count, metavar="N", help="float32 parameters (4e6)")
@@ -90,6 +92,8 @@ def run_spec(args: argparse.Namespace, overwrite: bool) -> RunSpec:
     spec = _base(args, overwrite)
     spec = replace(
         spec,
+        marks=args.marks,
+        timeline=args.timeline,
         pattern={"ps": "star"}.get(args.pattern, args.pattern),
         cross_load=args.cross_load,
         cross_profile="file" if args.cross_file else args.cross_profile,

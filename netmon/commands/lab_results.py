@@ -26,6 +26,8 @@ def print_run(data: Path, document: Mapping[str, Any], console: Console) -> None
     if monitored:
         for source in document["sources"]:
             _print_source(source, console)
+        for score in document["scores"]:
+            console.print(_score(score), soft_wrap=True)
         console.print(_classes(document["classification"]), soft_wrap=True)
         _print_next(data, console)
 
@@ -101,6 +103,14 @@ def _print_source(source: Mapping[str, Any], console: Console) -> None:
         console.print(
             f"  {moment} against the log: median {median}, p99 {p99}, largest {worst}{left_out}", soft_wrap=True
         )
+
+
+def _score(score: Mapping[str, Any]) -> str:
+    return (
+        f"{score['source']} against {score['reference']}: {score['matched']} of the last {score['iterations']} "
+        f"iterations, {score['found'] - score['matched']} others, F1 {score['f1']:.3f}, "
+        f"median distance {format_duration(score['error_ns'])}"
+    )
 
 
 def _classes(known: Mapping[str, Any]) -> str:

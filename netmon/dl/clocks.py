@@ -4,15 +4,18 @@
 What A sends at t (A's clock) and B receives bounds the offset θ(t) = B − A from above by `received − sent`; what B
 sends bounds it from below. A line θ(t) = offset + skew·t that keeps all bounds of a while lies in a corridor, as wide
 as the smallest delay there and back (Duda et al., "Estimating global time in distributed systems", ICDCS 1987). Delays
-that grow under load only make single bounds loose: they move neither the corridor nor the estimate.
+that grow under load only make single bounds loose, and where all are loose the corridor is wide and says little: an
+estimate that still lies in it has no reason to move.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
+from netmon.dl.corridor import Corridor, Line
+from netmon.dl.timemap import STEP_NS
 from netmon.records import ClockExchange
 
 MAX_SKEW = 1e-3
@@ -21,10 +24,13 @@ MAX_SKEW = 1e-3
 WANDER = 1e-6
 """How much a skew may change in the second after the newest bound: temperature, and slewing by small steps."""
 
-_SHORTEST_NS = 300_000_000  # of a window that tells a skew from the jitter
+AGEING = 5e-6
+"""How much the skew before a window may differ from the one in it."""
+
+ROOM_NS = 500_000
+"""A corridor that is narrower, either way, has a middle that is a better estimate than any other line in it."""
 
 _Times = npt.NDArray[np.int64]
-_Line = tuple[float, float]  # value at time 0, slope
 
 
 @dataclass(frozen=True)
@@ -40,6 +46,13 @@ class Bounds:
         """Those that are not older."""
         above, below = self.upper_at >= time_ns, self.lower_at >= time_ns
         return Bounds(self.upper_at[above], self.upper[above], self.lower_at[below], self.lower[below])
+
+    def aged(self, time_ns: int) -> "Bounds":
+        """All of them, those that are older loosened by AGEING: what they still say of a line that holds since then."""
+        above, below = (
+            np.ceil(np.maximum(time_ns - at, 0) * AGEING).astype(np.int64) for at in (self.upper_at, self.lower_at)
+        )
+        return replace(self, upper=self.upper + above, lower=self.lower - below)
 
     @property
     def newest_ns(self) -> int:
@@ -76,19 +89,30 @@ def exchange_bounds(exchanges: Sequence[ClockExchange]) -> Bounds:
     return Bounds(sent, collector_received - sent, received, collector_sent - received)
 
 
-def fit_offset(bounds: Bounds, at_ns: int) -> OffsetFit | None:
+def fit_offset(
+    bounds: Bounds, at_ns: int, present: OffsetFit | None = None, share: float = 1.0, room_ns: int = ROOM_NS
+) -> OffsetFit | None:
     """The offset at at_ns by the bounds of a window; None where one side has no bound.
 
+    The present estimate stays where the bounds allow it and moves to the nearest that they allow where they refute it,
+    which cannot take it away from the truth: the corridor is convex. From there it goes `share` of the way to where it
+    has room_ns to the walls: in a narrow corridor the middle. Without a present one, a skew of 0 is tried.
+    error_ns is how far the furthest line in the corridor is from the estimate.
+
     Where no line keeps all bounds, a clock has jumped or changed its rate: older bounds are then left out, half of
-    the span at a time, until the rest agree. The estimate is the mean of the corridor's two walls, each the line
-    beyond none of its bounds that is nearest to them on average (Moon, Skelly and Towsley, "Estimation and removal
-    of clock skew from network delay measurements", INFOCOM 1999); the error, how far the furthest line in the
-    corridor is from it.
+    the span at a time, until the rest agree; a present estimate that is STEP_NS off then counts for nothing.
     """
+    everything = bounds
     while len(bounds.upper) and len(bounds.lower):
-        fit = _fit(bounds, at_ns)
-        if fit:
-            return fit
+        base = int(bounds.upper[0])
+        above = np.column_stack([bounds.upper_at - at_ns, bounds.upper - base]).astype(np.float64)
+        below = np.column_stack([bounds.lower_at - at_ns, bounds.lower - base]).astype(np.float64)
+        corridor = Corridor.between(above, below, MAX_SKEW)
+        if corridor:
+            known = (float(present.offset_at(at_ns) - base), present.skew) if present else None
+            offset, skew = _estimate(corridor, known, share, room_ns, jumped=bounds is not everything)
+            error = corridor.reach(offset) + WANDER * max(0, at_ns - bounds.newest_ns)
+            return OffsetFit(at_ns, base + round(offset), skew, int(np.ceil(error)) + 1, bounds.oldest_ns)
         span = bounds.newest_ns - bounds.oldest_ns
         if span == 0:
             return None
@@ -96,63 +120,10 @@ def fit_offset(bounds: Bounds, at_ns: int) -> OffsetFit | None:
     return None
 
 
-def _fit(bounds: Bounds, at_ns: int) -> OffsetFit | None:
-    base = int(bounds.upper[0])
-    above = _hull(bounds.upper_at - at_ns, bounds.upper - base)
-    below = _hull(bounds.lower_at - at_ns, base - bounds.lower) * (1, -1)
-    corners = _corners(above, below)
-    if not len(corners):
-        return None
-    (low, least), (high, most) = corners.min(axis=0), corners.max(axis=0)
-    offset, skew = (low + high) / 2, 0.0
-    walls = [wall for wall in (_wall(above), _wall(below)) if wall]
-    if len(walls) == 2 and bounds.newest_ns - bounds.oldest_ns > _SHORTEST_NS:
-        offset, skew = (walls[0][0] + walls[1][0]) / 2, (walls[0][1] + walls[1][1]) / 2
-    offset, skew = np.clip(offset, low, high), np.clip(skew, least, most)
-    error = max(high - offset, offset - low) + WANDER * max(0, at_ns - bounds.newest_ns)
-    return OffsetFit(at_ns, base + round(offset), float(skew), int(np.ceil(error)) + 1, bounds.oldest_ns)
-
-
-def _hull(times: _Times, values: _Times) -> npt.NDArray[np.float64]:
-    """The points below which no other lies: the lower convex hull, (points, 2), by time (monotone chain)."""
-    hull: list[tuple[float, float]] = []
-    for index in np.lexsort((values, times)).tolist():
-        t, v = float(times[index]), float(values[index])
-        if hull and hull[-1][0] == t:
-            continue
-        while len(hull) > 1 and (hull[-1][1] - hull[-2][1]) * (t - hull[-2][0]) >= (v - hull[-2][1]) * (
-            hull[-1][0] - hull[-2][0]
-        ):
-            hull.pop()
-        hull.append((t, v))
-    return np.array(hull)
-
-
-def _wall(hull: npt.NDArray[np.float64]) -> _Line | None:
-    """The hull's edge in the middle of its time: its value at time 0 and its slope; None for a single point."""
-    if len(hull) < 2:
-        return None
-    middle = (hull[0, 0] + hull[-1, 0]) / 2
-    right = int(np.clip(np.searchsorted(hull[:, 0], middle), 1, len(hull) - 1))
-    (t0, v0), (t1, v1) = hull[right - 1], hull[right]
-    slope = (v1 - v0) / (t1 - t0)
-    return float(v0 - slope * t0), float(slope)
-
-
-def _corners(above: npt.NDArray[np.float64], below: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """The corners of the set of (value at time 0, slope) of all lines in the corridor; empty where there is none."""
-    points = np.concatenate([above, below])
-    times, values = points[:, 0], points[:, 1]
-    first, second = np.triu_indices(len(points), 1)
-    apart = times[first] != times[second]
-    first, second = first[apart], second[apart]
-    slopes = (values[second] - values[first]) / (times[second] - times[first])
-    slopes = np.concatenate([slopes, np.repeat([MAX_SKEW, -MAX_SKEW], len(points))])
-    through = np.concatenate([first, np.arange(len(points)), np.arange(len(points))])
-    starts = values[through] - slopes * times[through]
-    tolerance = 1e-3  # ns, of rounding
-    inside = np.abs(slopes) <= MAX_SKEW
-    inside &= (starts + np.outer(above[:, 0], slopes) <= above[:, 1:] + tolerance).all(axis=0)
-    inside &= (starts + np.outer(below[:, 0], slopes) >= below[:, 1:] - tolerance).all(axis=0)
-    corners: npt.NDArray[np.float64] = np.column_stack([starts, slopes])[inside]
-    return corners
+def _estimate(corridor: Corridor, present: Line | None, share: float, room_ns: float, jumped: bool) -> Line:
+    if present:
+        offset, skew = corridor.nearest(present)
+        if not (jumped and abs(offset - present[0]) >= STEP_NS):
+            wanted, lean = corridor.nearest((offset, skew), room_ns)
+            return offset + share * (wanted - offset), skew + share * (lean - skew)
+    return corridor.nearest((corridor.middle[0], 0.0), room_ns)

@@ -33,9 +33,13 @@ class Correction:
     skew: float
     error_ns: int
 
+    def ns_at(self, utc_ns: int) -> int:
+        """What to add at another time."""
+        return self.ns + round(self.skew * (utc_ns - self.at_ns))
+
     def of(self, fit: OffsetFit) -> OffsetFit:
         """An offset to UTC with the correction added; at_ns is UTC."""
-        ns = self.ns + round(self.skew * (fit.at_ns + fit.offset_ns - self.at_ns))
+        ns = self.ns_at(fit.at_ns + fit.offset_ns)
         return replace(fit, offset_ns=fit.offset_ns + ns, skew=fit.skew + self.skew, error_ns=self.error_ns)
 
 

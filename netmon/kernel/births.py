@@ -5,6 +5,7 @@ import mmap
 import os
 import socket
 from dataclasses import dataclass
+from itertools import islice
 
 from netmon.kernel import libbpf
 from netmon.kernel.btf import KernelTypes
@@ -13,8 +14,9 @@ from netmon.kernel.processes import machine_wide, namespace_of
 from netmon.kernel.ring import RingBuffer
 from netmon.records import BIRTH, BIRTH_CONNECT
 
-PROGRAM, MAP = "socket_state", "births"
+PROGRAM, MAP, TOLD_MAP = "socket_state", "births", "births_told"
 RING_BYTES = 1 << 18
+TOLD_RING_BYTES = 1 << 20  # nobody is woken for it: it holds what is told between two looks
 _TRACEPOINT = "inet_sock_set_state"
 _REMEMBERED = 32_768  # connections
 _ENDS = 36  # bytes of addresses and ports, with which a record begins
@@ -42,6 +44,7 @@ def definitions() -> dict[str, int]:
     nested = pid_namespace.st_ino != _MACHINE_PID_NAMESPACE
     return defined | {
         "NETMON_BIRTH_PAGES": RING_BYTES // mmap.PAGESIZE,
+        "NETMON_TOLD_PAGES": TOLD_RING_BYTES // mmap.PAGESIZE,
         "NETMON_NAMESPACE": 0 if machine_wide() else namespace_of("self"),
         "NETMON_PID_NAMESPACE_DEVICE": pid_namespace.st_dev,
         "NETMON_PID_NAMESPACE_INODE": pid_namespace.st_ino if nested else 0,
@@ -52,21 +55,19 @@ def definitions() -> dict[str, int]:
 class Birth:
     """A process and its connection. process: the name of the thread that made it; cgroup: id in cgroup v2."""
 
+    ends: bytes  # as `packed` gives its local end
     pid: int
     process: str
     cgroup: int
     source: str  # "birth", or "close" where the connection was accepted
 
 
-class Births:
+class BirthTable:
     """The connections of the last while. Never blocks."""
 
-    def __init__(self, program: int, ring: int) -> None:
-        """program, ring: descriptors of PROGRAM and MAP (not kept). Raises OSError where it cannot be attached."""
-        self.descriptor = os.dup(ring)
-        """Readable when there is something to take."""
-        self._ring = RingBuffer(ring, RING_BYTES, BIRTH)
-        self._link = libbpf.raw_tracepoint_open(program, _TRACEPOINT)
+    def __init__(self, ring: int, size: int) -> None:
+        """ring: descriptor of MAP or TOLD_MAP (not kept), of which this is the only reader; size: its, in bytes."""
+        self._ring = RingBuffer(ring, size, BIRTH)
         self._births: dict[bytes, Birth] = {}
 
     def take(self) -> list[Birth]:
@@ -79,18 +80,30 @@ class Births:
         births = []
         for place, pid, process, cgroup, kind in zip(ends.tolist(), *columns, strict=True):
             known = self._births.get(place)
-            birth = Birth(pid, process.decode(errors="replace"), cgroup, "birth" if kind == BIRTH_CONNECT else "close")
+            source = "birth" if kind == BIRTH_CONNECT else "close"
+            birth = Birth(place, pid, process.decode(errors="replace"), cgroup, source)
             if birth.source == "birth" or not known or known.source == "close":
                 self._births.pop(place, None)  # the newest stand last
                 self._births[place] = birth
                 births.append(birth)
-        for place in list(self._births)[: max(0, len(self._births) - _REMEMBERED)]:
+        for place in list(islice(self._births, max(0, len(self._births) - _REMEMBERED))):
             del self._births[place]
         return births
 
     def find(self, endpoint: Endpoint) -> Birth | None:
         """Who made, or closed, the connection with this end: in any network namespace of this host."""
         return self._births.get(packed(endpoint)) if endpoint.protocol == socket.IPPROTO_TCP else None
+
+
+class Births(BirthTable):
+    """The same, with the program that tells of them attached for as long as this lives."""
+
+    def __init__(self, program: int, ring: int) -> None:
+        """program, ring: descriptors of PROGRAM and MAP (not kept). Raises OSError where it cannot be attached."""
+        super().__init__(ring, RING_BYTES)
+        self.descriptor = os.dup(ring)
+        """Readable when there is something to take."""
+        self._link = libbpf.raw_tracepoint_open(program, _TRACEPOINT)
 
     def close(self) -> None:
         """Detaches."""

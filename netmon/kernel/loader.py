@@ -46,7 +46,7 @@ def sources() -> Path:
 
 
 def load(geometry: Geometry) -> dict[str, int]:
-    """Descriptors of PROGRAMS and MAPS, of XDP_FRAGS and births.PROGRAM and MAP where there is support, loaded by a
+    """Descriptors of PROGRAMS and MAPS, of XDP_FRAGS and those of births where there is support, loaded by a
     child that is gone on return.
 
     Needs CAP_BPF, CAP_NET_ADMIN and CAP_PERFMON. Raises KernelError with the last lines of compiler or verifier.
@@ -58,7 +58,7 @@ def load(geometry: Geometry) -> dict[str, int]:
             child = subprocess.Popen(command, stdin=theirs.fileno(), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
         try:
             ours.sendall(json.dumps(vars(geometry)).encode() + b"\n")
-            message, descriptors, *_ = socket.recv_fds(ours, 4096, len(PROGRAMS) + 1 + len(MAPS) + 2)
+            message, descriptors, *_ = socket.recv_fds(ours, 4096, len(PROGRAMS) + 1 + len(MAPS) + 3)
             _, complaint = child.communicate(timeout=_TIME_LIMIT_S)
         except (OSError, subprocess.TimeoutExpired) as error:
             child.kill()
@@ -127,7 +127,7 @@ def _compile(geometry: Geometry) -> dict[str, int]:
 
 
 def _load_births(flags: list[str]) -> dict[str, int]:
-    """The program that tells of connections being made, and its ring. bcc raises bare exceptions."""
+    """The program that tells of connections being made, and its rings. bcc raises bare exceptions."""
     from bcc import BPF, lib
 
     defines = [f"-D{name}={value}" for name, value in births.definitions().items()]
@@ -135,7 +135,8 @@ def _load_births(flags: list[str]) -> dict[str, int]:
     module: Any = BPF(text=text.encode(), cflags=[*flags, *defines])
     _keep.append(module)
     program = module.load_func(births.PROGRAM.encode(), BPF.RAW_TRACEPOINT).fd
-    return {births.PROGRAM: program, births.MAP: lib.bpf_table_fd(module.module, births.MAP.encode())}
+    rings = {name: lib.bpf_table_fd(module.module, name.encode()) for name in (births.MAP, births.TOLD_MAP)}
+    return {births.PROGRAM: program, **rings}
 
 
 def _load_frags(module: Any) -> int:

@@ -21,7 +21,7 @@ from typing import Any
 
 from netmon.errors import KernelError, NetmonError
 from netmon.kernel import loader
-from netmon.kernel.births import MAP, PROGRAM, Births
+from netmon.kernel.births import MAP, PROGRAM, TOLD_MAP, Births
 from netmon.kernel.endpoint import Endpoint
 from netmon.kernel.meter import Geometry
 from netmon.kernel.owners import Answer, OwnerSearch
@@ -104,8 +104,9 @@ class _Server:
             interface.attach(self._programs)
             self._interfaces.append(interface)
         self._watch_births()
-        descriptors.extend(self._programs[name] for name in loader.MAPS)
-        return {"hooks": [interface.hooks for interface in self._interfaces]}
+        maps = [name for name in (*loader.MAPS, TOLD_MAP) if name in self._programs]
+        descriptors.extend(self._programs[name] for name in maps)
+        return {"hooks": [interface.hooks for interface in self._interfaces], "maps": maps}
 
     def _watch_births(self) -> None:
         with contextlib.suppress(KeyError, OSError):  # the kernel cannot tell: sockets are looked up only
@@ -159,7 +160,10 @@ def _described(process: Process) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Started:
-    """What a started privileged part hands over. hooks: per interface, rx then tx."""
+    """What a started privileged part hands over. hooks: per interface, rx then tx.
+
+    descriptors: of loader.MAPS, and of births.TOLD_MAP where the kernel can tell.
+    """
 
     descriptors: dict[str, int]
     hooks: tuple[tuple[str, str], ...]
@@ -184,11 +188,11 @@ class Privileged:
         """Loads and attaches; blocks until everything is attached. hook: as of choose_hook. Raises KernelError."""
         self.request("start", interfaces=interfaces, hook=hook, geometry=asdict(geometry))
         self._socket.settimeout(_START_LIMIT_S)
-        message, descriptors, *_ = socket.recv_fds(self._socket, _MESSAGE_BYTES, len(loader.MAPS))
+        message, descriptors, *_ = socket.recv_fds(self._socket, _MESSAGE_BYTES, len(loader.MAPS) + 1)
         reply = self._decoded(message)
         self._socket.setblocking(False)
         pairs = tuple((rx, tx) for rx, tx in reply["hooks"])
-        return Started(dict(zip(loader.MAPS, descriptors, strict=True)), pairs)
+        return Started(dict(zip(reply["maps"], descriptors, strict=True)), pairs)
 
     def request(self, operation: str, **arguments: Any) -> None:
         """Sends a request, whose reply `poll` will return. Not while busy."""

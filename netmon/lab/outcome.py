@@ -32,6 +32,7 @@ def run_document(data: Path) -> dict[str, Any]:
     if run["spec"]["monitor"]:
         classes = classification(data)
         document["sources"] = [_accuracy(each) for each in accuracy(data)]
+        document["scores"] = run.get("scores", [])
         document["classification"] = {
             "right_bytes": classes.right_bytes,
             "wrong_bytes": classes.wrong_bytes,

@@ -5,7 +5,8 @@ One run (`netmon lab run`, `demo`) writes DATA/lab. A sweep writes the same for 
 DATA/lab/runs/<run-id>, and all its runs share DATA's tables:
 ```
 run.json      spec (what was asked: ring, pattern, model, size_scale, cross_load, …), layers, hosts with their ranks,
-              job, events with both clocks, outcome: "complete", "failed" or "interrupted".
+              job, events with both clocks, outcome: "complete", "failed" or "interrupted". Of a single run also
+              scores: each source that did not decide against the one that did (netmon.views.SourceScore)
               In a sweep also id, model, profile, level, repetition
 cross.json    a list: each sender's profile, ports, what it sent and when
 layers.json   parameters of each tensor, as the trainers read them
@@ -89,6 +90,10 @@ class Record:
     def job(self, job: str) -> None:
         """The name under which the training job appears in the dataset."""
         self._run["job"] = job
+
+    def scores(self, scores: list[dict[str, Any]]) -> None:
+        """How the sources of iterations did against each other, as the collector told last."""
+        self._run["scores"] = scores
 
     def event(self, what: str, processes: Iterable[Process] = ()) -> None:
         """Something happened now; the processes are those it brought."""

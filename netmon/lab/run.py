@@ -15,6 +15,7 @@ from netmon.lab.monitor import Monitor
 from netmon.lab.network import Network, network
 from netmon.lab.process import PRIORITY
 from netmon.lab.record import Record, prepare
+from netmon.lab.scores import LiveScores
 from netmon.lab.spec import RunSpec
 from netmon.lab.traffic.cross import CrossTraffic
 from netmon.lab.traffic.profiles import Offer
@@ -65,7 +66,11 @@ def run(
         monitor = stack.enter_context(Monitor(spec, testbed, folder / "log", spec.parameters)) if spec.monitor else None
         if monitor:
             record.event("monitor ready", (monitor.collector, *monitor.agents))
-        with view(monitor.address) if monitor else contextlib.nullcontext():
+        if monitor:
+            with view(monitor.address), LiveScores(monitor.address) as live:
+                result = train(spec, testbed, monitor, python, record, progress)
+            record.scores(live.of(result.job))
+        else:
             result = train(spec, testbed, monitor, python, record, progress)
         time.sleep(_REST_SECONDS)
         if monitor:

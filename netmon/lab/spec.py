@@ -44,6 +44,8 @@ class RunSpec:
     cross_after: float = 0.5  # of the iterations
     seed: int = 1
     job: str = ""  # the job's name; "": the trainer's own
+    marks: bool = False  # Horovod's script uses netmon.horovod; the lab's own trainer always does
+    timeline: bool = False  # Horovod's rank 0 writes its Timeline
     bucket_ns: int = 10_000
     hook: str = "auto"
     monitor: bool = True  # False: the same run, unobserved
@@ -81,6 +83,8 @@ class RunSpec:
             (len(set(self.ring)) < len(self.ring), "a host is in the ring twice; one rank per host"),
             (self.pattern not in PATTERNS, f"no pattern {self.pattern!r}; choose {', '.join(PATTERNS)}"),
             (self.pattern != "ring" and self.trainer != "ring", f"a {self.pattern}: only --trainer ring has patterns"),
+            (self.marks and self.trainer != "horovod", "only --trainer horovod can do with and without marks"),
+            (self.timeline and self.trainer != "horovod", "only --trainer horovod writes a Timeline"),
             ((self.cross_profile == "file") != bool(self.cross_file), "the profile file goes with --cross-file FILE"),
             (any(a == b for a, b in self.cross), "cross traffic from a host to itself crosses no link"),
             (self.cross_profile not in PROFILES, f"no cross profile {self.cross_profile!r}; choose {known}"),

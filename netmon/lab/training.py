@@ -16,6 +16,7 @@ _HERE = Path(__file__).parent
 _TRAINERS = _HERE / "trainers"
 _FINISHED = re.compile(r"^iteration \d+ took", re.MULTILINE)
 RING_JOB = "ring"
+TIMELINE = "timeline.json"
 _DDP_PORT = 29400
 
 
@@ -79,7 +80,10 @@ class Training:
         port = rendezvous.wait_output(r"rendezvous port (\d+)", 60)[1]
         compute = ["--compute", str(self._spec.compute_ns / 1e9)]
         command = [python, str(_TRAINERS / "horovod_torch.py"), *self._model(), *compute]
+        if self._spec.marks:
+            command.append("--marks")
         named = {"NETMON_JOB": self._spec.job} if self._spec.job else {}
+        path = self._import_path()
         for rank, host in enumerate(self._hosts):
             environment = {
                 "HOROVOD_RANK": rank,
@@ -95,7 +99,10 @@ class Training:
                 "HOROVOD_CPU_OPERATIONS": "gloo",
                 "HOROVOD_GLOO_IFACE": INTERFACE,
                 "OMP_NUM_THREADS": 1,
+                "PYTHONPATH": path,
             }
+            if self._spec.timeline:  # of all ranks, or they wait for each other; rank 0 writes it
+                environment["HOROVOD_TIMELINE"] = self._folder / TIMELINE
             variables = {name: str(value) for name, value in environment.items()}
             self._start_rank(rank, command, {**variables, **named})
         return self._spec.job or f"{first.address}:{port}"  # where nobody names the job, its rendezvous does
@@ -117,6 +124,15 @@ class Training:
             }
             self._start_rank(rank, command, {**environment, **named})
         return self._spec.job or f"{first.address}:{_DDP_PORT}"
+
+    def _import_path(self) -> str:
+        """A folder with netmon in it and nothing else: Horovod's environment has packages of its own."""
+        folder = self._sockets / "import"
+        folder.mkdir(exist_ok=True)
+        link = folder / "netmon"
+        if not link.is_symlink():
+            link.symlink_to(_HERE.parent)
+        return str(folder)
 
     def _model(self) -> list[str]:
         layers = ["--layers", str(self._folder / "layers.json")] if self._spec.layers else []

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An ordinary Horovod PyTorch training script: it knows nothing of netmon. Runs in Horovod's own environment.
+"""An ordinary Horovod PyTorch training script, in Horovod's own environment: unless asked to, it knows no netmon.
 
 The only thing unusual is that it writes down when each iteration's moments were, to compare with later.
 """
@@ -20,6 +20,8 @@ class Moments:
 
     def __init__(self) -> None:
         """Wrap once, before the optimizer is made."""
+        self.step_end = self._wait_interrupted = 0
+        self._interruptions = interruptions()  # when the last step ended
         self.begin()
         self._allreduce = hvd_optimizer.allreduce_async_
         self._synchronize = hvd_optimizer.synchronize
@@ -29,7 +31,23 @@ class Moments:
     def begin(self) -> None:
         """A step begins."""
         self.first_enqueue = self.last_wait = 0
-        self.interrupted = 0
+        self.interrupted = interruptions() - self._interruptions
+
+    def watch_update(self, optimizer: torch.optim.Optimizer) -> None:
+        """Note when the optimizer's step is over, before anybody else who wraps it."""
+        step = optimizer.step
+
+        def noted(*args: object, **kwargs: object) -> object:
+            result = step(*args, **kwargs)
+            self.step_end, self._interruptions = time.monotonic_ns(), interruptions()
+            return result
+
+        optimizer.step = noted
+        self._interruptions = interruptions()
+
+    def end(self) -> None:
+        """The step has been noted by everybody who wraps the optimizer."""
+        self.interrupted += self._wait_interrupted + interruptions() - self._interruptions
 
     def _note_allreduce(self, *args: object, **kwargs: object) -> object:
         if self.first_enqueue:
@@ -37,14 +55,14 @@ class Moments:
         before = interruptions()
         self.first_enqueue = time.monotonic_ns()
         handle = self._allreduce(*args, **kwargs)
-        self.interrupted |= interruptions() - before
+        self.interrupted += interruptions() - before
         return handle
 
     def _note_synchronize(self, handle: object) -> object:
         before = interruptions()
         output = self._synchronize(handle)
         self.last_wait = time.monotonic_ns()
-        self.last_interrupted = interruptions() - before
+        self._wait_interrupted = interruptions() - before
         return output
 
 
@@ -59,6 +77,7 @@ def main() -> None:
     parser.add_argument("--backward-share", type=float, default=0.0, help="of them, in which gradients come")
     parser.add_argument("--iterations", type=int, default=50)
     parser.add_argument("--log", required=True, help="CSV file for the moments of every iteration")
+    parser.add_argument("--marks", action="store_true", help="tell netmon's agent of every step")
     args = parser.parse_args()
 
     torch.set_num_threads(1)
@@ -71,6 +90,11 @@ def main() -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+    moments.watch_update(optimizer)
+    if args.marks:
+        from netmon.horovod import watch
+
+        optimizer = watch(optimizer)
 
     with IterationLog(args.log, hvd.rank()) as log:
         for iteration in range(args.iterations):
@@ -82,8 +106,8 @@ def main() -> None:
             wait_until(start + int(args.compute * (1 - args.backward_share) * 1e9))
             loss.backward()
             optimizer.step()
-            interrupted = moments.interrupted or moments.last_interrupted
-            log.add(iteration, start, moments.first_enqueue, moments.last_wait, time.monotonic_ns(), interrupted)
+            moments.end()
+            log.add(iteration, start, moments.first_enqueue, moments.last_wait, moments.step_end, moments.interrupted)
     hvd.shutdown()
 
 
