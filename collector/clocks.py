@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from collector.align import Alignment
 from collector.onsets import HostOnsets
-from netmon.dl.clocks import Bounds, fit_offset
+from netmon.dl.clocks import Bounds, OffsetFit, fit_offset
 from netmon.dl.corrections import Comparison, combine
 from netmon.dl.onsets import MOST_DELAY_NS, ONSET, REST_NS, coarse_lag, match_onsets
 from netmon.records import Direction, Flow, Table, empty
@@ -18,6 +18,7 @@ _INTERVAL_NS = 1_000_000_000
 _MOST_LAG_NS = 10_000_000_000  # of hosts whose clocks nobody knows
 _COARSE_NS = 5_000_000_000
 _NEAR_NS = (REST_NS - MOST_DELAY_NS) // 4  # how well two clocks have to be known to match their onsets
+_ROOM_NS = 100_000  # a comparison that is less exact says little: the traffic meets queues
 
 _Numbers = npt.NDArray[np.int64]
 
@@ -114,8 +115,20 @@ class Traffic:
         back_at, back_late = self._delays(second, first, early)
         # A packet's time is the start of its bucket: it was received by the end of one of the receiver's.
         width, back_width = self._hosts[second].bucket_ns, self._hosts[first].bucket_ns
-        fit = fit_offset(Bounds(at, late + width, back_at, -back_late - back_width), self.latest_ns)
+        bounds = Bounds(at, late + width, back_at, -back_late - back_width)
+        # Two clocks that are believed stay so until the traffic refutes them: a middle would only tell of its queues.
+        believed = all(self._hosts[number].alignment.unrefuted for number in (first, second))
+        present, share = self._present(first, second), 0.0 if believed else 1.0
+        fit = fit_offset(bounds, self.latest_ns, present, share, _ROOM_NS)
         return Comparison(first, second, fit.offset_ns, fit.skew, fit.error_ns) if fit else None
+
+    def _present(self, first: int, second: int) -> OffsetFit | None:
+        """The difference as the hosts are corrected now; None where nothing holds one of them."""
+        alignments = [self._hosts[number].alignment for number in (first, second)]
+        if not all(alignment.fit or alignment.correction for alignment in alignments):
+            return None
+        ns, skew = zip(*(_correction(alignment, self.latest_ns) for alignment in alignments), strict=True)
+        return OffsetFit(self.latest_ns, ns[0] - ns[1], skew[0] - skew[1], 0, 0)
 
     def _delays(self, sender: int, receiver: int, early_ns: int) -> tuple[_Numbers, _Numbers]:
         """When each packet was sent, and how much later it was received; times to the start of a bucket."""
@@ -127,6 +140,12 @@ class Traffic:
     def _of(table: Table, host: int) -> Table:
         own: Table = table[table["host"] == host]
         return own
+
+
+def _correction(alignment: Alignment, utc_ns: int) -> tuple[int, float]:
+    """What is added to a host's clock at a time, and its growth."""
+    correction = alignment.correction
+    return (correction.ns_at(utc_ns), correction.skew) if correction else (0, 0.0)
 
 
 def _newest(table: Table) -> Table:

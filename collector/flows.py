@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
+from collector.peers import BY_PEER
 from netmon.dl.account import Party, party
 from netmon.dl.classify import NS_PER_S, flow_class
 from netmon.dl.traffic import flow_traffic
@@ -114,6 +115,9 @@ class FlowTable:
             index = self._append(flow)
         elif flow == self.flows[index] or (not flow.owner.source and self.flows[index].owner.source):
             return
+        elif self.flows[index].owner.source == BY_PEER and not flow.owner.job:
+            job = self.flows[index].owner.job
+            flow = replace(flow, owner=replace(flow.owner, job=job, source=BY_PEER))
         self._state[index]["link"] = link
         self._set(index, flow)
 

@@ -26,6 +26,7 @@ from netmon.records import Mark, Moment, Owner, Source, Table, empty
 _log = logging.getLogger(__name__)
 _GRAIN_NS = 1_000_000
 _OVER_EVERY = 100  # gatherings
+_MISTAKEN = 0.1  # of the flows: so many may have been given to a wrong job
 _SESSION_BITS = 32  # of the inference's number of a flow: the session above the flow's own id
 
 
@@ -56,8 +57,11 @@ class _Job:
 
     @property
     def foreign(self) -> bool:
-        """Whether its flows belong to known processes that train nothing: periodic, but somebody else's."""
-        return not any(job for job, _ in self.owners) and 2 * self.owners["", True] > self.owners.total()
+        """Whether its flows belong to known processes that make no such job: none that train, or several jobs'."""
+        named = [count for (job, _), count in self.owners.most_common() if job]
+        if not named:
+            return 2 * self.owners["", True] > self.owners.total()
+        return len(named) > 1 and named[1] > _MISTAKEN * sum(named)
 
     def rank(self, member: int) -> int:
         """The member's rank."""

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from collector.align import WINDOW_NS, Alignment
+from collector.align import Alignment
+from collector.exchanges import WINDOW_NS
 from collector.flows import FlowTable
 from netmon.dl.onsets import REST_NS, find_onsets
 from netmon.records import Flow, Table, empty

@@ -4,6 +4,9 @@
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+import numpy as np
+import numpy.typing as npt
+
 from netmon.dl.iterations import Iteration, IterationTracker
 from netmon.records import Source
 
@@ -41,6 +44,11 @@ class Rank:
     def gone(self, settled_ns: int) -> bool:
         """It has left, and all its rows are accounted for."""
         return self.leaving() and not self.ended and max(self.left.values()) < settled_ns
+
+    def trains(self, time_ns: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+        """Whether it had joined, and not yet left, at each of the times (mono)."""
+        until = max(self.left.values()) if self.leaving() else np.iinfo(np.int64).max
+        return (time_ns >= min(self.joined.values(), default=0)) & (time_ns < until)
 
     def stored(self) -> Resumed:
         """How far it has come."""

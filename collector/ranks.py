@@ -227,6 +227,20 @@ class Ranks:
         numbers = rank.tracker.numbers_at(start_ns)
         return np.where(numbers >= 0, numbers + self._numbers.shift(rank.name, rank.number), -1)
 
+    def training(self, time_ns: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+        """Which rank trains at which time: (ranks, times).
+
+        A rank that only its traffic tells of does where no process on this host is known to: it may be the same one;
+        and not once its process has left, as the traffic is understood late.
+        """
+        ranks = self._stepping()
+        trains = np.array([rank.trains(time_ns) for rank in ranks], np.bool_).reshape(len(ranks), len(time_ns))
+        told = np.array([rank.pid != 0 for rank in ranks], np.bool_)
+        trains[~told] &= ~trains[told].any(axis=0)
+        left = {(job, number) for job, number, pid in self._gone if pid}
+        trains[[not rank.pid and (rank.name, rank.number) in left for rank in ranks]] = False
+        return trains
+
     def scores(self) -> list[tuple[str, SourceScore]]:
         """(job, score) of each rank and source that does not decide."""
         return [(rank.name, score) for rank in self._stepping() for score in rank.tracker.scores()]

@@ -13,7 +13,7 @@ from collector.claims import Claims
 from collector.ledger import LedgerRow
 from collector.nic import NicRows
 from collector.numbers import Numbers
-from collector.peers import Peers
+from collector.peers import Peers, Served
 from collector.resume import FLOW_OVER_NS, RECENT_NS, STATE_KEY, RankState, Resume
 from collector.settings import Settings
 from collector.store import Part
@@ -56,7 +56,7 @@ class Session:
         self.received = 0  # sequence of the last batch processed; 0: none since the collector's start
         self.stored_before = resume.last_sequence
         self.pending_bytes = 0
-        self._peers = peers
+        self._peers, self._served = peers, Served(peers)
         self._buckets: list[Table] = []
         self._iterations: list[tuple[Iteration, Tally]] = []
         self._ledger: list[LedgerRow] = []
@@ -74,11 +74,18 @@ class Session:
         output = self.window.add(batch)
         self.received = batch.sequence
         self._first = self._first or batch.sequence
-        for flow in batch.flows:
-            self._peers.add(flow)
+        self._find_served(batch)
         for warning in self._nic.add(batch.nic, stored=batch.sequence <= self._resume.nic_sequence):
             self.window.ranks.warn(warning)
         return self._keep(output)
+
+    def _find_served(self, batch: Batch) -> None:
+        """Flows that are a job's by their other end; the other end may be described before or after."""
+        for flow in batch.flows:
+            self._peers.add(flow)
+            self._served.add(flow, batch.horizon_ns)
+        for flow in self._served.take(self.window.flows.jobs, batch.horizon_ns):
+            self.window.flows.describe(flow)
 
     def infer(self, marks: list[Mark]) -> Output:
         """Take in what the traffic tells about this host's ranks."""

@@ -132,7 +132,8 @@ def flow_table(
 ) -> pa.Table:
     """Flows with their state (collector.flows.STATE, same order) as the table `flows`.
 
-    The class of a DL flow is DL-shared as soon as one of its rows was.
+    The class is what is known at last; rows that had settled before keep what was known then. That of a DL flow is
+    DL-shared as soon as one of its rows was.
     """
     assert state.dtype == STATE
     classes = np.where(state["shared"], np.uint8(Class.DL_SHARED), state["class"]).astype(np.int32)

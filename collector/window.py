@@ -241,18 +241,29 @@ class HostWindow:
         start, state = rows["start_ns"], self.flows.state[rows["flow"]]
         settled = np.empty(len(rows), SETTLED)
         settled["job"], settled["iteration"] = state["job"], -1
-        names = self.ranks.names()
-        for place, (job, rank) in enumerate(names):
+        for place, (job, rank) in enumerate(self.ranks.names()):
             own = (state["job"] == self.flows.job(job)) & (state["rank"] == rank)
-            if len(names) == 1:
-                own = own | (state["job"] == 0)
-                settled["job"][own] = self.flows.job(job)
             settled["iteration"][own] = self.ranks.numbers_at(place, start[own])
+        others = np.flatnonzero(state["job"] == 0)
+        settled["job"][others], settled["iteration"][others] = self._met(start[others])
         for name in ("packets", "wire_bytes", "payload_bytes"):
             settled[name] = rows[name]
         settled["flow_id"], settled["link"], settled["class"] = state["flow_id"], state["link"], classes
         settled["bucket_start_ns"] = self.alignment.map.utcs(start)
         return settled
+
+    def _met(self, start: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """Whom traffic that is no rank's met at these times: job and iteration of the only rank that trained here then.
+
+        No job where none or several did; iteration −1 also between two iterations of the rank.
+        """
+        jobs, numbers = np.zeros(len(start), np.int64), np.full(len(start), -1, np.int64)
+        training = self.ranks.training(start)
+        alone = training.sum(axis=0) == 1
+        for place, (job, _) in enumerate(self.ranks.names()):
+            own = alone & training[place]
+            jobs[own], numbers[own] = self.flows.job(job), self.ranks.numbers_at(place, start[own])
+        return jobs, numbers
 
     def provisional(self) -> Table:
         """Rows that have not settled, dtype SETTLED, but times in mono, flow_id a dense index, no iteration.

@@ -224,6 +224,9 @@ class Owner:
     "service": nothing was found, but everybody known here who talks to that remote port is this process;
     "protocol": ARP, ICMP and others without ports, the kernel's own;
     "traffic": the collector's inference from the traffic;
+    "peer": the process is no rank, but the other end belongs to one, and its job has ranks on this host, too: the
+    launcher with its rendezvous, say. The flow is the job's (rank −1), as it is at its other end; pid and process say
+    whose socket it is. A server on a host without ranks of the job keeps its flows, whoever asks it;
     empty: not known.
     """
 

@@ -20,7 +20,7 @@ from netmon.agent.links import Links
 from netmon.agent.markers import MarkSocket
 from netmon.agent.nic import NicSamples
 from netmon.agent.owners import FlowOwners
-from netmon.agent.recent import RecentFlows, RecentMarks
+from netmon.agent.recent import RecentFlows, RecentMarks, SentFlows
 from netmon.agent.spool import Spool
 from netmon.agent.steps import StepMarks
 from netmon.agent.stream import Stream
@@ -95,6 +95,7 @@ class Agent:
         self._owners = FlowOwners(births)
         self._steps, self._timelines = StepMarks(), TimelineMarks()
         self._recent_flows, self._recent_marks = RecentFlows(), RecentMarks()
+        self._sent_flows = SentFlows()
         self._cost = CostMeter((os.getpid(), self._privileged.pid))
         self._marks: list[Mark] = []
         self._sequence = 0
@@ -200,9 +201,13 @@ class Agent:
             exchanges=self._exchanges.take(),
             nic=self._nic.due(now_ns),
         )
-        self._spool.append(self._sequence, netmon_pb2.AgentMessage(batch=encode_batch(batch)).SerializeToString())
+        message = encode_batch(batch)
+        self._spool.append(self._sequence, netmon_pb2.AgentMessage(batch=message).SerializeToString())
+        self._sent_flows.add(batch.flows, message.flows)
         self._recent_marks.add(self._marks)
-        self._owners.forget(self._recent_flows.over(buckets["flow_id"], now_ns, self._owners.flows))
+        over = self._recent_flows.over(buckets["flow_id"], now_ns, self._owners.flows)
+        self._owners.forget(over)
+        self._sent_flows.forget(over)
         self._meter.rows.shrink(0)
         self._marks = []
         if self._sequence % 10 == 0:
@@ -216,10 +221,11 @@ class Agent:
             clock=self._clock.sample(),
             interfaces=self.interfaces,
             agent_version=__version__,
-            flows=tuple(self._owners.flows.values()),
             marks=self._recent_marks.all(),
         )
-        self._spool.hello = netmon_pb2.AgentMessage(hello=encode_hello(hello)).SerializeToString()
+        message = encode_hello(hello)
+        self._sent_flows.introduce(message)
+        self._spool.hello = netmon_pb2.AgentMessage(hello=message).SerializeToString()
 
     def _hollow(self, message: bytes) -> bytes:
         """A batch that cannot be kept or was refused: its buckets are given up and counted."""

@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a collector that has just started must be told: the flows and steps that are under way."""
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
-from netmon.records import Mark, Moment, Source
+from netmon.records import Flow, Mark, Moment, Source
+from netmon.wire import netmon_pb2
 
 _IDLE_NS = 300_000_000_000
 """A flow so long without a packet is over for the agent."""
@@ -42,6 +43,28 @@ def _distinct(flow_ids: npt.NDArray[np.uint32]) -> list[int]:
     seen[flow_ids - np.uint32(least)] = True
     distinct: list[int] = (np.flatnonzero(seen) + least).tolist()
     return distinct
+
+
+class SentFlows:
+    """The flows that are alive, each as it was last sent: the introduction is written often, flows change seldom."""
+
+    def __init__(self) -> None:
+        """No flow yet."""
+        self._encoded: dict[int, bytes] = {}
+
+    def add(self, flows: Sequence[Flow], messages: Iterable[netmon_pb2.Flow]) -> None:
+        """Flows that are sent, and the messages made of them."""
+        for flow, message in zip(flows, messages, strict=True):
+            self._encoded[flow.flow_id] = netmon_pb2.Hello(flows=(message,)).SerializeToString()
+
+    def introduce(self, hello: netmon_pb2.Hello) -> None:
+        """Puts all of them into an introduction."""
+        hello.MergeFromString(b"".join(self._encoded.values()))
+
+    def forget(self, flow_ids: Iterable[int]) -> None:
+        """These are over."""
+        for flow_id in flow_ids:
+            self._encoded.pop(flow_id, None)
 
 
 class RecentMarks:

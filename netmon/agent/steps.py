@@ -25,9 +25,10 @@ class _Rank:
 
     identity: RankIdentity
     pid: int
+    joined_ns: int
     relative: bool = False  # the process may have trained before it was watched
     detector: CycleDetector = field(default_factory=CycleDetector)
-    last_ns: int = 0
+    last_ns: int = 0  # of its steps; 0: none has been seen
 
     def watched_from_start(self, whole: bool) -> None:
         """Whether the steps to come are the first ones that the process makes. Only before them."""
@@ -80,7 +81,7 @@ class StepMarks:
                 rank = self._ranks.get(mark.pid)
                 if rank and rank.identity != identity:
                     renamed += self._leave(mark.pid)
-                    self._ranks[mark.pid] = _Rank(identity, mark.pid, rank.relative, rank.detector)
+                    self._ranks[mark.pid] = _Rank(identity, mark.pid, mark.time_ns, rank.relative, rank.detector)
                     renamed.append(self._mark(mark.pid, 0, Moment.JOIN, mark.time_ns))
         return renamed
 
@@ -114,7 +115,7 @@ class StepMarks:
         return {process["pid"]: process for process in chosen.values()}
 
     def _join(self, pid: int, process: dict[str, Any], now_ns: int) -> list[Mark]:
-        rank = self._ranks[pid] = _Rank(process["identity"], pid)
+        rank = self._ranks[pid] = _Rank(process["identity"], pid, now_ns)
         rank.watched_from_start(not process["late"])
         marks = [self._mark(pid, 0, Moment.JOIN, now_ns)]
         for steps in self._unknown.pop(pid, ()):
@@ -128,7 +129,8 @@ class StepMarks:
 
     def _leave(self, pid: int) -> list[Mark]:
         rank = self._ranks[pid]
-        boundaries = [*rank.detector.finish(), (max(rank.detector.iteration, 0), Moment.LEAVE, rank.last_ns)]
+        left = max(rank.detector.iteration, 0), Moment.LEAVE, rank.last_ns or rank.joined_ns
+        boundaries = [*rank.detector.finish(), left]
         marks = [self._mark(pid, *boundary) for boundary in boundaries]
         del self._ranks[pid]
         return marks

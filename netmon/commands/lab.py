@@ -29,7 +29,8 @@ EXAMPLES = """\
   netmon lab load write burst.csv --profile burst --load 0.8   the flows of ten seconds, as a file
   netmon lab clean                                             remove what a killed lab left behind
 
-There is no lossy link here: that takes netem, which many kernels lack. Queues that overflow drop, as a switch's do.
+There is no lossy link here: that takes netem, which many kernels lack. Queues that overflow drop, as a switch's do: a
+port buffers 1.75 ms of its rate, like those of shallow-buffered switches, in which bursts hurt more than a steady load.
 """
 
 _STUDY = """\
@@ -107,7 +108,7 @@ def _run_spec(spec: RunSpec, live: bool, as_json: bool) -> int:
 def _sweep(args: argparse.Namespace) -> int:
     from rich.console import Console
 
-    from netmon.commands.lab_results import print_sweep
+    from netmon.commands.lab_sweep_results import print_sweep
     from netmon.lab.outcome import sweep_document
     from netmon.lab.progress import sweep_shown
     from netmon.lab.sweep import sweep

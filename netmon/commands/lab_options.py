@@ -74,14 +74,14 @@ def add_run_options(parser: argparse.ArgumentParser, iterations: int) -> None:
 def add_sweep_options(parser: argparse.ArgumentParser) -> None:
     """What a sweep takes."""
     varied = parser.add_argument_group("what is varied: every combination is a run")
-    varied.add_argument("--models", type=words, default="resnet50,densenet121", metavar="M,…", help="(%(default)s)")
+    varied.add_argument("--models", type=words, default="resnet50,inceptionv3", metavar="M,…", help="(%(default)s)")
     varied.add_argument("--profiles", type=words, default="websearch,burst", metavar="P,…", help="(%(default)s)")
     varied.add_argument(
         "--levels", type=levels, default="0,0.2,0.4,0.6,0.8,0.9", metavar="S,…", help=f"{_SHARE} (%(default)s)"
     )
     varied.add_argument("--repetitions", type=int, default=1, metavar="N", help="of each (default: %(default)s)")
     job = parser.add_argument_group("the training jobs")
-    _add_job_options(job, iterations=25)
+    _add_job_options(job, iterations=20)
     _add_network_options(parser)
     _add_watch_options(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON document")

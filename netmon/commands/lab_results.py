@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `netmon lab` prints when a run or a sweep is over."""
+"""What `netmon lab` prints when a run is over."""
 
 from __future__ import annotations
 
@@ -30,34 +30,6 @@ def print_run(data: Path, document: Mapping[str, Any], console: Console) -> None
             console.print(_score(score), soft_wrap=True)
         console.print(_classes(document["classification"]), soft_wrap=True)
         _print_next(data, console)
-
-
-def print_sweep(document: Mapping[str, Any], console: Console) -> None:
-    """A sweep, as netmon.lab.outcome.sweep_document() gives it: iteration time by model, profile and level."""
-    from rich.table import Table
-
-    runs = [run for run in document["runs"] if "median_ns" in run]
-    levels = sorted({run["level"] for run in runs})
-    table = Table(title="Iteration time (median) by cross traffic, as the trainers logged it", title_justify="left")
-    for heading in ("model", "cross traffic", *(f"{level:.0%}" for level in levels)):
-        table.add_column(heading, justify="left" if heading in ("model", "cross traffic") else "right")
-    for model, profile in dict.fromkeys((run["model"], run["profile"]) for run in runs):
-        times = {run["level"]: run["median_ns"] for run in runs if (run["model"], run["profile"]) == (model, profile)}
-        table.add_row(model, profile, *(format_duration(times[level]) if level in times else "" for level in levels))
-    console.print(table)
-    console.print(
-        "sizes of tensors and flows are the published ones × the link's rate / 10 Gbit/s; computing is derived from "
-        "published times of a V100 (see netmon/lab/models.py)",
-        soft_wrap=True,
-    )
-    for model in document["models"]:
-        console.print(
-            f"{model['model']}: a quiet iteration takes t₀ = {format_duration(model['quiet_ns'])} and sends "
-            f"D = {format_bytes(model['theory_bytes'])} (3.1), so theory has the congestion point at "
-            f"1 − 8·D/(t₀·C) = {model['congestion_point']:.0%} of the link",
-            soft_wrap=True,
-        )
-    console.print(f"dataset: {_short(Path(document['data']))}; next: netmon report", soft_wrap=True)
 
 
 def _model(spec: Mapping[str, Any]) -> list[str]:

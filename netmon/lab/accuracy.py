@@ -4,13 +4,14 @@
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
 from netmon.lab.record import FOLDER
-from netmon.lab.truth import read_rank
+from netmon.lab.truth import lasted, read_rank
 
 _MOMENTS = {
     "step_start": ("start_ns", "step_start_ns"),
@@ -50,21 +51,28 @@ class Accuracy:
     moments: tuple[MomentErrors, ...]
 
 
-def accuracy(data: Path) -> tuple[Accuracy, ...]:
-    """One for each source in the dataset. data: what a watched run left.
+def accuracy(data: Path, folder: Path | None = None) -> tuple[Accuracy, ...]:
+    """One for each source in the dataset. data: what a watched run left. folder: a sweep's run's.
 
     Iterations are the same if rank and number are; where only the traffic told, and with relative numbers, if the
     logged communication began nearest to theirs. Raises DataError where there is no log, OSError where there is no
     dataset.
     """
-    run = json.loads((data / FOLDER / "run.json").read_text())
-    iterations = pd.read_parquet(data / "iterations")
+    run = json.loads(((folder or data / FOLDER) / "run.json").read_text())
+    iterations = _of_run(pd.read_parquet(data / "iterations"), run)
     to_utc = run["events"][0]["utc_ns"] - run["events"][0]["mono_ns"]
     ranks = [host["rank"] for host in run["hosts"] if host["rank"] is not None]
-    log = pd.concat([pd.DataFrame(read_rank(data, rank)) for rank in ranks])
-    known = (iterations["job"] == run["job"]) | (iterations["source"] == _INFERRED)
-    by_source = iterations[known].groupby("source", observed=True)
+    log = pd.concat([pd.DataFrame(read_rank(data, rank, folder)) for rank in ranks])
+    by_source = iterations.groupby("source", observed=True)
     return tuple(_accuracy(str(source), log, found, to_utc) for source, found in by_source)
+
+
+def _of_run(iterations: pd.DataFrame, run: dict[str, Any]) -> pd.DataFrame:
+    """The iterations of the run's job, and those that only the traffic told of while it ran."""
+    begun, ended = lasted(run)
+    inferred = (iterations["source"] == _INFERRED) & iterations["start_ns"].between(begun, ended)
+    ours: pd.DataFrame = iterations[(iterations["job"] == run["job"]) | inferred]
+    return ours
 
 
 def _accuracy(source: str, log: pd.DataFrame, iterations: pd.DataFrame, to_utc: int) -> Accuracy:

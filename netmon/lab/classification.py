@@ -4,13 +4,14 @@
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pyarrow as pa
 import pyarrow.dataset as ds
 
 from netmon.lab.record import FOLDER
-from netmon.lab.truth import read_cross
+from netmon.lab.truth import lasted, read_cross
 from netmon.records import CLASS_NAMES, Class
 
 _PARTITIONS = ds.partitioning(pa.schema([("date", pa.string()), ("host", pa.string())]), flavor="hive")
@@ -34,14 +35,18 @@ class Classification:
         return self.right_bytes / total if total else float("nan")
 
 
-def classification(data: Path) -> Classification:
-    """Of the dataset of one watched run. Raises DataError where the truth is missing, OSError where the dataset is.
+def classification(data: Path, folder: Path | None = None) -> Classification:
+    """Of a watched run. data: its dataset. folder: a sweep's run's.
 
+    Raises DataError where the truth is missing, OSError where the dataset is.
     Between two hosts of the job all that is not on a port of the cross traffic is the job's; the rest is not. That
     holds for the shortest connection: the truth needs no record of it.
     """
-    volumes = _volumes(data).merge(_flows(data), on=_FLOW, how="left")
-    training = volumes["src"].isin(_ranks(data)) & volumes["dst"].isin(_ranks(data)) & ~_is_cross(data, volumes)
+    run = json.loads(((folder or data / FOLDER) / "run.json").read_text())
+    volumes = _volumes(data, *lasted(run)).merge(_flows(data), on=_FLOW, how="left")
+    ranks = [host["address"] for host in run["hosts"] if host["rank"] is not None]
+    is_cross = _is_cross(run, read_cross(data, folder), volumes)
+    training = volumes["src"].isin(ranks) & volumes["dst"].isin(ranks) & ~is_cross
     told_training = volumes["class"].isin(_DL)
     unclassified = volumes["class"] == _UNCLASSIFIED
     right = (training == told_training) & ~unclassified
@@ -51,10 +56,12 @@ def classification(data: Path) -> Classification:
     )
 
 
-def _volumes(data: Path) -> pd.DataFrame:
-    """Wire bytes by flow and class."""
+def _volumes(data: Path, since_ns: int, until_ns: int) -> pd.DataFrame:
+    """Wire bytes by flow and class, of a span of UTC."""
     columns = [*_FLOW, "class", "wire_bytes"]
-    table = ds.dataset(data / "buckets", format="parquet", partitioning=_PARTITIONS).to_table(columns=columns)
+    buckets = ds.dataset(data / "buckets", format="parquet", partitioning=_PARTITIONS)
+    begin = ds.field("bucket_start_ns")
+    table = buckets.to_table(columns=columns, filter=(begin >= since_ns) & (begin < until_ns))
     sums: pd.DataFrame = _plain(table).group_by([*_FLOW, "class"]).aggregate([("wire_bytes", "sum")]).to_pandas()
     return sums
 
@@ -73,17 +80,11 @@ def _plain(table: pa.Table) -> pa.Table:
     return table.cast(pa.schema(list(zip(table.column_names, types, strict=True))))
 
 
-def _ranks(data: Path) -> list[str]:
-    run = json.loads((data / FOLDER / "run.json").read_text())
-    return [host["address"] for host in run["hosts"] if host["rank"] is not None]
-
-
-def _is_cross(data: Path, flows: pd.DataFrame) -> "pd.Series[bool]":
+def _is_cross(run: dict[str, Any], senders: list[dict[str, Any]], flows: pd.DataFrame) -> "pd.Series[bool]":
     """To or from the port of a receiver of cross traffic, at its address."""
-    run = json.loads((data / FOLDER / "run.json").read_text())
     address = {host["name"]: host["address"] for host in run["hosts"]}
     found = pd.Series(False, index=flows.index)
-    for sender in read_cross(data):
+    for sender in senders:
         receiver, port = address[sender["to"]], sender["to_port"]
         there = (flows["dst"] == receiver) & (flows["dst_port"] == port)
         back = (flows["src"] == receiver) & (flows["src_port"] == port)

@@ -3,6 +3,7 @@
 
 import contextlib
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from netmon.lab.network import INTERFACE, Host, Network
@@ -15,10 +16,17 @@ _READY_SECONDS = 60.0
 class Monitor:
     """The collector and the agents; leaving the context ends them."""
 
-    def __init__(self, spec: RunSpec, network: Network, logs: Path, parameters: int = 0) -> None:
+    def __init__(
+        self,
+        spec: RunSpec,
+        network: Network,
+        logs: Path,
+        parameters: int = 0,
+        hosts: Sequence[Host] | None = None,
+    ) -> None:
         """Start them and block until all are ready. Raises LabError with the words of one that is not.
 
-        parameters: of the models of jobs that do not tell; 0: unknown.
+        parameters: of the models of jobs that do not tell; 0: unknown. hosts: those that are watched from now on; all.
         """
         self._spec, self._network, self._logs, self._parameters = spec, network, logs, parameters
         self._run = network.lease.folder
@@ -29,10 +37,15 @@ class Monitor:
         with self._stack:  # ends what was started if one cannot be
             self.collector = self._start_collector()
             self.collector.wait_ready(_READY_SECONDS)
-            self.agents += [self._start_agent(host) for host in network.hosts]
-            for agent in self.agents:
-                agent.wait_ready(_READY_SECONDS)
+            self.watch(network.hosts if hosts is None else hosts)
             self._stack = self._stack.pop_all()
+
+    def watch(self, hosts: Sequence[Host]) -> None:
+        """Start agents in these hosts, too; blocks until they are ready. Raises LabError."""
+        agents = [self._start_agent(host) for host in hosts]
+        self.agents += agents
+        for agent in agents:
+            agent.wait_ready(_READY_SECONDS)
 
     def check(self) -> None:
         """Raise LabError if one of them has ended."""

@@ -2,6 +2,7 @@
 """What a run or a sweep came to, by the trainers' and senders' own words, as one JSON document."""
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -29,17 +30,7 @@ def run_document(data: Path) -> dict[str, Any]:
         "log": {"quiet": _durations(quiet), "disturbed": _durations(disturbed)},
         "cross": read_cross(data),
     }
-    if run["spec"]["monitor"]:
-        classes = classification(data)
-        document["sources"] = [_accuracy(each) for each in accuracy(data)]
-        document["scores"] = run.get("scores", [])
-        document["classification"] = {
-            "right_bytes": classes.right_bytes,
-            "wrong_bytes": classes.wrong_bytes,
-            "unclassified_bytes": classes.unclassified_bytes,
-            "right_share": classes.right_share,
-        }
-    return document
+    return document | (_told(data, run) if run["spec"]["monitor"] else {})
 
 
 def sweep_document(data: Path) -> dict[str, Any]:
@@ -61,7 +52,18 @@ def _run(data: Path, planned: dict[str, Any]) -> dict[str, Any]:
     sent = [sender["bytes_sent"] * 8 / sender["seconds"] for sender in read_cross(data, folder) if "seconds" in sender]
     theory = ring_bytes(len(spec["ring"]), sum(run["layers"]))
     measured = {"cross_bps": sum(sent), **_durations(disturbed if planned["level"] else quiet)}
-    return document | measured | {"theory_bytes": theory, "rate_bps": spec["rate_bps"]}
+    told = _told(data, run, folder) if spec["monitor"] else {}
+    return document | measured | {"theory_bytes": theory, "rate_bps": spec["rate_bps"]} | told
+
+
+def _told(data: Path, run: dict[str, Any], folder: Path | None = None) -> dict[str, Any]:
+    """What netmon told of a run, held against the truth. folder: a sweep's run's."""
+    classes = classification(data, folder)
+    return {
+        "sources": [_accuracy(each) for each in accuracy(data, folder)],
+        "scores": run.get("scores", []),
+        "classification": {**asdict(classes), "right_share": classes.right_share},
+    }
 
 
 def _model(name: str, runs: list[dict[str, Any]]) -> dict[str, Any] | None:

@@ -17,6 +17,7 @@ from netmon.lab.monitor import Monitor
 from netmon.lab.network import Network, network
 from netmon.lab.record import FOLDER, RUNS, SWEEP, Record, prepare
 from netmon.lab.run import train, trainer_python
+from netmon.lab.scores import LiveScores
 from netmon.lab.spec import RunSpec
 from netmon.lab.time_left import TimeLeft
 
@@ -28,7 +29,7 @@ class SweepSpec:
     """What is varied, and what all runs share (`base`). Every combination is a run."""
 
     base: RunSpec
-    models: tuple[str, ...] = ("resnet50", "densenet121")
+    models: tuple[str, ...] = ("resnet50", "inceptionv3")
     profiles: tuple[str, ...] = ("websearch", "burst")
     levels: tuple[float, ...] = (0.0, 0.2, 0.4, 0.6, 0.8, 0.9)  # payload of the cross traffic, of the link's rate
     repetitions: int = 1
@@ -95,6 +96,7 @@ def sweep(spec: SweepSpec, progress: Callable[[SweepProgress], None] = lambda _:
     logs = folder / "log"
     with network(spec.base.hosts, spec.base.rate_bps) as testbed, ExitStack() as stack:
         monitor = stack.enter_context(Monitor(spec.base, testbed, logs)) if spec.base.monitor else None
+        live = stack.enter_context(LiveScores(monitor.address)) if monitor else None
         for planned in left:
             number = runs.index(planned) + 1
 
@@ -102,7 +104,7 @@ def sweep(spec: SweepSpec, progress: Callable[[SweepProgress], None] = lambda _:
                 seconds = clock.seconds(planned.id, done)
                 progress(SweepProgress(planned, number, len(runs), done, spec.base.iterations, seconds))
 
-            _one_run(specs[planned], planned, folder / RUNS / planned.id, testbed, monitor, python, tell)
+            _one_run(specs[planned], planned, folder / RUNS / planned.id, testbed, monitor, live, python, tell)
             clock.finished(planned.id)
         if monitor:
             monitor.end_in_order()
@@ -115,6 +117,7 @@ def _one_run(
     folder: Path,
     testbed: Network,
     monitor: Monitor | None,
+    live: LiveScores | None,
     python: str,
     tell: Callable[[int], None],
 ) -> None:
@@ -123,8 +126,10 @@ def _one_run(
         spec = replace(spec, job=f"{planned.id}~{testbed.lease.run}")
     (folder / "log").mkdir(parents=True)
     with Record(folder, spec, **asdict(planned)) as record:
-        train(spec, testbed, monitor, python, record, lambda progress: tell(progress.iterations_done))
+        result = train(spec, testbed, monitor, python, record, lambda progress: tell(progress.iterations_done))
         time.sleep(_REST_SECONDS)
+        if live:
+            record.scores(live.of(result.job))
 
 
 def _folder(spec: SweepSpec, runs: list[Planned]) -> Path:

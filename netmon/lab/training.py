@@ -11,6 +11,7 @@ from netmon.errors import LabError
 from netmon.lab.network import INTERFACE, Network
 from netmon.lab.process import PRIORITY, Process
 from netmon.lab.spec import RunSpec
+from netmon.lab.trainers.mesh import PORT
 
 _HERE = Path(__file__).parent
 _TRAINERS = _HERE / "trainers"
@@ -32,9 +33,14 @@ def horovod_python() -> str:
 class Training:
     """All ranks of a job; leaving the context ends them."""
 
-    def __init__(self, spec: RunSpec, network: Network, folder: Path, python: str = sys.executable) -> None:
-        """Start every rank. folder: for rank-R.csv and log/; python: the trainer's interpreter."""
-        self._spec, self._folder = spec, folder
+    def __init__(
+        self, spec: RunSpec, network: Network, folder: Path, python: str = sys.executable, port: int = PORT
+    ) -> None:
+        """Start every rank. folder: for rank-R.csv and log/; python: the trainer's interpreter.
+
+        port: on which the ranks of the lab's own trainer listen, for jobs that share a host.
+        """
+        self._spec, self._folder, self._port = spec, folder, port
         self._hosts = [network.hosts[number] for number in spec.ring]
         self._sockets = network.lease.folder
         self._stack = contextlib.ExitStack()
@@ -65,7 +71,8 @@ class Training:
     def _start_ring(self, python: str) -> str:
         addresses = ",".join(host.address for host in self._hosts)
         model = [*self._model(), "--compute-ns", str(self._spec.compute_ns), "--pattern", self._spec.pattern]
-        command = [python, "-m", "netmon.lab.trainers.ring", "--addresses", addresses, *model]
+        where = ["--addresses", addresses, "--port", str(self._port)]
+        command = [python, "-m", "netmon.lab.trainers.ring", *where, *model]
         job = self._spec.job or RING_JOB
         for rank in range(len(self._hosts)):
             environment = {"RANK": str(rank), "WORLD_SIZE": str(len(self._hosts)), "NETMON_JOB": job}

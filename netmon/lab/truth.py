@@ -24,6 +24,12 @@ MOMENTS = np.dtype(
 """One iteration of one rank, in the machine's CLOCK_MONOTONIC. interrupted: the note may be later than the moment."""
 
 
+def lasted(run: dict[str, Any]) -> tuple[int, int]:
+    """When a run began and ended, ns of UTC, by its run.json; a run that is not over ends never."""
+    moments = [event["utc_ns"] for event in run["events"]]
+    return moments[0], moments[-1] if run["events"][-1]["event"] == "end" else np.iinfo(np.int64).max
+
+
 def read_rank(data: Path, rank: int, folder: Path | None = None) -> Table:
     """Iterations of one rank, dtype MOMENTS, shape (iterations,). folder: a sweep's run's. Raises DataError."""
     path = (folder or data / FOLDER) / f"rank-{rank}.csv"

@@ -142,7 +142,7 @@ def test_what_is_not_a_mark_is_refused_in_one_line(watched: Watched) -> None:
             sender.connect(f"{watched.folder}/agent.sock")
             sender.send(b"not a mark")
     time.sleep(0.5)
-    assert agent.output().count("10 bytes that are not a mark") == 1
+    assert agent.output().count("10 bytes that are not marks") == 1
     assert agent.status() is None
 
 

@@ -40,6 +40,9 @@ def test_a_sweep_goes_on_where_it_was_interrupted(tmp_path):
     iterations = pd.read_parquet(tmp_path / "iterations")
     for each in document["runs"]:
         assert sorted(iterations[iterations["job"] == each["job"]]["iteration"]) == sorted([*range(ITERATIONS)] * 3)
+        (hook,) = (source for source in each["sources"] if source["source"] == "hook")
+        assert (hook["found"], hook["logged"], hook["invented"]) == (3 * ITERATIONS, 3 * ITERATIONS, 0)
+        assert each["classification"]["right_bytes"] > 0
     again = [each for each in document["runs"] if each["job"] != each["id"]]
     assert [each["job"].startswith(f"{each['id']}~") for each in again] == [True]
 

@@ -47,6 +47,23 @@ class Host:
             steps.append(self.alignment.update(self.sample(), made, self.now, self.now - S))
         return steps
 
+    def loaded(self, rng: np.random.Generator, seconds: float, most_ns: int = 2 * S) -> list[int]:
+        """Batches of a busy machine: of each exchange 0.1 to 1 of most_ns, divided at random between both ways.
+
+        Returns how far a row of a second ago is off, batch by batch.
+        """
+        errors = []
+        for _ in range(round(seconds * S / BATCH)):
+            self.now += BATCH
+            there, back = (rng.dirichlet([1, 1]) * rng.uniform(0.1, 1) * most_ns).astype(np.int64).tolist()
+            sent = self.now - there - back
+            received = sent + there + self.theta(sent + there)
+            exchange = ClockExchange(sent, received, self.now - back + self.theta(self.now - back), self.now)
+            self.alignment.update(self.sample(), [exchange], self.now, self.now - S)
+            assert abs(self.error(self.now)) <= self.alignment.error_ns + US
+            errors.append(self.error(self.now - S))
+        return errors
+
     def error(self, mono_ns: int) -> int:
         return self.alignment.utc(mono_ns) - mono_ns - self.theta(mono_ns)
 
@@ -71,6 +88,59 @@ def test_without_skew_the_grid_stays_as_it_is():
     before = host.alignment.map
     host.batches(60)
     assert host.alignment.map is before
+
+
+@pytest.mark.parametrize(("seed", "calm_s"), [(1, 0), (2, 0), (3, 3), (4, 20)])
+def test_load_does_not_move_a_host_whose_own_clock_is_right(seed, calm_s):
+    host = Host()
+    host.batches(calm_s)
+    begun = host.alignment.map
+    errors = host.loaded(np.random.default_rng(seed), 30)
+    host.batches(20)
+    assert {*errors, host.error(host.now)} == {0}
+    assert host.alignment.map is begun or not calm_s
+    assert host.alignment.error_ns < 150 * US
+
+
+@pytest.mark.parametrize(("seed", "skew", "told_ns"), [(1, -6e-6, 100 * US), (2, 200e-6, -5 * S), (3, 0, 5 * S)])
+def test_load_does_not_disturb_an_estimate(seed, skew, told_ns):
+    host = Host(skew=skew, told_ns=told_ns)
+    host.batches(20)
+    before = host.error(host.now)
+    errors = host.loaded(np.random.default_rng(seed), 30)
+    assert max(abs(error - before) for error in errors) < 300 * US
+    assert host.alignment.error_ns < 2 * MS  # what was known before the load still is, to within the wander of 30 s
+    host.batches(20)
+    assert abs(host.error(host.now)) < 50 * US
+
+
+@pytest.mark.parametrize(("seed", "skew"), [(1, 0), (2, 200e-6), (3, -50e-6)])
+def test_what_begins_under_load_is_never_further_off_than_at_first(seed, skew):
+    host = Host(skew=skew, told_ns=7 * S)
+    errors = host.loaded(np.random.default_rng(seed), 30)[10:]
+    assert np.abs(errors).max() <= abs(errors[0]) + 10 * MS
+    host.batches(40)
+    assert abs(host.error(host.now)) < 50 * US
+    assert host.alignment.error_ns < 150 * US
+
+
+def test_without_fresh_exchanges_the_bound_widens():
+    host = Host(told_ns=S)
+    host.batches(20)
+    before = host.alignment.error_ns
+    host.exchanges = False
+    host.batches(60)
+    assert before + 60 * US < host.alignment.error_ns < before + 2 * MS
+    assert abs(host.error(host.now)) <= host.alignment.error_ns
+
+
+def test_an_exchange_that_refutes_the_own_clock_is_followed():
+    host = Host()
+    host.batches(5)
+    host.offset_ns += 400 * US  # as when the host's UTC is set, and the collector's is not
+    host.told_ns -= 400 * US
+    host.batches(40)
+    assert abs(host.error(host.now)) < 10 * US
 
 
 def test_a_clock_that_jumps_makes_a_step_once():
@@ -185,6 +255,18 @@ def test_traffic_corrects_an_exchange_whose_ways_differ():
         assert abs(host.error(host.now)) <= host.alignment.error_ns
     assert hosts[0].alignment.source == "traffic"
     assert hosts[0].alignment.error_ns < hosts[0].alignment.fit.error_ns
+
+
+def test_traffic_leaves_clocks_alone_that_it_cannot_refute():
+    hosts = Host(), Host()
+    ends = Ends(*hosts)
+    for _ in range(10):
+        for host in hosts:
+            host.batches(1)
+        ends.second()
+        ends.compare()
+    assert [host.error(host.now) for host in hosts] == [0, 0]
+    assert max(host.alignment.error_ns for host in hosts) < 110 * US
 
 
 def test_a_collector_that_starts_again_goes_on_where_it_was():

@@ -61,6 +61,33 @@ def test_the_bound_holds_whatever_the_delays_are(offset, skew_ppm, seconds, ther
     assert fit.since_ns == min(exchange.agent_sent_ns for exchange in exchanges)
 
 
+def _excess(fit: OffsetFit, bounds: Bounds) -> float:
+    """By how much a line breaks the bound that it breaks most, in ns; relative to UTC, which no float holds."""
+    upper, lower = (fit.offset_ns - UTC + fit.skew * (at - fit.at_ns) for at in (bounds.upper_at, bounds.lower_at))
+    return float(max((upper - (bounds.upper - UTC)).max(), (bounds.lower - UTC - lower).max()))
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    off=st.integers(-50_000_000, 50_000_000),
+    lean_ppm=st.floats(-500, 500),
+    delay_us=st.floats(20, 20_000),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_an_estimate_moves_only_where_it_is_refuted(off, lean_ppm, delay_us, seed):
+    clock = Clock(UTC, 0, 10**13)
+    exchanges = clock.exchanges(np.random.default_rng(seed), 8, delay_us * 1e3, delay_us * 1e3, delay_us * 500)
+    bounds, now = exchange_bounds(exchanges), exchanges[-1].agent_received_ns
+    present = OffsetFit(now, UTC + off, lean_ppm / 1e6, 0, 0)
+    fit = fit_offset(bounds, now, present, share=0)
+    assert abs(fit.offset_ns - UTC) <= fit.error_ns + 2
+    assert _excess(fit, bounds) < 2
+    again = fit_offset(bounds, now, fit, share=0)
+    assert abs(again.offset_ns - fit.offset_ns) <= 2
+    if _excess(present, bounds) <= 0:
+        assert (fit.offset_ns, fit.skew) == (present.offset_ns, present.skew)
+
+
 def test_with_equal_least_delays_the_estimate_is_much_better_than_its_bound():
     rng = np.random.default_rng(1)
     errors, skews = [], []

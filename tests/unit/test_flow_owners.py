@@ -1,12 +1,48 @@
 # SPDX-License-Identifier: Apache-2.0
 """The agent's questions for owners, and what it makes of the answers."""
 
+import mmap
+import os
 from typing import Any
 
+import numpy as np
+import pytest
+
 from netmon.agent.owners import FlowOwners
-from netmon.records import Direction, Flow
+from netmon.kernel.births import BirthTable
+from netmon.kernel.endpoint import packed_address
+from netmon.records import BIRTH, BIRTH_CLOSE, BIRTH_CONNECT, Direction, Flow
 
 MS = 1_000_000
+
+
+class Kernel:
+    """What bpf/sockets.c does with its ring, on a file laid out like one."""
+
+    def __init__(self) -> None:
+        size = mmap.PAGESIZE
+        descriptor = os.memfd_create("births")
+        os.ftruncate(descriptor, 2 * mmap.PAGESIZE + 2 * size)
+        self.births = BirthTable(descriptor, size)
+        self._file = mmap.mmap(descriptor, 0)
+        os.close(descriptor)
+        self._told = 0
+
+    def tell(self, port: int, pid: int, kind: int = BIRTH_CONNECT, cgroup: int = 1) -> None:
+        birth = np.zeros(1, BIRTH)
+        birth["local"], birth["remote"] = (np.void(packed_address(a)) for a in ("192.0.2.1", "192.0.2.9"))
+        birth["local_port"], birth["remote_port"], birth["pid"] = port, 443, pid
+        birth["kind"], birth["cgroup"], birth["process"] = kind, cgroup, b"thread"
+        record = BIRTH.itemsize.to_bytes(8, "little") + birth.tobytes()
+        place = 2 * mmap.PAGESIZE + self._told
+        self._file[place : place + len(record)] = record
+        self._told += len(record)
+        self._file[mmap.PAGESIZE : mmap.PAGESIZE + 8] = self._told.to_bytes(8, "little")
+
+
+@pytest.fixture
+def kernel() -> Kernel:
+    return Kernel()
 
 
 def flow(number: int, port: int, remote_port: int = 443, protocol: int = 6) -> Flow:
@@ -64,3 +100,80 @@ def test_in_the_end_nobody_is_asked_again() -> None:
             asked += 1
     assert asked == 7
     assert owners.flows[1].owner.source == ""
+
+
+def test_a_process_is_asked_for_once_and_its_later_connections_are_its_own_at_once(kernel: Kernel) -> None:
+    owners = FlowOwners(kernel.births)
+    kernel.tell(50001, pid=5)
+    owners.hear(0)
+    owners.add([flow(1, 50001)], 0)
+    answered(owners, [found(5, "birth")], 0)
+    for port in range(50002, 50012):
+        kernel.tell(port, pid=5)
+    owners.hear(50 * MS)
+    owners.add([flow(port, port) for port in range(50002, 50012)], 50 * MS)
+    told = {flow.flow_id: (flow.owner.process, flow.owner.source) for flow in owners.changed()}
+    assert told == dict.fromkeys((1, *range(50002, 50012)), ("p5", "birth"))
+    assert owners.due(10_000 * MS) == []
+
+
+def test_what_is_told_after_the_flow_was_seen_ends_the_asking(kernel: Kernel) -> None:
+    owners = FlowOwners(kernel.births)
+    owners.add([flow(1, 50001), flow(2, 50002), flow(3, 50003)], 0)
+    assert owners.due(0) == []  # most are told of meanwhile
+    kernel.tell(50001, pid=5)
+    kernel.tell(50002, pid=5, kind=BIRTH_CLOSE)
+    owners.hear(10 * MS)
+    answered(owners, [found(5, "birth"), found(5, "close")], 10 * MS)
+    assert len(owners.due(50 * MS)) == 1
+    kernel.tell(50003, pid=5, kind=BIRTH_CLOSE)  # while the question is under way
+    owners.hear(60 * MS)
+    assert (owners.flows[3].owner.pid, owners.flows[3].owner.source) == (5, "close")
+    owners.answer([None], 70 * MS)
+    assert owners.flows[3].owner.pid == 5
+    assert owners.due(10_000 * MS) == []
+
+
+def test_flows_that_wait_for_a_process_get_it_by_one_answer(kernel: Kernel) -> None:
+    owners = FlowOwners(kernel.births)
+    ports = range(40000, 40040)
+    for port in ports:
+        kernel.tell(port, pid=5)
+    owners.hear(0)
+    owners.add([flow(ports[0], ports[0])], 0)
+    assert len(owners.due(0)) == 1
+    owners.add([flow(port, port) for port in ports[1:]], 0)
+    owners.answer([found(5, "birth")], 5 * MS)
+    assert {flow.owner.pid for flow in owners.flows.values()} == {5}
+    assert owners.due(10_000 * MS) == []
+
+
+def test_a_process_is_asked_for_again_for_as_long_as_it_connects(kernel: Kernel) -> None:
+    """It may have become another program, and its number may be another one's by now."""
+    owners = FlowOwners(kernel.births)
+    kernel.tell(50001, pid=5)
+    owners.hear(0)
+    owners.add([flow(1, 50001)], 0)
+    answered(owners, [found(5, "birth")], 0)
+    kernel.tell(50002, pid=5)
+    owners.hear(5_000 * MS)
+    owners.add([flow(2, 50002)], 5_000 * MS)
+    assert owners.flows[2].owner.process == "p5"
+    answered(owners, [found(5, "birth") | {"process": "trainer"}], 5_000 * MS)
+    assert owners.flows[2].owner.process == "trainer"
+    kernel.tell(50003, pid=5, cgroup=2)
+    owners.hear(5_001 * MS)
+    owners.add([flow(3, 50003)], 5_001 * MS)
+    assert owners.flows[3].owner.pid == 0
+    answered(owners, [found(5, "birth") | {"container": "other"}], 5_001 * MS)
+    assert owners.flows[3].owner.container == "other"
+
+
+def test_a_listener_is_asked_for_less_where_the_kernel_tells_who_closes(kernel: Kernel) -> None:
+    owners = FlowOwners(kernel.births)
+    owners.add([flow(1, 80)], 0)
+    answered(owners, [], 39 * MS)
+    answered(owners, [found(5, "listener")], 40 * MS)
+    assert owners.due(399 * MS) == []
+    answered(owners, [found(6, "socket")], 1000 * MS)
+    assert owners.flows[1].owner.pid == 6

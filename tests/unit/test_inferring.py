@@ -91,6 +91,36 @@ def test_ranks_whose_steps_nobody_tells_get_them_from_the_traffic(tmp_path):
     assert set(read(tmp_path, "flows")["class_source"]) == {"socket"}
 
 
+def test_a_job_that_follows_another_on_the_same_hosts_has_its_own_name(tmp_path):
+    """The traffic seems to go on, on other connections."""
+
+    async def scenario():
+        collector = Collector(tmp_path)
+        registry = collector.registry
+        entries = [await registry.open(hello(host=f"h{host}", session=f"s{host}")) for host in range(HOSTS)]
+        owners = [[Owner(10, "python", "", job, host, "socket") for host in range(HOSTS)] for job in ("bert", "gpt")]
+        streams = [batches(host, 20, owner=owners[0][host]) for host in range(HOSTS)]
+        for turn, together in enumerate(zip(*streams, strict=True)):
+            for host, (entry, batch) in enumerate(zip(entries, together, strict=True)):
+                if turn >= 100:
+                    batch.buckets["flow_id"] += 2
+                if turn == 100:
+                    new = [replace(flow, flow_id=flow.flow_id + 2) for flow in flows(host, owners[1][host])]
+                    batch = replace(batch, flows=[replace(flow, src_port=5000 + flow.src_port) for flow in new])
+                registry.arrived(entry, entry.session.process(batch))
+            if turn % 3 == 0:
+                await registry.infer()
+        for entry in entries[1:]:
+            registry.settle(entry, leaving=True)
+        await collector.end(entries[0])
+
+    asyncio.run(scenario())
+    iterations = read(tmp_path, "iterations").sort_values("start_ns")
+    late = iterations[iterations["start_ns"] > iterations["start_ns"].iloc[-1] - 4_000 * MS]
+    assert set(late["job"]) == {"gpt"}
+    assert set(iterations["job"]) == {"bert", "gpt"}
+
+
 def test_what_others_tell_is_better_and_the_traffic_is_scored(tmp_path):
     def owner(host):
         return Owner(10, "python", "", "bert", host, "socket")

@@ -44,8 +44,10 @@ def test_bytes_are_right_wrong_or_unclassified(data):
     ]
     classes = {1: "DL-shared", 2: "cross", 3: "unclassified", 4: "DL-only", 5: "DL-only"}
     store(data, "flows", [*flows, flows[0]])  # a flow's row comes again with its owner
-    buckets = [{"session": "s", "flow_id": n, "class": name, "wire_bytes": 10**n} for n, name in classes.items()]
-    store(data, "buckets", [*buckets, *buckets])
+    bucket = {"session": "s", "bucket_start_ns": 10**18}
+    buckets = [{**bucket, "flow_id": n, "class": name, "wire_bytes": 10**n} for n, name in classes.items()]
+    before = {**buckets[0], "bucket_start_ns": 10**18 - 1}  # of another run
+    store(data, "buckets", [*buckets, *buckets, before])
     known = classification(data)
     assert known.right_bytes == 2 * (10 + 100 + 100_000)
     assert known.wrong_bytes == 2 * 10_000

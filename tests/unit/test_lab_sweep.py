@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from netmon.commands.lab_results import print_sweep
+from netmon.commands.lab_sweep_results import print_sweep
 from netmon.errors import DataError, UsageError
 from netmon.lab import sweep as sweeps
 from netmon.lab import time_left
@@ -61,7 +61,7 @@ def test_a_sweep_that_cannot_be_done(spec, change, reason):
 def write_run(spec, run, outcome, step_ns=1000):
     folder = spec.base.data / "lab" / "runs" / run.id
     folder.mkdir(parents=True)
-    known = {"ring": [0, 1, 3], "rate_bps": 10**9}
+    known = {"ring": [0, 1, 3], "rate_bps": 10**9, "monitor": False}
     (folder / "run.json").write_text(json.dumps({"outcome": outcome, "job": run.id, "spec": known, "layers": [10**6]}))
     cross = {"started": {"mono_ns": 0}, "ended": {"mono_ns": 10**12}, "bytes_sent": 10**8, "seconds": 1.0}
     (folder / "cross.json").write_text(json.dumps([cross] if run.level else []))
@@ -120,6 +120,30 @@ def test_what_a_sweep_came_to(spec):
     shown = console.export_text()
     assert "100 ms" in shown
     assert "300 ms" in shown
+
+
+def told(found, wrong_bytes, f1):
+    error = {"median_ns": 20_000.0, "p99_ns": 300_000.0, "largest_ns": 400_000.0, "left_out": 0}
+    source = {"source": "hook", "logged": 60, "found": found, "invented": 1, "errors": {"step_start": error}}
+    score = {"source": "inferred", "reference": "hook", "iterations": 20, "found": 20, "matched": 19, "f1": f1}
+    right = {"right_bytes": 9000, "wrong_bytes": wrong_bytes, "unclassified_bytes": 0, "right_share": 0.9}
+    return {"sources": [source], "scores": [score], "classification": right}
+
+
+def test_how_well_a_sweep_was_told_is_shown_by_run_and_in_all(spec):
+    runs = [
+        {"id": run.id, "model": "m", "profile": "burst", "level": run.level, "median_ns": 1e8} for run in plan(spec)
+    ]
+    for run, found in zip(runs, (60, 58), strict=True):
+        run |= told(found, wrong_bytes=500, f1=found / 60)
+    console = Console(record=True, width=160)
+    print_sweep({"data": "out", "models": [], "runs": runs}, console)
+    shown = console.export_text()
+    assert "58/60" in shown
+    assert "20 us, 300 us" in shown.replace("µ", "u")
+    assert "hook: iterations found: 118 of 120, invented: 2" in shown
+    assert "inferred against hook: 38 of 40 iterations, 2 others; the worst run's F1 0.967" in shown
+    assert "bytes in the right class: 94.7368%" in shown
 
 
 def test_a_sweep_that_was_killed_at_its_first_run(spec):

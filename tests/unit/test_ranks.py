@@ -186,3 +186,17 @@ def test_what_the_traffic_tells_late_does_not_come_beside_what_the_process_told(
         (28, 38),
         (38, 48),
     ]
+
+
+def test_what_the_traffic_tells_late_does_not_make_a_rank_train_that_has_left():
+    host, times = ranks(), np.array([5, 500, 1500]) * MS
+    told(host, mark(JOIN, 0, 0), *step(0, 0))
+    assert host.training(times).tolist() == [[True, True, True]]
+    told(host, mark(LEAVE, 0, 1000))
+    assert host.training(times).tolist() == [[True, True, False]]
+    settle(host, 1100 * MS)
+    assert host.names() == []
+    late = [mark(moment, 7, time, pid=0, source=Source.INFERRED) for moment, time in ((START, 900), (END, 990))]
+    told(host, *late, settled_ns=1100 * MS)
+    assert host.names() == [("train", 0)]
+    assert not host.training(times).any()

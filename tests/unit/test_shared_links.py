@@ -180,3 +180,30 @@ def test_a_second_process_with_the_jobs_name_is_kept_apart(tmp_path):
     assert set(iterations["source"].astype(str)) == {Source.HOOK.name.lower()}
     sent = read(tmp_path, "buckets").groupby(["flow_id", "job"], observed=True).size()
     assert sent.loc[50].to_dict() == {"train#2": 900}
+
+
+def test_cross_traffic_meets_the_job_that_trains_then(tmp_path):
+    """One job after another on the host; between them, and once both have left, it meets nobody."""
+    host, made = Host(cross_from_ms=0, iteration_ms=200), []
+    for number in range(40):
+        batch = host.batch()
+        job, pid = ("first", 10) if number < 20 else ("second", 11)
+        renamed = [replace(m, job=job, pid=pid) for m in batch.marks if number % 20 < 10]
+        if number % 20 == 0:
+            renamed.insert(0, mark(Moment.JOIN, 0, 100 * number, job=job, pid=pid))
+        if number % 20 == 10:
+            renamed.append(mark(Moment.LEAVE, 0, 100 * number, job=job, pid=pid))
+        made.append(replace(batch, marks=renamed))
+
+    async def scenario():
+        collector = Collector(tmp_path)
+        await collector.end(await collector.feed(made))
+
+    asyncio.run(scenario())
+    rows_ = read(tmp_path, "buckets")
+    cross = rows_[rows_["class"] == "cross"]
+    second = ((cross["bucket_start_ns"] - rows_["bucket_start_ns"].min()) // (1000 * MS)).astype(int)
+    met = cross.groupby([second, "job"], observed=True).size()
+    assert met.to_dict() == {(0, "first"): 1000, (1, ""): 1000, (2, "second"): 1000, (3, ""): 1000}
+    assert set(cross.loc[cross["job"] == "", "iteration"]) == {-1}
+    assert set(cross.loc[cross["job"] == "second", "iteration"]) == {-1, *range(10, 15)}

@@ -141,7 +141,7 @@ def _gather(mesh: Mesh, block: Floats, peers: Sequence[int]) -> None:
         block += values
 
 
-PATTERNS: dict[str, Callable[[int, Sequence[str]], Collective]] = {
+PATTERNS: dict[str, Callable[[int, Sequence[str], int], Collective]] = {
     "ring": Ring,
     "star": Star,
     "tree": Tree,

@@ -22,7 +22,7 @@ from netmon.horovod import Steps
 from netmon.lab.trainers.allreduce import fused_ends
 from netmon.lab.trainers.iteration_log import IterationLog, wait_until
 from netmon.lab.trainers.layers import gradient_times_ns, read_layers
-from netmon.lab.trainers.mesh import Floats
+from netmon.lab.trainers.mesh import PORT, Floats
 from netmon.lab.trainers.patterns import PATTERNS, Collective
 
 FUSION_BYTES = 4 << 20
@@ -122,6 +122,7 @@ def main() -> None:
     """Run the rank that the environment names."""
     parser = argparse.ArgumentParser(description="one rank of the lab's own trainer")
     parser.add_argument("--addresses", required=True, help="of all ranks, comma-separated")
+    parser.add_argument("--port", type=int, default=PORT, help="on which ranks listen, of each job its own")
     parser.add_argument("--pattern", choices=PATTERNS, default="ring")
     parser.add_argument("--params", type=int, required=True)
     parser.add_argument("--layers", default="", help="JSON file with the parameters of each layer, instead")
@@ -134,7 +135,7 @@ def main() -> None:
     layers = read_layers(args.layers, args.params)
     fusion_bytes = OVERLAPPED_FUSION_BYTES if args.backward_share else FUSION_BYTES
     with IterationLog(args.log, rank) as log:
-        collective = PATTERNS[args.pattern](rank, addresses)
+        collective = PATTERNS[args.pattern](rank, addresses, args.port)
         gradients = Gradients(layers, rank, len(addresses), fusion_bytes)
         steps = Steps(parameters=sum(layers))
         Trainer(collective, gradients, args.compute_ns, args.backward_share).train(args.iterations, steps, log)

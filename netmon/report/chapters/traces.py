@@ -56,7 +56,7 @@ CHAPTER = Chapter(
             "thesis, figure 3-11",
             "The same in intervals of 0.2 ms, from 60 ms before the boundary to 20 ms after it. A packet that the "
             "hook saw as one has one time for all of its bytes, so short intervals may hold more than the link "
-            "carries in them.",
+            "carries in them; what a host sends is counted before its own queue.",
             _close,
             draw.trace,
         ),

@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How the sources of iterations did against each other during a run, as the collector scored them."""
+
+import threading
+from dataclasses import asdict
+from types import TracebackType
+from typing import Any
+
+from netmon.views import Snapshot, SourceScore
+from netmon.wire.watch import UnreachableError, watch
+
+_INTERVAL_MS = 500
+
+
+class LiveScores:
+    """Follows a collector while the context is open, on a thread of its own, and keeps every job's last scores.
+
+    They are nowhere else: a dataset holds the best source's iterations only, and ranks that are gone have no scores.
+    """
+
+    def __init__(self, address: str) -> None:
+        """address: of a collector that is ready."""
+        self._address = address
+        self._over = threading.Event()
+        self._scores: dict[str, tuple[SourceScore, ...]] = {}
+        self._thread = threading.Thread(target=self._follow, name="scores", daemon=True)
+
+    def of(self, job: str) -> list[dict[str, Any]]:
+        """One document for each source of the job that did not decide; times in ns."""
+        return [_document(score) for score in self._scores.get(job, ())]
+
+    def __enter__(self) -> "LiveScores":
+        """Begin."""
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        """Block until the next snapshot has come, half a second at most."""
+        self._over.set()
+        self._thread.join()
+
+    def _follow(self) -> None:
+        try:
+            for snapshot in watch(self._address, _INTERVAL_MS, flows=0):
+                self._keep(snapshot)
+                if self._over.is_set():
+                    return
+        except UnreachableError:  # the run itself says so
+            return
+
+    def _keep(self, snapshot: Snapshot) -> None:
+        """The best source is the first to leave; then the others are held against the next best."""
+        for job in snapshot.jobs:
+            known = self._scores.get(job.job, job.scores)
+            if job.scores and job.scores[0].reference <= known[0].reference:
+                self._scores[job.job] = job.scores
+
+
+def _document(score: SourceScore) -> dict[str, Any]:
+    names = {"source": score.source.name.lower(), "reference": score.reference.name.lower()}
+    return {**asdict(score), **names, "f1": score.f1}

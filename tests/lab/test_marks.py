@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Horovod's script with netmon's two lines in it and its Timeline on: four sources of the same iterations."""
+
+import json
+
+import pytest
+
+from netmon.lab.accuracy import accuracy
+from netmon.lab.run import run
+from netmon.lab.spec import RunSpec
+
+pytestmark = pytest.mark.kernel
+
+MILLISECOND = 1_000_000
+
+
+@pytest.fixture(scope="module")
+def watched(tmp_path_factory):
+    data = tmp_path_factory.mktemp("marks")
+    given = {"parameters": 1_000_000, "compute_ns": 60_000_000, "iterations": 30, "cross_load": 0}
+    run(RunSpec(data, trainer="horovod", marks=True, timeline=True, **given))
+    return data
+
+
+def test_the_hook_tells_every_iteration_and_each_of_its_moments(watched):
+    (hook,) = accuracy(watched)
+    assert hook.source == "hook"
+    assert (hook.logged, hook.found, hook.invented) == (90, 90, 0)
+    assert [each.moment for each in hook.moments] == ["step_start", "first_enqueue", "last_wait", "step_end"]
+    for each in hook.moments:
+        assert each.percentile(50) < MILLISECOND / 5
+
+
+def test_the_others_are_scored_against_it(watched):
+    scores = json.loads((watched / "lab" / "run.json").read_text())["scores"]
+    of = {score["source"]: score for score in scores if score["reference"] == "hook"}
+    for source in ("uprobe", "timeline"):
+        assert of[source]["matched"] == of[source]["found"] == of[source]["iterations"] > 20
+    assert of["uprobe"]["error_ns"] < MILLISECOND / 5
