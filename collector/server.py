@@ -126,7 +126,10 @@ class CollectorService(netmon_pb2_grpc.CollectorServicer):
             yield encode_snapshot(self._registry.snapshot(request.flows))
             if not request.interval_ms:
                 return
-            await asyncio.sleep(max(request.interval_ms, _SHORTEST_INTERVAL_MS) / 1e3)
+            try:
+                await asyncio.sleep(max(request.interval_ms, _SHORTEST_INTERVAL_MS) / 1e3)
+            except asyncio.CancelledError:  # the collector ends; gRPC would print this as an error of ours
+                return
 
 
 async def serve(listen: str, data: Path, settings: Settings, stop: asyncio.Event | None = None) -> None:

@@ -66,7 +66,6 @@ def run(
         monitor = stack.enter_context(Monitor(spec, testbed, folder / "log", spec.parameters)) if spec.monitor else None
         if monitor:
             record.event("monitor ready", (monitor.collector, *monitor.agents))
-        if monitor:
             with view(monitor.address), LiveScores(monitor.address) as live:
                 result = train(spec, testbed, monitor, python, record, progress)
             record.scores(live.of(result.job))
