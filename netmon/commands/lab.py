@@ -30,7 +30,7 @@ EXAMPLES = """\
   netmon lab clean                                             remove what a killed lab left behind
 
 There is no lossy link here: that takes netem, which many kernels lack. Queues that overflow drop, as a switch's do: a
-port buffers 1.75 ms of its rate, like those of shallow-buffered switches, in which bursts hurt more than a steady load.
+port buffers 3 ms of its rate.
 """
 
 _STUDY = """\
