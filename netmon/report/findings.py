@@ -17,6 +17,10 @@ _AGREES = 0.15  # of C, between the congestion point and its theory
 _GOOD_FIT = 0.95
 _TIMES = {"median": "median_s", "99th percentile": "p99_s"}
 _SIGNIFICANT = 0.05
+_WHY_NOT = (
+    " What may hide it: the cross traffic leaves one host, whose own link makes a burst above C a longer one at C, and "
+    "the switch's port queues what is left of it."
+)
 _NO_SLACK = 0.8  # of C
 _COMPARED = 0.8  # the level at which the thesis compares the profiles
 
@@ -122,7 +126,7 @@ def _burst(study: Study) -> list[str]:
             f"{model}: at {level:.0%} cross traffic burst is {verdict} consistent ({ratios} the consistent one's; "
             f"rank-sum test p = {chance:.2g}), on "
             f"{burst['iterations']:.0f} and {consistent['iterations']:.0f} iterations, which met "
-            f"{burst['measured']:.0%} and {consistent['measured']:.0%} of C."
+            f"{burst['measured']:.0%} and {consistent['measured']:.0%} of C.{'' if chance < _SIGNIFICANT else _WHY_NOT}"
         )
     return told
 
