@@ -7,6 +7,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from netmon.dl.segments import with_cut
+
 GRAIN_NS = 1_000_000
 """Rows of one grain that no cut separates become one."""
 
@@ -39,12 +41,10 @@ class PayloadHistory:
 
     def cut(self, time_ns: int, added_until_ns: int) -> bool:
         """Separate rows before time_ns from those after; False where rows from there on may have been added already."""
-        place = int(np.searchsorted(self._cuts, time_ns))
-        if place < len(self._cuts) and self._cuts[place] == time_ns:
-            return True
-        if time_ns < added_until_ns:
+        cuts = with_cut(self._cuts, time_ns, added_until_ns)
+        if cuts is None:
             return False
-        self._cuts = np.insert(self._cuts, place, time_ns)
+        self._cuts = cuts
         return True
 
     def add(

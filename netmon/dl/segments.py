@@ -5,6 +5,14 @@ import numpy as np
 import numpy.typing as npt
 
 
+def with_cut(cuts: npt.NDArray[np.int64], time_ns: int, added_until_ns: int) -> npt.NDArray[np.int64] | None:
+    """Ascending cuts with time_ns among them; None where rows from there on may have been added already."""
+    place = int(np.searchsorted(cuts, time_ns))
+    if place < len(cuts) and cuts[place] == time_ns:
+        return cuts
+    return None if time_ns < added_until_ns else np.insert(cuts, place, time_ns)
+
+
 class Segments:
     """Time, cut at moments; each segment holds one sum per category.
 
@@ -20,13 +28,12 @@ class Segments:
 
     def cut(self, time_ns: int, added_until_ns: int) -> bool:
         """Cut at time_ns; False, and no cut, where rows from there on may have been added already."""
-        place = int(np.searchsorted(self._cuts, time_ns))
-        if place < len(self._cuts) and self._cuts[place] == time_ns:
-            return True
-        if time_ns < added_until_ns:
+        cuts = with_cut(self._cuts, time_ns, added_until_ns)
+        if cuts is None:
             return False
-        self._cuts = np.insert(self._cuts, place, time_ns)
-        self._sums = np.insert(self._sums, place + 1, 0, axis=0)
+        if len(cuts) > len(self._cuts):
+            self._sums = np.insert(self._sums, int(np.searchsorted(cuts, time_ns)) + 1, 0, axis=0)
+        self._cuts = cuts
         return True
 
     def add(
