@@ -22,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from netmon.dl.inference import Inference, InferredIteration, InferredJob
+from netmon.dl.scoring import matched
 from netmon.lab.labelled import DL, Labelled, find
 
 SLICE_NS = 200_000_000
@@ -124,10 +125,11 @@ def score(run: Labelled, said: Replayed) -> RunScore:
     """Hold what was said against the truth."""
     enqueued, waited = _true_moments(run)
     over = waited.max(axis=1)
-    ends = np.array([i.end_ns for i in said.iterations], np.int64)
+    iterations = sorted(said.iterations, key=lambda iteration: iteration.end_ns)
+    ends = np.array([i.end_ns for i in iterations], np.int64)
     period = float(np.median(np.diff(over))) if len(over) > 1 else math.nan
-    theirs, ours = match(over, ends, period / 2)
-    pairs = [(said.iterations[i], t) for t, i in zip(theirs.tolist(), ours.tolist(), strict=True)]
+    theirs, ours = matched(over, ends, period / 2)
+    pairs = [(iterations[i], t) for t, i in zip(theirs.tolist(), ours.tolist(), strict=True)]
     begin_errors = [i.comm_start_ns - int(enqueued[t].max()) for i, t in pairs]
     best = max(said.jobs.values(), key=lambda job: sum(i.job == job.name for i in said.iterations), default=None)
     told = min(said.told_ns, default=0)
@@ -172,16 +174,6 @@ def _end_errors(
             if address in ended
         ]
     return errors
-
-
-def match(truth: _Times, found: _Times, within: float) -> tuple[_Times, _Times]:
-    """Indices of pairs that are each other's nearest and at most `within` ns apart. Both ascending in time."""
-    if not len(truth) or not len(found):
-        return np.empty(0, np.int64), np.empty(0, np.int64)
-    distance = np.abs(truth[:, None] - found)
-    nearest, back = distance.argmin(axis=1), distance.argmin(axis=0)
-    mutual = (back[nearest] == np.arange(len(truth))) & (distance.min(axis=1) <= within)
-    return np.flatnonzero(mutual), nearest[mutual]
 
 
 def _true_moments(run: Labelled) -> tuple[_Times, _Times]:

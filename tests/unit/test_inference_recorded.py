@@ -6,10 +6,11 @@ import json
 import numpy as np
 import pytest
 
-from netmon.bench.inference import match, replay, score
+from netmon.bench.inference import replay, score
 from netmon.bench.recorded import recorded_runs
 from netmon.bench.tables import inference_table
 from netmon.cli import main
+from netmon.dl.scoring import matched
 from netmon.errors import DataError
 from netmon.lab.labelled import find, read, write
 
@@ -87,6 +88,6 @@ def test_a_run_in_which_nothing_is_found(tmp_path):
 
 def test_matching_is_one_to_one():
     truth, found = np.array([0, 100, 200]), np.array([10, 95, 105, 390])
-    ours, theirs = match(truth, found, within=50)
+    ours, theirs = matched(truth, found, within_ns=50)
     assert ours.tolist() == [0, 1]
     assert theirs.tolist() == [0, 1]
