@@ -18,8 +18,9 @@ _GOOD_FIT = 0.95
 _TIMES = {"median": "median_s", "99th percentile": "p99_s"}
 _SIGNIFICANT = 0.05
 _WHY_NOT = (
-    " What may hide it: the cross traffic leaves one host, whose own link makes a burst above C a longer one at C, and "
-    "the switch's port queues what is left of it."
+    " What may hide it: the cross traffic leaves one host, whose own link makes a burst above C a longer one at C; the "
+    "switch's port queues what is left of it; and beyond the congestion point the training takes what the mean rate "
+    "leaves, and the means are alike."
 )
 _NO_SLACK = 0.8  # of C
 _COMPARED = 0.8  # the level at which the thesis compares the profiles
