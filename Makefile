@@ -5,11 +5,15 @@
 python := .venv/bin/python
 kernel_sources := $(wildcard bpf/*.c bpf/*.h)
 
+# An index that hiccups is asked again.
+export PIP_RETRIES := 10
+export PIP_TIMEOUT := 60
+
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-unit test-kernel lint format proto horovod clean
+.PHONY: help setup demo test test-unit test-kernel test-lab lint format proto horovod horovod-tensorflow clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: .venv/.complete ## make .venv on the interpreter that can import bcc, with netmon and its tools in it
 
@@ -27,6 +31,9 @@ test-unit: setup ## the tests that need no privilege
 
 test-kernel: setup ## the tests that load BPF programs, in network namespaces of their own (root)
 	@$(python) -m pytest tests/kernel
+
+test-lab: setup horovod ## the tests with real training, in the lab (root)
+	@$(python) -m pytest tests/lab
 
 lint: setup ## ruff, mypy --strict and clang-format; changes nothing
 	@.venv/bin/ruff check .
@@ -46,6 +53,10 @@ proto: setup ## generate netmon/wire from proto/netmon.proto
 horovod: setup ## build real Horovod with PyTorch for the lab, once (about five minutes)
 	@.ci/packages g++ make python3-dev
 	@bash netmon/lab/build_horovod.sh
+
+horovod-tensorflow: setup ## the same with TensorFlow, which is optional: tests that need it are skipped without it
+	@.ci/packages g++ make python3-dev
+	@bash netmon/lab/build_horovod.sh tensorflow
 
 clean: ## remove .venv, caches and out/; what the lab left behind is for `netmon lab clean`
 	@rm -rf .venv out build dist ./*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

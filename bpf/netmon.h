@@ -79,12 +79,15 @@ struct netmon_ledger {
 #define NETMON_HOROVOD 1
 #define NETMON_REDUCER 2 /* of PyTorch's DistributedDataParallel */
 #define NETMON_NCCL 3
+#define NETMON_GLOO 4 /* called by PyTorch's distributed package */
 
 #define NETMON_STEP_ENQUEUE 1	 /* gradients were handed to the library */
 #define NETMON_STEP_WAIT_BEGIN 2 /* the training thread begins to wait for some */
 #define NETMON_STEP_WAIT_END 3	 /* it has them */
 #define NETMON_STEP_DONE 4	 /* a tensor has been reduced, whoever waits for it */
 #define NETMON_STEP_OTHER 5	 /* another collective, not of gradients, was handed over */
+#define NETMON_STEP_RANK 6	 /* the job is set up, again perhaps: name_hash is rank << 32 | size */
+#define NETMON_STEP_CALL 7	 /* something was handed over; of what size, another thread tells in its turn */
 
 /* What a training process did, in the clock of the buckets. */
 struct netmon_step {
@@ -97,6 +100,10 @@ struct netmon_step {
 };
 
 #define NETMON_HASH_SEED 0xcbf29ce484222325ULL
+
+/* Where a library tells no names: what is smaller is a metric that is averaged, not a gradient. Bytes, and values. */
+#define NETMON_LEAST_GRADIENT_BYTES 1024
+#define NETMON_LEAST_GRADIENT_VALUES 256
 
 /* Bytes of a tensor's name that are hashed, a power of two. */
 #define NETMON_NAME_BYTES 256

@@ -10,24 +10,41 @@
 #include "netmon.h"
 
 BPF_RINGBUF_OUTPUT(steps, NETMON_STEP_PAGES);
-BPF_ARRAY(steps_lost, u64, 1);
+/* Calls of which the ring had no room to tell. */
+BPF_F_TABLE("array", u32, u64, steps_lost, 1, BPF_F_MMAPABLE);
 
 /* Arguments of the C++ ABI. On x86-64 a result in memory takes the first place, so that the next ones move up. */
 #if defined(__aarch64__)
 #define FIRST(ctx) ((ctx)->regs[0])
 #define SECOND(ctx) ((ctx)->regs[1])
 #define THIRD(ctx) ((ctx)->regs[2])
+#define FIRST_AFTER_RESULT(ctx) ((ctx)->regs[0])
+#define FOURTH_AFTER_RESULT(ctx) ((ctx)->regs[3])
 #define FIFTH_AFTER_RESULT(ctx) ((ctx)->regs[4])
 #else
 #define FIRST(ctx) ((ctx)->rdi)
 #define SECOND(ctx) ((ctx)->rsi)
 #define THIRD(ctx) ((ctx)->rdx)
+#define FIRST_AFTER_RESULT(ctx) ((ctx)->rsi)
+#define FOURTH_AFTER_RESULT(ctx) ((ctx)->r8)
 #define FIFTH_AFTER_RESULT(ctx) ((ctx)->r9)
 #endif
 
-/* A std::string begins with the pointer to its characters and their number; a std::vector with its begin and end. */
+/*
+ * A std::string begins with the pointer to its characters and their number; a std::vector with its begin and end.
+ * Libraries built with _GLIBCXX_USE_CXX11_ABI=0 (PyTorch's wheels were, up to 2.5) have strings that are copied on write:
+ * a pointer to the characters, before which their number stands.
+ */
 struct cxx_string {
 	u64 characters, length, inside[2];
+};
+
+struct cow_string {
+	u64 characters;
+};
+
+struct cow_head {
+	u64 length, capacity, owners;
 };
 
 struct cxx_vector {
@@ -40,18 +57,13 @@ static __always_inline u64 mix(u64 hash, u64 word)
 }
 
 /* FNV-1a over the words of a name, its end where it is longer: names differ at their ends. 0: it cannot be read. */
-static __always_inline u64 hash_of(u64 string_address)
+static __always_inline u64 hash_of_characters(u64 characters, u64 size)
 {
-	u64 word[NETMON_NAME_BYTES / 8] = {}, hash = NETMON_HASH_SEED, characters;
-	struct cxx_string string = {};
-	u32 length;
+	u64 word[NETMON_NAME_BYTES / 8] = {}, hash = NETMON_HASH_SEED;
+	u32 length = size;
 
-	if (bpf_probe_read_user(&string, sizeof(string), (void *)string_address))
-		return 0;
-	characters = string.characters;
-	length = string.length;
-	if (string.length >= NETMON_NAME_BYTES) {
-		characters += string.length - (NETMON_NAME_BYTES - 1);
+	if (size >= NETMON_NAME_BYTES) {
+		characters += size - (NETMON_NAME_BYTES - 1);
 		length = NETMON_NAME_BYTES - 1;
 	}
 	/* The mask changes nothing; it shows the verifier the bound. */
@@ -61,6 +73,26 @@ static __always_inline u64 hash_of(u64 string_address)
 	for (int i = 0; i < NETMON_NAME_BYTES / 8; i++)
 		hash = mix(hash, word[i]);
 	return hash;
+}
+
+static __always_inline u64 hash_of(u64 string_address)
+{
+	struct cxx_string string = {};
+
+	if (bpf_probe_read_user(&string, sizeof(string), (void *)string_address))
+		return 0;
+	return hash_of_characters(string.characters, string.length);
+}
+
+static __always_inline u64 hash_of_cow(u64 string_address)
+{
+	struct cow_string string = {};
+	struct cow_head head = {};
+
+	if (bpf_probe_read_user(&string, sizeof(string), (void *)string_address) ||
+	    bpf_probe_read_user(&head, sizeof(head), (void *)(string.characters - sizeof(head))))
+		return 0;
+	return hash_of_characters(string.characters, head.length);
 }
 
 static __always_inline int submit(u8 library, u8 kind, u64 name_hash, u16 tensors)
@@ -82,19 +114,31 @@ static __always_inline int submit(u8 library, u8 kind, u64 name_hash, u16 tensor
 	return 0;
 }
 
+/* The names that a call hands over: of the first one the hash, of all the number, each of so many bytes. */
+static __always_inline int submit_names(struct cxx_vector names, u64 first_hash, u64 bytes)
+{
+	u64 tensors = (names.end - names.begin) / bytes;
+
+	return submit(NETMON_HOROVOD, NETMON_STEP_ENQUEUE, first_hash, tensors > 0xffff ? 0xffff : tensors);
+}
+
 /* Status EnqueueTensorAllreduces(contexts, tensors, outputs, ready_events, names, …), Status in memory. */
 int horovod_enqueue(struct pt_regs *ctx)
 {
-	u64 names = FIFTH_AFTER_RESULT(ctx);
-	struct cxx_vector vector = {};
-	u64 tensors;
+	struct cxx_vector names = {};
 
-	if (bpf_probe_read_user(&vector, sizeof(vector), (void *)names))
+	if (bpf_probe_read_user(&names, sizeof(names), (void *)FIFTH_AFTER_RESULT(ctx)))
 		return submit(NETMON_HOROVOD, NETMON_STEP_ENQUEUE, 0, 1);
-	tensors = (vector.end - vector.begin) / sizeof(struct cxx_string);
-	if (tensors > 0xffff)
-		tensors = 0xffff;
-	return submit(NETMON_HOROVOD, NETMON_STEP_ENQUEUE, hash_of(vector.begin), tensors);
+	return submit_names(names, hash_of(names.begin), sizeof(struct cxx_string));
+}
+
+int horovod_enqueue_cow(struct pt_regs *ctx)
+{
+	struct cxx_vector names = {};
+
+	if (bpf_probe_read_user(&names, sizeof(names), (void *)FIFTH_AFTER_RESULT(ctx)))
+		return submit(NETMON_HOROVOD, NETMON_STEP_ENQUEUE, 0, 1);
+	return submit_names(names, hash_of_cow(names.begin), sizeof(struct cow_string));
 }
 
 /* EnqueueTensorAllgather(s), Broadcast, Alltoall, Reducescatter(s): collectives that reduce no gradients. */
@@ -121,6 +165,47 @@ int horovod_done(struct pt_regs *ctx)
 	return submit(NETMON_HOROVOD, NETMON_STEP_DONE, hash_of(SECOND(ctx)), 1);
 }
 
+int horovod_done_cow(struct pt_regs *ctx)
+{
+	return submit(NETMON_HOROVOD, NETMON_STEP_DONE, hash_of_cow(SECOND(ctx)), 1);
+}
+
+/*
+ * std::shared_ptr<gloo::Context> Rendezvous(prefix, address, port, rank, size, …), the pointer in memory. Called when
+ * Horovod is set up, with the prefix "global" for the job as a whole: an elastic job gives its ranks out again, and
+ * tells nobody but the process.
+ */
+static __always_inline int submit_rank(struct pt_regs *ctx, u64 characters, u64 length)
+{
+	const u64 global = 0x6c61626f6c67; /* as it lies in memory */
+	u64 prefix = 0;
+
+	if (length != 6 || bpf_probe_read_user(&prefix, 6, (void *)characters) || prefix != global)
+		return 0;
+	return submit(NETMON_HOROVOD, NETMON_STEP_RANK,
+		      (u64)FOURTH_AFTER_RESULT(ctx) << 32 | (u32)FIFTH_AFTER_RESULT(ctx), 0);
+}
+
+int horovod_rank(struct pt_regs *ctx)
+{
+	struct cxx_string prefix = {};
+
+	if (bpf_probe_read_user(&prefix, sizeof(prefix), (void *)FIRST_AFTER_RESULT(ctx)))
+		return 0;
+	return submit_rank(ctx, prefix.characters, prefix.length);
+}
+
+int horovod_rank_cow(struct pt_regs *ctx)
+{
+	struct cow_string prefix = {};
+	struct cow_head head = {};
+
+	if (bpf_probe_read_user(&prefix, sizeof(prefix), (void *)FIRST_AFTER_RESULT(ctx)) ||
+	    bpf_probe_read_user(&head, sizeof(head), (void *)(prefix.characters - sizeof(head))))
+		return 0;
+	return submit_rank(ctx, prefix.characters, head.length);
+}
+
 /* void c10d::Reducer::all_reduce_bucket(this, Bucket&): a DDP model's own, so nothing but gradients. */
 int reducer_enqueue(struct pt_regs *ctx)
 {
@@ -139,10 +224,67 @@ int reducer_wait_end(struct pt_regs *ctx)
 	return submit(NETMON_REDUCER, NETMON_STEP_WAIT_END, mix(NETMON_HASH_SEED, FIRST(ctx)), 0);
 }
 
-/* ncclResult_t ncclAllReduce(send, receive, count, …): a buffer that is sent again has the same address and size. */
+/*
+ * What has no name is known by its size: its memory is another one in each step. User space tells those of one size
+ * apart by their order.
+ */
+static __always_inline int submit_unnamed(u8 library, u64 size, u64 least)
+{
+	return submit(library, size < least ? NETMON_STEP_OTHER : NETMON_STEP_ENQUEUE, mix(NETMON_HASH_SEED, size), 1);
+}
+
+/* ncclResult_t ncclAllReduce(send, receive, count, …) */
 int nccl_enqueue(struct pt_regs *ctx)
 {
-	u64 name = mix(mix(NETMON_HASH_SEED, FIRST(ctx)), THIRD(ctx));
+	return submit_unnamed(NETMON_NCCL, THIRD(ctx), NETMON_LEAST_GRADIENT_VALUES);
+}
 
-	return submit(NETMON_NCCL, NETMON_STEP_ENQUEUE, name, 1);
+/* ProcessGroupNCCL::allreduce(this, tensors, options): shows that gradients go by NCCL, where its own calls do not. */
+int nccl_call(struct pt_regs *ctx)
+{
+	return submit(NETMON_NCCL, NETMON_STEP_OTHER, 0, 0);
+}
+
+/* gloo's AllreduceOptions, and what it has pointers to: a buffer of its memory. */
+struct gloo_allreduce {
+	u64 context[2], timeout_ms, algorithm;
+	struct cxx_vector in;
+	u64 in_capacity;
+	struct cxx_vector out;
+};
+
+struct gloo_buffer {
+	u64 methods, memory, bytes;
+};
+
+/* ProcessGroupGloo::allreduce(this, tensors, options), in the thread that trains. */
+int gloo_call(struct pt_regs *ctx)
+{
+	return submit(NETMON_GLOO, NETMON_STEP_CALL, 0, 0);
+}
+
+/* void gloo::allreduce(AllreduceOptions const&), in the same order, in threads that PyTorch keeps for it. */
+int gloo_enqueue(struct pt_regs *ctx)
+{
+	struct gloo_allreduce options = {};
+	struct gloo_buffer buffer = {};
+	u64 first = 0;
+
+	if (bpf_probe_read_user(&options, sizeof(options), (void *)FIRST(ctx)) ||
+	    bpf_probe_read_user(&first, sizeof(first), (void *)options.out.begin) ||
+	    bpf_probe_read_user(&buffer, sizeof(buffer), (void *)first))
+		return submit(NETMON_GLOO, NETMON_STEP_OTHER, 0, 0);
+	return submit_unnamed(NETMON_GLOO, buffer.bytes, NETMON_LEAST_GRADIENT_BYTES);
+}
+
+/* bool c10d::Work::wait(this, timeout) */
+int work_wait_begin(struct pt_regs *ctx)
+{
+	return submit(NETMON_GLOO, NETMON_STEP_WAIT_BEGIN, 0, 0);
+}
+
+/* void c10d::Work::synchronize(this), called once the tensor has come, by the thread that reduces it. */
+int work_wait_end(struct pt_regs *ctx)
+{
+	return submit(NETMON_GLOO, NETMON_STEP_WAIT_END, 0, 0);
 }

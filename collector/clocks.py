@@ -113,6 +113,10 @@ class Traffic:
             return None
         at, late = self._delays(first, second, early)
         back_at, back_late = self._delays(second, first, early)
+        held = all(self._hosts[number].alignment.fit for number in (first, second))
+        matched = len(at) >= self._shared(first, second) / 2 and len(back_at) >= self._shared(second, first) / 2
+        if not held and not matched:  # some onsets meet by chance, whatever the clocks are
+            return None
         # A packet's time is the start of its bucket: it was received by the end of one of the receiver's.
         width, back_width = self._hosts[second].bucket_ns, self._hosts[first].bucket_ns
         bounds = Bounds(at, late + width, back_at, -back_late - back_width)
@@ -135,6 +139,15 @@ class Traffic:
         sent, received = self._of(self._sent, sender), self._of(self._received, receiver)
         i, j = match_onsets(sent, received, early_ns)
         return sent["time_ns"][i], received["time_ns"][j] - sent["time_ns"][i]
+
+    def _shared(self, sender: int, receiver: int) -> int:
+        """How many onsets the receiver should have seen, too: of its flows, and since it began to look."""
+        sent, received = self._of(self._sent, sender), self._of(self._received, receiver)
+        if not len(received):
+            return 0
+        begin, end = received["time_ns"].min() - REST_NS, received["time_ns"].max() + REST_NS
+        seen = (sent["time_ns"] >= begin) & (sent["time_ns"] <= end) & np.isin(sent["key"], received["key"])
+        return int(seen.sum())
 
     @staticmethod
     def _of(table: Table, host: int) -> Table:

@@ -21,6 +21,7 @@ from netmon.dl.inference import (
     InferredJob,
     LinkFlow,
 )
+from netmon.dl.sums import sums_by_two
 from netmon.records import Mark, Moment, Owner, Source, Table, empty
 
 _log = logging.getLogger(__name__)
@@ -208,13 +209,7 @@ class Inferring:
 
 def _grains(time_ns: npt.NDArray[np.int64], flow: npt.NDArray[np.int64], payload_bytes: npt.NDArray[np.int64]) -> Table:
     """One row per millisecond and flow, dtype TRAFFIC, sorted by time."""
-    grain = time_ns // _GRAIN_NS
-    order = np.lexsort((flow, grain))
-    grain, flow, payload_bytes = grain[order], flow[order], payload_bytes[order]
-    if not len(grain):
-        return empty(TRAFFIC)
-    first = np.flatnonzero(np.concatenate([[True], (np.diff(grain) != 0) | (np.diff(flow) != 0)]))
-    rows = np.empty(len(first), TRAFFIC)
-    rows["time_ns"], rows["flow"] = grain[first] * _GRAIN_NS, flow[first]
-    rows["payload_bytes"] = np.add.reduceat(payload_bytes, first)
+    grain, flow, payload_bytes = sums_by_two(time_ns // _GRAIN_NS, flow, payload_bytes)
+    rows = np.empty(len(grain), TRAFFIC)
+    rows["time_ns"], rows["flow"], rows["payload_bytes"] = grain * _GRAIN_NS, flow, payload_bytes
     return rows

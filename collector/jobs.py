@@ -3,7 +3,7 @@
 
 import math
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -31,9 +31,14 @@ class _Rank:
 @dataclass
 class _Job:
     ranks: dict[int, _Rank] = field(default_factory=dict)
+    size: int = 0  # as the rank says that was heard last: an elastic job changes it; 0: unknown
     pattern: str = ""  # as the traffic shows it
     scores: tuple[SourceScore, ...] = ()  # the last ones, when the ranks are gone
     slowest: SlowIteration | None = None  # None: not known since the last iteration
+
+    def members(self) -> dict[int, _Rank]:
+        """The ranks that it has now."""
+        return {number: rank for number, rank in self.ranks.items() if not self.size or number < self.size}
 
 
 class Jobs:
@@ -50,6 +55,7 @@ class Jobs:
         self._jobs[iteration.job] = job  # the job with the newest iteration is last
         if len(self._jobs) > _MOST_JOBS:
             del self._jobs[next(iter(self._jobs))]
+        job.size = iteration.size or job.size
         rank = job.ranks.get(iteration.rank)
         if rank is None or (rank.ended and iteration.number <= rank.ended[-1].number):
             rank = job.ranks[iteration.rank] = _Rank(host)  # or a new process, which counts anew
@@ -76,28 +82,34 @@ class Jobs:
         """One line per rank that has stopped while the others went on."""
         lines = []
         for name, job in sorted(self._jobs.items()):
-            last = {number: rank.ended[-1].number for number, rank in job.ranks.items()}
-            for number, rank in sorted(job.ranks.items()):
+            last = {number: rank.ended[-1].number for number, rank in job.members().items()}
+            for number, rank in sorted(job.members().items()):
                 if max(last.values()) - last[number] >= _BEHIND:
                     lines.append(f"rank {number} of job {name!r} on {rank.host}: no iteration since {last[number]}")
         return lines
 
-    def views(self, scores: Iterable[tuple[str, SourceScore]] = ()) -> tuple[JobView, ...]:
-        """One view per job, by name; scores: (job, score of one rank's source)."""
+    def views(
+        self, scores: Iterable[tuple[str, SourceScore]] = (), stepping: Collection[str] = ()
+    ) -> tuple[JobView, ...]:
+        """One view per job, by name.
+
+        scores: (job, score of one rank's source); stepping: the jobs that have ranks, so that no score means none.
+        """
         scores = list(scores)
         for name, job in self._jobs.items():
-            job.scores = combined(score for of, score in scores if of == name) or job.scores
+            told = combined(score for of, score in scores if of == name)
+            job.scores = told if name in stepping else told or job.scores
         return tuple(self._view(name, job) for name, job in sorted(self._jobs.items()))
 
     def _view(self, name: str, job: _Job) -> JobView:
-        ranks = job.ranks
+        ranks = job.members()
         recent = [iteration for rank in ranks.values() for iteration in rank.ended]
         durations = np.array([iteration.end_ns - iteration.start_ns for iteration in recent], np.int64)
         numbers, of_iteration = np.unique([iteration.number for iteration in recent], return_inverse=True)
         slowest_ns = np.zeros(len(numbers), np.int64)
         np.maximum.at(slowest_ns, of_iteration, durations)
         latest = max(recent, key=lambda iteration: iteration.number)
-        size = max(len(ranks), *(iteration.size for iteration in recent))
+        size = max(len(ranks), job.size)
         parameters = latest.parameters or self._parameters
         sent = [rank.accounted[-1][1].dl_tx_bytes for rank in ranks.values() if rank.accounted]
         if job.slowest is None:

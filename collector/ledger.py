@@ -36,7 +36,10 @@ class LedgerRow:
 
     @property
     def invisible_bytes(self) -> int:
-        """What the NIC carried and nothing accounts for. Below 0 where a bucket straddles the interval's edge."""
+        """What the NIC carried and nothing accounts for.
+
+        Below 0 where a bucket straddles the interval's edge, or came too late for the interval before.
+        """
         known = self.attributed_bytes + self.overflow_bytes + self.lost_kernel_bytes + self.lost_agent_bytes
         return self.nic_bytes - known
 
@@ -87,6 +90,7 @@ class LedgerAccount:
         self._stored_until_ns = stored_until_ns
         self._samples: list[deque[LedgerSample]] = [deque() for _ in range(len(links))]
         self._attributed = Segments(len(links))
+        self._told_until: npt.NDArray[np.int64] = np.zeros(len(links), np.int64)
         self.resets = 0  # intervals left out because a counter went backwards
         # Per link: NIC, attributed, overflow, lost in kernel, lost in agent.
         self.totals: npt.NDArray[np.int64] = np.zeros((len(links), 5), np.int64)
@@ -101,8 +105,8 @@ class LedgerAccount:
             self._attributed.cut(sample.time_ns, settled_ns)
 
     def add(self, start_ns: npt.NDArray[np.int64], link: npt.NDArray[np.int64], wire: npt.NDArray[np.int64]) -> None:
-        """Add settled bucket rows."""
-        self._attributed.add(start_ns, link, wire)
+        """Add settled bucket rows. One that comes after its interval was given out is counted in the next."""
+        self._attributed.add(np.maximum(start_ns, self._told_until[link]), link, wire)
 
     def rows(self, settled_ns: int) -> list[LedgerRow]:
         """The intervals that ended by settled_ns and are not in the dataset yet."""
@@ -111,6 +115,7 @@ class LedgerAccount:
             while len(samples) > 1 and samples[1].time_ns <= settled_ns:
                 before, after = samples.popleft(), samples[0]
                 attributed = int(self._attributed.between(before.time_ns, after.time_ns)[link])
+                self._told_until[link] = after.time_ns
                 row = ledger_row(link, before, after, attributed)
                 if row is None:
                     self.resets += 1

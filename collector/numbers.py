@@ -21,6 +21,10 @@ class Numbers:
         """As JobNumbers.resume."""
         self._jobs.setdefault(job, JobNumbers()).resume(rank, trust, shift)
 
+    def go_on(self, job: str, rank: int, trust: Trust, shift: int) -> None:
+        """As JobNumbers.go_on."""
+        self._jobs.setdefault(job, JobNumbers()).go_on(rank, trust, shift)
+
     def shift(self, job: str, rank: int) -> int:
         """What to add to the rank's own numbers."""
         return self._jobs[job].shift(rank) if job in self._jobs else 0

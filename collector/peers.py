@@ -24,11 +24,13 @@ class Peers:
         self._owners: dict[_Key, tuple[str, int]] = {}  # job and rank
 
     def add(self, flow: Flow) -> None:
-        """Take in a flow, if a rank owns it."""
+        """Take in a flow, if a rank owns it; if one did and another process does now, it is forgotten."""
         if flow.owner.job and flow.owner.source != BY_PEER:
             key = _key(flow, flow.direction)
             self.addresses[_local(flow)] += key not in self._owners
             self._owners[key] = flow.owner.job, flow.owner.rank
+        elif flow.owner.pid and not flow.owner.job:
+            self.forget(flow)
 
     def rank(self, flow: Flow) -> int:
         """Rank of the peer; −1 where it is not known."""

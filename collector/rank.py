@@ -7,8 +7,10 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from collector.claims import Step
 from netmon.dl.iterations import Iteration, IterationTracker
-from netmon.records import Source
+from netmon.dl.numbering import Trust
+from netmon.records import Mark, Moment, Source
 
 
 class Resumed(NamedTuple):
@@ -18,6 +20,15 @@ class Resumed(NamedTuple):
     parameters: int
     end_ns: int  # of its last iteration, mono
     number: int  # of that iteration, as the rank counts
+
+
+class Earlier(NamedTuple):
+    """What a process has been in the same job, before the job gave its ranks out anew."""
+
+    name: str  # the job's
+    came_to: Resumed
+    trust: Trust
+    shift: int  # of its numbers
 
 
 @dataclass
@@ -31,6 +42,12 @@ class Rank:
     joined: dict[Source, int] = field(default_factory=dict)  # when, mono
     left: dict[Source, int] = field(default_factory=dict)
     fresh: bool = False  # it has marks that its number in the job has not been checked with
+    first_ns: int = 0  # its first step, mono; 0: it has not stepped
+    last_ns: int = 0  # its latest mark of a step
+    earlier: Earlier | None = None
+    later: bool = False  # the process is another rank now, or this one anew
+    # What to add to its numbers, and whether they are relative, once it has left: the common count goes on without it.
+    settled_count: tuple[int, bool] | None = None
 
     @property
     def number(self) -> int:
@@ -41,9 +58,37 @@ class Rank:
         """Every source that saw it join has seen it leave."""
         return bool(self.left) and self.left.keys() >= self.joined.keys()
 
+    def add(self, mark: Mark) -> None:
+        """It has made a mark."""
+        self.fresh = True
+        if mark.source == Source.INFERRED and self.pid:
+            return
+        self.last_ns = max(self.last_ns, mark.time_ns)
+        if not self.first_ns and mark.moment in (Moment.STEP_START, Moment.FIRST_ENQUEUE):
+            self.first_ns = mark.time_ns
+
+    def step(self, offset_ns: int) -> Step:
+        """What it steps as; offset_ns: from mono to UTC."""
+        return Step(self.number, self.tracker.size, self.first_ns + offset_ns, self.last_ns + offset_ns)
+
+    def leave(self, time_ns: int) -> None:
+        """No source will tell more of it as this rank."""
+        self.left = dict.fromkeys(self.joined, time_ns) | self.left
+        for source in self.left:
+            self.tracker.leave(source)
+
+    def resized(self, size: int) -> bool:
+        """Its job has another size by now: it has been set up anew."""
+        return bool(self.name) and bool(size) and self.tracker.size not in (0, size)
+
+    def unnamed(self) -> bool:
+        """It steps, and it is not known yet of which job."""
+        return not self.name and self.tracker.source is not None
+
     def gone(self, settled_ns: int) -> bool:
         """It has left, and all its rows are accounted for."""
-        return self.leaving() and not self.ended and max(self.left.values()) < settled_ns
+        waits = bool(self.ended) or self.unnamed()
+        return self.leaving() and not waits and max(self.left.values()) < settled_ns
 
     def trains(self, time_ns: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
         """Whether it had joined, and not yet left, at each of the times (mono)."""
@@ -53,7 +98,13 @@ class Rank:
     def stored(self) -> Resumed:
         """How far it has come."""
         tracker = self.tracker
-        return Resumed(tracker.size, tracker.parameters, tracker.finished_ns, tracker.last_number)
+        end_ns = max(tracker.finished_ns, *self.left.values()) if self.left else tracker.finished_ns
+        return Resumed(tracker.size, tracker.parameters, end_ns, tracker.last_number)
+
+    def is_rank(self, job: str, number: int) -> bool:
+        """Whether what the traffic tells of a rank is about it."""
+        known_as = self.name or (self.earlier.name if self.earlier else "")
+        return (known_as, self.number) == (job, number)
 
     def needed_since(self) -> int | None:
         """Start of the earliest iteration that is open or waits for its rows (mono ns)."""

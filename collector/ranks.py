@@ -11,7 +11,7 @@ import numpy.typing as npt
 from collector.claims import Claims, Holder
 from collector.flows import FlowTable
 from collector.numbers import Numbers
-from collector.rank import Rank, Resumed
+from collector.rank import Earlier, Rank, Resumed
 from netmon.dl.account import HostAccount, Party, Tally
 from netmon.dl.iterations import Iteration, IterationTracker
 from netmon.dl.numbering import Trust
@@ -59,7 +59,9 @@ class Ranks:
         self._parameters = parameters
         self._numbers = numbers or Numbers()
         self._claims = claims or Claims()
+        self.offset_ns = 0  # from mono to UTC
         self._ranks: dict[_Key, Rank] = {}
+        self._past: list[Rank] = []  # whose processes have joined as the same rank again; their rows have not settled
         self._resumed: dict[tuple[str, int], Resumed] = {}
         self._aside: dict[_Key, list[Mark]] = {}
         self._gone: dict[_Key, None] = {}
@@ -90,7 +92,7 @@ class Ranks:
         if mark.moment == Moment.JOIN:
             self._join(key, mark, settled_ns)
         elif key in self._gone:
-            self.unusable[GONE] += 1
+            self.unusable[GONE] += mark.moment != Moment.LEAVE
         elif settled_ns - mark.time_ns > _LONGEST_HISTORY_NS:
             self.unusable[DISTANT] += 1
         elif key in self._ranks or self._joins_by_stepping(mark):
@@ -112,7 +114,7 @@ class Ranks:
     def _key(self, mark: Mark) -> _Key:
         """Whose mark it is. The traffic knows no process: what it tells is about whoever steps as that rank."""
         if mark.pid == 0:
-            steps = [key for key, rank in self._ranks.items() if (rank.name, rank.number) == (mark.job, mark.rank)]
+            steps = [key for key, rank in self._ranks.items() if rank.is_rank(mark.job, mark.rank)]
             if steps:
                 return steps[-1]
         return mark.job, mark.rank, mark.pid
@@ -120,14 +122,33 @@ class Ranks:
     def _join(self, key: _Key, mark: Mark, settled_ns: int) -> None:
         self._gone.pop(key, None)
         rank = self._ranks.get(key)
-        if rank is None:
-            rank = self._ranks[key] = Rank(IterationTracker(mark.job, mark.rank), key[2])
+        if rank and mark.source in rank.left and rank.name and not rank.leaving():
+            self._numbers.go_on(rank.name, rank.number, *self._numbers.state(rank.name, rank.number))
+        if rank is None or rank.leaving() or rank.resized(mark.size):
+            earlier = self._earlier(key, mark)
+            self._past += [rank] if rank else []
+            rank = self._ranks[key] = Rank(IterationTracker(mark.job, mark.rank), key[2], earlier=earlier)
         rank.tracker.size, rank.tracker.parameters = mark.size, mark.parameters or rank.tracker.parameters
         rank.tracker.join(mark.source)
         rank.joined[mark.source] = mark.time_ns
         rank.left.pop(mark.source, None)
         for early in self._aside.pop(key, []):
             self._apply(rank, early, settled_ns)
+
+    def _earlier(self, key: _Key, mark: Mark) -> Earlier | None:
+        """What the process has been until now, if it was of the job: it is that no more."""
+        job, _, pid = key
+        lives = [rank for rank in self._all() if pid and rank.pid == pid and rank.tracker.job == job and rank.name]
+        if not lives:
+            return None
+        for rank in lives:
+            rank.later = True
+            if not rank.leaving():
+                rank.leave(mark.time_ns)
+                self._end(rank, leaving=True)
+                self._release(rank)
+        last = max(lives, key=lambda rank: rank.tracker.finished_ns)
+        return Earlier(last.name, last.stored(), *self._numbers.state(last.name, last.number))
 
     def _keep_aside(self, key: _Key, mark: Mark) -> None:
         aside = self._aside.setdefault(key, [])
@@ -139,35 +160,52 @@ class Ranks:
             aside.append(mark)
 
     def _apply(self, rank: Rank, mark: Mark, settled_ns: int) -> None:
+        if not rank.pid and rank.name and not self._hold(rank):
+            return  # a process is this rank now, somewhere, and tells more
+        if mark.source == Source.INFERRED and rank.earlier and not rank.first_ns:
+            return  # what it did when the job was set up anew
         unusable = rank.tracker.unusable
         if mark.moment == Moment.LEAVE:
             rank.left[mark.source] = mark.time_ns
             rank.tracker.leave(mark.source)
         else:
             rank.tracker.add(mark)
-            rank.fresh = True
+            rank.add(mark)
             # A mark that the tracker passes over has been heard before, as after a reconnection: no cut.
             heard = rank.tracker.unusable > unusable
             if not heard and not self.account.payload.cut(mark.time_ns, settled_ns):
                 self._late(rank, mark)
         if rank.name:
-            self._claims.hold(rank.name, rank.number, self._holder_of(rank))
-        elif rank.tracker.source is not None:
-            self._claim(rank)
-        self._end(rank, leaving=rank.leaving())
+            self._hold(rank)
+        self._go_on(rank)
         self.unusable[REPEATED] += rank.tracker.unusable - unusable
-        if rank.leaving() and rank.name:
-            self._claims.release(rank.name, rank.number, self._holder_of(rank))
+
+    def _go_on(self, rank: Rank) -> None:
+        """Name the rank, if that can be, and take what it has come to."""
+        if rank.unnamed():
+            self._claim(rank, wait=not rank.leaving())
+        if rank.name:
+            self._end(rank, leaving=rank.leaving())
+            if rank.leaving():
+                self._release(rank)
+
+    def _hold(self, rank: Rank) -> bool:
+        return self._claims.hold(rank.name, rank.step(self.offset_ns), self._holder_of(rank))
+
+    def _release(self, rank: Rank) -> None:
+        self._claims.release(rank.name, rank.number, self._holder_of(rank))
 
     def _end(self, rank: Rank, leaving: bool) -> None:
         ended = rank.tracker.finished(leaving)
         rank.ended += ended
         self._fresh += [(rank, iteration) for iteration in ended]
 
-    def _claim(self, rank: Rank) -> None:
-        """The process steps: it is this rank of the job, or of another job of that name."""
+    def _claim(self, rank: Rank, wait: bool = True) -> None:
+        """The process steps: it is this rank of the job, or of another job of that name, or that cannot be told yet."""
         tracker = rank.tracker
-        rank.name = self._claims.claim(tracker.job, tracker.rank, tracker.size, self._holder_of(rank))
+        rank.name = self._claims.claim(tracker.job, rank.step(self.offset_ns), self._holder_of(rank), wait)
+        if not rank.name:
+            return
         if rank.name != tracker.job:
             self.renamed[tracker.job, rank.pid] = rank.name
             self.warn(
@@ -177,9 +215,12 @@ class Ranks:
         stored = self._resumed.pop((rank.name, tracker.rank), None)
         if stored is None and rank.pid == 0:  # known by its traffic, which is told late: maybe of a process before it
             stored = self._left.get((rank.name, tracker.rank))
-        if stored is None:
+        if stored is None and rank.earlier:
+            stored = rank.earlier.came_to
+            self._numbers.go_on(rank.name, tracker.rank, rank.earlier.trust, rank.earlier.shift)
+        elif stored is None:
             self._numbers.forget(rank.name, tracker.rank)
-        else:
+        if stored:
             tracker.size, tracker.parameters = tracker.size or stored.size, tracker.parameters or stored.parameters
             tracker.resume(stored.end_ns, stored.number)
 
@@ -199,7 +240,11 @@ class Ranks:
 
     def align(self, offset_ns: int, error_ns: int) -> None:
         """Find the common numbers of the ranks; offset_ns: what to add to mono times, right to error_ns."""
-        for rank in [rank for rank in self._stepping() if rank.fresh]:
+        self.offset_ns = offset_ns
+        for rank in self._ranks.values():
+            if rank.unnamed():
+                self._go_on(rank)
+        for rank in [rank for rank in self._stepping() if rank.fresh and not rank.later]:
             rank.fresh, tracker = False, rank.tracker
             events = tracker.events(offset_ns)
             if self._numbers.tell(rank.name, rank.number, tracker.trust, events, error_ns):
@@ -208,14 +253,28 @@ class Ranks:
                     f"iterations of rank {rank.number} of job {rank.name!r} on {self._holder.host} are numbered anew: "
                     f"its own number {shift:+d}"
                 )
+        for rank in self._stepping():
+            rank.settled_count = self._count(rank) if rank.leaving() else None
+
+    def _count(self, rank: Rank) -> tuple[int, bool]:
+        """What to add to the rank's own numbers, and whether they count only from when somebody began to look."""
+        whose = rank.name, rank.number
+        return rank.settled_count or (self._numbers.shift(*whose), self._numbers.relative(*whose))
 
     def _numbered(self, rank: Rank, iteration: Iteration) -> Iteration:
-        shift = self._numbers.shift(rank.name, rank.number)
-        relative = iteration.relative and self._numbers.relative(rank.name, rank.number)
-        return replace(iteration, job=rank.name, number=iteration.number + shift, relative=relative)
+        shift, relative = self._count(rank)
+        number = iteration.number + shift
+        return replace(iteration, job=rank.name, number=number, relative=iteration.relative and relative)
+
+    def _all(self) -> list[Rank]:
+        return [*self._past, *self._ranks.values()]
 
     def _stepping(self) -> list[Rank]:
-        return [rank for rank in self._ranks.values() if rank.name]
+        return [rank for rank in self._all() if rank.name]
+
+    def stepping_jobs(self) -> set[str]:
+        """The jobs with a rank here that has not left."""
+        return {rank.name for rank in self._stepping() if not rank.leaving()}
 
     def names(self) -> list[tuple[str, int]]:
         """(job, rank) of each rank, in the order that the other methods use."""
@@ -225,7 +284,7 @@ class Ranks:
         """Iteration of the place-th rank at each time; −1 between iterations."""
         rank = self._stepping()[place]
         numbers = rank.tracker.numbers_at(start_ns)
-        return np.where(numbers >= 0, numbers + self._numbers.shift(rank.name, rank.number), -1)
+        return np.where(numbers >= 0, numbers + self._count(rank)[0], -1)
 
     def training(self, time_ns: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
         """Which rank trains at which time: (ranks, times).
@@ -267,19 +326,21 @@ class Ranks:
         return self.account.tally(whose, flows.job(rank.name), flows.parties, *span, alone=iteration.size == 1)
 
     def _forget(self, settled_ns: int) -> None:
+        self._past = [rank for rank in self._past if not rank.gone(settled_ns)]
         for key in [key for key, rank in self._ranks.items() if rank.gone(settled_ns)]:
             rank = self._ranks.pop(key)
             self._gone[key] = None
             if rank.name:
                 self._left[rank.name, rank.number] = rank.stored()
-            if rank.name and (rank.name, rank.number) not in self.names():
+            taken = (rank.name, rank.number) in self.names() or self._claims.held(rank.name, rank.number)
+            if rank.name and not taken:
                 self._numbers.forget(rank.name, rank.number)
         for key in list(self._gone)[:-_MOST_GONE]:
             del self._gone[key]
         for name in list(self._left)[:-_MOST_GONE]:
             del self._left[name]
         oldest = settled_ns
-        for rank in self._ranks.values():
+        for rank in self._all():
             needed = rank.needed_since()
             before = settled_ns if needed is None else min(settled_ns, needed)
             rank.tracker.forget(before)
@@ -290,6 +351,9 @@ class Ranks:
 
     def end_of_stream(self) -> None:
         """No more marks will come: this may end iterations."""
+        for rank in self._ranks.values():
+            if rank.unnamed():
+                self._claim(rank, wait=False)
         for rank in self._stepping():
             self._end(rank, leaving=True)
 
@@ -299,5 +363,5 @@ class Ranks:
 
     def needed_since(self, horizon_ns: int) -> int | None:
         """Start of the earliest iteration that is still open, unless it is too old to wait for (mono ns)."""
-        times = [time for time in (rank.needed_since() for rank in self._ranks.values()) if time is not None]
+        times = [time for time in (rank.needed_since() for rank in self._all()) if time is not None]
         return min((time for time in times if time > horizon_ns - _LONGEST_NEED_NS), default=None)

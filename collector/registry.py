@@ -137,6 +137,7 @@ class Registry:
             silent = now - entry.last_heard
             if silent > _SILENT_AFTER_S and not entry.settled:
                 self.settle(entry, leaving=False)
+                entry.session.window.ranks.release()
             if silent > _LEAVE_AFTER_S and not entry.connected and not entry.left:
                 self.settle(entry, leaving=True)
             replaced = newest[entry.session.hello.host] != name

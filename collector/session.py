@@ -71,7 +71,11 @@ class Session:
 
     def process(self, batch: Batch) -> Output:
         """Take in the next batch. Raises WireError."""
+        renamed = self.window.renamed
         output = self.window.add(batch)
+        if self.window.renamed != renamed:
+            for flow in self.window.flows.flows:
+                self._peers.add(flow)
         self.received = batch.sequence
         self._first = self._first or batch.sequence
         self._find_served(batch)
@@ -81,7 +85,7 @@ class Session:
 
     def _find_served(self, batch: Batch) -> None:
         """Flows that are a job's by their other end; the other end may be described before or after."""
-        for flow in batch.flows:
+        for flow in map(self.window.named, batch.flows):
             self._peers.add(flow)
             self._served.add(flow, batch.horizon_ns)
         for flow in self._served.take(self.window.flows.jobs, batch.horizon_ns):

@@ -33,7 +33,10 @@ def take_snapshot(
         share_window_ns=max((window.window_ns for window, _ in hosts), default=settings.share_window_ns),
         hosts=tuple(_host(window, connected, now_utc_ns) for window, connected in hosts),
         links=tuple(view for (window, _), r in zip(hosts, rows, strict=True) for view in _links(window, r)),
-        jobs=jobs.views([score for window, _ in hosts for score in window.ranks.scores()]),
+        jobs=jobs.views(
+            [score for window, _ in hosts for score in window.ranks.scores()],
+            {job for window, _ in hosts for job in window.ranks.stepping_jobs()},
+        ),
         flows=tuple(sorted(fastest, key=lambda view: -view.wire_bps)[:flows]),
         warnings=(*warnings, *jobs.warnings(), *(line for window, _ in hosts for line in window.ranks.warnings)),
     )

@@ -91,7 +91,7 @@ class HostWindow:
         self._arrivals: deque[_Arrival] = deque()
         self._carried: deque[Table] = deque(maxlen=_MOST_CARRIED)
         self._introduced = [mark for mark in hello.marks if mark.moment != Moment.JOIN]
-        self._renamed = 0  # processes
+        self.renamed = 0  # processes
         self._resume_state(resume)
         self._introduce(hello)
 
@@ -155,15 +155,16 @@ class HostWindow:
 
     def _rename(self) -> None:
         """Flows of a process that turned out to be of another job of the same name."""
-        if len(self.ranks.renamed) == self._renamed:
+        if len(self.ranks.renamed) == self.renamed:
             return
-        self._renamed = len(self.ranks.renamed)
+        self.renamed = len(self.ranks.renamed)
         for flow in list(self.flows.flows):
             self._describe(flow)
 
     def _align(self, batch: Batch) -> None:
         now_ns = max(self.horizon_ns, batch.horizon_ns)
         jump_ns = self.alignment.update(batch.clock, batch.exchanges, now_ns, self.settled_ns)
+        self.ranks.offset_ns = self.alignment.offset_ns
         if jump_ns:
             by = f"{jump_ns / NS_PER_S:+.3f} s"
             self.ranks.warn(f"rows of {self.hello.host} move by {by}: its clock has jumped, or is only now known")
@@ -178,8 +179,12 @@ class HostWindow:
             self._describe(flow)
 
     def _describe(self, flow: Flow) -> None:
+        self.flows.describe(self.named(flow))
+
+    def named(self, flow: Flow) -> Flow:
+        """The flow with the name of its job that was given to it where two jobs have one name."""
         name = self.ranks.renamed.get((flow.owner.job, flow.owner.pid)) if flow.owner.job else None
-        self.flows.describe(replace(flow, owner=replace(flow.owner, job=name)) if name else flow)
+        return replace(flow, owner=replace(flow.owner, job=name)) if name else flow
 
     def infer(self, marks: list[Mark]) -> Output:
         """Take in what the traffic tells about this host's ranks."""
@@ -221,9 +226,9 @@ class HostWindow:
         windows, classes = self.classifier.classify(rows)
         self._account(rows, windows, classes)
         settled = self._stamped(rows, classes)
+        ended = self.ranks.ended()  # with the common numbers, of which a rank that has gone has none
         iterations = self.ranks.settle(self.settled_ns, self.flows)
-        ledger = self.ledger.rows(self.settled_ns)
-        return Output(settled[~rows["stored"]], iterations, ledger, self.ranks.ended())
+        return Output(settled[~rows["stored"]], iterations, self.ledger.rows(self.settled_ns), ended)
 
     def _account(self, rows: Table, windows: Windows, classes: npt.NDArray[np.uint8]) -> None:
         """Count settled rows wherever somebody will ask for sums of them."""
@@ -243,7 +248,8 @@ class HostWindow:
         settled["job"], settled["iteration"] = state["job"], -1
         for place, (job, rank) in enumerate(self.ranks.names()):
             own = (state["job"] == self.flows.job(job)) & (state["rank"] == rank)
-            settled["iteration"][own] = self.ranks.numbers_at(place, start[own])
+            # One may have been this rank before another one, or before it joined anew.
+            settled["iteration"][own] = np.maximum(settled["iteration"][own], self.ranks.numbers_at(place, start[own]))
         others = np.flatnonzero(state["job"] == 0)
         settled["job"][others], settled["iteration"][others] = self._met(start[others])
         for name in ("packets", "wire_bytes", "payload_bytes"):

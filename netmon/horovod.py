@@ -18,6 +18,7 @@ import socket
 import struct
 import sys
 import time
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -33,7 +34,7 @@ _RESET_NS = 100_000_000  # an elastic reset takes longer
 
 
 class _Step:
-    """The context of one step: begun and ended."""
+    """The context of one step: begun, and ended or given up."""
 
     def __init__(self, steps: "Steps") -> None:
         self._steps = steps
@@ -41,8 +42,11 @@ class _Step:
     def __enter__(self) -> None:
         self._steps.begin()
 
-    def __exit__(self, *exception: object) -> None:
-        self._steps.end()
+    def __exit__(self, exception: object, *where: object) -> None:
+        if exception is None:
+            self._steps.end()
+        else:
+            self._steps.give_up()
 
 
 class Steps:
@@ -70,10 +74,13 @@ class Steps:
         self._socket: socket.socket | None = None
         self._try_again_ns = 0
         self._enqueued = False  # in this step
+        self._given_up = False
         self._last_wait_ns = 0
-        self._rerank()
+        self.rank, self.size = self._asked()
         self._head = head(self.job, self.rank, self.size, self.parameters)
         self._connect(time.monotonic_ns())
+        itself = weakref.ref(self)
+        os.register_at_fork(after_in_child=lambda: _let_go(itself()))
 
     def step(self) -> _Step:
         """A context: one training step, the forward pass, the backward pass and the update."""
@@ -82,17 +89,34 @@ class Steps:
     def begin(self) -> None:
         """A step begins: call it before the forward pass."""
         now = time.monotonic_ns()
-        if self._asks_horovod and now - self._begun_ns > _RESET_NS and self._rerank():
-            self._tell(_JOIN, now)
+        if self._given_up or self._moved(now):
+            self._move(now)
         if self._socket is None and now >= self._try_again_ns:
             self._connect(now)
-        self._begun_ns = now
+        self._start(now)
+
+    def _start(self, now_ns: int) -> None:
+        self._begun_ns = now_ns
         self._enqueued = False
-        self._tell(_STEP_START, now)
+        self._last_wait_ns = 0
+        self._tell(_STEP_START, now_ns)
+
+    def begin_anew(self) -> None:
+        """Begins the step again if the one under way was given up, or if Horovod has given the ranks out anew since."""
+        now = time.monotonic_ns()
+        if self._given_up or self._moved(now):
+            self._move(now)
+            self._start(now)
+
+    def give_up(self) -> None:
+        """The step under way has failed, as when a peer of an elastic job dies: it is none, the next has its number."""
+        self._kept = b""
+        self._given_up = True
 
     def first_enqueue(self) -> None:
         """A gradient of this step is handed over; with the first one the communication begins."""
         if not self._enqueued:
+            self.begin_anew()
             self._enqueued = True
             self._keep(_FIRST_ENQUEUE, time.monotonic_ns())
 
@@ -112,7 +136,7 @@ class Steps:
     def next(self) -> None:
         """The step is over and the next one begins: cheaper than `end` and `begin`."""
         now = time.monotonic_ns()
-        if self._socket is None or now - self._begun_ns > _RESET_NS:
+        if self._socket is None or self._given_up or now - self._begun_ns > _RESET_NS:
             self._end(now)
             self.begin()
             return
@@ -139,20 +163,28 @@ class Steps:
         if self._socket:
             self._socket.close()
 
-    def _rerank(self) -> bool:
-        """Asks Horovod who we are, if it is there: an elastic job gives out its ranks again. True: it is news."""
+    def _asked(self) -> tuple[int, int]:
+        """Rank and size as Horovod says, if it is there: an elastic job gives its ranks out again."""
         if self._horovod is None:
             self._horovod = next((sys.modules[name] for name in _HOROVODS if name in sys.modules), None)
-        if self._horovod is None or not self._asks_horovod:
-            return False
-        try:
-            rank, size = self._horovod.rank(), self._horovod.size()
-        except Exception:  # not initialised, or between two lives of an elastic job
-            return False
-        news = (rank, size) != (self.rank, self.size)
-        self.rank, self.size = rank, size
-        self._head = head(self.job, rank, size, self.parameters)
-        return news
+        if self._horovod is not None and self._asks_horovod:
+            try:
+                return self._horovod.rank(), self._horovod.size()
+            except Exception:  # not initialised, or between two lives of an elastic job
+                pass
+        return self.rank, self.size
+
+    def _moved(self, now_ns: int) -> bool:
+        """Whether this process is another rank by now; asked only where so much time has passed that it may be."""
+        return self._asks_horovod and now_ns - self._begun_ns > _RESET_NS and self._asked() != (self.rank, self.size)
+
+    def _move(self, now_ns: int) -> None:
+        """Leaves as who it was, with all that was kept, and joins as who it is now."""
+        self._tell(_LEAVE, now_ns)
+        self._given_up = False
+        self.rank, self.size = self._asked()
+        self._head = head(self.job, self.rank, self.size, self.parameters)
+        self._tell(_JOIN, now_ns)
 
     def _connect(self, now_ns: int) -> None:
         """Joins, if there is an agent: it may come later than the training, or come again."""
@@ -188,28 +220,55 @@ class Steps:
             self._socket = None
 
 
+def _let_go(steps: Steps | None) -> None:
+    """In a child, such as a data loader: the connection is its parent's, and has to end with it."""
+    if steps is not None and steps._socket is not None:
+        steps._socket.close()
+        steps._socket = None
+
+
 def watch(optimizer: Any, **identity: Any) -> Any:
     """Marks every step of a PyTorch optimizer; returns the same optimizer, with its Steps as `.netmon`.
 
     A step runs from the end of the step before (the first one: from here) to the end of `optimizer.step()`, so
-    that the forward pass is in it. identity: as of Steps.
+    that the forward pass is in it. A step that fails, as in an elastic job, is none; the one after it begins with
+    `optimizer.zero_grad()` or its first gradient. identity: as of Steps.
     """
     if "parameters" not in identity:
         groups = getattr(optimizer, "param_groups", ())
         identity["parameters"] = sum(p.numel() for group in groups for p in group["params"] if p.requires_grad)
     steps = Steps(**identity)
     steps.begin()
-    update = optimizer.step
+    update, clear = _given_up_with(optimizer.step, steps), getattr(optimizer, "zero_grad", None)
 
     def step(*args: Any, **kwargs: Any) -> Any:
         result = update(*args, **kwargs)
         steps.next()
         return result
 
+    def zero_grad(*args: Any, **kwargs: Any) -> Any:
+        steps.begin_anew()
+        return clear(*args, **kwargs) if clear else None
+
     optimizer.step = step
+    if clear:
+        optimizer.zero_grad = zero_grad
     _watch_communication(optimizer, steps)
     optimizer.netmon = steps
     return optimizer
+
+
+def _given_up_with(call: Callable[..., Any], steps: Steps) -> Callable[..., Any]:
+    """The same call; where it fails, the step under way does."""
+
+    def called(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return call(*args, **kwargs)
+        except BaseException:
+            steps.give_up()
+            raise
+
+    return called
 
 
 def _watch_communication(optimizer: Any, steps: Steps) -> None:
@@ -218,6 +277,7 @@ def _watch_communication(optimizer: Any, steps: Steps) -> None:
     synchronize: Callable[..., Any] | None = getattr(optimizer, "synchronize", None)
     if hand_over is None or synchronize is None:
         return
+    hand_over, synchronize = _given_up_with(hand_over, steps), _given_up_with(synchronize, steps)
 
     def handed_over(*args: Any, **kwargs: Any) -> Any:
         steps.first_enqueue()
@@ -238,9 +298,13 @@ def keras_callback(**identity: Any) -> Any:
     from keras.callbacks import Callback
 
     class _Callback(Callback):  # type: ignore[misc]
+        _steps: Any = None
+
         def on_train_begin(self, logs: Any = None) -> None:
             if "parameters" not in identity:
                 identity["parameters"] = int(self.model.count_params())
+            if self._steps:  # it has failed, as an elastic job does, and trains again
+                self._steps.close()
             self._steps = Steps(**identity)
 
         def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:

@@ -1,13 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
 """The `kernel` mark: such tests are skipped, with the reason, where this machine or this user cannot run them.
 
-NETMON_REQUIRE_KERNEL=1 turns the skip into a failure, so that nobody takes silence for success.
+NETMON_REQUIRE_KERNEL=1 turns the skip into a failure, so that nobody takes silence for success. With CI=1 Hypothesis
+tries the same examples every time: a change is not refused for what it did not change.
 """
 
 import functools
 import os
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+# A machine that does other things as well is slow; that is no failure.
+same_examples = bool(os.environ.get("CI"))
+settings.register_profile(
+    "busy", deadline=None, derandomize=same_examples, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("busy")
 
 
 @functools.cache

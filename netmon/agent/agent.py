@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from netmon import __version__
 from netmon.agent.clock import Clock
 from netmon.agent.cost import CostMeter
@@ -28,10 +30,11 @@ from netmon.agent.timeline import TimelineMarks
 from netmon.kernel import nic, privilege
 from netmon.kernel.births import TOLD_MAP, TOLD_RING_BYTES, BirthTable
 from netmon.kernel.geometry import choose_geometry
-from netmon.kernel.meter import STALE_NS, Meter
+from netmon.kernel.meter import STALE_NS, Meter, mapped_array
 from netmon.kernel.nic import Nic
 from netmon.kernel.privileged import Privileged
 from netmon.kernel.ring import RingBuffer
+from netmon.kernel.timelines import Opened
 from netmon.records import STEP, Batch, Hello, Interface, LedgerSample, Mark
 from netmon.wire import netmon_pb2
 from netmon.wire.batches import encode_batch, encode_hello
@@ -80,6 +83,7 @@ class Agent:
         started = self._privileged.start(list(settings.interfaces), settings.hook, geometry)
         self._meter = Meter(started.descriptors, geometry)
         self._steps_ring = RingBuffer(started.descriptors["steps"], geometry.step_ring_bytes, STEP)
+        self._steps_lost = mapped_array(started.descriptors["steps_lost"], np.dtype("<u8"), 1)
         told = started.descriptors.get(TOLD_MAP)
         births = BirthTable(told, TOLD_RING_BYTES) if told is not None else None
         for descriptor in started.descriptors.values():
@@ -120,7 +124,7 @@ class Agent:
 
     def close(self) -> None:
         """Detaches everything, sends the rest, and waits a moment for the collector to have it."""
-        last = self._ledger.read()
+        last = self._ledger.finish()
         self._privileged.close()
         time.sleep((STALE_NS + self._settings.bucket_ns) / 1e9 + TICK_NS / 1e9)
         now = time.monotonic_ns()
@@ -143,13 +147,12 @@ class Agent:
     def _drain(self, now_ns: int) -> None:
         drained = self._meter.drain(now_ns)
         self._owners.hear(now_ns)
-        self._owners.add(describe_flows(drained, self._links, now_ns), now_ns)
         hooked = self._marks_socket.take()
-        self._owners.marks(hooked)
-        self._marks += [*hooked, *self._steps.rename(hooked)]
         steps = self._steps_ring.take()
-        if len(steps):
-            self._marks += self._steps.steps(steps)
+        marks = [*hooked, *self._steps.rename(hooked), *(self._steps.steps(steps) if len(steps) else ())]
+        self._owners.marks(marks)  # before the flows: a job that is set up anew makes its connections as its new ranks
+        self._owners.add(describe_flows(drained, self._links, now_ns), now_ns)
+        self._marks += marks
 
     def _ask_privileged(self, now_ns: int) -> None:
         if self._privileged.busy:
@@ -179,11 +182,11 @@ class Agent:
                 self._warned.add(warning)
                 log.warning("%s", warning)
 
-    def _follow_timelines(self, opened: list[tuple[int, int]], now_ns: int) -> None:
+    def _follow_timelines(self, timelines: list[Opened], now_ns: int) -> None:
         identities = self._steps.identities()
         self._marks += self._timelines.keep(identities)
-        for pid, descriptor in opened:
-            self._marks += self._timelines.follow(pid, identities.get(pid), descriptor, now_ns)
+        for opened in timelines:
+            self._marks += self._timelines.follow(opened, identities.get(opened.pid), now_ns)
         self._marks += self._timelines.read(now_ns, self._clock.sample().offset_ns)
 
     def _send_batch(self, now_ns: int, ledger: Sequence[LedgerSample] = ()) -> None:
@@ -197,7 +200,7 @@ class Agent:
             flows=self._owners.changed(),
             marks=self._marks,
             ledger=ledger or self._ledger.due(now_ns),
-            cost=self._cost.measure(self._spool.size, self._marks_socket.refused + self._timelines.refused),
+            cost=self._cost.measure(self._spool.size, self._unusable()),
             exchanges=self._exchanges.take(),
             nic=self._nic.due(now_ns),
         )
@@ -212,6 +215,14 @@ class Agent:
         self._marks = []
         if self._sequence % 10 == 0:
             self._write_hello()
+
+    def _unusable(self) -> int:
+        """Marks and messages that led to nothing, since the start."""
+        lost = int(self._steps_lost[0])
+        if lost and "steps" not in self._warned:
+            self._warned.add("steps")
+            log.warning("calls of training libraries came faster than they were read: iterations may be missing")
+        return self._marks_socket.refused + self._timelines.refused + lost
 
     def _write_hello(self) -> None:
         hello = Hello(
@@ -228,8 +239,11 @@ class Agent:
         self._spool.hello = netmon_pb2.AgentMessage(hello=message).SerializeToString()
 
     def _hollow(self, message: bytes) -> bytes:
-        """A batch that cannot be kept or was refused: its buckets are given up and counted."""
+        """A batch that cannot be kept or was refused: its buckets are given up and counted, then all but its flows."""
         envelope = netmon_pb2.AgentMessage.FromString(message)
+        if not envelope.batch.HasField("buckets"):  # they were not what the collector refuses
+            for field in ("marks", "ledger", "exchanges", "nic"):
+                envelope.batch.ClearField(field)
         self._ledger.lose(envelope.batch.buckets, self._owners.flows)
         envelope.batch.ClearField("buckets")
         return envelope.SerializeToString()

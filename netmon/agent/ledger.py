@@ -49,6 +49,11 @@ class Ledger:
             samples += self.read()
         return samples
 
+    def finish(self) -> list[LedgerSample]:
+        """A sample per link, now: the last ones. Before them the first ones, if nobody has asked for those yet."""
+        samples, self._first = self._first, []
+        return samples + self.read()
+
     def read(self) -> list[LedgerSample]:
         """A sample per link, now. An interface that is not there has none."""
         names = {self._links.name(number): number for number, _ in self._header_bytes}

@@ -24,6 +24,7 @@ ERROR_NS = 2_000
 
 _OLDEST_NS = 600_000_000_000  # an agent that hung for longer has other troubles
 _AHEAD_NS = 1_000_000
+_LARGEST = 2**53  # a count beyond it is none, and would not fit into a table
 
 
 class _Connection:
@@ -31,6 +32,7 @@ class _Connection:
 
     def __init__(self, connection: socket.socket) -> None:
         connection.setblocking(False)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
         self._socket = connection
         peer = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
         self.pid = _CREDENTIALS.unpack(peer)[0]  # by the kernel, whatever the process thinks it is
@@ -43,12 +45,14 @@ class _Connection:
         marks = []
         while self.open:
             try:
-                packet = self._socket.recv(MAX_PACKET + 1)
+                packet, sent_by, *_ = self._socket.recvmsg(MAX_PACKET + 1, socket.CMSG_SPACE(_CREDENTIALS.size))
             except BlockingIOError:
                 break
             except OSError:
                 packet = b""
-            if packet:
+            if packet and _pid(sent_by) not in (self.pid, 0):
+                self._refuse("marks through a child of its")  # which has inherited the connection, and may outlive it
+            elif packet:
                 marks += [mark for told in decode(packet) for mark in self._use(_mark(told, self.pid))]
             else:
                 marks += self._farewell()
@@ -61,6 +65,8 @@ class _Connection:
             return self._refuse("a mark before it joined")
         if not time.monotonic_ns() - _OLDEST_NS < mark.time_ns < time.monotonic_ns() + _AHEAD_NS:
             return self._refuse("a mark with a time of another clock")
+        if not 0 <= mark.iteration < _LARGEST or not mark.parameters < _LARGEST:
+            return self._refuse("a mark with a number that no training has")
         if last and not joins and (last.job, last.rank) != (mark.job, mark.rank):
             return self._refuse(f"a mark of rank {mark.rank} while it is rank {last.rank}")
         if last and mark.time_ns < last.time_ns:
@@ -68,7 +74,8 @@ class _Connection:
         if last and mark.moment == last.moment and mark.iteration == last.iteration and not joins:
             return self._refuse("a mark twice")
         self._last = mark
-        if joins and last and (last.job, last.rank) != (mark.job, mark.rank):
+        moved = joins and last and last.moment is not Moment.LEAVE and (last.job, last.rank) != (mark.job, mark.rank)
+        if last and moved:
             return [replace(last, moment=Moment.LEAVE, time_ns=mark.time_ns), mark]
         return [mark]
 
@@ -85,6 +92,12 @@ class _Connection:
     def close(self) -> None:
         self.open = False
         self._socket.close()
+
+
+def _pid(ancillary: list[tuple[int, int, bytes]]) -> int:
+    """Whose process sent a packet, as the kernel says; 0: it does not."""
+    credentials = [data for _, kind, data in ancillary if kind == socket.SCM_CREDENTIALS]
+    return int(_CREDENTIALS.unpack(credentials[0])[0]) if credentials else 0
 
 
 class MarkSocket:

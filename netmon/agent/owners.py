@@ -56,6 +56,7 @@ class FlowOwners:
         self._processes: dict[int, _Process] = {}
         self._pending: dict[Endpoint, _Pending] = {}
         self._waiting: dict[bytes, Endpoint] = {}  # those of _pending that the kernel may tell of, by Birth.ends
+        self._of_ends: dict[bytes, list[int]] = {}  # flows that the kernel may tell of, by Birth.ends
         self._asked: list[Endpoint] = []
         self._services: dict[Service, Owner | None] = {}  # None: several processes talk to it
         self._ranks: dict[int, tuple[str, int]] = {}  # pid → job and rank, as its hook told
@@ -71,6 +72,8 @@ class FlowOwners:
             endpoint = _endpoint(flow)
             pending = self._pending.get(endpoint) or self._expect(endpoint, now_ns)
             pending.flows.append(flow.flow_id)
+            if self._births and flow.protocol == _TCP:
+                self._of_ends.setdefault(packed(endpoint), []).append(flow.flow_id)
             birth = self._births.find(endpoint) if self._births else None
             if birth:
                 self._told(pending, birth, now_ns)
@@ -86,8 +89,20 @@ class FlowOwners:
         """Takes in what the kernel has told of connections since the last call. Before `add`, for the newest flows."""
         for birth in self._births.take() if self._births else ():
             endpoint = self._waiting.get(birth.ends)
-            if endpoint:
-                self._told(self._pending[endpoint], birth, now_ns)
+            pending = self._pending[endpoint] if endpoint else self._expect_again(birth, now_ns)
+            if pending:
+                self._told(pending, birth, now_ns)
+
+    def _expect_again(self, birth: Birth, now_ns: int) -> _Pending | None:
+        """Flows that had an owner, where another process has made a connection between the same ends."""
+        flows = [flow_id for flow_id in self._of_ends.get(birth.ends, ()) if self.flows[flow_id].owner.pid != birth.pid]
+        if birth.source != "birth":  # who closes a connection need not have made it
+            flows = [flow_id for flow_id in flows if self.flows[flow_id].owner.source not in ("birth", "socket")]
+        if not flows:
+            return None
+        pending = self._expect(_endpoint(self.flows[flows[0]]), now_ns)
+        pending.flows = flows
+        return pending
 
     def _told(self, pending: _Pending, birth: Birth, now_ns: int) -> None:
         process = self._processes.get(birth.pid)
@@ -165,11 +180,14 @@ class FlowOwners:
             self._waiting.pop(packed(pending.endpoint), None)
 
     def marks(self, marks: Iterable[Mark]) -> None:
-        """What training scripts say of themselves: their flows are their rank's, whatever the environment says."""
+        """Who says that it is which rank: its flows are that rank's from now on, whatever the environment says.
+
+        Those that it has already stay with the job as whose they were made: an elastic job makes new ones.
+        """
         for mark in marks:
             if mark.moment is Moment.JOIN and self._ranks.get(mark.pid) != (mark.job, mark.rank):
                 self._ranks[mark.pid] = (mark.job, mark.rank)
-                for flow in [f for f in self.flows.values() if f.owner.pid == mark.pid]:
+                for flow in [f for f in self.flows.values() if f.owner.pid == mark.pid and f.owner.job != mark.job]:
                     self._set(flow, replace(flow.owner, job=mark.job, rank=mark.rank))
 
     def _set(self, flow: Flow, owner: Owner) -> None:
@@ -185,7 +203,9 @@ class FlowOwners:
     def forget(self, flow_ids: Iterable[int]) -> None:
         """These flows are over."""
         for flow_id in flow_ids:
-            self.flows.pop(flow_id, None)
+            flow = self.flows.pop(flow_id, None)
+            if flow and flow.protocol == _TCP:
+                self._of_ends.pop(packed(_endpoint(flow)), None)
 
 
 def _endpoint(flow: Flow) -> Endpoint:

@@ -22,6 +22,7 @@ from netmon.bench.relay import Relay, Shift
 from netmon.errors import LabError
 from netmon.lab.network import INTERFACE, Host, network
 from netmon.lab.process import Process
+from netmon.lab.record import utc_minus_mono_ns
 from netmon.views import HostView
 from netmon.wire.watch import watch_once
 
@@ -30,7 +31,6 @@ BUCKET_NS = 10_000
 _READY_S = 60.0
 SHORTEST_S = 10.0
 _CONVERGENCE_NS = 6_000_000_000  # of the traffic: some dozen bursts
-_SOURCES = ("exchange", "traffic")
 
 
 @dataclass(frozen=True)
@@ -42,10 +42,13 @@ class Injection:
     skew_ppm: float
 
 
-INJECTIONS = tuple(
-    Injection(source, round(seconds * 1e9), skew)
-    for source in _SOURCES
-    for seconds, skew in ((0.0, 0.0), (0.25, 50.0), (5.0, 200.0), (-5.0, -200.0))
+INJECTIONS = (
+    Injection("exchange", 0, 0.0),
+    Injection("exchange", 250_000_000, 50.0),
+    Injection("exchange", 5_000_000_000, 200.0),
+    Injection("exchange", -5_000_000_000, -200.0),
+    Injection("traffic", 250_000_000, 50.0),
+    Injection("traffic", -5_000_000_000, -200.0),
 )
 
 
@@ -157,7 +160,7 @@ def _traffic(hosts: Sequence[Host], folder: Path) -> Iterator[list[Process]]:
 
 def _errors(data: Path, host: str, samples: Sequence[tuple[int, int]]) -> pd.Series:
     """How far the dataset's times of the ledger's samples are from the truth, in ns, by the true UTC."""
-    utc = time.time_ns() - time.monotonic_ns()
+    utc = utc_minus_mono_ns()
     true = np.unique([mono for mono, _ in samples])[1:] + utc  # the first is not the end of an interval
     table = pd.read_parquet(data / "ledger")
     told = np.unique(table.loc[table["host"] == host, "end_ns"])

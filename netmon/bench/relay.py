@@ -41,12 +41,12 @@ class Shift:
         flows, marks = tuple(map(self._flow, hello.flows)), tuple(map(self._timed, hello.marks))
         return replace(hello, clock=self._sample(hello.clock), flows=flows, marks=marks)
 
-    def batch(self, batch: Batch) -> Batch:
-        """A batch with the other clock's times; the buckets keep their width to 1 + skew."""
-        start = batch.buckets["bucket_start_ns"].astype(np.int64)
+    def batch(self, batch: Batch, bucket_ns: int) -> Batch:
+        """A batch with the other clock's times, its packets in the buckets of that clock which hold most of theirs."""
+        middle = batch.buckets["bucket_start_ns"].astype(np.int64) + bucket_ns // 2
         buckets = batch.buckets.copy()
-        moved = start + self.offset_ns + np.round(self.skew * (start - self.since_ns)).astype(np.int64)
-        buckets["bucket_start_ns"] = moved.astype(np.uint64)
+        moved = middle + self.offset_ns + np.round(self.skew * (middle - self.since_ns)).astype(np.int64)
+        buckets["bucket_start_ns"] = (moved // bucket_ns * bucket_ns).astype(np.uint64)
         return replace(
             batch,
             clock=self._sample(batch.clock),
@@ -122,14 +122,16 @@ class _Service(netmon_pb2_grpc.CollectorServicer):
     async def _shifted(
         self, messages: AsyncIterator[netmon_pb2.AgentMessage]
     ) -> AsyncIterator[netmon_pb2.AgentMessage]:
-        shift = self._relay.shift
+        shift, bucket_ns = self._relay.shift, 1
         async for message in messages:
             if message.WhichOneof("message") == "hello":
-                yield netmon_pb2.AgentMessage(hello=encode_hello(shift.hello(decode_hello(message.hello))))
+                hello = decode_hello(message.hello)
+                bucket_ns = hello.bucket_ns
+                yield netmon_pb2.AgentMessage(hello=encode_hello(shift.hello(hello)))
             else:
                 batch = decode_batch(message.batch)
                 self._relay.samples += [(sample.time_ns, shift.of(sample.time_ns)) for sample in batch.ledger]
-                yield netmon_pb2.AgentMessage(batch=encode_batch(shift.batch(batch)))
+                yield netmon_pb2.AgentMessage(batch=encode_batch(shift.batch(batch, bucket_ns)))
 
     async def Clock(  # noqa: N802 (the contract's name)
         self, request_iterator: AsyncIterator[netmon_pb2.ClockProbe], context: Context

@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 import signal
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +17,8 @@ from netmon.errors import UsageError
 
 if TYPE_CHECKING:
     from rich.table import Table
+
+log = logging.getLogger(__name__)
 
 HELP = "measure netmon itself (on this machine: needs root)"
 EXAMPLES = """\
@@ -30,8 +34,11 @@ EXAMPLES = """\
 
 
 _HOOK = "ns of the training's time per step that netmon.horovod marks, with an agent and without (needs no root)"
-_CLOCK = "offset and skew injected into a host's clock, recovered by the exchange and by the traffic"
+_CLOCK = "offset and skew injected into a host's clock, recovered by the exchange and by the traffic (two minutes)"
 _INFERENCE = "jobs and iterations found in traffic alone, against runs of which the truth is known (needs no root)"
+
+
+_APART_S = 10.0  # of lines that tell the progress
 
 
 class _Result(Protocol):
@@ -74,7 +81,7 @@ def _hook_arguments(what: argparse.ArgumentParser) -> None:
 
 
 def _clock_arguments(what: argparse.ArgumentParser) -> None:
-    what.add_argument("--seconds", type=float, default=20, metavar="S", help="of every run (default: %(default)s)")
+    what.add_argument("--seconds", type=float, default=12, metavar="S", help="of each of six (default: %(default)s)")
     what.add_argument("--json", action="store_true", help="one JSON document on standard output")
     what.set_defaults(bench=_clock, recorded=False, rounds=1)
 
@@ -104,14 +111,23 @@ def run(args: argparse.Namespace) -> int:
 
 @contextmanager
 def _progress(what: str, rounds: int) -> Iterator[Callable[[float], None]]:
-    """A function that is told the rounds done; a bar on standard error, where that is a terminal."""
+    """A function that is told the rounds done: a bar on standard error, or lines of text where that is no terminal."""
     from rich.console import Console
     from rich.progress import Progress
 
     console = Console(stderr=True)
+    said = time.monotonic()
+
+    def tell(done: float) -> None:
+        nonlocal said
+        bar.update(task, completed=done)
+        if bar.disable and time.monotonic() >= said + _APART_S:
+            said = time.monotonic()
+            log.info("bench %s: %g of %d rounds", what, done, rounds)
+
     with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task(f"bench {what}, {rounds} rounds", total=rounds)
-        yield lambda done: bar.update(task, completed=done)
+        yield tell
 
 
 def _kernel(args: argparse.Namespace) -> None:

@@ -136,7 +136,12 @@ def _base(args: argparse.Namespace, overwrite: bool) -> RunSpec:
 
 
 def _add_job_options(job: argparse._ArgumentGroup, iterations: int) -> None:
-    job.add_argument("--trainer", default="ring", help="ring, or horovod: the real one (default: %(default)s)")
+    job.add_argument(
+        "--trainer",
+        default="ring",
+        help="ring, or the real ones: horovod (PyTorch), horovod-tensorflow, horovod-eager, horovod-keras, ddp "
+        "(default: %(default)s)",
+    )
     job.add_argument("--iterations", type=parse_count, default=iterations, metavar="N", help="default: %(default)s")
     job.add_argument("--batch", type=int, default=0, metavar="N", help="samples per step of a model (its own)")
 

@@ -24,6 +24,8 @@ def print_run(data: Path, document: Mapping[str, Any], console: Console) -> None
     for line in (*_model(document["spec"]), *_cross(document["cross"]), _log(document["log"])):
         console.print(line, soft_wrap=True)
     if monitored:
+        if not document["sources"]:
+            console.print("iterations found: none, by any source")
         for source in document["sources"]:
             _print_source(source, console)
         for score in document["scores"]:

@@ -10,8 +10,11 @@ gets its true beginning. A set that changes in the middle of training is learned
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from netmon.dl.passes import Passes
 from netmon.dl.recurrence import Event, HeldEvents, RecurringSet
 from netmon.records import (
+    LIBRARY_GLOO,
+    LIBRARY_NCCL,
     LIBRARY_REDUCER,
     STEP_DONE,
     STEP_ENQUEUE,
@@ -25,13 +28,18 @@ from netmon.records import (
 Boundary = tuple[int, Moment, int]
 """(iteration, moment, time_ns)"""
 
+_UNNAMED = (LIBRARY_NCCL, LIBRARY_GLOO)  # they tell the size of what is reduced, and no name
 _FORGET = 8  # steps without a name, after which it is no marker any more
 _TURNS = 3  # of other models, after which one that has taken none is not trained any more
 
 
 @dataclass
 class Waits:
-    """From when the training thread had nothing left but to wait, and when it had waited; 0: not known."""
+    """From when the training thread had nothing left but to wait, and when it had waited; 0: not known.
+
+    Where no thread waits, as in TensorFlow, whose executor goes on when a tensor has come: from when the last gradient
+    was handed over, and when the last one had come.
+    """
 
     first_ns: int = 0
     last_ns: int = 0
@@ -55,6 +63,8 @@ class BackwardSteps:
         self._passes_without = 0  # of other models since the leader's last
         self._inside = False
         self._waits = Waits()
+        self.queued = False
+        """The all-reduces are only queued, for a GPU: that nobody waits says nothing of when they are over."""
 
     def feed(self, event: Event) -> list[Boundary]:
         """The boundaries that an event makes known."""
@@ -79,7 +89,7 @@ class BackwardSteps:
     def finish(self) -> list[Boundary]:
         """The waits of the last step."""
         waits, self._waits = self._waits, Waits()
-        return waits.boundaries(self.iteration)
+        return [] if self.queued else waits.boundaries(self.iteration)
 
 
 @dataclass
@@ -87,10 +97,16 @@ class _Group:
     """Markers that came since the last one that began a group: a step, once enough of them have come."""
 
     seen: dict[int, int] = field(default_factory=dict)  # name → time
+    coming: int = 0  # tensors that were handed over and have not come, where the library tells
+    waited: int = 0  # waits that are over
     waits: Waits = field(default_factory=Waits)
     is_step: bool = False
     waiting: bool = False  # a wait has begun since the last marker
     foreign: bool = False  # what is waited for now may be something else
+
+    def given_up(self) -> bool:
+        """Whether it ended before all that was handed over had come: its rank died, or a peer of it."""
+        return self.is_step and not self.foreign and self.coming > 0 and self.waited < len(self.seen)
 
 
 class _Stranger(NamedTuple):
@@ -132,17 +148,26 @@ class NamedSteps:
         self._group, self._strangers, self._candidates = _Group(), {}, set()
 
     def finish(self) -> list[Boundary]:
-        """The waits of the last step, as far as they are known."""
+        """The waits of the last step, as far as they are known; nothing of one that was given up."""
         waits, self._waits = self._group.waits if self._group.is_step else self._waits, Waits()
-        self._group.waits = Waits()
-        return waits.boundaries(self.iteration)
+        given_up, self._group.waits = self._group.given_up(), Waits()
+        return [] if given_up else waits.boundaries(self.iteration)
+
+    def restart(self) -> list[Boundary]:
+        """The library is set up anew: a step that was given up is none, the next one has its number."""
+        boundaries = self.finish()
+        self.iteration -= self._group.given_up()
+        self._group, self._strangers, self._candidates = _Group(), {}, set()
+        if self._markers:
+            self._held.forget()
+        return boundaries
 
     def _walk(self, event: Event) -> list[Boundary]:
-        time_ns, name, kind, _ = event
+        time_ns, name, kind, tensors = event
         group = self._group
         self._called |= kind in (STEP_ENQUEUE, STEP_OTHER)
         if kind == STEP_ENQUEUE and name in self._markers:
-            return self._marker(name, time_ns)
+            return self._marker(name, time_ns, tensors)
         if kind in (STEP_ENQUEUE, STEP_OTHER):
             group.foreign |= group.waits.first_ns > 0
             if kind == STEP_ENQUEUE and name:
@@ -155,15 +180,18 @@ class NamedSteps:
         elif kind == STEP_WAIT_END:
             if not group.foreign and group.seen:
                 group.waits.last_ns = time_ns
-        elif kind == STEP_DONE and name in group.seen:
-            group.waits.last_ns = time_ns
+                group.waited += 1
+        elif kind == STEP_DONE and group.coming and name not in self._strangers:
+            group.coming -= 1
+            group.waits = Waits(max(group.seen.values()), time_ns)
         return []
 
-    def _marker(self, name: int, time_ns: int) -> list[Boundary]:
+    def _marker(self, name: int, time_ns: int, tensors: int) -> list[Boundary]:
         if name in self._group.seen or (self._one_run and self._group.waiting):
             self._next_group()
         group = self._group
         group.seen[name] = time_ns
+        group.coming += tensors
         group.waits.first_ns, group.waiting, group.foreign = 0, False, False
         self._group_run = self._run
         if group.is_step or 2 * len(group.seen) < self._expected:
@@ -182,8 +210,9 @@ class NamedSteps:
             self._markers |= dict.fromkeys(self._group.seen, self.iteration)
             oldest = self.iteration - _FORGET
             self._markers = {name: last for name, last in self._markers.items() if last > oldest}
-            self._held.forget()
-        self._group = _Group(self._admit())
+            self._held.forget(max(self._group.seen.values()))
+        seen = self._admit()
+        self._group = _Group(seen, coming=len(seen))
 
     def _stranger(self, name: int, time_ns: int) -> None:
         known = self._strangers.get(name)
@@ -205,13 +234,14 @@ class NamedSteps:
 class CycleDetector:
     """The steps of one process. Feed it in order of time; it numbers them from 0.
 
-    Of several libraries the one that knows most of the gradients tells: Horovod, the reducer, NCCL.
+    Of several libraries the one that knows most of the gradients tells: Horovod, the reducer, NCCL, Gloo.
     """
 
     def __init__(self, late: bool = False, last: int = -1) -> None:
         """late: the first events may be within a step; last: the number before the first one to be given."""
         self._late = late
         self._library = 0
+        self._passes = Passes()  # of a library that tells no names
         self._steps: NamedSteps | BackwardSteps = NamedSteps(late)
         self._steps.iteration = last
 
@@ -229,14 +259,22 @@ class CycleDetector:
         for time_ns, name, _, kind, library, tensors in steps.tolist():
             if library != self._library:
                 if self._library and library > self._library:
+                    self._underneath(library)
                     continue
                 boundaries += self._switch(library)
-            boundaries += self._steps.feed(Event(time_ns, name, kind, tensors))
+            event = Event(time_ns, name, kind, tensors)
+            for one in self._passes.feed(event) if library in _UNNAMED else (event,):
+                boundaries += self._steps.feed(one)
         return boundaries
+
+    def _underneath(self, library: int) -> None:
+        """The library that tells does its work by way of this one."""
+        if library == LIBRARY_NCCL and isinstance(self._steps, BackwardSteps):
+            self._steps.queued = True
 
     def _switch(self, library: int) -> list[Boundary]:
         """Another library has more to say; the numbers go on."""
-        told, self._library = self._steps, library
+        told, self._library, self._passes = self._steps, library, Passes()
         self._steps = BackwardSteps() if library == LIBRARY_REDUCER else NamedSteps(self._late)
         self._steps.iteration = told.iteration
         return told.finish()
@@ -244,3 +282,7 @@ class CycleDetector:
     def finish(self) -> list[Boundary]:
         """The end of the communication of the current iteration, as far as it is known."""
         return self._steps.finish()
+
+    def restart(self) -> list[Boundary]:
+        """As finish, but the process goes on, with its job set up anew. The numbers go on with the steps completed."""
+        return self._steps.restart() if isinstance(self._steps, NamedSteps) else self._steps.finish()

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from netmon.dl.segments import with_cut
+from netmon.dl.sums import sums_by_two
 
 GRAIN_NS = 1_000_000
 """Rows of one grain that no cut separates become one."""
@@ -54,7 +55,7 @@ class PayloadHistory:
         some = payload_bytes > 0
         if some.any():
             label = np.maximum(time_ns[some] // GRAIN_NS * GRAIN_NS, self._last_cut(time_ns[some]))
-            self._blocks.append(_summed(label, key[some], payload_bytes[some]))
+            self._blocks.append(_Block(*sums_by_two(label, key[some], payload_bytes[some])))
 
     def between(self, start_ns: int, end_ns: int) -> Sums:
         """Payload of [start, end) by key."""
@@ -80,19 +81,13 @@ class PayloadHistory:
             label = np.concatenate([block.label_ns for block in aged])
             label = np.maximum(self._last_cut(label), int(label.min()))
             key, payload = (np.concatenate([getattr(b, name) for b in aged]) for name in ("key", "payload_bytes"))
-            self._blocks = [_summed(label, key, payload), *(b for b in self._blocks if b.label_ns[-1] >= old)]
+            self._blocks = [
+                _Block(*sums_by_two(label, key, payload)),
+                *(b for b in self._blocks if b.label_ns[-1] >= old),
+            ]
 
     def _last_cut(self, time_ns: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         if not len(self._cuts):
             return np.full(len(time_ns), np.iinfo(np.int64).min)
         place = np.searchsorted(self._cuts, time_ns, side="right")
         return np.where(place > 0, self._cuts[place - 1], np.iinfo(np.int64).min)
-
-
-def _summed(
-    label_ns: npt.NDArray[np.int64], key: npt.NDArray[np.int64], payload_bytes: npt.NDArray[np.int64]
-) -> _Block:
-    order = np.lexsort((key, label_ns))
-    label_ns, key = label_ns[order], key[order]
-    first = np.flatnonzero(np.concatenate([[True], (np.diff(label_ns) != 0) | (np.diff(key) != 0)]))
-    return _Block(label_ns[first], key[first], np.add.reduceat(payload_bytes[order], first))

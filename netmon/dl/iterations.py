@@ -13,6 +13,7 @@ from netmon.records import Mark, Moment, Source
 from netmon.views import SourceScore
 
 _MOST_WAITING = 1_000
+_BY_ENDS = (Source.TIMELINE, Source.INFERRED)  # they know better when a communication ended than when it began
 _SILENT_AFTER = 3  # iterations that another source has seen since a source's last word
 
 FIRST_ENQUEUE, FIRST_WAIT, LAST_WAIT = Moment.FIRST_ENQUEUE, Moment.FIRST_WAIT, Moment.LAST_WAIT
@@ -58,7 +59,8 @@ class IterationTracker:
 
     The best source that has marked a beginning decides, until it leaves or falls silent: then the next best does, from
     the end of the last iteration on. Iterations of a rank ascend and never overlap; the others' numbers are shifted
-    so that they continue the deciding source's. What the others tell is scored against it.
+    so that they continue the deciding source's. What the others tell is scored against it. The traffic, which is
+    understood late, tells nothing more of a process that has left.
     """
 
     def __init__(self, job: str, rank: int) -> None:
@@ -69,6 +71,7 @@ class IterationTracker:
         self.finished_ns = -1  # end of the last finished iteration
         self.source: Source | None = None  # the one that decides
         self.last_number = -1  # of the last finished iteration
+        self._told_by: Source | None = None
         self._sources: dict[Source, SourceMarks] = {}
         self._silent: set[Source] = set()
         self._waiting: dict[Source, list[Bounds]] = {}  # iterations of each source that are not (yet) the rank's
@@ -82,12 +85,14 @@ class IterationTracker:
 
     def add(self, mark: Mark) -> None:
         """Take in a mark of this rank."""
-        self.size, self.parameters = mark.size or self.size, mark.parameters or self.parameters
+        if mark.source != Source.INFERRED or not self.size:
+            self.size = mark.size or self.size
+        self.parameters = mark.parameters or self.parameters
         if mark.moment in (Moment.JOIN, Moment.LEAVE):
             return
-        marks = self._sources.setdefault(mark.source, SourceMarks(by_ends=mark.source == Source.INFERRED))
+        marks = self._sources.setdefault(mark.source, SourceMarks(by_ends=mark.source in _BY_ENDS))
         if not marks.add(mark):
-            self.unusable += 1
+            self.unusable += mark.source != Source.INFERRED  # those nobody has sent
             return
         self._relative[mark.source] = mark.relative
         self._silent.discard(mark.source)
@@ -125,13 +130,13 @@ class IterationTracker:
 
     def _iteration(self, start: Mark, end: Mark) -> Iteration | None:
         if not self.finished_ns <= start.time_ns < end.time_ns:
-            self.unusable += 2
+            self.unusable += 2 * (start.source == self._told_by)  # else a better source has told of this time
             return None
         number = start.iteration + self._shifts.get(start.source, 0)
         if number <= self.last_number:  # it cannot be an earlier one again
             self._shifts[start.source] = self.last_number + 1 - start.iteration
             number = self.last_number + 1
-        self.finished_ns, self.last_number = end.time_ns, number
+        self.finished_ns, self.last_number, self._told_by = end.time_ns, number, start.source
         self._spans.append((start.time_ns, end.time_ns, number))
         error = max(start.error_ns, end.error_ns)
         return Iteration(
@@ -141,6 +146,9 @@ class IterationTracker:
 
     def _choose(self) -> None:
         begun = [source for source, marks in sorted(self._sources.items()) if marks.begun]
+        heard = [self._sources[source] for source in begun if source != Source.INFERRED]
+        if heard and all(marks.left for marks in heard):
+            begun = begun[: len(heard)]  # the traffic is the last
         for source in begun:
             since = self._sources[source].newest_ns
             after = [sum(start.time_ns > since for start, _ in self._waiting.get(other, ())) for other in begun]
@@ -186,7 +194,8 @@ class IterationTracker:
         if self.source not in self._sources:
             return []
         true = self._events(self.source)
-        others = [source for source in sorted(self._sources) if source != self.source and source not in self._silent]
+        heard = [source for source, marks in sorted(self._sources.items()) if not marks.left]
+        others = [source for source in heard if source != self.source and source not in self._silent]
         scores = (score(source, self.source, self._events(source), true) for source in others)
         return [one for one in scores if one and one.iterations]
 

@@ -7,7 +7,7 @@ have entered it, so their last waits of k lie closer together than those of k an
 is the same iteration, and the difference of the two numbers is the shift between the two counts.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum, IntEnum
 from typing import NamedTuple
@@ -105,10 +105,14 @@ class _Count:
     shift: int = 0
     decided: bool = False
     aligned: bool = False  # with the leader's, on evidence
+    known: bool = False  # was aligned with a count from the beginning that has gone since
     events: dict[Beat, Events] = field(default_factory=dict)
 
     def shifted(self) -> dict[Beat, Events]:
         return {beat: Events(one.number + self.shift, one.time_ns) for beat, one in self.events.items()}
+
+    def from_the_beginning(self) -> bool:
+        return self.known or self.trust != Trust.RELATIVE
 
 
 class JobNumbers:
@@ -117,6 +121,7 @@ class JobNumbers:
     def __init__(self) -> None:
         """Begin without ranks."""
         self._counts: dict[int, _Count] = {}  # in the order in which they were heard
+        self._elastic = False  # it is: processes join later, and what they number counts from then
 
     def __len__(self) -> int:
         """Ranks that count."""
@@ -124,10 +129,10 @@ class JobNumbers:
 
     def relative(self, rank: int) -> bool:
         """Whether the rank's numbers count only from when somebody began to look."""
-        count, leader = self._counts.get(rank), self._leader()
+        count, leader = self._counts.get(rank), self._leader(self._counts.values())
         if count is None or leader is None:
             return True
-        return count.trust == Trust.RELATIVE and (leader.trust == Trust.RELATIVE or not count.aligned)
+        return not count.from_the_beginning() and not (count.aligned and leader.from_the_beginning())
 
     def state(self, rank: int) -> tuple[Trust, int]:
         """Trust and shift of the rank, for resume."""
@@ -143,8 +148,15 @@ class JobNumbers:
         """Take up a rank of which iterations are stored with this shift."""
         self._counts[rank] = _Count(trust, shift, decided=True, aligned=shift != 0)
 
+    def go_on(self, rank: int, trust: Trust, shift: int) -> None:
+        """A process of the job is this rank now, and counts on, as after an elastic reset."""
+        self._elastic = True
+        self._counts[rank] = _Count(trust, shift, decided=True, aligned=shift != 0)
+
     def forget(self, rank: int) -> None:
         """The rank is gone; its process' successor counts anew. The common count goes on with the others."""
+        for other, count in self._counts.items():
+            count.known = not self.relative(other)
         self._counts.pop(rank, None)
 
     def tell(self, rank: int, trust: Trust, events: Mapping[Beat, Events], error_ns: int) -> bool:
@@ -155,7 +167,8 @@ class JobNumbers:
         count.events = {beat: Events(*(column[-_EVIDENCE:] for column in one)) for beat, one in events.items()}
         if not any(len(one.number) for one in count.events.values()):
             return False
-        leader, before, first = self._leader(), count.shift, not count.decided
+        heard = [one for one in self._counts.values() if one.events]
+        leader, before, first = self._leader(heard), count.shift, not count.decided
         count.decided = True
         if leader is None or leader is count:
             return False
@@ -167,9 +180,9 @@ class JobNumbers:
             self._decide(count, leader, told, first)
         return not first and count.shift != before
 
-    def _leader(self) -> _Count | None:
+    def _leader(self, among: Iterable[_Count]) -> _Count | None:
         """Who all others follow: of the most trusted counts the first heard."""
-        return min((c for c in self._counts.values() if c.decided), key=lambda count: count.trust, default=None)
+        return min((c for c in among if c.decided), key=lambda count: count.trust, default=None)
 
     def _decide(self, count: _Count, leader: _Count, told: Shift, first: bool) -> None:
         if count.trust < leader.trust:
@@ -178,9 +191,11 @@ class JobNumbers:
             return
         # A count that may be true is not moved on the strength of one moment, one that was used not on that of two.
         needed = _SURE if not first else 1 if count.trust == Trust.RELATIVE else 2
-        if count.trust == Trust.TOLD or told.shift == count.shift or told.votes < needed or 2 * told.votes <= told.of:
+        if told.shift == count.shift or told.votes < needed or 2 * told.votes <= told.of:
             return
-        if count.trust == leader.trust == Trust.COUNTED and told.shift < 0:
+        if count.trust == Trust.TOLD and not self._elastic:
+            return
+        if count.trust == leader.trust != Trust.RELATIVE and told.shift < 0:
             self._move(-told.shift, count)  # the others have missed as many: the highest number is the true one
             count.shift = 0
         else:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
 
-from netmon.records import STEP_ENQUEUE, STEP_WAIT_BEGIN
+from netmon.records import STEP_DONE, STEP_ENQUEUE, STEP_WAIT_BEGIN
 
 _FEW = 4  # tensors: so many metrics may be reduced together, again and again
 _TIMES_MANY, _TIMES_FEW = 3, 16  # a name must come, for its set to be looked at: where not most others have come twice
@@ -42,12 +42,13 @@ class HeldEvents:
         self._events: list[Event] = []
         self._calls: Counter[int] = Counter()  # by name
         self._twice = 0  # names that have come twice
+        self._unordered = False  # nobody waits: what comes in another order in each step is not kept together by a wait
 
-    def forget(self) -> None:
-        """They have led to a step."""
-        self._events.clear()
-        self._calls.clear()
-        self._twice = 0
+    def forget(self, until_ns: int = -1) -> None:
+        """They have led to a step; until_ns: those until then, if any came after it."""
+        self._events = [event for event in self._events if 0 <= until_ns < event.time_ns]
+        self._calls = Counter(event.name for event in self._events if event.kind == STEP_ENQUEUE and event.name)
+        self._twice = sum(times == 2 for times in self._calls.values())
 
     def add(self, event: Event, known: Collection[int], known_tensors: int) -> RecurringSet | None:
         """Takes one in; returns a set if this one makes it visible, and forgets everything then.
@@ -56,6 +57,8 @@ class HeldEvents:
         of its size: metrics are reduced again and again while a model is evaluated.
         """
         self._events.append(event)
+        if event.kind in (STEP_DONE, STEP_WAIT_BEGIN):
+            self._unordered = event.kind == STEP_DONE
         if event.kind != STEP_ENQUEUE or not event.name:
             return None
         self._calls[event.name] += 1
@@ -74,7 +77,7 @@ class HeldEvents:
     def _recurring(self, name: int) -> set[int]:
         times = self._calls[name]
         self._twice += (times == 2) - (times == 3)
-        if times == 2 and 2 * self._twice >= len(self._calls):
+        if times == 2 and 2 * self._twice >= len(self._calls) and not self._unordered:
             return self._recurring_once()
         if times in (_TIMES_MANY, _TIMES_FEW):
             return self._recurring_with(name)

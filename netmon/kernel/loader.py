@@ -25,13 +25,15 @@ from netmon.kernel.meter import Geometry
 METER_PROGRAMS = ("meter_xdp", "meter_tc_ingress", "meter_tc_egress")
 STEP_PROGRAMS = (
     *("horovod_enqueue", "horovod_other", "horovod_wait_begin", "horovod_wait_end", "horovod_done"),
-    *("reducer_enqueue", "reducer_wait_begin", "reducer_wait_end", "nccl_enqueue"),
+    *("horovod_rank", "horovod_enqueue_cow", "horovod_done_cow", "horovod_rank_cow"),
+    *("reducer_enqueue", "reducer_wait_begin", "reducer_wait_end", "nccl_enqueue", "nccl_call"),
+    *("gloo_call", "gloo_enqueue", "work_wait_begin", "work_wait_end"),
 )
 PROGRAMS = (*METER_PROGRAMS, *STEP_PROGRAMS)
 XDP_FRAGS = "meter_xdp_frags"
 """Loaded where the kernel can (Linux 5.18)."""
 
-MAPS = ("slots", "ledger", "buckets", "flows", "steps")
+MAPS = ("slots", "ledger", "buckets", "flows", "steps", "steps_lost")
 
 _TIME_LIMIT_S = 60
 _INSTRUCTION_BYTES = 8

@@ -26,7 +26,7 @@ from netmon.kernel.endpoint import Endpoint
 from netmon.kernel.meter import Geometry
 from netmon.kernel.owners import Answer, OwnerSearch
 from netmon.kernel.processes import Process, ProcessTable
-from netmon.kernel.timelines import MOST_AT_ONCE, Timelines
+from netmon.kernel.timelines import MOST_AT_ONCE, Opened, Timelines
 from netmon.kernel.uprobes import Uprobes
 from netmon.kernel.watching import WatchedInterface
 
@@ -131,10 +131,10 @@ class _Server:
         except (NetmonError, OSError) as failure:
             warnings.append(str(failure))
         timelines = self._timelines.follow(process for process in ranks if process.pid in self._training)
-        descriptors.extend(descriptor for _, descriptor in timelines)
+        descriptors.extend(opened.descriptor for opened in timelines)
         return {
             "ranks": [self._rank(process) for process in ranks],
-            "timelines": [pid for pid, _ in timelines],
+            "timelines": [(opened.pid, opened.whole) for opened in timelines],
             "interfaces": [[interface.index, interface.name] for interface in self._interfaces],
             "probed": probed,
             "warnings": warnings,
@@ -204,14 +204,15 @@ class Privileged:
     def poll(self) -> dict[str, Any] | None:
         """The reply to the request under way, or None while there is none. Raises KernelError when it is gone.
 
-        Its `timelines` are pairs of a pid and a descriptor, which is the caller's to close.
+        Its `timelines` are of type Opened, whose descriptors are the caller's to close.
         """
         try:
             message, descriptors, *_ = socket.recv_fds(self._socket, _MESSAGE_BYTES, MOST_AT_ONCE)
         except BlockingIOError:
             return None
         reply = self._decoded(message)
-        reply["timelines"] = list(zip(reply.get("timelines", ()), descriptors, strict=True))
+        timelines = zip(reply.get("timelines", ()), descriptors, strict=True)
+        reply["timelines"] = [Opened(pid, whole, descriptor) for (pid, whole), descriptor in timelines]
         return reply
 
     def _decoded(self, message: bytes) -> dict[str, Any]:

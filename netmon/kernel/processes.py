@@ -73,6 +73,8 @@ def describe(pid: int) -> Process | None:
     container = container_name(_read(directory / "cgroup"))
     environment = dict(pair.partition("=")[::2] for pair in _read(directory / "environ").split("\0"))
     rank = rank_from_environment(environment)
+    if start_ticks(pid) != started:  # it went while we looked: half of that may be empty
+        return None
     return Process(pid, started, name, container, rank if rank and on_this_host(pid) else None)
 
 

@@ -21,8 +21,8 @@ _SYMBOL = np.dtype(
 """Elf64_Sym, little-endian: what x86-64 and aarch64 have."""
 
 
-def function_offsets(path: str, prefixes: Sequence[str]) -> dict[str, list[int]]:
-    """File offsets of the functions in .dynsym (which survives strip) whose mangled names begin with each prefix.
+def function_offsets(path: str, prefixes: Sequence[str]) -> dict[str, dict[int, str]]:
+    """The functions in .dynsym (which survives strip) whose mangled names begin with each prefix: file offset → name.
 
     Reads a few megabytes. Raises OSError, and KernelError for a file that is not such a library.
     """
@@ -31,7 +31,7 @@ def function_offsets(path: str, prefixes: Sequence[str]) -> dict[str, list[int]]
             elf = ELFFile(file)
             table, names = elf.get_section_by_name(".dynsym"), elf.get_section_by_name(".dynstr")
             if not (table and names and elf.elfclass == 64 and elf.little_endian):
-                return {prefix: [] for prefix in prefixes}
+                return {prefix: {} for prefix in prefixes}
             symbols = np.frombuffer(table.data(), _SYMBOL)
             text = names.data()
             segments = [segment for segment in elf.iter_segments() if segment["p_type"] == "PT_LOAD"]
@@ -41,10 +41,10 @@ def function_offsets(path: str, prefixes: Sequence[str]) -> dict[str, list[int]]
     return {prefix: _offsets(symbols, text, prefix, segments) for prefix in prefixes}
 
 
-def _offsets(symbols: "np.ndarray[Any, Any]", text: bytes, prefix: str, segments: Iterable[Segment]) -> list[int]:
-    found = np.isin(symbols["name"], _places(text, prefix.encode()))
-    addresses = np.unique(symbols["value"][found & (symbols["size"] > 0)])
-    return [_file_offset(segments, address) for address in addresses.tolist()]
+def _offsets(symbols: "np.ndarray[Any, Any]", text: bytes, prefix: str, segments: Iterable[Segment]) -> dict[int, str]:
+    found = np.isin(symbols["name"], _places(text, prefix.encode())) & (symbols["size"] > 0)
+    functions = zip(symbols["value"][found].tolist(), symbols["name"][found].tolist(), strict=True)
+    return {_file_offset(segments, value): text[name : text.index(b"\0", name)].decode() for value, name in functions}
 
 
 def _places(text: bytes, wanted: bytes) -> list[int]:

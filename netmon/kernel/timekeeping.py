@@ -9,6 +9,7 @@ from pathlib import Path
 
 _TIME_ERROR = 5  # adjtimex(2): not synchronised
 _PTP = {"ptp4l", "phc2sys", "ts2phc"}
+_CHRONY_LOCAL = "7F7F0101"  # 127.127.1.1, chrony's own clock: it serves others a time that nobody keeps
 _NTP = {"chronyd", "ntpd", "systemd-timesyn", "openntpd"}  # comm holds 15 characters
 
 
@@ -107,7 +108,8 @@ def parse_tracking(line: str) -> ClockState | None:
     try:
         fields = line.strip().split(",")
         offset, delay, dispersion = (abs(float(fields[i])) for i in (4, 10, 11))
-        reference, synchronised = fields[1], fields[13] != "Not synchronised"
+        reference = fields[1]
+        synchronised = fields[0] != _CHRONY_LOCAL and fields[13] != "Not synchronised"
     except (ValueError, IndexError):
         return None
     kept_by = ("ptp" if reference.startswith(("PHC", "PTP")) else "ntp") if synchronised else ""

@@ -3,14 +3,28 @@
 
 import os
 import stat
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
 
 from netmon.kernel.processes import PROC, Process
 
 _VARIABLE = b"HOROVOD_TIMELINE"
-_DYNAMIC = "DYNAMIC"  # "to be started by the script": no file is named
+_DYNAMIC = "DYNAMIC"  # the script starts and stops it (hvd.start_timeline), in files that it names
+_HEAD_BYTES = 4096
+_MARK = b"start_time_since_epoch_in_micros"  # in the first record of every timeline, and nowhere else
 MOST_AT_ONCE = 16
 """Files in one answer; the others come with the next."""
+
+_File = tuple[int, int]
+"""Device and inode."""
+
+
+class Opened(NamedTuple):
+    """A file that a rank writes. whole: it begins with the training."""
+
+    pid: int
+    whole: bool
+    descriptor: int  # for reading; whoever gets it closes it
 
 
 class Timelines:
@@ -18,46 +32,94 @@ class Timelines:
 
     def __init__(self) -> None:
         """None is open."""
-        self._paths: dict[int, str] = {}  # by pid; empty: it writes none
-        self._opened: dict[int, tuple[int, int]] = {}  # by pid: device and inode
+        self._names: dict[int, str] = {}  # by pid: as the environment has it
+        self._opened: dict[int, _File] = {}  # by pid
+        self._others: dict[int, set[_File]] = {}  # by pid: files that it writes and that are no timelines
 
-    def follow(self, processes: Iterable[Process]) -> list[tuple[int, int]]:
-        """processes: those that train now → (pid, descriptor for reading) of files that are new; the caller's to close.
+    def follow(self, processes: Iterable[Process]) -> list[Opened]:
+        """processes: those that train now → files that are new, MOST_AT_ONCE at most.
 
         A file that was replaced by another one is new; one that was emptied is not.
         """
         ranks = [process.pid for process in processes if process.rank and process.rank.rank == 0]
-        self._paths = {pid: self._paths[pid] if pid in self._paths else _path(pid) for pid in ranks}
-        self._opened = {pid: file for pid, file in self._opened.items() if pid in self._paths}
-        found: list[tuple[int, int]] = []
-        for pid, path in self._paths.items():
-            descriptor = _open(path) if path and len(found) < MOST_AT_ONCE else -1
+        self._names = {pid: self._names[pid] if pid in self._names else _name(pid) for pid in ranks}
+        self._opened = {pid: file for pid, file in self._opened.items() if pid in self._names}
+        self._others = {pid: files for pid, files in self._others.items() if pid in self._names}
+        found: list[Opened] = []
+        for pid, name in self._names.items():
+            descriptor = -1
+            if name == _DYNAMIC and len(found) < MOST_AT_ONCE:
+                descriptor = self._find(pid)
+            elif name and len(found) < MOST_AT_ONCE:
+                descriptor = self._open_new(pid, _path(pid, name))
             if descriptor >= 0:
-                status = os.fstat(descriptor)
-                file = status.st_dev, status.st_ino
-                if stat.S_ISREG(status.st_mode) and self._opened.get(pid) != file:
-                    self._opened[pid] = file
-                    found.append((pid, descriptor))
-                else:
-                    os.close(descriptor)
+                found.append(Opened(pid, name != _DYNAMIC, descriptor))
         return found
 
+    def _open_new(self, pid: int, path: str) -> int:
+        """−1 where it is not there yet, or was opened before."""
+        try:
+            descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        except OSError:
+            return -1
+        status = os.fstat(descriptor)
+        file = status.st_dev, status.st_ino
+        if not stat.S_ISREG(status.st_mode) or self._opened.get(pid) == file:
+            os.close(descriptor)
+            return -1
+        self._opened[pid] = file
+        return descriptor
 
-def _open(path: str) -> int:
-    try:
-        return os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError:  # not there yet
+    def _find(self, pid: int) -> int:
+        """The timeline among the files that a process writes now; −1: none, or none that is new."""
+        others = self._others.setdefault(pid, set())
+        for path in _written(pid):
+            try:
+                status = os.stat(path)
+                file = status.st_dev, status.st_ino
+                if not stat.S_ISREG(status.st_mode) or not status.st_size or file in others:
+                    continue
+                if self._opened.get(pid) == file:
+                    return -1
+                if _begins_as_timeline(path):
+                    return self._open_new(pid, path)
+            except OSError:  # closed meanwhile
+                continue
+            others.add(file)
         return -1
 
 
-def _path(pid: int) -> str:
-    """As we can open it, also in a container; empty where the process writes none."""
+def _written(pid: int) -> Iterator[str]:
+    """Ways to what a process has open for writing."""
+    folder = PROC / str(pid) / "fd"
+    try:
+        entries = list(os.scandir(folder))
+    except OSError:
+        return
+    for entry in entries:
+        try:
+            writes = entry.stat(follow_symlinks=False).st_mode & stat.S_IWUSR  # proc(5): the link's mode is the file's
+        except OSError:
+            continue
+        if writes:
+            yield entry.path
+
+
+def _begins_as_timeline(path: str) -> bool:
+    with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
+        return _MARK in file.read(_HEAD_BYTES)
+
+
+def _name(pid: int) -> str:
+    """Empty where the process writes none."""
     try:
         environment = (PROC / str(pid) / "environ").read_bytes()
     except OSError:
         return ""
     variables = dict(pair.partition(b"=")[::2] for pair in environment.split(b"\0"))
-    name = os.fsdecode(variables.get(_VARIABLE, b""))
-    if name in ("", _DYNAMIC):
-        return ""
+    return os.fsdecode(variables.get(_VARIABLE, b""))
+
+
+def _path(pid: int, name: str) -> str:
+    """As we can open it, also in a container."""
     return f"{PROC}/{pid}/root{name}" if name.startswith("/") else f"{PROC}/{pid}/cwd/{name}"

@@ -33,6 +33,11 @@ class Probe(NamedTuple):
     library: "re.Pattern[str]"
     symbol: str
     program: str
+    cow: str = ""  # the program for libraries whose std::string is the one before C++11's; "": it reads no strings
+
+    def program_for(self, name: str) -> str:
+        """The program for the function of this mangled name, which tells what its strings are."""
+        return self.cow if self.cow and "__cxx11" not in name else self.program
 
 
 # Horovod 0.21 to 0.28 call the library of PyTorch mpi_lib_v2, those of TensorFlow and MXNet mpi_lib. In all of them
@@ -41,21 +46,28 @@ _HOROVOD = re.compile(r"/mpi_lib(_v2)?(\.[^/]+)?\.so$")
 _HOROVOD_TORCH = re.compile(r"/mpi_lib_v2(\.[^/]+)?\.so$")
 _HOROVOD_OTHERS = re.compile(r"/mpi_lib(\.[^/]+)?\.so$")
 _TORCH = re.compile(r"/libtorch_(cpu|python)\.so$")
+_TORCH_CUDA = re.compile(r"/libtorch_cuda\.so$")
 _NCCL = re.compile(r"/libnccl\.so(\.\d+)*$")
 _OTHER_COLLECTIVES = (
     *("22EnqueueTensorAllgather", "23EnqueueTensorAllgathers", "22EnqueueTensorBroadcast", "21EnqueueTensorAlltoall"),
     *("26EnqueueTensorReducescatter", "27EnqueueTensorReducescatters"),
 )
 PROBES = (
-    Probe(_HOROVOD, "_ZN7horovod6common23EnqueueTensorAllreducesE", "horovod_enqueue"),
+    Probe(_HOROVOD, "_ZN7horovod6common23EnqueueTensorAllreducesE", "horovod_enqueue", "horovod_enqueue_cow"),
     *(Probe(_HOROVOD, f"_ZN7horovod6common{name}E", "horovod_other") for name in _OTHER_COLLECTIVES),
     Probe(_HOROVOD_TORCH, "_ZN7horovod5torch12WaitAndClearE", "horovod_wait_begin"),
     Probe(_HOROVOD_TORCH, "_ZN7horovod5torch13HandleManager13ReleaseHandleE", "horovod_wait_end"),
-    Probe(_HOROVOD_OTHERS, "_ZN7horovod6common8Timeline3EndE", "horovod_done"),
+    Probe(_HOROVOD_OTHERS, "_ZN7horovod6common8Timeline3EndE", "horovod_done", "horovod_done_cow"),
+    Probe(_HOROVOD, "_ZN7horovod6common10RendezvousE", "horovod_rank", "horovod_rank_cow"),
     Probe(_TORCH, "_ZN4c10d7Reducer17all_reduce_bucketE", "reducer_enqueue"),
     Probe(_TORCH, "_ZN4c10d7Reducer17finalize_backwardE", "reducer_wait_begin"),
     Probe(_TORCH, "_ZN4c10d7Reducer21finalize_bucket_denseE", "reducer_wait_end"),
     Probe(_NCCL, "ncclAllReduce", "nccl_enqueue"),
+    Probe(_TORCH_CUDA, "_ZN4c10d16ProcessGroupNCCL9allreduceE", "nccl_call"),  # of a PyTorch that contains NCCL
+    Probe(_TORCH, "_ZN4c10d16ProcessGroupGloo9allreduceE", "gloo_call"),
+    Probe(_TORCH, "_ZN4gloo9allreduceER", "gloo_enqueue"),
+    Probe(_TORCH, "_ZN4c10d4Work4waitE", "work_wait_begin"),
+    Probe(_TORCH, "_ZN4c10d4Work11synchronizeE", "work_wait_end"),
 )
 
 
@@ -119,8 +131,8 @@ class Uprobes:
         wanted = [probe for probe in PROBES if probe.library.search(path)]
         offsets = function_offsets(inside, [probe.symbol for probe in wanted])
         for probe in wanted:
-            for offset in offsets[probe.symbol]:
-                self._descriptors.append(_attach(self._programs[probe.program], inside, offset))
+            for offset, name in offsets[probe.symbol].items():
+                self._descriptors.append(_attach(self._programs[probe.program_for(name)], inside, offset))
 
     def close(self) -> None:
         """Detaches all."""

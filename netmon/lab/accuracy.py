@@ -55,9 +55,11 @@ def accuracy(data: Path, folder: Path | None = None) -> tuple[Accuracy, ...]:
     """One for each source in the dataset. data: what a watched run left. folder: a sweep's run's.
 
     Iterations are the same if rank and number are; where only the traffic told, and with relative numbers, if the
-    logged communication began nearest to theirs. Raises DataError where there is no log, OSError where there is no
-    dataset.
+    logged communication began nearest to theirs. Empty where no source told of any iteration. Raises DataError where
+    there is no log.
     """
+    if not (data / "iterations").exists():
+        return ()
     run = json.loads(((folder or data / FOLDER) / "run.json").read_text())
     iterations = _of_run(pd.read_parquet(data / "iterations"), run)
     to_utc = run["events"][0]["utc_ns"] - run["events"][0]["mono_ns"]

@@ -38,12 +38,21 @@ from netmon.lab.spec import RunSpec
 FOLDER = "lab"
 RUNS = "runs"
 SWEEP = "sweep.json"
+_READINGS = 5
 _TABLES = ("buckets", "flows", "iterations", "ledger", "nic")
 
 
 def now() -> dict[str, int]:
-    """This moment in both clocks, ns."""
-    return {"mono_ns": time.monotonic_ns(), "utc_ns": time.time_ns()}
+    """This moment in both clocks, ns: the closest of a few readings, for a busy machine comes between the two."""
+    readings = ((time.monotonic_ns(), time.time_ns(), time.monotonic_ns()) for _ in range(_READINGS))
+    before, utc, after = min(readings, key=lambda reading: reading[2] - reading[0])
+    return {"mono_ns": (before + after) // 2, "utc_ns": utc}
+
+
+def utc_minus_mono_ns() -> int:
+    """What to add to a time of CLOCK_MONOTONIC."""
+    moment = now()
+    return moment["utc_ns"] - moment["mono_ns"]
 
 
 def prepare(data: Path, overwrite: bool) -> Path:

@@ -3,7 +3,6 @@
 
 import contextlib
 import json
-import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ from netmon.lab.scores import LiveScores
 from netmon.lab.spec import RunSpec
 from netmon.lab.traffic.cross import CrossTraffic
 from netmon.lab.traffic.profiles import Offer
-from netmon.lab.training import Training, horovod_python
+from netmon.lab.training import Training, trainer_python
 
 _POLL_SECONDS = 0.05
 _REST_SECONDS = 0.5  # for what is in flight when the training ends
@@ -76,11 +75,6 @@ def run(
             monitor.end_in_order()
             record.event("monitor ended")
     return result
-
-
-def trainer_python(spec: RunSpec) -> str:
-    """The interpreter for the trainer; the one with Horovod and PyTorch is built if missing. Raises LabError."""
-    return sys.executable if spec.trainer == "ring" else horovod_python()
 
 
 def train(

@@ -10,7 +10,9 @@ from netmon.lab.traffic.profiles import PROFILES
 from netmon.lab.trainers.layers import layer_sizes
 from netmon.lab.trainers.patterns import PATTERNS
 
-TRAINERS = ("ring", "horovod", "ddp")
+HOROVOD_TRAINERS = ("horovod", "horovod-tensorflow", "horovod-eager", "horovod-keras")
+"""Real Horovod: with PyTorch; with TensorFlow, the step a tf.function, eager, or in Keras' own loop."""
+TRAINERS = ("ring", *HOROVOD_TRAINERS, "ddp")
 MAX_HOSTS = 200
 CONFIGURATIONS = {"A": ((0, 1, 3), ((0, 2),)), "B": ((0, 1, 3), ((2, 0),))}
 """Rings and cross traffic of the thesis, on four hosts. In A cross traffic leaves host 0 on the link by which its
@@ -83,8 +85,8 @@ class RunSpec:
             (len(set(self.ring)) < len(self.ring), "a host is in the ring twice; one rank per host"),
             (self.pattern not in PATTERNS, f"no pattern {self.pattern!r}; choose {', '.join(PATTERNS)}"),
             (self.pattern != "ring" and self.trainer != "ring", f"a {self.pattern}: only --trainer ring has patterns"),
-            (self.marks and self.trainer != "horovod", "only --trainer horovod can do with and without marks"),
-            (self.timeline and self.trainer != "horovod", "only --trainer horovod writes a Timeline"),
+            (self.marks and not self.real_horovod, "only --trainer horovod… can do with and without marks"),
+            (self.timeline and not self.real_horovod, "only --trainer horovod… writes a Timeline"),
             ((self.cross_profile == "file") != bool(self.cross_file), "the profile file goes with --cross-file FILE"),
             (any(a == b for a, b in self.cross), "cross traffic from a host to itself crosses no link"),
             (self.cross_profile not in PROFILES, f"no cross profile {self.cross_profile!r}; choose {known}"),
@@ -96,6 +98,11 @@ class RunSpec:
             (not 0 <= self.backward_share <= 1, f"a backward share of {self.backward_share:g}; 0 to 1"),
             (self.iterations < 1, "no iterations"),
         ]
+
+    @property
+    def real_horovod(self) -> bool:
+        """Whether Horovod trains, with whatever framework."""
+        return self.trainer in HOROVOD_TRAINERS
 
     @property
     def layer_sizes(self) -> tuple[int, ...]:

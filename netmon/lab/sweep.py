@@ -16,10 +16,11 @@ from netmon.errors import DataError, UsageError
 from netmon.lab.monitor import Monitor
 from netmon.lab.network import Network, network
 from netmon.lab.record import FOLDER, RUNS, SWEEP, Record, prepare
-from netmon.lab.run import train, trainer_python
+from netmon.lab.run import train
 from netmon.lab.scores import LiveScores
 from netmon.lab.spec import RunSpec
 from netmon.lab.time_left import TimeLeft
+from netmon.lab.training import trainer_python
 
 _REST_SECONDS = 0.5
 

@@ -15,15 +15,39 @@ from netmon.lab.trainers.mesh import PORT
 
 _HERE = Path(__file__).parent
 _TRAINERS = _HERE / "trainers"
+_BUILD = ("bash", str(_HERE / "build_horovod.sh"))
 _FINISHED = re.compile(r"^iteration \d+ took", re.MULTILINE)
 RING_JOB = "ring"
 TIMELINE = "timeline.json"
 _DDP_PORT = 29400
+_SCRIPTS = {
+    "horovod": ("horovod_torch.py",),
+    "horovod-tensorflow": ("horovod_tensorflow.py", "--loop", "graph"),
+    "horovod-eager": ("horovod_tensorflow.py", "--loop", "eager"),
+    "horovod-keras": ("horovod_tensorflow.py", "--loop", "keras"),
+}
+"""What runs as which of HOROVOD_TRAINERS."""
 
 
-def horovod_python() -> str:
-    """The interpreter of an environment with real Horovod; built first where it is missing (minutes, once)."""
-    command = ["bash", str(_HERE / "build_horovod.sh")]
+def trainer_python(spec: RunSpec) -> str:
+    """The interpreter that the trainer runs in; an environment that is missing is built first. Raises LabError."""
+    if spec.trainer == "ring":
+        return sys.executable
+    return horovod_python("tensorflow" if "horovod_tensorflow.py" in _SCRIPTS.get(spec.trainer, ()) else "torch")
+
+
+def built_horovod(framework: str) -> str | None:
+    """The interpreter of an environment with real Horovod; None where it would have to be built."""
+    command = [*_BUILD, framework, "--if-built"]
+    return subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout.strip() or None
+
+
+def horovod_python(framework: str = "torch") -> str:
+    """The interpreter of an environment with real Horovod; built first where it is missing (minutes, once).
+
+    framework: torch or tensorflow. Raises LabError.
+    """
+    command = [*_BUILD, framework]
     done = subprocess.run(command, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True, check=False)
     if done.returncode:
         raise LabError("cannot run the Horovod trainer: building Horovod failed, see above; --trainer ring needs none")
@@ -46,7 +70,7 @@ class Training:
         self._stack = contextlib.ExitStack()
         self.ranks: list[Process] = []
         with self._stack:  # ends what was started if one cannot be
-            start = {"ring": self._start_ring, "horovod": self._start_horovod, "ddp": self._start_ddp}[spec.trainer]
+            start = {"ring": self._start_ring, "ddp": self._start_ddp}.get(spec.trainer, self._start_horovod)
             self.job = start(python)
             self._stack = self._stack.pop_all()
 
@@ -86,7 +110,8 @@ class Training:
         rendezvous = self._stack.enter_context(Process("rendezvous", serve, self._folder / "log", host=first))
         port = rendezvous.wait_output(r"rendezvous port (\d+)", 60)[1]
         compute = ["--compute", str(self._spec.compute_ns / 1e9)]
-        command = [python, str(_TRAINERS / "horovod_torch.py"), *self._model(), *compute]
+        script, *options = _SCRIPTS[self._spec.trainer]
+        command = [python, str(_TRAINERS / script), *options, *self._model(), *compute]
         if self._spec.marks:
             command.append("--marks")
         named = {"NETMON_JOB": self._spec.job} if self._spec.job else {}
@@ -106,6 +131,7 @@ class Training:
                 "HOROVOD_CPU_OPERATIONS": "gloo",
                 "HOROVOD_GLOO_IFACE": INTERFACE,
                 "OMP_NUM_THREADS": 1,
+                "TF_CPP_MIN_LOG_LEVEL": 2,  # what it says of the CPU's features is not of interest
                 "PYTHONPATH": path,
             }
             if self._spec.timeline:  # of all ranks, or they wait for each other; rank 0 writes it

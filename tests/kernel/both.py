@@ -2,10 +2,11 @@
 """For tests: the same traffic counted by the live agent and captured by tcpdump, as two tables of flows."""
 
 import json
+import os
 import re
+import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 from pair import NETMON, Watched, run
+from waiting import wait_for
 
 from netmon.lab.network import Host
 from netmon.lab.process import Process
@@ -25,7 +27,7 @@ FLOW = ["direction", "src", "dst", "src_port", "dst_port", "protocol"]
 COUNTS = ["packets", "wire_bytes", "payload_bytes"]
 LEFT_IPV6, RIGHT_IPV6 = "2001:db8::1", "2001:db8::2"
 ETHERNET = 14
-QUIET_S = 1.2  # the agent reads the NIC's counters every second
+CAPTURED = r"(\d+) packets captured, (\d+) packets received by filter"
 
 _SEND = """
 import socket, sys
@@ -51,33 +53,37 @@ class Both:
     def enable_ipv6(self) -> None:
         """The ends get their addresses, and have told each other all about them when this returns."""
         quiet = ("router_solicitations=0", "accept_dad=0", "mldv2_unsolicited_report_interval=1")
-        for end, ipv6 in ((self.watched.left, LEFT_IPV6), (self.watched.right, RIGHT_IPV6)):
+        ends = (self.watched.left, self.watched.right)
+        for end, ipv6 in zip(ends, (LEFT_IPV6, RIGHT_IPV6), strict=True):
             settings = [f"net.ipv6.conf.{end.interface}.{setting}" for setting in (*quiet, "disable_ipv6=0")]
-            end.namespace.run("sysctl", "-qw", *settings)
+            end.namespace.set(*settings)
             end.namespace.run("ip", "address", "add", f"{ipv6}/64", "dev", end.interface, "nodad")
-        time.sleep(0.5)
+        for here, there, ipv6 in ((*ends, RIGHT_IPV6), (*ends[::-1], LEFT_IPV6)):
+            neighbour = (ipv6, "lladdr", there.hardware_address, "dev", here.interface, "nud", "permanent")
+            here.namespace.run("ip", "neigh", "replace", *neighbour)
+        self.watched.settled()
 
     @contextmanager
     def observed(self, hook: str) -> Iterator[None]:
         """The traffic within is counted and captured; nothing may be lost anywhere."""
-        collector, agent = self.watched.collector(), self.watched.agent("--hook", hook)
-        before = self.watched.counters()
+        collector, agent = self.watched.both("--hook", hook)
+        before = self.watched.settled()
         with self._tcpdump() as tcpdump:
             yield
-            time.sleep(QUIET_S)
-            after = self.watched.counters()
+            after = self.watched.settled()
+            wait_for(lambda: _has_all(tcpdump))
             self._counted = {way: after[way] - before[way] for way in after}
             assert tcpdump.end() == 0
-        agent.end_in_order(seconds=20)
-        collector.end_in_order(seconds=20)
+        agent.end_in_order(seconds=60)
+        collector.end_in_order(seconds=60)
         assert re.search(r"^0 packets dropped by kernel", tcpdump.output(), re.MULTILINE), tcpdump.output()
 
     @contextmanager
     def _tcpdump(self) -> Iterator[Process]:
         right = self.watched.right
         host = Host("right", right.namespace.name, right.address)
-        options = ["-i", right.interface, "-s", "256", "-B", "65536", "-Z", "root", "-w", str(self.capture)]
-        with Process("tcpdump", ["tcpdump", *options], self.watched.folder, host=host) as process:
+        keep = ["--immediate-mode", "-s", "256", "-B", "65536", "-Z", "root", "-w", str(self.capture)]
+        with Process("tcpdump", ["tcpdump", "-i", right.interface, *keep], self.watched.folder, host=host) as process:
             process.wait_output("listening on", 10)
             yield process
 
@@ -161,6 +167,15 @@ class Both:
         for part in parts:
             side.complete(part)
         return Frames(*(np.concatenate([getattr(p, c) for p in parts]) for c in Frames.__dataclass_fields__))
+
+
+def _has_all(tcpdump: Process) -> bool:
+    """Whether it has written what its kernel side has taken: it ends without a look at what waits there."""
+    said = len(re.findall(CAPTURED, tcpdump.output()))
+    os.kill(tcpdump.pid, signal.SIGUSR1)
+    wait_for(lambda: len(re.findall(CAPTURED, tcpdump.output())) > said)
+    captured, received = re.findall(CAPTURED, tcpdump.output())[-1]
+    return captured == received
 
 
 def flow_counts(data: Path) -> pd.DataFrame:

@@ -32,6 +32,12 @@ class Namespace:
         """The arguments that run a command inside, for subprocess.Popen."""
         return ["ip", "netns", "exec", self.name, *command]
 
+    def set(self, *settings: str) -> None:
+        """Its kernel's settings, as sysctl's."""
+        pairs = (setting.split("=") for setting in settings)
+        writes = (f"echo {value} > /proc/sys/{name.replace('.', '/')}" for name, value in pairs)
+        self.run("sh", "-c", " && ".join(writes))
+
 
 @dataclass(frozen=True)
 class End:
@@ -56,7 +62,7 @@ class Network:
         namespace = Namespace(f"nmt-{secrets.token_hex(4)}")
         run("ip", "netns", "add", namespace.name)
         self._cleanup.callback(subprocess.run, ["ip", "netns", "del", namespace.name], check=False)
-        namespace.run("sysctl", "-qw", "net.ipv6.conf.all.disable_ipv6=1", "net.ipv6.conf.default.disable_ipv6=1")
+        namespace.set("net.ipv6.conf.all.disable_ipv6=1", "net.ipv6.conf.default.disable_ipv6=1")
         namespace.run("ip", "link", "set", "lo", "up")
         return namespace
 

@@ -4,6 +4,7 @@
 import json
 import subprocess
 import sys
+import time
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -38,15 +39,25 @@ class Watched:
         host = Host("right", self.right.namespace.name, self.right.address) if inside else None
         notify = self.folder / f"notify-{name}"
         notify.unlink(missing_ok=True)
-        process = self._cleanup.enter_context(Process(name, [*NETMON, *command], self.folder, host=host, notify=notify))
-        process.wait_ready(60)
-        return process
+        process = Process(name, [*NETMON, *command], self.folder, host=host, notify=notify)
+        return self._cleanup.enter_context(process)
 
-    def collector(self) -> Process:
+    def _start_collector(self) -> Process:
         return self._start("collector", ["collector", "--listen", self.address, "--data", str(self.data)], inside=False)
 
-    def agent(self, *options: str, name: str = "agent") -> Process:
+    def _start_agent(self, name: str, *options: str) -> Process:
         return self._start(name, [*self._agent(name), *options], inside=True)
+
+    def collector(self) -> Process:
+        return _ready(self._start_collector())
+
+    def agent(self, *options: str, name: str = "agent") -> Process:
+        return _ready(self._start_agent(name, *options))
+
+    def both(self, *options: str) -> tuple[Process, Process]:
+        """A collector and an agent, started side by side."""
+        collector, agent = self._start_collector(), self._start_agent("agent", *options)
+        return _ready(collector), _ready(agent)
 
     def agent_command(self) -> list[str]:
         """For those who start the agent themselves."""
@@ -69,6 +80,14 @@ class Watched:
         (link,) = json.loads(self.right.namespace.run("ip", "-json", "-s", "link", "show", self.right.interface))
         return {way: link["stats64"][way]["bytes"] for way in ("rx", "tx")}
 
+    def settled(self) -> dict[str, int]:
+        """The NIC's own counters, when nothing moves any more."""
+        before, now = {}, self.counters()
+        while now != before:
+            time.sleep(0.1)
+            before, now = now, self.counters()
+        return now
+
     def attached(self) -> tuple[int, ...]:
         """Programs on the interface: XDP, tcx ingress, tcx egress."""
         command = (sys.executable, "-c", QUERY_ATTACHED, str(self.right.index))
@@ -77,6 +96,11 @@ class Watched:
 
     def table(self, name: str) -> pd.DataFrame:
         return pd.read_parquet(self.data / name)
+
+
+def _ready(process: Process) -> Process:
+    process.wait_ready(60)
+    return process
 
 
 def run(*command: str) -> str:

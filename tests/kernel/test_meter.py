@@ -19,6 +19,7 @@ from netmon.kernel.meter import STALE_NS
 
 pytestmark = pytest.mark.kernel
 
+CHECKS = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 SHORTEST = 14
 """BPF_PROG_TEST_RUN takes no frame without an Ethernet header, and for tc none that ends in its IP header."""
 
@@ -56,7 +57,7 @@ def test_a_frame_cut_at_any_length_is_counted_somewhere(loaded: Loaded, what: st
     assert sum(wire for _, wire, _ in counts) == sum(ran)
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150, suppress_health_check=CHECKS)
 @given(
     st.binary(min_size=SHORTEST, max_size=200), st.sampled_from([b"\x08\x00", b"\x86\xdd", b"\x81\x00", b"\x88\xa8"])
 )
@@ -82,7 +83,7 @@ PACKET = st.tuples(
 )
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, suppress_health_check=CHECKS)
 @given(st.lists(PACKET, max_size=60))
 def test_random_sequences_match_a_model(loaded: Loaded, packets: list[tuple[str, int, int, int, bool]]) -> None:
     loaded.counted()
@@ -116,8 +117,9 @@ def test_a_flow_that_goes_quiet_is_delivered_within_100_ms(loaded: Loaded) -> No
     """Its last bucket comes with the first drain after STALE_NS; no packet has to follow."""
     assert STALE_NS + TICK_NS < 100_000_000
     loaded.counted()
+    before = time.monotonic_ns()
     loaded.run("meter_tc_egress", bytes.fromhex(TEMPLATE))
-    assert not len(loaded.meter.drain(time.monotonic_ns()).buckets)
+    assert not len(loaded.meter.drain(before + STALE_NS).buckets)
     assert len(loaded.meter.drain(time.monotonic_ns() + STALE_NS + 10_000).buckets) == 1
     loaded.meter.rows.shrink(0)
 

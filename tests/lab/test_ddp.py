@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """PyTorch's DistributedDataParallel over gloo with an unchanged script, against what the script itself wrote down."""
 
-import time
-
 import numpy as np
 import pandas as pd
 import pytest
 
+from netmon.lab.record import utc_minus_mono_ns
 from netmon.lab.run import run
 from netmon.lab.spec import RunSpec
 from netmon.lab.truth import read_rank
@@ -30,9 +29,9 @@ def test_every_step_is_found_where_the_script_saw_it(watched, rank):
     spec, iterations = watched
     found = iterations[(iterations["rank"] == rank) & (iterations["source"] == "uprobe")].sort_values("iteration")
     assert found["iteration"].tolist() == list(range(spec.iterations))
-    to_utc = time.time_ns() - time.monotonic_ns()
+    to_utc = utc_minus_mono_ns()
     truth = read_rank(spec.data, rank)
     at_once = truth["interrupted"] == 0
     for column, moment in (("comm_start_ns", "first_enqueue_ns"), ("comm_end_ns", "last_wait_ns")):
         errors = np.abs(found[column].to_numpy() - to_utc - truth[moment])
-        assert np.median(errors[at_once]) < MILLISECOND
+        assert np.median(errors[at_once]) < MILLISECOND / 5

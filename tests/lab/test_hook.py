@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from netmon.agent.markers import MarkSocket
-from netmon.lab.training import horovod_python
+from netmon.lab.training import built_horovod, horovod_python
 from netmon.records import Moment
 
 ROOT = Path(__file__).parents[2]
@@ -35,13 +35,20 @@ model.fit(*data, batch_size=8, epochs=2, verbose=0, callbacks=[keras_callback()]
 """
 
 
-@pytest.mark.parametrize("script", [PYTORCH, KERAS], ids=["PyTorch", "Keras"])
-def test_every_step_is_marked(script: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("script", "framework"),
+    [(PYTORCH, "torch"), (KERAS, "torch"), (KERAS, "tensorflow")],
+    ids=["PyTorch", "Keras on PyTorch", "Keras on TensorFlow"],
+)
+def test_every_step_is_marked(script: str, framework: str, tmp_path: Path) -> None:
+    python = horovod_python() if framework == "torch" else built_horovod(framework)
+    if python is None:
+        pytest.skip("Horovod with TensorFlow is not built (make horovod-tensorflow)")
     path = tmp_path / "marks.sock"
     marks = MarkSocket(path)
     launched = {"HOROVOD_RANK": "1", "HOROVOD_SIZE": "2", "NETMON_JOB": "hooked", "NETMON_SOCKET": str(path)}
-    environment = {**os.environ, **launched, "PYTHONPATH": str(ROOT), "KERAS_BACKEND": "torch"}
-    subprocess.run([horovod_python(), "-c", script], env=environment, check=True, timeout=120)
+    environment = {**os.environ, **launched, "PYTHONPATH": str(ROOT), "KERAS_BACKEND": framework}
+    subprocess.run([python, "-c", script], env=environment, check=True, timeout=120)
     got = marks.take()
     marks.close()
     steps = [(mark.iteration, mark.moment) for mark in got if mark.moment in (Moment.STEP_START, Moment.STEP_END)]

@@ -2,21 +2,19 @@
 """Probes on a real training library: one process of Horovod, in this mount namespace and in one of its own."""
 
 import os
+import shutil
 import subprocess
+import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
+from probed import Probed
 
 from netmon.dl.cycles import CycleDetector
-from netmon.kernel import loader
-from netmon.kernel.geometry import choose_geometry
-from netmon.kernel.ring import RingBuffer
-from netmon.kernel.uprobes import Uprobes
 from netmon.lab.training import horovod_python
-from netmon.records import STEP, Moment
+from netmon.records import STEP_DONE, STEP_ENQUEUE, Moment
 
 pytestmark = pytest.mark.kernel
 
@@ -49,25 +47,40 @@ ALONE = {f"HOROVOD_{name}": "0" for name in ("RANK", "LOCAL_RANK", "CROSS_RANK")
 ALONE |= {f"HOROVOD_{name}": "1" for name in ("SIZE", "LOCAL_SIZE", "CROSS_SIZE")}
 ALONE |= {"HOROVOD_CONTROLLER": "gloo", "HOROVOD_CPU_OPERATIONS": "gloo"}
 
+LIBRARY = """
+#include <memory>
+#include <string>
+#include <vector>
 
-class Probed:
-    """The step programs, and the ring that they write into."""
+namespace horovod {
+namespace common {
+struct Status { std::string reason; };
+using Things = std::vector<std::shared_ptr<int>>;
 
-    def __init__(self) -> None:
-        geometry = choose_geometry(10_000, [1], 0)
-        self.descriptors = loader.load(geometry)
-        self.ring = RingBuffer(self.descriptors["steps"], geometry.step_ring_bytes, STEP)
-        self.uprobes = Uprobes(self.descriptors)
+Status EnqueueTensorAllreduces(Things &, Things &, Things &, Things &, std::vector<std::string> &names) { return {}; }
 
+struct Timeline { void End(const std::string &name, const std::shared_ptr<int> &output); };
+void Timeline::End(const std::string &name, const std::shared_ptr<int> &output) {}
+}
+}
 
-@pytest.fixture
-def probed() -> Iterator[Probed]:
-    probed = Probed()
-    yield probed
-    probed.uprobes.close()
-    probed.ring.close()
-    for descriptor in probed.descriptors.values():
-        os.close(descriptor)
+extern "C" void reduce(const char *first, const char *second)
+{
+	horovod::common::Things things;
+	std::vector<std::string> names{first, second};
+	horovod::common::EnqueueTensorAllreduces(things, things, things, things, names);
+	for (const std::string &name : names)
+		horovod::common::Timeline().End(name, nullptr);
+}
+"""
+NAMES = ("short", "grad_" + 300 * "a" + "_1")
+REDUCE = """
+import ctypes, sys
+library = ctypes.CDLL(sys.argv[1])
+print("ready", flush=True)
+input()
+library.reduce(*(name.encode() for name in sys.argv[2:]))
+"""
 
 
 def own_mounts(folder: Path) -> list[str]:
@@ -105,3 +118,28 @@ def test_every_step_and_nothing_else(probed: Probed, tmp_path: Path, mounts: str
     assert len(enqueued) == len(waited) == len(log) == 15
     assert ((begin < enqueued) & (enqueued < backward)).all()
     assert ((backward < found[Moment.FIRST_WAIT]) & (found[Moment.FIRST_WAIT] <= waited) & (waited < end)).all()
+
+
+def fnv(name: str) -> int:
+    """The hash that stands for a name: of the words of its last 255 bytes, filled up with zeros to 256."""
+    found = 0xCBF29CE484222325
+    for word in np.frombuffer(name.encode()[-255:].ljust(256, b"\0"), np.uint64).tolist():
+        found = (found ^ word) * 0x100000001B3 % 2**64
+    return found
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="no g++")
+@pytest.mark.parametrize("cxx11", [0, 1], ids=["copied on write", "of C++11"])
+def test_names_are_read_out_of_either_kind_of_string(probed: Probed, tmp_path: Path, cxx11: int) -> None:
+    library = tmp_path / "mpi_lib.so"
+    (tmp_path / "library.cc").write_text(LIBRARY)
+    compile_ = ["g++", "-O1", "-fPIC", "-shared", f"-D_GLIBCXX_USE_CXX11_ABI={cxx11}", "-o", library]
+    subprocess.run([*compile_, tmp_path / "library.cc"], check=True, timeout=120)
+    command = [sys.executable, "-c", REDUCE, library, *NAMES]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout.readline() == "ready\n"
+        assert probed.uprobes.follow([process.pid]) == [str(library)]
+        process.communicate("\n")
+    first, second = map(fnv, NAMES)
+    steps = probed.ring.take()[["kind", "name_hash", "tensors"]].tolist()
+    assert steps == [(STEP_ENQUEUE, first, 2), (STEP_DONE, first, 1), (STEP_DONE, second, 1)]

@@ -240,6 +240,21 @@ def test_traffic_alone_brings_two_hosts_together_to_a_bucket(told_ns, skew):
     assert max(host.alignment.error_ns for host in hosts) < 60 * US
 
 
+@pytest.mark.parametrize("told_ms", [80, 100, 250, 420])
+def test_onsets_that_meet_by_chance_hold_no_clock(told_ms):
+    """The rests are of 60 to 140 ms: a wrong offset makes some of them coincide."""
+    hosts = Host(told_ns=told_ms * MS, exchanges=False), Host(exchanges=False)
+    ends = Ends(*hosts)
+    for _ in range(12):
+        for host in hosts:
+            host.batches(1)
+        ends.second()
+        ends.compare()
+    at = hosts[0].now
+    assert abs(hosts[0].error(at) - hosts[1].error(at)) <= 12 * US
+    assert [host.alignment.source for host in hosts] == ["traffic"] * 2
+
+
 def test_traffic_corrects_an_exchange_whose_ways_differ():
     hosts = Host(3 * S), Host()
     hosts[0].there_ns = 300 * US

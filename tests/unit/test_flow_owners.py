@@ -177,3 +177,21 @@ def test_a_listener_is_asked_for_less_where_the_kernel_tells_who_closes(kernel: 
     assert owners.due(399 * MS) == []
     answered(owners, [found(6, "socket")], 1000 * MS)
     assert owners.flows[1].owner.pid == 6
+
+
+def test_another_connection_between_the_same_ends_has_another_owner(kernel: Kernel) -> None:
+    owners = FlowOwners(kernel.births)
+    for pid in (5, 6):
+        kernel.tell(50001, pid=pid)
+        owners.hear(pid * 1_000 * MS)
+        if pid == 5:
+            owners.add([flow(1, 50001)], pid * 1_000 * MS)
+        answered(owners, [found(pid, "birth")], pid * 1_000 * MS)
+        assert [(flow.owner.pid, flow.owner.source) for flow in owners.changed()] == [(pid, "birth")]
+    kernel.tell(50001, pid=7, kind=BIRTH_CLOSE)  # a child that outlives the one that connected
+    owners.hear(8_000 * MS)
+    assert owners.due(10_000 * MS) == []
+    owners.forget([1])
+    kernel.tell(50001, pid=8)
+    owners.hear(9_000 * MS)
+    assert owners.due(10_000 * MS) == []

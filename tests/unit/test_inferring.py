@@ -154,6 +154,18 @@ def test_a_known_process_is_not_taken_for_training(tmp_path):
     assert set(read(tmp_path, "flows")["class"]) == {"cross"}
 
 
+def test_a_job_whose_flows_are_several_jobs_marks_nothing(tmp_path):
+    """What looks like one job is wrong where its processes say that they train in two."""
+
+    def owner(host):
+        return Owner(10, "python", "", "gpt" if host == 2 else "bert", host, "socket")
+
+    snapshot = asyncio.run(collect(tmp_path, 8, owner=owner))
+    assert all(not job.pattern and not len(job.durations_ns) for job in snapshot.jobs)
+    assert not (tmp_path / "iterations").exists()
+    assert set(read(tmp_path, "flows")["class_source"]) == {"socket"}
+
+
 def test_a_broken_inference_stops_nothing_else(tmp_path, monkeypatch, caplog):
     def broken(*_):
         raise ValueError("no")

@@ -52,6 +52,24 @@ def test_the_slowest_iteration_is_explained():
     assert (view.slowest.host, view.slowest.direction) == ("h0", Direction.RX)
 
 
+def test_an_elastic_job_shows_the_ranks_that_it_has():
+    jobs = with_ranks(12, 12, 12)
+    for number in range(12, 30):
+        for rank in (0, 1):
+            jobs.ended(f"h{rank}", iteration(number, rank))
+            jobs.accounted(iteration(number, rank), tally())
+    (view,) = jobs.views()
+    assert (view.size, [rank.rank for rank in view.ranks]) == (2, [0, 1])
+    assert jobs.warnings() == []
+
+
+def test_a_source_that_has_left_is_not_scored_any_more():
+    jobs = with_ranks(3, 3)
+    one = SourceScore(Source.UPROBE, Source.HOOK, 10, 9, 9, 5)
+    assert jobs.views([("train", one)], {"train"})[0].scores
+    assert jobs.views([], {"train"})[0].scores == ()
+
+
 def test_scores_of_all_ranks_are_one_and_stay_when_the_ranks_are_gone():
     jobs = with_ranks(3, 3)
     one = SourceScore(Source.INFERRED, Source.HOOK, 10, 9, 9, 5)

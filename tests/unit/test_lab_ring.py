@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from waiting import free_port
 
 from netmon.errors import LabError
 from netmon.lab.trainers.allreduce import Ring, fused_ends
@@ -34,21 +35,6 @@ def test_fused_blocks_cover_the_padded_buffer(parameters, size, fusion_bytes):
     assert parameters <= ends[-1] < parameters + size
 
 
-def free_port(count):
-    """The first of `count` adjacent ports that nobody uses now."""
-    for port in range(29700, 65000, count):
-        sockets = []
-        try:
-            sockets = [socket.create_server(("127.0.0.1", port + offset)) for offset in range(count)]
-            return port
-        except OSError:
-            continue
-        finally:
-            for used in sockets:
-                used.close()
-    raise AssertionError
-
-
 def bytes_received(connection):
     """tcpi_bytes_received of linux/tcp.h: payload, without retransmissions."""
     return struct.unpack_from("<Q", connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 192), 128)[0]
@@ -63,7 +49,7 @@ def reduce_on(rank, size, port, parameters, iterations, all_counted):
             ring.all_reduce(block)
         gradients.check(iteration)
     received = bytes_received(ring._from)
-    all_counted.wait(30)  # the end of a connection counts as a byte, too
+    all_counted.wait(120)  # the end of a connection counts as a byte, too
     ring.close()
     return len(gradients.values), received
 

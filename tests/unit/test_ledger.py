@@ -85,6 +85,18 @@ def test_rows_wait_for_their_interval():
     assert account.needed_since() == 2 * S
 
 
+def test_rows_that_come_late_are_in_the_next_interval():
+    account = LedgerAccount(Links(hello()), {}, {})
+    tx = np.array([1], np.int64)
+    for time_s in (0, 1, 2):
+        account.sample(sample(time_s, nic_bytes=100 * time_s), -1)
+    account.add(np.array([S // 2]), tx, np.array([90]))
+    assert [row.invisible_bytes for row in account.rows(S)] == [10]
+    account.add(np.array([S // 2, S]), np.array([1, 1]), np.array([10, 100]))
+    assert [row.invisible_bytes for row in account.rows(2 * S)] == [-10]
+    assert account.totals[1].tolist() == [200, 200, 0, 0, 0]
+
+
 def test_stored_intervals_are_not_given_again():
     account = LedgerAccount(Links(hello()), {1: S}, {1: np.array([100, 100, 0, 0, 0])})
     for time_s in (0, 1, 2):

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """From a training script to its agent: the hook, the packet, and the socket it arrives on."""
 
+import os
+import signal
 import socket
 import subprocess
 import sys
@@ -106,6 +108,26 @@ def test_a_process_that_dies_leaves(marks: MarkSocket) -> None:
     assert {mark.pid for mark in got} == {process.pid}
 
 
+def test_a_process_is_gone_though_its_child_lives(marks: MarkSocket) -> None:
+    script = "import os, time; from netmon.horovod import Steps; s = Steps('job', 0, 1); os.fork() or time.sleep(60)"
+    with subprocess.Popen([sys.executable, "-c", script], start_new_session=True) as process:
+        process.wait()
+        got = [mark.moment for mark in marks.take()]
+        os.killpg(process.pid, signal.SIGKILL)
+    assert got == [Moment.JOIN, Moment.LEAVE]
+
+
+def test_a_process_is_not_spoken_for_by_its_child(marks: MarkSocket) -> None:
+    mark = MarkPacket("job", 0, 1, 0, Moment.JOIN, time.monotonic_ns(), 0)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sender:
+        sender.connect(str(marks._path))
+        sender.send(encode(mark))
+        script = f"import socket; socket.socket(fileno={sender.fileno()}).send({encode(mark._replace(iteration=1))!r})"
+        subprocess.run([sys.executable, "-c", script], pass_fds=[sender.fileno()], check=True)
+        assert len(marks.take()) == 1
+    assert marks.refused == 1
+
+
 def test_without_an_agent_it_does_nothing_and_with_a_late_one_it_joins(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -207,6 +229,8 @@ def test_a_rank_that_is_given_another_number_joins_again(marks: MarkSocket, monk
         ({"ahead_ns": 10**12}, "another clock"),
         ({"ahead_ns": -(10**9)}, "older than the one before"),
         ({}, "twice"),
+        ({"iteration": -1}, "no number of an iteration"),
+        ({"parameters": 2**64 - 1}, "no number of parameters"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -217,6 +241,7 @@ def test_a_mark_that_contradicts_the_ones_before_is_counted(
     join = MarkPacket("job", 1, 2, 0, Moment.JOIN, now - 2000, 0)
     start = MarkPacket("job", 1, 2, 5, Moment.STEP_START, now - 1000, 0)
     bad = start._replace(rank=wrong.get("rank", 1), time_ns=wrong.get("time_ns", now - 1000 + wrong.get("ahead_ns", 0)))
+    bad = bad._replace(iteration=wrong.get("iteration", 5), parameters=wrong.get("parameters", 0))
     end = start._replace(moment=Moment.STEP_END, time_ns=now)
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sender:
         sender.connect(str(marks._path))
@@ -245,3 +270,60 @@ def test_what_horovods_optimizer_does_in_a_step_is_marked(marks: MarkSocket) -> 
     names = ("STEP_START", "FIRST_ENQUEUE", "FIRST_WAIT", "LAST_WAIT", "STEP_END", "STEP_START")
     assert [mark.moment.name for mark in marks.take()[1:]] == list(names)
     optimizer.netmon.close()
+
+
+def test_a_step_that_fails_is_none_and_the_next_one_has_its_number(
+    marks: MarkSocket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in an elastic job of which a peer dies: the survivors are set up anew, here with other ranks."""
+    horovod = types.SimpleNamespace(rank=lambda: 1, size=lambda: 3)
+    monkeypatch.setitem(sys.modules, "horovod.torch", horovod)
+
+    class Optimizer:
+        param_groups = ()
+        peers_live = True
+
+        def zero_grad(self) -> None: ...
+
+        def _allreduce_grad_async(self, gradient: object) -> None: ...
+
+        def synchronize(self) -> None:
+            if not self.peers_live:
+                raise RuntimeError
+
+        def step(self) -> None:
+            self._allreduce_grad_async(1)
+            self.synchronize()
+
+    optimizer = watch(Optimizer(), job="job")
+    optimizer.step()
+    optimizer.peers_live = False
+    with pytest.raises(RuntimeError):
+        optimizer.step()
+    horovod.rank, horovod.size, optimizer.peers_live = (lambda: 0), (lambda: 2), True
+    optimizer.zero_grad()
+    optimizer.step()
+    optimizer.netmon.close()
+    names = ("STEP_START", "FIRST_ENQUEUE", "FIRST_WAIT", "LAST_WAIT", "STEP_END")
+    assert [(mark.rank, mark.size, mark.iteration, mark.moment.name) for mark in marks.take()] == [
+        (1, 3, 0, "JOIN"),
+        *((1, 3, 0, name) for name in names),
+        (1, 3, 1, "STEP_START"),
+        (1, 3, 1, "LEAVE"),
+        (0, 2, 0, "JOIN"),
+        *((0, 2, 1, name) for name in names),
+        (0, 2, 2, "STEP_START"),
+        (0, 2, 2, "LEAVE"),
+    ]
+
+
+def test_a_step_left_by_an_exception_is_none(marks: MarkSocket) -> None:
+    steps = Steps("job", 0, 1)
+    with pytest.raises(KeyError), steps.step():
+        raise KeyError
+    with steps.step():
+        pass
+    steps.close()
+    got = [(mark.iteration, mark.moment.name) for mark in marks.take()]
+    begun = (0, "STEP_START")
+    assert got == [(0, "JOIN"), begun, (0, "LEAVE"), (0, "JOIN"), begun, (0, "STEP_END"), (1, "LEAVE")]

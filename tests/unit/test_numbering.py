@@ -105,6 +105,17 @@ def test_the_count_goes_on_without_the_rank_that_began_it():
     assert len(numbers) == 0
 
 
+def test_a_true_number_stays_true_when_who_knew_it_is_gone():
+    numbers = JobNumbers()
+    numbers.tell(0, Trust.COUNTED, ends(0, 10), 0)
+    numbers.tell(1, Trust.RELATIVE, ends(0, 6, start_ms=400), 0)
+    numbers.forget(0)
+    assert not numbers.relative(1)
+    numbers.tell(2, Trust.RELATIVE, ends(0, 3, start_ms=701), 0)
+    assert [numbers.shift(rank) for rank in (1, 2)] == [4, 7]
+    assert not numbers.relative(2)
+
+
 def test_a_stored_shift_is_taken_up():
     numbers = JobNumbers()
     numbers.resume(1, Trust.RELATIVE, 5)

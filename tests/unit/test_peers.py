@@ -7,7 +7,7 @@ from dataclasses import replace
 from collector_stream import MS, clock, hello, rows
 from test_store import Collector, read
 
-from netmon.records import Batch, Direction, Flow, Owner
+from netmon.records import Batch, Direction, Flow, Mark, Moment, Owner, Source
 
 RANK0, RANK1, NEIGHBOUR, STORAGE = "198.18.0.1", "198.18.0.2", "198.18.0.3", "198.18.0.4"
 LAUNCHER = Owner(20, "horovodrun", source="listener")
@@ -90,3 +90,39 @@ def test_a_rank_stays_a_rank(tmp_path):
     joined = replace(HOSTS["h0"][0], owner=rank(0))
     flows = collected(tmp_path, again=(joined,))
     assert flows.loc[("h0", 1), ["class_source", "job", "rank"]].tolist() == ["birth", "bert", 0]
+
+
+def test_a_process_that_serves_another_job_of_the_same_name_is_not_this_ones(tmp_path):
+    other = replace(rank(0), pid=11)
+    described = {
+        "h0": [
+            flow(1, Direction.RX, LAUNCHER, RANK1, RANK0, 8572),
+            flow(3, Direction.TX, rank(0), RANK0, NEIGHBOUR, 29500),
+        ],
+        "h1": [flow(1, Direction.TX, other, RANK1, RANK0, 8572)],
+    }
+
+    async def scenario():
+        collector = Collector(tmp_path)
+        entries = {h: await collector.registry.open(hello(host=h, session=f"s{h}")) for h in described}
+        for sequence in range(1, 30):
+            for (host, entry), pid in zip(entries.items(), (10, 11), strict=True):
+                marks = [
+                    Mark("bert", 0, 2, pid, max(k, 0), moment, (100 * sequence - 90 + after) * MS, Source.HOOK, 0)
+                    for k, moment, after in (
+                        *([(0, Moment.JOIN, 0)] if sequence == 1 else []),
+                        (sequence, Moment.STEP_START, 0),
+                        (sequence, Moment.STEP_END, 80),
+                    )
+                ]
+                numbers = [flow.flow_id for flow in described[host]]
+                sent = batch(sequence, described[host] if sequence == 1 else (), numbers)
+                collector.registry.arrived(entry, entry.session.process(replace(sent, marks=marks)))
+        first, second = entries.values()
+        collector.registry.settle(second, leaving=True)
+        await collector.end(first)
+
+    asyncio.run(scenario())
+    flows = read(tmp_path, "flows").set_index(["host", "flow_id"])
+    assert flows.loc[("h1", 1), "job"] == "bert#2"
+    assert flows.loc[("h0", 1), ["class", "class_source", "job"]].tolist() == ["cross", "listener", ""]

@@ -133,6 +133,17 @@ def test_ranks_that_began_to_look_at_different_times_agree():
     assert second.numbers_at(0, np.array([403, 950]) * MS).tolist() == [4, 9]
 
 
+def test_the_last_iteration_of_a_late_rank_is_numbered_as_the_others_though_they_are_gone():
+    numbers, claims = Numbers(), Claims()
+    first, second = (ranks(host, numbers, claims) for host in ("h0", "h1"))
+    late = {"rank": 1, "relative": True}
+    told(first, mark(JOIN, 0, 0, **UPROBE), *enqueues(10), mark(LEAVE, 9, 980, **UPROBE))
+    told(second, mark(JOIN, 0, 0, **UPROBE, **late), *enqueues(6, 402.0, **late), mark(LEAVE, 5, 980, **UPROBE, **late))
+    settle(first, 2000 * MS)
+    settled = [iteration for iteration, _ in settle(second, 2000 * MS)]
+    assert [(one.number, one.relative) for one in settled] == [(number, False) for number in range(4, 10)]
+
+
 def test_a_rank_whose_numbers_are_true_makes_the_others_true():
     numbers, claims = Numbers(), Claims()
     first, second = (ranks(host, numbers, claims) for host in ("h0", "h1"))
@@ -170,8 +181,10 @@ def test_when_the_hook_stops_the_uprobes_go_on(after):
     probed = enqueues(12, 25.0, relative=True)
     left = [mark(LEAVE, 4, 505)] if after == 1 else []  # its connection breaks, or it only falls silent
     marks = sorted([*hooked, *left, *probed], key=lambda one: one.time_ns)
-    found = told(ranks(), mark(JOIN, 0, 0), mark(JOIN, 0, 0, **UPROBE), *marks)
+    host = ranks()
+    found = told(host, mark(JOIN, 0, 0), mark(JOIN, 0, 0, **UPROBE), *marks)
     assert [number for _, number, *_ in found] == list(range(11))
+    assert host.scores() == []  # nothing is held against what has stopped
     edges = [edge for *_, start, end in found for edge in (start, end)]
     assert edges == sorted(edges)
 
@@ -200,3 +213,80 @@ def test_what_the_traffic_tells_late_does_not_make_a_rank_train_that_has_left():
     told(host, *late, settled_ns=1100 * MS)
     assert host.names() == [("train", 0)]
     assert not host.training(times).any()
+
+
+def test_an_elastic_job_gives_its_ranks_out_anew():
+    """Rank 0 of three dies; the others' agents tell of it one after the other, and a new process joins."""
+    numbers, claims = Numbers(), Claims()
+    a, b, c, d = (ranks(host, numbers, claims) for host in "abcd")
+    joined = [mark(JOIN, 0, 0, rank=r, size=3, **UPROBE) for r in range(3)]
+    for rank, host in enumerate((a, b, c)):
+        assert len(told(host, joined[rank], *enqueues(5, rank=rank, size=3))) == 4
+
+    def again(rank, size, first, count, at_ms):
+        later = [replace(m, iteration=m.iteration + first) for m in enqueues(count, at_ms, rank=rank, size=size)]
+        return [mark(JOIN, 0, at_ms - 100, rank=rank, size=size, **UPROBE), *later]
+
+    def left(rank):
+        return mark(LEAVE, 4, 480, rank=rank, size=3, **UPROBE)
+
+    # c, which was rank 2, is rank 1 now; b still is that, as far as is known
+    assert told(c, left(2), *again(1, 2, 5, 4, 2000)) == [("train", 4, 400, 470)]
+    assert told(b, left(1), *again(0, 2, 5, 4, 2000)) == [("train", 4, 400, 470)]
+    assert [number for _, number, *_ in told(a, left(0))] == [4]
+    for host in (b, c):
+        assert told(host) == [("train", k, 1500 + 100 * k, 1600 + 100 * k) for k in (5, 6, 7)]
+    # the next one counts from its own beginning
+    told(b, mark(LEAVE, 8, 2380, rank=0, size=2, **UPROBE), *again(0, 3, 9, 4, 4000))
+    told(d, *again(2, 3, 0, 4, 4000))
+    told(c, mark(LEAVE, 8, 2380, rank=1, size=2, **UPROBE), *again(1, 3, 9, 4, 4000))
+    assert {host.numbers_at(-1, np.array([4250]) * MS)[0] for host in (b, d, c) if not host.align(0, 0)} == {11}
+    assert not any("another job" in line for host in (a, b, c, d) for line in host.warnings)
+
+
+def test_a_rival_that_has_not_stepped_since_is_waited_for_but_not_for_ever():
+    numbers, claims = Numbers(), Claims()
+    first, second = (ranks(host, numbers, claims) for host in ("h0", "h1"))
+    told(first, mark(JOIN, 0, 0), *step(0, 0))
+    assert told(second, mark(JOIN, 0, 0), *step(0, 20), *step(1, 30)) == []
+    assert told(second, *step(2, 20_000)) == [
+        ("train#2", k, start, start + 9) for k, start in ((0, 20), (1, 30), (2, 20_000))
+    ]
+
+
+def test_a_job_that_is_known_by_its_traffic_only_gives_way():
+    numbers, claims = Numbers(), Claims()
+    first, second = (ranks(host, numbers, claims) for host in ("h0", "h1"))
+    traffic = {"pid": 0, "source": Source.INFERRED, "size": 3}
+    marks = [mark(moment, k, 10 * k + at, **traffic) for k in range(3) for moment, at in ((ENQUEUE, 2), (WAIT, 8))]
+    assert len(told(first, *marks)) == 3
+    assert told(second, mark(JOIN, 0, 20), *step(0, 25)) == [("train", 0, 25, 34)]
+    assert told(first, mark(ENQUEUE, 3, 32, **traffic), mark(WAIT, 3, 38, **traffic)) == []
+
+
+def test_what_the_traffic_tells_of_a_process_that_has_left_is_not_counted_as_unusable():
+    host = ranks()
+    told(host, mark(JOIN, 0, 0, **UPROBE), *enqueues(3), mark(LEAVE, 2, 270, **UPROBE))
+    traffic = {"pid": 0, "source": Source.INFERRED}
+    late = [mark(moment, k, 100 * k + at, **traffic) for k in range(4) for moment, at in ((ENQUEUE, 2), (WAIT, 69))]
+    assert told(host, *late) == []
+    assert host.warnings == []
+
+
+def test_with_two_sources_the_first_that_tells_of_the_new_size_ends_the_old_one():
+    """The probes see the job set up anew before the script marks anything; a new process has then the third rank."""
+    numbers, claims = Numbers(), Claims()
+    host, other = (ranks(name, numbers, claims) for name in ("h0", "h1"))
+    two, three = {"size": 2}, {"size": 3}
+    hooked = [m for k in range(3) for m in step(k, 100 * k, **two)]
+    told(host, mark(JOIN, 0, 0, **two), mark(JOIN, 0, 0, **two, **UPROBE), *hooked, *enqueues(3, 1.0, **two))
+    anew = [mark(LEAVE, 2, 290, **two, **UPROBE), mark(JOIN, 0, 1000, **three, **UPROBE)]
+    hooked = [m for k in range(3, 6) for m in step(k, 100 * k + 800, **three)]
+    again = [mark(LEAVE, 3, 1050, **two), mark(JOIN, 0, 1050, **three), *hooked]
+    found = told(host, *anew, *again)
+    assert found == [("train", k, 100 * k + 800, 100 * k + 809) for k in (3, 4, 5)]
+    joined = {"rank": 2, "size": 3}
+    steps = [m for k in range(3) for m in step(k, 100 * k + 1101, **joined)]
+    told(other, mark(JOIN, 0, 1100, **joined), *steps)
+    assert other.numbers_at(0, np.array([1305]) * MS).tolist() == [5]
+    assert not any("another job" in line for line in (*host.warnings, *other.warnings))

@@ -10,6 +10,7 @@ from netmon.records import (
     LIBRARY_HOROVOD,
     STEP,
     STEP_ENQUEUE,
+    STEP_RANK,
     STEP_WAIT_BEGIN,
     STEP_WAIT_END,
     Mark,
@@ -76,3 +77,48 @@ def test_a_rank_that_says_it_is_another_one_now_is_that() -> None:
     assert [(mark.rank, mark.size, mark.moment) for mark in got] == [(0, 2, Moment.LEAVE), (1, 3, Moment.JOIN)]
     assert {mark.rank for mark in marks.steps(steps(5, 4))} == {1}
     assert marks.ranks([process(5)], NOW) == []  # the environment does not change
+
+
+def set_up(pid: int, rank: int, size: int, at_ns: int) -> Table:
+    return np.array([(at_ns, rank << 32 | size, pid, STEP_RANK, LIBRARY_HOROVOD, 0)], STEP)
+
+
+def failed(pid: int, at_ns: int) -> Table:
+    """A step of which a peer dies: all is handed over, and the first wait fails."""
+    calls = [(STEP_ENQUEUE, name) for name in range(1, 7)] + [(STEP_WAIT_BEGIN, 0), (STEP_WAIT_END, 0)]
+    return np.array([(at_ns + i, name, pid, kind, LIBRARY_HOROVOD, 1) for i, (kind, name) in enumerate(calls)], STEP)
+
+
+def test_an_elastic_job_gives_its_ranks_out_anew() -> None:
+    marks = StepMarks()
+    got = marks.ranks([process(5, rank=1)], NOW)
+    later = NOW + 1_000_000_000
+    table = [set_up(5, 1, 2, NOW), steps(5, 4), failed(5, NOW + 5_000_000), set_up(5, 0, 1, later), steps(5, 3, later)]
+    got += marks.steps(np.concatenate(table))
+    told = [(mark.rank, mark.iteration, mark.moment.name) for mark in got]
+    assert [one for one in told if one[2] in ("JOIN", "LEAVE")] == [(1, 0, "JOIN"), (1, 3, "LEAVE"), (0, 0, "JOIN")]
+    assert [one for one in told if one[2] == "LAST_WAIT"] == [
+        *((1, number, "LAST_WAIT") for number in range(4)),
+        *((0, number, "LAST_WAIT") for number in (4, 5)),
+    ]
+    assert marks.ranks([process(5, rank=1)], later) == []  # the environment does not change
+    assert moments(marks.finish(), Moment.LAST_WAIT) == [6]
+
+
+def test_two_ranks_of_a_host_that_change_places_are_both_followed() -> None:
+    marks = StepMarks()
+    both = [process(5, rank=0), process(6, rank=1)]
+    marks.ranks(both, NOW)
+    marks.steps(np.concatenate([steps(5, 3), steps(6, 3)]))
+    marks.steps(set_up(5, 1, 2, 2 * NOW))
+    assert marks.ranks(both, 2 * NOW) == []
+    marks.steps(set_up(6, 0, 2, 2 * NOW))
+    assert marks.ranks(both, 2 * NOW) == []
+    assert {pid: identity.rank for pid, identity in marks.identities().items()} == {5: 1, 6: 0}
+
+
+def test_a_process_that_is_killed_in_a_step_has_not_taken_it() -> None:
+    marks = StepMarks()
+    marks.ranks([process(5)], NOW)
+    got = marks.steps(np.concatenate([steps(5, 4), failed(5, NOW + 5_000_000)])) + marks.ranks([], NOW)
+    assert moments(got, Moment.LAST_WAIT) == [0, 1, 2, 3]

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from netmon.agent.timeline import TimelineMarks
+from netmon.dl.iterations import IterationTracker
+from netmon.kernel.timelines import Opened
 from netmon.marks import RankIdentity
 from netmon.records import Mark, Moment, Source
 
@@ -61,10 +63,10 @@ def timeline(path: Path) -> Iterator[Timeline]:
     written.file.close()
 
 
-def followed(path: Path) -> TimelineMarks:
+def followed(path: Path, whole: bool = True) -> TimelineMarks:
     marks = TimelineMarks()
-    descriptor = os.open(path, os.O_RDONLY)
-    (join,) = marks.follow(9, RankIdentity("job", 0, 3), descriptor, NOW)
+    opened = Opened(9, whole, os.open(path, os.O_RDONLY))
+    (join,) = marks.follow(opened, RankIdentity("job", 0, 3), NOW)
     assert (join.moment, join.source) == (Moment.JOIN, Source.TIMELINE)
     return marks
 
@@ -87,6 +89,22 @@ def test_a_file_that_grows_is_read_as_it_grows(path: Path, timeline: Timeline) -
     assert boundaries(got, Moment.LAST_WAIT) == [(i, mono(i * 100_000 + 56)) for i in range(6)]
     assert got[-1].moment is Moment.LEAVE
     assert marks.refused == 0
+
+
+def test_iterations_are_bounded_by_what_a_timeline_tells_best(path: Path, timeline: Timeline) -> None:
+    """When a communication ended is this rank's own; it began when some rank handed something over."""
+    marks, tracker = followed(path), IterationTracker("job", 0)
+    for step in range(6):
+        timeline.step(step * 100_000)
+    for mark in (*marks.read(NOW, UTC_MINUS_MONO), *marks.finish()):
+        tracker.add(mark)
+    iterations = tracker.finished(leaving=True)
+    ends = [mono(step * 100_000 + 56) for step in range(6)]
+    assert [iteration.end_ns for iteration in iterations] == ends
+    assert [iteration.start_ns for iteration in iterations] == [mono(1), *ends[:-1]]
+    assert {iteration.end_moment for iteration in iterations} == {Moment.LAST_WAIT}
+    assert iterations[0].error_ns > iterations[1].error_ns == iterations[-1].error_ns
+    assert tracker.communication(ends[0], ends[1])[:2] == (mono(100_001), ends[1])
 
 
 def test_an_event_that_is_half_written_is_read_when_it_is_whole(path: Path, tmp_path: Path, timeline: Timeline) -> None:
@@ -121,6 +139,38 @@ def test_a_file_that_begins_anew_counts_on(path: Path, timeline: Timeline) -> No
         mono(step * 100_000 + 1) for step in range(16)
     }
     assert got[-1].relative
+    marks.finish()
+
+
+def test_a_file_that_begins_anew_unseen_counts_on(path: Path, timeline: Timeline) -> None:
+    """As when the script stops and starts it between two looks: it is longer than before by then."""
+    marks, got = followed(path), []
+    for step in range(4):
+        timeline.step(step * 100_000)
+    got += marks.read(NOW, UTC_MINUS_MONO)
+    timeline.file.truncate(0)
+    timeline.file.seek(0)
+    timeline.begin()
+    for step in range(10, 20):
+        timeline.step(step * 100_000)
+    for _ in range(2):
+        got += marks.read(NOW, UTC_MINUS_MONO)
+    numbers = [iteration for iteration, _ in boundaries(got, Moment.FIRST_ENQUEUE)]
+    assert numbers == sorted(set(numbers))
+    told = {time_ns for _, time_ns in boundaries(got, Moment.FIRST_ENQUEUE)}
+    assert {mono(step * 100_000 + 1) for step in (0, 1, 2, 3, *range(12, 20))} <= told
+    assert told <= {mono(step * 100_000 + 1) for step in range(20)}
+    assert marks.refused == 0
+    marks.finish()
+
+
+def test_a_file_that_the_script_begins_in_the_middle_is_relative(path: Path, timeline: Timeline) -> None:
+    marks = followed(path, whole=False)
+    for step in range(6):
+        timeline.step(step * 100_000)
+    got = marks.read(NOW, UTC_MINUS_MONO)
+    assert boundaries(got, Moment.FIRST_ENQUEUE)
+    assert all(mark.relative for mark in got)
     marks.finish()
 
 

@@ -44,7 +44,7 @@ class Screen:
         return re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", self.output.getvalue())
 
     def wait_for(self, words: str) -> None:
-        until = time.monotonic() + 10
+        until = time.monotonic() + 60
         while words not in self.text():
             assert time.monotonic() < until, f"{words!r} was not drawn"
             time.sleep(0.02)
@@ -98,10 +98,8 @@ def test_it_ends_with_its_iterator(screen: Screen) -> None:
 
 def test_it_ends_when_told(screen: Screen) -> None:
     stop = threading.Event()
-    end = time.monotonic() + 0.5
-    run_live(endless(stop), screen.console, until=lambda: time.monotonic() > end)
+    run_live(endless(stop), screen.console, until=lambda: "FLOWS" in screen.text())
     stop.set()
-    assert "FLOWS" in screen.text()
 
 
 def test_it_raises_what_the_iterator_raises_and_restores_the_terminal(screen: Screen) -> None:

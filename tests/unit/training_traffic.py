@@ -104,9 +104,9 @@ class Said:
         return np.array([i.comm_start_ns for i in self.iterations if i.job == job], np.int64)
 
 
-def replay(wire: Wire, slice_ms: int = 200, after_s: float = 0) -> Said:
+def replay(wire: Wire, slice_ms: int = 200, after_s: float = 0, resolution_ns: int = MS) -> Said:
     """Give all of it to a new inference in slices, and some silence afterwards."""
-    inference, said = Inference(), Said()
+    inference, said = Inference(resolution_ns), Said()
     for number, flow in enumerate(wire.flows):
         inference.describe(number, flow)
     rows = np.concatenate([*wire.tables, np.empty(0, TRAFFIC)])
@@ -117,3 +117,9 @@ def replay(wire: Wire, slice_ms: int = 200, after_s: float = 0) -> Said:
         inference.add(rows[low:high])
         said.take(inference.advance(START + now + slice_ms * MS), START + now + slice_ms * MS)
     return said
+
+
+def assert_same_iterations(said, begun, job="traffic-1", within_ms=1.0):
+    starts = said.starts(job)
+    assert len(starts) == len(begun)
+    assert np.abs(starts - np.array(begun)).max() <= within_ms * MS

@@ -6,10 +6,13 @@ from collections.abc import Iterable
 import numpy as np
 import numpy.typing as npt
 
+from netmon.dl.sums import sums_by_two
 from netmon.records import Table
 
 BURST = np.dtype([("start_ns", "<i8"), ("end_ns", "<i8"), ("level", "<i8"), ("volume", "<i8")])
 """Traffic without a pause, [start, end). level: the flow's bytes before it, volume: its own."""
+
+_Column = npt.NDArray[np.int64]
 
 SEGMENT_BYTES = 1448
 """Payload of a full segment. Gradients fill segments; negotiation and heartbeats are a few dozen bytes per ms."""
@@ -41,14 +44,14 @@ class Bursts:
         place = int(np.searchsorted(self._rows["start_ns"], time_ns))
         return self.total - int(self._rows["level"][place]) if place < len(self._rows) else 0
 
-    def add(self, time_ns: npt.NDArray[np.int64], volume: npt.NDArray[np.int64], resolution_ns: int) -> None:
+    def add(self, time_ns: _Column, volume: _Column, resolution_ns: int) -> None:
         """Add buckets, each with gradient traffic, ascending in time, none earlier than those added before."""
         if not len(self._rows):
             self.first_ns, self.last_ns = int(time_ns[0]), int(time_ns[0]) - self._pause_ns
         ends = time_ns + resolution_ns
-        previous = np.concatenate(([self.last_ns], ends[:-1]))
+        begins = time_ns - np.concatenate(([self.last_ns], ends[:-1])) >= self._pause_ns
         self.last_ns = max(self.last_ns, int(ends[-1]))
-        begins = time_ns - previous >= self._pause_ns
+        ends = _over(ends, volume, begins, resolution_ns)
         if not begins[0]:  # goes on where the last burst was
             count = int(np.argmax(begins)) if begins.any() else len(begins)
             self._rows["end_ns"][-1] = max(int(ends[count - 1]), int(self._rows["end_ns"][-1]))
@@ -59,13 +62,7 @@ class Bursts:
         if len(time_ns):
             self._append(time_ns, volume, ends, np.flatnonzero(begins))
 
-    def _append(
-        self,
-        time_ns: npt.NDArray[np.int64],
-        volume: npt.NDArray[np.int64],
-        ends: npt.NDArray[np.int64],
-        first: npt.NDArray[np.int64],
-    ) -> None:
+    def _append(self, time_ns: _Column, volume: _Column, ends: _Column, first: npt.NDArray[np.intp]) -> None:
         new = np.zeros(len(first), BURST)
         new["start_ns"] = time_ns[first]
         new["end_ns"] = ends[np.append(first[1:] - 1, len(ends) - 1)]
@@ -85,6 +82,13 @@ class Bursts:
         merged["volume"] = np.add.reduceat(self._rows["volume"], first)
         self._rows = merged[-_MOST // 2 :]
         self.forgetful |= len(merged) > len(self._rows)
+
+
+def _over(ends: _Column, volume: _Column, begins: npt.NDArray[np.bool_], resolution_ns: int) -> _Column:
+    """When the traffic of each bucket was over: as soon as at the rate of the bucket before, unless a burst begins."""
+    before = np.concatenate((volume[:1], volume[:-1]))
+    filled = np.where(begins, 1.0, np.minimum(1.0, volume / before))
+    return ends - np.round((1 - filled) * resolution_ns).astype(np.int64)
 
 
 def pauses_before(rows: Table) -> npt.NDArray[np.int64]:
@@ -111,15 +115,13 @@ def together(flows: Iterable[Table], resolution_ns: int) -> Table:
     return merged
 
 
-def gradient_buckets(rows: Table, resolution_ns: int) -> tuple[npt.NDArray[np.int64], ...]:
-    """Flow, time and bytes of the buckets that hold at least a full segment per ms, ordered by flow, then time.
+def summed(rows: Table, resolution_ns: int) -> tuple[npt.NDArray[np.int64], ...]:
+    """Flow, time and bytes per bucket of resolution_ns, ordered by flow, then time. rows: dtype TRAFFIC."""
+    flow, place, volume = sums_by_two(rows["flow"], rows["time_ns"] // resolution_ns, rows["payload_bytes"])
+    return flow, place * resolution_ns, volume
 
-    rows: dtype TRAFFIC; those of one flow in one span of resolution_ns are summed.
-    """
-    place = rows["time_ns"] // resolution_ns
-    order = np.lexsort((place, rows["flow"]))
-    flow, place, volume = rows["flow"][order], place[order], rows["payload_bytes"][order]
-    first = np.flatnonzero(np.diff(flow, prepend=-1) | np.diff(place, prepend=-1))
-    sums = np.add.reduceat(volume, first) if len(first) else volume
-    full = sums >= SEGMENT_BYTES * max(1.0, resolution_ns / 1e6)
-    return flow[first][full], place[first][full] * resolution_ns, sums[full]
+
+def are_gradients(volume: npt.NDArray[np.int64], resolution_ns: int) -> npt.NDArray[np.bool_]:
+    """Which buckets hold at least a full segment per ms."""
+    full: npt.NDArray[np.bool_] = volume >= SEGMENT_BYTES * max(1.0, resolution_ns / 1e6)
+    return full

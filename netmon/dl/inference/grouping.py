@@ -1,15 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which flows that repeat themselves do so together, and so make a job."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from netmon.dl.inference.bursts import Bursts, together
-from netmon.dl.inference.pattern import Edge, strongly_connected
-from netmon.dl.inference.repetition import INTERVALS, Repetition, repetition
+from netmon.dl.inference.candidates import Candidate, addresses, common, connected
+from netmon.dl.inference.parting import one_with, parted
+from netmon.dl.inference.pattern import Edge
+from netmon.dl.inference.repetition import INTERVALS, Repetition
 
 _SAME_VOLUME = 0.03  # of a flow's bytes per iteration
 _AS_MUCH = 0.1  # of the bytes of the core's least flow
@@ -18,16 +19,6 @@ _SURE = 3 * INTERVALS  # iterations
 _SAME_PERIOD = 0.75
 _SAME_TIME = 0.15  # of the period: how much the distance of two flows' onsets may vary
 _LATE = 0.15  # of the onsets, at either end
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """A flow, each 5-tuple once, that belongs to no job."""
-
-    flow: int
-    edge: Edge
-    bursts: Bursts
-    repetition: Repetition | None
 
 
 @dataclass(frozen=True)
@@ -43,31 +34,37 @@ def groups(candidates: Sequence[Candidate], now_ns: int, resolution_ns: int) -> 
 
     Who can reach each other along flows that repeat themselves may be one job. It is one if all those flows together
     repeat themselves, too: if the ranks compute all at the same time. If they do not, there may be several jobs on
-    one host: then flows are told apart by their rhythm.
+    one host: then flows are told apart by their rhythm. Where only one host holds two parts together, they have to
+    show that they wait for each other; as long as that is open, nothing is told.
     """
     repeating = [c for c in candidates if c.repetition]
     found: list[Group] = []
-    for connected in _connected(repeating):
-        whole = _group(connected, candidates, now_ns, resolution_ns)
-        if whole:
-            found.append(whole)
-            continue
-        for alike in _in_rhythm(connected):
-            parts = (_group(part, candidates, now_ns, resolution_ns) for part in _connected(alike))
-            found += [part for part in parts if part]
+    for flows in connected(repeating):
+        parts = parted(flows, now_ns, resolution_ns)
+        for part in [part for part, sure in parts if sure]:
+            apart = {c.flow for other, _ in parts if other is not part for c in other}
+            found += _of_part(part, [c for c in candidates if c.flow not in apart], now_ns, resolution_ns)
     return found
+
+
+def _of_part(
+    part: Sequence[Candidate], candidates: Sequence[Candidate], now_ns: int, resolution_ns: int
+) -> list[Group]:
+    whole = _group(part, candidates, now_ns, resolution_ns)
+    if whole:
+        return [whole]
+    alike = (flows for in_rhythm in _in_rhythm(part) for flows in connected(in_rhythm))
+    found = (_group(flows, candidates, now_ns, resolution_ns) for flows in alike)
+    return [group for group in found if group]
 
 
 def joined(group: Sequence[Candidate], job: Sequence[Candidate], now_ns: int, resolution_ns: int) -> Group | None:
     """A group and a job on one of its hosts as one group, if all their flows keep one rhythm."""
     both = [*group, *job]
     whole = _group(both, both, now_ns, resolution_ns)
-    return whole if whole and len(whole.flows) == len(both) else None
-
-
-def _connected(candidates: Sequence[Candidate]) -> Iterator[list[Candidate]]:
-    for members in strongly_connected({c.edge for c in candidates}):
-        yield [c for c in candidates if members.issuperset(c.edge)]
+    if whole is None or len(whole.flows) < len(both):
+        return None
+    return whole if len(one_with(both, both, now_ns, resolution_ns)) == len(both) else None
 
 
 def _group(core: Sequence[Candidate], candidates: Sequence[Candidate], now_ns: int, resolution_ns: int) -> Group | None:
@@ -76,28 +73,29 @@ def _group(core: Sequence[Candidate], candidates: Sequence[Candidate], now_ns: i
     Where hosts of the core exchange as much in another rhythm, it may be a part of a job, at a part of its iteration.
     Then it takes more iterations to be sure.
     """
-    common = _common(core, now_ns, resolution_ns)
-    if common is None or common.period_ns < _LEAST_BUCKETS * resolution_ns:
+    rhythm = common(core, now_ns, resolution_ns)
+    if rhythm is None or rhythm.period_ns < _LEAST_BUCKETS * resolution_ns:
         return None
-    members = {address for c in core for address in c.edge}
+    members = addresses(core)
     around = [c for c in candidates if members.intersection(c.edge)]
-    near = [c for c in around if _keeps(c, common)]
-    begun = int(common.onsets_ns[0])
+    near = [c for c in around if _keeps(c, rhythm)]
+    begun = int(rhythm.onsets_ns[0])
     least = min(c.bursts.since(begun) for c in core)
     others = [c for c in around if c not in near and c.bursts.since(begun) > _AS_MUCH * least]
-    if others and len(common.onsets_ns) <= _SURE:
+    if others and len(rhythm.onsets_ns) <= _SURE:
         return None
-    for connected in _connected(near):
-        if members.issubset({address for c in connected for address in c.edge}):
-            common = _common(connected, now_ns, resolution_ns)
-            return Group({c.flow: c.edge for c in connected}, common) if common else None
+    for flows in connected(near):
+        if members.issubset(addresses(flows)):
+            return _whole(core, flows, now_ns, resolution_ns)
     return None
 
 
-def _common(flows: Sequence[Candidate], now_ns: int, resolution_ns: int) -> Repetition | None:
-    since = max((int(c.bursts.rows["start_ns"][0]) for c in flows if c.bursts.forgetful), default=0)
-    rows = [c.bursts.rows[np.searchsorted(c.bursts.rows["start_ns"], since) :] for c in flows]
-    return repetition(together(rows, resolution_ns), now_ns)
+def _whole(core: Sequence[Candidate], flows: Sequence[Candidate], now_ns: int, resolution_ns: int) -> Group | None:
+    """The flows as one group; they are the core and what keeps its rhythm, maybe also with hosts beyond the core's."""
+    if addresses(flows) != addresses(core):
+        flows = one_with(core, flows, now_ns, resolution_ns)
+    rhythm = common(flows, now_ns, resolution_ns) if flows else None
+    return Group({c.flow: c.edge for c in flows}, rhythm) if rhythm else None
 
 
 def _keeps(candidate: Candidate, common: Repetition) -> bool:

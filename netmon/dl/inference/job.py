@@ -10,13 +10,17 @@ import numpy.typing as npt
 
 from netmon.dl.inference.bursts import Bursts, pauses_before, together
 from netmon.dl.inference.pattern import Edge, ordered, pattern_of
-from netmon.dl.inference.repetition import SHORT, Repetition, beginning, repetition
+from netmon.dl.inference.repetition import INTERVALS, SHORT, Repetition, beginning, repetition
 from netmon.dl.inference.types import InferredIteration, InferredJob
+from netmon.dl.inference.words import Words
 from netmon.records import Table
 
 _TOLERANCE = 0.02  # of an iteration's bytes
 _LOST, _GIVEN_UP = 4, 24  # iterations' bytes without a beginning: they are not what they were; this is no job
 _REMEMBERED = 16  # iterations
+_NEVER = int(np.iinfo(np.int64).max)
+_LONGER = 1.5  # times the bytes: other iterations
+_SOON = 0.1  # of the period
 _END_PERIODS, _END_NS = 10, 10_000_000_000  # silence, after which a job has ended
 
 _Start = tuple[int, dict[int, int]]
@@ -38,9 +42,21 @@ class Job:
     the last one did.
     """
 
-    def __init__(self, name: str, flows: Mapping[int, Edge], hosts: Mapping[str, str], resolution_ns: int) -> None:
-        """flows: those that carry gradients, each 5-tuple once, with sender and receiver; hosts: by address."""
+    def __init__(
+        self,
+        name: str,
+        flows: Mapping[int, Edge],
+        hosts: Mapping[str, str],
+        words: Words,
+        resolution_ns: int,
+        after_ns: int = -1,
+    ) -> None:
+        """flows: those that carry gradients, each 5-tuple once, with sender and receiver; hosts: by address.
+
+        after_ns: iterations that begin before are another's.
+        """
         self.name = name
+        self._words, self._after_ns = words, after_ns
         self.found = InferredJob(name, (), (), "", 0, 0)
         self.take(flows, hosts)
         self._resolution_ns = resolution_ns
@@ -52,6 +68,7 @@ class Job:
         self._told = False  # of the open iteration, that it has ended
         self._ended_ns = 0  # when the traffic of the iteration before the open one ended; 0: it had none, or long ago
         self._number = 0
+        self._reviewed = 0  # iterations when it was last asked whether it is one job
         self._shares: dict[int, float] = {}  # bytes of each flow per iteration
 
     def take(self, flows: Mapping[int, Edge], hosts: Mapping[str, str]) -> None:
@@ -66,6 +83,26 @@ class Job:
         """These flows are over."""
         for flow in flows:
             self.flows.pop(flow, None)
+
+    def review(self, bursts: Mapping[int, Bursts], now_ns: int) -> list[InferredIteration] | None:
+        """Look back over all that is kept, now and then: what was taken for iterations may be parts of longer ones.
+
+        Gives iterations that have ended, if so; None while it is not time.
+        """
+        if self._number - self._reviewed < min(_REMEMBERED, max(INTERVALS, self._reviewed)):
+            return None
+        self._reviewed = self._number
+        found = repetition(together([b.rows for _, b in self._kept(bursts)], self._resolution_ns), now_ns)
+        longer = found and found.volume > _LONGER * self.volume and self._usual_ns < SHORT**2 * found.pause_ns
+        if found is None or not longer:
+            return []
+        self._after_ns, self._open = self.last_ns, None
+        return self.begin(found, bursts)
+
+    @property
+    def last_ns(self) -> int:
+        """When the open iteration began; −1: there is none."""
+        return self._open.time_ns if self._open else -1
 
     @property
     def volume(self) -> float:
@@ -93,10 +130,11 @@ class Job:
         self._shares = {
             flow: float(np.median(np.diff([levels[flow] for levels in begun]))) for flow, _ in self._kept(bursts)
         }
-        last_ns = self._open.time_ns if self._open else -1
+        last_ns = self._open.time_ns if self._open else self._after_ns
         onsets = [(int(onset), levels) for onset, levels in zip(found.onsets_ns, begun, strict=True)]
         onsets = [*self._earlier(*onsets[0], bursts), *onsets]
-        onsets = [onset for onset in onsets if onset[0] > last_ns]
+        new = [onset for onset in onsets if onset[0] > last_ns]
+        onsets = new if new or self._open else onsets[-1:]
         return [i for onset in onsets if (i := self._next(*onset, bursts))]
 
     def follow(self, bursts: Mapping[int, Bursts], now_ns: int) -> list[InferredIteration]:
@@ -125,6 +163,11 @@ class Job:
             self._told = True
         self.found = replace(self._described(), ended=True)
         return last
+
+    def give_up(self) -> None:
+        """This is no job."""
+        self.given_up = True
+        self.found = replace(self._described(), ended=True)
 
     def _silent(self, rows: Table, now_ns: int) -> bool:
         last_ns = int(rows["end_ns"][-1]) if len(rows) else self._open.time_ns if self._open else now_ns
@@ -257,21 +300,32 @@ class Job:
         error = self._resolution_ns + begun.spread_ns
         number, self._number = self._number, self._number + 1
         end_ns = max(end_ns, begun.time_ns)
-        start_ns, self._ended_ns = self._ended_ns or begun.time_ns, end_ns
+        start_ns = self._ended_ns or begun.time_ns
         received = self._received(begun, end_ns, levels, bursts)
+        self._ended_ns = end_ns = max(received)
         return InferredIteration(self.name, number, start_ns, end_ns, begun.time_ns, end_ns, error, received)
 
     def _received(
         self, begun: Beginning, end_ns: int, levels: Mapping[int, int], bursts: Mapping[int, Bursts]
     ) -> tuple[int, ...]:
-        """Per member, the end of the last burst that came to it after the iteration began and before the next did."""
+        """Per member, the end of the last burst that came to it after the iteration began and before the next did.
+
+        Or when it spoke again, where that was soon after.
+        """
         last = dict.fromkeys(self.found.members, begun.time_ns)
         for flow, b in self._kept(bursts):
             place = int(np.searchsorted(b.rows["level"], levels.get(flow, b.total)))
             receiver = self.flows[flow][1]
             if place and receiver in last:
                 last[receiver] = max(last[receiver], int(b.rows["end_ns"][place - 1]))
-        return tuple(min(time_ns, end_ns) for time_ns in last.values())
+        next_ns = self._open.time_ns if self._open and self._open is not begun else _NEVER
+        return tuple(self._through(member, min(time_ns, end_ns), next_ns) for member, time_ns in last.items())
+
+    def _through(self, member: str, received_ns: int, next_ns: int) -> int:
+        """When a member spoke again, if that was soon after it had received its last gradient; else when it had."""
+        soon_ns = received_ns + int(_SOON * self.period_ns)
+        spoke_ns = self._words.first(member, self.found.members, received_ns, min(soon_ns, next_ns))
+        return min(spoke_ns, next_ns) if spoke_ns else received_ns
 
     def _described(self) -> InferredJob:
         senders = len({sender for sender, _ in self.flows.values()})

@@ -1,25 +1,32 @@
 # SPDX-License-Identifier: Apache-2.0
 """The inference as it runs: rows in, findings out."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
+import numpy.typing as npt
 
-from netmon.dl.inference.bursts import Bursts, gradient_buckets
-from netmon.dl.inference.grouping import Candidate, Group, groups, joined
+from netmon.dl.inference.bursts import Bursts, are_gradients, summed
+from netmon.dl.inference.candidates import Candidate
+from netmon.dl.inference.grouping import Group, groups, joined
 from netmon.dl.inference.job import Job
-from netmon.dl.inference.pattern import strongly_connected
+from netmon.dl.inference.parting import are_several
+from netmon.dl.inference.pattern import Edge, strongly_connected
 from netmon.dl.inference.repetition import INTERVALS, Repetition, repetition
 from netmon.dl.inference.types import TRAFFIC, Findings, InferredIteration, InferredJob, LinkFlow
 from netmon.dl.inference.verdicts import Verdicts, ends_of
+from netmon.dl.inference.words import Words
 from netmon.records import Direction, Table, empty
 
 _RETRY_SHARE, _RETRY_NS = 8, 1_000_000_000
 """A flow that does not repeat itself is looked at again after an eighth of its age, at most a second."""
 _STALE_NS, _STALE_AGES = 10_000_000_000, 3
 """A flow that has been silent for so long, or for thrice the time that it was not, is not looked at till it goes on."""
+_FINEST_NS = 100_000
+"""With finer buckets every super-packet would be a burst of its own."""
+_FORGOTTEN_NS = 60_000_000_000
 
 
 @dataclass(frozen=True)
@@ -35,17 +42,22 @@ class _Look:
 class Inference:
     """Finds jobs and their iterations in the traffic of all hosts.
 
-    Not for use by several threads at once. Memory: the bursts of every flow that carries data, at most 2,048 each.
+    Not for use by several threads at once. Memory: the bursts of every flow that carries data, at most 2,048 each, and
+    the last 8,192 moments in which one host sent another less than that.
     """
 
     def __init__(self, resolution_ns: int = 1_000_000) -> None:
-        """resolution_ns: rows are summed to it; boundaries are not known better."""
-        self._resolution_ns = resolution_ns
+        """resolution_ns: rows are summed to it, or to the least multiple of it from 100 µs on; boundaries are not
+        known better.
+        """
+        self._resolution_ns = resolution_ns * -(-_FINEST_NS // resolution_ns)
         self._flows: dict[int, LinkFlow] = {}
         self._hosts: dict[str, str] = {}  # by address
         self._bursts: dict[int, Bursts] = {}
+        self._words = Words(self._resolution_ns)
         self._lively: set[int] = set()  # flows that have paused and gone on, lately
         self._looks: dict[int, _Look] = {}
+        self._told_until: dict[int, int] = {}  # of flows whose job was a mistake
         self._pending: list[Table] = []
         self._until_ns = 0
         self._jobs: list[Job] = []
@@ -72,9 +84,10 @@ class Inference:
             job.forget(over)
         for flow in over:
             self._verdicts.forget(flow)
-            for known in (self._flows, self._bursts, self._looks):
+            for known in (self._flows, self._bursts, self._looks, self._told_until):
                 known.pop(flow, None)
             self._lively.discard(flow)
+        self._words.forget(self._until_ns - _FORGOTTEN_NS)
 
     def add(self, rows: Table) -> None:
         """Take rows, dtype TRAFFIC; they are copied and looked at by the next advance() beyond their time."""
@@ -87,9 +100,10 @@ class Inference:
         if until_ns <= self._until_ns:
             return Findings()
         rows = self._take(until_ns)
-        self._keep_bursts(rows)
+        self._keep(rows)
         self._verdicts.count(rows, until_ns)
         iterations, self._last = self._last + self._follow(until_ns), []
+        iterations += self._review(until_ns)
         free = self._repeating(until_ns)
         if free:
             iterations += self._find_jobs(free, until_ns)
@@ -97,7 +111,7 @@ class Inference:
         self._told |= {job.name: job for job in jobs}
         self._jobs = [job for job in self._jobs if not self._is_over(job)]
         self._until_ns = until_ns
-        return Findings(jobs, tuple(iterations), self._verdicts.new(self._jobs, until_ns))
+        return Findings(jobs, tuple(iterations), self._verdicts.new(self._jobs))
 
     def _take(self, until_ns: int) -> Table:
         rows = np.concatenate([*self._pending, empty(TRAFFIC)])
@@ -107,23 +121,45 @@ class Inference:
         rows["time_ns"] = np.maximum(rows["time_ns"], self._until_ns)
         return rows
 
-    def _keep_bursts(self, rows: Table) -> None:
-        if not len(rows):
-            return
-        flow, time_ns, volume = gradient_buckets(rows, self._resolution_ns)
-        cuts = [*np.flatnonzero(np.diff(flow, prepend=-1)), len(flow)]
-        for start, end in pairwise(cuts):
-            number = int(flow[start])
+    def _keep(self, rows: Table) -> None:
+        flow, time_ns, volume = summed(rows, self._resolution_ns)
+        full = are_gradients(volume, self._resolution_ns)
+        self._keep_words(flow[~full], time_ns[~full])
+        flow, time_ns, volume = flow[full], time_ns[full], volume[full]
+        for number, rows_of in _of_each(flow):
             if number in self._flows:
                 bursts = self._bursts.get(number) or self._bursts.setdefault(number, Bursts(self._resolution_ns))
-                bursts.add(time_ns[start:end], volume[start:end], self._resolution_ns)
+                bursts.add(time_ns[rows_of], volume[rows_of], self._resolution_ns)
                 if len(bursts.rows) >= INTERVALS:
                     self._lively.add(number)
+
+    def _keep_words(self, flow: npt.NDArray[np.int64], time_ns: npt.NDArray[np.int64]) -> None:
+        """A word counts when it is said: what only its receiver shows may have been on its way for long."""
+        said: dict[Edge, list[npt.NDArray[np.int64]]] = {}
+        for number, rows_of in _of_each(flow):
+            what = self._flows.get(number)
+            if what and what.direction == Direction.TX:
+                said.setdefault((what.src, what.dst), []).append(time_ns[rows_of])
+        self._words.add((pair, np.concatenate(times)) for pair, times in said.items())
 
     def _follow(self, until_ns: int) -> list[InferredIteration]:
         iterations: list[InferredIteration] = []
         for job in self._jobs:
             iterations += job.follow(self._bursts, until_ns)
+        return iterations
+
+    def _review(self, until_ns: int) -> list[InferredIteration]:
+        """A job that turns out to be several has been a mistake: it ends, and its flows are looked at anew."""
+        iterations: list[InferredIteration] = []
+        for job in self._jobs:
+            ended = None if job.found.ended else job.review(self._bursts, until_ns)
+            if ended is None:
+                continue
+            iterations += ended
+            flows = [self._candidate(flow) for flow in job.flows if flow in self._bursts]
+            if are_several(flows, until_ns, self._resolution_ns):
+                job.give_up()
+                self._told_until |= dict.fromkeys(job.flows, job.last_ns)
         return iterations
 
     def _repeating(self, until_ns: int) -> list[Candidate]:
@@ -180,7 +216,8 @@ class Inference:
                 iterations += grown
                 continue
             self._named += 1
-            job = Job(f"traffic-{self._named}", group.flows, self._hosts, self._resolution_ns)
+            after_ns = max(self._told_until.get(flow, -1) for flow in group.flows)
+            job = Job(f"traffic-{self._named}", group.flows, self._hosts, self._words, self._resolution_ns, after_ns)
             self._jobs.append(job)
             iterations += job.begin(group.repetition, self._bursts)
             iterations += job.follow(self._bursts, until_ns)
@@ -202,3 +239,10 @@ class Inference:
 
     def _is_over(self, job: Job) -> bool:
         return job.found.ended and (job.given_up or not any(flow in self._bursts for flow in job.flows))
+
+
+def _of_each(flow: npt.NDArray[np.int64]) -> Iterator[tuple[int, slice]]:
+    """Each flow and where its rows are; flow: ascending."""
+    cuts = [*np.flatnonzero(np.diff(flow, prepend=-1)).tolist(), len(flow)]
+    for start, end in pairwise(cuts):
+        yield int(flow[start]), slice(start, end)

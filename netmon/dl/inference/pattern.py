@@ -25,6 +25,22 @@ def strongly_connected(edges: Collection[Edge]) -> list[set[str]]:
     return found
 
 
+def blocks(edges: Collection[Edge]) -> list[set[Edge]]:
+    """The edges parted where one address alone holds the rest together (a graph's biconnected components).
+
+    A ring and a clique are one block, every spoke of a star is one, and so is each of two jobs that meet on one host.
+    """
+    following = _neighbours([*edges, *((b, a) for a, b in edges)])
+    for cut in sorted(following):
+        rest = {address: others - {cut} for address, others in following.items() if address != cut}
+        start = min(rest)
+        near = _reachable(start, rest)
+        if len(near) < len(rest):
+            side = {(a, b) for a, b in edges if a in near or b in near}
+            return blocks(side) + blocks(set(edges) - side)
+    return [set(edges)]
+
+
 def pattern_of(edges: Collection[Edge]) -> str:
     """ "ring", "star", "tree", "clique" or "hierarchical"; empty where it is none of them.
 

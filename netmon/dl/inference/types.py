@@ -45,10 +45,11 @@ class InferredJob:
 class InferredIteration:
     """One iteration of a job, [start, end): from the end of the gradient traffic of the one before to that of its own.
 
-    The end of the communication is the moment that the traffic shows best: the last rank's wait is over as soon as the
-    last gradient is there. Its beginning tells less of the ranks, for nothing moves before the last of them has handed
-    in a gradient. The first iteration, or the first after a long pause, begins with its traffic. error_ns bounds how
-    far comm_start_ns and comm_end_ns are from what was on the wire.
+    The end of the communication is the moment that the traffic shows best: a rank's wait is over as soon as its last
+    gradient is there and it has passed on what it had to; where it speaks to the others again soon after, that is when.
+    The beginning tells less of the ranks, for nothing moves before the last of them has handed in a gradient. The first
+    iteration, or the first after a long pause, begins with its traffic. error_ns bounds how far comm_start_ns is from
+    what was on the wire.
     """
 
     job: str
@@ -58,7 +59,7 @@ class InferredIteration:
     comm_start_ns: int
     comm_end_ns: int
     error_ns: int
-    received_ns: tuple[int, ...]  # per member, when the last gradient that it received in this iteration was there
+    received_ns: tuple[int, ...]  # per member, when it was through with its last gradient of this iteration
 
 
 @dataclass(frozen=True)

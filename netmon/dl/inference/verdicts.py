@@ -2,15 +2,21 @@
 """What each flow is to the jobs that were found."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import permutations
 
 import numpy as np
+import numpy.typing as npt
 
 from netmon.dl.inference.job import Job
+from netmon.dl.inference.pattern import Edge
 from netmon.dl.inference.types import CONTROL, GRADIENT, FlowVerdict, LinkFlow
 from netmon.records import Direction, Table
 
-_CONTROL_SHARE = 0.05  # of the bytes per iteration that one of the job's flows carries, at most
-_CONTROL_PERIODS = 3  # iterations over which a flow between members has to last
+_CONTROL_SHARE = 0.02  # of the bytes per iteration that one of the job's flows carries, at most, of all of them one way
+_CONTROL_PERIODS = 5  # iterations over which a flow between members has to go on
+_START_ITERATIONS = 3  # of one of the job's flows: what all that began with them may carry, seen at both its ends;
+# parameters are sent once
 
 Ends = tuple[str, str, int, int, int]
 
@@ -23,8 +29,9 @@ def ends_of(flow: LinkFlow) -> Ends:
 class Verdicts:
     """Gradient flows are those that repeat themselves with the job.
 
-    Control flows are the other directions of their connections, and flows between two members that last for some
-    iterations and carry little beside the gradients: negotiation, rendezvous, parameters sent once at the start.
+    Control flows are the other directions of their connections, and flows between two members that carry little
+    beside the gradients and either began with them (rendezvous, parameters sent once at the start) or go on for some
+    iterations (negotiation, heartbeats). What is short is anybody's, and so is everything where more flows that way.
     """
 
     def __init__(self, flows: Mapping[int, LinkFlow]) -> None:
@@ -32,8 +39,13 @@ class Verdicts:
         self._flows = flows
         self._between: dict[tuple[str, str], set[int]] = {}
         self._first_ns: dict[int, int] = {}
-        self._recent: dict[int, float] = {}  # bytes, fading
+        self._last_ns: dict[int, int] = {}
+        self._volume: dict[int, float] = {}  # bytes
+        self._news: dict[int, float] = {}  # bytes since the last verdicts
+        self._others: dict[tuple[str, Edge], float] = {}  # by job, bytes between two members beside its own flows'
+        self._known: dict[str, tuple[object, ...]] = {}  # by job, what its last verdicts were based on
         self._told: dict[int, FlowVerdict] = {}
+        self._now_ns = 0
 
     def described(self, flow: int) -> None:
         """A flow is there."""
@@ -48,38 +60,55 @@ class Verdicts:
             between.discard(flow)
             if not between:
                 self._between.pop((what.src, what.dst), None)
-        self._first_ns.pop(flow, None)
-        self._recent.pop(flow, None)
-        self._told.pop(flow, None)
+        for known in (self._first_ns, self._last_ns, self._volume, self._told):
+            known.pop(flow, None)
+        self._news.pop(flow, None)
 
     def count(self, rows: Table, until_ns: int) -> None:
         """Take note of who sends how much."""
         for flow, volume in zip(*_sums(rows), strict=True):
             self._first_ns.setdefault(flow, until_ns)
-            self._recent[flow] = self._recent.get(flow, 0.0) + volume
+            self._last_ns[flow] = until_ns
+            self._volume[flow] = self._volume.get(flow, 0.0) + volume
+            self._news[flow] = self._news.get(flow, 0.0) + volume
+        self._now_ns = until_ns
 
-    def new(self, jobs: Sequence[Job], until_ns: int) -> dict[int, FlowVerdict]:
+    def new(self, jobs: Sequence[Job]) -> dict[int, FlowVerdict]:
         """Verdicts that were not given before."""
         given: dict[int, FlowVerdict] = {}
         for job in [job for job in jobs if job.flows]:
-            given |= self._of(job, until_ns)
+            given |= self._of(job)
+        self._news.clear()
+        names = {job.name for job in jobs}
+        self._known = {job: basis for job, basis in self._known.items() if job in names}
+        self._others = {key: volume for key, volume in self._others.items() if key[0] in names}
         changed = {flow: verdict for flow, verdict in given.items() if self._told.get(flow) != verdict}
         self._told |= changed
         return changed
 
-    def _of(self, job: Job, until_ns: int) -> dict[int, FlowVerdict]:
+    def _of(self, job: Job) -> dict[int, FlowVerdict]:
+        """Of the flows that have gone on; of all when the job has changed."""
+        basis = job.found.members, *job.flows
+        changed = self._known.get(job.name) != basis
+        self._known[job.name] = basis
         gradient = {ends_of(self._flows[flow]) for flow in job.flows if flow in self._flows}
         reverse = {(dst, src, dst_port, src_port, protocol) for src, dst, src_port, dst_port, protocol in gradient}
-        members = job.found.members
+        usual = self._usual(job)
         verdicts = {}
-        for a in members:
-            for b in members:
-                for flow in self._between.get((a, b), ()):
-                    ends = ends_of(self._flows[flow])
-                    if ends in gradient:
-                        verdicts[flow] = self._verdict(job, flow, GRADIENT)
-                    elif ends in reverse or self._is_control(job, flow, until_ns):
-                        verdicts[flow] = self._verdict(job, flow, CONTROL)
+        for pair in permutations(job.found.members, 2):
+            between = self._between.get(pair, set())
+            others = []
+            for flow in between if changed else between & self._news.keys():
+                ends = ends_of(self._flows[flow])
+                if ends in gradient or ends in reverse:
+                    verdicts[flow] = self._verdict(job, flow, GRADIENT if ends in gradient else CONTROL)
+                elif flow in self._first_ns:
+                    others.append(flow)
+            known = [flow for flow in others if flow in self._told and self._told[flow].job == job.name]
+            control = {*known, *(self._at_start(others, usual) if changed else ())}
+            if self._is_quiet((job.name, pair), [flow for flow in others if flow not in control], usual, changed):
+                control.update(flow for flow in others if self._goes_on(flow, usual))
+            verdicts |= {flow: self._verdict(job, flow, CONTROL) for flow in control}
         return verdicts
 
     def _verdict(self, job: Job, flow: int, traffic: str) -> FlowVerdict:
@@ -87,14 +116,35 @@ class Verdicts:
         local = what.src if what.direction == Direction.TX else what.dst
         return FlowVerdict(job.name, job.found.members.index(local), traffic)
 
-    def _is_control(self, job: Job, flow: int, until_ns: int) -> bool:
-        if flow in self._told:
-            return self._told[flow].job == job.name
-        age_ns = until_ns - self._first_ns.get(flow, until_ns)
-        if age_ns < _CONTROL_PERIODS * job.period_ns:
-            return False
-        per_iteration = self._recent.get(flow, 0.0) / age_ns * job.period_ns
-        return per_iteration <= _CONTROL_SHARE * job.volume / len(job.flows)
+    def _usual(self, job: Job) -> "_Usual":
+        begun = [self._first_ns[flow] for flow in job.flows if flow in self._first_ns]
+        return _Usual(job.period_ns, job.volume / len(job.flows), np.array(begun or [self._now_ns]))
+
+    def _is_quiet(self, way: tuple[str, Edge], others: Sequence[int], usual: "_Usual", anew: bool) -> bool:
+        """Whether little goes from one member of a job to another in these flows and those counted before."""
+        volumes = self._volume if anew else self._news
+        before = 0.0 if anew else self._others.get(way, 0.0)
+        self._others[way] = total = before + sum(volumes[flow] for flow in others)
+        iterations = (self._now_ns - usual.begun_ns.min()) / usual.period_ns
+        return bool(total <= _CONTROL_SHARE * usual.volume * iterations)
+
+    def _at_start(self, others: Sequence[int], usual: "_Usual") -> list[int]:
+        """Those that began with the job, if they are not too much all together."""
+        near = ((flow, np.abs(usual.begun_ns - self._first_ns[flow]).min()) for flow in others)
+        early = [flow for flow, apart_ns in near if apart_ns <= usual.period_ns]
+        return early if sum(self._volume[flow] for flow in early) <= _START_ITERATIONS * usual.volume else []
+
+    def _goes_on(self, flow: int, usual: "_Usual") -> bool:
+        return self._last_ns[flow] - self._first_ns[flow] >= _CONTROL_PERIODS * usual.period_ns
+
+
+@dataclass(frozen=True)
+class _Usual:
+    """What a job's flows do."""
+
+    period_ns: float
+    volume: float  # bytes of one of them per iteration
+    begun_ns: npt.NDArray[np.int64]  # when each of them did
 
 
 def _sums(rows: Table) -> tuple[list[int], list[float]]:

@@ -7,6 +7,7 @@ The only thing unusual is that it writes down when each iteration's moments were
 import argparse
 import os
 import time
+from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
@@ -30,20 +31,41 @@ class Model(torch.nn.Module):  # type: ignore[misc]
         return forward(self.layers, batch, due_ns)
 
 
-class FirstEnqueue:
-    """When the first bucket of a step was handed over, seen by the hook that hands it over."""
+class Moments:
+    """When the first bucket of a step was handed over and the last one had come, seen by the hook that hands over.
+
+    The autograd engine ends a backward pass by calling back who asked for it, in order: first ours, then the reducer,
+    which waits for its buckets, then ours again.
+    """
 
     def __init__(self) -> None:
         """Before the first step."""
-        self.time_ns = self.interrupted = 0
+        self.begin()
+
+    def begin(self) -> None:
+        """A backward pass begins."""
+        self.first_enqueue = self.last_wait = self.interrupted = 0
+        self._interruptions = interruptions()
 
     def hand_over(self, group: dist.ProcessGroup, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
         """For DistributedDataParallel.register_comm_hook."""
-        before = interruptions()
-        self.time_ns = self.time_ns or time.monotonic_ns()
-        future = allreduce_hook(group, bucket)
-        self.interrupted |= interruptions() - before
-        return future
+        if not self.first_enqueue:
+            self.first_enqueue = time.monotonic_ns()
+            self.interrupted = interruptions() - self._interruptions
+            _call_back(self._begin_waiting)
+        return allreduce_hook(group, bucket)
+
+    def _begin_waiting(self) -> None:
+        self._interruptions = interruptions()
+        _call_back(self._note_last_wait)
+
+    def _note_last_wait(self) -> None:
+        self.last_wait = time.monotonic_ns()
+        self.interrupted += interruptions() - self._interruptions
+
+
+def _call_back(function: Callable[[], None]) -> None:
+    torch.autograd.Variable._execution_engine.queue_callback(function)
 
 
 def main() -> None:
@@ -64,22 +86,22 @@ def main() -> None:
     layers = read_layers(args.layers, args.params)
     times_ns = gradient_times_ns(len(layers), int(args.compute * 1e9), args.backward_share)
     model = DistributedDataParallel(Model(layers), gradient_as_bucket_view=True)
-    first = FirstEnqueue()
-    model.register_comm_hook(None, first.hand_over)
+    moments = Moments()
+    model.register_comm_hook(None, moments.hand_over)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
 
     with IterationLog(args.log, rank) as log:
         for iteration in range(args.iterations):
             start = time.monotonic_ns()
-            first.time_ns = first.interrupted = 0
             optimizer.zero_grad()
             batch = torch.randn(1, 1)
             loss = (model(batch, [start + ns for ns in times_ns]) - 2 * batch).pow(2).mean()
             wait_until(start + int(args.compute * (1 - args.backward_share) * 1e9))
-            loss.backward()  # which waits for the last bucket
-            last_wait = time.monotonic_ns()
+            moments.begin()
+            loss.backward()
             optimizer.step()
-            log.add(iteration, start, first.time_ns, last_wait, time.monotonic_ns(), first.interrupted)
+            noted = moments.first_enqueue, moments.last_wait, time.monotonic_ns(), moments.interrupted
+            log.add(iteration, start, *noted)
     dist.destroy_process_group()
 
 

@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Flows that may be of a job."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from netmon.dl.inference.bursts import Bursts, together
+from netmon.dl.inference.pattern import Edge, strongly_connected
+from netmon.dl.inference.repetition import Repetition, repetition
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A flow, each 5-tuple once, that belongs to no job."""
+
+    flow: int
+    edge: Edge
+    bursts: Bursts
+    repetition: Repetition | None
+
+
+def addresses(flows: Sequence[Candidate]) -> set[str]:
+    """Of both ends."""
+    return {address for c in flows for address in c.edge}
+
+
+def connected(candidates: Sequence[Candidate]) -> Iterator[list[Candidate]]:
+    """Those between hosts that can reach each other along them, together."""
+    for members in strongly_connected({c.edge for c in candidates}):
+        yield [c for c in candidates if members.issuperset(c.edge)]
+
+
+def common(flows: Sequence[Candidate], now_ns: int, resolution_ns: int) -> Repetition | None:
+    """How they repeat themselves, all together, as far back as all of them are known."""
+    since = max((int(c.bursts.rows["start_ns"][0]) for c in flows if c.bursts.forgetful), default=0)
+    rows = [c.bursts.rows[np.searchsorted(c.bursts.rows["start_ns"], since) :] for c in flows]
+    return repetition(together(rows, resolution_ns), now_ns)

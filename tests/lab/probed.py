@@ -1,0 +1,26 @@
+# SPDX-License-Identifier: Apache-2.0
+"""For tests: the step programs, as an agent loads them, without the agent."""
+
+import os
+
+from netmon.kernel import loader
+from netmon.kernel.geometry import choose_geometry
+from netmon.kernel.ring import RingBuffer
+from netmon.kernel.uprobes import Uprobes
+from netmon.records import STEP
+
+
+class Probed:
+    """The step programs, and the ring that they write into."""
+
+    def __init__(self) -> None:
+        geometry = choose_geometry(10_000, [1], 0)
+        self.descriptors = loader.load(geometry)
+        self.ring = RingBuffer(self.descriptors["steps"], geometry.step_ring_bytes, STEP)
+        self.uprobes = Uprobes(self.descriptors)
+
+    def close(self) -> None:
+        self.uprobes.close()
+        self.ring.close()
+        for descriptor in self.descriptors.values():
+            os.close(descriptor)

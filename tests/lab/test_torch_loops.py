@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""PyTorch scripts that are not the usual loop: gradients reduced by the script itself, accumulated, and evaluations.
+
+Two ranks on the loopback, with PyTorch's own Gloo.
+"""
+
+import os
+import socket
+import subprocess
+from contextlib import ExitStack
+
+import numpy as np
+import pytest
+from probed import Probed
+
+from netmon.dl.cycles import CycleDetector
+from netmon.lab.training import horovod_python
+from netmon.records import Moment
+
+pytestmark = pytest.mark.kernel
+
+SCRIPT = """
+import os, sys, time, torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+def loop(model):
+    for parameter in model.parameters():
+        dist.all_reduce(parameter.grad)
+
+def handles(model):
+    for handle in [dist.all_reduce(parameter.grad, async_op=True) for parameter in model.parameters()]:
+        handle.wait()
+
+def backward(model):
+    loss(model).backward()
+
+def loss(model):
+    return model(torch.randn(8, 64)).pow(2).mean()
+
+def accumulate(model):
+    with model.no_sync():
+        for _ in range(3):
+            backward(model)
+    return time.monotonic_ns()
+
+kind = sys.argv[1]
+torch.set_num_threads(1)
+dist.init_process_group("gloo")
+model = torch.nn.Sequential(*(torch.nn.Linear(64, 64, bias=False) for _ in range(6)), torch.nn.Linear(64, 40))
+if kind == "accumulated":
+    model = DistributedDataParallel(model)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+print("ready", flush=True)
+input()
+for epoch in range(3):
+    for step in range(8):
+        optimizer.zero_grad()
+        time.sleep(0.03)
+        if kind == "accumulated":
+            begin = accumulate(model)
+            backward(model)
+        else:
+            backward(model)
+            begin = time.monotonic_ns()
+            {"loop": loop, "handles": handles}[kind](model)
+        end = time.monotonic_ns()
+        optimizer.step()
+        dist.all_reduce(torch.zeros(1))
+        print(begin, end, flush=True)
+    with torch.no_grad():
+        for _ in range(5):
+            time.sleep(0.01)
+            dist.all_reduce(loss(model))
+"""
+STEPS = 24
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return server.getsockname()[1]
+
+
+@pytest.mark.parametrize("kind", ["loop", "handles", "accumulated"])
+def test_every_step_and_nothing_else(probed: Probed, kind: str) -> None:
+    common = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "OMP_NUM_THREADS": "1"}
+    common |= {"GLOO_SOCKET_IFNAME": "lo"}
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    command = [horovod_python(), "-c", SCRIPT, kind]
+    with ExitStack() as cleanup:
+        environments = [os.environ | common | {"RANK": str(rank)} for rank in range(2)]
+        ranks = [cleanup.enter_context(subprocess.Popen(command, env=one, **pipes)) for one in environments]
+        for rank in ranks:
+            assert rank.stdout.readline() == "ready\n"
+        assert any("libtorch_cpu" in path for path in probed.uprobes.follow(rank.pid for rank in ranks))
+        for rank in ranks:
+            rank.stdin.write("\n")
+            rank.stdin.flush()
+        logs = [np.array([line.split() for line in rank.stdout], np.int64) for rank in ranks]
+    table = np.sort(probed.ring.take(), order="time_ns", kind="stable")
+    for rank, log in zip(ranks, logs, strict=True):
+        detector = CycleDetector()
+        told = [*detector.feed(table[table["pid"] == rank.pid]), *detector.finish()]
+        moments = (Moment.FIRST_ENQUEUE, Moment.FIRST_WAIT, Moment.LAST_WAIT)
+        enqueued, waits, waited = ([time for _, this, time in told if this is moment] for moment in moments)
+        assert len(enqueued) == len(waited) == len(log) == STEPS
+        assert (log[:, 0] < enqueued).all()
+        assert (np.array(enqueued) < waits).all()
+        assert (np.array(enqueued) < waited).all()
+        assert (np.maximum(waits, waited) < log[:, 1]).all()

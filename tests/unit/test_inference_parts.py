@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The parts of the inference by themselves."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from training_traffic import both_ways, ring
+
+from netmon.dl.inference.pattern import blocks
+from netmon.dl.inference.words import Words
+from netmon.dl.sums import sums_by_two
+
+MS = 1_000_000
+
+
+@pytest.mark.parametrize(
+    ("edges", "parts"),
+    [
+        (ring("1", "2", "3", "4"), 1),
+        (both_ways(("1", "2"), ("1", "3"), ("2", "3")), 1),
+        (both_ways(("1", "2"), ("1", "3"), ("1", "4")), 3),
+        ([*ring("1", "2", "3"), *ring("3", "4", "5")], 2),
+        ([*ring("1", "2", "3"), *both_ways(("1", "4"), ("4", "5"))], 3),
+        (ring("1", "2"), 1),
+    ],
+    ids=["ring", "clique", "star", "two rings on one host", "ring and tree", "pair"],
+)
+def test_blocks_are_held_together_by_more_than_one_address(edges, parts):
+    found = blocks(edges)
+    assert len(found) == parts
+    assert sorted(edge for block in found for edge in block) == sorted(edges)
+
+
+def test_words_are_found_from_a_moment_on():
+    words = Words(MS)
+    words.add([(("a", "b"), np.array([5, 3, 3]) * MS), (("a", "c"), np.array([4]) * MS)])
+    words.add([(("a", "b"), np.array([9]) * MS)])
+    assert words.first("a", "bc", 3 * MS, 9 * MS) == 3 * MS + MS // 2
+    assert words.first("a", "bc", 4 * MS, 9 * MS) == 4 * MS + MS // 2
+    assert words.first("a", "b", 6 * MS, 9 * MS) is None
+    assert words.first("b", "ac", 0, 9 * MS) is None
+    words.forget(5 * MS)
+    assert words.first("a", "bc", 0, 20 * MS) == 3 * MS + MS // 2
+    assert words.first("a", "c", 0, 20 * MS) is None
+
+
+def test_words_are_bounded():
+    words = Words(MS)
+    for second in range(20):
+        words.add([(("a", "b"), (second * 1000 + np.arange(1000)) * MS)])
+    assert words.first("a", "b", 0, 20_000 * MS) == (20_000 - 8192) * MS + MS // 2
+
+
+@given(st.lists(st.tuples(st.integers(-3, 3), st.integers(-3, 3), st.integers(0, 10**12))))
+def test_sums_by_two_keys(rows):
+    columns = np.array(rows, np.int64).reshape(-1, 3).T
+    expected: dict[tuple[int, int], int] = {}
+    for major, minor, value in rows:
+        expected[major, minor] = expected.get((major, minor), 0) + value
+    found = list(zip(*(column.tolist() for column in sums_by_two(*columns)), strict=True))
+    assert found == [(*key, expected[key]) for key in sorted(expected)]

@@ -1,0 +1,29 @@
+# SPDX-License-Identifier: Apache-2.0
+"""For tests: what to wait for, and where to listen, on a machine that does other things as well."""
+
+import socket
+import time
+from collections.abc import Callable
+
+
+def wait_for(condition: Callable[[], bool], seconds: float = 60) -> None:
+    """Until it holds. The time is for a busy machine: who passes does not need it."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def free_port(count: int = 1) -> int:
+    """The first of `count` adjacent ports of the loopback that nobody uses now."""
+    for port in range(29700, 65000, count):
+        sockets = []
+        try:
+            sockets = [socket.create_server(("127.0.0.1", port + offset)) for offset in range(count)]
+            return port
+        except OSError:
+            continue
+        finally:
+            for used in sockets:
+                used.close()
+    raise AssertionError
