@@ -46,7 +46,8 @@ class Rank:
     last_ns: int = 0  # its latest mark of a step
     earlier: Earlier | None = None
     later: bool = False  # the process is another rank now, or this one anew
-    # What to add to its numbers, and whether they are relative, once it has left: the common count goes on without it.
+    # What to add to its numbers, and whether they are relative, once it has left or its host is heard no more: the
+    # common count goes on without it.
     settled_count: tuple[int, bool] | None = None
 
     @property

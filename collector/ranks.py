@@ -60,6 +60,7 @@ class Ranks:
         self._numbers = numbers or Numbers()
         self._claims = claims or Claims()
         self.offset_ns = 0  # from mono to UTC
+        self._heard = True  # the host, lately
         self._ranks: dict[_Key, Rank] = {}
         self._past: list[Rank] = []  # whose processes have joined as the same rank again; their rows have not settled
         self._resumed: dict[tuple[str, int], Resumed] = {}
@@ -88,6 +89,7 @@ class Ranks:
 
     def mark(self, mark: Mark, settled_ns: int) -> None:
         """Take in a mark. Rows before settled_ns have been added."""
+        self._heard |= mark.pid != 0
         key = self._key(mark)
         if mark.moment == Moment.JOIN:
             self._join(key, mark, settled_ns)
@@ -218,7 +220,7 @@ class Ranks:
         if stored is None and rank.earlier:
             stored = rank.earlier.came_to
             self._numbers.go_on(rank.name, tracker.rank, rank.earlier.trust, rank.earlier.shift)
-        elif stored is None:
+        elif stored is None and rank.pid:
             self._numbers.forget(rank.name, tracker.rank)
         if stored:
             tracker.size, tracker.parameters = tracker.size or stored.size, tracker.parameters or stored.parameters
@@ -254,7 +256,7 @@ class Ranks:
                     f"its own number {shift:+d}"
                 )
         for rank in self._stepping():
-            rank.settled_count = self._count(rank) if rank.leaving() else None
+            rank.settled_count = self._count(rank) if rank.leaving() or not self._heard else None
 
     def _count(self, rank: Rank) -> tuple[int, bool]:
         """What to add to the rank's own numbers, and whether they count only from when somebody began to look."""
@@ -358,7 +360,10 @@ class Ranks:
             self._end(rank, leaving=True)
 
     def release(self) -> None:
-        """Nothing is heard of this host any more: its ranks may be taken by others."""
+        """Nothing is heard of this host any more: its ranks may be taken by others, their numbers stay as they are."""
+        self._heard = False
+        for rank in self._stepping():
+            rank.settled_count = self._count(rank)
         self._claims.release_session(self._holder.session)
 
     def needed_since(self, horizon_ns: int) -> int | None:

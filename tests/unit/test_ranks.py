@@ -144,6 +144,22 @@ def test_the_last_iteration_of_a_late_rank_is_numbered_as_the_others_though_they
     assert [(one.number, one.relative) for one in settled] == [(number, False) for number in range(4, 10)]
 
 
+def test_a_host_that_is_heard_no_more_keeps_its_numbers_whoever_takes_its_ranks():
+    numbers, claims = Numbers(), Claims()
+    first, second = (ranks(host, numbers, claims) for host in ("h0", "h1"))
+    late = {"rank": 1, "relative": True}
+    told(first, mark(JOIN, 0, 0, **UPROBE), *enqueues(10), mark(LEAVE, 9, 980, **UPROBE))
+    told(second, mark(JOIN, 0, 0, **UPROBE, **late), *enqueues(6, 402.0, **late))
+    settle(first, 2000 * MS)
+    second.release()
+    by_traffic = {"rank": 1, "relative": True, "pid": 0, "source": Source.INFERRED}
+    told(first, *(replace(m, **by_traffic) for m in enqueues(6, 402.0)))
+    second.end_of_stream()
+    second.align(0, 0)
+    settled = [iteration for iteration, _ in settle(second, 2000 * MS)]
+    assert [(one.number, one.relative) for one in settled] == [(number, False) for number in range(4, 10)]
+
+
 def test_a_rank_whose_numbers_are_true_makes_the_others_true():
     numbers, claims = Numbers(), Claims()
     first, second = (ranks(host, numbers, claims) for host in ("h0", "h1"))
