@@ -13,7 +13,7 @@ _INTERVAL_MS = 500
 
 
 class LiveScores:
-    """Follows a collector while the context is open, on a thread of its own, and keeps every job's last scores.
+    """Follows a collector while the context is open, on a thread of its own, and keeps every source's last score.
 
     They are nowhere else: a dataset holds the best source's iterations only, and ranks that are gone have no scores.
     """
@@ -49,11 +49,12 @@ class LiveScores:
             return
 
     def _keep(self, snapshot: Snapshot) -> None:
-        """The best source is the first to leave; then the others are held against the next best."""
+        """Sources leave one after the other; once the best has, the others are held against the next best."""
         for job in snapshot.jobs:
             known = self._scores.get(job.job, job.scores)
             if job.scores and job.scores[0].reference <= known[0].reference:
-                self._scores[job.job] = job.scores
+                before = [score for score in known if score.reference == job.scores[0].reference]
+                self._scores[job.job] = tuple({one.source: one for one in (*before, *job.scores)}.values())
 
 
 def _document(score: SourceScore) -> dict[str, Any]:
