@@ -54,7 +54,7 @@ horovod: setup ## build real Horovod with PyTorch for the lab, once (about five 
 	@.ci/packages g++ make python3-dev
 	@bash netmon/lab/build_horovod.sh
 
-horovod-tensorflow: setup ## the same with TensorFlow, which is optional: tests that need it are skipped without it
+horovod-tensorflow: setup ## the same with TensorFlow, which is optional: tests that need it are left out without it
 	@.ci/packages g++ make python3-dev
 	@bash netmon/lab/build_horovod.sh tensorflow
 

@@ -2,7 +2,8 @@
 """The `kernel` mark: such tests are skipped, with the reason, where this machine or this user cannot run them.
 
 NETMON_REQUIRE_KERNEL=1 turns the skip into a failure, so that nobody takes silence for success. With CI=1 Hypothesis
-tries the same examples every time: a change is not refused for what it did not change.
+tries the same examples every time: a change is not refused for what it did not change. The `tensorflow` mark: such
+tests are there where Horovod has been built with TensorFlow.
 """
 
 import functools
@@ -25,6 +26,26 @@ def missing_for_kernel_tests() -> str:
     from netmon.kernel.probe import Status, machine_checks
 
     return "; ".join(f"{check.name}: {check.detail}" for check in machine_checks() if check.status is Status.MISSING)
+
+
+@functools.cache
+def missing_for_tensorflow_tests() -> str:
+    """Why tests with TensorFlow are left out; empty where they are not."""
+    from netmon.lab.training import built_horovod
+
+    return "" if built_horovod("tensorflow") else "Horovod with TensorFlow is not built (make horovod-tensorflow)"
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    optional = [item for item in items if item.get_closest_marker("tensorflow")]
+    if optional and missing_for_tensorflow_tests():
+        items[:] = [item for item in items if item not in optional]
+        config.hook.pytest_deselected(items=optional)
+
+
+def pytest_report_header() -> list[str]:
+    reason = missing_for_tensorflow_tests()
+    return [f"left out: {reason}"] if reason else []
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

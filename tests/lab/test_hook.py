@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from netmon.agent.markers import MarkSocket
-from netmon.lab.training import built_horovod, horovod_python
+from netmon.lab.training import horovod_python
 from netmon.records import Moment
 
 ROOT = Path(__file__).parents[2]
@@ -37,13 +37,11 @@ model.fit(*data, batch_size=8, epochs=2, verbose=0, callbacks=[keras_callback()]
 
 @pytest.mark.parametrize(
     ("script", "framework"),
-    [(PYTORCH, "torch"), (KERAS, "torch"), (KERAS, "tensorflow")],
+    [(PYTORCH, "torch"), (KERAS, "torch"), pytest.param(KERAS, "tensorflow", marks=pytest.mark.tensorflow)],
     ids=["PyTorch", "Keras on PyTorch", "Keras on TensorFlow"],
 )
 def test_every_step_is_marked(script: str, framework: str, tmp_path: Path) -> None:
-    python = horovod_python() if framework == "torch" else built_horovod(framework)
-    if python is None:
-        pytest.skip("Horovod with TensorFlow is not built (make horovod-tensorflow)")
+    python = horovod_python(framework)
     path = tmp_path / "marks.sock"
     marks = MarkSocket(path)
     launched = {"HOROVOD_RANK": "1", "HOROVOD_SIZE": "2", "NETMON_JOB": "hooked", "NETMON_SOCKET": str(path)}

@@ -9,16 +9,9 @@ import pytest
 from netmon.lab.accuracy import accuracy
 from netmon.lab.run import run
 from netmon.lab.spec import RunSpec
-from netmon.lab.training import built_horovod
 from netmon.lab.truth import read_rank
 
-pytestmark = [
-    pytest.mark.kernel,
-    pytest.mark.skipif(
-        built_horovod("tensorflow") is None,
-        reason="Horovod with TensorFlow is not built (make horovod-tensorflow)",
-    ),
-]
+pytestmark = [pytest.mark.kernel, pytest.mark.tensorflow]
 
 RANKS, ITERATIONS = 3, 30
 MOMENTS = ("comm_start", "wait_start", "comm_end")
