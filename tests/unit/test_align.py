@@ -219,6 +219,14 @@ class Ends:
         mono = utc_ns - UTC - host.offset_ns
         return mono - round(host.skew * (mono - BEGIN))
 
+    def seconds(self, count: int) -> None:
+        """So many, each with what its agents and the collector do in it."""
+        for _ in range(count):
+            for host in self.hosts:
+                host.batches(1)
+            self.second()
+            self.compare()
+
     def compare(self) -> None:
         tables = zip(self.hosts, self.tables, self.onsets, strict=True)
         Clocks().compare([HostOnsets(host.alignment, 10 * US, table.flows, o.table()) for host, table, o in tables])
@@ -228,11 +236,7 @@ class Ends:
 def test_traffic_alone_brings_two_hosts_together_to_a_bucket(told_ns, skew):
     hosts = Host(skew=skew, told_ns=told_ns, exchanges=False), Host(exchanges=False)
     ends = Ends(*hosts)
-    for _ in range(20):
-        for host in hosts:
-            host.batches(1)
-        ends.second()
-        ends.compare()
+    ends.seconds(20)
     at = hosts[0].now
     difference = hosts[0].error(at) - hosts[1].error(at)
     assert abs(difference) <= 12 * US
@@ -245,11 +249,7 @@ def test_onsets_that_meet_by_chance_hold_no_clock(told_ms):
     """The rests are of 60 to 140 ms: a wrong offset makes some of them coincide."""
     hosts = Host(told_ns=told_ms * MS, exchanges=False), Host(exchanges=False)
     ends = Ends(*hosts)
-    for _ in range(12):
-        for host in hosts:
-            host.batches(1)
-        ends.second()
-        ends.compare()
+    ends.seconds(12)
     at = hosts[0].now
     assert abs(hosts[0].error(at) - hosts[1].error(at)) <= 12 * US
     assert [host.alignment.source for host in hosts] == ["traffic"] * 2
@@ -259,11 +259,7 @@ def test_traffic_corrects_an_exchange_whose_ways_differ():
     hosts = Host(3 * S), Host()
     hosts[0].there_ns = 300 * US
     ends = Ends(*hosts)
-    for _ in range(20):
-        for host in hosts:
-            host.batches(1)
-        ends.second()
-        ends.compare()
+    ends.seconds(20)
     first, second = (host.error(host.now) for host in hosts)
     assert first == pytest.approx(second, abs=20 * US)  # the exchange alone would be off by 100
     for host in hosts:
@@ -275,11 +271,7 @@ def test_traffic_corrects_an_exchange_whose_ways_differ():
 def test_traffic_leaves_clocks_alone_that_it_cannot_refute():
     hosts = Host(), Host()
     ends = Ends(*hosts)
-    for _ in range(10):
-        for host in hosts:
-            host.batches(1)
-        ends.second()
-        ends.compare()
+    ends.seconds(10)
     assert [host.error(host.now) for host in hosts] == [0, 0]
     assert max(host.alignment.error_ns for host in hosts) < 110 * US
 

@@ -4,7 +4,6 @@
 The only thing unusual is that it writes down when each iteration's moments were, to compare with later.
 """
 
-import argparse
 import os
 import sys
 import time
@@ -14,6 +13,7 @@ import torch
 import torch.distributed as dist
 from iteration_log import IterationLog, wait_until  # type: ignore[import-not-found]
 from layers import gradient_times_ns, read_layers  # type: ignore[import-not-found]
+from options import options  # type: ignore[import-not-found]
 from paced_model import build_model, forward, interruptions  # type: ignore[import-not-found]
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel
@@ -71,13 +71,7 @@ def _call_back(function: Callable[[], None]) -> None:
 
 def main() -> None:
     """Train on random numbers."""
-    parser = argparse.ArgumentParser(description="one rank of a DistributedDataParallel training job")
-    parser.add_argument("--params", type=int, default=4_000_000)
-    parser.add_argument("--layers", default="", help="JSON file with the parameters of each layer, instead")
-    parser.add_argument("--compute", type=float, default=0.1, help="seconds of forward and backward pass, mostly waits")
-    parser.add_argument("--backward-share", type=float, default=0.0, help="of them, in which gradients come")
-    parser.add_argument("--iterations", type=int, default=50)
-    parser.add_argument("--log", required=True, help="CSV file for the moments of every iteration")
+    parser = options("one rank of a DistributedDataParallel training job")
     args = parser.parse_args()
 
     torch.set_num_threads(1)

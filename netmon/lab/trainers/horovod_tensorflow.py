@@ -4,7 +4,6 @@
 The only thing unusual is that it writes down when each iteration's moments were, to compare with later.
 """
 
-import argparse
 from collections.abc import Callable
 from functools import partial
 
@@ -13,6 +12,7 @@ import horovod.tensorflow.keras as hvd_keras
 import tensorflow as tf
 from iteration_log import IterationLog  # type: ignore[import-not-found]
 from layers import gradient_times_ns, read_layers  # type: ignore[import-not-found]
+from options import options  # type: ignore[import-not-found]
 from paced_keras import Moments, PacedModel  # type: ignore[import-not-found]
 
 RATE = 1e-3
@@ -95,14 +95,8 @@ LOOPS: dict[str, Callable[..., None]] = {
 
 def main() -> None:
     """Train on ones."""
-    parser = argparse.ArgumentParser(description="one rank of a Horovod training job on TensorFlow")
+    parser = options("one rank of a Horovod training job on TensorFlow")
     parser.add_argument("--loop", choices=LOOPS, default="graph", help="whose the training loop is")
-    parser.add_argument("--params", type=int, default=4_000_000)
-    parser.add_argument("--layers", default="", help="JSON file with the parameters of each layer, instead")
-    parser.add_argument("--compute", type=float, default=0.1, help="seconds of forward and backward pass, mostly waits")
-    parser.add_argument("--backward-share", type=float, default=0.0, help="of them, in which gradients come")
-    parser.add_argument("--iterations", type=int, default=50)
-    parser.add_argument("--log", required=True, help="CSV file for the moments of every iteration")
     parser.add_argument("--marks", action="store_true", help="tell netmon's agent of every step")
     args = parser.parse_args()
 
