@@ -16,25 +16,25 @@ from netmon import __version__
 from netmon.agent.clock import Clock
 from netmon.agent.cost import CostMeter
 from netmon.agent.exchange import ClockExchanges
+from netmon.agent.flow_owners import FlowOwners
 from netmon.agent.flows import describe_flows
 from netmon.agent.ledger import Ledger
 from netmon.agent.links import Links
 from netmon.agent.markers import MarkSocket
 from netmon.agent.nic import NicSamples
-from netmon.agent.owners import FlowOwners
 from netmon.agent.recent import RecentFlows, RecentMarks, SentFlows
 from netmon.agent.spool import Spool
 from netmon.agent.steps import StepMarks
 from netmon.agent.stream import Stream
 from netmon.agent.timeline import TimelineMarks
 from netmon.kernel import nic, privilege
-from netmon.kernel.births import TOLD_MAP, TOLD_RING_BYTES, BirthTable
-from netmon.kernel.geometry import choose_geometry
-from netmon.kernel.meter import STALE_NS, Meter, mapped_array
+from netmon.kernel.meter.geometry import choose_geometry
+from netmon.kernel.meter.meter import STALE_NS, Meter, mapped_array
+from netmon.kernel.meter.ring_buffer import RingBuffer
 from netmon.kernel.nic import Nic
+from netmon.kernel.owners.births import TOLD_MAP, TOLD_RING_BYTES, BirthTable
 from netmon.kernel.privileged import Privileged
-from netmon.kernel.ring import RingBuffer
-from netmon.kernel.timelines import Opened
+from netmon.kernel.training.timelines import Opened
 from netmon.records import STEP, Batch, Hello, Interface, LedgerSample, Mark
 from netmon.wire import netmon_pb2
 from netmon.wire.batches import encode_batch, encode_hello

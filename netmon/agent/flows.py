@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from netmon.agent.links import Links
-from netmon.kernel.meter import Drained
+from netmon.kernel.meter.meter import Drained
 from netmon.records import Direction, Flow, address
 
 

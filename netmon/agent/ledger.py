@@ -9,7 +9,7 @@ import numpy as np
 
 from netmon.agent.links import Links
 from netmon.kernel import nic
-from netmon.kernel.meter import Meter
+from netmon.kernel.meter.meter import Meter
 from netmon.kernel.nic import Nic
 from netmon.records import KERNEL_LEDGER, Direction, Flow, LedgerSample
 from netmon.wire import netmon_pb2

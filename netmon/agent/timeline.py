@@ -14,7 +14,7 @@ import numpy as np
 
 from netmon.agent.timeline_file import TimelineFile
 from netmon.dl.cycles import Boundary, CycleDetector
-from netmon.kernel.timelines import Opened
+from netmon.kernel.training.timelines import Opened
 from netmon.marks import RankIdentity
 from netmon.records import Mark, Moment, Source
 

@@ -8,9 +8,9 @@ import time
 from typing import Any
 
 from netmon.kernel import loader
-from netmon.kernel.geometry import choose_geometry
 from netmon.kernel.libbpf import dry_run
-from netmon.kernel.meter import Meter
+from netmon.kernel.meter.geometry import choose_geometry
+from netmon.kernel.meter.meter import Meter
 
 PROGRAMS = {"xdp": "meter_xdp", "tc_ingress": "meter_tc_ingress", "tc_egress": "meter_tc_egress"}
 

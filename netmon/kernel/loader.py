@@ -19,8 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from netmon.errors import KernelError, NetmonError, UnsupportedError
-from netmon.kernel import births, layout, libbpf
-from netmon.kernel.meter import Geometry
+from netmon.kernel import layout, libbpf
+from netmon.kernel.meter.meter import Geometry
+from netmon.kernel.owners import births
 
 METER_PROGRAMS = ("meter_xdp", "meter_tc_ingress", "meter_tc_egress")
 STEP_PROGRAMS = (

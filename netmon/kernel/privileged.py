@@ -21,13 +21,13 @@ from typing import Any
 
 from netmon.errors import KernelError, NetmonError
 from netmon.kernel import loader
-from netmon.kernel.births import MAP, PROGRAM, TOLD_MAP, Births
-from netmon.kernel.endpoint import Endpoint
-from netmon.kernel.meter import Geometry
-from netmon.kernel.owners import Answer, OwnerSearch
+from netmon.kernel.meter.meter import Geometry
+from netmon.kernel.owners.births import MAP, PROGRAM, TOLD_MAP, Births
+from netmon.kernel.owners.endpoint import Endpoint
+from netmon.kernel.owners.owner_search import Answer, OwnerSearch
 from netmon.kernel.processes import Process, ProcessTable
-from netmon.kernel.timelines import MOST_AT_ONCE, Opened, Timelines
-from netmon.kernel.uprobes import Uprobes
+from netmon.kernel.training.timelines import MOST_AT_ONCE, Opened, Timelines
+from netmon.kernel.training.uprobes import Uprobes
 from netmon.kernel.watching import WatchedInterface
 
 _MESSAGE_BYTES = 1 << 20

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from netmon.kernel.containers import container_name
+from netmon.kernel.owners.containers import container_name
 from netmon.marks import RankIdentity, rank_from_environment
 
 PROC = Path("/proc")

@@ -7,8 +7,8 @@ from collections import Counter
 from dataclasses import dataclass
 
 from netmon.kernel import libbpf, loader
-from netmon.kernel.geometry import choose_geometry
-from netmon.kernel.meter import STALE_NS, Meter
+from netmon.kernel.meter.geometry import choose_geometry
+from netmon.kernel.meter.meter import STALE_NS, Meter
 from netmon.records import address
 
 PROGRAMS = {"meter_xdp": 2, "meter_tc_ingress": 0xFFFFFFFF, "meter_tc_egress": 0xFFFFFFFF}

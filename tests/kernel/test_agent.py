@@ -17,7 +17,7 @@ from waiting import wait_for
 
 from netmon.errors import KernelError
 from netmon.kernel import loader
-from netmon.kernel.geometry import choose_geometry
+from netmon.kernel.meter.geometry import choose_geometry
 from netmon.kernel.privilege import effective_capabilities
 from netmon.wire import netmon_pb2
 

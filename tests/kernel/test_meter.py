@@ -15,7 +15,7 @@ from scapy.layers.l2 import Ether
 from scapy.packet import Raw
 
 from netmon.agent.agent import TICK_NS
-from netmon.kernel.meter import STALE_NS
+from netmon.kernel.meter.meter import STALE_NS
 
 pytestmark = pytest.mark.kernel
 

@@ -13,7 +13,7 @@ import pandas as pd
 import pytest
 from pair import Watched
 
-from netmon.kernel.endpoint import Endpoint
+from netmon.kernel.owners.endpoint import Endpoint
 
 pytestmark = pytest.mark.kernel
 
@@ -74,8 +74,8 @@ time.sleep(1.5)
 # What masquerading and a published port leave in the connection tracking; asked for as the uplink shows them.
 TRANSLATED = """
 from pyroute2.netlink.nfnetlink.nfctsocket import NFCTAttrTuple, NFCTSocket
-from netmon.kernel.conntrack import Translations
-from netmon.kernel.endpoint import Endpoint
+from netmon.kernel.owners.conntrack import Translations
+from netmon.kernel.owners.endpoint import Endpoint
 def track(begun, answered):
     parts = [NFCTAttrTuple(saddr=a, sport=b, daddr=c, dport=d, proto=6) for a, b, c, d in (begun, answered)]
     NFCTSocket().entry("add", tuple_orig=parts[0], tuple_reply=parts[1], timeout=60, status=8)

@@ -4,9 +4,9 @@
 import os
 
 from netmon.kernel import loader
-from netmon.kernel.geometry import choose_geometry
-from netmon.kernel.ring import RingBuffer
-from netmon.kernel.uprobes import Uprobes
+from netmon.kernel.meter.geometry import choose_geometry
+from netmon.kernel.meter.ring_buffer import RingBuffer
+from netmon.kernel.training.uprobes import Uprobes
 from netmon.records import STEP
 
 

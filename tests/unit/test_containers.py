@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from netmon.kernel.containers import ControlGroups, container_name
+from netmon.kernel.owners.containers import ControlGroups, container_name
 
 ID = "0123456789ab" + "cd" * 26
 

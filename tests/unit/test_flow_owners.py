@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from netmon.agent.owners import FlowOwners
-from netmon.kernel.births import BirthTable
-from netmon.kernel.endpoint import packed_address
+from netmon.agent.flow_owners import FlowOwners
+from netmon.kernel.owners.births import BirthTable
+from netmon.kernel.owners.endpoint import packed_address
 from netmon.records import BIRTH, BIRTH_CLOSE, BIRTH_CONNECT, Direction, Flow
 
 MS = 1_000_000

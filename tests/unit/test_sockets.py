@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from netmon.kernel import namespaces, sockets
-from netmon.kernel.diag import Found, SocketDiagnosis
-from netmon.kernel.endpoint import Endpoint, packed
+from netmon.kernel.owners import namespaces, sockets
+from netmon.kernel.owners.diag import Found, SocketDiagnosis
+from netmon.kernel.owners.endpoint import Endpoint, packed
+from netmon.kernel.owners.sockets import SocketOwners, SocketTable
 from netmon.kernel.pace import Pace
-from netmon.kernel.sockets import SocketOwners, SocketTable
 
 TCP, UDP = socket.IPPROTO_TCP, socket.IPPROTO_UDP
 HEAD = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n"

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from netmon.errors import KernelError
-from netmon.kernel.symbols import function_offsets
+from netmon.kernel.training.symbols import function_offsets
 
 
 def mapped_libc() -> str:

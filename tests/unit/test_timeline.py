@@ -9,7 +9,7 @@ import pytest
 
 from netmon.agent.timeline import TimelineMarks
 from netmon.dl.iterations import IterationTracker
-from netmon.kernel.timelines import Opened
+from netmon.kernel.training.timelines import Opened
 from netmon.marks import RankIdentity
 from netmon.records import Mark, Moment, Source
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from netmon.kernel.processes import Process
-from netmon.kernel.timelines import Opened, Timelines
+from netmon.kernel.training.timelines import Opened, Timelines
 from netmon.marks import RankIdentity
 
 START = '[\\n{"name": "process_name", "ph": "M", "pid": 0, "args": {"start_time_since_epoch_in_micros":17}},\\n'

@@ -5,15 +5,15 @@ import contextlib
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from netmon.kernel.births import Birth, Births
-from netmon.kernel.conntrack import Translations
-from netmon.kernel.containers import ControlGroups
-from netmon.kernel.diag import Found, SocketDiagnosis
-from netmon.kernel.endpoint import Endpoint
-from netmon.kernel.namespaces import Namespaces
+from netmon.kernel.owners.births import Birth, Births
+from netmon.kernel.owners.conntrack import Translations
+from netmon.kernel.owners.containers import ControlGroups
+from netmon.kernel.owners.diag import Found, SocketDiagnosis
+from netmon.kernel.owners.endpoint import Endpoint
+from netmon.kernel.owners.namespaces import Namespaces
+from netmon.kernel.owners.sockets import SocketOwners, SocketTable
 from netmon.kernel.pace import Pace
 from netmon.kernel.processes import Process, ProcessTable
-from netmon.kernel.sockets import SocketOwners, SocketTable
 
 _REMEMBERED = 4096  # processes, ports
 

@@ -9,7 +9,7 @@ from typing import Any
 from pyroute2.netlink.exceptions import NetlinkError
 from pyroute2.netlink.nfnetlink.nfctsocket import NFCTAttrTuple, NFCTSocket
 
-from netmon.kernel.endpoint import Endpoint
+from netmon.kernel.owners.endpoint import Endpoint
 from netmon.kernel.pace import Pace
 
 _COUNT = Path("/proc/sys/net/netfilter/nf_conntrack_count")

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from netmon.errors import KernelError
 from netmon.kernel.processes import PROC, start_ticks
-from netmon.kernel.symbols import function_offsets
+from netmon.kernel.training.symbols import function_offsets
 
 _PERF_EVENT_OPEN = {"x86_64": 298, "aarch64": 241}
 _SET_BPF, _ENABLE = 0x40042408, 0x2400  # PERF_EVENT_IOC_*

@@ -9,9 +9,9 @@ from itertools import islice
 
 from netmon.kernel import libbpf
 from netmon.kernel.btf import KernelTypes
-from netmon.kernel.endpoint import Endpoint, packed
+from netmon.kernel.meter.ring_buffer import RingBuffer
+from netmon.kernel.owners.endpoint import Endpoint, packed
 from netmon.kernel.processes import machine_wide, namespace_of
-from netmon.kernel.ring import RingBuffer
 from netmon.records import BIRTH, BIRTH_CONNECT
 
 PROGRAM, MAP, TOLD_MAP = "socket_state", "births", "births_told"

@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from netmon.kernel.numbers import FlowNumbers
-from netmon.kernel.ring import RingBuffer
-from netmon.kernel.rows import RowBuffer
+from netmon.kernel.meter.flow_numbers import FlowNumbers
+from netmon.kernel.meter.ring_buffer import RingBuffer
+from netmon.kernel.meter.row_buffer import RowBuffer
 from netmon.records import KERNEL_BUCKET, KERNEL_FLOW, KERNEL_LEDGER, SLOT, Table
 
 STALE_NS = 30_000_000

@@ -13,7 +13,7 @@ import struct
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from netmon.kernel.endpoint import Endpoint, packed_address
+from netmon.kernel.owners.endpoint import Endpoint, packed_address
 
 LISTEN = 10  # TCP_LISTEN
 _SOCK_DIAG = 4  # NETLINK_SOCK_DIAG

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
 
-from netmon.kernel.endpoint import address_text
+from netmon.kernel.owners.endpoint import address_text
 from netmon.kernel.processes import PROC, machine_wide, namespace_of, pids
 
 _LOCAL = re.compile(r"\|-- (\S+)\n\s+/32 (?:host LOCAL|link BROADCAST)")

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from netmon.errors import UsageError
-from netmon.kernel.meter import Geometry
+from netmon.kernel.meter.meter import Geometry
 from netmon.records import SLOT
 
 _MIN_BUCKET_NS, _MAX_BUCKET_NS = 1_000, 1_000_000_000

@@ -5,8 +5,8 @@ import os
 import socket
 from collections.abc import Iterable, Iterator
 
-from netmon.kernel.diag import LISTEN, Found
-from netmon.kernel.endpoint import Endpoint, address_text
+from netmon.kernel.owners.diag import LISTEN, Found
+from netmon.kernel.owners.endpoint import Endpoint, address_text
 from netmon.kernel.pace import Pace
 from netmon.kernel.processes import PROC, pids
 

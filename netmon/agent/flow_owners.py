@@ -9,8 +9,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from netmon.kernel.births import Birth, BirthTable
-from netmon.kernel.endpoint import Endpoint, packed
+from netmon.kernel.owners.births import Birth, BirthTable
+from netmon.kernel.owners.endpoint import Endpoint, packed
 from netmon.records import Direction, Flow, Mark, Moment, Owner
 
 _PROTOCOLS = (6, 17)  # TCP and UDP have sockets to look up
