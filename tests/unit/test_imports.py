@@ -121,6 +121,6 @@ def test_an_arrow_the_wrong_way_is_found(tmp_path, monkeypatch):
         "from ..kernel import ring\ndef f():\n    import netmon.agent.loop\n    from netmon import records\n"
     )
     assert forbidden(wrong) == [
-        "netmon/top/draw.py:1 imports netmon.kernel.meter.ring_buffer: top may not import kernel",
+        "netmon/top/draw.py:1 imports netmon.kernel.ring: top may not import kernel",
         "netmon/top/draw.py:3 imports netmon.agent.loop: top may not import agent",
     ]
