@@ -16,14 +16,15 @@
 
 #define NETMON_SETS (NETMON_SLOTS / NETMON_WAYS)
 #define ALL_SETS (NETMON_CPUS * NETMON_SETS)
-#define ALL_LINKS (NETMON_CPUS * NETMON_LINKS * 2)
+#define LINKS ((NETMON_LINKS + 1) * 2) /* ledger entries of a CPU */
 
 struct netmon_set {
 	struct netmon_slot way[NETMON_WAYS];
 };
 
 BPF_F_TABLE("array", u32, struct netmon_set, slots, ALL_SETS, BPF_F_MMAPABLE);
-BPF_F_TABLE("array", u32, struct netmon_ledger, ledger, ALL_LINKS, BPF_F_MMAPABLE);
+BPF_TABLE("array", u32, struct netmon_interface, interfaces, NETMON_INTERFACES);
+BPF_F_TABLE("array", u32, struct netmon_ledger, ledger, NETMON_CPUS *LINKS, BPF_F_MMAPABLE);
 BPF_RINGBUF_OUTPUT(buckets, NETMON_RING_PAGES);
 BPF_RINGBUF_OUTPUT(flows, NETMON_FLOW_PAGES);
 
@@ -70,8 +71,33 @@ static __always_inline void open_bucket(struct netmon_slot *slot, const struct a
 	slot->packets = a->packets;
 }
 
-static __always_inline void lose(struct netmon_ledger *l, const struct netmon_slot *slot)
+static __always_inline u32 number_of(u32 ifindex)
 {
+#pragma unroll
+	for (int i = 0; i < NETMON_PROBES; i++) {
+		u32 place = (ifindex + i) & (NETMON_INTERFACES - 1);
+		struct netmon_interface *interface = interfaces.lookup(&place);
+
+		if (interface && interface->index == ifindex)
+			return interface->number;
+	}
+	return 0;
+}
+
+static __always_inline struct netmon_ledger *ledger_of(u32 link)
+{
+	u32 index = bpf_get_smp_processor_id() * LINKS + link;
+
+	return ledger.lookup(&index);
+}
+
+/* What is lost is the flow's that held the slot, whoever displaces it. */
+static __always_inline void lose(const struct netmon_slot *slot)
+{
+	struct netmon_ledger *l = ledger_of(slot->key.link_protocol >> 8);
+
+	if (!l)
+		return;
 	l->lost_packets += slot->packets;
 	l->lost_wire_bytes += slot->wire_bytes;
 	l->lost_payload_bytes += slot->payload_bytes;
@@ -91,13 +117,12 @@ static __always_inline void fill(struct netmon_bucket *bucket, const struct netm
  * A record is submitted after its slot was rewritten: whoever has seen the record will not find the same bucket
  * open in the slot any more.
  */
-static __always_inline void next_bucket(struct netmon_slot *slot, u32 index, struct netmon_ledger *l,
-					const struct amount *a)
+static __always_inline void next_bucket(struct netmon_slot *slot, u32 index, const struct amount *a)
 {
 	struct netmon_bucket *closed = buckets.ringbuf_reserve(sizeof(*closed));
 
 	if (!closed) {
-		lose(l, slot);
+		lose(slot);
 		open_bucket(slot, a);
 		return;
 	}
@@ -120,7 +145,7 @@ static __always_inline void next_flow(struct netmon_slot *slot, u32 index, struc
 		return;
 	}
 	if (slot->packets)
-		next_bucket(slot, index, l, a);
+		next_bucket(slot, index, a);
 	else
 		open_bucket(slot, a);
 	slot->key = flow->key;
@@ -132,14 +157,14 @@ static __always_inline void next_flow(struct netmon_slot *slot, u32 index, struc
 	flows.ringbuf_submit(opened, NO_WAKEUP);
 }
 
-static __always_inline void add(struct netmon_slot *slot, u32 index, struct netmon_ledger *l, const struct amount *a)
+static __always_inline void add(struct netmon_slot *slot, u32 index, const struct amount *a)
 {
 	u32 wire_bytes = slot->wire_bytes + a->wire_bytes;
 	u32 packets = slot->packets + a->packets;
 
 	/* A bucket that its fields cannot hold is closed early; user space adds the two records up. */
 	if (a->now - slot->bucket_start_ns >= NETMON_BUCKET_NS || wire_bytes < slot->wire_bytes || packets > 0xffff) {
-		next_bucket(slot, index, l, a);
+		next_bucket(slot, index, a);
 		return;
 	}
 	slot->wire_bytes = wire_bytes;
@@ -150,23 +175,22 @@ static __always_inline void add(struct netmon_slot *slot, u32 index, struct netm
 static __always_inline void account(struct packet *p, u32 ifindex, u32 direction, u32 frame_bytes,
 				    const struct amount *a)
 {
-	u32 cpu = bpf_get_smp_processor_id(), index, set;
+	u32 cpu = bpf_get_smp_processor_id(), link, set;
 	struct netmon_slot *victim;
 	struct netmon_ledger *l;
 	struct netmon_set *s;
 	u32 chosen = 0;
 
-	index = (cpu * NETMON_LINKS + (ifindex & (NETMON_LINKS - 1))) * 2 + direction;
-	l = ledger.lookup(&index);
+	link = number_of(ifindex) << 1 | direction;
+	l = ledger_of(link);
 	if (!l)
 		return;
-	l->link = ifindex << 1 | direction;
 	l->frames++;
 	l->packets += a->packets;
 	l->frame_bytes += frame_bytes;
 	l->wire_bytes += a->wire_bytes;
 
-	p->flow.key.link_protocol = ifindex << 9 | direction << 8 | p->protocol;
+	p->flow.key.link_protocol = link << 8 | p->protocol;
 	set = cpu * NETMON_SETS + set_of(&p->flow);
 	s = slots.lookup(&set);
 	if (!s)
@@ -174,7 +198,7 @@ static __always_inline void account(struct packet *p, u32 ifindex, u32 direction
 #pragma unroll
 	for (int i = 0; i < NETMON_WAYS; i++) {
 		if (same_flow(&s->way[i], &p->flow)) {
-			add(&s->way[i], set * NETMON_WAYS + i, l, a);
+			add(&s->way[i], set * NETMON_WAYS + i, a);
 			return;
 		}
 	}

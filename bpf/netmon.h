@@ -5,7 +5,7 @@
  * are compared at load, and a mismatch refuses to start.
  *
  * Set at load: NETMON_BUCKET_NS (bucket width), NETMON_SLOTS (per CPU, power of two), NETMON_CPUS (possible
- * CPUs), NETMON_LINKS (power of two), NETMON_RING_PAGES, NETMON_FLOW_PAGES, NETMON_STEP_PAGES; for sockets.c, see there.
+ * CPUs), NETMON_LINKS (interfaces), NETMON_RING_PAGES, NETMON_FLOW_PAGES, NETMON_STEP_PAGES; for sockets.c, see there.
  */
 #ifndef NETMON_H
 #define NETMON_H
@@ -28,8 +28,20 @@ struct netmon_flow_key {
 	u8 dst[16];
 	u16 src_port;
 	u16 dst_port;
-	u32 link_protocol; /* ifindex << 9 | direction << 8 | IP protocol */
+	u32 link_protocol; /* interface's number << 9 | direction << 8 | IP protocol */
 };
+
+/*
+ * A watched interface. User space gives out the numbers, from 1, and an interface that is made again keeps its own.
+ * One is found at its ifindex modulo NETMON_INTERFACES or at one of the NETMON_PROBES - 1 entries behind it.
+ */
+struct netmon_interface {
+	u32 index; /* ifindex; 0: not in use */
+	u32 number;
+};
+
+#define NETMON_INTERFACES 1024
+#define NETMON_PROBES 4
 
 /*
  * The open bucket of one flow on one CPU: one cache line. Only its own CPU writes it (the programs run with
@@ -63,10 +75,11 @@ struct netmon_bucket {
 	u16 packets;
 };
 
-/* Monotonic counters of one link on one CPU. */
+/*
+ * Monotonic counters of one link on one CPU. The entry of a link is its interface's number << 1 | direction; 0 and 1
+ * have what comes from interfaces without a number.
+ */
 struct netmon_ledger {
-	u32 link; /* ifindex << 1 | direction; 0: not in use */
-	u32 pad;
 	u64 frames;	 /* sk_buffs or XDP buffers seen */
 	u64 packets;	 /* the same as sent on the link: the segments of a super-packet */
 	u64 frame_bytes; /* their lengths, as a software NIC counts them: a super-packet has one header */

@@ -47,9 +47,9 @@ KERNEL_BUCKET = np.dtype(
         ("packets", "<u2"),
     ]
 )
+KERNEL_INTERFACE = np.dtype([("index", "<u4"), ("number", "<u4")])
 KERNEL_LEDGER = np.dtype(
-    [("link", "<u4"), ("pad", "<u4")]
-    + [
+    [
         (name, "<u8")
         for name in (
             "frames",

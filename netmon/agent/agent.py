@@ -78,7 +78,7 @@ class Agent:
         self._marks_socket = MarkSocket(settings.socket)
         self._session = uuid.uuid4().hex[:12]
         self._spool = Spool(settings.spool, self._session, settings.spool_bytes, self._hollow)
-        geometry = choose_geometry(settings.bucket_ns, [card.index for card in nics], settings.flows)
+        geometry = choose_geometry(settings.bucket_ns, len(nics), settings.flows)
         self._privileged = Privileged()
         started = self._privileged.start(list(settings.interfaces), settings.hook, geometry)
         self._meter = Meter(started.descriptors, geometry)
@@ -151,7 +151,7 @@ class Agent:
         steps = self._steps_ring.take()
         marks = [*hooked, *self._steps.rename(hooked), *(self._steps.steps(steps) if len(steps) else ())]
         self._owners.marks(marks)  # before the flows: a job that is set up anew makes its connections as its new ranks
-        self._owners.add(describe_flows(drained, self._links, now_ns), now_ns)
+        self._owners.add(describe_flows(drained, now_ns), now_ns)
         self._marks += marks
 
     def _ask_privileged(self, now_ns: int) -> None:

@@ -16,7 +16,7 @@ from netmon.wire import netmon_pb2
 
 _INTERVAL_NS = 1_000_000_000
 _COUNTS = ("packets", "wire_bytes", "payload_bytes")
-_KERNEL = tuple(name for name in KERNEL_LEDGER.names or () if name not in ("link", "pad"))
+_KERNEL = KERNEL_LEDGER.names or ()
 
 Link = tuple[int, Direction]
 """(number of the interface, direction)"""
@@ -72,9 +72,8 @@ class Ledger:
         number, direction = link
         nic_bytes, nic_packets = self._continued(link, counted)
         ours = {name.replace("lost_", "lost_kernel_"): 0 for name in _KERNEL}
-        for index in self._links.indices(number):
-            for name, count in kernel.get(index << 1 | direction, {}).items():
-                ours[name.replace("lost_", "lost_kernel_")] += count
+        for name, count in kernel.get(number << 1 | direction, {}).items():
+            ours[name.replace("lost_", "lost_kernel_")] = count
         with self._lock:
             lost = {f"lost_agent_{name}": count for name, count in self._lost[link].items()}
         return LedgerSample(

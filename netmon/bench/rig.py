@@ -10,7 +10,11 @@ from typing import Any
 from netmon.kernel import loader
 from netmon.kernel.libbpf import dry_run
 from netmon.kernel.meter.geometry import choose_geometry
+from netmon.kernel.meter.link_numbers import number_interface
 from netmon.kernel.meter.meter import Meter
+
+LOOPBACK = 1
+"""The ifindex that test runs have."""
 
 PROGRAMS = {"xdp": "meter_xdp", "tc_ingress": "meter_tc_ingress", "tc_egress": "meter_tc_egress"}
 
@@ -20,8 +24,9 @@ class LoadedMeter:
 
     def __init__(self, bucket_ns: int = 10_000) -> None:
         """Raises KernelError, UnsupportedError. A bucket below what the agent takes is fine on a bench."""
-        geometry = dataclasses.replace(choose_geometry(10_000, [1]), bucket_ns=bucket_ns)
+        geometry = dataclasses.replace(choose_geometry(10_000), bucket_ns=bucket_ns)
         self.descriptors = loader.load(geometry)
+        number_interface(self.descriptors["interfaces"], LOOPBACK, 1)
         self.meter = Meter(self.descriptors, geometry)
 
     def drain(self) -> int:
@@ -39,7 +44,7 @@ class Yardsticks:
         os.environ["BCC_KERNEL_SOURCE"] = str(loader.sources() / "headers")
         from bcc import BPF
 
-        flags = loader.compiler_flags(choose_geometry(10_000, [1]))
+        flags = loader.compiler_flags(choose_geometry(10_000))
         self._module: Any = BPF(text=(loader.sources() / "bench.c").read_bytes(), cflags=flags)
         kinds = {"xdp": BPF.XDP, "tc": BPF.SCHED_CLS}
         self._programs = {

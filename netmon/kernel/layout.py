@@ -9,13 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from netmon.records import BIRTH, FLOW_KEY, KERNEL_BUCKET, KERNEL_FLOW, KERNEL_LEDGER, SLOT, STEP
+from netmon.records import BIRTH, FLOW_KEY, KERNEL_BUCKET, KERNEL_FLOW, KERNEL_INTERFACE, KERNEL_LEDGER, SLOT, STEP
 
 METER = {
     "netmon_flow_key": FLOW_KEY,
     "netmon_slot": SLOT,
     "netmon_flow": KERNEL_FLOW,
     "netmon_bucket": KERNEL_BUCKET,
+    "netmon_interface": KERNEL_INTERFACE,
     "netmon_ledger": KERNEL_LEDGER,
 }
 STEPS = {"netmon_step": STEP}

@@ -34,7 +34,9 @@ PROGRAMS = (*METER_PROGRAMS, *STEP_PROGRAMS)
 XDP_FRAGS = "meter_xdp_frags"
 """Loaded where the kernel can (Linux 5.18)."""
 
-MAPS = ("slots", "ledger", "buckets", "flows", "steps", "steps_lost")
+METER_MAPS = ("slots", "ledger", "buckets", "flows", "interfaces")
+STEP_MAPS = ("steps", "steps_lost")
+MAPS = (*METER_MAPS, *STEP_MAPS)
 
 _TIME_LIMIT_S = 60
 _INSTRUCTION_BYTES = 8
@@ -110,8 +112,8 @@ def _compile(geometry: Geometry) -> dict[str, int]:
     flags = compiler_flags(geometry)
     descriptors: dict[str, int] = {}
     for source, structures, programs, maps in (
-        ("meter.c", layout.METER, METER_PROGRAMS, MAPS[:4]),
-        ("steps.c", layout.STEPS, STEP_PROGRAMS, MAPS[4:]),
+        ("meter.c", layout.METER, METER_PROGRAMS, METER_MAPS),
+        ("steps.c", layout.STEPS, STEP_PROGRAMS, STEP_MAPS),
     ):
         text = (sources() / source).read_text() + layout.assertions(structures)
         module: Any = BPF(text=text.encode(), cflags=flags)

@@ -99,8 +99,8 @@ class _Server:
     ) -> dict[str, Any]:
         self._programs = loader.load(Geometry(**geometry))
         self._uprobes = Uprobes(self._programs)
-        for name in interfaces:
-            interface = WatchedInterface(name, hook)
+        for number, name in enumerate(interfaces, 1):
+            interface = WatchedInterface(number, name, hook)
             interface.attach(self._programs)
             self._interfaces.append(interface)
         self._watch_births()

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from netmon.errors import UnsupportedError
 from netmon.kernel.hooks import Attachment, attach_program
+from netmon.kernel.meter.link_numbers import forget_interface, number_interface
 from netmon.kernel.probe import bpf
 from netmon.kernel.probe.hook import choose_hook
 from netmon.kernel.probe.interfaces import interface_facts
@@ -18,6 +19,7 @@ from netmon.records import Direction
 class WatchedInterface:
     """One interface. It is known by its index while it is there, and found again by the name it was asked for by."""
 
+    number: int  # from 1, stays when it is made again
     asked_name: str
     wanted_hook: str  # as of choose_hook
     index: int = 0  # 0: it is not there
@@ -34,6 +36,8 @@ class WatchedInterface:
         choice = choose_hook(fact, tcx=bpf.has_tcx(), wanted=self.wanted_hook)
         attached: list[Attachment] = []
         with contextlib.ExitStack() as undo:
+            number_interface(programs["interfaces"], fact.index, self.number)
+            undo.callback(forget_interface, programs["interfaces"], fact.index)
             for direction, hook in zip(Direction, (choice.rx, choice.tx), strict=True):
                 attachment = attach_program(programs, fact.index, fact.name, hook, direction)
                 undo.callback(attachment.detach)
@@ -49,6 +53,7 @@ class WatchedInterface:
             try:
                 self.name = socket.if_indextoname(self.index)
             except OSError:
+                forget_interface(programs["interfaces"], self.index)
                 self.detach()
         if not self.index and any(name == self.asked_name for _, name in socket.if_nameindex()):
             self.attach(programs)

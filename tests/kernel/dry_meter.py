@@ -54,6 +54,6 @@ class Loaded:
 
 def load() -> Loaded:
     """A meter of its own, with buckets of 10 µs."""
-    geometry = choose_geometry(10_000, [1])
+    geometry = choose_geometry(10_000)
     descriptors = loader.load(geometry)
     return Loaded(descriptors, Meter(descriptors, geometry))

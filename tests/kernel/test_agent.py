@@ -195,7 +195,7 @@ def test_more_flows_than_memory_holds_are_refused(tmp_path: Path) -> None:
 
 
 def test_what_the_compiler_or_the_verifier_says_is_shown() -> None:
-    geometry = dataclasses.replace(choose_geometry(10_000, [1]), bucket_ns=0)
+    geometry = dataclasses.replace(choose_geometry(10_000), bucket_ns=0)
     with pytest.raises(KernelError, match=r"cannot load the BPF programs: .* zero"):
         loader.load(geometry)
 

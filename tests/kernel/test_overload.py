@@ -4,40 +4,58 @@
 import dataclasses
 import random
 import time
+from collections import Counter
+from collections.abc import Mapping
 
+import numpy as np
 import pytest
 
-from netmon.bench.rig import PROGRAMS, Yardsticks, frame
+from netmon.bench.rig import LOOPBACK, PROGRAMS, Yardsticks, frame
 from netmon.kernel import loader
 from netmon.kernel.libbpf import dry_run
 from netmon.kernel.meter.geometry import choose_geometry
+from netmon.kernel.meter.link_numbers import number_interface
 from netmon.kernel.meter.meter import STALE_NS, Meter
+from netmon.records import Direction
 
 pytestmark = pytest.mark.kernel
 
 PAGE = 4096
 FRAME = frame(size=200)
+SIZES = {"packets": 1, "wire_bytes": len(FRAME), "payload_bytes": len(FRAME) - 54}
+LINK = 7
+"""The number of the loopback, on which test runs are."""
+
+
+def _direction(program: str) -> Direction:
+    return Direction.TX if program == "tc_egress" else Direction.RX
 
 
 class Overloaded:
     """A meter with rings of one page, and what it has delivered."""
 
-    def __init__(self, bucket_ns: int = 1000) -> None:
-        usual = choose_geometry(bucket_ns, [1])
-        geometry = dataclasses.replace(usual, ring_bytes=PAGE, flow_ring_bytes=PAGE)
+    def __init__(self, bucket_ns: int = 1000, flow_ring_bytes: int = PAGE) -> None:
+        usual = choose_geometry(bucket_ns, interfaces=LINK)
+        geometry = dataclasses.replace(usual, ring_bytes=PAGE, flow_ring_bytes=flow_ring_bytes)
         self.programs = loader.load(geometry)
+        number_interface(self.programs["interfaces"], LOOPBACK, LINK)
         self.meter = Meter(self.programs, geometry)
         self.yardsticks = Yardsticks()
-        self.delivered = [0, 0, 0]
+        self.delivered: Counter[tuple[int, str]] = Counter()  # link, count
+        self.links = np.zeros(1, np.int64)  # of flows, by id
 
     def send(self, program: str, packets: int, flows: int) -> None:
         self.yardsticks.aim(program, self.programs[PROGRAMS[program]], flows)
         dry_run(self.yardsticks.program("turn", program), FRAME, packets)
 
     def drain(self) -> None:
-        rows = self.meter.drain(time.monotonic_ns()).buckets
-        for i, name in enumerate(("packets", "wire_bytes", "payload_bytes")):
-            self.delivered[i] += int(rows[name].sum())
+        drained = self.meter.drain(time.monotonic_ns())
+        directions = drained.keys["link_protocol"] >> 8 & 1
+        self.links = np.append(self.links[: drained.first_id], LINK << 1 | directions)
+        of_rows = self.links[drained.buckets["flow_id"]]
+        for link in np.unique(of_rows).tolist():
+            for name in SIZES:
+                self.delivered[link, name] += int(drained.buckets[name][of_rows == link].sum())
         self.meter.rows.shrink(0)
 
     def settle(self) -> None:
@@ -46,18 +64,21 @@ class Overloaded:
         time.sleep(STALE_NS / 1e9 + 0.01)
         self.drain()
 
-    def account(self) -> dict[str, int]:
-        counters = self.meter.ledger().values()
-        return {name: sum(link[name] for link in counters) for name in next(iter(counters))}
+    def check(self, packets: Mapping[str, int]) -> dict[str, int]:
+        """Every packet sent by each program is in exactly one place of its link: packets, wire and payload bytes.
 
-    def check(self, packets: int) -> dict[str, int]:
-        """Every packet sent is in exactly one place, in packets, wire bytes and payload bytes."""
-        account = self.account()
-        assert account["frames"] == packets
-        sizes = {"packets": 1, "wire_bytes": len(FRAME), "payload_bytes": len(FRAME) - 54}
-        for i, (name, size) in enumerate(sizes.items()):
-            assert self.delivered[i] + account[f"overflow_{name}"] + account[f"lost_{name}"] == packets * size, name
-        return account
+        Returns the account of both directions together.
+        """
+        links = self.meter.ledger()
+        assert links.keys() == {LINK << 1 | _direction(program) for program in packets}
+        for program, count in packets.items():
+            link = LINK << 1 | _direction(program)
+            assert links[link]["frames"] == links[link]["packets"] == count
+            assert links[link]["wire_bytes"] == count * len(FRAME)
+            for name, size in SIZES.items():
+                lost = links[link][f"overflow_{name}"] + links[link][f"lost_{name}"]
+                assert self.delivered[link, name] + lost == count * size, (program, name)
+        return {name: sum(link[name] for link in links.values()) for name in links[link]}
 
 
 def test_a_flood_of_a_million_flows_is_accounted_for() -> None:
@@ -66,7 +87,7 @@ def test_a_flood_of_a_million_flows_is_accounted_for() -> None:
         overloaded.send("xdp", 100_000, 1 << 20)
         overloaded.drain()
     overloaded.settle()
-    account = overloaded.check(1_000_000)
+    account = overloaded.check({"xdp": 1_000_000})
     assert account["overflow_packets"] > 0
 
 
@@ -79,14 +100,14 @@ def test_a_drain_that_stalls_loses_visibly_and_recovers() -> None:
         overloaded.send("tc_ingress", 100_000, 16)
         sent += 100_000
     overloaded.settle()
-    account = overloaded.check(sent)
+    account = overloaded.check({"tc_ingress": sent})
     assert account["lost_packets"] > 0
     lost = account["lost_packets"]
     for _ in range(50):
         overloaded.send("tc_ingress", 16, 16)
         overloaded.drain()
     overloaded.settle()
-    assert overloaded.check(sent + 50 * 16)["lost_packets"] == lost
+    assert overloaded.check({"tc_ingress": sent + 50 * 16})["lost_packets"] == lost
 
 
 def test_what_was_taken_out_of_a_slot_is_not_counted_as_lost_again() -> None:
@@ -94,7 +115,7 @@ def test_what_was_taken_out_of_a_slot_is_not_counted_as_lost_again() -> None:
     overloaded = Overloaded()
     overloaded.send("tc_egress", 16, 16)
     overloaded.settle()
-    assert overloaded.delivered[0] == 16
+    assert overloaded.delivered[LINK << 1 | Direction.TX, "packets"] == 16
     sent = 16
     for _ in range(20):
         overloaded.send("tc_egress", 100_000, 64)
@@ -102,7 +123,21 @@ def test_what_was_taken_out_of_a_slot_is_not_counted_as_lost_again() -> None:
         if random.random() < 0.5:
             overloaded.settle()
     overloaded.settle()
-    overloaded.check(sent)
+    overloaded.check({"tc_egress": sent})
+
+
+def test_what_is_lost_is_lost_to_its_own_link() -> None:
+    """Flows of one direction displace those of the other while nobody drains: the displaced ones' bytes are lost."""
+    overloaded = Overloaded(flow_ring_bytes=1 << 20)
+    sent = {"xdp": 0, "tc_egress": 0}
+    for round_ in range(6):
+        for program in sent:
+            overloaded.send(program, 16_384, 1 << 20)
+            sent[program] += 16_384
+            if round_ % 2:
+                overloaded.drain()
+    overloaded.settle()
+    assert overloaded.check(sent)["lost_packets"] > 0
 
 
 def test_memory_stays_bounded() -> None:

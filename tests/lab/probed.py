@@ -14,7 +14,7 @@ class Probed:
     """The step programs, and the ring that they write into."""
 
     def __init__(self) -> None:
-        geometry = choose_geometry(10_000, [1], 0)
+        geometry = choose_geometry(10_000)
         self.descriptors = loader.load(geometry)
         self.ring = RingBuffer(self.descriptors["steps"], geometry.step_ring_bytes, STEP)
         self.uprobes = Uprobes(self.descriptors)

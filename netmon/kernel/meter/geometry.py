@@ -2,7 +2,6 @@
 """How large the maps are on this machine."""
 
 import os
-from collections.abc import Sequence
 from pathlib import Path
 
 from netmon.errors import UsageError
@@ -14,7 +13,6 @@ _SLOTS = 16_384  # of a CPU, unless told otherwise
 _SLOT_MEMORY = 128 << 20  # of all CPUs together, unless told otherwise
 _MIN_SLOTS, _MAX_SLOTS = 1 << 10, 1 << 20
 _MEMORY_SHARE = 4  # of what is free now, one part at most goes into slots
-_MIN_LINKS, _MAX_LINKS = 16, 65_536
 _POSSIBLE = Path("/sys/devices/system/cpu/possible")
 
 
@@ -24,8 +22,8 @@ def possible_cpus(text: str | None = None) -> int:
     return int(last.split("-")[-1]) + 1
 
 
-def choose_geometry(bucket_ns: int, indices: Sequence[int], slots: int = 0) -> Geometry:
-    """indices: of the interfaces to watch; slots: per CPU, 0 for as many as suit the machine.
+def choose_geometry(bucket_ns: int, interfaces: int = 1, slots: int = 0) -> Geometry:
+    """interfaces: how many will be watched; slots: per CPU, 0 for as many as suit the machine.
 
     Raises UsageError for a bucket width that is out of range, or slots that memory cannot hold.
     """
@@ -36,7 +34,7 @@ def choose_geometry(bucket_ns: int, indices: Sequence[int], slots: int = 0) -> G
         bucket_ns=bucket_ns,
         cpus=cpus,
         slots=_asked_slots(slots, cpus) if slots else _usual_slots(cpus),
-        links=_links(indices),
+        links=interfaces,
         ring_bytes=16 << 20,
         flow_ring_bytes=1 << 20,
         step_ring_bytes=1 << 18,
@@ -62,11 +60,3 @@ def _asked_slots(slots: int, cpus: int) -> int:
             "the most here; give a smaller --flows"
         )
     return rounded
-
-
-def _links(indices: Sequence[int]) -> int:
-    """The smallest table in which no two interfaces share an entry."""
-    links = _MIN_LINKS
-    while links < _MAX_LINKS and len({index % links for index in indices}) < len(indices):
-        links *= 2
-    return links

@@ -29,9 +29,9 @@ MAX_FLOWS = 1 << 18
 
 _COUNTS = ("packets", "wire_bytes", "payload_bytes")
 _TAKEN = np.dtype(
-    [("bucket_start_ns", "<u8"), ("generation", "<u2"), ("link", "<u4"), *((name, "<u4") for name in _COUNTS)]
+    [("bucket_start_ns", "<u8"), ("generation", "<u2"), ("link", "<u2"), *((name, "<u4") for name in _COUNTS)]
 )
-_LEDGER_COUNTERS = KERNEL_LEDGER.names[2:] if KERNEL_LEDGER.names else ()
+_LEDGER_COUNTERS = KERNEL_LEDGER.names or ()
 
 # The third word of KERNEL_BUCKET is slot | generation << 32 | packets << 48, of BUCKET flow_id | packets << 32.
 _HALF, _PACKETS_SHIFT = np.uint64(32), np.uint64(48)
@@ -49,7 +49,7 @@ class Geometry:
     bucket_ns: int
     cpus: int
     slots: int  # per CPU
-    links: int
+    links: int  # interfaces at most
     ring_bytes: int
     flow_ring_bytes: int
     step_ring_bytes: int
@@ -76,7 +76,8 @@ class Meter:
         self._flows = RingBuffer(descriptors["flows"], geometry.flow_ring_bytes, KERNEL_FLOW)
         count = geometry.cpus * geometry.slots
         self._slots = mapped_array(descriptors["slots"], SLOT, count)
-        self._ledger = mapped_array(descriptors["ledger"], KERNEL_LEDGER, geometry.cpus * geometry.links * 2)
+        shape = (geometry.cpus, 2 * (geometry.links + 1))
+        self._ledger = mapped_array(descriptors["ledger"], KERNEL_LEDGER, shape[0] * shape[1]).reshape(shape)
         self.fill = 0.0
         """How full the ring of buckets was at the last drain, from 0 to 1."""
         self._numbers = FlowNumbers()
@@ -115,12 +116,14 @@ class Meter:
         return Drained(self.rows.table(begin), new_keys, first_id)
 
     def ledger(self) -> dict[int, dict[str, int]]:
-        """Counters by link (ifindex << 1 | direction) and name of KERNEL_LEDGER, over all CPUs, as they are now."""
-        rows = self._ledger[self._ledger["link"] != 0]
+        """Counters by link and name of KERNEL_LEDGER, over all CPUs, as they are now. Links that saw nothing have none.
+
+        A link is its interface's number << 1 | direction. The number is 0 where nobody gave it one.
+        """
         links: dict[int, dict[str, int]] = {}
-        for link in np.unique(rows["link"]).tolist():
-            of_link = rows[rows["link"] == link]
-            counters = {name: int(of_link[name].sum()) for name in _LEDGER_COUNTERS}
+        totals = {name: self._ledger[name].sum(axis=0) for name in _LEDGER_COUNTERS}
+        for link in np.flatnonzero(totals["frames"]).tolist():
+            counters = {name: int(totals[name][link]) for name in _LEDGER_COUNTERS}
             for name, count in zip(_COUNTS, self._recovered.get(link, (0, 0, 0)), strict=True):
                 counters[f"lost_{name}"] -= int(count)
             links[link] = counters
