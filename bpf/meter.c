@@ -3,11 +3,15 @@
  * Counts every frame of the watched links in buckets of time, per flow, and lets it pass.
  *
  * The open buckets live in a set-associative table: a flow's hash names a set of NETMON_WAYS slots of its own
- * CPU. A packet whose flow has a slot costs the parsing, one clock read and one array access. One whose flow
- * has none takes the slot that was quiet longest: the old flow's bucket is closed and the new flow announced, so
- * the table is never full and nobody has to delete from it. What can be full are the two rings to user space;
- * then the bytes are added to the link's overflow (no room to announce a flow) or lost (no room for a closed
- * bucket) counters. Either way every byte of `wire_bytes` in the ledger is in exactly one place.
+ * CPU, and a tag of 16 bits that tells which of them is likely the flow's. A packet whose flow has a slot costs the
+ * parsing, one clock read and a few array accesses. One whose flow has none takes the slot whose bucket was opened
+ * longest ago: the old flow's bucket is closed and the new flow announced, so the table is never full and nobody has
+ * to delete from it. What can be full are the CPU's two rings to user space; then the bytes are added to the
+ * overflow counters of their link (no room to announce a flow) or to the lost ones (no room for a closed bucket).
+ * Either way every byte of `wire_bytes` in the ledger is in exactly one place.
+ *
+ * Nothing here is locked or atomic: the programs run with bottom halves off, so that those of one CPU run one after the
+ * other, and every map is divided among the CPUs.
  */
 #include "parse.h"
 
@@ -15,21 +19,27 @@
 #define PASS_TC (-1) /* TCX_NEXT, TC_ACT_UNSPEC: on to the next program, as if we were not there */
 
 #define NETMON_SETS (NETMON_SLOTS / NETMON_WAYS)
-#define ALL_SETS (NETMON_CPUS * NETMON_SETS)
 #define LINKS ((NETMON_LINKS + 1) * 2) /* ledger entries of a CPU */
 
-struct netmon_set {
-	struct netmon_slot way[NETMON_WAYS];
+/* What is needed to find a flow's slot in its set, or to choose whose slot it gets. Way n has the lane n. */
+struct set {
+	u64 tags; /* 0: the slot was never used */
+	u16 opened[NETMON_WAYS];
 };
 
-BPF_F_TABLE("array", u32, struct netmon_set, slots, ALL_SETS, BPF_F_MMAPABLE);
 BPF_TABLE("array", u32, struct netmon_interface, interfaces, NETMON_INTERFACES);
+BPF_TABLE("array", u32, struct set, sets, NETMON_CPUS *NETMON_SETS);
+BPF_F_TABLE("array", u32, struct netmon_slot, slots, NETMON_CPUS *NETMON_SLOTS, BPF_F_MMAPABLE);
 BPF_F_TABLE("array", u32, struct netmon_ledger, ledger, NETMON_CPUS *LINKS, BPF_F_MMAPABLE);
-BPF_RINGBUF_OUTPUT(buckets, NETMON_RING_PAGES);
-BPF_RINGBUF_OUTPUT(flows, NETMON_FLOW_PAGES);
+BPF_F_TABLE("array", u32, struct netmon_producer, producers, NETMON_CPUS, BPF_F_MMAPABLE);
+BPF_F_TABLE("array", u32, struct netmon_consumer, consumers, NETMON_CPUS, BPF_F_MMAPABLE);
+BPF_F_TABLE("array", u32, struct netmon_bucket, buckets, NETMON_CPUS *NETMON_BUCKETS, BPF_F_MMAPABLE);
+BPF_F_TABLE("array", u32, struct netmon_flow, flows, NETMON_CPUS *NETMON_FLOWS, BPF_F_MMAPABLE);
 
-/* User space polls; a wake-up per record would cost more than the record. */
-#define NO_WAKEUP 1
+/* The unit of `opened` is half a millisecond; it wraps after half a minute, which costs a worse choice at most. */
+#define OPENED_SHIFT 19
+
+#define LANES 0x0001000100010001ULL
 
 /* Orders our stores as seen by user space's reading of the mapping (x86 keeps store order by itself). */
 #define publish() asm volatile("" ::: "memory")
@@ -41,34 +51,62 @@ struct amount {
 	u16 packets;
 };
 
-static __always_inline u32 set_of(const union flow_words *flow)
-{
-	u64 h = flow->word[0] * 0x9e3779b97f4a7c15ULL;
+/* Where a packet's flow is counted. */
+struct place {
+	u32 cpu;
+	u32 set;
+	u32 way;
+	u32 slot;
+	u16 tag;
+};
 
-	h = (h ^ flow->word[1]) * 0xbf58476d1ce4e5b9ULL;
-	h ^= flow->word[2] * 0x94d049bb133111ebULL;
-	h = (h ^ (h >> 29) ^ flow->word[3]) * 0xd6e8feb86659fd93ULL;
-	h = (h ^ (h >> 32) ^ flow->word[4]) * 0xa0761d6478bd642fULL;
-	return (h >> 40) & (NETMON_SETS - 1);
+/* The products are added up, so that none waits for another; the last one mixes their upper halves in. */
+static __always_inline u64 hash_of(const union flow_words *flow)
+{
+	u64 h = flow->word[0] * 0x9e3779b97f4a7c15ULL + flow->word[1] * 0xbf58476d1ce4e5b9ULL +
+		flow->word[2] * 0x94d049bb133111ebULL + flow->word[3] * 0xd6e8feb86659fd93ULL +
+		flow->word[4] * 0xa0761d6478bd642fULL;
+
+	return (h ^ (h >> 32)) * 0xe7037ed1a0b428dbULL;
 }
 
 static __always_inline int same_flow(const struct netmon_slot *slot, const union flow_words *flow)
 {
 	const u64 *word = (const u64 *)&slot->key;
 
-	/* ports and link first: the likeliest to differ */
-	return word[4] == flow->word[4] && word[3] == flow->word[3] && word[1] == flow->word[1] &&
-	       word[2] == flow->word[2] && word[0] == flow->word[0];
+	return !((word[0] ^ flow->word[0]) | (word[1] ^ flow->word[1]) | (word[2] ^ flow->word[2]) |
+		 (word[3] ^ flow->word[3]) | (word[4] ^ flow->word[4]));
 }
 
-/* The time comes first: who reads the old time twice has read the old counts in between. */
-static __always_inline void open_bucket(struct netmon_slot *slot, const struct amount *a)
+/* The top bit of every lane that is equal. Above the lowest there may be some that are not. */
+static __always_inline u64 lanes_with(u64 tags, u16 tag)
 {
-	slot->bucket_start_ns = a->now - a->now % NETMON_BUCKET_NS;
-	publish();
-	slot->wire_bytes = a->wire_bytes;
-	slot->payload_bytes = a->payload_bytes;
-	slot->packets = a->packets;
+	u64 different = tags ^ tag * LANES;
+
+	return (different - LANES) & ~different & LANES << 15;
+}
+
+/* The number of the lowest lane with its top bit set. */
+static __always_inline u32 lowest_lane(u64 lanes)
+{
+	return ((lanes & -lanes) >> 15) * 0x0000000100020003ULL >> 48 & (NETMON_WAYS - 1);
+}
+
+static __always_inline u64 larger(s64 a, s64 b)
+{
+	return a - ((a - b) & (a - b) >> 63); /* a jump would be mispredicted every other time */
+}
+
+/* The way whose bucket was opened longest ago. */
+static __always_inline u32 quietest(const struct set *s, u64 now)
+{
+	u16 time = now >> OPENED_SHIFT;
+	u64 ages[NETMON_WAYS];
+
+#pragma unroll
+	for (int i = 0; i < NETMON_WAYS; i++)
+		ages[i] = (u64)(u16)(time - s->opened[i]) << 2 | i;
+	return larger(larger(ages[0], ages[1]), larger(ages[2], ages[3])) & (NETMON_WAYS - 1);
 }
 
 static __always_inline u32 number_of(u32 ifindex)
@@ -84,87 +122,126 @@ static __always_inline u32 number_of(u32 ifindex)
 	return 0;
 }
 
-static __always_inline struct netmon_ledger *ledger_of(u32 link)
+static __always_inline struct netmon_ledger *ledger_of(u32 cpu, u32 link)
 {
-	u32 index = bpf_get_smp_processor_id() * LINKS + link;
+	u32 index = cpu * LINKS + link;
 
 	return ledger.lookup(&index);
 }
 
-/* What is lost is the flow's that held the slot, whoever displaces it. */
-static __always_inline void lose(const struct netmon_slot *slot)
+/* The time comes first: who reads the old time twice has read the old counts in between. */
+static __always_inline void open_bucket(struct netmon_slot *slot, const struct amount *a)
 {
-	struct netmon_ledger *l = ledger_of(slot->key.link_protocol >> 8);
-
-	if (!l)
-		return;
-	l->lost_packets += slot->packets;
-	l->lost_wire_bytes += slot->wire_bytes;
-	l->lost_payload_bytes += slot->payload_bytes;
+	slot->bucket_start_ns = a->now - a->now % NETMON_BUCKET_NS;
+	publish();
+	slot->wire_bytes = a->wire_bytes;
+	slot->payload_bytes = a->payload_bytes;
+	slot->packets = a->packets;
 }
 
-static __always_inline void fill(struct netmon_bucket *bucket, const struct netmon_slot *slot, u32 index)
+/* What is lost is the flow's that held the slot, whoever displaces it. */
+static __always_inline void lose(struct netmon_slot *slot, struct netmon_producer *producer, u32 cpu)
 {
-	bucket->bucket_start_ns = slot->bucket_start_ns;
-	bucket->wire_bytes = slot->wire_bytes;
-	bucket->payload_bytes = slot->payload_bytes;
-	bucket->slot = index;
-	bucket->generation = slot->generation;
-	bucket->packets = slot->packets;
+	struct netmon_ledger *l = ledger_of(cpu, slot->key.link_protocol >> 8);
+
+	if (l) {
+		l->lost_packets += slot->packets;
+		l->lost_wire_bytes += slot->wire_bytes;
+		l->lost_payload_bytes += slot->payload_bytes;
+	}
+	slot->losses++;
+	publish();
+	producer->losses++;
+}
+
+/* Whether there is room at this position: looks at where user space is only when the ring seems full. */
+static __always_inline int has_room(u64 position, u64 *limit, u32 cpu, int of_flows, u32 size)
+{
+	struct netmon_consumer *consumer;
+
+	if (position < *limit)
+		return 1;
+	consumer = consumers.lookup(&cpu);
+	if (consumer)
+		*limit = (of_flows ? consumer->flows : consumer->buckets) + size;
+	return position < *limit;
 }
 
 /*
- * A record is submitted after its slot was rewritten: whoever has seen the record will not find the same bucket
- * open in the slot any more.
+ * Closes the slot's bucket and opens the next one. The record is published after the slot was rewritten: whoever has
+ * seen the record will not find the same bucket open in the slot any more.
  */
-static __always_inline void next_bucket(struct netmon_slot *slot, u32 index, const struct amount *a)
+static __always_inline void next_bucket(struct netmon_slot *slot, struct netmon_producer *producer,
+					const struct place *at, const struct amount *a)
 {
-	struct netmon_bucket *closed = buckets.ringbuf_reserve(sizeof(*closed));
+	u32 cpu = at->cpu, index = cpu * NETMON_BUCKETS + (producer->buckets & (NETMON_BUCKETS - 1));
+	struct netmon_bucket *closed = 0;
 
+	if (has_room(producer->buckets, &producer->buckets_limit, cpu, 0, NETMON_BUCKETS))
+		closed = buckets.lookup(&index);
 	if (!closed) {
-		lose(slot);
+		lose(slot, producer, cpu);
 		open_bucket(slot, a);
 		return;
 	}
-	fill(closed, slot, index);
+	closed->bucket_start_ns = slot->bucket_start_ns;
+	closed->wire_bytes = slot->wire_bytes;
+	closed->payload_bytes = slot->payload_bytes;
+	closed->slot = at->slot;
+	closed->generation = slot->generation;
+	closed->packets = slot->packets;
 	open_bucket(slot, a);
 	publish();
-	buckets.ringbuf_submit(closed, NO_WAKEUP);
+	producer->buckets++;
 }
 
-static __always_inline void next_flow(struct netmon_slot *slot, u32 index, struct netmon_ledger *l,
+static __always_inline void next_flow(struct set *s, struct netmon_ledger *l, const struct place *at,
 				      const union flow_words *flow, const struct amount *a)
 {
-	struct netmon_flow *opened = flows.ringbuf_reserve(sizeof(*opened));
-	u16 generation = slot->generation + 1;
+	u32 cpu = at->cpu, slot_index = at->slot, index, shift = at->way * 16;
+	struct netmon_producer *producer = producers.lookup(&cpu);
+	struct netmon_slot *slot = slots.lookup(&slot_index);
+	struct netmon_flow *opened = 0;
 
+	if (!producer || !slot)
+		return;
+	index = cpu * NETMON_FLOWS + (producer->flows & (NETMON_FLOWS - 1));
+	if (has_room(producer->flows, &producer->flows_limit, cpu, 1, NETMON_FLOWS))
+		opened = flows.lookup(&index);
 	if (!opened) {
 		l->overflow_packets += a->packets;
 		l->overflow_wire_bytes += a->wire_bytes;
 		l->overflow_payload_bytes += a->payload_bytes;
 		return;
 	}
-	if (slot->packets)
-		next_bucket(slot, index, a);
+	if (slot->bucket_start_ns)
+		next_bucket(slot, producer, at, a);
 	else
 		open_bucket(slot, a);
+	s->tags = (s->tags & ~(0xffffULL << shift)) | (u64)at->tag << shift;
+	s->opened[at->way & (NETMON_WAYS - 1)] = a->now >> OPENED_SHIFT;
 	slot->key = flow->key;
-	slot->generation = generation;
+	slot->generation++;
 	opened->key = flow->key;
-	opened->slot = index;
-	opened->generation = generation;
-	opened->pad = 0;
-	flows.ringbuf_submit(opened, NO_WAKEUP);
+	opened->slot = at->slot;
+	opened->generation = slot->generation;
+	publish();
+	producer->flows++;
 }
 
-static __always_inline void add(struct netmon_slot *slot, u32 index, const struct amount *a)
+static __always_inline void add(struct netmon_slot *slot, struct set *s, const struct place *at, const struct amount *a)
 {
-	u32 wire_bytes = slot->wire_bytes + a->wire_bytes;
+	u32 wire_bytes = slot->wire_bytes + a->wire_bytes, cpu = at->cpu;
 	u32 packets = slot->packets + a->packets;
+	struct netmon_producer *producer;
 
 	/* A bucket that its fields cannot hold is closed early; user space adds the two records up. */
 	if (a->now - slot->bucket_start_ns >= NETMON_BUCKET_NS || wire_bytes < slot->wire_bytes || packets > 0xffff) {
-		next_bucket(slot, index, a);
+		producer = producers.lookup(&cpu);
+		if (!producer)
+			return;
+		s->opened[at->way & (NETMON_WAYS - 1)] = a->now >> OPENED_SHIFT;
+		next_bucket(slot, producer, at, a);
 		return;
 	}
 	slot->wire_bytes = wire_bytes;
@@ -175,14 +252,12 @@ static __always_inline void add(struct netmon_slot *slot, u32 index, const struc
 static __always_inline void account(struct packet *p, u32 ifindex, u32 direction, u32 frame_bytes,
 				    const struct amount *a)
 {
-	u32 cpu = bpf_get_smp_processor_id(), link, set;
-	struct netmon_slot *victim;
-	struct netmon_ledger *l;
-	struct netmon_set *s;
-	u32 chosen = 0;
+	u32 link = number_of(ifindex) << 1 | direction;
+	struct place at = {.cpu = bpf_get_smp_processor_id()};
+	struct netmon_ledger *l = ledger_of(at.cpu, link);
+	struct set *s;
+	u64 hash, lanes;
 
-	link = number_of(ifindex) << 1 | direction;
-	l = ledger_of(link);
 	if (!l)
 		return;
 	l->frames++;
@@ -191,26 +266,34 @@ static __always_inline void account(struct packet *p, u32 ifindex, u32 direction
 	l->wire_bytes += a->wire_bytes;
 
 	p->flow.key.link_protocol = link << 8 | p->protocol;
-	set = cpu * NETMON_SETS + set_of(&p->flow);
-	s = slots.lookup(&set);
+	hash = hash_of(&p->flow);
+	at.set = at.cpu * NETMON_SETS + (hash >> 28 & (NETMON_SETS - 1));
+	at.tag = hash >> 48 | 1;
+	s = sets.lookup(&at.set);
 	if (!s)
 		return;
+	lanes = lanes_with(s->tags, at.tag);
 #pragma unroll
-	for (int i = 0; i < NETMON_WAYS; i++) {
-		if (same_flow(&s->way[i], &p->flow)) {
-			add(&s->way[i], set * NETMON_WAYS + i, a);
+	for (int i = 0; i < NETMON_WAYS; i++) { /* once, unless flows of one set have the same tag */
+		struct netmon_slot *slot;
+
+		if (!lanes)
+			break;
+		at.way = lowest_lane(lanes);
+		at.slot = at.set * NETMON_WAYS + at.way;
+		slot = slots.lookup(&at.slot);
+		if (!slot)
+			return;
+		if (same_flow(slot, &p->flow)) {
+			add(slot, s, &at, a);
 			return;
 		}
+		lanes &= lanes - 1;
 	}
-	victim = &s->way[0];
-#pragma unroll
-	for (int i = 1; i < NETMON_WAYS; i++) {
-		if (s->way[i].bucket_start_ns < victim->bucket_start_ns) {
-			victim = &s->way[i];
-			chosen = i;
-		}
-	}
-	next_flow(victim, set * NETMON_WAYS + chosen, l, &p->flow, a);
+	lanes = lanes_with(s->tags, 0);
+	at.way = lanes ? lowest_lane(lanes) : quietest(s, a->now);
+	at.slot = at.set * NETMON_WAYS + at.way;
+	next_flow(s, l, &at, &p->flow, a);
 }
 
 static __always_inline void meter_xdp_buffer(struct xdp_md *ctx, u32 frame_bytes)

@@ -5,7 +5,8 @@
  * are compared at load, and a mismatch refuses to start.
  *
  * Set at load: NETMON_BUCKET_NS (bucket width), NETMON_SLOTS (per CPU, power of two), NETMON_CPUS (possible
- * CPUs), NETMON_LINKS (interfaces), NETMON_RING_PAGES, NETMON_FLOW_PAGES, NETMON_STEP_PAGES; for sockets.c, see there.
+ * CPUs), NETMON_LINKS (interfaces), NETMON_BUCKETS and NETMON_FLOWS (records in the rings of a CPU, powers of two; the
+ * latter at most 2^15), NETMON_STEP_PAGES; for sockets.c, see there.
  */
 #ifndef NETMON_H
 #define NETMON_H
@@ -54,10 +55,10 @@ struct netmon_slot {
 	u32 payload_bytes;
 	u16 packets;	/* segments */
 	u16 generation; /* how often the slot changed its flow; bounded in flight by the flow ring's size */
-	u32 pad;
+	u32 losses;	/* how many of its closed buckets had no room in the ring */
 };
 
-/* A flow has taken a slot. Submitted before the first bucket of that flow in that slot can be. */
+/* A flow has taken a slot. Published before the first bucket of that flow in that slot can be. */
 struct netmon_flow {
 	struct netmon_flow_key key;
 	u32 slot;
@@ -76,6 +77,22 @@ struct netmon_bucket {
 };
 
 /*
+ * The two rings of one CPU: its programs write records, user space reads them. Positions count records since the
+ * start; record n is at n modulo the ring's size. One cache line for each side, so that neither waits for the other.
+ */
+struct netmon_producer {
+	u64 buckets, flows;		/* positions of the next records: what is before them can be read */
+	u64 buckets_limit, flows_limit; /* up to here there is room, as far as the programs have looked */
+	u64 losses;			/* closed buckets that had no room */
+	u64 pad[3];
+};
+
+struct netmon_consumer {
+	u64 buckets, flows; /* positions up to which user space has read */
+	u64 pad[6];
+};
+
+/*
  * Monotonic counters of one link on one CPU. The entry of a link is its interface's number << 1 | direction; 0 and 1
  * have what comes from interfaces without a number.
  */
@@ -86,6 +103,7 @@ struct netmon_ledger {
 	u64 wire_bytes;	 /* the same as sent on the link: a super-packet has one header per segment */
 	u64 overflow_packets, overflow_wire_bytes, overflow_payload_bytes; /* new flow, flow ring full */
 	u64 lost_packets, lost_wire_bytes, lost_payload_bytes;		   /* closed bucket, bucket ring full */
+	u64 pad[6]; /* to whole cache lines: every CPU has its own */
 };
 
 /* Who tells, best first: what a library says of its own gradients hides what it does by way of the next ones. */

@@ -33,7 +33,7 @@ SLOT = np.dtype(
         ("payload_bytes", "<u4"),
         ("packets", "<u2"),
         ("generation", "<u2"),
-        ("pad", "<u4"),
+        ("losses", "<u4"),
     ]
 )
 KERNEL_FLOW = np.dtype([("key", FLOW_KEY), ("slot", "<u4"), ("generation", "<u2"), ("pad", "<u2")])
@@ -64,7 +64,12 @@ KERNEL_LEDGER = np.dtype(
             "lost_payload_bytes",
         )
     ]
+    + [("pad", "V48")]
 )
+KERNEL_PRODUCER = np.dtype(
+    [(name, "<u8") for name in ("buckets", "flows", "buckets_limit", "flows_limit", "losses")] + [("pad", "V24")]
+)
+KERNEL_CONSUMER = np.dtype([("buckets", "<u8"), ("flows", "<u8"), ("pad", "V48")])
 STEP = np.dtype(
     [
         ("time_ns", "<u8"),

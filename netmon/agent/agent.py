@@ -29,7 +29,8 @@ from netmon.agent.stream import Stream
 from netmon.agent.timeline import TimelineMarks
 from netmon.kernel import nic, privilege
 from netmon.kernel.meter.geometry import choose_geometry
-from netmon.kernel.meter.meter import STALE_NS, Meter, mapped_array
+from netmon.kernel.meter.memory import map_memory, mapped_array
+from netmon.kernel.meter.meter import STALE_NS, Meter
 from netmon.kernel.meter.ring_buffer import RingBuffer
 from netmon.kernel.nic import Nic
 from netmon.kernel.owners.births import TOLD_MAP, TOLD_RING_BYTES, BirthTable
@@ -81,7 +82,7 @@ class Agent:
         geometry = choose_geometry(settings.bucket_ns, len(nics), settings.flows)
         self._privileged = Privileged()
         started = self._privileged.start(list(settings.interfaces), settings.hook, geometry)
-        self._meter = Meter(started.descriptors, geometry)
+        self._meter = Meter(map_memory(started.descriptors, geometry), geometry)
         self._steps_ring = RingBuffer(started.descriptors["steps"], geometry.step_ring_bytes, STEP)
         self._steps_lost = mapped_array(started.descriptors["steps_lost"], np.dtype("<u8"), 1)
         told = started.descriptors.get(TOLD_MAP)

@@ -16,7 +16,7 @@ from netmon.wire import netmon_pb2
 
 _INTERVAL_NS = 1_000_000_000
 _COUNTS = ("packets", "wire_bytes", "payload_bytes")
-_KERNEL = KERNEL_LEDGER.names or ()
+_KERNEL = tuple(name for name in KERNEL_LEDGER.names or () if name != "pad")
 
 Link = tuple[int, Direction]
 """(number of the interface, direction)"""

@@ -13,7 +13,7 @@ from typing import Any
 from netmon.bench.rig import PROGRAMS, LoadedMeter, Yardsticks, frame, ns_per_run
 
 _FLOWS = 64
-_PACKETS = 400_000  # of one round: what the ring holds
+_PACKETS = 250_000  # of one round: what the ring holds
 _SWEEP_FLOWS = 16_384
 
 

@@ -11,6 +11,7 @@ from netmon.kernel import loader
 from netmon.kernel.libbpf import dry_run
 from netmon.kernel.meter.geometry import choose_geometry
 from netmon.kernel.meter.link_numbers import number_interface
+from netmon.kernel.meter.memory import map_memory
 from netmon.kernel.meter.meter import Meter
 
 LOOPBACK = 1
@@ -27,7 +28,7 @@ class LoadedMeter:
         geometry = dataclasses.replace(choose_geometry(10_000), bucket_ns=bucket_ns)
         self.descriptors = loader.load(geometry)
         number_interface(self.descriptors["interfaces"], LOOPBACK, 1)
-        self.meter = Meter(self.descriptors, geometry)
+        self.meter = Meter(map_memory(self.descriptors, geometry), geometry)
 
     def drain(self) -> int:
         """Empties the rings; how many rows there were."""

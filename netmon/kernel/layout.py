@@ -9,7 +9,18 @@ from typing import Any
 
 import numpy as np
 
-from netmon.records import BIRTH, FLOW_KEY, KERNEL_BUCKET, KERNEL_FLOW, KERNEL_INTERFACE, KERNEL_LEDGER, SLOT, STEP
+from netmon.records import (
+    BIRTH,
+    FLOW_KEY,
+    KERNEL_BUCKET,
+    KERNEL_CONSUMER,
+    KERNEL_FLOW,
+    KERNEL_INTERFACE,
+    KERNEL_LEDGER,
+    KERNEL_PRODUCER,
+    SLOT,
+    STEP,
+)
 
 METER = {
     "netmon_flow_key": FLOW_KEY,
@@ -17,6 +28,8 @@ METER = {
     "netmon_flow": KERNEL_FLOW,
     "netmon_bucket": KERNEL_BUCKET,
     "netmon_interface": KERNEL_INTERFACE,
+    "netmon_producer": KERNEL_PRODUCER,
+    "netmon_consumer": KERNEL_CONSUMER,
     "netmon_ledger": KERNEL_LEDGER,
 }
 STEPS = {"netmon_step": STEP}

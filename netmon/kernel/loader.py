@@ -20,7 +20,8 @@ from typing import Any
 
 from netmon.errors import KernelError, NetmonError, UnsupportedError
 from netmon.kernel import layout, libbpf
-from netmon.kernel.meter.meter import Geometry
+from netmon.kernel.meter import memory
+from netmon.kernel.meter.geometry import Geometry
 from netmon.kernel.owners import births
 
 METER_PROGRAMS = ("meter_xdp", "meter_tc_ingress", "meter_tc_egress")
@@ -34,7 +35,7 @@ PROGRAMS = (*METER_PROGRAMS, *STEP_PROGRAMS)
 XDP_FRAGS = "meter_xdp_frags"
 """Loaded where the kernel can (Linux 5.18)."""
 
-METER_MAPS = ("slots", "ledger", "buckets", "flows", "interfaces")
+METER_MAPS = (*memory.MAPS, "interfaces")
 STEP_MAPS = ("steps", "steps_lost")
 MAPS = (*METER_MAPS, *STEP_MAPS)
 
@@ -91,8 +92,8 @@ def compiler_flags(geometry: Geometry) -> list[str]:
         "NETMON_SLOTS": geometry.slots,
         "NETMON_CPUS": geometry.cpus,
         "NETMON_LINKS": geometry.links,
-        "NETMON_RING_PAGES": geometry.ring_bytes // page,
-        "NETMON_FLOW_PAGES": geometry.flow_ring_bytes // page,
+        "NETMON_BUCKETS": geometry.ring_records,
+        "NETMON_FLOWS": geometry.flow_records,
         "NETMON_STEP_PAGES": geometry.step_ring_bytes // page,
     }
     includes = [f"-I{bpf}", f"-I/usr/include/{architecture}", "-I/usr/include"]

@@ -21,7 +21,7 @@ from typing import Any
 
 from netmon.errors import KernelError, NetmonError
 from netmon.kernel import loader
-from netmon.kernel.meter.meter import Geometry
+from netmon.kernel.meter.geometry import Geometry
 from netmon.kernel.owners.births import MAP, PROGRAM, TOLD_MAP, Births
 from netmon.kernel.owners.endpoint import Endpoint
 from netmon.kernel.owners.owner_search import Answer, OwnerSearch

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from netmon.kernel import libbpf, loader
 from netmon.kernel.meter.geometry import choose_geometry
+from netmon.kernel.meter.memory import map_memory
 from netmon.kernel.meter.meter import STALE_NS, Meter
 from netmon.records import address
 
@@ -56,4 +57,4 @@ def load() -> Loaded:
     """A meter of its own, with buckets of 10 µs."""
     geometry = choose_geometry(10_000)
     descriptors = loader.load(geometry)
-    return Loaded(descriptors, Meter(descriptors, geometry))
+    return Loaded(descriptors, Meter(map_memory(descriptors, geometry), geometry))

@@ -9,6 +9,7 @@ from netmon.kernel import loader
 from netmon.kernel.libbpf import dry_run
 from netmon.kernel.meter.geometry import choose_geometry
 from netmon.kernel.meter.link_numbers import forget_interface, number_interface
+from netmon.kernel.meter.memory import map_memory
 from netmon.kernel.meter.meter import Meter
 
 pytestmark = pytest.mark.kernel
@@ -19,7 +20,7 @@ COLLIDING = [LOOPBACK + 1024 * n for n in range(1, 5)]
 def test_colliding_interfaces_have_numbers_of_their_own() -> None:
     geometry = choose_geometry(10_000, interfaces=5)
     descriptors = loader.load(geometry)
-    meter, table = Meter(descriptors, geometry), descriptors["interfaces"]
+    meter, table = Meter(map_memory(descriptors, geometry), geometry), descriptors["interfaces"]
 
     def counted() -> dict[int, int]:
         dry_run(descriptors[PROGRAMS["xdp"]], frame(), 100)

@@ -15,12 +15,13 @@ from netmon.kernel import loader
 from netmon.kernel.libbpf import dry_run
 from netmon.kernel.meter.geometry import choose_geometry
 from netmon.kernel.meter.link_numbers import number_interface
+from netmon.kernel.meter.memory import map_memory
 from netmon.kernel.meter.meter import STALE_NS, Meter
 from netmon.records import Direction
 
 pytestmark = pytest.mark.kernel
 
-PAGE = 4096
+RECORDS = 128
 FRAME = frame(size=200)
 SIZES = {"packets": 1, "wire_bytes": len(FRAME), "payload_bytes": len(FRAME) - 54}
 LINK = 7
@@ -32,14 +33,14 @@ def _direction(program: str) -> Direction:
 
 
 class Overloaded:
-    """A meter with rings of one page, and what it has delivered."""
+    """A meter with rings of 128 records, and what it has delivered."""
 
-    def __init__(self, bucket_ns: int = 1000, flow_ring_bytes: int = PAGE) -> None:
+    def __init__(self, bucket_ns: int = 1000, flow_records: int = RECORDS) -> None:
         usual = choose_geometry(bucket_ns, interfaces=LINK)
-        geometry = dataclasses.replace(usual, ring_bytes=PAGE, flow_ring_bytes=flow_ring_bytes)
+        geometry = dataclasses.replace(usual, ring_records=RECORDS, flow_records=flow_records)
         self.programs = loader.load(geometry)
         number_interface(self.programs["interfaces"], LOOPBACK, LINK)
-        self.meter = Meter(self.programs, geometry)
+        self.meter = Meter(map_memory(self.programs, geometry), geometry)
         self.yardsticks = Yardsticks()
         self.delivered: Counter[tuple[int, str]] = Counter()  # link, count
         self.links = np.zeros(1, np.int64)  # of flows, by id
@@ -128,7 +129,7 @@ def test_what_was_taken_out_of_a_slot_is_not_counted_as_lost_again() -> None:
 
 def test_what_is_lost_is_lost_to_its_own_link() -> None:
     """Flows of one direction displace those of the other while nobody drains: the displaced ones' bytes are lost."""
-    overloaded = Overloaded(flow_ring_bytes=1 << 20)
+    overloaded = Overloaded(flow_records=1 << 14)
     sent = {"xdp": 0, "tc_egress": 0}
     for round_ in range(6):
         for program in sent:
@@ -147,4 +148,4 @@ def test_memory_stays_bounded() -> None:
         overloaded.drain()
     assert len(overloaded.meter.rows) == 0
     geometry = overloaded.meter.geometry
-    assert geometry.ring_bytes == geometry.flow_ring_bytes == PAGE
+    assert geometry.ring_records == geometry.flow_records == RECORDS

@@ -2,18 +2,33 @@
 """How large the maps are on this machine."""
 
 import os
+from dataclasses import dataclass
 from pathlib import Path
 
 from netmon.errors import UsageError
-from netmon.kernel.meter.meter import Geometry
-from netmon.records import SLOT
+from netmon.records import KERNEL_BUCKET, KERNEL_FLOW, SLOT
 
 _MIN_BUCKET_NS, _MAX_BUCKET_NS = 1_000, 1_000_000_000
-_SLOTS = 16_384  # of a CPU, unless told otherwise
-_SLOT_MEMORY = 128 << 20  # of all CPUs together, unless told otherwise
+_SLOTS = 8_192  # of a CPU, unless told otherwise: half a megabyte, which a second-level cache holds
+_SLOT_MEMORY = 64 << 20  # of all CPUs together, unless told otherwise
 _MIN_SLOTS, _MAX_SLOTS = 1 << 10, 1 << 20
+_RING_MEMORY, _MOST_RECORDS, _LEAST_RECORDS = 48 << 20, 1 << 18, 1 << 12  # of all CPUs; of a CPU
+_FLOW_RING_MEMORY, _MOST_OPENINGS, _LEAST_OPENINGS = 16 << 20, 1 << 14, 1 << 10
 _MEMORY_SHARE = 4  # of what is free now, one part at most goes into slots
 _POSSIBLE = Path("/sys/devices/system/cpu/possible")
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """Sizes of the maps, chosen at load."""
+
+    bucket_ns: int
+    cpus: int
+    slots: int  # per CPU
+    links: int  # interfaces at most
+    ring_records: int  # closed buckets that wait, per CPU
+    flow_records: int  # new flows that wait, per CPU
+    step_ring_bytes: int
 
 
 def possible_cpus(text: str | None = None) -> int:
@@ -22,30 +37,30 @@ def possible_cpus(text: str | None = None) -> int:
     return int(last.split("-")[-1]) + 1
 
 
-def choose_geometry(bucket_ns: int, interfaces: int = 1, slots: int = 0) -> Geometry:
-    """interfaces: how many will be watched; slots: per CPU, 0 for as many as suit the machine.
+def choose_geometry(bucket_ns: int, interfaces: int = 1, slots: int = 0, cpus: int = 0) -> Geometry:
+    """interfaces: how many will be watched; slots: per CPU; cpus: CPU numbers. 0: as the machine has and suits it.
 
     Raises UsageError for a bucket width that is out of range, or slots that memory cannot hold.
     """
     if not _MIN_BUCKET_NS <= bucket_ns <= _MAX_BUCKET_NS:
         raise UsageError(f"cannot count in buckets of {bucket_ns} ns: the width must be between 1 us and 1 s")
-    cpus = possible_cpus()
+    cpus = cpus or possible_cpus()
     return Geometry(
         bucket_ns=bucket_ns,
         cpus=cpus,
-        slots=_asked_slots(slots, cpus) if slots else _usual_slots(cpus),
+        slots=_asked_slots(slots, cpus)
+        if slots
+        else _fitting(_SLOT_MEMORY // SLOT.itemsize // cpus, _MIN_SLOTS, _SLOTS),
         links=interfaces,
-        ring_bytes=16 << 20,
-        flow_ring_bytes=1 << 20,
+        ring_records=_fitting(_RING_MEMORY // KERNEL_BUCKET.itemsize // cpus, _LEAST_RECORDS, _MOST_RECORDS),
+        flow_records=_fitting(_FLOW_RING_MEMORY // KERNEL_FLOW.itemsize // cpus, _LEAST_OPENINGS, _MOST_OPENINGS),
         step_ring_bytes=1 << 18,
     )
 
 
-def _usual_slots(cpus: int) -> int:
-    slots = _SLOTS
-    while slots > _MIN_SLOTS and slots * cpus * SLOT.itemsize > _SLOT_MEMORY:
-        slots //= 2
-    return slots
+def _fitting(share: int, least: int, most: int) -> int:
+    """The largest power of two that is not above a CPU's share, within bounds."""
+    return min(most, max(least, 1 << (share.bit_length() - 1)))
 
 
 def _asked_slots(slots: int, cpus: int) -> int:

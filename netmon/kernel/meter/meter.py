@@ -1,25 +1,32 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the kernel has counted, as tables: reads bpf/meter.c's maps through mapped memory, without privilege.
 
-Exactness. A bucket is delivered either by its record in the ring, or, where its flow went quiet, by reading it in
+Exactness. A bucket is delivered either by its record in its CPU's ring, or, where its flow went quiet, by reading it in
 its slot once it is older than STALE_NS. The kernel does not know of the latter and sends the record of such a
 bucket all the same when the next packet comes; it is recognised by slot, generation and time, and only what it
 has beyond the delivered counts is added (nothing, unless the program was interrupted in the middle). If the ring was
 full at that moment, the kernel has counted as lost what had been delivered already; `ledger` takes that off.
+slot_states.py says which slots are looked at, and why no other one can have an open bucket.
+
+Order. The programs of a CPU publish a record after they have rewritten its slot, and the opening of a flow after the
+last bucket of the flow that it displaces and before the first one of its own. So the buckets are looked at first and
+the openings second: these are then at least those that the buckets are of. A displaced flow's last bucket may come with
+the next drain, and no later: until then it is remembered which flow held the slot.
 """
 
-import mmap
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from netmon.kernel.meter.cpu_rings import CpuRings
 from netmon.kernel.meter.flow_numbers import FlowNumbers
-from netmon.kernel.meter.ring_buffer import RingBuffer
+from netmon.kernel.meter.geometry import Geometry
+from netmon.kernel.meter.memory import Fence, MeterMemory
 from netmon.kernel.meter.row_buffer import RowBuffer
-from netmon.records import KERNEL_BUCKET, KERNEL_FLOW, KERNEL_LEDGER, SLOT, Table
+from netmon.kernel.meter.slot_holders import SlotHolders
+from netmon.kernel.meter.slot_states import COUNTS, Slots, SlotStates
+from netmon.records import KERNEL_FLOW, KERNEL_LEDGER, Table
 
 STALE_NS = 30_000_000
 """A bucket that ended so long ago is taken from its slot."""
@@ -27,32 +34,14 @@ STALE_NS = 30_000_000
 MAX_FLOWS = 1 << 18
 """Flows remembered; beyond it, those that hold no slot are forgotten (and numbered anew when they come back)."""
 
-_COUNTS = ("packets", "wire_bytes", "payload_bytes")
-_TAKEN = np.dtype(
-    [("bucket_start_ns", "<u8"), ("generation", "<u2"), ("link", "<u2"), *((name, "<u4") for name in _COUNTS)]
-)
-_LEDGER_COUNTERS = KERNEL_LEDGER.names or ()
+_LEDGER_COUNTERS = tuple(name for name in KERNEL_LEDGER.names or () if name != "pad")
 
 # The third word of KERNEL_BUCKET is slot | generation << 32 | packets << 48, of BUCKET flow_id | packets << 32.
-_HALF, _PACKETS_SHIFT = np.uint64(32), np.uint64(48)
+_HALF, _PACKETS_SHIFT, _LOWER = np.uint64(32), np.uint64(48), np.uint64(0xFFFFFFFF)
 _CHUNK = 4_096
 """Records handled at a time, so that the columns of one pass are still in the cache for the next."""
 
-Slots = npt.NDArray[np.uint32]
 Words = npt.NDArray[np.uint64]
-
-
-@dataclass(frozen=True)
-class Geometry:
-    """Sizes of the maps, chosen at load."""
-
-    bucket_ns: int
-    cpus: int
-    slots: int  # per CPU
-    links: int  # interfaces at most
-    ring_bytes: int
-    flow_ring_bytes: int
-    step_ring_bytes: int
 
 
 @dataclass(frozen=True)
@@ -67,52 +56,56 @@ class Drained:
 class Meter:
     """The reading end of one loaded meter. Not thread-safe; never blocks."""
 
-    def __init__(self, descriptors: Mapping[str, int], geometry: Geometry) -> None:
-        """descriptors: of the maps `slots`, `ledger`, `buckets`, `flows`; they may be closed afterwards."""
+    def __init__(self, memory: MeterMemory, geometry: Geometry) -> None:
+        """memory: of that geometry."""
         self.geometry = geometry
         self.rows = RowBuffer()
         """What has been drained; the caller gives it up by `rows.shrink(0)` when it is done with it."""
-        self._buckets = RingBuffer(descriptors["buckets"], geometry.ring_bytes, KERNEL_BUCKET)
-        self._flows = RingBuffer(descriptors["flows"], geometry.flow_ring_bytes, KERNEL_FLOW)
-        count = geometry.cpus * geometry.slots
-        self._slots = mapped_array(descriptors["slots"], SLOT, count)
-        shape = (geometry.cpus, 2 * (geometry.links + 1))
-        self._ledger = mapped_array(descriptors["ledger"], KERNEL_LEDGER, shape[0] * shape[1]).reshape(shape)
-        self.fill = 0.0
-        """How full the ring of buckets was at the last drain, from 0 to 1."""
+        produced, consumed = memory.producers, memory.consumers
+        self._buckets = CpuRings(memory.buckets, produced["buckets"], consumed["buckets"])
+        self._flows = CpuRings(memory.flows, produced["flows"], consumed["flows"])
+        self._ledger = memory.ledger
+        self._fence = Fence()
+        self.slots = SlotStates(memory, self._fence)
         self._numbers = FlowNumbers()
-        self._flow_of_slot = np.zeros(count, np.uint32)
-        self._generation = np.zeros(count, np.uint16)
-        self._occupied: Slots = np.zeros(0, np.uint32)
-        self._displaced = _Holders.none()
-        self._taken = np.zeros(count, _TAKEN)  # what was delivered out of a slot; bucket_start_ns 0: nothing
-        self._has_taken = np.zeros(count, bool)
-        self._outstanding: Slots = np.zeros(0, np.uint32)  # slots with something taken
-        self._lost_packets, self._lost_seen = self._ledger["lost_packets"], 0
-        self._recovered: dict[int, npt.NDArray[np.int64]] = {}
+        self._most_flows = MAX_FLOWS
+        self._flow_of_slot = np.zeros(len(memory.slots), np.uint32)
+        self._generation = np.zeros(len(memory.slots), np.uint16)
+        self._displaced = SlotHolders.none()
+
+    @property
+    def fill(self) -> float:
+        """How full the fullest ring was at the last drain, from 0 to 1."""
+        return max(self._buckets.fill, self._flows.fill)
 
     def drain(self, now_ns: int) -> Drained:
         """Everything closed so far, and what ended more than STALE_NS before now_ns (mono).
 
         Rows come in no particular order, and several may be of the same flow and bucket: they add up.
         """
-        moved = self._moved_on()
-        words = self._buckets.view()
-        self.fill = words.nbytes / self._buckets.size
-        openings = self._flows.take()  # after the buckets: has at least the flows that they are of
+        unrecorded = self.slots.unrecorded()
+        self._fence()
+        self._buckets.look()
+        self._fence()
+        self._flows.look()
+        self._fence()
+        openings = self._openings()
         first_id = self._numbers.next_id
         ids, new_keys = self._numbers.number(openings["key"])
-        opened = _Holders(openings["slot"], openings["generation"], ids)
+        opened = SlotHolders(openings["slot"], openings["generation"], ids)
         begin = len(self.rows)
-        self._closed(words, opened)
-        self._buckets.release(len(words))
+        if len(opened):
+            self.slots.open_slots(opened.slots.astype(np.intp))
+        self._closed(opened)
+        self._fence()
+        self._buckets.release()
+        self._flows.release()
         self._assign(opened)
-        if self._buckets.complete:
-            self._recover(moved)
-        self._outstanding = self._outstanding[self._has_taken[self._outstanding]]
-        self._take_stale(now_ns)
-        if len(self._numbers) > MAX_FLOWS:
-            self._numbers.keep(self._flow_of_slot[self._occupied].tolist())
+        self.slots.recover(unrecorded)
+        self._take_quiet(now_ns)
+        if len(self._numbers) > self._most_flows:
+            self._numbers.keep(np.unique(self._flow_of_slot[self.slots.occupied()]).tolist())
+            self._most_flows = max(MAX_FLOWS, 2 * len(self._numbers))
         return Drained(self.rows.table(begin), new_keys, first_id)
 
     def ledger(self) -> dict[int, dict[str, int]]:
@@ -124,143 +117,64 @@ class Meter:
         totals = {name: self._ledger[name].sum(axis=0) for name in _LEDGER_COUNTERS}
         for link in np.flatnonzero(totals["frames"]).tolist():
             counters = {name: int(totals[name][link]) for name in _LEDGER_COUNTERS}
-            for name, count in zip(_COUNTS, self._recovered.get(link, (0, 0, 0)), strict=True):
-                counters[f"lost_{name}"] -= int(count)
+            for name, count in zip(COUNTS, self.slots.recovered[link].tolist(), strict=True):
+                counters[f"lost_{name}"] -= count
             links[link] = counters
         return links
 
-    def _closed(self, words: Words, opened: "_Holders") -> None:
-        """words: (n, 3) of KERNEL_BUCKET, in the ring; they become rows."""
+    def _openings(self) -> Table:
+        openings, copied = np.empty(self._flows.waiting, KERNEL_FLOW), 0
+        for part in self._flows.parts(self.geometry.flow_records):
+            openings[copied : copied + len(part)] = part
+            copied += len(part)
+        return openings
+
+    def _closed(self, opened: SlotHolders) -> None:
+        """The records become rows."""
+        if not self._buckets.waiting:
+            return
         begin = len(self.rows)
-        into = self.rows.grow(len(words))
+        words = self.rows.grow(self._buckets.waiting)
         rows = self.rows.table(begin)
-        changing = len(opened.slots) or len(self._displaced.slots)
-        emptied = False
-        for start in range(0, len(words), _CHUNK):
-            part, to = words[start : start + _CHUNK], into[start : start + _CHUNK]
-            to[:, 0], to[:, 1] = part[:, 0], part[:, 1]  # time; wire and payload bytes
-            last = part[:, 2].copy()  # slot, generation, packets
-            slots = last.astype(np.uint32)  # the lower half
-            to[:, 2] = self._flow_of_slot[slots] | last >> _PACKETS_SHIFT << _HALF
-            if changing:
-                self._name_displaced(rows[start : start + _CHUNK], slots, last, opened)
-            if len(self._outstanding):
-                emptied |= self._take_off(rows[start : start + _CHUNK], slots, last)
+        changes = self._displaced.and_also(opened)
+        emptied: list[Slots] = []
+        done = copied = 0
+        for part in self._buckets.parts(_CHUNK):
+            words[copied : copied + len(part)] = part
+            copied += len(part)
+            if copied - done >= _CHUNK or copied == len(words):
+                empty_rows = self._name(words[done:copied], rows[done:copied], changes)
+                if len(empty_rows):
+                    emptied.append(begin + done + empty_rows)
+                done = copied
         if emptied:
-            self.rows.drop(begin + np.flatnonzero(rows["packets"] == 0))
+            self.rows.drop(np.concatenate(emptied))
 
-    def _name_displaced(self, rows: Table, slots: Slots, last: Words, opened: "_Holders") -> None:
-        """Rows whose slot had another flow then than it has now: by (slot, generation), among the latest changes."""
+    def _name(self, words: Words, rows: Table, changes: SlotHolders) -> Slots:
+        """Records become rows, in place; returns which of them have nothing left."""
+        last = words[:, 2].copy()
+        slots: Slots = (last & _LOWER).view(np.intp)
+        words[:, 2] = self._flow_of_slot[slots] | last >> _PACKETS_SHIFT << _HALF
         generations = (last >> _HALF).astype(np.uint16)
-        changed = np.flatnonzero(self._generation[slots] != generations)
-        if len(changed):
-            holders = self._displaced.and_also(opened)
-            rows["flow_id"][changed] = holders.find(slots[changed], generations[changed])
+        if len(changes):  # the slot may have had another flow then than it has now
+            changed = np.flatnonzero(self._generation[slots] != generations)
+            if len(changed):
+                rows["flow_id"][changed] = changes.find(slots[changed], generations[changed])
+        return self.slots.add_records(rows, slots, generations)
 
-    def _take_off(self, rows: Table, slots: Slots, last: Words) -> bool:
-        """Rows that were delivered out of their slot already keep only what came after that; whether there were any."""
-        suspects = np.flatnonzero(self._has_taken[slots])
-        if not len(suspects):
-            return False
-        of = slots[suspects]
-        same = self._taken["bucket_start_ns"][of] == rows["bucket_start_ns"][suspects]
-        same &= self._taken["generation"][of] == (last[suspects] >> _HALF).astype(np.uint16)
-        again, of = suspects[same], of[same]
-        for name in _COUNTS:
-            rows[name][again] -= self._taken[name][of]
-        self._has_taken[of] = False
-        return bool(len(again))
-
-    def _assign(self, opened: "_Holders") -> None:
+    def _assign(self, opened: SlotHolders) -> None:
         slots = opened.slots
-        displaced = _Holders(slots, self._generation[slots], self._flow_of_slot[slots]).and_also(opened)
-        # A slot's last bucket is submitted before its next flow is, but after our look at the buckets perhaps.
-        self._displaced = displaced if self._buckets.complete else self._displaced.and_also(displaced)
-        if len(slots):
-            self._occupied = np.union1d(self._occupied, slots)
+        self._displaced = SlotHolders(slots, self._generation[slots], self._flow_of_slot[slots]).and_also(opened)
         self._flow_of_slot[slots] = opened.flow_ids  # of several openings of a slot the last one stays
         self._generation[slots] = opened.generations
 
-    def _moved_on(self) -> Slots:
-        """Slots with something taken out of a bucket that is no longer the open one, if anything was lost lately.
-
-        Without a loss every such bucket has its record, and there is nothing to look for.
-        """
-        lost = int(self._lost_packets.sum())
-        if lost == self._lost_seen:
-            return self._outstanding[:0]
-        self._lost_seen = lost
-        slots = self._outstanding
-        moved = self._slots["bucket_start_ns"][slots] != self._taken["bucket_start_ns"][slots]
-        moved |= self._slots["generation"][slots] != self._taken["generation"][slots]
-        moved_slots: Slots = slots[moved]
-        return moved_slots
-
-    def _recover(self, moved: Slots) -> None:
-        """What is still taken in slots that had moved on before the drain came with no record: counted as lost."""
-        for slot in moved[self._has_taken[moved]].tolist():
-            taken = self._taken[slot]
-            counts = np.array([taken[name] for name in _COUNTS], np.int64)
-            link = int(taken["link"])
-            self._recovered[link] = self._recovered.get(link, np.zeros(3, np.int64)) + counts
-            self._has_taken[slot] = False
-
-    def _take_stale(self, now_ns: int) -> None:
-        before = now_ns - STALE_NS - self.geometry.bucket_ns
-        open_ = self._occupied[~self._has_taken[self._occupied]]
-        quiet = open_[self._slots["bucket_start_ns"][open_] < before]
-        if not len(quiet):
+    def _take_quiet(self, now_ns: int) -> None:
+        slots, values = self.slots.take_quiet(now_ns - STALE_NS - self.geometry.bucket_ns, self._generation)
+        if not len(slots):
             return
-        first, second = self._slots[quiet], self._slots[quiet]
-        # A slot that a program is just rewriting reads differently twice (bpf/meter.c, open_bucket).
-        steady = (first == second) & (first["generation"] == self._generation[quiet])
-        quiet, first = quiet[steady], first[steady]
-        for name in ("bucket_start_ns", "generation", *_COUNTS):
-            self._taken[name][quiet] = first[name]
-        self._taken["link"][quiet] = first["key"]["link_protocol"] >> 8
-        self._has_taken[quiet] = True
-        self._outstanding = np.concatenate([self._outstanding, quiet])
         begin = len(self.rows)
-        self.rows.grow(len(quiet))
+        self.rows.grow(len(slots))
         rows = self.rows.table(begin)
-        rows["flow_id"] = self._flow_of_slot[quiet]
-        for name in ("bucket_start_ns", *_COUNTS):
-            rows[name] = first[name]
-
-
-def mapped_array(descriptor: int, dtype: "np.dtype[Any]", count: int) -> Table:
-    """The values of a BPF_F_MMAPABLE array map, live and read-only: (count,) of dtype."""
-    size = -(-count * dtype.itemsize // mmap.PAGESIZE) * mmap.PAGESIZE
-    memory = mmap.mmap(descriptor, size, mmap.MAP_SHARED, mmap.PROT_READ)
-    array: Table = np.frombuffer(memory, dtype, count)
-    return array
-
-
-@dataclass(frozen=True)
-class _Holders:
-    """Which flow held a slot in a generation: three columns."""
-
-    slots: Slots
-    generations: npt.NDArray[np.uint16]
-    flow_ids: npt.NDArray[np.uint32]
-
-    @staticmethod
-    def none() -> "_Holders":
-        return _Holders(np.zeros(0, np.uint32), np.zeros(0, np.uint16), np.zeros(0, np.uint32))
-
-    def and_also(self, other: "_Holders") -> "_Holders":
-        return _Holders(
-            np.concatenate([self.slots, other.slots]),
-            np.concatenate([self.generations, other.generations]),
-            np.concatenate([self.flow_ids, other.flow_ids]),
-        )
-
-    def find(self, slots: Slots, generations: npt.NDArray[np.uint16]) -> npt.NDArray[np.uint32]:
-        known, wanted = _joined(self.slots, self.generations), _joined(slots, generations)
-        order = np.argsort(known, kind="stable")
-        flow_ids: npt.NDArray[np.uint32] = self.flow_ids[order[np.searchsorted(known[order], wanted)]]
-        return flow_ids
-
-
-def _joined(slots: Slots, generations: npt.NDArray[np.uint16]) -> Words:
-    return slots.astype(np.uint64) << np.uint64(16) | generations
+        rows["flow_id"] = self._flow_of_slot[slots]
+        for name in ("bucket_start_ns", *COUNTS):
+            rows[name] = values[name]
