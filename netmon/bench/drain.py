@@ -10,11 +10,12 @@ from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any
 
+from netmon.bench.cpus import CpusResult, measure_cpus
 from netmon.bench.rig import PROGRAMS, LoadedMeter, Yardsticks, frame, ns_per_run
 
 _FLOWS = 64
 _PACKETS = 250_000  # of one round: what the ring holds
-_SWEEP_FLOWS = 16_384
+_SWEEP_FLOWS = 4_096
 
 
 @dataclass(frozen=True)
@@ -27,14 +28,18 @@ class DrainResult:
     sweep_us: float  # one look at the open buckets of so many flows
     sweep_flows: int
     rounds: int
+    many_cpus: CpusResult
 
     def document(self) -> dict[str, Any]:
         """For --json."""
         return asdict(self)
 
 
-def measure(rounds: int, progress: Callable[[int], None] = lambda _: None) -> DrainResult:
-    """Blocks for some 50 ms per round; progress is called with the rounds done. Raises KernelError."""
+def measure(rounds: int, cpus: int, progress: Callable[[int], None] = lambda _: None) -> DrainResult:
+    """cpus: of the simulated host. Blocks for some 50 ms per round; progress is called with the rounds done.
+
+    Raises KernelError.
+    """
     loaded, yardsticks = LoadedMeter(bucket_ns=1), Yardsticks()
     front = yardsticks.program("turn", "xdp")
     yardsticks.aim("xdp", loaded.descriptors[PROGRAMS["xdp"]], _FLOWS)
@@ -48,7 +53,7 @@ def measure(rounds: int, progress: Callable[[int], None] = lambda _: None) -> Dr
         progress(min(done, rounds))
     speeds = sorted(speeds[4:])  # the first rounds touch the ring's pages for the first time
     spread = speeds[3 * rounds // 4] - speeds[rounds // 4]
-    return DrainResult(median(speeds), spread, records, _sweep(), _SWEEP_FLOWS, rounds)
+    return DrainResult(median(speeds), spread, records, _sweep(), _SWEEP_FLOWS, rounds, measure_cpus(cpus, rounds))
 
 
 def _sweep() -> float:

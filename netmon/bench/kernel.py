@@ -13,7 +13,7 @@ from typing import Any
 from netmon.bench.rig import PROGRAMS, LoadedMeter, Yardsticks, frame, ns_per_run
 
 _REPEAT = 200_000
-_TAKEOVERS = 10_000  # of one run: what the flow ring holds
+_TAKEOVERS = 16_000  # of one run: what the flow ring holds
 _MANY_FLOWS = 1 << 20
 
 

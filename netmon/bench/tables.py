@@ -46,6 +46,12 @@ def drain_table(result: DrainResult) -> Table:
     table.add_row("records/s, busy", f"{result.records_per_second / 1e6:.1f} M")
     table.add_row("spread between quartiles", f"{result.spread / 1e6:.1f} M")
     table.add_row(f"sweep of {result.sweep_flows} flows", f"{result.sweep_us:.0f} µs")
+    many = result.many_cpus
+    table.add_section()
+    table.add_row(f"{many.cpus} CPUs, {many.slots} used slots: idle", f"{many.idle_us:.0f} µs")
+    table.add_row("one new flow", f"{many.new_flow_us:.0f} µs")
+    for busy in many.busy:
+        table.add_row(f"{busy.records} records", f"{busy.us:.0f} µs")
     return table
 
 

@@ -38,6 +38,7 @@ _CLOCK = "offset and skew injected into a host's clock, recovered by the exchang
 _INFERENCE = "jobs and iterations found in traffic alone, against runs of which the truth is known (needs no root)"
 
 
+_MOST_CPUS = 1024
 _APART_S = 10.0  # of lines that tell the progress
 
 
@@ -66,6 +67,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         what.add_argument("--rounds", type=int, default=rounds, metavar="N", help="repetitions (default: %(default)s)")
         what.add_argument("--json", action="store_true", help="one JSON document on standard output")
         what.set_defaults(bench=bench, recorded=False)
+        if name == "drain":
+            what.add_argument("--cpus", type=int, default=128, metavar="N", help="simulated too (default: %(default)s)")
     what.add_argument("--seconds", type=float, default=3, metavar="S", help="of every run (default: %(default)s)")
     what.add_argument("--congestion", default="", metavar="NAME", help="TCP's, such as cubic (what the machine uses)")
     what.add_argument("--plot", type=Path, metavar="FILE", help="draw it too, as FILE.png, .svg or .pdf")
@@ -143,8 +146,10 @@ def _drain(args: argparse.Namespace) -> None:
     from netmon.bench.drain import measure
     from netmon.bench.tables import drain_table
 
+    if not 1 <= args.cpus <= _MOST_CPUS:
+        raise UsageError(f"cannot simulate {args.cpus} CPUs: give --cpus from 1 to {_MOST_CPUS}")
     with _progress("drain", args.rounds) as progress:
-        result = measure(args.rounds, progress)
+        result = measure(args.rounds, args.cpus, progress)
     _print(args, result, drain_table)
 
 
