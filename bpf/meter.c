@@ -41,8 +41,20 @@ BPF_F_TABLE("array", u32, struct netmon_flow, flows, NETMON_CPUS *NETMON_FLOWS, 
 
 #define LANES 0x0001000100010001ULL
 
-/* Orders our stores as seen by user space's reading of the mapping (x86 keeps store order by itself). */
-#define publish() asm volatile("" ::: "memory")
+/*
+ * What was stored before is seen by user space's reading of the mapping before what is stored after. x86 keeps the
+ * order of stores by itself; elsewhere an atomic operation that returns a value keeps it (there is no fence in BPF).
+ */
+static __always_inline void publish(struct netmon_producer *producer)
+{
+#ifdef NETMON_WEAK_ORDER
+	u64 fences = __sync_fetch_and_add(&producer->fences, 1);
+
+	asm volatile("" : : "r"(fences) : "memory");
+#else
+	asm volatile("" ::: "memory");
+#endif
+}
 
 struct amount {
 	u64 now;
@@ -130,10 +142,11 @@ static __always_inline struct netmon_ledger *ledger_of(u32 cpu, u32 link)
 }
 
 /* The time comes first: who reads the old time twice has read the old counts in between. */
-static __always_inline void open_bucket(struct netmon_slot *slot, const struct amount *a)
+static __always_inline void open_bucket(struct netmon_slot *slot, struct netmon_producer *producer,
+					const struct amount *a)
 {
 	slot->bucket_start_ns = a->now - a->now % NETMON_BUCKET_NS;
-	publish();
+	publish(producer);
 	slot->wire_bytes = a->wire_bytes;
 	slot->payload_bytes = a->payload_bytes;
 	slot->packets = a->packets;
@@ -150,7 +163,7 @@ static __always_inline void lose(struct netmon_slot *slot, struct netmon_produce
 		l->lost_payload_bytes += slot->payload_bytes;
 	}
 	slot->losses++;
-	publish();
+	publish(producer);
 	producer->losses++;
 }
 
@@ -181,7 +194,7 @@ static __always_inline void next_bucket(struct netmon_slot *slot, struct netmon_
 		closed = buckets.lookup(&index);
 	if (!closed) {
 		lose(slot, producer, cpu);
-		open_bucket(slot, a);
+		open_bucket(slot, producer, a);
 		return;
 	}
 	closed->bucket_start_ns = slot->bucket_start_ns;
@@ -190,8 +203,8 @@ static __always_inline void next_bucket(struct netmon_slot *slot, struct netmon_
 	closed->slot = at->slot;
 	closed->generation = slot->generation;
 	closed->packets = slot->packets;
-	open_bucket(slot, a);
-	publish();
+	open_bucket(slot, producer, a);
+	publish(producer);
 	producer->buckets++;
 }
 
@@ -217,7 +230,7 @@ static __always_inline void next_flow(struct set *s, struct netmon_ledger *l, co
 	if (slot->bucket_start_ns)
 		next_bucket(slot, producer, at, a);
 	else
-		open_bucket(slot, a);
+		open_bucket(slot, producer, a);
 	s->tags = (s->tags & ~(0xffffULL << shift)) | (u64)at->tag << shift;
 	s->opened[at->way & (NETMON_WAYS - 1)] = a->now >> OPENED_SHIFT;
 	slot->key = flow->key;
@@ -225,7 +238,7 @@ static __always_inline void next_flow(struct set *s, struct netmon_ledger *l, co
 	opened->key = flow->key;
 	opened->slot = at->slot;
 	opened->generation = slot->generation;
-	publish();
+	publish(producer);
 	producer->flows++;
 }
 
@@ -273,7 +286,6 @@ static __always_inline void account(struct packet *p, u32 ifindex, u32 direction
 	if (!s)
 		return;
 	lanes = lanes_with(s->tags, at.tag);
-#pragma unroll
 	for (int i = 0; i < NETMON_WAYS; i++) { /* once, unless flows of one set have the same tag */
 		struct netmon_slot *slot;
 

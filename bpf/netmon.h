@@ -84,7 +84,8 @@ struct netmon_producer {
 	u64 buckets, flows;		/* positions of the next records: what is before them can be read */
 	u64 buckets_limit, flows_limit; /* up to here there is room, as far as the programs have looked */
 	u64 losses;			/* closed buckets that had no room */
-	u64 pad[3];
+	u64 fences;			/* counted up where that keeps stores in order */
+	u64 pad[2];
 };
 
 struct netmon_consumer {

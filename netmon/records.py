@@ -67,7 +67,8 @@ KERNEL_LEDGER = np.dtype(
     + [("pad", "V48")]
 )
 KERNEL_PRODUCER = np.dtype(
-    [(name, "<u8") for name in ("buckets", "flows", "buckets_limit", "flows_limit", "losses")] + [("pad", "V24")]
+    [(name, "<u8") for name in ("buckets", "flows", "buckets_limit", "flows_limit", "losses", "fences")]
+    + [("pad", "V16")]
 )
 KERNEL_CONSUMER = np.dtype([("buckets", "<u8"), ("flows", "<u8"), ("pad", "V48")])
 STEP = np.dtype(

@@ -96,6 +96,8 @@ def compiler_flags(geometry: Geometry) -> list[str]:
         "NETMON_FLOWS": geometry.flow_records,
         "NETMON_STEP_PAGES": geometry.step_ring_bytes // page,
     }
+    if os.uname().machine not in ("x86_64", "i686"):
+        defines["NETMON_WEAK_ORDER"] = 1
     includes = [f"-I{bpf}", f"-I/usr/include/{architecture}", "-I/usr/include"]
     return ["-Werror", *includes, *(f"-D{name}={value}" for name, value in defines.items())]
 
