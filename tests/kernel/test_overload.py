@@ -2,7 +2,9 @@
 """More than the rings and the table can take: bytes are attributed, overflowed or lost, and the three add up."""
 
 import dataclasses
+import os
 import random
+import threading
 import time
 from collections import Counter
 from collections.abc import Mapping
@@ -21,6 +23,7 @@ from netmon.records import Direction
 
 pytestmark = pytest.mark.kernel
 
+CPUS = sorted(os.sched_getaffinity(0))
 RECORDS = 128
 FRAME = frame(size=200)
 SIZES = {"packets": 1, "wire_bytes": len(FRAME), "payload_bytes": len(FRAME) - 54}
@@ -35,9 +38,9 @@ def _direction(program: str) -> Direction:
 class Overloaded:
     """A meter with rings of 128 records, and what it has delivered."""
 
-    def __init__(self, bucket_ns: int = 1000, flow_records: int = RECORDS) -> None:
+    def __init__(self, bucket_ns: int = 1000, ring_records: int = RECORDS, flow_records: int = RECORDS) -> None:
         usual = choose_geometry(bucket_ns, interfaces=LINK)
-        geometry = dataclasses.replace(usual, ring_records=RECORDS, flow_records=flow_records)
+        geometry = dataclasses.replace(usual, ring_records=ring_records, flow_records=flow_records)
         self.programs = loader.load(geometry)
         number_interface(self.programs["interfaces"], LOOPBACK, LINK)
         self.meter = Meter(map_memory(self.programs, geometry), geometry)
@@ -49,8 +52,8 @@ class Overloaded:
         self.yardsticks.aim(program, self.programs[PROGRAMS[program]], flows)
         dry_run(self.yardsticks.program("turn", program), FRAME, packets)
 
-    def drain(self) -> None:
-        drained = self.meter.drain(time.monotonic_ns())
+    def drain(self, ahead_ns: int = 0) -> None:
+        drained = self.meter.drain(time.monotonic_ns() + ahead_ns)
         directions = drained.keys["link_protocol"] >> 8 & 1
         self.links = np.append(self.links[: drained.first_id], LINK << 1 | directions)
         of_rows = self.links[drained.buckets["flow_id"]]
@@ -139,6 +142,28 @@ def test_what_is_lost_is_lost_to_its_own_link() -> None:
                 overloaded.drain()
     overloaded.settle()
     assert overloaded.check(sent)["lost_packets"] > 0
+
+
+@pytest.mark.skipif(len(CPUS) < 2, reason="one CPU")
+@pytest.mark.parametrize(("records", "flows"), [(128, 64), (128, 1 << 20), (1 << 14, 1 << 20)])
+def test_two_cpus_at_once(records: int, flows: int) -> None:
+    """Their buckets are taken out of their slots all the while, as if each were old, also under the programs' hands."""
+    overloaded = Overloaded(ring_records=records, flow_records=records)
+    front = overloaded.yardsticks.program("turn", "xdp")
+    overloaded.yardsticks.aim("xdp", overloaded.programs[PROGRAMS["xdp"]], flows)
+
+    def send(cpu: int) -> None:
+        os.sched_setaffinity(0, {cpu})
+        for _ in range(40):
+            dry_run(front, FRAME, 5_000)
+
+    senders = [threading.Thread(target=send, args=(cpu,)) for cpu in CPUS[:2]]
+    for sender in senders:
+        sender.start()
+    while any(sender.is_alive() for sender in senders):
+        overloaded.drain(ahead_ns=2 * STALE_NS)
+    overloaded.settle()
+    overloaded.check({"xdp": 2 * 40 * 5_000})
 
 
 def test_memory_stays_bounded() -> None:

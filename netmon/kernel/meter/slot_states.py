@@ -102,7 +102,7 @@ class SlotStates:
             rows[name][again] -= delivered[name]
         self._recover(first[taken & ~same])  # a later record: there will be none of what was taken
         self._enliven(first)
-        empty: Slots = again[rows["packets"][again] == 0]
+        empty: Slots = again[~np.any([rows[name][again] for name in COUNTS], axis=0)]
         return empty
 
     def recover(self, slots: Slots) -> None:
