@@ -6,6 +6,7 @@ to clsact; the next start removes what a killed agent left of that kind (by its 
 """
 
 import contextlib
+import errno
 import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -14,8 +15,9 @@ from pyroute2 import IPRoute
 from pyroute2.netlink.exceptions import NetlinkError
 
 from netmon.errors import KernelError
-from netmon.kernel import libbpf
+from netmon.kernel import bpf_calls
 from netmon.kernel.loader import XDP_FRAGS
+from netmon.kernel.refusal import because
 from netmon.records import Direction
 
 _AT_HEAD = 1 << 3  # BPF_F_BEFORE without a relative: before all others, so that nobody's redirect blinds us
@@ -53,18 +55,20 @@ def _attach_xdp(program: int, index: int, name: str, hook: str) -> Attachment:
     """A driver may refuse its own mode for reasons of the moment (its queues, its offloads): then the generic one."""
     for mode in dict.fromkeys((hook, "xdpgeneric")):
         try:
-            return Attachment(mode, _held(libbpf.link_create(program, index, libbpf.XDP, _XDP_MODE[mode])))
+            return Attachment(mode, _held(bpf_calls.link_create(program, index, bpf_calls.XDP, _XDP_MODE[mode])))
         except OSError as error:
-            reason = error.strerror
+            reason = f"{error.strerror}{because(error)}"
+            if error.errno == errno.EINVAL:
+                reason += " (Linux 5.9 brought XDP links)"
     raise KernelError(f"cannot attach to {name} by {hook}: {reason}; use --hook tc")
 
 
 def _attach_tcx(program: int, index: int, name: str, direction: Direction) -> Attachment:
-    attach_type = libbpf.TCX_INGRESS if direction is Direction.RX else libbpf.TCX_EGRESS
+    attach_type = bpf_calls.TCX_INGRESS if direction is Direction.RX else bpf_calls.TCX_EGRESS
     try:
-        return Attachment("tcx", _held(libbpf.link_create(program, index, attach_type, _AT_HEAD)))
+        return Attachment("tcx", _held(bpf_calls.link_create(program, index, attach_type, _AT_HEAD)))
     except OSError as error:
-        raise KernelError(f"cannot attach to {name} by tcx: {error.strerror}") from error
+        raise KernelError(f"cannot attach to {name} by tcx: {error.strerror}{because(error)}") from error
 
 
 def _attach_clsact(program: int, index: int, name: str, direction: Direction) -> Attachment:

@@ -98,7 +98,8 @@ class _Server:
         self, descriptors: list[int], interfaces: list[str], hook: str, geometry: dict[str, int]
     ) -> dict[str, Any]:
         self._programs = loader.load(Geometry(**geometry))
-        self._uprobes = Uprobes(self._programs)
+        if loader.STEP_PROGRAMS[0] in self._programs:
+            self._uprobes = Uprobes(self._programs)
         for name in interfaces:
             interface = WatchedInterface(name, hook)
             interface.attach(self._programs)

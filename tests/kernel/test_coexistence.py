@@ -23,14 +23,14 @@ pytestmark = pytest.mark.kernel
 FOREIGN = """
 import sys
 from netmon.bench.rig import Yardsticks
-from netmon.kernel import libbpf
+from netmon.kernel import bpf_calls
 how, index = sys.argv[1], int(sys.argv[2])
 yardsticks = Yardsticks()
 if how == "xdp":
-    links = [libbpf.link_create(yardsticks.program("empty", "xdp"), index, libbpf.XDP)]
+    links = [bpf_calls.link_create(yardsticks.program("empty", "xdp"), index, bpf_calls.XDP)]
 else:
     program = yardsticks.program("empty", "tc_ingress")
-    links = [libbpf.link_create(program, index, kind) for kind in (libbpf.TCX_INGRESS, libbpf.TCX_EGRESS)]
+    links = [bpf_calls.link_create(program, index, kind) for kind in (bpf_calls.TCX_INGRESS, bpf_calls.TCX_EGRESS)]
 print("attached", flush=True)
 sys.stdin.read()
 """

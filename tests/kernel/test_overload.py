@@ -9,7 +9,7 @@ import pytest
 
 from netmon.bench.rig import PROGRAMS, Yardsticks, frame
 from netmon.kernel import loader
-from netmon.kernel.libbpf import dry_run
+from netmon.kernel.bpf_calls import dry_run
 from netmon.kernel.meter.geometry import choose_geometry
 from netmon.kernel.meter.meter import STALE_NS, Meter
 

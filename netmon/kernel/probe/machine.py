@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The probes that concern the machine and not one of its interfaces."""
 
-import ctypes
 import errno
 import os
 import platform
@@ -13,6 +12,7 @@ from netmon.kernel.privilege import effective_capabilities, missing_capabilities
 from netmon.kernel.probe import bpf
 from netmon.kernel.probe.check import Check, Status
 from netmon.kernel.probe.clock import clock_checks
+from netmon.kernel.refusal import because
 
 _USEFUL_CAPABILITIES = {"CAP_DAC_READ_SEARCH": 2, "CAP_SYS_PTRACE": 19}  # whose socket it is, and which rank
 _HEADERS = ("linux/types.h", "linux/if_ether.h", "linux/if_packet.h", "linux/ptrace.h", "asm/types.h")
@@ -30,7 +30,6 @@ def machine_checks() -> list[Check]:
         _jit(),
         _btf(),
         _bcc(),
-        _libbpf(),
         _headers(),
         _tracefs(),
         *clock_checks(),
@@ -110,16 +109,6 @@ def _bcc() -> Check:
         advice = "install python3-bpfcc and use the interpreter that it is for (make setup does both)"
         return Check("bcc", Status.MISSING, f"cannot be imported: {error}", advice)
     return Check("bcc", Status.OK, str(getattr(bcc, "__version__", "of unknown version")))
-
-
-def _libbpf() -> Check:
-    for name in ("libbpf.so.1", "libbpf.so.0"):
-        try:
-            ctypes.CDLL(name)
-        except OSError:
-            continue
-        return Check("libbpf", Status.OK, name)
-    return Check("libbpf", Status.MISSING, "not installed", "install libbpf1 (libbpf0 on older systems)")
 
 
 def _headers() -> Check:

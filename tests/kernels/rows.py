@@ -1,0 +1,33 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The kernels that `make test-kernels` boots, and the user space each is given: all of it Debian's own packages."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Row:
+    """One machine. Suites are Debian's; packages come from them, wheels for that Python from PyPI."""
+
+    name: str
+    why: str
+    architecture: str  # as Debian says it
+    kernel: str  # a metapackage, which depends on the kernel to be had now
+    kernel_suite: str
+    suite: str  # of Python, libc, iproute2
+    bcc_suite: str
+    python: str
+    minutes: int  # an emulated CPU is 10 to 20 times slower
+
+
+ROWS = (
+    Row("5.10", "oldest bcc (0.18); no tcx", "amd64", "linux-image-cloud-amd64", "bullseye", "bookworm", "bullseye", "3.11", 10),
+    Row("6.1", "no tcx: clsact", "amd64", "linux-image-cloud-amd64", "bookworm", "bookworm", "bookworm", "3.11", 10),
+    Row("6.12", "tcx", "amd64", "linux-image-cloud-amd64", "trixie", "trixie", "trixie", "3.13", 10),
+    Row("newest", "newest kernel and bcc", "amd64", "linux-image-cloud-amd64", "sid", "sid", "sid", "", 10),
+    Row("arm64", "aarch64; no tcx", "arm64", "linux-image-cloud-arm64", "bookworm", "bookworm", "bookworm", "3.11", 15),
+    Row("arm64-16k", "aarch64; large pages; tcx", "arm64", "linux-image-arm64-16k", "trixie", "trixie", "trixie", "3.13", 15),
+)  # fmt: skip
+
+PACKAGES = ("python3", "iproute2", "linux-libc-dev", "busybox-static", "kmod", "libcap2-bin", "util-linux")
+WHEELS = ("numpy>=2", "pyroute2>=0.9", "pyelftools>=0.29", "rich>=13.7", "pytest>=8", "pytest-timeout>=2.3", "hypothesis>=6.100")
+MODULES = ("veth", "bonding", "dummy", "bridge", "sch_ingress", "cls_bpf", "inet_diag", "tcp_diag", "udp_diag")
