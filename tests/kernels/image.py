@@ -16,7 +16,6 @@ from rows import MODULES, PACKAGES, WHEELS, Row
 KEYS = "/usr/share/keyrings/debian-archive-keyring.gpg"
 MIRROR = "http://deb.debian.org/debian"
 _MACHINES = {"amd64": "x86_64", "arm64": "aarch64"}
-_INIT = Path(__file__).with_name("init.sh")
 
 
 class Image:
@@ -43,8 +42,6 @@ class Image:
         _merge_usr(tree)
         self._kernel_into(tree)
         self._wheels_into(tree)
-        shutil.copy(_INIT, tree / "init")
-        (tree / "init").chmod(0o755)
         for mount in ("proc", "sys", "dev", "run", "tmp", "netmon"):
             (tree / mount).mkdir(exist_ok=True)
         archive(tree, self.root)
@@ -70,7 +67,7 @@ class Image:
 
     def _update(self) -> None:
         folder = self._apt_folder
-        for part in ("lists/partial", "archives/partial"):
+        for part in ("lists/partial", "archives/partial", "empty/partial"):
             (folder / part).mkdir(parents=True, exist_ok=True)
         (folder / "status").touch()
         suites = dict.fromkeys((self.row.suite, self.row.bcc_suite, self.row.kernel_suite))
@@ -83,9 +80,14 @@ class Image:
         row = self.row
         bcc = [f"{name}/{row.bcc_suite}" for name in ("python3-bpfcc", "libbpfcc")]
         names = [*bcc, *(f"{name}/{row.suite}" for name in PACKAGES)]
-        options = ("-qq", "-y", "--no-install-recommends", "--download-only", f"-t={row.suite}")
-        plan = self._apt("apt-get", *options, "--print-uris", "install", *names)
-        self._apt("apt-get", *options, "install", *names)
+        return self._fetched(f"-t={row.suite}", *bcc, *(f"{name}/{row.suite}" for name in PACKAGES))
+
+    def _fetched(self, *names: str) -> list[Path]:
+        """The files of these packages and of all that they depend on."""
+        install = ("-qq", "-y", "--no-install-recommends", "install", *names)
+        # What is there already would not be listed: so it is asked of an archive that is empty.
+        plan = self._apt("apt-get", f"-oDir::Cache::archives={self._apt_folder}/empty", "--print-uris", *install)
+        self._apt("apt-get", "--download-only", *install)
         return [self._apt_folder / "archives" / name for name in re.findall(r"^'\S+' (\S+\.deb)", plan, re.M)]
 
     def _kernel_into(self, tree: Path) -> None:
@@ -95,11 +97,13 @@ class Image:
         name = re.findall(r"^Depends:.*?(linux-image-\d[^\s,]+)", about, re.M)[0]
         at = self.folder / "kernel"
         at.mkdir()
-        for package in self._download(at, name):
-            _run("dpkg-deb", "-x", package, at)
-        (self.kernel_file,) = at.glob("boot/vmlinuz-*")
-        shutil.copy(self.kernel_file, self.kernel)
-        (release,) = (path for pattern in ("lib/modules/*", "usr/lib/modules/*") for path in at.glob(pattern))
+        for package in self._fetched(name):  # newer ones keep their binary and their modules in packages of their own
+            if package.name.startswith("linux-"):
+                _run("dpkg-deb", "-x", package, at)
+        _merge_usr(at)
+        (release,) = at.glob("usr/lib/modules/*")
+        (kernel,) = {path.resolve() for pattern in ("boot/vmlinuz-*", "usr/lib/modules/*/vmlinuz*") for path in at.glob(pattern)}
+        shutil.copy(kernel, self.kernel)
         home = tree / "usr/lib/modules" / release.name
         for module in _closure(release, MODULES):
             (home / module).parent.mkdir(parents=True, exist_ok=True)
@@ -108,14 +112,6 @@ class Image:
             shutil.copy(index, home)
         _run("/sbin/depmod", "-b", tree / "usr", release.name)
         shutil.rmtree(at)
-
-    def _download(self, at: Path, name: str) -> list[Path]:
-        """The kernel's package, and where newer ones keep them apart, those of its binary and its modules."""
-        plan = self._apt("apt-get", "-qq", "-y", "--no-install-recommends", "--print-uris", "install", name)
-        wanted = [file for file in re.findall(r"^'\S+' (\S+\.deb)", plan, re.M) if file.startswith("linux-")]
-        options = ("-qq", "-y", "--no-install-recommends", "--download-only", "install", name)
-        self._apt("apt-get", *options)
-        return [self._apt_folder / "archives" / file for file in wanted]
 
     def _wheels_into(self, tree: Path) -> None:
         python = self.row.python or max(
@@ -148,7 +144,7 @@ def _merge_usr(tree: Path) -> None:
             continue
         new.mkdir(parents=True, exist_ok=True)
         if old.exists():
-            _run("cp", "-a", "--update=none" if name == "" else "-n", f"{old}/.", new)
+            _run("cp", "-a", f"{old}/.", new)
             shutil.rmtree(old)
         old.symlink_to(f"usr/{name}")
 

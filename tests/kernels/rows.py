@@ -20,12 +20,12 @@ class Row:
 
 
 ROWS = (
-    Row("5.10", "oldest bcc (0.18); no tcx", "amd64", "linux-image-cloud-amd64", "bullseye", "bookworm", "bullseye", "3.11", 10),
-    Row("6.1", "no tcx: clsact", "amd64", "linux-image-cloud-amd64", "bookworm", "bookworm", "bookworm", "3.11", 10),
-    Row("6.12", "tcx", "amd64", "linux-image-cloud-amd64", "trixie", "trixie", "trixie", "3.13", 10),
-    Row("newest", "newest kernel and bcc", "amd64", "linux-image-cloud-amd64", "sid", "sid", "sid", "", 10),
-    Row("arm64", "aarch64; no tcx", "arm64", "linux-image-cloud-arm64", "bookworm", "bookworm", "bookworm", "3.11", 15),
-    Row("arm64-16k", "aarch64; large pages; tcx", "arm64", "linux-image-arm64-16k", "trixie", "trixie", "trixie", "3.13", 15),
+    Row("5.10", "oldest bcc (0.18); no tcx", "amd64", "linux-image-cloud-amd64", "bullseye", "bookworm", "bullseye", "3.11", 20),
+    Row("6.1", "no tcx: clsact", "amd64", "linux-image-cloud-amd64", "bookworm", "bookworm", "bookworm", "3.11", 20),
+    Row("6.12", "tcx", "amd64", "linux-image-cloud-amd64", "trixie", "trixie", "trixie", "3.13", 20),
+    Row("newest", "newest kernel and bcc", "amd64", "linux-image-cloud-amd64", "sid", "sid", "sid", "", 20),
+    Row("arm64", "aarch64; no tcx", "arm64", "linux-image-cloud-arm64", "bookworm", "bookworm", "bookworm", "3.11", 30),
+    Row("arm64-16k", "aarch64; large pages; tcx", "arm64", "linux-image-arm64-16k", "trixie", "trixie", "trixie", "3.13", 30),
 )  # fmt: skip
 
 PACKAGES = ("python3", "iproute2", "linux-libc-dev", "busybox-static", "kmod", "libcap2-bin", "util-linux")
