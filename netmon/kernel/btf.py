@@ -35,7 +35,7 @@ class KernelTypes:
     """The kernel's types. Holds a few megabytes; making it walks all of them once, about a tenth of a second."""
 
     def __init__(self, data: bytes | None = None) -> None:
-        """data: None for the running kernel's. Raises UnsupportedError where it has none, or one that we cannot read."""
+        """data: None for the running kernel's. Raises UnsupportedError where there is none that we can read."""
         try:
             self._data = VMLINUX.read_bytes() if data is None else data
         except OSError as error:

@@ -16,6 +16,7 @@ import socket
 import subprocess
 import sys
 import sysconfig
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -147,10 +148,11 @@ def _compile(geometry: Geometry) -> tuple[dict[str, int], list[str]]:
     for module, names in ((meter, MAPS[:4]), (steps, MAPS[4:])):
         descriptors |= {name: _map(module, name) for name in names}
     remarks = []
-    for missed, load_part in (
+    parts: tuple[tuple[str, Callable[[], dict[str, int]]], ...] = (
         ("iterations are not seen without a hook in the training script", lambda: _load_steps(steps)),
         ("whose a connection of a few milliseconds is, may stay unknown", lambda: _load_births(flags)),
-    ):
+    )
+    for missed, load_part in parts:
         try:
             descriptors |= load_part()
         except Exception as error:  # bcc raises bare ones

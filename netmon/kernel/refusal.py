@@ -7,7 +7,9 @@ from pathlib import Path
 from netmon.kernel.privilege import missing_capabilities
 
 PROC, SYS = Path("/proc"), Path("/sys")
-_LOCKDOWN = "at confidentiality, programs cannot read kernel memory; boot with lockdown=integrity or without Secure Boot"
+_LOCKDOWN = (
+    "at confidentiality, programs cannot read kernel memory; boot with lockdown=integrity or without Secure Boot"
+)
 _ALL_USERS = "4294967295"  # length of the map of user ids outside of any user namespace
 
 
@@ -54,7 +56,6 @@ def _in_user_namespace() -> bool:
 
 def _apparmor() -> str:
     return _read(PROC / "self/attr/apparmor/current").removesuffix(" (enforce)")
-
 
 
 def _read(path: Path) -> str:

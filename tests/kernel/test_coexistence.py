@@ -86,14 +86,14 @@ def test_an_xdp_program_stays_and_is_named_when_it_is_in_the_way(
     assert watched.attached() == (1, 1, 1)
     agent.end_in_order(seconds=60)
     assert watched.attached() == (1, 0, 0)
-    options = ["agent", "--interface", watched.right.interface, "--collector", watched.address, "--hook", "xdp"]
-    places = ["--socket", f"{watched.folder}/s", "--spool", f"{watched.folder}/spool"]
-    command = watched.right.namespace.inside(*NETMON, *options, *places)
-    refused = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
-    assert refused.returncode == 1
-    (line,) = refused.stderr.strip().splitlines()
-    assert f"cannot attach to {watched.right.interface}: XDP slot taken by program" in line
-    assert "empty_xdp" in line
+    agent = watched.agent("--hook", "xdp", name="again")
+    (line,) = [line for line in agent.output().splitlines() if "cannot attach" in line]
+    assert f"cannot attach to {watched.right.interface} by XDP: its slot is taken by program" in line
+    assert "(empty_xdp), held by python" in line
+    assert line.endswith("; tc is used")
+    assert watched.attached() == (1, 1, 1)
+    counts_everything(watched)
+    agent.end_in_order(seconds=60)
     assert watched.attached() == (1, 0, 0)
 
 

@@ -24,7 +24,8 @@ class Image:
     def __init__(self, row: Row, cache: Path) -> None:
         """cache: a folder that survives, such as ~/.cache/netmon/kernels."""
         self.row = row
-        state = repr((row, PACKAGES, WHEELS, MODULES)) + Path(__file__).read_text()
+        made_of = (row.architecture, row.kernel, row.kernel_suite, row.suite, row.bcc_suite, row.python)
+        state = repr((made_of, PACKAGES, WHEELS, MODULES)) + Path(__file__).read_text()
         self.folder = cache / f"{row.name}-{hashlib.sha256(state.encode()).hexdigest()[:12]}"
         self.kernel, self.root = self.folder / "vmlinuz", self.folder / "root.cpio"
         self._apt_folder = cache / "apt" / f"{row.architecture}-{row.kernel_suite}-{row.suite}-{row.bcc_suite}"
@@ -79,7 +80,6 @@ class Image:
         """The packages of the user space and all that they depend on, downloaded."""
         row = self.row
         bcc = [f"{name}/{row.bcc_suite}" for name in ("python3-bpfcc", "libbpfcc")]
-        names = [*bcc, *(f"{name}/{row.suite}" for name in PACKAGES)]
         return self._fetched(f"-t={row.suite}", *bcc, *(f"{name}/{row.suite}" for name in PACKAGES))
 
     def _fetched(self, *names: str) -> list[Path]:
@@ -102,7 +102,9 @@ class Image:
                 _run("dpkg-deb", "-x", package, at)
         _merge_usr(at)
         (release,) = at.glob("usr/lib/modules/*")
-        (kernel,) = {path.resolve() for pattern in ("boot/vmlinuz-*", "usr/lib/modules/*/vmlinuz*") for path in at.glob(pattern)}
+        (kernel,) = {
+            path.resolve() for pattern in ("boot/vmlinuz-*", "usr/lib/modules/*/vmlinuz*") for path in at.glob(pattern)
+        }
         shutil.copy(kernel, self.kernel)
         home = tree / "usr/lib/modules" / release.name
         for module in _closure(release, MODULES):
@@ -167,7 +169,7 @@ def _closure(release: Path, names: tuple[str, ...]) -> set[str]:
 
 
 def _run(*command: "str | Path | int") -> str:
-    done = subprocess.run([*map(str, command)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, check=False)
+    done = subprocess.run([*map(str, command)], capture_output=True, text=True, check=False)
     if done.returncode:
         raise RuntimeError(f"{' '.join(map(str, command))}: {done.stderr.strip()[-2000:]}")
     return done.stdout

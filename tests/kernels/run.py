@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """`make test-kernels`: boots other kernels under emulation, runs tests/kernel/test_matrix.py there, and draws a table.
 
-Fetches Debian's packages into ~/.cache/netmon/kernels (about 700 MB a row), needs qemu and 4 GB of memory a machine, no root
-and no virtualisation. Exit status 0 only when every row has passed.
+Fetches Debian's packages into ~/.cache/netmon/kernels (1 to 2 GB a row). Needs qemu and 4 GB of memory, neither root
+nor virtualisation. Exit status 0 only when every row has passed.
 """
 
 import argparse
@@ -20,7 +20,15 @@ from rows import MODULES, ROWS, Row
 
 ROOT = Path(__file__).parents[2]
 CACHE = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "netmon/kernels"
-_SOURCES = ("netmon", "collector", "bpf", "tests/conftest.py", "tests/kernel", "tests/unit/waiting.py", "pyproject.toml")
+_SOURCES = (
+    "netmon",
+    "collector",
+    "bpf",
+    "tests/conftest.py",
+    "tests/kernel",
+    "tests/unit/waiting.py",
+    "pyproject.toml",
+)
 _MACHINES = {
     "amd64": ("qemu-system-x86_64", "-machine", "q35,accel=tcg", "-cpu", "max"),
     "arm64": ("qemu-system-aarch64", "-machine", "virt", "-cpu", "max,pauth-impdef=on"),

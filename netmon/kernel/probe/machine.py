@@ -12,7 +12,6 @@ from netmon.kernel.privilege import effective_capabilities, missing_capabilities
 from netmon.kernel.probe import bpf
 from netmon.kernel.probe.check import Check, Status
 from netmon.kernel.probe.clock import clock_checks
-from netmon.kernel.refusal import because
 
 _USEFUL_CAPABILITIES = {"CAP_DAC_READ_SEARCH": 2, "CAP_SYS_PTRACE": 19}  # whose socket it is, and which rank
 _HEADERS = ("linux/types.h", "linux/if_ether.h", "linux/if_packet.h", "linux/ptrace.h", "asm/types.h")
