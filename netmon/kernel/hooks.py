@@ -30,6 +30,7 @@ _CLSACT_PARENT = {Direction.RX: 0xFFFFFFF2, Direction.TX: 0xFFFFFFF3}
 _FILTER_NAME = "netmon"
 _OF_OUR_QDISC = "netmon-clsact"
 """The name of a filter whose qdisc we have made: so the next start knows what a killed agent has left."""
+_HANDLE = 0x6E6D  # not the first free one: others replace handle 1 of priority 1, whosever it is (Cilium does)
 _ALL_PROTOCOLS = socket.htons(0x0003)  # ETH_P_ALL
 
 
@@ -84,7 +85,7 @@ def _attach_clsact(program: int, index: int, name: str, direction: Direction) ->
             ours = _make_clsact(route, index) or _OF_OUR_QDISC in left
             route.tc(
                 "add-filter", "bpf", index, fd=program, name=_OF_OUR_QDISC if ours else _FILTER_NAME, parent=parent,
-                prio=_priority(route, index, parent), classid=1, direct_action=True,
+                prio=_priority(route, index, parent), handle=_HANDLE, classid=1, direct_action=True,
             )  # fmt: skip
     except NetlinkError as error:
         reason = f"{os.strerror(error.code)}{because(OSError(error.code, ''))}"

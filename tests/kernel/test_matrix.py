@@ -164,6 +164,18 @@ def test_a_filter_that_ends_the_chain_does_not_blind_the_meter(namespaces: Calla
         assert counted(process) == [100, 100]
 
 
+def test_a_filter_that_others_replace_by_number_is_not_ours(namespaces: Callable) -> None:
+    left, right = namespaces()
+    with agent(right, "clsact") as process:
+        answer(process)
+        replace = ("tc", "filter", "replace", "dev", right.interface, "ingress", "prio", "1", "handle", "1")
+        right.namespace.run(*replace, "bpf", "da", "bytecode", "1,6 0 0 4294967295")
+        hundred_each_way(left, right)
+        assert counted(process) == [100, 100]
+    assert "bytecode" in filters(right, "ingress")
+    assert "netmon" not in filters(right, "ingress")
+
+
 def test_doctor_finds_everything_that_is_needed(namespaces: Callable) -> None:
     left, _ = namespaces()
     code = (
