@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from netmon.errors import UnsupportedError
 from netmon.kernel.hooks import Attachment, attach_program
 from netmon.kernel.probe import bpf
-from netmon.kernel.probe.holders import describe_program
 from netmon.kernel.probe.hook import choose_hook
 from netmon.kernel.probe.interfaces import InterfaceFacts, interface_facts
 from netmon.records import Direction
@@ -36,8 +35,8 @@ class WatchedInterface:
         """Attaches both directions. Raises UnsupportedError, KernelError; then nothing is attached."""
         fact = self._found()
         if self.wanted_hook == "xdp" and fact.xdp_program:
-            holder = describe_program(fact.xdp_program, fact.xdp_name)
-            log.warning("cannot attach to %s by XDP: its slot is taken by %s; tc is used", fact.name, holder)
+            taken = "cannot attach to %s by XDP: its slot is taken by %s; tc is used"
+            log.warning(taken, fact.name, fact.xdp_holder)
         choice = choose_hook(fact, tcx=bpf.has_tcx(), wanted=self.wanted_hook)
         attached: list[Attachment] = []
         with contextlib.ExitStack() as undo:

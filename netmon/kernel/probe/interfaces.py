@@ -12,6 +12,7 @@ from pyroute2.ethtool import Ethtool
 
 from netmon.errors import UnsupportedError
 from netmon.kernel import bpf_calls, nic
+from netmon.kernel.probe.holders import describe_program
 from netmon.kernel.probe.xdp import XdpSupport, xdp_support
 
 _LOOPBACK_FLAG = 1 << 3  # IFF_LOOPBACK
@@ -46,6 +47,7 @@ class InterfaceFacts:
     tcx_rx: tuple[Program, ...] | None  # in the order in which they run; None: no tcx, or no permission to ask
     tcx_tx: tuple[Program, ...] | None
     rdma: tuple[str, ...]  # RDMA devices of the same NIC
+    xdp_holder: str = ""  # the XDP program in words, with who holds it; empty: the slot is free
 
     @property
     def virtual(self) -> bool:
@@ -98,6 +100,7 @@ def _facts(link: Any, links: Sequence[Any], xdp: XdpSupport | None) -> Interface
         tcx_rx=_tcx(known.index, bpf_calls.TCX_INGRESS),
         tcx_tx=_tcx(known.index, bpf_calls.TCX_EGRESS),
         rdma=_rdma(name),
+        xdp_holder=describe_program(program, _program_name(program)) if program else "",
     )
 
 

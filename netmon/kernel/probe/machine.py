@@ -24,6 +24,7 @@ def machine_checks() -> list[Check]:
         Check("kernel", Status.NOTE, f"{platform.system()} {platform.release()} {platform.machine()}"),
         privileged,
         *(_feature(*probe, privileged=privileged.status is not Status.MISSING) for probe in _BPF_PROBES),
+        _probe_programs(privileged=privileged.status is not Status.MISSING),
         _tcx(),
         _uprobes(),
         _jit(),
@@ -38,7 +39,6 @@ def machine_checks() -> list[Check]:
 
 _BPF_PROBES: tuple[tuple[str, Callable[[], None], str], ...] = (
     ("BPF packet programs", bpf.load_packet_program, "needs a kernel with CONFIG_BPF_SYSCALL and CONFIG_NET_CLS_BPF"),
-    ("BPF probe programs", bpf.load_probe_program, "needs a kernel with CONFIG_BPF_EVENTS"),
     ("mappable arrays", bpf.create_mapped_array, "needs a newer kernel (Linux 5.5 brought them)"),
     ("ring buffer", bpf.create_ring_buffer, "needs a newer kernel (Linux 5.8 brought it)"),
 )
@@ -54,6 +54,17 @@ def _feature(name: str, probe: Callable[[], None], advice: str, *, privileged: b
             advice = "run outside the container, or let its seccomp profile pass bpf(2)"
         return Check(name, Status.MISSING, str(error.strerror), advice)
     return Check(name, Status.OK, "works")
+
+
+def _probe_programs(*, privileged: bool) -> Check:
+    """The agent runs without them."""
+    check = _feature(
+        "BPF probe programs", bpf.load_probe_program, "needs a kernel with CONFIG_BPF_EVENTS", privileged=privileged
+    )
+    if check.status is not Status.MISSING:
+        return check
+    detail = f"{check.detail}: no iterations without changes to the training script"
+    return Check(check.name, Status.LIMITED, detail, check.advice)
 
 
 def _capabilities() -> Check:
