@@ -10,7 +10,7 @@ export PIP_RETRIES := 10
 export PIP_TIMEOUT := 60
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-unit test-kernel test-lab lint format proto horovod horovod-tensorflow clean
+.PHONY: help setup demo test test-unit test-kernel test-kernels test-lab lint format proto horovod horovod-tensorflow clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -31,6 +31,10 @@ test-unit: setup ## the tests that need no privilege
 
 test-kernel: setup ## the tests that load BPF programs, in network namespaces of their own (root)
 	@$(python) -m pytest tests/kernel
+
+test-kernels: setup ## the tests that hold on every kernel, on other kernels under emulation (half an hour; before a release)
+	@.ci/packages qemu-system-x86 qemu-system-arm cpio kmod
+	@$(python) tests/kernels/run.py $(ROWS)
 
 test-lab: setup horovod ## the tests with real training, in the lab (root)
 	@$(python) -m pytest tests/lab

@@ -324,10 +324,13 @@ int meter_xdp(struct xdp_md *ctx)
 	return PASS_XDP;
 }
 
+/* bpf_xdp_get_buff_len by its number (Linux 5.18): bcc knows its name from 0.25 on. */
+static u64 (*xdp_frame_bytes)(struct xdp_md *ctx) = (void *)188;
+
 /* For interfaces whose frames do not fit into one page: the headers do, the rest is in fragments. */
 int meter_xdp_frags(struct xdp_md *ctx)
 {
-	meter_xdp_buffer(ctx, bpf_xdp_get_buff_len(ctx));
+	meter_xdp_buffer(ctx, xdp_frame_bytes(ctx));
 	return PASS_XDP;
 }
 

@@ -99,9 +99,12 @@ static __always_inline int submit(u8 library, u8 kind, u64 name_hash, u16 tensor
 {
 	struct netmon_step *step = steps.ringbuf_reserve(sizeof(*step));
 	u32 zero = 0;
+	u64 *lost;
 
 	if (!step) {
-		steps_lost.atomic_increment(zero);
+		lost = steps_lost.lookup(&zero); /* bcc 0.18 has no atomic_increment */
+		if (lost)
+			lock_xadd(lost, 1);
 		return 0;
 	}
 	step->time_ns = bpf_ktime_get_ns();

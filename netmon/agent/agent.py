@@ -81,7 +81,7 @@ class Agent:
         self._spool = Spool(settings.spool, self._session, settings.spool_bytes, self._hollow)
         geometry = choose_geometry(settings.bucket_ns, len(nics), settings.flows)
         self._privileged = Privileged()
-        started = self._privileged.start(list(settings.interfaces), settings.hook, geometry)
+        started = self._privileged.start([(card.name, card.index) for card in nics], settings.hook, geometry)
         self._meter = Meter(map_memory(started.descriptors, geometry), geometry)
         self._steps_ring = RingBuffer(started.descriptors["steps"], geometry.step_ring_bytes, STEP)
         self._steps_lost = mapped_array(started.descriptors["steps_lost"], np.dtype("<u8"), 1)

@@ -9,7 +9,7 @@ import socket
 import sys
 
 from netmon.bench.rig import PROGRAMS, LoadedMeter
-from netmon.kernel import libbpf
+from netmon.kernel import bpf_calls
 
 ATTACHED = "attached"
 
@@ -17,8 +17,8 @@ ATTACHED = "attached"
 def main(interface: str) -> None:
     """Blocks until a signal comes; the links vanish with the process."""
     loaded, index = LoadedMeter(), socket.if_nametoindex(interface)
-    for program, attach_type in (("tc_ingress", libbpf.TCX_INGRESS), ("tc_egress", libbpf.TCX_EGRESS)):
-        libbpf.link_create(loaded.descriptors[PROGRAMS[program]], index, attach_type)
+    for program, attach_type in (("tc_ingress", bpf_calls.TCX_INGRESS), ("tc_egress", bpf_calls.TCX_EGRESS)):
+        bpf_calls.link_create(loaded.descriptors[PROGRAMS[program]], index, attach_type)
     print(ATTACHED, flush=True)
     signal.pause()
 

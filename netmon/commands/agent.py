@@ -15,6 +15,7 @@ HELP = "count the traffic of this host and stream it to a collector (needs root)
 EXAMPLES = """
   netmon agent --interface eth0 --collector collector.example:9400
   netmon agent --interface eth0 eth1 --collector unix:/run/netmon/collector.sock --bucket 100us
+  netmon agent --interface physical --collector collector.example:9400
   netmon agent --config /etc/netmon/agent.toml
 """
 
@@ -23,7 +24,14 @@ log = logging.getLogger(__name__)
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """The options."""
-    parser.add_argument("--interface", nargs="+", required=True, metavar="IF", help="the interfaces to watch")
+    parser.add_argument(
+        "--interface",
+        nargs="+",
+        required=True,
+        metavar="IF",
+        help="the interfaces to watch: names, patterns ('ens*f?np*'), or `physical` for all with a device behind "
+        "them (of a bond its members; no virtual functions). What matches later is found at the next start",
+    )
     parser.add_argument("--collector", required=True, metavar="HOST:PORT", help="the collector, or unix:PATH")
     parser.add_argument("--bucket", type=parse_duration, default="10us", metavar="TIME", help="width, 1us to 1s (10us)")
     parser.add_argument("--hook", choices=("auto", "tc", "xdp"), default="auto", help="where to count (auto)")
@@ -55,12 +63,16 @@ def run(args: argparse.Namespace) -> int:
     import sdnotify
 
     from netmon.agent.agent import Agent, Settings
+    from netmon.kernel.probe import choose_interfaces, interface_facts
 
     stop = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stop.set())
+    chosen = choose_interfaces(args.interface, interface_facts().watchable)
+    for remark in chosen.remarks:
+        log.warning("%s", remark)
     settings = Settings(
-        interfaces=tuple(dict.fromkeys(args.interface)),
+        interfaces=chosen.names,
         collector=args.collector,
         host=args.host,
         bucket_ns=args.bucket,

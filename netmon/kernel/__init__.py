@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Everything that touches bcc, libbpf, pyroute2, /proc and /sys."""
+"""Everything that touches bcc, bpf(2), pyroute2, /proc and /sys."""

@@ -1,27 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the running kernel keeps the fields of its structures, by its own description (BTF, Linux 5.4)."""
+"""Where the running kernel keeps the fields of its structures, by its own description (BTF, Linux 5.4).
 
-import ctypes
+Read without libbpf: the format is the kernel's interface (Documentation/bpf/btf.rst), and a few dozen lines.
+"""
+
+import struct
+from array import array
 from collections.abc import Iterator
+from pathlib import Path
 from typing import NamedTuple
 
 from netmon.errors import UnsupportedError
-from netmon.kernel.libbpf import library
 
-_STRUCT = 4  # BTF_KIND_STRUCT
-_BITFIELD = 1 << 31  # of btf_type.info: the members' offsets carry a width
+VMLINUX = Path("/sys/kernel/btf/vmlinux")
 
-
-class _Type(ctypes.Structure):
-    """struct btf_type."""
-
-    _fields_ = [("name", ctypes.c_uint32), ("info", ctypes.c_uint32), ("size", ctypes.c_uint32)]
-
-
-class _Member(ctypes.Structure):
-    """struct btf_member."""
-
-    _fields_ = [("name", ctypes.c_uint32), ("type", ctypes.c_uint32), ("offset", ctypes.c_uint32)]
+_MAGIC, _HEADER = 0xEB9F, struct.Struct("=HBBIIIII")
+_TYPE, _MEMBER = struct.Struct("=III"), struct.Struct("=III")
+_STRUCT, _UNION = 4, 5
+_WRAPPERS = {8, 9, 10, 11, 18}  # typedef, volatile, const, restrict, type tag: around another type
+_TAIL = {1: 4, 3: 12, 14: 4, 17: 4}  # bytes that follow: int, array, variable, declaration tag
+_TAIL_PER_ITEM = {_STRUCT: 12, _UNION: 12, 6: 8, 13: 8, 15: 12, 19: 12}  # enum, prototype, section, 64-bit enum
+_KINDS = 20
+_BITFIELD = 1 << 31  # of a type's info: its members' offsets carry a width
+_DEEPEST = 64  # of wrappers and anonymous structures, one in the other
 
 
 class _Field(NamedTuple):
@@ -31,46 +32,79 @@ class _Field(NamedTuple):
 
 
 class KernelTypes:
-    """The kernel's types, for as long as the `with` block lasts. Holds a few megabytes."""
+    """The kernel's types. Holds a few megabytes; making it walks all of them once, about a tenth of a second."""
 
-    def __enter__(self) -> "KernelTypes":
-        """Raises UnsupportedError where the kernel was built without BTF, or libbpf cannot read it."""
+    def __init__(self, data: bytes | None = None) -> None:
+        """data: None for the running kernel's. Raises UnsupportedError where there is none that we can read."""
         try:
-            self._library = library()
-            self._library.btf__load_vmlinux_btf.restype = ctypes.c_void_p
-            self._library.btf__type_by_id.restype = ctypes.POINTER(_Type)
-            self._library.btf__name_by_offset.restype = ctypes.c_char_p
-            self._btf = ctypes.c_void_p(self._library.btf__load_vmlinux_btf())
-            if ctypes.cast(self._library.libbpf_get_error(self._btf), ctypes.c_void_p).value or not self._btf:
-                raise UnsupportedError("cannot read /sys/kernel/btf/vmlinux: the kernel was built without BTF")
-        except AttributeError as error:  # libbpf 0.4 and earlier
-            raise UnsupportedError(f"cannot read the kernel's BTF: libbpf is too old ({error})") from error
-        return self
+            self._data = VMLINUX.read_bytes() if data is None else data
+        except OSError as error:
+            raise UnsupportedError(
+                f"cannot read {VMLINUX}: {error.strerror}; the kernel was built without BTF"
+            ) from error
+        try:
+            self._index()
+        except struct.error as error:
+            raise UnsupportedError(f"cannot read {VMLINUX}: it ends in the middle") from error
 
-    def __exit__(self, *_: object) -> None:
-        """Gives the memory back."""
-        self._library.btf__free(self._btf)
+    def _index(self) -> None:
+        magic, _, _, length, types, types_size, strings, strings_size = _HEADER.unpack_from(self._data)
+        if magic != _MAGIC:
+            raise UnsupportedError(f"cannot read {VMLINUX}: not BTF")
+        place, end = length + types, length + types + types_size
+        self._strings = self._data[length + strings : length + strings + strings_size]
+        self._places = array("I", [0])  # of each type by its number; 0 is void
+        self._structures: dict[int, int] = {}  # place of the name → number
+        while place < end:
+            name, info, _ = _TYPE.unpack_from(self._data, place)
+            kind = info >> 24 & 0x1F
+            if kind >= _KINDS:
+                raise UnsupportedError(f"cannot read {VMLINUX}: its types of kind {kind} are newer than this netmon")
+            if kind == _STRUCT:
+                self._structures.setdefault(name, len(self._places))
+            self._places.append(place)
+            place += _TYPE.size + _TAIL.get(kind, 0) + (info & 0xFFFF) * _TAIL_PER_ITEM.get(kind, 0)
 
     def offset(self, structure: str, path: str) -> int:
         """Bytes from the structure's beginning to a field, such as `ns.inum`. Raises UnsupportedError."""
-        number = self._library.btf__find_by_name_kind(self._btf, structure.encode(), _STRUCT)
+        number = self._structures.get(self._strings.find(b"\0" + structure.encode() + b"\0") + 1, 0)
         offset = 0
         for name in path.split("."):
-            found = [field for field in self._fields(number) if field.name == name] if number > 0 else []
+            found = [field for field in self._fields(number) if field.name == name]
             if not found:
                 raise UnsupportedError(f"cannot find {path} in the kernel's struct {structure}")
-            number, offset = self._library.btf__resolve_type(self._btf, found[0].type), offset + found[0].offset
+            number, offset = self._unwrapped(found[0].type), offset + found[0].offset
         return offset
 
-    def _fields(self, number: int, base: int = 0) -> Iterator[_Field]:
+    def _name(self, place: int) -> str:
+        return self._strings[place : self._strings.find(b"\0", place)].decode(errors="replace")
+
+    def _type(self, number: int) -> tuple[int, int]:
+        """Info, and size or type. Nothing, where there is no such type."""
+        if not 0 < number < len(self._places):
+            return 0, 0
+        _, info, size = _TYPE.unpack_from(self._data, self._places[number])
+        return info, size
+
+    def _unwrapped(self, number: int) -> int:
+        for _ in range(_DEEPEST):
+            info, inner = self._type(number)
+            if info >> 24 & 0x1F not in _WRAPPERS:
+                break
+            number = inner
+        return number
+
+    def _fields(self, number: int, base: int = 0, depth: int = 0) -> Iterator[_Field]:
         """The members of a structure, those of anonymous structures in it included."""
-        type_ = self._library.btf__type_by_id(self._btf, number)
-        count, mask = type_.contents.info & 0xFFFF, 0xFFFFFF if type_.contents.info & _BITFIELD else 0xFFFFFFFF
-        first = ctypes.addressof(type_.contents) + ctypes.sizeof(_Type)
-        for member in (_Member * count).from_address(first):
-            offset = base + (member.offset & mask) // 8
-            name = self._library.btf__name_by_offset(self._btf, member.name).decode()
+        info, _ = self._type(number)
+        if info >> 24 & 0x1F not in (_STRUCT, _UNION) or depth > _DEEPEST:
+            return
+        mask = 0xFFFFFF if info & _BITFIELD else 0xFFFFFFFF
+        first = self._places[number] + _TYPE.size
+        for place in range(first, first + (info & 0xFFFF) * _MEMBER.size, _MEMBER.size):
+            name, type_, bits = _MEMBER.unpack_from(self._data, place)
+            offset = base + (bits & mask) // 8
             if name:
-                yield _Field(name, member.type, offset)
+                yield _Field(self._name(name), type_, offset)
             else:
-                yield from self._fields(member.type, offset)
+                yield from self._fields(self._unwrapped(type_), offset, depth + 1)

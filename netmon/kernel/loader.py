@@ -3,26 +3,29 @@
 
 Run as a program of its own (`python -m netmon.kernel.loader`), because libclang costs more than a hundred megabytes
 that a monitor should not keep. Standard input is a socket: a JSON line with the geometry comes in, the
-descriptors go out (SCM_RIGHTS) beside a JSON list of their names. Standard error carries what the compiler or the
+descriptors go out (SCM_RIGHTS) beside a JSON document with their names. Standard error carries what the compiler or the
 verifier has to say.
 """
 
 import contextlib
 import json
+import logging
 import os
 import resource
 import socket
 import subprocess
 import sys
 import sysconfig
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from netmon.errors import KernelError, NetmonError, UnsupportedError
-from netmon.kernel import layout, libbpf
+from netmon.kernel import bpf_calls, layout
 from netmon.kernel.meter import memory
 from netmon.kernel.meter.geometry import Geometry
 from netmon.kernel.owners import births
+from netmon.kernel.refusal import because
 
 METER_PROGRAMS = ("meter_xdp", "meter_tc_ingress", "meter_tc_egress")
 STEP_PROGRAMS = (
@@ -35,11 +38,14 @@ PROGRAMS = (*METER_PROGRAMS, *STEP_PROGRAMS)
 XDP_FRAGS = "meter_xdp_frags"
 """Loaded where the kernel can (Linux 5.18)."""
 
+log = logging.getLogger(__name__)
+
 METER_MAPS = (*memory.MAPS, "interfaces")
 STEP_MAPS = ("steps", "steps_lost")
 MAPS = (*METER_MAPS, *STEP_MAPS)
 
 _TIME_LIMIT_S = 60
+_MESSAGE_BYTES = 1 << 16
 _INSTRUCTION_BYTES = 8
 
 
@@ -52,10 +58,11 @@ def sources() -> Path:
 
 
 def load(geometry: Geometry) -> dict[str, int]:
-    """Descriptors of PROGRAMS and MAPS, of XDP_FRAGS and those of births where there is support, loaded by a
-    child that is gone on return.
+    """Descriptors of METER_PROGRAMS and MAPS, of XDP_FRAGS, STEP_PROGRAMS and those of births where there is support,
+    loaded by a child that is gone on return. What is not there is said in one line, which names what is missed.
 
-    Needs CAP_BPF, CAP_NET_ADMIN and CAP_PERFMON. Raises KernelError with the last lines of compiler or verifier.
+    Needs CAP_BPF, CAP_NET_ADMIN and CAP_PERFMON. Raises KernelError with what the kernel refuses, or the last lines of
+    compiler or verifier.
     """
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     with ours:
@@ -64,15 +71,35 @@ def load(geometry: Geometry) -> dict[str, int]:
             child = subprocess.Popen(command, stdin=theirs.fileno(), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
         try:
             ours.sendall(json.dumps(vars(geometry)).encode() + b"\n")
-            message, descriptors, *_ = socket.recv_fds(ours, 4096, len(PROGRAMS) + 1 + len(MAPS) + 3)
+            message, descriptors, *_ = socket.recv_fds(ours, _MESSAGE_BYTES, len(PROGRAMS) + 1 + len(MAPS) + 3)
             _, complaint = child.communicate(timeout=_TIME_LIMIT_S)
         except (OSError, subprocess.TimeoutExpired) as error:
             child.kill()
             child.communicate()
             raise KernelError(f"cannot load the BPF programs: the loader did not answer ({error})") from error
     if not message:
-        raise KernelError(f"cannot load the BPF programs: {_last_lines(complaint.decode(errors='replace'))}")
-    return dict(zip(json.loads(message), descriptors, strict=True))
+        reason = lacking() or _last_lines(complaint.decode(errors="replace"))
+        raise KernelError(f"cannot load the BPF programs: {reason}")
+    reply = json.loads(message)
+    for remark in reply["remarks"]:
+        log.warning("%s", remark)
+    return dict(zip(reply["names"], descriptors, strict=True))
+
+
+def lacking() -> str:
+    """Why the kernel cannot load the meter at all, by trying; empty where it can."""
+    from netmon.kernel.probe import bpf  # not needed by the child, nor where all goes well
+
+    for what, attempt in (
+        ("a ring buffer (Linux 5.8)", bpf.create_ring_buffer),
+        ("a mappable array (Linux 5.5)", bpf.create_mapped_array),
+        ("a packet program", bpf.load_packet_program),
+    ):
+        try:
+            attempt()
+        except OSError as error:
+            return f"the kernel refuses {what}: {error.strerror}{because(error)}"
+    return ""
 
 
 def _last_lines(complaint: str) -> str:
@@ -94,6 +121,7 @@ def compiler_flags(geometry: Geometry) -> list[str]:
         "NETMON_LINKS": geometry.links,
         "NETMON_BUCKETS": geometry.ring_records,
         "NETMON_FLOWS": geometry.flow_records,
+        "NETMON_PAGE_BYTES": page,
         "NETMON_STEP_PAGES": geometry.step_ring_bytes // page,
     }
     if os.uname().machine not in ("x86_64", "i686"):
@@ -102,49 +130,72 @@ def compiler_flags(geometry: Geometry) -> list[str]:
     return ["-Werror", *includes, *(f"-D{name}={value}" for name, value in defines.items())]
 
 
-def _compile(geometry: Geometry) -> dict[str, int]:
+def _compile(geometry: Geometry) -> tuple[dict[str, int], list[str]]:
+    """Descriptors by name, and a remark on each part that had to be left out."""
     os.environ["BCC_KERNEL_SOURCE"] = str(sources() / "headers")
     try:
-        from bcc import BPF, lib
-    except ImportError as error:
+        from bcc import BPF
+    except Exception as error:  # a broken installation fails in its own ways: ImportError, OSError, AttributeError
         raise UnsupportedError(
             f"cannot load BPF programs: this Python ({sys.executable}) cannot import bcc ({error}); "
             "install python3-bpfcc and use the distribution's Python"
         ) from error
     _lift_memory_limit()
     flags = compiler_flags(geometry)
-    descriptors: dict[str, int] = {}
-    for source, structures, programs, maps in (
-        ("meter.c", layout.METER, METER_PROGRAMS, METER_MAPS),
-        ("steps.c", layout.STEPS, STEP_PROGRAMS, STEP_MAPS),
-    ):
-        text = (sources() / source).read_text() + layout.assertions(structures)
-        module: Any = BPF(text=text.encode(), cflags=flags)
-        _keep.append(module)
-        for name in programs:
-            kind = BPF.KPROBE if source == "steps.c" else BPF.XDP if name == "meter_xdp" else BPF.SCHED_CLS
-            descriptors[name] = module.load_func(name.encode(), kind).fd
-        if source == "meter.c":
-            with contextlib.suppress(OSError, AttributeError):  # an older kernel or libbpf: small frames only
-                descriptors[XDP_FRAGS] = _load_frags(module)
-        for name in maps:
-            descriptors[name] = lib.bpf_table_fd(module.module, name.encode())
-    with contextlib.suppress(Exception):  # owners are then only looked up
-        descriptors |= _load_births(flags)
-    return descriptors
+    meter = _module("meter.c", layout.METER, flags)
+    descriptors = {
+        name: meter.load_func(name.encode(), BPF.XDP if name == "meter_xdp" else BPF.SCHED_CLS).fd
+        for name in METER_PROGRAMS
+    }
+    with contextlib.suppress(OSError):  # an older kernel: small frames only
+        descriptors[XDP_FRAGS] = _load_frags(meter)
+    steps = _module("steps.c", layout.STEPS, flags)
+    for module, names in ((meter, METER_MAPS), (steps, STEP_MAPS)):
+        descriptors |= {name: _map(module, name) for name in names}
+    remarks = []
+    parts: tuple[tuple[str, Callable[[], dict[str, int]]], ...] = (
+        ("iterations are not seen without a hook in the training script", lambda: _load_steps(steps)),
+        ("whose a connection of a few milliseconds is, may stay unknown", lambda: _load_births(flags)),
+    )
+    for missed, load_part in parts:
+        try:
+            descriptors |= load_part()
+        except Exception as error:  # bcc raises bare ones
+            remarks.append(f"{missed}: {' '.join(str(error).split())}")
+    return descriptors, remarks
+
+
+def _module(source: str, structures: "dict[str, Any]", flags: list[str]) -> Any:
+    """A compiled source, with the proof that we mean the same by its structures; its maps are made."""
+    from bcc import BPF
+
+    text = (sources() / source).read_text() + layout.assertions(structures)
+    module: Any = BPF(text=text.encode(), cflags=flags)
+    _keep.append(module)
+    return module
+
+
+def _map(module: Any, name: str) -> int:
+    from bcc import lib
+
+    descriptor: int = lib.bpf_table_fd(module.module, name.encode())
+    return descriptor
+
+
+def _load_steps(module: Any) -> dict[str, int]:
+    from bcc import BPF
+
+    return {name: module.load_func(name.encode(), BPF.KPROBE).fd for name in STEP_PROGRAMS}
 
 
 def _load_births(flags: list[str]) -> dict[str, int]:
-    """The program that tells of connections being made, and its rings. bcc raises bare exceptions."""
-    from bcc import BPF, lib
+    """The program that tells of connections being made, and its rings."""
+    from bcc import BPF
 
     defines = [f"-D{name}={value}" for name, value in births.definitions().items()]
-    text = (sources() / "sockets.c").read_text() + layout.assertions(layout.BIRTHS)
-    module: Any = BPF(text=text.encode(), cflags=[*flags, *defines])
-    _keep.append(module)
+    module = _module("sockets.c", layout.BIRTHS, [*flags, *defines])
     program = module.load_func(births.PROGRAM.encode(), BPF.RAW_TRACEPOINT).fd
-    rings = {name: lib.bpf_table_fd(module.module, name.encode()) for name in (births.MAP, births.TOLD_MAP)}
-    return {births.PROGRAM: program, **rings}
+    return {births.PROGRAM: program, **{name: _map(module, name) for name in (births.MAP, births.TOLD_MAP)}}
 
 
 def _load_frags(module: Any) -> int:
@@ -153,7 +204,7 @@ def _load_frags(module: Any) -> int:
     name = XDP_FRAGS.encode()
     size = lib.bpf_function_size(module.module, name)
     start, license_ = lib.bpf_function_start(module.module, name), lib.bpf_module_license(module.module)
-    return libbpf.load_xdp_frags(XDP_FRAGS[:15], license_, start, size // _INSTRUCTION_BYTES)
+    return bpf_calls.load_xdp_frags(XDP_FRAGS[:15], license_, start, size // _INSTRUCTION_BYTES)
 
 
 _keep: list[Any] = []  # bcc closes a module's descriptors when it is collected
@@ -172,14 +223,15 @@ def main() -> int:
     parent = socket.socket(fileno=os.dup(0))
     geometry = Geometry(**json.loads(parent.makefile().readline()))
     try:
-        descriptors = _compile(geometry)
+        descriptors, remarks = _compile(geometry)
     except NetmonError as error:
         print(error, file=sys.stderr)
         return 1
     except Exception as error:  # bcc raises bare exceptions; its own output stands before this line
         print(f"{error}", file=sys.stderr)
         return 1
-    socket.send_fds(parent, [json.dumps(list(descriptors)).encode()], list(descriptors.values()))
+    reply = {"names": list(descriptors), "remarks": remarks}
+    socket.send_fds(parent, [json.dumps(reply).encode()], list(descriptors.values()))
     return 0
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from pyroute2 import IPRoute
 from pyroute2.ethtool import Ethtool
+from pyroute2.netlink.exceptions import NetlinkError
 
 from netmon.errors import UnsupportedError
 from netmon.records import Direction
@@ -38,7 +39,10 @@ def describe(name: str) -> Nic:
         if not found:
             there = ", ".join(sorted(link.get_attr("IFLA_IFNAME") for link in route.get_links()))
             raise UnsupportedError(f"cannot watch {name}: no such interface; there are {there}")
-        (link,) = route.get_links(found[0])
+        try:
+            (link,) = route.get_links(found[0])
+        except NetlinkError as error:
+            raise UnsupportedError(f"cannot watch {name}: it has gone just now ({error.args[-1]})") from error
     if link["ifi_type"] not in (_ETHERNET, _LOOPBACK):
         raise UnsupportedError(f"cannot watch {name}: not an Ethernet interface (type {link['ifi_type']})")
     info = link.get_attr("IFLA_LINKINFO")

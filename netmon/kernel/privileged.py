@@ -8,6 +8,7 @@ links and probes it holds vanish. Messages are JSON, one per packet; the first r
 
 import contextlib
 import json
+import logging
 import os
 import select
 import signal
@@ -95,12 +96,13 @@ class _Server:
                 os.close(descriptor)
 
     def _start(
-        self, descriptors: list[int], interfaces: list[str], hook: str, geometry: dict[str, int]
+        self, descriptors: list[int], interfaces: list[tuple[str, int]], hook: str, geometry: dict[str, int]
     ) -> dict[str, Any]:
         self._programs = loader.load(Geometry(**geometry))
-        self._uprobes = Uprobes(self._programs)
-        for number, name in enumerate(interfaces, 1):
-            interface = WatchedInterface(number, name, hook)
+        if loader.STEP_PROGRAMS[0] in self._programs:
+            self._uprobes = Uprobes(self._programs)
+        for number, (name, index) in enumerate(interfaces, 1):
+            interface = WatchedInterface(number, name, hook, index)
             interface.attach(self._programs)
             self._interfaces.append(interface)
         self._watch_births()
@@ -184,8 +186,11 @@ class Privileged:
         """Of the privileged process."""
         return self._child.pid
 
-    def start(self, interfaces: list[str], hook: str, geometry: Geometry) -> Started:
-        """Loads and attaches; blocks until everything is attached. hook: as of choose_hook. Raises KernelError."""
+    def start(self, interfaces: list[tuple[str, int]], hook: str, geometry: Geometry) -> Started:
+        """Loads and attaches; blocks until everything is attached. Raises KernelError.
+
+        interfaces: (name, ifindex) of each; hook: as of choose_hook.
+        """
         self.request("start", interfaces=interfaces, hook=hook, geometry=asdict(geometry))
         self._socket.settimeout(_START_LIMIT_S)
         message, descriptors, *_ = socket.recv_fds(self._socket, _MESSAGE_BYTES, len(loader.MAPS) + 1)
@@ -234,6 +239,7 @@ def main() -> int:
     """The privileged process: serves the socket on standard input."""
     for number in (signal.SIGINT, signal.SIGTERM):  # the other part decides when we end
         signal.signal(number, signal.SIG_IGN)
+    logging.basicConfig(level=logging.WARNING, format="netmon: %(message)s", stream=sys.stderr)
     _Server(socket.socket(fileno=0)).serve()
     return 0
 

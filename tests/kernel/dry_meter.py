@@ -6,7 +6,7 @@ import time
 from collections import Counter
 from dataclasses import dataclass
 
-from netmon.kernel import libbpf, loader
+from netmon.kernel import bpf_calls, loader
 from netmon.kernel.meter.geometry import choose_geometry
 from netmon.kernel.meter.memory import map_memory
 from netmon.kernel.meter.meter import STALE_NS, Meter
@@ -27,7 +27,7 @@ class Loaded:
     def run(self, name: str, frame: bytes, repeat: int = 1) -> int:
         """How many bytes ran: none where the kernel refuses to make such a frame."""
         try:
-            verdict, _ = libbpf.dry_run(self.programs[name], frame, repeat)
+            verdict, _ = bpf_calls.dry_run(self.programs[name], frame, repeat)
         except OSError as error:
             if error.errno == errno.EINVAL and name != "meter_xdp":
                 return 0

@@ -15,14 +15,9 @@ from netmon.lab.process import Process
 
 NETMON = [sys.executable, "-m", "netmon"]
 QUERY_ATTACHED = """
-import ctypes, sys
-library = ctypes.CDLL("libbpf.so.1", use_errno=True)
-counts = []
-for attach_type in (46, 47):  # tcx ingress and egress
-    ids, count = (ctypes.c_uint32 * 64)(), ctypes.c_uint32(64)
-    library.bpf_prog_query(int(sys.argv[1]), attach_type, 0, None, ids, ctypes.byref(count))
-    counts.append(count.value % 64)
-print(*counts)
+import sys
+from netmon.kernel.bpf_calls import TCX_EGRESS, TCX_INGRESS, attached_programs
+print(*(len(attached_programs(int(sys.argv[1]), hook)) for hook in (TCX_INGRESS, TCX_EGRESS)))
 """
 
 

@@ -23,14 +23,14 @@ pytestmark = pytest.mark.kernel
 FOREIGN = """
 import sys
 from netmon.bench.rig import Yardsticks
-from netmon.kernel import libbpf
+from netmon.kernel import bpf_calls
 how, index = sys.argv[1], int(sys.argv[2])
 yardsticks = Yardsticks()
 if how == "xdp":
-    links = [libbpf.link_create(yardsticks.program("empty", "xdp"), index, libbpf.XDP)]
+    links = [bpf_calls.link_create(yardsticks.program("empty", "xdp"), index, bpf_calls.XDP)]
 else:
     program = yardsticks.program("empty", "tc_ingress")
-    links = [libbpf.link_create(program, index, kind) for kind in (libbpf.TCX_INGRESS, libbpf.TCX_EGRESS)]
+    links = [bpf_calls.link_create(program, index, kind) for kind in (bpf_calls.TCX_INGRESS, bpf_calls.TCX_EGRESS)]
 print("attached", flush=True)
 sys.stdin.read()
 """
@@ -86,14 +86,14 @@ def test_an_xdp_program_stays_and_is_named_when_it_is_in_the_way(
     assert watched.attached() == (1, 1, 1)
     agent.end_in_order(seconds=60)
     assert watched.attached() == (1, 0, 0)
-    options = ["agent", "--interface", watched.right.interface, "--collector", watched.address, "--hook", "xdp"]
-    places = ["--socket", f"{watched.folder}/s", "--spool", f"{watched.folder}/spool"]
-    command = watched.right.namespace.inside(*NETMON, *options, *places)
-    refused = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
-    assert refused.returncode == 1
-    (line,) = refused.stderr.strip().splitlines()
-    assert f"cannot attach to {watched.right.interface}: XDP slot taken by program" in line
-    assert "empty_xdp" in line
+    agent = watched.agent("--hook", "xdp", name="again")
+    (line,) = [line for line in agent.output().splitlines() if "cannot attach" in line]
+    assert f"cannot attach to {watched.right.interface} by XDP: its slot is taken by program" in line
+    assert "(empty_xdp), held by python" in line
+    assert line.endswith("; tc is used")
+    assert watched.attached() == (1, 1, 1)
+    counts_everything(watched)
+    agent.end_in_order(seconds=60)
     assert watched.attached() == (1, 0, 0)
 
 

@@ -24,21 +24,21 @@ sys.exit(doctor.run(parser.parse_args(sys.argv[1:])))
 WITHOUT_CAPABILITIES = ["setpriv", "--bounding-set=-all", "--inh-caps=-all"]
 HOLD_XDP = """
 import struct, sys
-from netmon.kernel import libbpf
+from netmon.kernel import bpf_calls
 from netmon.kernel.probe import bpf, interface_facts
 XDP, PASS = 6, struct.pack("<BBhi", 0xb7, 0, 0, 2) + struct.pack("<BBhi", 0x95, 0, 0, 0)
-link = libbpf.link_create(bpf._load(XDP, PASS), int(sys.argv[1]), libbpf.XDP)
+link = bpf_calls.link_create(bpf._load(XDP, PASS), int(sys.argv[1]), bpf_calls.XDP)
 print([facts.xdp_program > 0 for facts in interface_facts().watchable])
 """
 HOLD_TCX = """
 import json, sys
 from dataclasses import asdict
-from netmon.kernel import libbpf
+from netmon.kernel import bpf_calls
 from netmon.kernel.probe import bpf, interface_facts
 BEFORE_ALL, SCHED_CLS, index = 1 << 3, 3, int(sys.argv[1])
 def put(name, hook):
-    return libbpf.link_create(bpf._load(SCHED_CLS, bpf._RETURN_MINUS_ONE, name), index, hook, BEFORE_ALL)
-links = [put(b"second", libbpf.TCX_INGRESS), put(b"first", libbpf.TCX_INGRESS), put(b"", libbpf.TCX_EGRESS)]
+    return bpf_calls.link_create(bpf._load(SCHED_CLS, bpf._RETURN_MINUS_ONE, name), index, hook, BEFORE_ALL)
+links = [put(b"second", bpf_calls.TCX_INGRESS), put(b"first", bpf_calls.TCX_INGRESS), put(b"", bpf_calls.TCX_EGRESS)]
 (facts,) = [facts for facts in interface_facts().watchable if facts.index == index]
 print(json.dumps(asdict(facts)))
 """

@@ -7,7 +7,6 @@ from dataclasses import replace
 import pytest
 
 from netmon.commands import doctor
-from netmon.errors import UnsupportedError
 from netmon.kernel.probe import (
     Check,
     InterfaceFacts,
@@ -77,11 +76,9 @@ def test_the_kernel_is_believed_before_the_list_of_drivers(driver, xdp, rx, reas
     assert (choice.rx, choice.reason) == (rx, f"asked for; {reason}")
 
 
-def test_a_taken_xdp_slot_names_its_holder():
-    with pytest.raises(UnsupportedError) as caught:
-        choose_hook(replace(NIC, xdp_program=17, xdp_name="xdp_filter"), tcx=True, wanted="xdp")
-    expected = "cannot attach to eth0: XDP slot taken by program 17 (xdp_filter); use --hook tc"
-    assert str(caught.value) == expected
+def test_a_taken_xdp_slot_stays_its_holders_and_tc_is_used():
+    choice = choose_hook(replace(NIC, xdp_program=17, xdp_name="xdp_filter"), tcx=True, wanted="xdp")
+    assert choice == ("tcx", "tcx", "the XDP slot is taken by program 17 (xdp_filter)")
 
 
 def test_remarks_name_what_would_mislead():

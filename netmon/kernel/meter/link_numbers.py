@@ -5,13 +5,10 @@ An interface that is removed and made again has another ifindex and keeps its nu
 entry: the program compares the ifindex, and what finds no place here is refused.
 """
 
-import ctypes
-import os
-
 import numpy as np
 
 from netmon.errors import KernelError
-from netmon.kernel import libbpf
+from netmon.kernel import bpf_calls
 from netmon.records import KERNEL_INTERFACE
 
 _PLACES = 1024  # NETMON_INTERFACES
@@ -39,23 +36,27 @@ def forget_interface(table: int, index: int) -> None:
 
 def _near(table: int, index: int) -> dict[int, int]:
     """The entries where the program looks for this ifindex: place → the ifindex that is there."""
-    entries = {}
-    for probe in range(_PROBES):
-        place, entry = (index + probe) % _PLACES, np.zeros(1, KERNEL_INTERFACE)
-        key = ctypes.byref(ctypes.c_uint32(place))
-        _checked(libbpf.library().bpf_map_lookup_elem(table, key, ctypes.c_void_p(entry.ctypes.data)))
-        entries[place] = int(entry["index"][0])
-    return entries
+    places = [(index + probe) % _PLACES for probe in range(_PROBES)]
+    return {place: int(_read(table, place)["index"]) for place in places}
+
+
+def _read(table: int, place: int) -> np.void:
+    try:
+        entry: np.void = np.frombuffer(
+            bpf_calls.array_entry(table, place, KERNEL_INTERFACE.itemsize), KERNEL_INTERFACE
+        )[0]
+    except OSError as error:
+        raise _unreachable(error) from error
+    return entry
 
 
 def _write(table: int, place: int, index: int, number: int) -> None:
     """A word of eight bytes: a program that runs meanwhile sees all of it or nothing."""
-    key, entry = ctypes.c_uint32(place), np.array([(index, number)], KERNEL_INTERFACE)
-    value, flags = ctypes.c_void_p(entry.ctypes.data), ctypes.c_uint64(0)
-    _checked(libbpf.library().bpf_map_update_elem(table, ctypes.byref(key), value, flags))
+    try:
+        bpf_calls.set_array_entry(table, place, np.array([(index, number)], KERNEL_INTERFACE).tobytes())
+    except OSError as error:
+        raise _unreachable(error) from error
 
 
-def _checked(result: int) -> None:
-    if result < 0:
-        error = ctypes.get_errno() or -result
-        raise KernelError(f"cannot reach the table of interfaces: {os.strerror(error)}")
+def _unreachable(error: OSError) -> KernelError:
+    return KernelError(f"cannot reach the table of interfaces: {error.strerror}")

@@ -7,7 +7,7 @@ import socket
 from dataclasses import dataclass
 from itertools import islice
 
-from netmon.kernel import libbpf
+from netmon.kernel import bpf_calls
 from netmon.kernel.btf import KernelTypes
 from netmon.kernel.meter.ring_buffer import RingBuffer
 from netmon.kernel.owners.endpoint import Endpoint, packed
@@ -38,8 +38,8 @@ _MACHINE_PID_NAMESPACE = 0xEFFFFFFC  # PROC_PID_INIT_INO
 
 def definitions() -> dict[str, int]:
     """What bpf/sockets.c is compiled with. Raises UnsupportedError where the kernel does not describe itself."""
-    with KernelTypes() as types:
-        defined = {name: types.offset(*place) for name, place in _OFFSETS.items()}
+    types = KernelTypes()
+    defined = {name: types.offset(*place) for name, place in _OFFSETS.items()}
     pid_namespace = os.stat("/proc/self/ns/pid")
     nested = pid_namespace.st_ino != _MACHINE_PID_NAMESPACE
     return defined | {
@@ -103,7 +103,7 @@ class Births(BirthTable):
         super().__init__(ring, RING_BYTES)
         self.descriptor = os.dup(ring)
         """Readable when there is something to take."""
-        self._link = libbpf.raw_tracepoint_open(program, _TRACEPOINT)
+        self._link = bpf_calls.raw_tracepoint_open(program, _TRACEPOINT)
 
     def close(self) -> None:
         """Detaches."""

@@ -8,6 +8,7 @@ from netmon.kernel.probe.check import Check, Status
 from netmon.kernel.probe.hook import HookChoice, choose_hook
 from netmon.kernel.probe.interfaces import InterfaceFacts, Interfaces, Program, interface_facts
 from netmon.kernel.probe.machine import machine_checks
+from netmon.kernel.probe.patterns import choose_interfaces
 from netmon.kernel.probe.remarks import remarks
 from netmon.kernel.probe.xdp import XdpSupport, xdp_support
 
@@ -20,6 +21,7 @@ __all__ = [
     "Status",
     "XdpSupport",
     "choose_hook",
+    "choose_interfaces",
     "interface_facts",
     "machine_checks",
     "remarks",

@@ -3,7 +3,6 @@
 
 from typing import NamedTuple
 
-from netmon.errors import UnsupportedError
 from netmon.kernel.probe.interfaces import InterfaceFacts
 
 # Drivers of physical NICs that run XDP before they build an sk_buff: for kernels that do not tell (before Linux 6.3).
@@ -28,14 +27,14 @@ def choose_hook(facts: InterfaceFacts, *, tcx: bool, wanted: str = "auto") -> Ho
     """The hooks for one interface. wanted: "auto", "tc" or "xdp"; tcx: whether the kernel has it. Pure.
 
     XDP is used only when asked for: it takes the interface's only slot, may reset the link when it attaches, and on
-    virtual interfaces undoes GRO. Raises UnsupportedError when it is asked for and the slot is taken.
+    virtual interfaces undoes GRO. Where the slot is somebody's, it stays his, and tc is used.
     """
     tc = "tcx" if tcx else "clsact"
     if wanted != "xdp":
         return HookChoice(tc, tc, _tc_reason(tcx))
     if facts.xdp_program:
         holder = f"program {facts.xdp_program}" + (f" ({facts.xdp_name})" if facts.xdp_name else "")
-        raise UnsupportedError(f"cannot attach to {facts.name}: XDP slot taken by {holder}; use --hook tc")
+        return HookChoice(tc, tc, f"the XDP slot is taken by {holder}")
     if facts.kind in _LINEARISING_KINDS:
         return HookChoice("xdp", tc, f"asked for; on {facts.kind} it undoes GRO and costs most of the rate")
     native, reason = _native(facts)

@@ -11,8 +11,8 @@ from pyroute2 import IPRoute
 from pyroute2.ethtool import Ethtool
 
 from netmon.errors import UnsupportedError
-from netmon.kernel import nic
-from netmon.kernel.probe import bpf
+from netmon.kernel import bpf_calls, nic
+from netmon.kernel.probe.holders import describe_program
 from netmon.kernel.probe.xdp import XdpSupport, xdp_support
 
 _LOOPBACK_FLAG = 1 << 3  # IFF_LOOPBACK
@@ -47,6 +47,7 @@ class InterfaceFacts:
     tcx_rx: tuple[Program, ...] | None  # in the order in which they run; None: no tcx, or no permission to ask
     tcx_tx: tuple[Program, ...] | None
     rdma: tuple[str, ...]  # RDMA devices of the same NIC
+    xdp_holder: str = ""  # the XDP program in words, with who holds it; empty: the slot is free
 
     @property
     def virtual(self) -> bool:
@@ -96,9 +97,10 @@ def _facts(link: Any, links: Sequence[Any], xdp: XdpSupport | None) -> Interface
         xdp_program=program,
         xdp_name=_program_name(program),
         xdp=xdp,
-        tcx_rx=_tcx(known.index, bpf.TCX_INGRESS),
-        tcx_tx=_tcx(known.index, bpf.TCX_EGRESS),
+        tcx_rx=_tcx(known.index, bpf_calls.TCX_INGRESS),
+        tcx_tx=_tcx(known.index, bpf_calls.TCX_EGRESS),
         rdma=_rdma(name),
+        xdp_holder=describe_program(program, _program_name(program)) if program else "",
     )
 
 
@@ -128,13 +130,13 @@ def _xdp_program(link: Any) -> int:
 
 def _program_name(program: int) -> str:
     with contextlib.suppress(OSError):  # without privilege the id is all there is
-        return bpf.program_name(program) if program else ""
+        return bpf_calls.program_name(program) if program else ""
     return ""
 
 
 def _tcx(index: int, attach_type: int) -> tuple[Program, ...] | None:
     with contextlib.suppress(OSError):
-        return tuple(Program(id_, _program_name(id_)) for id_ in bpf.attached_programs(index, attach_type))
+        return tuple(Program(id_, _program_name(id_)) for id_ in bpf_calls.attached_programs(index, attach_type))
     return None
 
 

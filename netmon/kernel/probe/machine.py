@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The probes that concern the machine and not one of its interfaces."""
 
-import ctypes
 import errno
 import os
 import platform
@@ -25,12 +24,12 @@ def machine_checks() -> list[Check]:
         Check("kernel", Status.NOTE, f"{platform.system()} {platform.release()} {platform.machine()}"),
         privileged,
         *(_feature(*probe, privileged=privileged.status is not Status.MISSING) for probe in _BPF_PROBES),
+        _probe_programs(privileged=privileged.status is not Status.MISSING),
         _tcx(),
         _uprobes(),
         _jit(),
         _btf(),
         _bcc(),
-        _libbpf(),
         _headers(),
         _tracefs(),
         *clock_checks(),
@@ -40,7 +39,6 @@ def machine_checks() -> list[Check]:
 
 _BPF_PROBES: tuple[tuple[str, Callable[[], None], str], ...] = (
     ("BPF packet programs", bpf.load_packet_program, "needs a kernel with CONFIG_BPF_SYSCALL and CONFIG_NET_CLS_BPF"),
-    ("BPF probe programs", bpf.load_probe_program, "needs a kernel with CONFIG_BPF_EVENTS"),
     ("mappable arrays", bpf.create_mapped_array, "needs a newer kernel (Linux 5.5 brought them)"),
     ("ring buffer", bpf.create_ring_buffer, "needs a newer kernel (Linux 5.8 brought it)"),
 )
@@ -56,6 +54,17 @@ def _feature(name: str, probe: Callable[[], None], advice: str, *, privileged: b
             advice = "run outside the container, or let its seccomp profile pass bpf(2)"
         return Check(name, Status.MISSING, str(error.strerror), advice)
     return Check(name, Status.OK, "works")
+
+
+def _probe_programs(*, privileged: bool) -> Check:
+    """The agent runs without them."""
+    check = _feature(
+        "BPF probe programs", bpf.load_probe_program, "needs a kernel with CONFIG_BPF_EVENTS", privileged=privileged
+    )
+    if check.status is not Status.MISSING:
+        return check
+    detail = f"{check.detail}: no iterations without changes to the training script"
+    return Check(check.name, Status.LIMITED, detail, check.advice)
 
 
 def _capabilities() -> Check:
@@ -110,16 +119,6 @@ def _bcc() -> Check:
         advice = "install python3-bpfcc and use the interpreter that it is for (make setup does both)"
         return Check("bcc", Status.MISSING, f"cannot be imported: {error}", advice)
     return Check("bcc", Status.OK, str(getattr(bcc, "__version__", "of unknown version")))
-
-
-def _libbpf() -> Check:
-    for name in ("libbpf.so.1", "libbpf.so.0"):
-        try:
-            ctypes.CDLL(name)
-        except OSError:
-            continue
-        return Check("libbpf", Status.OK, name)
-    return Check("libbpf", Status.MISSING, "not installed", "install libbpf1 (libbpf0 on older systems)")
 
 
 def _headers() -> Check:

@@ -20,8 +20,8 @@ def remarks(facts: InterfaceFacts) -> list[str]:
         turn_off = f"ethtool -K {facts.name} lro off"
         found.append(f"LRO on: the NIC merges packets before any hook, one time stamp for many; {turn_off} ends that")
     if facts.xdp_program:
-        holder = facts.xdp_name or "unnamed"
-        found.append(f"XDP program {facts.xdp_program} ({holder}) comes first: what it drops or redirects is not seen")
+        holder = facts.xdp_holder or f"program {facts.xdp_program} ({facts.xdp_name or 'unnamed'})"
+        found.append(f"XDP {holder} comes first: what it drops or redirects is not seen")
     chains = (("in", facts.tcx_rx), ("out", facts.tcx_tx))
     found += [_chain(direction, programs) for direction, programs in chains if programs]
     if not facts.virtual:

@@ -7,7 +7,12 @@
 #define NETMON_KCONFIG_H
 
 #define CONFIG_BPF_SYSCALL 1
+/* The size of a ring is so many pages, and pages are not 4 KB everywhere: user space says. */
+#ifdef NETMON_PAGE_BYTES
+#define PAGE_SIZE NETMON_PAGE_BYTES
+#else
 #define PAGE_SIZE 4096
+#endif
 
 typedef unsigned char u8;
 typedef signed char s8;

@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""bpf(2) itself: what bcc's Python does not offer, and what asks the kernel about itself.
+
+The system call's interface is the kernel's own and never changes, unlike libbpf's, whose functions took other arguments
+before 1.0. Every function here raises OSError with the kernel's errno.
+"""
+
+import ctypes
+import errno
+import os
+import platform
+import struct
+import sys
+
+# enum bpf_attach_type
+XDP = 37
+TCX_INGRESS = 46
+TCX_EGRESS = 47
+
+# enum bpf_cmd
+MAP_CREATE, MAP_LOOKUP_ELEM, MAP_UPDATE_ELEM = 0, 1, 2
+PROG_LOAD, OBJ_GET, PROG_TEST_RUN, PROG_GET_FD_BY_ID = 5, 7, 10, 13
+OBJ_GET_INFO_BY_FD, PROG_QUERY, RAW_TRACEPOINT_OPEN, LINK_CREATE = 15, 16, 17, 28
+
+PROGRAM_KPROBE, PROGRAM_SCHED_CLS, PROGRAM_XDP = 2, 3, 6  # enum bpf_prog_type
+_XDP_HAS_FRAGS = 1 << 5  # BPF_F_XDP_HAS_FRAGS
+_MOST_PROGRAMS = 64  # BPF_MPROG_MAX: the kernel lets no more onto one hook
+
+_NUMBERS = {"x86_64": 321, "aarch64": 280, "riscv64": 280, "loongarch64": 280, "ppc64le": 361, "s390x": 351}
+_ATTRIBUTE_BYTES = 128  # more than any command here reads; the rest is zero, which every kernel accepts
+
+
+def call(command: int, attribute: bytes) -> tuple[int, bytes]:
+    """One bpf(2): the call's result, and the attribute as the kernel left it. attribute: its beginning, packed."""
+    number = _NUMBERS.get(platform.machine())
+    if number is None or sys.maxsize < 1 << 32:
+        raise OSError(errno.ENOSYS, f"netmon does not know bpf(2) on {platform.machine()}")
+    buffer = ctypes.create_string_buffer(attribute.ljust(_ATTRIBUTE_BYTES, b"\0"), _ATTRIBUTE_BYTES)
+    system = ctypes.CDLL(None, use_errno=True).syscall
+    system.restype = ctypes.c_long
+    result: int = system(ctypes.c_long(number), ctypes.c_long(command), buffer, ctypes.c_ulong(_ATTRIBUTE_BYTES))
+    if result < 0:
+        error = ctypes.get_errno()
+        raise OSError(error, os.strerror(error))
+    return result, buffer.raw
+
+
+def array_entry(table: int, index: int, size: int) -> bytes:
+    """One value, of so many bytes, of an array map."""
+    key, value = ctypes.c_uint32(index), ctypes.create_string_buffer(size)
+    places = ctypes.addressof(key), ctypes.addressof(value)
+    call(MAP_LOOKUP_ELEM, struct.pack("=I4xQQ", table, *places))
+    return value.raw
+
+
+def set_array_entry(table: int, index: int, value: bytes) -> None:
+    """Puts a value into an array map; it has to have the size of the map's values."""
+    key, buffer = ctypes.c_uint32(index), ctypes.create_string_buffer(value, len(value))
+    call(MAP_UPDATE_ELEM, struct.pack("=I4xQQ", table, ctypes.addressof(key), ctypes.addressof(buffer)))
+
+
+def program_load(kind: int, name: str, license_: bytes, instructions: int, count: int, flags: int = 0) -> int:
+    """Loads a program. kind: PROGRAM_…; instructions: address of so many, with their maps' descriptors in place."""
+    terms = ctypes.create_string_buffer(license_)
+    places = instructions, ctypes.addressof(terms)
+    attribute = struct.pack("=IIQQ20xI15sx", kind, count, *places, flags, name.encode())
+    return call(PROG_LOAD, attribute)[0]
+
+
+def load_xdp_frags(name: str, license_: bytes, instructions: int, count: int) -> int:
+    """Loads an XDP program that takes frames in several fragments (Linux 5.18). Arguments as of program_load."""
+    return program_load(PROGRAM_XDP, name, license_, instructions, count, _XDP_HAS_FRAGS)
+
+
+def link_create(program: int, target: int, attach_type: int, flags: int = 0) -> int:
+    """Attaches a program by a link (XDP: Linux 5.9, tcx: 6.6), which lives as long as the returned descriptor."""
+    return call(LINK_CREATE, struct.pack("=IIII", program, target, attach_type, flags))[0]
+
+
+def raw_tracepoint_open(program: int, name: str) -> int:
+    """Attaches a raw tracepoint program, for as long as the returned descriptor is open."""
+    text = ctypes.create_string_buffer(name.encode())
+    return call(RAW_TRACEPOINT_OPEN, struct.pack("=QI", ctypes.addressof(text), program))[0]
+
+
+def dry_run(program: int, frame: bytes, repeat: int = 1) -> tuple[int, int]:
+    """Runs a loaded program on a frame (BPF_PROG_TEST_RUN): (its return value, ns per run)."""
+    data = ctypes.create_string_buffer(frame, len(frame))
+    places = ctypes.addressof(data), 0
+    attribute = struct.pack("=IIIIQQII", program, 0, len(frame), 0, *places, repeat, 0)
+    _, answer = call(PROG_TEST_RUN, attribute)
+    (verdict,) = struct.unpack_from("=I", answer, 4)
+    (duration,) = struct.unpack_from("=I", answer, 36)
+    return verdict, duration
+
+
+def attached_programs(index: int, attach_type: int) -> tuple[int, ...]:
+    """The ids of the programs on an interface's tcx hook, in the order in which they run. Needs CAP_NET_ADMIN."""
+    ids = (ctypes.c_uint32 * _MOST_PROGRAMS)()
+    query = struct.pack("=IIIIQI", index, attach_type, 0, 0, ctypes.addressof(ids), _MOST_PROGRAMS)
+    _, answer = call(PROG_QUERY, query)
+    (count,) = struct.unpack_from("=I", answer, 24)
+    return tuple(ids[:count])
+
+
+def program_name(program_id: int) -> str:
+    """The name that a loaded program was given; empty where it has none."""
+    program, _ = call(PROG_GET_FD_BY_ID, struct.pack("=I", program_id))
+    try:
+        info = ctypes.create_string_buffer(80)  # struct bpf_prog_info up to and including `name`
+        call(OBJ_GET_INFO_BY_FD, struct.pack("=IIQ", program, len(info), ctypes.addressof(info)))
+        return info.raw[64:80].split(b"\0")[0].decode(errors="replace")
+    finally:
+        os.close(program)
+
+
+def pinned_program(path: str) -> int:
+    """The id of the program, or of the link's program, that is pinned here; 0: something else."""
+    name = ctypes.create_string_buffer(path.encode())
+    descriptor, _ = call(OBJ_GET, struct.pack("=Q", ctypes.addressof(name)))
+    try:
+        return program_of(f"/proc/self/fdinfo/{descriptor}")
+    finally:
+        os.close(descriptor)
+
+
+def program_of(fdinfo: str) -> int:
+    """The id of the program that a descriptor is of, or its link; 0: something else."""
+    with open(fdinfo) as lines:
+        found = [line.split()[1] for line in lines if line.startswith("prog_id:")]
+    return int(found[0]) if found else 0

@@ -1,0 +1,246 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What has to hold on every kernel: `make test-kernels` boots others and runs these there, without gRPC and collector.
+
+On a kernel without tcx the programs are filters of clsact: they do not vanish with the process, and others' are beside.
+"""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from waiting import wait_for
+
+from netmon.kernel import loader
+from netmon.kernel.meter.geometry import choose_geometry
+from netmon.kernel.probe import bpf
+from netmon.records import Direction
+
+pytestmark = [pytest.mark.kernel, pytest.mark.matrix]
+
+# The kernel side of an agent on one interface, as a process of its own in that interface's namespace. Counts what is
+# on UDP port 9 and says so when its input says "count"; detaches and ends when its input ends.
+AGENT = """
+import json, sys, time
+from netmon.kernel import loader
+from netmon.kernel.meter.geometry import choose_geometry
+from netmon.kernel.meter.meter import STALE_NS, Meter
+from netmon.kernel.probe import bpf
+from netmon.kernel.watching import WatchedInterface
+if sys.argv[3] == "clsact":
+    bpf.has_tcx = lambda: False
+interface = WatchedInterface(sys.argv[1], sys.argv[2])
+geometry = choose_geometry(10_000, [1])
+programs = loader.load(geometry)
+meter = Meter(programs, geometry)
+interface.attach(programs)
+print(json.dumps(interface.hooks), flush=True)
+keys = {}
+for line in sys.stdin:
+    time.sleep(2 * STALE_NS / 1e9)
+    drained = meter.drain(time.monotonic_ns())
+    keys |= dict(enumerate(drained.keys, drained.first_id))
+    packets = [0, 0]
+    for row in drained.buckets:
+        key = keys[int(row["flow_id"])]
+        if key["dst_port"] == 9:
+            packets[int(key["link_protocol"]) >> 8 & 1] += int(row["packets"])
+    meter.rows.shrink(0)
+    print(json.dumps(packets), flush=True)
+interface.detach()
+"""
+SEND = """
+import socket, sys
+sender = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+for _ in range(100):
+    sender.sendto(b"x" * 100, (sys.argv[1], 9))
+"""
+
+
+@pytest.fixture(params=["tcx", "clsact"])
+def tc(request: pytest.FixtureRequest) -> str:
+    """Both ways to attach to tc, where the kernel has both."""
+    if request.param == "tcx" and not bpf.has_tcx():
+        pytest.skip("this kernel has no tcx")
+    return request.param
+
+
+@contextmanager
+def agent(end, tc: str, hook: str = "auto") -> Iterator[subprocess.Popen]:
+    command = end.namespace.inside(sys.executable, "-c", AGENT, end.interface, hook, tc)
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    with process:
+        try:
+            yield process
+        finally:
+            process.stdin.close()
+            process.wait()
+
+
+def hundred_each_way(left, right) -> None:
+    for here, there in ((left, right), (right, left)):
+        here.namespace.run(sys.executable, "-c", SEND, there.address)
+
+
+def answer(process: subprocess.Popen) -> list:
+    return json.loads(process.stdout.readline())
+
+
+def counted(process: subprocess.Popen) -> list[int]:
+    print("count", file=process.stdin, flush=True)
+    return answer(process)
+
+
+def filters(end, direction: str) -> str:
+    return end.namespace.run("tc", "filter", "show", "dev", end.interface, direction)
+
+
+def qdisc(end) -> str:
+    return end.namespace.run("tc", "qdisc", "show", "dev", end.interface)
+
+
+@pytest.mark.parametrize("wanted", ["auto", "xdp"])
+def test_hundred_packets_each_way_are_counted_and_nothing_stays(namespaces: Callable, tc: str, wanted: str) -> None:
+    left, right = namespaces()
+    before = qdisc(right)
+    with agent(right, tc, wanted) as process:
+        hooks = answer(process)
+        assert hooks == ["xdp" if wanted == "xdp" else tc, tc]
+        hundred_each_way(left, right)
+        assert counted(process) == [100, 100]
+    assert process.returncode == 0
+    assert qdisc(right) == before
+    assert "xdp" not in right.namespace.run("ip", "link", "show", "dev", right.interface)
+
+
+def test_what_a_killed_agent_leaves_is_gone_after_the_next(namespaces: Callable, tc: str) -> None:
+    left, right = namespaces()
+    before = qdisc(right)
+    with agent(right, tc) as process:
+        answer(process)
+        process.kill()
+    stays = tc == "clsact"
+    assert all(("netmon" in filters(right, way)) is stays for way in ("ingress", "egress"))
+    with agent(right, tc) as process:
+        answer(process)
+        for way in ("ingress", "egress"):
+            assert filters(right, way).count("netmon") == stays
+        hundred_each_way(left, right)
+        assert counted(process) == [100, 100]
+    assert qdisc(right) == before
+    assert filters(right, "ingress") + filters(right, "egress") == ""
+
+
+@pytest.mark.parametrize("which", ["prio 1", "prio 7", "prio 1 protocol ip"])
+def test_filters_of_others_stay_as_they_are(namespaces: Callable, tc: str, which: str) -> None:
+    left, right = namespaces()
+    right.namespace.run("tc", "qdisc", "add", "dev", right.interface, "clsact")
+    add = ("tc", "filter", "add", "dev", right.interface, "ingress", *which.split())
+    right.namespace.run(*add, "bpf", "da", "bytecode", "1,6 0 0 4294967295")
+    before = filters(right, "ingress"), qdisc(right)
+    assert "bytecode" in before[0]
+    with agent(right, tc) as process:
+        answer(process)
+        assert "bytecode" in filters(right, "ingress")
+        hundred_each_way(left, right)
+        assert counted(process) == [100, 100]
+    assert (filters(right, "ingress"), qdisc(right)) == before
+
+
+def test_a_filter_that_ends_the_chain_does_not_blind_the_meter(namespaces: Callable, tc: str) -> None:
+    left, right = namespaces()
+    right.namespace.run("tc", "qdisc", "add", "dev", right.interface, "clsact")
+    add = ("tc", "filter", "add", "dev", right.interface, "ingress", "prio", "1")
+    right.namespace.run(*add, "bpf", "da", "bytecode", "1,6 0 0 0")  # TC_ACT_OK: who comes later is not asked
+    with agent(right, tc) as process:
+        answer(process)
+        hundred_each_way(left, right)
+        assert counted(process) == [100, 100]
+
+
+def test_a_filter_that_others_replace_by_number_is_not_ours(namespaces: Callable) -> None:
+    left, right = namespaces()
+    with agent(right, "clsact") as process:
+        answer(process)
+        replace = ("tc", "filter", "replace", "dev", right.interface, "ingress", "prio", "1", "handle", "1")
+        right.namespace.run(*replace, "bpf", "da", "bytecode", "1,6 0 0 4294967295")
+        hundred_each_way(left, right)
+        assert counted(process) == [100, 100]
+    assert "bytecode" in filters(right, "ingress")
+    assert "netmon" not in filters(right, "ingress")
+
+
+def test_doctor_finds_everything_that_is_needed(namespaces: Callable) -> None:
+    left, _ = namespaces()
+    code = (
+        "import argparse, sys; from netmon.commands import doctor; sys.exit(doctor.run(argparse.Namespace(json=True)))"
+    )
+    document = json.loads(left.namespace.run(sys.executable, "-c", code))
+    assert document["ok"], document
+    hooks = {facts["name"]: facts["hook"]["rx"] for facts in document["interfaces"]}
+    assert hooks[left.interface] == ("tcx" if bpf.has_tcx() else "clsact")
+
+
+def test_a_probe_reads_the_arguments_of_a_call() -> None:
+    """Which register holds which argument is the architecture's: NCCL's count is the third."""
+    import ctypes
+
+    from netmon.kernel.meter.ring_buffer import RingBuffer
+    from netmon.kernel.training.symbols import function_offsets
+    from netmon.kernel.training.uprobes import _attach
+    from netmon.records import STEP
+
+    geometry = choose_geometry(10_000, [1])
+    programs = loader.load(geometry)
+    maps = Path("/proc/self/maps").read_text().splitlines()
+    libc = next(line.split()[-1] for line in maps if "/libc.so" in line or "/libc-" in line)
+    (offset, *_) = function_offsets(libc, ["swab"])["swab"]
+    link = _attach(programs["nccl_enqueue"], libc, offset)
+    ring = RingBuffer(programs["steps"], geometry.step_ring_bytes, STEP)
+    one, other = ctypes.create_string_buffer(1 << 20), ctypes.create_string_buffer(1 << 20)
+    for count in (1 << 20, 1 << 19, 1 << 20):
+        ctypes.CDLL(None).swab(one, other, ctypes.c_ssize_t(count))
+    steps = ring.take()
+    ours = steps[steps["pid"] == os.getpid()]
+    os.close(link)
+    assert len(ours) == 3
+    first, second, third = ours["name_hash"].tolist()
+    assert first == third != second
+
+
+def test_a_connection_is_given_to_its_process_when_it_is_made() -> None:
+    from netmon.kernel.owners.births import MAP, PROGRAM, Births
+
+    programs = loader.load(choose_geometry(10_000, [1]))
+    if not os.path.exists("/sys/kernel/btf/vmlinux"):
+        assert PROGRAM not in programs
+        pytest.skip("this kernel has no BTF")
+    births = Births(programs[PROGRAM], programs[MAP])
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()):
+        told = []
+
+        def ours() -> bool:
+            told.extend(births.take())
+            return any(birth.pid == os.getpid() and birth.source == "birth" for birth in told)
+
+        wait_for(ours)
+    births.close()
+
+
+def test_the_ledger_has_every_frame(namespaces: Callable) -> None:
+    """Mapped memory and ring positions, whatever the size of a page."""
+    from dry_meter import load
+
+    loaded = load()
+    frame = bytes(12) + b"\x88\xb5" + bytes(86)
+    for program in ("meter_tc_ingress", "meter_xdp"):
+        loaded.run(program, frame, repeat=5000)
+    time.sleep(0.1)
+    assert sum(packets for packets, _, _ in loaded.counted().values()) == 10_000
+    assert Direction.RX in {Direction(link & 1) for link in loaded.meter.ledger()}

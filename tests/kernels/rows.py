@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The kernels that `make test-kernels` boots, and the user space each is given: all of it Debian's own packages."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Row:
+    """One machine. Suites are Debian's; packages come from them, wheels for that Python from PyPI."""
+
+    name: str
+    why: str
+    architecture: str  # as Debian says it
+    kernel: str  # a metapackage, which depends on the kernel to be had now
+    kernel_suite: str
+    suite: str  # of Python, libc, iproute2
+    bcc_suite: str
+    python: str  # its version, for the wheels; empty: whatever the suite has
+    minutes: int  # an emulated CPU is 10 to 20 times slower
+
+
+_CLOUD, _CLOUD_ARM, _LARGE_PAGES = "linux-image-cloud-amd64", "linux-image-cloud-arm64", "linux-image-arm64-16k"
+
+ROWS = (
+    Row("5.10", "no tcx; bcc 0.18", "amd64", _CLOUD, "bullseye", "bookworm", "bullseye", "3.11", 20),
+    Row("6.1", "no tcx: clsact", "amd64", _CLOUD, "bookworm", "bookworm", "bookworm", "3.11", 20),
+    Row("6.12", "tcx", "amd64", _CLOUD, "trixie", "trixie", "trixie", "3.13", 20),
+    Row("newest", "newest kernel and bcc", "amd64", _CLOUD, "sid", "sid", "sid", "", 20),
+    Row("arm64", "aarch64; no tcx", "arm64", _CLOUD_ARM, "bookworm", "bookworm", "bookworm", "3.11", 30),
+    Row("arm64-16k", "aarch64; pages of 16 KB", "arm64", _LARGE_PAGES, "trixie", "trixie", "trixie", "3.13", 30),
+)
+
+PACKAGES = ("python3", "iproute2", "linux-libc-dev", "busybox-static", "kmod", "libcap2-bin", "util-linux")
+WHEELS = (
+    "numpy>=2",
+    "pyroute2>=0.9",
+    "pyelftools>=0.29",
+    "rich>=13.7",
+    "pytest>=8",
+    "pytest-timeout>=2.3",
+    "hypothesis>=6.100",
+)
+MODULES = ("veth", "bonding", "dummy", "bridge", "sch_ingress", "cls_bpf", "inet_diag", "tcp_diag", "udp_diag")
