@@ -6,7 +6,7 @@
  *
  * Set at load: NETMON_BUCKET_NS (bucket width), NETMON_SLOTS (per CPU, power of two), NETMON_CPUS (possible
  * CPUs), NETMON_LINKS (interfaces), NETMON_BUCKETS and NETMON_FLOWS (records in the rings of a CPU, powers of two; the
- * latter at most 2^15), NETMON_STEP_PAGES; for sockets.c, see there.
+ * latter at most 2^14), NETMON_STEP_PAGES; for sockets.c, see there.
  */
 #ifndef NETMON_H
 #define NETMON_H
