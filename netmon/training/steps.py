@@ -15,7 +15,7 @@ _JOIN, _STEP_START, _FIRST_ENQUEUE, _LAST_WAIT, _STEP_END, _LEAVE, _FIRST_WAIT =
 _HOROVODS = tuple(f"horovod.{name}" for name in ("torch", "tensorflow", "keras", "tensorflow.keras", "mxnet"))
 _TWO_MARKS = struct.Struct("<" + 2 * MARK.format.lstrip("<"))
 _MOST_KEPT = 32 * MARK.size  # bytes: who calls first_wait a thousand times per step loses some of them
-_NO_SIGNAL = int(socket.MSG_NOSIGNAL)
+_NO_SIGNAL = int(getattr(socket, "MSG_NOSIGNAL", 0))  # scripts are also tried on machines that are not Linux
 _TRY_AGAIN_NS = 1_000_000_000
 _RESET_NS = 100_000_000  # an elastic reset takes longer
 
@@ -44,8 +44,9 @@ class Steps:
     ) -> None:
         """What is not given is asked of Horovod, where the script uses it, or taken from the launcher's environment.
 
-        parameters: of the model, for the theory.
+        parameters: of the model, for the theory. What cannot be sent (a rank of 2**40) makes it silent, not raise.
         """
+        self.failures = 0  # of netmon's own doing, none of which the training has seen
         known = rank_from_environment(os.environ)
         self.job = job or (known.job if known else "training")
         self.rank = rank if rank is not None else known.rank if known else 0
@@ -64,10 +65,17 @@ class Steps:
         self._given_up = False
         self._last_wait_ns = 0
         self.rank, self.size = self._asked()
-        self._head = head(self.job, self.rank, self.size, self.parameters)
+        self._head = self._whose()
         self._connect(time.monotonic_ns())
         itself = weakref.ref(self)
-        os.register_at_fork(after_in_child=lambda: _let_go(itself()))
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=lambda: _let_go(itself()))
+
+    is_copy = False
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A copy, or what is read from a file, is nobody's rank: it has the numbers, and tells nothing."""
+        return _copy, (self.job, self.rank, self.size, self.parameters, self.iteration)
 
     def step(self) -> _Step:
         """A context: one training step, the forward pass, the backward pass and the update."""
@@ -170,16 +178,29 @@ class Steps:
         self._tell(_LEAVE, now_ns)
         self._given_up = False
         self.rank, self.size = self._asked()
-        self._head = head(self.job, self.rank, self.size, self.parameters)
+        self._head = self._whose()
         self._tell(_JOIN, now_ns)
+
+    def _whose(self) -> bytes:
+        """What stands before all marks; nothing where it cannot be written."""
+        try:
+            return head(self.job, self.rank, self.size, self.parameters)
+        except Exception:
+            self.failures += 1
+            return b""
 
     def _connect(self, now_ns: int) -> None:
         """Joins, if there is an agent: it may come later than the training, or come again."""
+        if not self._head or self.is_copy:
+            return
         self._try_again_ns = now_ns + _TRY_AGAIN_NS
-        connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
+        try:
+            connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
+        except (AttributeError, OSError):  # not Linux, or no descriptor is left
+            return
         try:
             connection.connect(self._path)
-        except OSError:
+        except (OSError, ValueError):
             connection.close()
             return
         self._socket = connection
@@ -196,7 +217,7 @@ class Steps:
 
     def _send(self) -> None:
         kept, self._kept = self._kept, b""
-        if self._socket is None or not kept:
+        if self._socket is None or not kept or not self._head:
             return
         try:
             self._socket.send(self._head + kept, _NO_SIGNAL)
@@ -212,3 +233,11 @@ def _let_go(steps: Steps | None) -> None:
     if steps is not None and steps._socket is not None:
         steps._socket.close()
         steps._socket = None
+
+
+def _copy(job: str, rank: int, size: int, parameters: int, iteration: int) -> Steps:
+    copied = Steps.__new__(Steps)
+    copied.is_copy = True
+    copied.__init__(job, rank, size, parameters)  # type: ignore[misc]
+    copied.iteration = iteration
+    return copied
