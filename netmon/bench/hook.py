@@ -110,7 +110,7 @@ def _environment(path: str) -> Iterator[None]:
 def _listener(path: Path) -> Iterator[None]:
     """Somebody who takes marks in, in a process of its own."""
     command = [sys.executable, "-m", __name__, str(path)]
-    child = subprocess.Popen(command, stdin=subprocess.PIPE)
+    child = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)  # Ctrl-C is not for it
     try:
         deadline = time.monotonic() + _PATIENCE_S
         while not path.exists():
