@@ -110,14 +110,20 @@ class _TestRunOptions(ctypes.Structure):
     ]
 
 
-def dry_run(program: int, frame: bytes, repeat: int = 1) -> tuple[int, int]:
-    """Runs a loaded program on a frame (BPF_PROG_TEST_RUN): (its return value, ns per run). Raises OSError."""
+def dry_run(program: int, frame: bytes, repeat: int = 1, context: bytes = b"") -> tuple[int, int]:
+    """Runs a loaded program on a frame (BPF_PROG_TEST_RUN): (its return value, ns per run). Raises OSError.
+
+    context: the struct __sk_buff that a tc program finds, as far as it is given.
+    """
     data = ctypes.create_string_buffer(frame, len(frame))
+    given = ctypes.create_string_buffer(context, len(context))
     options = _TestRunOptions(
         size=ctypes.sizeof(_TestRunOptions),
         data_in=ctypes.addressof(data),
         data_size_in=len(frame),
         repeat=repeat,
+        ctx_in=ctypes.addressof(given) if context else None,
+        ctx_size_in=len(context),
     )
     result = library().bpf_prog_test_run_opts(program, ctypes.byref(options))
     _checked(result)
