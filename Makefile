@@ -10,7 +10,7 @@ export PIP_RETRIES := 10
 export PIP_TIMEOUT := 60
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-unit test-kernel test-kernels test-lab lint format proto horovod horovod-tensorflow clean
+.PHONY: help setup demo test test-unit test-kernel test-kernels test-lab lint format proto horovod horovod-tensorflow frameworks clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -23,7 +23,7 @@ setup: .venv/.complete ## make .venv on the interpreter that can import bcc, wit
 demo: setup ## watch a training job meet cross traffic, on this machine, for half a minute (root)
 	@$(python) -m netmon lab demo --data out/demo
 
-test: setup horovod ## every test: unit, kernel and lab (kernel and lab: root)
+test: setup frameworks ## every test: unit, kernel and lab (kernel and lab: root)
 	@$(python) -m pytest
 
 test-unit: setup ## the tests that need no privilege
@@ -36,7 +36,7 @@ test-kernels: setup ## the tests that hold on every kernel, on other kernels und
 	@.ci/packages qemu-system-x86 qemu-system-arm cpio kmod
 	@$(python) tests/kernels/run.py $(ROWS)
 
-test-lab: setup horovod ## the tests with real training, in the lab (root)
+test-lab: setup frameworks ## the tests with real training, in the lab (root)
 	@$(python) -m pytest tests/lab
 
 lint: setup ## ruff, mypy --strict and clang-format; changes nothing
@@ -61,6 +61,9 @@ horovod: setup ## build real Horovod with PyTorch for the lab, once (about five 
 horovod-tensorflow: setup ## the same with TensorFlow, which is optional: tests that need it are left out without it
 	@.ci/packages g++ make python3-dev
 	@bash netmon/lab/build_horovod.sh tensorflow
+
+frameworks: horovod ## Accelerate and Lightning beside Horovod, for the tests, once (half a minute)
+	@bash tests/lab/build_frameworks.sh
 
 clean: ## remove .venv, caches and out/; what the lab left behind is for `netmon lab clean`
 	@rm -rf .venv out build dist ./*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -13,7 +13,7 @@
  * Nothing here is locked or atomic: the programs run with bottom halves off, so that those of one CPU run one after the
  * other, and every map is divided among the CPUs.
  */
-#include "parse.h"
+#include "tunnels.h"
 
 #define PASS_XDP 2   /* XDP_PASS */
 #define PASS_TC (-1) /* TCX_NEXT, TC_ACT_UNSPEC: on to the next program, as if we were not there */
@@ -334,20 +334,35 @@ int meter_xdp_frags(struct xdp_md *ctx)
 	return PASS_XDP;
 }
 
-/* Segments of a super-packet, and one for every other packet. */
-static __always_inline u32 segments(struct __sk_buff *skb, const struct packet *p)
+/*
+ * A super-packet becomes what its segments are on the link. Each has all headers up to the innermost payload; those
+ * beyond the flow's own are its payload. TCP that is in no tunnel says all that is needed by itself.
+ */
+static __always_inline void segment(struct __sk_buff *skb, const struct packet *p, struct amount *a)
 {
-	u32 count = skb->gso_segs, size = skb->gso_size;
+	u32 count = skb->gso_segs, size = skb->gso_size, header = p->header_bytes, inner = 0, jumbo = 0;
+	struct walk w = {};
 
-	if (count)
-		return count;
-	return size ? (p->payload_bytes + size - 1) / size : 1;
+	if (count <= 1 && !size)
+		return;
+	if ((p->protocol != IP_TCP || skb->len > 0xffff) && !walk_layers(skb, &w, count)) {
+		jumbo = w.jumbo_bytes;
+		if (w.position > header && w.position - header < a->payload_bytes)
+			inner = w.position - header;
+	}
+	if (!count)
+		count = (a->payload_bytes - inner + size - 1) / size;
+	if (!count)
+		return;
+	a->packets = count;
+	a->wire_bytes += (count - 1) * (header + inner) - count * jumbo;
+	a->payload_bytes += (count - 1) * inner;
 }
 
 static __always_inline void meter_tc(struct __sk_buff *skb, u32 direction)
 {
-	struct amount a = {.now = bpf_ktime_get_ns()};
-	u32 frame_bytes = skb->len, count;
+	struct amount a = {.now = bpf_ktime_get_ns(), .packets = 1};
+	u32 frame_bytes = skb->len;
 	struct packet p;
 
 	if (parse(&p, (void *)(long)skb->data, (void *)(long)skb->data_end, frame_bytes) < 0 &&
@@ -356,14 +371,16 @@ static __always_inline void meter_tc(struct __sk_buff *skb, u32 direction)
 		bpf_skb_pull_data(skb, frame_bytes < 192 ? frame_bytes : 192);
 		parse(&p, (void *)(long)skb->data, (void *)(long)skb->data_end, frame_bytes);
 	}
-	count = segments(skb, &p);
-	/* A tag that stands in the metadata is on the link all the same, in every segment. */
-	a.wire_bytes = frame_bytes + (count - 1) * p.header_bytes + (skb->vlan_present ? count * VLAN_BYTES : 0);
+	a.wire_bytes = frame_bytes;
 	a.payload_bytes = p.payload_bytes;
-	a.packets = count;
-	/* What is received was counted by the NIC before its tag was put aside. */
-	if (direction == NETMON_RX && skb->vlan_present)
-		frame_bytes += VLAN_BYTES;
+	segment(skb, &p, &a);
+	if (skb->vlan_present) {
+		/* A tag that stands in the metadata is on the link all the same, in every segment. */
+		a.wire_bytes += a.packets * VLAN_BYTES;
+		/* What is received was counted by the NIC before its tag was put aside. */
+		if (direction == NETMON_RX)
+			frame_bytes += VLAN_BYTES;
+	}
 	account(&p, skb->ifindex, direction, frame_bytes, &a);
 }
 

@@ -3,6 +3,7 @@
 
 import argparse
 import logging
+import signal
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -17,7 +18,9 @@ COMMANDS = ("agent", "collector", "top", "export", "replay", "lab", "report", "d
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one command; returns the exit status."""
+    """Runs one command; returns the exit status. Without argv it is the program: signals then end the command."""
+    if argv is None:
+        _heed_signals()
     arguments = list(sys.argv[1:] if argv is None else argv)
     logging.basicConfig(level=logging.INFO, format="netmon: %(message)s", stream=sys.stderr)
     try:
@@ -33,6 +36,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # `netmon top --once | head`
         sys.stderr.close()
         return 1
+
+
+def _heed_signals() -> None:
+    """SIGINT and SIGTERM end the command in order, and whom it starts at once, whatever was inherited.
+
+    A shell ignores SIGINT for what a script puts into its background, and some launchers block signals; both go on to
+    children. What is caught is not inherited: a command that has handlers of its own replaces these.
+    """
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.default_int_handler)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT, signal.SIGTERM))
 
 
 def _parse(arguments: list[str]) -> argparse.Namespace:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a step costs the training that marks it (netmon.horovod), with somebody who listens and without.
+"""What a step costs the training that marks it (netmon.training), with somebody who listens and without.
 
 Between steps the thread is busy, either with next to no memory, so that a step finds its own code in the caches, or
 with megabytes, as much training is: then most of its cost is to fetch itself and the kernel's way of a packet anew.
@@ -23,8 +23,8 @@ import numpy as np
 import numpy.typing as npt
 
 from netmon.errors import NetmonError
-from netmon.horovod import Steps
 from netmon.marks import MAX_PACKET, SOCKET_VARIABLE
+from netmon.training.steps import Steps
 
 _STEPS = 400  # of a round
 _APART_NS = 2_000_000
@@ -110,7 +110,7 @@ def _environment(path: str) -> Iterator[None]:
 def _listener(path: Path) -> Iterator[None]:
     """Somebody who takes marks in, in a process of its own."""
     command = [sys.executable, "-m", __name__, str(path)]
-    child = subprocess.Popen(command, stdin=subprocess.PIPE)
+    child = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)  # Ctrl-C is not for it
     try:
         deadline = time.monotonic() + _PATIENCE_S
         while not path.exists():

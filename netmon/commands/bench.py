@@ -6,7 +6,6 @@ from __future__ import annotations
 import argparse
 import json
 import logging
-import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -105,7 +104,6 @@ def run(args: argparse.Namespace) -> int:
         return 0
     if args.rounds < 1:
         raise UsageError(f"cannot measure in {args.rounds} rounds: give --rounds 1 or more")
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ended like Ctrl-C: everything is removed
     if args.root:
         require_capabilities()
     args.bench(args)

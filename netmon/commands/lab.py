@@ -67,9 +67,6 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run the subcommand."""
-    import signal
-
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ended like Ctrl-C: everything is removed
     status: int = args.lab(args)
     return status
 

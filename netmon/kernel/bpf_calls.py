@@ -83,11 +83,16 @@ def raw_tracepoint_open(program: int, name: str) -> int:
     return call(RAW_TRACEPOINT_OPEN, struct.pack("=QI", ctypes.addressof(text), program))[0]
 
 
-def dry_run(program: int, frame: bytes, repeat: int = 1) -> tuple[int, int]:
-    """Runs a loaded program on a frame (BPF_PROG_TEST_RUN): (its return value, ns per run)."""
-    data = ctypes.create_string_buffer(frame, len(frame))
-    places = ctypes.addressof(data), 0
-    attribute = struct.pack("=IIIIQQII", program, 0, len(frame), 0, *places, repeat, 0)
+def dry_run(program: int, frame: bytes, repeat: int = 1, context: bytes = b"") -> tuple[int, int]:
+    """Runs a loaded program on a frame (BPF_PROG_TEST_RUN): (its return value, ns per run).
+
+    context: the beginning of the program's struct __sk_buff; empty: as the kernel makes it of the frame.
+    """
+    data, about = (ctypes.create_string_buffer(given, len(given) or 1) for given in (frame, context))
+    about_size, about_at = (len(context), ctypes.addressof(about)) if context else (0, 0)
+    attribute = struct.pack(
+        "=IIIIQQIIIIQ", program, 0, len(frame), 0, ctypes.addressof(data), 0, repeat, 0, about_size, 0, about_at
+    )
     _, answer = call(PROG_TEST_RUN, attribute)
     (verdict,) = struct.unpack_from("=I", answer, 4)
     (duration,) = struct.unpack_from("=I", answer, 36)

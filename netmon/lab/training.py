@@ -2,7 +2,9 @@
 """The training job of a run: one process per rank, each in its host."""
 
 import contextlib
+import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -47,11 +49,17 @@ def horovod_python(framework: str = "torch") -> str:
 
     framework: torch or tensorflow. Raises LabError.
     """
-    command = [*_BUILD, framework]
-    done = subprocess.run(command, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True, check=False)
-    if done.returncode:
+    # A session of its own: who interrupts the lab ends all that the script has started.
+    command, silent = [*_BUILD, framework], subprocess.DEVNULL
+    with subprocess.Popen(command, stdin=silent, stdout=subprocess.PIPE, text=True, start_new_session=True) as build:
+        try:
+            told, _ = build.communicate()
+        except BaseException:
+            os.killpg(build.pid, signal.SIGTERM)
+            raise
+    if build.returncode:
         raise LabError("cannot run the Horovod trainer: building Horovod failed, see above; --trainer ring needs none")
-    return done.stdout.strip().splitlines()[-1]
+    return told.strip().splitlines()[-1]
 
 
 class Training:

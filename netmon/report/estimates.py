@@ -104,7 +104,9 @@ def autocorrelation(series: npt.ArrayLike) -> Floats:
 def period(series: npt.ArrayLike, least: int = 2) -> int:
     """The period of a series in samples: the first lag whose autocorrelation comes within a quarter of the highest one.
 
-    Only maxima at or above lag `least`, beyond the first fall of the autocorrelation to 0, count; 0: no period.
+    Only maxima at or above lag `least`, beyond the first fall of the autocorrelation to 0, count; 0: no period. Pulses
+    that come a little early or late spread a maximum over lags beside it, so what is compared is the sum over as
+    many lags around each as the first fall took: no wider is a pulse that repeats.
     """
     correlation = autocorrelation(series)
     fallen = np.flatnonzero(correlation <= 0)
@@ -112,10 +114,16 @@ def period(series: npt.ArrayLike, least: int = 2) -> int:
     if begin >= len(correlation) - 1:
         return 0
     rest = correlation[begin:]
-    peak = np.r_[False, (rest[1:-1] >= rest[:-2]) & (rest[1:-1] > rest[2:]), False]
-    if not peak.any() or rest[peak].max() <= 0.1:
+    peaks = begin + 1 + np.flatnonzero((rest[1:-1] >= rest[:-2]) & (rest[1:-1] > rest[2:]))
+    if not peaks.size or correlation[peaks].max() <= 0.1:
         return 0
-    return begin + int(np.flatnonzero(peak & (rest >= 0.75 * rest[peak].max()))[0])
+    width = int(fallen[0])
+    sums = np.r_[0, np.cumsum(correlation)]
+    around = sums[np.minimum(peaks + width + 1, len(correlation))] - sums[np.maximum(peaks - width, begin)]
+    highest = around.max()
+    first = peaks[around >= highest - 0.25 * abs(highest)][0]
+    same = peaks[(peaks >= first) & (peaks <= first + width)]
+    return int(same[np.argmax(correlation[same])])
 
 
 def cumulative_distribution(values: npt.ArrayLike) -> pd.DataFrame:

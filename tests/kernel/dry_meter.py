@@ -24,10 +24,10 @@ class Loaded:
     programs: dict[str, int]
     meter: Meter
 
-    def run(self, name: str, frame: bytes, repeat: int = 1) -> int:
+    def run(self, name: str, frame: bytes, repeat: int = 1, context: bytes = b"") -> int:
         """How many bytes ran: none where the kernel refuses to make such a frame."""
         try:
-            verdict, _ = bpf_calls.dry_run(self.programs[name], frame, repeat)
+            verdict, _ = bpf_calls.dry_run(self.programs[name], frame, repeat, context)
         except OSError as error:
             if error.errno == errno.EINVAL and name != "meter_xdp":
                 return 0

@@ -2,6 +2,7 @@
 """Every flow is given to the process that has its socket, however short the socket lives."""
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -108,17 +109,16 @@ def watched(namespaces: Callable, tmp_path: Path) -> Iterator[Watched]:
 
 @contextmanager
 def running(command: list[str], *script: object) -> Iterator[subprocess.Popen]:
-    """A Python script that has printed its first line; it is ended at last."""
-    arguments = [sys.executable, "-c", *map(str, script)]
-    process = subprocess.Popen(
-        [*command, *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
-    )
+    """A Python script that has printed its first line; it is ended at last, with the children that it has."""
+    arguments = [*command, sys.executable, "-c", *map(str, script)]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "bufsize": 1}
+    process = subprocess.Popen(arguments, **pipes, start_new_session=True)
     with process:
         try:
             process.first_line = process.stdout.readline().strip()
             yield process
         finally:
-            process.kill()
+            os.killpg(process.pid, signal.SIGKILL)
 
 
 def tell(*processes: subprocess.Popen) -> None:

@@ -132,7 +132,7 @@ def test_without_an_agent_it_does_nothing_and_with_a_late_one_it_joins(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("NETMON_SOCKET", str(tmp_path / "late.sock"))
-    monkeypatch.setattr("netmon.horovod._TRY_AGAIN_NS", 0)
+    monkeypatch.setattr("netmon.training.steps._TRY_AGAIN_NS", 0)
     steps = Steps("job", 0, 1)
     with steps.step():
         pass
@@ -147,7 +147,7 @@ def test_without_an_agent_it_does_nothing_and_with_a_late_one_it_joins(
 def test_an_agent_that_comes_again_is_joined_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "marks.sock"
     monkeypatch.setenv("NETMON_SOCKET", str(path))
-    monkeypatch.setattr("netmon.horovod._TRY_AGAIN_NS", 0)
+    monkeypatch.setattr("netmon.training.steps._TRY_AGAIN_NS", 0)
     first = MarkSocket(path)
     steps = Steps("job", 0, 1)
     first.take()
@@ -202,7 +202,7 @@ def test_the_hook_costs_microseconds(marks: MarkSocket) -> None:
 def test_a_rank_that_is_given_another_number_joins_again(marks: MarkSocket, monkeypatch: pytest.MonkeyPatch) -> None:
     horovod = types.SimpleNamespace(rank=lambda: 1, size=lambda: 3)
     monkeypatch.setitem(sys.modules, "horovod.torch", horovod)
-    monkeypatch.setattr("netmon.horovod._RESET_NS", 0)
+    monkeypatch.setattr("netmon.training.steps._RESET_NS", 0)
     steps = Steps("job")
     with steps.step():
         pass

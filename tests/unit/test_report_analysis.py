@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from netmon.report import (
@@ -132,6 +132,7 @@ def test_r_squared_of_the_mean_is_nothing():
     assert math.isnan(r_squared([2, 2], [2, 2]))
 
 
+@example(every=27, on=0.109375, jitter=1)
 @given(every=st.integers(20, 300), on=st.floats(0.1, 0.8), jitter=st.integers(0, 2))
 def test_the_period_of_a_pulsed_series(every, on, jitter):
     rng = np.random.default_rng(every)
