@@ -10,7 +10,7 @@ export PIP_RETRIES := 10
 export PIP_TIMEOUT := 60
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-unit test-kernel test-lab lint format proto horovod horovod-tensorflow clean
+.PHONY: help setup demo test test-unit test-kernel test-lab test-cuts lint format proto horovod horovod-tensorflow clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -34,6 +34,9 @@ test-kernel: setup ## the tests that load BPF programs, in network namespaces of
 
 test-lab: setup horovod ## the tests with real training, in the lab (root)
 	@$(python) -m pytest tests/lab
+
+test-cuts: setup ## cuts of the network of 30 s and 5 min, twice each: a quarter of an hour (root)
+	@$(python) -m pytest -m cuts tests/kernel
 
 lint: setup ## ruff, mypy --strict and clang-format; changes nothing
 	@.venv/bin/ruff check .
