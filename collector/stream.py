@@ -68,7 +68,7 @@ class AgentStream:
         finally:
             news.cancel()
         self._news.clear()
-        if self._entry and not self._current:
+        if self._entry and not self._current and not taking.done():
             taking.cancel()
             name = self._entry.session.hello.session
             await self._context.abort(grpc.StatusCode.ABORTED, f"session {name} has connected again")

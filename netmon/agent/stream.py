@@ -13,6 +13,7 @@ from netmon.agent.worker import Worker
 log = logging.getLogger(__name__)
 
 _UNREACHED_S = 1.0  # the longest wait for a network that may come back; an attempt takes another second
+_REASONS = 5  # named of one outage
 _ANSWERED_S = 2.0  # for a collector that answers, but ends the stream
 
 
@@ -75,7 +76,7 @@ class Stream(Worker):
         self._address = address
         self._sender = Sender(address, spool, self._note)
         self._connected = False
-        self._reason = ""
+        self._reasons: set[str] = set()  # named since the last connection
 
     def work(self) -> None:
         """Streams until `finish`."""
@@ -99,8 +100,8 @@ class Stream(Worker):
         if connected:
             if not self._connected:
                 log.info("connected to the collector at %s", self._address)
-            self._reason = ""
-        elif reason != self._reason:
+            self._reasons.clear()
+        elif reason not in self._reasons and len(self._reasons) < _REASONS:
             log.warning("no connection to the collector at %s (%s); batches wait", self._address, reason)
-            self._reason = reason
+            self._reasons.add(reason)
         self._connected = connected

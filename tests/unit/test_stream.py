@@ -23,6 +23,7 @@ from collector_thread import collecting
 from tcp_relay import TcpRelay
 from waiting import free_port, wait_for
 
+from collector.window import HostWindow
 from netmon.agent import connection, leftovers
 from netmon.agent.backoff import Backoff
 from netmon.agent.batch_table import BatchTable
@@ -194,6 +195,33 @@ def test_a_refused_batch_is_lost_alone(tmp_path: Path, caplog: pytest.LogCapture
     (kept,) = (tmp_path / "spool/refused").iterdir()
     message = netmon_pb2.AgentMessage.FromString(kept.read_bytes())
     assert (message.batch.sequence, message.batch.buckets.rows) == (11, 1)
+
+
+def test_a_batch_at_which_the_collector_fails_is_lost_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    real, tries = HostWindow.add, []
+
+    def fails(window: HostWindow, batch: Batch) -> object:
+        output = real(window, batch)  # half of the work is done
+        if batch.sequence == 7:
+            tries.append(batch.sequence)
+            raise IndexError("a fault of the collector's")
+        return output
+
+    monkeypatch.setattr(HostWindow, "add", fails)
+    address = f"127.0.0.1:{free_port()}"
+    sent = Sent(tmp_path / "spool", address)
+    sent.append(20)
+    with collecting(address, tmp_path / "data"):
+        sent.start()
+        sent.finish()
+    buckets = pd.read_parquet(tmp_path / "data/buckets")
+    assert not buckets.duplicated(["flow_id", "bucket_start_ns"]).any()
+    assert len(tries) == 3
+    assert len(buckets) == sent.rows - 200
+    assert int(sent.lost["packets"].sum()) == 200
+    assert caplog.text.count("batch 7 is lost") == 1
 
 
 def leave_behind(directory: Path, session: str, batches: int) -> int:
