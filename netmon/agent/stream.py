@@ -3,6 +3,7 @@
 
 import logging
 import threading
+import time
 from collections.abc import Callable
 
 from netmon.agent.backoff import Backoff
@@ -12,7 +13,8 @@ from netmon.agent.worker import Worker
 
 log = logging.getLogger(__name__)
 
-_UNREACHED_S = 1.0  # the longest wait for a network that may come back; an attempt takes another second
+_UNREACHED_S = 0.5  # the longest wait for a network that may come back; an attempt takes another second
+_LASTED_S = 5.0  # a connection that has is no part of a series of failures
 _REASONS = 5  # named of one outage
 _ANSWERED_S = 2.0  # for a collector that answers, but ends the stream
 
@@ -32,7 +34,7 @@ class Sender:
         """Until everything has been sent and nothing more will come, or `end`, or last_word(how one ended) holds."""
         unreached, answered, patience = Backoff(_UNREACHED_S), Backoff(_ANSWERED_S), Patience()
         while not self._done():
-            before = self._spool.acknowledged
+            before, since = self._spool.acknowledged, time.monotonic()
             self._connection = Connection(self._address, self._spool, self._finishing.is_set, patience.most_s)
             end = self._connection.run(lambda: self._note(True, ""), self._strikes)
             if self._done() or last_word(end):
@@ -41,7 +43,7 @@ class Sender:
                 self._note(False, end.reason)
             if end.silent and end.answered:
                 patience.lost()
-            if self._spool.acknowledged > before:
+            if self._spool.acknowledged > before or time.monotonic() - since > _LASTED_S:
                 answered.reset()
             if end.answered:
                 unreached.reset()

@@ -2,8 +2,8 @@
 """How the two ends of the channel notice that the network between them is gone, and find each other again.
 
 An agent makes a channel for each connection, and gives it up with the connection: what gRPC remembers of a broken one
-(its back-off, its resolved name) then delays nobody. A cut is noticed in three seconds; the next attempt is never more
-than one second away, and lasts one second.
+(its back-off, its resolved name) then delays nobody. A cut is noticed in five seconds at most; then the next attempt is
+never more than half a second away, and lasts one second.
 """
 
 MAX_MESSAGE_BYTES = 256 << 20
