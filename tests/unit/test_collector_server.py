@@ -219,7 +219,7 @@ def test_what_breaks_the_contract_is_refused(
                 await send(stub, contents())
             assert error.value.code() == grpc.StatusCode.INVALID_ARGUMENT
             # The collector goes on.
-            assert (await send(stub, session(2)))[-1] == 2
+            assert (await send(stub, [hello(session="next"), *session(2)[1:]]))[-1] == 2
 
     asyncio.run(scenario())
 
