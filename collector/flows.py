@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The flows of one session, by dense index."""
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 import numpy as np
@@ -120,6 +121,10 @@ class FlowTable:
             flow = replace(flow, owner=replace(flow.owner, job=job, source=BY_PEER))
         self._state[index]["link"] = link
         self._set(index, flow)
+
+    def unknown(self, flows: Iterable[Flow]) -> list[Flow]:
+        """Those of the flows that nobody has described."""
+        return [flow for flow in flows if flow.flow_id not in self._index]
 
     def flow(self, flow_id: int) -> Flow | None:
         """The flow with this id, while it is known."""

@@ -30,21 +30,31 @@ def read_hello(message: netmon_pb2.AgentMessage) -> Hello:
 
 
 class RefusedBatchError(WireError):
-    """A batch that breaks the contract."""
+    """A batch that breaks the contract, or one at which the collector fails."""
 
-    def __init__(self, sequence: int, host: str, reason: WireError) -> None:
+    def __init__(self, sequence: int, host: str, reason: Exception | str) -> None:
         """Name the batch and its sender."""
         super().__init__(f"batch {sequence} of {host}: {reason}")
         self.sequence = sequence
 
 
-class BatchOrder:
-    """The batches of one connection: consecutive; those that the session has processed before are recognised."""
+class FailedBatchError(RefusedBatchError):
+    """The collector fails at a batch. It may be its own fault: the session is not what it should be any more."""
 
-    def __init__(self, session: Session) -> None:
-        """Begin a connection of the session."""
+
+class BatchOrder:
+    """The batches of one connection: ascending; those that the session has processed before are recognised.
+
+    An agent sends all that it has from the first batch that is not acknowledged, in order, and what has left its spool
+    never comes back. So a number is left out because it was acknowledged, also while it is being sent again, or because
+    the agent gave it up; that is in its own account of losses, and worth a warning here.
+    """
+
+    def __init__(self, session: Session, acknowledged: int) -> None:
+        """Begin a connection of the session. acknowledged: as the agent knows."""
         self._session = session
-        self._next: int | None = None  # None: the connection has not brought a batch yet
+        self._known = max(acknowledged, session.stored_before)
+        self._last = 0  # batch of this connection
 
     def accept(self, message: netmon_pb2.AgentMessage) -> Output | None:
         """Process the next message; None for a batch that was processed before. Raises WireError."""
@@ -55,26 +65,26 @@ class BatchOrder:
             return self._process(decode_batch(message.batch))
         except WireError as error:
             raise RefusedBatchError(message.batch.sequence, host, error) from None
+        except Exception as error:
+            raise FailedBatchError(message.batch.sequence, host, f"{type(error).__name__}: {error}") from error
 
     def _process(self, batch: Batch) -> Output | None:
-        if self._next is None:
-            self._begin(batch)
-        elif batch.sequence != self._next:
-            raise WireError(f"batch {self._next} should come now")
-        self._next = batch.sequence + 1
+        if batch.sequence <= self._last:
+            raise WireError(f"batch {self._last} came before it")
+        self._notice_gap(batch.sequence)
+        self._last = batch.sequence
         if batch.sequence <= self._session.received:
             self._session.window.describe(batch)
             return None
         _check_times(batch)
         return self._session.process(batch)
 
-    def _begin(self, batch: Batch) -> None:
-        # An agent that was cut off for long has had to drop its oldest batches: their bytes are in its own account of
-        # losses, so a gap between connections is worth a warning, not a refusal.
-        known = max(self._session.received, self._session.stored_before)
-        if batch.sequence > known + 1:
+    def _notice_gap(self, sequence: int) -> None:
+        first = max(self._known, self._last, self._session.received) + 1
+        if sequence > first:
             host = self._session.hello.host
-            self._session.window.ranks.warn(f"batches {known + 1} to {batch.sequence - 1} of {host} never arrived")
+            self._session.missing += sequence - first
+            self._session.window.ranks.warn(f"batches {first} to {sequence - 1} of {host} never arrived")
 
 
 def _check_times(batch: Batch) -> None:

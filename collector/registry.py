@@ -19,7 +19,7 @@ from collector.snapshot import take_snapshot
 from collector.store import Part, Store
 from collector.window import Output
 from netmon.dl.inference import Findings
-from netmon.errors import DataError
+from netmon.errors import DataError, WireError
 from netmon.records import Hello
 from netmon.views import Snapshot
 
@@ -51,6 +51,7 @@ class Registry:
         """Begin without sessions."""
         self._store, self._settings = store, settings
         self._entries: dict[str, Entry] = {}
+        self._newest_of: dict[str, Entry] = {}  # by host
         self._jobs, self._peers = Jobs(settings.parameters), Peers()
         self._numbers, self._claims = Numbers(), Claims()
         self._inferring = Inferring()
@@ -62,17 +63,37 @@ class Registry:
         self._room.set()
         self._trouble = ""  # why the last flush failed
 
-    async def open(self, hello: Hello) -> Entry:
-        """The session of an agent that connects, new, known or found in the dataset. Raises DataError."""
+    async def open(self, hello: Hello, news: asyncio.Event) -> Entry:
+        """The session of an agent that connects, new, known or found in the dataset. Raises DataError, WireError.
+
+        news: set when something of it is stored, and when it connects again.
+        """
         async with self._opening:
             entry = self._entries.get(hello.session)
             if entry is None:
                 resume = await asyncio.to_thread(read_resume, self._store.directory, hello)
                 entry = Entry(Session(hello, self._settings, resume, self._peers, self._numbers, self._claims))
                 self._entries[hello.session] = entry
+                self._find_newest()
+            elif entry.session.hello.host != hello.host:
+                raise WireError(f"session {hello.session} of {hello.host} is another host's")
+            else:
+                entry.session.introduce_again(hello)
+        entry.news.set()  # the connection before this one has to go
+        entry.news = news
         entry.connections += 1
         entry.connected, entry.left = True, False
         return entry
+
+    async def discard(self, entry: Entry) -> None:
+        """Forget a session that is not what it should be; it is taken up from the dataset when it connects again."""
+        async with self._flushing:  # what is on its way to the disk has to be there by then
+            if self._entries.get(entry.session.hello.session) is entry:
+                self.disconnected(entry)
+                entry.connections += 1
+                entry.session.forget()
+                del self._entries[entry.session.hello.session]
+                self._find_newest()
 
     def arrived(self, entry: Entry, output: Output, heard: bool = True) -> None:
         """A batch has been processed; not heard: it did not come from the agent."""
@@ -81,10 +102,11 @@ class Registry:
         if self._clocks.due(time.monotonic_ns()):
             self._clocks.compare(host.session.window.comparable() for host in self._newest() if host.connected)
         host = entry.session.hello.host
-        for iteration in output.ended:
-            self._jobs.ended(host, iteration)
-        for iteration, tally in output.iterations:
-            self._jobs.accounted(iteration, tally)
+        if self._newest_of.get(host) is entry:  # viewers see the present
+            for iteration in output.ended:
+                self._jobs.ended(host, iteration)
+            for iteration, tally in output.iterations:
+                self._jobs.accounted(iteration, tally)
         if sum(e.session.pending_bytes for e in self._entries.values()) > MOST_PENDING_BYTES:
             self._room.clear()
 
@@ -132,7 +154,6 @@ class Registry:
     def tidy(self) -> None:
         """Settle sessions that have fallen silent, and let go of those that will not come back."""
         now = time.monotonic()
-        newest = {entry.session.hello.host: name for name, entry in self._entries.items()}
         for name, entry in list(self._entries.items()):
             silent = now - entry.last_heard
             if silent > _SILENT_AFTER_S and not entry.settled:
@@ -140,10 +161,11 @@ class Registry:
                 entry.session.window.ranks.release()
             if silent > _LEAVE_AFTER_S and not entry.connected and not entry.left:
                 self.settle(entry, leaving=True)
-            replaced = newest[entry.session.hello.host] != name
+            replaced = self._newest_of[entry.session.hello.host] is not entry
             if entry.left and entry.session.idle and silent > (_LEAVE_AFTER_S if replaced else _FORGET_AFTER_S):
                 entry.session.forget()
                 del self._entries[name]
+                self._find_newest()
 
     async def flush(self) -> bool:
         """Write all that has settled, and acknowledge it; False where the disk does not take it."""
@@ -196,4 +218,9 @@ class Registry:
 
     def _newest(self) -> list[Entry]:
         """The newest session of each host."""
-        return list({entry.session.hello.host: entry for entry in self._entries.values()}.values())
+        return list(self._newest_of.values())
+
+    def _find_newest(self) -> None:
+        """After a session has come or gone. What an earlier one left behind may arrive later than its successor."""
+        by_age = sorted(self._entries.values(), key=lambda entry: entry.session.hello.clock.utc_ns)
+        self._newest_of = {entry.session.hello.host: entry for entry in by_age}

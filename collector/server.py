@@ -16,30 +16,20 @@ from typing import Any
 import grpc
 import sdnotify
 
-from collector.ingest import BatchOrder, RefusedBatchError, read_hello
-from collector.registry import Entry, Registry
+from collector.registry import Registry
 from collector.settings import Settings
 from collector.store import Store
+from collector.stream import AgentStream
 from netmon.dl.classify import NS_PER_S
-from netmon.errors import DataError, UnsupportedError, WireError
+from netmon.errors import DataError, UnsupportedError
 from netmon.wire import netmon_pb2, netmon_pb2_grpc
+from netmon.wire.channel import COLLECTOR_OPTIONS
 from netmon.wire.snapshots import encode_snapshot
 
 _log = logging.getLogger(__name__)
 _SHORTEST_INTERVAL_MS = 50
 _GRACE_S = 1.0
 _INFER_EVERY_S = 0.3
-_BREAK_S = 0.1  # a broken stream looks ended at first; gRPC cancels its handler a moment later
-_OPTIONS = (
-    ("grpc.so_reuseport", 0),  # a second collector on the port must fail, not take half of the agents
-    ("grpc.max_receive_message_length", 256 << 20),
-    ("grpc.max_send_message_length", -1),
-    ("grpc.http2.min_recv_ping_interval_without_data_ms", 1_000),
-    ("grpc.keepalive_permit_without_calls", 1),
-    ("grpc.keepalive_time_ms", 10_000),
-    ("grpc.keepalive_timeout_ms", 5_000),
-)
-
 Context = grpc.aio.ServicerContext[Any, Any]
 
 
@@ -54,59 +44,7 @@ class CollectorService(netmon_pb2_grpc.CollectorServicer):
         self, request_iterator: AsyncIterator[netmon_pb2.AgentMessage], context: Context
     ) -> None:
         """Take in one agent's stream."""
-        try:
-            first = await anext(request_iterator, None)
-            if first is None:
-                return
-            entry = await self._registry.open(read_hello(first))
-            await self._session(entry, request_iterator, context)
-        except RefusedBatchError as error:
-            _log.warning(error)
-            which = (("netmon-sequence", str(error.sequence)),)
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error), which)
-        except WireError as error:
-            _log.warning(error)
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
-        except DataError as error:
-            _log.error(error)
-            await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
-
-    async def _session(self, entry: Entry, messages: AsyncIterator[netmon_pb2.AgentMessage], context: Context) -> None:
-        hello, connection = entry.session.hello, entry.connections
-        hooks = ", ".join(f"{i.name} ({i.hook_rx}/{i.hook_tx})" for i in hello.interfaces)
-        _log.info(f"{hello.host} connected: session {hello.session}, {hooks}")
-        acknowledging = asyncio.create_task(self._acknowledge(entry, context))
-        complete = False
-        try:
-            order = BatchOrder(entry.session)
-            async for message in messages:
-                if entry.connections != connection:
-                    await context.abort(grpc.StatusCode.ABORTED, f"session {hello.session} has connected again")
-                await self._registry.room()
-                output = order.accept(message)
-                if output:
-                    self._registry.arrived(entry, output)
-            await asyncio.sleep(_BREAK_S)
-            complete = True
-        finally:
-            acknowledging.cancel()
-            if entry.connections == connection:
-                self._registry.disconnected(entry)
-                _log.info(f"{hello.host} {'left' if complete else 'is cut off'}: session {hello.session}")
-        if complete and entry.connections == connection:
-            await self._registry.infer(leaving=entry)
-            self._registry.settle(entry, leaving=True)
-            if await self._registry.flush():
-                await context.write(netmon_pb2.Acknowledgement(sequence=entry.acknowledge))
-
-    @staticmethod
-    async def _acknowledge(entry: Entry, context: Context) -> None:
-        entry.news.set()  # what a former connection was not told any more
-        while True:
-            await entry.news.wait()
-            entry.news.clear()
-            if entry.acknowledge:
-                await context.write(netmon_pb2.Acknowledgement(sequence=entry.acknowledge))
+        await AgentStream(self._registry, request_iterator, context).serve()
 
     async def Clock(  # noqa: N802 (the contract's name)
         self, request_iterator: AsyncIterator[netmon_pb2.ClockProbe], context: Context
@@ -141,7 +79,7 @@ async def serve(listen: str, data: Path, settings: Settings, stop: asyncio.Event
     inferring: asyncio.Task[None] | None = None
     store = Store(data)
     registry = Registry(store, settings)
-    server = grpc.aio.server(options=_OPTIONS)
+    server = grpc.aio.server(options=COLLECTOR_OPTIONS)
     netmon_pb2_grpc.add_CollectorServicer_to_server(CollectorService(registry), server)  # type: ignore[no-untyped-call]
     try:
         _listen(server, listen)

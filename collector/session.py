@@ -55,6 +55,7 @@ class Session:
         self.window = HostWindow(hello, settings, resume, self._numbers, claims)
         self.received = 0  # sequence of the last batch processed; 0: none since the collector's start
         self.stored_before = resume.last_sequence
+        self.missing = 0  # batches that the agent has given up
         self.pending_bytes = 0
         self._peers, self._served = peers, Served(peers)
         self._buckets: list[Table] = []
@@ -68,6 +69,12 @@ class Session:
         self._ranks = {(rank.job, rank.rank): rank for rank in resume.ranks}
         for flow in (*(stored.flow for stored in resume.flows), *hello.flows):
             peers.add(flow)
+
+    def introduce_again(self, hello: Hello) -> None:
+        """Take in the flows of a later introduction that no batch has described: it was given up."""
+        for flow in map(self.window.named, self.window.flows.unknown(hello.flows)):
+            self._peers.add(flow)
+            self.window.flows.describe(flow)
 
     def process(self, batch: Batch) -> Output:
         """Take in the next batch. Raises WireError."""

@@ -290,6 +290,7 @@ class Hello:
     schema_version: int = SCHEMA_VERSION
     flows: Sequence[Flow] = ()  # that are alive, for a collector which has just started
     marks: Sequence[Mark] = ()  # of every rank: that it joined, and the step it is in
+    acknowledged: int = 0  # the last batch of which the agent knows that it is stored
 
 
 @dataclass(frozen=True)

@@ -13,20 +13,24 @@ from pathlib import Path
 import numpy as np
 
 from netmon import __version__
+from netmon.agent.carried import carried
 from netmon.agent.clock import Clock
 from netmon.agent.cost import CostMeter
 from netmon.agent.exchange import ClockExchanges
 from netmon.agent.flow_owners import FlowOwners
 from netmon.agent.flows import describe_flows
 from netmon.agent.ledger import Ledger
+from netmon.agent.leftovers import Leftovers
 from netmon.agent.links import Links
 from netmon.agent.markers import MarkSocket
 from netmon.agent.nic import NicSamples
 from netmon.agent.recent import RecentFlows, RecentMarks, SentFlows
 from netmon.agent.spool import Spool
+from netmon.agent.spool_folder import SpoolFolder
 from netmon.agent.steps import StepMarks
 from netmon.agent.stream import Stream
 from netmon.agent.timeline import TimelineMarks
+from netmon.agent.worker import check_alive
 from netmon.kernel import nic, privilege
 from netmon.kernel.meter.geometry import choose_geometry
 from netmon.kernel.meter.memory import map_memory, mapped_array
@@ -36,9 +40,9 @@ from netmon.kernel.nic import Nic
 from netmon.kernel.owners.births import TOLD_MAP, TOLD_RING_BYTES, BirthTable
 from netmon.kernel.privileged import Privileged
 from netmon.kernel.training.timelines import Opened
-from netmon.records import STEP, Batch, Hello, Interface, LedgerSample, Mark
+from netmon.records import STEP, Batch, Hello, Interface, LedgerSample, Mark, Table
 from netmon.wire import netmon_pb2
-from netmon.wire.batches import encode_batch, encode_hello
+from netmon.wire.batches import encode_body, encode_hello, serialise_buckets
 
 log = logging.getLogger(__name__)
 
@@ -49,6 +53,7 @@ _BATCH_NS = 200_000_000
 _LOOK_NS = 300_000_000
 _FAREWELL_S = 5.0
 _EXCHANGES_END_S = 1.0
+_LEFTOVERS_END_S = 1.0
 
 
 @dataclass(frozen=True)
@@ -78,7 +83,9 @@ class Agent:
         nics = [nic.describe(name) for name in settings.interfaces]
         self._marks_socket = MarkSocket(settings.socket)
         self._session = uuid.uuid4().hex[:12]
-        self._spool = Spool(settings.spool, self._session, settings.spool_bytes, self._hollow)
+        folder = SpoolFolder(settings.spool)
+        self._spool = Spool(folder, self._session, settings.spool_bytes, self._lose)
+        self._given_up = 0
         geometry = choose_geometry(settings.bucket_ns, len(nics), settings.flows)
         self._privileged = Privileged()
         started = self._privileged.start([(card.name, card.index) for card in nics], settings.hook, geometry)
@@ -109,16 +116,22 @@ class Agent:
         self._asking = ""
         self._clock, self._exchanges = Clock(), ClockExchanges(settings.collector)
         self._write_hello()
-        self._stream = Stream(settings.collector, self._spool, settings.spool, settings.spool_bytes)
+        self._stream = Stream(settings.collector, self._spool)
+        self._leftovers = Leftovers(settings.collector, self._spool, settings.spool_bytes)
 
     def run(self, stop: threading.Event) -> None:
-        """Works until told to stop, then hands over what is left. Raises KernelError when the kernel side is gone."""
-        for thread in (self._stream, self._clock, self._exchanges):
+        """Works until told to stop. Raises KernelError when the kernel side is gone, or a thread has ended."""
+        self._clock.start()
+        threads = (self._stream, self._leftovers, self._exchanges)
+        for thread in threads:
             thread.start()
         batch_due_ns = time.monotonic_ns() + _BATCH_NS
         while not stop.wait((_BUSY_TICK_NS if self._meter.fill > _BUSY_FILL else TICK_NS) / 1e9):
             now = time.monotonic_ns()
             self._tick(now)
+            check_alive(threads)
+            self._stream.check()
+            self._leftovers.check()
             if now >= batch_due_ns:
                 self._send_batch(now)
                 batch_due_ns = now + _BATCH_NS
@@ -134,9 +147,10 @@ class Agent:
         self._exchanges.finish(_EXCHANGES_END_S)
         self._clock.finish()
         self._send_batch(now, last)
+        self._leftovers.finish(_LEFTOVERS_END_S)
         self._stream.finish(_FAREWELL_S)
-        if self._spool.size:
-            log.warning("%d bytes were not acknowledged; they are in %s", self._spool.size, self._spool.directory)
+        if self._spool.waits:
+            log.warning("%d bytes were not acknowledged; they are in %s", self._spool.size, self._settings.spool)
         self._spool.close()
         self._marks_socket.close()
 
@@ -205,8 +219,10 @@ class Agent:
             exchanges=self._exchanges.take(),
             nic=self._nic.due(now_ns),
         )
-        message = encode_batch(batch)
-        self._spool.append(self._sequence, netmon_pb2.AgentMessage(batch=message).SerializeToString())
+        message = encode_body(batch)
+        body = netmon_pb2.AgentMessage(batch=message).SerializeToString()
+        loss = carried(buckets, self._owners.flows).tobytes()
+        self._spool.append(self._sequence, body, serialise_buckets(buckets), loss)
         self._sent_flows.add(batch.flows, message.flows)
         self._recent_marks.add(self._marks)
         over = self._recent_flows.over(buckets["flow_id"], now_ns, self._owners.flows)
@@ -214,7 +230,8 @@ class Agent:
         self._sent_flows.forget(over)
         self._meter.rows.shrink(0)
         self._marks = []
-        if self._sequence % 10 == 0:
+        if self._sequence % 10 == 0 or self._given_up != self._spool.given_up:
+            self._given_up = self._spool.given_up  # what they described is only in the introduction now
             self._write_hello()
 
     def _unusable(self) -> int:
@@ -223,7 +240,7 @@ class Agent:
         if lost and "steps" not in self._warned:
             self._warned.add("steps")
             log.warning("calls of training libraries came faster than they were read: iterations may be missing")
-        return self._marks_socket.refused + self._timelines.refused + lost
+        return self._marks_socket.refused + self._timelines.refused + self._leftovers.lost + lost
 
     def _write_hello(self) -> None:
         hello = Hello(
@@ -239,15 +256,8 @@ class Agent:
         self._sent_flows.introduce(message)
         self._spool.hello = netmon_pb2.AgentMessage(hello=message).SerializeToString()
 
-    def _hollow(self, message: bytes) -> bytes:
-        """A batch that cannot be kept or was refused: its buckets are given up and counted, then all but its flows."""
-        envelope = netmon_pb2.AgentMessage.FromString(message)
-        if not envelope.batch.HasField("buckets"):  # they were not what the collector refuses
-            for field in ("marks", "ledger", "exchanges", "nic"):
-                envelope.batch.ClearField(field)
-        self._ledger.lose(envelope.batch.buckets, self._owners.flows)
-        envelope.batch.ClearField("buckets")
-        return envelope.SerializeToString()
+    def _lose(self, lost: Table) -> None:
+        self._ledger.lose(lost)
 
 
 def _interface(number: int, card: Nic, hooks: tuple[str, str], capacity_bps: int) -> Interface:

@@ -5,17 +5,14 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 
-import numpy as np
-
+from netmon.agent.carried import COUNTS
 from netmon.agent.links import Links
 from netmon.kernel import nic
 from netmon.kernel.meter.meter import Meter
 from netmon.kernel.nic import Nic
-from netmon.records import KERNEL_LEDGER, Direction, Flow, LedgerSample
-from netmon.wire import netmon_pb2
+from netmon.records import KERNEL_LEDGER, Direction, LedgerSample, Table
 
 _INTERVAL_NS = 1_000_000_000
-_COUNTS = ("packets", "wire_bytes", "payload_bytes")
 _KERNEL = tuple(name for name in KERNEL_LEDGER.names or () if name != "pad")
 
 Link = tuple[int, Direction]
@@ -34,7 +31,7 @@ class Ledger:
             for number, (card, (rx, _)) in enumerate(zip(nics, hooks, strict=True), 1)
             for d in Direction
         }
-        self._lost = {link: dict.fromkeys(_COUNTS, 0) for link in self._header_bytes}
+        self._lost = {link: dict.fromkeys(COUNTS, 0) for link in self._header_bytes}
         self._counted = dict.fromkeys(self._header_bytes, (0, 0))  # the NIC's counter when it was last read
         self._before = dict.fromkeys(self._header_bytes, (0, 0))  # what it had counted when it began anew
         self._lock = threading.Lock()
@@ -95,15 +92,10 @@ class Ledger:
         self._counted[link] = counted
         return self._before[link][0] + counted[0], self._before[link][1] + counted[1]
 
-    def lose(self, buckets: netmon_pb2.Buckets, flows: Mapping[int, Flow]) -> None:
-        """Counts the rows of a batch as lost in the agent."""
-        ids = np.frombuffer(buckets.flow_id, "<u4")
-        for flow_id in np.unique(ids).tolist():
-            flow = flows.get(flow_id)
-            if flow is None:
-                continue
-            rows = ids == flow_id
-            with self._lock:
-                lost = self._lost[(flow.interface, flow.direction)]
-                for name in _COUNTS:
-                    lost[name] += int(np.frombuffer(getattr(buckets, name), "<u4")[rows].sum())
+    def lose(self, carried: Table) -> None:
+        """Counts what batches carried (dtype CARRIED) as lost in the agent."""
+        with self._lock:
+            for interface, direction, *counts in carried.tolist():
+                lost = self._lost[interface, Direction(direction)]
+                for name, count in zip(COUNTS, counts, strict=True):
+                    lost[name] += count

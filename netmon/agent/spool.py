@@ -1,136 +1,332 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Batches that the collector has not acknowledged, on disk: they outlive a collector's absence and the agent itself.
+"""Batches that the collector has not acknowledged: they outlive a collector's absence and the agent itself.
 
-A session is a directory: `hello`, and a file per batch named by its sequence number. What does not fit the bound
-loses its buckets, oldest first, and keeps its place: the sequence has no gap, and the loss is counted.
+What is promised: a batch for which `append` has returned reaches a collector, now or sent by a later agent, unless it
+is counted as lost. A batch that is on the disk survives SIGKILL; one that the disk would not take waits in memory, and
+is tried there again with the next. What exceeds the bound loses its buckets first, the oldest before the others, and
+only when no batch but the newest has any are whole batches given up: no row is kept whose flow is given up.
 """
 
-import contextlib
-import fcntl
+import itertools
 import logging
+import math
+import sqlite3
 import threading
+import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
+from netmon.agent.batch_table import BatchTable, Kept
+from netmon.agent.carried import described, summed
+from netmon.agent.spool_folder import SpoolFolder
 from netmon.errors import DataError
+from netmon.records import Table
 
 log = logging.getLogger(__name__)
 
-Hollow = Callable[[bytes], bytes]
-"""A batch → the same batch without its buckets; counts them as lost."""
+MOST_IN_MEMORY = 32 << 20
+_OPEN_AGAIN_S = 5.0
+_UNREADABLE_S = 30.0  # then what is on the disk is given up
+
+Lose = Callable[[Table], None]
+"""Counts what is given up (dtype CARRIED) as lost in the agent."""
 
 
 class Spool:
     """One session's batches. Thread-safe: one thread appends, another reads and acknowledges."""
 
-    def __init__(self, directory: Path, session: str, limit_bytes: int, hollow: Hollow) -> None:
-        """Makes DIRECTORY/SESSION and locks it. Raises DataError."""
-        self.directory = directory / session
-        try:
-            self.directory.mkdir(parents=True, exist_ok=True)
-            self._lock_file = open(self.directory / "lock", "w")  # noqa: SIM115 (held as long as the spool)
-            fcntl.flock(self._lock_file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise DataError(
-                f"cannot use {self.directory} as a spool: {error.strerror}; give another --spool"
-            ) from error
-        self._limit_bytes = limit_bytes
-        self._hollow = hollow
-        self._changed = threading.Condition()
-        self._sizes: dict[int, int] = {}  # by sequence, in order
-        self._memory: dict[int, bytes] = {}  # what the disk would not take
-        self._full_below = 1  # everything below has been hollowed already
-        for path in sorted(self.directory.glob("*.batch")):
-            self._sizes[int(path.stem)] = path.stat().st_size
+    def __init__(
+        self, folder: SpoolFolder, session: str, limit_bytes: int, lose: Lose, left: BatchTable | None = None
+    ) -> None:
+        """Takes a file there; where the disk has none to give, batches wait in memory until it has.
+
+        left: what a session left behind; nothing can be appended then. Raises sqlite3.Error where it cannot be read.
+        """
+        self.session, self.folder = session, folder
+        self.limit_bytes = limit_bytes  # of all messages that wait, but for the newest
+        self.given_up = 0  # whole batches; a collector needs a fresh introduction for what follows
+        self.acknowledged = 0
+        self._lose = lose
+        self._changed = threading.Condition(threading.RLock())
+        self._memory = BatchTable(None)
+        self._disk = left
+        self._hello = left.hello() if left else b""
+        self._newest = left.last() if left else 0
+        # Of the batches on the disk, in their order: to count them should it not give them back.
+        self._carried = left.carried() if left else {}
+        self._files = 0
+        self._gone: set[int] = set()  # given up, but the disk does not forget them
+        self._trouble = ""
+        self._full = False
+        self._open_again = math.inf if left else 0.0
+        self._unreadable_since = 0.0
+        self._opened()
 
     @property
     def size(self) -> int:
         """Bytes that wait."""
+        return self._memory.size + (self._disk.size if self._disk else 0)
+
+    @property
+    def waits(self) -> bool:
+        """Whether anything has not been acknowledged."""
         with self._changed:
-            return sum(self._sizes.values())
+            if self._newest <= self.acknowledged:
+                return False
+            try:
+                return bool(self._numbers_after(self.acknowledged))
+            except sqlite3.Error:
+                return True
+
+    @property
+    def newest(self) -> int:
+        """The number of the batch that was appended last."""
+        return self._newest
+
+    def carried(self) -> Table:
+        """What the batches on the disk carry, dtype CARRIED."""
+        return summed(list(self._carried.values()))
 
     @property
     def hello(self) -> bytes:
         """As written last; empty before."""
-        path = self.directory / "hello"
-        return path.read_bytes() if path.exists() else b""
+        return self._hello
 
     @hello.setter
     def hello(self, message: bytes) -> None:
-        with contextlib.suppress(OSError):  # only a later session would miss it
-            (self.directory / "hello").write_bytes(message)
-
-    def append(self, sequence: int, message: bytes) -> None:
-        """Keeps a batch until it is acknowledged."""
-        self._write(sequence, message)
         with self._changed:
-            self._sizes[sequence] = len(message)
+            self._hello = message
+            self._try(lambda disk: disk.write_hello(message))
+
+    def append(self, sequence: int, body: bytes, buckets: bytes, carried: bytes) -> None:
+        """Keeps a batch until it is acknowledged. body + buckets: the message; carried: of its buckets."""
+        batch = Kept(sequence, body, buckets, carried)
+        with self._changed:
+            if self._try(lambda disk: disk.insert(batch)):
+                self._carried[sequence] = carried
+            else:
+                self._memory.insert(batch)
+            self._newest = sequence
+            self._bound()
             self._changed.notify_all()
-        self._bound()
-
-    def replace(self, sequence: int) -> None:
-        """Takes a batch's buckets out, for good."""
-        message = self._hollow(self._read(sequence))
-        self._write(sequence, message)
-        with self._changed:
-            self._sizes[sequence] = len(message)
 
     def acknowledge(self, sequence: int) -> None:
         """Forgets all batches up to this one."""
         with self._changed:
-            done = [s for s in self._sizes if s <= sequence]
-            for s in done:
-                del self._sizes[s]
+            if not self.acknowledged < sequence <= self._newest:
+                return
+            self.acknowledged = sequence
+            for done in list(itertools.takewhile(lambda number: number <= sequence, self._carried)):
+                del self._carried[done]
+            self._memory.delete_to(sequence)
+            self._try(self._tidy)
             self._changed.notify_all()
-        for s in done:
-            self._memory.pop(s, None)
-            self._path(s).unlink(missing_ok=True)
 
-    def after(self, sequence: int, timeout_s: float) -> tuple[int, bytes] | None:
-        """The first batch above this number, waiting for it at most so long."""
+    def after(self, sequence: int, leave: Callable[[], bool]) -> Kept | None:
+        """The first batch above this number; blocks until there is one or leave() holds, then None.
+
+        Raises DataError where the disk does not give it back.
+        """
         with self._changed:
-            self._changed.wait_for(lambda: self._first_after(sequence) is not None, timeout_s)
-            found = self._first_after(sequence)
-        return None if found is None else (found, self._read(found))
+            while not leave():
+                if max(sequence, self.acknowledged) < self._newest:
+                    found = self._first_after(max(sequence, self.acknowledged))
+                    if found:
+                        return found
+                self._changed.wait()
+            return None
+
+    def wake(self) -> None:
+        """Whoever waits in `after` looks at its leave() again."""
+        with self._changed:
+            self._changed.notify_all()
+
+    def set_aside(self, sequence: int) -> Table | None:
+        """Takes a batch that cannot be sent out of the way, and counts it; what it carried, None: it is not there."""
+        with self._changed:
+            batch = self._first_after(sequence - 1) if sequence > self.acknowledged else None
+            if batch is None or batch.sequence != sequence:
+                return None
+            self.folder.keep_refused(self.session, sequence, batch.body + batch.buckets)
+            lost = summed([batch.carried])
+            self._lose(lost)
+            self._delete(self._memory if self._memory.first_after(sequence - 1) == sequence else self._disk, batch)
+            return lost
 
     def close(self) -> None:
-        """Releases the session; removes it when nothing waits in it."""
-        self._lock_file.close()
-        if not self._sizes:
-            for path in self.directory.iterdir():
-                path.unlink()
-            self.directory.rmdir()
+        """Releases the session; removes its file when nothing waits in it."""
+        with self._changed:
+            if self._memory.size and self._disk:
+                self._keep_memory(self._disk)
+            left = self._memory.size
+            self._memory.close()
+            if self._disk:
+                self._disk.close()
+            if not self.waits:
+                self.folder.remove(self._file)
+            elif left:
+                log.warning("%d bytes that waited in memory are lost: %s", left, self._trouble)
 
-    def _first_after(self, sequence: int) -> int | None:
-        return next((s for s in self._sizes if s > sequence), None)
+    def _keep_memory(self, disk: BatchTable) -> None:
+        """A last try: what waits in memory would not outlive us."""
+        while (found := self._memory.first_after(self.acknowledged)) is not None:
+            batch = self._memory.read(found)
+            if not self._try(lambda disk, batch=batch: disk.insert(batch)):  # type: ignore[misc]
+                return
+            self._memory.delete(batch)
 
-    def _path(self, sequence: int) -> Path:
-        return self.directory / f"{sequence:012d}.batch"
+    @property
+    def _file(self) -> str:
+        return f"{self.session}.{self._files}" if self._files else self.session
 
-    def _read(self, sequence: int) -> bytes:
-        return self._memory[sequence] if sequence in self._memory else self._path(sequence).read_bytes()
+    # The disk and its troubles
 
-    def _write(self, sequence: int, message: bytes) -> None:
+    def _opened(self) -> BatchTable | None:
+        if self._disk is None and time.monotonic() >= self._open_again:
+            self._open_again = time.monotonic() + _OPEN_AGAIN_S
+            try:
+                self._disk = self.folder.open_session(self._file)
+                self._disk.write_hello(self._hello)
+            except (sqlite3.Error, OSError) as error:
+                self._note(str(error))
+        return self._disk
+
+    def _try(self, action: Callable[[BatchTable], None]) -> bool:
+        disk = self._opened()
+        if disk is None:
+            return False
         try:
-            self._path(sequence).write_bytes(message)
-        except OSError as error:
-            if not self._memory:
-                log.warning("cannot write %s: %s; batches wait in memory", self._path(sequence), error.strerror)
-            self._path(sequence).unlink(missing_ok=True)
-            self._memory[sequence] = message
+            action(disk)
+        except sqlite3.Error as error:
+            self._note(str(error))
+            if not self._carried:  # nothing to lose: another file may do better than this one
+                self._leave_file(disk, self.folder.remove)
+            return False
+        self._note("")
+        return True
+
+    def _note(self, trouble: str) -> None:
+        if trouble and not self._trouble:
+            log.warning("cannot write to %s: %s; batches wait in memory", self.folder.directory, trouble)
+        if self._trouble and not trouble:
+            log.warning("%s takes batches again", self.folder.directory)
+        self._trouble = trouble
+
+    def _leave_file(self, disk: BatchTable, what_then: Callable[[str], object]) -> None:
+        disk.close()
+        what_then(self._file)
+        self._disk = None
+        self._files += 1
+        self._gone.clear()
+
+    def _tidy(self, disk: BatchTable) -> None:
+        """The disk forgets what is acknowledged or given up."""
+        disk.delete_to(self.acknowledged)
+        for sequence in list(self._gone):
+            if sequence > self.acknowledged:
+                disk.delete(disk.read(sequence))
+            self._gone.discard(sequence)
+
+    def _numbers_after(self, sequence: int) -> list[tuple[int, BatchTable]]:
+        """The lowest number above it in each of the tables that has one."""
+        numbers = []
+        for table in self._tables():
+            found = table.first_after(sequence)
+            while found is not None and table is self._disk and found in self._gone:
+                found = table.first_after(found)
+            if found is not None:
+                numbers.append((found, table))
+        return numbers
+
+    def _first_after(self, sequence: int) -> Kept | None:
+        try:
+            numbers = self._numbers_after(sequence)
+            batch = None
+            if numbers:
+                number, table = min(numbers, key=lambda pair: pair[0])
+                batch = table.read(number)
+        except sqlite3.Error as error:
+            self._unreadable(error)
+            raise DataError(f"cannot read {self.folder.directory}: {error}") from error
+        self._unreadable_since = 0.0
+        return batch
+
+    def _unreadable(self, error: sqlite3.Error) -> None:
+        now = time.monotonic()
+        self._unreadable_since = self._unreadable_since or now
+        if now - self._unreadable_since < _UNREADABLE_S and isinstance(error, sqlite3.OperationalError):
+            return
+        lost = self.carried()
+        log.error(
+            "cannot read %s: %s; given up: %d batches (%s)",
+            *(self.folder.directory, error, len(self._carried), described(lost)),
+        )
+        self._lose(lost)
+        self.given_up += len(self._carried)
+        self._carried.clear()
+        self._unreadable_since = 0.0
+        if self._disk:
+            self._leave_file(self._disk, self.folder.set_aside)
+
+    # The bound
 
     def _bound(self) -> None:
-        with self._changed:
-            waiting = [s for s in self._sizes if s >= self._full_below]
-        for sequence in waiting[:-1]:
-            if self.size <= self._limit_bytes:
-                return
-            self.replace(sequence)
-            self._full_below = sequence + 1
+        if not any(map(self._over, self._tables())):
+            self._full = False
+            return
+        if not self._full:
+            self._full = True
+            log.warning("%d bytes wait for the collector: the oldest of them lose their buckets", self.size)
+        # A disk that does not forget would be asked for what is acknowledged, and that would be counted as lost.
+        well = self._disk is None or self._try(self._tidy)
+        tables = [table for table in self._tables() if well or table is self._memory]
+        for give_up in (self._strip, self._drop):
+            for table in tables:
+                while self._over(table) and give_up(table):
+                    pass
 
+    def _tables(self) -> Iterator[BatchTable]:
+        if self._disk:
+            yield self._disk
+        yield self._memory
 
-def left_behind(directory: Path, limit_bytes: int) -> Iterator[Spool]:
-    """The spools of sessions that ended with batches unacknowledged, locked; living sessions are passed over."""
-    for path in sorted(directory.glob("*/")):
-        with contextlib.suppress(DataError):  # locked: its agent is alive
-            yield Spool(directory, path.name, limit_bytes, lambda message: message)
+    def _over(self, table: BatchTable) -> bool:
+        return self.size > self.limit_bytes or (table is self._memory and table.size > MOST_IN_MEMORY)
+
+    def _strip(self, table: BatchTable) -> bool:
+        """Whether the oldest batch with buckets, other than the newest, has lost them."""
+        try:
+            batch = table.oldest_with_buckets()
+            if batch is None or batch.sequence == self._newest:
+                return False
+            table.strip(batch)
+        except sqlite3.Error as error:
+            self._note(str(error))
+            return False
+        if batch.sequence in self._carried:
+            self._carried[batch.sequence] = b""
+        self._lose(summed([batch.carried]))
+        return True
+
+    def _drop(self, table: BatchTable) -> bool:
+        try:
+            found = table.first_after(0)
+            if found is None or found == self._newest:
+                return False
+            batch = table.read(found)
+        except sqlite3.Error as error:
+            self._note(str(error))
+            return False
+        self.given_up += 1
+        self._lose(summed([batch.carried]))
+        return self._delete(table, batch)
+
+    def _delete(self, table: BatchTable | None, batch: Kept) -> bool:
+        self._carried.pop(batch.sequence, None)
+        try:
+            if table:
+                table.delete(batch)
+        except sqlite3.Error as error:
+            self._gone.add(batch.sequence)
+            self._note(str(error))
+            return False
+        return True

@@ -1,104 +1,109 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sends spooled batches to the collector and hears what it has stored, for as long as the agent lives."""
+"""Keeps a connection to the collector for as long as the agent lives."""
 
 import logging
 import threading
-from collections.abc import Callable, Iterator
-from pathlib import Path
+import time
+from collections.abc import Callable
 
-import grpc
-
-from netmon.agent.spool import Spool, left_behind
-from netmon.wire import netmon_pb2, netmon_pb2_grpc
+from netmon.agent.backoff import Backoff
+from netmon.agent.connection import Connection, End, Patience
+from netmon.agent.spool import Spool
+from netmon.agent.worker import Worker
 
 log = logging.getLogger(__name__)
 
-_POLL_S = 0.2
-_RETRY_S = 1.0
-_OPTIONS = (
-    ("grpc.max_send_message_length", -1),
-    ("grpc.initial_reconnect_backoff_ms", 200),
-    ("grpc.max_reconnect_backoff_ms", 2000),
-)
+_UNREACHED_S = 0.5  # the longest wait for a network that may come back; an attempt takes another second
+_LASTED_S = 5.0  # a connection that has is no part of a series of failures
+_REASONS = 5  # named of one outage
+_ANSWERED_S = 2.0  # for a collector that answers, but ends the stream
 
 
-class Stream(threading.Thread):
-    """One thread per agent. A batch that the collector refuses loses its buckets, is counted, and is passed."""
+class Sender:
+    """Sends one spool over one connection after another. `send` blocks; the others may be called from any thread."""
 
-    def __init__(self, address: str, spool: Spool, left_in: Path, limit_bytes: int) -> None:
-        """address: HOST:PORT or unix:PATH; left_in: where sessions may have been left behind."""
-        super().__init__(name="stream", daemon=True)
+    def __init__(self, address: str, spool: Spool, note: Callable[[bool, str], None]) -> None:
+        """note(connected, reason): told at each beginning and end."""
+        self._address, self._spool, self._note = address, spool, note
+        self._ended = threading.Event()
+        self._finishing = threading.Event()
+        self._connection: Connection | None = None
+        self._strikes: dict[int, int] = {}
+
+    def send(self, last_word: Callable[[End], bool] = lambda end: False) -> None:
+        """Until everything has been sent and nothing more will come, or `end`, or last_word(how one ended) holds."""
+        unreached, answered, patience = Backoff(_UNREACHED_S), Backoff(_ANSWERED_S), Patience()
+        while not self._done():
+            before, since = self._spool.acknowledged, time.monotonic()
+            self._connection = Connection(self._address, self._spool, self._finishing.is_set, patience.most_s)
+            end = self._connection.run(lambda: self._note(True, ""), self._strikes)
+            if self._done() or last_word(end):
+                return
+            if end.reason:
+                self._note(False, end.reason)
+            if end.silent and end.answered:
+                patience.lost()
+            if self._spool.acknowledged > before or time.monotonic() - since > _LASTED_S:
+                answered.reset()
+            if end.answered:
+                unreached.reset()
+            self._ended.wait((answered if end.answered or end.refused else unreached).after_failure())
+
+    def check(self) -> None:
+        """To be called now and then: a connection on which nothing is heard is given up."""
+        if self._connection:
+            self._connection.check()
+
+    def finish(self) -> None:
+        """Nothing more will be appended."""
+        self._finishing.set()
+        self._spool.wake()
+
+    def end(self) -> None:
+        """At once; what was not acknowledged stays in the spool."""
+        self._ended.set()
+        if self._connection:
+            self._connection.end("the agent ends")
+
+    def _done(self) -> bool:
+        return self._ended.is_set() or (self._finishing.is_set() and not self._spool.waits)
+
+
+class Stream(Worker):
+    """The thread that sends the agent's own session."""
+
+    def __init__(self, address: str, spool: Spool) -> None:
+        """address: HOST:PORT or unix:PATH."""
+        super().__init__("stream")
         self._address = address
-        self._spool = spool
-        self._left_in = left_in
-        self._limit_bytes = limit_bytes
-        self._finishing, self._ended = threading.Event(), threading.Event()
-        self.connected = False
+        self._sender = Sender(address, spool, self._note)
+        self._connected = False
+        self._reasons: set[str] = set()  # named since the last connection
 
-    def run(self) -> None:
-        """Streams until `end`."""
-        with grpc.insecure_channel(self._address, options=_OPTIONS) as channel:
-            stub = netmon_pb2_grpc.CollectorStub(channel)  # type: ignore[no-untyped-call]
-            self._send_left_behind(stub)
-            while not (self._ended.is_set() or (self._finishing.is_set() and not self._spool.size)):
-                self._send(stub, self._spool, self._finishing.is_set)
-                self._ended.wait(_RETRY_S if self._spool.size else 0)
+    def work(self) -> None:
+        """Streams until `finish`."""
+        self._sender.send()
+
+    def check(self) -> None:
+        """To be called now and then: a connection on which nothing is heard is given up."""
+        self._sender.check()
 
     def finish(self, timeout_s: float) -> None:
         """Sends what is left, tells the collector that it is all, and waits for it at most so long.
 
         What the collector has not acknowledged then stays in the spool.
         """
-        self._finishing.set()
+        self._sender.finish()
         self.join(timeout_s)
-        self._ended.set()
+        self._sender.end()
+        self.join(timeout_s)
 
-    def _send_left_behind(self, stub: netmon_pb2_grpc.CollectorStub) -> None:
-        for spool in left_behind(self._left_in, self._limit_bytes):
-            while spool.hello and spool.size and not self._ended.is_set():
-                log.info("sending %d bytes that an earlier session left behind", spool.size)
-                self._send(stub, spool, lambda: True)
-            spool.close()
-
-    def _send(self, stub: netmon_pb2_grpc.CollectorStub, spool: Spool, done: Callable[[], bool]) -> None:
-        """One connection, from its beginning to its end: ours, once done() holds and everything has been sent."""
-        over = threading.Event()
-        try:
-            for acknowledgement in stub.Stream(_messages(spool, over, done), wait_for_ready=True):
-                self._note(True)
-                spool.acknowledge(acknowledgement.sequence)
-        except grpc.RpcError as error:
-            self._handle(error, spool)
-        finally:
-            over.set()
-
-    def _handle(self, error: grpc.RpcError, spool: Spool) -> None:
-        code, details = error.code(), error.details()
-        if code is grpc.StatusCode.INVALID_ARGUMENT:
-            refused = next((m.value for m in error.trailing_metadata() or () if m.key == "netmon-sequence"), None)
-            log.error("the collector refused a batch: %s", details)
-            if refused and spool.after(int(refused) - 1, 0):
-                spool.replace(int(refused))
-            return
-        if not self._ended.is_set():
-            self._note(False, f"{code.name.lower()}: {details}")
-
-    def _note(self, connected: bool, reason: str = "") -> None:
-        if connected != self.connected:
-            self.connected = connected
-            if connected:
+    def _note(self, connected: bool, reason: str) -> None:
+        if connected:
+            if not self._connected:
                 log.info("connected to the collector at %s", self._address)
-            else:
-                log.warning("lost the collector at %s (%s); batches wait on disk", self._address, reason)
-
-
-def _messages(spool: Spool, over: threading.Event, done: Callable[[], bool]) -> Iterator[netmon_pb2.AgentMessage]:
-    yield netmon_pb2.AgentMessage.FromString(spool.hello)
-    last = 0
-    while not over.is_set():
-        found = spool.after(last, 0 if done() else _POLL_S)
-        if found:
-            last, message = found
-            yield netmon_pb2.AgentMessage.FromString(message)
-        elif done():
-            return
+            self._reasons.clear()
+        elif reason not in self._reasons and len(self._reasons) < _REASONS:
+            log.warning("no connection to the collector at %s (%s); batches wait", self._address, reason)
+            self._reasons.add(reason)
+        self._connected = connected

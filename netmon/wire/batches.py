@@ -50,12 +50,33 @@ def decode_hello(message: netmon_pb2.Hello) -> Hello:
 
 def encode_batch(batch: Batch) -> netmon_pb2.Batch:
     """Batch → message. Raises WireError where a value does not fit its field."""
-    message = to_message(batch, netmon_pb2.Batch(), given=("buckets",))
-    check(batch.buckets.dtype == BUCKET, f"cannot send Batch.buckets: dtype {batch.buckets.dtype}, not BUCKET")
-    message.buckets.rows = len(batch.buckets)
-    for name, dtype in _COLUMNS.items():
-        setattr(message.buckets, name, pack(batch.buckets[name], dtype))
+    message = encode_body(batch)
+    _encode_buckets(batch.buckets, message.buckets)
     return message
+
+
+def encode_body(batch: Batch) -> netmon_pb2.Batch:
+    """Everything but the buckets. Raises WireError where a value does not fit its field."""
+    return to_message(batch, netmon_pb2.Batch(), given=("buckets",))
+
+
+def serialise_buckets(buckets: Table) -> bytes:
+    """An AgentMessage of nothing but the buckets, to be put after one of the body: together they are the batch.
+
+    Empty where there are none.
+    """
+    if not len(buckets):
+        return b""
+    message = netmon_pb2.AgentMessage()
+    _encode_buckets(buckets, message.batch.buckets)
+    return message.SerializeToString()
+
+
+def _encode_buckets(buckets: Table, message: netmon_pb2.Buckets) -> None:
+    check(buckets.dtype == BUCKET, f"cannot send Batch.buckets: dtype {buckets.dtype}, not BUCKET")
+    message.rows = len(buckets)
+    for name, dtype in _COLUMNS.items():
+        setattr(message, name, pack(buckets[name], dtype))
 
 
 def decode_batch(message: netmon_pb2.Batch) -> Batch:

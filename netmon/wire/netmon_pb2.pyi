@@ -56,7 +56,7 @@ class Acknowledgement(_message.Message):
 
     SEQUENCE_FIELD_NUMBER: _builtins.int
     sequence: _builtins.int
-    """Every batch up to here is in the dataset: the agent may forget it."""
+    """Every batch up to here is in the dataset: the agent may forget it. 0: none is, or none is known to be."""
     def __init__(
         self,
         *,
@@ -83,12 +83,15 @@ class Hello(_message.Message):
     INTERFACES_FIELD_NUMBER: _builtins.int
     FLOWS_FIELD_NUMBER: _builtins.int
     MARKS_FIELD_NUMBER: _builtins.int
+    ACKNOWLEDGED_FIELD_NUMBER: _builtins.int
     schema_version: _builtins.int
     host: _builtins.str
     session: _builtins.str
     """one run of an agent"""
     agent_version: _builtins.str
     bucket_ns: _builtins.int
+    acknowledged: _builtins.int
+    """the last batch of which the agent knows that it is stored"""
     @_builtins.property
     def clock(self) -> Global___ClockSample: ...
     @_builtins.property
@@ -113,10 +116,11 @@ class Hello(_message.Message):
         interfaces: _abc.Iterable[Global___Interface] | None = ...,
         flows: _abc.Iterable[Global___Flow] | None = ...,
         marks: _abc.Iterable[Global___Mark] | None = ...,
+        acknowledged: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["clock", b"clock"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent_version", b"agent_version", "bucket_ns", b"bucket_ns", "clock", b"clock", "flows", b"flows", "host", b"host", "interfaces", b"interfaces", "marks", b"marks", "schema_version", b"schema_version", "session", b"session"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["acknowledged", b"acknowledged", "agent_version", b"agent_version", "bucket_ns", b"bucket_ns", "clock", b"clock", "flows", b"flows", "host", b"host", "interfaces", b"interfaces", "marks", b"marks", "schema_version", b"schema_version", "session", b"session"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

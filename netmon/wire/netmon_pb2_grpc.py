@@ -55,9 +55,12 @@ class CollectorServicer:
     """Missing associated documentation comment in .proto file."""
 
     def Stream(self, request_iterator, context):
-        """One stream per agent session: Hello first, then batches with sequence numbers 1, 2, 3, …
-        A batch may be sent again after a reconnection; it is stored once. A message that breaks this contract ends
-        the stream with INVALID_ARGUMENT and its reason; what was stored before stays.
+        """One stream per agent session: Hello first, then batches with ascending sequence numbers from the first that is not
+        acknowledged. A batch may be sent again after a reconnection; it is stored once. A number that is left out was
+        acknowledged, or counted as lost by the agent; it never comes later. A message that breaks this contract ends the
+        stream with INVALID_ARGUMENT and its reason, and where it is a batch with its number as `netmon-sequence`; what was
+        stored before stays. INTERNAL with a number: the collector failed at that batch, which may be sent again.
+        The collector answers at once, and says every second that it is alive.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

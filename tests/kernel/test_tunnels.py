@@ -24,7 +24,7 @@ from scapy.layers.vxlan import VXLAN
 from scapy.packet import Packet, Raw
 from waiting import wait_for
 
-from netmon.kernel import libbpf
+from netmon.kernel import bpf_calls
 from netmon.lab.network import Host
 from netmon.lab.process import Process
 
@@ -139,8 +139,8 @@ class Tunnel:
     def _attach(self) -> None:
         with open(f"/run/netns/{self.right.namespace.name}") as namespace:
             assert ctypes.CDLL(None).setns(namespace.fileno(), CLONE_NEWNET) == 0
-        for name, where in (("meter_tc_ingress", libbpf.TCX_INGRESS), ("meter_tc_egress", libbpf.TCX_EGRESS)):
-            self._links.append(libbpf.link_create(self.loaded.programs[name], self.right.index, where))
+        for name, where in (("meter_tc_ingress", bpf_calls.TCX_INGRESS), ("meter_tc_egress", bpf_calls.TCX_EGRESS)):
+            self._links.append(bpf_calls.link_create(self.loaded.programs[name], self.right.index, where))
 
     def detach(self) -> None:
         for link in self._links:

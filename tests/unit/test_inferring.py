@@ -43,7 +43,9 @@ async def collect(directory, seconds, **said):
     """All hosts' batches, one after the other, and the inference now and then; returns the last snapshot."""
     collector = Collector(directory)
     registry = collector.registry
-    entries = [await registry.open(hello(host=f"h{host}", session=f"s{host}")) for host in range(HOSTS)]
+    entries = [
+        await registry.open(hello(host=f"h{host}", session=f"s{host}"), asyncio.Event()) for host in range(HOSTS)
+    ]
     told = {key: value if callable(value) else (lambda _, value=value: value) for key, value in said.items()}
     streams = [batches(host, seconds, **{key: of(host) for key, of in told.items()}) for host in range(HOSTS)]
     for turn, together in enumerate(zip(*streams, strict=True)):
@@ -97,7 +99,9 @@ def test_a_job_that_follows_another_on_the_same_hosts_has_its_own_name(tmp_path)
     async def scenario():
         collector = Collector(tmp_path)
         registry = collector.registry
-        entries = [await registry.open(hello(host=f"h{host}", session=f"s{host}")) for host in range(HOSTS)]
+        entries = [
+            await registry.open(hello(host=f"h{host}", session=f"s{host}"), asyncio.Event()) for host in range(HOSTS)
+        ]
         owners = [[Owner(10, "python", "", job, host, "socket") for host in range(HOSTS)] for job in ("bert", "gpt")]
         streams = [batches(host, 20, owner=owners[0][host]) for host in range(HOSTS)]
         for turn, together in enumerate(zip(*streams, strict=True)):
@@ -180,7 +184,7 @@ def test_a_broken_inference_stops_nothing_else(tmp_path, monkeypatch, caplog):
 def test_a_bucket_table_is_told_in_milliseconds(tmp_path):
     async def scenario():
         collector = Collector(tmp_path)
-        entry = await collector.registry.open(hello())
+        entry = await collector.registry.open(hello(), asyncio.Event())
         first = next(batches(0, 1))
         entry.session.process(replace(first, buckets=rows((TX, 3, 10), (TX, 3, 5), (RX, 3, 7), (TX, 4, 0))))
         news = collector.registry._inferring.gather([entry.session])

@@ -47,7 +47,7 @@ def collected(directory, again=()):
 
     async def scenario():
         collector = Collector(directory)
-        entries = {h: await collector.registry.open(hello(host=h, session=f"s{h}")) for h in HOSTS}
+        entries = {h: await collector.registry.open(hello(host=h, session=f"s{h}"), asyncio.Event()) for h in HOSTS}
         for sequence in range(1, 30):
             for host, entry in entries.items():
                 described = HOSTS[host] if sequence == 1 else again if (host, sequence) == ("h0", 3) else ()
@@ -104,7 +104,7 @@ def test_a_process_that_serves_another_job_of_the_same_name_is_not_this_ones(tmp
 
     async def scenario():
         collector = Collector(tmp_path)
-        entries = {h: await collector.registry.open(hello(host=h, session=f"s{h}")) for h in described}
+        entries = {h: await collector.registry.open(hello(host=h, session=f"s{h}"), asyncio.Event()) for h in described}
         for sequence in range(1, 30):
             for (host, entry), pid in zip(entries.items(), (10, 11), strict=True):
                 marks = [

@@ -31,7 +31,7 @@ class Collector:
         self.registry = Registry(self.store, Settings())
 
     async def feed(self, batches: list, flush_every: int = 7, introduction: Hello | None = None):
-        entry = await self.registry.open(introduction or hello())
+        entry = await self.registry.open(introduction or hello(), asyncio.Event())
         for number, batch in enumerate(batches, 1):
             self.registry.arrived(entry, entry.session.process(batch))
             if number % flush_every == 0:
@@ -251,7 +251,7 @@ def test_flows_that_are_long_over_are_forgotten_and_stay_stored(tmp_path):
         assert len(table.flows) == 2 * (many + 4)
         collector.store.close()
         again = Collector(tmp_path)
-        entry = await again.registry.open(hello(clock=third.clock))
+        entry = await again.registry.open(hello(clock=third.clock), asyncio.Event())
         assert list(entry.session.window.flows.parts) == [1, 3]  # with a flow that goes on, and the last
         again.store.close()
 

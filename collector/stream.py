@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One agent's stream: one task takes its messages in, another says what is stored. Only that one writes."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+
+from collector.ingest import BatchOrder, FailedBatchError, RefusedBatchError, read_hello
+from collector.registry import Entry, Registry
+from netmon.errors import DataError, WireError
+from netmon.records import Hello
+from netmon.wire import netmon_pb2
+from netmon.wire.channel import ALIVE_EVERY_S
+
+_log = logging.getLogger(__name__)
+_BREAK_S = 0.1  # a broken stream looks ended at first; gRPC cancels its handler a moment later
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class AgentStream:
+    """A connection of an agent, from its hello to its end."""
+
+    def __init__(self, registry: Registry, messages: AsyncIterator[netmon_pb2.AgentMessage], context: Context) -> None:
+        """`serve` does the work."""
+        self._registry, self._messages, self._context = registry, messages, context
+        self._entry: Entry | None = None
+        self._connection = 0
+        self._news = asyncio.Event()  # of this connection: something is stored, or another one has come
+
+    async def serve(self) -> None:
+        """Until the agent has said its last word, or the connection breaks, or a message breaks the contract."""
+        taking = asyncio.create_task(self._take())
+        try:
+            while not taking.done():
+                await self._tell()
+                await self._wait(taking)
+            taking.result()
+            await asyncio.sleep(_BREAK_S)
+        except RefusedBatchError as error:
+            _log.warning(error)
+            failed = isinstance(error, FailedBatchError)
+            code = grpc.StatusCode.INTERNAL if failed else grpc.StatusCode.INVALID_ARGUMENT
+            await self._leave(complete=False)
+            await self._context.abort(code, str(error), (("netmon-sequence", str(error.sequence)),))
+        except WireError as error:
+            _log.warning(error)
+            await self._leave(complete=False)
+            await self._context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        except DataError as error:
+            _log.error(error)
+            await self._leave(complete=False)
+            await self._context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
+        except BaseException:  # above all: gRPC has cancelled us, because the connection is broken
+            taking.cancel()
+            await self._leave(complete=False)
+            raise
+        await self._leave(complete=True)
+
+    async def _wait(self, taking: "asyncio.Task[None]") -> None:
+        """For news, for the end of the messages, or until it is time to say that we are alive."""
+        news = asyncio.create_task(self._news.wait())
+        try:
+            await asyncio.wait((taking, news), timeout=ALIVE_EVERY_S, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            news.cancel()
+        self._news.clear()
+        if self._entry and not self._current and not taking.done():
+            taking.cancel()
+            name = self._entry.session.hello.session
+            await self._context.abort(grpc.StatusCode.ABORTED, f"session {name} has connected again")
+
+    async def _tell(self) -> None:
+        """What is stored; every message says that we are alive, too."""
+        stored = self._entry.acknowledge if self._entry else 0
+        await self._context.write(netmon_pb2.Acknowledgement(sequence=stored))
+
+    @property
+    def _current(self) -> bool:
+        """Whether the session has not connected again since."""
+        return self._entry is not None and self._entry.connections == self._connection
+
+    async def _take(self) -> None:
+        first = await anext(self._messages, None)
+        if first is None:
+            return
+        hello = read_hello(first)
+        entry = self._entry = await self._registry.open(hello, self._news)
+        self._connection = entry.connections
+        _log.info(f"{hello.host} connected: session {hello.session}, {_hooks(hello)}")
+        order = BatchOrder(entry.session, hello.acknowledged)
+        async for message in self._messages:
+            await self._registry.room()
+            if not self._current:
+                return
+            try:
+                output = order.accept(message)
+            except FailedBatchError:
+                _log.exception(f"failed at a batch of {hello.host}; its session begins anew, from the dataset")
+                await self._registry.discard(entry)
+                raise
+            if output:
+                self._registry.arrived(entry, output)
+
+    async def _leave(self, complete: bool) -> None:
+        """The connection has ended; complete: because the agent has said all that it has to say."""
+        entry = self._entry
+        if entry is None or not self._current:
+            return
+        self._registry.disconnected(entry)
+        hello = entry.session.hello
+        _log.info(f"{hello.host} {'left' if complete else 'is cut off'}: session {hello.session}")
+        if complete:
+            await self._registry.infer(leaving=entry)
+            self._registry.settle(entry, leaving=True)
+            if await self._registry.flush():
+                await self._tell()
+
+
+def _hooks(hello: Hello) -> str:
+    return ", ".join(f"{i.name} ({i.hook_rx}/{i.hook_tx})" for i in hello.interfaces)

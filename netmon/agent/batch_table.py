@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Batches by their sequence number in one SQLite database: a file of one session, or memory.
+
+A batch is there completely or not at all, however the agent ends: that is what the write-ahead log is for. The file is
+locked as long as it is open, so that nobody takes a living session for one that was left behind. Everything here
+blocks for the disk and raises sqlite3.Error.
+"""
+
+import sqlite3
+from dataclasses import dataclass
+from pathlib import Path
+
+SYNCHRONOUS = "OFF"
+"""SQLite's `synchronous`. OFF: what is written outlives the agent, killed or not, but not a power cut.
+
+NORMAL or FULL would make the agent's loop wait for the disk."""
+
+_FORMAT = 1  # PRAGMA user_version
+_FREE_PAGES = 256  # given back to the file system from here on
+_SETTINGS = (
+    "PRAGMA locking_mode = EXCLUSIVE",  # also: no memory shared between processes
+    "PRAGMA auto_vacuum = INCREMENTAL",
+    "PRAGMA journal_mode = WAL",
+    f"PRAGMA synchronous = {SYNCHRONOUS}",
+    "PRAGMA journal_size_limit = 4194304",
+    "PRAGMA cache_size = -256",  # KiB
+)
+_TABLES = (
+    "CREATE TABLE IF NOT EXISTS batch"
+    " (sequence INTEGER PRIMARY KEY, body BLOB NOT NULL, buckets BLOB NOT NULL, carried BLOB NOT NULL)",
+    "CREATE TABLE IF NOT EXISTS session (id INTEGER PRIMARY KEY CHECK (id = 1), hello BLOB NOT NULL)",
+    f"PRAGMA user_version = {_FORMAT}",
+)
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A batch. body + buckets is the message; carried: dtype CARRIED, of its buckets, as bytes."""
+
+    sequence: int
+    body: bytes
+    buckets: bytes
+    carried: bytes
+
+    @property
+    def size(self) -> int:
+        """Bytes of the message."""
+        return len(self.body) + len(self.buckets)
+
+
+class BatchTable:
+    """Not thread-safe. `size`: bytes of all messages in it."""
+
+    def __init__(self, path: Path | None) -> None:
+        """path: of the file, new or left behind; None: in memory."""
+        self._db = sqlite3.connect(path or ":memory:", timeout=0, isolation_level=None, check_same_thread=False)
+        try:
+            (version,) = self._db.execute("PRAGMA user_version").fetchone()
+            if version not in (0, _FORMAT):
+                raise sqlite3.DatabaseError(f"spool of format {version}, not {_FORMAT}")
+            for statement in (*(_SETTINGS if path else ()), "BEGIN IMMEDIATE", *_TABLES, "COMMIT"):
+                self._db.execute(statement).fetchall()
+            query = "SELECT coalesce(sum(length(body) + length(buckets)), 0) FROM batch"
+            self.size: int = self._db.execute(query).fetchone()[0]
+        except sqlite3.Error:
+            self._db.close()
+            raise
+        self._full_from = 0  # below it no batch has buckets
+
+    def hello(self) -> bytes:
+        """As written last; empty before."""
+        row = self._db.execute("SELECT hello FROM session").fetchone()
+        return bytes(row[0]) if row else b""
+
+    def write_hello(self, message: bytes) -> None:
+        """In place of the one before."""
+        self._db.execute("INSERT OR REPLACE INTO session VALUES (1, ?)", (message,))
+
+    def insert(self, batch: Kept) -> None:
+        """Keep it."""
+        row = (batch.sequence, batch.body, batch.buckets, batch.carried)
+        self._db.execute("INSERT INTO batch VALUES (?, ?, ?, ?)", row)
+        self.size += batch.size
+
+    def first_after(self, sequence: int) -> int | None:
+        """The lowest number above it."""
+        found: int | None = self._db.execute(
+            "SELECT min(sequence) FROM batch WHERE sequence > ?", (sequence,)
+        ).fetchone()[0]
+        return found
+
+    def last(self) -> int:
+        """The highest number; 0: it is empty."""
+        return int(self._db.execute("SELECT coalesce(max(sequence), 0) FROM batch").fetchone()[0])
+
+    def read(self, sequence: int) -> Kept:
+        """One that is there."""
+        query = "SELECT body, buckets, carried FROM batch WHERE sequence = ?"
+        return Kept(sequence, *self._db.execute(query, (sequence,)).fetchone())
+
+    def delete_to(self, sequence: int) -> None:
+        """Forget all batches up to this one."""
+        query = "SELECT coalesce(sum(length(body) + length(buckets)), 0) FROM batch WHERE sequence <= ?"
+        (size,) = self._db.execute(query, (sequence,)).fetchone()
+        self._db.execute("DELETE FROM batch WHERE sequence <= ?", (sequence,))
+        self.size -= size
+        self._shrink()
+
+    def delete(self, batch: Kept) -> None:
+        """Forget this one."""
+        self._db.execute("DELETE FROM batch WHERE sequence = ?", (batch.sequence,))
+        self.size -= batch.size
+
+    def oldest_with_buckets(self) -> Kept | None:
+        """The batch that `strip` would take next."""
+        query = "SELECT min(sequence) FROM batch WHERE sequence >= ? AND length(buckets) > 0"
+        (found,) = self._db.execute(query, (self._full_from,)).fetchone()
+        return None if found is None else self.read(found)
+
+    def strip(self, batch: Kept) -> None:
+        """Take the buckets out of the oldest one that has any."""
+        self._db.execute("UPDATE batch SET buckets = x'', carried = x'' WHERE sequence = ?", (batch.sequence,))
+        self.size -= len(batch.buckets)
+        self._full_from = batch.sequence + 1
+
+    def carried(self) -> dict[int, bytes]:
+        """What each batch carries, in their order."""
+        return dict(self._db.execute("SELECT sequence, carried FROM batch ORDER BY sequence"))
+
+    def _shrink(self) -> None:
+        (free,) = self._db.execute("PRAGMA freelist_count").fetchone()
+        if free > _FREE_PAGES:
+            self._db.execute(f"PRAGMA incremental_vacuum({free - _FREE_PAGES // 2})").fetchall()
+
+    def close(self) -> None:
+        """Unlock it; what is in it stays."""
+        self._db.close()

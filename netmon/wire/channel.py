@@ -1,0 +1,37 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How the two ends of the channel notice that the network between them is gone, and find each other again.
+
+An agent makes a channel for each connection, and gives it up with the connection: what gRPC remembers of a broken one
+(its back-off, its resolved name) then delays nobody. A cut is noticed in five seconds at most; then the next attempt is
+never more than half a second away, and lasts one second.
+"""
+
+MAX_MESSAGE_BYTES = 256 << 20
+"""The most that a collector takes in one message."""
+
+ALIVE_EVERY_S = 1.0
+"""So often a collector says on a stream that it is alive, whether it has something to acknowledge or not."""
+
+AGENT_OPTIONS = (
+    ("grpc.max_send_message_length", -1),
+    ("grpc.use_local_subchannel_pool", 1),  # a connection of its own
+    ("grpc.enable_retries", 0),
+    # With these gRPC also sets TCP_USER_TIMEOUT, so that the kernel does not wait longer for what it has sent.
+    ("grpc.keepalive_time_ms", 2_000),
+    ("grpc.keepalive_timeout_ms", 3_000),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.min_reconnect_backoff_ms", 1_000),  # how long one attempt may take
+    ("grpc.initial_reconnect_backoff_ms", 1_000),
+    ("grpc.max_reconnect_backoff_ms", 1_000),
+    ("grpc.dns_min_time_between_resolutions_ms", 1_000),
+)
+
+COLLECTOR_OPTIONS = (
+    ("grpc.so_reuseport", 0),  # a second collector on the port must fail, not take half of the agents
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", -1),
+    ("grpc.http2.min_recv_ping_interval_without_data_ms", 500),  # agents ask every two seconds
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 5_000),
+)

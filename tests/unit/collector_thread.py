@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A real collector in a thread, for tests of what talks to it."""
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+from collector.server import serve
+from collector.settings import Settings
+
+FAST = Settings(flush_ns=50_000_000)
+
+
+@contextlib.contextmanager
+def collecting(address: str, data: Path) -> Iterator[None]:
+    """Until the context ends; then everything that it has received is stored."""
+    loop, stop = asyncio.new_event_loop(), asyncio.Event()
+    failed: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            loop.run_until_complete(serve(address, data, FAST, stop))
+        except BaseException as error:
+            failed.append(error)
+        finally:
+            loop.close()
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        yield
+    finally:
+        with contextlib.suppress(RuntimeError):
+            loop.call_soon_threadsafe(stop.set)
+        thread.join()
+    if failed:
+        raise failed[0]

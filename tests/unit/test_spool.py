@@ -1,0 +1,254 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What waits for the collector: on the disk, in memory, within its bound, and after the agent was killed."""
+
+import itertools
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from netmon.agent import spool_folder
+from netmon.agent.carried import CARRIED, carried, summed
+from netmon.agent.spool import Spool
+from netmon.agent.spool_folder import SpoolFolder
+from netmon.errors import DataError
+from netmon.records import BUCKET, Direction, Flow
+
+
+def loss(packets: int = 1) -> bytes:
+    return np.array([(1, 0, packets, 100 * packets, 50 * packets)], CARRIED).tobytes()
+
+
+class Kept:
+    """A spool, and what it has given up."""
+
+    def __init__(self, directory: Path, limit: int = 1 << 20, session: str = "s1") -> None:
+        self.lost: list[int] = []
+        self.folder = SpoolFolder(directory)
+        self.spool = Spool(self.folder, session, limit, lambda table: self.lost.append(int(table["packets"].sum())))
+        self.spool.hello = b"hello"
+
+    def append(self, first: int, last: int, body: int = 10, buckets: int = 100) -> None:
+        for sequence in range(first, last + 1):
+            self.spool.append(sequence, b"b" * body, b"r" * buckets, loss())
+
+    def waiting(self, after: int = 0) -> list[tuple[int, int]]:
+        """Sequence and size of the buckets of all that waits."""
+        found = []
+        while numbers := self.spool._numbers_after(max(after, self.spool.acknowledged)):
+            after = min(number for number, _ in numbers)
+            batch = self.spool.after(after - 1, lambda: False)
+            assert batch
+            found.append((after, len(batch.buckets)))
+        return found
+
+
+@pytest.fixture
+def kept(tmp_path: Path) -> Iterator[Kept]:
+    it = Kept(tmp_path / "spool")
+    yield it
+    it.spool.close()
+
+
+def test_what_is_acknowledged_is_forgotten_and_the_rest_keeps_its_order(kept: Kept) -> None:
+    kept.append(1, 9)
+    kept.spool.acknowledge(4)
+    kept.spool.acknowledge(2)  # an old one says nothing
+    kept.spool.acknowledge(12)  # nor one of what was never sent
+    assert kept.waiting() == [(sequence, 100) for sequence in range(5, 10)]
+    assert kept.spool.size == 5 * 110
+    kept.spool.acknowledge(9)
+    assert (kept.spool.size, kept.spool.waits, kept.lost) == (0, False, [])
+
+
+def test_a_session_of_which_nothing_waits_leaves_nothing(tmp_path: Path) -> None:
+    kept = Kept(tmp_path / "spool")
+    kept.append(1, 3)
+    kept.spool.acknowledge(3)
+    kept.spool.close()
+    assert list((tmp_path / "spool").iterdir()) == []
+
+
+def test_the_oldest_lose_their_buckets_before_any_loses_everything(tmp_path: Path) -> None:
+    kept = Kept(tmp_path, limit=1000)
+    kept.append(1, 10)  # 110 bytes each
+    assert kept.spool.size <= 1000
+    assert kept.waiting() == [(1, 0), *((sequence, 100) for sequence in range(2, 11))]
+    assert kept.lost == [1]
+    kept.append(11, 80)
+    assert kept.spool.size <= 1000
+    assert len(kept.lost) == 80 - sum(1 for _, buckets in kept.waiting() if buckets)
+    assert kept.spool.given_up == 0
+    kept.append(81, 120)  # not even the bodies fit any more
+    sequences = [sequence for sequence, _ in kept.waiting()]
+    assert sequences == list(range(sequences[0], 121))
+    assert kept.spool.given_up == sequences[0] - 1 > 0
+    assert kept.waiting()[-1] == (120, 100)  # the newest is always whole
+    assert sum(kept.lost) == 119
+    kept.spool.close()
+
+
+def test_a_refused_batch_is_kept_for_a_report_and_counted_once(kept: Kept) -> None:
+    kept.append(1, 3)
+    lost = kept.spool.set_aside(2)
+    assert lost is not None
+    assert lost["packets"].tolist() == [1]
+    assert kept.spool.set_aside(2) is None
+    assert kept.waiting() == [(1, 100), (3, 100)]
+    assert kept.lost == [1]
+    assert (kept.folder.refused / "s1-2.batch").read_bytes() == b"b" * 10 + b"r" * 100
+
+
+def test_what_was_set_aside_is_bounded(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spool_folder, "_MOST_REFUSED_BYTES", 250)
+    kept.append(1, 5)
+    for sequence in range(1, 6):
+        kept.spool.set_aside(sequence)
+        os.utime(kept.folder.refused / f"s1-{sequence}.batch", (sequence, sequence))
+    assert len(list(kept.folder.refused.iterdir())) == 2
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from netmon.agent.spool import Spool
+from netmon.agent.spool_folder import SpoolFolder
+spool = Spool(SpoolFolder(Path(sys.argv[1])), "killed", 1 << 30, print)
+spool.hello = b"its hello"
+for sequence in range(1, 100000):
+    spool.append(sequence, b"%d" % sequence, b"r" * 1000, b"")
+    if sequence == 500:
+        print("ready", flush=True)
+"""
+
+
+def test_what_an_agent_had_appended_when_it_was_killed_is_whole(tmp_path: Path) -> None:
+    with subprocess.Popen([sys.executable, "-c", KILLED, str(tmp_path)], stdout=subprocess.PIPE) as process:
+        assert process.stdout
+        process.stdout.readline()
+        folder = SpoolFolder(tmp_path)
+        assert folder.left_behind() == ["killed"]
+        assert folder.take_over("killed") is None  # it lives
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    table = folder.take_over("killed")
+    assert table
+    assert table.hello() == b"its hello"
+    last = table.last()
+    assert last >= 500
+    assert list(table.carried()) == list(range(1, last + 1))
+    assert table.read(last).body == b"%d" % last
+    table.close()
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 1 MB."""
+    if os.geteuid() != 0:
+        pytest.skip("mounting a file system needs root")
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m,mode=700", "none", str(disk)], check=True)
+    try:
+        yield disk
+    finally:
+        subprocess.run(["umount", "-l", str(disk)], check=True)
+
+
+@pytest.mark.parametrize("from_the_start", [False, True])
+def test_a_full_disk_waits_in_memory_and_recovers(small_disk: Path, from_the_start: bool) -> None:
+    kept = Kept(small_disk, limit=8 << 20) if not from_the_start else None
+    filler = small_disk / "filler"
+    if from_the_start:
+        fill(filler)
+        kept = Kept(small_disk, limit=8 << 20)
+    assert kept
+    kept.append(1, 40, buckets=100_000)  # four times what the disk has
+    assert [sequence for sequence, _ in kept.waiting()] == list(range(1, 41))
+    kept.spool.acknowledge(30)
+    filler.unlink(missing_ok=True)
+    kept.append(41, 42, buckets=1000)
+    assert [sequence for sequence, _ in kept.waiting()] == list(range(31, 43))
+    kept.spool.acknowledge(42)
+    assert (kept.spool.waits, kept.lost) == (False, [])
+    kept.spool.close()
+    assert list(small_disk.iterdir()) == []
+
+
+def test_a_read_only_disk_waits_in_memory(small_disk: Path) -> None:
+    subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
+    kept = Kept(small_disk)
+    kept.append(1, 3)
+    assert len(kept.waiting()) == 3
+    kept.spool.acknowledge(3)
+    assert not kept.spool.waits
+    kept.spool.close()
+
+
+def fill(path: Path) -> None:
+    with path.open("wb", buffering=0) as file, pytest.raises(OSError, match="No space left"):
+        file.writelines(itertools.repeat(b"\0" * 4096))
+
+
+def test_a_disk_that_gives_nothing_back_is_given_up_and_counted(kept: Kept) -> None:
+    kept.append(1, 5)
+    kept.spool.acknowledge(2)
+    disk = kept.spool._disk
+    assert disk
+    disk.close()  # as if the device had gone: every access fails from now on
+    with pytest.raises(DataError, match="cannot read"):
+        kept.spool.after(0, lambda: False)
+    assert sum(kept.lost) == 3
+    kept.append(6, 7)
+    assert [sequence for sequence, _ in kept.waiting()] == [6, 7]
+
+
+def test_somebody_elses_directory_is_refused(tmp_path: Path) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("giving a directory away needs root")
+    others = tmp_path / "others"
+    others.mkdir()
+    os.chown(others, 65534, 65534)
+    with pytest.raises(DataError, match="somebody else's directory"):
+        SpoolFolder(others)
+    mine, link = tmp_path / "mine", tmp_path / "link"
+    mine.mkdir()
+    link.symlink_to(mine)
+    SpoolFolder(link)  # of an administrator
+    os.lchown(link, 65534, 65534)
+    with pytest.raises(DataError, match="somebody else's symbolic link"):
+        SpoolFolder(link)
+    mine.chmod(0o777)
+    with pytest.raises(DataError, match="others may write there"):
+        SpoolFolder(mine)
+
+
+def test_a_link_in_the_place_of_a_session_is_not_followed(tmp_path: Path) -> None:
+    kept = Kept(tmp_path / "spool")
+    kept.append(1, 2)
+    kept.spool.close()
+    shutil.move(tmp_path / "spool/s1.spool", tmp_path / "elsewhere")
+    (tmp_path / "spool/s1.spool").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(DataError, match="not a file of ours"):
+        kept.folder.take_over("s1")
+
+
+def test_what_buckets_carry_is_counted_per_link() -> None:
+    def flow(number: int, interface: int, direction: Direction) -> Flow:
+        return Flow(number, interface, direction, "198.18.0.1", "198.18.0.2", 1, 2, 6, 0)
+
+    flows = {5: flow(5, 1, Direction.TX), 6: flow(6, 1, Direction.RX), 9: flow(9, 1, Direction.TX)}
+    buckets = np.zeros(4, BUCKET)
+    buckets["flow_id"] = (9, 6, 5, 9)
+    buckets["packets"], buckets["wire_bytes"], buckets["payload_bytes"] = (1, 2, 3, 4), (10, 20, 30, 4_000_000_000), 7
+    table = carried(buckets, flows)
+    assert table.tolist() == [(1, 0, 2, 20, 7), (1, 1, 8, 4_000_000_040, 21)]
+    twice = summed([table.tobytes(), table.tobytes()])
+    assert twice.tolist() == [(1, 0, 4, 40, 14), (1, 1, 16, 8_000_000_080, 42)]
+    assert summed([]).tolist() == []
