@@ -23,7 +23,7 @@ from collector.onsets import HostOnsets, Onsets
 from collector.rank import Resumed
 from collector.ranks import DISTANT, Ranks
 from collector.resume import Resume
-from collector.rows import ARRIVED, SETTLED, merge
+from collector.rows import ARRIVED, CARRIED, SETTLED, arrived, merge
 from collector.series import FlowRates, LinkSeries
 from collector.settings import Settings
 from netmon.dl.account import Tally, row_keys
@@ -72,10 +72,11 @@ class HostWindow:
         """
         self.hello = hello
         self.settings = settings
-        self.window_ns = window_width(settings.share_window_ns, hello.bucket_ns)
+        self.window_ns = window_width(settings.share_window_ns, hello.streamed_ns)
         self.links = Links(hello)
         self.flows = FlowTable(self.links)
         self.alignment = Alignment(hello.clock, hello.bucket_ns, resume.clock)
+        self.bucket_ns = hello.streamed_ns  # of the newest rows
         self.onsets = Onsets(hello.clock.mono_ns)
         holder = Holder(hello.host, hello.session, 0)
         self.ranks = Ranks(holder, self.window_ns, settings.parameters, numbers, claims)
@@ -124,7 +125,8 @@ class HostWindow:
         marks = self._mark(batch)
         for sample in batch.ledger:
             self.ledger.sample(sample, self.settled_ns)
-        self.onsets.add(self.flows, rows["flow"], rows["start_ns"])
+        self.bucket_ns = batch.bucket_ns or self.hello.bucket_ns
+        self.onsets.add(self.flows, rows["flow"], rows["start_ns"], self.bucket_ns)
         self.flows.seen(rows)
         self._carried.append(rows)
         self.horizon_ns = max(self.horizon_ns, batch.horizon_ns)
@@ -171,7 +173,7 @@ class HostWindow:
 
     def comparable(self) -> HostOnsets:
         """What the comparison of the hosts' clocks needs of this one."""
-        return HostOnsets(self.alignment, self.hello.bucket_ns, self.flows.flows, self.onsets.table())
+        return HostOnsets(self.alignment, self.onsets.bucket_ns, self.flows.flows, self.onsets.table())
 
     def describe(self, batch: Batch) -> None:
         """Take in only the flows of a batch, as of one that was processed before."""
@@ -208,17 +210,14 @@ class HostWindow:
         return self._settle(max(times))
 
     def _arrived(self, batch: Batch) -> Table:
-        rows = np.empty(len(batch.buckets), ARRIVED)
-        rows["flow"] = self.flows.indices(batch.buckets["flow_id"])
-        rows["start_ns"] = batch.buckets["bucket_start_ns"]
-        for name in ("packets", "wire_bytes", "payload_bytes"):
-            rows[name] = batch.buckets[name]
+        flow = self.flows.indices(batch.buckets["flow_id"])
+        rows = arrived(batch.buckets, flow, batch.bucket_ns or self.hello.bucket_ns)
         rows["stored"] = self._resume.holds(batch.sequence, rows["start_ns"])
         return rows
 
     def _settle(self, until_ns: int) -> Output:
         due = self._pending["start_ns"] < until_ns
-        rows = merge(self._pending[due])
+        rows = merge(self._pending[due], self.hello.bucket_ns)
         self._pending = self._pending[~due]
         self.settled_ns = max(self.settled_ns, until_ns)
         self.ranks.align(self.alignment.offset_ns, self.alignment.error_ns)
@@ -252,11 +251,20 @@ class HostWindow:
             settled["iteration"][own] = np.maximum(settled["iteration"][own], self.ranks.numbers_at(place, start[own]))
         others = np.flatnonzero(state["job"] == 0)
         settled["job"][others], settled["iteration"][others] = self._met(start[others])
-        for name in ("packets", "wire_bytes", "payload_bytes"):
+        for name in CARRIED:
             settled[name] = rows[name]
         settled["flow_id"], settled["link"], settled["class"] = state["flow_id"], state["link"], classes
         settled["bucket_start_ns"] = self.alignment.map.utcs(start)
         return settled
+
+    def full(self, buckets: Table) -> Table:
+        """Rows of full resolution that were asked for, dtype BUCKET, of whole share windows → rows of SETTLED.
+
+        Classes and iterations are what is known now. Rows of flows that are not known any more are left out.
+        """
+        rows = arrived(buckets, self.flows.known(buckets["flow_id"]), self.hello.bucket_ns)
+        rows = merge(rows[rows["flow"] >= 0], self.hello.bucket_ns)
+        return self._stamped(rows, self.classifier.classify(rows)[1])
 
     def _met(self, start: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """Whom traffic that is no rank's met at these times: job and iteration of the only rank that trained here then.
@@ -277,7 +285,7 @@ class HostWindow:
         Their class is the view's: with hysteresis.
         """
         rows = np.zeros(len(self._pending), SETTLED)
-        for name in ("packets", "wire_bytes", "payload_bytes"):
+        for name in CARRIED:
             rows[name] = self._pending[name]
         rows["flow_id"], rows["bucket_start_ns"] = self._pending["flow"], self._pending["start_ns"]
         rows["link"] = self.flows.state["link"][self._pending["flow"]]

@@ -22,11 +22,17 @@ from netmon.agent.ledger import Ledger
 from netmon.agent.links import Links
 from netmon.agent.markers import MarkSocket
 from netmon.agent.nic import NicSamples
+from netmon.agent.pressure import Backlog
+from netmon.agent.pulls import Pulls
 from netmon.agent.recent import RecentFlows, RecentMarks, SentFlows
+from netmon.agent.record_store import CHUNK_BYTES, in_memory, on_disk
+from netmon.agent.recorder import Recorder
+from netmon.agent.resolution import Resolution
 from netmon.agent.spool import Spool
 from netmon.agent.steps import StepMarks
 from netmon.agent.stream import Stream
 from netmon.agent.timeline import TimelineMarks
+from netmon.errors import DataError
 from netmon.kernel import nic, privilege
 from netmon.kernel.meter.geometry import choose_geometry
 from netmon.kernel.meter.meter import STALE_NS, Meter, mapped_array
@@ -65,6 +71,10 @@ class Settings:
     spool: Path = Path("/var/lib/netmon-agent")
     spool_bytes: int = 256 << 20
     nic_interval_ns: int = 1_000_000_000  # between samples of the NICs' own counters; 0: none
+    stream_ns: int = 1_000_000  # width of the buckets that are streamed, a multiple of bucket_ns; less: bucket_ns
+    record: Path | None = Path("/var/lib/netmon-agent")  # where full resolution is kept; None: in memory
+    record_ns: int = 600_000_000_000  # for so long; 0: not at all
+    record_bytes: int = 1_000_000_000
 
 
 class Agent:
@@ -107,8 +117,12 @@ class Agent:
         self._warned: set[str] = set()
         self._asking = ""
         self._clock, self._exchanges = Clock(), ClockExchanges(settings.collector)
+        self._recorder = _recorder(settings)
+        self._stream_ns = max(settings.stream_ns, settings.bucket_ns)
+        self._resolution = Resolution(settings.bucket_ns, self._stream_ns, self._recorder)
         self._write_hello()
-        self._stream = Stream(settings.collector, self._spool, settings.spool, settings.spool_bytes)
+        pulls = Pulls(self._recorder)
+        self._stream = Stream(settings.collector, self._spool, settings.spool, settings.spool_bytes, pulls)
 
     def run(self, stop: threading.Event) -> None:
         """Works until told to stop, then hands over what is left. Raises KernelError when the kernel side is gone."""
@@ -137,6 +151,8 @@ class Agent:
         if self._spool.size:
             log.warning("%d bytes were not acknowledged; they are in %s", self._spool.size, self._spool.directory)
         self._spool.close()
+        if self._recorder:
+            self._recorder.close()
         self._marks_socket.close()
 
     def _tick(self, now_ns: int) -> None:
@@ -190,13 +206,16 @@ class Agent:
         self._marks += self._timelines.read(now_ns, self._clock.sample().offset_ns)
 
     def _send_batch(self, now_ns: int, ledger: Sequence[LedgerSample] = ()) -> None:
-        buckets = self._meter.rows.table()
+        rows = self._meter.rows.table()
+        horizon = max(0, now_ns - STALE_NS - self._settings.bucket_ns)
+        streamed = self._resolution.stream(rows, horizon, self._backlog(), last=bool(ledger))
         self._sequence += 1
         batch = Batch(
             sequence=self._sequence,
             clock=self._clock.sample(),
-            horizon_ns=max(0, now_ns - STALE_NS - self._settings.bucket_ns),
-            buckets=buckets,
+            horizon_ns=streamed.horizon_ns,
+            buckets=streamed.buckets,
+            bucket_ns=streamed.bucket_ns,
             flows=self._owners.changed(),
             marks=self._marks,
             ledger=ledger or self._ledger.due(now_ns),
@@ -208,13 +227,17 @@ class Agent:
         self._spool.append(self._sequence, netmon_pb2.AgentMessage(batch=message).SerializeToString())
         self._sent_flows.add(batch.flows, message.flows)
         self._recent_marks.add(self._marks)
-        over = self._recent_flows.over(buckets["flow_id"], now_ns, self._owners.flows)
+        over = self._recent_flows.over(rows["flow_id"], now_ns, self._owners.flows)
         self._owners.forget(over)
         self._sent_flows.forget(over)
         self._meter.rows.shrink(0)
         self._marks = []
         if self._sequence % 10 == 0:
             self._write_hello()
+
+    def _backlog(self) -> Backlog:
+        late = max(0, self._sequence - self._stream.sent) * _BATCH_NS / 1e9
+        return Backlog(late, self._spool.size / self._settings.spool_bytes)
 
     def _unusable(self) -> int:
         """Marks and messages that led to nothing, since the start."""
@@ -229,6 +252,7 @@ class Agent:
             host=self._settings.host,
             session=self._session,
             bucket_ns=self._settings.bucket_ns,
+            stream_ns=self._stream_ns,
             clock=self._clock.sample(),
             interfaces=self.interfaces,
             agent_version=__version__,
@@ -247,6 +271,19 @@ class Agent:
         self._ledger.lose(envelope.batch.buckets, self._owners.flows)
         envelope.batch.ClearField("buckets")
         return envelope.SerializeToString()
+
+
+def _recorder(settings: Settings) -> Recorder | None:
+    """Where there is no room for it, the agent works without, and says so."""
+    if not settings.record_ns:
+        return None
+    chunk_bytes = min(CHUNK_BYTES, max(1, settings.record_bytes // 8))
+    try:
+        store = on_disk(settings.record, chunk_bytes) if settings.record else in_memory(chunk_bytes)
+    except DataError as error:
+        log.warning("nothing is recorded: %s", error)
+        return None
+    return Recorder(store, settings.bucket_ns, settings.record_ns, settings.record_bytes, time.monotonic_ns())
 
 
 def _interface(number: int, card: Nic, hooks: tuple[str, str], capacity_bps: int) -> Interface:

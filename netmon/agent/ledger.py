@@ -13,6 +13,7 @@ from netmon.kernel.meter.meter import Meter
 from netmon.kernel.nic import Nic
 from netmon.records import KERNEL_LEDGER, Direction, Flow, LedgerSample
 from netmon.wire import netmon_pb2
+from netmon.wire.buckets import decode_buckets
 
 _INTERVAL_NS = 1_000_000_000
 _COUNTS = ("packets", "wire_bytes", "payload_bytes")
@@ -98,13 +99,13 @@ class Ledger:
 
     def lose(self, buckets: netmon_pb2.Buckets, flows: Mapping[int, Flow]) -> None:
         """Counts the rows of a batch as lost in the agent."""
-        ids = np.frombuffer(buckets.flow_id, "<u4")
-        for flow_id in np.unique(ids).tolist():
+        table = decode_buckets(buckets)
+        for flow_id in np.unique(table["flow_id"]).tolist():
             flow = flows.get(flow_id)
             if flow is None:
                 continue
-            rows = ids == flow_id
+            rows = table[table["flow_id"] == flow_id]
             with self._lock:
                 lost = self._lost[(flow.interface, flow.direction)]
                 for name in _COUNTS:
-                    lost[name] += int(np.frombuffer(getattr(buckets, name), "<u4")[rows].sum())
+                    lost[name] += int(rows[name].sum(dtype=np.int64))

@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Bucket rows ↔ protobuf, in few bytes (see Buckets in proto/netmon.proto); no loop over rows.
+
+A flow's packets are mostly of one size, so wire bytes, headers and peak are what that size foretells, and seldom more.
+"""
+
+import zlib
+
+import numpy as np
+import numpy.typing as npt
+
+from netmon.errors import WireError
+from netmon.records import BUCKET, COARSE, Table
+from netmon.wire import netmon_pb2
+from netmon.wire.mapping import MAX_NUMBER, check
+
+MAX_ROWS = 4_000_000
+"""The most bucket rows that a message may carry."""
+
+_DEFLATED_BELOW = 1 << 18  # bytes; with more of them deflating costs more than they do
+_RUNS = 4
+_WIDTHS = (0, 1, 2, 4, 8)
+_Numbers = npt.NDArray[np.uint64]
+_U32, _ONE = np.uint64(0xFFFFFFFF), np.uint64(1)
+
+
+def encode_buckets(
+    table: Table, bucket_ns: int, message: netmon_pb2.Buckets, deflate: bool = True
+) -> netmon_pb2.Buckets:
+    """Rows of BUCKET or COARSE, bucket_ns wide, into an empty message; returns it. Raises WireError.
+
+    The rows of a flow keep their order. deflate: where it pays.
+    """
+    check(table.dtype in (BUCKET, COARSE), f"cannot send Batch.buckets: dtype {table.dtype}, not BUCKET or COARSE")
+    message.rows, message.bucket_ns, message.coarse = len(table), bucket_ns, table.dtype == COARSE
+    if not len(table):
+        return message
+    table = table[_by_flow(table["flow_id"])]
+    first = _run_starts(table["flow_id"])
+    rows = np.diff(np.append(first, len(table)))
+    start, packets = table["bucket_start_ns"].astype(np.uint64), table["packets"].astype(np.uint64)
+    wire, payload = table["wire_bytes"].astype(np.uint64), table["payload_bytes"].astype(np.uint64)
+    headers = wire - payload & _U32
+    each = np.maximum(packets, 1)
+    largest = [np.maximum.reduceat((column + each - _ONE) // each, first) for column in (wire, headers)]
+    w, h = (np.repeat(column, rows) for column in largest)
+    base = int(start.min())
+    unit = bucket_ns if bucket_ns and not ((start - np.uint64(base)) % np.uint64(bucket_ns)).any() else 1
+    columns = [
+        (start - np.uint64(base)) // np.uint64(unit),
+        packets,
+        packets * w - wire & _U32,
+        packets * h - headers & _U32,
+    ]
+    if message.coarse:
+        peak = table["peak_bytes"].astype(np.uint64)
+        of = np.maximum(w, 1)
+        pieces = (peak + of - _ONE) // of
+        columns += [pieces, pieces * w - peak & _U32, table["busy_buckets"].astype(np.uint64)]
+    message.base_ns, message.unit_ns, message.flows = base, unit, len(first)
+    runs = [table["flow_id"][first], rows, *largest]
+    message.runs, message.columns = _pack([run.astype(np.uint64) for run in runs]), _pack(columns)
+    if deflate and len(message.columns) <= _DEFLATED_BELOW:
+        message.runs, message.columns = zlib.compress(message.runs, 1), zlib.compress(message.columns, 1)
+        message.deflated = True
+    return message
+
+
+def decode_buckets(message: netmon_pb2.Buckets) -> Table:
+    """Message → rows of BUCKET or COARSE, checked. Raises WireError with a one-line reason."""
+    count = message.rows
+    check(count <= MAX_ROWS, f"Buckets.rows is {count}, more than {MAX_ROWS}")
+    table = np.zeros(count, COARSE if message.coarse else BUCKET)
+    if not count:
+        return table
+    check(0 < message.flows <= count, f"Buckets.flows is {message.flows} of {count} rows")
+    wanted = 7 if message.coarse else 4
+    runs, columns = message.runs, message.columns
+    if message.deflated:
+        runs = _inflate(runs, _RUNS * (1 + 8 * message.flows), "runs")
+        columns = _inflate(columns, wanted * (1 + 8 * count), "columns")
+    start, packets, wire, headers, *rest = _unpack(columns, wanted, count, "columns")
+    flow, rows, w, h = _unpack(runs, _RUNS, message.flows, "runs")
+    check(bool((rows <= count).all()) and int(rows.sum()) == count, f"Buckets.runs do not have {count} rows")
+    rows = rows.astype(np.int64)
+    latest = int(start.max()) * message.unit_ns + message.base_ns
+    check(latest <= MAX_NUMBER, f"Buckets.start has {latest}, more than an int64 holds")
+    table["flow_id"] = np.repeat(flow, rows)
+    table["bucket_start_ns"] = np.uint64(message.base_ns) + start * np.uint64(message.unit_ns)
+    w, h = np.repeat(w, rows), np.repeat(h, rows)
+    table["packets"] = packets
+    wire = packets * w - wire & _U32
+    table["wire_bytes"] = wire
+    table["payload_bytes"] = wire - (packets * h - headers) & _U32
+    if message.coarse:
+        table["peak_bytes"] = rest[0] * w - rest[1] & _U32
+        table["busy_buckets"] = rest[2]
+    return table
+
+
+def _by_flow(flow_id: npt.NDArray[np.uint32]) -> npt.NDArray[np.intp]:
+    """An order in which rows of one flow follow each other, as they were among themselves."""
+    least = flow_id.min()
+    near = flow_id.max() - least <= np.uint32(0xFFFF)  # sorting 16 bits takes no comparisons
+    return np.argsort((flow_id - least).astype(np.uint16) if near else flow_id, kind="stable")
+
+
+def _run_starts(flow_id: npt.NDArray[np.uint32]) -> npt.NDArray[np.intp]:
+    return np.flatnonzero(np.concatenate([[True], flow_id[1:] != flow_id[:-1]]))
+
+
+def _pack(columns: list[_Numbers]) -> bytes:
+    return b"".join(_plane(column) for column in columns)
+
+
+def _plane(column: _Numbers) -> bytes:
+    most = int(column.max())
+    width = next(width for width in _WIDTHS if most < 1 << 8 * width)
+    planes = column.astype("<u8").view(np.uint8).reshape(-1, 8)[:, :width].T
+    return bytes([width]) + planes.tobytes()
+
+
+def _unpack(data: bytes, wanted: int, count: int, name: str) -> list[_Numbers]:
+    columns, offset = [], 0
+    for _ in range(wanted):
+        width = data[offset] if offset < len(data) else -1
+        end = offset + 1 + width * count
+        check(width in _WIDTHS and end <= len(data), f"Buckets.{name} is cut short or has a column of {width} bytes")
+        bytes_ = np.zeros((count, 8), np.uint8)
+        bytes_[:, :width] = np.frombuffer(data, np.uint8, width * count, offset + 1).reshape(width, count).T
+        columns.append(bytes_.view("<u8").reshape(count))
+        offset = end
+    check(offset == len(data), f"Buckets.{name} has {len(data) - offset} bytes too many")
+    return columns
+
+
+def _inflate(data: bytes, most: int, name: str) -> bytes:
+    inflater = zlib.decompressobj()
+    try:
+        plain = inflater.decompress(data, most + 1)
+    except zlib.error as error:
+        raise WireError(f"Buckets.{name} cannot be inflated: {error}") from None
+    check(inflater.eof and not inflater.unused_data, f"Buckets.{name} is more or less than one zlib stream")
+    return plain
