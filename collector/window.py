@@ -35,6 +35,7 @@ from netmon.records import AgentCost, Batch, Class, Flow, Hello, Mark, Moment, T
 FURTHEST_NS = 10_000_000_000
 """Nothing in a batch lies so long after its horizon."""
 
+_MOST_OVER = 4_096  # iterations that full resolution which is asked for later can still be part of
 _MOST_CARRIED = 300  # batches whose rows wait for the inference
 
 
@@ -91,6 +92,7 @@ class HostWindow:
         self._pending = empty(ARRIVED)
         self._arrivals: deque[_Arrival] = deque()
         self._carried: deque[Table] = deque(maxlen=_MOST_CARRIED)
+        self._over: deque[Iteration] = deque(maxlen=_MOST_OVER)
         self._introduced = [mark for mark in hello.marks if mark.moment != Moment.JOIN]
         self.renamed = 0  # processes
         self._resume_state(resume)
@@ -227,6 +229,7 @@ class HostWindow:
         settled = self._stamped(rows, classes)
         ended = self.ranks.ended()  # with the common numbers, of which a rank that has gone has none
         iterations = self.ranks.settle(self.settled_ns, self.flows)
+        self._over.extend(iteration for iteration, _ in iterations)
         return Output(settled[~rows["stored"]], iterations, self.ledger.rows(self.settled_ns), ended)
 
     def _account(self, rows: Table, windows: Windows, classes: npt.NDArray[np.uint8]) -> None:
@@ -260,11 +263,20 @@ class HostWindow:
     def full(self, buckets: Table) -> Table:
         """Rows of full resolution that were asked for, dtype BUCKET, of whole share windows → rows of SETTLED.
 
-        Classes and iterations are what is known now. Rows of flows that are not known any more are left out.
+        Classes are what is known now, iterations those of the last minutes, as they were stored. Rows of flows that
+        are not known any more are left out.
         """
         rows = arrived(buckets, self.flows.known(buckets["flow_id"]), self.hello.bucket_ns)
         rows = merge(rows[rows["flow"] >= 0], self.hello.bucket_ns)
-        return self._stamped(rows, self.classifier.classify(rows)[1])
+        settled, whose = self._stamped(rows, self.classifier.classify(rows)[1]), self.flows.state[rows["flow"]]
+        start, first, last = rows["start_ns"], rows["start_ns"].min(initial=0), rows["start_ns"].max(initial=-1)
+        for iteration in self._over:
+            if iteration.start_ns <= last and iteration.end_ns > first:
+                inside = (start >= iteration.start_ns) & (start < iteration.end_ns)
+                inside &= settled["job"] == self.flows.job(iteration.job)
+                inside &= (whose["job"] == 0) | (whose["rank"] == iteration.rank)
+                settled["iteration"][inside] = iteration.number
+        return settled
 
     def _met(self, start: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """Whom traffic that is no rank's met at these times: job and iteration of the only rank that trained here then.

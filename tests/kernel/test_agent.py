@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
-import numpy as np
 import pytest
 from pair import NETMON, Watched
 from waiting import wait_for
@@ -20,6 +19,7 @@ from netmon.kernel import loader
 from netmon.kernel.meter.geometry import choose_geometry
 from netmon.kernel.privilege import effective_capabilities
 from netmon.wire import netmon_pb2
+from netmon.wire.buckets import decode_buckets
 
 pytestmark = pytest.mark.kernel
 
@@ -106,7 +106,7 @@ def spooled_bytes(session: Path) -> int:
     """Wire bytes of the buckets that wait in a session's spool."""
     whole = sorted(session.glob("*.batch"))[:-1]  # the last one may be half written
     messages = [netmon_pb2.AgentMessage.FromString(path.read_bytes()) for path in whole]
-    return sum(int(np.frombuffer(message.batch.buckets.wire_bytes, "<u4").sum()) for message in messages)
+    return sum(int(decode_buckets(message.batch.buckets)["wire_bytes"].sum()) for message in messages)
 
 
 @pytest.mark.parametrize("hook", ["tc", "xdp"])
