@@ -21,7 +21,7 @@ from netmon.wire.buckets import decode_buckets, encode_buckets
 
 log = logging.getLogger(__name__)
 
-_BLOCK_ROWS = 1 << 16
+_BLOCK_ROWS = 1 << 14
 _BLOCK_NS = 1_000_000_000
 
 
