@@ -20,7 +20,7 @@ def coarsen(rows: Table, bucket_ns: int, width_ns: int) -> Table:
     start = rows["bucket_start_ns"]
     base = start.min() // np.uint64(width_ns) * np.uint64(width_ns)
     key = rows["flow_id"].astype(np.uint64) << _SPAN_BITS | (start - base) // np.uint64(bucket_ns)
-    order = np.argsort(key, kind="stable")  # each CPU's rows come in order
+    order = np.argsort(key)
     key = key[order]
     first = _starts(key)
     wire = np.add.reduceat(rows["wire_bytes"][order], first)  # of each full bucket

@@ -37,21 +37,22 @@ def encode_buckets(
     message.rows, message.bucket_ns, message.coarse = len(table), bucket_ns, table.dtype == COARSE
     if not len(table):
         return message
-    table = table[_by_flow(table["flow_id"])]
-    first = _run_starts(table["flow_id"])
+    order = _by_flow(table["flow_id"])
+    flow = table["flow_id"][order]
+    first = _run_starts(flow)
     rows = np.diff(np.append(first, len(table)))
-    packets, wire, payload = (np.ascontiguousarray(table[n]) for n in ("packets", "wire_bytes", "payload_bytes"))
+    packets, wire, payload = (table[name][order] for name in ("packets", "wire_bytes", "payload_bytes"))
     headers, each = wire - payload, np.maximum(packets, 1)
     largest = [np.maximum.reduceat((column + (each - _ONE)) // each, first) for column in (wire, headers)]
     w, h = (np.repeat(column, rows) for column in largest)
-    base, unit, starts = _in_units(table["bucket_start_ns"], bucket_ns)
+    base, unit, starts = _in_units(table["bucket_start_ns"][order], bucket_ns)
     columns = [starts, packets, packets * w - wire, packets * h - headers]
     if message.coarse:
-        peak, of = np.ascontiguousarray(table["peak_bytes"]), np.maximum(w, 1)
+        peak, of = table["peak_bytes"][order], np.maximum(w, 1)
         pieces = (peak + (of - _ONE)) // of
-        columns += [pieces, pieces * w - peak, np.ascontiguousarray(table["busy_buckets"])]
+        columns += [pieces, pieces * w - peak, table["busy_buckets"][order]]
     message.base_ns, message.unit_ns, message.flows = base, unit, len(first)
-    runs = [table["flow_id"][first], rows.astype(np.uint32), *largest]
+    runs = [flow[first], rows.astype(np.uint32), *largest]
     message.runs, message.columns = _pack(runs), _pack(columns)
     if deflate and len(message.columns) <= _DEFLATED_BELOW:
         message.runs, message.columns = zlib.compress(message.runs, 1), zlib.compress(message.columns, 1)
