@@ -137,7 +137,8 @@ class Registry:
                 f"{wanted.reason}: {len(pulled.rows)} rows of {hello.host}" + (f"; {pulled.gap}" if pulled.gap else "")
             )
             if len(pulled.rows):
-                self._full_parts += entry.session.full_parts(pulled.rows, wanted.since_ns, wanted.reason, pulled.gap)
+                window = wanted.since_ns, wanted.until_ns
+                self._full_parts += entry.session.full_parts(pulled.rows, *window, wanted.reason, pulled.gap)
 
     def recording(self, hosts: Collection[str]) -> list[Entry]:
         """Of each of these hosts, of all where none is named, the session that lives."""

@@ -168,13 +168,15 @@ class Session:
 
         return Flush(build, acknowledge, done, undone)
 
-    def full_parts(self, rows: Table, since_ns: int, reason: str, gap: str) -> list[Part]:
-        """Full resolution (SETTLED) from since_ns (UTC) on, as files of the table `full`."""
+    def full_parts(self, rows: Table, since_ns: int, until_ns: int, reason: str, gap: str) -> list[Part]:
+        """Full resolution (SETTLED) of [since_ns, until_ns) UTC, as files of the table `full`."""
         table = bucket_table(self.hello.session, self.window.links, list(self.window.flows.jobs), rows)
         metadata = self._metadata() | {b"netmon.reason": reason.encode(), b"netmon.gap": gap.encode()}
         metadata[b"netmon.bucket_ns"] = str(self.hello.bucket_ns).encode()
         del metadata[STATE_KEY]
-        return self._parts("full", f"part-{self.hello.session}-{since_ns}", table, "bucket_start_ns", metadata)
+        return self._parts(
+            "full", f"part-{self.hello.session}-{since_ns}-{until_ns}", table, "bucket_start_ns", metadata
+        )
 
     def _flow_part(self, part: int) -> Callable[[dict[bytes, bytes]], Part]:
         """Copies of one part's flows as they are now; the rest can run in a thread."""

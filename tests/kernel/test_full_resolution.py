@@ -193,3 +193,22 @@ def test_a_slow_iteration_of_the_lab_is_in_the_dataset_in_full(tmp_path: Path) -
         assert again["wire_bytes"].sum() == pytest.approx(inside["wire_bytes"].sum(), rel=0.05)  # the grids are mono's
     ranks = full[(full["job"] != "") & full["class"].isin(["DL-only", "DL-shared"])]
     assert number in set(ranks["iteration"])
+
+
+def test_a_stream_that_falls_behind_gets_coarser_and_comes_back(watched: Watched) -> None:
+    collector, agent = watched.both()
+    before = watched.counters()
+    transferred(watched, 1)
+    collector.end_in_order(seconds=60)
+    wait_for(lambda: "streaming buckets of 5 ms until the collector catches up" in agent.output(), seconds=60)
+    watched.transfer(1, rate="10M")
+    collector = watched.collector()
+    wait_for(lambda: "streaming buckets of 1 ms again: the collector has caught up" in agent.output(), seconds=120)
+    watched.transfer(1, rate="10M")
+    after = watched.settled()
+    agent.end_in_order(seconds=60)
+    collector.end_in_order(seconds=60)
+    check_account(watched, before, after)
+    rows = watched.table("buckets")
+    assert {MS, 5 * MS} <= set(rows["bucket_ns"]) <= {MS, 5 * MS, 20 * MS}
+    assert (rows["peak_bytes"] <= rows["wire_bytes"]).all()
