@@ -205,10 +205,11 @@ class Agent:
             self._marks += self._timelines.follow(opened, identities.get(opened.pid), now_ns)
         self._marks += self._timelines.read(now_ns, self._clock.sample().offset_ns)
 
-    def _send_batch(self, now_ns: int, ledger: Sequence[LedgerSample] = ()) -> None:
+    def _send_batch(self, now_ns: int, last: Sequence[LedgerSample] | None = None) -> None:
+        """last: the ledger's last samples, of the last batch, which may be none."""
         rows = self._meter.rows.table()
         horizon = max(0, now_ns - STALE_NS - self._settings.bucket_ns)
-        streamed = self._resolution.stream(rows, horizon, self._backlog(), last=bool(ledger))
+        streamed = self._resolution.stream(rows, horizon, self._backlog(), last=last is not None)
         self._sequence += 1
         batch = Batch(
             sequence=self._sequence,
@@ -218,7 +219,7 @@ class Agent:
             bucket_ns=streamed.bucket_ns,
             flows=self._owners.changed(),
             marks=self._marks,
-            ledger=ledger or self._ledger.due(now_ns),
+            ledger=self._ledger.due(now_ns) if last is None else last,
             cost=self._cost.measure(self._spool.size, self._unusable()),
             exchanges=self._exchanges.take(),
             nic=self._nic.due(now_ns),
