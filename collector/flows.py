@@ -198,6 +198,13 @@ class FlowTable:
 
     def indices(self, flow_id: npt.NDArray[np.uint32]) -> npt.NDArray[np.int64]:
         """Dense index of each flow id. Raises WireError where no message has described the flow."""
+        indices = self.known(flow_id)
+        if (indices < 0).any():
+            raise WireError(f"a bucket names flow {flow_id[indices < 0][0]}, which no message has described")
+        return indices
+
+    def known(self, flow_id: npt.NDArray[np.uint32]) -> npt.NDArray[np.int64]:
+        """Dense index of each flow id; −1 where it is not known."""
         if self._ids is None:
             ids = np.fromiter(self._index.keys(), np.int64, len(self._index))
             order = np.argsort(ids, kind="stable")
@@ -206,9 +213,9 @@ class FlowTable:
         place = np.searchsorted(self._ids, flow_id)
         known = place < len(self._ids)
         known[known] = self._ids[place[known]] == flow_id[known]
-        if not known.all():
-            raise WireError(f"a bucket names flow {flow_id[~known][0]}, which no message has described")
-        return self._order[place]
+        indices = np.full(len(flow_id), -1, np.int64)
+        indices[known] = self._order[place[known]]
+        return indices
 
     def seen(self, rows: Table) -> None:
         """Account for bucket rows that arrived: columns flow (index), start_ns, packets, wire_bytes, payload_bytes."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from netmon.dl.account import Tally
-from netmon.dl.explain import RankSteps, slowest
+from netmon.dl.explain import NOTABLE, RankSteps, slowest
 from netmon.dl.iterations import Iteration
 from netmon.dl.scoring import combined
 from netmon.dl.theory import ring_bytes
@@ -18,6 +18,7 @@ from netmon.views import JobView, RankView, SlowIteration, SourceScore
 RECENT = 500  # iterations
 _MOST_JOBS = 32
 _EXPLAINED = 200  # iterations among which the slowest is looked for
+_FEWEST = 5  # iterations of each rank from which on there is a usual
 _BEHIND = 10  # iterations that the others have finished since a rank's last one
 
 
@@ -68,6 +69,18 @@ class Jobs:
         if iteration.rank in job.ranks:
             job.ranks[iteration.rank].accounted.append((iteration, tally))
             job.slowest = None
+
+    def stands_out(self, iteration: Iteration) -> bool:
+        """Whether it took notably longer than its job's iterations usually do (NOTABLE × their median)."""
+        job = self._jobs.get(iteration.job, _Job())
+        last = [i.end_ns - i.start_ns for rank in job.members().values() for i, _ in rank.accounted]
+        if len(last) < _FEWEST * max(1, len(job.ranks)):
+            return False
+        return iteration.end_ns - iteration.start_ns >= NOTABLE * float(np.median(last))
+
+    def hosts(self, job: str) -> tuple[str, ...]:
+        """Where its ranks are."""
+        return tuple(sorted({rank.host for rank in self._jobs.get(job, _Job()).members().values()}))
 
     def known(self, job: str) -> bool:
         """Whether the job has had an iteration."""

@@ -27,24 +27,29 @@ class Onsets:
     def __init__(self, begin_ns: int) -> None:
         """begin_ns: when the agent began to look (mono)."""
         self._begin_ns = begin_ns + _STARTING_NS
-        self._recent: deque[Table] = deque()
+        self._recent: deque[tuple[Table, int]] = deque()
 
-    def add(self, flows: FlowTable, flow: _Numbers, start_ns: _Numbers) -> None:
-        """Take in rows, by dense index of their flow, before `flows` knows of them."""
+    def add(self, flows: FlowTable, flow: _Numbers, start_ns: _Numbers, bucket_ns: int) -> None:
+        """Take in rows of one width, by dense index of their flow, before `flows` knows of them."""
         state = flows.state[flow]
         before = np.where(state["wire_bytes"] > 0, state["last_ns"], -REST_NS)
         places = find_onsets(flow, start_ns, before)
         places = places[start_ns[places] >= self._begin_ns]
         seen = np.empty(len(places), _SEEN)
         seen["flow"], seen["time_ns"] = flow[places], start_ns[places]
-        self._recent.append(seen)
+        self._recent.append((seen, bucket_ns))
         oldest = int(start_ns.max(initial=0)) - WINDOW_NS
-        while self._recent and not (self._recent[0]["time_ns"] >= oldest).any() and len(start_ns):
+        while self._recent and not (self._recent[0][0]["time_ns"] >= oldest).any() and len(start_ns):
             self._recent.popleft()
+
+    @property
+    def bucket_ns(self) -> int:
+        """What a time may be off: the width of the widest rows among the recent ones; 0: there are none."""
+        return max((width for seen, width in self._recent if len(seen)), default=0)
 
     def table(self) -> Table:
         """Dense index of the flow and time (mono), by time; at most the newest 2000."""
-        seen = np.concatenate([empty(_SEEN), *self._recent])
+        seen = np.concatenate([empty(_SEEN), *(seen for seen, _ in self._recent)])
         return seen[np.argsort(seen["time_ns"], kind="stable")][-_MOST_ONSETS:]
 
 

@@ -4,10 +4,13 @@
 import asyncio
 import logging
 import time
+from collections import deque
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from collector.claims import Claims
 from collector.clocks import Clocks
+from collector.full_resolution import FullResolution
 from collector.inferring import Inferring
 from collector.jobs import Jobs
 from collector.numbers import Numbers
@@ -17,11 +20,13 @@ from collector.session import Flush, Session
 from collector.settings import Settings
 from collector.snapshot import take_snapshot
 from collector.store import Part, Store
+from collector.triggers import Triggers, Wanted
 from collector.window import Output
 from netmon.dl.inference import Findings
 from netmon.errors import DataError, WireError
 from netmon.records import Hello
 from netmon.views import Snapshot
+from netmon.wire import netmon_pb2
 
 _log = logging.getLogger(__name__)
 MOST_PENDING_BYTES = 512 << 20  # rows in memory while the disk does not take them
@@ -41,7 +46,8 @@ class Entry:
     settled: bool = True  # nothing has arrived since it was last settled altogether
     left: bool = False
     acknowledge: int = 0
-    news: asyncio.Event = field(default_factory=asyncio.Event)  # acknowledge has risen
+    requests: deque[netmon_pb2.FullRequest] = field(default_factory=deque)  # to be sent
+    news: asyncio.Event = field(default_factory=asyncio.Event)  # acknowledge has risen, or there are requests
 
 
 class Registry:
@@ -56,6 +62,9 @@ class Registry:
         self._numbers, self._claims = Numbers(), Claims()
         self._inferring = Inferring()
         self._clocks = Clocks()
+        self.full, self._triggers = FullResolution(), Triggers(settings)
+        self._pulling: set[asyncio.Task[None]] = set()
+        self._full_parts: list[Part] = []
         self._flushing = asyncio.Lock()
         self._opening = asyncio.Lock()
         self._inferring_now = asyncio.Lock()
@@ -83,6 +92,7 @@ class Registry:
         entry.news = news
         entry.connections += 1
         entry.connected, entry.left = True, False
+        entry.requests.clear()
         return entry
 
     async def discard(self, entry: Entry) -> None:
@@ -107,6 +117,10 @@ class Registry:
                 self._jobs.ended(host, iteration)
             for iteration, tally in output.iterations:
                 self._jobs.accounted(iteration, tally)
+            for wanted in self._triggers.look(entry.session, output, self._jobs):
+                task = asyncio.get_running_loop().create_task(self._keep_full(wanted))
+                self._pulling.add(task)
+                task.add_done_callback(self._pulling.discard)
         if sum(e.session.pending_bytes for e in self._entries.values()) > MOST_PENDING_BYTES:
             self._room.clear()
 
@@ -131,6 +145,30 @@ class Registry:
         for job, pattern in patterns.items():
             self._jobs.pattern(job, pattern)
 
+    async def _keep_full(self, wanted: Wanted) -> None:
+        """Full resolution of what a trigger wants, into the table `full`."""
+        for entry in self.recording(wanted.hosts):
+            hello = entry.session.hello
+            try:
+                pulled = await self.full.pull(entry, wanted.since_ns, wanted.until_ns)
+            except DataError as error:
+                _log.warning(error)
+                continue
+            self._triggers.stored(len(pulled.rows))
+            _log.info(
+                f"{wanted.reason}: {len(pulled.rows)} rows of {hello.host}" + (f"; {pulled.gap}" if pulled.gap else "")
+            )
+            if len(pulled.rows):
+                window = wanted.since_ns, wanted.until_ns
+                self._full_parts += entry.session.full_parts(pulled.rows, *window, wanted.reason, pulled.gap)
+
+    def recording(self, hosts: Collection[str]) -> list[Entry]:
+        """Of each of these hosts, of all where none is named, the session that lives."""
+        live = [e for e in self._entries.values() if e.connected and (not hosts or e.session.hello.host in hosts)]
+        # One that sends what was left behind may have connected later.
+        newest = {e.session.hello.host: e for e in sorted(live, key=lambda e: e.session.hello.clock.utc_ns)}
+        return list(newest.values())
+
     async def room(self) -> None:
         """Wait until rows may come in; at once unless the disk does not keep up."""
         await self._room.wait()
@@ -138,6 +176,7 @@ class Registry:
     def disconnected(self, entry: Entry) -> None:
         """The connection of a session has broken."""
         entry.connected, entry.last_heard = False, time.monotonic()
+        self.full.disconnected(entry)
         entry.session.window.ranks.release()
 
     def settle(self, entry: Entry, leaving: bool) -> None:
@@ -178,11 +217,13 @@ class Registry:
             whole = [(entry, entry.session.received) for entry in self._entries.values() if entry.settled]
             flushes = [(entry, entry.session.flush()) for entry in self._entries.values()]
             due = [(entry, flush) for entry, flush in flushes if flush]
+            full, self._full_parts = self._full_parts, []
             try:
-                await asyncio.to_thread(self._write, [flush for _, flush in due])
+                await asyncio.to_thread(self._write, [flush for _, flush in due], full)
             except BaseException as error:
                 for _, flush in due:
                     flush.undone()
+                self._full_parts = full + self._full_parts
                 if not isinstance(error, DataError):
                     raise
                 if str(error) != self._trouble:
@@ -200,9 +241,9 @@ class Registry:
             self._room.set()
             return True
 
-    def _write(self, flushes: list[Flush]) -> None:
+    def _write(self, flushes: list[Flush], full: list[Part]) -> None:
         parts: list[Part] = [part for flush in flushes for part in flush.build()]
-        self._store.write(parts)
+        self._store.write([*parts, *full])
 
     @staticmethod
     def _acknowledge(entry: Entry, sequence: int) -> None:

@@ -16,7 +16,8 @@ from typing import Any
 import grpc
 import sdnotify
 
-from collector.registry import Registry
+from collector.full_resolution import arrow_stream, full_table, with_addresses
+from collector.registry import Entry, Registry
 from collector.settings import Settings
 from collector.store import Store
 from collector.stream import AgentStream
@@ -45,6 +46,35 @@ class CollectorService(netmon_pb2_grpc.CollectorServicer):
     ) -> None:
         """Take in one agent's stream."""
         await AgentStream(self._registry, request_iterator, context).serve()
+
+    async def Full(  # noqa: N802 (the contract's name)
+        self, request: netmon_pb2.FullQuery, context: Context
+    ) -> AsyncIterator[netmon_pb2.FullPart]:
+        """Full resolution of a window that has passed, from the agents."""
+        entries = self._registry.recording(request.hosts)
+        missing = set(request.hosts) - {entry.session.hello.host for entry in entries}
+        if missing or not entries:
+            who = ", ".join(sorted(missing)) or "any agent"
+            await context.abort(
+                grpc.StatusCode.NOT_FOUND, f"cannot get full resolution from {who}: it is not connected"
+            )
+        if request.until_ns <= request.since_ns:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "a window has to end after it begins")
+        parts = [asyncio.ensure_future(self._part(entry, request)) for entry in entries]
+        try:
+            for part in asyncio.as_completed(parts):
+                yield await part
+        except DataError as error:
+            await context.abort(grpc.StatusCode.ABORTED, str(error))
+        finally:
+            for task in parts:
+                task.cancel()
+
+    async def _part(self, entry: Entry, request: netmon_pb2.FullQuery) -> netmon_pb2.FullPart:
+        pulled = await self._registry.full.pull(entry, request.since_ns, request.until_ns)
+        rows = with_addresses(entry.session, full_table(entry.session, pulled.rows))
+        data = await asyncio.to_thread(arrow_stream, rows)
+        return netmon_pb2.FullPart(host=entry.session.hello.host, rows=data, gap=pulled.gap)
 
     async def Clock(  # noqa: N802 (the contract's name)
         self, request_iterator: AsyncIterator[netmon_pb2.ClockProbe], context: Context

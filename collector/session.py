@@ -148,7 +148,7 @@ class Session:
             parts = [part(metadata) for part in flows]
             if buckets:
                 rows = np.concatenate(buckets)
-                table = bucket_table(name, self.window.links, jobs, self.hello.bucket_ns, rows)
+                table = bucket_table(name, self.window.links, jobs, rows)
                 parts += self._parts("buckets", stem, table, "bucket_start_ns", metadata)
             if iterations:
                 table = iteration_table(name, clock, iterations)
@@ -174,6 +174,16 @@ class Session:
             self.window.flows.changed |= changed
 
         return Flush(build, acknowledge, done, undone)
+
+    def full_parts(self, rows: Table, since_ns: int, until_ns: int, reason: str, gap: str) -> list[Part]:
+        """Full resolution (SETTLED) of [since_ns, until_ns) UTC, as files of the table `full`."""
+        table = bucket_table(self.hello.session, self.window.links, list(self.window.flows.jobs), rows)
+        metadata = self._metadata() | {b"netmon.reason": reason.encode(), b"netmon.gap": gap.encode()}
+        metadata[b"netmon.bucket_ns"] = str(self.hello.bucket_ns).encode()
+        del metadata[STATE_KEY]
+        return self._parts(
+            "full", f"part-{self.hello.session}-{since_ns}-{until_ns}", table, "bucket_start_ns", metadata
+        )
 
     def _flow_part(self, part: int) -> Callable[[dict[bytes, bytes]], Part]:
         """Copies of one part's flows as they are now; the rest can run in a thread."""
@@ -229,7 +239,8 @@ class Session:
             "host": hello.host,
             "session": hello.session,
             "agent_version": hello.agent_version,
-            "bucket_ns": hello.bucket_ns,
+            "bucket_ns": hello.streamed_ns,  # where a row does not say else
+            "full_bucket_ns": hello.bucket_ns,
             "capacity_bps": {interface.name: interface.capacity_bps for interface in hello.interfaces},
             "byte_basis": {interface.name: interface.byte_basis for interface in hello.interfaces},
             # A super-packet has one time for all of its bytes: below this, a row's bucket is finer than its truth.

@@ -46,7 +46,11 @@ def _host(window: HostWindow, connected: bool, now_utc_ns: int) -> HostView:
     age = now_utc_ns - window.alignment.utc(window.horizon_ns)
     clock = window.alignment
     about_clock = clock.error_ns, window.cost, clock.source, clock.host_offset_ns, clock.skew_ppm
-    return HostView(window.hello.host, connected, max(0, age), *about_clock)
+    return HostView(
+        *(window.hello.host, connected, max(0, age), *about_clock),
+        bucket_ns=window.bucket_ns,
+        stream_ns=window.hello.streamed_ns,
+    )
 
 
 def _links(window: HostWindow, rows: Table) -> list[LinkView]:

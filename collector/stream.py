@@ -76,6 +76,9 @@ class AgentStream:
     async def _tell(self) -> None:
         """What is stored; every message says that we are alive, too."""
         stored = self._entry.acknowledge if self._entry else 0
+        while self._entry and self._current and self._entry.requests:
+            request = self._entry.requests.popleft()
+            await self._context.write(netmon_pb2.Acknowledgement(sequence=stored, request=request))
         await self._context.write(netmon_pb2.Acknowledgement(sequence=stored))
 
     @property
@@ -93,6 +96,9 @@ class AgentStream:
         _log.info(f"{hello.host} connected: session {hello.session}, {_hooks(hello)}")
         order = BatchOrder(entry.session, hello.acknowledged)
         async for message in self._messages:
+            if message.WhichOneof("message") == "full":
+                self._registry.full.answer(entry, message.full)
+                continue
             await self._registry.room()
             if not self._current:
                 return

@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from collector.flows import STATE, Links
 from collector.ledger import LedgerRow
+from collector.rows import CARRIED
 from netmon.dl.account import Tally
 from netmon.dl.iterations import Iteration
 from netmon.dl.timemap import TimeMap
@@ -33,6 +34,7 @@ SCHEMAS = {
             *_fields(_WORD, "session", "interface", "direction"),
             *_fields(pa.uint32(), "flow_id"),
             *_fields(_I64, "bucket_start_ns", "bucket_ns", "packets", "wire_bytes", "payload_bytes"),
+            *_fields(_I64, "peak_bytes", "busy_buckets"),
             *_fields(_WORD, "class", "job"),
             *_fields(_I64, "iteration"),
         ]
@@ -117,11 +119,10 @@ def _link_columns(links: Links, numbers: np.ndarray) -> dict[str, object]:
     }
 
 
-def bucket_table(session: str, links: Links, jobs: Sequence[str], bucket_ns: int, rows: Table) -> pa.Table:
-    """Settled rows (collector.window.SETTLED) as the table `buckets`."""
-    plain = ("flow_id", "bucket_start_ns", "packets", "wire_bytes", "payload_bytes", "iteration")
+def bucket_table(session: str, links: Links, jobs: Sequence[str], rows: Table) -> pa.Table:
+    """Settled rows (collector.rows.SETTLED) as the table `buckets`, or `full`, which has the same columns."""
+    plain = ("flow_id", "bucket_start_ns", *CARRIED, "iteration")
     columns = _link_columns(links, rows["link"]) | {name: np.ascontiguousarray(rows[name]) for name in plain}
-    columns["bucket_ns"] = np.full(len(rows), bucket_ns, np.int64)
     columns["class"] = _words(rows["class"].astype(np.int32), CLASS_NAMES)
     columns["job"] = _words(np.ascontiguousarray(rows["job"]), jobs)
     return _table("buckets", session, len(rows), columns)

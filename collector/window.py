@@ -23,7 +23,7 @@ from collector.onsets import HostOnsets, Onsets
 from collector.rank import Resumed
 from collector.ranks import DISTANT, Ranks
 from collector.resume import Resume
-from collector.rows import ARRIVED, SETTLED, merge
+from collector.rows import ARRIVED, CARRIED, SETTLED, arrived, merge
 from collector.series import FlowRates, LinkSeries
 from collector.settings import Settings
 from netmon.dl.account import Tally, row_keys
@@ -35,6 +35,7 @@ from netmon.records import AgentCost, Batch, Class, Flow, Hello, Mark, Moment, T
 FURTHEST_NS = 10_000_000_000
 """Nothing in a batch lies so long after its horizon."""
 
+_MOST_OVER = 4_096  # iterations that full resolution which is asked for later can still be part of
 _MOST_CARRIED = 300  # batches whose rows wait for the inference
 
 
@@ -72,10 +73,11 @@ class HostWindow:
         """
         self.hello = hello
         self.settings = settings
-        self.window_ns = window_width(settings.share_window_ns, hello.bucket_ns)
+        self.window_ns = window_width(settings.share_window_ns, hello.streamed_ns)
         self.links = Links(hello)
         self.flows = FlowTable(self.links)
         self.alignment = Alignment(hello.clock, hello.bucket_ns, resume.clock)
+        self.bucket_ns = hello.streamed_ns  # of the newest rows
         self.onsets = Onsets(hello.clock.mono_ns)
         holder = Holder(hello.host, hello.session, 0)
         self.ranks = Ranks(holder, self.window_ns, settings.parameters, numbers, claims)
@@ -90,6 +92,7 @@ class HostWindow:
         self._pending = empty(ARRIVED)
         self._arrivals: deque[_Arrival] = deque()
         self._carried: deque[Table] = deque(maxlen=_MOST_CARRIED)
+        self._over: deque[Iteration] = deque(maxlen=_MOST_OVER)
         self._introduced = [mark for mark in hello.marks if mark.moment != Moment.JOIN]
         self.renamed = 0  # processes
         self._resume_state(resume)
@@ -124,7 +127,8 @@ class HostWindow:
         marks = self._mark(batch)
         for sample in batch.ledger:
             self.ledger.sample(sample, self.settled_ns)
-        self.onsets.add(self.flows, rows["flow"], rows["start_ns"])
+        self.bucket_ns = batch.bucket_ns or self.hello.bucket_ns
+        self.onsets.add(self.flows, rows["flow"], rows["start_ns"], self.bucket_ns)
         self.flows.seen(rows)
         self._carried.append(rows)
         self.horizon_ns = max(self.horizon_ns, batch.horizon_ns)
@@ -171,7 +175,7 @@ class HostWindow:
 
     def comparable(self) -> HostOnsets:
         """What the comparison of the hosts' clocks needs of this one."""
-        return HostOnsets(self.alignment, self.hello.bucket_ns, self.flows.flows, self.onsets.table())
+        return HostOnsets(self.alignment, self.onsets.bucket_ns, self.flows.flows, self.onsets.table())
 
     def describe(self, batch: Batch) -> None:
         """Take in only the flows of a batch, as of one that was processed before."""
@@ -208,17 +212,14 @@ class HostWindow:
         return self._settle(max(times))
 
     def _arrived(self, batch: Batch) -> Table:
-        rows = np.empty(len(batch.buckets), ARRIVED)
-        rows["flow"] = self.flows.indices(batch.buckets["flow_id"])
-        rows["start_ns"] = batch.buckets["bucket_start_ns"]
-        for name in ("packets", "wire_bytes", "payload_bytes"):
-            rows[name] = batch.buckets[name]
+        flow = self.flows.indices(batch.buckets["flow_id"])
+        rows = arrived(batch.buckets, flow, batch.bucket_ns or self.hello.bucket_ns)
         rows["stored"] = self._resume.holds(batch.sequence, rows["start_ns"])
         return rows
 
     def _settle(self, until_ns: int) -> Output:
         due = self._pending["start_ns"] < until_ns
-        rows = merge(self._pending[due])
+        rows = merge(self._pending[due], self.hello.bucket_ns)
         self._pending = self._pending[~due]
         self.settled_ns = max(self.settled_ns, until_ns)
         self.ranks.align(self.alignment.offset_ns, self.alignment.error_ns)
@@ -228,6 +229,7 @@ class HostWindow:
         settled = self._stamped(rows, classes)
         ended = self.ranks.ended()  # with the common numbers, of which a rank that has gone has none
         iterations = self.ranks.settle(self.settled_ns, self.flows)
+        self._over.extend(iteration for iteration, _ in iterations)
         return Output(settled[~rows["stored"]], iterations, self.ledger.rows(self.settled_ns), ended)
 
     def _account(self, rows: Table, windows: Windows, classes: npt.NDArray[np.uint8]) -> None:
@@ -252,10 +254,28 @@ class HostWindow:
             settled["iteration"][own] = np.maximum(settled["iteration"][own], self.ranks.numbers_at(place, start[own]))
         others = np.flatnonzero(state["job"] == 0)
         settled["job"][others], settled["iteration"][others] = self._met(start[others])
-        for name in ("packets", "wire_bytes", "payload_bytes"):
+        for name in CARRIED:
             settled[name] = rows[name]
         settled["flow_id"], settled["link"], settled["class"] = state["flow_id"], state["link"], classes
         settled["bucket_start_ns"] = self.alignment.map.utcs(start)
+        return settled
+
+    def full(self, buckets: Table) -> Table:
+        """Rows of full resolution that were asked for, dtype BUCKET, of whole share windows → rows of SETTLED.
+
+        Classes are what is known now, iterations those of the last minutes, as they were stored. Rows of flows that
+        are not known any more are left out.
+        """
+        rows = arrived(buckets, self.flows.known(buckets["flow_id"]), self.hello.bucket_ns)
+        rows = merge(rows[rows["flow"] >= 0], self.hello.bucket_ns)
+        settled, whose = self._stamped(rows, self.classifier.classify(rows)[1]), self.flows.state[rows["flow"]]
+        start, first, last = rows["start_ns"], rows["start_ns"].min(initial=0), rows["start_ns"].max(initial=-1)
+        for iteration in self._over:
+            if iteration.start_ns <= last and iteration.end_ns > first:
+                inside = (start >= iteration.start_ns) & (start < iteration.end_ns)
+                inside &= settled["job"] == self.flows.job(iteration.job)
+                inside &= (whose["job"] == 0) | (whose["rank"] == iteration.rank)
+                settled["iteration"][inside] = iteration.number
         return settled
 
     def _met(self, start: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
@@ -277,7 +297,7 @@ class HostWindow:
         Their class is the view's: with hysteresis.
         """
         rows = np.zeros(len(self._pending), SETTLED)
-        for name in ("packets", "wire_bytes", "payload_bytes"):
+        for name in CARRIED:
             rows[name] = self._pending[name]
         rows["flow_id"], rows["bucket_start_ns"] = self._pending["flow"], self._pending["start_ns"]
         rows["link"] = self.flows.state["link"][self._pending["flow"]]

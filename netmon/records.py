@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 
 Table = npt.NDArray[np.void]
 """A numpy structured array; its dtype is named where it is used."""
@@ -117,6 +117,11 @@ BUCKET = np.dtype(
 
 Laid out as KERNEL_BUCKET is, so that one becomes the other in place.
 """
+
+COARSE = np.dtype(
+    [*((name, BUCKET[name].str) for name in BUCKET.names or ()), ("peak_bytes", "<u4"), ("busy_buckets", "<u4")]
+)
+"""Rows wider than the agent's buckets: wire bytes of the largest of those in them, and how many are not empty."""
 
 
 class Direction(IntEnum):
@@ -291,6 +296,12 @@ class Hello:
     flows: Sequence[Flow] = ()  # that are alive, for a collector which has just started
     marks: Sequence[Mark] = ()  # of every rank: that it joined, and the step it is in
     acknowledged: int = 0  # the last batch of which the agent knows that it is stored
+    stream_ns: int = 0  # width of the buckets that it streams unless it is under pressure; 0: bucket_ns
+
+    @property
+    def streamed_ns(self) -> int:
+        """Width of the rows that its batches carry unless they say else."""
+        return self.stream_ns or self.bucket_ns
 
 
 @dataclass(frozen=True)
@@ -335,13 +346,14 @@ class Batch:
     sequence: int
     clock: ClockSample
     horizon_ns: int  # mono
-    buckets: Table  # dtype BUCKET
+    buckets: Table  # dtype BUCKET, or COARSE where they are wider than the agent's buckets
     flows: Sequence[Flow] = ()  # new, or with a new owner
     marks: Sequence[Mark] = ()
     ledger: Sequence[LedgerSample] = ()
     cost: AgentCost = AgentCost()
     exchanges: Sequence[ClockExchange] = ()
     nic: Sequence[NicSample] = ()
+    bucket_ns: int = 0  # width of the rows; 0: the hello's bucket_ns
 
 
 def address(packed: bytes) -> str:

@@ -36,6 +36,11 @@ def parse_rate(text: str) -> int:
     return _parse(text, _RATES, "a rate", "1gbit or 250mbit")
 
 
+def parse_size(text: str) -> int:
+    """`1GB`, `500MB`, … → bytes. Raises UsageError."""
+    return _parse(text, {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}, "a size", "1GB")
+
+
 def parse_count(text: str) -> int:
     """`4e6`, `1000` → a whole number. Raises UsageError."""
     return _parse(text, {"": 1, "k": 10**3, "m": 10**6, "g": 10**9}, "a count", "4e6")

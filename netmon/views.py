@@ -126,6 +126,8 @@ class HostView:
     clock_source: str = ""  # "exchange", "traffic" (with it), "ptp", "ntp"; empty: the host's own, which nobody keeps
     clock_offset_ns: int = 0  # the host's UTC minus the collector's
     clock_skew_ppm: float = 0.0
+    bucket_ns: int = 0  # width of the rows that it streams now
+    stream_ns: int = 0  # what it streams unless it is under pressure
 
 
 @dataclass(frozen=True)

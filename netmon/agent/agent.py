@@ -24,13 +24,19 @@ from netmon.agent.leftovers import Leftovers
 from netmon.agent.links import Links
 from netmon.agent.markers import MarkSocket
 from netmon.agent.nic import NicSamples
+from netmon.agent.pressure import Backlog
+from netmon.agent.pulls import Pulls
 from netmon.agent.recent import RecentFlows, RecentMarks, SentFlows
+from netmon.agent.record_store import CHUNK_BYTES, in_memory, on_disk
+from netmon.agent.recorder import Recorder
+from netmon.agent.resolution import Resolution
 from netmon.agent.spool import Spool
 from netmon.agent.spool_folder import SpoolFolder
 from netmon.agent.steps import StepMarks
 from netmon.agent.stream import Stream
 from netmon.agent.timeline import TimelineMarks
 from netmon.agent.worker import check_alive
+from netmon.errors import DataError
 from netmon.kernel import nic, privilege
 from netmon.kernel.meter.geometry import choose_geometry
 from netmon.kernel.meter.memory import map_memory, mapped_array
@@ -71,6 +77,10 @@ class Settings:
     spool: Path = Path("/var/lib/netmon-agent")
     spool_bytes: int = 256 << 20
     nic_interval_ns: int = 1_000_000_000  # between samples of the NICs' own counters; 0: none
+    stream_ns: int = 1_000_000  # width of the buckets that are streamed, a multiple of bucket_ns; less: bucket_ns
+    record: Path | None = Path("/var/lib/netmon-agent")  # where full resolution is kept; None: in memory
+    record_ns: int = 600_000_000_000  # for so long; 0: not at all
+    record_bytes: int = 1_000_000_000
 
 
 class Agent:
@@ -115,8 +125,11 @@ class Agent:
         self._warned: set[str] = set()
         self._asking = ""
         self._clock, self._exchanges = Clock(), ClockExchanges(settings.collector)
+        self._recorder = _recorder(settings)
+        self._stream_ns = max(settings.stream_ns, settings.bucket_ns)
+        self._resolution = Resolution(settings.bucket_ns, self._stream_ns, self._recorder)
         self._write_hello()
-        self._stream = Stream(settings.collector, self._spool)
+        self._stream = Stream(settings.collector, self._spool, Pulls(self._recorder))
         self._leftovers = Leftovers(settings.collector, self._spool, settings.spool_bytes)
 
     def run(self, stop: threading.Event) -> None:
@@ -152,6 +165,8 @@ class Agent:
         if self._spool.waits:
             log.warning("%d bytes were not acknowledged; they are in %s", self._spool.size, self._settings.spool)
         self._spool.close()
+        if self._recorder:
+            self._recorder.close()
         self._marks_socket.close()
 
     def _tick(self, now_ns: int) -> None:
@@ -204,28 +219,32 @@ class Agent:
             self._marks += self._timelines.follow(opened, identities.get(opened.pid), now_ns)
         self._marks += self._timelines.read(now_ns, self._clock.sample().offset_ns)
 
-    def _send_batch(self, now_ns: int, ledger: Sequence[LedgerSample] = ()) -> None:
-        buckets = self._meter.rows.table()
+    def _send_batch(self, now_ns: int, last: Sequence[LedgerSample] | None = None) -> None:
+        """last: the ledger's last samples, of the last batch, which may be none."""
+        rows = self._meter.rows.table()
+        horizon = max(0, now_ns - STALE_NS - self._settings.bucket_ns)
+        streamed = self._resolution.stream(rows, horizon, self._backlog(), last=last is not None)
         self._sequence += 1
         batch = Batch(
             sequence=self._sequence,
             clock=self._clock.sample(),
-            horizon_ns=max(0, now_ns - STALE_NS - self._settings.bucket_ns),
-            buckets=buckets,
+            horizon_ns=streamed.horizon_ns,
+            buckets=streamed.buckets,
+            bucket_ns=streamed.bucket_ns,
             flows=self._owners.changed(),
             marks=self._marks,
-            ledger=ledger or self._ledger.due(now_ns),
+            ledger=self._ledger.due(now_ns) if last is None else last,
             cost=self._cost.measure(self._spool.size, self._unusable()),
             exchanges=self._exchanges.take(),
             nic=self._nic.due(now_ns),
         )
         message = encode_body(batch)
         body = netmon_pb2.AgentMessage(batch=message).SerializeToString()
-        loss = carried(buckets, self._owners.flows).tobytes()
-        self._spool.append(self._sequence, body, serialise_buckets(buckets), loss)
+        loss = carried(streamed.buckets, self._owners.flows).tobytes()
+        self._spool.append(self._sequence, body, serialise_buckets(streamed.buckets, streamed.bucket_ns), loss)
         self._sent_flows.add(batch.flows, message.flows)
         self._recent_marks.add(self._marks)
-        over = self._recent_flows.over(buckets["flow_id"], now_ns, self._owners.flows)
+        over = self._recent_flows.over(rows["flow_id"], now_ns, self._owners.flows)
         self._owners.forget(over)
         self._sent_flows.forget(over)
         self._meter.rows.shrink(0)
@@ -233,6 +252,10 @@ class Agent:
         if self._sequence % 10 == 0 or self._given_up != self._spool.given_up:
             self._given_up = self._spool.given_up  # what they described is only in the introduction now
             self._write_hello()
+
+    def _backlog(self) -> Backlog:
+        late = max(0, self._sequence - self._spool.handed_out) * _BATCH_NS / 1e9
+        return Backlog(late, self._spool.size / self._settings.spool_bytes)
 
     def _unusable(self) -> int:
         """Marks and messages that led to nothing, since the start."""
@@ -247,6 +270,7 @@ class Agent:
             host=self._settings.host,
             session=self._session,
             bucket_ns=self._settings.bucket_ns,
+            stream_ns=self._stream_ns,
             clock=self._clock.sample(),
             interfaces=self.interfaces,
             agent_version=__version__,
@@ -258,6 +282,19 @@ class Agent:
 
     def _lose(self, lost: Table) -> None:
         self._ledger.lose(lost)
+
+
+def _recorder(settings: Settings) -> Recorder | None:
+    """Where there is no room for it, the agent works without, and says so."""
+    if not settings.record_ns:
+        return None
+    chunk_bytes = min(CHUNK_BYTES, max(1, settings.record_bytes // 8))
+    try:
+        store = on_disk(settings.record, chunk_bytes) if settings.record else in_memory(chunk_bytes)
+    except DataError as error:
+        log.warning("nothing is recorded: %s", error)
+        return None
+    return Recorder(store, settings.bucket_ns, settings.record_ns, settings.record_bytes, time.monotonic_ns())
 
 
 def _interface(number: int, card: Nic, hooks: tuple[str, str], capacity_bps: int) -> Interface:

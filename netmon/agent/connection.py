@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import grpc
 
 from netmon.agent.carried import described
+from netmon.agent.pulls import Pulls
 from netmon.agent.spool import Spool
 from netmon.errors import DataError
 from netmon.wire import netmon_pb2
@@ -55,10 +56,10 @@ class Connection:
     or is counted as lost.
     """
 
-    def __init__(self, address: str, spool: Spool, complete: Callable[[], bool], silent_s: float) -> None:
+    def __init__(self, address: str, spool: Spool, pulls: Pulls, complete: Callable[[], bool], silent_s: float) -> None:
         """complete(): nothing more will be appended. silent_s: so long a collector may say nothing."""
         self._address, self._spool, self._complete = address, spool, complete
-        self._silent_s = silent_s
+        self._pulls, self._silent_s = pulls, silent_s
         self._over = threading.Event()
         self._call: grpc.Call | None = None
         self._answered = False
@@ -86,6 +87,7 @@ class Connection:
                 return self._ended(error, strikes)
             finally:
                 self._over.set()
+                self._pulls.clear()
                 self._spool.wake()
 
     def check(self) -> None:
@@ -105,6 +107,9 @@ class Connection:
     def _take(self, message: netmon_pb2.Acknowledgement) -> None:
         """What the collector says."""
         self._spool.acknowledge(message.sequence)
+        if message.HasField("request"):
+            self._pulls.ask(message.request)
+            self._spool.wake()
 
     def _messages(self) -> Iterator[bytes]:
         known = netmon_pb2.Hello(acknowledged=self._spool.acknowledged)
@@ -113,11 +118,16 @@ class Connection:
         yield self._spool.hello + netmon_pb2.AgentMessage(hello=known).SerializeToString()
         while not self._over.is_set():
             try:
-                batch = self._spool.after(last, functools.partial(self._leave, last))
+                batch = self._spool.after(last, functools.partial(self._leave, last), self._pulls.patience)
             except DataError as error:
                 return self.end(str(error))
-            if batch is None:
+            if batch is None and self._leave(last):
                 return None
+            if batch is None:
+                answer = self._pulls.take()
+                if answer:
+                    yield answer
+                continue
             if self._spool.given_up != given_up:
                 return self.end("batches were given up: it needs a new introduction")
             if batch.size > MAX_MESSAGE_BYTES - 1024:

@@ -8,6 +8,7 @@ import threading
 
 from netmon.agent.carried import described
 from netmon.agent.connection import End
+from netmon.agent.pulls import Pulls
 from netmon.agent.spool import Spool
 from netmon.agent.stream import Sender
 from netmon.agent.worker import Worker
@@ -105,7 +106,7 @@ class Leftovers(Worker):
             refused.extend([end.reason] if end.refused else [])
             return end.refused
 
-        self._sender = sender = Sender(self._address, spool, lambda connected, reason: None)
+        self._sender = sender = Sender(self._address, spool, Pulls(None), lambda connected, reason: None)
         sender.finish()
         if not self._ended.is_set():
             sender.send(last_word)

@@ -2,11 +2,14 @@
 """The NICs' own counters, as often as they are wanted and as they are cheap to read."""
 
 import time
+from dataclasses import replace
 
 from netmon.agent.links import Links
 from netmon.kernel.counters import NicCounters
 from netmon.kernel.pace import Pace
 from netmon.records import NicSample
+
+_WHOLE_NS = 60_000_000_000
 
 
 class NicSamples:
@@ -19,11 +22,26 @@ class NicSamples:
         # Some drivers ask their firmware, and take milliseconds for it: samples then come less often.
         self._pace = Pace(share=0.005, stock_ns=20_000_000)
         self._due_ns = time.monotonic_ns()
+        self._sent: dict[tuple[str, str, str], int] = {}
+        self._whole_ns = 0
 
     def due(self, now_ns: int) -> list[NicSample]:
-        """A sample per device when an interval is over, otherwise none."""
+        """A sample per device when an interval is over: of what has changed, now and then of everything."""
         if not self._interval_ns or now_ns < self._due_ns or not self._pace.allows():
             return []
         self._due_ns = now_ns + self._interval_ns
+        if now_ns >= self._whole_ns:
+            self._sent.clear()
+            self._whole_ns = now_ns + _WHOLE_NS
         with self._pace:
-            return self._counters.read(filter(None, map(self._links.name, self._numbers)))
+            samples = self._counters.read(filter(None, map(self._links.name, self._numbers)))
+        return [changed for sample in samples if (changed := self._changed(sample)).names]
+
+    def _changed(self, sample: NicSample) -> NicSample:
+        """Only the counters that are not as they were sent last: most of a driver's count what never happens."""
+        told = {
+            (sample.device, sample.source, name): value for name, value in zip(sample.names, sample.values, strict=True)
+        }
+        news = {key: value for key, value in told.items() if self._sent.get(key) != value}
+        self._sent |= news
+        return replace(sample, names=tuple(name for _, _, name in news), values=tuple(news.values()))

@@ -45,6 +45,7 @@ class Spool:
         self.limit_bytes = limit_bytes  # of all messages that wait, but for the newest
         self.given_up = 0  # whole batches; a collector needs a fresh introduction for what follows
         self.acknowledged = 0
+        self.handed_out = 0  # the highest number that `after` has given
         self._lose = lose
         self._changed = threading.Condition(threading.RLock())
         self._memory = BatchTable(None)
@@ -121,18 +122,25 @@ class Spool:
             self._try(self._tidy)
             self._changed.notify_all()
 
-    def after(self, sequence: int, leave: Callable[[], bool]) -> Kept | None:
-        """The first batch above this number; blocks until there is one or leave() holds, then None.
+    def after(
+        self, sequence: int, leave: Callable[[], bool], patience: Callable[[], float | None] = lambda: None
+    ) -> Kept | None:
+        """The first batch above this number; blocks until there is one, then None if leave() holds.
 
-        Raises DataError where the disk does not give it back.
+        patience(): how many seconds to wait for one before None; None: for ever. Raises DataError where the disk
+        does not give it back.
         """
         with self._changed:
             while not leave():
                 if max(sequence, self.acknowledged) < self._newest:
                     found = self._first_after(max(sequence, self.acknowledged))
                     if found:
+                        self.handed_out = max(self.handed_out, found.sequence)
                         return found
-                self._changed.wait()
+                longest_s = patience()
+                if longest_s is not None and longest_s <= 0:
+                    return None
+                self._changed.wait(longest_s)
             return None
 
     def wake(self) -> None:

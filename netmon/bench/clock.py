@@ -138,7 +138,16 @@ def _collector(address: str, folder: Path) -> Process:
 
 def _agent(host: Host, collector: str, folder: Path) -> Process:
     command = [sys.executable, "-m", "netmon", "agent", "--interface", INTERFACE, "--collector", collector]
-    command += ["--host", host.name, "--bucket", f"{BUCKET_NS}ns", "--capacity", f"{RATE_BPS}bit"]
+    command += [
+        "--host",
+        host.name,
+        "--bucket",
+        f"{BUCKET_NS}ns",
+        "--stream-bucket",
+        f"{BUCKET_NS}ns",
+        "--capacity",
+        f"{RATE_BPS}bit",
+    ]
     command += ["--socket", str(folder / f"{host.name}.sock"), "--spool", str(folder / f"spool-{host.name}")]
     return Process(f"agent-{host.name}", command, folder, host=host, notify=folder / f"notify-{host.name}")
 

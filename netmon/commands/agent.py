@@ -8,8 +8,9 @@ import socket
 import threading
 from pathlib import Path
 
+from netmon.errors import UsageError
 from netmon.marks import DEFAULT_SOCKET
-from netmon.units import format_duration, format_rate, parse_count, parse_duration, parse_rate
+from netmon.units import format_duration, format_rate, parse_count, parse_duration, parse_rate, parse_size
 
 HELP = "count the traffic of this host and stream it to a collector (needs root)"
 EXAMPLES = """
@@ -18,6 +19,9 @@ EXAMPLES = """
   netmon agent --interface physical --collector collector.example:9400
   netmon agent --config /etc/netmon/agent.toml
 """
+
+_USUAL_NS = 1_000_000
+_WIDEST_NS = 100_000_000  # sums of wider buckets do not fit their columns on the fastest links
 
 log = logging.getLogger(__name__)
 
@@ -34,6 +38,12 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--collector", required=True, metavar="HOST:PORT", help="the collector, or unix:PATH")
     parser.add_argument("--bucket", type=parse_duration, default="10us", metavar="TIME", help="width, 1us to 1s (10us)")
+    parser.add_argument(
+        "--stream-bucket",
+        type=parse_duration,
+        metavar="TIME",
+        help="width of what is streamed, a multiple of --bucket; as wide: full resolution (1ms)",
+    )
     parser.add_argument("--hook", choices=("auto", "tc", "xdp"), default="auto", help="where to count (auto)")
     parser.add_argument(
         "--capacity", type=parse_rate, default=0, metavar="RATE", help="of the links, where the driver cannot tell"
@@ -55,6 +65,15 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--spool", type=Path, default=Path("/var/lib/netmon-agent"), metavar="DIR", help="batches not yet acknowledged"
     )
+    parser.add_argument(
+        "--record", default="", metavar="DIR", help="where full resolution is kept: DIR, memory or off (the spool)"
+    )
+    parser.add_argument(
+        "--record-time", type=parse_duration, default="10min", metavar="TIME", help="for how long it is kept (10min)"
+    )
+    parser.add_argument(
+        "--record-bytes", type=parse_size, default="1GB", metavar="SIZE", help="how much of it at most (1GB)"
+    )
     parser.add_argument("--config", type=Path, metavar="FILE", help="TOML with these options' long names")
 
 
@@ -65,6 +84,7 @@ def run(args: argparse.Namespace) -> int:
     from netmon.agent.agent import Agent, Settings
     from netmon.kernel.probe import choose_interfaces, interface_facts
 
+    stream_ns = _stream_width(args.bucket, args.stream_bucket)
     stop = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stop.set())
@@ -82,6 +102,10 @@ def run(args: argparse.Namespace) -> int:
         nic_interval_ns=args.nic_counters,
         socket=args.socket,
         spool=args.spool,
+        stream_ns=stream_ns,
+        record=None if args.record == "memory" else Path(args.record) if args.record else args.spool,
+        record_ns=0 if args.record == "off" else args.record_time,
+        record_bytes=args.record_bytes,
     )
     agent = Agent(settings)
     for interface in agent.interfaces:
@@ -97,3 +121,15 @@ def run(args: argparse.Namespace) -> int:
         for number in (signal.SIGINT, signal.SIGTERM):  # told twice is told once
             signal.signal(number, signal.SIG_IGN)
     return 0
+
+
+def _stream_width(bucket_ns: int, stream_ns: int | None) -> int:
+    """What is streamed; where nothing is said, buckets of at least a millisecond. Raises UsageError."""
+    if stream_ns is None:
+        return -(-_USUAL_NS // bucket_ns) * bucket_ns if bucket_ns else 0  # which the kernel's side refuses
+    if stream_ns != bucket_ns and (stream_ns > _WIDEST_NS or not bucket_ns or stream_ns % bucket_ns or not stream_ns):
+        raise UsageError(
+            f"cannot stream buckets of {format_duration(stream_ns)}: --stream-bucket is a multiple of --bucket "
+            f"({format_duration(bucket_ns)}), at most {format_duration(_WIDEST_NS)}"
+        )
+    return stream_ns

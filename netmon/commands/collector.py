@@ -49,6 +49,22 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--parameters", type=parse_count, default=0, metavar="P", help="model size of jobs that do not tell theirs"
     )
+    parser.add_argument(
+        "--full-on",
+        nargs="+",
+        choices=("slow", "burst", "class", "nothing"),
+        default=["slow"],
+        help="store full resolution of slow iterations, bursts, changes of class (slow)",
+    )
+    parser.add_argument(
+        "--full-burst", type=float, default=2.0, metavar="X", help="a burst's peak, × the capacity (%(default)s)"
+    )
+    parser.add_argument(
+        "--full-rest", type=parse_duration, default="30s", metavar="TIME", help="between two of a kind (%(default)s)"
+    )
+    parser.add_argument(
+        "--full-rows", type=parse_count, default="20e6", metavar="N", help="stored in an hour at most (%(default)s)"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -65,6 +81,13 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(
             f"--share-threshold is a fraction of a link's capacity, from 0 to 1, not {args.share_threshold}"
         )
-    settings = Settings(args.settle, args.flush, args.share_window, args.share_threshold, args.parameters)
+    settings = Settings(
+        *(args.settle, args.flush, args.share_window, args.share_threshold),
+        parameters=args.parameters,
+        full_on=tuple(kind for kind in args.full_on if kind != "nothing"),
+        full_burst=args.full_burst,
+        full_rest_ns=args.full_rest,
+        full_rows_per_hour=args.full_rows,
+    )
     asyncio.run(serve(args.listen, args.data, settings))
     return 0

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`netmon export`: part of a table of the dataset as one file."""
+"""`netmon export`: part of a table of the dataset, or full resolution from the agents, as one file."""
 
 import argparse
+import sys
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,12 +19,15 @@ EXAMPLES = """\
   netmon export --data out --out iterations.csv
   netmon export --data out --table buckets --job training --iterations 10:20 --out steps.parquet
   netmon export --data out --table ledger --since 2026-01-31T09:00 --until 2026-01-31T10:00 --out ledger.feather
+  netmon export --full --collector collector.example:9400 --host node17 --since 2026-01-31T09:00:00 \
+      --until 2026-01-31T09:00:02 --out full.parquet
 """
-_TABLES = ("iterations", "buckets", "flows", "ledger", "nic")
+_TABLES = ("iterations", "buckets", "flows", "ledger", "nic", "full")
 _SUFFIXES = (".parquet", ".csv", ".feather")
 # A row lies in a time span if it begins before the span's end and ends after its start.
 _SPANS = {
     "buckets": ("bucket_start_ns", "bucket_start_ns"),
+    "full": ("bucket_start_ns", "bucket_start_ns"),
     "flows": ("first_ns", "last_ns"),
     "iterations": ("start_ns", "end_ns"),
     "ledger": ("start_ns", "end_ns"),
@@ -33,7 +37,7 @@ _SPANS = {
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    parser.add_argument("--data", type=Path, required=True, metavar="DIR", help="the dataset's directory")
+    parser.add_argument("--data", type=Path, metavar="DIR", help="the dataset's directory")
     parser.add_argument(
         "--out", type=Path, required=True, metavar="PATH", help="a file ending in .parquet, .csv or .feather"
     )
@@ -46,6 +50,10 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--since", type=_time, metavar="T", help="only rows from then on: ISO 8601, UTC unless it says else"
     )
     parser.add_argument("--until", type=_time, metavar="T", help="only rows before then")
+    full = parser.add_argument_group("full resolution, from the recorders of agents that are connected")
+    full.add_argument("--full", action="store_true", help="get it, from --since until --until, instead of a table")
+    full.add_argument("--collector", default="localhost:9400", metavar="ADDR", help="HOST:PORT or unix:PATH")
+    full.add_argument("--host", nargs="+", default=[], metavar="H", help="of these hosts (all)")
 
 
 def _iterations(text: str) -> tuple[int | None, int | None]:
@@ -78,9 +86,39 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(
             f"cannot tell the format of {args.out}: end it in {', '.join(_SUFFIXES[:-1])} or {_SUFFIXES[-1]}"
         )
+    if args.full:
+        return _export_full(args)
+    if args.data is None:
+        raise UsageError("cannot export: give the dataset's --data, or --full and a --collector")
     dataset = open_table(args.data, args.table)
     rows = _write(dataset, row_filter(args, dataset.schema.names), args.out)
     print(f"{rows} rows of {args.table} in {args.out}")
+    return 0
+
+
+def _export_full(args: argparse.Namespace) -> int:
+    from netmon.wire.full import get_full
+
+    if args.since is None or args.until is None or args.until <= args.since:
+        raise UsageError("cannot get full resolution without a window: give --since and a later --until")
+    rows, writer, temporary = 0, None, args.out.with_name(f".{args.out.name}.unfinished")
+    try:
+        with ExitStack() as open_file:
+            for part in get_full(args.collector, args.host, args.since, args.until):
+                if part.gap:
+                    print(f"{part.host}: {part.gap}", file=sys.stderr)
+                schema = _plain(part.rows.schema)
+                writer = writer or open_file.enter_context(_writer(args.out.suffix)(str(temporary), schema))
+                writer.write_table(part.rows.cast(schema))
+                rows += len(part.rows)
+        if not rows:
+            raise DataError(f"cannot export to {args.out}: nobody has a row of that window")
+        temporary.replace(args.out)
+    except OSError as error:
+        raise DataError(f"cannot export to {args.out}: {error.strerror or error}") from None
+    finally:
+        temporary.unlink(missing_ok=True)
+    print(f"{rows} rows of full resolution in {args.out}")
     return 0
 
 

@@ -129,6 +129,7 @@ def _base(args: argparse.Namespace, overwrite: bool) -> RunSpec:
         iterations=args.iterations,
         seed=args.seed,
         bucket_ns=args.bucket,
+        stream_ns=args.stream_bucket,
         hook=args.hook,
         monitor=not args.no_monitor,
         overwrite=overwrite,
@@ -166,6 +167,13 @@ def _add_network_options(parser: argparse.ArgumentParser) -> None:
 def _add_watch_options(parser: argparse.ArgumentParser) -> None:
     watch = parser.add_argument_group("how it is watched")
     watch.add_argument("--bucket", type=parse_duration, default="10us", metavar="TIME", help="width (10us)")
+    watch.add_argument(
+        "--stream-bucket",
+        type=parse_duration,
+        default="0s",
+        metavar="TIME",
+        help="what agents stream (full resolution)",
+    )
     watch.add_argument("--hook", choices=("auto", "tc", "xdp"), default="auto", help="default: %(default)s")
     watch.add_argument("--no-monitor", action="store_true", help="the same, unobserved")
     watch.add_argument("--overwrite", action="store_true", help="what --data holds already")

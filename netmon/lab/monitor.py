@@ -76,6 +76,7 @@ class Monitor:
     def _start_agent(self, host: Host) -> Process:
         command = [sys.executable, "-m", "netmon", "agent", "--interface", INTERFACE, "--host", host.name]
         what = ["--capacity", f"{self._network.rate_bps}bit", "--bucket", f"{self._spec.bucket_ns}ns"]
+        what += ["--stream-bucket", f"{self._spec.stream_ns or self._spec.bucket_ns}ns"]
         where = ["--collector", self.address, "--socket", str(self._run / f"{host.name}.sock")]
         rest = ["--spool", str(self._run / f"spool-{host.name}"), "--hook", self._spec.hook]
         return self._start(f"agent-{host.name}", [*command, *what, *where, *rest], host)

@@ -49,6 +49,7 @@ class RunSpec:
     marks: bool = False  # Horovod's script uses netmon.horovod; the lab's own trainer always does
     timeline: bool = False  # Horovod's rank 0 writes its Timeline
     bucket_ns: int = 10_000
+    stream_ns: int = 0  # what agents stream; 0: full resolution
     hook: str = "auto"
     monitor: bool = True  # False: the same run, unobserved
     overwrite: bool = False

@@ -36,9 +36,9 @@ def read_study(
         tables.missing.append("nobody told the links' capacity: give --rate; shares of it are not shown")
     ranks, runs = _with_runs(ranks, runs, rate, tables.missing)
     buckets = tables.metadata.get("bucket_ns", [_DEFAULT_BUCKET_NS])
-    bucket_ns = min(int(value) for value in buckets)
+    bucket_ns = max(int(value) for value in buckets)
     if len(buckets) > 1:
-        tables.missing.append(f"buckets of {len(buckets)} widths: all are treated as {bucket_ns} ns wide")
+        tables.missing.append(f"buckets of {len(buckets)} widths: bursts and peaks are told at {bucket_ns} ns")
     interval_ns = max([bucket_ns, *_super_packets(tables)])
     into = Scan(bucket_ns, rate, interval_ns, ranks)
     total = tables.rows("buckets")

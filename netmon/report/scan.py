@@ -23,7 +23,7 @@ from netmon.report.words import WITHOUT_JOB, Words, job_of, packed, unpacked
 
 COLUMNS = (
     *("session", "host", "interface", "direction", "flow_id", "bucket_start_ns", "packets", "wire_bytes"),
-    *("payload_bytes", "class", "job", "iteration"),
+    *("payload_bytes", "class", "job", "iteration", "bucket_ns"),
 )
 MS, SLICE_NS = 1_000_000, 250_000_000
 PHASES = ("before", "inside", "between", "after")
@@ -98,7 +98,7 @@ class Scan:
         self._remember(flow, series)
         since = time - self._origin_ns
         cells = Cells(2)
-        cells.add(series << _BINS | since // self._bucket_ns, wire, packets)
+        cells.add(*self._spread(series, since // self._bucket_ns, _numbers(batch, "bucket_ns"), wire, packets))
         self._add_cells(*cells.sums())
         iteration = _numbers(batch, "iteration")
         self._phases.add(series * 4 + self._phase(words, time, iteration), packets, wire, payload)
@@ -106,6 +106,16 @@ class Scan:
         self._slices.add(flow << 32 | since // SLICE_NS, payload)
         training = (iteration >= 0) & np.isin(words["class"], _TRAINING)
         self._iterations.add((flow << 32 | iteration)[training], payload[training])
+
+    def _spread(self, series: Ints, bins: Ints, width_ns: Ints, *amounts: Ints) -> tuple[Ints, ...]:
+        """Keys of cells and amounts: a row that is wider than a cell, as under pressure, evenly over its cells."""
+        parts = np.maximum(1, width_ns // self._bucket_ns)
+        if int(parts.max(initial=1)) == 1:
+            return series << _BINS | bins, *amounts
+        row = np.repeat(np.arange(len(parts)), parts)
+        number = np.arange(len(row)) - np.repeat(np.cumsum(parts) - parts, parts)
+        shares = [amount[row] // parts[row] + (number < amount[row] % parts[row]) for amount in amounts]
+        return series[row] << _BINS | bins[row] + number, *shares
 
     def _whose(self, words: dict[str, Ints], time: Ints) -> Ints:
         """The job of each row; of other than training traffic the one that trained on the host at that time."""

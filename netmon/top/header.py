@@ -75,5 +75,7 @@ def _hosts(hosts: tuple[HostView, ...]) -> Iterator[Text]:
             yield Text(f"{host.host} lags {format_duration(host.age_ns)}", "yellow")
         if host.cost.spool_bytes > _LARGE_SPOOL:
             yield Text(f"{host.host} holds {format_bytes(host.cost.spool_bytes)} unacknowledged", "yellow")
+        if host.bucket_ns > host.stream_ns:
+            yield Text(f"{host.host} streams {format_duration(host.bucket_ns)} buckets until it catches up", "yellow")
         if host.cost.warnings:
             yield Text(f"{host.host}: {host.cost.warnings} unusable marks or messages", "yellow")

@@ -4,10 +4,7 @@
 import ipaddress
 from functools import lru_cache
 
-import numpy as np
-
 from netmon.records import (
-    BUCKET,
     PROTOCOL_NON_IP,
     Batch,
     ClockSample,
@@ -19,13 +16,11 @@ from netmon.records import (
     Table,
 )
 from netmon.wire import netmon_pb2
-from netmon.wire.columns import pack, unpack
-from netmon.wire.mapping import MAX_NUMBER, check, from_message, to_message
+from netmon.wire.buckets import decode_buckets, encode_buckets
+from netmon.wire.mapping import check, from_message, to_message
 
-MAX_ROWS = 16_000_000
-"""The most bucket rows that a batch may carry."""
-
-_COLUMNS = {name: BUCKET[name].str for name in BUCKET.names or ()}
+MAX_WIDTH_NS = 1_000_000_000
+"""The widest buckets that a batch may carry."""
 
 
 def encode_hello(hello: Hello) -> netmon_pb2.Hello:
@@ -41,6 +36,8 @@ def decode_hello(message: netmon_pb2.Hello) -> Hello:
     check(nameable, f"Hello.host {hello.host!r} cannot name a host")
     check(hello.session != "", "Hello.session is empty")
     check(hello.bucket_ns > 0, "Hello.bucket_ns is 0")
+    whole = hello.streamed_ns % hello.bucket_ns == 0
+    check(whole, f"Hello.stream_ns is {hello.stream_ns}, no multiple of {hello.bucket_ns}")
     indices = [interface.index for interface in hello.interfaces]
     check(bool(indices), "Hello.interfaces is empty")
     check(len(set(indices)) == len(indices), f"Hello.interfaces has an index twice: {indices}")
@@ -51,37 +48,34 @@ def decode_hello(message: netmon_pb2.Hello) -> Hello:
 def encode_batch(batch: Batch) -> netmon_pb2.Batch:
     """Batch → message. Raises WireError where a value does not fit its field."""
     message = encode_body(batch)
-    _encode_buckets(batch.buckets, message.buckets)
+    encode_buckets(batch.buckets, batch.bucket_ns, message.buckets)
     return message
 
 
 def encode_body(batch: Batch) -> netmon_pb2.Batch:
-    """Everything but the buckets. Raises WireError where a value does not fit its field."""
-    return to_message(batch, netmon_pb2.Batch(), given=("buckets",))
+    """Everything but the rows. Raises WireError where a value does not fit its field."""
+    message = to_message(batch, netmon_pb2.Batch(), given=("buckets", "bucket_ns"))
+    message.buckets.bucket_ns = batch.bucket_ns
+    return message
 
 
-def serialise_buckets(buckets: Table) -> bytes:
-    """An AgentMessage of nothing but the buckets, to be put after one of the body: together they are the batch.
+def serialise_buckets(buckets: Table, bucket_ns: int) -> bytes:
+    """An AgentMessage of nothing but the rows, to be put after one of the body: together they are the batch.
 
     Empty where there are none.
     """
     if not len(buckets):
         return b""
     message = netmon_pb2.AgentMessage()
-    _encode_buckets(buckets, message.batch.buckets)
+    encode_buckets(buckets, bucket_ns, message.batch.buckets)
     return message.SerializeToString()
-
-
-def _encode_buckets(buckets: Table, message: netmon_pb2.Buckets) -> None:
-    check(buckets.dtype == BUCKET, f"cannot send Batch.buckets: dtype {buckets.dtype}, not BUCKET")
-    message.rows = len(buckets)
-    for name, dtype in _COLUMNS.items():
-        setattr(message, name, pack(buckets[name], dtype))
 
 
 def decode_batch(message: netmon_pb2.Batch) -> Batch:
     """Message → Batch, checked. Raises WireError with a one-line reason."""
-    batch = from_message(message, Batch, buckets=_decode_buckets(message.buckets))
+    rows, width = decode_buckets(message.buckets), message.buckets.bucket_ns
+    check(width <= MAX_WIDTH_NS, f"Buckets.bucket_ns is {width}, more than {MAX_WIDTH_NS}")
+    batch = from_message(message, Batch, buckets=rows, bucket_ns=width)
     check(batch.sequence > 0, "Batch.sequence is 0, the first batch has 1")
     check(batch.horizon_ns >= 0, f"Batch.horizon_ns is negative: {batch.horizon_ns}")
     _check_clock(batch.clock)
@@ -94,16 +88,6 @@ def decode_batch(message: netmon_pb2.Batch) -> Batch:
     for counters in batch.nic:
         _check_nic(counters)
     return batch
-
-
-def _decode_buckets(message: netmon_pb2.Buckets) -> Table:
-    check(message.rows <= MAX_ROWS, f"Buckets.rows is {message.rows}, more than {MAX_ROWS}")
-    table = np.empty(message.rows, BUCKET)
-    for name, dtype in _COLUMNS.items():
-        table[name] = unpack(getattr(message, name), dtype, message.rows, f"Buckets.{name}")
-    latest = int(table["bucket_start_ns"].max(initial=0))
-    check(latest <= MAX_NUMBER, f"Buckets.bucket_start_ns has {latest}, more than an int64 holds")
-    return table
 
 
 def _check_clock(clock: ClockSample) -> None:

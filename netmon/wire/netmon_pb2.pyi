@@ -30,21 +30,27 @@ class AgentMessage(_message.Message):
 
     HELLO_FIELD_NUMBER: _builtins.int
     BATCH_FIELD_NUMBER: _builtins.int
+    FULL_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> Global___Hello: ...
     @_builtins.property
     def batch(self) -> Global___Batch: ...
+    @_builtins.property
+    def full(self) -> Global___FullAnswer:
+        """between batches; has no place in their order and is not acknowledged"""
+
     def __init__(
         self,
         *,
         hello: Global___Hello | None = ...,
         batch: Global___Batch | None = ...,
+        full: Global___FullAnswer | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "hello", b"hello", "message", b"message"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "full", b"full", "hello", b"hello", "message", b"message"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "hello", b"hello", "message", b"message"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "full", b"full", "hello", b"hello", "message", b"message"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["hello", "batch"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["hello", "batch", "full"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 
@@ -55,20 +61,144 @@ class Acknowledgement(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     SEQUENCE_FIELD_NUMBER: _builtins.int
+    REQUEST_FIELD_NUMBER: _builtins.int
     sequence: _builtins.int
     """Every batch up to here is in the dataset: the agent may forget it. 0: none is, or none is known to be."""
+    @_builtins.property
+    def request(self) -> Global___FullRequest:
+        """for an agent that lives; nothing to one that sends what was left behind"""
+
     def __init__(
         self,
         *,
         sequence: _builtins.int = ...,
+        request: Global___FullRequest | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["request", b"request"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["sequence", b"sequence"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["request", b"request", "sequence", b"sequence"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Acknowledgement: _TypeAlias = Acknowledgement  # noqa: Y015
+
+@_typing.final
+class FullRequest(_message.Message):
+    """What the agent's recorder holds of [since_ns, until_ns), mono. A new request may come before the last answer."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUMBER_FIELD_NUMBER: _builtins.int
+    SINCE_NS_FIELD_NUMBER: _builtins.int
+    UNTIL_NS_FIELD_NUMBER: _builtins.int
+    MOST_ROWS_FIELD_NUMBER: _builtins.int
+    number: _builtins.int
+    """of the request; every answer carries it"""
+    since_ns: _builtins.int
+    until_ns: _builtins.int
+    most_rows: _builtins.int
+    """the answer ends when it would exceed them"""
+    def __init__(
+        self,
+        *,
+        number: _builtins.int = ...,
+        since_ns: _builtins.int = ...,
+        until_ns: _builtins.int = ...,
+        most_rows: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["most_rows", b"most_rows", "number", b"number", "since_ns", b"since_ns", "until_ns", b"until_ns"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FullRequest: _TypeAlias = FullRequest  # noqa: Y015
+
+@_typing.final
+class FullAnswer(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUMBER_FIELD_NUMBER: _builtins.int
+    BUCKETS_FIELD_NUMBER: _builtins.int
+    LAST_FIELD_NUMBER: _builtins.int
+    GAP_FIELD_NUMBER: _builtins.int
+    number: _builtins.int
+    last: _builtins.bool
+    gap: _builtins.str
+    """of the last answer: what of the window is missing, and why; empty: nothing"""
+    @_builtins.property
+    def buckets(self) -> Global___Buckets: ...
+    def __init__(
+        self,
+        *,
+        number: _builtins.int = ...,
+        buckets: Global___Buckets | None = ...,
+        last: _builtins.bool = ...,
+        gap: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["buckets", b"buckets"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["buckets", b"buckets", "gap", b"gap", "last", b"last", "number", b"number"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FullAnswer: _TypeAlias = FullAnswer  # noqa: Y015
+
+@_typing.final
+class FullQuery(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HOSTS_FIELD_NUMBER: _builtins.int
+    SINCE_NS_FIELD_NUMBER: _builtins.int
+    UNTIL_NS_FIELD_NUMBER: _builtins.int
+    since_ns: _builtins.int
+    """utc"""
+    until_ns: _builtins.int
+    @_builtins.property
+    def hosts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """none: every host that is connected"""
+
+    def __init__(
+        self,
+        *,
+        hosts: _abc.Iterable[_builtins.str] | None = ...,
+        since_ns: _builtins.int = ...,
+        until_ns: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["hosts", b"hosts", "since_ns", b"since_ns", "until_ns", b"until_ns"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FullQuery: _TypeAlias = FullQuery  # noqa: Y015
+
+@_typing.final
+class FullPart(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HOST_FIELD_NUMBER: _builtins.int
+    ROWS_FIELD_NUMBER: _builtins.int
+    GAP_FIELD_NUMBER: _builtins.int
+    host: _builtins.str
+    rows: _builtins.bytes
+    """an Arrow stream: the columns of the table buckets, and the flow's addresses"""
+    gap: _builtins.str
+    """what is missing, and why; empty: nothing"""
+    def __init__(
+        self,
+        *,
+        host: _builtins.str = ...,
+        rows: _builtins.bytes = ...,
+        gap: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["gap", b"gap", "host", b"host", "rows", b"rows"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FullPart: _TypeAlias = FullPart  # noqa: Y015
 
 @_typing.final
 class Hello(_message.Message):
@@ -84,6 +214,7 @@ class Hello(_message.Message):
     FLOWS_FIELD_NUMBER: _builtins.int
     MARKS_FIELD_NUMBER: _builtins.int
     ACKNOWLEDGED_FIELD_NUMBER: _builtins.int
+    STREAM_NS_FIELD_NUMBER: _builtins.int
     schema_version: _builtins.int
     host: _builtins.str
     session: _builtins.str
@@ -92,6 +223,8 @@ class Hello(_message.Message):
     bucket_ns: _builtins.int
     acknowledged: _builtins.int
     """the last batch of which the agent knows that it is stored"""
+    stream_ns: _builtins.int
+    """width of the buckets that it streams unless it is under pressure; 0: bucket_ns"""
     @_builtins.property
     def clock(self) -> Global___ClockSample: ...
     @_builtins.property
@@ -117,10 +250,11 @@ class Hello(_message.Message):
         flows: _abc.Iterable[Global___Flow] | None = ...,
         marks: _abc.Iterable[Global___Mark] | None = ...,
         acknowledged: _builtins.int = ...,
+        stream_ns: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["clock", b"clock"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["acknowledged", b"acknowledged", "agent_version", b"agent_version", "bucket_ns", b"bucket_ns", "clock", b"clock", "flows", b"flows", "host", b"host", "interfaces", b"interfaces", "marks", b"marks", "schema_version", b"schema_version", "session", b"session"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["acknowledged", b"acknowledged", "agent_version", b"agent_version", "bucket_ns", b"bucket_ns", "clock", b"clock", "flows", b"flows", "host", b"host", "interfaces", b"interfaces", "marks", b"marks", "schema_version", b"schema_version", "session", b"session", "stream_ns", b"stream_ns"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -380,38 +514,55 @@ Global___Batch: _TypeAlias = Batch  # noqa: Y015
 
 @_typing.final
 class Buckets(_message.Message):
+    """Rows by flow. `runs` has the flows in their order, `columns` the rows. A column is a byte, the width of its numbers
+    (0, 1, 2, 4 or 8 bytes; 0: all are 0), and then its numbers by planes: the lowest byte of each, the next one of
+    each, and so on. All but the first column of rows are modulo 2^32.
+    """
+
     DESCRIPTOR: _descriptor.Descriptor
 
     ROWS_FIELD_NUMBER: _builtins.int
-    FLOW_ID_FIELD_NUMBER: _builtins.int
-    BUCKET_START_NS_FIELD_NUMBER: _builtins.int
-    PACKETS_FIELD_NUMBER: _builtins.int
-    WIRE_BYTES_FIELD_NUMBER: _builtins.int
-    PAYLOAD_BYTES_FIELD_NUMBER: _builtins.int
+    BUCKET_NS_FIELD_NUMBER: _builtins.int
+    BASE_NS_FIELD_NUMBER: _builtins.int
+    UNIT_NS_FIELD_NUMBER: _builtins.int
+    RUNS_FIELD_NUMBER: _builtins.int
+    COLUMNS_FIELD_NUMBER: _builtins.int
+    COARSE_FIELD_NUMBER: _builtins.int
+    DEFLATED_FIELD_NUMBER: _builtins.int
+    FLOWS_FIELD_NUMBER: _builtins.int
     rows: _builtins.int
-    flow_id: _builtins.bytes
-    """u32"""
-    bucket_start_ns: _builtins.bytes
-    """u64, mono"""
-    packets: _builtins.bytes
-    """u32"""
-    wire_bytes: _builtins.bytes
-    """u32"""
-    payload_bytes: _builtins.bytes
-    """u32"""
+    bucket_ns: _builtins.int
+    """the rows' width"""
+    base_ns: _builtins.int
+    """mono"""
+    unit_ns: _builtins.int
+    runs: _builtins.bytes
+    """flow_id; number of rows; w and h: the most wire bytes, and the most headers, of a packet of the flow"""
+    columns: _builtins.bytes
+    """start: base_ns + unit_ns * it; packets; packets * w - wire bytes; packets * h - (wire bytes - payload bytes);
+    then, where the rows are coarser than the agent's buckets: the peak's p and p * w - peak bytes; busy buckets
+    """
+    coarse: _builtins.bool
+    deflated: _builtins.bool
+    """runs and columns are a zlib stream each"""
+    flows: _builtins.int
+    """number of runs"""
     def __init__(
         self,
         *,
         rows: _builtins.int = ...,
-        flow_id: _builtins.bytes = ...,
-        bucket_start_ns: _builtins.bytes = ...,
-        packets: _builtins.bytes = ...,
-        wire_bytes: _builtins.bytes = ...,
-        payload_bytes: _builtins.bytes = ...,
+        bucket_ns: _builtins.int = ...,
+        base_ns: _builtins.int = ...,
+        unit_ns: _builtins.int = ...,
+        runs: _builtins.bytes = ...,
+        columns: _builtins.bytes = ...,
+        coarse: _builtins.bool = ...,
+        deflated: _builtins.bool = ...,
+        flows: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bucket_start_ns", b"bucket_start_ns", "flow_id", b"flow_id", "packets", b"packets", "payload_bytes", b"payload_bytes", "rows", b"rows", "wire_bytes", b"wire_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_ns", b"base_ns", "bucket_ns", b"bucket_ns", "coarse", b"coarse", "columns", b"columns", "deflated", b"deflated", "flows", b"flows", "rows", b"rows", "runs", b"runs", "unit_ns", b"unit_ns"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -741,6 +892,8 @@ class HostView(_message.Message):
     CLOCK_SOURCE_FIELD_NUMBER: _builtins.int
     CLOCK_OFFSET_NS_FIELD_NUMBER: _builtins.int
     CLOCK_SKEW_PPM_FIELD_NUMBER: _builtins.int
+    BUCKET_NS_FIELD_NUMBER: _builtins.int
+    STREAM_NS_FIELD_NUMBER: _builtins.int
     host: _builtins.str
     connected: _builtins.bool
     age_ns: _builtins.int
@@ -750,6 +903,10 @@ class HostView(_message.Message):
     clock_offset_ns: _builtins.int
     """the host's UTC minus the collector's"""
     clock_skew_ppm: _builtins.float
+    bucket_ns: _builtins.int
+    """width of the rows that it streams now"""
+    stream_ns: _builtins.int
+    """what it streams unless it is under pressure"""
     @_builtins.property
     def cost(self) -> Global___AgentCost: ...
     def __init__(
@@ -763,10 +920,12 @@ class HostView(_message.Message):
         clock_source: _builtins.str = ...,
         clock_offset_ns: _builtins.int = ...,
         clock_skew_ppm: _builtins.float = ...,
+        bucket_ns: _builtins.int = ...,
+        stream_ns: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["cost", b"cost"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["age_ns", b"age_ns", "clock_error_ns", b"clock_error_ns", "clock_offset_ns", b"clock_offset_ns", "clock_skew_ppm", b"clock_skew_ppm", "clock_source", b"clock_source", "connected", b"connected", "cost", b"cost", "host", b"host"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["age_ns", b"age_ns", "bucket_ns", b"bucket_ns", "clock_error_ns", b"clock_error_ns", "clock_offset_ns", b"clock_offset_ns", "clock_skew_ppm", b"clock_skew_ppm", "clock_source", b"clock_source", "connected", b"connected", "cost", b"cost", "host", b"host", "stream_ns", b"stream_ns"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

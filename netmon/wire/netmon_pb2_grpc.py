@@ -44,6 +44,11 @@ class CollectorStub:
                 request_serializer=netmon_dot_wire_dot_netmon__pb2.ClockProbe.SerializeToString,
                 response_deserializer=netmon_dot_wire_dot_netmon__pb2.ClockEcho.FromString,
                 _registered_method=True)
+        self.Full = channel.unary_stream(
+                '/netmon.Collector/Full',
+                request_serializer=netmon_dot_wire_dot_netmon__pb2.FullQuery.SerializeToString,
+                response_deserializer=netmon_dot_wire_dot_netmon__pb2.FullPart.FromString,
+                _registered_method=True)
         self.Watch = channel.unary_stream(
                 '/netmon.Collector/Watch',
                 request_serializer=netmon_dot_wire_dot_netmon__pb2.WatchRequest.SerializeToString,
@@ -73,6 +78,14 @@ class CollectorServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Full(self, request, context):
+        """Full resolution of a window that has passed, from the agents' recorders: a part per host, in the order in which
+        they come.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Watch(self, request, context):
         """Frozen views of the last seconds, at the interval asked for.
         """
@@ -92,6 +105,11 @@ def add_CollectorServicer_to_server(servicer, server):
                     servicer.Clock,
                     request_deserializer=netmon_dot_wire_dot_netmon__pb2.ClockProbe.FromString,
                     response_serializer=netmon_dot_wire_dot_netmon__pb2.ClockEcho.SerializeToString,
+            ),
+            'Full': grpc.unary_stream_rpc_method_handler(
+                    servicer.Full,
+                    request_deserializer=netmon_dot_wire_dot_netmon__pb2.FullQuery.FromString,
+                    response_serializer=netmon_dot_wire_dot_netmon__pb2.FullPart.SerializeToString,
             ),
             'Watch': grpc.unary_stream_rpc_method_handler(
                     servicer.Watch,
@@ -153,6 +171,33 @@ class Collector:
             '/netmon.Collector/Clock',
             netmon_dot_wire_dot_netmon__pb2.ClockProbe.SerializeToString,
             netmon_dot_wire_dot_netmon__pb2.ClockEcho.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Full(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/netmon.Collector/Full',
+            netmon_dot_wire_dot_netmon__pb2.FullQuery.SerializeToString,
+            netmon_dot_wire_dot_netmon__pb2.FullPart.FromString,
             options,
             channel_credentials,
             insecure,

@@ -58,7 +58,7 @@ def watch(address: str, interval_ms: int, flows: int) -> Iterator[Snapshot]:
             for message in call:
                 yield decode_snapshot(message)
         except grpc.RpcError as error:
-            raise UnreachableError(f"cannot reach the collector at {address}: {_reason(error)}") from None
+            raise UnreachableError(f"cannot reach the collector at {address}: {reason(error)}") from None
         finally:
             call.cancel()
 
@@ -92,7 +92,8 @@ def follow(address: str, interval_ms: int, flows: int, retry_s: float = _RETRY_S
         time.sleep(retry_s)
 
 
-def _reason(error: grpc.RpcError) -> str:
+def reason(error: grpc.RpcError) -> str:
+    """Why a call to a collector failed, in words."""
     if not isinstance(error, grpc.Call):
         return str(error)
     return _REASONS.get(error.code()) or f"{error.code().name.lower()}: {error.details()}"

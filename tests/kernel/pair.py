@@ -37,14 +37,15 @@ class Watched:
         process = Process(name, [*NETMON, *command], self.folder, host=host, notify=notify)
         return self._cleanup.enter_context(process)
 
-    def _start_collector(self) -> Process:
-        return self._start("collector", ["collector", "--listen", self.address, "--data", str(self.data)], inside=False)
+    def _start_collector(self, *options: str) -> Process:
+        where = ["--listen", self.address, "--data", str(self.data)]
+        return self._start("collector", ["collector", *where, *options], inside=False)
 
     def _start_agent(self, name: str, *options: str) -> Process:
         return self._start(name, [*self._agent(name), *options], inside=True)
 
-    def collector(self) -> Process:
-        return _ready(self._start_collector())
+    def collector(self, *options: str) -> Process:
+        return _ready(self._start_collector(*options))
 
     def agent(self, *options: str, name: str = "agent") -> Process:
         return _ready(self._start_agent(name, *options))

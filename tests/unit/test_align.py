@@ -211,7 +211,7 @@ class Ends:
                 mono = np.array([self._mono(self.hosts[number], int(utc)) for utc in seen])
                 start = mono // (10 * US) * (10 * US)
                 flows = np.full(len(start), flow)
-                self.onsets[number].add(self.tables[number], flows, start)
+                self.onsets[number].add(self.tables[number], flows, start, 10_000)
                 self.tables[number].state["last_ns"][flow] = start[-1]
 
     @staticmethod

@@ -181,7 +181,7 @@ def _bad_session() -> list[Hello | Batch]:
 def _short_column() -> list[Hello | netmon_pb2.Batch]:
     opening, first = session(1)
     batch = encode_batch(first)
-    batch.buckets.packets = batch.buckets.packets[:-1]
+    batch.buckets.columns = batch.buckets.columns[:-1]
     return [opening, batch]
 
 
@@ -205,7 +205,7 @@ def _distant_bucket() -> list[Hello | Batch]:
         (_unknown_flow, "batch 1 of h0: a bucket names flow 99, which no message has described"),
         (_other_schema, "hello of h0: schema version 99"),
         (_bad_session, "session '../x' has other characters"),
-        (_short_column, "batch 1 of h0: .*packets"),
+        (_short_column, "batch 1 of h0: .*columns"),
         (_unknown_interface, "batch 1 of h0: interface 8 is not in the session's hello"),
         (_distant_bucket, "batch 1 of h0: a bucket begins 10000 s after the batch's horizon"),
     ],

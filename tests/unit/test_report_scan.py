@@ -111,3 +111,17 @@ def test_cells_add_up_whichever_way_they_come(seed, rows, pieces):
     assert dict(zip(distinct.tolist(), sums.tolist(), strict=True)) == dict(sorted(expected.items()))
     assert (np.diff(distinct) > 0).all()
     assert sum_by(key, amount)[0].tolist() == distinct.tolist()
+
+
+def test_rows_that_are_wider_are_spread_over_their_time(data, rows):
+    """As an agent under pressure streams them: no peak is made of bytes that came at other times."""
+    wide = 5 * synthetic_dataset.BUCKET_NS
+    plain = rows.sort_values("bucket_start_ns").head(4000)
+    coarse = plain.assign(bucket_start_ns=plain["bucket_start_ns"] // wide * wide, bucket_ns=wide)
+    found = []
+    for table in (plain, coarse):
+        into = Scan(synthetic_dataset.BUCKET_NS, synthetic_dataset.RATE, 0, Tables(data).read("iterations"))
+        found.append(scan(pa.Table.from_pandas(table[list(COLUMNS)], preserve_index=False).to_batches(), into))
+    for name in ("wire_bytes", "packets"):
+        assert found[0].milliseconds[name].sum() == found[1].milliseconds[name].sum()
+    assert found[1].peaks["peak_bytes"].max() <= found[0].peaks["peak_bytes"].max()

@@ -149,7 +149,7 @@ def test_a_dataset_of_another_schema_is_not_continued(tmp_path, monkeypatch):
         patched.setattr("collector.session.SCHEMA_VERSION", 1)
         asyncio.run(scenario())
     with pytest.raises(
-        DataError, match="its buckets have schema version 1, this netmon writes 2; choose another --data"
+        DataError, match="its buckets have schema version 1, this netmon writes 3; choose another --data"
     ):
         Collector(tmp_path)
 

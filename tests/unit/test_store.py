@@ -216,7 +216,7 @@ def test_merging_keeps_every_byte(entries):
     rows = np.zeros(len(entries), ARRIVED)
     for row, (flow, start, wire, stored) in zip(rows, entries, strict=True):
         row["flow"], row["start_ns"], row["wire_bytes"], row["stored"] = flow, start, wire, stored
-    merged = merge(rows)
+    merged = merge(rows, 1)
     assert merged["wire_bytes"].sum() == rows["wire_bytes"].sum()
     keys = merged[["flow", "start_ns", "stored"]].tolist()
     assert len(keys) == len(set(keys)) == len({(f, t, s) for f, t, _, s in entries})

@@ -73,6 +73,11 @@ def test_what_is_not_known_is_not_zero() -> None:
     assert "0" not in row.replace("h0", "").replace("eth0", "")
 
 
+def test_a_host_that_streams_coarser_says_so() -> None:
+    hosts = tuple(replace(host, connected=True, bucket_ns=5_000_000, stream_ns=1_000_000) for host in example().hosts)
+    assert "h0 streams 5 ms buckets until it catches up" in drawn(replace(example(), hosts=hosts), PLAIN, 120, 40)
+
+
 def test_a_silent_host_has_no_present() -> None:
     hosts = tuple(replace(host, connected=True, age_ns=5_000_000_000) for host in example().hosts)
     text = drawn(ordered(replace(example(), hosts=hosts)), PLAIN, 120, 40)

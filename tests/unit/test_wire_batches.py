@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from netmon.errors import WireError
 from netmon.records import (
     BUCKET,
+    COARSE,
     AgentCost,
     Batch,
     ClockSample,
@@ -28,7 +29,8 @@ from netmon.records import (
     empty,
 )
 from netmon.wire import netmon_pb2
-from netmon.wire.batches import MAX_ROWS, decode_batch, decode_hello, encode_batch, encode_hello
+from netmon.wire.batches import decode_batch, decode_hello, encode_batch, encode_hello
+from netmon.wire.buckets import MAX_ROWS, decode_buckets, encode_buckets
 
 U16, U32, I63 = (st.integers(0, 2**bits - 1) for bits in (16, 32, 63))
 TEXT = st.text(max_size=20)
@@ -100,8 +102,14 @@ def a_batch() -> Batch:
     return Batch(1, A_CLOCK, 900, buckets, (A_FLOW,), (A_MARK,), (ledger,), AgentCost(0.02, 1000))
 
 
+def in_order(table: Table) -> list[tuple[int, ...]]:
+    """Rows come by flow."""
+    return sorted(table.tolist())
+
+
 def same(one: Batch, other: Batch) -> bool:
-    return all(np.array_equal(getattr(one, field.name), getattr(other, field.name)) for field in fields(Batch))
+    rest = [field.name for field in fields(Batch) if field.name != "buckets"]
+    return in_order(one.buckets) == in_order(other.buckets) and all(getattr(one, n) == getattr(other, n) for n in rest)
 
 
 def test_a_literal_message_is_decoded() -> None:
@@ -110,26 +118,48 @@ def test_a_literal_message_is_decoded() -> None:
         "12 06"  # clock, 6 bytes
         "08 0a 10 14 18 03"  #   mono 10, utc 20, error 3
         "18 09"  # horizon 9
-        "22 24"  # buckets, 36 bytes
-        "08 01"  #   one row
-        "12 04 07000000"  #   flow_id 7, u32 little-endian
-        "1a 08 0200000000000000"  #   bucket_start_ns 2, u64 little-endian
-        "22 04 01000000"  #   packets 1
-        "2a 04 ea050000"  #   wire_bytes 1514
-        "32 04 b4050000"  #   payload_bytes 1460
+        "22 25"  # buckets, 37 bytes
+        "08 02"  #   two rows
+        "10 0a 18 02 20 0a"  #   10 ns wide, from 2 ns on, in units of 10 ns
+        "2a 09 01 07 01 02 02 ea05 01 36"  #   runs: flow 7, two rows, 1514 bytes a packet, of which 54 are headers
+        "32 0e"  #   columns, 14 bytes
+        "01 00 01"  #     starts 0 and 1
+        "01 01 02"  #     packets 1 and 2
+        "02 00 d0 00 07"  #     2000 bytes less than 2 × 1514 in the second row: the low bytes, then the high ones
+        "01 00 36"  #     a header less, too
+        "48 01"  #   of one flow
     )
     batch = decode_batch(netmon_pb2.Batch.FromString(message))
     assert (batch.sequence, batch.clock, batch.horizon_ns) == (5, ClockSample(10, 20, 3), 9)
-    assert np.array_equal(batch.buckets, a_table([(7, 2, 1, 1514, 1460)]))
+    assert in_order(batch.buckets) == in_order(a_table([(7, 2, 1, 1514, 1460), (7, 12, 2, 1028, 974)]))
+    assert batch.bucket_ns == 10
     assert batch.buckets.dtype == BUCKET
     assert (batch.flows, batch.marks, batch.ledger, batch.cost) == ((), (), (), AgentCost())
 
 
-def test_columns_are_packed_little_endian() -> None:
-    message = encode_batch(a_batch())
-    assert message.buckets.rows == 2
-    assert message.buckets.wire_bytes == bytes.fromhex("ea050000 d40b0000")
-    assert message.buckets.bucket_start_ns == bytes.fromhex("7003000000000000 7a03000000000000")
+COARSE_ROWS = st.lists(st.tuples(*[U32] * 6, st.integers(0, 2**62)), max_size=50)
+
+
+@given(COARSE_ROWS, st.sampled_from([0, 1, 1_000_000]), st.booleans())
+@settings(max_examples=100, deadline=None)
+def test_coarse_rows_survive_the_wire(rows: list[tuple[int, ...]], width: int, deflate: bool) -> None:
+    table = np.zeros(len(rows), COARSE)
+    names = ("flow_id", "packets", "wire_bytes", "payload_bytes", "peak_bytes", "busy_buckets", "bucket_start_ns")
+    for name, column in zip(names, zip(*rows, strict=True), strict=False):
+        table[name] = column
+    message = encode_buckets(table, width, netmon_pb2.Buckets(), deflate)
+    assert in_order(decode_buckets(netmon_pb2.Buckets.FromString(message.SerializeToString()))) == in_order(table)
+
+
+def test_regular_traffic_takes_few_bytes() -> None:
+    flow, time = np.divmod(np.arange(4000), 200)
+    packets = np.random.default_rng(1).poisson(80, 4000)
+    table = np.zeros(4000, COARSE)
+    table["flow_id"], table["bucket_start_ns"], table["packets"] = flow + 100, time * 1_000_000 + 10**15, packets
+    table["wire_bytes"], table["payload_bytes"] = packets * 1514, packets * 1448
+    table["peak_bytes"], table["busy_buckets"] = packets // 4 * 1514, packets % 7
+    message = encode_buckets(table, 1_000_000, netmon_pb2.Buckets())
+    assert message.ByteSize() < 4 * len(table)
 
 
 @given(BATCH)
@@ -152,6 +182,10 @@ def test_no_rows_are_a_batch_too() -> None:
     assert same(decode_batch(encode_batch(batch)), batch)
 
 
+def plain(message: netmon_pb2.Batch, columns: bytes = b"\0" * 4, runs: bytes = b"\1\7\1\2\0\0") -> None:
+    message.buckets.deflated, message.buckets.columns, message.buckets.runs = False, columns, runs
+
+
 Break = Callable[[netmon_pb2.Batch], object]
 BROKEN_BATCHES: dict[str, Break] = {
     "Batch.clock is missing": lambda m: m.ClearField("clock"),
@@ -159,11 +193,17 @@ BROKEN_BATCHES: dict[str, Break] = {
     "Batch.sequence is 0": lambda m: m.ClearField("sequence"),
     "Batch.sequence is 9223372036854775808, more than an int64": lambda m: setattr(m, "sequence", 2**63),
     "Batch.horizon_ns is negative: -1": lambda m: setattr(m, "horizon_ns", -1),
-    "Buckets.bucket_start_ns has 16 bytes where 3 rows need 24": lambda m: setattr(m.buckets, "rows", 3),
-    "Buckets.packets has 7 bytes where 2 rows need 8": lambda m: setattr(m.buckets, "packets", b"\0" * 7),
-    "Buckets.payload_bytes has 0 bytes": lambda m: m.buckets.ClearField("payload_bytes"),
+    "Buckets.columns is cut short or has a column of": lambda m: setattr(m.buckets, "rows", 3),
+    "Buckets.columns cannot be inflated": lambda m: setattr(m.buckets, "columns", b"\0" * 7),
+    "Buckets.columns is more or less than one zlib stream": lambda m: m.buckets.ClearField("columns"),
+    "Buckets.columns has 3 bytes too many": lambda m: plain(m, columns=b"\0" * 7),
+    "Buckets.columns is cut short or has a column of 3 bytes": lambda m: plain(m, columns=b"\3" * 7),
+    "Buckets.runs do not have 2 rows": lambda m: plain(m, runs=b"\1\7\1\5\0\0"),
+    "Buckets.flows is 0 of 2 rows": lambda m: m.buckets.ClearField("flows"),
+    "Buckets.flows is 3 of 2 rows": lambda m: setattr(m.buckets, "flows", 3),
+    "Buckets.bucket_ns is 1000000001, more": lambda m: setattr(m.buckets, "bucket_ns", 10**9 + 1),
     f"Buckets.rows is {MAX_ROWS + 1}, more": lambda m: setattr(m.buckets, "rows", MAX_ROWS + 1),
-    "Buckets.bucket_start_ns has 18446744073709551615": lambda m: setattr(m.buckets, "bucket_start_ns", b"\xff" * 16),
+    "Buckets.start has 18446744073709551615": lambda m: setattr(m.buckets, "base_ns", 2**64 - 11),
     "Flow.direction is 2, not one of 0, 1": lambda m: setattr(m.flows[0], "direction", 2),
     "flow 7 has a port above 65535": lambda m: setattr(m.flows[0], "dst_port", 65536),
     "flow 7 has protocol 256": lambda m: setattr(m.flows[0], "protocol", 256),
@@ -229,4 +269,5 @@ def test_a_flow_that_is_not_ip_needs_no_address() -> None:
 @pytest.mark.parametrize("record", [Hello, Interface, ClockSample, Flow, Owner, Mark, LedgerSample, AgentCost, Batch])
 def test_records_and_messages_have_the_same_fields(record: type) -> None:
     message = getattr(netmon_pb2, record.__name__)
-    assert {field.name for field in fields(record)} == set(message.DESCRIPTOR.fields_by_name)
+    names = {field.name for field in fields(record)} - ({"bucket_ns"} if record is Batch else set())  # Buckets has it
+    assert names == set(message.DESCRIPTOR.fields_by_name)

@@ -1,0 +1,164 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Full resolution from the agents' recorders: requests go out beside acknowledgements, answers come between batches."""
+
+import asyncio
+import itertools
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+import pyarrow as pa
+
+from collector.rows import SETTLED
+from collector.session import Session
+from collector.tables import bucket_table
+from netmon.errors import DataError, WireError
+from netmon.records import BUCKET, Table, empty
+from netmon.wire import netmon_pb2
+from netmon.wire.buckets import decode_buckets
+
+MOST_ROWS = 2_000_000
+"""Of one host and request."""
+
+_AT_A_TIME = 4
+_OF_FLOW = {
+    "src": pa.string(),
+    "dst": pa.string(),
+    "src_port": pa.uint16(),
+    "dst_port": pa.uint16(),
+    "protocol": pa.uint8(),
+}
+_SILENT_S = 30.0  # without an answer
+_SLICE_ROWS = 100_000  # worked on before others have their turn
+
+
+class Asked(Protocol):
+    """A session with its connection (collector.registry.Entry)."""
+
+    session: Session
+    connected: bool
+    requests: deque[netmon_pb2.FullRequest]
+    news: asyncio.Event
+
+
+@dataclass(frozen=True)
+class Pulled:
+    """What an agent had of a window."""
+
+    rows: Table  # dtype SETTLED
+    gap: str  # what is missing, and why; empty: nothing
+
+
+@dataclass
+class _Pull:
+    asked: Asked
+    tables: list[Table] = field(default_factory=lambda: [empty(BUCKET)])
+    rows: int = 0
+    gap: str = ""
+    error: str = ""
+    over: bool = False
+    news: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class FullResolution:
+    """The requests of one collector that have not been answered yet; lives on one event loop."""
+
+    def __init__(self) -> None:
+        """Nobody has been asked."""
+        self._numbers = itertools.count(1)
+        self._open: dict[int, _Pull] = {}
+        self._turns = asyncio.Semaphore(_AT_A_TIME)
+
+    def answer(self, asked: Asked, message: netmon_pb2.FullAnswer) -> None:
+        """An agent has answered. Raises WireError."""
+        pull = self._open.get(message.number)
+        if pull is None or pull.asked is not asked:
+            return  # it was given up meanwhile
+        table = decode_buckets(message.buckets)
+        if table.dtype != BUCKET or pull.rows + len(table) > MOST_ROWS:
+            raise WireError(f"{asked.session.hello.host} answers with other rows, or more, than were asked for")
+        pull.tables.append(table)
+        pull.rows += len(table)
+        pull.gap, pull.over = message.gap, message.last
+        pull.news.set()
+
+    def disconnected(self, asked: Asked) -> None:
+        """The connection has broken: nothing will be answered on it."""
+        for pull in self._open.values():
+            if pull.asked is asked:
+                pull.error, pull.over = "it went away before it had answered", True
+                pull.news.set()
+
+    async def pull(self, asked: Asked, since_utc: int, until_utc: int) -> Pulled:
+        """Rows of full resolution whose buckets begin in [since_utc, until_utc). Raises DataError."""
+        window, host = asked.session.window, asked.session.hello.host
+        clock, width = window.alignment.map, window.window_ns
+        # Whole share windows: a part of one would be classified as another thing than the whole.
+        since, until = clock.mono(since_utc) // width * width, -(-clock.mono(until_utc) // width) * width
+        async with self._turns:
+            pull = await self._asked(asked, max(0, since), max(0, until))
+        if pull.error:
+            raise DataError(f"cannot get full resolution from {host}: {pull.error}")
+        tables = [empty(SETTLED)]
+        buckets = np.concatenate(pull.tables)
+        buckets = buckets[np.argsort(buckets["bucket_start_ns"], kind="stable")]
+        ends = np.flatnonzero(np.diff(buckets["bucket_start_ns"] // np.uint64(width))) + 1
+        start = 0
+        while start < len(buckets):
+            later = ends[np.searchsorted(ends, start + _SLICE_ROWS) :]
+            end = int(later[0]) if len(later) else len(buckets)
+            settled = window.full(buckets[start:end])
+            inside = (settled["bucket_start_ns"] >= since_utc) & (settled["bucket_start_ns"] < until_utc)
+            tables.append(settled[inside])
+            start = end
+            await asyncio.sleep(0)
+        rows = np.concatenate(tables)
+        unknown = len(buckets) and not window.flows.known(buckets["flow_id"]).min() >= 0
+        gaps = [pull.gap, "rows of flows that are long over are left out" if unknown else ""]
+        return Pulled(rows, "; ".join(filter(None, gaps)))
+
+    async def _asked(self, asked: Asked, since_ns: int, until_ns: int) -> _Pull:
+        number, pull = next(self._numbers), _Pull(asked)
+        if not asked.connected:
+            pull.error = "it is not connected"
+            return pull
+        self._open[number] = pull
+        request = netmon_pb2.FullRequest(number=number, since_ns=since_ns, until_ns=until_ns, most_rows=MOST_ROWS)
+        asked.requests.append(request)
+        asked.news.set()
+        try:
+            while not pull.over:
+                pull.news.clear()
+                await asyncio.wait_for(pull.news.wait(), _SILENT_S)
+        except asyncio.TimeoutError:
+            pull.error = f"no answer for {_SILENT_S:.0f} s"
+        finally:
+            del self._open[number]
+        return pull
+
+
+def full_table(session: Session, rows: Table) -> pa.Table:
+    """Rows of SETTLED with the columns of the table `buckets`."""
+    return bucket_table(session.hello.session, session.window.links, session.window.flows.jobs, rows)
+
+
+def arrow_stream(rows: pa.Table) -> bytes:
+    """The table as one Arrow stream, compressed."""
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, rows.schema, options=pa.ipc.IpcWriteOptions(compression="zstd")) as writer:
+        writer.write_table(rows)
+    data: bytes = sink.getvalue().to_pybytes()
+    return data
+
+
+def with_addresses(session: Session, rows: pa.Table) -> pa.Table:
+    """The same with host and, of each row's flow, addresses, ports, protocol and process."""
+    ids, place = np.unique(rows["flow_id"].to_numpy(), return_inverse=True)
+    flows = [session.window.flows.flow(flow_id) for flow_id in ids.tolist()]
+    rows = rows.append_column("host", pa.array([session.hello.host] * len(rows), pa.string()))
+    for name, kind in _OF_FLOW.items():
+        values = pa.array([flow and getattr(flow, name) for flow in flows], kind)
+        rows = rows.append_column(name, values.take(pa.array(place)))
+    process = pa.array([flow and flow.owner.process for flow in flows], pa.string())
+    return rows.append_column("process", process.take(pa.array(place)))

@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""When the collector asks for full resolution by itself: a slow iteration, a burst, a change of class."""
+
+import time
+from collections import deque
+from dataclasses import dataclass
+
+import numpy as np
+
+from collector.jobs import Jobs
+from collector.session import Session
+from collector.settings import Settings
+from collector.window import Output
+from netmon.dl.classify import NS_PER_S
+from netmon.records import Class, Table
+
+_HOUR_S = 3600.0
+_MOST_NS = 10 * NS_PER_S  # of a window: its end
+_AROUND_NS = 50_000_000  # a burst, and on either side
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """A window and hosts of which full resolution is to be stored."""
+
+    reason: str
+    hosts: tuple[str, ...]
+    since_ns: int  # utc
+    until_ns: int
+
+
+class Triggers:
+    """Looks at what settles; bounded by a rest after each reason, and by rows per hour."""
+
+    def __init__(self, settings: Settings) -> None:
+        """Nothing has been asked for."""
+        self._settings = settings
+        self._quiet_until: dict[str, float] = {}
+        self._stored: deque[tuple[float, int]] = deque()
+        self._shared: dict[tuple[str, int], bool] = {}  # by session and link
+
+    def look(self, session: Session, output: Output, jobs: Jobs) -> list[Wanted]:
+        """What a batch of this session has made worth storing."""
+        if not self._settings.full_on or session.hello.streamed_ns == session.hello.bucket_ns:
+            return []
+        now = time.monotonic()
+        found = [
+            *self._slow(session, output, jobs),
+            *self._burst(session, output.buckets),
+            *self._class(session, output),
+        ]
+        return [wanted for key, wanted in found if self._may(key, now)]
+
+    def stored(self, rows: int) -> None:
+        """So many rows have been got."""
+        self._stored.append((time.monotonic(), rows))
+
+    def _may(self, key: str, now: float) -> bool:
+        while self._stored and self._stored[0][0] < now - _HOUR_S:
+            self._stored.popleft()
+        rows = sum(rows for _, rows in self._stored)
+        if now < self._quiet_until.get(key, 0) or rows >= self._settings.full_rows_per_hour:
+            return False
+        self._quiet_until = {k: until for k, until in self._quiet_until.items() if until > now}
+        self._quiet_until[key] = now + self._settings.full_rest_ns / NS_PER_S
+        return True
+
+    def _slow(self, session: Session, output: Output, jobs: Jobs) -> list[tuple[str, Wanted]]:
+        if "slow" not in self._settings.full_on:
+            return []
+        utc = session.window.alignment.utc
+        return [
+            (
+                f"slow {i.job}",
+                _wanted(
+                    f"iteration {i.number} of job {i.job} was slow", jobs.hosts(i.job), utc(i.start_ns), utc(i.end_ns)
+                ),
+            )
+            for i, _ in output.iterations
+            if jobs.stands_out(i)
+        ]
+
+    def _burst(self, session: Session, rows: Table) -> list[tuple[str, Wanted]]:
+        if "burst" not in self._settings.full_on or not len(rows):
+            return []
+        links, host = session.window.links, session.hello.host
+        limit = links.capacity_bps[rows["link"]] * (self._settings.full_burst * session.hello.bucket_ns / 8 / NS_PER_S)
+        beyond = rows["peak_bytes"] > np.where(limit > 0, limit, np.inf)
+        if not beyond.any():
+            return []
+        row = rows[beyond][0]
+        start, name = int(row["bucket_start_ns"]), links.interface(int(row["link"])).name
+        until = start + int(row["bucket_ns"]) + _AROUND_NS
+        return [(f"burst {host}", _wanted(f"a burst on {host} {name}", (host,), start - _AROUND_NS, until))]
+
+    def _class(self, session: Session, output: Output) -> list[tuple[str, Wanted]]:
+        if "class" not in self._settings.full_on:
+            return []
+        rows, host, found = output.buckets, session.hello.host, []
+        dl = rows[np.isin(rows["class"], (Class.DL_ONLY, Class.DL_SHARED))]
+        for link in np.unique(dl["link"]).tolist():
+            own = dl[dl["link"] == link]
+            shared = own["class"] == Class.DL_SHARED
+            before, now = self._shared.get((session.hello.session, link)), bool(shared[-1])
+            self._shared[session.hello.session, link] = now
+            if before is not None and before != now:
+                at = int(own["bucket_start_ns"][int(np.argmax(shared == now))])
+                name = session.window.links.interface(link).name
+                reason = f"{host} {name} is DL-{'shared' if now else 'only'} from here on"
+                found.append((f"class {host} {link}", _wanted(reason, (host,), at - _AROUND_NS, at + _AROUND_NS)))
+        return found
+
+
+def _wanted(reason: str, hosts: tuple[str, ...], since_ns: int, until_ns: int) -> Wanted:
+    return Wanted(reason, hosts, max(since_ns, until_ns - _MOST_NS), until_ns)

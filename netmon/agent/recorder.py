@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The flight recorder: full resolution of the last minutes, in a bounded ring on this host.
+
+It serves a living agent and survives nothing: files are not synced, and a new agent begins anew. Rows are kept as they
+travel (netmon.wire.buckets), a block of about a second at a time, so that an answer is a copy.
+"""
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from netmon.agent.record_store import Chunk, Store
+from netmon.errors import DataError
+from netmon.records import BUCKET, Table, empty
+from netmon.wire import netmon_pb2
+from netmon.wire.buckets import decode_buckets, encode_buckets
+
+log = logging.getLogger(__name__)
+
+_BLOCK_ROWS = 1 << 14
+_BLOCK_NS = 1_000_000_000
+
+
+@dataclass(frozen=True)
+class _Block:
+    begin_ns: int  # mono, of its first bucket
+    end_ns: int  # of its last one
+    chunk: Chunk
+    offset: int
+    size: int
+
+
+class Recorder:
+    """Thread-safe: one thread adds, others read. Its disk may fail: the recording then ends, not the agent."""
+
+    def __init__(self, store: Store, bucket_ns: int, time_ns: int, limit_bytes: int, since_ns: int) -> None:
+        """bucket_ns: of the rows; time_ns, limit_bytes: what is kept, whichever is less; since_ns: now (mono)."""
+        self._store, self._bucket_ns, self._time_ns, self._limit = store, bucket_ns, time_ns, limit_bytes
+        self._lock = threading.Lock()
+        self._blocks: deque[_Block] = deque()
+        self._waiting: list[Table] = []
+        self._waiting_rows, self._block_due_ns = 0, since_ns + _BLOCK_NS
+        self._since_ns = since_ns  # what began before is not here
+        self._until_ns = since_ns  # what ended before is here
+        self.trouble = ""
+        """Why it records no more; empty: it does."""
+        self.lost_rows = 0
+        """Rows that came after that."""
+
+    def add(self, rows: Table, until_ns: int) -> None:
+        """Take in rows of BUCKET (copied). until_ns: nothing that ended before is to come."""
+        with self._lock:
+            if self.trouble:
+                self.lost_rows += len(rows)
+                return
+            if len(rows):
+                self._waiting.append(rows.copy())
+                self._waiting_rows += len(rows)
+            self._until_ns = until_ns
+            if self._waiting_rows >= _BLOCK_ROWS or until_ns >= self._block_due_ns:
+                self._write()
+                self._block_due_ns = until_ns + _BLOCK_NS
+            self._forget(before_ns=until_ns - self._time_ns)
+
+    def read(self, since_ns: int, until_ns: int) -> Iterator[netmon_pb2.Buckets]:
+        """The rows whose buckets begin in [since_ns, until_ns), in messages of about a second. Raises DataError."""
+        with self._lock:
+            self._write()
+            blocks = [b for b in self._blocks if b.end_ns >= since_ns and b.begin_ns < until_ns]
+        for block in blocks:
+            message = netmon_pb2.Buckets.FromString(block.chunk.read(block.offset, block.size))
+            if block.begin_ns >= since_ns and block.end_ns < until_ns:
+                yield message
+                continue
+            rows = decode_buckets(message)
+            start = rows["bucket_start_ns"]
+            rows = rows[(start >= np.uint64(max(0, since_ns))) & (start < np.uint64(max(0, until_ns)))]
+            if len(rows):
+                yield encode_buckets(rows, self._bucket_ns, netmon_pb2.Buckets(), deflate=False)
+
+    def gap(self, since_ns: int, until_ns: int) -> str:
+        """What of the window it does not have, and why; empty: nothing is missing."""
+        with self._lock:
+            begin, end = self._since_ns, self._until_ns
+        missing = []
+        if since_ns < begin:
+            missing.append(f"the first {(min(begin, until_ns) - since_ns) / 1e9:.3f} s are not recorded any more")
+        if until_ns > end:
+            why = self.trouble or "are not over yet"
+            missing.append(f"the last {(until_ns - max(end, since_ns)) / 1e9:.3f} s {why}")
+        return "; ".join(missing)
+
+    def close(self) -> None:
+        """Removes what was recorded."""
+        with self._lock:
+            self._blocks.clear()
+            self._store.close()
+
+    def _write(self) -> None:
+        rows = np.concatenate([empty(BUCKET), *self._waiting])
+        self._waiting, self._waiting_rows = [], 0
+        for first in range(0, len(rows), _BLOCK_ROWS):
+            block = rows[first : first + _BLOCK_ROWS]
+            try:
+                self._append(block)
+            except DataError as error:
+                self.trouble = f"are not recorded: {error}"
+                self.lost_rows += len(rows) - first
+                self._until_ns = min(self._until_ns, int(rows["bucket_start_ns"][first:].min()))
+                log.warning("nothing is recorded any more: %s", error)
+                return
+
+    def _append(self, rows: Table) -> None:
+        start = rows["bucket_start_ns"]
+        data = encode_buckets(rows, self._bucket_ns, netmon_pb2.Buckets(), deflate=False).SerializeToString()
+        while self._blocks and self._store.size + len(data) > self._limit:
+            self._forget(before_ns=0, chunk=self._blocks[0].chunk)
+        chunk, offset = self._store.append(data)
+        self._blocks.append(_Block(int(start.min()), int(start.max()), chunk, offset, len(data)))
+
+    def _forget(self, before_ns: int, chunk: Chunk | None = None) -> None:
+        """The oldest blocks that end before, and all of a chunk: its room is given back as a whole."""
+        while self._blocks and (self._blocks[0].chunk is chunk or self._blocks[0].end_ns < before_ns):
+            gone = self._blocks.popleft()
+            self._since_ns = max(self._since_ns, gone.end_ns + self._bucket_ns)
+            if not self._blocks or self._blocks[0].chunk is not gone.chunk:
+                self._store.drop(gone.chunk)

@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rows of full resolution → coarser ones: sums, and what bursts need to be told afterwards."""
+
+import numpy as np
+import numpy.typing as npt
+
+from netmon.records import BUCKET, COARSE, Table, empty
+
+_SPAN_BITS = np.uint64(32)
+
+
+def coarsen(rows: Table, bucket_ns: int, width_ns: int) -> Table:
+    """BUCKET rows of bucket_ns, in any order → COARSE rows of width_ns, by flow and time. Sums are exact.
+
+    Rows of one flow and bucket add up before the largest is looked for: all of a bin's rows have to be here.
+    width_ns: a multiple of bucket_ns. The rows must lie within 2^32 buckets of each other.
+    """
+    if not len(rows):
+        return empty(COARSE)
+    start = rows["bucket_start_ns"]
+    base = start.min() // np.uint64(width_ns) * np.uint64(width_ns)
+    key = rows["flow_id"].astype(np.uint64) << _SPAN_BITS | (start - base) // np.uint64(bucket_ns)
+    order = np.argsort(key)
+    key = key[order]
+    first = _starts(key)
+    wire = np.add.reduceat(rows["wire_bytes"][order], first)  # of each full bucket
+    key = key[first]
+    flow, bucket = key >> _SPAN_BITS, key & np.uint64(0xFFFFFFFF)
+    bins = bucket // np.uint64(width_ns // bucket_ns)
+    begins = _starts(flow << _SPAN_BITS | bins)
+    coarse = np.empty(len(begins), COARSE)
+    coarse["flow_id"] = flow[begins]
+    coarse["bucket_start_ns"] = base + bins[begins] * np.uint64(width_ns)
+    coarse["wire_bytes"] = np.add.reduceat(wire, begins)
+    coarse["peak_bytes"] = np.maximum.reduceat(wire, begins)
+    coarse["busy_buckets"] = np.diff(np.append(begins, len(wire)))
+    for name in ("packets", "payload_bytes"):
+        coarse[name] = np.add.reduceat(rows[name][order], first[begins])
+    return coarse
+
+
+def _starts(key: npt.NDArray[np.uint64]) -> npt.NDArray[np.intp]:
+    return np.flatnonzero(np.concatenate([[True], key[1:] != key[:-1]]))
+
+
+class Coarsener:
+    """Holds rows of full resolution until their bins are complete."""
+
+    def __init__(self, bucket_ns: int) -> None:
+        """bucket_ns: of the rows."""
+        self._bucket_ns = bucket_ns
+        self._waiting = empty(BUCKET)
+
+    def take(self, rows: Table, width_ns: int, until_ns: int) -> Table:
+        """Take in rows (copied where kept); the bins of width_ns that begin before until_ns, dtype COARSE.
+
+        until_ns: a multiple of width_ns, before which nothing is to come but stragglers, which make rows of their own.
+        """
+        rows = np.concatenate([self._waiting, rows])
+        due = rows["bucket_start_ns"] < np.uint64(max(0, until_ns))
+        self._waiting = rows[~due]
+        return coarsen(rows[due], self._bucket_ns, width_ns)

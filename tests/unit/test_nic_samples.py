@@ -1,0 +1,17 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Counters that stand still are not sent again, until everything is."""
+
+from netmon.agent.links import Links
+from netmon.agent.nic import NicSamples
+
+S = 1_000_000_000
+
+
+def test_only_what_has_changed_is_sent() -> None:
+    samples, now = NicSamples(Links([1], ["lo"]), 1, 1), 10**18
+    first = {name for sample in samples.due(now) for name in sample.names}
+    assert {"rx_bytes", "tx_errors"} <= first
+    again = {name for sample in samples.due(now + S) for name in sample.names}
+    assert "tx_errors" not in again
+    whole = {name for sample in samples.due(now + 61 * S) for name in sample.names}
+    assert whole == first
