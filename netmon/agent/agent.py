@@ -17,16 +17,17 @@ from netmon.agent.clock import Clock
 from netmon.agent.cost import CostMeter
 from netmon.agent.exchange import ClockExchanges
 from netmon.agent.flow_owners import FlowOwners
-from netmon.agent.flows import describe_flows
+from netmon.agent.flows import AggregateFlows, describe_flows
 from netmon.agent.ledger import Ledger
 from netmon.agent.links import Links
 from netmon.agent.markers import MarkSocket
 from netmon.agent.nic import NicSamples
-from netmon.agent.recent import RecentFlows, RecentMarks, SentFlows
+from netmon.agent.recent import RecentFlows, RecentMarks, SentFlows, distinct_ids
 from netmon.agent.spool import Spool
 from netmon.agent.steps import StepMarks
 from netmon.agent.stream import Stream
 from netmon.agent.timeline import TimelineMarks
+from netmon.errors import KernelError
 from netmon.kernel import nic, privilege
 from netmon.kernel.meter.geometry import choose_geometry
 from netmon.kernel.meter.meter import STALE_NS, Meter, mapped_array
@@ -46,6 +47,9 @@ _BUSY_TICK_NS = 5_000_000
 _BUSY_FILL = 1 / 8  # of the ring at a drain, from which the next one comes sooner
 _BATCH_NS = 200_000_000
 _LOOK_NS = 300_000_000
+_HELLO_NS = 2_000_000_000
+_LARGE_HELLO, _LARGE_HELLO_NS = 1 << 16, 10_000_000_000  # many flows are written less often
+_LAST_FLOW = (1 << 32) - (1 << 20)  # of a session; at the most that are described a second, after months
 _FAREWELL_S = 5.0
 _EXCHANGES_END_S = 1.0
 
@@ -96,7 +100,10 @@ class Agent:
         self._links = Links([card.index for card in nics], settings.interfaces)
         self._ledger = Ledger(self._meter, self._links, nics, started.hooks)
         self._nic = NicSamples(self._links, len(nics), settings.nic_interval_ns)
-        self._owners = FlowOwners(births)
+        numbers = self._meter.numbers
+        self._owners = FlowOwners(births, numbers.aggregates)
+        numbers.training = self._owners.training
+        self._aggregate_flows = AggregateFlows(numbers.aggregates.by_id, self._links)
         self._steps, self._timelines = StepMarks(), TimelineMarks()
         self._recent_flows, self._recent_marks = RecentFlows(), RecentMarks()
         self._sent_flows = SentFlows()
@@ -107,6 +114,7 @@ class Agent:
         self._warned: set[str] = set()
         self._asking = ""
         self._clock, self._exchanges = Clock(), ClockExchanges(settings.collector)
+        self._told_marks, self._hello_due_ns = False, 0
         self._write_hello()
         self._stream = Stream(settings.collector, self._spool, settings.spool, settings.spool_bytes)
 
@@ -119,6 +127,8 @@ class Agent:
             now = time.monotonic_ns()
             self._tick(now)
             if now >= batch_due_ns:
+                if self._meter.numbers.next_id > _LAST_FLOW:
+                    raise KernelError("this session has used all flow ids: start the agent again, for a new session")
                 self._send_batch(now)
                 batch_due_ns = now + _BATCH_NS
 
@@ -173,6 +183,7 @@ class Agent:
             self._owners.answer(reply["owners"], now_ns)
             return
         self._marks += self._steps.ranks(reply["ranks"], now_ns)
+        self._owners.ranks(rank["pid"] for rank in reply["ranks"])
         self._follow_timelines(reply["timelines"], now_ns)
         self._links.follow(reply["interfaces"])
         for path in reply["probed"]:
@@ -191,6 +202,8 @@ class Agent:
 
     def _send_batch(self, now_ns: int, ledger: Sequence[LedgerSample] = ()) -> None:
         buckets = self._meter.rows.table()
+        seen = distinct_ids(buckets["flow_id"])
+        self._owners.add(self._aggregate_flows.described(seen, now_ns), now_ns)
         self._sequence += 1
         batch = Batch(
             sequence=self._sequence,
@@ -208,12 +221,15 @@ class Agent:
         self._spool.append(self._sequence, netmon_pb2.AgentMessage(batch=message).SerializeToString())
         self._sent_flows.add(batch.flows, message.flows)
         self._recent_marks.add(self._marks)
-        over = self._recent_flows.over(buckets["flow_id"], now_ns, self._owners.flows)
+        over = self._recent_flows.over(seen, now_ns, self._owners.flows)
+        self._ledger.remember([self._owners.flows[flow_id] for flow_id in over])
         self._owners.forget(over)
         self._sent_flows.forget(over)
         self._meter.rows.shrink(0)
+        self._meter.forget(over)
+        self._told_marks |= bool(self._marks)
         self._marks = []
-        if self._sequence % 10 == 0:
+        if now_ns >= self._hello_due_ns and (self._sent_flows.changed or self._told_marks):
             self._write_hello()
 
     def _unusable(self) -> int:
@@ -234,9 +250,11 @@ class Agent:
             agent_version=__version__,
             marks=self._recent_marks.all(),
         )
-        message = encode_hello(hello)
-        self._sent_flows.introduce(message)
-        self._spool.hello = netmon_pb2.AgentMessage(hello=message).SerializeToString()
+        message = self._sent_flows.introduce(encode_hello(hello))
+        self._spool.hello = message
+        self._told_marks = False
+        rest_ns = _HELLO_NS if len(message) < _LARGE_HELLO else _LARGE_HELLO_NS
+        self._hello_due_ns = time.monotonic_ns() + rest_ns
 
     def _hollow(self, message: bytes) -> bytes:
         """A batch that cannot be kept or was refused: its buckets are given up and counted, then all but its flows."""

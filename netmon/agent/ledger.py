@@ -4,6 +4,7 @@
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from itertools import islice
 
 import numpy as np
 
@@ -15,6 +16,7 @@ from netmon.records import KERNEL_LEDGER, Direction, Flow, LedgerSample
 from netmon.wire import netmon_pb2
 
 _INTERVAL_NS = 1_000_000_000
+_REMEMBERED = 100_000  # flows that are over
 _COUNTS = ("packets", "wire_bytes", "payload_bytes")
 _KERNEL = tuple(name for name in KERNEL_LEDGER.names or () if name not in ("link", "pad"))
 
@@ -37,6 +39,7 @@ class Ledger:
         self._lost = {link: dict.fromkeys(_COUNTS, 0) for link in self._header_bytes}
         self._counted = dict.fromkeys(self._header_bytes, (0, 0))  # the NIC's counter when it was last read
         self._before = dict.fromkeys(self._header_bytes, (0, 0))  # what it had counted when it began anew
+        self._over: dict[int, Link] = {}
         self._lock = threading.Lock()
         self._due_ns = time.monotonic_ns() + _INTERVAL_NS
         self._first = self.read()
@@ -96,15 +99,24 @@ class Ledger:
         self._counted[link] = counted
         return self._before[link][0] + counted[0], self._before[link][1] + counted[1]
 
+    def remember(self, flows: Sequence[Flow]) -> None:
+        """Flows that are forgotten: rows of theirs may wait in the spool."""
+        with self._lock:
+            self._over.update({flow.flow_id: (flow.interface, flow.direction) for flow in flows})
+            for flow_id in list(islice(self._over, max(0, len(self._over) - _REMEMBERED))):
+                del self._over[flow_id]
+
     def lose(self, buckets: netmon_pb2.Buckets, flows: Mapping[int, Flow]) -> None:
         """Counts the rows of a batch as lost in the agent."""
         ids = np.frombuffer(buckets.flow_id, "<u4")
         for flow_id in np.unique(ids).tolist():
             flow = flows.get(flow_id)
-            if flow is None:
+            with self._lock:
+                link = (flow.interface, flow.direction) if flow else self._over.get(flow_id)
+            if link is None:
                 continue
             rows = ids == flow_id
             with self._lock:
-                lost = self._lost[(flow.interface, flow.direction)]
+                lost = self._lost[link]
                 for name in _COUNTS:
                     lost[name] += int(np.frombuffer(getattr(buckets, name), "<u4")[rows].sum())

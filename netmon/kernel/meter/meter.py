@@ -9,23 +9,21 @@ full at that moment, the kernel has counted as lost what had been delivered alre
 """
 
 import mmap
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from netmon.kernel.meter.flow_numbers import FlowNumbers
+from netmon.kernel.meter.flow_numbers import FlowNumbers, New
 from netmon.kernel.meter.ring_buffer import RingBuffer
 from netmon.kernel.meter.row_buffer import RowBuffer
+from netmon.kernel.meter.unnamed_slots import UnnamedSlots
 from netmon.records import KERNEL_BUCKET, KERNEL_FLOW, KERNEL_LEDGER, SLOT, Table
 
 STALE_NS = 30_000_000
 """A bucket that ended so long ago is taken from its slot."""
-
-MAX_FLOWS = 1 << 18
-"""Flows remembered; beyond it, those that hold no slot are forgotten (and numbered anew when they come back)."""
 
 _COUNTS = ("packets", "wire_bytes", "payload_bytes")
 _TAKEN = np.dtype(
@@ -57,18 +55,20 @@ class Geometry:
 
 @dataclass(frozen=True)
 class Drained:
-    """One drain. buckets: dtype BUCKET, in the meter's `rows`; keys: dtype FLOW_KEY, of the flow first_id + row."""
+    """One drain. buckets: dtype BUCKET, in the meter's `rows`; new: the flows that have ids of their own since."""
 
     buckets: Table
-    keys: Table
-    first_id: int
+    new: New
 
 
 class Meter:
     """The reading end of one loaded meter. Not thread-safe; never blocks."""
 
-    def __init__(self, descriptors: Mapping[str, int], geometry: Geometry) -> None:
-        """descriptors: of the maps `slots`, `ledger`, `buckets`, `flows`; they may be closed afterwards."""
+    def __init__(self, descriptors: Mapping[str, int], geometry: Geometry, numbers: FlowNumbers | None = None) -> None:
+        """descriptors: of the maps `slots`, `ledger`, `buckets`, `flows`; they may be closed afterwards.
+
+        numbers: what the flows are called; None for the usual budgets.
+        """
         self.geometry = geometry
         self.rows = RowBuffer()
         """What has been drained; the caller gives it up by `rows.shrink(0)` when it is done with it."""
@@ -79,9 +79,11 @@ class Meter:
         self._ledger = mapped_array(descriptors["ledger"], KERNEL_LEDGER, geometry.cpus * geometry.links * 2)
         self.fill = 0.0
         """How full the ring of buckets was at the last drain, from 0 to 1."""
-        self._numbers = FlowNumbers()
+        self.numbers = FlowNumbers() if numbers is None else numbers
         self._flow_of_slot = np.zeros(count, np.uint32)
         self._generation = np.zeros(count, np.uint16)
+        self._unnamed = UnnamedSlots(self.numbers, self._slots, self._flow_of_slot, self._generation)
+        self._now_ns = 0
         self._occupied: Slots = np.zeros(0, np.uint32)
         self._displaced = _Holders.none()
         self._taken = np.zeros(count, _TAKEN)  # what was delivered out of a slot; bucket_start_ns 0: nothing
@@ -95,12 +97,12 @@ class Meter:
 
         Rows come in no particular order, and several may be of the same flow and bucket: they add up.
         """
+        self._now_ns = now_ns
         moved = self._moved_on()
         words = self._buckets.view()
         self.fill = words.nbytes / self._buckets.size
         openings = self._flows.take()  # after the buckets: has at least the flows that they are of
-        first_id = self._numbers.next_id
-        ids, new_keys = self._numbers.number(openings["key"])
+        ids = self.numbers.number(openings["key"], now_ns)
         opened = _Holders(openings["slot"], openings["generation"], ids)
         begin = len(self.rows)
         self._closed(words, opened)
@@ -110,9 +112,16 @@ class Meter:
             self._recover(moved)
         self._outstanding = self._outstanding[self._has_taken[self._outstanding]]
         self._take_stale(now_ns)
-        if len(self._numbers) > MAX_FLOWS:
-            self._numbers.keep(self._flow_of_slot[self._occupied].tolist())
-        return Drained(self.rows.table(begin), new_keys, first_id)
+        self._unnamed.promote(now_ns)
+        return Drained(self.rows.table(begin), self.numbers.take_new())
+
+    def forget(self, flow_ids: Iterable[int]) -> None:
+        """These flows are over: their ids are not used any more. What comes of one is a new flow, or its aggregate's.
+
+        To be called when what was drained has been taken from `rows`.
+        """
+        places = self._unnamed.forget(flow_ids)
+        self._displaced = self._displaced.renamed(places)
 
     def ledger(self) -> dict[int, dict[str, int]]:
         """Counters by link (ifindex << 1 | direction) and name of KERNEL_LEDGER, over all CPUs, as they are now."""
@@ -138,6 +147,7 @@ class Meter:
             to[:, 0], to[:, 1] = part[:, 0], part[:, 1]  # time; wire and payload bytes
             last = part[:, 2].copy()  # slot, generation, packets
             slots = last.astype(np.uint32)  # the lower half
+            self._unnamed.carry(slots, (last >> _HALF).astype(np.uint16), part[:, 1], self._now_ns)
             to[:, 2] = self._flow_of_slot[slots] | last >> _PACKETS_SHIFT << _HALF
             if changing:
                 self._name_displaced(rows[start : start + _CHUNK], slots, last, opened)
@@ -177,6 +187,7 @@ class Meter:
             self._occupied = np.union1d(self._occupied, slots)
         self._flow_of_slot[slots] = opened.flow_ids  # of several openings of a slot the last one stays
         self._generation[slots] = opened.generations
+        self._unnamed.open(slots, opened.flow_ids)
 
     def _moved_on(self) -> Slots:
         """Slots with something taken out of a bucket that is no longer the open one, if anything was lost lately.
@@ -217,6 +228,7 @@ class Meter:
         self._taken["link"][quiet] = first["key"]["link_protocol"] >> 8
         self._has_taken[quiet] = True
         self._outstanding = np.concatenate([self._outstanding, quiet])
+        self._unnamed.carry(quiet, first["generation"], first["wire_bytes"].astype(np.uint64), now_ns)
         begin = len(self.rows)
         self.rows.grow(len(quiet))
         rows = self.rows.table(begin)
@@ -251,6 +263,11 @@ class _Holders:
             np.concatenate([self.generations, other.generations]),
             np.concatenate([self.flow_ids, other.flow_ids]),
         )
+
+    def renamed(self, flow_ids: Mapping[int, int]) -> "_Holders":
+        """With other ids in the place of some."""
+        ids = [flow_ids.get(i, i) for i in self.flow_ids.tolist()]
+        return _Holders(self.slots, self.generations, np.array(ids, np.uint32))
 
     def find(self, slots: Slots, generations: npt.NDArray[np.uint16]) -> npt.NDArray[np.uint32]:
         known, wanted = _joined(self.slots, self.generations), _joined(slots, generations)
