@@ -20,6 +20,7 @@ from netmon.agent.flow_owners import FlowOwners
 from netmon.agent.flows import AggregateFlows, describe_flows
 from netmon.agent.ledger import Ledger
 from netmon.agent.links import Links
+from netmon.agent.looks import Looks
 from netmon.agent.markers import MarkSocket
 from netmon.agent.nic import NicSamples
 from netmon.agent.recent import RecentFlows, RecentMarks, SentFlows, distinct_ids
@@ -45,8 +46,10 @@ log = logging.getLogger(__name__)
 TICK_NS = 50_000_000
 _BUSY_TICK_NS = 5_000_000
 _BUSY_FILL = 1 / 8  # of the ring at a drain, from which the next one comes sooner
+_IDLE_TICK_NS = 100_000_000
+_IDLE_NS = 1_000_000_000  # without a record, after which ticks and batches come less often
 _BATCH_NS = 200_000_000
-_LOOK_NS = 300_000_000
+_IDLE_BATCH_NS = 500_000_000  # the horizon moves on all the same
 _HELLO_NS = 2_000_000_000
 _LARGE_HELLO, _LARGE_HELLO_NS = 1 << 16, 10_000_000_000  # many flows are written less often
 _LAST_FLOW = (1 << 32) - (1 << 20)  # of a session; at the most that are described a second, after months
@@ -110,7 +113,7 @@ class Agent:
         self._cost = CostMeter((os.getpid(), self._privileged.pid))
         self._marks: list[Mark] = []
         self._sequence = 0
-        self._look_due_ns = 0
+        self._looks, self._active_ns = Looks(), 0
         self._warned: set[str] = set()
         self._asking = ""
         self._clock, self._exchanges = Clock(), ClockExchanges(settings.collector)
@@ -122,15 +125,22 @@ class Agent:
         """Works until told to stop, then hands over what is left. Raises KernelError when the kernel side is gone."""
         for thread in (self._stream, self._clock, self._exchanges):
             thread.start()
-        batch_due_ns = time.monotonic_ns() + _BATCH_NS
-        while not stop.wait((_BUSY_TICK_NS if self._meter.fill > _BUSY_FILL else TICK_NS) / 1e9):
+        sent_ns = time.monotonic_ns()
+        while not stop.wait(self._rest_ns / 1e9):
             now = time.monotonic_ns()
             self._tick(now)
-            if now >= batch_due_ns:
+            if now - sent_ns >= (_BATCH_NS if len(self._meter.rows) or self._marks else _IDLE_BATCH_NS):
                 if self._meter.numbers.next_id > _LAST_FLOW:
                     raise KernelError("this session has used all flow ids: start the agent again, for a new session")
                 self._send_batch(now)
-                batch_due_ns = now + _BATCH_NS
+                sent_ns = now
+
+    @property
+    def _rest_ns(self) -> int:
+        """Until the next tick: the ring must not fill up meanwhile, and whoever is idle is left alone."""
+        if self._meter.fill > _BUSY_FILL:
+            return _BUSY_TICK_NS
+        return _IDLE_TICK_NS if time.monotonic_ns() - self._active_ns > _IDLE_NS else TICK_NS
 
     def close(self) -> None:
         """Detaches everything, sends the rest, and waits a moment for the collector to have it."""
@@ -156,6 +166,8 @@ class Agent:
 
     def _drain(self, now_ns: int) -> None:
         drained = self._meter.drain(now_ns)
+        if len(drained.buckets):
+            self._active_ns = now_ns
         self._owners.hear(now_ns)
         hooked = self._marks_socket.take()
         steps = self._steps_ring.take()
@@ -167,8 +179,7 @@ class Agent:
     def _ask_privileged(self, now_ns: int) -> None:
         if self._privileged.busy:
             return
-        if now_ns >= self._look_due_ns:
-            self._look_due_ns = now_ns + _LOOK_NS
+        if self._looks.due(now_ns):
             self._asking = "look"
             self._privileged.request("look")
         elif due := self._owners.due(now_ns):
@@ -182,6 +193,7 @@ class Agent:
         if self._asking == "owners":
             self._owners.answer(reply["owners"], now_ns)
             return
+        self._looks.seen(bool(reply["ranks"]))
         self._marks += self._steps.ranks(reply["ranks"], now_ns)
         self._owners.ranks(rank["pid"] for rank in reply["ranks"])
         self._follow_timelines(reply["timelines"], now_ns)
