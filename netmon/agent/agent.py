@@ -30,6 +30,7 @@ from netmon.agent.stream import Stream
 from netmon.agent.timeline import TimelineMarks
 from netmon.errors import KernelError
 from netmon.kernel import nic, privilege
+from netmon.kernel.apart import call_apart
 from netmon.kernel.meter.geometry import choose_geometry
 from netmon.kernel.meter.meter import STALE_NS, Meter, mapped_array
 from netmon.kernel.meter.ring_buffer import RingBuffer
@@ -81,7 +82,7 @@ class Agent:
         """Attaches everything; blocks for about a second. Raises NetmonError."""
         privilege.require_capabilities()
         self._settings = settings
-        nics = [nic.describe(name) for name in settings.interfaces]
+        nics = call_apart(nic.describe_all, settings.interfaces)
         self._marks_socket = MarkSocket(settings.socket)
         self._session = uuid.uuid4().hex[:12]
         self._spool = Spool(settings.spool, self._session, settings.spool_bytes, self._hollow)

@@ -9,14 +9,15 @@ import contextlib
 import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-
-from pyroute2 import IPRoute
-from pyroute2.netlink.exceptions import NetlinkError
+from typing import TYPE_CHECKING
 
 from netmon.errors import KernelError
 from netmon.kernel import libbpf
 from netmon.kernel.loader import XDP_FRAGS
 from netmon.records import Direction
+
+if TYPE_CHECKING:  # 20 MB, needed only where there is no tcx
+    from pyroute2 import IPRoute
 
 _AT_HEAD = 1 << 3  # BPF_F_BEFORE without a relative: before all others, so that nobody's redirect blinds us
 _XDP_MODE = {"xdp": 1 << 2, "xdpgeneric": 1 << 1}  # XDP_FLAGS_DRV_MODE, XDP_FLAGS_SKB_MODE
@@ -68,6 +69,9 @@ def _attach_tcx(program: int, index: int, name: str, direction: Direction) -> At
 
 
 def _attach_clsact(program: int, index: int, name: str, direction: Direction) -> Attachment:
+    from pyroute2 import IPRoute
+    from pyroute2.netlink.exceptions import NetlinkError
+
     parent = _CLSACT_PARENT[direction]
     created = True
     try:
@@ -87,6 +91,9 @@ def _attach_clsact(program: int, index: int, name: str, direction: Direction) ->
 
 
 def _detach_clsact(index: int, parent: int, created: bool) -> None:
+    from pyroute2 import IPRoute
+    from pyroute2.netlink.exceptions import NetlinkError
+
     with contextlib.suppress(NetlinkError), IPRoute() as route:
         _remove_ours(route, index, parent)
         others = any(list(route.get_filters(index=index, parent=p)) for p in _CLSACT_PARENT.values())
@@ -94,12 +101,12 @@ def _detach_clsact(index: int, parent: int, created: bool) -> None:
             route.tc("del", "clsact", index)
 
 
-def _remove_ours(route: IPRoute, index: int, parent: int) -> None:
+def _remove_ours(route: "IPRoute", index: int, parent: int) -> None:
     for message in _our_filters(route, index, parent):
         route.tc("del-filter", "bpf", index, parent=parent, prio=message["info"] >> 16, handle=message["handle"])
 
 
-def _our_filters(route: IPRoute, index: int, parent: int) -> Iterator[dict[str, int]]:
+def _our_filters(route: "IPRoute", index: int, parent: int) -> Iterator[dict[str, int]]:
     for message in route.get_filters(index=index, parent=parent):
         options = message.get_attr("TCA_OPTIONS")
         if options is not None and options.get_attr("TCA_BPF_NAME") == _FILTER_NAME:

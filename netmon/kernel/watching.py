@@ -6,11 +6,8 @@ import socket
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from netmon.errors import UnsupportedError
+from netmon.kernel.apart import call_named_apart
 from netmon.kernel.hooks import Attachment, attach_program
-from netmon.kernel.probe import bpf
-from netmon.kernel.probe.hook import choose_hook
-from netmon.kernel.probe.interfaces import interface_facts
 from netmon.records import Direction
 
 
@@ -27,19 +24,16 @@ class WatchedInterface:
 
     def attach(self, programs: Mapping[str, int]) -> None:
         """Attaches both directions. Raises UnsupportedError, KernelError; then nothing is attached."""
-        facts = [fact for fact in interface_facts().watchable if fact.name == self.asked_name]
-        if not facts:
-            raise UnsupportedError(f"cannot watch {self.asked_name}: no such interface")
-        (fact,) = facts
-        choice = choose_hook(fact, tcx=bpf.has_tcx(), wanted=self.wanted_hook)
+        name = self.asked_name
+        index, hooks = call_named_apart("netmon.kernel.probe.hook:choose_for", self.asked_name, self.wanted_hook)
         attached: list[Attachment] = []
         with contextlib.ExitStack() as undo:
-            for direction, hook in zip(Direction, (choice.rx, choice.tx), strict=True):
-                attachment = attach_program(programs, fact.index, fact.name, hook, direction)
+            for direction, hook in zip(Direction, hooks, strict=True):
+                attachment = attach_program(programs, index, name, hook, direction)
                 undo.callback(attachment.detach)
                 attached.append(attachment)
             undo.pop_all()
-        self.index, self.name = fact.index, fact.name
+        self.index, self.name = index, name
         self._attached = attached
         self.hooks = (attached[0].hook, attached[1].hook)
 

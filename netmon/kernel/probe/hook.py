@@ -4,7 +4,8 @@
 from typing import NamedTuple
 
 from netmon.errors import UnsupportedError
-from netmon.kernel.probe.interfaces import InterfaceFacts
+from netmon.kernel.probe import bpf
+from netmon.kernel.probe.interfaces import InterfaceFacts, interface_facts
 
 # Drivers of physical NICs that run XDP before they build an sk_buff: for kernels that do not tell (before Linux 6.3).
 NATIVE_XDP_DRIVERS = frozenset(
@@ -57,3 +58,12 @@ def _tc_reason(tcx: bool) -> str:
     if tcx:
         return "keeps the interface's speed, shares the hook with others, vanishes with the process"
     return "this kernel has no tcx (Linux 6.6 brought it); a filter of its own, beside what is there"
+
+
+def choose_for(name: str, wanted: str) -> tuple[int, tuple[str, str]]:
+    """An interface's index and the hooks for it (rx, tx), as of choose_hook. Raises UnsupportedError."""
+    facts = [fact for fact in interface_facts().watchable if fact.name == name]
+    if not facts:
+        raise UnsupportedError(f"cannot watch {name}: no such interface")
+    choice = choose_hook(facts[0], tcx=bpf.has_tcx(), wanted=wanted)
+    return facts[0].index, (choice.rx, choice.tx)
