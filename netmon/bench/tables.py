@@ -18,6 +18,7 @@ LABELS = {
     "programs": "netmon's programs alone, tc, receiver only",
     "tc": "netmon, tc",
     "tc_receiver": "netmon, tc, receiver only",
+    "agent": "netmon, tc, receiver only, no collector",
     "xdp": "netmon, xdp",
     "tcpdump": "tcpdump -s 150, receiver only",
 }
@@ -91,6 +92,7 @@ def hook_table(result: HookResult) -> Table:
 
 def overhead_table(result: OverheadResult) -> Table:
     """A row per observer; the caption says what was measured."""
+    idle = result.idle
     caption = (
         f"Medians of {result.rounds} rounds of {result.seconds:g} s: one TCP stream (iperf3, "
         f"{result.congestion}) between two namespaces over an unshaped veth pair, the watchers in turn. Ratio: "
@@ -98,11 +100,24 @@ def overhead_table(result: OverheadResult) -> Table:
         "otherwise, buckets of 10 µs, streaming to a collector outside, which gets the CPU time that is left "
         "over (nice 19); xdp is the receiver's hook. tcpdump writes to memory. Machine: CPU time of "
         "everything, iperf3 and the collector included. Observer: of the agents' processes, or tcpdump, "
-        "alone. Records and losses: of all agents. Coverage: of the bytes (tcpdump: packets) at the receiver."
+        "alone. No collector: a sink that only acknowledges is in its place. Up: what the agent sends it. "
+        f"Without any traffic the agent took {100 * idle.cpu_fraction:.2f} % of a core, "
+        f"{idle.switches_per_s:.0f} context switches/s, {format_bytes(idle.proportional_bytes)} of memory (PSS; "
+        f"RSS {format_bytes(idle.resident_bytes)}) and sent {format_bytes(round(idle.sent_bytes_per_s))}/s. "
+        "Records and losses: of all agents. Coverage: of the bytes (tcpdump: packets) at the receiver."
     )
     table = Table(title="what being watched costs the traffic", caption=caption)
     table.add_column("watching")
-    for name in ("Gbit/s", "ratio", "machine CPU\ns/GB", "observer CPU\ns/GB", "observer\ncores", "records", "lost"):
+    for name in (
+        "Gbit/s",
+        "ratio",
+        "machine CPU\ns/GB",
+        "observer CPU\ns/GB",
+        "observer\ncores",
+        "up\nB/s",
+        "records",
+        "lost",
+    ):
         table.add_column(name, justify="right")
     table.add_column("coverage", justify="right")
     for kind in result.kinds:
@@ -152,7 +167,8 @@ def _overhead_row(kind: KindResult) -> list[str]:
         "1" if kind.kind == "nothing" else f"{kind.ratio:.2f} ({low:.2f}–{high:.2f})",
         f"{kind.machine_cpu_s_per_gb:.3f}",
         _or_dash(kind.observer_cpu_s_per_gb, "{:.3f}"),
-        _or_dash(kind.observer_cpu_fraction, "{:.2f}"),
+        _or_dash(kind.observer_cpu_fraction, "{:.3f}"),
+        _or_dash(kind.sent_bytes_per_s, "{:,.0f}"),
         _or_dash(kind.records, "{:,}"),
         format_bytes(kind.lost_bytes) if kind.lost_bytes is not None else _or_dash(kind.lost_packets, "{:,} packets"),
         _or_dash(kind.coverage, "{:.3%}"),
