@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from netmon.bench.cpu import process_seconds
+from netmon.bench.memory import memory_bytes
 from netmon.bench.observers import agent_alone
 from netmon.bench.pair import Pair
 from netmon.lab import iproute
 
 _SETTLE_SECONDS = 8  # for what starting left to do, and until the agent takes its time
-_KB = 1024
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ def measure_idle(hosts: Pair, folder: Path, seconds: float) -> Idle:
         time.sleep(seconds)
         elapsed = time.monotonic() - begin
         cpu, switches = process_seconds(pids) - cpu, _switches(pids) - switches
-        resident, proportional = (_memory(pids, name) for name in ("Rss", "Pss"))
+        resident, proportional = (memory_bytes(pids, name) for name in ("Rss", "Pss"))
         account = finish()
     return Idle(
         seconds=elapsed,
@@ -55,8 +55,3 @@ def _switches(pids: list[int]) -> int:
     files = [path for pid in pids for path in Path(f"/proc/{pid}/task").glob("*/status")]
     lines = [line for path in files for line in path.read_text().splitlines() if "ctxt_switches" in line]
     return sum(int(line.split()[1]) for line in lines)
-
-
-def _memory(pids: list[int], name: str) -> int:
-    lines = [line for pid in pids for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()]
-    return sum(int(line.split()[1]) * _KB for line in lines if line.startswith(f"{name}:"))

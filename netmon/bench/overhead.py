@@ -98,7 +98,9 @@ class OverheadResult:
 def measure(
     rounds: int, seconds: float, congestion: str = "", progress: Callable[[float], None] = lambda _: None
 ) -> OverheadResult:
-    """Blocks for about (6 · seconds + 25 s) per round, and ten times as long at the end; progress is called with the rounds done.
+    """Blocks for about (6 · seconds + 25 s) per round, and for 10 · seconds at the end.
+
+    progress is called with the rounds done.
 
     congestion: TCP's congestion control, empty for what this machine uses.
 

@@ -7,6 +7,7 @@ from rich.table import Table
 
 from netmon.bench.clock import ClockResult
 from netmon.bench.drain import DrainResult
+from netmon.bench.flows import FlowsResult
 from netmon.bench.hook import HookResult
 from netmon.bench.inference import InferenceResult
 from netmon.bench.kernel import KernelResult
@@ -122,6 +123,29 @@ def overhead_table(result: OverheadResult) -> Table:
     table.add_column("coverage", justify="right")
     for kind in result.kinds:
         table.add_row(LABELS[kind.kind], *_overhead_row(kind))
+    return table
+
+
+def flows_table(result: FlowsResult) -> Table:
+    """A row per figure."""
+    title = f"{result.flows_per_s:,.0f} new flows a second for {result.seconds:.0f} s, one frame each"
+    table = Table(title=title)
+    table.add_column("figure")
+    table.add_column("value", justify="right")
+    for name, value in (
+        ("agent, of a core", f"{100 * result.agent_cpu_fraction:.1f} %"),
+        (
+            "agent, memory (PSS; RSS)",
+            f"{format_bytes(result.agent_bytes)}; {format_bytes(result.agent_resident_bytes)}",
+        ),
+        ("collector, of a core", f"{100 * result.collector_cpu_fraction:.1f} %"),
+        ("collector, memory (PSS)", format_bytes(result.collector_bytes)),
+        ("flows described", f"{result.described:,}"),
+        ("aggregates", f"{result.aggregates:,} of {result.members:,} flows"),
+        ("packets missing in the dataset", f"{result.missing_packets:,}"),
+        ("coverage", f"{result.coverage:.3%}"),
+    ):
+        table.add_row(name, value)
     return table
 
 

@@ -106,3 +106,14 @@ def test_nothing_to_measure_is_refused(option: tuple[str, str]) -> None:
     done = subprocess.run([*BENCH, "overhead", *option], capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert done.stderr.startswith("netmon: cannot measure")
+
+
+def test_flows() -> None:
+    before = belongings()
+    document = bench("flows", "--rate", "8000", "--seconds", "1.5")
+    assert belongings() <= before
+    assert document["flows"] == 12_000
+    assert document["described"] + document["members"] >= 12_000
+    assert document["aggregates"] > 0
+    assert (document["missing_packets"], document["coverage"]) == (0, 1)
+    assert document["agent_resident_bytes"] > document["agent_bytes"] > 0

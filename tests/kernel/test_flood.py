@@ -66,8 +66,7 @@ def test_a_flood_of_new_flows_is_bounded_and_the_ranks_flows_are_whole(watched: 
     collector, agent = watched.both("--host", "right")
     before, memory = watched.counters(), resident(agent.pid)
     left, right = watched.left, watched.right
-    program = str(Path(__file__).with_name("flood.py"))
-    flood = (program, left.interface, left.hardware_address, right.hardware_address, right.address)
+    flood = ("-m", "netmon.bench.flood", left.interface, left.hardware_address, right.hardware_address, right.address)
     environment = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": left.address, "MASTER_PORT": "7000"}
     with (
         python(left, "-c", ECHO) as echo,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""For tests: floods of new flows, sent as whole frames from a namespace.
+"""Floods of new flows, sent as whole frames.
 
 As a program: INTERFACE SOURCE_MAC DESTINATION_MAC DESTINATION COUNT PER_S sends so many UDP frames, each a flow of its
 own from 10.0.0.0/16 (to which there is no way back), and prints how many.
@@ -10,11 +10,12 @@ import sys
 import time
 
 import numpy as np
+import numpy.typing as npt
 
 SIZE = 100  # bytes of a frame
 
 
-def frames(source: bytes, destination: bytes, address: str, begin: int, count: int) -> np.ndarray:
+def frames(source: bytes, destination: bytes, address: str, begin: int, count: int) -> npt.NDArray[np.uint8]:
     """(count, SIZE), from number `begin` on: UDP to port 9 of the address; sources go through addresses, then ports."""
     table = np.zeros((count, SIZE), np.uint8)
     number = np.arange(begin, begin + count, dtype=np.uint32)
