@@ -19,8 +19,8 @@ log = logging.getLogger(__name__)
 
 _BURST = 4  # the first question after a rest pays for waking everybody up
 _REST_S, _LONGEST_REST_S = 0.5, 2.0
-_AS_GOOD = 1.25  # a burst whose best answer took at most so much longer than the best one lately: rest longer
-_LATELY = 32  # bursts
+_AS_GOOD = 1.5  # a burst whose best answer took at most so much longer than the best one lately: rest longer
+_LATELY = 24  # bursts
 _EAGER_REST_S = 0.05
 _EAGER_BURSTS = 20  # after a connection: no row is to be stored before the first estimate
 _RETRY_S = 1.0

@@ -32,6 +32,7 @@ _TAKEN = np.dtype(
 _LEDGER_COUNTERS = KERNEL_LEDGER.names[2:] if KERNEL_LEDGER.names else ()
 
 # The third word of KERNEL_BUCKET is slot | generation << 32 | packets << 48, of BUCKET flow_id | packets << 32.
+_OPENING_BYTES = KERNEL_FLOW.itemsize + 8  # in the ring
 _HALF, _PACKETS_SHIFT = np.uint64(32), np.uint64(48)
 _CHUNK = 4_096
 """Records handled at a time, so that the columns of one pass are still in the cache for the next."""
@@ -78,7 +79,7 @@ class Meter:
         self._slots = mapped_array(descriptors["slots"], SLOT, count)
         self._ledger = mapped_array(descriptors["ledger"], KERNEL_LEDGER, geometry.cpus * geometry.links * 2)
         self.fill = 0.0
-        """How full the ring of buckets was at the last drain, from 0 to 1."""
+        """How full the fuller one of the rings was at the last drain, from 0 to 1."""
         self.numbers = FlowNumbers() if numbers is None else numbers
         self._flow_of_slot = np.zeros(count, np.uint32)
         self._generation = np.zeros(count, np.uint16)
@@ -101,6 +102,7 @@ class Meter:
         moved = self._moved_on()
         words = self._buckets.view()
         self.fill = words.nbytes / self._buckets.size
+        self.fill = max(self.fill, len(self._flows) * _OPENING_BYTES / self._flows.size)
         openings = self._flows.take()  # after the buckets: has at least the flows that they are of
         ids = self.numbers.number(openings["key"], now_ns)
         opened = _Holders(openings["slot"], openings["generation"], ids)
