@@ -171,7 +171,7 @@ def _onsets(number: int, host: HostOnsets, keys: dict[tuple[object, ...], int]) 
     """One host's onsets, by direction; keys: a number for each 5-tuple, extended."""
     indices, of_row = np.unique(host.onsets["flow"], return_inverse=True)
     flows = [host.flows[index] for index in indices.tolist()]
-    numbers = np.array([keys.setdefault(_key(flow), len(keys)) for flow in flows], np.int64)
+    numbers = np.array([keys.setdefault(_key(flow, number), len(keys)) for flow in flows], np.int64)
     transmitted = np.array([flow.direction == Direction.TX for flow in flows], np.bool_)
     table = np.empty(len(of_row), ONSET)
     table["key"], table["host"] = numbers[of_row], number
@@ -180,5 +180,7 @@ def _onsets(number: int, host: HostOnsets, keys: dict[tuple[object, ...], int]) 
     return {"tx": table[transmitted[of_row]], "rx": table[~transmitted[of_row]]}
 
 
-def _key(flow: Flow) -> tuple[object, ...]:
+def _key(flow: Flow, host: int) -> tuple[object, ...]:
+    if flow.members:  # what two hosts aggregate is not the same
+        return host, flow.flow_id
     return flow.src, flow.dst, flow.src_port, flow.dst_port, flow.protocol

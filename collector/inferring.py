@@ -98,6 +98,9 @@ class Inferring:
         window, number = session.window, self._sessions.index(session)
         rows = window.take_carried()
         rows = rows[rows["payload_bytes"] > 0]
+        indices, of_row = np.unique(rows["flow"], return_inverse=True)
+        # An aggregate is nobody's gradient: large flows are described one by one.
+        rows = rows[np.array([not window.flows.flows[index].members for index in indices.tolist()], bool)[of_row]]
         ids = window.flows.state["flow_id"][rows["flow"]].astype(np.int64)
         known = self._described.setdefault(number, set())
         for index in np.unique(rows["flow"]).tolist():

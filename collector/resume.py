@@ -148,5 +148,7 @@ def _flows(path: Path, hello: Hello, clock: TimeMap) -> Iterator[StoredFlow]:
             protocol=row["protocol"],
             first_ns=clock.mono(row["first_ns"]),
             owner=owner,
+            members=row.get("members", 0),  # of a netmon before there were aggregates
+            prefix_bits=row.get("prefix_bits", 0),
         )
         yield StoredFlow(flow, _part(path), clock.mono(row["last_ns"]), row["class"] == CLASS_NAMES[Class.DL_SHARED])

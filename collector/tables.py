@@ -52,6 +52,8 @@ SCHEMAS = {
             *_fields(pa.int32(), "rank", "peer_rank"),
             *_fields(_I64, "first_ns", "last_ns"),
             *_fields(_WORD, "class", "class_source", "traffic"),
+            *_fields(pa.uint32(), "members"),
+            *_fields(pa.uint8(), "prefix_bits"),
         ]
     ),
     "iterations": pa.schema(
@@ -139,9 +141,8 @@ def flow_table(
     assert state.dtype == STATE
     classes = np.where(state["shared"], np.uint8(Class.DL_SHARED), state["class"]).astype(np.int32)
     columns = _link_columns(links, state["link"])
-    columns |= {
-        name: [getattr(flow, name) for flow in flows] for name in ("flow_id", "src_port", "dst_port", "protocol")
-    }
+    plain = ("flow_id", "src_port", "dst_port", "protocol", "members", "prefix_bits")
+    columns |= {name: [getattr(flow, name) for flow in flows] for name in plain}
     columns |= {name: _encode([getattr(flow, name) for flow in flows]) for name in ("src", "dst")}
     columns |= {
         name: _encode([getattr(flow.owner, name) for flow in flows]) for name in ("process", "container", "job")

@@ -235,6 +235,7 @@ class Owner:
     "service": nothing was found, but everybody known here who talks to that remote port is this process;
     "protocol": ARP, ICMP and others without ports, the kernel's own;
     "traffic": the collector's inference from the traffic;
+    "aggregate": the flow stands for several, and all that is known of their local port is this process;
     "peer": the process is no rank, but the other end belongs to one, and its job has ranks on this host, too: the
     launcher with its rendezvous, say. The flow is the job's (rank −1), as it is at its other end; pid and process say
     whose socket it is. A server on a host without ranks of the job keeps its flows, whoever asks it;
@@ -251,7 +252,12 @@ class Owner:
 
 @dataclass(frozen=True)
 class Flow:
-    """One unidirectional 5-tuple on one link of one host. flow_id is unique in the agent's session."""
+    """One unidirectional 5-tuple on one link of one host. flow_id is unique in the agent's session.
+
+    Or, with members, an aggregate of flows that were not described one by one: of one link and protocol, with either
+    one prefix of the remote address (ports 0, the local address 0.0.0.0 or ::) or one local port that one process
+    serves (both addresses 0.0.0.0 or ::). Its bytes are exact.
+    """
 
     flow_id: int
     interface: int  # Interface.index
@@ -263,6 +269,8 @@ class Flow:
     protocol: int
     first_ns: int  # mono
     owner: Owner = field(default_factory=Owner)
+    members: int = 0  # 0: a flow; else an aggregate, in which a flow appeared so often
+    prefix_bits: int = 0  # of an aggregate's remote address; 0: any
 
 
 @dataclass(frozen=True)

@@ -18,15 +18,16 @@ from netmon.agent.clock import Clock
 from netmon.agent.cost import CostMeter
 from netmon.agent.exchange import ClockExchanges
 from netmon.agent.flow_owners import FlowOwners
-from netmon.agent.flows import describe_flows
+from netmon.agent.flows import AggregateFlows, describe_flows
 from netmon.agent.ledger import Ledger
 from netmon.agent.leftovers import Leftovers
 from netmon.agent.links import Links
+from netmon.agent.looks import Looks
 from netmon.agent.markers import MarkSocket
 from netmon.agent.nic import NicSamples
 from netmon.agent.pressure import Backlog
 from netmon.agent.pulls import Pulls
-from netmon.agent.recent import RecentFlows, RecentMarks, SentFlows
+from netmon.agent.recent import RecentFlows, RecentMarks, SentFlows, distinct_ids
 from netmon.agent.record_store import CHUNK_BYTES, in_memory, on_disk
 from netmon.agent.recorder import Recorder
 from netmon.agent.resolution import Resolution
@@ -36,8 +37,9 @@ from netmon.agent.steps import StepMarks
 from netmon.agent.stream import Stream
 from netmon.agent.timeline import TimelineMarks
 from netmon.agent.worker import check_alive
-from netmon.errors import DataError
+from netmon.errors import DataError, KernelError
 from netmon.kernel import nic, privilege
+from netmon.kernel.apart import call_apart
 from netmon.kernel.meter.geometry import choose_geometry
 from netmon.kernel.meter.memory import map_memory, mapped_array
 from netmon.kernel.meter.meter import STALE_NS, Meter
@@ -55,8 +57,13 @@ log = logging.getLogger(__name__)
 TICK_NS = 50_000_000
 _BUSY_TICK_NS = 5_000_000
 _BUSY_FILL = 1 / 8  # of the ring at a drain, from which the next one comes sooner
+_IDLE_TICK_NS = 100_000_000
+_IDLE_NS = 1_000_000_000  # without a record, after which ticks and batches come less often
 _BATCH_NS = 200_000_000
-_LOOK_NS = 300_000_000
+_IDLE_BATCH_NS = 500_000_000  # the horizon moves on all the same
+_HELLO_NS = 2_000_000_000
+_LARGE_HELLO, _LARGE_HELLO_NS = 1 << 16, 10_000_000_000  # many flows are written less often
+_LAST_FLOW = (1 << 32) - (1 << 20)  # of a session; at the most that are described a second, after months
 _FAREWELL_S = 5.0
 _EXCHANGES_END_S = 1.0
 _LEFTOVERS_END_S = 1.0
@@ -90,7 +97,7 @@ class Agent:
         """Attaches everything; blocks for about a second. Raises NetmonError."""
         privilege.require_capabilities()
         self._settings = settings
-        nics = [nic.describe(name) for name in settings.interfaces]
+        nics = call_apart(nic.describe_all, settings.interfaces)
         self._marks_socket = MarkSocket(settings.socket)
         self._session = uuid.uuid4().hex[:12]
         folder = SpoolFolder(settings.spool)
@@ -114,20 +121,24 @@ class Agent:
         self._links = Links([card.index for card in nics], settings.interfaces)
         self._ledger = Ledger(self._meter, self._links, nics, started.hooks)
         self._nic = NicSamples(self._links, len(nics), settings.nic_interval_ns)
-        self._owners = FlowOwners(births)
+        numbers = self._meter.numbers
+        self._owners = FlowOwners(births, numbers.aggregates)
+        numbers.training = self._owners.training
+        self._aggregate_flows = AggregateFlows(numbers.aggregates.by_id)
         self._steps, self._timelines = StepMarks(), TimelineMarks()
         self._recent_flows, self._recent_marks = RecentFlows(), RecentMarks()
         self._sent_flows = SentFlows()
         self._cost = CostMeter((os.getpid(), self._privileged.pid))
         self._marks: list[Mark] = []
         self._sequence = 0
-        self._look_due_ns = 0
+        self._looks, self._active_ns = Looks(), 0
         self._warned: set[str] = set()
         self._asking = ""
         self._clock, self._exchanges = Clock(), ClockExchanges(settings.collector)
         self._recorder = _recorder(settings)
         self._stream_ns = max(settings.stream_ns, settings.bucket_ns)
         self._resolution = Resolution(settings.bucket_ns, self._stream_ns, self._recorder)
+        self._told_marks, self._hello_due_ns = False, 0
         self._write_hello()
         self._stream = Stream(settings.collector, self._spool, Pulls(self._recorder))
         self._leftovers = Leftovers(settings.collector, self._spool, settings.spool_bytes)
@@ -138,16 +149,25 @@ class Agent:
         threads = (self._stream, self._leftovers, self._exchanges)
         for thread in threads:
             thread.start()
-        batch_due_ns = time.monotonic_ns() + _BATCH_NS
-        while not stop.wait((_BUSY_TICK_NS if self._meter.fill > _BUSY_FILL else TICK_NS) / 1e9):
+        sent_ns = time.monotonic_ns()
+        while not stop.wait(self._rest_ns / 1e9):
             now = time.monotonic_ns()
             self._tick(now)
             check_alive(threads)
             self._stream.check()
             self._leftovers.check()
-            if now >= batch_due_ns:
+            if now - sent_ns >= (_BATCH_NS if len(self._meter.rows) or self._marks else _IDLE_BATCH_NS):
+                if self._meter.numbers.next_id > _LAST_FLOW:
+                    raise KernelError("this session has used all flow ids: start the agent again, for a new session")
                 self._send_batch(now)
-                batch_due_ns = now + _BATCH_NS
+                sent_ns = now
+
+    @property
+    def _rest_ns(self) -> int:
+        """Until the next tick: the ring must not fill up meanwhile, and whoever is idle is left alone."""
+        if self._meter.fill > _BUSY_FILL:
+            return _BUSY_TICK_NS
+        return _IDLE_TICK_NS if time.monotonic_ns() - self._active_ns > _IDLE_NS else TICK_NS
 
     def close(self) -> None:
         """Detaches everything, sends the rest, and waits a moment for the collector to have it."""
@@ -176,6 +196,8 @@ class Agent:
 
     def _drain(self, now_ns: int) -> None:
         drained = self._meter.drain(now_ns)
+        if len(drained.buckets):
+            self._active_ns = now_ns
         self._owners.hear(now_ns)
         hooked = self._marks_socket.take()
         steps = self._steps_ring.take()
@@ -187,8 +209,7 @@ class Agent:
     def _ask_privileged(self, now_ns: int) -> None:
         if self._privileged.busy:
             return
-        if now_ns >= self._look_due_ns:
-            self._look_due_ns = now_ns + _LOOK_NS
+        if self._looks.due(now_ns):
             self._asking = "look"
             self._privileged.request("look")
         elif due := self._owners.due(now_ns):
@@ -202,7 +223,9 @@ class Agent:
         if self._asking == "owners":
             self._owners.answer(reply["owners"], now_ns)
             return
+        self._looks.seen(bool(reply["ranks"]))
         self._marks += self._steps.ranks(reply["ranks"], now_ns)
+        self._owners.ranks(rank["pid"] for rank in reply["ranks"])
         self._follow_timelines(reply["timelines"], now_ns)
         self._links.follow(reply["interfaces"])
         for path in reply["probed"]:
@@ -222,6 +245,8 @@ class Agent:
     def _send_batch(self, now_ns: int, last: Sequence[LedgerSample] | None = None) -> None:
         """last: the ledger's last samples, of the last batch, which may be none."""
         rows = self._meter.rows.table()
+        seen = distinct_ids(rows["flow_id"])
+        self._owners.add(self._aggregate_flows.described(seen, now_ns), now_ns)
         horizon = max(0, now_ns - STALE_NS - self._settings.bucket_ns)
         streamed = self._resolution.stream(rows, horizon, self._backlog(), last=last is not None)
         self._sequence += 1
@@ -244,13 +269,17 @@ class Agent:
         self._spool.append(self._sequence, body, serialise_buckets(streamed.buckets, streamed.bucket_ns), loss)
         self._sent_flows.add(batch.flows, message.flows)
         self._recent_marks.add(self._marks)
-        over = self._recent_flows.over(rows["flow_id"], now_ns, self._owners.flows)
+        over = self._recent_flows.over(seen, now_ns, self._owners.flows)
         self._owners.forget(over)
         self._sent_flows.forget(over)
         self._meter.rows.shrink(0)
+        self._meter.forget(over)
+        self._told_marks |= bool(self._marks)
         self._marks = []
-        if self._sequence % 10 == 0 or self._given_up != self._spool.given_up:
+        if self._given_up != self._spool.given_up:
             self._given_up = self._spool.given_up  # what they described is only in the introduction now
+            self._write_hello()
+        elif now_ns >= self._hello_due_ns and (self._sent_flows.changed or self._told_marks):
             self._write_hello()
 
     def _backlog(self) -> Backlog:
@@ -276,9 +305,11 @@ class Agent:
             agent_version=__version__,
             marks=self._recent_marks.all(),
         )
-        message = encode_hello(hello)
-        self._sent_flows.introduce(message)
-        self._spool.hello = netmon_pb2.AgentMessage(hello=message).SerializeToString()
+        message = self._sent_flows.introduce(encode_hello(hello))
+        self._spool.hello = message
+        self._told_marks = False
+        rest_ns = _HELLO_NS if len(message) < _LARGE_HELLO else _LARGE_HELLO_NS
+        self._hello_due_ns = time.monotonic_ns() + rest_ns
 
     def _lose(self, lost: Table) -> None:
         self._ledger.lose(lost)

@@ -18,7 +18,9 @@ from netmon.wire import netmon_pb2, netmon_pb2_grpc
 log = logging.getLogger(__name__)
 
 _BURST = 4  # the first question after a rest pays for waking everybody up
-_REST_S = 0.5
+_REST_S, _LONGEST_REST_S = 0.5, 2.0
+_AS_GOOD = 1.5  # a burst whose best answer took at most so much longer than the best one lately: rest longer
+_LATELY = 24  # bursts
 _EAGER_REST_S = 0.05
 _EAGER_BURSTS = 20  # after a connection: no row is to be stored before the first estimate
 _RETRY_S = 1.0
@@ -35,7 +37,9 @@ _OPTIONS = (
 
 
 class ClockExchanges(threading.Thread):
-    """One thread per agent: eight questions a second, a few dozen bytes each, one at a time.
+    """One thread per agent: a few questions at a time, a few dozen bytes each; two to eight a second.
+
+    The fewer, the quieter it is: an answer that came as fast as any says all that can be known for a while.
 
     Both ends read and write through grpc.aio: what its layers take is then alike in both directions and cancels.
     """
@@ -85,16 +89,22 @@ class ClockExchanges(threading.Thread):
 
     async def _converse(self, call: "grpc.aio.StreamStreamCall[netmon_pb2.ClockProbe, netmon_pb2.ClockEcho]") -> None:
         """Bursts of questions until the connection ends. Raises AioRpcError."""
-        number = 0
+        number, rest_s = 0, _REST_S
+        best: deque[int] = deque(maxlen=_LATELY)  # of each burst, ns
         try:
             while True:
+                took = []
                 for _ in range(_BURST):
                     number += 1
                     exchange = await _exchange(call, number)
                     if exchange is None:
                         return
                     self._waiting.append(exchange)
-                await asyncio.sleep(_EAGER_REST_S if number <= _BURST * _EAGER_BURSTS else _REST_S)
+                    took.append(exchange.agent_received_ns - exchange.agent_sent_ns)
+                best.append(min(took))
+                as_good = best[-1] <= _AS_GOOD * min(best)
+                rest_s = min(2 * rest_s, _LONGEST_REST_S) if as_good and len(best) == _LATELY else _REST_S
+                await asyncio.sleep(_EAGER_REST_S if number <= _BURST * _EAGER_BURSTS else rest_s)
         finally:
             call.cancel()
 

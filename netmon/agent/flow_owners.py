@@ -9,15 +9,23 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
+from netmon.agent.rank_signs import LocalServices, RankSigns, raw_ends
+from netmon.kernel.meter.aggregates import Aggregates
+from netmon.kernel.meter.flow_budget import Allowance, Budget
 from netmon.kernel.owners.births import Birth, BirthTable
 from netmon.kernel.owners.endpoint import Endpoint, packed
-from netmon.records import Direction, Flow, Mark, Moment, Owner
+from netmon.records import Direction, Flow, Mark, Moment, Owner, Table
 
 _PROTOCOLS = (6, 17)  # TCP and UDP have sockets to look up
 _RETRIES_NS = tuple(ms * 1_000_000 for ms in (0, 20, 60, 150, 400, 1000, 3000))
 _FINAL = ("socket", "birth", "close")  # sources after which nothing better comes
 _PROTOCOL_OWNER = Owner(source="protocol")  # ARP, ICMP, …: the kernel's own
 _REQUEST = 500  # endpoints asked for at a time
+_QUESTIONS = Allowance(per_s=1_000, burst=5_000, alive=1 << 30)
+_MANY = 2_000  # endpoints that wait: then fewer tries for each
 _GRACE_NS = 40_000_000  # a connection is told of when it is answered, or closed, which most are by then
 _LISTENED = 5  # the next try after a listener was found, where the kernel tells who closes
 _TRUSTED_NS = 2_000_000_000  # a process may become another program; it is asked for again while it connects
@@ -49,10 +57,15 @@ class _Process:
 class FlowOwners:
     """All flows that are alive, with their owners as far as they are known."""
 
-    def __init__(self, births: BirthTable | None = None) -> None:
-        """No flow yet. births: None where the kernel cannot tell."""
+    def __init__(self, births: BirthTable | None = None, aggregates: Aggregates | None = None) -> None:
+        """No flow yet. births: None where the kernel cannot tell. aggregates: of the flows that are not described."""
         self.flows: dict[int, Flow] = {}
         self._births = births
+        self._told_already: list[Birth] = []
+        self._signs = RankSigns()
+        self._local_services = LocalServices(aggregates) if aggregates else None
+        self._served: dict[tuple[int, int], Owner] = {}  # whose a local port is
+        self._budget = Budget(_QUESTIONS)
         self._processes: dict[int, _Process] = {}
         self._pending: dict[Endpoint, _Pending] = {}
         self._waiting: dict[bytes, Endpoint] = {}  # those of _pending that the kernel may tell of, by Birth.ends
@@ -67,6 +80,9 @@ class FlowOwners:
         for flow in flows:
             if flow.protocol not in _PROTOCOLS:
                 self._set(flow, _PROTOCOL_OWNER)
+                continue
+            if flow.members:
+                self._set(flow, self._served.get((flow.protocol, flow.src_port or flow.dst_port), Owner()))
                 continue
             self._set(flow, flow.owner)
             endpoint = _endpoint(flow)
@@ -87,11 +103,32 @@ class FlowOwners:
 
     def hear(self, now_ns: int) -> None:
         """Takes in what the kernel has told of connections since the last call. Before `add`, for the newest flows."""
-        for birth in self._births.take() if self._births else ():
+        births, self._told_already = [*self._told_already, *self._take_births()], []
+        for birth in births:
             endpoint = self._waiting.get(birth.ends)
             pending = self._pending[endpoint] if endpoint else self._expect_again(birth, now_ns)
             if pending:
                 self._told(pending, birth, now_ns)
+
+    def _take_births(self) -> list[Birth]:
+        return self._births.take(self._signs.pids | self._ranks.keys()) if self._births else []
+
+    def ranks(self, pids: Iterable[int]) -> None:
+        """The processes that are ranks now, as their environment says."""
+        self._signs.pids = set(pids)
+
+    def training(self, keys: Table) -> npt.NDArray[np.bool_]:
+        """keys: (n,) FLOW_KEY that are new → which look like a rank's: (n,).
+
+        Connections that a rank, or a process not seen before, has just made; and as RankSigns says.
+        """
+        training = self._signs.seen(keys)
+        if self._births:
+            self._told_already += self._take_births()
+            pids = [self._births.maker(ends) for ends in raw_ends(keys)]
+            ranks = self._signs.pids | self._ranks.keys()
+            training |= np.array([pid > 0 and (pid in ranks or pid not in self._processes) for pid in pids], bool)
+        return training
 
     def _expect_again(self, birth: Birth, now_ns: int) -> _Pending | None:
         """Flows that had an owner, where another process has made a connection between the same ends."""
@@ -117,8 +154,9 @@ class FlowOwners:
 
     def due(self, now_ns: int) -> list[Endpoint]:
         """The endpoints to ask for now. `answer` follows with as many owners."""
-        due = (p.endpoint for p in self._pending.values() if p.due_ns <= now_ns)
-        self._asked = [endpoint for endpoint, _ in zip(due, range(_REQUEST), strict=False)]
+        due = sorted((p for p in self._pending.values() if p.due_ns <= now_ns), key=lambda p: p.tries)
+        room = self._budget.take(min(len(due), _REQUEST), 0, now_ns)  # what is new comes first
+        self._asked = [pending.endpoint for pending in due[:room]]
         return self._asked
 
     def answer(self, owners: list[dict[str, Any] | None], now_ns: int) -> None:
@@ -163,6 +201,8 @@ class FlowOwners:
         pending.tries += 1
         if owner.source == "listener" and self._births:
             pending.tries = max(pending.tries, _LISTENED)
+        if len(self._pending) > _MANY:
+            pending.tries = min(pending.tries + 2, len(_RETRIES_NS))
         if owner.source in _FINAL or pending.tries == len(_RETRIES_NS):
             self._done(pending)
         else:
@@ -173,6 +213,19 @@ class FlowOwners:
             flow = self.flows.get(flow_id)
             if flow and owner.source and flow.owner != owner:
                 self._set(flow, owner)
+                self._learn_service(self.flows[flow_id])
+
+    def _learn_service(self, flow: Flow) -> None:
+        """What a flow with its owner tells of others that may come."""
+        if flow.owner.job:
+            self._signs.learn(flow)
+        if self._local_services and flow.owner.pid and flow.owner.source != "service":
+            self._local_services.learn(flow)
+            port = flow.protocol, _endpoint(flow).local_port
+            self._served.pop(port, None)
+            self._served[port] = replace(flow.owner, source="aggregate")
+            if len(self._served) > _PROCESSES:
+                del self._served[next(iter(self._served))]
 
     def _done(self, pending: _Pending) -> None:
         del self._pending[pending.endpoint]

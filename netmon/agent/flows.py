@@ -1,25 +1,33 @@
 # SPDX-License-Identifier: Apache-2.0
-"""New flow keys from the kernel → flows."""
+"""New flow keys from the kernel, and aggregates of what is not described one by one → flows."""
 
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
+from netmon.kernel.meter.aggregates import Aggregate
 from netmon.kernel.meter.meter import Drained
-from netmon.records import Direction, Flow, address
+from netmon.records import Direction, Flow, Owner, address
+
+_AGAIN_NS = 60_000_000_000
+"""An aggregate with traffic is described at least so often: a collector forgets what was silent for long."""
+_GROWN_NS = 1_000_000_000  # and at most so often, as it gets members
 
 
 def describe_flows(drained: Drained, now_ns: int) -> list[Flow]:
     """The flows that are new in this drain. One that has no closed bucket yet began just now."""
-    count = len(drained.keys)
-    if not count:
+    ids = drained.new.ids  # ascending
+    if not len(ids):
         return []
-    first = np.full(count, now_ns, np.uint64)
-    rows = drained.buckets[drained.buckets["flow_id"] >= drained.first_id]
-    np.minimum.at(first, rows["flow_id"] - drained.first_id, rows["bucket_start_ns"])
+    first = np.full(len(ids), now_ns, np.uint64)
+    rows = drained.buckets[drained.buckets["flow_id"] >= ids[0]]
+    place = np.searchsorted(ids, rows["flow_id"]).clip(0, len(ids) - 1)
+    own = ids[place] == rows["flow_id"]
+    np.minimum.at(first, place[own], rows["bucket_start_ns"][own])
     return [
-        _flow(drained.first_id + i, key, first_ns)
-        for i, (key, first_ns) in enumerate(zip(drained.keys.tolist(), first.tolist(), strict=True))
+        _flow(flow_id, key, first_ns)
+        for flow_id, key, first_ns in zip(ids.tolist(), drained.new.keys.tolist(), first.tolist(), strict=True)
     ]
 
 
@@ -35,4 +43,51 @@ def _flow(flow_id: int, key: tuple[Any, ...], first_ns: int) -> Flow:
         dst_port=dst_port,
         protocol=link_protocol & 0xFF,
         first_ns=first_ns,
+    )
+
+
+class AggregateFlows:
+    """The aggregates as flows, described when they have traffic and there is something new to say."""
+
+    def __init__(self, aggregates: dict[int, Aggregate]) -> None:
+        """aggregates: by id, as they come to be."""
+        self._aggregates = aggregates
+        self._said: dict[int, tuple[int, Flow]] = {}  # when, and what
+
+    def described(self, seen: npt.NDArray[np.uint32], now_ns: int) -> list[Flow]:
+        """seen: the distinct flow ids of a batch's rows → the aggregates among them that are to be described."""
+        if not self._aggregates:
+            return []
+        known = np.fromiter(self._aggregates, np.uint32, len(self._aggregates))
+        return [flow for i in known[np.isin(known, seen)].tolist() if (flow := self._describe(i, now_ns))]
+
+    def _describe(self, flow_id: int, now_ns: int) -> Flow | None:
+        aggregate = self._aggregates[flow_id]
+        said_ns, flow = self._said.get(flow_id, (0, None))
+        grown = flow is None or flow.members != max(1, aggregate.members)
+        if flow and now_ns - said_ns < (_GROWN_NS if grown else _AGAIN_NS):
+            return None
+        flow = _aggregate_flow(aggregate, flow.first_ns if flow else now_ns)
+        self._said[flow_id] = now_ns, flow
+        return flow
+
+
+def _aggregate_flow(aggregate: Aggregate, first_ns: int) -> Flow:
+    direction = Direction(aggregate.link_protocol >> 8 & 1)
+    remote = address(aggregate.address)
+    local = "::" if ":" in remote else "0.0.0.0"
+    sends = direction is Direction.TX
+    return Flow(
+        flow_id=aggregate.flow_id,
+        interface=aggregate.link_protocol >> 9,
+        direction=direction,
+        src=local if sends else remote,
+        dst=remote if sends else local,
+        src_port=aggregate.local_port if sends else 0,
+        dst_port=0 if sends else aggregate.local_port,
+        protocol=aggregate.link_protocol & 0xFF,
+        first_ns=first_ns,
+        owner=Owner(),
+        members=max(1, aggregate.members),
+        prefix_bits=aggregate.prefix_bits,
     )

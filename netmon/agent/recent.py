@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a collector that has just started must be told: the flows and steps that are under way."""
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +13,11 @@ _IDLE_NS = 300_000_000_000
 """A flow so long without a packet is over for the agent."""
 _SWEEP_NS = 10_000_000_000
 
+_MANY = 5_000
+"""With more flows than that, the others than training's are over sooner."""
+_CROWDED_IDLE_NS = 10_000_000_000
+_CROWDED_SWEEP_NS = 2_000_000_000
+
 
 class RecentFlows:
     """When each flow was last seen."""
@@ -22,27 +27,35 @@ class RecentFlows:
         self._seen_ns: dict[int, int] = {}
         self._sweep_ns = 0
 
-    def over(self, flow_ids: npt.NDArray[np.uint32], now_ns: int, known: Collection[int]) -> list[int]:
-        """flow_ids: (n,) of the rows just sent → those of the known flows that have been idle for too long."""
-        self._seen_ns.update(dict.fromkeys(_distinct(flow_ids), now_ns))
-        if now_ns < self._sweep_ns:
+    def over(self, seen: npt.NDArray[np.uint32], now_ns: int, known: Mapping[int, Flow]) -> list[int]:
+        """seen: (n,) distinct, of the rows just sent → those of the known flows that have been idle for too long."""
+        self._seen_ns.update(dict.fromkeys(seen.tolist(), now_ns))
+        crowded = len(known) > _MANY
+        if now_ns < self._sweep_ns - (_SWEEP_NS - _CROWDED_SWEEP_NS) * crowded:
             return []
         self._sweep_ns = now_ns + _SWEEP_NS
-        over = [i for i in known if now_ns - self._seen_ns.setdefault(i, now_ns) > _IDLE_NS]
+        idle = {i: now_ns - self._seen_ns.setdefault(i, now_ns) for i in known}
+        over = [i for i, ns in idle.items() if ns > _IDLE_NS]
+        if crowded:
+            over = [i for i, ns in idle.items() if ns > (_IDLE_NS if known[i].owner.job else _CROWDED_IDLE_NS)]
         for flow_id in over:
             del self._seen_ns[flow_id]
         return over
 
 
-def _distinct(flow_ids: npt.NDArray[np.uint32]) -> list[int]:
-    """Flow ids are dense: marking them in an array of their range is cheaper than sorting them."""
+def distinct_ids(flow_ids: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint32]:
+    """Of (n,) rows, ascending. Ids are dense: marking them in an array of their range is cheaper than sorting them."""
     if not len(flow_ids):
-        return []
+        return np.zeros(0, np.uint32)
     least = int(flow_ids.min())
+    if int(flow_ids.max()) - least > 100 * len(flow_ids) + _MANY:  # old flows beside new ones
+        return np.unique(flow_ids)
     seen = np.zeros(int(flow_ids.max()) - least + 1, bool)
     seen[flow_ids - np.uint32(least)] = True
-    distinct: list[int] = (np.flatnonzero(seen) + least).tolist()
-    return distinct
+    return (np.flatnonzero(seen) + least).astype(np.uint32)
+
+
+_HELLO_TAG = bytes((netmon_pb2.AgentMessage.HELLO_FIELD_NUMBER << 3 | 2,))
 
 
 class SentFlows:
@@ -51,20 +64,34 @@ class SentFlows:
     def __init__(self) -> None:
         """No flow yet."""
         self._encoded: dict[int, bytes] = {}
+        self.changed = False
+        """Since the last introduction; that flows are over is no reason for another one."""
 
     def add(self, flows: Sequence[Flow], messages: Iterable[netmon_pb2.Flow]) -> None:
         """Flows that are sent, and the messages made of them."""
+        self.changed |= bool(flows)
         for flow, message in zip(flows, messages, strict=True):
             self._encoded[flow.flow_id] = netmon_pb2.Hello(flows=(message,)).SerializeToString()
 
-    def introduce(self, hello: netmon_pb2.Hello) -> None:
-        """Puts all of them into an introduction."""
-        hello.MergeFromString(b"".join(self._encoded.values()))
+    def introduce(self, hello: netmon_pb2.Hello) -> bytes:
+        """An introduction with all of them, as an AgentMessage: messages that stand one after the other are one."""
+        self.changed = False
+        flows = b"".join(self._encoded.values())
+        own = hello.SerializeToString()
+        return _HELLO_TAG + _varint(len(own) + len(flows)) + own + flows
 
     def forget(self, flow_ids: Iterable[int]) -> None:
         """These are over."""
         for flow_id in flow_ids:
             self._encoded.pop(flow_id, None)
+
+
+def _varint(number: int) -> bytes:
+    parts = bytearray()
+    while number > 0x7F:
+        parts.append(number & 0x7F | 0x80)
+        number >>= 7
+    return bytes((*parts, number))
 
 
 class RecentMarks:

@@ -14,6 +14,7 @@ import pyarrow.dataset as ds
 
 from netmon.bench.attached import ATTACHED
 from netmon.bench.pair import Pair
+from netmon.bench.sink import LISTENS, read_report
 from netmon.errors import LabError
 from netmon.lab.network import INTERFACE, Host
 from netmon.lab.process import Process
@@ -32,6 +33,7 @@ class Account:
     seen: int  # of what the receiver's interface carried
     carried: int
     unit: str  # "bytes" or "packets"
+    sent: int | None = None  # bytes that the agent sent to its collector
 
 
 Observer = Callable[[Pair, Path], contextlib.AbstractContextManager[Callable[[], Account | None]]]
@@ -55,6 +57,39 @@ def _programs(pair: Pair, folder: Path) -> Iterator[Callable[[], None]]:
         yield process.check_running
 
 
+def agent_command(host: Host, hook: str, address: str, folder: Path) -> list[str]:
+    """An agent of a host of the pair, by `hook`, with buckets of 10 µs."""
+    what = ("--interface", INTERFACE, "--host", host.name, "--bucket", "10us", "--hook", hook)
+    where = ("--socket", str(folder / f"{host.name}.sock"), "--spool", str(folder / f"spool-{host.name}"))
+    return [sys.executable, "-m", "netmon", "agent", *what, *where, "--collector", address]
+
+
+@contextlib.contextmanager
+def agent_alone(pair: Pair, folder: Path) -> Iterator[Callable[[], Account]]:
+    """An agent on the receiver, and a sink outside that only acknowledges: the agent without its collector."""
+    address, report = f"unix:{folder / 'sink.sock'}", folder / "sink.json"
+    listen = ["nice", "-n", "19", sys.executable, "-m", "netmon.bench.sink", address, str(report)]
+    notify = folder / "notify-agent.sock"
+    watch = agent_command(pair.receiver, "tc", address, folder)
+    with (
+        Process("sink", listen, folder) as sink,
+        Process("agent", watch, folder, host=pair.receiver, notify=notify) as agent,
+    ):
+        sink.wait_output(LISTENS, _READY_SECONDS)
+        agent.wait_ready(_READY_SECONDS)
+
+        def account() -> Account:
+            for process in (agent, sink):
+                process.check_running()
+                process.end_in_order(seconds=_END_SECONDS)
+            received = read_report(report)
+            lost = sum(received.total(f"lost_{where}_wire_bytes") for where in ("kernel", "agent"))
+            carried = received.total("wire_bytes")
+            return Account(received.records, lost, received.record_bytes, carried, "bytes", received.bytes)
+
+        yield account
+
+
 @contextlib.contextmanager
 def _netmon(hook: str, both: bool, pair: Pair, folder: Path) -> Iterator[Callable[[], Account]]:
     """An agent on the receiver by `hook`, one on the sender too where `both`, and a collector outside."""
@@ -70,9 +105,7 @@ def _netmon(hook: str, both: bool, pair: Pair, folder: Path) -> Iterator[Callabl
             return process
 
         def agent(host: Host, by: str) -> Process:
-            what = ("--interface", INTERFACE, "--host", host.name, "--bucket", "10us", "--hook", by)
-            where = ("--socket", str(folder / f"{host.name}.sock"), "--spool", str(folder / f"spool-{host.name}"))
-            return start(f"agent-{host.name}", "agent", *what, *where, "--collector", address, host=host)
+            return start(f"agent-{host.name}", *agent_command(host, by, address, folder)[3:], host=host)
 
         # In a cluster the collector is on another machine: here it gets what the others leave.
         collector = start("collector", "collector", "--listen", address, "--data", str(data), niceness=19)
@@ -128,6 +161,7 @@ OBSERVERS: dict[str, Observer] = {
     "programs": _programs,
     "tc": partial(_netmon, "tc", True),
     "tc_receiver": partial(_netmon, "tc", False),
+    "agent": agent_alone,
     "xdp": partial(_netmon, "xdp", True),
     "tcpdump": _tcpdump,
 }

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from netmon.bench.cpu import machine_seconds, process_seconds
+from netmon.bench.idle import Idle, measure_idle
 from netmon.bench.observers import OBSERVERS, Account
 from netmon.bench.pair import Pair, pair
 from netmon.errors import LabError, UnsupportedError
@@ -25,6 +26,7 @@ from netmon.lab.traffic.profiles import Offer
 
 _MEMORY = Path("/dev/shm")  # no observer is to wait for a disk
 _PORT = 5201
+_IDLE_RUNS = 10  # so long is measured what an idle agent costs: /proc counts in steps of 10 ms
 _REST_SECONDS = 0.3  # before a run for what starting left to do, after it for observers to catch up
 
 
@@ -49,8 +51,8 @@ class KindResult:
     """One observer: medians over the rounds; losses and coverage over all of them. None: it has no such figure.
 
     ratio: to the throughput of the same round's run with nothing. observer_cpu_fraction: of one core. netmon tells
-    lost_bytes (wire bytes, all agents) and coverage by its ledger; tcpdump tells lost_packets, its coverage is of
-    packets; both coverages are of the receiver's interface.
+    lost_bytes (wire bytes, all agents) and coverage by its ledger, an agent alone what it sent upstream; tcpdump tells
+    lost_packets, its coverage is of packets; both coverages are of the receiver's interface.
     """
 
     kind: str
@@ -60,6 +62,7 @@ class KindResult:
     machine_cpu_s_per_gb: float
     observer_cpu_s_per_gb: float | None
     observer_cpu_fraction: float | None
+    sent_bytes_per_s: float | None
     records: int | None
     lost_bytes: int | None
     lost_packets: int | None
@@ -73,6 +76,7 @@ class OverheadResult:
     rounds: int
     seconds: float
     congestion: str
+    idle: Idle
     runs: dict[str, tuple[Run, ...]]
 
     @property
@@ -87,13 +91,16 @@ class OverheadResult:
     def document(self) -> dict[str, Any]:
         """For --json."""
         kinds = [asdict(kind) for kind in self.kinds]
-        return {"rounds": self.rounds, "seconds": self.seconds, "congestion": self.congestion, "kinds": kinds}
+        told = {"rounds": self.rounds, "seconds": self.seconds, "congestion": self.congestion}
+        return {**told, "idle": asdict(self.idle), "kinds": kinds}
 
 
 def measure(
     rounds: int, seconds: float, congestion: str = "", progress: Callable[[float], None] = lambda _: None
 ) -> OverheadResult:
-    """Blocks for about (5 · seconds + 20 s) per round; progress is called with the rounds done.
+    """Blocks for about (6 · seconds + 25 s) per round, and for 10 · seconds at the end.
+
+    progress is called with the rounds done.
 
     congestion: TCP's congestion control, empty for what this machine uses.
 
@@ -111,7 +118,11 @@ def measure(
                 with tempfile.TemporaryDirectory(prefix="netmon-bench-", dir=_MEMORY) as folder:
                     runs[kind].append(_run(kind, hosts, Path(folder), seconds))
                 progress(number + (position + 1) / len(kinds))
-    return OverheadResult(rounds, seconds, hosts.congestion, {kind: tuple(of_kind) for kind, of_kind in runs.items()})
+        with tempfile.TemporaryDirectory(prefix="netmon-bench-", dir=_MEMORY) as folder:
+            idle = measure_idle(hosts, Path(folder), _IDLE_RUNS * seconds)
+    return OverheadResult(
+        rounds, seconds, hosts.congestion, idle, {kind: tuple(of_kind) for kind, of_kind in runs.items()}
+    )
 
 
 def _run(kind: str, hosts: Pair, folder: Path, seconds: float) -> Run:
@@ -150,6 +161,9 @@ def _result(kind: str, runs: tuple[Run, ...], bare: tuple[Run, ...]) -> KindResu
         machine_cpu_s_per_gb=_median([run.machine_cpu_s / run.bytes_sent * 1e9 for run in runs]),
         observer_cpu_s_per_gb=_median([r.observer_cpu_s / r.bytes_sent * 1e9 for r in runs]) if accounts else None,
         observer_cpu_fraction=_median([run.observer_cpu_s / run.seconds for run in runs]) if accounts else None,
+        sent_bytes_per_s=_median([run.account.sent / run.seconds for run in runs if run.account and run.account.sent])
+        if accounts and accounts[0].sent is not None
+        else None,
         records=round(_median([account.records for account in accounts])) if accounts else None,
         lost_bytes=lost if units == {"bytes"} else None,
         lost_packets=lost if units == {"packets"} else None,

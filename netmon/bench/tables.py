@@ -7,6 +7,7 @@ from rich.table import Table
 
 from netmon.bench.clock import ClockResult
 from netmon.bench.drain import DrainResult
+from netmon.bench.flows import FlowsResult
 from netmon.bench.hook import HookResult
 from netmon.bench.inference import InferenceResult
 from netmon.bench.kernel import KernelResult
@@ -18,6 +19,7 @@ LABELS = {
     "programs": "netmon's programs alone, tc, receiver only",
     "tc": "netmon, tc",
     "tc_receiver": "netmon, tc, receiver only",
+    "agent": "netmon, tc, receiver only, no collector",
     "xdp": "netmon, xdp",
     "tcpdump": "tcpdump -s 150, receiver only",
 }
@@ -97,6 +99,7 @@ def hook_table(result: HookResult) -> Table:
 
 def overhead_table(result: OverheadResult) -> Table:
     """A row per observer; the caption says what was measured."""
+    idle = result.idle
     caption = (
         f"Medians of {result.rounds} rounds of {result.seconds:g} s: one TCP stream (iperf3, "
         f"{result.congestion}) between two namespaces over an unshaped veth pair, the watchers in turn. Ratio: "
@@ -104,15 +107,51 @@ def overhead_table(result: OverheadResult) -> Table:
         "otherwise, buckets of 10 µs, streaming to a collector outside, which gets the CPU time that is left "
         "over (nice 19); xdp is the receiver's hook. tcpdump writes to memory. Machine: CPU time of "
         "everything, iperf3 and the collector included. Observer: of the agents' processes, or tcpdump, "
-        "alone. Records and losses: of all agents. Coverage: of the bytes (tcpdump: packets) at the receiver."
+        "alone. No collector: a sink that only acknowledges is in its place. Up: what the agent sends it. "
+        f"Without any traffic the agent took {100 * idle.cpu_fraction:.2f} % of a core, "
+        f"{idle.switches_per_s:.0f} context switches/s, {format_bytes(idle.proportional_bytes)} of memory (PSS; "
+        f"RSS {format_bytes(idle.resident_bytes)}) and sent {format_bytes(round(idle.sent_bytes_per_s))}/s. "
+        "Records and losses: of all agents. Coverage: of the bytes (tcpdump: packets) at the receiver."
     )
     table = Table(title="what being watched costs the traffic", caption=caption)
     table.add_column("watching")
-    for name in ("Gbit/s", "ratio", "machine CPU\ns/GB", "observer CPU\ns/GB", "observer\ncores", "records", "lost"):
+    for name in (
+        "Gbit/s",
+        "ratio",
+        "machine CPU\ns/GB",
+        "observer CPU\ns/GB",
+        "observer\ncores",
+        "up\nB/s",
+        "records",
+        "lost",
+    ):
         table.add_column(name, justify="right")
     table.add_column("coverage", justify="right")
     for kind in result.kinds:
         table.add_row(LABELS[kind.kind], *_overhead_row(kind))
+    return table
+
+
+def flows_table(result: FlowsResult) -> Table:
+    """A row per figure."""
+    title = f"{result.flows_per_s:,.0f} new flows a second for {result.seconds:.0f} s, one frame each"
+    table = Table(title=title)
+    table.add_column("figure")
+    table.add_column("value", justify="right")
+    for name, value in (
+        ("agent, of a core", f"{100 * result.agent_cpu_fraction:.1f} %"),
+        (
+            "agent, memory (PSS; RSS)",
+            f"{format_bytes(result.agent_bytes)}; {format_bytes(result.agent_resident_bytes)}",
+        ),
+        ("collector, of a core", f"{100 * result.collector_cpu_fraction:.1f} %"),
+        ("collector, memory (PSS)", format_bytes(result.collector_bytes)),
+        ("flows described", f"{result.described:,}"),
+        ("aggregates", f"{result.aggregates:,} of {result.members:,} flows"),
+        ("packets missing in the dataset", f"{result.missing_packets:,}"),
+        ("coverage", f"{result.coverage:.3%}"),
+    ):
+        table.add_row(name, value)
     return table
 
 
@@ -158,7 +197,8 @@ def _overhead_row(kind: KindResult) -> list[str]:
         "1" if kind.kind == "nothing" else f"{kind.ratio:.2f} ({low:.2f}–{high:.2f})",
         f"{kind.machine_cpu_s_per_gb:.3f}",
         _or_dash(kind.observer_cpu_s_per_gb, "{:.3f}"),
-        _or_dash(kind.observer_cpu_fraction, "{:.2f}"),
+        _or_dash(kind.observer_cpu_fraction, "{:.3f}"),
+        _or_dash(kind.sent_bytes_per_s, "{:,.0f}"),
         _or_dash(kind.records, "{:,}"),
         format_bytes(kind.lost_bytes) if kind.lost_bytes is not None else _or_dash(kind.lost_packets, "{:,} packets"),
         _or_dash(kind.coverage, "{:.3%}"),

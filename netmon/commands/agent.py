@@ -3,6 +3,7 @@
 
 import argparse
 import logging
+import os
 import signal
 import socket
 import threading
@@ -79,6 +80,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Until SIGINT or SIGTERM."""
+    # numpy's BLAS, which nobody here uses, would start a thread with its memory for every CPU, in each process.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     import sdnotify
 
     from netmon.agent.agent import Agent, Settings

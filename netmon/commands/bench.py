@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from netmon.errors import UsageError
+from netmon.units import parse_count
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -25,6 +26,7 @@ EXAMPLES = """\
   netmon bench drain --json        records per second of the agent's drain
   netmon bench overhead            what being watched costs the traffic: by nothing, netmon, tcpdump
   netmon bench overhead --rounds 15 --seconds 5 --plot overhead.png
+  netmon bench flows               what a flood of new flows costs the agent and the collector
   netmon bench hook                what marking a step costs the training (needs no root)
   netmon bench clock               offsets and skews injected into a host's clock, and how well they are recovered
   netmon bench inference           jobs and iterations found in the recorded traffic of runs, against their truth
@@ -32,6 +34,7 @@ EXAMPLES = """\
 """
 
 
+_FLOWS = "CPU and memory of the agent and the collector while new flows come fast"
 _HOOK = "ns of the training's time per step that netmon.horovod marks, with an agent and without (needs no root)"
 _CLOCK = "offset and skew injected into a host's clock, recovered by the exchange and by the traffic (two minutes)"
 _INFERENCE = "jobs and iterations found in traffic alone, against runs of which the truth is known (needs no root)"
@@ -71,9 +74,17 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     what.add_argument("--seconds", type=float, default=3, metavar="S", help="of every run (default: %(default)s)")
     what.add_argument("--congestion", default="", metavar="NAME", help="TCP's, such as cubic (what the machine uses)")
     what.add_argument("--plot", type=Path, metavar="FILE", help="draw it too, as FILE.png, .svg or .pdf")
+    _flows_arguments(whats.add_parser("flows", help=_FLOWS, description=_FLOWS))
     _hook_arguments(whats.add_parser("hook", help=_HOOK, description=_HOOK))
     _clock_arguments(whats.add_parser("clock", help=_CLOCK, description=_CLOCK))
     _inference_arguments(whats.add_parser("inference", help=_INFERENCE, description=_INFERENCE))
+
+
+def _flows_arguments(what: argparse.ArgumentParser) -> None:
+    what.add_argument("--rate", type=parse_count, default=20_000, metavar="N", help="new flows a second (20000)")
+    what.add_argument("--seconds", type=float, default=60, metavar="S", help="how long (default: %(default)s)")
+    what.add_argument("--json", action="store_true", help="one JSON document on standard output")
+    what.set_defaults(bench=_flows, recorded=False, rounds=1)
 
 
 def _hook_arguments(what: argparse.ArgumentParser) -> None:
@@ -165,6 +176,17 @@ def _overhead(args: argparse.Namespace) -> None:
     _print(args, result, overhead_table)
     if args.plot:
         plot(result, args.plot)
+
+
+def _flows(args: argparse.Namespace) -> None:
+    from netmon.bench.flows import measure
+    from netmon.bench.tables import flows_table
+
+    if args.seconds <= 0 or args.rate < 1:
+        raise UsageError(f"cannot send {args.rate} flows/s for {args.seconds:g} s: give more than 0 of both")
+    with _progress("flows", 1) as progress:
+        result = measure(args.rate, args.seconds, progress)
+    _print(args, result, flows_table)
 
 
 def _hook(args: argparse.Namespace) -> None:

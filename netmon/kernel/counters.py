@@ -16,7 +16,6 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-from pyroute2.ethtool.ioctl import ETH_SS_STATS, IoctlEthtool
 
 from netmon.records import NicSample
 from netmon.wire.mapping import MAX_NUMBER
@@ -24,7 +23,9 @@ from netmon.wire.mapping import MAX_NUMBER
 MOST = 60
 """Counters of one source of one device, the most telling first."""
 
-_SIOCETHTOOL, _GSTATS = 0x8946, 0x1D
+_SIOCETHTOOL = 0x8946
+_GSTRINGS, _GSTATS, _GSSET_INFO = 0x1B, 0x1D, 0x37  # linux/ethtool.h
+_STATISTICS, _NAME_BYTES = 1, 32  # ETH_SS_STATS, ETH_GSTRING_LEN
 _WORD_BYTES = 4  # of the RDMA specification's port_xmit_data and port_rcv_data
 _WORDS = {"port_xmit_data": "port_xmit_bytes", "port_rcv_data": "port_rcv_bytes"}
 
@@ -142,13 +143,12 @@ class EthtoolStatistics:
 
     def read(self) -> tuple[tuple[str, ...], tuple[int, ...]]:
         """Raises OSError where the interface is gone; nothing where its driver counts nothing."""
-        with contextlib.closing(IoctlEthtool(self._interface)) as ethtool:
-            count = ethtool.get_stringset_length(ETH_SS_STATS)
-            if count != self._count:
-                self._choose(ethtool.get_stringset(ETH_SS_STATS) if count else [])
-            if not self._names:
-                return (), ()
-            values = _statistics(self._interface, count)[self._places]
+        count = _count(self._interface)
+        if count != self._count:
+            self._choose(_names(self._interface, count) if count else [])
+        if not self._names:
+            return (), ()
+        values = _statistics(self._interface, count)[self._places]
         return self._names, tuple(values.tolist())
 
     def _choose(self, names: list[str]) -> None:
@@ -158,12 +158,38 @@ class EthtoolStatistics:
         self._count = len(names)
 
 
+def _count(interface: str) -> int:
+    """How many counters the driver has."""
+    # struct ethtool_sset_info: cmd, reserved, mask of the sets, then a number for each that is there.
+    buffer = bytearray(struct.pack("IIQII", _GSSET_INFO, 0, 1 << _STATISTICS, 0, 0))
+    _ask(interface, buffer)
+    _, _, mask, count, _ = struct.unpack("IIQII", buffer)
+    return int(count) if mask else 0
+
+
+def _names(interface: str, count: int) -> list[str]:
+    """What the driver calls them, `count` or fewer."""
+    # struct ethtool_gstrings: cmd, set, number, then the names. The driver may have got more of them since.
+    buffer = bytearray(12 + (2 * count + 512) * _NAME_BYTES)
+    struct.pack_into("III", buffer, 0, _GSTRINGS, _STATISTICS, count)
+    _ask(interface, buffer)
+    count = min(count, struct.unpack_from("III", buffer)[2])
+    raw = (bytes(buffer[12 + n * _NAME_BYTES : 12 + (n + 1) * _NAME_BYTES]) for n in range(count))
+    return [name.partition(b"\0")[0].decode(errors="replace") for name in raw]
+
+
 def _statistics(interface: str, count: int) -> npt.NDArray[np.int64]:
-    """All values, (count,). pyroute2 makes a new ctypes class for each reading."""
+    """All values, (count,)."""
     # The driver may have got more counters since they were counted, and writes all of them.
     buffer = np.zeros(2 * count + 512, np.int64)
     buffer[0] = _GSTATS | count << 32  # struct ethtool_stats: cmd, n_stats, then the values
-    request = struct.pack("16sP16x", interface.encode(), buffer.ctypes.data)
+    _ask(interface, buffer)
+    return buffer[1 : count + 1]
+
+
+def _ask(interface: str, buffer: "bytearray | npt.NDArray[np.int64]") -> None:
+    """The driver writes its answer into the buffer. Raises OSError."""
+    place = np.frombuffer(buffer, np.uint8).ctypes.data
+    request = struct.pack("16sP16x", interface.encode(), place)
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as anything:
         fcntl.ioctl(anything, _SIOCETHTOOL, request)
-    return buffer[1 : count + 1]

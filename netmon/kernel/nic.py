@@ -3,13 +3,10 @@
 
 import contextlib
 import os
+import socket
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
-
-from pyroute2 import IPRoute
-from pyroute2.ethtool import Ethtool
-from pyroute2.netlink.exceptions import NetlinkError
 
 from netmon.errors import UnsupportedError
 from netmon.records import Direction
@@ -34,6 +31,9 @@ class Nic:
 
 def describe(name: str) -> Nic:
     """The interface of this name in the network namespace of the caller. Raises UnsupportedError."""
+    from pyroute2 import IPRoute  # 20 MB that stay: a long-lived process calls this apart
+    from pyroute2.netlink.exceptions import NetlinkError
+
     with IPRoute() as route:
         found = list(route.link_lookup(ifname=name))
         if not found:
@@ -57,6 +57,19 @@ def describe(name: str) -> Nic:
         gro=_gro(name),
         super_packet_bytes=max(link.get_attr(name) or 0 for name in ("IFLA_GSO_MAX_SIZE", "IFLA_GRO_MAX_SIZE")),
     )
+
+
+def describe_all(names: Collection[str]) -> list[Nic]:
+    """The interfaces of these names, in their order. Raises UnsupportedError."""
+    return [describe(name) for name in names]
+
+
+def name_of(index: int) -> str:
+    """What the interface of this ifindex is called now; empty where it is not there."""
+    try:
+        return socket.if_indextoname(index)
+    except (OSError, OverflowError):
+        return ""
 
 
 def counters(names: Collection[str]) -> dict[str, tuple[tuple[int, int], tuple[int, int]]]:
@@ -94,6 +107,8 @@ def _speed(name: str) -> int:
 
 
 def _gro(name: str) -> bool:
+    from pyroute2.ethtool import Ethtool
+
     with contextlib.suppress(Exception), Ethtool() as ethtool:  # absent on old kernels, in many ways
         features = ethtool.get_features(name)
         return bool(features.features["rx-gro"].enable)

@@ -7,17 +7,15 @@ import socket
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from netmon.errors import UnsupportedError
+from netmon.kernel.apart import call_named_apart
 from netmon.kernel.hooks import Attachment, attach_program
 from netmon.kernel.meter.link_numbers import forget_interface, number_interface
-from netmon.kernel.probe import bpf
-from netmon.kernel.probe.hook import choose_hook
-from netmon.kernel.probe.interfaces import InterfaceFacts, interface_facts
+from netmon.kernel.nic import name_of
 from netmon.records import Direction
 
 log = logging.getLogger(__name__)
 
-_LOOKS = 10  # at an interface whose name changes between two questions about it
+_CHOOSE = "netmon.kernel.probe.hook:choose_for"  # needs libraries that a long-lived process does not want to keep
 
 
 @dataclass
@@ -35,40 +33,26 @@ class WatchedInterface:
 
     def attach(self, programs: Mapping[str, int]) -> None:
         """Attaches both directions. Raises UnsupportedError, KernelError; then nothing is attached."""
-        fact = self._found()
-        if self.wanted_hook == "xdp" and fact.xdp_program:
-            taken = "cannot attach to %s by XDP: its slot is taken by %s; tc is used"
-            log.warning(taken, fact.name, fact.xdp_holder)
-        choice = choose_hook(fact, tcx=bpf.has_tcx(), wanted=self.wanted_hook)
+        index, name, hooks, holder = call_named_apart(_CHOOSE, self.asked_name, self.known_index, self.wanted_hook)
+        if holder:
+            log.warning("cannot attach to %s by XDP: its slot is taken by %s; tc is used", name, holder)
         attached: list[Attachment] = []
         with contextlib.ExitStack() as undo:
-            number_interface(programs["interfaces"], fact.index, self.number)
-            undo.callback(forget_interface, programs["interfaces"], fact.index)
-            for direction, hook in zip(Direction, (choice.rx, choice.tx), strict=True):
-                attachment = attach_program(programs, fact.index, fact.name, hook, direction)
+            number_interface(programs["interfaces"], index, self.number)
+            undo.callback(forget_interface, programs["interfaces"], index)
+            for direction, hook in zip(Direction, hooks, strict=True):
+                attachment = attach_program(programs, index, name, hook, direction)
                 undo.callback(attachment.detach)
                 attached.append(attachment)
             undo.pop_all()
-        self.index, self.name = fact.index, fact.name
+        self.index, self.name = index, name
         self._attached = attached
         self.hooks = (attached[0].hook, attached[1].hook)
-
-    def _found(self) -> InterfaceFacts:
-        """By its index, where that is known: it may be getting another name just now. Raises UnsupportedError."""
-        for _ in range(_LOOKS):
-            there = interface_facts()
-            for fact in there.watchable:
-                if fact.index == self.known_index or (not self.known_index and fact.name == self.asked_name):
-                    return fact
-            if not _name_of(self.known_index):
-                break
-        why = next((line for line in there.refused if f" {self.asked_name}:" in line), "")
-        raise UnsupportedError(why or f"cannot watch {self.asked_name}: no such interface")
 
     def follow(self, programs: Mapping[str, int]) -> None:
         """Takes in what has happened to it. Raises as attach does, when it is back and refuses."""
         if self.index:
-            self.name = _name_of(self.index)
+            self.name = name_of(self.index)
             if not self.name:
                 forget_interface(programs["interfaces"], self.index)
                 self.detach()
@@ -80,11 +64,3 @@ class WatchedInterface:
         self.index, self.name, self.known_index = 0, "", 0
         while self._attached:
             self._attached.pop().detach()
-
-
-def _name_of(index: int) -> str:
-    """What it is called now; empty where it is not there."""
-    try:
-        return socket.if_indextoname(index)
-    except (OSError, OverflowError):
-        return ""

@@ -30,11 +30,30 @@ def draw(flows: Sequence[FlowView], options: Options, width: int, lines: int) ->
 
 def five_tuple(flow: Flow, wide: bool = True) -> str:
     """`10.0.0.1:40000 → 10.0.0.2:5000 tcp`; without ports where the protocol has none, without `tcp` if not wide."""
+    if flow.members:
+        return _aggregate(flow)
     if flow.protocol == PROTOCOL_NON_IP:
         return f"EtherType 0x{flow.dst_port:04x}"
     protocol = _PROTOCOLS.get(flow.protocol, f"protocol {flow.protocol}")
     ends = f"{_endpoint(flow.src, flow.src_port)} → {_endpoint(flow.dst, flow.dst_port)}"
     return f"{ends} {protocol}" if wide or protocol != "tcp" else ends
+
+
+def _aggregate(flow: Flow) -> str:
+    """`198.18.3.0/24 → any udp (1,204 flows)`, or `any → any:53 udp (1,204 flows)`."""
+    protocol = "not IP" if flow.protocol == PROTOCOL_NON_IP else _PROTOCOLS.get(flow.protocol, str(flow.protocol))
+    source, destination = (_any(flow, address, port) for address, port in _ends(flow))
+    return f"{source} → {destination} {protocol} ({flow.members:,} flows)"
+
+
+def _ends(flow: Flow) -> tuple[tuple[str, int], tuple[str, int]]:
+    return (flow.src, flow.src_port), (flow.dst, flow.dst_port)
+
+
+def _any(flow: Flow, address: str, port: int) -> str:
+    if flow.prefix_bits and address not in ("0.0.0.0", "::"):
+        return f"{address}/{flow.prefix_bits}"
+    return f"any:{port}" if port else "any"
 
 
 def owner(who: Owner) -> str:

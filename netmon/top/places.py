@@ -60,7 +60,8 @@ class Places:
 def flow_key(view: FlowView) -> FlowKey:
     """The 5-tuple on its link."""
     flow = view.flow
-    end = (flow.src, flow.src_port, flow.dst, flow.dst_port, flow.protocol)
+    source = f"{flow.src}/{flow.prefix_bits}" if flow.members else flow.src  # a /8 may begin as a /24 of its does
+    end = (source, flow.src_port, flow.dst, flow.dst_port, flow.protocol)
     return FlowKey(view.host, view.interface, flow.direction, *end)
 
 

@@ -99,6 +99,7 @@ def _check_flow(flow: Flow) -> None:
     check(max(flow.src_port, flow.dst_port) <= 0xFFFF, f"{name} has a port above 65535")
     check(flow.protocol <= 0xFF, f"{name} has protocol {flow.protocol}, above 255")
     check(flow.first_ns >= 0, f"{name} begins at a negative time: {flow.first_ns}")
+    check(flow.prefix_bits <= 128, f"{name} has a prefix of {flow.prefix_bits} bits")
     check(flow.owner.rank >= -1, f"{name} belongs to rank {flow.owner.rank}")
     if flow.protocol != PROTOCOL_NON_IP:
         for text in (flow.src, flow.dst):

@@ -582,6 +582,8 @@ class Flow(_message.Message):
     PROTOCOL_FIELD_NUMBER: _builtins.int
     FIRST_NS_FIELD_NUMBER: _builtins.int
     OWNER_FIELD_NUMBER: _builtins.int
+    MEMBERS_FIELD_NUMBER: _builtins.int
+    PREFIX_BITS_FIELD_NUMBER: _builtins.int
     flow_id: _builtins.int
     interface: _builtins.int
     """Interface.index"""
@@ -595,6 +597,10 @@ class Flow(_message.Message):
     """255: not IP, dst_port is the EtherType"""
     first_ns: _builtins.int
     """mono"""
+    members: _builtins.int
+    """0: a flow; else an aggregate, in which a flow appeared so often"""
+    prefix_bits: _builtins.int
+    """of an aggregate's remote address; 0: any"""
     @_builtins.property
     def owner(self) -> Global___Owner: ...
     def __init__(
@@ -610,10 +616,12 @@ class Flow(_message.Message):
         protocol: _builtins.int = ...,
         first_ns: _builtins.int = ...,
         owner: Global___Owner | None = ...,
+        members: _builtins.int = ...,
+        prefix_bits: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["owner", b"owner"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["direction", b"direction", "dst", b"dst", "dst_port", b"dst_port", "first_ns", b"first_ns", "flow_id", b"flow_id", "interface", b"interface", "owner", b"owner", "protocol", b"protocol", "src", b"src", "src_port", b"src_port"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["direction", b"direction", "dst", b"dst", "dst_port", b"dst_port", "first_ns", b"first_ns", "flow_id", b"flow_id", "interface", b"interface", "members", b"members", "owner", b"owner", "prefix_bits", b"prefix_bits", "protocol", b"protocol", "src", b"src", "src_port", b"src_port"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

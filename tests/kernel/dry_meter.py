@@ -7,6 +7,8 @@ from collections import Counter
 from dataclasses import dataclass
 
 from netmon.kernel import bpf_calls, loader
+from netmon.kernel.meter.flow_budget import Allowance
+from netmon.kernel.meter.flow_numbers import FlowNumbers
 from netmon.kernel.meter.geometry import choose_geometry
 from netmon.kernel.meter.memory import map_memory
 from netmon.kernel.meter.meter import STALE_NS, Meter
@@ -39,7 +41,7 @@ class Loaded:
         """Everything counted since the last call: flow → packets, wire bytes, payload bytes."""
         time.sleep(STALE_NS / 1e9 + 0.001)
         drained = self.meter.drain(time.monotonic_ns())
-        self.names.update(enumerate(drained.keys.tolist(), drained.first_id))
+        self.names.update(zip(drained.new.ids.tolist(), drained.new.keys.tolist(), strict=True))
         counts: Counter[tuple[Flow, int]] = Counter()
         for _, wire, payload, flow_id, packets in drained.buckets.tolist():
             src, dst, src_port, dst_port, link_protocol = self.names[flow_id]
@@ -57,4 +59,5 @@ def load() -> Loaded:
     """A meter of its own, with buckets of 10 µs."""
     geometry = choose_geometry(10_000)
     descriptors = loader.load(geometry)
-    return Loaded(descriptors, Meter(map_memory(descriptors, geometry), geometry))
+    each = Allowance(per_s=1e9, burst=1 << 30, alive=1 << 30)  # every flow by itself
+    return Loaded(descriptors, Meter(map_memory(descriptors, geometry), geometry, FlowNumbers(each)))

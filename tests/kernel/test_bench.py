@@ -62,15 +62,19 @@ def test_overhead(tmp_path: Path) -> None:
     assert (document["rounds"], document["seconds"]) == (1, 0.3)
     assert picture.read_bytes().startswith(b"\x89PNG")
     kinds = {kind["kind"]: kind for kind in document["kinds"]}
-    assert list(kinds) == ["nothing", "programs", "tc", "tc_receiver", "xdp", "tcpdump"]
+    assert list(kinds) == ["nothing", "programs", "tc", "tc_receiver", "agent", "xdp", "tcpdump"]
     assert kinds["nothing"]["ratio"] == 1
     of_all = ("kind", "gbit_per_s", "ratio", "ratio_quartiles", "machine_cpu_s_per_gb")
     of_observers = ("observer_cpu_s_per_gb", "observer_cpu_fraction", "records", "coverage")
     for name, kind in kinds.items():
-        assert kind.keys() == {*of_all, *of_observers, "lost_bytes", "lost_packets"}
+        assert kind.keys() == {*of_all, *of_observers, "sent_bytes_per_s", "lost_bytes", "lost_packets"}
         assert all(kind[key] is not None for key in of_all)
         assert all((kind[key] is None) == (name in ("nothing", "programs")) for key in of_observers)
-    for name in ("tc", "tc_receiver", "xdp"):
+    assert kinds["agent"]["sent_bytes_per_s"] > 0
+    idle = document["idle"]
+    assert idle["resident_bytes"] > idle["proportional_bytes"] > 0
+    assert idle["sent_bytes_per_s"] > 0
+    for name in ("tc", "tc_receiver", "agent", "xdp"):
         assert kinds[name]["records"] > 0
         assert (kinds[name]["lost_bytes"], kinds[name]["lost_packets"], kinds[name]["coverage"]) == (0, None, 1)
     assert kinds["tcpdump"]["records"] > 0
@@ -102,3 +106,14 @@ def test_nothing_to_measure_is_refused(option: tuple[str, str]) -> None:
     done = subprocess.run([*BENCH, "overhead", *option], capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert done.stderr.startswith("netmon: cannot measure")
+
+
+def test_flows() -> None:
+    before = belongings()
+    document = bench("flows", "--rate", "8000", "--seconds", "1.5")
+    assert belongings() <= before
+    assert document["flows"] == 12_000
+    assert document["described"] + document["members"] >= 12_000
+    assert document["aggregates"] > 0
+    assert (document["missing_packets"], document["coverage"]) == (0, 1)
+    assert document["agent_resident_bytes"] > document["agent_bytes"] > 0

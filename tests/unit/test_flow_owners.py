@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from netmon.agent.flow_owners import FlowOwners
-from netmon.kernel.owners.births import BirthTable
+from netmon.kernel.owners.births import BirthTable, _chosen
 from netmon.kernel.owners.endpoint import packed_address
-from netmon.records import BIRTH, BIRTH_CLOSE, BIRTH_CONNECT, Direction, Flow
+from netmon.records import BIRTH, BIRTH_CLOSE, BIRTH_CONNECT, FLOW_KEY, Direction, Flow
 
 MS = 1_000_000
 
@@ -195,3 +195,42 @@ def test_another_connection_between_the_same_ends_has_another_owner(kernel: Kern
     kernel.tell(50001, pid=8)
     owners.hear(9_000 * MS)
     assert owners.due(10_000 * MS) == []
+
+
+def test_of_a_storm_of_connections_each_process_has_one_and_those_that_matter_have_all() -> None:
+    table = np.zeros(1000, BIRTH)
+    table["pid"] = 1
+    table["pid"][500], table["pid"][600:605] = 2, 3
+    assert sorted(_chosen(table, {3, 4})["pid"].tolist()) == [1, 2, 3, 3, 3, 3, 3]
+
+
+def test_a_connection_that_a_rank_has_just_made_is_training(kernel: Kernel) -> None:
+    owners = FlowOwners(kernel.births)
+    keys = np.array(
+        [(packed_address("192.0.2.1"), packed_address("192.0.2.9"), port, 443, 1 << 8 | 6) for port in (1, 2, 3)],
+        FLOW_KEY,
+    )
+    kernel.tell(1, 4711)
+    owners.add([flow(1, 1)], 0)
+    owners.hear(0)
+    answered(owners, [found(4711, "birth")], 0)
+    kernel.tell(2, 4711)
+    assert owners.training(keys).tolist() == [False, False, False]  # known, and no rank
+    owners.ranks([4711])
+    kernel.tell(3, 4712)
+    assert owners.training(keys).tolist() == [True, True, True]  # a rank, and who nobody knows yet
+    owners.add([flow(2, 2)], 0)
+    owners.hear(0)  # what was told in between is not lost
+    assert owners.flows[2].owner.pid == 4711
+
+
+def test_questions_are_bounded_and_the_first_of_each_comes_first() -> None:
+    owners = FlowOwners()
+    owners.add([flow(n, n, protocol=17) for n in range(1, 8_001)], 0)
+    asked = 0
+    for now in range(0, 100, 4):
+        due = owners.due(now * 10 * MS)
+        assert len(due) <= 500
+        owners.answer([None] * len(due), now * 10 * MS)
+        asked += len(due)
+    assert asked <= 6_000

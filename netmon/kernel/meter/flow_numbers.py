@@ -1,45 +1,125 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Flow keys → flow ids, which are never used twice in a session."""
+"""Flow keys → flow ids, which are never used twice in a session: an id of its own, or its aggregate's.
 
-from collections.abc import Iterable
+Whoever opens flows fast, a scan or a service, gets as many ids as the budget has; the rest is accounted under
+aggregates. Nothing here walks records; only flows that took a slot are looked up.
+"""
+
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from netmon.kernel.meter.aggregates import Aggregates
+from netmon.kernel.meter.flow_budget import ANY, LARGE, TRAINING, Allowance, Budget
 from netmon.records import FLOW_KEY, Table
 
 _RAW = np.dtype("V40")
+LAST_ID = (1 << 32) - 1
+
+Ids = npt.NDArray[np.uint32]
+Choice = Callable[[Table], npt.NDArray[np.bool_]]
+"""(n,) FLOW_KEY → which of them look like a training job's: (n,)."""
+
+
+class New(NamedTuple):
+    """Flows that have got an id of their own: (n,) each; keys: FLOW_KEY."""
+
+    keys: Table
+    ids: Ids
 
 
 class FlowNumbers:
     """Ids from 1, in the order of first sight. A flow that was forgotten and comes back is a new one."""
 
-    def __init__(self) -> None:
-        """Nothing is known."""
+    def __init__(self, each: Allowance = ANY) -> None:
+        """Nothing is known. each: how many are described one by one, whosever they are."""
         self._ids: dict[bytes, int] = {}
+        self._keys: dict[int, bytes] = {}
+        self._any, self._training, self._large = Budget(each), Budget(TRAINING), Budget(LARGE)
+        self._new: list[tuple[bytes, int]] = []
         self.next_id = 1
+        self.aggregates = Aggregates(self._next)
+        self.training: Choice = lambda keys: np.zeros(len(keys), bool)
+        """Asked only when not all new flows can be described."""
 
     def __len__(self) -> int:
-        """Flows remembered."""
+        """Flows that have an id of their own."""
         return len(self._ids)
 
-    def number(self, keys: Table) -> tuple[npt.NDArray[np.uint32], Table]:
-        """keys: (n,) FLOW_KEY → their ids (n,), and the keys among them that are new, in the order of their ids.
+    def number(self, keys: Table, now_ns: int) -> Ids:
+        """keys: (n,) FLOW_KEY, as they opened → their ids (n,)."""
+        ids = np.zeros(len(keys), np.uint32)
+        if not len(keys):
+            return ids
+        raw = np.ascontiguousarray(keys).view(_RAW).tolist()
+        get = self._ids.get
+        ids[:] = [get(key, 0) for key in raw]
+        unknown = np.flatnonzero(ids == 0)
+        names = [raw[i] for i in unknown.tolist()]
+        first = list(dict.fromkeys(names))  # one may have opened on two CPUs
+        room = self._any.take(len(first), len(self), now_ns)
+        for key in first[:room]:
+            self._describe(key)
+        if len(first) > room:
+            self._describe_training(first[room:], now_ns)
+        ids[unknown] = [get(key, 0) for key in names]
+        if len(crowd := unknown[ids[unknown] == 0]):
+            ids[crowd] = self.aggregates.number(np.asarray(keys)[crowd])
+        return ids
 
-        This walks flows that took a slot, one by one, not records.
-        """
-        new: list[bytes] = []
-        ids = np.empty(len(keys), np.uint32)
-        for i, key in enumerate(np.ascontiguousarray(keys).view(_RAW).tolist()):
-            known = self._ids.get(key)
-            if known is None:
-                known = self._ids[key] = self.next_id
-                self.next_id += 1
-                new.append(key)
-            ids[i] = known
-        return ids, np.array(new, _RAW).view(FLOW_KEY)
+    def _describe_training(self, names: list[bytes], now_ns: int) -> None:
+        """Those of a job's ranks, and those whose reverse direction is described."""
+        keys = np.array(names, _RAW).view(FLOW_KEY)
+        get = self._ids.get
+        wanted = self.training(keys) | np.array([get(key, 0) > 0 for key in reversed_keys(keys)], bool)
+        chosen = np.flatnonzero(wanted).tolist()
+        for i in chosen[: self._training.take(len(chosen), len(self), now_ns)]:
+            self._describe(names[i])
 
-    def keep(self, ids: Iterable[int]) -> None:
-        """Forgets every flow but these."""
-        live = set(ids)
-        self._ids = {key: number for key, number in self._ids.items() if number in live}
+    def promote(self, key: bytes, now_ns: int) -> int:
+        """The id of a flow that turned out to be large; 0 where it has to stay in its aggregate for now."""
+        known = self._ids.get(key, 0)
+        if known or not self._large.take(1, len(self), now_ns):
+            return known
+        return self._describe(key)
+
+    def revive(self, key: bytes, now_ns: int) -> int:
+        """The id of a flow that goes on after it was forgotten: a new one, or its aggregate's."""
+        return int(self.number(np.array([key], _RAW).view(FLOW_KEY), now_ns)[0])
+
+    def take_new(self) -> New:
+        """The flows that got an id of their own since the last call, in its order."""
+        new, self._new = self._new, []
+        return New(np.array([key for key, _ in new], _RAW).view(FLOW_KEY), np.array([n for _, n in new], np.uint32))
+
+    def forget(self, ids: Iterable[int]) -> dict[int, int]:
+        """These flows are over: each → the aggregate in whose place it was."""
+        forgotten = {i: self._keys.pop(i) for i in ids if i in self._keys}
+        for key in forgotten.values():
+            del self._ids[key]
+        keys = np.array(list(forgotten.values()), _RAW).view(FLOW_KEY)
+        places = self.aggregates.number(keys, counted=False).tolist() if forgotten else []
+        return dict(zip(forgotten, places, strict=True))
+
+    def _describe(self, key: bytes) -> int:
+        number = self._ids[key] = self._next()
+        self._keys[number] = key
+        self._new.append((key, number))
+        return number
+
+    def _next(self) -> int:
+        number = self.next_id
+        self.next_id = min(number + 1, LAST_ID)  # the agent begins a new session long before
+        return number
+
+
+def reversed_keys(keys: Table) -> list[bytes]:
+    """(n,) FLOW_KEY → the raw keys of the same connections' other directions, on the same interface."""
+    other = keys.copy()
+    other["src"], other["dst"] = keys["dst"], keys["src"]
+    other["src_port"], other["dst_port"] = keys["dst_port"], keys["src_port"]
+    other["link_protocol"] = keys["link_protocol"] ^ np.uint32(1 << 8)
+    raw: list[bytes] = other.view(_RAW).tolist()
+    return raw

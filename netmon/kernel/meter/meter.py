@@ -14,25 +14,24 @@ the openings second: these are then at least those that the buckets are of. A di
 the next drain, and no later: until then it is remembered which flow held the slot.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from netmon.kernel.meter.cpu_rings import CpuRings
-from netmon.kernel.meter.flow_numbers import FlowNumbers
+from netmon.kernel.meter.flow_numbers import FlowNumbers, New
 from netmon.kernel.meter.geometry import Geometry
 from netmon.kernel.meter.memory import Fence, MeterMemory
 from netmon.kernel.meter.row_buffer import RowBuffer
 from netmon.kernel.meter.slot_holders import SlotHolders
 from netmon.kernel.meter.slot_states import COUNTS, Slots, SlotStates
+from netmon.kernel.meter.unnamed_slots import UnnamedSlots
 from netmon.records import KERNEL_FLOW, KERNEL_LEDGER, Table
 
 STALE_NS = 30_000_000
 """A bucket that ended so long ago is taken from its slot."""
-
-MAX_FLOWS = 1 << 18
-"""Flows remembered; beyond it, those that hold no slot are forgotten (and numbered anew when they come back)."""
 
 _LEDGER_COUNTERS = tuple(name for name in KERNEL_LEDGER.names or () if name != "pad")
 
@@ -46,18 +45,17 @@ Words = npt.NDArray[np.uint64]
 
 @dataclass(frozen=True)
 class Drained:
-    """One drain. buckets: dtype BUCKET, in the meter's `rows`; keys: dtype FLOW_KEY, of the flow first_id + row."""
+    """One drain. buckets: dtype BUCKET, in the meter's `rows`; new: the flows that have ids of their own since."""
 
     buckets: Table
-    keys: Table
-    first_id: int
+    new: New
 
 
 class Meter:
     """The reading end of one loaded meter. Not thread-safe; never blocks."""
 
-    def __init__(self, memory: MeterMemory, geometry: Geometry) -> None:
-        """memory: of that geometry."""
+    def __init__(self, memory: MeterMemory, geometry: Geometry, numbers: FlowNumbers | None = None) -> None:
+        """memory: of that geometry. numbers: what the flows are called; None for the usual budgets."""
         self.geometry = geometry
         self.rows = RowBuffer()
         """What has been drained; the caller gives it up by `rows.shrink(0)` when it is done with it."""
@@ -67,11 +65,12 @@ class Meter:
         self._ledger = memory.ledger
         self._fence = Fence()
         self.slots = SlotStates(memory, self._fence)
-        self._numbers = FlowNumbers()
-        self._most_flows = MAX_FLOWS
+        self.numbers = FlowNumbers() if numbers is None else numbers
         self._flow_of_slot = np.zeros(len(memory.slots), np.uint32)
         self._generation = np.zeros(len(memory.slots), np.uint16)
+        self._unnamed = UnnamedSlots(self.numbers, memory.slots, self._flow_of_slot, self._generation)
         self._displaced = SlotHolders.none()
+        self._now_ns = 0
 
     @property
     def fill(self) -> float:
@@ -83,6 +82,7 @@ class Meter:
 
         Rows come in no particular order, and several may be of the same flow and bucket: they add up.
         """
+        self._now_ns = now_ns
         unrecorded = self.slots.unrecorded()
         self._fence()
         self._buckets.look()
@@ -90,8 +90,7 @@ class Meter:
         self._flows.look()
         self._fence()
         openings = self._openings()
-        first_id = self._numbers.next_id
-        ids, new_keys = self._numbers.number(openings["key"])
+        ids = self.numbers.number(openings["key"], now_ns)
         opened = SlotHolders(openings["slot"], openings["generation"], ids)
         begin = len(self.rows)
         if len(opened):
@@ -103,10 +102,16 @@ class Meter:
         self._assign(opened)
         self.slots.recover(unrecorded)
         self._take_quiet(now_ns)
-        if len(self._numbers) > self._most_flows:
-            self._numbers.keep(np.unique(self._flow_of_slot[self.slots.occupied()]).tolist())
-            self._most_flows = max(MAX_FLOWS, 2 * len(self._numbers))
-        return Drained(self.rows.table(begin), new_keys, first_id)
+        self._unnamed.promote(now_ns)
+        return Drained(self.rows.table(begin), self.numbers.take_new())
+
+    def forget(self, flow_ids: Iterable[int]) -> None:
+        """These flows are over: their ids are not used any more. What comes of one is a new flow, or its aggregate's.
+
+        To be called when what was drained has been taken from `rows`.
+        """
+        places = self._unnamed.forget(flow_ids)
+        self._displaced = self._displaced.renamed(places)
 
     def ledger(self) -> dict[int, dict[str, int]]:
         """Counters by link and name of KERNEL_LEDGER, over all CPUs, as they are now. Links that saw nothing have none.
@@ -154,8 +159,9 @@ class Meter:
         """Records become rows, in place; returns which of them have nothing left."""
         last = words[:, 2].copy()
         slots: Slots = (last & _LOWER).view(np.intp)
-        words[:, 2] = self._flow_of_slot[slots] | last >> _PACKETS_SHIFT << _HALF
         generations = (last >> _HALF).astype(np.uint16)
+        self._unnamed.carry(slots, generations, words[:, 1] & _LOWER, self._now_ns)
+        words[:, 2] = self._flow_of_slot[slots] | last >> _PACKETS_SHIFT << _HALF
         if len(changes):  # the slot may have had another flow then than it has now
             changed = np.flatnonzero(self._generation[slots] != generations)
             if len(changed):
@@ -167,11 +173,13 @@ class Meter:
         self._displaced = SlotHolders(slots, self._generation[slots], self._flow_of_slot[slots]).and_also(opened)
         self._flow_of_slot[slots] = opened.flow_ids  # of several openings of a slot the last one stays
         self._generation[slots] = opened.generations
+        self._unnamed.open(slots, opened.flow_ids)
 
     def _take_quiet(self, now_ns: int) -> None:
         slots, values = self.slots.take_quiet(now_ns - STALE_NS - self.geometry.bucket_ns, self._generation)
         if not len(slots):
             return
+        self._unnamed.carry(slots, values["generation"], values["wire_bytes"].astype(np.uint64), now_ns)
         begin = len(self.rows)
         self.rows.grow(len(slots))
         rows = self.rows.table(begin)

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which flow held a slot in which generation, of the latest changes."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -31,6 +32,11 @@ class SlotHolders:
             np.concatenate([self.generations, other.generations]),
             np.concatenate([self.flow_ids, other.flow_ids]),
         )
+
+    def renamed(self, flow_ids: Mapping[int, int]) -> "SlotHolders":
+        """With other ids in the place of some."""
+        ids = [flow_ids.get(i, i) for i in self.flow_ids.tolist()]
+        return SlotHolders(self.slots, self.generations, np.array(ids, np.uint32))
 
     def find(self, slots: npt.NDArray[np.intp], generations: npt.NDArray[np.uint16]) -> npt.NDArray[np.uint32]:
         """The flows of these (slot, generation), which must all be here."""

@@ -61,10 +61,6 @@ class SlotStates:
         """Slots that the next look goes over."""
         return len(self._live) + sum(map(len, self._newly_live))
 
-    def occupied(self) -> Slots:
-        """Every slot that was ever used. Costs a look at all of them."""
-        return np.flatnonzero(self._states)
-
     def open_slots(self, slots: Slots) -> None:
         """Flows have taken these slots. To be called before the records that were found with them."""
         self._enliven(np.unique(slots[self._states[slots] == 0]))

@@ -4,15 +4,21 @@
 import mmap
 import os
 import socket
+import time
+from collections.abc import Collection
 from dataclasses import dataclass
 from itertools import islice
 
+import numpy as np
+import numpy.typing as npt
+
 from netmon.kernel import bpf_calls
 from netmon.kernel.btf import KernelTypes
+from netmon.kernel.meter.flow_budget import Allowance, Budget
 from netmon.kernel.meter.ring_buffer import RingBuffer
 from netmon.kernel.owners.endpoint import Endpoint, packed
 from netmon.kernel.processes import machine_wide, namespace_of
-from netmon.records import BIRTH, BIRTH_CONNECT
+from netmon.records import BIRTH, BIRTH_CONNECT, Table
 
 PROGRAM, MAP, TOLD_MAP = "socket_state", "births", "births_told"
 RING_BYTES = 1 << 18
@@ -20,6 +26,9 @@ TOLD_RING_BYTES = 1 << 20  # nobody is woken for it: it holds what is told betwe
 _TRACEPOINT = "inet_sock_set_state"
 _REMEMBERED = 32_768  # connections
 _ENDS = 36  # bytes of addresses and ports, with which a record begins
+_EACH = Allowance(per_s=2_000, burst=8_000, alive=1 << 30)
+"""Connections that are taken in one by one; beyond them one of each process, and those of processes that matter."""
+_MOST_CHOSEN = 500  # at a time, beyond the allowance
 
 _OFFSETS = {
     "NETMON_SK_FAMILY": ("sock", "__sk_common.skc_family"),
@@ -69,12 +78,19 @@ class BirthTable:
         """ring: descriptor of MAP or TOLD_MAP (not kept), of which this is the only reader; size: its, in bytes."""
         self._ring = RingBuffer(ring, size, BIRTH)
         self._births: dict[bytes, Birth] = {}
+        self._budget = Budget(_EACH)
 
-    def take(self) -> list[Birth]:
-        """Takes in what has been told, and returns it: the moment to look at the processes, as they may be short."""
+    def take(self, wanted: Collection[int] = ()) -> list[Birth]:
+        """Takes in what has been told, and returns it: the moment to look at the processes, as they may be short.
+
+        wanted: processes of whose connections none is passed over in a storm.
+        """
         table = self._ring.take()
         if not len(table):
             return []
+        room = self._budget.take(len(table), 0, time.monotonic_ns())
+        if room < len(table):
+            table = np.concatenate([table[:room], _chosen(table[room:], wanted)])
         ends = table.view([("ends", f"V{_ENDS}"), ("rest", f"V{BIRTH.itemsize - _ENDS}")])["ends"]
         columns = (table[name].tolist() for name in ("pid", "process", "cgroup", "kind"))
         births = []
@@ -90,9 +106,21 @@ class BirthTable:
             del self._births[place]
         return births
 
+    def maker(self, ends: bytes) -> int:
+        """Pid of who made, or closed, the connection with this end; 0: not told."""
+        birth = self._births.get(ends)
+        return birth.pid if birth else 0
+
     def find(self, endpoint: Endpoint) -> Birth | None:
         """Who made, or closed, the connection with this end: in any network namespace of this host."""
         return self._births.get(packed(endpoint)) if endpoint.protocol == socket.IPPROTO_TCP else None
+
+
+def _chosen(table: Table, wanted: Collection[int]) -> Table:
+    """Of a storm: one connection of each process, and all of the wanted ones, as many as there is time for."""
+    chosen: npt.NDArray[np.bool_] = np.isin(table["pid"], np.fromiter(wanted, np.uint32, len(wanted)))
+    chosen[np.unique(table["pid"], return_index=True)[1]] = True
+    return table[chosen][:_MOST_CHOSEN]
 
 
 class Births(BirthTable):

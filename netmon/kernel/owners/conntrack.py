@@ -4,13 +4,13 @@
 import contextlib
 import socket
 from pathlib import Path
-from typing import Any
-
-from pyroute2.netlink.exceptions import NetlinkError
-from pyroute2.netlink.nfnetlink.nfctsocket import NFCTAttrTuple, NFCTSocket
+from typing import TYPE_CHECKING, Any
 
 from netmon.kernel.owners.endpoint import Endpoint
 from netmon.kernel.pace import Pace
+
+if TYPE_CHECKING:  # 20 MB, needed only where addresses are translated
+    from pyroute2.netlink.nfnetlink.nfctsocket import NFCTSocket
 
 _COUNT = Path("/proc/sys/net/netfilter/nf_conntrack_count")
 
@@ -27,12 +27,15 @@ class Translations:
         """The connection as its local socket behind the translation knows it; None where nothing is translated."""
         if not self._pace.allows():
             return None
-        with self._pace, contextlib.suppress(OSError, NetlinkError):  # no conntrack, or not of this connection
+        with self._pace, contextlib.suppress(OSError):  # no conntrack
             if int(_COUNT.read_text()):
                 return _inside(endpoint, self._ask(endpoint))
         return None
 
     def _ask(self, endpoint: Endpoint) -> list[Any]:
+        from pyroute2.netlink.exceptions import NetlinkError
+        from pyroute2.netlink.nfnetlink.nfctsocket import NFCTAttrTuple, NFCTSocket
+
         if self._socket is None:
             self._socket = NFCTSocket()
         family = socket.AF_INET6 if ":" in endpoint.local else socket.AF_INET
@@ -45,10 +48,17 @@ class Translations:
             sport=endpoint.remote_port,
             dport=endpoint.local_port,
         )
-        return list(self._socket.entry("get", tuple_orig=arriving))
+        try:
+            return list(self._socket.entry("get", tuple_orig=arriving))
+        except NetlinkError:  # it has nothing of this connection
+            return []
 
 
 def _inside(endpoint: Endpoint, messages: list[Any]) -> Endpoint | None:
+    if not messages:
+        return None
+    from pyroute2.netlink.nfnetlink.nfctsocket import NFCTAttrTuple
+
     family = socket.AF_INET6 if ":" in endpoint.local else socket.AF_INET
     for message in messages:
         original, reply = (message.get_attr(f"CTA_TUPLE_{name}") for name in ("ORIG", "REPLY"))

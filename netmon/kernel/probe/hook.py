@@ -3,7 +3,10 @@
 
 from typing import NamedTuple
 
-from netmon.kernel.probe.interfaces import InterfaceFacts
+from netmon.errors import UnsupportedError
+from netmon.kernel.nic import name_of
+from netmon.kernel.probe import bpf
+from netmon.kernel.probe.interfaces import InterfaceFacts, interface_facts
 
 # Drivers of physical NICs that run XDP before they build an sk_buff: for kernels that do not tell (before Linux 6.3).
 NATIVE_XDP_DRIVERS = frozenset(
@@ -12,6 +15,7 @@ NATIVE_XDP_DRIVERS = frozenset(
         *("mana", "mlx4_en", "mlx5_core", "nfp", "qede", "sfc", "thunderx_nicvf"),
     }
 )
+_LOOKS = 10  # at an interface whose name changes between two questions about it
 _LINEARISING_KINDS = frozenset({"veth"})
 
 
@@ -56,3 +60,27 @@ def _tc_reason(tcx: bool) -> str:
     if tcx:
         return "keeps the interface's speed, shares the hook with others, vanishes with the process"
     return "this kernel has no tcx (Linux 6.6 brought it); a filter of its own, beside what is there"
+
+
+def choose_for(name: str, known_index: int, wanted: str) -> tuple[int, str, tuple[str, str], str]:
+    """For an interface, by its index where that is known: it may be getting another name just now; 0: by its name.
+
+    Returns its index, its name now, the hooks (rx, tx) as of choose_hook, and who has the XDP slot that was wanted; ""
+    where it is free. Raises UnsupportedError.
+    """
+    fact = _found(name, known_index)
+    choice = choose_hook(fact, tcx=bpf.has_tcx(), wanted=wanted)
+    holder = fact.xdp_holder if wanted == "xdp" and fact.xdp_program else ""
+    return fact.index, fact.name, (choice.rx, choice.tx), holder
+
+
+def _found(name: str, known_index: int) -> InterfaceFacts:
+    for _ in range(_LOOKS):
+        there = interface_facts()
+        for fact in there.watchable:
+            if fact.index == known_index or (not known_index and fact.name == name):
+                return fact
+        if not name_of(known_index):
+            break
+    why = next((line for line in there.refused if f" {name}:" in line), "")
+    raise UnsupportedError(why or f"cannot watch {name}: no such interface")

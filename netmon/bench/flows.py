@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What new flows cost: so many a second, one frame each, at the receiver of a pair, with an agent and a collector."""
+
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow.compute as pc
+import pyarrow.dataset as ds
+
+from netmon.bench.cpu import process_seconds
+from netmon.bench.memory import memory_bytes
+from netmon.bench.observers import agent_command
+from netmon.bench.pair import Pair, pair
+from netmon.lab import iproute
+from netmon.lab.network import INTERFACE
+from netmon.lab.process import Process
+
+_READY_SECONDS = 60
+_END_SECONDS = 120
+_MOST_FLOWS = 65_536 * 64_000  # addresses times ports
+_LOOK_SECONDS = 1.0
+_FOLDER = Path("/dev/shm")
+
+
+@dataclass(frozen=True)
+class FlowsResult:
+    """CPU as fractions of one core; memory: the most seen, all processes of the agent, as PSS and as RSS.
+
+    described, aggregates: flows and aggregates of them in the dataset. lost and missing packets: by the ledger, and
+    sent but not in the dataset.
+    """
+
+    seconds: float
+    flows_per_s: float
+    flows: int
+    agent_cpu_fraction: float
+    agent_bytes: int
+    agent_resident_bytes: int
+    collector_cpu_fraction: float
+    collector_bytes: int
+    described: int
+    aggregates: int
+    members: int
+    missing_packets: int
+    coverage: float
+
+    def document(self) -> dict[str, Any]:
+        """For --json."""
+        return asdict(self)
+
+
+def measure(per_s: int, seconds: float, progress: Callable[[float], None] = lambda _: None) -> FlowsResult:
+    """Blocks for some ten seconds longer. Raises LabError. Everything it made is gone afterwards."""
+    with pair("") as hosts, tempfile.TemporaryDirectory(prefix="netmon-bench-", dir=_FOLDER) as folder:
+        return _measure(hosts, Path(folder), per_s, seconds, progress)
+
+
+def _measure(hosts: Pair, folder: Path, per_s: int, seconds: float, progress: Callable[[float], None]) -> FlowsResult:
+    address, data = f"unix:{folder / 'collector.sock'}", folder / "data"
+    collect = [sys.executable, "-m", "netmon", "collector", "--listen", address, "--data", str(data)]
+    watch = agent_command(hosts.receiver, "tc", address, folder)
+    flows = min(round(per_s * seconds), _MOST_FLOWS)
+    send = [sys.executable, "-m", "netmon.bench.flood", INTERFACE, *_addresses(hosts), str(flows), str(per_s)]
+    with (
+        Process("collector", collect, folder, notify=folder / "notify-collector") as collector,
+        Process("agent", watch, folder, host=hosts.receiver, notify=folder / "notify-agent") as agent,
+    ):
+        collector.wait_ready(_READY_SECONDS)
+        agent.wait_ready(_READY_SECONDS)
+        agents, collectors = iproute.processes(hosts.receiver.namespace), [collector.pid]
+        used, begin = (process_seconds(agents), process_seconds(collectors)), time.monotonic()
+        most = [0, 0, 0]
+        with Process("flood", send, folder, host=hosts.sender) as flood:
+            while flood.status() is None:
+                time.sleep(_LOOK_SECONDS)
+                now = (memory_bytes(agents, "Pss"), memory_bytes(agents, "Rss"), memory_bytes(collectors, "Pss"))
+                most = [max(pair_) for pair_ in zip(most, now, strict=True)]
+                progress(min(1, (time.monotonic() - begin) / seconds))
+            flood.check()
+        elapsed = time.monotonic() - begin
+        cpu = process_seconds(agents) - used[0], process_seconds(collectors) - used[1]
+        agent.end_in_order(seconds=_END_SECONDS)
+        collector.end_in_order(seconds=_END_SECONDS)
+    return FlowsResult(
+        seconds=elapsed,
+        flows_per_s=flows / elapsed,
+        flows=flows,
+        agent_cpu_fraction=cpu[0] / elapsed,
+        agent_bytes=most[0],
+        agent_resident_bytes=most[1],
+        collector_cpu_fraction=cpu[1] / elapsed,
+        collector_bytes=most[2],
+        **_of_dataset(data, flows),
+    )
+
+
+def _addresses(hosts: Pair) -> list[str]:
+    """Of hardware, the sender's and the receiver's, and the receiver's own."""
+    links = [
+        json.loads(iproute.call(["ip", "-n", host.namespace, "-json", "link", "show", INTERFACE]))[0]
+        for host in (hosts.sender, hosts.receiver)
+    ]
+    return [*(link["address"] for link in links), hosts.receiver.address]
+
+
+def _of_dataset(data: Path, sent: int) -> dict[str, Any]:
+    flows, buckets, ledger = (
+        ds.dataset(data / name, format="parquet", partitioning="hive").to_table()
+        for name in ("flows", "buckets", "ledger")
+    )
+    udp = flows.filter(pc.equal(flows["protocol"], 17))
+    aggregates = udp.filter(pc.greater(udp["members"], 0))
+    packets = pc.sum(buckets.filter(pc.is_in(buckets["flow_id"], udp["flow_id"]))["packets"]).as_py()
+    return {
+        "described": len(udp) - len(aggregates),
+        "aggregates": len(aggregates),
+        "members": pc.sum(aggregates["members"]).as_py() or 0,
+        "missing_packets": sent - packets,
+        "coverage": pc.sum(ledger["attributed_bytes"]).as_py() / pc.sum(ledger["nic_bytes"]).as_py(),
+    }
