@@ -9,6 +9,7 @@ import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -46,6 +47,7 @@ _BUSY_TICK_NS = 5_000_000
 _BUSY_FILL = 1 / 8  # of the ring at a drain, from which the next one comes sooner
 _BATCH_NS = 200_000_000
 _LOOK_NS = 300_000_000
+_MOST_WARNED = 1000  # lines that others' processes can make us write
 _FAREWELL_S = 5.0
 _EXCHANGES_END_S = 1.0
 
@@ -73,6 +75,7 @@ class Agent:
     def __init__(self, settings: Settings) -> None:
         """Attaches everything; blocks for about a second. Raises NetmonError."""
         privilege.require_capabilities()
+        privilege.allow_descriptors()
         self._settings = settings
         nics = [nic.describe(name) for name in settings.interfaces]
         self._marks_socket = MarkSocket(settings.socket)
@@ -83,7 +86,7 @@ class Agent:
         started = self._privileged.start(list(settings.interfaces), settings.hook, geometry)
         self._meter = Meter(started.descriptors, geometry)
         self._steps_ring = RingBuffer(started.descriptors["steps"], geometry.step_ring_bytes, STEP)
-        self._steps_lost = mapped_array(started.descriptors["steps_lost"], np.dtype("<u8"), 1)
+        self._steps_lost = mapped_array(started.descriptors["steps_lost"], np.dtype("<u8"), 2)
         told = started.descriptors.get(TOLD_MAP)
         births = BirthTable(told, TOLD_RING_BYTES) if told is not None else None
         for descriptor in started.descriptors.values():
@@ -106,6 +109,8 @@ class Agent:
         self._look_due_ns = 0
         self._warned: set[str] = set()
         self._asking = ""
+        self._look: dict[str, Any] = {}  # under way
+        self._ranks_told: list[dict[str, Any]] = []  # in it
         self._clock, self._exchanges = Clock(), ClockExchanges(settings.collector)
         self._write_hello()
         self._stream = Stream(settings.collector, self._spool, settings.spool, settings.spool_bytes)
@@ -172,13 +177,25 @@ class Agent:
         if self._asking == "owners":
             self._owners.answer(reply["owners"], now_ns)
             return
-        self._marks += self._steps.ranks(reply["ranks"], now_ns)
-        self._follow_timelines(reply["timelines"], now_ns)
-        self._links.follow(reply["interfaces"])
-        for path in reply["probed"]:
+        self._ranks_told += reply["ranks"]
+        if self._asking == "look":
+            self._look = reply
+        if reply["more"]:
+            self._asking = "more"
+            self._privileged.request("more")
+        else:
+            self._see(self._look, now_ns)
+
+    def _see(self, look: dict[str, Any], now_ns: int) -> None:
+        """A look is complete."""
+        self._marks += self._steps.ranks(self._ranks_told, now_ns)
+        self._ranks_told = []
+        self._follow_timelines(look["timelines"], now_ns)
+        self._links.follow(look["interfaces"])
+        for path in look["probed"]:
             log.info("probing %s", path)
-        for warning in reply["warnings"]:
-            if warning not in self._warned:
+        for warning in look["warnings"]:
+            if warning not in self._warned and len(self._warned) < _MOST_WARNED:
                 self._warned.add(warning)
                 log.warning("%s", warning)
 
@@ -218,11 +235,11 @@ class Agent:
 
     def _unusable(self) -> int:
         """Marks and messages that led to nothing, since the start."""
-        lost = int(self._steps_lost[0])
+        lost, over_budget = map(int, self._steps_lost)
         if lost and "steps" not in self._warned:
             self._warned.add("steps")
             log.warning("calls of training libraries came faster than they were read: iterations may be missing")
-        return self._marks_socket.refused + self._timelines.refused + lost
+        return self._marks_socket.refused + self._timelines.refused + self._steps.refused + lost + over_budget
 
     def _write_hello(self) -> None:
         hello = Hello(

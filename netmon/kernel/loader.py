@@ -22,6 +22,7 @@ from netmon.errors import KernelError, NetmonError, UnsupportedError
 from netmon.kernel import layout, libbpf
 from netmon.kernel.meter.meter import Geometry
 from netmon.kernel.owners import births
+from netmon.kernel.processes import pid_namespace
 
 METER_PROGRAMS = ("meter_xdp", "meter_tc_ingress", "meter_tc_egress")
 STEP_PROGRAMS = (
@@ -84,6 +85,7 @@ def compiler_flags(geometry: Geometry) -> list[str]:
     bpf = sources()
     architecture = sysconfig.get_config_var("MULTIARCH") or f"{os.uname().machine}-linux-gnu"
     page = resource.getpagesize()
+    device, inode = pid_namespace() or (0, 0)
     defines = {
         "NETMON_BUCKET_NS": f"{geometry.bucket_ns}ULL",
         "NETMON_SLOTS": geometry.slots,
@@ -92,6 +94,8 @@ def compiler_flags(geometry: Geometry) -> list[str]:
         "NETMON_RING_PAGES": geometry.ring_bytes // page,
         "NETMON_FLOW_PAGES": geometry.flow_ring_bytes // page,
         "NETMON_STEP_PAGES": geometry.step_ring_bytes // page,
+        "NETMON_PID_NAMESPACE_DEVICE": device,
+        "NETMON_PID_NAMESPACE_INODE": inode,
     }
     includes = [f"-I{bpf}", f"-I/usr/include/{architecture}", "-I/usr/include"]
     return ["-Werror", *includes, *(f"-D{name}={value}" for name, value in defines.items())]

@@ -39,7 +39,7 @@ def choose_geometry(bucket_ns: int, indices: Sequence[int], slots: int = 0) -> G
         links=_links(indices),
         ring_bytes=16 << 20,
         flow_ring_bytes=1 << 20,
-        step_ring_bytes=1 << 18,
+        step_ring_bytes=2 << 20,
     )
 
 
