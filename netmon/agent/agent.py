@@ -35,6 +35,7 @@ from netmon.kernel.meter.ring_buffer import RingBuffer
 from netmon.kernel.nic import Nic
 from netmon.kernel.owners.births import TOLD_MAP, TOLD_RING_BYTES, BirthTable
 from netmon.kernel.privileged import Privileged
+from netmon.kernel.processes import PARTIAL_VIEW, pid_namespace
 from netmon.kernel.training.timelines import Opened
 from netmon.records import STEP, Batch, Hello, Interface, LedgerSample, Mark
 from netmon.wire import netmon_pb2
@@ -96,6 +97,8 @@ class Agent:
             _interface(number, card, hooks, settings.capacity_bps)
             for number, (card, hooks) in enumerate(zip(nics, started.hooks, strict=True), 1)
         )
+        if pid_namespace():
+            log.warning("this is not the machine's PID namespace: %s", PARTIAL_VIEW)
         self._links = Links([card.index for card in nics], settings.interfaces)
         self._ledger = Ledger(self._meter, self._links, nics, started.hooks)
         self._nic = NicSamples(self._links, len(nics), settings.nic_interval_ns)

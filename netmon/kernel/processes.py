@@ -69,6 +69,10 @@ def pid_namespace() -> tuple[int, int] | None:
     return None if status.st_ino == _MACHINE_PID_NAMESPACE else (status.st_dev, status.st_ino)
 
 
+PARTIAL_VIEW = "steps and connections are told of processes in this one, not of those inside of it or outside of it"
+"""What it means that `pid_namespace` is not the machine's: the kernel tells a process's number in its own one only."""
+
+
 def pids() -> Iterator[int]:
     """All processes that we can see."""
     return (int(entry.name) for entry in PROC.iterdir() if entry.name.isdecimal())

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a local user without privilege may do to an agent; a program of its own, for any Python, without our packages.
 
-`python3 attacks.py NAME SOCKET FOLDER`: the folder holds libraries that were built for it, and may be written to. Prints
-"ready" when it is under way, and goes on until it is killed.
+`python3 attacks.py NAME SOCKET FOLDER`: the folder holds a library that was built for it, and may be written to.
+Prints "ready" when it is under way, and goes on until it is killed.
 """
 
 import ctypes
