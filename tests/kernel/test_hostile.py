@@ -27,9 +27,8 @@ pytestmark = pytest.mark.kernel
 NOBODY = 65534
 ATTACKS = Path(__file__).with_name("attacks.py")
 SAID = {
-    "calls": "calls a training library more often than training does",
-    "fifo": "what stands at its path is not what is mapped",
-    "broken_libraries": "that is no library",
+    "fifo": "its functions are not where its code is",
+    "broken_libraries": "it is no library of this machine",
     "connections": "is one connection too many",
     "joins": "that it joins, which its user has done too often",
 }
