@@ -179,8 +179,8 @@ def test_traffic_and_steps_are_whole(scene: Scene, attack: str) -> None:
         assert ledger.loc[way, "attributed_bytes"] == ledger.loc[way, "nic_bytes"] == buckets[way]
     iterations = watched.table("iterations")
     honest = iterations[iterations["job"] == "honest"]
-    # Nothing tells when the last one was over. A rank that the agent of a busy machine has found late may have taken steps
-    # before, so its first one is left out: it may have been seen in part.
+    # Nothing tells when the last one was over. A rank that the agent of a busy machine has found late may have taken
+    # steps before, so its first one is left out: it may have been seen in part.
     late = int(honest["relative"].any())
     assert sorted(honest["iteration"]) == list(range(STEPS - 1 - late))
     flows = watched.table("flows")
