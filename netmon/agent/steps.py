@@ -134,6 +134,8 @@ class StepMarks:
 
     def _hold(self, table: Table) -> None:
         """Until their process is known as a rank; the oldest are given up."""
+        if not len(table):
+            return
         self._unknown.append(table)
         while len(self._unknown) > _HELD_DRAINS or sum(map(len, self._unknown)) > max(_HELD_STEPS, len(table)):
             self._unknown.popleft()
@@ -237,6 +239,7 @@ def _by_process(table: Table) -> list[Table]:
 
 
 def _last_set_up(steps: Table) -> Table:
-    """Without those before the last one: between two drains no job is set up twice."""
-    set_up = np.flatnonzero(steps["kind"] == STEP_RANK)
-    return np.delete(steps, set_up[:-1]) if len(set_up) > 1 else steps
+    """Of set-ups with nothing between them, the last one."""
+    set_up = steps["kind"] == STEP_RANK
+    overtaken = set_up[:-1] & set_up[1:]
+    return np.delete(steps, np.flatnonzero(overtaken))
