@@ -120,6 +120,7 @@ struct netmon_ledger {
 #define NETMON_STEP_OTHER 5	 /* another collective, not of gradients, was handed over */
 #define NETMON_STEP_RANK 6	 /* the job is set up, again perhaps: name_hash is rank << 32 | size */
 #define NETMON_STEP_CALL 7	 /* something was handed over; of what size, another thread tells in its turn */
+#define NETMON_STEP_DROPPED 8	 /* calls beyond the budget; name_hash: how many of this process have been dropped */
 
 /* What a training process did, in the clock of the buckets. */
 struct netmon_step {
@@ -130,6 +131,18 @@ struct netmon_step {
 	u8 library;
 	u16 tensors; /* handed over in one call */
 };
+
+/*
+ * What calls may cost, as the time that one of them uses up: of a process and of a user, and how much may be used in
+ * advance. Training makes some thousands of calls per step and process. A user has many processes, and the ring has room for
+ * what one user may have told at once, and as much again.
+ */
+#define NETMON_CALL_NS_OF_PROCESS (1 << 16) /* 15,259 calls/s */
+#define NETMON_CALL_NS_OF_USER (1 << 14)    /* 61,035 calls/s */
+#define NETMON_CALLS_AT_ONCE 8192	    /* of a process */
+#define NETMON_CALLS_AT_ONCE_OF_USER 16384
+#define NETMON_BUDGETS 8192	     /* processes and users that are remembered: who is forgotten begins anew */
+#define NETMON_DROPS_TOLD_EVERY 4096 /* of a process; and the first one */
 
 #define NETMON_HASH_SEED 0xcbf29ce484222325ULL
 

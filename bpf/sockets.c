@@ -7,11 +7,11 @@
  * comes by itself, so that neither waits for the other.
  *
  * Set at load: NETMON_BIRTH_PAGES and NETMON_TOLD_PAGES, the offsets NETMON_SK_* of struct sock and NETMON_NET_INUM of struct net, which
- * user space reads from the kernel's own BTF, NETMON_NAMESPACE (the only network namespace of interest, 0: all) and
- * NETMON_PID_NAMESPACE_DEVICE and _INODE (whose numbers user space knows processes by, 0: the machine's).
+ * user space reads from the kernel's own BTF, and NETMON_NAMESPACE (the only network namespace of interest, 0: all).
  */
 #include <uapi/linux/ptrace.h>
 #include "netmon.h"
+#include "current.h"
 
 #define AF_INET 2
 #define AF_INET6 10
@@ -37,18 +37,6 @@ BPF_RINGBUF_OUTPUT(births_told, NETMON_TOLD_PAGES);
 BPF_TABLE("lru_hash", u64, struct who, connecting, 8192);
 
 #define READ(to, from) bpf_probe_read_kernel(&(to), sizeof(to), (void *)(from))
-
-static __always_inline u32 current_pid(void)
-{
-#if NETMON_PID_NAMESPACE_INODE
-	struct bpf_pidns_info info = {};
-
-	bpf_get_ns_current_pid_tgid(NETMON_PID_NAMESPACE_DEVICE, NETMON_PID_NAMESPACE_INODE, &info, sizeof(info));
-	return info.tgid; /* 0: a process that user space cannot see */
-#else
-	return bpf_get_current_pid_tgid() >> 32;
-#endif
-}
 
 static __always_inline void look_at_current(struct who *who)
 {

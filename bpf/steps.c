@@ -8,10 +8,23 @@
  */
 #include <uapi/linux/ptrace.h>
 #include "netmon.h"
+#include "current.h"
 
 BPF_RINGBUF_OUTPUT(steps, NETMON_STEP_PAGES);
-/* Calls of which the ring had no room to tell. */
-BPF_F_TABLE("array", u32, u64, steps_lost, 1, BPF_F_MMAPABLE);
+/* Calls of which the ring had no room to tell, and those that were beyond the budget of their process or user. */
+BPF_F_TABLE("array", u32, u64, steps_lost, 2, BPF_F_MMAPABLE);
+
+/*
+ * Anybody can call a function of that name in a library of that name, as often as a processor can. What is told has to be
+ * paid for with time: paid_until is the moment at which all calls so far have been. Threads of one process may each
+ * overwrite what another one has written, and be told some calls more.
+ */
+struct budget {
+	u64 paid_until_ns, dropped;
+};
+
+BPF_TABLE("lru_hash", u64, struct budget, budgets, NETMON_BUDGETS);
+#define OF_USER (1ULL << 32)
 
 /* Arguments of the C++ ABI. On x86-64 a result in memory takes the first place, so that the next ones move up. */
 #if defined(__aarch64__)
@@ -95,25 +108,73 @@ static __always_inline u64 hash_of_cow(u64 string_address)
 	return hash_of_characters(string.characters, head.length);
 }
 
-static __always_inline int submit(u8 library, u8 kind, u64 name_hash, u16 tensors)
+static __always_inline int pays(struct budget *budget, u64 now, u64 call_ns, u64 calls_at_once)
+{
+	u64 earliest = now - call_ns * calls_at_once, paid_until = budget->paid_until_ns;
+
+	if (paid_until > now)
+		return 0;
+	budget->paid_until_ns = (paid_until > earliest ? paid_until : earliest) + call_ns;
+	return 1;
+}
+
+static __always_inline struct budget *budget_of(u64 key)
+{
+	struct budget none = {}, *budget = budgets.lookup(&key);
+
+	if (budget)
+		return budget;
+	budgets.update(&key, &none);
+	return budgets.lookup(&key);
+}
+
+/* 0: the ring was full, 1: the caller was over its budget. bcc 0.18 has no atomic_increment. */
+static __always_inline void count(u32 which)
+{
+	u64 *lost = steps_lost.lookup(&which);
+
+	if (lost)
+		lock_xadd(lost, 1);
+}
+
+static __always_inline void tell(u32 pid, u64 now, u8 library, u8 kind, u64 name_hash, u16 tensors)
 {
 	struct netmon_step *step = steps.ringbuf_reserve(sizeof(*step));
-	u32 zero = 0;
-	u64 *lost;
 
 	if (!step) {
-		lost = steps_lost.lookup(&zero); /* bcc 0.18 has no atomic_increment */
-		if (lost)
-			lock_xadd(lost, 1);
-		return 0;
+		count(0);
+		return;
 	}
-	step->time_ns = bpf_ktime_get_ns();
+	step->time_ns = now;
 	step->name_hash = name_hash;
-	step->pid = bpf_get_current_pid_tgid() >> 32;
+	step->pid = pid;
 	step->kind = kind;
 	step->library = library;
 	step->tensors = tensors;
-	steps.ringbuf_submit(step, 0);
+	steps.ringbuf_submit(step, BPF_RB_NO_WAKEUP);
+}
+
+static __always_inline int submit(u8 library, u8 kind, u64 name_hash, u16 tensors)
+{
+	u64 now = bpf_ktime_get_ns();
+	u32 pid = current_pid();
+	struct budget *process, *user;
+
+	if (!pid)
+		return 0;
+	process = budget_of(pid);
+	user = budget_of(OF_USER | (u32)bpf_get_current_uid_gid());
+	if (!process || !user)
+		return 0;
+	/* The process first: what is beyond its own budget costs its user nothing. */
+	if (pays(process, now, NETMON_CALL_NS_OF_PROCESS, NETMON_CALLS_AT_ONCE) &&
+	    pays(user, now, NETMON_CALL_NS_OF_USER, NETMON_CALLS_AT_ONCE_OF_USER)) {
+		tell(pid, now, library, kind, name_hash, tensors);
+		return 0;
+	}
+	count(1);
+	if (process->dropped++ % NETMON_DROPS_TOLD_EVERY == 0)
+		tell(pid, now, library, NETMON_STEP_DROPPED, process->dropped, 0);
 	return 0;
 }
 

@@ -17,7 +17,11 @@ JOB_VARIABLE = "NETMON_JOB"
 _HEAD = struct.Struct("<4sIiiQ")  # magic, name length, rank, size, parameters
 MARK = struct.Struct("<qqq")  # moment, iteration, time_ns
 _MAGIC = b"NMK2"
-MAX_PACKET = _HEAD.size + 255 + 64 * MARK.size
+MOST_RANKS = 1 << 20
+"""In a job. More is a mistake or a lie, and need not fit into the tables of those who read it."""
+MOST_NAME = 255  # bytes of a job's name
+MOST_MARKS = 64  # in a packet
+MAX_PACKET = _HEAD.size + MOST_NAME + MOST_MARKS * MARK.size
 
 # (rank, size) as the launchers set them, best first.
 _RANK_VARIABLES = (
@@ -64,16 +68,31 @@ def rank_from_environment(environment: Mapping[str, str]) -> RankIdentity | None
             rank, size = int(environment[rank_name]), int(environment[size_name])
         except (KeyError, ValueError):
             continue
-        if 0 <= rank < size:
+        if is_rank(rank, size):
             return RankIdentity(_job_name(environment), rank, size)
     return None
+
+
+def is_rank(rank: int, size: int) -> bool:
+    """Whether a job can have this rank. Whoever says so, asks here."""
+    return 0 <= rank < size <= MOST_RANKS
+
+
+def printable(text: str, most: int = MOST_NAME) -> str:
+    """A name that a stranger has given: `most` bytes of UTF-8, and a mark for each character that is not shown.
+
+    Those are control characters, line breaks, what changes the direction of writing, and halves of pairs.
+    """
+    if not text.isprintable():
+        text = "".join(character if character.isprintable() else "\ufffd" for character in text[:most])
+    return text if len(text) <= most // 4 else text.encode()[:most].decode(errors="ignore")
 
 
 def _job_name(environment: Mapping[str, str]) -> str:
     for names in _JOB_VARIABLES:
         values = [environment.get(name, "") for name in names]
         if all(values):
-            return ":".join(values)
+            return printable(":".join(values))
     return "training"
 
 
@@ -83,8 +102,8 @@ def socket_path(environment: Mapping[str, str] = os.environ) -> str:
 
 
 def head(job: str, rank: int, size: int, parameters: int) -> bytes:
-    """Whose marks follow. A job's name is cut at 255 bytes."""
-    name = job.encode()[:255]
+    """Whose marks follow. A job's name is cut as `printable` cuts it."""
+    name = printable(job).encode()
     return _HEAD.pack(_MAGIC, len(name), rank, size, parameters) + name
 
 
@@ -102,9 +121,11 @@ def decode(packet: bytes) -> list[MarkPacket]:
     name, marks = packet[_HEAD.size : _HEAD.size + length], packet[_HEAD.size + length :]
     if not marks or len(marks) % MARK.size:
         raise ValueError(f"{len(marks)} bytes of marks after a job name of {length}; each mark has {MARK.size}")
-    if not 0 <= rank < max(size, 1):
+    if not is_rank(rank, size):
         raise ValueError(f"a mark of rank {rank} of {size}")
-    job = name.decode(errors="replace")
+    if len(packet) > MAX_PACKET:
+        raise ValueError(f"{len(packet)} bytes in a packet, more than {MAX_PACKET}")
+    job = printable(name.decode(errors="replace"))
     return [
         MarkPacket(job, rank, size, iteration, moment, time_ns, parameters)
         for moment, iteration, time_ns in MARK.iter_unpack(marks)

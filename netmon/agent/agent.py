@@ -9,6 +9,7 @@ import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -47,6 +48,7 @@ from netmon.kernel.meter.ring_buffer import RingBuffer
 from netmon.kernel.nic import Nic
 from netmon.kernel.owners.births import TOLD_MAP, TOLD_RING_BYTES, BirthTable
 from netmon.kernel.privileged import Privileged
+from netmon.kernel.processes import PARTIAL_VIEW, pid_namespace
 from netmon.kernel.training.timelines import Opened
 from netmon.records import STEP, Batch, Hello, Interface, LedgerSample, Mark, Table
 from netmon.wire import netmon_pb2
@@ -64,6 +66,7 @@ _IDLE_BATCH_NS = 500_000_000  # the horizon moves on all the same
 _HELLO_NS = 2_000_000_000
 _LARGE_HELLO, _LARGE_HELLO_NS = 1 << 16, 10_000_000_000  # many flows are written less often
 _LAST_FLOW = (1 << 32) - (1 << 20)  # of a session; at the most that are described a second, after months
+_MOST_WARNED = 1000  # lines that others' processes can make us write
 _FAREWELL_S = 5.0
 _EXCHANGES_END_S = 1.0
 _LEFTOVERS_END_S = 1.0
@@ -96,6 +99,7 @@ class Agent:
     def __init__(self, settings: Settings) -> None:
         """Attaches everything; blocks for about a second. Raises NetmonError."""
         privilege.require_capabilities()
+        privilege.allow_descriptors()
         self._settings = settings
         nics = call_apart(nic.describe_all, settings.interfaces)
         self._marks_socket = MarkSocket(settings.socket)
@@ -108,7 +112,7 @@ class Agent:
         started = self._privileged.start([(card.name, card.index) for card in nics], settings.hook, geometry)
         self._meter = Meter(map_memory(started.descriptors, geometry), geometry)
         self._steps_ring = RingBuffer(started.descriptors["steps"], geometry.step_ring_bytes, STEP)
-        self._steps_lost = mapped_array(started.descriptors["steps_lost"], np.dtype("<u8"), 1)
+        self._steps_lost = mapped_array(started.descriptors["steps_lost"], np.dtype("<u8"), 2)
         told = started.descriptors.get(TOLD_MAP)
         births = BirthTable(told, TOLD_RING_BYTES) if told is not None else None
         for descriptor in started.descriptors.values():
@@ -118,6 +122,8 @@ class Agent:
             _interface(number, card, hooks, settings.capacity_bps)
             for number, (card, hooks) in enumerate(zip(nics, started.hooks, strict=True), 1)
         )
+        if pid_namespace():
+            log.warning("this is not the machine's PID namespace: %s", PARTIAL_VIEW)
         self._links = Links([card.index for card in nics], settings.interfaces)
         self._ledger = Ledger(self._meter, self._links, nics, started.hooks)
         self._nic = NicSamples(self._links, len(nics), settings.nic_interval_ns)
@@ -134,6 +140,8 @@ class Agent:
         self._looks, self._active_ns = Looks(), 0
         self._warned: set[str] = set()
         self._asking = ""
+        self._look: dict[str, Any] = {}  # under way
+        self._ranks_told: list[dict[str, Any]] = []  # in it
         self._clock, self._exchanges = Clock(), ClockExchanges(settings.collector)
         self._recorder = _recorder(settings)
         self._stream_ns = max(settings.stream_ns, settings.bucket_ns)
@@ -223,15 +231,27 @@ class Agent:
         if self._asking == "owners":
             self._owners.answer(reply["owners"], now_ns)
             return
-        self._looks.seen(bool(reply["ranks"]))
-        self._marks += self._steps.ranks(reply["ranks"], now_ns)
-        self._owners.ranks(rank["pid"] for rank in reply["ranks"])
-        self._follow_timelines(reply["timelines"], now_ns)
-        self._links.follow(reply["interfaces"])
-        for path in reply["probed"]:
+        self._ranks_told += reply["ranks"]
+        if self._asking == "look":
+            self._look = reply
+        if reply["more"]:
+            self._asking = "more"
+            self._privileged.request("more")
+        else:
+            self._see(self._look, now_ns)
+
+    def _see(self, look: dict[str, Any], now_ns: int) -> None:
+        """A look is complete."""
+        ranks, self._ranks_told = self._ranks_told, []
+        self._looks.seen(bool(ranks))
+        self._marks += self._steps.ranks(ranks, now_ns)
+        self._owners.ranks(rank["pid"] for rank in ranks)
+        self._follow_timelines(look["timelines"], now_ns)
+        self._links.follow(look["interfaces"])
+        for path in look["probed"]:
             log.info("probing %s", path)
-        for warning in reply["warnings"]:
-            if warning not in self._warned:
+        for warning in look["warnings"]:
+            if warning not in self._warned and len(self._warned) < _MOST_WARNED:
                 self._warned.add(warning)
                 log.warning("%s", warning)
 
@@ -288,11 +308,18 @@ class Agent:
 
     def _unusable(self) -> int:
         """Marks and messages that led to nothing, since the start."""
-        lost = int(self._steps_lost[0])
+        lost, over_budget = map(int, self._steps_lost)
         if lost and "steps" not in self._warned:
             self._warned.add("steps")
             log.warning("calls of training libraries came faster than they were read: iterations may be missing")
-        return self._marks_socket.refused + self._timelines.refused + self._leftovers.lost + lost
+        return (
+            self._marks_socket.refused
+            + self._timelines.refused
+            + self._steps.refused
+            + self._leftovers.lost
+            + lost
+            + over_budget
+        )
 
     def _write_hello(self) -> None:
         hello = Hello(

@@ -1,24 +1,37 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Marks that training scripts send themselves (netmon.horovod), each process on a connection of its own."""
+"""Marks that training scripts send themselves (netmon.horovod), each process on a connection of its own.
+
+Anybody may connect and send. So many connections and marks each process and user may have; what is beyond it stays in
+its own connection's buffer, where it holds up nobody else: a script does not wait for room there.
+"""
 
 import logging
 import os
+import resource
 import socket
 import stat
 import struct
 import time
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
+from netmon.agent.budget import Budget
 from netmon.errors import UsageError
-from netmon.marks import MAX_PACKET, MarkPacket, decode
+from netmon.marks import MAX_PACKET, MOST_MARKS, MarkPacket, decode
 from netmon.records import Mark, Moment, Source
 
 log = logging.getLogger(__name__)
 
 _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
-_BACKLOG = 128
-_MAX_CONNECTIONS = 1024
+_BACKLOG = 4096
+_MOST_CONNECTIONS, _MOST_OF_USER, _MOST_OF_PROCESS = 512, 128, 4
+_DESCRIPTORS_SHARE = 4  # of the files that this process may have open, one part at most are connections
+_MOST_ACCEPTED = 64  # at a time
+_MARKS_OF_PROCESS = 1_000, 1_024  # a second in the long run, and at once: five in each of 200 steps a second
+_MARKS_OF_USER = 4_000, 8_192
+_JOINS_OF_USER = 4, 256
+_PACKETS_AT_ONCE = 256  # of one connection, before it is the next one's turn
 ERROR_NS = 2_000
 """The clock is read in the script, beside the moment it stands for."""
 
@@ -27,39 +40,75 @@ _AHEAD_NS = 1_000_000
 _LARGEST = 2**53  # a count beyond it is none, and would not fit into a table
 
 
+class _Budgets:
+    """What processes and users may send."""
+
+    def __init__(self) -> None:
+        self.process, self.user = Budget(*_MARKS_OF_PROCESS), Budget(*_MARKS_OF_USER)
+        self.joins = Budget(*_JOINS_OF_USER)
+
+    def allow(self, pid: int, uid: int, now_ns: int) -> bool:
+        """Whether a packet of it may be taken now: as many marks as the largest one has."""
+        least = min(self.process.left(pid, now_ns), self.user.left(uid, now_ns))
+        return least >= MOST_MARKS
+
+    def spend(self, pid: int, uid: int, marks: int, now_ns: int) -> None:
+        self.process.spend(pid, marks, now_ns)
+        self.user.spend(uid, marks, now_ns)
+
+
 class _Connection:
     """One training process."""
 
-    def __init__(self, connection: socket.socket) -> None:
-        connection.setblocking(False)
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
-        self._socket = connection
-        peer = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-        self.pid = _CREDENTIALS.unpack(peer)[0]  # by the kernel, whatever the process thinks it is
+    def __init__(self, connection: socket.socket, budgets: _Budgets) -> None:
+        """Raises OSError."""
+        self._socket, self._budgets = connection, budgets
         self._last: Mark | None = None
         self.open = True
         self.refused: list[str] = []  # why marks could not be used, since they were last asked for
+        connection.setblocking(False)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+        peer = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+        self.pid, self.uid, _ = _CREDENTIALS.unpack(peer)  # by the kernel, whatever the process thinks it is
 
-    def take(self) -> list[Mark]:
-        """Marks that have come; LEAVE as the last one when the process is gone without a word. Raises ValueError."""
-        marks = []
-        while self.open:
+    @property
+    def rank(self) -> tuple[str, int] | None:
+        """Who it has joined as, while it has not left."""
+        joined = self._last is not None and self._last.moment is not Moment.LEAVE
+        return (self._last.job, self._last.rank) if joined and self._last else None
+
+    def take(self, others: "list[_Connection]") -> list[Mark]:
+        """Marks that have come, as far as the budget goes; LEAVE as the last one when the process is gone.
+
+        others: connections of the same process, which is one rank only. Raises ValueError.
+        """
+        marks: list[Mark] = []
+        now = time.monotonic_ns()
+        ranks = {other.rank for other in others if other is not self and other.rank}
+        for _ in range(_PACKETS_AT_ONCE):
+            if not self.open or not self._budgets.allow(self.pid, self.uid, now):
+                break
             try:
                 packet, sent_by, *_ = self._socket.recvmsg(MAX_PACKET + 1, socket.CMSG_SPACE(_CREDENTIALS.size))
             except BlockingIOError:
                 break
             except OSError:
                 packet = b""
+            told = decode(packet) if packet else []
+            self._budgets.spend(self.pid, self.uid, len(told) or 1, now)
             if packet and _pid(sent_by) not in (self.pid, 0):
                 self._refuse("marks through a child of its")  # which has inherited the connection, and may outlive it
             elif packet:
-                marks += [mark for told in decode(packet) for mark in self._use(_mark(told, self.pid))]
+                marks += [mark for one in told for mark in self._use(_mark(one, self.pid), ranks)]
             else:
-                marks += self._farewell()
+                marks += self.leave()
         return marks
 
-    def _use(self, mark: Mark) -> list[Mark]:
-        """The mark, unless it contradicts those before; a process that joins as another rank leaves the old one."""
+    def _use(self, mark: Mark, ranks: set[tuple[str, int]]) -> list[Mark]:
+        """The mark, unless it contradicts those before; a process that joins as another rank leaves the old one.
+
+        ranks: what else it is. Raises ValueError where it joins too often: then it has to connect again.
+        """
         last, joins = self._last, mark.moment is Moment.JOIN
         if last is None and not joins:
             return self._refuse("a mark before it joined")
@@ -73,6 +122,10 @@ class _Connection:
             return self._refuse("a mark that is older than one before it")
         if last and mark.moment == last.moment and mark.iteration == last.iteration and not joins:
             return self._refuse("a mark twice")
+        if joins and ranks - {(mark.job, mark.rank)}:
+            return self._refuse("that it is a second rank")
+        if joins and not self._budgets.joins.take(self.uid, time.monotonic_ns()):
+            raise ValueError("that it joins, which its user has done too often")
         self._last = mark
         moved = joins and last and last.moment is not Moment.LEAVE and (last.job, last.rank) != (mark.job, mark.rank)
         if last and moved:
@@ -83,7 +136,8 @@ class _Connection:
         self.refused.append(reason)
         return []
 
-    def _farewell(self) -> list[Mark]:
+    def leave(self) -> list[Mark]:
+        """Cuts it off; its last mark, if it has not said itself that it leaves."""
         self.close()
         if self._last is None or self._last.moment is Moment.LEAVE:
             return []
@@ -107,6 +161,9 @@ class MarkSocket:
         """Takes the path, also from an agent that is gone. Raises UsageError where it is another's."""
         self._path = path
         self._connections: list[_Connection] = []
+        self._budgets = _Budgets()
+        descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        self._most = min(_MOST_CONNECTIONS, descriptors // _DESCRIPTORS_SHARE)
         self.refused = 0
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
         try:
@@ -120,27 +177,52 @@ class MarkSocket:
             raise UsageError(f"cannot listen for marks on {path}: {error.strerror}; give another --socket") from error
 
     def take(self) -> list[Mark]:
-        """All marks that have come. Who sends what is not a mark is cut off and counted, the first with a line."""
+        """The marks that have come, as many as their senders may send; each time another process is the first.
+
+        Who sends what is not a mark is cut off and counted, the first with a line.
+        """
         self._accept()
         marks: list[Mark] = []
+        of_process: dict[int, list[_Connection]] = {}
+        for connection in self._connections:
+            of_process.setdefault(connection.pid, []).append(connection)
         for connection in self._connections:
             try:
-                marks += connection.take()
+                marks += connection.take(of_process[connection.pid])
             except ValueError as error:
-                connection.close()
+                marks += connection.leave()
                 self._refuse(f"process {connection.pid} sent {error}")
             while connection.refused:
                 self._refuse(f"process {connection.pid} sent {connection.refused.pop()}")
         self._connections = [connection for connection in self._connections if connection.open]
+        self._connections = self._connections[1:] + self._connections[:1]
         return marks
 
     def _accept(self) -> None:
-        while len(self._connections) < _MAX_CONNECTIONS:
+        """Who is there already; nobody is left waiting, for that would hold up those behind."""
+        of_user = Counter(connection.uid for connection in self._connections)
+        of_process = Counter(connection.pid for connection in self._connections)
+        for _ in range(_MOST_ACCEPTED):
             try:
-                connection, _ = self._socket.accept()
-            except BlockingIOError:
+                accepted, _ = self._socket.accept()
+            except OSError:  # nobody is there, or has gone again, or this machine has no descriptors left: later
                 return
-            self._connections.append(_Connection(connection))
+            try:
+                new = _Connection(accepted, self._budgets)
+            except OSError:
+                accepted.close()
+                continue
+            of_user[new.uid] += 1
+            of_process[new.pid] += 1
+            if (
+                len(self._connections) < self._most
+                and of_user[new.uid] <= _MOST_OF_USER
+                and of_process[new.pid] <= _MOST_OF_PROCESS
+            ):
+                self._connections.append(new)
+            else:
+                new.close()
+                self._refuse(f"process {new.pid} of user {new.uid} is one connection too many")
 
     def _refuse(self, reason: str) -> None:
         if not self.refused:

@@ -1,6 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The ranks on this host and the steps that uprobes see them take, as marks."""
+"""The ranks on this host and the steps that uprobes see them take, as marks.
 
+What a process tells by its environment and its calls may be a lie, or a flood: numbers that no job has are refused, and
+what is kept and told of each user and process has a limit.
+"""
+
+import logging
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
@@ -8,15 +13,21 @@ from typing import Any
 
 import numpy as np
 
+from netmon.agent.budget import Budget
 from netmon.dl.cycles import CycleDetector
-from netmon.marks import RankIdentity
-from netmon.records import STEP_RANK, Mark, Moment, Source, Table
+from netmon.marks import RankIdentity, is_rank
+from netmon.records import STEP_DROPPED, STEP_RANK, Mark, Moment, Source, Table
+
+log = logging.getLogger(__name__)
 
 ERROR_NS = 10_000
 """A probe's trap and the clock read in it follow the call by a few microseconds."""
 
 _HELD_DRAINS = 100
-_HELD_PROCESSES = 1000
+_HELD_STEPS = 100_000  # of processes that are not known as ranks
+_HELD_EVENTS = 100_000  # of which no step has come yet, of all ranks
+_JOINS_PER_SECOND, _JOINS_AT_ONCE = 4, 256  # of a user's ranks; a job's are set up anew now and then, not all the time
+_NAMED = 16  # processes that call too often
 
 
 @dataclass
@@ -25,6 +36,7 @@ class _Rank:
 
     identity: RankIdentity
     pid: int
+    uid: int
     joined_ns: int
     relative: bool = False  # the process may have trained before it was watched
     detector: CycleDetector = field(default_factory=CycleDetector)
@@ -44,31 +56,35 @@ class StepMarks:
         self._told: dict[int, RankIdentity] = {}  # what training scripts said of themselves, by pid
         # (rank, size) that the training library was set up with last, by pid: the environment tells of the first time.
         self._numbers: dict[int, tuple[int, int]] = {}
-        # Steps of processes that are not known as ranks yet, by pid. A library is probed for every process that
+        # Steps of processes that are not known as ranks yet. A library is probed for every process that
         # maps it, so some never will be.
-        self._unknown: dict[int, deque[Table]] = {}
+        self._unknown: deque[Table] = deque()
+        self._joins = Budget(_JOINS_PER_SECOND, _JOINS_AT_ONCE)  # by user
+        self._over_budget: set[int] = set()  # processes that have been named
+        self.refused = 0
+        """Calls and jobs' set-ups that no training makes, or not so often."""
 
     def ranks(self, found: Iterable[dict[str, Any]], now_ns: int) -> list[Mark]:
         """All processes that carry a rank's environment now, oldest first → JOIN and LEAVE marks, and held steps'.
 
-        Each has `pid`, `job`, `rank`, `size`, `trains` (it maps a training library) and `late` (it may have trained
-        before its library was probed).
+        Each has `pid`, `uid`, `job`, `rank`, `size`, `trains` (it maps a training library) and `late` (it may have
+        trained before its library was probed).
         """
         processes = list(found)
         pids = {process["pid"] for process in processes}
         self._told = {pid: identity for pid, identity in self._told.items() if pid in pids}
-        self._numbers = {pid: number for pid, number in self._numbers.items() if pid in pids or pid in self._unknown}
+        held = {pid for table in self._unknown for pid in np.unique(table["pid"]).tolist()}
+        self._numbers = {pid: number for pid, number in self._numbers.items() if pid in pids or pid in held}
         alive = self._trainers(processes)
         marks: list[Mark] = []
         for pid in [pid for pid, rank in self._ranks.items() if alive.get(pid, {}).get("identity") != rank.identity]:
             marks += self._leave(pid)
         for pid, process in alive.items():
             if pid not in self._ranks:
-                marks += self._join(pid, process, now_ns)
+                if self._joins.take(process["uid"], now_ns):  # else it does a little later
+                    marks += self._join(pid, process, now_ns)
             elif not self._ranks[pid].last_ns:
                 self._ranks[pid].watched_from_start(not process["late"])
-        for pid in list(self._unknown)[:-_HELD_PROCESSES]:
-            del self._unknown[pid]
         return marks
 
     def identities(self) -> dict[int, RankIdentity]:
@@ -92,19 +108,52 @@ class StepMarks:
     def steps(self, table: Table) -> list[Mark]:
         """table: dtype STEP, as the kernel handed it over → marks."""
         marks: list[Mark] = []
-        for pid in np.unique(table["pid"]).tolist():
-            of_process = table[table["pid"] == pid]
-            of_process = of_process[np.argsort(of_process["time_ns"], kind="stable")]
-            if len(set_up := of_process[of_process["kind"] == STEP_RANK]):
-                self._number(pid, int(set_up["name_hash"][-1]))
-            if pid in self._ranks:
-                marks += self._feed(pid, of_process)
-            else:
-                self._unknown.setdefault(pid, deque(maxlen=_HELD_DRAINS)).append(of_process)
+        table = self._without_drops(table)
+        table = table[np.lexsort((table["time_ns"], table["pid"]))]
+        set_up = table[table["kind"] == STEP_RANK]
+        for pid, told in dict(zip(set_up["pid"].tolist(), set_up["name_hash"].tolist(), strict=True)).items():
+            self._number(pid, told)
+        known = np.isin(table["pid"], list(self._ranks))
+        self._hold(table[~known])
+        for of_process in _by_process(table[known]):
+            marks += self._feed(int(of_process["pid"][0]), of_process)
+        self._bound()
         return marks
 
+    def _without_drops(self, table: Table) -> Table:
+        """Says which processes call so often that not every call is told of."""
+        dropped = table["kind"] == STEP_DROPPED
+        for pid in np.unique(table["pid"][dropped]).tolist() if dropped.any() else ():
+            if pid not in self._over_budget and len(self._over_budget) < _NAMED:
+                self._over_budget.add(pid)
+                log.warning(
+                    "process %d calls a training library more often than training does: steps may be missing", pid
+                )
+        rest: Table = table[~dropped]
+        return rest
+
+    def _hold(self, table: Table) -> None:
+        """Until their process is known as a rank; the oldest are given up."""
+        if not len(table):
+            return
+        self._unknown.append(table)
+        while len(self._unknown) > _HELD_DRAINS or sum(map(len, self._unknown)) > max(_HELD_STEPS, len(table)):
+            self._unknown.popleft()
+
+    def _bound(self) -> None:
+        """Whose calls are many and make no steps is begun with anew."""
+        held = {pid: rank.detector.held for pid, rank in self._ranks.items()}
+        while held and sum(held.values()) > _HELD_EVENTS:
+            largest = max(held, key=held.__getitem__)
+            self.refused += held.pop(largest)
+            self._ranks[largest].detector.forget()
+
     def _number(self, pid: int, rank_and_size: int) -> None:
-        number, size = self._numbers[pid] = rank_and_size >> 32, rank_and_size & 0xFFFFFFFF
+        number, size = rank_and_size >> 32, rank_and_size & 0xFFFFFFFF
+        if not is_rank(number, size):
+            self.refused += 1
+            return
+        self._numbers[pid] = number, size
         if pid in self._told:
             self._told[pid] = self._told[pid]._replace(rank=number, size=size)
 
@@ -133,15 +182,19 @@ class StepMarks:
         return {process["pid"]: process for process in (*chosen.values(), *staying)}
 
     def _join(self, pid: int, process: dict[str, Any], now_ns: int) -> list[Mark]:
-        rank = self._ranks[pid] = _Rank(process["identity"], pid, now_ns)
+        rank = self._ranks[pid] = _Rank(process["identity"], pid, process["uid"], now_ns)
         rank.watched_from_start(not process["late"])
         marks = [self._mark(pid, 0, Moment.JOIN, now_ns)]
-        for steps in self._unknown.pop(pid, ()):
-            marks += self._feed(pid, steps)
+        for number, table in enumerate(self._unknown):
+            own = table["pid"] == pid
+            if own.any():
+                marks += self._feed(pid, table[own])
+                self._unknown[number] = table[~own]
         return marks
 
     def _feed(self, pid: int, steps: Table) -> list[Mark]:
         marks: list[Mark] = []
+        steps = _last_set_up(steps)
         for part in np.split(steps, np.flatnonzero(steps["kind"] == STEP_RANK)):
             if len(part) and part["kind"][0] == STEP_RANK:
                 marks += self._set_up(pid, part[0])
@@ -157,6 +210,9 @@ class StepMarks:
         rank, rank_and_size, time_ns = self._ranks[pid], int(event["name_hash"]), int(event["time_ns"])
         identity = rank.identity._replace(rank=rank_and_size >> 32, size=rank_and_size & 0xFFFFFFFF)
         if identity == rank.identity and not rank.last_ns:
+            return []
+        if not is_rank(identity.rank, identity.size) or not self._joins.take(rank.uid, time_ns):
+            self.refused += 1
             return []
         boundaries = rank.detector.restart()
         marks = [*(self._mark(pid, *boundary) for boundary in boundaries), *self._leave(pid)]
@@ -175,3 +231,15 @@ class StepMarks:
         rank = self._ranks[pid]
         where = (*rank.identity, pid, iteration, moment, time_ns, Source.UPROBE, ERROR_NS)
         return Mark(*where, relative=rank.relative)
+
+
+def _by_process(table: Table) -> list[Table]:
+    """table: in order of processes."""
+    return np.split(table, np.flatnonzero(np.diff(table["pid"].astype(np.int64))) + 1) if len(table) else []
+
+
+def _last_set_up(steps: Table) -> Table:
+    """Of set-ups with nothing between them, the last one."""
+    set_up = steps["kind"] == STEP_RANK
+    overtaken = set_up[:-1] & set_up[1:]
+    return np.delete(steps, np.flatnonzero(overtaken))

@@ -7,12 +7,13 @@ after the first rank has handed it over, and the end of its reduction.
 
 import logging
 import os
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from netmon.agent.timeline_file import TimelineFile
+from netmon.agent.timeline_file import MOST_READ, TimelineFile
 from netmon.dl.cycles import Boundary, CycleDetector
 from netmon.kernel.training.timelines import Opened
 from netmon.marks import RankIdentity
@@ -24,12 +25,15 @@ _BEGIN_ERROR_NS, _END_ERROR_NS = 150_000_000, 20_000_000
 """Of the moments. A negotiation begins when the first rank has handed a tensor over, not this one, and in a cycle that
 lasts as long as the slowest rank needs to be given a processor; then the training thread needs one."""
 
+_LEAST_READ = 16 << 10  # bytes of a file at a time, however many there are
+_MOST_HELD = 50_000  # events of one file that have led to no step
 _AHEAD_NS = 50_000_000  # of now: the clock that Horovod began with has been set since
 
 
 @dataclass
 class _Followed:
     identity: RankIdentity
+    uid: int
     file: TimelineFile
     detector: CycleDetector = field(default_factory=CycleDetector)
     last_ns: int = 0
@@ -50,7 +54,9 @@ class TimelineMarks:
             os.close(opened.descriptor)
             return marks
         file = TimelineFile(opened.descriptor, partial=not opened.whole)
-        followed = self._followed[opened.pid] = _Followed(identity, file, CycleDetector(late=file.partial), now_ns)
+        followed = self._followed[opened.pid] = _Followed(
+            identity, opened.uid, file, CycleDetector(late=file.partial), now_ns
+        )
         return [*marks, _mark(opened.pid, followed, 0, Moment.JOIN, now_ns)]
 
     def keep(self, identities: Mapping[int, RankIdentity]) -> list[Mark]:
@@ -67,12 +73,14 @@ class TimelineMarks:
         return marks
 
     def read(self, now_ns: int, utc_minus_mono_ns: int) -> list[Mark]:
-        """What has been written since the last call, as far as a bounded number of bytes goes."""
+        """What has been written since the last call, as far as a bounded number of bytes goes: as many of each user."""
         marks: list[Mark] = []
+        of_user = Counter(followed.uid for followed in self._followed.values())
         for pid, followed in list(self._followed.items()):
+            most = max(_LEAST_READ, MOST_READ // len(of_user) // of_user[followed.uid])
             try:
-                marks += self._read(pid, followed, now_ns, utc_minus_mono_ns)
-            except (OSError, ValueError) as error:
+                marks += self._read(pid, followed, now_ns, utc_minus_mono_ns, most)
+            except (OSError, ValueError, OverflowError) as error:
                 self._refuse(f"the timeline of process {pid} is not followed: {error}")
                 marks += self._leave(pid)
         return marks
@@ -81,8 +89,8 @@ class TimelineMarks:
         """The last marks of all."""
         return self.keep({})
 
-    def _read(self, pid: int, followed: _Followed, now_ns: int, utc_minus_mono_ns: int) -> list[Mark]:
-        steps = followed.file.read()
+    def _read(self, pid: int, followed: _Followed, now_ns: int, utc_minus_mono_ns: int, most: int) -> list[Mark]:
+        steps = followed.file.read(most)
         if steps is None:
             ended = [_mark(pid, followed, *boundary) for boundary in followed.detector.finish()]
             followed.detector = CycleDetector(late=True, last=followed.detector.iteration)
@@ -94,7 +102,10 @@ class TimelineMarks:
         if not usable.any():
             return []
         followed.last_ns = int(steps["time_ns"][usable][-1])
-        return [_mark(pid, followed, *boundary) for boundary in followed.detector.feed(steps[usable])]
+        boundaries = followed.detector.feed(steps[usable])
+        if followed.detector.held > _MOST_HELD // len(self._followed):
+            followed.detector.forget()
+        return [_mark(pid, followed, *boundary) for boundary in boundaries]
 
     def _refuse(self, reason: str) -> None:
         if not self.refused:

@@ -14,14 +14,18 @@ import numpy as np
 from netmon.records import LIBRARY_HOROVOD, STEP, STEP_DONE, STEP_ENQUEUE, STEP_OTHER, Table
 
 _HEAD_BYTES = 4096
-_MOST_READ = 512 << 10  # at a time, of one file
+MOST_READ = 512 << 10
+"""Bytes at a time, of one file."""
+
 _MOST_BEHIND = 8 << 20  # of a file that is longer when it is found, only what is appended is read
 _REMEMBERED = 64  # bytes, which hold a time in µs
 _NOT_A_TIMELINE = 64 << 10  # bytes without an event
 
-_START = re.compile(rb'"start_time_since_epoch_in_micros":\s*(\d+)\s*\}')
+# Numbers of so many digits at most that their sum, in ns, is one of 64 bits: what is longer is no time and no tensor.
+_START = re.compile(rb'"start_time_since_epoch_in_micros":\s*(\d{1,16})\s*\}')
 _EVENT = re.compile(
-    rb'\{"ph": "([A-Za-z])"(?:, "name": "([^"]*)")?, "ts": (\d+)(?:, "pid": (\d+))?(?:, "[^{}]*)?(\{[^{}]*\})?\}'
+    rb'\{"ph": "([A-Za-z])"(?:, "name": "([^"]*)")?, "ts": (\d{1,15})(?:, "pid": (\d{1,18}))?'
+    rb'(?:, "[^{}]*)?(\{[^{}]*\})?\}'
 )
 
 _Row = tuple[int, int, int, int, int, int]
@@ -38,10 +42,10 @@ class TimelineFile:
     offset: int = 0  # of what comes next
     last: bytes = b""  # what stands before it
 
-    def read(self) -> Table | None:
+    def read(self, most: int = MOST_READ) -> Table | None:
         """What was appended, dtype STEP but times in µs of UTC and names by number; None: it has begun anew.
 
-        Reads a bounded number of bytes. Raises ValueError for what is not a timeline, OSError.
+        most: bytes to read. Raises ValueError for what is not a timeline, OSError.
         """
         if not self._continues():
             self.start_us, self.offset, self.last, self.partial = 0, 0, b"", True
@@ -49,13 +53,13 @@ class TimelineFile:
         size = os.fstat(self.descriptor).st_size
         if not self.start_us:
             self._begin(size)
-        text = os.pread(self.descriptor, _MOST_READ, self.offset)
+        text = os.pread(self.descriptor, most, self.offset)
         end = 0
         rows: list[_Row] = []
         for event in _EVENT.finditer(text):
             end = event.end()
             rows += _rows(event, self.start_us)
-        if not end and (len(text) == _MOST_READ or (not self.start_us and size > _NOT_A_TIMELINE)):
+        if not end and (len(text) == most or (not self.start_us and size > _NOT_A_TIMELINE)):
             raise ValueError("no events of Horovod's are in it")
         self._pass(self.last + text[:end], self.offset + end)
         return np.array(rows, STEP)

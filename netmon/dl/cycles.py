@@ -30,6 +30,7 @@ Boundary = tuple[int, Moment, int]
 
 _UNNAMED = (LIBRARY_NCCL, LIBRARY_GLOO)  # they tell the size of what is reduced, and no name
 _FORGET = 8  # steps without a name, after which it is no marker any more
+_MOST_STRANGERS = 20_000  # names that are no markers, since the last step
 _TURNS = 3  # of other models, after which one that has taken none is not trained any more
 
 
@@ -153,6 +154,16 @@ class NamedSteps:
         given_up, self._group.waits = self._group.given_up(), Waits()
         return [] if given_up else waits.boundaries(self.iteration)
 
+    @property
+    def held(self) -> int:
+        """Calls that are remembered and have led to no step yet."""
+        return len(self._held) + len(self._strangers)
+
+    def forget(self) -> None:
+        """Those calls."""
+        self._held.forget()
+        self._strangers, self._candidates = {}, set()
+
     def restart(self) -> list[Boundary]:
         """The library is set up anew: a step that was given up is none, the next one has its number."""
         boundaries = self.finish()
@@ -215,6 +226,8 @@ class NamedSteps:
         self._group = _Group(seen, coming=len(seen))
 
     def _stranger(self, name: int, time_ns: int) -> None:
+        if len(self._strangers) == _MOST_STRANGERS:
+            self._strangers, self._candidates = {}, set()
         known = self._strangers.get(name)
         self._strangers[name] = _Stranger(known.calls + 1 if known else 1, self._run, time_ns)
 
@@ -249,6 +262,16 @@ class CycleDetector:
     def iteration(self) -> int:
         """The last one told; −1: none."""
         return self._steps.iteration
+
+    @property
+    def held(self) -> int:
+        """Calls that are remembered and have led to no step yet."""
+        return self._steps.held if isinstance(self._steps, NamedSteps) else 0
+
+    def forget(self) -> None:
+        """Those calls: there are too many."""
+        if isinstance(self._steps, NamedSteps):
+            self._steps.forget()
 
     def feed(self, steps: Table) -> list[Boundary]:
         """steps: dtype STEP, of one process → the boundaries that are known now.

@@ -16,6 +16,7 @@ _RECENT = 512  # calls, whose pauses tell what a pause between passes is
 _SETTLED = 64  # calls, after which that is found anew only now and then
 _LEAST_PAUSE_NS = 1_000_000
 _MOST_HELD = 10_000  # events after a call of which no size is told
+_MOST_SIZES = 10_000  # in a pass
 _HASH_PRIME, _HASH_BITS = 0x100000001B3, (1 << 64) - 1
 
 
@@ -57,7 +58,7 @@ class Passes:
             self._pauses.append(pause)
         if self._calls < _SETTLED or self._calls % _SETTLED == 0:
             self._limit_ns = self._find_limit()
-        if pause >= self._limit_ns:
+        if pause >= self._limit_ns or len(self._of_size) > _MOST_SIZES:
             self._of_size.clear()
         self._of_size[event.name] += 1
         return event._replace(name=(event.name ^ self._of_size[event.name]) * _HASH_PRIME & _HASH_BITS)

@@ -11,7 +11,8 @@ from netmon.records import STEP_DONE, STEP_ENQUEUE, STEP_WAIT_BEGIN
 
 _FEW = 4  # tensors: so many metrics may be reduced together, again and again
 _TIMES_MANY, _TIMES_FEW = 3, 16  # a name must come, for its set to be looked at: where not most others have come twice
-_MOST_HELD = 100_000
+_MOST_HELD = 50_000
+_WALKS, _WALKS_AT_ONCE = 8, 4_000_000  # events that may be looked at again for each that comes; and at first
 
 
 class Event(NamedTuple):
@@ -42,7 +43,12 @@ class HeldEvents:
         self._events: list[Event] = []
         self._calls: Counter[int] = Counter()  # by name
         self._twice = 0  # names that have come twice
+        self._walks = _WALKS_AT_ONCE
         self._unordered = False  # nobody waits: what comes in another order in each step is not kept together by a wait
+
+    def __len__(self) -> int:
+        """How many are held."""
+        return len(self._events)
 
     def forget(self, until_ns: int = -1) -> None:
         """They have led to a step; until_ns: those until then, if any came after it."""
@@ -57,6 +63,7 @@ class HeldEvents:
         of its size: metrics are reduced again and again while a model is evaluated.
         """
         self._events.append(event)
+        self._walks = min(self._walks + _WALKS, _WALKS_AT_ONCE)
         if event.kind in (STEP_DONE, STEP_WAIT_BEGIN):
             self._unordered = event.kind == STEP_DONE
         if event.kind != STEP_ENQUEUE or not event.name:
@@ -77,6 +84,8 @@ class HeldEvents:
     def _recurring(self, name: int) -> set[int]:
         times = self._calls[name]
         self._twice += (times == 2) - (times == 3)
+        if self._walks < 0:  # names that were chosen so that each of them looks like the last one of a step
+            return set()
         if times == 2 and 2 * self._twice >= len(self._calls) and not self._unordered:
             return self._recurring_once()
         if times in (_TIMES_MANY, _TIMES_FEW):
@@ -117,6 +126,7 @@ class HeldEvents:
 
     def _numbered_calls(self, names: Collection[int]) -> list[tuple[Event, int]]:
         """The calls of these names, each with how many waits came before it."""
+        self._walks -= len(self._events)
         run, numbered = 0, []
         for event in self._events:
             run += event.kind == STEP_WAIT_BEGIN

@@ -25,6 +25,7 @@ from netmon.kernel import bpf_calls, layout
 from netmon.kernel.meter import memory
 from netmon.kernel.meter.geometry import Geometry
 from netmon.kernel.owners import births
+from netmon.kernel.processes import pid_namespace
 from netmon.kernel.refusal import because
 
 METER_PROGRAMS = ("meter_xdp", "meter_tc_ingress", "meter_tc_egress")
@@ -114,6 +115,7 @@ def compiler_flags(geometry: Geometry) -> list[str]:
     bpf = sources()
     architecture = sysconfig.get_config_var("MULTIARCH") or f"{os.uname().machine}-linux-gnu"
     page = resource.getpagesize()
+    device, inode = pid_namespace() or (0, 0)
     defines = {
         "NETMON_BUCKET_NS": f"{geometry.bucket_ns}ULL",
         "NETMON_SLOTS": geometry.slots,
@@ -123,6 +125,8 @@ def compiler_flags(geometry: Geometry) -> list[str]:
         "NETMON_FLOWS": geometry.flow_records,
         "NETMON_PAGE_BYTES": page,
         "NETMON_STEP_PAGES": geometry.step_ring_bytes // page,
+        "NETMON_PID_NAMESPACE_DEVICE": device,
+        "NETMON_PID_NAMESPACE_INODE": inode,
     }
     if os.uname().machine not in ("x86_64", "i686"):
         defines["NETMON_WEAK_ORDER"] = 1

@@ -26,4 +26,8 @@ class Pace:
 
     def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
         """The work is done."""
-        self._stock_ns -= time.monotonic_ns() - self._begin_ns
+        self.spend(time.monotonic_ns() - self._begin_ns)
+
+    def spend(self, time_ns: int) -> None:
+        """So much has been done by somebody else, such as a child."""
+        self._stock_ns -= time_ns

@@ -3,6 +3,8 @@
 
 import ctypes
 import os
+import resource
+import signal
 import struct
 from pathlib import Path
 
@@ -11,7 +13,8 @@ from netmon.errors import KernelError, UnsupportedError
 _SYS_ADMIN = 21
 _NEEDED = {"CAP_NET_ADMIN": 12, "CAP_PERFMON": 38, "CAP_BPF": 39}
 _VERSION_3 = 0x20080522
-_PR_SET_NO_NEW_PRIVS = 38
+_PR_SET_PDEATHSIG, _PR_SET_NO_NEW_PRIVS = 1, 38
+_DESCRIPTORS = 16_384
 
 
 def effective_capabilities(pid: str = "self") -> int:
@@ -46,3 +49,18 @@ def drop_capabilities() -> None:
     nothing = bytes(24)
     if libc.capset(header, nothing) or libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0):
         raise KernelError(f"cannot drop capabilities: {os.strerror(ctypes.get_errno())}")
+
+
+def die_with_parent(parent: int) -> None:
+    """This process is killed when the one that has started it ends, however that ends. parent: its pid."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:  # it has ended before we could say so
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def allow_descriptors() -> None:
+    """As many open files as this process may have at all, up to a number that is enough for everything."""
+    now, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = min(_DESCRIPTORS, most) if most != resource.RLIM_INFINITY else _DESCRIPTORS
+    if now < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, most))

@@ -2,8 +2,10 @@
 """The part of the agent that keeps capabilities. It never touches the network.
 
 It loads and attaches the programs, looks sockets and processes up, and probes training libraries; it answers
-requests on one socket from the part that talks to the collector, and ends when that socket closes: then the
-links and probes it holds vanish. Messages are JSON, one per packet; the first reply carries the maps' descriptors.
+requests on one socket from the part that talks to the collector, and ends when that socket closes, or is killed when
+the other part is: then the links and probes it holds vanish. Messages are JSON, one per packet; the first reply carries
+the maps' descriptors. A packet has a size that the kernel takes whatever processes say of themselves: what does not go
+into one comes with the next.
 """
 
 import contextlib
@@ -16,22 +18,27 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from netmon.errors import KernelError, NetmonError
-from netmon.kernel import loader
+from netmon.kernel import loader, privilege
 from netmon.kernel.meter.geometry import Geometry
 from netmon.kernel.owners.births import MAP, PROGRAM, TOLD_MAP, Births
 from netmon.kernel.owners.endpoint import Endpoint
 from netmon.kernel.owners.owner_search import Answer, OwnerSearch
 from netmon.kernel.processes import Process, ProcessTable
+from netmon.kernel.training.candidates import choose_candidates
 from netmon.kernel.training.timelines import MOST_AT_ONCE, Opened, Timelines
 from netmon.kernel.training.uprobes import Uprobes
 from netmon.kernel.watching import WatchedInterface
+from netmon.marks import printable
 
 _MESSAGE_BYTES = 1 << 20
+_PAGE_BYTES = 64 << 10  # of what is said of processes in one message
+_MOST_WARNINGS, _MOST_WARNING = 32, 400  # of one message, and characters of each
+_END_LIMIT_S = 10
 _MAX_ENDPOINTS = 1000  # of one request
 _START_LIMIT_S = 120
 _BIRTHS_APART_S = 0.01  # a storm of connections is looked at in bundles
@@ -49,6 +56,7 @@ class _Server:
         self._programs: dict[str, int] = {}
         self._uprobes: Uprobes | None = None
         self._timelines = Timelines()
+        self._left: list[dict[str, Any]] = []  # ranks that are still to be told
 
     def serve(self) -> None:
         """Answers until the other end is gone, then detaches."""
@@ -83,6 +91,7 @@ class _Server:
             "start": self._start,
             "owners": self._find_owners,
             "look": self._look_around,
+            "more": self._tell_more,
         }
         descriptors: list[int] = []
         try:
@@ -117,30 +126,40 @@ class _Server:
 
     def _find_owners(self, descriptors: list[int], endpoints: list[list[Any]]) -> dict[str, Any]:
         answers = self._owners.find([Endpoint(*endpoint) for endpoint in endpoints]) if self._owners else []
-        return {"owners": [_owner(answer) for answer in answers]}
+        found: list[dict[str, Any] | None] = [_owner(answer) for answer in answers]
+        told = len(_page(found))
+        return {"owners": [*found[:told], *(None for _ in found[told:])]}  # who is not told of is asked for again
 
     def _look_around(self, descriptors: list[int]) -> dict[str, Any]:
         self._processes.scan(time.monotonic_ns())
-        ranks = self._processes.ranks()
-        warnings, probed = [], []
+        warnings: list[str] = []
         for interface in self._interfaces:
-            try:
+            with _named("cannot follow an interface", warnings):
                 interface.follow(self._programs)
-            except (NetmonError, OSError) as failure:
-                warnings.append(str(failure))
-        try:
-            probed = self._uprobes.follow(process.pid for process in ranks) if self._uprobes else []
-        except (NetmonError, OSError) as failure:
-            warnings.append(str(failure))
-        timelines = self._timelines.follow(process for process in ranks if process.pid in self._training)
+        ranks = choose_candidates(self._processes.ranks(), self._training)
+        probed: list[str] = []
+        timelines: list[Opened] = []
+        if self._uprobes:
+            with _named("cannot look at training libraries", warnings):
+                probed = self._uprobes.follow(process.pid for process in ranks)
+            warnings += self._uprobes.warnings()
+        with _named("cannot look at timelines", warnings):
+            timelines = self._timelines.follow(process for process in ranks if process.pid in self._training)
         descriptors.extend(opened.descriptor for opened in timelines)
+        self._left = [self._rank(process) for process in ranks]
         return {
-            "ranks": [self._rank(process) for process in ranks],
-            "timelines": [(opened.pid, opened.whole) for opened in timelines],
+            "timelines": [(opened.pid, opened.uid, opened.whole) for opened in timelines],
             "interfaces": [[interface.index, interface.name] for interface in self._interfaces],
-            "probed": probed,
-            "warnings": warnings,
+            "probed": [printable(path) for path in probed],
+            "warnings": [printable(warning, _MOST_WARNING) for warning in warnings[:_MOST_WARNINGS]],
+            **self._tell_more(descriptors),
         }
+
+    def _tell_more(self, descriptors: list[int]) -> dict[str, Any]:
+        """A page of the ranks of the last look."""
+        told = _page(self._left)
+        self._left = self._left[len(told) :]
+        return {"ranks": told, "more": bool(self._left)}
 
     @property
     def _training(self) -> set[int]:
@@ -148,7 +167,30 @@ class _Server:
 
     def _rank(self, process: Process) -> dict[str, Any]:
         late = self._uprobes.late if self._uprobes else set()
-        return {**_described(process), "trains": process.pid in self._training, "late": process.pid in late}
+        known = {"uid": process.uid, "trains": process.pid in self._training, "late": process.pid in late}
+        return {**_described(process), **known}
+
+
+@contextlib.contextmanager
+def _named(attempt: str, warnings: list[str]) -> Iterator[None]:
+    """Whatever strangers may have prepared for us there: it is named, and everything else goes on."""
+    try:
+        yield
+    except (NetmonError, OSError) as failure:
+        warnings.append(str(failure))
+    except Exception as failure:
+        warnings.append(f"{attempt}: {type(failure).__name__}: {failure}")
+
+
+def _page(things: Sequence[dict[str, Any] | None]) -> list[Any]:
+    """As many as a message holds."""
+    room, page = _PAGE_BYTES, []
+    for thing in things:
+        room -= len(json.dumps(thing)) + 2
+        if room < 0:
+            break
+        page.append(thing)
+    return page
 
 
 def _owner(answer: Answer | None) -> dict[str, Any] | None:
@@ -157,7 +199,7 @@ def _owner(answer: Answer | None) -> dict[str, Any] | None:
 
 def _described(process: Process) -> dict[str, Any]:
     rank = process.rank._asdict() if process.rank else {"job": "", "rank": -1, "size": 0}
-    return {"pid": process.pid, "process": process.name, "container": process.container, **rank}
+    return {"pid": process.pid, "process": printable(process.name), "container": printable(process.container), **rank}
 
 
 @dataclass(frozen=True)
@@ -178,7 +220,8 @@ class Privileged:
         """Starts the process. Its capabilities are those of the caller now."""
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
-            self._child = subprocess.Popen([sys.executable, "-m", __name__], stdin=theirs.fileno())
+            command = [sys.executable, "-m", __name__, str(os.getpid())]
+            self._child = subprocess.Popen(command, stdin=theirs.fileno())
         self.busy = False
 
     @property
@@ -217,7 +260,7 @@ class Privileged:
             return None
         reply = self._decoded(message)
         timelines = zip(reply.get("timelines", ()), descriptors, strict=True)
-        reply["timelines"] = [Opened(pid, whole, descriptor) for (pid, whole), descriptor in timelines]
+        reply["timelines"] = [Opened(pid, uid, whole, descriptor) for (pid, uid, whole), descriptor in timelines]
         return reply
 
     def _decoded(self, message: bytes) -> dict[str, Any]:
@@ -232,11 +275,17 @@ class Privileged:
     def close(self) -> None:
         """Ends it, and with it everything that is attached; waits until it is so."""
         self._socket.close()
-        self._child.wait()
+        try:
+            self._child.wait(_END_LIMIT_S)
+        except subprocess.TimeoutExpired:
+            self._child.kill()
+            self._child.wait()
 
 
 def main() -> int:
-    """The privileged process: serves the socket on standard input."""
+    """The privileged process: serves the socket on standard input. Its argument is its parent's pid."""
+    privilege.die_with_parent(int(sys.argv[1]))
+    privilege.allow_descriptors()
     for number in (signal.SIGINT, signal.SIGTERM):  # the other part decides when we end
         signal.signal(number, signal.SIG_IGN)
     logging.basicConfig(level=logging.WARNING, format="netmon: %(message)s", stream=sys.stderr)

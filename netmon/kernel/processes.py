@@ -1,18 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Processes as /proc shows them: names, containers, and which of them are ranks of a training job."""
+"""Processes as /proc shows them: names, containers, and which of them are ranks of a training job.
 
-from collections.abc import Iterator
+Names and environments are what strangers wrote: they are read up to a limit, and made printable here.
+"""
+
+import os
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from netmon.kernel.owners.containers import container_name
-from netmon.marks import RankIdentity, rank_from_environment
+from netmon.marks import RankIdentity, printable, rank_from_environment
 
 PROC = Path("/proc")
 _FIRST_NAMESPACE = 0xEFFFFFF9  # NET_NS_INIT_INO (Linux 6.18), for those who may not look at process 1
+_MACHINE_PID_NAMESPACE = 0xEFFFFFFC  # PROC_PID_INIT_INO
 
 # An environment is final once the launcher has called exec; until a process is so old it is read again.
 _SETTLED_NS = 3_000_000_000
+_SCAN_NS, _FIRST_SCAN_NS = 15_000_000, 1_000_000_000  # of one scan; who was not looked at comes first in the next
+MOST_ENVIRONMENT = 256 << 10
+"""Bytes of an environment that are read; what stands behind a stranger's filling does not count."""
+_MOST_SMALL = 16 << 10  # bytes of a file of a few lines
 
 
 @dataclass(frozen=True)
@@ -24,6 +36,8 @@ class Process:
     name: str
     container: str
     rank: RankIdentity | None
+    uid: int = 0  # the real one, as the machine numbers users
+    parent: int = 0
 
 
 def machine_wide() -> bool:
@@ -49,40 +63,93 @@ def namespace_of(pid: str) -> int:
         return 0
 
 
+def pid_namespace() -> tuple[int, int] | None:
+    """Device and inode of the PID namespace that we are in; None where it is the machine's own."""
+    status = os.stat("/proc/self/ns/pid")
+    return None if status.st_ino == _MACHINE_PID_NAMESPACE else (status.st_dev, status.st_ino)
+
+
+PARTIAL_VIEW = "steps and connections are told of processes in this one, not of those inside of it or outside of it"
+"""What it means that `pid_namespace` is not the machine's: the kernel tells a process's number in its own one only."""
+
+
 def pids() -> Iterator[int]:
     """All processes that we can see."""
     return (int(entry.name) for entry in PROC.iterdir() if entry.name.isdecimal())
 
 
+class _Stat(NamedTuple):
+    parent: int
+    start_ticks: int
+
+
+def _stat(pid: int) -> _Stat | None:
+    fields = read_bounded(PROC / str(pid) / "stat", _MOST_SMALL).rpartition(b")")[2].split()
+    return _Stat(int(fields[1]), int(fields[19])) if len(fields) > 19 else None
+
+
 def start_ticks(pid: int) -> int:
     """When the process began, in clock ticks since boot; -1 where it is gone."""
+    stat = _stat(pid)
+    return stat.start_ticks if stat else -1
+
+
+def user_ids(pid: int) -> tuple[int, ...]:
+    """Real, effective, saved and file system uid, in this order; empty where it is gone.
+
+    Not the owner of /proc/PID, which is root for a process that says it is not to be dumped.
+    """
+    text = read_bounded(PROC / str(pid) / "status", _MOST_SMALL)
+    return tuple(map(int, text.partition(b"\nUid:")[2].split(None, 4)[:4]))
+
+
+def environment_of(pid: int) -> dict[str, str]:
+    """What a process was started with, as far as it is read; empty where it is gone or not ours to see."""
+    text = os.fsdecode(read_bounded(PROC / str(pid) / "environ", MOST_ENVIRONMENT))
+    return dict(pair.partition("=")[::2] for pair in text.split("\0"))
+
+
+def read_bounded(path: Path, most: int) -> bytes:
+    """The first bytes of a file of /proc; empty where it cannot be read."""
+    parts = []
     try:
-        stat = (PROC / str(pid) / "stat").read_text(errors="replace")
+        with path.open("rb", buffering=0) as file:
+            while most > 0 and (part := file.read(most)):
+                parts.append(part)
+                most -= len(part)
     except OSError:
-        return -1
-    return int(stat.rpartition(")")[2].split()[19])
+        return b""
+    return b"".join(parts)
 
 
 def describe(pid: int) -> Process | None:
     """One process; None where it is gone. What we may not read is left empty."""
-    started = start_ticks(pid)
-    if started < 0:
+    before = _stat(pid)
+    if before is None:
         return None
     directory = PROC / str(pid)
-    name = _read(directory / "comm").strip()
-    container = container_name(_read(directory / "cgroup"))
-    environment = dict(pair.partition("=")[::2] for pair in _read(directory / "environ").split("\0"))
-    rank = rank_from_environment(environment)
-    if start_ticks(pid) != started:  # it went while we looked: half of that may be empty
+    name = printable(read_bounded(directory / "comm", _MOST_SMALL).decode(errors="replace").strip())
+    container = printable(container_name(read_bounded(directory / "cgroup", _MOST_SMALL).decode(errors="replace")))
+    rank = rank_from_environment(environment_of(pid))
+    uid = (*user_ids(pid), 0)[0]
+    if start_ticks(pid) != before.start_ticks:  # it went while we looked: half of that may be empty
         return None
-    return Process(pid, started, name, container, rank if rank and on_this_host(pid) else None)
+    mine = rank if rank and on_this_host(pid) else None
+    return Process(pid, before.start_ticks, name, container, mine, uid, before.parent)
 
 
-def _read(path: Path) -> str:
-    try:
-        return path.read_text(errors="replace")
-    except OSError:
-        return ""
+def in_turn(items: Iterable[int], user: Callable[[int], int]) -> Iterator[int]:
+    """One of each user, then the second of each, and so on: nobody is behind all that somebody else has."""
+    queues: dict[int, list[int]] = defaultdict(list)
+    for item in items:
+        queues[user(item)].append(item)
+    place = 0
+    while queues:
+        for uid, queue in list(queues.items()):
+            yield queue[place]
+            if place + 1 == len(queue):
+                del queues[uid]
+        place += 1
 
 
 class ProcessTable:
@@ -92,22 +159,32 @@ class ProcessTable:
         """Nothing has been looked at."""
         self._known: dict[int, Process] = {}
         self._first_seen_ns: dict[int, int] = {}
+        self._looked_ns: dict[int, int] = {}
 
     def scan(self, now_ns: int) -> None:
-        """Takes in what has begun and ended since the last scan."""
+        """Takes in what has begun and ended since the last scan, as far as the time of one goes."""
         alive = set(pids())
         for pid in (self._known.keys() | self._first_seen_ns.keys()) - alive:
             self._known.pop(pid, None)
             self._first_seen_ns.pop(pid, None)
+            self._looked_ns.pop(pid, None)
         for pid in alive:
-            if now_ns - self._first_seen_ns.setdefault(pid, now_ns) < _SETTLED_NS:
-                self._look(pid)
+            self._first_seen_ns.setdefault(pid, now_ns)
+        wanted = [pid for pid in alive if self._looked_ns.get(pid, 0) < self._first_seen_ns[pid] + _SETTLED_NS]
+        wanted.sort(key=lambda pid: self._looked_ns.get(pid, 0))
+        until_ns = time.monotonic_ns() + (_SCAN_NS if self._known else _FIRST_SCAN_NS)
+        for pid in in_turn(wanted, _owner):
+            self._looked_ns[pid] = max(now_ns, 1)
+            self._look(pid)
+            if time.monotonic_ns() > until_ns:
+                break
 
     def _look(self, pid: int) -> None:
         process = describe(pid)
         if process is None:
             self._known.pop(pid, None)
             self._first_seen_ns.pop(pid, None)  # who gets this pid next is looked at anew
+            self._looked_ns.pop(pid, None)
         else:
             self._known[pid] = process
 
@@ -131,3 +208,11 @@ class ProcessTable:
         """
         ranks = [process for process in self._known.values() if process.rank]
         return sorted(ranks, key=lambda process: (process.start_ticks, process.pid))
+
+
+def _owner(pid: int) -> int:
+    """Whose turn a look at this process is; cheaper than its uid, and good enough for that."""
+    try:
+        return os.stat(f"{PROC}/{pid}").st_uid
+    except OSError:
+        return -1

@@ -7,6 +7,8 @@ from typing import NamedTuple
 from rich.table import Table
 from rich.text import Text
 
+from netmon.top.glyphs import shown
+
 GAP = 1
 
 
@@ -27,12 +29,8 @@ def table(columns: Iterable[Column], rows: Iterable[Iterable[str | Text]]) -> Ta
             justify = "right" if column.right else "left"
             drawn.add_column(column.heading, width=column.width, justify=justify, no_wrap=True, overflow="ellipsis")  # type: ignore[arg-type]
     for row in rows:
-        drawn.add_row(*(_text(cell) for cell, column in zip(row, columns, strict=True) if column.width))
+        drawn.add_row(*(shown(cell) for cell, column in zip(row, columns, strict=True) if column.width))
     return drawn
-
-
-def _text(cell: str | Text) -> Text:
-    return Text(cell) if isinstance(cell, str) else cell
 
 
 def room(width: int, fixed: Iterable[int], flexible: int) -> int:

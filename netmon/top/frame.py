@@ -8,7 +8,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from netmon.top import flows, header, help_page, jobs, links
-from netmon.top.glyphs import wrapped
+from netmon.top.glyphs import shown, wrapped
 from netmon.top.options import Options
 from netmon.top.screenful import Screenful
 from netmon.top.staleness import present_links
@@ -88,10 +88,10 @@ def _filled(body: list[RenderableType], lines: Plan, width: int, height: int) ->
 
 
 def _warnings(snapshot: Snapshot, width: int, lines: int) -> RenderableType:
-    shown = [Text(f"! {warning}", "yellow", no_wrap=True) for warning in snapshot.warnings[-lines:]]
-    hidden = len(snapshot.warnings) - len(shown)
+    drawn = [shown(Text(f"! {warning}", "yellow", no_wrap=True)) for warning in snapshot.warnings[-lines:]]
+    hidden = len(snapshot.warnings) - len(drawn)
     if hidden:
-        shown[0] = Text(f"! {hidden + 1} more warnings", "yellow", no_wrap=True)
-    for line in shown:
+        drawn[0] = Text(f"! {hidden + 1} more warnings", "yellow", no_wrap=True)
+    for line in drawn:
         line.truncate(width, overflow="ellipsis")
-    return Group(*shown)
+    return Group(*drawn)

@@ -8,10 +8,12 @@ import numpy as np
 import numpy.typing as npt
 from rich.text import Text
 
+from netmon.marks import printable
 from netmon.records import CLASS_COLOURS, Class
 from netmon.units import format_bytes, format_rate
 
 UNKNOWN = "unknown"
+_LONGEST = 4096  # bytes of a text
 STACK = (Class.DL_ONLY, Class.DL_SHARED, Class.CROSS, Class.UNCLASSIFIED)
 """The classes in the order in which bars and columns show them."""
 
@@ -130,10 +132,18 @@ def coverage(fraction: float) -> str:
     return "100 %" if fraction == 1 else f"{math.floor(fraction * 10_000) / 100:.2f} %"
 
 
+def shown(text: str | Text) -> Text:
+    """As it may be drawn: names are what strangers wrote, and no character of them does anything but stand there."""
+    drawn = Text(text) if isinstance(text, str) else text
+    if not drawn.plain.isprintable():
+        drawn.plain = printable(drawn.plain, _LONGEST)  # one character for one, so that styles stay in place
+    return drawn
+
+
 def wrapped(parts: Iterable[Text], width: int, indent: int = 0) -> list[Text]:
     """Parts joined by a dot, broken between parts only; each line no longer than width."""
     lines: list[Text] = []
-    for part in parts:
+    for part in map(shown, parts):
         if lines and lines[-1].cell_len + 3 + part.cell_len <= width:
             lines[-1].append(" · ", "dim").append_text(part)
         else:

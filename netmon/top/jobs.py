@@ -11,7 +11,7 @@ from rich.text import Text
 from netmon.dl.explain import sentence
 from netmon.records import Class
 from netmon.top.columns import Column, table
-from netmon.top.glyphs import UNKNOWN, class_style, sparkline, wrapped
+from netmon.top.glyphs import UNKNOWN, class_style, shown, sparkline, wrapped
 from netmon.units import format_bytes, format_duration
 from netmon.views import JobView
 
@@ -102,7 +102,7 @@ def _sources(job: JobView) -> Iterator[Text]:
 
 def _slowest(job: JobView, width: int) -> list[Text]:
     text = sentence(job.job, job.slowest, job.relative)
-    return list(Text(text).wrap(_MEASURE, width)) if text else []
+    return list(shown(text).wrap(_MEASURE, width)) if text else []
 
 
 def _shared(job: JobView) -> Text:

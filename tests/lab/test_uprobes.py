@@ -13,6 +13,7 @@ import pytest
 from probed import Probed
 
 from netmon.dl.cycles import CycleDetector
+from netmon.kernel.meter.meter import mapped_array
 from netmon.lab.training import horovod_python
 from netmon.records import STEP_DONE, STEP_ENQUEUE, Moment
 
@@ -143,3 +144,44 @@ def test_names_are_read_out_of_either_kind_of_string(probed: Probed, tmp_path: P
     first, second = map(fnv, NAMES)
     steps = probed.ring.take()[["kind", "name_hash", "tensors"]].tolist()
     assert steps == [(STEP_ENQUEUE, first, 2), (STEP_DONE, first, 1), (STEP_DONE, second, 1)]
+
+
+CALL = """
+import ctypes, sys, time
+library, calls = ctypes.CDLL(sys.argv[1]), int(sys.argv[2])
+print("ready", flush=True)
+input()
+began = time.monotonic_ns()
+for _ in range(calls):
+    library.ncclAllReduce(None, None, ctypes.c_size_t(1024))
+print(time.monotonic_ns() - began)
+"""
+
+
+def test_calls_beyond_the_budget_of_a_process_are_counted_and_cost_others_nothing(
+    probed: Probed, tmp_path: Path
+) -> None:
+    library = tmp_path / "libnccl.so.2"
+    (tmp_path / "nccl.c").write_text(
+        "int ncclAllReduce(void *send, void *receive, unsigned long count) { return 0; }\n"
+    )
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", library, tmp_path / "nccl.c"], check=True)
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    flood, honest = (
+        subprocess.Popen([sys.executable, "-c", CALL, library, str(calls)], **pipes) for calls in (50_000, 8_000)
+    )
+    for process in (flood, honest):
+        assert process.stdout.readline() == "ready\n"
+    probed.uprobes.follow([flood.pid, honest.pid])
+    for process in (flood, honest):
+        process.stdin.write("\n")
+        process.stdin.flush()
+    (flood_ns, _), (_, _) = (process.communicate() for process in (flood, honest))
+    table = probed.ring.take()
+    told = {
+        pid: int(((table["pid"] == pid) & (table["kind"] == STEP_ENQUEUE)).sum()) for pid in (flood.pid, honest.pid)
+    }
+    lost, dropped = map(int, mapped_array(probed.descriptors["steps_lost"], np.dtype("<u8"), 2))
+    assert (told[honest.pid], lost) == (8_000, 0)
+    assert told[flood.pid] + dropped == 50_000
+    assert told[flood.pid] <= 8192 + int(flood_ns) // (1 << 16) + 2

@@ -23,7 +23,7 @@ NOW = 1_000_000_000
 
 
 def process(pid: int, rank: int = 0, trains: bool = True, late: bool = False) -> dict[str, Any]:
-    return {"pid": pid, "job": "job", "rank": rank, "size": 2, "trains": trains, "late": late}
+    return {"pid": pid, "uid": 0, "job": "job", "rank": rank, "size": 2, "trains": trains, "late": late}
 
 
 def steps(pid: int, count: int, start_ns: int = NOW) -> Table:

@@ -1,13 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Functions of a real library, found as the dynamic linker finds them."""
+"""Functions of a real library, found as the dynamic linker finds them; and files that only look like one."""
 
 import ctypes
+import os
+import struct
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from netmon.errors import KernelError
-from netmon.kernel.training.symbols import function_offsets
+from netmon.kernel.training.symbols import Offsets, Reading, function_offsets
+
+TABLES = 64 + 3 * 64  # bytes of the header and of three sections
 
 
 def mapped_libc() -> str:
@@ -18,10 +24,19 @@ def mapped_libc() -> str:
     pytest.skip("no C library of GNU's is mapped")
 
 
+def read(path: str | Path, *prefixes: str) -> Offsets:
+    """As the agent has it read: by a child without privilege."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        return Reading(descriptor, prefixes).result()
+    finally:
+        os.close(descriptor)
+
+
 def test_offsets_are_where_the_linker_put_the_functions() -> None:
     path = mapped_libc()
     libc = ctypes.CDLL(None)
-    found = function_offsets(path, ["getpid", "no_such_function"])
+    found = read(path, "getpid", "no_such_function")
     address = ctypes.cast(libc.getpid, ctypes.c_void_p).value
     assert found["no_such_function"] == {}
     code = Path(path).read_bytes()
@@ -31,5 +46,71 @@ def test_offsets_are_where_the_linker_put_the_functions() -> None:
 
 def test_what_is_no_library_is_refused(tmp_path: Path) -> None:
     (tmp_path / "text.so").write_text("not a library")
-    with pytest.raises(KernelError, match="cannot probe"):
-        function_offsets(str(tmp_path / "text.so"), ["f"])
+    with pytest.raises(KernelError, match="that is no library"):
+        read(tmp_path / "text.so", "f")
+
+
+def library(symbols: bytes, names: bytes, names_bytes: int = 0) -> bytes:
+    """An ELF file of these two tables, whose strings may be said to be longer than they are."""
+    header = struct.pack("<4sBBB9x8xQQQ4xHHHHHH", b"\x7fELF", 2, 1, 1, 0, TABLES, 64, 64, 56, 1, 64, 3, 0)
+    at = TABLES + 56
+    sections = bytes(64)
+    sections += struct.pack("<4xI8xQQQII8xQ", 11, 0, at, len(symbols), 2, 0, 24)
+    sections += struct.pack("<4xI8xQQQII8xQ", 3, 0, at + len(symbols), names_bytes or len(names), 0, 0, 0)
+    segment = struct.pack("<IIQQ8xQ16x", 1, 5, 0, 0, 1 << 20)
+    return header + sections + segment + symbols + names
+
+
+def symbol(name: int, value: int) -> bytes:
+    return struct.pack("<IBBHQQ", name, 0, 0, 1, value, 8)
+
+
+def test_a_made_up_library_is_read(tmp_path: Path) -> None:
+    (tmp_path / "lib.so").write_bytes(library(symbol(1, 4096), b"\0wanted\0"))
+    assert read(tmp_path / "lib.so", "wanted") == {"wanted": {4096: "wanted"}}
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        library(symbol(1, 4096), b"\0wanted"),  # the name does not end
+        library(symbol(1, 4096), b"\0wanted\xff\xfe\0"),  # it is not UTF-8
+        library(symbol(1, 1 << 40), b"\0wanted\0"),  # it lies in no segment
+        library(symbol(900, 0), b"\0wanted\0"),  # it has no name
+        library(symbol(1, 4096) * 1000, b"\0wanted\0"),  # a thousand times
+        library(symbol(1, 4096)[:-1], b"\0wanted\0"),  # half a symbol
+        library(symbol(1, 4096), b"\0wanted\0", names_bytes=1 << 62),
+        library(symbol(1, 4096), b"\0wanted\0")[:100],
+        b"\x7fELF" + bytes(60),
+    ],
+)
+def test_damaged_libraries_are_read_or_refused(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "lib.so").write_bytes(content)
+    try:
+        found = read(tmp_path / "lib.so", "wanted")
+    except KernelError:
+        return
+    assert all(0 <= offset < 1 << 20 for offset in found["wanted"])
+
+
+def test_strings_of_4_gb_that_are_not_there_are_refused(tmp_path: Path) -> None:
+    with (tmp_path / "lib.so").open("wb") as file:
+        file.write(library(symbol(1, 4096), b"\0wanted\0", names_bytes=4 << 30))
+        file.truncate(8 << 30)
+    with pytest.raises(KernelError, match="that is no library"):
+        read(tmp_path / "lib.so", "wanted")
+
+
+@given(st.lists(st.tuples(st.integers(0, 400), st.binary(min_size=1, max_size=9)), max_size=8))
+def test_any_damage_is_survived(changes: list[tuple[int, bytes]]) -> None:
+    content = bytearray(library(symbol(1, 4096), b"\0wanted\0"))
+    for place, what in changes:
+        content[place : place + len(what)] = what
+    descriptor = os.memfd_create("lib.so")
+    try:
+        os.write(descriptor, content)
+        function_offsets(descriptor, ["wanted"])
+    except (ValueError, struct.error, OSError, OverflowError):
+        return  # as `main` catches them
+    finally:
+        os.close(descriptor)

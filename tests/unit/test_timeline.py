@@ -65,7 +65,7 @@ def timeline(path: Path) -> Iterator[Timeline]:
 
 def followed(path: Path, whole: bool = True) -> TimelineMarks:
     marks = TimelineMarks()
-    opened = Opened(9, whole, os.open(path, os.O_RDONLY))
+    opened = Opened(9, 0, whole, os.open(path, os.O_RDONLY))
     (join,) = marks.follow(opened, RankIdentity("job", 0, 3), NOW)
     assert (join.moment, join.source) == (Moment.JOIN, Source.TIMELINE)
     return marks

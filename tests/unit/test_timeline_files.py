@@ -41,7 +41,7 @@ class Writer:
         command = [sys.executable, "-c", SCRIPT]
         self._child = cleanup.enter_context(subprocess.Popen(command, cwd=folder, env=environment, **pipes))
         assert self._child.stdout.readline() == "done\n"
-        self.process = Process(self._child.pid, 0, "python", "", RankIdentity("job", 0, 2))
+        self.process = Process(self._child.pid, 0, "python", "", RankIdentity("job", 0, 2), os.getuid())
 
     def tell(self, action: str, name: str) -> None:
         self._child.stdin.write(f"{action} {name}\n")

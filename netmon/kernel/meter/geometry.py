@@ -54,7 +54,7 @@ def choose_geometry(bucket_ns: int, interfaces: int = 1, slots: int = 0, cpus: i
         links=interfaces,
         ring_records=_fitting(_RING_MEMORY // KERNEL_BUCKET.itemsize // cpus, _LEAST_RECORDS, _MOST_RECORDS),
         flow_records=_fitting(_FLOW_RING_MEMORY // KERNEL_FLOW.itemsize // cpus, _LEAST_OPENINGS, _MOST_OPENINGS),
-        step_ring_bytes=1 << 18,
+        step_ring_bytes=2 << 20,
     )
 
 

@@ -18,6 +18,7 @@ from netmon.kernel.meter.flow_budget import Allowance, Budget
 from netmon.kernel.meter.ring_buffer import RingBuffer
 from netmon.kernel.owners.endpoint import Endpoint, packed
 from netmon.kernel.processes import machine_wide, namespace_of
+from netmon.marks import printable
 from netmon.records import BIRTH, BIRTH_CONNECT, Table
 
 PROGRAM, MAP, TOLD_MAP = "socket_state", "births", "births_told"
@@ -42,21 +43,16 @@ _OFFSETS = {
     "NETMON_SK_PROTOCOL": ("sock", "sk_protocol"),
     "NETMON_NET_INUM": ("net", "ns.inum"),
 }
-_MACHINE_PID_NAMESPACE = 0xEFFFFFFC  # PROC_PID_INIT_INO
 
 
 def definitions() -> dict[str, int]:
     """What bpf/sockets.c is compiled with. Raises UnsupportedError where the kernel does not describe itself."""
     types = KernelTypes()
     defined = {name: types.offset(*place) for name, place in _OFFSETS.items()}
-    pid_namespace = os.stat("/proc/self/ns/pid")
-    nested = pid_namespace.st_ino != _MACHINE_PID_NAMESPACE
     return defined | {
         "NETMON_BIRTH_PAGES": RING_BYTES // mmap.PAGESIZE,
         "NETMON_TOLD_PAGES": TOLD_RING_BYTES // mmap.PAGESIZE,
         "NETMON_NAMESPACE": 0 if machine_wide() else namespace_of("self"),
-        "NETMON_PID_NAMESPACE_DEVICE": pid_namespace.st_dev,
-        "NETMON_PID_NAMESPACE_INODE": pid_namespace.st_ino if nested else 0,
     }
 
 
@@ -97,7 +93,7 @@ class BirthTable:
         for place, pid, process, cgroup, kind in zip(ends.tolist(), *columns, strict=True):
             known = self._births.get(place)
             source = "birth" if kind == BIRTH_CONNECT else "close"
-            birth = Birth(place, pid, process.decode(errors="replace"), cgroup, source)
+            birth = Birth(place, pid, printable(process.decode(errors="replace")), cgroup, source)
             if birth.source == "birth" or not known or known.source == "close":
                 self._births.pop(place, None)  # the newest stand last
                 self._births[place] = birth

@@ -12,6 +12,7 @@ from netmon.kernel.privilege import effective_capabilities, missing_capabilities
 from netmon.kernel.probe import bpf
 from netmon.kernel.probe.check import Check, Status
 from netmon.kernel.probe.clock import clock_checks
+from netmon.kernel.processes import PARTIAL_VIEW, pid_namespace
 
 _USEFUL_CAPABILITIES = {"CAP_DAC_READ_SEARCH": 2, "CAP_SYS_PTRACE": 19}  # whose socket it is, and which rank
 _HEADERS = ("linux/types.h", "linux/if_ether.h", "linux/if_packet.h", "linux/ptrace.h", "asm/types.h")
@@ -27,6 +28,7 @@ def machine_checks() -> list[Check]:
         _probe_programs(privileged=privileged.status is not Status.MISSING),
         _tcx(),
         _uprobes(),
+        _pid_namespace(),
         _jit(),
         _btf(),
         _bcc(),
@@ -92,6 +94,12 @@ def _uprobes() -> Check:
         return Check("uprobes", Status.OK, "iterations are seen without changes to the training script")
     advice = "needs a kernel with CONFIG_UPROBE_EVENTS, or the two lines of netmon.horovod in the training script"
     return Check("uprobes", Status.LIMITED, "not there: no iterations without changes to the training script", advice)
+
+
+def _pid_namespace() -> Check:
+    if pid_namespace() is None:
+        return Check("PID namespace", Status.OK, "the machine's own")
+    return Check("PID namespace", Status.LIMITED, PARTIAL_VIEW, "run in the host's (hostPID: true, --pid=host)")
 
 
 def _jit() -> Check:

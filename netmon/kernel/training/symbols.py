@@ -1,63 +1,175 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where a library's exported functions lie in its file, found without walking its symbols one by one.
+"""Where a library's exported functions lie in its file.
 
-libtorch_cpu.so exports tens of thousands of symbols in half a gigabyte: only its string and symbol tables are read,
-the first searched as bytes, the second as an array.
+Anybody can map a file that is called like a training library. So it is read by a child that holds no capability, owns
+nothing, may take so much memory and time and no more, and says what it found in one line: this module as a program,
+which imports little, as it is started once per library. What it says is checked by those who use it.
+
+libtorch_cpu.so exports tens of thousands of symbols in half a gigabyte: only its tables of strings and symbols are
+read, the first searched as bytes.
 """
 
-from collections.abc import Iterable, Sequence
-from typing import Any
-
-import numpy as np
-from elftools.common.exceptions import ELFError
-from elftools.elf.elffile import ELFFile
-from elftools.elf.segments import Segment
+import json
+import os
+import resource
+import select
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 from netmon.errors import KernelError
+from netmon.kernel.privilege import drop_capabilities
 
-_SYMBOL = np.dtype(
-    [("name", "<u4"), ("info", "u1"), ("other", "u1"), ("section", "<u2"), ("value", "<u8"), ("size", "<u8")]
-)
-"""Elf64_Sym, little-endian: what x86-64 and aarch64 have."""
+Offsets = dict[str, dict[int, str]]
+"""Mangled names' beginning → file offset → name."""
+
+MOST_FUNCTIONS = 32
+"""Of one library; the real ones have twelve at most."""
+
+_MEMORY_BYTES, _SECONDS = 512 << 20, 2
+_ANSWER_BYTES = 64 << 10
+_NOBODY = 65534
+_MOST_SECTIONS, _MOST_SEGMENTS = 4096, 256
+_SYMBOLS_BYTES, _NAMES_BYTES = 64 << 20, 64 << 20  # of libtorch_cpu.so: 2 and 5 MB
+_MOST_PLACES = 4096  # at which a wanted name's beginning may stand
+
+# Elf64, little-endian: what x86-64 and aarch64 have.
+_HEADER = struct.Struct("<4sBBB9x8xQQQ4xHHHHHH")
+_SECTION = struct.Struct("<4xI8xQQQII8xQ")  # type, address, offset, size, link, info, size of an entry
+_SEGMENT = struct.Struct("<IIQQ8xQ")  # type, flags, offset, address, bytes in the file; then the rest
+_SYMBOL = struct.Struct("<IBBHQQ")  # name, info, other, section, value, size
+_ELF, _64_BIT, _LITTLE = b"\x7fELF", 2, 1
+_DYNSYM, _LOAD, _EXECUTABLE = 11, 1, 1
 
 
-def function_offsets(path: str, prefixes: Sequence[str]) -> dict[str, dict[int, str]]:
-    """The functions in .dynsym (which survives strip) whose mangled names begin with each prefix: file offset → name.
+class Reading:
+    """The functions of one library, being looked for."""
 
-    Reads a few megabytes. Raises OSError, and KernelError for a file that is not such a library.
-    """
-    with open(path, "rb") as file:
+    def __init__(self, descriptor: int, prefixes: Sequence[str]) -> None:
+        """descriptor: of a regular file (not kept). Does not block. Raises OSError."""
+        command = [sys.executable, "-I", "-c", _PROGRAM, str(Path(__file__).parents[3]), *prefixes]
+        self._child = subprocess.Popen(command, stdin=descriptor, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+        assert self._child.stdout
+        self._until = time.monotonic() + 2 * _SECONDS  # a busy machine; the child's own limit is of processor time
+
+    def ends_within(self, seconds: float) -> bool:
+        """Whether `result` has one within that time, or there will be none. Blocks so long."""
+        assert self._child.stdout
+        left = max(0.0, min(seconds, self._until - time.monotonic()))
+        return bool(select.select([self._child.stdout], [], [], left)[0]) or time.monotonic() > self._until
+
+    def result(self) -> Offsets:
+        """Blocks until it is there, not longer than the child's time. Raises KernelError with the reason."""
         try:
-            elf = ELFFile(file)
-            table, names = elf.get_section_by_name(".dynsym"), elf.get_section_by_name(".dynstr")
-            if not (table and names and elf.elfclass == 64 and elf.little_endian):
-                return {prefix: {} for prefix in prefixes}
-            symbols = np.frombuffer(table.data(), _SYMBOL)
-            text = names.data()
-            segments = [segment for segment in elf.iter_segments() if segment["p_type"] == "PT_LOAD"]
-        except ELFError as error:
-            raise KernelError(f"cannot probe {path}: {error}") from error
-    symbols = symbols[symbols["section"] != 0]  # defined here, not asked of another library
-    return {prefix: _offsets(symbols, text, prefix, segments) for prefix in prefixes}
+            text, _ = self._child.communicate(timeout=max(0, self._until - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            self.close()
+            raise KernelError("it takes too long to be read") from None
+        if self._child.returncode or not text:
+            raise KernelError("it takes too much memory or time to be read")
+        answer = json.loads(text)
+        if "error" in answer:
+            raise KernelError(answer["error"])
+        return {prefix: {int(offset): name for offset, name in found} for prefix, found in answer.items()}
+
+    def close(self) -> None:
+        """Ends it, if it has not ended."""
+        self._child.kill()
+        self._child.communicate()
 
 
-def _offsets(symbols: "np.ndarray[Any, Any]", text: bytes, prefix: str, segments: Iterable[Segment]) -> dict[int, str]:
-    found = np.isin(symbols["name"], _places(text, prefix.encode())) & (symbols["size"] > 0)
-    functions = zip(symbols["value"][found].tolist(), symbols["name"][found].tolist(), strict=True)
-    return {_file_offset(segments, value): text[name : text.index(b"\0", name)].decode() for value, name in functions}
+_PROGRAM = "import sys; sys.path.insert(0, sys.argv.pop(1)); from netmon.kernel.training.symbols import main; main()"
 
 
-def _places(text: bytes, wanted: bytes) -> list[int]:
-    """Where `wanted` stands in the string table. A name may begin within another one, of which it is the end."""
-    places, at = [], text.find(wanted)
-    while at >= 0:
-        places.append(at)
-        at = text.find(wanted, at + 1)
-    return places
+def main() -> None:
+    """The child: the library on standard input, what to look for as arguments, the answer on standard output."""
+    for limit, most in ((resource.RLIMIT_AS, _MEMORY_BYTES), (resource.RLIMIT_CPU, _SECONDS)):
+        resource.setrlimit(limit, (most, most))
+    if os.geteuid() == 0:
+        os.setgroups([])
+        os.setresgid(_NOBODY, _NOBODY, _NOBODY)
+        os.setresuid(_NOBODY, _NOBODY, _NOBODY)
+    drop_capabilities()
+    try:
+        answer = {prefix: list(found.items()) for prefix, found in function_offsets(0, sys.argv[1:]).items()}
+        text = json.dumps(answer)
+    except (OSError, ValueError, OverflowError, struct.error, MemoryError) as error:
+        text = json.dumps({"error": str(error)[:200]})
+    if len(text) > _ANSWER_BYTES:
+        text = json.dumps({"error": "its names are too long"})
+    sys.stdout.write(text)
 
 
-def _file_offset(segments: Iterable[Segment], address: int) -> int:
-    for segment in segments:
-        if 0 <= address - segment["p_vaddr"] < segment["p_filesz"]:
-            return int(address - segment["p_vaddr"] + segment["p_offset"])
-    raise KernelError(f"cannot probe the function at {address:#x}: no segment of its library holds it")
+def function_offsets(descriptor: int, prefixes: Sequence[str]) -> Offsets:
+    """The functions in .dynsym (which survives strip) whose mangled names begin with each prefix.
+
+    Reads a few megabytes. Raises OSError, and ValueError for a file that is not such a library.
+    """
+    size = os.fstat(descriptor).st_size
+    header = _HEADER.unpack(_read(descriptor, 0, _HEADER.size, size, _HEADER.size))
+    magic, width, order, _, _, segments_at, sections_at, _, segment, segments, section, sections, _ = header
+    if (magic, width, order) != (_ELF, _64_BIT, _LITTLE):
+        raise ValueError("it is no library of this machine")
+    if section != _SECTION.size or segment < _SEGMENT.size or sections > _MOST_SECTIONS or segments > _MOST_SEGMENTS:
+        raise ValueError("its tables are not those of a library")
+    table = list(_SECTION.iter_unpack(_read(descriptor, sections_at, section * sections, size)))
+    symbols = next((one for one in table if one[0] == _DYNSYM), None)
+    if symbols is None:
+        return {prefix: {} for prefix in prefixes}
+    _, _, at, length, link, _, entry = symbols
+    if entry != _SYMBOL.size or length % entry or link >= len(table):
+        raise ValueError("its symbols are not those of a library")
+    rows = _read(descriptor, at, length, size, _SYMBOLS_BYTES)
+    names = _read(descriptor, table[link][2], table[link][3], size, _NAMES_BYTES)
+    whole = _read(descriptor, segments_at, segment * segments, size)
+    executable = [_SEGMENT.unpack_from(whole, number * segment) for number in range(segments)]
+    return _find(rows, names, [one for one in executable if one[0] == _LOAD and one[1] & _EXECUTABLE], prefixes)
+
+
+def _read(descriptor: int, offset: int, length: int, size: int, most: int = 1 << 20) -> bytes:
+    if length > most or offset + length > size:
+        raise ValueError(f"a table of {length} bytes at {offset} in a file of {size}: that is no library")
+    parts = []
+    while length > 0:
+        part = os.pread(descriptor, min(length, 1 << 20), offset)
+        if not part:
+            raise ValueError("it has become shorter while it was read")
+        parts.append(part)
+        offset, length = offset + len(part), length - len(part)
+    return b"".join(parts)
+
+
+def _find(rows: bytes, names: bytes, segments: list[tuple[int, ...]], prefixes: Sequence[str]) -> Offsets:
+    places = {place: prefix for prefix in prefixes for place in _places(names, prefix.encode())}
+    found: Offsets = {prefix: {} for prefix in prefixes}
+    count = 0
+    for name, _, _, section, value, length in _SYMBOL.iter_unpack(rows):
+        # Defined here, not asked of another library.
+        if name in places and section and length and (offset := _file_offset(segments, value)) >= 0:
+            end = names.find(b"\0", name)
+            found[places[name]][offset] = names[name : end if end >= 0 else None].decode(errors="replace")[:1024]
+            count += 1
+            if count > MOST_FUNCTIONS:
+                raise ValueError(f"it has more than {MOST_FUNCTIONS} functions of those that are looked for")
+    return found
+
+
+def _places(names: bytes, wanted: bytes) -> Iterator[int]:
+    """Where it stands in the string table. A name may begin within another one, of which it is the end."""
+    at = names.find(wanted)
+    for _ in range(_MOST_PLACES):
+        if at < 0:
+            return
+        yield at
+        at = names.find(wanted, at + 1)
+
+
+def _file_offset(segments: list[tuple[int, ...]], address: int) -> int:
+    """-1: in no segment that is executed, so it is no function."""
+    for _, _, offset, start, length in segments:
+        if 0 <= address - start < length:
+            return address - start + offset
+    return -1

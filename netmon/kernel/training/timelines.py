@@ -1,19 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Horovod Timeline files that ranks write, opened for the part of the agent that may not open them itself."""
+"""The Horovod Timeline files that ranks write, opened for the part of the agent that may not open them itself.
+
+A process names them, so it may name anything: only regular files that belong to the user it runs as are opened.
+"""
 
 import os
 import stat
+from collections import Counter
 from collections.abc import Iterable, Iterator
+from itertools import islice
 from typing import NamedTuple
 
-from netmon.kernel.processes import PROC, Process
+from netmon.kernel.processes import PROC, Process, environment_of, user_ids
 
-_VARIABLE = b"HOROVOD_TIMELINE"
+_VARIABLE = "HOROVOD_TIMELINE"
 _DYNAMIC = "DYNAMIC"  # the script starts and stops it (hvd.start_timeline), in files that it names
 _HEAD_BYTES = 4096
 _MARK = b"start_time_since_epoch_in_micros"  # in the first record of every timeline, and nowhere else
 MOST_AT_ONCE = 16
 """Files in one answer; the others come with the next."""
+_MOST_OF_USER = 8  # ranks 0 that write one
+_MOST_FILES = 1024  # of a process, that are looked at
 
 _File = tuple[int, int]
 """Device and inode."""
@@ -23,6 +30,7 @@ class Opened(NamedTuple):
     """A file that a rank writes. whole: it begins with the training."""
 
     pid: int
+    uid: int
     whole: bool
     descriptor: int  # for reading; whoever gets it closes it
 
@@ -41,7 +49,14 @@ class Timelines:
 
         A file that was replaced by another one is new; one that was emptied is not.
         """
-        ranks = [process.pid for process in processes if process.rank and process.rank.rank == 0]
+        writers = [process for process in processes if process.rank and process.rank.rank == 0]
+        of_user = Counter[int]()
+        users: dict[int, int] = {}
+        for process in writers:
+            of_user[process.uid] += 1
+            if of_user[process.uid] <= _MOST_OF_USER:
+                users[process.pid] = process.uid
+        ranks = list(users)
         self._names = {pid: self._names[pid] if pid in self._names else _name(pid) for pid in ranks}
         self._opened = {pid: file for pid, file in self._opened.items() if pid in self._names}
         self._others = {pid: files for pid, files in self._others.items() if pid in self._names}
@@ -53,18 +68,17 @@ class Timelines:
             elif name and len(found) < MOST_AT_ONCE:
                 descriptor = self._open_new(pid, _path(pid, name))
             if descriptor >= 0:
-                found.append(Opened(pid, name != _DYNAMIC, descriptor))
+                found.append(Opened(pid, users[pid], name != _DYNAMIC, descriptor))
         return found
 
     def _open_new(self, pid: int, path: str) -> int:
         """−1 where it is not there yet, or was opened before."""
-        try:
-            descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        except OSError:
+        descriptor = _open_own(pid, path)
+        if descriptor < 0:
             return -1
         status = os.fstat(descriptor)
         file = status.st_dev, status.st_ino
-        if not stat.S_ISREG(status.st_mode) or self._opened.get(pid) == file:
+        if self._opened.get(pid) == file:
             os.close(descriptor)
             return -1
         self._opened[pid] = file
@@ -81,7 +95,7 @@ class Timelines:
                     continue
                 if self._opened.get(pid) == file:
                     return -1
-                if _begins_as_timeline(path):
+                if _begins_as_timeline(pid, path):
                     return self._open_new(pid, path)
             except OSError:  # closed meanwhile
                 continue
@@ -93,7 +107,8 @@ def _written(pid: int) -> Iterator[str]:
     """Ways to what a process has open for writing."""
     folder = PROC / str(pid) / "fd"
     try:
-        entries = list(os.scandir(folder))
+        with os.scandir(folder) as listed:
+            entries = list(islice(listed, _MOST_FILES))
     except OSError:
         return
     for entry in entries:
@@ -105,19 +120,36 @@ def _written(pid: int) -> Iterator[str]:
             yield entry.path
 
 
-def _begins_as_timeline(path: str) -> bool:
-    with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
-        return _MARK in file.read(_HEAD_BYTES)
+def _begins_as_timeline(pid: int, path: str) -> bool:
+    descriptor = _open_own(pid, path)
+    if descriptor < 0:
+        return False
+    try:
+        return _MARK in os.pread(descriptor, _HEAD_BYTES, 0)
+    finally:
+        os.close(descriptor)
+
+
+def _open_own(pid: int, path: str) -> int:
+    """-1 where it is not there, no regular file, or another user's; it is looked at before it is opened."""
+    try:
+        place = os.open(path, os.O_PATH | os.O_CLOEXEC)
+    except (OSError, ValueError):
+        return -1
+    try:
+        status = os.fstat(place)
+        if not stat.S_ISREG(status.st_mode) or status.st_uid not in user_ids(pid):
+            return -1
+        return os.open(f"/proc/self/fd/{place}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return -1
+    finally:
+        os.close(place)
 
 
 def _name(pid: int) -> str:
     """Empty where the process writes none."""
-    try:
-        environment = (PROC / str(pid) / "environ").read_bytes()
-    except OSError:
-        return ""
-    variables = dict(pair.partition(b"=")[::2] for pair in environment.split(b"\0"))
-    return os.fsdecode(variables.get(_VARIABLE, b""))
+    return environment_of(pid).get(_VARIABLE, "")
 
 
 def _path(pid: int, name: str) -> str:

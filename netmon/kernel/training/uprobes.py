@@ -3,72 +3,74 @@
 
 A probe sits on the library's file, so one attachment serves every process that maps it, those that start later and
 those in containers included. It is held by a perf descriptor and vanishes with it; nothing is written into tracefs.
+
+Anybody can map files with the right names, as many as a process may have, so everything here has a limit per user.
 """
 
-import ctypes
+import contextlib
 import os
-import re
-import struct
+import resource
 import time
 from collections.abc import Iterable
-from pathlib import Path
-from typing import NamedTuple
+from dataclasses import dataclass, field
 
 from netmon.errors import KernelError
-from netmon.kernel.processes import PROC, start_ticks
-from netmon.kernel.training.symbols import function_offsets
+from netmon.kernel.pace import Pace
+from netmon.kernel.processes import in_turn, start_ticks, user_ids
+from netmon.kernel.training.mapped import MappedLibrary, mapped_libraries
+from netmon.kernel.training.probes import PROBES, Probe, attach_probe
+from netmon.kernel.training.symbols import Offsets, Reading
+from netmon.marks import printable
 
-_PERF_EVENT_OPEN = {"x86_64": 298, "aarch64": 241}
-_SET_BPF, _ENABLE = 0x40042408, 0x2400  # PERF_EVENT_IOC_*
-_CLOEXEC = 8  # PERF_FLAG_FD_CLOEXEC
-_PMU = Path("/sys/bus/event_source/devices/uprobe")
-_ATTRIBUTE_SIZE = 112
 _SETUP_S = 1.0  # a process needs more than this to import a framework and to set a job up
 _EAGER_LOOKS = 100  # at a new process, which imports its libraries one after the other; later every tenth
+_LOOK_NS = 15_000_000  # at processes' maps; who was not looked at comes first the next time
+_WAIT_S = 0.5  # for libraries to be read; what takes longer is attached to later
+_READING_SHARE, _READING_STOCK_NS = 0.02, 1_500_000_000  # of a core, for one user's libraries
+_MOST_FILES, _MOST_OF_USER = 192, 48  # probed at a time
+_MOST_REFUSED = 4096  # files that are remembered as such
+_MOST_WARNINGS = 16  # at a time
+_MOST_PACES = 256
+_OTHER_DESCRIPTORS = 512  # for all else that this process opens
+
+_File = tuple[int, int]
+"""Device and inode."""
 
 
-class Probe(NamedTuple):
-    """Where a program of bpf/steps.c is attached: a library by its path, a function by its mangled name's beginning."""
+@dataclass
+class _Watched:
+    """A process. looks: at its maps."""
 
-    library: "re.Pattern[str]"
-    symbol: str
-    program: str
-    cow: str = ""  # the program for libraries whose std::string is the one before C++11's; "": it reads no strings
-
-    def program_for(self, name: str) -> str:
-        """The program for the function of this mangled name, which tells what its strings are."""
-        return self.cow if self.cow and "__cxx11" not in name else self.program
+    uid: int
+    began_s: float
+    looks: int = 0
+    looked_ns: int = 0
+    libraries: dict[str, bool] = field(default_factory=dict)  # path → whether the first look has found it
+    settled: dict[str, _File | None] = field(default_factory=dict)  # path → what is probed; None: nothing
 
 
-# Horovod 0.21 to 0.28 call the library of PyTorch mpi_lib_v2, those of TensorFlow and MXNet mpi_lib. In all of them
-# EnqueueTensorAllreduce and grouped all-reduces end in EnqueueTensorAllreduces, whose names are the fifth argument.
-_HOROVOD = re.compile(r"/mpi_lib(_v2)?(\.[^/]+)?\.so$")
-_HOROVOD_TORCH = re.compile(r"/mpi_lib_v2(\.[^/]+)?\.so$")
-_HOROVOD_OTHERS = re.compile(r"/mpi_lib(\.[^/]+)?\.so$")
-_TORCH = re.compile(r"/libtorch_(cpu|python)\.so$")
-_TORCH_CUDA = re.compile(r"/libtorch_cuda\.so$")
-_NCCL = re.compile(r"/libnccl\.so(\.\d+)*$")
-_OTHER_COLLECTIVES = (
-    *("22EnqueueTensorAllgather", "23EnqueueTensorAllgathers", "22EnqueueTensorBroadcast", "21EnqueueTensorAlltoall"),
-    *("26EnqueueTensorReducescatter", "27EnqueueTensorReducescatters"),
-)
-PROBES = (
-    Probe(_HOROVOD, "_ZN7horovod6common23EnqueueTensorAllreducesE", "horovod_enqueue", "horovod_enqueue_cow"),
-    *(Probe(_HOROVOD, f"_ZN7horovod6common{name}E", "horovod_other") for name in _OTHER_COLLECTIVES),
-    Probe(_HOROVOD_TORCH, "_ZN7horovod5torch12WaitAndClearE", "horovod_wait_begin"),
-    Probe(_HOROVOD_TORCH, "_ZN7horovod5torch13HandleManager13ReleaseHandleE", "horovod_wait_end"),
-    Probe(_HOROVOD_OTHERS, "_ZN7horovod6common8Timeline3EndE", "horovod_done", "horovod_done_cow"),
-    Probe(_HOROVOD, "_ZN7horovod6common10RendezvousE", "horovod_rank", "horovod_rank_cow"),
-    Probe(_TORCH, "_ZN4c10d7Reducer17all_reduce_bucketE", "reducer_enqueue"),
-    Probe(_TORCH, "_ZN4c10d7Reducer17finalize_backwardE", "reducer_wait_begin"),
-    Probe(_TORCH, "_ZN4c10d7Reducer21finalize_bucket_denseE", "reducer_wait_end"),
-    Probe(_NCCL, "ncclAllReduce", "nccl_enqueue"),
-    Probe(_TORCH_CUDA, "_ZN4c10d16ProcessGroupNCCL9allreduceE", "nccl_call"),  # of a PyTorch that contains NCCL
-    Probe(_TORCH, "_ZN4c10d16ProcessGroupGloo9allreduceE", "gloo_call"),
-    Probe(_TORCH, "_ZN4gloo9allreduceER", "gloo_enqueue"),
-    Probe(_TORCH, "_ZN4c10d4Work4waitE", "work_wait_begin"),
-    Probe(_TORCH, "_ZN4c10d4Work11synchronizeE", "work_wait_end"),
-)
+@dataclass
+class _Probed:
+    """A file. path: for people."""
+
+    uid: int
+    path: str
+    at_s: float
+    descriptors: list[int]
+    used: int = 0  # the last call of `follow` in which somebody mapped it
+
+
+@dataclass
+class _Wanted:
+    """A file that somebody maps and that is not probed. reading: None: it has not been begun."""
+
+    pid: int
+    uid: int
+    library: MappedLibrary
+    version: tuple[int, ...]
+    descriptor: int
+    reading: Reading | None = None
+    begun_ns: int = 0
 
 
 class Uprobes:
@@ -77,102 +79,204 @@ class Uprobes:
     def __init__(self, programs: dict[str, int]) -> None:
         """programs: descriptors of the loaded uprobe programs by name."""
         self._programs = programs
-        self._descriptors: list[int] = []
-        self._files: dict[tuple[int, int], float] = {}  # device and inode → when it was probed
-        self._looks: dict[int, int] = {}  # at each process
-        self._mapped: dict[int, set[str]] = {}  # training libraries by process
+        self._processes: dict[int, _Watched] = {}
+        self._probed: dict[_File, _Probed] = {}
+        self._refused: dict[tuple[int, ...], None] = {}
+        self._wanted: dict[_File, _Wanted] = {}  # in one call of `follow`, but for the one that is being read
+        self._paces: dict[int, Pace] = {}  # by user
+        self._calls = 0
+        self._most_probes = resource.getrlimit(resource.RLIMIT_NOFILE)[0] - _OTHER_DESCRIPTORS
+        self._warnings: list[str] = []
         self.late: set[int] = set()
         """The processes that may have trained before their library was probed."""
 
     @property
     def training(self) -> set[int]:
         """The processes that map a training library."""
-        return {pid for pid, libraries in self._mapped.items() if libraries}
+        return {pid for pid, process in self._processes.items() if process.libraries}
 
     def follow(self, pids: Iterable[int]) -> list[str]:
         """Attaches to the libraries that these processes map and that are not probed yet; returns their paths.
 
-        pids: all ranks that are alive. Raises KernelError; a library that cannot be probed is not tried again.
+        pids: all ranks that are alive. Takes half a second at most: what is left is done the next time. A library that
+        cannot be probed is not tried again, unless it changes; `warnings` says why.
         """
+        self._calls += 1
         alive = set(pids)
-        self._looks = {pid: self._looks.get(pid, 0) for pid in alive}
-        self._mapped = {pid: self._mapped.get(pid, set()) for pid in alive}
+        self._processes = {pid: self._processes.get(pid) or _begin(pid) for pid in sorted(alive)}
         self.late &= alive
+        self._look_at_maps()
+        for process in self._processes.values():
+            for file in process.settled.values():
+                if file in self._probed:
+                    self._probed[file].used = self._calls
+        return self._read_and_attach()
+
+    def warnings(self) -> list[str]:
+        """What could not be done, since it was last asked for."""
+        warnings, self._warnings = self._warnings, []
+        return warnings
+
+    def _look_at_maps(self) -> None:
+        until_ns = time.monotonic_ns() + _LOOK_NS
+        waiting = sorted(self._processes, key=lambda pid: self._processes[pid].looked_ns)
+        for pid in in_turn(waiting, lambda pid: self._processes[pid].uid):
+            process = self._processes[pid]
+            process.looked_ns = time.monotonic_ns()
+            process.looks += 1
+            if process.looks <= _EAGER_LOOKS or process.looks % 10 == 0:
+                self._look_at(pid, process)
+            if time.monotonic_ns() > until_ns:
+                return
+
+    def _look_at(self, pid: int, process: _Watched) -> None:
+        for path, library in mapped_libraries(pid).items():
+            process.libraries.setdefault(path, process.looks == 1)
+            if path not in process.settled:
+                try:
+                    self._want(pid, library)
+                except (KernelError, OSError) as error:
+                    process.settled[path] = None
+                    self._warn(path, str(error))
+
+    def _want(self, pid: int, library: MappedLibrary) -> None:
+        """What is known of the file is used, else it will be read."""
+        descriptor = library.open(pid)
+        status = os.fstat(descriptor)
+        file = status.st_dev, status.st_ino
+        version = (*file, status.st_size, status.st_mtime_ns)
+        if file in self._probed or version in self._refused:
+            os.close(descriptor)
+            self._settle(pid, library.path, file)
+        elif file in self._wanted:
+            os.close(descriptor)
+        else:
+            self._wanted[file] = _Wanted(pid, self._processes[pid].uid, library, version, descriptor)
+
+    def _settle(self, pid: int, path: str, file: _File) -> None:
+        """What a process may have done with this library before it was probed; Horovod tells more than what it uses."""
+        process, probed = self._processes.get(pid), self._probed.get(file)
+        if process is None:
+            return
+        process.settled[path] = file if probed else None
+        if probed:
+            probed.used = self._calls
+            if process.libraries[path] and process.began_s + _SETUP_S < probed.at_s:
+                self.late.add(pid)
+            elif "/mpi_lib" in path:
+                self.late.discard(pid)
+
+    def _read_and_attach(self) -> list[str]:
+        """One library after the other, of one user and then of the next."""
         added = []
-        for pid, looks in self._looks.items():
-            self._looks[pid] += 1
-            if looks < _EAGER_LOOKS or looks % 10 == 0:
-                libraries = _training_libraries(pid)
-                for path in libraries.keys() - self._mapped[pid]:
-                    self._mapped[pid].add(path)
-                    probed_s, new = self._probe(path, libraries[path])
-                    added += [path] if new else []
-                    self._judge(pid, path, not looks and _began(pid) + _SETUP_S < probed_s)
+        until = time.monotonic() + _WAIT_S
+        files = list(self._wanted)
+        under_way = [number for number, file in enumerate(files) if self._wanted[file].reading]
+        users = [wanted.uid for wanted in self._wanted.values()]
+        in_order = in_turn(range(len(files)), users.__getitem__)
+        try:
+            for file in dict.fromkeys(files[number] for number in (*under_way, *in_order)):
+                wanted = self._wanted[file]
+                if not wanted.reading and not self._begin_reading(wanted):
+                    continue
+                if not wanted.reading or not wanted.reading.ends_within(until - time.monotonic()):
+                    break
+                del self._wanted[file]
+                added += self._finish(file, wanted, wanted.reading)
+        finally:
+            for file in [file for file, wanted in self._wanted.items() if not wanted.reading]:
+                os.close(self._wanted.pop(file).descriptor)
         return added
 
-    def _judge(self, pid: int, path: str, late: bool) -> None:
-        """What a process may have done with this library before it was probed; Horovod tells more than what it uses."""
-        if late:
-            self.late.add(pid)
-        elif _HOROVOD.search(path):
-            self.late.discard(pid)
+    def _begin_reading(self, wanted: _Wanted) -> bool:
+        if self._pace(wanted.uid).allows() and self._make_room(wanted.uid):
+            wanted.begun_ns = time.monotonic_ns()
+            wanted.reading = Reading(wanted.descriptor, [probe.symbol for probe in _probes(wanted.library)])
+        return wanted.reading is not None
 
-    def _probe(self, path: str, inside: str) -> tuple[float, bool]:
-        """When a library was probed, and whether that was now."""
-        status = os.stat(inside)
-        file = status.st_dev, status.st_ino
-        new = file not in self._files
-        if new:
-            self._files[file] = time.clock_gettime(time.CLOCK_BOOTTIME)
-            self._attach_all(inside, path)
-        return self._files[file], new
+    def _finish(self, file: _File, wanted: _Wanted, reading: Reading) -> list[str]:
+        path = wanted.library.path
+        try:
+            self._attach(file, wanted, reading.result())
+        except (KernelError, OSError) as error:
+            self._refused[wanted.version] = None
+            if len(self._refused) > _MOST_REFUSED:
+                del self._refused[next(iter(self._refused))]
+            self._warn(path, str(error))
+        finally:
+            os.close(wanted.descriptor)
+            self._pace(wanted.uid).spend(time.monotonic_ns() - wanted.begun_ns)
+        self._settle(wanted.pid, path, file)
+        return [path] if file in self._probed else []
 
-    def _attach_all(self, inside: str, path: str) -> None:
-        wanted = [probe for probe in PROBES if probe.library.search(path)]
-        offsets = function_offsets(inside, [probe.symbol for probe in wanted])
-        for probe in wanted:
-            for offset, name in offsets[probe.symbol].items():
-                self._descriptors.append(_attach(self._programs[probe.program_for(name)], inside, offset))
+    def _attach(self, file: _File, wanted: _Wanted, offsets: Offsets) -> None:
+        """offsets: as somebody says who has read a stranger's file: nothing but code of that file is probed."""
+        found = [
+            (self._programs[probe.program_for(name)], offset)
+            for probe in _probes(wanted.library)
+            for offset, name in offsets[probe.symbol].items()
+        ]
+        if not all(wanted.library.executes(offset) for _, offset in found):
+            raise KernelError("its functions are not where its code is")
+        at_s = time.clock_gettime(time.CLOCK_BOOTTIME)
+        with contextlib.ExitStack() as undo:
+            descriptors: list[int] = []
+            for program, offset in found:
+                descriptors.append(attach_probe(program, f"/proc/self/fd/{wanted.descriptor}", offset))
+                undo.callback(os.close, descriptors[-1])
+            undo.pop_all()
+        self._probed[file] = _Probed(wanted.uid, wanted.library.path, at_s, descriptors, self._calls)
+
+    def _make_room(self, uid: int) -> bool:
+        """Whether one more file may be probed for this user; what nobody maps any more goes first."""
+        of_user = [file for file, probed in self._probed.items() if probed.uid == uid]
+        descriptors = sum(len(probed.descriptors) for probed in self._probed.values())
+        if len(of_user) >= _MOST_OF_USER:
+            return self._detach_oldest(of_user, f"user {uid}'s processes map more than {_MOST_OF_USER}")
+        if len(self._probed) >= _MOST_FILES or descriptors >= self._most_probes:
+            return self._detach_oldest(list(self._probed), f"processes map more than {len(self._probed)}")
+        return True
+
+    def _detach_oldest(self, files: list[_File], reason: str) -> bool:
+        unused = [file for file in files if self._probed[file].used < self._calls]
+        if not unused:
+            self._warn_of(f"{reason} training libraries: the others are not probed")
+            return False
+        probed = self._probed.pop(min(unused, key=lambda file: self._probed[file].used))
+        for descriptor in probed.descriptors:
+            os.close(descriptor)
+        return True
+
+    def _pace(self, uid: int) -> Pace:
+        pace = self._paces.pop(uid, None) or Pace(_READING_SHARE, _READING_STOCK_NS)
+        self._paces[uid] = pace
+        if len(self._paces) > _MOST_PACES:
+            del self._paces[next(iter(self._paces))]
+        return pace
+
+    def _warn(self, path: str, reason: str) -> None:
+        self._warn_of(f"cannot probe {printable(path)}: {printable(reason)}")
+
+    def _warn_of(self, text: str) -> None:
+        if len(self._warnings) < _MOST_WARNINGS:
+            self._warnings.append(text)
 
     def close(self) -> None:
         """Detaches all."""
-        while self._descriptors:
-            os.close(self._descriptors.pop())
+        for wanted in self._wanted.values():
+            if wanted.reading:
+                wanted.reading.close()
+            os.close(wanted.descriptor)
+        for probed in self._probed.values():
+            for descriptor in probed.descriptors:
+                os.close(descriptor)
+        self._wanted, self._probed = {}, {}
 
 
-def _began(pid: int) -> float:
-    """When a process began, in seconds of CLOCK_BOOTTIME, a clock tick early at most."""
-    return start_ticks(pid) / os.sysconf("SC_CLK_TCK")
+def _begin(pid: int) -> _Watched:
+    began_s = start_ticks(pid) / os.sysconf("SC_CLK_TCK")  # seconds since boot
+    return _Watched((*user_ids(pid), -1)[0], began_s)
 
 
-def _training_libraries(pid: int) -> dict[str, str]:
-    """Path as the process maps it → path by which we can open it, also in a container."""
-    try:
-        maps = (PROC / str(pid) / "maps").read_text(errors="replace")
-    except OSError:
-        return {}
-    mapped = {line[line.index("/") :] for line in maps.splitlines() if ".so" in line and "/" in line}
-    wanted = [path for path in mapped if any(probe.library.search(path) for probe in PROBES)]
-    # A process that called chroot maps it by a path of our own.
-    ways = {path: [way for way in (f"{PROC}/{pid}/root{path}", path) if os.path.exists(way)] for path in wanted}
-    return {path: reachable[0] for path, reachable in ways.items() if reachable}
-
-
-def _attach(program: int, path: str, offset: int) -> int:
-    libc = ctypes.CDLL(None, use_errno=True)
-    name = ctypes.create_string_buffer(path.encode())
-    attribute = bytearray(_ATTRIBUTE_SIZE)
-    # struct perf_event_attr: type, size, config, …, config1 = path, config2 = offset
-    struct.pack_into("<II", attribute, 0, int((_PMU / "type").read_text()), _ATTRIBUTE_SIZE)
-    struct.pack_into("<QQ", attribute, 56, ctypes.addressof(name), offset)
-    buffer = (ctypes.c_char * _ATTRIBUTE_SIZE).from_buffer(attribute)
-    call = _PERF_EVENT_OPEN[os.uname().machine]
-    descriptor: int = libc.syscall(call, buffer, -1, 0, -1, _CLOEXEC)
-    if descriptor < 0:
-        raise KernelError(f"cannot probe {path}: {os.strerror(ctypes.get_errno())}")
-    for request, argument in ((_SET_BPF, program), (_ENABLE, 0)):
-        if libc.ioctl(descriptor, ctypes.c_ulong(request), argument) < 0:
-            error = os.strerror(ctypes.get_errno())
-            os.close(descriptor)
-            raise KernelError(f"cannot probe {path}: {error}")
-    return descriptor
+def _probes(library: MappedLibrary) -> list[Probe]:
+    return [probe for probe in PROBES if probe.library.search(library.path)]

@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The training libraries that a process has mapped, as the kernel tells: /proc/PID/maps, up to a limit."""
+
+import os
+import re
+import stat
+from dataclasses import dataclass, field
+
+from netmon.errors import KernelError
+from netmon.kernel.processes import PROC, read_bounded
+from netmon.kernel.training.probes import is_training_library
+
+_MOST_BYTES = 4 << 20  # of maps: a process with CUDA has thousands of lines of a hundred bytes
+_MOST_LIBRARIES = 64  # of one process
+_MOST_PARTS = 16  # of one library
+_EXECUTABLE = re.compile(
+    rb"^([0-9a-f]+)-([0-9a-f]+) ..x. ([0-9a-f]+) [0-9a-f]+:[0-9a-f]+ (\d+) +"
+    rb"(/[^\n]*/(?:mpi_lib|libtorch_|libnccl)[^/\n]*\.so[^/\n]*)$",
+    re.MULTILINE,
+)
+
+
+@dataclass
+class MappedLibrary:
+    """A file that is called like a training library, as one process maps it."""
+
+    path: str  # as the process sees it
+    inode: int
+    parts: list[range] = field(default_factory=list)  # of the file, that the process may execute
+
+    def executes(self, offset: int) -> bool:
+        """Whether the code at this offset of the file is mapped as code."""
+        return any(offset in part for part in self.parts)
+
+    def open(self, pid: int) -> int:
+        """A descriptor for reading, of the very file that is mapped. Raises OSError, and KernelError with the reason.
+
+        What stands at that path now may be something else, such as a pipe that nobody writes to or a device: it is
+        looked at before it is opened.
+        """
+        # A process that called chroot maps it by a path of our own.
+        for way in (f"{PROC}/{pid}/root{self.path}", self.path):
+            try:
+                place = os.open(way, os.O_PATH | os.O_CLOEXEC)
+            except OSError:
+                continue
+            try:
+                status = os.fstat(place)
+                # File systems that lie over others (overlayfs, by which containers have their files) have no device,
+                # and inodes other than those that are mapped.
+                same = status.st_ino == self.inode or os.major(status.st_dev) == 0
+                if not stat.S_ISREG(status.st_mode) or not same:
+                    continue
+                return os.open(f"/proc/self/fd/{place}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            finally:
+                os.close(place)
+        raise KernelError("what stands at its path is not what is mapped")
+
+
+def mapped_libraries(pid: int) -> dict[str, MappedLibrary]:
+    """By path. Empty where the process is gone."""
+    found: dict[str, MappedLibrary] = {}
+    for line in _EXECUTABLE.finditer(read_bounded(PROC / str(pid) / "maps", _MOST_BYTES)):
+        begin, end, offset, inode, name = line.groups()
+        path = os.fsdecode(name)
+        library = found.get(path)
+        if library is None:
+            if len(found) == _MOST_LIBRARIES:
+                break
+            if not is_training_library(path):
+                continue
+            library = found[path] = MappedLibrary(path, int(inode))
+        if library.inode == int(inode) and len(library.parts) < _MOST_PARTS:
+            length = int(end, 16) - int(begin, 16)
+            library.parts.append(range(int(offset, 16), int(offset, 16) + length))
+    return found
