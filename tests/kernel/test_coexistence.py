@@ -116,6 +116,22 @@ def test_a_foreign_clsact_keeps_its_filters(watched: Watched) -> None:
     assert "clsact" in namespace.run("tc", "qdisc", "show", "dev", interface)
 
 
+def test_interfaces_by_pattern_and_what_matches_nothing(watched: Watched) -> None:
+    collector, agent = watched.both("--interface", "veth*", "[v]eth?")
+    assert watched.attached() == (0, 1, 1)
+    counts_everything(watched)
+    agent.end_in_order(seconds=60)
+    collector.end_in_order(seconds=60)
+    ledger = watched.table("ledger")
+    assert set(ledger["interface"]) == {watched.right.interface}
+    assert ledger["attributed_bytes"].sum() == ledger["nic_bytes"].sum() > 1_000_000
+    command = watched.right.namespace.inside(*watched.agent_command(), "--interface", "ens*f?np*")
+    refused = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    name = watched.right.interface
+    said = f"netmon: cannot watch 'ens*f?np*': no interface matches; there are lo, {name}\n"
+    assert (refused.returncode, refused.stderr) == (1, said)
+
+
 def netns_of(name: str) -> IPRoute:
     return IPRoute(netns=name) if name in netns.listnetns() else IPRoute()
 

@@ -31,10 +31,11 @@ class Image:
         self._apt_folder = cache / "apt" / f"{row.architecture}-{row.kernel_suite}-{row.suite}-{row.bcc_suite}"
 
     def make(self) -> None:
-        """Downloads and unpacks, unless that has been done. Raises CalledProcessError with what failed."""
+        """Downloads and unpacks, unless that has been done. Raises RuntimeError with what failed."""
         if self.root.exists():
             return
-        shutil.rmtree(self.folder, ignore_errors=True)
+        for old in self.folder.parent.glob(f"{self.row.name}-{'[0-9a-f]' * 12}"):
+            shutil.rmtree(old)
         tree = self.folder / "tree"
         tree.mkdir(parents=True)
         self._update()
