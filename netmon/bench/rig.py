@@ -9,6 +9,8 @@ from typing import Any
 
 from netmon.kernel import loader
 from netmon.kernel.bpf_calls import dry_run
+from netmon.kernel.meter.flow_budget import EVERY
+from netmon.kernel.meter.flow_numbers import FlowNumbers
 from netmon.kernel.meter.geometry import choose_geometry
 from netmon.kernel.meter.link_numbers import number_interface
 from netmon.kernel.meter.memory import map_memory
@@ -28,7 +30,7 @@ class LoadedMeter:
         geometry = dataclasses.replace(choose_geometry(10_000), bucket_ns=bucket_ns)
         self.descriptors = loader.load(geometry)
         number_interface(self.descriptors["interfaces"], LOOPBACK, 1)
-        self.meter = Meter(map_memory(self.descriptors, geometry), geometry)
+        self.meter = Meter(map_memory(self.descriptors, geometry), geometry, FlowNumbers(EVERY))
 
     def drain(self) -> int:
         """Empties the rings; how many rows there were."""

@@ -4,6 +4,8 @@
 import numpy as np
 import numpy.typing as npt
 
+from netmon.kernel.meter.flow_budget import EVERY
+from netmon.kernel.meter.flow_numbers import FlowNumbers
 from netmon.kernel.meter.geometry import Geometry
 from netmon.kernel.meter.memory import blank_memory
 from netmon.kernel.meter.meter import Meter
@@ -16,7 +18,7 @@ class SimulatedCpus:
         """Nothing has happened on any CPU."""
         self.geometry = geometry
         self._memory = blank_memory(geometry)
-        self.meter = Meter(self._memory, geometry)
+        self.meter = Meter(self._memory, geometry, FlowNumbers(EVERY))
 
     def open_flows(self, slots: npt.NDArray[np.intp], now_ns: int) -> None:
         """A flow takes each of these slots, at most flow_records of a CPU, with one packet of 100 bytes."""

@@ -7,7 +7,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from netmon.kernel import bpf_calls, loader
-from netmon.kernel.meter.flow_budget import Allowance
+from netmon.kernel.meter.flow_budget import EVERY
 from netmon.kernel.meter.flow_numbers import FlowNumbers
 from netmon.kernel.meter.geometry import choose_geometry
 from netmon.kernel.meter.memory import map_memory
@@ -59,5 +59,4 @@ def load() -> Loaded:
     """A meter of its own, with buckets of 10 µs."""
     geometry = choose_geometry(10_000)
     descriptors = loader.load(geometry)
-    each = Allowance(per_s=1e9, burst=1 << 30, alive=1 << 30)  # every flow by itself
-    return Loaded(descriptors, Meter(map_memory(descriptors, geometry), geometry, FlowNumbers(each)))
+    return Loaded(descriptors, Meter(map_memory(descriptors, geometry), geometry, FlowNumbers(EVERY)))

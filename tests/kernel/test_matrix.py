@@ -28,24 +28,26 @@ pytestmark = [pytest.mark.kernel, pytest.mark.matrix]
 # on UDP port 9 and says so when its input says "count"; detaches and ends when its input ends.
 AGENT = """
 import json, sys, time
-from netmon.kernel import loader
+from netmon.kernel import loader, watching
 from netmon.kernel.meter.geometry import choose_geometry
+from netmon.kernel.meter.memory import map_memory
 from netmon.kernel.meter.meter import STALE_NS, Meter
-from netmon.kernel.probe import bpf
+from netmon.kernel.probe import bpf, hook
 from netmon.kernel.watching import WatchedInterface
+watching.call_named_apart = lambda name, *arguments: hook.choose_for(*arguments)  # with what stands in the next line
 if sys.argv[3] == "clsact":
     bpf.has_tcx = lambda: False
-interface = WatchedInterface(sys.argv[1], sys.argv[2])
-geometry = choose_geometry(10_000, [1])
+interface = WatchedInterface(1, sys.argv[1], sys.argv[2])
+geometry = choose_geometry(10_000)
 programs = loader.load(geometry)
-meter = Meter(programs, geometry)
+meter = Meter(map_memory(programs, geometry), geometry)
 interface.attach(programs)
 print(json.dumps(interface.hooks), flush=True)
 keys = {}
 for line in sys.stdin:
     time.sleep(2 * STALE_NS / 1e9)
     drained = meter.drain(time.monotonic_ns())
-    keys |= dict(enumerate(drained.keys, drained.first_id))
+    keys |= dict(zip(drained.new.ids.tolist(), drained.new.keys))
     packets = [0, 0]
     for row in drained.buckets:
         key = keys[int(row["flow_id"])]
@@ -192,16 +194,17 @@ def test_a_probe_reads_the_arguments_of_a_call() -> None:
     import ctypes
 
     from netmon.kernel.meter.ring_buffer import RingBuffer
+    from netmon.kernel.training.probes import attach_probe
     from netmon.kernel.training.symbols import function_offsets
-    from netmon.kernel.training.uprobes import _attach
     from netmon.records import STEP
 
-    geometry = choose_geometry(10_000, [1])
+    geometry = choose_geometry(10_000)
     programs = loader.load(geometry)
     maps = Path("/proc/self/maps").read_text().splitlines()
     libc = next(line.split()[-1] for line in maps if "/libc.so" in line or "/libc-" in line)
-    (offset, *_) = function_offsets(libc, ["swab"])["swab"]
-    link = _attach(programs["nccl_enqueue"], libc, offset)
+    with open(libc, "rb") as file:
+        (offset, *_) = function_offsets(file.fileno(), ["swab"])["swab"]
+    link = attach_probe(programs["nccl_enqueue"], libc, offset)
     ring = RingBuffer(programs["steps"], geometry.step_ring_bytes, STEP)
     one, other = ctypes.create_string_buffer(1 << 20), ctypes.create_string_buffer(1 << 20)
     for count in (1 << 20, 1 << 19, 1 << 20):
@@ -217,7 +220,7 @@ def test_a_probe_reads_the_arguments_of_a_call() -> None:
 def test_a_connection_is_given_to_its_process_when_it_is_made() -> None:
     from netmon.kernel.owners.births import MAP, PROGRAM, Births
 
-    programs = loader.load(choose_geometry(10_000, [1]))
+    programs = loader.load(choose_geometry(10_000))
     if not os.path.exists("/sys/kernel/btf/vmlinux"):
         assert PROGRAM not in programs
         pytest.skip("this kernel has no BTF")

@@ -15,6 +15,8 @@ import pytest
 from netmon.bench.rig import LOOPBACK, PROGRAMS, Yardsticks, frame
 from netmon.kernel import loader
 from netmon.kernel.bpf_calls import dry_run
+from netmon.kernel.meter.flow_budget import EVERY
+from netmon.kernel.meter.flow_numbers import FlowNumbers
 from netmon.kernel.meter.geometry import choose_geometry
 from netmon.kernel.meter.link_numbers import number_interface
 from netmon.kernel.meter.memory import map_memory
@@ -43,7 +45,7 @@ class Overloaded:
         geometry = dataclasses.replace(usual, ring_records=ring_records, flow_records=flow_records)
         self.programs = loader.load(geometry)
         number_interface(self.programs["interfaces"], LOOPBACK, LINK)
-        self.meter = Meter(map_memory(self.programs, geometry), geometry)
+        self.meter = Meter(map_memory(self.programs, geometry), geometry, FlowNumbers(EVERY))
         self.yardsticks = Yardsticks()
         self.delivered: Counter[tuple[int, str]] = Counter()  # link, count
         self.links = np.zeros(1, np.int64)  # of flows, by id
@@ -54,8 +56,8 @@ class Overloaded:
 
     def drain(self, ahead_ns: int = 0) -> None:
         drained = self.meter.drain(time.monotonic_ns() + ahead_ns)
-        directions = drained.keys["link_protocol"] >> 8 & 1
-        self.links = np.append(self.links[: drained.first_id], LINK << 1 | directions)
+        directions = drained.new.keys["link_protocol"] >> 8 & 1
+        self.links = np.append(self.links, LINK << 1 | directions)  # their ids follow each other
         of_rows = self.links[drained.buckets["flow_id"]]
         for link in np.unique(of_rows).tolist():
             for name in SIZES:

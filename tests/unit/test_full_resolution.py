@@ -198,7 +198,7 @@ def test_a_slow_iteration_is_stored_in_full_once(tmp_path: Path, introduction: H
 
     async def scenario() -> None:
         collector = Collector(tmp_path)
-        entry = await collector.registry.open(introduction)
+        entry = await collector.registry.open(introduction, asyncio.Event())
         serving = asyncio.ensure_future(Agent(entry, collector, full).serve())
         for batch in batches:
             collector.registry.arrived(entry, entry.session.process(batch))

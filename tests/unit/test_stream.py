@@ -30,6 +30,7 @@ from netmon.agent.batch_table import BatchTable
 from netmon.agent.carried import NOTHING, carried
 from netmon.agent.connection import Patience
 from netmon.agent.leftovers import Leftovers
+from netmon.agent.pulls import Pulls
 from netmon.agent.spool import Spool
 from netmon.agent.spool_folder import SpoolFolder
 from netmon.agent.stream import Stream
@@ -52,7 +53,7 @@ class Sent:
         self.rows = 0
         self.spool = Spool(SpoolFolder(directory), session, LIMIT, self._lose)
         self.spool.hello = introduction(hello(session=session))
-        self.stream = Stream(address, self.spool)
+        self.stream = Stream(address, self.spool, Pulls(None))
         self.leftovers = Leftovers(address, self.spool, LIMIT)
         self._ended = threading.Event()
         self._looking = threading.Thread(target=self._look, daemon=True)
@@ -91,7 +92,7 @@ def put(spool: Spool | BatchTable, batch: Batch) -> None:
     known = {flow.flow_id: flow for flow in Host().batch().flows}
     body = netmon_pb2.AgentMessage(batch=encode_body(batch)).SerializeToString()
     loss = carried(batch.buckets[np_known(batch.buckets, known)], known).tobytes()
-    spool.append(batch.sequence, body, serialise_buckets(batch.buckets), loss)
+    spool.append(batch.sequence, body, serialise_buckets(batch.buckets, batch.bucket_ns), loss)
 
 
 def np_known(buckets: Table, known: dict[int, object]) -> list[bool]:

@@ -16,6 +16,9 @@ class Allowance:
 ANY = Allowance(per_s=100, burst=5_000, alive=10_000)
 """Flows of whoever it is. A collector remembers each for ten minutes: these are then 65,000."""
 
+EVERY = Allowance(per_s=1e9, burst=1 << 30, alive=1 << 30)
+"""No bound: for those who measure and compare."""
+
 TRAINING = Allowance(per_s=500, burst=10_000, alive=20_000)
 """Flows that look like a rank's, together with the others: who imitates ranks is bounded, too."""
 
