@@ -50,7 +50,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--capacity", type=parse_rate, default=0, metavar="RATE", help="of the links, where the driver cannot tell"
     )
     parser.add_argument(
-        "--flows", type=parse_count, default=0, metavar="N", help="open at a time on one CPU (16384, less on many CPUs)"
+        "--flows", type=parse_count, default=0, metavar="N", help="open at a time on one CPU (8192, less on many CPUs)"
     )
     parser.add_argument(
         "--nic-counters",

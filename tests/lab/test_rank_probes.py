@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from netmon.kernel.meter.meter import mapped_array
+from netmon.kernel.meter.memory import mapped_array
 from netmon.records import STEP_RANK
 
 pytestmark = [pytest.mark.kernel, pytest.mark.skipif(shutil.which("g++") is None, reason="no g++")]

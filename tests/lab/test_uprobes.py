@@ -13,7 +13,7 @@ import pytest
 from probed import Probed
 
 from netmon.dl.cycles import CycleDetector
-from netmon.kernel.meter.meter import mapped_array
+from netmon.kernel.meter.memory import mapped_array
 from netmon.lab.training import horovod_python
 from netmon.records import STEP_DONE, STEP_ENQUEUE, Moment
 
