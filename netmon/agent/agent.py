@@ -7,9 +7,6 @@ import threading
 import time
 import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -23,22 +20,22 @@ from netmon.agent.flows import AggregateFlows, describe_flows
 from netmon.agent.ledger import Ledger
 from netmon.agent.leftovers import Leftovers
 from netmon.agent.links import Links
-from netmon.agent.looks import Looks
 from netmon.agent.markers import MarkSocket
 from netmon.agent.nic import NicSamples
 from netmon.agent.pressure import Backlog
 from netmon.agent.pulls import Pulls
 from netmon.agent.recent import RecentFlows, RecentMarks, SentFlows, distinct_ids
-from netmon.agent.record_store import CHUNK_BYTES, in_memory, on_disk
-from netmon.agent.recorder import Recorder
+from netmon.agent.recorder import start_recorder
 from netmon.agent.resolution import Resolution
+from netmon.agent.settings import Settings
 from netmon.agent.spool import Spool
 from netmon.agent.spool_folder import SpoolFolder
 from netmon.agent.steps import StepMarks
 from netmon.agent.stream import Stream
+from netmon.agent.surroundings import Surroundings
 from netmon.agent.timeline import TimelineMarks
 from netmon.agent.worker import check_alive
-from netmon.errors import DataError, KernelError
+from netmon.errors import KernelError
 from netmon.kernel import nic, privilege
 from netmon.kernel.apart import call_apart
 from netmon.kernel.meter.geometry import choose_geometry
@@ -49,7 +46,6 @@ from netmon.kernel.nic import Nic
 from netmon.kernel.owners.births import TOLD_MAP, TOLD_RING_BYTES, BirthTable
 from netmon.kernel.privileged import Privileged
 from netmon.kernel.processes import PARTIAL_VIEW, pid_namespace
-from netmon.kernel.training.timelines import Opened
 from netmon.records import STEP, Batch, Hello, Interface, LedgerSample, Mark, Table
 from netmon.wire import netmon_pb2
 from netmon.wire.batches import encode_body, encode_hello, serialise_buckets
@@ -66,31 +62,9 @@ _IDLE_BATCH_NS = 500_000_000  # the horizon moves on all the same
 _HELLO_NS = 2_000_000_000
 _LARGE_HELLO, _LARGE_HELLO_NS = 1 << 16, 10_000_000_000  # many flows are written less often
 _LAST_FLOW = (1 << 32) - (1 << 20)  # of a session; at the most that are described a second, after months
-_MOST_WARNED = 1000  # lines that others' processes can make us write
 _FAREWELL_S = 5.0
 _EXCHANGES_END_S = 1.0
 _LEFTOVERS_END_S = 1.0
-
-
-@dataclass(frozen=True)
-class Settings:
-    """What an agent is told. Durations in ns, rates in bit/s."""
-
-    interfaces: tuple[str, ...]
-    collector: str  # HOST:PORT or unix:PATH
-    host: str
-    bucket_ns: int = 10_000
-    hook: str = "auto"
-    capacity_bps: int = 0  # 0: as the interface says
-    flows: int = 0  # open at a time on one CPU; 0: as many as suit the machine
-    socket: Path = Path("/run/netmon/marks.sock")
-    spool: Path = Path("/var/lib/netmon-agent")
-    spool_bytes: int = 256 << 20
-    nic_interval_ns: int = 1_000_000_000  # between samples of the NICs' own counters; 0: none
-    stream_ns: int = 1_000_000  # width of the buckets that are streamed, a multiple of bucket_ns; less: bucket_ns
-    record: Path | None = Path("/var/lib/netmon-agent")  # where full resolution is kept; None: in memory
-    record_ns: int = 600_000_000_000  # for so long; 0: not at all
-    record_bytes: int = 1_000_000_000
 
 
 class Agent:
@@ -137,13 +111,12 @@ class Agent:
         self._cost = CostMeter((os.getpid(), self._privileged.pid))
         self._marks: list[Mark] = []
         self._sequence = 0
-        self._looks, self._active_ns = Looks(), 0
-        self._warned: set[str] = set()
-        self._asking = ""
-        self._look: dict[str, Any] = {}  # under way
-        self._ranks_told: list[dict[str, Any]] = []  # in it
+        self._active_ns = 0
+        self._warned_of_steps = False
         self._clock, self._exchanges = Clock(), ClockExchanges(settings.collector)
-        self._recorder = _recorder(settings)
+        known = (self._owners, self._steps, self._timelines, self._links, self._clock)
+        self._surroundings = Surroundings(self._privileged, *known)
+        self._recorder = start_recorder(settings)
         self._stream_ns = max(settings.stream_ns, settings.bucket_ns)
         self._resolution = Resolution(settings.bucket_ns, self._stream_ns, self._recorder)
         self._told_marks, self._hello_due_ns = False, 0
@@ -199,8 +172,8 @@ class Agent:
 
     def _tick(self, now_ns: int) -> None:
         self._drain(now_ns)
-        self._hear_privileged(now_ns)
-        self._ask_privileged(now_ns)
+        self._marks += self._surroundings.hear(now_ns)
+        self._surroundings.ask(now_ns)
 
     def _drain(self, now_ns: int) -> None:
         drained = self._meter.drain(now_ns)
@@ -213,54 +186,6 @@ class Agent:
         self._owners.marks(marks)  # before the flows: a job that is set up anew makes its connections as its new ranks
         self._owners.add(describe_flows(drained, now_ns), now_ns)
         self._marks += marks
-
-    def _ask_privileged(self, now_ns: int) -> None:
-        if self._privileged.busy:
-            return
-        if self._looks.due(now_ns):
-            self._asking = "look"
-            self._privileged.request("look")
-        elif due := self._owners.due(now_ns):
-            self._asking = "owners"
-            self._privileged.request("owners", endpoints=due)
-
-    def _hear_privileged(self, now_ns: int) -> None:
-        reply = self._privileged.poll() if self._privileged.busy else None
-        if reply is None:
-            return
-        if self._asking == "owners":
-            self._owners.answer(reply["owners"], now_ns)
-            return
-        self._ranks_told += reply["ranks"]
-        if self._asking == "look":
-            self._look = reply
-        if reply["more"]:
-            self._asking = "more"
-            self._privileged.request("more")
-        else:
-            self._see(self._look, now_ns)
-
-    def _see(self, look: dict[str, Any], now_ns: int) -> None:
-        """A look is complete."""
-        ranks, self._ranks_told = self._ranks_told, []
-        self._looks.seen(bool(ranks))
-        self._marks += self._steps.ranks(ranks, now_ns)
-        self._owners.ranks(rank["pid"] for rank in ranks)
-        self._follow_timelines(look["timelines"], now_ns)
-        self._links.follow(look["interfaces"])
-        for path in look["probed"]:
-            log.info("probing %s", path)
-        for warning in look["warnings"]:
-            if warning not in self._warned and len(self._warned) < _MOST_WARNED:
-                self._warned.add(warning)
-                log.warning("%s", warning)
-
-    def _follow_timelines(self, timelines: list[Opened], now_ns: int) -> None:
-        identities = self._steps.identities()
-        self._marks += self._timelines.keep(identities)
-        for opened in timelines:
-            self._marks += self._timelines.follow(opened, identities.get(opened.pid), now_ns)
-        self._marks += self._timelines.read(now_ns, self._clock.sample().offset_ns)
 
     def _send_batch(self, now_ns: int, last: Sequence[LedgerSample] | None = None) -> None:
         """last: the ledger's last samples, of the last batch, which may be none."""
@@ -309,8 +234,8 @@ class Agent:
     def _unusable(self) -> int:
         """Marks and messages that led to nothing, since the start."""
         lost, over_budget = map(int, self._steps_lost)
-        if lost and "steps" not in self._warned:
-            self._warned.add("steps")
+        if lost and not self._warned_of_steps:
+            self._warned_of_steps = True
             log.warning("calls of training libraries came faster than they were read: iterations may be missing")
         return (
             self._marks_socket.refused
@@ -340,19 +265,6 @@ class Agent:
 
     def _lose(self, lost: Table) -> None:
         self._ledger.lose(lost)
-
-
-def _recorder(settings: Settings) -> Recorder | None:
-    """Where there is no room for it, the agent works without, and says so."""
-    if not settings.record_ns:
-        return None
-    chunk_bytes = min(CHUNK_BYTES, max(1, settings.record_bytes // 8))
-    try:
-        store = on_disk(settings.record, chunk_bytes) if settings.record else in_memory(chunk_bytes)
-    except DataError as error:
-        log.warning("nothing is recorded: %s", error)
-        return None
-    return Recorder(store, settings.bucket_ns, settings.record_ns, settings.record_bytes, time.monotonic_ns())
 
 
 def _interface(number: int, card: Nic, hooks: tuple[str, str], capacity_bps: int) -> Interface:

@@ -7,13 +7,15 @@ travel (netmon.wire.buckets), a block of about a second at a time, so that an an
 
 import logging
 import threading
+import time
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
-from netmon.agent.record_store import Chunk, Store
+from netmon.agent.record_store import CHUNK_BYTES, Chunk, Store, in_memory, on_disk
+from netmon.agent.settings import Settings
 from netmon.errors import DataError
 from netmon.records import BUCKET, Table, empty
 from netmon.wire import netmon_pb2
@@ -129,3 +131,16 @@ class Recorder:
             self._since_ns = max(self._since_ns, gone.end_ns + self._bucket_ns)
             if not self._blocks or self._blocks[0].chunk is not gone.chunk:
                 self._store.drop(gone.chunk)
+
+
+def start_recorder(settings: Settings) -> Recorder | None:
+    """Where there is no room for it, the agent works without, and says so."""
+    if not settings.record_ns:
+        return None
+    chunk_bytes = min(CHUNK_BYTES, max(1, settings.record_bytes // 8))
+    try:
+        store = on_disk(settings.record, chunk_bytes) if settings.record else in_memory(chunk_bytes)
+    except DataError as error:
+        log.warning("nothing is recorded: %s", error)
+        return None
+    return Recorder(store, settings.bucket_ns, settings.record_ns, settings.record_bytes, time.monotonic_ns())

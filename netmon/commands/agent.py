@@ -84,7 +84,8 @@ def run(args: argparse.Namespace) -> int:
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     import sdnotify
 
-    from netmon.agent.agent import Agent, Settings
+    from netmon.agent.agent import Agent
+    from netmon.agent.settings import Settings
     from netmon.kernel.probe import choose_interfaces, interface_facts
 
     stream_ns = _stream_width(args.bucket, args.stream_bucket)

@@ -1,0 +1,26 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an agent is told."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Durations in ns, rates in bit/s."""
+
+    interfaces: tuple[str, ...]
+    collector: str  # HOST:PORT or unix:PATH
+    host: str
+    bucket_ns: int = 10_000
+    hook: str = "auto"
+    capacity_bps: int = 0  # 0: as the interface says
+    flows: int = 0  # open at a time on one CPU; 0: as many as suit the machine
+    socket: Path = Path("/run/netmon/marks.sock")
+    spool: Path = Path("/var/lib/netmon-agent")
+    spool_bytes: int = 256 << 20
+    nic_interval_ns: int = 1_000_000_000  # between samples of the NICs' own counters; 0: none
+    stream_ns: int = 1_000_000  # width of the buckets that are streamed, a multiple of bucket_ns; less: bucket_ns
+    record: Path | None = Path("/var/lib/netmon-agent")  # where full resolution is kept; None: in memory
+    record_ns: int = 600_000_000_000  # for so long; 0: not at all
+    record_bytes: int = 1_000_000_000

@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the privileged part sees around the agent: processes that train, whose sockets are whose, interfaces, timelines.
+
+One question is under way at a time, and nobody waits for its answer.
+"""
+
+import logging
+from typing import Any
+
+from netmon.agent.clock import Clock
+from netmon.agent.flow_owners import FlowOwners
+from netmon.agent.links import Links
+from netmon.agent.looks import Looks
+from netmon.agent.steps import StepMarks
+from netmon.agent.timeline import TimelineMarks
+from netmon.kernel.privileged import Privileged
+from netmon.kernel.training.timelines import Opened
+from netmon.records import Mark
+
+log = logging.getLogger(__name__)
+
+_MOST_WARNED = 1000  # lines that others' processes can make us write
+
+
+class Surroundings:
+    """Asks, and hands what it hears to those who keep it."""
+
+    def __init__(
+        self,
+        privileged: Privileged,
+        owners: FlowOwners,
+        steps: StepMarks,
+        timelines: TimelineMarks,
+        links: Links,
+        clock: Clock,
+    ) -> None:
+        """Nothing has been asked."""
+        self._privileged, self._owners, self._steps = privileged, owners, steps
+        self._timelines, self._links, self._clock = timelines, links, clock
+        self._looks = Looks()
+        self._asking = ""
+        self._look: dict[str, Any] = {}  # under way
+        self._ranks_told: list[dict[str, Any]] = []  # in it
+        self._warned: set[str] = set()
+
+    def ask(self, now_ns: int) -> None:
+        """The next question, if there is one, and none is under way. Does not block."""
+        if self._privileged.busy:
+            return
+        if self._looks.due(now_ns):
+            self._asking = "look"
+            self._privileged.request("look")
+        elif due := self._owners.due(now_ns):
+            self._asking = "owners"
+            self._privileged.request("owners", endpoints=due)
+
+    def hear(self, now_ns: int) -> list[Mark]:
+        """Takes in what has been answered, and returns the marks that follow from it. Raises KernelError."""
+        reply = self._privileged.poll() if self._privileged.busy else None
+        if reply is None:
+            return []
+        if self._asking == "owners":
+            self._owners.answer(reply["owners"], now_ns)
+            return []
+        self._ranks_told += reply["ranks"]
+        if self._asking == "look":
+            self._look = reply
+        if reply["more"]:
+            self._asking = "more"
+            self._privileged.request("more")
+            return []
+        return self._see(self._look, now_ns)
+
+    def _see(self, look: dict[str, Any], now_ns: int) -> list[Mark]:
+        """A look is complete."""
+        ranks, self._ranks_told = self._ranks_told, []
+        self._looks.seen(bool(ranks))
+        marks = self._steps.ranks(ranks, now_ns)
+        self._owners.ranks(rank["pid"] for rank in ranks)
+        marks += self._follow_timelines(look["timelines"], now_ns)
+        self._links.follow(look["interfaces"])
+        for path in look["probed"]:
+            log.info("probing %s", path)
+        for warning in look["warnings"]:
+            if warning not in self._warned and len(self._warned) < _MOST_WARNED:
+                self._warned.add(warning)
+                log.warning("%s", warning)
+        return marks
+
+    def _follow_timelines(self, timelines: list[Opened], now_ns: int) -> list[Mark]:
+        identities = self._steps.identities()
+        marks = self._timelines.keep(identities)
+        for opened in timelines:
+            marks += self._timelines.follow(opened, identities.get(opened.pid), now_ns)
+        return marks + self._timelines.read(now_ns, self._clock.sample().offset_ns)
