@@ -16,7 +16,7 @@ from netmon.agent.rank_signs import LocalServices, RankSigns, raw_ends
 from netmon.kernel.meter.aggregates import Aggregates
 from netmon.kernel.meter.flow_budget import Allowance, Budget
 from netmon.kernel.owners.births import Birth, BirthTable
-from netmon.kernel.owners.endpoint import Endpoint, packed
+from netmon.kernel.owners.endpoint import Endpoint, packed, packed_address
 from netmon.records import Direction, Flow, Mark, Moment, Owner, Table
 
 _PROTOCOLS = (6, 17)  # TCP and UDP have sockets to look up
@@ -30,6 +30,7 @@ _GRACE_NS = 40_000_000  # a connection is told of when it is answered, or closed
 _LISTENED = 5  # the next try after a listener was found, where the kernel tells who closes
 _TRUSTED_NS = 2_000_000_000  # a process may become another program; it is asked for again while it connects
 _PROCESSES = 4096  # remembered
+_SERVICES = 8192
 _TCP = 6
 
 Service = tuple[int, str, int]
@@ -72,6 +73,8 @@ class FlowOwners:
         self._of_ends: dict[bytes, list[int]] = {}  # flows that the kernel may tell of, by Birth.ends
         self._asked: list[Endpoint] = []
         self._services: dict[Service, Owner | None] = {}  # None: several processes talk to it
+        self._aggregates = aggregates
+        self._visited: dict[Service, None] = {}  # those to which one process has connected more than once
         self._ranks: dict[int, tuple[str, int]] = {}  # pid → job and rank, as its hook told
         self._changed: dict[int, None] = {}
 
@@ -82,7 +85,7 @@ class FlowOwners:
                 self._set(flow, _PROTOCOL_OWNER)
                 continue
             if flow.members:
-                self._set(flow, self._served.get((flow.protocol, flow.src_port or flow.dst_port), Owner()))
+                self._set(flow, self._owner_of_all(flow))
                 continue
             self._set(flow, flow.owner)
             endpoint = _endpoint(flow)
@@ -93,6 +96,13 @@ class FlowOwners:
             birth = self._births.find(endpoint) if self._births else None
             if birth:
                 self._told(pending, birth, now_ns)
+
+    def _owner_of_all(self, aggregate: Flow) -> Owner:
+        """Whose the members of an aggregate are, where that is one process."""
+        end = _endpoint(aggregate)
+        if end.remote_port:
+            return self._services.get((end.protocol, end.remote, end.remote_port)) or Owner()
+        return self._served.get((end.protocol, end.local_port), Owner())
 
     def _expect(self, endpoint: Endpoint, now_ns: int) -> _Pending:
         pending = self._pending[endpoint] = _Pending(endpoint, now_ns, now_ns)
@@ -190,11 +200,24 @@ class FlowOwners:
         job, rank = self._ranks.get(found["pid"], (found["job"], found["rank"]))
         owner = Owner(found["pid"], found["process"], found["container"], job, rank, found["source"])
         if owner.source in _FINAL[:2]:
-            # Who alone talks to this service: a later connection that is not caught is taken to be theirs.
-            alone = replace(owner, source="service")
-            known = self._services.setdefault(service, alone)
-            self._services[service] = alone if known and known.pid == owner.pid else None
+            self._learn_remote(service, replace(owner, source="service"))
         return owner
+
+    def _learn_remote(self, service: Service, owner: Owner) -> None:
+        """Who alone talks to this service: a later connection that is not caught is taken to be theirs."""
+        new = service not in self._services
+        known = self._services.pop(service, owner)
+        alone = known is not None and known.pid == owner.pid
+        self._services[service] = owner if alone else None
+        if len(self._services) > _SERVICES:
+            del self._services[next(iter(self._services))]
+        # Once may be a client's own port.
+        if self._aggregates and not new and alone != (service in self._visited):
+            if alone:
+                self._visited[service] = None
+            else:
+                del self._visited[service]
+            self._aggregates.know_remote((p, packed_address(address), port) for p, address, port in self._visited)
 
     def _settle(self, pending: _Pending, owner: Owner) -> None:
         self._give(pending, owner)

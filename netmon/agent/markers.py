@@ -25,12 +25,12 @@ log = logging.getLogger(__name__)
 
 _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
 _BACKLOG = 4096
-_MOST_CONNECTIONS, _MOST_OF_USER, _MOST_OF_PROCESS = 512, 128, 4
+_MOST_CONNECTIONS, _MOST_OF_USER, _MOST_OF_PROCESS = 512, 128, 32
 _DESCRIPTORS_SHARE = 4  # of the files that this process may have open, one part at most are connections
 _MOST_ACCEPTED = 64  # at a time
 _MARKS_OF_PROCESS = 1_000, 1_024  # a second in the long run, and at once: five in each of 200 steps a second
 _MARKS_OF_USER = 4_000, 8_192
-_JOINS_OF_USER = 4, 256
+_JOINS_OF_USER = 4, 512
 _PACKETS_AT_ONCE = 256  # of one connection, before it is the next one's turn
 ERROR_NS = 2_000
 """The clock is read in the script, beside the moment it stands for."""

@@ -40,7 +40,7 @@ def five_tuple(flow: Flow, wide: bool = True) -> str:
 
 
 def _aggregate(flow: Flow) -> str:
-    """`198.18.3.0/24 → any udp (1,204 flows)`, or `any → any:53 udp (1,204 flows)`."""
+    """`198.18.3.0/24 → any udp (1,204 flows)`, `any → any:53 udp (…)`, or `any → 198.18.3.4:53 udp (…)`."""
     protocol = "not IP" if flow.protocol == PROTOCOL_NON_IP else _PROTOCOLS.get(flow.protocol, str(flow.protocol))
     source, destination = (_any(flow, address, port) for address, port in _ends(flow))
     return f"{source} → {destination} {protocol} ({flow.members:,} flows)"
@@ -51,6 +51,8 @@ def _ends(flow: Flow) -> tuple[tuple[str, int], tuple[str, int]]:
 
 
 def _any(flow: Flow, address: str, port: int) -> str:
+    if port and flow.prefix_bits:
+        return _endpoint(address, port)
     if flow.prefix_bits and address not in ("0.0.0.0", "::"):
         return f"{address}/{flow.prefix_bits}"
     return f"any:{port}" if port else "any"

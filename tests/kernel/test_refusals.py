@@ -31,7 +31,7 @@ from netmon.errors import NetmonError
 from netmon.kernel import loader
 from netmon.kernel.meter.geometry import choose_geometry
 try:
-    loader.load(choose_geometry(10_000, [1]))
+    loader.load(choose_geometry(10_000))
 except NetmonError as error:
     print(error)
 """
@@ -42,10 +42,10 @@ from netmon.errors import NetmonError
 from netmon.kernel import loader
 from netmon.kernel.meter.geometry import choose_geometry
 from netmon.kernel.watching import WatchedInterface
-programs = loader.load(choose_geometry(10_000, [1]))
+programs = loader.load(choose_geometry(10_000))
 attached = 0
 for _ in range(30):
-    interface = WatchedInterface(sys.argv[1], "auto", int(sys.argv[2]))
+    interface = WatchedInterface(1, sys.argv[1], "auto", int(sys.argv[2]))
     try:
         interface.attach(programs)
     except NetmonError as error:
@@ -101,7 +101,7 @@ def test_an_interface_is_attached_whatever_its_name_is_just_now(namespaces: Call
 
 
 def test_a_kernel_without_btf_loads_all_but_the_births() -> None:
-    code = LOAD.replace("loader.load(", "print('births' in loader.load(").replace("[1]))", "[1])))")
+    code = LOAD.replace("loader.load(", "print('births' in loader.load(").replace("10_000))", "10_000)))")
     hide = 'mount -t tmpfs tmpfs /sys/kernel/btf && exec "$@"'
     command = ["unshare", "--mount", "sh", "-c", hide, "sh", sys.executable, "-c", code]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=200)

@@ -25,6 +25,7 @@ from scapy.packet import Packet, Raw
 from waiting import wait_for
 
 from netmon.kernel import bpf_calls
+from netmon.kernel.meter.link_numbers import forget_interface, number_interface
 from netmon.lab.network import Host
 from netmon.lab.process import Process
 
@@ -34,6 +35,7 @@ EVENLY, SEGMENTS = 600, 4
 DATA = Raw(b"x" * (EVENLY * (SEGMENTS - 1) + 100))
 CONTEXT = struct.Struct("=164xI8xI")  # struct __sk_buff up to gso_segs and gso_size
 CLONE_NEWNET = 0x40000000
+NUMBER = 1  # of the metered interface
 ETHERNET, IPV4, IPV6, UDP_BYTES = 14, 20, 40, 8
 
 ETHER = Ether(src="02:00:00:00:00:01", dst="02:00:00:00:00:02")
@@ -129,6 +131,7 @@ class Tunnel:
         self._links: list[int] = []
 
     def attach(self) -> None:
+        number_interface(self.loaded.programs["interfaces"], self.right.index, NUMBER)
         thread = threading.Thread(target=self._attach)  # the only one that goes into the namespace
         thread.start()
         thread.join()
@@ -145,6 +148,7 @@ class Tunnel:
     def detach(self) -> None:
         for link in self._links:
             os.close(link)
+        forget_interface(self.loaded.programs["interfaces"], self.right.index)
 
     def _ledger(self) -> dict[int, dict[str, int]]:
         return {link: dict(row) for link, row in self.loaded.meter.ledger().items()}
@@ -173,7 +177,7 @@ class Tunnel:
         """Packets and bytes are those that the senders' interfaces have cut; returns frames and packets per way."""
         came = {}
         for direction in directions or ("rx", "tx"):
-            link, began = self.right.index << 1 | (direction == "tx"), self.before[direction]
+            link, began = NUMBER << 1 | (direction == "tx"), self.before[direction]
 
             def metered(link: int = link) -> tuple[int, ...]:
                 now, before = self._ledger()[link], self.ledger_before.get(link, {})

@@ -193,3 +193,27 @@ def test_forgetting_what_is_not_known_changes_nothing() -> None:
     numbers = spent()
     assert numbers.forget([99]) == {}
     assert len(numbers) == 3
+
+
+def test_beyond_it_connections_to_a_service_that_one_process_visits_are_that_services() -> None:
+    numbers = spent()
+    web, names = ("198.51.100.7", 443, 6), ("2001:db8::53", 53, 17)
+    numbers.aggregates.know_remote((protocol, packed_address(text), port) for text, port, protocol in (web, names))
+    visits = [key("198.51.100.7", 443, direction, local) for direction in (TX, RX) for local in (5000, 5001)]
+    others = [key("198.51.100.7", 80, TX), key("198.51.100.8", 443, TX), key("198.51.100.7", 443, TX, protocol=17)]
+    sent, _, came, came_too, plain, other, datagram, asked = numbers.number(
+        keys(*visits, *others, key("2001:db8::53", 53, TX, protocol=17)), S
+    ).tolist()
+    assert came == came_too != sent
+    told = aggregate(numbers, sent)
+    assert (told.address, told.prefix_bits, told.remote_port, told.members) == (
+        packed_address("198.51.100.7"),
+        32,
+        443,
+        2,
+    )
+    assert aggregate(numbers, asked).prefix_bits == 128
+    assert plain == other
+    assert aggregate(numbers, plain).prefix_bits == aggregate(numbers, datagram).prefix_bits == 24
+    numbers.aggregates.know_remote(())
+    assert numbers.number(keys(key("198.51.100.7", 443, TX, 5002)), S).tolist() == [plain]

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Flows that are not described one by one: accounted under the prefix of their remote address, or a local service.
+"""Flows that are not described one by one: accounted under the prefix of their remote address, or a service.
 
 An aggregate is of one link, protocol and family. Its prefix is a /24 (IPv4) or /48 (IPv6), as long as there are few
 of those; then a /8 or /16, then every address: how many there can be has a bound, whoever sends from wherever.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -36,6 +36,8 @@ _LEVELS = (
     _Level((0, 0), (_V4_BITS, _NOTHING), 1 << 32),  # as many as there are links, protocols and families
 )
 _PORT_SHIFT, _LEVEL_SHIFT = 32, 48  # in a name's last word, above FLOW_KEY's link_protocol
+_REMOTE = 7  # a level of its own: a service elsewhere
+_MOST_REMOTE = 1024
 
 
 @dataclass
@@ -47,6 +49,7 @@ class Aggregate:
     address: bytes
     prefix_bits: int  # of the address as it is written
     local_port: int = 0  # of a service that one process alone serves; then every remote address is meant
+    remote_port: int = 0  # of a service to which one process alone talks; then the address is meant whole
     members: int = 0
 
 
@@ -61,6 +64,13 @@ class Aggregates:
         self.by_id: dict[int, Aggregate] = {}
         self.services = np.zeros((2, 1 << 16), bool)
         """Of TCP and UDP, the local ports that one process alone serves, as its owner's flows have shown."""
+        self._remote = np.zeros(0, np.uint64)  # _service_hash of each, sorted
+
+    def know_remote(self, services: Iterable[tuple[int, bytes, int]]) -> None:
+        """services: (protocol, address of 16 bytes, port) elsewhere to which one process alone talks, all of them."""
+        rows = np.array([(*np.frombuffer(address, "<u8"), p, port) for p, address, port in services], np.uint64)
+        rows = rows.reshape(-1, 4)[-_MOST_REMOTE:]
+        self._remote = np.sort(_service_hash(rows[:, :2], rows[:, 2], rows[:, 3]))
 
     def number(self, keys: Table, counted: bool = True) -> Ids:
         """keys: (n,) FLOW_KEY → the ids of their aggregates (n,). counted: they are new members."""
@@ -105,7 +115,21 @@ class Aggregates:
         if served.any():
             names[served, 0], names[served, 1] = 0, np.where(four[served], _V4_WORD, _NOTHING)
             names[served, 2] |= local[served].astype(np.uint64) << np.uint64(_PORT_SHIFT)
+        if len(self._remote):
+            port = _local_ports(words[:, 4], ~sends).astype(np.uint64)
+            known = np.isin(_service_hash(remote, link_protocol & np.uint64(0xFF), port), self._remote) & ~served
+            names[known, :2] = remote[known]
+            names[known, 2] = link_protocol[known] | port[known] << np.uint64(_PORT_SHIFT)
+            names[known, 2] |= np.uint64(_REMOTE << _LEVEL_SHIFT)
         return names.view("V24").ravel()
+
+
+def _service_hash(address: Words, protocol: Words, port: Words) -> Words:
+    """address: (n, 2); protocol, port: (n,) → (n,). Two services with one hash would be taken for each other's."""
+    mixed = address[:, 0] * np.uint64(0x9E3779B97F4A7C15) ^ address[:, 1] * np.uint64(0xBF58476D1CE4E5B9)
+    mixed = (mixed ^ mixed >> np.uint64(29)) * np.uint64(0x94D049BB133111EB) ^ (protocol << np.uint64(16) | port)
+    hashed: Words = (mixed ^ mixed >> np.uint64(32)) * np.uint64(0xD6E8FEB86659FD93)
+    return hashed
 
 
 def _protocol(link_protocol: Words) -> npt.NDArray[np.intp]:
@@ -123,5 +147,7 @@ def _described(flow_id: int, name: bytes, level: _Level) -> Aggregate:
     address, last = name[:16], int.from_bytes(name[16:], "little")
     four = address[:12] == bytes(10) + b"\xff\xff"
     port = last >> _PORT_SHIFT & 0xFFFF
+    if last >> _LEVEL_SHIFT == _REMOTE:
+        return Aggregate(flow_id, last & 0xFFFFFFFF, address, 32 if four else 128, remote_port=port)
     bits = 0 if port else level.bits[0 if four else 1]
     return Aggregate(flow_id, last & 0xFFFFFFFF, address, bits, port)
