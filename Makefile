@@ -10,7 +10,7 @@ export PIP_RETRIES := 10
 export PIP_TIMEOUT := 60
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-unit test-kernel test-kernels test-lab test-cuts lint format proto horovod \
+.PHONY: help setup demo test test-unit test-kernel test-kernels test-lab test-long lint format proto horovod \
   horovod-tensorflow frameworks clean
 
 help: ## list the targets
@@ -40,8 +40,8 @@ test-kernels: setup ## the tests that hold on every kernel, on other kernels und
 test-lab: setup frameworks ## the tests with real training, in the lab (root)
 	@$(python) -m pytest tests/lab
 
-test-cuts: setup ## cuts of the network of 30 s and 5 min, twice each: a quarter of an hour (root)
-	@$(python) -m pytest -m cuts tests/kernel
+test-long: setup ## what `make test` has a short form of: cuts of 5 min, every attack, … (half an hour, root)
+	@$(python) -m pytest -m long
 
 lint: setup ## ruff, mypy --strict and clang-format; changes nothing
 	@.venv/bin/ruff check .

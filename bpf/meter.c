@@ -162,6 +162,7 @@ static __always_inline void lose(struct netmon_slot *slot, struct netmon_produce
 		l->lost_wire_bytes += slot->wire_bytes;
 		l->lost_payload_bytes += slot->payload_bytes;
 	}
+	publish(producer);
 	slot->losses++;
 	publish(producer);
 	producer->losses++;

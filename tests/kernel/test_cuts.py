@@ -128,8 +128,15 @@ def ride_out(hosts: Cut, outages: Callable[[], None]) -> None:
     assert "never arrived" not in collector.output()
 
 
-@pytest.mark.parametrize("seconds", [1, 8])
-@pytest.mark.parametrize("kind", ["unplugged", "blackholed"])
+@pytest.mark.parametrize(
+    ("kind", "seconds"),
+    [
+        ("unplugged", 1),
+        ("blackholed", 8),
+        pytest.param("unplugged", 8, marks=pytest.mark.long),
+        pytest.param("blackholed", 1, marks=pytest.mark.long),
+    ],
+)
 def test_a_cut(hosts: Cut, kind: str, seconds: float) -> None:
     begin, end = {"unplugged": (hosts.down, hosts.up), "blackholed": (hosts.swallow, hosts.pass_again)}[kind]
     ride_out(hosts, lambda: outage(hosts, begin, end, seconds))
@@ -144,7 +151,7 @@ def test_a_link_that_flaps(hosts: Cut) -> None:
     ride_out(hosts, flap)
 
 
-@pytest.mark.cuts
+@pytest.mark.long
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("seconds", [30, 300])
 @pytest.mark.parametrize("kind", ["unplugged", "blackholed"])

@@ -195,6 +195,7 @@ def test_a_slow_iteration_of_the_lab_is_in_the_dataset_in_full(tmp_path: Path) -
     assert number in set(ranks["iteration"])
 
 
+@pytest.mark.long
 def test_a_stream_that_falls_behind_gets_coarser_and_comes_back(watched: Watched) -> None:
     collector, agent = watched.both()
     before = watched.counters()

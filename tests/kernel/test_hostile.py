@@ -150,8 +150,12 @@ def scene(watched: Watched, libraries: Path) -> Iterator[Scene]:
 @pytest.mark.parametrize(
     "attack",
     [
-        *("nothing", "rank_beyond_32_bits", "rendezvous", "large_environment", "many_ranks", "hostile_names"),
-        *("marks", "joins", "connections", "calls", "many_libraries", "broken_libraries", "fifo", "timelines"),
+        *("rank_beyond_32_bits", "many_ranks", "hostile_names", "marks", "calls", "broken_libraries"),
+        *(
+            pytest.param(name, marks=pytest.mark.long)
+            for name in ("nothing", "rendezvous", "large_environment", "joins", "connections", "many_libraries", "fifo")
+        ),
+        pytest.param("timelines", marks=pytest.mark.long),
     ],
 )
 def test_traffic_and_steps_are_whole(scene: Scene, attack: str) -> None:

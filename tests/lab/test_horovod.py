@@ -68,7 +68,8 @@ def test_an_iteration_lasts_from_first_enqueue_to_first_enqueue(watched, rank):
     assert set(found["start_moment"]) == {"first_enqueue"}
     assert found["end_moment"].tolist() == ["first_enqueue"] * (spec.iterations - 1) + ["last_wait"]
     lasted = (found["end_ns"] - found["start_ns"]).to_numpy()[:-1]
-    assert (lasted == np.diff(found["comm_start_ns"])).all()
+    # An end and the next beginning are one moment, told in two batches: a clock that is moved between them rounds.
+    assert np.abs(lasted - np.diff(found["comm_start_ns"])).max() <= 1
     assert np.median(np.abs(lasted - np.diff(truth["first_enqueue_ns"]))) < MILLISECOND
 
 

@@ -152,3 +152,24 @@ def test_memory_is_divided_among_the_cpus() -> None:
         assert cpus * geometry.slots * 64 <= 64 << 20
         assert cpus * geometry.ring_records * 24 <= 50 << 20
         assert cpus * geometry.flow_records * 48 <= 25 << 20
+
+
+def test_a_record_that_comes_after_the_next_bucket_was_taken_says_nothing_of_that_one() -> None:
+    """The machine stood still: a bucket is old when it is opened, and is taken before the last record is there."""
+    host = Host(cpus=1)
+    slots = np.array([5])
+    host.close(slots, host.cpus.next_buckets)
+    host.drain()
+    position = host.cpus._memory.producers["buckets"]
+    host.close(slots, host.cpus.next_buckets)  # the record is there, and not published
+    position[0] -= 1
+    host.wait()
+    host.drain()  # takes the new bucket
+    position[0] += 1
+    host.drain()
+    host.close(slots, host.cpus.next_buckets)  # the taken one's own record
+    host.drain()
+    host.wait()
+    host.drain()
+    host.check()
+    assert host.cpus.meter.ledger()[LINK]["lost_packets"] == 0

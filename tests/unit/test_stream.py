@@ -140,7 +140,7 @@ def test_two_hundred_reconnections_with_batches_waiting(
     assert "never arrived" not in caplog.text
 
 
-@pytest.mark.parametrize("what", ["cut", "stall"])
+@pytest.mark.parametrize("what", ["cut", pytest.param("stall", marks=pytest.mark.long)])
 def test_a_cut_loses_nothing(
     tmp_path: Path, network: tuple[str, TcpRelay], what: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

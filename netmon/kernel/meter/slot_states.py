@@ -86,6 +86,8 @@ class SlotStates:
     def add_records(self, rows: Table, slots: Slots, generations: npt.NDArray[np.uint16]) -> Slots:
         """Records of closed buckets, those of a CPU in order. Returns the rows in which nothing is left."""
         others = np.flatnonzero(self._states[slots] != _LIVE)
+        if len(others):
+            others = others[~self._earlier(rows[others], slots[others], generations[others])]
         if not len(others):
             return _NONE
         first, at = np.unique(slots[others], return_index=True)
@@ -100,6 +102,18 @@ class SlotStates:
         self._enliven(first)
         empty: Slots = again[~np.any([rows[name][again] for name in COUNTS], axis=0)]
         return empty
+
+    def _earlier(self, rows: Table, slots: Slots, generations: npt.NDArray[np.uint16]) -> npt.NDArray[np.bool_]:
+        """Which are of buckets before the one that was taken: they say nothing of it.
+
+        A program reads the clock first. Where the machine stands still then, a bucket is old as soon as it is open: it may
+        be taken before the record of the one before it is published.
+        """
+        taken = self._taken[slots]
+        turn = (generations - taken["generation"]).view(np.int16)
+        before: npt.NDArray[np.bool_] = self._states[slots] == _TAKEN
+        before &= (turn < 0) | ((turn == 0) & (rows["bucket_start_ns"] < taken["bucket_start_ns"]))
+        return before
 
     def recover(self, slots: Slots) -> None:
         """Of these, those whose taken bucket has had no record meanwhile: the kernel has counted it as lost."""
