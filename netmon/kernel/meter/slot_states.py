@@ -106,8 +106,8 @@ class SlotStates:
     def _earlier(self, rows: Table, slots: Slots, generations: npt.NDArray[np.uint16]) -> npt.NDArray[np.bool_]:
         """Which are of buckets before the one that was taken: they say nothing of it.
 
-        A program reads the clock first. Where the machine stands still then, a bucket is old as soon as it is open: it may
-        be taken before the record of the one before it is published.
+        A program reads the clock first. Where the machine stands still then, a bucket is old as soon as it is open: it
+        may be taken before the record of the one before it is published.
         """
         taken = self._taken[slots]
         turn = (generations - taken["generation"]).view(np.int16)
