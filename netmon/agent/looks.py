@@ -4,7 +4,7 @@
 from pathlib import Path
 
 _OFTEN_NS = 300_000_000
-_SELDOM_NS = 1_000_000_000
+_SELDOM_NS = 300_000_000  # a process is known by what it was at the last look: seldom would be late
 _SETTLED_NS = 5_000_000_000  # so long after a process began, whoever it is has its environment and its libraries
 _LOAD = Path("/proc/loadavg")
 
