@@ -33,7 +33,10 @@ def test_the_hook_tells_every_iteration_and_each_of_its_moments(watched):
 
 def test_the_others_are_scored_against_it(watched):
     scores = json.loads((watched / "lab" / "run.json").read_text())["scores"]
-    of = {score["source"]: score for score in scores if score["reference"] == "hook"}
+    of = {score["source"]: score for score in scores}
+    assert of["uprobe"]["reference"] == "hook"
+    # The timeline is read last: the hook may have left by then, and the best of those that are there is the reference.
+    assert of["timeline"]["reference"] in ("hook", "uprobe")
     for source in ("uprobe", "timeline"):
         assert of[source]["matched"] == of[source]["found"] == of[source]["iterations"] > 20
     assert of["uprobe"]["error_ns"] < MILLISECOND / 5
