@@ -10,7 +10,6 @@ from typing import Any
 from netmon.agent.clock import Clock
 from netmon.agent.flow_owners import FlowOwners
 from netmon.agent.links import Links
-from netmon.agent.looks import Looks
 from netmon.agent.steps import StepMarks
 from netmon.agent.timeline import TimelineMarks
 from netmon.kernel.privileged import Privileged
@@ -19,6 +18,7 @@ from netmon.records import Mark
 
 log = logging.getLogger(__name__)
 
+_LOOK_NS = 300_000_000  # a process is known by what it was at the last look: seldom would be late
 _MOST_WARNED = 1000  # lines that others' processes can make us write
 
 
@@ -37,7 +37,7 @@ class Surroundings:
         """Nothing has been asked."""
         self._privileged, self._owners, self._steps = privileged, owners, steps
         self._timelines, self._links, self._clock = timelines, links, clock
-        self._looks = Looks()
+        self._look_due_ns = 0
         self._asking = ""
         self._look: dict[str, Any] = {}  # under way
         self._ranks_told: list[dict[str, Any]] = []  # in it
@@ -47,7 +47,8 @@ class Surroundings:
         """The next question, if there is one, and none is under way. Does not block."""
         if self._privileged.busy:
             return
-        if self._looks.due(now_ns):
+        if now_ns >= self._look_due_ns:
+            self._look_due_ns = now_ns + _LOOK_NS
             self._asking = "look"
             self._privileged.request("look")
         elif due := self._owners.due(now_ns):
@@ -74,7 +75,6 @@ class Surroundings:
     def _see(self, look: dict[str, Any], now_ns: int) -> list[Mark]:
         """A look is complete."""
         ranks, self._ranks_told = self._ranks_told, []
-        self._looks.seen(bool(ranks))
         marks = self._steps.ranks(ranks, now_ns)
         self._owners.ranks(rank["pid"] for rank in ranks)
         marks += self._follow_timelines(look["timelines"], now_ns)

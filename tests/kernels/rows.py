@@ -34,7 +34,6 @@ PACKAGES = ("python3", "iproute2", "linux-libc-dev", "busybox-static", "kmod", "
 WHEELS = (
     "numpy>=2",
     "pyroute2>=0.9",
-    "pyelftools>=0.29",
     "rich>=13.7",
     "pytest>=8",
     "pytest-timeout>=2.3",
