@@ -19,12 +19,11 @@ COMMANDS = ("agent", "collector", "top", "export", "replay", "lab", "report", "d
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command; returns the exit status. Without argv it is the program: signals then end the command."""
-    if argv is None:
-        _heed_signals()
-    arguments = list(sys.argv[1:] if argv is None else argv)
-    logging.basicConfig(level=logging.INFO, format="netmon: %(message)s", stream=sys.stderr)
     try:
-        args = _parse(arguments)
+        if argv is None:
+            _heed_signals()
+        logging.basicConfig(level=logging.INFO, format="netmon: %(message)s", stream=sys.stderr)
+        args = _parse(list(sys.argv[1:] if argv is None else argv))
         command: ModuleType = args.command
         status: int = command.run(args)
         return status
