@@ -10,9 +10,9 @@ from typing import Protocol
 import numpy as np
 import pyarrow as pa
 
-from collector.rows import SETTLED
-from collector.session import Session
-from collector.tables import bucket_table
+from collector.dataset.tables import bucket_table
+from collector.host.rows import SETTLED
+from collector.host.session import Session
 from netmon.errors import DataError, WireError
 from netmon.records import BUCKET, Table, empty
 from netmon.wire import netmon_pb2

@@ -3,8 +3,8 @@
 
 import re
 
-from collector.session import Session
-from collector.window import FURTHEST_NS, Output
+from collector.host.session import Session
+from collector.host.window import FURTHEST_NS, Output
 from netmon.errors import WireError
 from netmon.records import SCHEMA_VERSION, Batch, Hello
 from netmon.wire import netmon_pb2

@@ -8,20 +8,20 @@ from collections import deque
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
-from collector.claims import Claims
-from collector.clocks import Clocks
+from collector.dataset.resume import read_resume
+from collector.dataset.store import Part, Store
 from collector.full_resolution import FullResolution
-from collector.inferring import Inferring
-from collector.jobs import Jobs
-from collector.numbers import Numbers
-from collector.peers import Peers
-from collector.resume import read_resume
-from collector.session import Flush, Session
+from collector.host.session import Flush, Session
+from collector.host.window import Output
+from collector.jobs.clocks import Clocks
+from collector.jobs.common_numbers import Numbers
+from collector.jobs.inferring import Inferring
+from collector.jobs.rank_claims import Claims
+from collector.jobs.remote_ends import Peers
 from collector.settings import Settings
-from collector.snapshot import take_snapshot
-from collector.store import Part, Store
 from collector.triggers import Triggers, Wanted
-from collector.window import Output
+from collector.view.job_views import Jobs
+from collector.view.snapshot import take_snapshot
 from netmon.dl.inference import Findings
 from netmon.errors import DataError, WireError
 from netmon.records import Hello

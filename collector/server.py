@@ -16,10 +16,10 @@ from typing import Any
 import grpc
 import sdnotify
 
+from collector.dataset.store import Store
 from collector.full_resolution import arrow_stream, full_table, with_addresses
 from collector.registry import Entry, Registry
 from collector.settings import Settings
-from collector.store import Store
 from collector.stream import AgentStream
 from netmon.dl.classify import NS_PER_S
 from netmon.errors import DataError, UnsupportedError

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from collector.jobs import Jobs
-from collector.session import Session
+from collector.host.session import Session
+from collector.host.window import Output
 from collector.settings import Settings
-from collector.window import Output
+from collector.view.job_views import Jobs
 from netmon.dl.classify import NS_PER_S
 from netmon.records import Class, Table
 

@@ -100,11 +100,11 @@ def _staging(data: Path, session: str) -> Iterator[Path]:
 
 def _store(replay: "Replay", directory: Path) -> None:
     """The collector's own pipeline, without its network and clock."""
-    from collector.peers import Peers
-    from collector.resume import Resume
-    from collector.session import Session
+    from collector.dataset.resume import Resume
+    from collector.dataset.store import Store
+    from collector.host.session import Session
+    from collector.jobs.remote_ends import Peers
     from collector.settings import Settings
-    from collector.store import Store
 
     store = Store(directory)
     session = Session(replay.hello, Settings(), Resume(), Peers())

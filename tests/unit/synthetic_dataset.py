@@ -17,7 +17,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from collector.tables import SCHEMAS
+from collector.dataset.tables import SCHEMAS
 
 RATE = 1_000_000_000
 BUCKET_NS = 10_000

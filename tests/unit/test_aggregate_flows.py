@@ -5,8 +5,8 @@ import numpy as np
 import pyarrow as pa
 from collector_stream import clock
 
-from collector.flows import STATE, Links
-from collector.tables import flow_table
+from collector.dataset.tables import flow_table
+from collector.host.flows import STATE, Links
 from netmon.agent.flow_owners import FlowOwners
 from netmon.agent.flows import AggregateFlows
 from netmon.agent.recent import RecentFlows

@@ -4,10 +4,10 @@
 import numpy as np
 import pytest
 
-from collector.align import Alignment
-from collector.clocks import Clocks
-from collector.flows import FlowTable, Links
-from collector.onsets import HostOnsets, Onsets
+from collector.host.align import Alignment
+from collector.host.flows import FlowTable, Links
+from collector.host.onsets import HostOnsets, Onsets
+from collector.jobs.clocks import Clocks
 from netmon.dl.timemap import TimeMap
 from netmon.records import ClockExchange, ClockSample, Direction, Flow, Hello, Interface
 

@@ -13,8 +13,8 @@ from collector_stream import CROSS_RX, DL_TX, MS, UTC, Host, S, hello, mark
 from test_store import Collector, read
 
 from collector.full_resolution import arrow_stream, full_table, with_addresses
+from collector.host.rows import ARRIVED, merge
 from collector.registry import Entry
-from collector.rows import ARRIVED, merge
 from netmon.dl.coarse import coarsen
 from netmon.errors import DataError, WireError
 from netmon.records import BUCKET, Batch, Hello, Moment, Table, empty

@@ -174,7 +174,7 @@ def test_a_broken_inference_stops_nothing_else(tmp_path, monkeypatch, caplog):
     def broken(*_):
         raise ValueError("no")
 
-    monkeypatch.setattr("collector.inferring.Inference.advance", broken)
+    monkeypatch.setattr("collector.jobs.inferring.Inference.advance", broken)
     snapshot = asyncio.run(collect(tmp_path, 2))
     assert snapshot.warnings == ("nothing is inferred from traffic any more: ValueError('no')",)
     assert len(caplog.messages) == 1

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Jobs as viewers see them."""
 
-from collector.jobs import Jobs
+from collector.view.job_views import Jobs
 from netmon.dl.account import Tally
 from netmon.dl.iterations import Iteration
 from netmon.records import Direction, Moment, Source

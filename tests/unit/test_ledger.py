@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from collector_stream import hello
 
-from collector.flows import Links
-from collector.ledger import LedgerAccount, ledger_row
+from collector.host.flows import Links
+from collector.host.ledger import LedgerAccount, ledger_row
 from netmon.errors import WireError
 from netmon.records import Direction, LedgerSample
 

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from collector_stream import MS, S, hello, mark
 
-from collector.claims import Claims, Holder
-from collector.flows import FlowTable, Links
-from collector.numbers import Numbers
-from collector.ranks import DISTANT, GONE, REPEATED, STRANGER, Ranks
+from collector.host.flows import FlowTable, Links
+from collector.host.ranks import DISTANT, GONE, REPEATED, STRANGER, Ranks
+from collector.jobs.common_numbers import Numbers
+from collector.jobs.rank_claims import Claims, Holder
 from netmon.records import Moment, Source
 
 START, END, ENQUEUE, WAIT = Moment.STEP_START, Moment.STEP_END, Moment.FIRST_ENQUEUE, Moment.LAST_WAIT

@@ -146,7 +146,7 @@ def test_a_dataset_of_another_schema_is_not_continued(tmp_path, monkeypatch):
         await collector.end(await collector.feed(batches(15)))
 
     with monkeypatch.context() as patched:
-        patched.setattr("collector.session.SCHEMA_VERSION", 1)
+        patched.setattr("collector.host.session.SCHEMA_VERSION", 1)
         asyncio.run(scenario())
     with pytest.raises(
         DataError, match="its buckets have schema version 1, this netmon writes 3; choose another --data"

@@ -13,12 +13,12 @@ from collector_stream import MS, UTC, Host, S, hello
 from hypothesis import given
 from hypothesis import strategies as st
 
-from collector.flows import FLOWS_PER_PART
+from collector.dataset.store import Store
+from collector.dataset.tables import SCHEMAS
+from collector.host.flows import FLOWS_PER_PART
+from collector.host.rows import ARRIVED, merge
 from collector.registry import Registry
-from collector.rows import ARRIVED, merge
 from collector.settings import Settings
-from collector.store import Store
-from collector.tables import SCHEMAS
 from netmon.errors import DataError
 from netmon.records import SCHEMA_VERSION, Batch, ClockSample, Direction, Hello, Moment
 

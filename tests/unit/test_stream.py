@@ -23,7 +23,7 @@ from collector_thread import collecting
 from tcp_relay import TcpRelay
 from waiting import free_port, wait_for
 
-from collector.window import HostWindow
+from collector.host.window import HostWindow
 from netmon.agent import connection, leftovers
 from netmon.agent.backoff import Backoff
 from netmon.agent.batch_table import BatchTable

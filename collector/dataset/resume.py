@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow.parquet as pq
 
-from collector.store import host_directory
+from collector.dataset.store import host_directory
 from netmon.dl.timemap import TimeMap
 from netmon.errors import DataError
 from netmon.records import CLASS_NAMES, Class, Direction, Flow, Hello, Owner

@@ -4,7 +4,7 @@
 import numpy as np
 import numpy.typing as npt
 
-from collector.flows import FlowTable, Links
+from collector.host.flows import FlowTable, Links
 from collector.settings import Settings
 from netmon.dl.classify import Rows, Windows, row_classes, share_windows
 from netmon.dl.steadiness import Steady

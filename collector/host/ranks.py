@@ -8,10 +8,10 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
-from collector.claims import Claims, Holder
-from collector.flows import FlowTable
-from collector.numbers import Numbers
-from collector.rank import Earlier, Rank, Resumed
+from collector.host.flows import FlowTable
+from collector.host.rank import Earlier, Rank, Resumed
+from collector.jobs.common_numbers import Numbers
+from collector.jobs.rank_claims import Claims, Holder
 from netmon.dl.account import HostAccount, Party, Tally
 from netmon.dl.iterations import Iteration, IterationTracker
 from netmon.dl.numbering import Trust

@@ -9,16 +9,16 @@ from datetime import datetime, timezone
 import numpy as np
 import pyarrow as pa
 
-from collector.claims import Claims
-from collector.ledger import LedgerRow
-from collector.nic import NicRows
-from collector.numbers import Numbers
-from collector.peers import Peers, Served
-from collector.resume import FLOW_OVER_NS, RECENT_NS, STATE_KEY, RankState, Resume
+from collector.dataset.resume import FLOW_OVER_NS, RECENT_NS, STATE_KEY, RankState, Resume
+from collector.dataset.store import Part
+from collector.dataset.tables import bucket_table, flow_table, iteration_table, ledger_table, nic_table
+from collector.host.ledger import LedgerRow
+from collector.host.nic import NicRows
+from collector.host.window import HostWindow, Output
+from collector.jobs.common_numbers import Numbers
+from collector.jobs.rank_claims import Claims
+from collector.jobs.remote_ends import Peers, Served
 from collector.settings import Settings
-from collector.store import Part
-from collector.tables import bucket_table, flow_table, iteration_table, ledger_table, nic_table
-from collector.window import HostWindow, Output
 from netmon.dl.account import Tally
 from netmon.dl.classify import NS_PER_S
 from netmon.dl.iterations import Iteration

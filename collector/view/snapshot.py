@@ -6,10 +6,10 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from collector.jobs import Jobs
-from collector.series import INTERVAL_NS
+from collector.host.series import INTERVAL_NS
+from collector.host.window import HostWindow
 from collector.settings import Settings
-from collector.window import HostWindow
+from collector.view.job_views import Jobs
 from netmon.dl.traffic import TRAFFIC_NAMES
 from netmon.records import Class, Table
 from netmon.views import FlowView, HostView, LinkView, Snapshot

@@ -3,7 +3,7 @@
 
 from collections.abc import Sequence
 
-from collector.exchanges import Exchanges
+from collector.host.exchanges import Exchanges
 from netmon.dl.clocks import OffsetFit, fit_offset
 from netmon.dl.corrections import Correction
 from netmon.dl.timemap import STEP_NS, TimeMap

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
-from collector.peers import BY_PEER
+from collector.jobs.remote_ends import BY_PEER
 from netmon.dl.account import Party, party
 from netmon.dl.classify import NS_PER_S, flow_class
 from netmon.dl.traffic import flow_traffic

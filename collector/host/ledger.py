@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from collector.flows import Links
+from collector.host.flows import Links
 from netmon.dl.segments import Segments
 from netmon.records import LedgerSample
 

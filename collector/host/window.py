@@ -13,18 +13,18 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from collector.align import Alignment
-from collector.claims import Claims, Holder
-from collector.classes import Classifier
-from collector.flows import FlowTable, Links
-from collector.ledger import LedgerAccount, LedgerRow
-from collector.numbers import Numbers
-from collector.onsets import HostOnsets, Onsets
-from collector.rank import Resumed
-from collector.ranks import DISTANT, Ranks
-from collector.resume import Resume
-from collector.rows import ARRIVED, CARRIED, SETTLED, arrived, merge
-from collector.series import FlowRates, LinkSeries
+from collector.dataset.resume import Resume
+from collector.host.align import Alignment
+from collector.host.classes import Classifier
+from collector.host.flows import FlowTable, Links
+from collector.host.ledger import LedgerAccount, LedgerRow
+from collector.host.onsets import HostOnsets, Onsets
+from collector.host.rank import Resumed
+from collector.host.ranks import DISTANT, Ranks
+from collector.host.rows import ARRIVED, CARRIED, SETTLED, arrived, merge
+from collector.host.series import FlowRates, LinkSeries
+from collector.jobs.common_numbers import Numbers
+from collector.jobs.rank_claims import Claims, Holder
 from collector.settings import Settings
 from netmon.dl.account import Tally, row_keys
 from netmon.dl.classify import NS_PER_S, Windows, window_width

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 import numpy as np
 import pyarrow as pa
 
-from collector.flows import STATE, Links
-from collector.ledger import LedgerRow
-from collector.rows import CARRIED
+from collector.host.flows import STATE, Links
+from collector.host.ledger import LedgerRow
+from collector.host.rows import CARRIED
 from netmon.dl.account import Tally
 from netmon.dl.iterations import Iteration
 from netmon.dl.timemap import TimeMap
@@ -122,7 +122,7 @@ def _link_columns(links: Links, numbers: np.ndarray) -> dict[str, object]:
 
 
 def bucket_table(session: str, links: Links, jobs: Sequence[str], rows: Table) -> pa.Table:
-    """Settled rows (collector.rows.SETTLED) as the table `buckets`, or `full`, which has the same columns."""
+    """Settled rows (collector.host.rows.SETTLED) as the table `buckets`, or `full`, which has the same columns."""
     plain = ("flow_id", "bucket_start_ns", *CARRIED, "iteration")
     columns = _link_columns(links, rows["link"]) | {name: np.ascontiguousarray(rows[name]) for name in plain}
     columns["class"] = _words(rows["class"].astype(np.int32), CLASS_NAMES)
@@ -133,7 +133,7 @@ def bucket_table(session: str, links: Links, jobs: Sequence[str], rows: Table) -
 def flow_table(
     session: str, links: Links, clock: TimeMap, flows: Sequence[Flow], state: Table, peers: Sequence[int]
 ) -> pa.Table:
-    """Flows with their state (collector.flows.STATE, same order) as the table `flows`.
+    """Flows with their state (collector.host.flows.STATE, same order) as the table `flows`.
 
     The class is what is known at last; rows that had settled before keep what was known then. That of a DL flow is
     DL-shared as soon as one of its rows was.

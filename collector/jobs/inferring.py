@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from collector.flows import BY_TRAFFIC
-from collector.session import Session
+from collector.host.flows import BY_TRAFFIC
+from collector.host.session import Session
 from netmon.dl.inference import (
     GRADIENT,
     TRAFFIC,

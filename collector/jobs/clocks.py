@@ -7,8 +7,8 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
-from collector.align import Alignment
-from collector.onsets import HostOnsets
+from collector.host.align import Alignment
+from collector.host.onsets import HostOnsets
 from netmon.dl.clocks import Bounds, OffsetFit, fit_offset
 from netmon.dl.corrections import Comparison, combine
 from netmon.dl.onsets import MOST_DELAY_NS, ONSET, REST_NS, coarse_lag, match_onsets

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from collector.align import Alignment
-from collector.exchanges import WINDOW_NS
-from collector.flows import FlowTable
+from collector.host.align import Alignment
+from collector.host.exchanges import WINDOW_NS
+from collector.host.flows import FlowTable
 from netmon.dl.onsets import REST_NS, find_onsets
 from netmon.records import Flow, Table, empty
 
