@@ -12,17 +12,16 @@ from collector.dataset.resume import read_resume
 from collector.dataset.store import Part, Store
 from collector.full_resolution import FullResolution
 from collector.host.session import Flush, Session
+from collector.host.telling import Teller, apply, tell
 from collector.host.window import Output
-from collector.jobs.clocks import Clocks
 from collector.jobs.common_numbers import Numbers
-from collector.jobs.inferring import Inferring
+from collector.jobs.link import JobLink, JobsHere
 from collector.jobs.rank_claims import Claims
 from collector.jobs.remote_ends import Peers
 from collector.settings import Settings
 from collector.triggers import Triggers, Wanted
 from collector.view.job_views import Jobs
 from collector.view.snapshot import take_snapshot
-from netmon.dl.inference import Findings
 from netmon.errors import DataError, WireError
 from netmon.records import Hello
 from netmon.views import Snapshot
@@ -40,6 +39,7 @@ class Entry:
     """A session and its connection."""
 
     session: Session
+    teller: Teller
     connections: int = 0  # how often it has connected; a newer connection ends an older one
     connected: bool = False
     last_heard: float = 0.0
@@ -53,15 +53,18 @@ class Entry:
 class Registry:
     """Sessions by name; lives on one event loop, only files are touched in threads."""
 
-    def __init__(self, store: Store, settings: Settings) -> None:
-        """Begin without sessions."""
+    def __init__(self, store: Store, settings: Settings, jobs: JobLink | None = None) -> None:
+        """Begin without sessions. jobs: the way to the job stage; the caller's to close; without one, it is in here."""
         self._store, self._settings = store, settings
         self._entries: dict[str, Entry] = {}
         self._newest_of: dict[str, Entry] = {}  # by host
         self._jobs, self._peers = Jobs(settings.parameters), Peers()
         self._numbers, self._claims = Numbers(), Claims()
-        self._inferring = Inferring()
-        self._clocks = Clocks()
+        self._job_stage = jobs or JobsHere()
+        self._places = 0  # that were given to sessions
+        self._ended: list[int] = []  # places of sessions that are over, which the job stage has not been told
+        self._untold = 0  # rows that the job stage was not told
+        self._leaving: set[str] = set()  # sessions whose last word it has not been told
         self.full, self._triggers = FullResolution(), Triggers(settings)
         self._pulling: set[asyncio.Task[None]] = set()
         self._full_parts: list[Part] = []
@@ -81,7 +84,9 @@ class Registry:
             entry = self._entries.get(hello.session)
             if entry is None:
                 resume = await asyncio.to_thread(read_resume, self._store.directory, hello)
-                entry = Entry(Session(hello, self._settings, resume, self._peers, self._numbers, self._claims))
+                session = Session(hello, self._settings, resume, self._peers, self._numbers, self._claims)
+                self._places += 1
+                entry = Entry(session, Teller(self._places, session))
                 self._entries[hello.session] = entry
                 self._find_newest()
             elif entry.session.hello.host != hello.host:
@@ -101,16 +106,12 @@ class Registry:
             if self._entries.get(entry.session.hello.session) is entry:
                 self.disconnected(entry)
                 entry.connections += 1
-                entry.session.forget()
-                del self._entries[entry.session.hello.session]
-                self._find_newest()
+                self._let_go(entry)
 
     def arrived(self, entry: Entry, output: Output, heard: bool = True) -> None:
         """A batch has been processed; not heard: it did not come from the agent."""
         if heard:
             entry.settled, entry.last_heard = False, time.monotonic()
-        if self._clocks.due(time.monotonic_ns()):
-            self._clocks.compare(host.session.window.comparable() for host in self._newest() if host.connected)
         host = entry.session.hello.host
         if self._newest_of.get(host) is entry:  # viewers see the present
             for iteration in output.ended:
@@ -125,25 +126,34 @@ class Registry:
             self._room.clear()
 
     async def infer(self, leaving: Entry | None = None) -> None:
-        """Let the traffic tell what it can about training; the computing happens in a thread.
+        """Tell the job stage what is new, and take over what it answers; it computes elsewhere.
 
         It waits for the slowest host that is heard; leaving: a session that has just said its last word.
         """
+        if leaving:
+            self._leaving.add(leaving.session.hello.session)
         async with self._inferring_now:
+            if leaving and leaving.session.hello.session not in self._leaving:
+                return  # it was told while others waited, too
+            last_words, self._leaving = self._leaving, set()
             soon = time.monotonic() - _SILENT_AFTER_S
-            heard = [e for e in self._newest() if e is leaving or (e.connected and e.last_heard > soon)]
-            news = self._inferring.gather([entry.session for entry in heard])
-            if news.until_ns:
-                self._infer(await asyncio.to_thread(self._inferring.run, news))
-
-    def _infer(self, findings: Findings) -> None:
-        marks, patterns = self._inferring.apply(findings)
-        for entry in self._newest():
-            told = marks.get(entry.session.hello.host)
-            if told:
-                self.arrived(entry, entry.session.infer(told), heard=False)
-        for job, pattern in patterns.items():
-            self._jobs.pattern(job, pattern)
+            newest = self._newest()
+            heard = [
+                entry
+                for entry in newest
+                if entry.session.hello.session in last_words or (entry.connected and entry.last_heard > soon)
+            ]
+            if not heard and not self._ended:
+                return
+            ended, self._ended = self._ended, []
+            news = tell([e.teller for e in heard], [e.teller for e in newest if e.connected], ended)
+            self._untold += news.untold
+            answer = await self._job_stage.exchange(news)
+            entries = {entry.teller.place: entry for entry in self._entries.values()}
+            for place, output in apply(answer, {place: entry.session for place, entry in entries.items()}):
+                self.arrived(entries[place], output, heard=False)
+            for job, pattern in answer.patterns.items():
+                self._jobs.pattern(job, pattern)
 
     async def _keep_full(self, wanted: Wanted) -> None:
         """Full resolution of what a trigger wants, into the table `full`."""
@@ -193,7 +203,7 @@ class Registry:
     def tidy(self) -> None:
         """Settle sessions that have fallen silent, and let go of those that will not come back."""
         now = time.monotonic()
-        for name, entry in list(self._entries.items()):
+        for entry in list(self._entries.values()):
             silent = now - entry.last_heard
             if silent > _SILENT_AFTER_S and not entry.settled:
                 self.settle(entry, leaving=False)
@@ -202,9 +212,14 @@ class Registry:
                 self.settle(entry, leaving=True)
             replaced = self._newest_of[entry.session.hello.host] is not entry
             if entry.left and entry.session.idle and silent > (_LEAVE_AFTER_S if replaced else _FORGET_AFTER_S):
-                entry.session.forget()
-                del self._entries[name]
-                self._find_newest()
+                self._let_go(entry)
+
+    def _let_go(self, entry: Entry) -> None:
+        """Forget a session; what other stages know of it, too."""
+        entry.session.forget()
+        self._ended.append(entry.teller.place)
+        del self._entries[entry.session.hello.session]
+        self._find_newest()
 
     async def flush(self) -> bool:
         """Write all that has settled, and acknowledge it; False where the disk does not take it."""
@@ -254,7 +269,8 @@ class Registry:
     def snapshot(self, flows: int) -> Snapshot:
         """What viewers see now: the newest session of each host."""
         windows = [(entry.session.window, entry.connected) for entry in self._newest()]
-        trouble = tuple(line for line in (self._trouble, self._inferring.trouble) if line)
+        untold = f"{self._untold} rows were not told to the inference: it falls behind" if self._untold else ""
+        trouble = tuple(line for line in (self._trouble, *self._job_stage.trouble, untold) if line)
         return take_snapshot(windows, self._jobs, self._settings, time.time_ns(), flows, trouble)
 
     def _newest(self) -> list[Entry]:

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from collector.jobs.remote_ends import BY_PEER
+from collector.messages import BY_TRAFFIC
 from netmon.dl.account import Party, party
 from netmon.dl.classify import NS_PER_S, flow_class
 from netmon.dl.traffic import flow_traffic
@@ -16,9 +17,6 @@ from netmon.records import Class, Direction, Flow, Hello, Interface, Owner, Tabl
 
 FLOWS_PER_PART = 4096
 """Flows that one file of the dataset holds, in the order of their appearance."""
-
-BY_TRAFFIC = "traffic"
-"""Owner.source of a flow that only the traffic tells about."""
 
 STATE = np.dtype(
     [
@@ -88,6 +86,8 @@ class FlowTable:
         self.parties: list[Party] = []
         self.changed: set[int] = set()  # indices whose row in the dataset is out of date
         self.parts: dict[int, list[int]] = {}  # indices of the flows of each part, in its order
+        self.described: set[int] = set()  # indices of flows that are new or have another owner, for who tells of them
+        self.over: list[int] = []  # ids of flows that are forgotten, for who tells of them
         self._count = 0  # flows that the session has had
         self._links = links
         self._state = np.zeros(1024, STATE)
@@ -143,6 +143,7 @@ class FlowTable:
     def _set(self, index: int, flow: Flow) -> None:
         self.flows[index] = flow
         self.changed.add(index)
+        self.described.add(index)
         row, whose = self._state[index], party(flow.owner)
         if whose not in self._party:
             self._party[whose] = len(self.parties)
@@ -194,6 +195,7 @@ class FlowTable:
         for flow in gone:
             del self._index[flow.flow_id]
             self._ids = None
+        self.over += [flow.flow_id for flow in gone]
         return gone
 
     def indices(self, flow_id: npt.NDArray[np.uint32]) -> npt.NDArray[np.int64]:

@@ -18,7 +18,7 @@ from collector.host.align import Alignment
 from collector.host.classes import Classifier
 from collector.host.flows import FlowTable, Links
 from collector.host.ledger import LedgerAccount, LedgerRow
-from collector.host.onsets import HostOnsets, Onsets
+from collector.host.onsets import Onsets
 from collector.host.rank import Resumed
 from collector.host.ranks import DISTANT, Ranks
 from collector.host.rows import ARRIVED, CARRIED, SETTLED, arrived, merge
@@ -92,6 +92,7 @@ class HostWindow:
         self._pending = empty(ARRIVED)
         self._arrivals: deque[_Arrival] = deque()
         self._carried: deque[Table] = deque(maxlen=_MOST_CARRIED)
+        self.untold = 0  # rows that nobody took in time
         self._over: deque[Iteration] = deque(maxlen=_MOST_OVER)
         self._introduced = [mark for mark in hello.marks if mark.moment != Moment.JOIN]
         self.renamed = 0  # processes
@@ -130,6 +131,8 @@ class HostWindow:
         self.bucket_ns = batch.bucket_ns or self.hello.bucket_ns
         self.onsets.add(self.flows, rows["flow"], rows["start_ns"], self.bucket_ns)
         self.flows.seen(rows)
+        if len(self._carried) == _MOST_CARRIED:
+            self.untold += len(self._carried[0])
         self._carried.append(rows)
         self.horizon_ns = max(self.horizon_ns, batch.horizon_ns)
         self.rates.add(self.horizon_ns, rows["flow"], rows["wire_bytes"])
@@ -172,10 +175,6 @@ class HostWindow:
         if jump_ns:
             by = f"{jump_ns / NS_PER_S:+.3f} s"
             self.ranks.warn(f"rows of {self.hello.host} move by {by}: its clock has jumped, or is only now known")
-
-    def comparable(self) -> HostOnsets:
-        """What the comparison of the hosts' clocks needs of this one."""
-        return HostOnsets(self.alignment, self.onsets.bucket_ns, self.flows.flows, self.onsets.table())
 
     def describe(self, batch: Batch) -> None:
         """Take in only the flows of a batch, as of one that was processed before."""
