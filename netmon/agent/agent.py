@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from netmon import __version__
+from netmon.agent.batch_parts import batch_parts
 from netmon.agent.carried import carried
 from netmon.agent.clock import Clock
 from netmon.agent.cost import CostMeter
@@ -208,11 +209,13 @@ class Agent:
             exchanges=self._exchanges.take(),
             nic=self._nic.due(now_ns),
         )
-        message = encode_body(batch)
-        body = netmon_pb2.AgentMessage(batch=message).SerializeToString()
-        loss = carried(streamed.buckets, self._owners.flows).tobytes()
-        self._spool.append(self._sequence, body, serialise_buckets(streamed.buckets, streamed.bucket_ns), loss)
-        self._sent_flows.add(batch.flows, message.flows)
+        parts = [(part, encode_body(part)) for part in batch_parts(batch)]
+        for part, message in parts:
+            body = netmon_pb2.AgentMessage(batch=message).SerializeToString()
+            loss = carried(part.buckets, self._owners.flows).tobytes()
+            self._spool.append(part.sequence, body, serialise_buckets(part.buckets, part.bucket_ns), loss)
+            self._sequence = part.sequence
+        self._sent_flows.add(batch.flows, parts[0][1].flows)
         self._recent_marks.add(self._marks)
         over = self._recent_flows.over(seen, now_ns, self._owners.flows)
         self._owners.forget(over)
