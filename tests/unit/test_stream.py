@@ -26,7 +26,6 @@ from waiting import free_port, wait_for
 from collector.host.window import HostWindow
 from netmon.agent import connection, leftovers
 from netmon.agent.backoff import Backoff
-from netmon.agent.batch_table import BatchTable
 from netmon.agent.carried import NOTHING, carried
 from netmon.agent.connection import Patience
 from netmon.agent.leftovers import Leftovers
