@@ -143,12 +143,16 @@ class Registry:
                 for entry in newest
                 if entry.session.hello.session in last_words or (entry.connected and entry.last_heard > soon)
             ]
-            if not heard and not self._ended:
+            if not self._job_stage.alive or not (heard or self._ended):
                 return
             ended, self._ended = self._ended, []
             news = tell([e.teller for e in heard], [e.teller for e in newest if e.connected], ended)
             self._untold += news.untold
             answer = await self._job_stage.exchange(news)
+            if answer.begins_anew:
+                for entry in self._entries.values():
+                    entry.teller.begin_anew()
+                return
             entries = {entry.teller.place: entry for entry in self._entries.values()}
             for place, output in apply(answer, {place: entry.session for place, entry in entries.items()}):
                 self.arrived(entries[place], output, heard=False)

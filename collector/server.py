@@ -18,6 +18,7 @@ import sdnotify
 
 from collector.dataset.store import Store
 from collector.full_resolution import arrow_stream, full_table, with_addresses
+from collector.jobs.process import JobsApart
 from collector.registry import Entry, Registry
 from collector.settings import Settings
 from collector.stream import AgentStream
@@ -108,7 +109,8 @@ async def serve(listen: str, data: Path, settings: Settings, stop: asyncio.Event
     stop = stop or _stop_on_signals()
     inferring: asyncio.Task[None] | None = None
     store = Store(data)
-    registry = Registry(store, settings)
+    jobs = JobsApart()
+    registry = Registry(store, settings, jobs)
     server = grpc.aio.server(options=COLLECTOR_OPTIONS)
     netmon_pb2_grpc.add_CollectorServicer_to_server(CollectorService(registry), server)  # type: ignore[no-untyped-call]
     try:
@@ -126,6 +128,7 @@ async def serve(listen: str, data: Path, settings: Settings, stop: asyncio.Event
         if inferring:
             inferring.cancel()
         await server.stop(_GRACE_S)
+        jobs.close()
         store.close()
 
 

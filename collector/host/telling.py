@@ -49,6 +49,11 @@ class Teller:
         """The session's."""
         return self.session.window
 
+    def begin_anew(self) -> None:
+        """The job stage knows nothing any more."""
+        self._state[:] = _UNTOLD
+        self._known.clear()
+
     def flows(self, over: list[int]) -> list[FlowTold]:
         """Flows that were told and have changed since; `over` gets those that are no more."""
         table = self.window.flows

@@ -16,6 +16,10 @@ class JobLink(Protocol):
     def trouble(self) -> Sequence[str]:
         """What viewers are to be told of, a line each."""
 
+    @property
+    def alive(self) -> bool:
+        """False: nobody will answer any more."""
+
     async def exchange(self, news: HostNews) -> JobNews:
         """Tell and be told."""
 
@@ -30,6 +34,7 @@ class JobsHere:
         """Begin without hosts."""
         self._stage = JobStage()
         self.trouble: Sequence[str] = ()
+        self.alive = True
 
     async def exchange(self, news: HostNews) -> JobNews:
         """Tell and be told."""
