@@ -140,7 +140,13 @@ class Job:
     def follow(self, bursts: Mapping[int, Bursts], now_ns: int) -> list[InferredIteration]:
         """Iterations that have ended since; every row before now_ns has been added to the bursts."""
         ended: list[InferredIteration] = []
-        while (start := self._find_next(bursts, now_ns)) and self._open and start[0] > self._open.time_ns:
+        while True:
+            if self._open and self._goes_on(self._open, bursts, now_ns):
+                self.given_up = False
+                return ended
+            start = self._find_next(bursts, now_ns)
+            if not (start and self._open and start[0] > self._open.time_ns):
+                break
             iteration = self._next(*start, bursts)
             ended += [iteration] if iteration else []
         rows = self._since(bursts)
@@ -151,6 +157,15 @@ class Job:
         if not self.found.ended and (self.given_up or self._silent(rows, now_ns)):
             ended += self.end(bursts)
         return ended
+
+    def _goes_on(self, begun: Beginning, bursts: Mapping[int, Bursts], now_ns: int) -> bool:
+        """Whether the open iteration does: it has not all its bytes yet, and the job is not over."""
+        kept = self._kept(bursts)
+        levels = begun.levels
+        if sum(b.total - levels.get(flow, b.total) for flow, b in kept) > (1 + _TOLERANCE) * self.volume:
+            return False
+        last_ns = max((b.last_ns for flow, b in kept if b.total > levels.get(flow, b.total)), default=begun.time_ns)
+        return self.found.ended or not self._is_over(last_ns, now_ns)
 
     def end(self, bursts: Mapping[int, Bursts]) -> list[InferredIteration]:
         """The job is over: its last iteration, if that was a whole one, ends with its traffic."""
@@ -171,6 +186,9 @@ class Job:
 
     def _silent(self, rows: Table, now_ns: int) -> bool:
         last_ns = int(rows["end_ns"][-1]) if len(rows) else self._open.time_ns if self._open else now_ns
+        return self._is_over(last_ns, now_ns)
+
+    def _is_over(self, last_ns: int, now_ns: int) -> bool:
         return now_ns - last_ns > max(_END_NS, _END_PERIODS * self.period_ns)
 
     def _kept(self, bursts: Mapping[int, Bursts]) -> list[tuple[int, Bursts]]:
