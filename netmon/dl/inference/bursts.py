@@ -12,6 +12,9 @@ from netmon.records import Table
 BURST = np.dtype([("start_ns", "<i8"), ("end_ns", "<i8"), ("level", "<i8"), ("volume", "<i8")])
 """Traffic without a pause, [start, end). level: the flow's bytes before it, volume: its own."""
 
+_END, _VOLUME, _COLUMNS = 1, 3, 4  # of BURST
+_FIRST = 8  # bursts that there is room for at first
+
 _Column = npt.NDArray[np.int64]
 
 SEGMENT_BYTES = 1448
@@ -29,8 +32,7 @@ class Bursts:
     def __init__(self, resolution_ns: int) -> None:
         """No burst yet."""
         self.pause_ns = _PAUSE_BUCKETS * resolution_ns
-        self._rows: Table = np.zeros(0, BURST)
-        self._added: list[Table] = []  # the newest, until somebody asks
+        self._table = np.zeros((_FIRST, _COLUMNS), np.int64)  # the columns of BURST; with room for more
         self._count = 0
         self.total = 0  # bytes of all bursts, also of the forgotten ones
         self.first_ns = self.last_ns = 0  # when the first burst began and the last one ended
@@ -43,14 +45,13 @@ class Bursts:
     @property
     def rows(self) -> Table:
         """dtype BURST, shape (bursts,); a view."""
-        if self._added:
-            self._rows, self._added = joined([self._rows, *self._added]), []
-        return self._rows
+        rows: Table = self._table[: self._count].view(BURST)[:, 0]
+        return rows
 
     def since(self, time_ns: int) -> int:
         """Bytes of the bursts that began at time_ns or later."""
         rows = self.rows
-        place = int(np.searchsorted(rows["start_ns"], time_ns))
+        place = int(rows["start_ns"].searchsorted(time_ns))
         return self.total - int(rows["level"][place]) if place < len(rows) else 0
 
     def add(self, time_ns: _Column, volume: _Column, resolution_ns: int) -> None:
@@ -59,16 +60,20 @@ class Bursts:
 
     def go_on(self, end_ns: int, volume: int) -> None:
         """The last burst does."""
-        last = (self._added[-1] if self._added else self._rows)[-1:]
-        last["end_ns"] = max(end_ns, int(last["end_ns"][0]))
-        last["volume"] += volume
+        last = self._table[self._count - 1]
+        last[_END] = max(end_ns, last[_END])
+        last[_VOLUME] += volume
         self.total += volume
 
-    def append(self, new: Table) -> None:
-        """New bursts, dtype BURST, with their levels; the caller's no more."""
-        self._added.append(new)
-        self._count += len(new)
-        self.total = int(new["level"][-1]) + int(new["volume"][-1])
+    def append(self, new: npt.NDArray[np.int64], total: int) -> None:
+        """New bursts, the columns of BURST, with their levels; total: the flow's bytes with them."""
+        count = self._count + len(new)
+        if count > len(self._table):
+            room = np.zeros((max(count, 2 * len(self._table)), _COLUMNS), np.int64)
+            room[: self._count] = self._table[: self._count]
+            self._table = room
+        self._table[self._count : count] = new
+        self._count, self.total = count, total
         if self._count > _MOST:
             self._forget()
 
@@ -80,9 +85,10 @@ class Bursts:
         merged: Table = rows[first].copy()
         merged["end_ns"] = rows["end_ns"][np.append(first[1:] - 1, len(pauses) - 1)]
         merged["volume"] = np.add.reduceat(rows["volume"], first)
-        self._rows = merged[-_MOST // 2 :]
-        self._count = len(self._rows)
-        self.forgetful |= len(merged) > len(self._rows)
+        kept = merged[-_MOST // 2 :]
+        self._table = np.ascontiguousarray(kept).view(np.int64).reshape(-1, _COLUMNS)
+        self._count = len(kept)
+        self.forgetful |= len(merged) > len(kept)
 
 
 def add_buckets(
@@ -111,16 +117,20 @@ def add_buckets(
     offset = total - (through[where] - new["volume"][where])
     new["level"] = through - new["volume"] + np.repeat(offset, np.diff(np.append(where, len(starts))))
     goes_on = ~begins[first]
-    ranges = zip(where.tolist(), [*where[1:].tolist(), len(starts)], goes_on.tolist(), last.tolist(), strict=True)
-    for bursts, (begin, end, more, last_ns) in zip(flows, ranges, strict=True):
+    plain = new.view(np.int64).reshape(-1, _COLUMNS)
+    until = np.append(where[1:], len(starts))
+    totals = new["level"][until - 1] + new["volume"][until - 1]
+    columns = (where, until, goes_on, last, new["start_ns"][where], new["end_ns"][where], new["volume"][where], totals)
+    rows = zip(*(column.tolist() for column in columns), strict=True)
+    for bursts, (begin, end, more, last_ns, start_ns, end_ns, added, now) in zip(flows, rows, strict=True):
         if not len(bursts):
-            bursts.first_ns = int(new["start_ns"][begin])
+            bursts.first_ns = start_ns
         bursts.last_ns = last_ns
         if more:
-            bursts.go_on(int(new["end_ns"][begin]), int(new["volume"][begin]))
+            bursts.go_on(end_ns, added)
             begin += 1
         if begin < end:
-            bursts.append(new[begin:end].copy())
+            bursts.append(plain[begin:end], now)
 
 
 def _over(

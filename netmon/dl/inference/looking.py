@@ -2,9 +2,9 @@
 """Which flows of no job are to be looked at now: those of which there is something new, the weightiest first."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 
 from netmon.dl.inference.bursts import Bursts
 from netmon.dl.inference.pattern import Edge, strongly_connected
@@ -19,6 +19,8 @@ _STALE_NS, _STALE_AGES = 10_000_000_000, 3
 """A flow that has been silent for so long, or for thrice the time that it was not, is not looked at till it goes on."""
 _WEIGHTY = 1_000_000  # bytes since the last look: what trains sends as much
 _MOST_WEIGHTY, _MOST_LIGHT = 1024, 24  # looks in one turn
+_MOST_TIMES = 4  # that a flow waits, on average
+_REGROUP_NS = 100_000  # for each pair of addresses: so long their groups are taken to stay as they are
 
 
 @dataclass(frozen=True)
@@ -44,10 +46,13 @@ class Looking:
         self._lively: set[int] = set()
         self._of_ends: dict[Ends, list[int]] = {}  # lively flows by 5-tuple; the first one stands for it
         self._edges: Counter[Edge] = Counter()  # of those
-        self._groups: dict[str, int] | None = {}  # strongly connected addresses; None: out of date
+        self._groups: dict[str, int] = {}  # strongly connected addresses
+        self._grouped_ns = 0  # when they were found
+        self._changed = False  # the edges, since
         self._taken: set[Ends] = set()
-        self._due: list[tuple[int, int]] = []  # a heap of (when, flow); a flow may be in it more than once
-        self._waiting: set[int] = set()  # due, but there was no time
+        self._due: list[tuple[int, int]] = []  # a heap of (when, flow)
+        self._next: dict[int, int] = {}  # of each flow in it, its earliest time there
+        self._waiting: list[tuple[int, int]] = []  # a heap of (−bytes, flow): due, but there was no time
         self._apart: set[int] = set()  # due, but their hosts cannot reach each other
 
     def went_on(self, flows: Iterable[int], until_ns: int) -> None:
@@ -59,7 +64,7 @@ class Looking:
                 self._add(flow)
             last = self.looks.get(flow)
             if flow in self._lively:
-                heappush(self._due, (last.time_ns + self._wait_ns(flow, until_ns) if last else until_ns, flow))
+                self._put_off(flow, last.time_ns + self._wait_ns(flow, until_ns) if last else until_ns)
 
     def take(self, ends: Iterable[Ends], until_ns: int) -> None:
         """The 5-tuples of all jobs are these now: they are looked at no more, others again."""
@@ -74,7 +79,7 @@ class Looking:
             for flow, bursts in self._bursts.items():
                 if len(bursts) >= INTERVALS and ends_of(self._flows[flow]) in freed and not self._stale(flow, until_ns):
                     self._add(flow)
-                    heappush(self._due, (until_ns, flow))
+                    self._put_off(flow, until_ns)
 
     def forget(self, flow: int) -> None:
         """The flow is over; to be said while it is still described."""
@@ -84,33 +89,56 @@ class Looking:
 
     def look(self, until_ns: int) -> list[int]:
         """Look at those that are due; the flows that repeat themselves since."""
+        groups = self._connected(until_ns)
         while self._due and self._due[0][0] <= until_ns:
-            self._waiting.add(heappop(self._due)[1])
-        due = []
-        groups = self._connected()
-        for flow in list(self._waiting):
-            if flow not in self._lively or self._stale(flow, until_ns):
-                self._waiting.discard(flow)
-                if flow in self._lively:
-                    self._remove(flow)
-            elif not self._has_news(flow, until_ns):
-                self._waiting.discard(flow)
-            elif self._is_mutual(flow, groups):
-                last = self.looks.get(flow)
-                due.append((self._bursts[flow].total - (last.total if last else 0), flow))
+            time_ns, flow = heappop(self._due)
+            if self._next.get(flow) == time_ns:
+                del self._next[flow]
+                if self._is_due(flow, until_ns):
+                    if self._is_mutual(flow, groups):
+                        heappush(self._waiting, (-self._news(flow), flow))
+                    elif self._stands(flow):
+                        self._apart.add(flow)
+                elif flow in self._lively:
+                    self._put_off(flow, max(self._when(flow, until_ns), until_ns + 1))
+        return [flow for flow in self._turn(until_ns, groups) if self._look_at(flow, until_ns)]
+
+    def _turn(self, until_ns: int, groups: Mapping[str, int]) -> Iterator[int]:
+        """Those that are looked at now."""
+        heavy, light, seen = _MOST_WEIGHTY, _MOST_LIGHT, set()
+        while self._waiting and heavy and light:
+            news, flow = heappop(self._waiting)
+            if flow in seen or not (self._is_due(flow, until_ns) and self._is_mutual(flow, groups)):
+                continue
+            seen.add(flow)
+            if -news >= _WEIGHTY:
+                heavy -= 1
             else:
-                self._waiting.discard(flow)
-                self._apart.add(flow)
-        due.sort(reverse=True)
-        heavy = sum(news >= _WEIGHTY for news, _ in due)
-        turn = [flow for _, flow in due[: min(heavy, _MOST_WEIGHTY) + _MOST_LIGHT]]
-        return [flow for flow in turn if self._look_at(flow, until_ns)]
+                light -= 1
+            yield flow
+        if len(self._waiting) > _MOST_TIMES * len(self._lively) + _MOST_WEIGHTY:
+            flows = {flow for _, flow in self._waiting}
+            self._waiting = [(-self._news(flow), flow) for flow in flows if self._is_due(flow, until_ns)]
+            heapify(self._waiting)
+
+    def _is_due(self, flow: int, until_ns: int) -> bool:
+        """Whether it is still to be looked at; one that has fallen silent for long is not, till it goes on."""
+        if flow not in self._lively:
+            return False
+        if self._stale(flow, until_ns):
+            self._remove(flow)
+            return False
+        return self._has_news(flow, until_ns)
+
+    def _news(self, flow: int) -> int:
+        last = self.looks.get(flow)
+        return self._bursts[flow].total - (last.total if last else 0)
 
     def around(self, found: Iterable[int], until_ns: int) -> list[list[int]]:
         """With each of these flows, those that were looked at and are between hosts that reach each other with its."""
         for flow in [flow for flow in self._lively if self._stale(flow, until_ns)]:
             self._remove(flow)
-        groups = self._connected()
+        groups = self._connected(until_ns)
         wanted: dict[int, list[int]] = {
             groups[self._flows[flow].src]: [] for flow in found if self._flows[flow].src in groups
         }
@@ -122,13 +150,26 @@ class Looking:
         return list(wanted.values())
 
     def _look_at(self, flow: int, until_ns: int) -> bool:
-        self._waiting.discard(flow)
         bursts = self._bursts[flow]
         silent_ns = until_ns - bursts.last_ns
         found = repetition(bursts.rows, until_ns)
         self.looks[flow] = Look(until_ns, bursts.total, silent_ns, found)
-        heappush(self._due, (bursts.last_ns + 2 * max(silent_ns, self._resolution_ns), flow))
+        self._put_off(flow, bursts.last_ns + 2 * max(silent_ns, self._resolution_ns))
         return found is not None
+
+    def _when(self, flow: int, until_ns: int) -> int:
+        """When there is news of it again, as far as is known."""
+        bursts, last = self._bursts[flow], self.looks[flow]
+        silent_ns = bursts.last_ns + 2 * max(last.silent_ns, self._resolution_ns)
+        if bursts.total == last.total:
+            return silent_ns
+        return min(silent_ns, last.time_ns + self._wait_ns(flow, until_ns))
+
+    def _put_off(self, flow: int, time_ns: int) -> None:
+        """It is due then, if not before."""
+        if time_ns < self._next.get(flow, time_ns + 1):
+            self._next[flow] = time_ns
+            heappush(self._due, (time_ns, flow))
 
     def _has_news(self, flow: int, until_ns: int) -> bool:
         """Whether something has changed since the last look."""
@@ -160,27 +201,33 @@ class Looking:
     def _remove(self, flow: int) -> None:
         what = self._flows[flow]
         ends = ends_of(what)
-        for due in (self._lively, self._waiting, self._apart):
-            due.discard(flow)
+        self._lively.discard(flow)
+        self._apart.discard(flow)
         own = self._of_ends[ends]
         own.remove(flow)
         if not own:
             del self._of_ends[ends]
             self._count((what.src, what.dst), -1)
+        else:
+            self._put_off(own[0], 0)  # it may stand for it now
 
     def _count(self, edge: Edge, by: int) -> None:
         self._edges[edge] += by
         if self._edges[edge] == 0:
             del self._edges[edge]
-            self._groups = None
+            self._changed = True
         elif self._edges[edge] == by:
-            self._groups = None
+            self._changed = True
 
-    def _connected(self) -> dict[str, int]:
-        if self._groups is None:
+    def _connected(self, until_ns: int) -> dict[str, int]:
+        """Of each address, the number of its group; of very many flows, as it was a moment ago."""
+        if self._changed and until_ns - self._grouped_ns >= _REGROUP_NS * len(self._edges):
+            self._changed = False
             groups = strongly_connected(self._edges.keys())
             self._groups = {address: number for number, group in enumerate(groups) for address in group}
-            self._waiting |= self._apart
+            self._grouped_ns = until_ns
+            for flow in self._apart:
+                self._put_off(flow, until_ns)
             self._apart.clear()
         return self._groups
 
@@ -188,5 +235,7 @@ class Looking:
         """Whether it stands for its 5-tuple, between hosts that can reach each other."""
         what = self._flows[flow]
         group = groups.get(what.src)
-        stands = self._of_ends.get(ends_of(what), (-1,))[0] == flow
-        return stands and group is not None and group == groups.get(what.dst)
+        return group is not None and group == groups.get(what.dst) and self._stands(flow)
+
+    def _stands(self, flow: int) -> bool:
+        return self._of_ends[ends_of(self._flows[flow])][0] == flow
