@@ -221,6 +221,10 @@ class Registry:
     def _let_go(self, entry: Entry) -> None:
         """Forget a session; what other stages know of it, too."""
         entry.session.forget()
+        self._claims.release_session(entry.session.hello.session)
+        for job, rank in entry.session.window.ranks.names():
+            if not self._claims.held(job, rank):  # by a later session
+                self._numbers.forget(job, rank)
         self._ended.append(entry.teller.place)
         del self._entries[entry.session.hello.session]
         self._find_newest()

@@ -7,8 +7,9 @@ import weakref
 
 import numpy as np
 from collector_stream import Host, hello
-from job_news import slices
-from training_traffic import Wire, ring
+from job_news import SLICE_MS, slices
+from lines_run import lines_run
+from training_traffic import MS, Wire, ring
 
 from collector.dataset.store import Store
 from collector.jobs.stage import JobStage
@@ -41,6 +42,34 @@ def test_a_stage_forgets_sessions_that_are_over():
     stage.hear(HostNews(horizon_ns=last + 3 * 10**9))
     assert (inferring._flows, inferring._places, inferring._jobs) == ({}, {}, {})
     assert (len(clocks._ends), clocks._ends.pairs, clocks._corrections, clocks._coarse) == (0, [], {}, {})
+    stage.hear(HostNews(horizon_ns=last + 60 * 10**9))
+    inference = inferring._inference
+    looking, verdicts = inference._looking, inference._verdicts
+    for known in (inference._flows, inference._hosts, inference._bursts, inference._told, inference._jobs):
+        assert not known
+    for known in (looking.looks, looking._lively, looking._of_ends, looking._edges, looking._next):
+        assert not known
+    for known in (verdicts._between, verdicts._toward, verdicts._volume, verdicts._told, verdicts._known):
+        assert not known
+
+
+def turn_with(flows: int) -> int:
+    """Lines that a turn takes with so many flows of one host that have paused and gone on, and are silent now."""
+    wire = Wire()
+    for number in range(flows):
+        flow = wire.flow(("1", str(2 + number // 2)) if number % 2 else (str(2 + number // 2), "1"))
+        for time_ms in (5, 600, 1200):
+            wire.send(flow, (time_ms + number % 50) * MS, 5_000 + 17 * number, rate=5_000 + 17 * number)
+    stage, last = JobStage(), 0
+    for news in slices(wire):
+        stage.hear(news)
+        last = news.horizon_ns
+    return lines_run(lambda: stage.hear(HostNews(horizon_ns=last + SLICE_MS * MS)))
+
+
+def test_a_turn_has_an_end():
+    """However many flows might be looked at."""
+    assert turn_with(3_000) < 3 * turn_with(300)
 
 
 def test_nothing_holds_a_session_that_is_over(tmp_path):
@@ -56,6 +85,8 @@ def test_nothing_holds_a_session_that_is_over(tmp_path):
         registry.settle(entry, leaving=True)
         await registry.flush()
         await registry.discard(entry)
+        for known in (registry._claims._held, registry._numbers._jobs, registry._peers.addresses):
+            assert not known
         del entry
         await registry.infer()  # the job stage is told
         gc.collect()

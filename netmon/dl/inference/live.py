@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The inference as it runs: rows in, findings out."""
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 
@@ -40,6 +41,7 @@ class Inference:
         self._resolution_ns = resolution_ns * -(-_FINEST_NS // resolution_ns)
         self._flows: dict[int, LinkFlow] = {}
         self._hosts: dict[str, str] = {}  # by address
+        self._at: Counter[str] = Counter()  # flows by the address of the end at which they are seen
         self._bursts: dict[int, Bursts] = {}
         self._words = Words(self._resolution_ns)
         self._looking = Looking(self._flows, self._bursts, self._resolution_ns)
@@ -57,7 +59,8 @@ class Inference:
     def describe(self, flow: int, what: LinkFlow) -> None:
         """Say what a flow is, before its rows are added."""
         self._flows[flow] = what
-        self._hosts.setdefault(what.src if what.direction == Direction.TX else what.dst, what.host)
+        self._hosts.setdefault(_local(what), what.host)
+        self._at[_local(what)] += 1
         self._verdicts.described(flow)
 
     def forget(self, flows: Iterable[int]) -> None:
@@ -74,6 +77,10 @@ class Inference:
             self._verdicts.forget(flow)
             if flow in self._flows:
                 self._looking.forget(flow)
+                address = _local(self._flows[flow])
+                self._at[address] -= 1
+                if not self._at[address]:
+                    del self._at[address], self._hosts[address]
             for known in (self._flows, self._bursts, self._told_until):
                 known.pop(flow, None)
         self._words.forget(self._until_ns - _FORGOTTEN_NS)
@@ -219,6 +226,10 @@ class Inference:
 
     def _is_over(self, job: Job) -> bool:
         return job.found.ended and (job.given_up or not any(flow in self._bursts for flow in job.flows))
+
+
+def _local(flow: LinkFlow) -> str:
+    return flow.src if flow.direction == Direction.TX else flow.dst
 
 
 def _of_each(flow: npt.NDArray[np.int64]) -> Iterator[tuple[int, slice]]:

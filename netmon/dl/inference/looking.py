@@ -84,6 +84,7 @@ class Looking:
     def forget(self, flow: int) -> None:
         """The flow is over; to be said while it is still described."""
         self.looks.pop(flow, None)
+        self._next.pop(flow, None)
         if flow in self._lively:
             self._remove(flow)
 
