@@ -20,12 +20,15 @@ from collector.jobs.rank_claims import Claims
 from collector.jobs.remote_ends import Peers
 from collector.settings import Settings
 from collector.triggers import Triggers, Wanted
+from collector.view.frozen import Frozen
 from collector.view.job_views import Jobs
-from collector.view.snapshot import take_snapshot
+from collector.view.pages import page
+from collector.view.sessions import Sessions
+from collector.view.view import View
 from netmon.dl.inference import Findings
 from netmon.errors import DataError, WireError
 from netmon.records import Hello
-from netmon.views import Snapshot
+from netmon.views import Selection, Snapshot
 from netmon.wire import netmon_pb2
 
 _log = logging.getLogger(__name__)
@@ -59,6 +62,8 @@ class Registry:
         self._entries: dict[str, Entry] = {}
         self._newest_of: dict[str, Entry] = {}  # by host
         self._jobs, self._peers = Jobs(settings.parameters), Peers()
+        self._sessions = Sessions()
+        self._view = View(self._sessions, self._jobs, settings)
         self._numbers, self._claims = Numbers(), Claims()
         self._inferring = Inferring()
         self._clocks = Clocks()
@@ -102,6 +107,7 @@ class Registry:
                 self.disconnected(entry)
                 entry.connections += 1
                 entry.session.forget()
+                self._sessions.forget(entry.session, self._view)
                 del self._entries[entry.session.hello.session]
                 self._find_newest()
 
@@ -111,6 +117,7 @@ class Registry:
             entry.settled, entry.last_heard = False, time.monotonic()
         if self._clocks.due(time.monotonic_ns()):
             self._clocks.compare(host.session.window.comparable() for host in self._newest() if host.connected)
+        self._sessions.hear(entry.session, output, self._view)
         host = entry.session.hello.host
         if self._newest_of.get(host) is entry:  # viewers see the present
             for iteration in output.ended:
@@ -203,6 +210,7 @@ class Registry:
             replaced = self._newest_of[entry.session.hello.host] is not entry
             if entry.left and entry.session.idle and silent > (_LEAVE_AFTER_S if replaced else _FORGET_AFTER_S):
                 entry.session.forget()
+                self._sessions.forget(entry.session, self._view)
                 del self._entries[name]
                 self._find_newest()
 
@@ -251,11 +259,17 @@ class Registry:
             entry.acknowledge = sequence
             entry.news.set()
 
+    def freeze(self) -> Frozen:
+        """What viewers can be shown now: the newest session of each host."""
+        return self._view.freeze(time.time_ns(), [line for line in (self._trouble, self._inferring.trouble) if line])
+
     def snapshot(self, flows: int) -> Snapshot:
-        """What viewers see now: the newest session of each host."""
-        windows = [(entry.session.window, entry.connected) for entry in self._newest()]
-        trouble = tuple(line for line in (self._trouble, self._inferring.trouble) if line)
-        return take_snapshot(windows, self._jobs, self._settings, time.time_ns(), flows, trouble)
+        """Everything as it is now, with so many of the largest flows."""
+        return self.page(self.freeze(), Selection(flows=flows))
+
+    def page(self, frozen: Frozen, asked: Selection) -> Snapshot:
+        """What of it a viewer has asked for."""
+        return page(frozen, asked, self._sessions, self._jobs)
 
     def _newest(self) -> list[Entry]:
         """The newest session of each host."""
@@ -265,3 +279,4 @@ class Registry:
         """After a session has come or gone. What an earlier one left behind may arrive later than its successor."""
         by_age = sorted(self._entries.values(), key=lambda entry: entry.session.hello.clock.utc_ns)
         self._newest_of = {entry.session.hello.host: entry for entry in by_age}
+        self._sessions.show(self._newest())

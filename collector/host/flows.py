@@ -25,7 +25,6 @@ STATE = np.dtype(
         ("flow_id", "<u4"),
         ("link", "<i8"),  # as in Links
         ("shared", "?"),  # a DL flow that had rows in shared windows
-        ("seen_shared", "?"),  # as viewers see it now
         ("class", "u1"),  # the flow's own: never DL_SHARED
         ("job", "<i4"),  # index into FlowTable.jobs; 0: none
         ("rank", "<i4"),

@@ -20,6 +20,9 @@ SETTLED = np.dtype(
 )
 """A row of the dataset: bucket_start_ns in UTC, job an index into the session's jobs."""
 
+FINAL = np.dtype([("link", "<i4"), ("job", "<i4"), ("class", "u1"), ("start_ns", "<i8"), ("wire_bytes", "<i8")])
+"""A settled row as viewers need it: start_ns in mono, job the flow's own, an index into the session's jobs."""
+
 
 def arrived(buckets: Table, flow: npt.NDArray[np.int64], width_ns: int) -> Table:
     """Rows of BUCKET or COARSE, width_ns wide, and their dense flow indices → rows of ARRIVED, not stored."""

@@ -21,8 +21,7 @@ from collector.host.ledger import LedgerAccount, LedgerRow
 from collector.host.onsets import HostOnsets, Onsets
 from collector.host.rank import Resumed
 from collector.host.ranks import DISTANT, Ranks
-from collector.host.rows import ARRIVED, CARRIED, SETTLED, arrived, merge
-from collector.host.series import FlowRates, LinkSeries
+from collector.host.rows import ARRIVED, CARRIED, FINAL, SETTLED, arrived, merge
 from collector.jobs.common_numbers import Numbers
 from collector.jobs.rank_claims import Claims, Holder
 from collector.settings import Settings
@@ -47,6 +46,8 @@ class Output:
     iterations: list[tuple[Iteration, Tally]]
     ledger: list[LedgerRow]
     ended: list[Iteration]  # just ended; their account follows when their rows have settled
+    arrived: Table  # dtype ARRIVED: what has come, for the view
+    final: Table  # dtype FINAL: what has settled, for the view
 
 
 @dataclass(frozen=True)
@@ -82,8 +83,6 @@ class HostWindow:
         holder = Holder(hello.host, hello.session, 0)
         self.ranks = Ranks(holder, self.window_ns, settings.parameters, numbers, claims)
         self.classifier = Classifier(self.flows, self.links, settings, self.window_ns)
-        self.series = LinkSeries(len(self.links), settings.settle_ns)
-        self.rates = FlowRates()
         self.cost = AgentCost()
         self.horizon_ns = hello.clock.mono_ns
         self.settled_ns = -1
@@ -132,14 +131,13 @@ class HostWindow:
         self.flows.seen(rows)
         self._carried.append(rows)
         self.horizon_ns = max(self.horizon_ns, batch.horizon_ns)
-        self.rates.add(self.horizon_ns, rows["flow"], rows["wire_bytes"])
         self.cost = batch.cost
         self._pending = np.concatenate([self._pending, rows])
         last_row = int(rows["start_ns"].max(initial=-1))
         times = [batch.horizon_ns, last_row, *(m.time_ns for m in marks), *(s.time_ns for s in batch.ledger)]
         self._arrivals.append(_Arrival(batch.sequence, last_row, max(times)))
         grid = (self.horizon_ns - self.settings.settle_ns) // self.window_ns * self.window_ns
-        return self._settle(grid)
+        return replace(self._settle(grid), arrived=rows)
 
     def _mark(self, batch: Batch) -> list[Mark]:
         """Take in the batch's marks; returns those that count for it."""
@@ -230,14 +228,17 @@ class HostWindow:
         ended = self.ranks.ended()  # with the common numbers, of which a rank that has gone has none
         iterations = self.ranks.settle(self.settled_ns, self.flows)
         self._over.extend(iteration for iteration, _ in iterations)
-        return Output(settled[~rows["stored"]], iterations, self.ledger.rows(self.settled_ns), ended)
+        final = np.empty(len(rows), FINAL)
+        for name, values in (("link", settled["link"]), ("job", self.flows.state["job"][rows["flow"]])):
+            final[name] = values
+        final["class"], final["start_ns"], final["wire_bytes"] = classes, rows["start_ns"], rows["wire_bytes"]
+        ledger = self.ledger.rows(self.settled_ns)
+        return Output(settled[~rows["stored"]], iterations, ledger, ended, empty(ARRIVED), final)
 
     def _account(self, rows: Table, windows: Windows, classes: npt.NDArray[np.uint8]) -> None:
         """Count settled rows wherever somebody will ask for sums of them."""
         start, state = rows["start_ns"], self.flows.state[rows["flow"]]
         self.flows.state["shared"][rows["flow"][classes == Class.DL_SHARED]] = True
-        viewed = self.classifier.view(rows, windows, classes, keep=True)
-        self.series.add(start, state["link"], viewed, rows["wire_bytes"])
         self.ledger.add(start, state["link"], rows["wire_bytes"])
         keys = row_keys(state["party"], classes, state["traffic"], state["link"] % 2)
         self.ranks.account.payload.add(start, keys, rows["payload_bytes"])
@@ -290,33 +291,6 @@ class HostWindow:
             own = alone & training[place]
             jobs[own], numbers[own] = self.flows.job(job), self.ranks.numbers_at(place, start[own])
         return jobs, numbers
-
-    def provisional(self) -> Table:
-        """Rows that have not settled, dtype SETTLED, but times in mono, flow_id a dense index, no iteration.
-
-        Their class is the view's: with hysteresis.
-        """
-        rows = np.zeros(len(self._pending), SETTLED)
-        for name in CARRIED:
-            rows[name] = self._pending[name]
-        rows["flow_id"], rows["bucket_start_ns"] = self._pending["flow"], self._pending["start_ns"]
-        rows["link"] = self.flows.state["link"][self._pending["flow"]]
-        rows["class"] = self.classifier.view(self._pending, *self.classifier.classify(self._pending), keep=False)
-        return rows
-
-    def mostly_shared(self, rows: Table) -> npt.NDArray[np.bool_]:
-        """Per flow, whether most of its rows that have not settled (as `provisional` gives them) are DL-shared.
-
-        With hysteresis: it changes where two thirds of the bytes say so, and stays where there are none.
-        """
-        flows = len(self.flows.flows)
-        wire = np.bincount(rows["flow_id"], weights=rows["wire_bytes"], minlength=flows)
-        of_shared = np.where(rows["class"] == Class.DL_SHARED, rows["wire_bytes"], 0)
-        shared = np.bincount(rows["flow_id"], weights=of_shared, minlength=flows)
-        state = self.flows.state
-        state["seen_shared"] = np.where(state["seen_shared"], 3 * shared >= wire, 3 * shared > 2 * wire)
-        seen: npt.NDArray[np.bool_] = state["seen_shared"].copy()
-        return seen
 
     def complete(self) -> int:
         """The last batch of which, as of all before it, every row has settled; 0: none."""

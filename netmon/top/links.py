@@ -25,7 +25,7 @@ from netmon.top.glyphs import (
 )
 from netmon.top.options import Options
 from netmon.units import format_bytes
-from netmon.views import LinkView
+from netmon.views import FULL_COVERAGE, LinkView
 
 ARROWS = {Direction.RX: "↓", Direction.TX: "↑"}
 WIDE = 120
@@ -35,7 +35,6 @@ _NOW_NS = 1_000_000_000
 """How much of the series the bar and the rates stand for."""
 
 _EDGE_BYTES = 1 << 17
-_FULL_COVERAGE = 0.999
 _SHARE, _COVERAGE, _SHORT, _LONG = 6, 8, 5, 10
 _LEAST_BAR, _LEAST_SPARKLINE, _MOST_BAR = 16, 8, 50
 
@@ -138,7 +137,7 @@ def _row(link: LinkView, again: bool, options: Options, columns: list[Column]) -
             Text("0" if now[class_] == 0 else written(now[class_], options.bytes_), style)
             for class_, style in zip(STACK, styles, strict=True)
         ),
-        Text(coverage(link.coverage), "bold red" if link.coverage < _FULL_COVERAGE else "dim"),
+        Text(coverage(link.coverage), "bold red" if link.coverage < FULL_COVERAGE else "dim"),
     ]
 
 
@@ -166,5 +165,5 @@ def _unattributed(link: LinkView) -> Text | None:
     parts = [f"{name} {format_bytes(amount)}" for name, amount in amounts.items() if amount]
     if not parts:
         return None
-    style = "red" if link.coverage < _FULL_COVERAGE else "dim"
+    style = "red" if link.coverage < FULL_COVERAGE else "dim"
     return Text(f"  └ not attributed: {', '.join(parts)}", style, no_wrap=True, overflow="ellipsis")

@@ -4,7 +4,7 @@
 import numpy as np
 
 from netmon.records import CLASS_NAMES
-from netmon.views import JobView, LinkView, Snapshot
+from netmon.views import JobView, LinkView, Selection, Snapshot
 from netmon.wire import netmon_pb2
 from netmon.wire.columns import pack, unpack
 from netmon.wire.mapping import check, from_message, to_message
@@ -28,6 +28,16 @@ def decode_snapshot(message: netmon_pb2.Snapshot) -> Snapshot:
     links = tuple(_decode_link(link) for link in message.links)
     jobs = tuple(_decode_job(job) for job in message.jobs)
     return from_message(message, Snapshot, links=links, jobs=jobs)
+
+
+def encode_selection(asked: Selection, interval_ms: int) -> netmon_pb2.WatchRequest:
+    """What a viewer asks for, and how often. Raises WireError where a value does not fit its field."""
+    return to_message(asked, netmon_pb2.WatchRequest(interval_ms=interval_ms))
+
+
+def decode_selection(message: netmon_pb2.WatchRequest) -> Selection:
+    """The reverse, but for the interval. Raises WireError with a one-line reason."""
+    return from_message(message, Selection)
 
 
 def _encode_link(link: LinkView, message: netmon_pb2.LinkView) -> None:
