@@ -8,8 +8,9 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
+from collector.view.arrivals import Seen
 from collector.view.job_views import JobFacts
-from collector.view.series import COLUMNS, INTERVAL_NS
+from collector.view.series import COLUMNS, INTERVAL_NS, SeriesCopy
 from collector.view.state import CLOCK_SOURCES, LinkName
 from netmon.dl.classify import NS_PER_S
 from netmon.records import Class, Table
@@ -31,8 +32,8 @@ class Frozen:
     hosts: Table  # dtype HOST
     link_names: Sequence[LinkName]
     links: Table  # dtype LINK
-    sums: npt.NDArray[np.int64]  # (links, COLUMNS, class): wire bytes, the last column ends with the host's horizon
-    flows: Table  # columns flow, link (index of link_names here), class: those of the last second
+    series: SeriesCopy  # wire bytes by link; the last column ends with the host's horizon
+    flows: Seen  # one row of each flow of the last second; its link is an index of link_names here
     flow_bps: npt.NDArray[np.float64]
     jobs: Sequence[JobFacts]
     forgotten_jobs: int
@@ -53,7 +54,9 @@ class Frozen:
     @cached_property
     def now_bps(self) -> npt.NDArray[np.float64]:
         """(links, class), of the last second."""
-        rates: npt.NDArray[np.float64] = self.sums[:, -_NOW:].sum(axis=1) * (8.0 * NS_PER_S / (INTERVAL_NS * _NOW))
+        rates: npt.NDArray[np.float64] = self.series.last(np.arange(len(self.links)), _NOW).sum(axis=1) * (
+            8.0 * NS_PER_S / (INTERVAL_NS * _NOW)
+        )
         return rates
 
     @cached_property
@@ -84,7 +87,8 @@ class Frozen:
         capacity = self.links["capacity_bps"]
         total = np.where(capacity > 0, capacity, self.now_bps.sum(axis=1))
         cross = np.divide(self.now_bps[:, Class.CROSS], total, out=np.zeros(len(total)), where=total > 0)
-        trains = self.sums[:, :, [Class.DL_ONLY, Class.DL_SHARED]].any(axis=(1, 2))
+        ring = self.series.ring
+        trains = (ring[:, :, Class.DL_ONLY] | ring[:, :, Class.DL_SHARED]).any(axis=1)
         met = trains & (cross >= self.share_threshold) & ~self.silent[self.links["host"]]
         lost = self.links["overflow_bytes"] + self.links["lost_kernel_bytes"] + self.links["lost_agent_bytes"]
         kind = np.select([met, self.low | (lost > 0), trains], [0, 1, 2], 3)
@@ -123,7 +127,7 @@ class Frozen:
             shared_ranks=sum(job.shared for job in self.jobs),
             behind_ranks=sum(job.behind for job in self.jobs),
             forgotten_jobs=self.forgotten_jobs,
-            flows=len(self.flows),
+            flows=len(self.flow_bps),
             warnings=len(self.warnings),
             cpu_fraction=float(hosts["cpu_fraction"].max(initial=0.0)),
             rss_bytes=int(hosts["rss_bytes"].max(initial=0)),

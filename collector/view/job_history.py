@@ -4,6 +4,7 @@
 import numpy as np
 import numpy.typing as npt
 
+from collector.view.groups import groups
 from netmon.dl.account import Tally
 from netmon.dl.explain import RankSteps
 from netmon.dl.iterations import Iteration
@@ -83,7 +84,7 @@ class JobHistory:
     def durations(self, size: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """Of ranks below `size`: (all durations, the numbers of their iterations ascending, the slowest of each)."""
         rows = self._of_members(self._ended.rows, size)
-        numbers, of_row = np.unique(rows["number"], return_inverse=True)
+        numbers, of_row = groups(rows["number"])
         slowest = np.zeros(len(numbers), np.int64)
         np.maximum.at(slowest, of_row, rows["duration_ns"])
         return rows["duration_ns"], numbers, slowest
@@ -95,14 +96,15 @@ class JobHistory:
 
     def steps(self, size: int) -> RankSteps:
         """Those that are accounted for, of ranks below `size`."""
-        inside = np.flatnonzero(self._members(self._steps.rows, size))
-        rows = self._steps.rows[inside]
+        members = self._members(self._steps.rows, size)
+        inside, rows = np.flatnonzero(members), self._steps.rows[members]
+        everybody = len(inside) == len(members)
         return RankSteps(
             **{name: rows[name] for name in ("number", "rank", "duration_ns", "waited_ns", "shared")},
-            cause=[self._causes[place] for place in inside.tolist()],
+            cause=self._causes if everybody else [self._causes[place] for place in inside.tolist()],
             cause_tx_bytes=rows["cause_tx_bytes"],
             cause_rx_bytes=rows["cause_rx_bytes"],
-            host=[self._hosts[place] for place in inside.tolist()],
+            host=self._hosts if everybody else [self._hosts[place] for place in inside.tolist()],
         )
 
     @staticmethod

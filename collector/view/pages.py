@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from collector.view.frozen import Frozen
 from collector.view.job_views import JobFacts, Jobs
-from collector.view.series import INTERVAL_NS
+from collector.view.series import COLUMNS, INTERVAL_NS
 from collector.view.state import CLOCK_SOURCES, FlowFacts, HostState, LinkName
 from netmon.dl.classify import NS_PER_S
 from netmon.marks import printable
@@ -62,13 +62,13 @@ def printable_line(text: str) -> str:
 
 
 def _jobs(frozen: Frozen, asked: Selection) -> Sequence[JobFacts]:
-    """The jobs that match; where not all come, first those with stopped ranks, then those with shared nodes."""
+    """The jobs that match; where not all may come, first those with stopped ranks, then those with shared nodes."""
     chosen = frozen.jobs
     if asked.jobs:
         chosen = [job for job in chosen if job.job in asked.jobs]
     if asked.hosts:
         chosen = [job for job in chosen if not job.hosts.isdisjoint(asked.hosts)]
-    if asked.most_jobs and len(chosen) > asked.most_jobs:
+    if asked.most_jobs:
         chosen = sorted(chosen, key=lambda job: (-job.behind, -job.shared, job.job))
     return chosen
 
@@ -115,7 +115,7 @@ def _host(frozen: Frozen, number: int) -> HostView:
 
 
 def _link_views(frozen: Frozen, links: Places) -> tuple[LinkView, ...]:
-    rates = frozen.sums[links] * _BPS
+    rates = frozen.series.last(links, COLUMNS) * _BPS
     unknown = frozen.unknown_columns[links]
     for place in np.flatnonzero(unknown).tolist():
         rates[place, : unknown[place]] = np.nan
@@ -154,24 +154,24 @@ def _flow_views(
     facts: Callable[[npt.NDArray[np.int64]], Sequence[FlowFacts | None]],
 ) -> tuple[FlowView, ...]:
     """The `count` largest of these hosts."""
-    wanted = np.arange(len(frozen.flows))
+    wanted = np.arange(len(frozen.flow_bps))
     if hosts is not None:
-        wanted = wanted[np.isin(frozen.links["host"][frozen.flows["link"]], hosts)]
+        wanted = wanted[np.isin(frozen.links["host"][frozen.flows.link], hosts)]
     rates = frozen.flow_bps[wanted]
     if len(wanted) > count:
         wanted = wanted[np.argpartition(-rates, count - 1)[:count]] if count else wanted[:0]
     wanted = wanted[np.argsort(-frozen.flow_bps[wanted], kind="stable")]
-    flows = frozen.flows[wanted]
+    flows = frozen.flows.take(wanted)
     return tuple(
         FlowView(
             *(frozen.link_names[link].host, frozen.link_names[link].interface, told.flow, Class(class_), rate),
             *(told.wire_bytes, told.traffic),
         )
         for link, class_, rate, told in zip(
-            flows["link"].tolist(),
-            flows["class"].tolist(),
+            flows.link.tolist(),
+            flows.classes.tolist(),
             frozen.flow_bps[wanted].tolist(),
-            facts(flows["flow"].astype(np.int64)),
+            facts(flows.flow),
             strict=True,
         )
         if told

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What viewers draw of the last seconds of a link: wire bytes per 100 ms and class, for all links at once."""
 
+from dataclasses import dataclass
+
 import numpy as np
 import numpy.typing as npt
 
@@ -58,10 +60,40 @@ class LinkSeries:
             self._sums[own, (self._newest[own] + step) % self._ring] = 0
         self._newest = np.maximum(newest, self._newest)
 
-    def before(self, end: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """A copy of the COLUMNS columns before column end[link] of each link, (links, COLUMNS, class), oldest first."""
-        column = end[:, None] + np.arange(-COLUMNS, 0)
-        wanted: npt.NDArray[np.int64] = self._sums[np.arange(len(end))[:, None], column % self._ring]
-        newest = self._newest[: len(end), None]
-        wanted[(column > newest) | (column <= newest - self._ring)] = 0
+    def copy(self, end: npt.NDArray[np.int64]) -> "SeriesCopy":
+        """As it is now; end: per link, the column after the last one that is shown."""
+        newest = np.maximum(self._newest, end - 1)
+        self._advance(newest)
+        return SeriesCopy(self._sums.copy(), end)
+
+
+@dataclass(frozen=True)
+class SeriesCopy:
+    """Series that are not added to any more but by whoever has asked for them."""
+
+    ring: npt.NDArray[np.int64]  # (links, columns, class): column k is at k modulo their number
+    end: npt.NDArray[np.int64]  # (links,): the column after the last one that is shown
+
+    def add(
+        self,
+        column: npt.NDArray[np.int64],
+        link: npt.NDArray[np.integer],
+        classes: npt.NDArray[np.uint8],
+        wire_bytes: npt.NDArray[np.int64],
+    ) -> None:
+        """Add rows, arrays of one length; those of columns that are not shown are left out."""
+        behind = self.end[link] - column
+        kept = np.flatnonzero((behind > 0) & (behind <= COLUMNS))
+        length = self.ring.shape[1]
+        cell = (link[kept].astype(np.int64) * length + column[kept] % length) * len(Class) + classes[kept]
+        np.add.at(self.ring.reshape(-1), cell, wire_bytes[kept])
+
+    def last(self, links: npt.NDArray[np.integer], columns: int) -> npt.NDArray[np.int64]:
+        """The last columns of these links, (links, columns, class), oldest first."""
+        column = self.end[links][:, None] + np.arange(-columns, 0)
+        wanted: npt.NDArray[np.int64] = self.ring[np.asarray(links)[:, None], column % self.ring.shape[1]]
         return wanted
+
+    def of(self, links: npt.NDArray[np.integer]) -> "SeriesCopy":
+        """Of these links only, in their order."""
+        return SeriesCopy(self.ring[links], self.end[links])

@@ -43,6 +43,13 @@ class SteadyShares:
         on[of_cell[shared]] = True
         return self._walk(pairs[cells // span], cells % span + first, on)[of_cell]
 
+    def copy(self) -> "SteadyShares":
+        """Another one in the same state."""
+        other = SteadyShares(self._hold)
+        other._pairs, other._state = self._pairs.copy(), self._state.copy()
+        other._run, other._next = self._run.copy(), self._next.copy()
+        return other
+
     def forget(self, links: npt.NDArray[np.integer]) -> None:
         """These links have gone."""
         keep = ~np.isin(self._pairs // _MOST_JOBS, links)

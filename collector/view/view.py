@@ -18,6 +18,7 @@ from netmon.records import Class, Table, empty
 
 _MOST_TABLES = 256  # of final rows that nobody has looked at
 _MOST_ROWS = 1 << 18
+_LOOKED_NS = NS_PER_S  # after it, what was seen is of the past
 
 
 class View:
@@ -31,6 +32,7 @@ class View:
         self._steady = SteadyShares(settings.hold_windows)
         self._final: list[Table] = []
         self._final_rows = 0
+        self._looked_ns = 0  # utc
 
     def arrived(self, rows: Table) -> None:
         """Rows have come, dtype ARRIVED; they are not written any more."""
@@ -57,18 +59,19 @@ class View:
         """Everything as it is now; trouble: the collector's own, one line each."""
         present = self._present()
         self._count_final(present)
-        self._arrivals.look(present)
+        looked, self._looked_ns = now_utc_ns - self._looked_ns < _LOOKED_NS, now_utc_ns
+        self._arrivals.look(present, None if looked else self._steady)
         host_names, hosts, links = self._state.host_names(), self._state.hosts().copy(), self._state.links().copy()
-        sums = self._series.before(np.maximum(present.horizon_ns, 0) // INTERVAL_NS)
-        self._arrivals.add_to(sums, present)
+        series = self._series.copy(np.maximum(present.horizon_ns, 0) // INTERVAL_NS)
+        self._arrivals.add_to(series, present)
         flows, rates = self._arrivals.flow_rates(present, _of_host(hosts["begin_ns"], links["host"], 0))
         names = self._state.link_names()
         shown = np.flatnonzero(links["host"] >= 0)
         self._jobs.take_scores(self._state.scores(), self._state.stepping_jobs())
-        place = np.full(len(links), -1, np.int32)
+        place = np.full(len(links), -1, np.int64)
         place[shown] = np.arange(len(shown))
-        live = place[flows["link"]] >= 0
-        flows["link"] = place[flows["link"]]
+        live = np.flatnonzero(place[flows.link] >= 0)
+        flows = flows._replace(link=place[flows.link]).take(live)
         return Frozen(
             time_ns=now_utc_ns,
             share_threshold=self._settings.share_threshold,
@@ -77,8 +80,8 @@ class View:
             hosts=hosts,
             link_names=[names[number] for number in shown.tolist()],
             links=links[shown],
-            sums=sums[shown] if len(shown) < len(links) else sums,
-            flows=flows[live],
+            series=series.of(shown) if len(shown) < len(links) else series,
+            flows=flows,
             flow_bps=rates[live],
             jobs=self._jobs.facts(),
             forgotten_jobs=self._jobs.forgotten,

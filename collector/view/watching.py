@@ -19,7 +19,6 @@ TICK_S = 0.25
 
 _SHORTEST_INTERVAL_S = 0.05
 _LET_GO_AFTER_S = 10.0  # a viewer that has not read the last snapshot until then
-_GOODBYE_S = 1.0
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -33,6 +32,7 @@ class Watching:
         self._frozen: Frozen | None = None
         self._frozen_s = 0.0
         self._encoded: dict[Selection, netmon_pb2.Snapshot] = {}
+        self.let_go = 0  # viewers that did not read
 
     def latest(self, asked: Selection) -> netmon_pb2.Snapshot:
         """The newest snapshot; it is shared, and only read."""
@@ -58,7 +58,8 @@ class Watching:
                     return
                 await asyncio.sleep(interval_s)
         except asyncio.TimeoutError:
+            self.let_go += 1
             reason = f"no snapshot was read for {_LET_GO_AFTER_S:.0f} s"
-            await asyncio.wait_for(context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, reason), _GOODBYE_S)
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, reason)  # it comes when the viewer reads, if ever
         except asyncio.CancelledError:  # the collector ends, or the viewer has gone; gRPC prints it as an error of ours
             return

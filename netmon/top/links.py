@@ -2,7 +2,7 @@
 """Links: how full each is, with what, and whether every byte of it was seen."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -24,8 +24,9 @@ from netmon.top.glyphs import (
     swatch,
 )
 from netmon.top.options import Options
+from netmon.top.paging import left_out
 from netmon.units import format_bytes
-from netmon.views import FULL_COVERAGE, LinkView
+from netmon.views import FULL_COVERAGE, LinkView, Page
 
 ARROWS = {Direction.RX: "↓", Direction.TX: "↑"}
 WIDE = 120
@@ -49,19 +50,29 @@ def height(links: Iterable[LinkView]) -> int:
     return 1 + sum(2 if _unattributed(link) else 1 for link in links)
 
 
-def draw(links: Iterable[LinkView], options: Options, width: int, lines: int) -> RenderableType:
-    """At most `lines` lines: one per link, one more where bytes were not attributed, and how many are left out."""
-    links = ordered(links)
-    shown: list[LinkView] = []
-    used = 1
+def fitting(links: Sequence[LinkView], matching: int, lines: int) -> int:
+    """How many of the links fit into `lines`, with a heading, and a line more where not all that match do."""
+    shown, used = 0, 1
     for link in links:
         used += height([link]) - 1
-        if used > lines - (len(shown) + 1 < len(links)):
+        if used > lines - (shown + 1 < max(matching, len(links))):
             break
-        shown.append(link)
-    parts: list[RenderableType] = [_table(shown, options, width)]
-    if len(shown) < len(links):
-        parts.append(Text(f"… {len(links) - len(shown)} more links", "dim"))
+        shown += 1
+    return shown
+
+
+def draw(links: Sequence[LinkView], options: Options, width: int, lines: int, page: Page | None = None) -> Group:
+    """At most `lines` lines: one per link, one more where bytes were not attributed, and how many are left out.
+
+    page: of an overview, in which links come in the order in which they are given.
+    """
+    matching = page.links if page else len(links)
+    shown = links[: fitting(links, matching, lines)]
+    parts: list[RenderableType] = [_table(list(shown), options, width)]
+    if page and len(shown) < matching:
+        parts.append(left_out("links", page.links_from, len(shown), matching, "n p"))
+    elif len(shown) < matching:
+        parts.append(Text(f"… {matching - len(shown)} more links", "dim"))
     return Group(*parts)
 
 

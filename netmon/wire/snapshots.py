@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a viewer receives: Snapshot ↔ protobuf. Decoding trusts nothing and raises WireError with the reason."""
 
+from typing import Any
+
 import numpy as np
 
 from netmon.records import CLASS_NAMES
@@ -17,7 +19,7 @@ def encode_snapshot(snapshot: Snapshot) -> netmon_pb2.Snapshot:
     """Snapshot → message. Raises WireError where a value does not fit its field."""
     message = to_message(snapshot, netmon_pb2.Snapshot(), given=_SERIES)
     for link in snapshot.links:
-        _encode_link(link, message.links.add())
+        _encode_link(link, message.links)
     for job in snapshot.jobs:
         _encode_job(job, message.jobs.add())
     return message
@@ -40,15 +42,18 @@ def decode_selection(message: netmon_pb2.WatchRequest) -> Selection:
     return from_message(message, Selection)
 
 
-def _encode_link(link: LinkView, message: netmon_pb2.LinkView) -> None:
+def _encode_link(link: LinkView, links: Any) -> None:
     columns = len(link.wire_bps)
     check(
         link.wire_bps.shape == (columns, _CLASSES),
         f"cannot send LinkView.wire_bps: shape {link.wire_bps.shape}, not (time, {_CLASSES})",
     )
-    to_message(link, message, given=("wire_bps",))
-    message.columns = columns
-    message.wire_bps = pack(link.wire_bps, "<f8")
+    given = {"columns": columns, "wire_bps": pack(link.wire_bps, "<f8")}
+    try:  # field by field takes five times as long, and there may be thousands
+        links.add(**vars(link) | given)
+    except (TypeError, ValueError):
+        to_message(link, links.add(), given=("wire_bps",))  # says which field it is
+        raise
 
 
 def _decode_link(message: netmon_pb2.LinkView) -> LinkView:

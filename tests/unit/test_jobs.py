@@ -13,10 +13,10 @@ from netmon.views import SourceScore
 MS = 1_000_000
 
 
-def iteration(number, rank=0, duration_ms=100, start_ms=None):
+def iteration(number, rank=0, duration_ms=100, start_ms=None, name="train", size=2):
     start = 100 * number if start_ms is None else start_ms
     bounds = start * MS, (start + duration_ms) * MS, Moment.STEP_START, Moment.STEP_END
-    return Iteration("train", rank, 2, number, *bounds, Source.HOOK, 1000, False, 0)
+    return Iteration(name, rank, size, number, *bounds, Source.HOOK, 1000, False, 0)
 
 
 def tally(cross_rx=0):

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from collector.view.arrivals import Arrivals, Present
 from collector.view.groups import groups
-from collector.view.series import COLUMNS, INTERVAL_NS, LinkSeries
+from collector.view.series import COLUMNS, INTERVAL_NS, LinkSeries, SeriesCopy
 from collector.view.state import ARRIVED, FLOW
 from collector.view.steady import SteadyShares
 from netmon.records import Class
@@ -85,7 +85,7 @@ def test_a_series_is_the_sum_of_its_rows(rows):
         if len(part):
             series.add(part[:, 1] * INTERVAL_NS + 7, part[:, 0], np.full(len(part), Class.CROSS, np.uint8), part[:, 2])
     newest = np.array([table[table[:, 0] == link, 1].max(initial=-1) for link in range(3)])
-    sums = series.before(newest + 1)
+    sums = series.copy(newest + 1).last(np.arange(3), COLUMNS)
     for link in range(3):
         for place in range(COLUMNS):
             column = newest[link] + 1 - COLUMNS + place
@@ -114,9 +114,9 @@ def present(horizon_ms, settled_ms=0, links=2):
 
 
 def shown(arrivals, now):
-    sums = np.zeros((2, COLUMNS, len(Class)), np.int64)
-    arrivals.add_to(sums, now)
-    return sums
+    series = SeriesCopy(np.zeros((2, COLUMNS + 1, len(Class)), np.int64), now.horizon_ns // INTERVAL_NS)
+    arrivals.add_to(series, now)
+    return series.last(np.arange(2), COLUMNS)
 
 
 @pytest.mark.parametrize("other", [OTHER, BACKUP])
@@ -154,8 +154,8 @@ def test_rates_are_of_the_last_second_and_a_class_needs_two_thirds():
     now = present(2_000)
     arrivals.look(now)
     flows, rates = arrivals.flow_rates(now, np.zeros(2, np.int64))
-    assert dict(zip(flows["flow"].tolist(), rates.tolist(), strict=True)) == {TRAIN: 10_000_000.0, BACKUP: 536.0}
-    assert flows["class"].tolist() == [Class.DL_ONLY, Class.CROSS]
+    assert dict(zip(flows.flow.tolist(), rates.tolist(), strict=True)) == {TRAIN: 10_000_000.0, BACKUP: 536.0}
+    assert flows.classes.tolist() == [Class.DL_ONLY, Class.CROSS]
     flows, rates = arrivals.flow_rates(now, np.full(2, 1_900 * MS))
     assert rates.tolist() == [10_000_000.0, 5360.0]  # an agent that has begun just now
 
@@ -168,4 +168,4 @@ def test_nobody_looks_and_nothing_piles_up():
     now = present(100_000, settled_ms=99_000)
     arrivals.look(now)
     assert shown(arrivals, now)[0, -10:, Class.DL_ONLY].tolist() == [56_600] * 10
-    assert len(arrivals._seen) <= 130
+    assert len(arrivals._seen.flow) <= 130
