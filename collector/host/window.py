@@ -20,7 +20,7 @@ from collector.host.flows import FlowTable, Links
 from collector.host.ledger import LedgerAccount, LedgerRow
 from collector.host.onsets import HostOnsets, Onsets
 from collector.host.rank import Resumed
-from collector.host.ranks import DISTANT, Ranks
+from collector.host.ranks import DISTANT, LONGEST_NEED_NS, Ranks
 from collector.host.rows import ARRIVED, CARRIED, SETTLED, arrived, merge
 from collector.host.series import FlowRates, LinkSeries
 from collector.jobs.common_numbers import Numbers
@@ -324,7 +324,10 @@ class HostWindow:
 
     def acknowledgeable(self) -> int | None:
         """The last batch that nothing needs any more once all settled rows are stored; None: no new one."""
-        times = [self.settled_ns, self.ranks.needed_since(self.horizon_ns), self.ledger.needed_since()]
+        needed = self.ledger.needed_since()
+        if needed is not None and needed < self.horizon_ns - LONGEST_NEED_NS:
+            needed = None  # of an interface that is gone: no other sample comes
+        times = [self.settled_ns, self.ranks.needed_since(self.horizon_ns), needed]
         return self._last_before(lambda arrival: arrival.last_ns, min(time for time in times if time is not None))
 
     def _last_before(self, time_of: Callable[[_Arrival], int], limit_ns: int) -> int | None:

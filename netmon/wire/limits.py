@@ -40,8 +40,8 @@ MAX_NAME = 255
 MAX_TEXT = 1024
 """Characters of a sentence."""
 
-MAX_HOST_BYTES = 200
-"""Of a host's name, which becomes a directory's."""
+MAX_HOST = 200
+"""Characters of a host's name as it stands in a directory's: percent-encoded."""
 
 MAX_SESSION = 64
 """Characters of a session's name, which becomes part of file names."""

@@ -279,6 +279,7 @@ BROKEN_HELLOS: dict[str, Callable[[netmon_pb2.Hello], object]] = {
     "Hello.interfaces is empty": lambda m: m.ClearField("interfaces"),
     "Hello.interfaces has an index twice: [2, 2]": lambda m: m.interfaces.add().CopyFrom(m.interfaces[0]),
     "Hello.host 'hhh": lambda m: setattr(m, "host", "h" * 201),
+    "Hello.host '\u00fc": lambda m: setattr(m, "host", "\u00fc" * 40),
     "Hello.session has 65 characters, more than 64": lambda m: setattr(m, "session", "s" * 65),
     "Hello.session 'a/b' has other characters": lambda m: setattr(m, "session", "a/b"),
     "Hello.bucket_ns is 1000000001, more": lambda m: setattr(m, "bucket_ns", 10**9 + 1),
