@@ -21,12 +21,12 @@ from netmon.wire.details import (
 )
 from netmon.wire.head import check_counts, check_head
 from netmon.wire.limits import (
+    MAX_COUNT,
     MAX_FLOWS,
     MAX_HOST,
     MAX_INTERFACES,
     MAX_MARKS,
     MAX_NAME,
-    MAX_NUMBER,
     MAX_SESSION,
     MAX_WIDTH_NS,
 )
@@ -73,7 +73,7 @@ def decode_hello(message: netmon_pb2.Hello) -> Hello:
         check(width <= MAX_WIDTH_NS, f"Hello.{name} is {width}, more than {MAX_WIDTH_NS}")
     whole = hello.streamed_ns % hello.bucket_ns == 0
     check(whole, f"Hello.stream_ns is {hello.stream_ns}, no multiple of {hello.bucket_ns}")
-    check(hello.acknowledged <= MAX_NUMBER, f"Hello.acknowledged is {hello.acknowledged}, more than {MAX_NUMBER}")
+    check(hello.acknowledged <= MAX_COUNT, f"Hello.acknowledged is {hello.acknowledged}, more than {MAX_COUNT}")
     for field, values in (
         ("an index", [card.index for card in hello.interfaces]),
         ("a name", [card.name for card in hello.interfaces]),

@@ -28,7 +28,7 @@ MAX_PACKETS = 2**54 - 1
 MAX_HEADER_BYTES = 2**8 - 1
 """What a NIC's counter leaves out of each frame."""
 
-MAX_NUMBER = 2**62 - 1
+MAX_COUNT = 2**62 - 1
 """A number that nobody adds up: an iteration, a batch's number, parameters."""
 
 MAX_RANKS = 1 << 20

@@ -3,7 +3,7 @@
 
 from dataclasses import replace
 
-from collector_stream import MS, S, Host, hello, mark
+from collector_stream import MS, Host, S, hello, mark
 
 from collector.dataset.resume import Resume
 from collector.host.session import Session

@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an agent may send, and in which order."""
+"""What an agent may send, and in which order. What a message holds is checked where it is decoded."""
 
 from collector.host.session import Session
 from collector.host.window import Output
 from netmon.errors import WireError
+from netmon.marks import printable
 from netmon.records import SCHEMA_VERSION, Batch, Hello
 from netmon.wire import netmon_pb2
 from netmon.wire.batches import decode_batch, decode_hello
+from netmon.wire.limits import MAX_HOST
 
 
 def read_hello(message: netmon_pb2.AgentMessage) -> Hello:
@@ -16,8 +18,8 @@ def read_hello(message: netmon_pb2.AgentMessage) -> Hello:
     version = message.hello.schema_version
     if version != SCHEMA_VERSION:
         raise WireError(
-            f"hello of {message.hello.host}: schema version {version} where the collector has {SCHEMA_VERSION}; "
-            "run the same netmon on both"
+            f"hello of {printable(message.hello.host[:MAX_HOST])}: schema version {version} where the collector has "
+            f"{SCHEMA_VERSION}; run the same netmon on both"
         )
     return decode_hello(message.hello)
 
@@ -35,6 +37,10 @@ class FailedBatchError(RefusedBatchError):
     """The collector fails at a batch. It may be its own fault: the session is not what it should be any more."""
 
 
+class FailedSessionError(WireError):
+    """The collector fails at a session, and begins it anew from the dataset when it connects again."""
+
+
 class BatchOrder:
     """The batches of one connection: ascending; those that the session has processed before are recognised.
 
@@ -50,7 +56,10 @@ class BatchOrder:
         self._last = 0  # batch of this connection
 
     def accept(self, message: netmon_pb2.AgentMessage) -> Output | None:
-        """Process the next message; None for a batch that was processed before. Raises WireError."""
+        """Process the next message; None for a batch that was processed before. Raises WireError.
+
+        Any other exception is the collector's failure.
+        """
         host = self._session.hello.host
         if message.WhichOneof("message") != "batch":
             raise WireError(f"a message of {host} after its hello is not a batch")
@@ -58,8 +67,6 @@ class BatchOrder:
             return self._process(decode_batch(message.batch))
         except WireError as error:
             raise RefusedBatchError(message.batch.sequence, host, error) from None
-        except Exception as error:
-            raise FailedBatchError(message.batch.sequence, host, f"{type(error).__name__}: {error}") from error
 
     def _process(self, batch: Batch) -> Output | None:
         if batch.sequence <= self._last:
