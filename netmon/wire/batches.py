@@ -110,6 +110,11 @@ def serialise_buckets(buckets: Table, bucket_ns: int) -> bytes:
     return message.SerializeToString()
 
 
+def serialise_flow(flow: netmon_pb2.Flow) -> bytes:
+    """An AgentMessage of nothing but an introduction's flow, to be put after one of the rest, as is each other one."""
+    return netmon_pb2.AgentMessage(hello=netmon_pb2.Hello(flows=(flow,))).SerializeToString()
+
+
 def decode_batch(message: netmon_pb2.Batch) -> Batch:
     """Message → Batch, checked completely. Raises WireError with a one-line reason."""
     width = message.buckets.bucket_ns
