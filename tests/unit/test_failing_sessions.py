@@ -85,7 +85,7 @@ def test_a_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest
             async with collector(tmp_path) as stub:
                 error = await beside_an_honest_one(stub, of_bad(5))
                 assert error.code() == grpc.StatusCode.INTERNAL
-                    assert ("netmon-sequence", "3") in list(error.trailing_metadata())
+                assert ("netmon-sequence", "3") in list(error.trailing_metadata())
                 assert "OverflowError: Python int too large to convert" in error.details()
 
     with caplog.at_level(logging.ERROR):
