@@ -151,7 +151,8 @@ class Spool:
             for number, first, told, _, message in table.flows():
                 if first not in coming and newest.get(number, (-1, b""))[0] < told:
                     newest[number] = told, message
-        return b"".join(_within_a_message(message for _, message in sorted(newest.values(), reverse=True)))
+        latest_first = sorted(newest.values(), key=lambda told: told[0], reverse=True)
+        return b"".join(_within_a_message(message for _, message in latest_first))
 
     def acknowledge(self, sequence: int) -> None:
         """Forgets all batches up to this one."""
