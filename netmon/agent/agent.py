@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from netmon import __version__
+from netmon.agent.batch_parts import batch_parts
 from netmon.agent.carried import carried
 from netmon.agent.clock import Clock
 from netmon.agent.cost import CostMeter
@@ -206,12 +207,14 @@ class Agent:
             exchanges=self._exchanges.take(),
             nic=self._nic.due(now_ns),
         )
-        message = encode_body(batch)
-        body = netmon_pb2.AgentMessage(batch=message).SerializeToString()
-        loss = carried(streamed.buckets, self._owners.flows).tobytes()
-        described = [(flow.flow_id, serialise_flow(flow)) for flow in message.flows]
-        rows_message = serialise_buckets(streamed.buckets, streamed.bucket_ns)
-        self._spool.append(self._sequence, body, rows_message, loss, described)
+        for part in batch_parts(batch):
+            message = encode_body(part)
+            body = netmon_pb2.AgentMessage(batch=message).SerializeToString()
+            loss = carried(part.buckets, self._owners.flows).tobytes()
+            described = [(flow.flow_id, serialise_flow(flow)) for flow in message.flows]
+            rows_message = serialise_buckets(part.buckets, part.bucket_ns)
+            self._spool.append(part.sequence, body, rows_message, loss, described)
+            self._sequence = part.sequence
         self._recent_marks.add(self._marks)
         over = self._recent_flows.over(seen, now_ns, self._owners.flows)
         self._owners.forget(over)
