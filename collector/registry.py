@@ -11,7 +11,9 @@ from dataclasses import dataclass, field
 from collector.dataset.resume import read_resume
 from collector.dataset.store import Part, Store
 from collector.full_resolution import FullResolution
+from collector.host.incoming import gather
 from collector.host.session import Flush, Session
+from collector.host.stage import HostStage, Settled
 from collector.host.window import Output
 from collector.jobs.clocks import Clocks
 from collector.jobs.common_numbers import Numbers
@@ -24,7 +26,7 @@ from collector.view.job_views import Jobs
 from collector.view.snapshot import take_snapshot
 from netmon.dl.inference import Findings
 from netmon.errors import DataError, WireError
-from netmon.records import Hello
+from netmon.records import Batch, Hello
 from netmon.views import Snapshot
 from netmon.wire import netmon_pb2
 
@@ -46,6 +48,8 @@ class Entry:
     settled: bool = True  # nothing has arrived since it was last settled altogether
     left: bool = False
     acknowledge: int = 0
+    refused: tuple[int, str] | None = None  # a batch of this connection, and why it breaks the contract
+    failed: tuple[int, str] | None = None  # a batch at which the collector failed; the session is not what it should be
     requests: deque[netmon_pb2.FullRequest] = field(default_factory=deque)  # to be sent
     news: asyncio.Event = field(default_factory=asyncio.Event)  # acknowledge has risen, or there are requests
 
@@ -59,7 +63,7 @@ class Registry:
         self._entries: dict[str, Entry] = {}
         self._newest_of: dict[str, Entry] = {}  # by host
         self._jobs, self._peers = Jobs(settings.parameters), Peers()
-        self._numbers, self._claims = Numbers(), Claims()
+        self._stage = HostStage(settings, self._peers, Numbers(), Claims())
         self._inferring = Inferring()
         self._clocks = Clocks()
         self.full, self._triggers = FullResolution(), Triggers(settings)
@@ -81,7 +85,7 @@ class Registry:
             entry = self._entries.get(hello.session)
             if entry is None:
                 resume = await asyncio.to_thread(read_resume, self._store.directory, hello)
-                entry = Entry(Session(hello, self._settings, resume, self._peers, self._numbers, self._claims))
+                entry = Entry(self._stage.session(self._stage.open(hello, resume)))
                 self._entries[hello.session] = entry
                 self._find_newest()
             elif entry.session.hello.host != hello.host:
@@ -91,7 +95,7 @@ class Registry:
         entry.news.set()  # the connection before this one has to go
         entry.news = news
         entry.connections += 1
-        entry.connected, entry.left = True, False
+        entry.connected, entry.left, entry.refused = True, False, None
         entry.requests.clear()
         return entry
 
@@ -101,16 +105,45 @@ class Registry:
             if self._entries.get(entry.session.hello.session) is entry:
                 self.disconnected(entry)
                 entry.connections += 1
-                entry.session.forget()
-                del self._entries[entry.session.hello.session]
-                self._find_newest()
+                self._forget(entry)
 
-    def arrived(self, entry: Entry, output: Output, heard: bool = True) -> None:
-        """A batch has been processed; not heard: it did not come from the agent."""
-        if heard:
+    def _forget(self, entry: Entry) -> None:
+        self._stage.close(entry.session.place)
+        del self._entries[entry.session.hello.session]
+        self._find_newest()
+
+    def add(self, entry: Entry, message: netmon_pb2.Batch) -> None:
+        """Queue a batch for the next tick."""
+        if entry.refused is None and entry.failed is None:
             entry.settled, entry.last_heard = False, time.monotonic()
+            self._stage.add(entry.session.place, message)
+
+    def tick(self) -> None:
+        """Take in everything that is queued, and settle what is due on all hosts."""
         if self._clocks.due(time.monotonic_ns()):
             self._clocks.compare(host.session.window.comparable() for host in self._newest() if host.connected)
+        self._made(self._stage.tick())
+
+    def take(self, entry: Entry, batch: Batch) -> None:
+        """Take in one batch at once."""
+        entry.settled, entry.last_heard = False, time.monotonic()
+        self._made(self._stage.take([entry.session.place], gather([batch], {})))
+
+    def _made(self, settled: Settled) -> None:
+        entries = {entry.session.place: entry for entry in self._entries.values()}
+        for place, found in settled.refused.items():
+            entries[place].refused = found
+            entries[place].news.set()
+        for place, found in settled.failed.items():
+            entries[place].failed = found
+            entries[place].news.set()
+        for place, outputs in settled.outputs.items():
+            for output in outputs:
+                self._arrived(entries[place], output)
+        if sum(entry.session.pending_bytes for entry in entries.values()) > MOST_PENDING_BYTES:
+            self._room.clear()
+
+    def _arrived(self, entry: Entry, output: Output) -> None:
         host = entry.session.hello.host
         if self._newest_of.get(host) is entry:  # viewers see the present
             for iteration in output.ended:
@@ -121,8 +154,6 @@ class Registry:
                 task = asyncio.get_running_loop().create_task(self._keep_full(wanted))
                 self._pulling.add(task)
                 task.add_done_callback(self._pulling.discard)
-        if sum(e.session.pending_bytes for e in self._entries.values()) > MOST_PENDING_BYTES:
-            self._room.clear()
 
     async def infer(self, leaving: Entry | None = None) -> None:
         """Let the traffic tell what it can about training; the computing happens in a thread.
@@ -141,7 +172,7 @@ class Registry:
         for entry in self._newest():
             told = marks.get(entry.session.hello.host)
             if told:
-                self.arrived(entry, entry.session.infer(told), heard=False)
+                self._stage.tell(entry.session.place, told)
         for job, pattern in patterns.items():
             self._jobs.pattern(job, pattern)
 
@@ -181,19 +212,22 @@ class Registry:
 
     def settle(self, entry: Entry, leaving: bool) -> None:
         """Settle all that a session has sent."""
-        heard = entry.last_heard
-        self.arrived(entry, entry.session.settle_all(leaving))
-        entry.settled, entry.left, entry.last_heard = True, leaving, heard
+        self._settle([entry], leaving)
+
+    def _settle(self, entries: list[Entry], leaving: bool) -> None:
+        self._made(self._stage.settle_all([entry.session.place for entry in entries], leaving))
+        for entry in entries:
+            entry.settled, entry.left = True, leaving
 
     def settle_everything(self) -> None:
         """Settle all sessions: the collector stops."""
-        for entry in self._entries.values():
-            self.settle(entry, leaving=not entry.connected)
+        for connected in (True, False):
+            self._settle([e for e in self._entries.values() if e.connected is connected], leaving=not connected)
 
     def tidy(self) -> None:
         """Settle sessions that have fallen silent, and let go of those that will not come back."""
         now = time.monotonic()
-        for name, entry in list(self._entries.items()):
+        for entry in list(self._entries.values()):
             silent = now - entry.last_heard
             if silent > _SILENT_AFTER_S and not entry.settled:
                 self.settle(entry, leaving=False)
@@ -202,9 +236,7 @@ class Registry:
                 self.settle(entry, leaving=True)
             replaced = self._newest_of[entry.session.hello.host] is not entry
             if entry.left and entry.session.idle and silent > (_LEAVE_AFTER_S if replaced else _FORGET_AFTER_S):
-                entry.session.forget()
-                del self._entries[name]
-                self._find_newest()
+                self._forget(entry)
 
     async def flush(self) -> bool:
         """Write all that has settled, and acknowledge it; False where the disk does not take it."""
@@ -215,7 +247,7 @@ class Registry:
         async with self._flushing:
             # Nothing that a settled session has sent is needed any more, not even for what it leaves open.
             whole = [(entry, entry.session.received) for entry in self._entries.values() if entry.settled]
-            flushes = [(entry, entry.session.flush()) for entry in self._entries.values()]
+            flushes = [(entry, entry.session.flush()) for entry in self._entries.values() if not entry.failed]
             due = [(entry, flush) for entry, flush in flushes if flush]
             full, self._full_parts = self._full_parts, []
             try:
