@@ -79,9 +79,11 @@ def read_resume(directory: Path, hello: Hello) -> Resume:
     try:
         buckets, ledger, ranks, nic = (_newest_state(directory, table, hello) for table in _NUMBERED)
         firsts = [_first(path) for table in _NUMBERED for path in _parts(directory, table, hello)]
-        files = _flow_files(directory, hello)
         clock = next((TimeMap.from_document(s["clock"]) for s in (buckets, ledger, ranks) if s), None)
         used = clock or TimeMap.constant(hello.clock.offset_ns)
+        # What comes next may have waited for long: flows that went on then were alive at the last that is stored.
+        last_utc = used.utc(buckets["settled_ns"]) if buckets else 0
+        files = _flow_files(directory, hello, min(last_utc, hello.clock.utc_ns) - FLOW_OVER_NS)
         flows = [flow for path in files for flow in _flows(path, hello, used)]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DataError(f"cannot resume session {hello.session} of {hello.host} in {directory}: {error}") from None
@@ -121,11 +123,10 @@ def _part(path: Path) -> int:
     return int(path.stem.rsplit("-", 1)[1])
 
 
-def _flow_files(directory: Path, hello: Hello) -> list[Path]:
-    """The parts with flows that may go on, and the last one, which may not be full; ascending."""
+def _flow_files(directory: Path, hello: Hello, over_utc: int) -> list[Path]:
+    """The parts with flows seen since over_utc, and the last one, which may not be full; ascending."""
     files = sorted(_parts(directory, "flows", hello), key=_part)
-    over = hello.clock.utc_ns - FLOW_OVER_NS
-    return [path for path in files if path == files[-1] or _last_seen(path) >= over]
+    return [path for path in files if path == files[-1] or _last_seen(path) >= over_utc]
 
 
 def _last_seen(path: Path) -> int:

@@ -24,12 +24,10 @@ from netmon.dl.classify import NS_PER_S
 from netmon.dl.iterations import Iteration
 from netmon.dl.numbering import Trust
 from netmon.records import AgentCost, Class, ClockExchange, ClockSample, Flow, Hello, Mark, Moment, NicSample, Table, empty
+from netmon.wire.limits import FURTHEST_NS
 
 if TYPE_CHECKING:
     from collector.host.tables import Tables
-
-FURTHEST_NS = 10_000_000_000
-"""Nothing in a batch lies so long after its horizon."""
 
 _MOST_OVER = 4_096  # iterations that full resolution which is asked for later can still be part of
 _MOST_CARRIED = 300  # batches whose rows wait for the inference

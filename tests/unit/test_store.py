@@ -208,6 +208,28 @@ def test_peers_of_a_job_find_each_other(tmp_path):
     assert flows.loc[("h0", 3)].tolist() == [-1, -1]
 
 
+def test_a_flow_whose_rows_have_waited_for_long_keeps_its_row(tmp_path):
+    """More flows than one part holds; the agent's end of the cut is an hour after the collector's."""
+    first, second = batches(2)
+    described = [replace(first.flows[0], flow_id=number, src_port=number) for number in range(10, 10 + FLOWS_PER_PART)]
+    first = replace(first, flows=[*first.flows, *described])
+    last = second.clock.mono_ns + 3600 * S
+
+    async def scenario():
+        collector = Collector(tmp_path)
+        await collector.feed([first], flush_every=1)
+        assert await collector.registry.flush()
+        collector.store.close()
+        again = Collector(tmp_path)
+        clock = ClockSample(last, second.clock.utc_ns + 3600 * S, 1000)
+        entry = await again.feed([second], introduction=hello(clock=clock, flows=first.flows))
+        await again.end(entry)
+
+    asyncio.run(scenario())
+    flows = read(tmp_path, "flows")
+    assert len(flows) == len(set(flows["flow_id"])) == 4 + FLOWS_PER_PART
+
+
 counts = st.tuples(st.integers(0, 3), st.integers(0, 5), st.integers(1, 2**32 - 1), st.booleans())
 
 
