@@ -1,63 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Batches of many agents as tables, of batches that are decoded one by one."""
+"""Batches that are at hand as records, in the tables that the stage takes."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 import numpy as np
 
-from netmon.errors import WireError
-from netmon.records import COARSE, Batch, ClockExchange, Flow, LedgerSample, Mark, NicSample, Table, empty
-from netmon.wire import netmon_pb2
-from netmon.wire.batches import decode_batch
+from netmon.records import COARSE, Batch, Table, empty
+from netmon.wire.many import HEADS, LEDGER, ManyBatches
+from netmon.wire.stacked import ROWS
 
-ROWS = np.dtype(
-    [("batch", "<i4"), ("flow_id", "<u4"), ("start_ns", "<i8")]
-    + [(n, "<i8") for n in ("bucket_ns", "packets", "wire_bytes", "payload_bytes", "peak_bytes", "busy_buckets")]
-)
-"""A bucket row: which batch, mono time, width (0: the hello's bucket_ns), counts."""
-
-LEDGER = np.dtype([("batch", "<i4"), *((name, "<i8") for name in LedgerSample.__dataclass_fields__)])
-
-HEADS = np.dtype(
-    [(name, "<i8") for name in ("sequence", "horizon_ns", "bucket_ns", "mono_ns", "utc_ns", "error_ns", "utc_error_ns")]
-    + [(name, "<i8") for name in ("rss_bytes", "spool_bytes", "warnings")]
-    + [("cpu_fraction", "<f8")]
-)
-"""A batch: its number, clock sample and cost; bucket_ns: width of its rows, 0: the hello's."""
-
-
-@dataclass(frozen=True)
-class ManyBatches:
-    """What n batches hold; `batch` and the first of each pair: which of them, from 0. All in the batches' order."""
-
-    rows: Table  # dtype ROWS
-    ledger: Table  # dtype LEDGER
-    heads: Table  # (n,), dtype HEADS
-    flows: Sequence[tuple[int, Flow]]
-    marks: Sequence[tuple[int, Mark]]
-    exchanges: Sequence[tuple[int, ClockExchange]]
-    nic: Sequence[tuple[int, NicSample]]
-    disciplines: Mapping[int, str]  # who keeps the host's clock, of the batches that say so
-    refused: Mapping[int, str]  # why, in one line; nothing of such a batch is in the tables
-
-
-def decode_many(messages: Sequence[netmon_pb2.Batch]) -> ManyBatches:
-    """Messages → tables. A message that breaks the contract is in `refused`, and costs no other one anything."""
-    batches: list[Batch | None] = []
-    refused = {}
-    for index, message in enumerate(messages):
-        try:
-            batches.append(decode_batch(message))
-        except WireError as error:
-            batches.append(None)
-            refused[index] = str(error)
-    return gather(batches, refused)
-
-
-def gather(batches: Sequence[Batch | None], refused: Mapping[int, str]) -> ManyBatches:
-    """Batches as tables; None: one that is refused."""
-    there = [(index, batch) for index, batch in enumerate(batches) if batch]
+def gather(batches: Sequence[Batch]) -> ManyBatches:
+    """Batches as the tables that decoding many messages gives."""
+    there = list(enumerate(batches))
     heads = np.zeros(len(batches), HEADS)
     for index, batch in there:
         clock, cost = batch.clock, batch.cost
@@ -65,7 +19,8 @@ def gather(batches: Sequence[Batch | None], refused: Mapping[int, str]) -> ManyB
             *(batch.sequence, batch.horizon_ns, batch.bucket_ns, clock.mono_ns, clock.utc_ns, clock.error_ns),
             *(clock.utc_error_ns, cost.rss_bytes, cost.spool_bytes, cost.warnings, cost.cpu_fraction),
         )
-    samples = [(index, *vars(sample).values()) for index, batch in there for sample in batch.ledger]
+    fields = [name for name in LEDGER.names or () if name != "batch"]
+    samples = [(index, *(getattr(s, name) for name in fields)) for index, batch in there for s in batch.ledger]
     return ManyBatches(
         rows=np.concatenate([empty(ROWS), *(_rows(index, batch) for index, batch in there)]),
         ledger=np.array(samples, LEDGER),
@@ -75,7 +30,7 @@ def gather(batches: Sequence[Batch | None], refused: Mapping[int, str]) -> ManyB
         exchanges=[(index, exchange) for index, batch in there for exchange in batch.exchanges],
         nic=[(index, sample) for index, batch in there for sample in batch.nic],
         disciplines={index: batch.clock.discipline for index, batch in there if batch.clock.discipline},
-        refused=refused,
+        refused={},
     )
 
 

@@ -21,7 +21,7 @@ from netmon.views import SourceScore
 _log = logging.getLogger(__name__)
 _MOST_ASIDE = 1_000  # marks kept per process that has not joined
 _MOST_GONE = 1_000  # processes remembered as gone
-_LONGEST_NEED_NS = 30_000_000_000  # an older open iteration no longer holds back acknowledgements
+LONGEST_NEED_NS = 30_000_000_000  # an older open iteration or interval no longer holds back acknowledgements
 _LONGEST_HISTORY_NS = 3_600_000_000_000  # of a longer iteration, the account is that of its last hour
 
 REPEATED, GONE, STRANGER, DISTANT = (
@@ -372,6 +372,10 @@ class Ranks:
         self._claims.release_session(self._holder.session)
 
     def needed_since(self, horizon_ns: int) -> int | None:
-        """Start of the earliest iteration that is still open, unless it is too old to wait for (mono ns)."""
-        times = [time for time in (rank.needed_since() for rank in self._all()) if time is not None]
-        return min((time for time in times if time > horizon_ns - _LONGEST_NEED_NS), default=None)
+        """Start of the earliest iteration that is still open, unless it is too old to wait for (mono ns).
+
+        What only the traffic tells holds nothing back: it is told late, by a guess, and of whoever looks like a rank.
+        """
+        told = [rank for rank in self._all() if rank.pid and rank.tracker.source != Source.INFERRED]
+        times = [time for time in (rank.needed_since() for rank in told) if time is not None]
+        return min((time for time in times if time > horizon_ns - LONGEST_NEED_NS), default=None)

@@ -44,6 +44,7 @@ class Session:
         self._numbers = tables.numbers
         self.window = HostWindow(hello, resume, tables)
         self.received = 0  # sequence of the last batch processed; 0: none since the collector's start
+        self.queued = 0  # the same of the last one that waits for a tick, or does no more
         self.stored_before = resume.last_sequence
         self.missing = 0  # batches that the agent has given up
         self.pending_bytes = 0
@@ -101,7 +102,7 @@ class Session:
 
     def taken(self, first: int, last: int) -> None:
         """Batches up to `last` have been taken in."""
-        self.received = last
+        self.received, self.queued = last, max(self.queued, last)
         self._first = self._first or first
 
     def keep(self, output: Output) -> Output:

@@ -6,7 +6,6 @@ iteration may still arrive. Then rows of the same flow and bucket become one, ge
 never change again.
 """
 
-import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -15,7 +14,6 @@ import numpy.typing as npt
 
 from collector.dataset.resume import Resume
 from collector.host.flows import unknown_flow
-from collector.host.incoming import ManyBatches, decode_many
 from collector.host.ledger import COUNTERS, SAMPLE, LedgerRow
 from collector.host.onsets import STARTING_NS
 from collector.host.places import NEVER
@@ -31,8 +29,7 @@ from netmon.dl.grouped import edges
 from netmon.errors import WireError
 from netmon.records import ClockExchange, ClockSample, Flow, Hello, Mark, NicSample, Table
 from netmon.wire import netmon_pb2
-
-_log = logging.getLogger(__name__)
+from netmon.wire.many import ManyBatches, decode_many
 
 _Places = npt.NDArray[np.int64]
 
@@ -43,7 +40,7 @@ class Settled:
 
     outputs: dict[int, list[Output]] = field(default_factory=dict)  # by place, where something has become final
     refused: dict[int, tuple[int, str]] = field(default_factory=dict)  # by place: batch, and why it breaks the contract
-    failed: dict[int, tuple[int, str]] = field(default_factory=dict)  # by place: batch, and how the stage failed at it
+    failed: dict[int, tuple[int, Exception]] = field(default_factory=dict)  # by place: batch, 0: none, and how it failed
 
 
 @dataclass
@@ -52,6 +49,7 @@ class _Batches:
 
     many: ManyBatches
     place: _Places  # of each batch
+    sequences: Sequence[int]  # of each batch
     settled: Settled
     flows: dict[int, list[Flow]] = field(default_factory=dict)  # these four by batch
     marks: dict[int, list[Mark]] = field(default_factory=dict)
@@ -69,22 +67,17 @@ class _Batches:
 
     def refuse(self, batch: int, reason: str) -> None:
         """It breaks the contract; what follows it on its session comes again."""
-        self._leave_out(batch, reason, self.settled.refused)
+        place, sequence = int(self.place[batch]), self.sequences[batch]
+        if sequence <= self.settled.refused.get(place, (sequence, ""))[0]:
+            self.settled.refused[place] = sequence, reason
+        self.good[batch:][self.place[batch:] == place] = False
 
     def fail(self, batch: int, error: Exception) -> None:
         """The stage fails at it: nothing of its session is what it should be."""
-        self._leave_out(batch, f"{type(error).__name__}: {error}", self.settled.failed)
-        self.good[self.place == self.place[batch]] = False
-
-    def _leave_out(self, batch: int, reason: str, where: dict[int, tuple[int, str]]) -> None:
         place = int(self.place[batch])
-        sequence = int(self.many.heads["sequence"][batch]) or self.sequences[batch]
-        known = where.get(place)
-        if known is None or sequence < known[0]:
-            where[place] = sequence, reason
-        self.good[batch:][self.place[batch:] == place] = False
+        self.settled.failed.setdefault(place, (self.sequences[batch], error))
+        self.good[self.place == place] = False
 
-    sequences: Sequence[int] = ()
 
 
 class HostStage:
@@ -137,10 +130,11 @@ class HostStage:
         messages = [message for _, message in queue]
         return self.take([place for place, _ in queue], decode_many(messages), [m.sequence for m in messages])
 
-    def take(self, places: Sequence[int], many: ManyBatches, sequences: Sequence[int] = ()) -> Settled:
+    def take(self, places: Sequence[int], many: ManyBatches, sequences: Sequence[int] | None = None) -> Settled:
         """Take in batches that are decoded, and settle what is due; places: of their sessions, ascending."""
         settled = Settled()
-        batches = _Batches(many, np.array(places, np.int64), settled, sequences=sequences)
+        numbers = many.heads["sequence"].tolist() if sequences is None else sequences
+        batches = _Batches(many, np.array(places, np.int64), numbers, settled)
         self._describe(batches)
         rows = self._rows(batches)
         samples = self._samples(batches)
@@ -180,7 +174,6 @@ class HostStage:
             except WireError as error:
                 batches.refuse(batch, str(error))
             except Exception as error:
-                _log.exception(f"failed at a flow of {session.hello.host}")
                 batches.fail(batch, error)
 
     def _rows(self, batches: _Batches) -> Table:
@@ -240,7 +233,6 @@ class HostStage:
                 if session.serves:
                     session.find_served(int(places["horizon_ns"][place]))
             except Exception as error:
-                _log.exception(f"failed at the clock of {session.hello.host}")
                 batches.fail(batch, error)
         self._offsets(list(last))
         introduced = {place for place in last if self._sessions[place].window.introduced}
@@ -255,7 +247,6 @@ class HostStage:
             try:
                 batches.marks[batch] = self._sessions[place].hear(news)
             except Exception as error:
-                _log.exception(f"failed at batch {news.sequence} of {self._sessions[place].hello.host}")
                 batches.fail(batch, error)
             if marks or place in introduced:
                 told.add(place)
@@ -382,9 +373,7 @@ class HostStage:
         try:
             return work()
         except Exception as error:
-            session = self._sessions[place]
-            _log.exception(f"failed at the ranks of {session.hello.host}")
-            settled.failed[place] = session.received, f"{type(error).__name__}: {error}"
+            settled.failed.setdefault(place, (0, error))
             return None
 
 

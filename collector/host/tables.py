@@ -129,9 +129,10 @@ class Tables:
         own = slice(int(begins[place]), int(begins[place + 1]))
         return rows[own], viewed[own]
 
-    def ledger_needed_since(self, first: int, links: int) -> int | None:
-        """Start of the earliest interval of some links that is still open (mono ns)."""
+    def ledger_needed_since(self, first: int, links: int, since_ns: int) -> int | None:
+        """Start of the earliest interval of some links that began since then and is still open (mono ns)."""
         if self._needed is None:
             self._needed = self.ledger.needed_since()
-        needed = int(self._needed[first : first + links].min(initial=np.iinfo(np.int64).max))
+        own = self._needed[first : first + links]
+        needed = int(own[own >= since_ns].min(initial=np.iinfo(np.int64).max))
         return needed if needed < np.iinfo(np.int64).max else None

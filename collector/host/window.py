@@ -15,7 +15,7 @@ from collector.host.flows import FlowTable, Links
 from collector.host.ledger import LedgerAccount, LedgerRow
 from collector.host.onsets import HostOnsets, Onsets
 from collector.host.rank import Resumed
-from collector.host.ranks import DISTANT, Ranks
+from collector.host.ranks import DISTANT, LONGEST_NEED_NS, Ranks
 from collector.host.rows import ARRIVED, CARRIED, SETTLED, arrived, merge
 from collector.host.series import FlowRates, LinkSeries
 from collector.jobs.rank_claims import Holder
@@ -289,7 +289,8 @@ class HostWindow:
 
     def acknowledgeable(self) -> int | None:
         """The last batch that nothing needs any more once all settled rows are stored; None: no new one."""
-        ledger = self._tables.ledger_needed_since(self.first_link, len(self.links))
+        # An open interval from long ago is of an interface that is gone: no other sample comes.
+        ledger = self._tables.ledger_needed_since(self.first_link, len(self.links), self.horizon_ns - LONGEST_NEED_NS)
         times = [self.settled_ns, self.ranks.needed_since(self.horizon_ns), ledger]
         return self._last_before(lambda arrival: arrival.last_ns, min(time for time in times if time is not None))
 
