@@ -30,6 +30,7 @@ from netmon.wire.channel import COLLECTOR_OPTIONS
 _log = logging.getLogger(__name__)
 _GRACE_S = 1.0
 _INFER_EVERY_S = 0.3
+_TICK_S = 0.2
 Context = grpc.aio.ServicerContext[Any, Any]
 
 
@@ -39,7 +40,7 @@ class CollectorService(netmon_pb2_grpc.CollectorServicer):
     def __init__(self, registry: Registry) -> None:
         """Serve the sessions of a registry."""
         self._registry = registry
-        self._watching = Watching(registry.freeze, registry.page)
+        self._watching = Watching(registry.freeze, registry.page, lambda: registry.ticks)
 
     async def Stream(  # noqa: N802 (the contract's name)
         self, request_iterator: AsyncIterator[netmon_pb2.AgentMessage], context: Context
@@ -99,7 +100,7 @@ async def serve(listen: str, data: Path, settings: Settings, stop: asyncio.Event
     Raises DataError where data cannot be written, UnsupportedError where it cannot listen.
     """
     stop = stop or _stop_on_signals()
-    inferring: asyncio.Task[None] | None = None
+    working: list[asyncio.Task[None]] = []
     store = Store(data)
     registry = Registry(store, settings)
     server = grpc.aio.server(options=COLLECTOR_OPTIONS)
@@ -109,15 +110,15 @@ async def serve(listen: str, data: Path, settings: Settings, stop: asyncio.Event
         await server.start()
         _log.info(f"listening on {listen}, writing to {data}")
         _notify("READY=1")
-        inferring = asyncio.create_task(_infer_for_ever(registry))
+        working = [asyncio.create_task(work(registry)) for work in (_tick_for_ever, _infer_for_ever)]
         await _flush_until(stop, registry, settings.flush_ns / NS_PER_S)
         _notify("STOPPING=1")
         registry.settle_everything()
         if not await registry.flush():
             raise DataError(f"cannot store the last rows in {data}; agents that spool will send them again")
     finally:
-        if inferring:
-            inferring.cancel()
+        for task in working:
+            task.cancel()
         await server.stop(_GRACE_S)
         store.close()
 
@@ -128,6 +129,13 @@ async def _flush_until(stop: asyncio.Event, registry: Registry, interval_s: floa
             await asyncio.wait_for(stop.wait(), interval_s)
         registry.tidy()
         await registry.flush()
+
+
+async def _tick_for_ever(registry: Registry) -> None:
+    while True:
+        begun = time.monotonic()
+        registry.tick()
+        await asyncio.sleep(max(_TICK_S - (time.monotonic() - begun), _TICK_S / 10))
 
 
 async def _infer_for_ever(registry: Registry) -> None:

@@ -1,22 +1,36 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The state of all hosts as arrays (HostState), made of one object per session, and the sessions' rows as news."""
+"""The host stage as the view reads it (HostState): its tables, and of each session what is no column there."""
 
+import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from collector.host.session import Session
-from collector.host.window import Output
+from collector.host.stage import Settled
+from collector.host.tables import Tables
 from collector.view.state import ARRIVED, CLOCK_SOURCES, FINAL, FLOW, HOST, LINK, FlowFacts, LinkName
 from collector.view.view import View
 from netmon.dl.traffic import TRAFFIC_NAMES, Traffic
-from netmon.records import Table
+from netmon.records import Direction, Table
 from netmon.views import SourceScore
 
 _SOURCES = {name: number for number, name in enumerate(CLOCK_SOURCES)}
+_CLOCKS_EVERY_S = 1.0  # they are estimates over seconds
+_OF_PLACE = (
+    "horizon_ns",
+    "settled_ns",
+    "window_ns",
+    "bucket_ns",
+    "cpu_fraction",
+    "rss_bytes",
+    "spool_bytes",
+    "warnings",
+)
+_TOTALS = ("nic_bytes", "attributed_bytes", "overflow_bytes", "lost_kernel_bytes", "lost_agent_bytes")
+_NO_LINK = LinkName("", "", Direction.RX, "")
 
 
 class Connected(Protocol):
@@ -26,145 +40,68 @@ class Connected(Protocol):
     connected: bool
 
 
-@dataclass
-class _Seat:
-    """The numbers of one session."""
-
-    session: Session
-    first_link: int
-    host: int = -1  # −1: not shown
-    changed: bool = True  # since it was read last
-    flows: npt.NDArray[np.int32] = field(default_factory=lambda: np.empty(0, np.int32))  # number, by index
-    scores: list[tuple[str, SourceScore]] = field(default_factory=list)
-    stepping: set[str] = field(default_factory=set)
-
-    @property
-    def links(self) -> npt.NDArray[np.int32]:
-        """Its link numbers."""
-        return np.arange(self.first_link, self.first_link + len(self.session.window.links), dtype=np.int32)
-
-
 class Sessions:
-    """Gives numbers to what sessions have, and reads the sessions that have changed."""
+    """The sessions that viewers see, one of each host; links and flows have the numbers of the stage's tables."""
 
-    def __init__(self) -> None:
-        """Begin without sessions."""
-        self._seats: dict[str, _Seat] = {}
-        self._shown: list[tuple[_Seat, Connected]] = []
+    def __init__(self, tables: Tables) -> None:
+        """tables: the host stage's."""
+        self._tables = tables
+        self._shown: list[Connected] = []
+        self._places: npt.NDArray[np.int32] = np.empty(0, np.int32)  # of the sessions that are shown
         self._host_names: tuple[str, ...] = ()
         self._link_names: list[LinkName] = []
         self._hosts = np.zeros(0, HOST)
-        self._links = np.zeros(0, LINK)
-        self._flows = np.zeros(0, FLOW)
-        self._flow_of: list[tuple[_Seat, int] | None] = []  # by flow number
-        self._free_flows: list[int] = []
-        self._free_links: dict[int, list[int]] = {}  # the first of so many
+        self._clocks_s = -np.inf
 
     def show(self, newest: Sequence[Connected]) -> None:
-        """These sessions are what viewers see now, one of each host; those that are not known any more have gone."""
-        self._shown = []
-        for seat in self._seats.values():
-            seat.host = -1
-        for one in sorted(newest, key=lambda one: one.session.hello.host):
-            seat = self._seat(one.session)
-            seat.host, seat.changed = len(self._shown), True
-            self._shown.append((seat, one))
-        self._host_names = tuple(seat.session.hello.host for seat, _ in self._shown)
-        self._hosts = np.zeros(len(self._shown), HOST)
-        for seat in self._seats.values():
-            self._links["host"][seat.links] = seat.host
+        """These sessions are what viewers see from now on, one of each host."""
+        self._shown = sorted(newest, key=lambda one: one.session.hello.host)
+        sessions = [one.session for one in self._shown]
+        self._places = np.array([session.place for session in sessions], np.int32)
+        self._host_names = tuple(session.hello.host for session in sessions)
+        self._hosts = np.zeros(len(sessions), HOST)
+        self._hosts["begin_ns"] = [session.hello.clock.mono_ns for session in sessions]
+        self._hosts["stream_ns"] = [session.hello.streamed_ns for session in sessions]
+        self._link_names = [_NO_LINK] * len(self._tables.places.links)
+        for session in sessions:
+            links, first = session.window.links, session.window.first_link
+            for number in range(len(links)):
+                about = session.hello.host, links.interface(number).name, links.direction(number), links.hook(number)
+                self._link_names[first + number] = LinkName(*about)
+        self._clocks_s = -np.inf
 
-    def hear(self, session: Session, output: Output, view: View) -> None:
-        """A session has taken in a batch, or has settled."""
-        seat = self._seat(session)
-        seat.changed = True
-        self._number_flows(seat)
-        for rows, dtype, tell in ((output.arrived, ARRIVED, view.arrived), (output.final, FINAL, view.final)):
-            if not len(rows):
-                continue
-            news = np.empty(len(rows), dtype)
-            for name in set(dtype.names or ()) & set(rows.dtype.names or ()):
+    def tell(self, settled: Settled, view: View) -> None:
+        """What a tick of the stage has brought."""
+        for rows in settled.arrived:
+            news = np.empty(len(rows), ARRIVED)
+            news["link"] = self._tables.link(rows)
+            for name in ("flow", "start_ns", "wire_bytes", "payload_bytes"):
                 news[name] = rows[name]
-            if dtype == ARRIVED:
-                news["link"] = session.window.flows.state["link"][rows["flow"]]
-                news["flow"] = seat.flows[rows["flow"]]
-            news["link"] += seat.first_link
-            tell(news)
+            view.arrived(news)
+        for found in settled.final:
+            news = np.empty(len(found.rows), FINAL)
+            news["link"], news["class"] = found.link, found.classes
+            news["job"] = self._tables.flows.state["job"][found.rows["flow"]]
+            news["start_ns"], news["wire_bytes"] = found.rows["start_ns"], found.rows["wire_bytes"]
+            view.final(news)
 
-    def forget(self, session: Session, view: View) -> None:
-        """A session has gone."""
-        seat = self._seats.pop(session.hello.session, None)
-        if seat is None or seat.session is not session:
+    @staticmethod
+    def links_of(session: Session) -> npt.NDArray[np.int64]:
+        """The numbers of its links."""
+        first = session.window.first_link
+        return np.arange(first, first + len(session.window.links))
+
+    def _read_clocks(self) -> None:
+        """What is known of each host's clock, now and then: it is asked of every session."""
+        now_s = time.monotonic()
+        if now_s - self._clocks_s < _CLOCKS_EVERY_S:
             return
-        view.forget_links(seat.links)
-        self._links["host"][seat.links] = -1
-        self._free_links.setdefault(len(seat.links), []).append(seat.first_link)
-        for number in seat.flows.tolist():
-            self._flow_of[number] = None
-            self._free_flows.append(number)
-
-    def _seat(self, session: Session) -> _Seat:
-        seat = self._seats.get(session.hello.session)
-        if seat is None:
-            seat = self._seats[session.hello.session] = _Seat(session, self._take_links(session))
-        return seat
-
-    def _take_links(self, session: Session) -> int:
-        links = session.window.links
-        names = [
-            LinkName(session.hello.host, links.interface(n).name, links.direction(n), links.hook(n))
-            for n in range(len(links))
-        ]
-        free = self._free_links.get(len(links))
-        first = free.pop() if free else len(self._link_names)
-        self._link_names = [*self._link_names[:first], *names, *self._link_names[first + len(links) :]]
-        self._links = np.concatenate([self._links, np.zeros(len(self._link_names) - len(self._links), LINK)])
-        own = self._links[first : first + len(links)]
-        own[:] = 0
-        own["host"], own["capacity_bps"] = -1, links.capacity_bps
-        return first
-
-    def _number_flows(self, seat: _Seat) -> None:
-        fresh = range(len(seat.flows), len(seat.session.window.flows.flows))
-        if not fresh:
-            return
-        numbers = []
-        for index in fresh:
-            number = self._free_flows.pop() if self._free_flows else len(self._flow_of)
-            if number == len(self._flow_of):
-                self._flow_of.append(None)
-            self._flow_of[number] = seat, index
-            numbers.append(number)
-        seat.flows = np.concatenate([seat.flows, np.array(numbers, np.int32)])
-        if len(self._flow_of) > len(self._flows):
-            self._flows = np.concatenate([self._flows, np.zeros(len(self._flow_of), FLOW)])
-
-    def _read(self) -> None:
-        """Read the sessions that are shown and have changed."""
-        for seat, one in self._shown:
-            if seat.changed:
-                seat.changed = False
-                self._number_flows(seat)
-                self._read_seat(seat)
-            self._hosts["connected"][seat.host] = one.connected
-
-    def _read_seat(self, seat: _Seat) -> None:
-        window, clock = seat.session.window, seat.session.window.alignment
-        cost, hello = window.cost, seat.session.hello
-        self._hosts[seat.host] = (
-            *(False, hello.clock.mono_ns, window.horizon_ns, clock.utc(window.horizon_ns), window.settled_ns),
-            *(window.window_ns, window.bucket_ns, hello.streamed_ns),
-            *(_SOURCES.get(clock.source, 0), clock.error_ns, clock.host_offset_ns, clock.skew_ppm),
-            *(cost.cpu_fraction, cost.rss_bytes, cost.spool_bytes, cost.warnings),
-        )
-        totals = ("nic_bytes", "attributed_bytes", "overflow_bytes", "lost_kernel_bytes", "lost_agent_bytes")
-        for column, name in enumerate(totals):
-            self._links[name][seat.links] = window.ledger.totals[:, column]
-        state = window.flows.state
-        for name in ("class", "job"):
-            self._flows[name][seat.flows] = state[name]
-        self._flows["gradient"][seat.flows] = state["traffic"] == Traffic.GRADIENT
-        seat.scores, seat.stepping = window.ranks.scores(), window.ranks.stepping_jobs()
+        self._clocks_s = now_s
+        clocks = [one.session.window.alignment for one in self._shown]
+        self._hosts["clock_source"] = [_SOURCES.get(clock.source, 0) for clock in clocks]
+        self._hosts["clock_error_ns"] = [clock.error_ns for clock in clocks]
+        self._hosts["clock_offset_ns"] = [clock.host_offset_ns for clock in clocks]
+        self._hosts["clock_skew_ppm"] = [clock.skew_ppm for clock in clocks]
 
     def host_names(self) -> Sequence[str]:
         """See HostState."""
@@ -172,7 +109,12 @@ class Sessions:
 
     def hosts(self) -> Table:
         """See HostState."""
-        self._read()
+        places = self._tables.places
+        for name in _OF_PLACE:
+            self._hosts[name] = places.table[name][self._places]
+        self._hosts["horizon_utc_ns"] = places.utc(self._places, self._hosts["horizon_ns"])
+        self._hosts["connected"] = [one.connected for one in self._shown]
+        self._read_clocks()
         return self._hosts
 
     def link_names(self) -> Sequence[LinkName]:
@@ -181,33 +123,44 @@ class Sessions:
 
     def links(self) -> Table:
         """See HostState."""
-        self._read()
-        return self._links
+        own = self._tables.places.links[: len(self._link_names)]
+        host_of = np.full(len(self._tables.places.table) + 1, -1, np.int32)  # the last one: of no session
+        host_of[self._places] = np.arange(len(self._places))
+        links = np.zeros(len(own), LINK)
+        links["host"], links["capacity_bps"] = host_of[own["session"]], own["capacity_bps"]
+        for column, name in enumerate(_TOTALS):
+            links[name] = self._tables.ledger.totals[: len(own), column]
+        return links
 
     def flow_states(self) -> Table:
         """See HostState."""
-        self._read()
-        return self._flows
+        state = self._tables.flows.state
+        flows = np.empty(len(state), FLOW)
+        flows["class"], flows["job"] = state["class"], state["job"]
+        flows["gradient"] = state["traffic"] == Traffic.GRADIENT
+        return flows
 
     def flow_facts(self, numbers: npt.NDArray[np.int64]) -> Sequence[FlowFacts | None]:
         """See HostState."""
-        return [self._facts(*whose) if (whose := self._flow_of[number]) else None for number in numbers.tolist()]
+        return [self._facts(number) for number in numbers.tolist()]
 
-    @staticmethod
-    def _facts(seat: _Seat, index: int) -> FlowFacts:
-        table = seat.session.window.flows
-        state = table.state[index]
-        link = seat.first_link + int(state["link"])
-        return FlowFacts(table.flows[index], link, int(state["wire_bytes"]), TRAFFIC_NAMES[state["traffic"]])
+    def _facts(self, number: int) -> FlowFacts | None:
+        table = self._tables.flows
+        flow = table.flows[number] if number < len(table.flows) else None
+        if flow is None:
+            return None
+        row = table.state[number]
+        link = int(self._tables.places.table["first_link"][row["session"]]) + int(row["link"])
+        return FlowFacts(flow, link, int(row["wire_bytes"]), TRAFFIC_NAMES[row["traffic"]])
 
     def scores(self) -> Sequence[tuple[str, SourceScore]]:
         """See HostState."""
-        return [score for seat, _ in self._shown for score in seat.scores]
+        return [score for one in self._shown for score in one.session.window.ranks.scores()]
 
     def stepping_jobs(self) -> set[str]:
         """See HostState."""
-        return {job for seat, _ in self._shown for job in seat.stepping}
+        return {job for one in self._shown for job in one.session.window.ranks.stepping_jobs()}
 
     def warnings(self) -> Sequence[str]:
         """See HostState."""
-        return [line for seat, _ in self._shown for line in seat.session.window.ranks.warnings]
+        return [line for one in self._shown for line in one.session.window.ranks.warnings]

@@ -14,9 +14,7 @@ from netmon.views import Selection, Snapshot
 from netmon.wire import netmon_pb2
 from netmon.wire.snapshots import decode_selection, encode_snapshot
 
-TICK_S = 0.25
-"""A view that is not older than this serves again."""
-
+_OLDEST_S = 0.5  # a view serves again until then, if nothing has changed
 _SHORTEST_INTERVAL_S = 0.05
 _LET_GO_AFTER_S = 10.0  # a viewer that has not read the last snapshot until then
 
@@ -26,19 +24,21 @@ Context = grpc.aio.ServicerContext[Any, Any]
 class Watching:
     """Snapshots for viewers, made while there are any. A viewer that reads slowly gets the newest, never a queue."""
 
-    def __init__(self, freeze: Callable[[], Frozen], page: Callable[[Frozen, Selection], Snapshot]) -> None:
-        """freeze: everything as it is now; page: what of it a viewer has asked for."""
-        self._freeze, self._page = freeze, page
+    def __init__(
+        self, freeze: Callable[[], Frozen], page: Callable[[Frozen, Selection], Snapshot], ticks: Callable[[], int]
+    ) -> None:
+        """freeze: everything as it is now; page: what of it a viewer has asked for; ticks: how often it has changed."""
+        self._freeze, self._page, self._ticks = freeze, page, ticks
         self._frozen: Frozen | None = None
-        self._frozen_s = 0.0
+        self._frozen_at, self._frozen_s = 0, 0.0
         self._encoded: dict[Selection, netmon_pb2.Snapshot] = {}
         self.let_go = 0  # viewers that did not read
 
     def latest(self, asked: Selection) -> netmon_pb2.Snapshot:
         """The newest snapshot; it is shared, and only read."""
-        now_s = time.monotonic()
-        if self._frozen is None or now_s - self._frozen_s >= TICK_S:
-            self._frozen, self._frozen_s = self._freeze(), now_s
+        now_s, now_at = time.monotonic(), self._ticks()
+        if self._frozen is None or now_at != self._frozen_at or now_s - self._frozen_s >= _OLDEST_S:
+            self._frozen, self._frozen_at, self._frozen_s = self._freeze(), now_at, now_s
             self._encoded = {}
         if asked not in self._encoded:
             self._encoded[asked] = encode_snapshot(self._page(self._frozen, asked))

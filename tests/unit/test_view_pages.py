@@ -206,7 +206,8 @@ class Counted:
     def __init__(self) -> None:
         self.cluster = Cluster()
         self.frozen, self.pages = 0, 0
-        self.watching = Watching(self.freeze, self.page)
+        self.ticks = 0
+        self.watching = Watching(self.freeze, self.page, lambda: self.ticks)
 
     def freeze(self) -> Any:
         self.frozen += 1
@@ -248,9 +249,12 @@ def test_who_asks_for_the_same_gets_the_same(monkeypatch: pytest.MonkeyPatch) ->
     assert all(message is first[0] for message in first)
     counted.watching.latest(Selection(most_links=5))
     assert (counted.frozen, counted.pages) == (1, 2)
-    clock[0] += watching.TICK_S
+    counted.ticks += 1
     assert counted.watching.latest(Selection(most_links=4)) is not first[0]
     assert (counted.frozen, counted.pages) == (2, 3)
+    clock[0] += 1.0  # a host that says nothing gets older
+    counted.watching.latest(Selection(most_links=4))
+    assert (counted.frozen, counted.pages) == (3, 4)
 
 
 def test_a_viewer_that_does_not_read_is_let_go_and_others_are_not_kept_waiting(
@@ -258,7 +262,7 @@ def test_a_viewer_that_does_not_read_is_let_go_and_others_are_not_kept_waiting(
 ) -> None:
     """It gets the next snapshot only when it has taken the one before; what it does not take is never made."""
     monkeypatch.setattr(watching, "_LET_GO_AFTER_S", 1.0)
-    monkeypatch.setattr(watching, "TICK_S", 0.0)
+    monkeypatch.setattr(watching, "_OLDEST_S", 0.0)
     address = f"unix:{tmp_path}/socket"
 
     async def scenario() -> tuple[int, grpc.StatusCode, str]:
