@@ -8,8 +8,9 @@ from collections import deque
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
-from collector.dataset.resume import read_resume
-from collector.dataset.store import Part, Store
+import pyarrow as pa
+
+from collector.dataset.sink import Sink
 from collector.full_resolution import FullResolution
 from collector.host.session import Flush, Session
 from collector.host.window import Output
@@ -53,9 +54,9 @@ class Entry:
 class Registry:
     """Sessions by name; lives on one event loop, only files are touched in threads."""
 
-    def __init__(self, store: Store, settings: Settings) -> None:
+    def __init__(self, sink: Sink, settings: Settings) -> None:
         """Begin without sessions."""
-        self._store, self._settings = store, settings
+        self._sink, self._settings = sink, settings
         self._entries: dict[str, Entry] = {}
         self._newest_of: dict[str, Entry] = {}  # by host
         self._jobs, self._peers = Jobs(settings.parameters), Peers()
@@ -64,7 +65,7 @@ class Registry:
         self._clocks = Clocks()
         self.full, self._triggers = FullResolution(), Triggers(settings)
         self._pulling: set[asyncio.Task[None]] = set()
-        self._full_parts: list[Part] = []
+        self._full_rows: list[pa.Table] = []
         self._flushing = asyncio.Lock()
         self._opening = asyncio.Lock()
         self._inferring_now = asyncio.Lock()
@@ -80,7 +81,7 @@ class Registry:
         async with self._opening:
             entry = self._entries.get(hello.session)
             if entry is None:
-                resume = await asyncio.to_thread(read_resume, self._store.directory, hello)
+                resume = await asyncio.to_thread(self._sink.resume, hello)
                 entry = Entry(Session(hello, self._settings, resume, self._peers, self._numbers, self._claims))
                 self._entries[hello.session] = entry
                 self._find_newest()
@@ -159,8 +160,7 @@ class Registry:
                 f"{wanted.reason}: {len(pulled.rows)} rows of {hello.host}" + (f"; {pulled.gap}" if pulled.gap else "")
             )
             if len(pulled.rows):
-                window = wanted.since_ns, wanted.until_ns
-                self._full_parts += entry.session.full_parts(pulled.rows, *window, wanted.reason, pulled.gap)
+                self._full_rows.append(entry.session.full(pulled.rows, wanted.reason, pulled.gap))
 
     def recording(self, hosts: Collection[str]) -> list[Entry]:
         """Of each of these hosts, of all where none is named, the session that lives."""
@@ -217,13 +217,13 @@ class Registry:
             whole = [(entry, entry.session.received) for entry in self._entries.values() if entry.settled]
             flushes = [(entry, entry.session.flush()) for entry in self._entries.values()]
             due = [(entry, flush) for entry, flush in flushes if flush]
-            full, self._full_parts = self._full_parts, []
+            full, self._full_rows = self._full_rows, []
             try:
-                await asyncio.to_thread(self._write, [flush for _, flush in due], full)
+                await asyncio.to_thread(self._write, {e.session.hello.session: flush for e, flush in due}, full)
             except BaseException as error:
                 for _, flush in due:
                     flush.undone()
-                self._full_parts = full + self._full_parts
+                self._full_rows = full + self._full_rows
                 if not isinstance(error, DataError):
                     raise
                 if str(error) != self._trouble:
@@ -236,14 +236,18 @@ class Registry:
             for entry, sequence in whole:
                 self._acknowledge(entry, sequence)
             if self._trouble:
-                _log.warning(f"{self._store.directory} takes rows again")
+                _log.warning("the dataset takes rows again")
             self._trouble = ""
             self._room.set()
             return True
 
-    def _write(self, flushes: list[Flush], full: list[Part]) -> None:
-        parts: list[Part] = [part for flush in flushes for part in flush.build()]
-        self._store.write([*parts, *full])
+    def _write(self, flushes: dict[str, Flush], full: list[pa.Table]) -> None:
+        built: dict[str, list[pa.Table]] = {"full": full} if full else {}
+        for flush in flushes.values():
+            for name, rows in flush.build().items():
+                built.setdefault(name, []).append(rows)
+        tables = {name: pa.concat_tables(rows) for name, rows in built.items()}
+        self._sink.write(tables, {session: flush.state for session, flush in flushes.items()})
 
     @staticmethod
     def _acknowledge(entry: Entry, sequence: int) -> None:

@@ -15,7 +15,7 @@ from netmon.errors import WireError
 from netmon.records import Class, Direction, Flow, Hello, Interface, Owner, Table
 
 FLOWS_PER_PART = 4096
-"""Flows that one file of the dataset holds, in the order of their appearance."""
+"""Flows that are forgotten together, in the order of their appearance."""
 
 BY_TRAFFIC = "traffic"
 """Owner.source of a flow that only the traffic tells about."""
@@ -78,7 +78,7 @@ class Links:
 class FlowTable:
     """The flows of a session that are not long over: what they are, and what has been seen of them.
 
-    A flow has an index here while it is known, and a place in a part of the dataset for ever.
+    A flow has an index here while it is known.
     """
 
     def __init__(self, links: Links) -> None:
@@ -87,7 +87,7 @@ class FlowTable:
         self.jobs = [""]
         self.parties: list[Party] = []
         self.changed: set[int] = set()  # indices whose row in the dataset is out of date
-        self.parts: dict[int, list[int]] = {}  # indices of the flows of each part, in its order
+        self.parts: dict[int, list[int]] = {}  # indices of the flows that are forgotten together
         self._count = 0  # flows that the session has had
         self._links = links
         self._state = np.zeros(1024, STATE)
@@ -159,9 +159,8 @@ class FlowTable:
         self.changed.update(dl[told != state["traffic"]].tolist())
         self.state["traffic"][dl] = told
 
-    def restore(self, flow: Flow, part: int, last_ns: int, shared: bool) -> None:
-        """Take in a flow as the dataset has it; parts ascend, each in its order."""
-        self._count = max(self._count, part * FLOWS_PER_PART)
+    def restore(self, flow: Flow, last_ns: int, shared: bool) -> None:
+        """Take in a flow as the dataset has it, in the order of their appearance."""
         self.describe(flow)
         index = self._index[flow.flow_id]
         self._state[index]["last_ns"], self._state[index]["shared"] = last_ns, shared

@@ -104,7 +104,7 @@ class HostWindow:
             self.links, {k: mono(t) for k, t in resume.ledger_until_utc.items()}, resume.ledger_totals
         )
         for stored in resume.flows:
-            self.flows.restore(stored.flow, stored.part, stored.last_ns, stored.shared)
+            self.flows.restore(stored.flow, stored.last_ns, stored.shared)
         for rank in resume.ranks:
             known = Resumed(rank.size, rank.parameters, mono(rank.end_utc), rank.number)
             self.ranks.resume(rank.job, rank.rank, known, Trust(rank.trust), rank.shift)
