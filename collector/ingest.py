@@ -1,16 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """What an agent may send, and in which order."""
 
-import re
-
 from collector.host.session import Session
-from collector.host.window import FURTHEST_NS, Output
+from collector.host.window import Output
 from netmon.errors import WireError
 from netmon.records import SCHEMA_VERSION, Batch, Hello
 from netmon.wire import netmon_pb2
 from netmon.wire.batches import decode_batch, decode_hello
-
-_SESSION = re.compile(r"[A-Za-z0-9_.]+(-[A-Za-z0-9_.]+)*")  # it becomes part of file names
 
 
 def read_hello(message: netmon_pb2.AgentMessage) -> Hello:
@@ -23,10 +19,7 @@ def read_hello(message: netmon_pb2.AgentMessage) -> Hello:
             f"hello of {message.hello.host}: schema version {version} where the collector has {SCHEMA_VERSION}; "
             "run the same netmon on both"
         )
-    hello = decode_hello(message.hello)
-    if not _SESSION.fullmatch(hello.session):
-        raise WireError(f"hello of {hello.host}: session {hello.session!r} has other characters than A-Za-z0-9_.-")
-    return hello
+    return decode_hello(message.hello)
 
 
 class RefusedBatchError(WireError):
@@ -76,7 +69,6 @@ class BatchOrder:
         if batch.sequence <= self._session.received:
             self._session.window.describe(batch)
             return None
-        _check_times(batch)
         return self._session.process(batch)
 
     def _notice_gap(self, sequence: int) -> None:
@@ -85,15 +77,3 @@ class BatchOrder:
             host = self._session.hello.host
             self._session.missing += sequence - first
             self._session.window.ranks.warn(f"batches {first} to {sequence - 1} of {host} never arrived")
-
-
-def _check_times(batch: Batch) -> None:
-    """Refuse times that would make dates and grids meaningless."""
-    latest = {
-        "a bucket begins": int(batch.buckets["bucket_start_ns"].max(initial=0)),
-        "a flow begins": max((flow.first_ns for flow in batch.flows), default=0),
-        "a ledger sample is": max((sample.time_ns for sample in batch.ledger), default=0),
-    }
-    for what, time_ns in latest.items():
-        if time_ns > batch.horizon_ns + FURTHEST_NS:
-            raise WireError(f"{what} {(time_ns - batch.horizon_ns) / 1e9:.0f} s after the batch's horizon")

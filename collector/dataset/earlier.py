@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from collector.dataset.resume import FLOW_OVER_NS, RankState, Resume, recent, stored_flows
+from collector.dataset.resume import RankState, Resume, over_before, recent, stored_flows
 from netmon.dl.timemap import TimeMap
 from netmon.errors import DataError
 from netmon.records import Hello
@@ -29,7 +29,8 @@ def earlier_resume(directory: Path, hello: Hello) -> tuple[Resume, dict[Path, pa
     try:
         buckets, ledger, ranks, nic = (_newest_state(directory, table, hello) for table in _NUMBERED)
         clock = next((TimeMap.from_document(s["clock"]) for s in (buckets, ledger, ranks) if s), None)
-        flows = {path: pq.ParquetFile(path).read() for path in _flow_files(directory, hello)}
+        over = over_before(clock, buckets.get("settled_ns", -1), hello)
+        flows = {path: pq.ParquetFile(path).read() for path in _flow_files(directory, hello, over)}
         rows = [row for table in flows.values() for row in table.to_pylist()]
         found = stored_flows(rows, hello, clock)
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -63,9 +64,8 @@ def _first(path: Path) -> int:
     return int(path.stem.rsplit("-", 2)[1])
 
 
-def _flow_files(directory: Path, hello: Hello) -> list[Path]:
+def _flow_files(directory: Path, hello: Hello, over: int) -> list[Path]:
     """The parts with flows that may go on; ascending."""
-    over = hello.clock.utc_ns - FLOW_OVER_NS
     files = sorted(_parts(directory, "flows", hello), key=lambda path: int(path.stem.rsplit("-", 1)[1]))
     return [path for path in files if last_seen(path) >= over]
 

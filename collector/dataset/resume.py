@@ -116,6 +116,15 @@ def resume_from(state: SessionState, rows: list[dict[str, Any]], hello: Hello) -
     )
 
 
+def over_before(clock: TimeMap | None, settled_ns: int, hello: Hello) -> int:
+    """Flows that were last seen earlier (UTC) are over for a session that comes back.
+
+    What comes next may have waited for long: flows that went on then were alive at the last that is stored.
+    """
+    stored_utc = clock.utc(settled_ns) if clock else 0
+    return min(stored_utc, hello.clock.utc_ns) - FLOW_OVER_NS
+
+
 def recent(ranks: tuple[RankState, ...], hello: Hello) -> tuple[RankState, ...]:
     """Those that need not join again."""
     return tuple(rank for rank in ranks if rank.end_utc > hello.clock.utc_ns - RECENT_NS)

@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 from collector.dataset.earlier import earlier_resume, last_seen
 from collector.dataset.files import in_order, make_directory, partition, split_by_hour, sync_directory, write_file
 from collector.dataset.manifest import Manifest, StoredFile
-from collector.dataset.resume import FLOW_OVER_NS, Resume, SessionState, resume_from
+from collector.dataset.resume import Resume, SessionState, over_before, resume_from
 from collector.dataset.row_parts import Changes, RowParts
 from collector.dataset.tables import DATASET_VERSION, SCHEMAS, TIMES
 from netmon.errors import DataError
@@ -116,7 +116,7 @@ class ParquetSink:
                 state = self._manifest.session(hello.session)
                 if state is None or state.host != hello.host:
                     return self._resume_earlier(hello)
-                over = hello.clock.utc_ns - FLOW_OVER_NS
+                over = over_before(state.clock, state.settled_ns, hello)
                 for path in self._manifest.paths_of(hello.session):
                     if self._flows.lacks(path) and self._last_seen(path) >= over:
                         self._flows.adopt(path, pq.ParquetFile(self.directory / path).read())

@@ -31,9 +31,7 @@ from netmon.dl.classify import NS_PER_S, Windows, window_width
 from netmon.dl.iterations import Iteration
 from netmon.dl.numbering import Trust
 from netmon.records import AgentCost, Batch, Class, Flow, Hello, Mark, Moment, Table, empty
-
-FURTHEST_NS = 10_000_000_000
-"""Nothing in a batch lies so long after its horizon."""
+from netmon.wire.limits import FURTHEST_NS
 
 _MOST_OVER = 4_096  # iterations that full resolution which is asked for later can still be part of
 _MOST_CARRIED = 300  # batches whose rows wait for the inference

@@ -12,6 +12,7 @@ from collector_stream import MS, UTC, Host, S, hello
 from hypothesis import given
 from hypothesis import strategies as st
 
+from collector.dataset.row_parts import ROWS_PER_PART
 from collector.dataset.sink import ParquetSink
 from collector.dataset.tables import DATASET_VERSION, SCHEMAS
 from collector.host.flows import FLOWS_PER_PART
@@ -209,6 +210,28 @@ def test_peers_of_a_job_find_each_other(tmp_path):
     assert flows.loc[("h0", 3)].tolist() == [-1, -1]
 
 
+def test_a_flow_whose_rows_have_waited_for_long_keeps_its_row(tmp_path):
+    """More flows than one part holds; the agent's end of the cut is an hour after the collector's."""
+    first, second = batches(2)
+    described = [replace(first.flows[0], flow_id=number, src_port=number) for number in range(10, 10 + FLOWS_PER_PART)]
+    first = replace(first, flows=[*first.flows, *described])
+    last = second.clock.mono_ns + 3600 * S
+
+    async def scenario():
+        collector = Collector(tmp_path)
+        await collector.feed([first], flush_every=1)
+        assert await collector.registry.flush()
+        collector.store.close()
+        again = Collector(tmp_path)
+        clock = ClockSample(last, second.clock.utc_ns + 3600 * S, 1000)
+        entry = await again.feed([second], introduction=hello(clock=clock, flows=first.flows))
+        await again.end(entry)
+
+    asyncio.run(scenario())
+    flows = read(tmp_path, "flows")
+    assert len(flows) == len(set(flows["flow_id"])) == 4 + FLOWS_PER_PART
+
+
 counts = st.tuples(st.integers(0, 3), st.integers(0, 5), st.integers(1, 2**32 - 1), st.booleans())
 
 
@@ -253,7 +276,7 @@ def test_flows_that_are_long_over_are_forgotten_and_stay_stored(tmp_path):
         collector.store.close()
         again = Collector(tmp_path)
         entry = await again.registry.open(hello(clock=third.clock), asyncio.Event())
-        assert len(entry.session.window.flows.flows) == many + 4  # the third batch, and its files
+        assert len(entry.session.window.flows.flows) == ROWS_PER_PART  # the file of those that go on
         again.store.close()
 
     asyncio.run(scenario())
