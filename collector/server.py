@@ -17,6 +17,7 @@ import grpc
 import sdnotify
 
 from collector.dataset.sink import ParquetSink
+from collector.dataset.upkeep import Upkeep
 from collector.full_resolution import arrow_stream, bucket_rows, with_addresses
 from collector.registry import Entry, Registry
 from collector.settings import Settings
@@ -108,6 +109,7 @@ async def serve(listen: str, data: Path, settings: Settings, stop: asyncio.Event
     stop = stop or _stop_on_signals()
     inferring: asyncio.Task[None] | None = None
     sink = ParquetSink(data)
+    upkeep = Upkeep(sink, settings.keep)
     registry = Registry(sink, settings)
     server = grpc.aio.server(options=COLLECTOR_OPTIONS)
     netmon_pb2_grpc.add_CollectorServicer_to_server(CollectorService(registry), server)  # type: ignore[no-untyped-call]
@@ -126,6 +128,7 @@ async def serve(listen: str, data: Path, settings: Settings, stop: asyncio.Event
         if inferring:
             inferring.cancel()
         await server.stop(_GRACE_S)
+        upkeep.close()
         sink.close()
 
 

@@ -5,11 +5,10 @@ import errno
 import fcntl
 import logging
 import os
-import secrets
+import shutil
 import sqlite3
 import threading
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Protocol, TextIO
@@ -17,17 +16,19 @@ from typing import Protocol, TextIO
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from collector.dataset.compaction import due, merge_files
 from collector.dataset.earlier import earlier_resume, last_seen
 from collector.dataset.files import in_order, make_directory, partition, split_by_hour, sync_directory, write_file
 from collector.dataset.manifest import Manifest, StoredFile
 from collector.dataset.resume import Resume, SessionState, over_before, resume_from
+from collector.dataset.retention import Keep, too_old
 from collector.dataset.row_parts import Changes, RowParts
+from collector.dataset.staging import Staging
 from collector.dataset.tables import DATASET_VERSION, SCHEMAS, TIMES
 from netmon.errors import DataError
 from netmon.records import Hello
 
 _LOCK = ".collector.lock"
-_OWN = ".netmon"  # readers pass over names that begin with a dot
 _OLDEST_CONTINUED = 3  # schema version whose rows can be read as one table with ours
 _log = logging.getLogger(__name__)
 
@@ -55,10 +56,7 @@ class ParquetSink:
     def __init__(self, directory: Path) -> None:
         """Create the directory where it is missing, and take it. Raises DataError where that cannot be."""
         self.directory = directory
-        self._staging = directory / _OWN / "staging"
         self._busy = threading.RLock()
-        self._token = secrets.token_hex(4)  # names are another's in every run: directories can be put together
-        self._number = 0
         self._flows = RowParts(SCHEMAS["flows"], "flow_id", later=("last_ns", "traffic"))
         self._sessions = RowParts(SCHEMAS["sessions"], "interface", later=("clock_error_ns",))
         self._seen: dict[str, int] = {}
@@ -86,11 +84,12 @@ class ParquetSink:
         """The manifest, and the directory as it says: what a crash has interrupted is completed, the rest undone."""
         manifest = None
         try:
-            self._staging.mkdir(parents=True, exist_ok=True)
-            manifest = Manifest(self._staging.parent / "manifest.sqlite")
+            self._staging = Staging(self.directory)
+            manifest = Manifest(self._staging.folder.parent / "manifest.sqlite")
             self._manifest = manifest
             self._complete()
-            for unfinished in (*self._staging.iterdir(), *self.directory.glob("*/date=*/host=*/.part-*")):
+            self._staging.clear()
+            for unfinished in self.directory.glob("*/date=*/host=*/.part-*"):  # of an earlier version
                 unfinished.unlink(missing_ok=True)
         except (OSError, sqlite3.Error) as error:
             if manifest:
@@ -118,8 +117,11 @@ class ParquetSink:
                     return self._resume_earlier(hello)
                 over = over_before(state.clock, state.settled_ns, hello)
                 for path in self._manifest.paths_of(hello.session):
-                    if self._flows.lacks(path) and self._last_seen(path) >= over:
-                        self._flows.adopt(path, pq.ParquetFile(self.directory / path).read())
+                    parts = self._changing[Path(path).parts[0]]
+                    if not (self.directory / path).exists():  # somebody has removed it
+                        continue
+                    if parts.lacks(path) and (parts is self._sessions or self._last_seen(path) >= over):
+                        parts.adopt(path, pq.ParquetFile(self.directory / path).read())
                 return resume_from(state, self._flows.rows_of(hello.session, "last_ns", over).to_pylist(), hello)
             except (OSError, sqlite3.Error, pa.ArrowException, ValueError, KeyError, TypeError) as error:
                 raise DataError(
@@ -129,9 +131,8 @@ class ParquetSink:
     def _last_seen(self, path: str) -> int:
         """When a flow of the file was seen last, as it was when this was first asked; it is not open any more."""
         if path not in self._seen:
-            with suppress(FileNotFoundError):  # somebody has removed it
-                self._seen[path] = last_seen(self.directory / path)
-        return self._seen.get(path, 0)
+            self._seen[path] = last_seen(self.directory / path)
+        return self._seen[path]
 
     def _resume_earlier(self, hello: Hello) -> Resume:
         resume, flows = earlier_resume(self.directory, hello)
@@ -163,22 +164,19 @@ class ParquetSink:
             self._complete()
             for name, table in tables.items():
                 for hour, rows in split_by_hour(name, table):
-                    self._stage(
-                        files, name, in_order(name, rows), partition(hour), f"part-{self._token}-{self._next()}"
-                    )
+                    self._stage(files, name, in_order(name, rows), partition(hour), self._staging.stem())
             for name, change in changes.items():
                 for number in change.write:
                     rows = self._changing[name].content(change, number)
                     file = self._stage_part(files, name, number, rows)
                     paths[name][number] = file.path
-                    if name == "flows":
-                        members[file.path] = rows["session"].unique().to_pylist()
+                    members[file.path] = rows["session"].unique().to_pylist()
                     earlier = self._changing[name].parts.get(number)
                     if earlier and earlier.path not in ("", file.path):
                         replaced.append(earlier.path)
             if files or states:
                 if files:
-                    sync_directory(self._staging)
+                    sync_directory(self._staging.folder)
                 self._manifest.commit(files, states, members, replaced)
             committed = True
         except (OSError, sqlite3.Error, pa.ArrowException) as error:
@@ -188,8 +186,7 @@ class ParquetSink:
             ) from None
         finally:
             if not committed:
-                for file in files:
-                    (self._staging / file.staged).unlink(missing_ok=True)
+                self._staging.discard(files)
         for name, change in changes.items():
             self._changing[name].apply(change, paths[name])
         try:
@@ -199,10 +196,10 @@ class ParquetSink:
 
     def _stage(self, files: list[StoredFile], name: str, rows: pa.Table, folder: str, stem: str) -> StoredFile:
         """Write a file to be; where it will lie has to exist."""
-        file = StoredFile(name, folder, stem, bytes=0, staged=f"{self._token}-{self._next()}.parquet")
+        file = StoredFile(name, folder, stem, bytes=0, staged=f"{self._staging.stem()}.parquet")
         make_directory((self.directory / file.path).parent)
         files.append(file)
-        staged = self._staging / file.staged
+        staged = self._staging.folder / file.staged
         write_file(name, staged, rows)
         files[-1] = replace(file, bytes=staged.stat().st_size)
         return file
@@ -214,29 +211,80 @@ class ParquetSink:
         if known:
             return self._stage(files, name, rows, "/".join(known.parts[1:3]), known.stem)
         hour = rows[TIMES[name]][0].as_py() // 3_600_000_000_000
-        return self._stage(files, name, rows, partition(hour), f"part-{self._token}-{self._next()}")
-
-    def _next(self) -> str:
-        self._number += 1
-        return f"{self._number:06}"
+        return self._stage(files, name, rows, partition(hour), self._staging.stem())
 
     def _complete(self) -> None:
         """Put what has been committed into its place. Raises OSError, sqlite3.Error."""
         self._place(self._manifest.staged(), self._manifest.removals())
 
     def _place(self, files: list[StoredFile], removed: list[str]) -> None:
-        if not files and not removed:
-            return
-        for file in files:
-            final = self.directory / file.path
-            make_directory(final.parent)
-            with suppress(FileNotFoundError):  # it was renamed before a crash
-                (self._staging / file.staged).replace(final)
-        for path in removed:
-            (self.directory / path).unlink(missing_ok=True)
-        for folder in {(self.directory / path).parent for path in (*(file.path for file in files), *removed)}:
-            sync_directory(folder)
-        self._manifest.placed([file.path for file in files], removed)
+        if files or removed:
+            self._staging.place(files, removed)
+            self._manifest.placed([file.path for file in files], removed)
+
+    def merge_some(self, go_on: Callable[[], bool]) -> bool:
+        """Make one file of many of an hour, if there is such an hour; blocks, but writes go on meanwhile.
+
+        Returns whether there may be more. go_on: asked now and then. Raises DataError; no row is lost then.
+        """
+        try:
+            with self._busy:
+                sources = self._due()
+            if not sources:
+                return False
+            staged = self._staging.folder / self._staging.stem() / f"{self._staging.stem()}.parquet"
+            staged.parent.mkdir()
+            try:
+                paths = [self.directory / source.path for source in sources]
+                if not merge_files(sources[0].name, paths, staged, go_on):
+                    return False
+                return self._replace(sources, staged)
+            finally:
+                with self._busy:
+                    if not any(file.staged.startswith(staged.parent.name) for file in self._manifest.staged()):
+                        shutil.rmtree(staged.parent, ignore_errors=True)
+        except (OSError, sqlite3.Error, pa.ArrowException) as error:
+            raise DataError(f"cannot merge files in {self.directory}: {_reason(error)}") from None
+
+    def _due(self) -> list[StoredFile]:
+        self._complete()
+        sources = due(self._manifest.files(), self._open_paths())
+        gone = [source.path for source in sources if not (self.directory / source.path).exists()]
+        if gone:  # somebody has removed them
+            self._manifest.forget(gone)
+        return [source for source in sources if source.path not in gone]
+
+    def _replace(self, sources: Sequence[StoredFile], staged: Path) -> bool:
+        with self._busy:
+            paths = [source.path for source in sources]
+            if not self._open_paths().isdisjoint(paths):  # a session has come back to one of them
+                return False
+            first = sources[0]
+            folder = self.directory / first.name / first.partition
+            how = self._staging.prepare_swap(staged, (self.directory / path for path in paths), folder)
+            size = staged.stat().st_size
+            merged = StoredFile(first.name, first.partition, staged.stem, size, generation=1, staged=how)
+            self._complete()
+            self._manifest.commit([merged], {}, {}, paths)
+            self._complete()
+            return True
+
+    def _open_paths(self) -> set[str]:
+        return {part.path for parts in self._changing.values() for part in parts.parts.values()}
+
+    def drop(self, keep: Sequence[Keep]) -> None:
+        """Remove the hours that are not to be kept any more, but for those with rows that change. Raises DataError."""
+        try:
+            with self._busy:
+                self._complete()
+                live = {(self.directory / path).parent for path in self._open_paths()}
+                for partition in too_old(self.directory, keep):
+                    if partition not in live:
+                        files = (str(path.relative_to(self.directory)) for path in partition.iterdir())
+                        self._manifest.forget(files)
+                        self._staging.drop(partition)
+        except (OSError, sqlite3.Error) as error:
+            raise DataError(f"cannot remove old rows from {self.directory}: {_reason(error)}") from None
 
 
 def _reason(error: Exception) -> str:
