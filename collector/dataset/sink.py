@@ -36,6 +36,9 @@ _log = logging.getLogger(__name__)
 class Sink(Protocol):
     """Takes settled tables of many hosts, and gives back what a session's restart needs."""
 
+    directory: Path
+    """Where it keeps them; names in it that begin with a dot are no rows."""
+
     def resume(self, hello: Hello) -> Resume:
         """What is stored of a session. Raises DataError."""
 

@@ -101,4 +101,4 @@ def test_a_full_disk_stops_the_acknowledgements_and_nothing_else(small, caplog):
     rows = pd.read_parquet(small / "buckets")
     assert len(rows) == 40 * ROWS
     assert not rows.duplicated("bucket_start_ns").any()
-    assert caplog.messages[-1] == "the dataset takes rows again"
+    assert caplog.messages[-1] == f"{small} takes rows again"
