@@ -72,7 +72,7 @@ def test_a_full_disk_stops_the_acknowledgements_and_nothing_else(small, caplog):
 
         def feed(first: int, last: int) -> None:
             for sequence in range(first, last):
-                registry.arrived(entry, entry.session.process(batch(sequence)))
+                registry.take(entry, batch(sequence))
 
         feed(1, 21)
         assert await registry.flush()
