@@ -125,7 +125,7 @@ class Frozen:
             jobs=len(self.jobs),
             ranks=sum(job.ranks for job in self.jobs),
             shared_ranks=sum(job.shared for job in self.jobs),
-            behind_ranks=sum(job.behind for job in self.jobs),
+            behind_ranks=sum(len(job.stopped) for job in self.jobs),
             forgotten_jobs=self.forgotten_jobs,
             flows=len(self.flow_bps),
             warnings=len(self.warnings),

@@ -33,7 +33,7 @@ class JobFacts(NamedTuple):
     hosts: frozenset[str]
     ranks: int
     shared: int  # ranks whose node was DL-shared in their last iteration
-    behind: int  # ranks that have stopped while the others went on
+    stopped: tuple[str, ...]  # a line about each rank that has stopped while the others went on
 
 
 @dataclass
@@ -55,14 +55,15 @@ class _Job:
     usual_of: int = -1
     heard_s: float = 0.0
     view: JobView | None = None  # None: something has changed since it was made
+    facts: JobFacts | None = None  # the same
 
     def members(self) -> dict[int, _Rank]:
         """The ranks that it has now."""
         return {number: rank for number, rank in self.ranks.items() if not self.size or number < self.size}
 
-    def behind(self) -> list[tuple[int, _Rank]]:
-        """Ranks that have stopped while the others went on."""
-        members = self.members()
+    @staticmethod
+    def behind(members: dict[int, _Rank]) -> list[tuple[int, _Rank]]:
+        """Those that have stopped while the others went on."""
         newest = max((rank.last.number for rank in members.values()), default=0)
         return [(number, rank) for number, rank in sorted(members.items()) if newest - rank.last.number >= _BEHIND]
 
@@ -80,7 +81,7 @@ class Jobs:
         """An iteration has ended; its account follows."""
         job = self._jobs.pop(iteration.job, None) or _Job()
         self._jobs[iteration.job] = job  # the job with the newest iteration is last
-        job.heard_s, job.view = time.monotonic(), None
+        job.heard_s, job.view, job.facts = time.monotonic(), None, None
         self._forget_old(job.heard_s)
         job.size = iteration.size or job.size
         rank = job.ranks.get(iteration.rank)
@@ -107,7 +108,7 @@ class Jobs:
         if job and rank:
             rank.accounted = iteration, tally
             job.history.account(rank.host, iteration, tally, len(job.ranks))
-            job.slowest = job.view = None
+            job.slowest = job.view = job.facts = None
 
     def stands_out(self, iteration: Iteration) -> bool:
         """Whether it took notably longer than its job's iterations usually do (NOTABLE × their median)."""
@@ -134,24 +135,26 @@ class Jobs:
 
     def warnings(self) -> list[str]:
         """One line per rank that has stopped while the others went on."""
-        return [
-            f"rank {number} of job {name!r} on {rank.host}: no iteration since {rank.last.number}"
-            for name, job in sorted(self._jobs.items())
-            for number, rank in job.behind()
-        ]
+        return [line for facts in self.facts() for line in facts.stopped]
 
     def facts(self) -> list[JobFacts]:
         """Of every job, by name."""
-        return [
-            JobFacts(
-                job=name,
-                hosts=frozenset(rank.host for rank in job.members().values()),
-                ranks=max(len(job.members()), job.size),
-                shared=sum(bool(rank.accounted and rank.accounted[1].node_shared) for rank in job.members().values()),
-                behind=len(job.behind()),
-            )
-            for name, job in sorted(self._jobs.items())
-        ]
+        return [job.facts or self._facts(name, job) for name, job in sorted(self._jobs.items())]
+
+    @staticmethod
+    def _facts(name: str, job: _Job) -> JobFacts:
+        members = job.members()
+        job.facts = JobFacts(
+            job=name,
+            hosts=frozenset(rank.host for rank in members.values()),
+            ranks=max(len(members), job.size),
+            shared=sum(bool(rank.accounted and rank.accounted[1].node_shared) for rank in members.values()),
+            stopped=tuple(
+                f"rank {number} of job {name!r} on {rank.host}: no iteration since {rank.last.number}"
+                for number, rank in job.behind(members)
+            ),
+        )
+        return job.facts
 
     def take_scores(self, scores: Iterable[tuple[str, SourceScore]], stepping: Collection[str]) -> None:
         """Take in how the sources of iterations do now.

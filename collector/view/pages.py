@@ -69,7 +69,7 @@ def _jobs(frozen: Frozen, asked: Selection) -> Sequence[JobFacts]:
     if asked.hosts:
         chosen = [job for job in chosen if not job.hosts.isdisjoint(asked.hosts)]
     if asked.most_jobs:
-        chosen = sorted(chosen, key=lambda job: (-job.behind, -job.shared, job.job))
+        chosen = sorted(chosen, key=lambda job: (-len(job.stopped), -job.shared, job.job))
     return chosen
 
 

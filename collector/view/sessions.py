@@ -3,7 +3,7 @@
 
 import time
 from collections.abc import Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -29,6 +29,7 @@ _OF_PLACE = (
     "spool_bytes",
     "warnings",
 )
+_ASKED_AT_ONCE = 32  # hosts
 _TOTALS = ("nic_bytes", "attributed_bytes", "overflow_bytes", "lost_kernel_bytes", "lost_agent_bytes")
 _NO_LINK = LinkName("", "", Direction.RX, "")
 
@@ -38,6 +39,16 @@ class Connected(Protocol):
 
     session: Session
     connected: bool
+
+
+class _Ranks(NamedTuple):
+    session: Session
+    scores: list[tuple[str, SourceScore]]
+    stepping: set[str]
+
+
+def _ask(session: Session) -> _Ranks:
+    return _Ranks(session, session.window.ranks.scores(), session.window.ranks.stepping_jobs())
 
 
 class Sessions:
@@ -52,6 +63,8 @@ class Sessions:
         self._link_names: list[LinkName] = []
         self._hosts = np.zeros(0, HOST)
         self._clocks_s = -np.inf
+        self._ranks: list[_Ranks] = []  # of the sessions that are shown, as they were asked last
+        self._ask_next = 0
 
     def show(self, newest: Sequence[Connected]) -> None:
         """These sessions are what viewers see from now on, one of each host."""
@@ -69,6 +82,8 @@ class Sessions:
                 about = session.hello.host, links.interface(number).name, links.direction(number), links.hook(number)
                 self._link_names[first + number] = LinkName(*about)
         self._clocks_s = -np.inf
+        known = {id(ranks.session): ranks for ranks in self._ranks}
+        self._ranks = [known.get(id(session)) or _ask(session) for session in sessions]
 
     def tell(self, settled: Settled, view: View) -> None:
         """What a tick of the stage has brought."""
@@ -155,11 +170,18 @@ class Sessions:
 
     def scores(self) -> Sequence[tuple[str, SourceScore]]:
         """See HostState."""
-        return [score for one in self._shown for score in one.session.window.ranks.scores()]
+        self._ask_some()
+        return [score for ranks in self._ranks for score in ranks.scores]
 
     def stepping_jobs(self) -> set[str]:
         """See HostState."""
-        return {job for one in self._shown for job in one.session.window.ranks.stepping_jobs()}
+        return {job for ranks in self._ranks for job in ranks.stepping}
+
+    def _ask_some(self) -> None:
+        """How the sources of iterations do is asked of some hosts at a time: it takes long."""
+        for _ in range(min(_ASKED_AT_ONCE, len(self._shown))):
+            self._ask_next = (self._ask_next + 1) % len(self._shown)
+            self._ranks[self._ask_next] = _ask(self._shown[self._ask_next].session)
 
     def warnings(self) -> Sequence[str]:
         """See HostState."""

@@ -67,6 +67,7 @@ class View:
         flows, rates = self._arrivals.flow_rates(present, _of_host(hosts["begin_ns"], links["host"], 0))
         names = self._state.link_names()
         shown = np.flatnonzero(links["host"] >= 0)
+        jobs = self._jobs.facts()
         self._jobs.take_scores(self._state.scores(), self._state.stepping_jobs())
         place = np.full(len(links), -1, np.int64)
         place[shown] = np.arange(len(shown))
@@ -83,9 +84,9 @@ class View:
             series=series.of(shown) if len(shown) < len(links) else series,
             flows=flows,
             flow_bps=rates[live],
-            jobs=self._jobs.facts(),
+            jobs=jobs,
             forgotten_jobs=self._jobs.forgotten,
-            warnings=(*trouble, *self._jobs.warnings(), *self._state.warnings()),
+            warnings=(*trouble, *(line for job in jobs for line in job.stopped), *self._state.warnings()),
         )
 
     def _present(self) -> Present:

@@ -114,4 +114,4 @@ def test_what_is_kept_of_a_job_is_its_last_iterations():
     (view,) = jobs.views()
     assert len(view.durations_ns) == 500
     assert view.iteration == 1299
-    assert jobs.facts() == [JobFacts("train", frozenset({"h0", "h1"}), 2, 0, 0)]
+    assert jobs.facts() == [JobFacts("train", frozenset({"h0", "h1"}), 2, 0, ())]
