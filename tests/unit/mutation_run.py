@@ -1,0 +1,187 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Mutated messages at a collector's door, with honest hosts beside them: python mutation_run.py MESSAGES SEED PART."""
+
+import asyncio
+import contextlib
+import json
+import logging
+import resource
+import shutil
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from collector_stream import hello
+from mutations import Mutator, honest_batches
+
+from collector.dataset.store import Store
+from collector.door import BatchOrder, FailedBatchError, FailedSessionError, RefusedBatchError, read_hello
+from collector.registry import Registry
+from collector.settings import Settings
+from collector.stream import AgentStream
+from netmon.errors import WireError
+from netmon.wire import netmon_pb2
+from netmon.wire.batches import encode_batch, encode_hello
+from netmon.wire.many import decode_many
+from netmon.wire.snapshots import decode_snapshot, encode_snapshot
+
+HONEST = ("h0", "h1")
+EPOCH = 20_000  # messages, after which a collector has a fresh dataset
+_EVERY = 500  # messages between two flushes
+
+
+class Door:
+    """A collector without gRPC: what its streams do with a message."""
+
+    def __init__(self, directory: Path) -> None:
+        self.store = Store(directory)
+        self.registry = Registry(self.store, Settings())
+        self.counts: Counter[str] = Counter()
+        self.refusals: Counter[str] = Counter()
+
+    async def session(self, opening: netmon_pb2.AgentMessage, messages: Any) -> Any:
+        """One session's messages, each on its way as on a stream; yields after each."""
+        stream = entry = order = None
+        for message in messages:
+            if entry is None or entry.broken:
+                try:
+                    introduction = read_hello(opening)
+                    entry = await self.registry.open(introduction, asyncio.Event())
+                except WireError as error:
+                    self._refused("hello", error)
+                    return
+                stream = AgentStream(self.registry, None, None)  # type: ignore[arg-type]
+                order = BatchOrder(entry.session, introduction.acknowledged)
+            try:
+                await stream._process(entry, order, message)
+                self.counts["taken in"] += 1
+            except WireError as error:
+                self._refused("batch", error)
+                order = BatchOrder(entry.session, 0)
+            yield entry
+        if entry:
+            entry.connected, entry.last_heard = False, -1e9
+
+    def look(self, opening: netmon_pb2.AgentMessage, messages: list[netmon_pb2.AgentMessage]) -> int:
+        """What the door says of a session's messages, without letting them in; how many these were."""
+        with contextlib.suppress(WireError):
+            read_hello(opening)
+            self.counts["would be taken in"] += 1
+        batches = [message.batch for message in messages if message.WhichOneof("message") == "batch"]
+        many = decode_many(batches)
+        assert not any("\n" in reason or len(reason) > 2_000 for reason in many.refused.values())
+        self.counts["would be refused"] += len(many.refused)
+        self.counts["would be taken in"] += len(batches) - len(many.refused)
+        return len(messages)
+
+    def _refused(self, what: str, error: WireError) -> None:
+        failed = isinstance(error, FailedBatchError | FailedSessionError)
+        self.counts[f"{what} {'failed' if failed else 'refused'}"] += 1
+        if failed:
+            self.refusals[str(error)[-160:]] += 1
+        assert "\n" not in str(error)
+        assert isinstance(error, RefusedBatchError) or what == "hello" or "not a batch" in str(error), error
+
+    async def flush(self) -> None:
+        self.registry.tidy()
+        assert await self.registry.flush()
+        decode_snapshot(netmon_pb2.Snapshot.FromString(encode_snapshot(self.registry.snapshot(10)).SerializeToString()))
+        await self.registry.infer()
+
+
+async def epoch(
+    directory: Path, mutator: Mutator | None, count: int, behind: float, totals: dict[str, Counter[str]]
+) -> list[Any]:
+    """So many mutated messages, a part of them let in; returns the honest hosts' rows."""
+    door = Door(directory)
+    honest = [encode_batch(batch) for batch in honest_batches(60)]
+    sessions = [
+        door.session(
+            netmon_pb2.AgentMessage(hello=encode_hello(hello(host=host, session=f"s{host}"))),
+            [netmon_pb2.AgentMessage(batch=batch) for batch in honest],
+        )
+        for host in HONEST
+    ]
+    sent = 0
+    for number in range(len(honest)):
+        for session in sessions:
+            await anext(session)
+        while mutator and sent < count * (number + 1) // len(honest):
+            name = mutator.random.choice((f"evil{sent}", "evil", HONEST[0]))
+            opening = netmon_pb2.AgentMessage(hello=encode_hello(hello(host=name, session=f"e{sent}")))
+            if mutator.random.random() < 0.5:
+                opening = mutator.mutated(opening)
+                sent += 1
+            if mutator.random.random() >= behind:
+                sent += door.look(opening, list(mutator.batches()))
+                continue
+            async for _ in door.session(opening, mutator.batches()):
+                sent += 1
+                if sent % _EVERY == 0:
+                    await door.flush()
+        if not mutator and number % 10 == 0:
+            await door.flush()
+    for session in sessions:
+        async for _ in session:
+            pass
+    await door.flush()
+    door.registry.settle_everything()
+    assert await door.registry.flush()
+    door.store.close()
+    totals["counts"] += door.counts
+    totals["counts"]["sent"] += sent
+    totals["failures"] += door.refusals
+    return honest_rows(directory)
+
+
+def honest_rows(directory: Path) -> list[Any]:
+    """All rows of the honest sessions, by table, in an order of their own."""
+    tables = []
+    for table, columns in (
+        ("buckets", ["session", "direction", "flow_id", "bucket_start_ns", "packets", "wire_bytes", "payload_bytes"]),
+        ("iterations", ["session", "job", "rank", "iteration", "start_ns", "end_ns", "dl_tx_bytes", "cross_rx_bytes"]),
+        ("ledger", ["session", "direction", "start_ns", "nic_bytes", "attributed_bytes"]),
+    ):
+        files = [f for host in HONEST for f in directory.glob(f"{table}/date=*/host={host}/part-s{host}-*")]
+        if table == "iterations":
+            columns = [column for column in columns if column != "job"]
+        frames = [pd.read_parquet(file, columns=columns, partitioning=None) for file in files]
+        rows = pd.concat(frames).astype({"session": str})
+        rows = rows.astype({c: str for c in rows.columns if str(rows[c].dtype) == "category"})
+        tables.append(sorted(rows.itertuples(index=False, name=None)))
+    return tables
+
+
+def run(messages: int, seed: int, behind: float = 1.0) -> dict[str, Any]:
+    """Send them, a part of the sessions also past the door; returns what came of it."""
+    logging.disable(logging.CRITICAL)
+    totals: dict[str, Counter[str]] = {"counts": Counter(), "failures": Counter()}
+    mutator, began, peaks = Mutator(seed), time.process_time(), []
+    with tempfile.TemporaryDirectory() as scratch:
+        wanted = asyncio.run(epoch(Path(scratch, "honest"), None, 0, 1.0, totals))
+        at_start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
+        whole = True
+        while totals["counts"]["sent"] < messages:
+            directory = Path(scratch, "data")
+            count = min(EPOCH, messages - totals["counts"]["sent"])
+            whole &= asyncio.run(epoch(directory, mutator, count, behind, totals)) == wanted
+            shutil.rmtree(directory)
+            peaks.append(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10)
+    cpu = time.process_time() - began
+    return {
+        **totals["counts"],
+        "failures": dict(totals["failures"].most_common(20)),
+        "honest_rows_whole": whole,
+        "cpu_s": round(cpu, 1),
+        "per_s": round(totals["counts"]["sent"] / cpu),
+        "rss_mb_at_start": at_start,
+        "rss_mb_peaks": peaks,
+    }
+
+
+if __name__ == "__main__":
+    print(json.dumps(run(int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])), indent=1))
