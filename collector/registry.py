@@ -34,6 +34,7 @@ from netmon.wire.batches import encode_hello
 
 _log = logging.getLogger(__name__)
 MOST_PENDING_BYTES = 512 << 20  # rows in memory while the disk does not take them
+MOST_SESSIONS = 8_192
 _SILENT_AFTER_S = 5.0  # agents send ten times a second; a broken connection may come back before
 _LEAVE_AFTER_S = 60.0
 _FORGET_AFTER_S = 3600.0
@@ -99,6 +100,8 @@ class Registry:
                 f"session {hello.session} of {hello.host} is not taken in: the collector has failed at it "
                 f"{_MOST_FAILURES} times; see {self._set_aside.folder}"
             )
+        if len(self._entries) >= MOST_SESSIONS and hello.session not in self._entries:
+            raise WireError(f"session {hello.session} of {hello.host} is not taken in: there are {MOST_SESSIONS}")
         async with self._opening:
             entry = self._entries.get(hello.session)
             if entry and entry.broken:
@@ -140,6 +143,7 @@ class Registry:
                 self.disconnected(entry)
             with contextlib.suppress(Exception):
                 entry.session.forget()
+            self._triggers.forget(entry.session.hello.session)
 
     def set_aside(self, hello: Hello, what: str, messages: Sequence[netmon_pb2.AgentMessage], error: Exception) -> str:
         """Keep what the collector failed at for a bug report, after the hello; returns what to tell its sender."""
@@ -193,7 +197,8 @@ class Registry:
 
     def _compare_clocks(self) -> None:
         try:
-            self._clocks.compare(host.session.window.comparable() for host in self._newest() if host.connected)
+            live = [entry for entry in self._newest() if entry.connected and entry.session.received]
+            self._clocks.compare(entry.session.window.comparable() for entry in live)
         except Exception as error:  # the fault may be any host's, and rows do not need it
             self._notice(f"the hosts' clocks cannot be compared: {type(error).__name__}: {error}", error)
 
@@ -283,7 +288,8 @@ class Registry:
     def tidy(self) -> None:
         """Settle sessions that have fallen silent, and let go of those that will not come back."""
         now = time.monotonic()
-        for name, entry in list(self._entries.items()):
+        over = []
+        for entry in list(self._entries.values()):
             silent = now - entry.last_heard
             if silent > _SILENT_AFTER_S and not entry.settled:
                 self.settle(entry, leaving=False)
@@ -291,10 +297,16 @@ class Registry:
             if silent > _LEAVE_AFTER_S and not entry.connected and not entry.left:
                 self.settle(entry, leaving=True)
             replaced = self._newest_of[entry.session.hello.host] is not entry
-            if entry.left and entry.session.idle and silent > (_LEAVE_AFTER_S if replaced else _FORGET_AFTER_S):
-                entry.session.forget()
-                del self._entries[name]
-                self._find_newest()
+            told = entry.left and entry.session.idle and silent > (_LEAVE_AFTER_S if replaced else _FORGET_AFTER_S)
+            nothing = not entry.connected and not entry.session.received and silent > _SILENT_AFTER_S
+            if told or nothing:
+                over.append(entry)
+        for entry in over:
+            entry.session.forget()
+            self._triggers.forget(entry.session.hello.session)
+            del self._entries[entry.session.hello.session]
+        if over:
+            self._find_newest()
 
     async def flush(self) -> bool:
         """Write all that has settled, and acknowledge it; False where the disk does not take it."""

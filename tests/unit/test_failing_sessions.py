@@ -13,9 +13,14 @@ import pytest
 from collector_stream import Host, hello, mark
 from test_collector_server import collector, first_stored, message, send, session
 
-from collector import stream
+from collector import registry, stream
+from collector.dataset.store import Store
 from collector.host.session import Session
+from collector.jobs.clocks import Clocks
+from collector.registry import Registry
 from collector.set_aside import FOLDER, SetAside, read_messages
+from collector.settings import Settings
+from netmon.errors import WireError
 from netmon.records import Batch, Hello, Moment
 from netmon.wire.netmon_pb2_grpc import CollectorStub
 
@@ -83,7 +88,7 @@ def test_a_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest
     async def scenario() -> None:
         for _ in range(2):  # the same is sent again to the collector that comes after
             async with collector(tmp_path) as stub:
-                error = await beside_an_honest_one(stub, of_bad(5))
+                error = await beside_an_honest_one(stub, of_bad(3))
                 assert error.code() == grpc.StatusCode.INTERNAL
                 assert ("netmon-sequence", "3") in list(error.trailing_metadata())
                 assert "OverflowError: Python int too large to convert" in error.details()
@@ -108,7 +113,7 @@ def test_a_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
                 error = await beside_an_honest_one(stub, of_bad(30))
                 assert error.code() == grpc.StatusCode.INTERNAL
             with pytest.raises(grpc.aio.AioRpcError, match=r"session bad .* is not taken in: .* 3 times"):
-                await send(stub, of_bad(30))
+                await send(stub, of_bad(0))
 
     asyncio.run(scenario())
     assert rows_of(tmp_path, "h0") == 2 * 3000
@@ -127,7 +132,7 @@ def test_a_hello(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
     async def scenario() -> None:
         async with collector(tmp_path) as stub:
-            error = await beside_an_honest_one(stub, of_bad(5))
+            error = await beside_an_honest_one(stub, of_bad(0))
             assert error.code() == grpc.StatusCode.INTERNAL
             assert "the collector failed at its hello of h1: KeyError: 'what'" in error.details()
 
@@ -268,3 +273,47 @@ def test_a_job_of_4096_ranks(tmp_path: Path) -> None:
             return [acknowledged[-1] for acknowledged in await asyncio.gather(*sent)]
 
     assert asyncio.run(scenario()) == [15] * 8
+
+
+def test_streams_that_only_say_hello_cost_others_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compared: list[int] = []
+    monkeypatch.setattr(Clocks, "compare", lambda self, hosts: compared.append(len(list(hosts))))
+
+    async def scenario() -> None:
+        async with collector(tmp_path) as stub:
+            over = asyncio.Event()
+
+            async def only_hello(number: int) -> AsyncIterator[Any]:
+                yield message(hello(host=f"x{number}", session=f"x{number}"))
+                await over.wait()
+
+            calls = [stub.Stream(only_hello(number)) for number in range(200)]
+            for call in calls:
+                await call.read()
+            assert (await send(stub, session(30)))[-1] == 30
+            over.set()
+            for call in calls:
+                await last_stored(call)
+
+    asyncio.run(scenario())
+    assert max(compared) == 1
+    assert rows_of(tmp_path, "h0") == 2 * 3000
+
+
+def test_a_session_that_has_sent_nothing_is_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "_SILENT_AFTER_S", -1.0)
+    monkeypatch.setattr(registry, "MOST_SESSIONS", 2)
+
+    async def scenario() -> None:
+        store = Store(tmp_path)
+        sessions = Registry(store, Settings())
+        first = await sessions.open(hello(), asyncio.Event())
+        await sessions.open(hello(host="h1", session="s2"), asyncio.Event())
+        with pytest.raises(WireError, match="session s3 of h2 is not taken in: there are 2"):
+            await sessions.open(hello(host="h2", session="s3"), asyncio.Event())
+        sessions.disconnected(first)
+        sessions.tidy()
+        await sessions.open(hello(host="h2", session="s3"), asyncio.Event())
+        store.close()
+
+    asyncio.run(scenario())
