@@ -11,9 +11,11 @@ from dataclasses import dataclass, field
 
 from collector.dataset.resume import read_resume
 from collector.dataset.store import Part, Store
-from collector.door import FailedSessionError
+from collector.door import FailedBatchError, FailedSessionError, RefusedBatchError
 from collector.full_resolution import FullResolution
+from collector.host.incoming import gather
 from collector.host.session import Flush, Session
+from collector.host.stage import HostStage, Settled
 from collector.host.window import Output
 from collector.jobs.clocks import Clocks
 from collector.jobs.common_numbers import Numbers
@@ -27,7 +29,7 @@ from collector.view.job_views import Jobs
 from collector.view.snapshot import take_snapshot
 from netmon.dl.inference import Findings
 from netmon.errors import DataError, NetmonError, WireError
-from netmon.records import Hello
+from netmon.records import Batch, Hello
 from netmon.views import Snapshot
 from netmon.wire import netmon_pb2
 from netmon.wire.batches import encode_hello
@@ -38,7 +40,6 @@ MOST_SESSIONS = 8_192
 _SILENT_AFTER_S = 5.0  # agents send ten times a second; a broken connection may come back before
 _LEAVE_AFTER_S = 60.0
 _FORGET_AFTER_S = 3600.0
-_PENDING_EVERY_S = 0.1
 _MOST_FAILURES = 3  # of a session, until it is not taken in any more
 _MOST_FAILED = 4_096  # sessions whose failures are remembered
 _MOST_NOTICES = 100
@@ -58,6 +59,7 @@ class Entry:
     left: bool = False
     broken: bool = False  # the collector has failed at it: nothing more comes or goes, and it is to be discarded
     failure: str = ""  # at what, where that was no batch: its agent is to be told
+    refused: RefusedBatchError | None = None  # a batch that was not taken in: its agent is to be told
     acknowledge: int = 0
     requests: deque[netmon_pb2.FullRequest] = field(default_factory=deque)  # to be sent
     recent: deque[netmon_pb2.AgentMessage] = field(default_factory=lambda: deque(maxlen=_MOST_RECENT))
@@ -73,7 +75,7 @@ class Registry:
         self._entries: dict[str, Entry] = {}
         self._newest_of: dict[str, Entry] = {}  # by host
         self._jobs, self._peers = Jobs(settings.parameters), Peers()
-        self._numbers, self._claims = Numbers(), Claims()
+        self._stage = HostStage(settings, self._peers, Numbers(), Claims())
         self._inferring = Inferring()
         self._clocks = Clocks()
         self.full, self._triggers = FullResolution(), Triggers(settings)
@@ -87,7 +89,6 @@ class Registry:
         self._trouble = ""  # why the last flush failed
         self._set_aside = SetAside(store.directory)
         self._failures: Counter[str] = Counter()  # of whole sessions, by name
-        self._pending_known_at = 0.0
         self._notices: dict[str, None] = {}  # lines for viewers
 
     async def open(self, hello: Hello, news: asyncio.Event) -> Entry:
@@ -110,8 +111,8 @@ class Registry:
             try:
                 if entry is None:
                     resume = await asyncio.to_thread(read_resume, self._store.directory, hello)
-                    session = Session(hello, self._settings, resume, self._peers, self._numbers, self._claims)
-                    entry = self._entries[hello.session] = Entry(session)
+                    entry = Entry(self._stage.session(self._stage.open(hello, resume)))
+                    self._entries[hello.session] = entry
                     self._find_newest()
                 elif entry.session.hello.host != hello.host:
                     raise WireError(f"session {hello.session} of {hello.host} is another host's")
@@ -125,7 +126,7 @@ class Registry:
         entry.news.set()  # the connection before this one has to go
         entry.news = news
         entry.connections += 1
-        entry.connected, entry.left = True, False
+        entry.connected, entry.left, entry.refused = True, False, None
         entry.requests.clear()
         return entry
 
@@ -137,13 +138,15 @@ class Registry:
 
     def _discard(self, entry: Entry) -> None:
         if self._entries.get(entry.session.hello.session) is entry:
-            del self._entries[entry.session.hello.session]
-            self._find_newest()
             with contextlib.suppress(Exception):  # it is not what it should be
                 self.disconnected(entry)
-            with contextlib.suppress(Exception):
-                entry.session.forget()
-            self._triggers.forget(entry.session.hello.session)
+            self._forget(entry)
+
+    def _forget(self, entry: Entry) -> None:
+        self._stage.close(entry.session.place)
+        self._triggers.forget(entry.session.hello.session)
+        del self._entries[entry.session.hello.session]
+        self._find_newest()
 
     def set_aside(self, hello: Hello, what: str, messages: Sequence[netmon_pb2.AgentMessage], error: Exception) -> str:
         """Keep what the collector failed at for a bug report, after the hello; returns what to tell its sender."""
@@ -173,13 +176,55 @@ class Registry:
             line = f"two agents say that they are {host}: sessions {names[0]} and {names[1]}; only the second is shown"
             self._notice(line)
 
-    def arrived(self, entry: Entry, output: Output, heard: bool = True) -> None:
-        """A batch has been processed; not heard: it did not come from the agent."""
-        now = time.monotonic()
-        if heard:
-            entry.settled, entry.last_heard = False, now
+    def add(self, entry: Entry, message: netmon_pb2.AgentMessage) -> None:
+        """Queue a batch for the next tick."""
+        if entry.refused is None and not entry.broken:
+            entry.settled, entry.last_heard = False, time.monotonic()
+            entry.recent.append(message)
+            self._stage.add(entry.session.place, message.batch)
+
+    def tick(self) -> None:
+        """Take in everything that is queued, and settle what is due on all hosts."""
         if self._clocks.due(time.monotonic_ns()):
             self._compare_clocks()
+        self._made(self._stage.tick())
+
+    def take(self, entry: Entry, batch: Batch) -> None:
+        """Take in one batch at once."""
+        entry.settled, entry.last_heard = False, time.monotonic()
+        if self._clocks.due(time.monotonic_ns()):
+            self._compare_clocks()
+        self._made(self._stage.take([entry.session.place], gather([batch])))
+
+    def _made(self, settled: Settled) -> None:
+        """What a tick has made final, and at what it has failed."""
+        entries = {entry.session.place: entry for entry in self._entries.values()}
+        for place, (sequence, reason) in settled.refused.items():
+            entry = entries[place]
+            entry.session.queued = entry.session.received
+            entry.refused = RefusedBatchError(sequence, entry.session.hello.host, reason)
+            entry.news.set()
+        for place, (sequence, error) in settled.failed.items():
+            self._fail_at(entries[place], sequence, error)
+        for place, outputs in settled.outputs.items():
+            for output in outputs:
+                self._arrived(entries[place], output)
+        if sum(entry.session.pending_bytes for entry in entries.values()) > MOST_PENDING_BYTES:
+            self._room.clear()
+
+    def _fail_at(self, entry: Entry, sequence: int, error: Exception) -> None:
+        """The collector has failed at a batch: the session begins anew, from the dataset."""
+        hello = entry.session.hello
+        if not sequence:
+            return self._fail(entry, "its rows", error)
+        messages = [message for message in entry.recent if message.batch.sequence == sequence]
+        told = self.set_aside(hello, f"batch {sequence}", messages, error)
+        entry.broken, entry.refused = True, FailedBatchError(sequence, hello.host, told)
+        entry.news.set()
+        return None
+
+    def _arrived(self, entry: Entry, output: Output) -> None:
+        """Something of a session has become final."""
         host = entry.session.hello.host
         if self._newest_of.get(host) is entry:  # viewers see the present
             for iteration in output.ended:
@@ -190,10 +235,6 @@ class Registry:
                 task = asyncio.get_running_loop().create_task(self._keep_full(wanted))
                 self._pulling.add(task)
                 task.add_done_callback(self._pulling.discard)
-        if now - self._pending_known_at > _PENDING_EVERY_S:
-            self._pending_known_at = now
-            if sum(e.session.pending_bytes for e in self._entries.values()) > MOST_PENDING_BYTES:
-                self._room.clear()
 
     def _compare_clocks(self) -> None:
         try:
@@ -228,10 +269,7 @@ class Registry:
         for entry in self._newest():
             told = marks.get(entry.session.hello.host)
             if told and not entry.broken:
-                try:
-                    self.arrived(entry, entry.session.infer(told), heard=False)
-                except Exception as error:
-                    self._fail(entry, "what the traffic tells", error)
+                self._stage.tell(entry.session.place, told)
         for job, pattern in patterns.items():
             self._jobs.pattern(job, pattern)
 
@@ -271,24 +309,21 @@ class Registry:
 
     def settle(self, entry: Entry, leaving: bool) -> None:
         """Settle all that a session has sent."""
-        heard = entry.last_heard
-        if entry.broken:
-            return
-        try:
-            self.arrived(entry, entry.session.settle_all(leaving))
-        except Exception as error:
-            self._fail(entry, "the last rows", error)
-        entry.settled, entry.left, entry.last_heard = True, leaving, heard
+        self._settle([entry], leaving)
+
+    def _settle(self, entries: list[Entry], leaving: bool) -> None:
+        self._made(self._stage.settle_all([e.session.place for e in entries if not e.broken], leaving))
+        for entry in entries:
+            entry.settled, entry.left = True, leaving
 
     def settle_everything(self) -> None:
         """Settle all sessions: the collector stops."""
-        for entry in self._entries.values():
-            self.settle(entry, leaving=not entry.connected)
+        for connected in (True, False):
+            self._settle([e for e in self._entries.values() if e.connected is connected], leaving=not connected)
 
     def tidy(self) -> None:
         """Settle sessions that have fallen silent, and let go of those that will not come back."""
         now = time.monotonic()
-        over = []
         for entry in list(self._entries.values()):
             silent = now - entry.last_heard
             if silent > _SILENT_AFTER_S and not entry.settled:
@@ -298,15 +333,9 @@ class Registry:
                 self.settle(entry, leaving=True)
             replaced = self._newest_of[entry.session.hello.host] is not entry
             told = entry.left and entry.session.idle and silent > (_LEAVE_AFTER_S if replaced else _FORGET_AFTER_S)
-            nothing = not entry.connected and not entry.session.received and silent > _SILENT_AFTER_S
+            nothing = not entry.connected and not entry.session.queued and silent > _SILENT_AFTER_S
             if told or nothing:
-                over.append(entry)
-        for entry in over:
-            entry.session.forget()
-            self._triggers.forget(entry.session.hello.session)
-            del self._entries[entry.session.hello.session]
-        if over:
-            self._find_newest()
+                self._forget(entry)
 
     async def flush(self) -> bool:
         """Write all that has settled, and acknowledge it; False where the disk does not take it."""

@@ -31,6 +31,7 @@ _log = logging.getLogger(__name__)
 _SHORTEST_INTERVAL_MS = 50
 _GRACE_S = 1.0
 _INFER_EVERY_S = 0.3
+_TICK_S = 0.2
 Context = grpc.aio.ServicerContext[Any, Any]
 
 
@@ -106,7 +107,7 @@ async def serve(listen: str, data: Path, settings: Settings, stop: asyncio.Event
     Raises DataError where data cannot be written, UnsupportedError where it cannot listen.
     """
     stop = stop or _stop_on_signals()
-    inferring: asyncio.Task[None] | None = None
+    working: list[asyncio.Task[None]] = []
     store = Store(data)
     registry = Registry(store, settings)
     server = grpc.aio.server(options=COLLECTOR_OPTIONS)
@@ -116,15 +117,15 @@ async def serve(listen: str, data: Path, settings: Settings, stop: asyncio.Event
         await server.start()
         _log.info(f"listening on {listen}, writing to {data}")
         _notify("READY=1")
-        inferring = asyncio.create_task(_infer_for_ever(registry))
+        working = [asyncio.create_task(work(registry)) for work in (_tick_for_ever, _infer_for_ever)]
         await _flush_until(stop, registry, settings.flush_ns / NS_PER_S)
         _notify("STOPPING=1")
         registry.settle_everything()
         if not await registry.flush():
             raise DataError(f"cannot store the last rows in {data}; agents that spool will send them again")
     finally:
-        if inferring:
-            inferring.cancel()
+        for task in working:
+            task.cancel()
         await server.stop(_GRACE_S)
         store.close()
 
@@ -135,6 +136,13 @@ async def _flush_until(stop: asyncio.Event, registry: Registry, interval_s: floa
             await asyncio.wait_for(stop.wait(), interval_s)
         registry.tidy()
         await registry.flush()
+
+
+async def _tick_for_ever(registry: Registry) -> None:
+    while True:
+        begun = time.monotonic()
+        registry.tick()
+        await asyncio.sleep(max(_TICK_S - (time.monotonic() - begun), _TICK_S / 10))
 
 
 async def _infer_for_ever(registry: Registry) -> None:

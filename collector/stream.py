@@ -52,13 +52,18 @@ class AgentStream:
                 await self._wait(taking)
                 self._check()
             taking.result()
+            self._registry.tick()  # the agent has to know of a batch that is refused while it is there
+            self._check()
             await asyncio.sleep(_BREAK_S)
         except RefusedBatchError as error:
+            taking.cancel()
             failed = isinstance(error, FailedBatchError)
             if not failed:  # else it is in the log, with its place on the disk
                 _log.warning(error)
             code = grpc.StatusCode.INTERNAL if failed else grpc.StatusCode.INVALID_ARGUMENT
             await self._leave(complete=False)
+            if failed and self._entry:
+                await self._registry.discard(self._entry)
             await self._context.abort(code, str(error), (("netmon-sequence", str(error.sequence)),))
         except FailedSessionError as error:
             taking.cancel()
@@ -100,7 +105,9 @@ class AgentStream:
             await self._context.abort(grpc.StatusCode.ABORTED, f"session {name} has connected again")
 
     def _check(self) -> None:
-        """Raises FailedSessionError where the session is not what it should be, _SilentError where nobody is there."""
+        """Raises RefusedBatchError where a batch was not taken in; FailedSessionError where the session is not what it should be, _SilentError where nobody is there."""
+        if self._entry and self._entry.refused and self._current:
+            raise self._entry.refused
         if self._entry and self._entry.failure and self._current:
             raise FailedSessionError(self._entry.failure)
         most_s = SILENT_S if self._entry else HELLO_WITHIN_S
@@ -147,9 +154,8 @@ class AgentStream:
             if message.WhichOneof("message") == "full":
                 self._registry.full.answer(entry, message.full)
                 return
-            output = order.accept(message)
-            if output:
-                self._registry.arrived(entry, output)
+            if order.accept(message):
+                self._registry.add(entry, message)
             self._registry.heard_at(entry, message.batch.clock.utc_ns)
         except NetmonError:
             raise
@@ -158,7 +164,6 @@ class AgentStream:
             told = self._registry.set_aside(entry.session.hello, f"batch {sequence}", [message], error)
             await self._registry.discard(entry)
             raise FailedBatchError(sequence, entry.session.hello.host, told) from error
-        entry.recent.append(message)
 
     async def _leave(self, complete: bool) -> None:
         """The connection has ended; complete: because the agent has said all that it has to say."""

@@ -14,15 +14,13 @@ from collector.dataset.store import Part
 from collector.dataset.tables import bucket_table, flow_table, iteration_table, ledger_table, nic_table
 from collector.host.ledger import LedgerRow
 from collector.host.nic import NicRows
-from collector.host.window import HostWindow, Output
-from collector.jobs.common_numbers import Numbers
-from collector.jobs.rank_claims import Claims
+from collector.host.tables import Tables
+from collector.host.window import HostWindow, News, Output
 from collector.jobs.remote_ends import Peers, Served
-from collector.settings import Settings
 from netmon.dl.account import Tally
 from netmon.dl.classify import NS_PER_S
 from netmon.dl.iterations import Iteration
-from netmon.records import SCHEMA_VERSION, Batch, Hello, Interface, Mark, Table
+from netmon.records import SCHEMA_VERSION, Flow, Hello, Interface, Mark, Table
 
 _DAY_NS = 86_400 * NS_PER_S
 
@@ -40,23 +38,17 @@ class Flush:
 class Session:
     """State of one (host, session); used from one thread but for Flush.build."""
 
-    def __init__(
-        self,
-        hello: Hello,
-        settings: Settings,
-        resume: Resume,
-        peers: Peers,
-        numbers: Numbers | None = None,
-        claims: Claims | None = None,
-    ) -> None:
-        """Begin or resume. peers, numbers, claims: what the sessions of all hosts share."""
+    def __init__(self, hello: Hello, resume: Resume, tables: Tables, peers: Peers) -> None:
+        """Begin or resume. tables, peers: what the sessions of all hosts share."""
         self.hello = hello
-        self._numbers = numbers or Numbers()
-        self.window = HostWindow(hello, settings, resume, self._numbers, claims)
+        self._numbers = tables.numbers
+        self.window = HostWindow(hello, resume, tables)
         self.received = 0  # sequence of the last batch processed; 0: none since the collector's start
+        self.queued = 0  # the same of the last one that waits for a tick, or does no more
         self.stored_before = resume.last_sequence
         self.missing = 0  # batches that the agent has given up
         self.pending_bytes = 0
+        self._tables = tables
         self._peers, self._served = peers, Served(peers)
         self._buckets: list[Table] = []
         self._iterations: list[tuple[Iteration, Tally]] = []
@@ -70,43 +62,51 @@ class Session:
         for flow in (*(stored.flow for stored in resume.flows), *hello.flows):
             peers.add(flow)
 
+    @property
+    def place(self) -> int:
+        """Its place in the stage."""
+        return self.window.place
+
     def introduce_again(self, hello: Hello) -> None:
         """Take in the flows of a later introduction that no batch has described: it was given up."""
         for flow in map(self.window.named, self.window.flows.unknown(hello.flows)):
             self._peers.add(flow)
             self.window.flows.describe(flow)
 
-    def process(self, batch: Batch) -> Output:
-        """Take in the next batch. Raises WireError."""
-        renamed = self.window.renamed
-        output = self.window.add(batch)
-        if self.window.renamed != renamed:
-            for flow in self.window.flows.flows:
-                self._peers.add(flow)
-        self.received = batch.sequence
-        self._first = self._first or batch.sequence
-        self._find_served(batch)
-        for warning in self._nic.add(batch.nic, stored=batch.sequence <= self._resume.nic_sequence):
-            self.window.ranks.warn(warning)
-        return self._keep(output)
+    def describe(self, flow: Flow, horizon_ns: int) -> None:
+        """Take in a flow of a batch. Raises WireError where its link is unknown."""
+        self.window.describe(flow)
+        flow = self.window.named(flow)
+        self._peers.add(flow)
+        self._served.add(flow, horizon_ns)
 
-    def _find_served(self, batch: Batch) -> None:
+    @property
+    def serves(self) -> bool:
+        """Whether flows wait for somebody to tell whose their other end is."""
+        return bool(self._served)
+
+    def find_served(self, horizon_ns: int) -> None:
         """Flows that are a job's by their other end; the other end may be described before or after."""
-        for flow in map(self.window.named, batch.flows):
-            self._peers.add(flow)
-            self._served.add(flow, batch.horizon_ns)
-        for flow in self._served.take(self.window.flows.jobs, batch.horizon_ns):
+        for flow in self._served.take(self.window.flows.jobs_here, horizon_ns):
             self.window.flows.describe(flow)
 
-    def infer(self, marks: list[Mark]) -> Output:
-        """Take in what the traffic tells about this host's ranks."""
-        return self._keep(self.window.infer(marks))
+    def hear(self, news: News) -> list[Mark]:
+        """Take in what a batch tells beside its rows; returns the marks that count."""
+        marks = self.window.mark(news)
+        if self.window.rename():
+            for flow in self.window.flows.flows:
+                self._peers.add(flow)
+        for warning in self._nic.add(news.nic, stored=news.sequence <= self._resume.nic_sequence):
+            self.window.ranks.warn(warning)
+        return marks
 
-    def settle_all(self, leaving: bool) -> Output:
-        """Settle everything that has arrived; `leaving`: the session is over."""
-        return self._keep(self.window.settle_all(leaving))
+    def taken(self, first: int, last: int) -> None:
+        """Batches up to `last` have been taken in."""
+        self.received, self.queued = last, max(self.queued, last)
+        self._first = self._first or first
 
-    def _keep(self, output: Output) -> Output:
+    def keep(self, output: Output) -> Output:
+        """What has become final waits for its way to the disk."""
         if len(output.buckets):
             self._buckets.append(output.buckets)
             self.pending_bytes += output.buckets.nbytes
@@ -121,7 +121,7 @@ class Session:
 
     def forget(self) -> None:
         """The session is over and stored: let go of what other sessions see of it."""
-        for flow in self.window.flows.flows:
+        for flow in self.window.flows.forget_all():
             self._peers.forget(flow)
 
     def flush(self) -> Flush | None:
@@ -141,7 +141,7 @@ class Session:
         self._buckets, self._iterations, self._ledger = [], [], []
         nic = self._nic.take()
         self._first, self.pending_bytes = max(first, self.received) + 1, 0
-        self.window.flows.changed.clear()
+        self.window.flows.mark_changed(changed, changed=False)
         jobs, name = list(self.window.flows.jobs), self.hello.session
 
         def build() -> list[Part]:
@@ -171,7 +171,7 @@ class Session:
             self._buckets, self._iterations = buckets + self._buckets, iterations + self._iterations
             self._ledger, self._nic.rows = ledger + self._ledger, nic + self._nic.rows
             self._first, self.pending_bytes = first, size + self.pending_bytes
-            self.window.flows.changed |= changed
+            self.window.flows.mark_changed(changed, changed=True)
 
         return Flush(build, acknowledge, done, undone)
 

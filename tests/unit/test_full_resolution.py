@@ -201,7 +201,7 @@ def test_a_slow_iteration_is_stored_in_full_once(tmp_path: Path, introduction: H
         entry = await collector.registry.open(introduction, asyncio.Event())
         serving = asyncio.ensure_future(Agent(entry, collector, full).serve())
         for batch in batches:
-            collector.registry.arrived(entry, entry.session.process(batch))
+            collector.registry.take(entry, batch)
             for _ in range(20):
                 await asyncio.sleep(0)
         serving.cancel()

@@ -28,6 +28,7 @@ from netmon.agent import connection, leftovers
 from netmon.agent.backoff import Backoff
 from netmon.agent.carried import NOTHING, carried
 from netmon.agent.connection import Patience
+from netmon.agent.exchange import ClockExchanges
 from netmon.agent.leftovers import Leftovers
 from netmon.agent.pulls import Pulls
 from netmon.agent.spool import Spool
@@ -52,7 +53,7 @@ class Sent:
         self.rows = 0
         self.spool = Spool(SpoolFolder(directory), session, LIMIT, self._lose)
         self.spool.hello = introduction(hello(session=session))
-        self.stream = Stream(address, self.spool, Pulls(None))
+        self.stream = Stream(address, self.spool, Pulls(None), ClockExchanges())
         self.leftovers = Leftovers(address, self.spool, LIMIT)
         self._ended = threading.Event()
         self._looking = threading.Thread(target=self._look, daemon=True)
