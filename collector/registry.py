@@ -6,8 +6,10 @@ import contextlib
 import logging
 import time
 from collections import Counter, deque
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
+
+import numpy as np
 
 from collector.dataset.resume import read_resume
 from collector.dataset.store import Part, Store
@@ -33,6 +35,7 @@ from netmon.records import Batch, Hello
 from netmon.views import Snapshot
 from netmon.wire import netmon_pb2
 from netmon.wire.batches import encode_hello
+from netmon.wire.limits import MAX_ROWS
 
 _log = logging.getLogger(__name__)
 MOST_PENDING_BYTES = 512 << 20  # rows in memory while the disk does not take them
@@ -45,6 +48,10 @@ _MOST_FAILED = 4_096  # sessions whose failures are remembered
 _MOST_NOTICES = 100
 _OVERLAP_NS = 5_000_000_000  # what an earlier agent left behind is not later than this after the next one's beginning
 _MOST_RECENT = 8  # messages of a session, kept for a bug report
+_CAREFUL_S = 60.0
+_MOST_QUEUED = 1 << 20  # rows, or as much of other things, between two ticks
+_MOST_WAITING = 4 << 20  # rows that have not settled
+_ROWS_PER_FLOW, _ROWS_PER_MARK = 32, 8  # that take as much memory
 
 
 @dataclass
@@ -74,8 +81,11 @@ class Registry:
         self._store, self._settings = store, settings
         self._entries: dict[str, Entry] = {}
         self._newest_of: dict[str, Entry] = {}  # by host
-        self._jobs, self._peers = Jobs(settings.parameters), Peers()
-        self._stage = HostStage(settings, self._peers, Numbers(), Claims())
+        self._jobs = Jobs(settings.parameters)
+        self._stage = HostStage(settings, Peers(), Numbers(), Claims())
+        self._queued: list[tuple[Entry, netmon_pb2.AgentMessage]] = []  # for the next tick
+        self._queued_weight = 0
+        self._careful_until = 0.0  # until then a tick takes in one batch, so that it is known which one it fails at
         self._inferring = Inferring()
         self._clocks = Clocks()
         self.full, self._triggers = FullResolution(), Triggers(settings)
@@ -110,6 +120,8 @@ class Registry:
                 entry = None
             try:
                 if entry is None:
+                    async with self._flushing:  # what is on its way to the disk has to be there by then
+                        pass
                     resume = await asyncio.to_thread(read_resume, self._store.directory, hello)
                     entry = Entry(self._stage.session(self._stage.open(hello, resume)))
                     self._entries[hello.session] = entry
@@ -182,19 +194,71 @@ class Registry:
             entry.settled, entry.last_heard = False, time.monotonic()
             entry.recent.append(message)
             self._stage.add(entry.session.place, message.batch)
+            self._queued.append((entry, message))
+            self._queued_weight += _weight(message.batch)
+            if self._queued_weight > _MOST_QUEUED or time.monotonic() < self._careful_until:
+                self.tick()
 
     def tick(self) -> None:
         """Take in everything that is queued, and settle what is due on all hosts."""
         if self._clocks.due(time.monotonic_ns()):
             self._compare_clocks()
-        self._made(self._stage.tick())
+        self._guarded(self._stage.tick)
+        if self._stage.tables.pending.count > _MOST_WAITING:
+            self._settle_largest()
+
+    def _settle_largest(self) -> None:
+        """A session whose rows wait for a horizon that does not come holds no more memory."""
+        waiting = np.bincount(self._stage.tables.pending.all()["session"])
+        place = int(waiting.argmax())
+        for entry in self._entries.values():
+            if entry.session.place == place:
+                entry.session.window.ranks.warn(
+                    f"{entry.session.hello.host} is {waiting[place]} rows ahead of its horizon"
+                )
+                self._settle([entry], leaving=False)
+
+    def _guarded(self, work: Callable[[], Settled]) -> None:
+        """Let the stage work. It fails at single sessions by itself; where it fails as a whole, it begins anew."""
+        try:
+            settled = work()
+        except Exception as error:
+            self._begin_anew(error)
+        else:
+            self._made(settled)
+        self._queued, self._queued_weight = [], 0
+
+    def _begin_anew(self, error: Exception) -> None:
+        """Nothing in the stage is what it should be: every session is taken up from the dataset, one batch at a time.
+
+        A batch that was alone is to blame; else it is found when it comes again.
+        """
+        queued, told = self._queued, "the collector failed, and takes every session up from the dataset"
+        alone = len(queued) == 1
+        for entry, message in queued[:_MOST_RECENT]:
+            hello, sequence = entry.session.hello, message.batch.sequence
+            if alone:
+                why = self.set_aside(hello, f"batch {sequence}", [message], error)
+                entry.refused = FailedBatchError(sequence, hello.host, why)
+            else:
+                self.set_aside(hello, f"batch {sequence}, or another one of those", [message], error)
+        if not queued:
+            _log.error(told, exc_info=error)
+        for entry in self._entries.values():
+            entry.broken, entry.failure = True, told
+            entry.news.set()
+        self._entries.clear()
+        self._find_newest()
+        self._stage = HostStage(self._settings, Peers(), Numbers(), Claims())
+        self._inferring = Inferring()
+        self._careful_until = time.monotonic() + _CAREFUL_S
 
     def take(self, entry: Entry, batch: Batch) -> None:
         """Take in one batch at once."""
         entry.settled, entry.last_heard = False, time.monotonic()
         if self._clocks.due(time.monotonic_ns()):
             self._compare_clocks()
-        self._made(self._stage.take([entry.session.place], gather([batch])))
+        self._guarded(lambda: self._stage.take([entry.session.place], gather([batch])))
 
     def _made(self, settled: Settled) -> None:
         """What a tick has made final, and at what it has failed."""
@@ -208,7 +272,10 @@ class Registry:
             self._fail_at(entries[place], sequence, error)
         for place, outputs in settled.outputs.items():
             for output in outputs:
-                self._arrived(entries[place], output)
+                try:
+                    self._arrived(entries[place], output)
+                except Exception as error:
+                    self._fail(entries[place], "what has settled", error)
         if sum(entry.session.pending_bytes for entry in entries.values()) > MOST_PENDING_BYTES:
             self._room.clear()
 
@@ -305,14 +372,16 @@ class Registry:
         """The connection of a session has broken."""
         entry.connected, entry.last_heard = False, time.monotonic()
         self.full.disconnected(entry)
-        entry.session.window.ranks.release()
+        if not entry.broken:
+            entry.session.window.ranks.release()
 
     def settle(self, entry: Entry, leaving: bool) -> None:
         """Settle all that a session has sent."""
         self._settle([entry], leaving)
 
     def _settle(self, entries: list[Entry], leaving: bool) -> None:
-        self._made(self._stage.settle_all([e.session.place for e in entries if not e.broken], leaving))
+        places = [entry.session.place for entry in entries if not entry.broken]
+        self._guarded(lambda: self._stage.settle_all(places, leaving))
         for entry in entries:
             entry.settled, entry.left = True, leaving
 
@@ -421,3 +490,9 @@ class Registry:
         """After a session has come or gone. What an earlier one left behind may arrive later than its successor."""
         by_age = sorted(self._entries.values(), key=lambda entry: entry.session.hello.clock.utc_ns)
         self._newest_of = {entry.session.hello.host: entry for entry in by_age}
+
+
+def _weight(batch: netmon_pb2.Batch) -> int:
+    """How much memory a batch takes when it is decoded, as a number of rows."""
+    marks = len(batch.marks) + len(batch.nic) + len(batch.exchanges) + len(batch.ledger)
+    return min(batch.buckets.rows, MAX_ROWS) + _ROWS_PER_FLOW * len(batch.flows) + _ROWS_PER_MARK * marks

@@ -10,7 +10,7 @@ import shutil
 import sys
 import tempfile
 import time
-from collections import Counter
+from collections import Counter, deque
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from mutations import Mutator, honest_batches
 
 from collector.dataset.store import Store
 from collector.door import BatchOrder, FailedBatchError, FailedSessionError, RefusedBatchError, read_hello
-from collector.registry import Registry
+from collector.registry import Entry, Registry
 from collector.settings import Settings
 from collector.stream import AgentStream
 from netmon.errors import WireError
@@ -31,43 +31,62 @@ from netmon.wire.snapshots import decode_snapshot, encode_snapshot
 
 HONEST = ("h0", "h1")
 EPOCH = 20_000  # messages, after which a collector has a fresh dataset
-_EVERY = 500  # messages between two flushes
+_HONEST_BATCHES, _AT_A_TIME, _FLUSH_ROUNDS = 60, 20, 25
+
+
+class Sender:
+    """An agent without gRPC: its messages go through what a stream does with them."""
+
+    def __init__(self, door: "Door", opening: netmon_pb2.AgentMessage, messages: list[netmon_pb2.AgentMessage]) -> None:
+        self._door, self._opening, self._messages = door, opening, deque(messages)
+        self.entry: Entry | None = None
+        self._order: BatchOrder | None = None
+
+    async def send(self) -> bool:
+        """The next message, on a new connection where the one before was ended; whether there was one."""
+        if not self._messages:
+            self._leave()
+            return False
+        if self.entry is None or self.entry.broken or self.entry.refused:
+            try:
+                introduction = read_hello(self._opening)
+                self.entry = await self._door.registry.open(introduction, asyncio.Event())
+            except WireError as error:
+                self._door.count("hello", error)
+                self._messages.clear()
+                return False
+            self._order = BatchOrder(self.entry.session, introduction.acknowledged)
+        stream = AgentStream(self._door.registry, None, None)  # type: ignore[arg-type]
+        try:
+            await stream._process(self.entry, self._order, self._messages.popleft())
+        except WireError as error:
+            self._door.count("batch", error)
+            self._order = BatchOrder(self.entry.session, 0)
+        return True
+
+    def look(self) -> None:
+        """What a tick has said of it."""
+        if self.entry and self.entry.refused:
+            self._door.count("batch", self.entry.refused)
+        elif self.entry and self.entry.failure:
+            self._door.count("batch", FailedSessionError(self.entry.failure))
+
+    def _leave(self) -> None:
+        if self.entry:
+            self.entry.connected, self.entry.last_heard = False, -1e9
 
 
 class Door:
-    """A collector without gRPC: what its streams do with a message."""
+    """A collector without gRPC."""
 
     def __init__(self, directory: Path) -> None:
         self.store = Store(directory)
         self.registry = Registry(self.store, Settings())
         self.counts: Counter[str] = Counter()
-        self.refusals: Counter[str] = Counter()
+        self.failures: Counter[str] = Counter()
 
-    async def session(self, opening: netmon_pb2.AgentMessage, messages: Any) -> Any:
-        """One session's messages, each on its way as on a stream; yields after each."""
-        stream = entry = order = None
-        for message in messages:
-            if entry is None or entry.broken:
-                try:
-                    introduction = read_hello(opening)
-                    entry = await self.registry.open(introduction, asyncio.Event())
-                except WireError as error:
-                    self._refused("hello", error)
-                    return
-                stream = AgentStream(self.registry, None, None)  # type: ignore[arg-type]
-                order = BatchOrder(entry.session, introduction.acknowledged)
-            try:
-                await stream._process(entry, order, message)
-                self.counts["taken in"] += 1
-            except WireError as error:
-                self._refused("batch", error)
-                order = BatchOrder(entry.session, 0)
-            yield entry
-        if entry:
-            entry.connected, entry.last_heard = False, -1e9
-
-    def look(self, opening: netmon_pb2.AgentMessage, messages: list[netmon_pb2.AgentMessage]) -> int:
-        """What the door says of a session's messages, without letting them in; how many these were."""
+    def look(self, opening: netmon_pb2.AgentMessage, messages: list[netmon_pb2.AgentMessage]) -> None:
+        """What the door says of a session's messages, without letting them in."""
         with contextlib.suppress(WireError):
             read_hello(opening)
             self.counts["would be taken in"] += 1
@@ -76,17 +95,18 @@ class Door:
         assert not any("\n" in reason or len(reason) > 2_000 for reason in many.refused.values())
         self.counts["would be refused"] += len(many.refused)
         self.counts["would be taken in"] += len(batches) - len(many.refused)
-        return len(messages)
 
-    def _refused(self, what: str, error: WireError) -> None:
+    def count(self, what: str, error: WireError) -> None:
+        """A message was not taken in."""
         failed = isinstance(error, FailedBatchError | FailedSessionError)
         self.counts[f"{what} {'failed' if failed else 'refused'}"] += 1
         if failed:
-            self.refusals[str(error)[-160:]] += 1
+            self.failures[str(error)[-160:]] += 1
         assert "\n" not in str(error)
-        assert isinstance(error, RefusedBatchError) or what == "hello" or "not a batch" in str(error), error
+        assert isinstance(error, RefusedBatchError) or failed or what == "hello" or "not a batch" in str(error), error
 
     async def flush(self) -> None:
+        """What the collector does now and then."""
         self.registry.tidy()
         assert await self.registry.flush()
         decode_snapshot(netmon_pb2.Snapshot.FromString(encode_snapshot(self.registry.snapshot(10)).SerializeToString()))
@@ -97,44 +117,52 @@ async def epoch(
     directory: Path, mutator: Mutator | None, count: int, behind: float, totals: dict[str, Counter[str]]
 ) -> list[Any]:
     """So many mutated messages, a part of them let in; returns the honest hosts' rows."""
-    door = Door(directory)
-    honest = [encode_batch(batch) for batch in honest_batches(60)]
-    sessions = [
-        door.session(
+    door, sent = Door(directory), 0
+    honest = [
+        Sender(
+            door,
             netmon_pb2.AgentMessage(hello=encode_hello(hello(host=host, session=f"s{host}"))),
-            [netmon_pb2.AgentMessage(batch=batch) for batch in honest],
+            [
+                netmon_pb2.AgentMessage(batch=encode_batch(batch))
+                for batch in honest_batches(_HONEST_BATCHES, f"of {host}")
+            ],
         )
         for host in HONEST
     ]
-    sent = 0
-    for number in range(len(honest)):
-        for session in sessions:
-            await anext(session)
-        while mutator and sent < count * (number + 1) // len(honest):
-            name = mutator.random.choice((f"evil{sent}", "evil", HONEST[0]))
-            opening = netmon_pb2.AgentMessage(hello=encode_hello(hello(host=name, session=f"e{sent}")))
-            if mutator.random.random() < 0.5:
-                opening = mutator.mutated(opening)
-                sent += 1
-            if mutator.random.random() >= behind:
-                sent += door.look(opening, list(mutator.batches()))
-                continue
-            async for _ in door.session(opening, mutator.batches()):
-                sent += 1
-                if sent % _EVERY == 0:
-                    await door.flush()
+    evil: list[Sender] = []
+    for number in range(_HONEST_BATCHES):
+        for sender in honest:
+            await sender.send()
+        door.registry.tick()
+        while mutator and sent < count * (number + 1) // _HONEST_BATCHES:
+            while len(evil) < _AT_A_TIME:
+                name = mutator.random.choice((f"evil{sent}", "evil", HONEST[0]))
+                opening = netmon_pb2.AgentMessage(hello=encode_hello(hello(host=name, session=f"e{sent}")))
+                if mutator.random.random() < 0.5:
+                    opening = mutator.mutated(opening)
+                messages = list(mutator.batches())
+                sent += 1 + len(messages)
+                if mutator.random.random() < behind:
+                    evil.append(Sender(door, opening, messages))
+                else:
+                    door.look(opening, messages)
+            evil = [sender for sender in evil if await sender.send()]
+            door.registry.tick()
+            for sender in (*evil, *honest):
+                sender.look()
+            door.counts["rounds"] += 1
+            if door.counts["rounds"] % _FLUSH_ROUNDS == 0:
+                await door.flush()
         if not mutator and number % 10 == 0:
             await door.flush()
-    for session in sessions:
-        async for _ in session:
-            pass
     await door.flush()
     door.registry.settle_everything()
     assert await door.registry.flush()
+    assert not any(sender.entry is None or sender.entry.broken or sender.entry.refused for sender in honest)
     door.store.close()
     totals["counts"] += door.counts
     totals["counts"]["sent"] += sent
-    totals["failures"] += door.refusals
+    totals["failures"] += door.failures
     return honest_rows(directory)
 
 

@@ -33,8 +33,8 @@ def coarse(table: Table) -> Table:
     return rows
 
 
-def honest_batches(count: int) -> list[Batch]:
-    """Of one host: narrow and coarse rows, marks, ledger, counters, clock exchanges."""
+def honest_batches(count: int, job: str = "train") -> list[Batch]:
+    """Of one host, which trains: narrow and coarse rows, marks, ledger, counters, clock exchanges."""
     source, batches = Host(cross_from_ms=300), []
     for number in range(count):
         batch = source.batch()
@@ -42,6 +42,8 @@ def honest_batches(count: int) -> list[Batch]:
         exchange = ClockExchange(now - 2 * MS, UTC + now - MS, UTC + now - MS, now)
         batch = replace(batch, exchanges=(exchange,) if number % 3 == 0 else ())
         rows = batch.buckets[batch.buckets["bucket_start_ns"] % (5 * MS) == 0]
+        flows = [replace(f, owner=replace(f.owner, job=job if f.owner.job else "")) for f in batch.flows]
+        batch = replace(batch, flows=flows, marks=[replace(mark, job=job) for mark in batch.marks])
         batches.append(replace(batch, buckets=coarse(rows) if number % 2 else rows, bucket_ns=MS))
     return batches
 

@@ -32,7 +32,10 @@ def test_mutated_messages_at_the_door() -> None:
 
 def of_honest(host: str) -> list[netmon_pb2.AgentMessage]:
     opening = netmon_pb2.AgentMessage(hello=encode_hello(hello(host=host, session=f"s{host}")))
-    return [opening, *(netmon_pb2.AgentMessage(batch=encode_batch(batch)) for batch in honest_batches(60))]
+    return [
+        opening,
+        *(netmon_pb2.AgentMessage(batch=encode_batch(batch)) for batch in honest_batches(60, f"of {host}")),
+    ]
 
 
 async def honest_and_mutated(directory: Path, mutator: Mutator | None, streams: int) -> set[grpc.StatusCode]:
