@@ -59,6 +59,7 @@ class Sender:
         stream = AgentStream(self._door.registry, None, None)  # type: ignore[arg-type]
         try:
             await stream._process(self.entry, self._order, self._messages.popleft())
+            self._door.counts["let in"] += 1
         except WireError as error:
             self._door.count("batch", error)
             self._order = BatchOrder(self.entry.session, 0)
