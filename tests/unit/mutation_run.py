@@ -18,7 +18,7 @@ import pandas as pd
 from collector_stream import hello
 from mutations import Mutator, honest_batches
 
-from collector.dataset.store import Store
+from collector.dataset.sink import ParquetSink
 from collector.door import BatchOrder, FailedBatchError, FailedSessionError, RefusedBatchError, read_hello
 from collector.registry import Entry, Registry
 from collector.settings import Settings
@@ -81,8 +81,8 @@ class Door:
     """A collector without gRPC."""
 
     def __init__(self, directory: Path) -> None:
-        self.store = Store(directory)
-        self.registry = Registry(self.store, Settings())
+        self.sink = ParquetSink(directory)
+        self.registry = Registry(self.sink, Settings())
         self.counts: Counter[str] = Counter()
         self.failures: Counter[str] = Counter()
 
@@ -96,6 +96,17 @@ class Door:
         assert not any("\n" in reason or len(reason) > 2_000 for reason in many.refused.values())
         self.counts["would be refused"] += len(many.refused)
         self.counts["would be taken in"] += len(batches) - len(many.refused)
+
+    async def round(self, senders: list[Sender]) -> list[Sender]:
+        """A message of each, and a tick; returns those that have more to send."""
+        senders = [sender for sender in senders if await sender.send()]
+        self.registry.tick()
+        for sender in senders:
+            sender.look()
+        self.counts["rounds"] += 1
+        if self.counts["rounds"] % _FLUSH_ROUNDS == 0:
+            await self.flush()
+        return senders
 
     def count(self, what: str, error: WireError) -> None:
         """A message was not taken in."""
@@ -147,20 +158,16 @@ async def epoch(
                     evil.append(Sender(door, opening, messages))
                 else:
                     door.look(opening, messages)
-            evil = [sender for sender in evil if await sender.send()]
-            door.registry.tick()
-            for sender in (*evil, *honest):
-                sender.look()
-            door.counts["rounds"] += 1
-            if door.counts["rounds"] % _FLUSH_ROUNDS == 0:
-                await door.flush()
+            evil = await door.round(evil)
         if not mutator and number % 10 == 0:
             await door.flush()
+    while evil:
+        evil = await door.round(evil)
     await door.flush()
     door.registry.settle_everything()
     assert await door.registry.flush()
     assert not any(sender.entry is None or sender.entry.broken or sender.entry.refused for sender in honest)
-    door.store.close()
+    door.sink.close()
     totals["counts"] += door.counts
     totals["counts"]["sent"] += sent
     totals["failures"] += door.failures
@@ -175,12 +182,9 @@ def honest_rows(directory: Path) -> list[Any]:
         ("iterations", ["session", "job", "rank", "iteration", "start_ns", "end_ns", "dl_tx_bytes", "cross_rx_bytes"]),
         ("ledger", ["session", "direction", "start_ns", "nic_bytes", "attributed_bytes"]),
     ):
-        files = [f for host in HONEST for f in directory.glob(f"{table}/date=*/host={host}/part-s{host}-*")]
-        if table == "iterations":
-            columns = [column for column in columns if column != "job"]
-        frames = [pd.read_parquet(file, columns=columns, partitioning=None) for file in files]
-        rows = pd.concat(frames).astype({"session": str})
-        rows = rows.astype({c: str for c in rows.columns if str(rows[c].dtype) == "category"})
+        filters = [("session", "in", [f"s{host}" for host in HONEST])]
+        rows = pd.read_parquet(directory / table, columns=columns, filters=filters).astype({"session": str})
+        rows = rows.astype({name: str for name in rows.columns if str(rows[name].dtype) == "category"})
         tables.append(sorted(rows.itertuples(index=False, name=None)))
     return tables
 

@@ -16,8 +16,8 @@ from collector_stream import Host, hello, mark
 from test_collector_server import collector, first_stored, message, send, session
 
 from collector import registry, stream
-from collector.dataset.store import Store
-from collector.host.session import Session
+from collector.dataset.sink import ParquetSink
+from collector.host.session import Flush, Session
 from collector.host.stage import HostStage
 from collector.jobs.clocks import Clocks
 from collector.registry import Registry
@@ -109,7 +109,16 @@ def test_a_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest
 
 
 def test_a_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    fail_at(monkeypatch, "_flow_part", lambda part: True)
+    honest = Session.flush
+
+    def failing(self: Session) -> Flush | None:
+        def build() -> dict[str, Any]:
+            raise OverflowError("Python int too large")
+
+        flush = honest(self)
+        return replace(flush, build=build) if flush and self.hello.session == BAD else flush
+
+    monkeypatch.setattr(Session, "flush", failing)
 
     async def scenario() -> None:
         async with collector(tmp_path) as stub:
@@ -352,7 +361,7 @@ def test_a_session_that_has_sent_nothing_is_forgotten(tmp_path: Path, monkeypatc
     monkeypatch.setattr(registry, "MOST_SESSIONS", 2)
 
     async def scenario() -> None:
-        store = Store(tmp_path)
+        store = ParquetSink(tmp_path)
         sessions = Registry(store, Settings())
         first = await sessions.open(hello(), asyncio.Event())
         await sessions.open(hello(host="h1", session="s2"), asyncio.Event())
