@@ -60,6 +60,12 @@ class Drained:
     new: New
 
 
+def _positions(ends: Table) -> Words:
+    """Of buckets and flows, (cpus, 2), live."""
+    words: Words = ends.view(np.uint64).reshape(len(ends), -1)[:, :2]
+    return words
+
+
 _NOTHING = Drained(empty(BUCKET), FlowNumbers().take_new())
 
 
@@ -75,6 +81,8 @@ class Meter:
         self._buckets = CpuRings(memory.buckets, produced["buckets"], consumed["buckets"])
         self._flows = CpuRings(memory.flows, produced["flows"], consumed["flows"])
         self._producers, self._taken = produced, b""  # as they were when all that they had produced was taken
+        self._positions, self._consumed = _positions(produced), _positions(consumed)
+        self._sizes = np.array([geometry.ring_records, geometry.flow_records])
         self._ledger = memory.ledger
         self._fence = Fence()
         self.slots = SlotStates(memory, self._fence)
@@ -90,7 +98,7 @@ class Meter:
         produced = self._producers.tobytes()
         if produced == self._taken:  # by far the cheapest way to see that there is nothing
             return Waiting(self.slots.live > 0, False, 0.0)
-        closed, opened = self._buckets.level, self._flows.level
+        closed, opened = ((self._positions - self._consumed).max(axis=0) / self._sizes).tolist()
         anything = closed > 0 or opened > 0 or self.slots.lost
         if not anything:
             self._taken = produced
