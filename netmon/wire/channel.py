@@ -16,6 +16,7 @@ AGENT_OPTIONS = (
     ("grpc.max_send_message_length", -1),
     ("grpc.use_local_subchannel_pool", 1),  # a connection of its own
     ("grpc.enable_retries", 0),
+    ("grpc.http2.bdp_probe", 0),  # a few bytes come down: how fast more could come needs no pings
     # With these gRPC also sets TCP_USER_TIMEOUT, so that the kernel does not wait longer for what it has sent.
     ("grpc.keepalive_time_ms", 2_000),
     ("grpc.keepalive_timeout_ms", 3_000),
