@@ -149,9 +149,11 @@ class Meter:
         A link is its interface's number << 1 | direction. The number is 0 where nobody gave it one.
         """
         links: dict[int, dict[str, int]] = {}
-        totals = {name: self._ledger[name].sum(axis=0) for name in _LEDGER_COUNTERS}
-        for link in np.flatnonzero(totals["frames"]).tolist():
-            counters = {name: int(totals[name][link]) for name in _LEDGER_COUNTERS}
+        words: Words = self._ledger.view(np.uint64).reshape(*self._ledger.shape, -1)
+        for link, totals in enumerate(words.sum(axis=0).tolist()):
+            counters = dict(zip(_LEDGER_COUNTERS, totals, strict=False))  # the rest is padding
+            if not counters["frames"]:
+                continue
             for name, count in zip(COUNTS, self.slots.recovered[link].tolist(), strict=True):
                 counters[f"lost_{name}"] -= count
             links[link] = counters
