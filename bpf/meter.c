@@ -342,14 +342,16 @@ int meter_xdp_frags(struct xdp_md *ctx)
 static __always_inline void segment(struct __sk_buff *skb, const struct packet *p, struct amount *a)
 {
 	u32 count = skb->gso_segs, size = skb->gso_size, header = p->header_bytes, inner = 0, jumbo = 0;
-	struct walk w = {};
+	u32 only = 0;
+	walk_t *w;
 
 	if (count <= 1 && !size)
 		return;
-	if ((p->protocol != IP_TCP || skb->len > 0xffff) && !walk_layers(skb, &w, count)) {
-		jumbo = w.jumbo_bytes;
-		if (w.position > header && w.position - header < a->payload_bytes)
-			inner = w.position - header;
+	w = walks.lookup(&only);
+	if (w && (p->protocol != IP_TCP || skb->len > 0xffff) && !walk_layers(skb, w, count)) {
+		jumbo = w->jumbo_bytes;
+		if (w->position > header && w->position - header < a->payload_bytes)
+			inner = w->position - header;
 	}
 	if (!count)
 		count = (a->payload_bytes - inner + size - 1) / size;

@@ -33,8 +33,16 @@ struct walk {
 	u32 guessed;	 /* a tunnel over UDP was told by what stands in it */
 };
 
+/*
+ * The walk of each CPU is in a map: the verifier does not follow what is stored there. Otherwise it would try every
+ * sequence of layers, each with its own positions, and kernels before 6.4 give up (a million instructions) long before
+ * they have seen them all. For the same reason every access is one to memory.
+ */
+BPF_TABLE("percpu_array", u32, struct walk, walks, 1);
+typedef volatile struct walk walk_t;
+
 /* VXLAN (with a group policy too) and Geneve do not say that they are it, and their ports are anybody's choice. */
-static __always_inline void enter_udp(struct walk *w, const u8 *tunnel)
+static __always_inline void enter_udp(walk_t *w, const u8 *tunnel)
 {
 	u32 type = tunnel[2] << 8 | tunnel[3];
 
@@ -54,7 +62,7 @@ static __always_inline void enter_udp(struct walk *w, const u8 *tunnel)
 	}
 }
 
-static __always_inline void enter_gre(struct walk *w, const u8 *header)
+static __always_inline void enter_gre(walk_t *w, const u8 *header)
 {
 	u32 optional = !!(header[0] & 0x80) + !!(header[0] & 0x20) + !!(header[0] & 0x10);
 
@@ -62,7 +70,7 @@ static __always_inline void enter_gre(struct walk *w, const u8 *header)
 	w->next = header[1] & 7 ? UNKNOWN : header[2] << 8 | header[3];
 }
 
-static __always_inline void enter_extension(struct walk *w, const u8 *header, u32 protocol)
+static __always_inline void enter_extension(walk_t *w, const u8 *header, u32 protocol)
 {
 	u32 length = protocol == IP_AH ? (header[1] + 2) * 4 : (header[1] + 1) * 8;
 
@@ -73,7 +81,7 @@ static __always_inline void enter_extension(struct walk *w, const u8 *header, u3
 }
 
 /* header: its first 16 bytes; at every layer of a super-packet there are more. */
-static __always_inline void enter(struct walk *w, const u8 *header)
+static __always_inline void enter(walk_t *w, const u8 *header)
 {
 	switch (w->next) {
 	case ETHERTYPE_BRIDGED:
@@ -118,10 +126,11 @@ static __always_inline void enter(struct walk *w, const u8 *header)
 }
 
 /* As far as the walk's innermost payload; 0, or -1 where that is not known. segments: 0 where nobody has counted. */
-static __always_inline int walk_layers(struct __sk_buff *skb, struct walk *w, u32 segments)
+static __always_inline int walk_layers(struct __sk_buff *skb, walk_t *w, u32 segments)
 {
 	u32 size = skb->gso_size, bytes;
 
+	w->position = w->jumbo_bytes = w->guessed = 0;
 	w->next = ETHERTYPE_BRIDGED;
 	for (int i = 0; i < LAYERS && w->next < UNKNOWN; i++) {
 		u8 header[16] = {};

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from netmon import __version__
+from netmon.agent.batch_parts import batch_parts
 from netmon.agent.carried import carried
 from netmon.agent.clock import Clock
 from netmon.agent.cost import CostMeter
@@ -24,7 +25,7 @@ from netmon.agent.markers import MarkSocket
 from netmon.agent.nic import NicSamples
 from netmon.agent.pressure import Backlog
 from netmon.agent.pulls import Pulls
-from netmon.agent.recent import RecentFlows, RecentMarks, SentFlows, distinct_ids
+from netmon.agent.recent import RecentFlows, RecentMarks, distinct_ids
 from netmon.agent.recorder import start_recorder
 from netmon.agent.resolution import Resolution
 from netmon.agent.rhythm import BATCH_NS, LOOK_NS, Rhythm
@@ -47,15 +48,14 @@ from netmon.kernel.nic import Nic
 from netmon.kernel.owners.births import TOLD_MAP, TOLD_RING_BYTES, BirthTable
 from netmon.kernel.privileged import Privileged
 from netmon.kernel.processes import PARTIAL_VIEW, pid_namespace
-from netmon.records import STEP, Batch, Hello, Interface, LedgerSample, Mark, Table
+from netmon.records import STEP, Batch, Flow, Hello, Interface, LedgerSample, Mark, Table
 from netmon.wire import netmon_pb2
-from netmon.wire.batches import encode_body, encode_hello, serialise_buckets
+from netmon.wire.batches import encode_body, encode_hello, serialise_buckets, serialise_flow
 
 log = logging.getLogger(__name__)
 
 _MARKED_NS = 1_000_000_000  # after a mark, others are expected for so long
 _HELLO_NS = 2_000_000_000
-_LARGE_HELLO, _LARGE_HELLO_NS = 1 << 16, 10_000_000_000  # many flows are written less often
 _LAST_FLOW = (1 << 32) - (1 << 20)  # of a session; at the most that are described a second, after months
 _FAREWELL_S = 5.0
 _LEFTOVERS_END_S = 1.0
@@ -74,7 +74,7 @@ class Agent:
         self._session = uuid.uuid4().hex[:12]
         folder = SpoolFolder(settings.spool)
         self._spool = Spool(folder, self._session, settings.spool_bytes, self._lose)
-        self._given_up = 0
+        self._flows_lost = 0
         geometry = choose_geometry(settings.bucket_ns, len(nics), settings.flows)
         self._privileged = Privileged()
         started = self._privileged.start([(card.name, card.index) for card in nics], settings.hook, geometry)
@@ -101,7 +101,6 @@ class Agent:
         self._aggregate_flows = AggregateFlows(numbers.aggregates.by_id)
         self._steps, self._timelines = StepMarks(), TimelineMarks()
         self._recent_flows, self._recent_marks = RecentFlows(), RecentMarks()
-        self._sent_flows = SentFlows()
         self._cost = CostMeter((os.getpid(), self._privileged.pid))
         self._marks: list[Mark] = []
         self._sequence = 0
@@ -114,7 +113,7 @@ class Agent:
         self._recorder = start_recorder(settings)
         self._stream_ns = max(settings.stream_ns, settings.bucket_ns)
         self._resolution = Resolution(settings.bucket_ns, self._stream_ns, self._recorder)
-        self._told_marks, self._hello_due_ns = False, 0
+        self._news, self._hello_due_ns = False, 0
         self._write_hello()
         self._stream = Stream(settings.collector, self._spool, Pulls(self._recorder), self._exchanges)
         self._leftovers = Leftovers(settings.collector, self._spool, settings.spool_bytes)
@@ -126,9 +125,7 @@ class Agent:
         for thread in threads:
             thread.start()
         while not stop.is_set():
-            time.sleep(
-                self._rhythm.rest_ns / 1e9
-            )  # a tenth of a second at most; waiting for `stop` costs twice as much
+            time.sleep(self._rhythm.rest_ns / 1e9)  # a tenth of a second at most: to wait for `stop` costs more
             now = time.monotonic_ns()
             self._look(now)
             if self._rhythm.batch_is_due:
@@ -206,31 +203,38 @@ class Agent:
             horizon_ns=streamed.horizon_ns,
             buckets=streamed.buckets,
             bucket_ns=streamed.bucket_ns,
-            flows=self._owners.changed(),
+            flows=self._changed_flows(),
             marks=self._marks,
             ledger=self._ledger.due(now_ns) if last is None else last,
             cost=self._cost.measure(self._spool.size, self._unusable()),
             exchanges=self._exchanges.take(),
             nic=self._nic.due(now_ns),
         )
-        message = encode_body(batch)
-        body = netmon_pb2.AgentMessage(batch=message).SerializeToString()
-        loss = carried(streamed.buckets, self._owners.flows).tobytes()
-        self._spool.append(self._sequence, body, serialise_buckets(streamed.buckets, streamed.bucket_ns), loss)
-        self._sent_flows.add(batch.flows, message.flows)
+        for part in batch_parts(batch):
+            message = encode_body(part)
+            body = netmon_pb2.AgentMessage(batch=message).SerializeToString()
+            loss = carried(part.buckets, self._owners.flows).tobytes()
+            described = [(flow.flow_id, serialise_flow(flow)) for flow in message.flows]
+            rows_message = serialise_buckets(part.buckets, part.bucket_ns)
+            self._spool.append(part.sequence, body, rows_message, loss, described)
+            self._sequence = part.sequence
         self._recent_marks.add(self._marks)
         over = self._recent_flows.over(seen, now_ns, self._owners.flows)
         self._owners.forget(over)
-        self._sent_flows.forget(over)
+        self._spool.end_flows(over)
         self._meter.rows.shrink(0)
         self._meter.forget(over)
-        self._told_marks |= bool(self._marks)
+        self._news |= bool(self._marks or batch.flows)
         self._marks = []
-        if self._given_up != self._spool.given_up:
-            self._given_up = self._spool.given_up  # what they described is only in the introduction now
+        if self._news and now_ns >= self._hello_due_ns:
             self._write_hello()
-        elif now_ns >= self._hello_due_ns and (self._sent_flows.changed or self._told_marks):
-            self._write_hello()
+
+    def _changed_flows(self) -> list[Flow]:
+        """All of them where what the spool knew of them is lost."""
+        if self._flows_lost != self._spool.flows_lost:
+            self._flows_lost = self._spool.flows_lost
+            self._owners.tell_all()
+        return self._owners.changed()
 
     def _backlog(self) -> Backlog:
         late = max(0, self._sequence - self._spool.handed_out) * BATCH_NS / 1e9
@@ -262,11 +266,9 @@ class Agent:
             agent_version=__version__,
             marks=self._recent_marks.all(),
         )
-        message = self._sent_flows.introduce(encode_hello(hello))
-        self._spool.hello = message
-        self._told_marks = False
-        rest_ns = _HELLO_NS if len(message) < _LARGE_HELLO else _LARGE_HELLO_NS
-        self._hello_due_ns = time.monotonic_ns() + rest_ns
+        self._spool.hello = netmon_pb2.AgentMessage(hello=encode_hello(hello)).SerializeToString()
+        self._news = False
+        self._hello_due_ns = time.monotonic_ns() + _HELLO_NS
 
     def _lose(self, lost: Table) -> None:
         self._ledger.lose(lost)

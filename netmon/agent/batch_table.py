@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Batches by their sequence number in one SQLite database: a file of one session, or memory.
+"""Batches by their sequence number, and the flows that they name, in one SQLite database: a file, or memory.
 
 A batch is there completely or not at all, however the agent ends: that is what the write-ahead log is for. The file is
 locked as long as it is open, so that nobody takes a living session for one that was left behind. Everything here
@@ -7,6 +7,7 @@ blocks for the disk and raises sqlite3.Error.
 """
 
 import sqlite3
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,8 +30,16 @@ _TABLES = (
     "CREATE TABLE IF NOT EXISTS batch"
     " (sequence INTEGER PRIMARY KEY, body BLOB NOT NULL, buckets BLOB NOT NULL, carried BLOB NOT NULL)",
     "CREATE TABLE IF NOT EXISTS session (id INTEGER PRIMARY KEY CHECK (id = 1), hello BLOB NOT NULL)",
+    # batch: the first that has described the flow; told: the last; over: no later batch than this one has rows of it.
+    "CREATE TABLE IF NOT EXISTS flow (id INTEGER PRIMARY KEY, batch INTEGER NOT NULL, told INTEGER NOT NULL,"
+    " over INTEGER, message BLOB NOT NULL)",
+    "CREATE INDEX IF NOT EXISTS flow_over ON flow (over) WHERE over IS NOT NULL",
     f"PRAGMA user_version = {_FORMAT}",
 )
+_OVER_BYTES = "SELECT coalesce(sum(length(message)), 0) FROM flow WHERE over IS NOT NULL"
+
+Description = tuple[int, bytes]
+"""(flow id, what the introduction says of it)"""
 
 
 @dataclass(frozen=True)
@@ -49,7 +58,7 @@ class Kept:
 
 
 class BatchTable:
-    """Not thread-safe. `size`: bytes of all messages in it."""
+    """Not thread-safe. `size`: bytes of all messages in it, and of the flows that are over."""
 
     def __init__(self, path: Path | None) -> None:
         """path: of the file, new or left behind; None: in memory."""
@@ -61,7 +70,7 @@ class BatchTable:
             for statement in (*(_SETTINGS if path else ()), "BEGIN IMMEDIATE", *_TABLES, "COMMIT"):
                 self._db.execute(statement).fetchall()
             query = "SELECT coalesce(sum(length(body) + length(buckets)), 0) FROM batch"
-            self.size: int = self._db.execute(query).fetchone()[0]
+            self.size: int = sum(self._db.execute(text).fetchone()[0] for text in (query, _OVER_BYTES))
         except sqlite3.Error:
             self._db.close()
             raise
@@ -76,11 +85,52 @@ class BatchTable:
         """In place of the one before."""
         self._db.execute("INSERT OR REPLACE INTO session VALUES (1, ?)", (message,))
 
-    def insert(self, batch: Kept) -> None:
-        """Keep it."""
+    def insert(self, batch: Kept, flows: Iterable[Description] = ()) -> None:
+        """Keep it, and the flows that it describes: both or neither."""
         row = (batch.sequence, batch.body, batch.buckets, batch.carried)
-        self._db.execute("INSERT INTO batch VALUES (?, ?, ?, ?)", row)
+        self._db.execute("BEGIN IMMEDIATE")
+        try:
+            self._db.execute("INSERT INTO batch VALUES (?, ?, ?, ?)", row)
+            self._describe([(number, batch.sequence, batch.sequence, None, message) for number, message in flows])
+            self._db.execute("COMMIT")
+        except sqlite3.Error:
+            if self._db.in_transaction:
+                self._db.execute("ROLLBACK")
+            raise
         self.size += batch.size
+
+    def _describe(self, rows: Sequence[tuple[int, int, int, int | None, bytes]]) -> None:
+        statement = (
+            "INSERT INTO flow VALUES (?, ?, ?, ?, ?)"
+            " ON CONFLICT (id) DO UPDATE SET told = excluded.told, message = excluded.message"
+        )
+        self._db.executemany(statement, rows)
+
+    def flows(self) -> list[tuple[int, int, int, int | None, bytes]]:
+        """Its flows: id, the first and the last batch that has described it, the last that may have rows, message."""
+        return self._db.execute("SELECT id, batch, told, over, message FROM flow").fetchall()
+
+    def take_flows(self, other: "BatchTable") -> None:
+        """Keep another table's flows as well."""
+        self._describe(other.flows())
+        self.size += other._db.execute(_OVER_BYTES).fetchone()[0]
+
+    def end_flows(self, flow_ids: Iterable[int], sequence: int) -> None:
+        """No batch after this one has rows of these; they are forgotten when it is."""
+        before = self._db.execute(_OVER_BYTES).fetchone()[0]
+        self._db.executemany("UPDATE flow SET over = ? WHERE id = ?", [(sequence, number) for number in flow_ids])
+        self.size += self._db.execute(_OVER_BYTES).fetchone()[0] - before
+
+    def forget_flows(self, sequence: int) -> None:
+        """Those of which only batches up to this one have rows."""
+        (size,) = self._db.execute(f"{_OVER_BYTES} AND over <= ?", (sequence,)).fetchone()
+        if size:
+            self._db.execute("DELETE FROM flow WHERE over <= ?", (sequence,))
+            self.size -= size
+
+    def sequences(self) -> set[int]:
+        """The numbers of all batches."""
+        return {number for (number,) in self._db.execute("SELECT sequence FROM batch")}
 
     def first_after(self, sequence: int) -> int | None:
         """The lowest number above it."""
@@ -99,7 +149,8 @@ class BatchTable:
         return Kept(sequence, *self._db.execute(query, (sequence,)).fetchone())
 
     def delete_to(self, sequence: int) -> None:
-        """Forget all batches up to this one."""
+        """Forget all batches up to this one, and the flows that only they have rows of."""
+        self.forget_flows(sequence)
         query = "SELECT coalesce(sum(length(body) + length(buckets)), 0) FROM batch WHERE sequence <= ?"
         (size,) = self._db.execute(query, (sequence,)).fetchone()
         self._db.execute("DELETE FROM batch WHERE sequence <= ?", (sequence,))
@@ -111,11 +162,11 @@ class BatchTable:
         self._db.execute("DELETE FROM batch WHERE sequence = ?", (batch.sequence,))
         self.size -= batch.size
 
-    def oldest_with_buckets(self) -> Kept | None:
+    def oldest_with_buckets(self) -> int | None:
         """The batch that `strip` would take next."""
         query = "SELECT min(sequence) FROM batch WHERE sequence >= ? AND length(buckets) > 0"
-        (found,) = self._db.execute(query, (self._full_from,)).fetchone()
-        return None if found is None else self.read(found)
+        found: int | None = self._db.execute(query, (self._full_from,)).fetchone()[0]
+        return found
 
     def strip(self, batch: Kept) -> None:
         """Take the buckets out of the oldest one that has any."""

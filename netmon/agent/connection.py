@@ -132,8 +132,12 @@ class Connection:
     def _messages(self) -> Iterator[bytes]:
         known = netmon_pb2.Hello(acknowledged=self._spool.acknowledged)
         given_up, last = self._spool.given_up, 0
+        try:
+            opening = self._spool.introduction()
+        except DataError as error:
+            return self.end(str(error))
         # The parts of one message, one after the other, are that message.
-        yield self._spool.hello + netmon_pb2.AgentMessage(hello=known).SerializeToString()
+        yield b"".join((*opening, netmon_pb2.AgentMessage(hello=known).SerializeToString()))
         while not self._over.is_set():
             try:
                 batch = self._spool.after(last, functools.partial(self._leave, last), self._pulls.patience)

@@ -1,13 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a collector that has just started must be told: the flows and steps that are under way."""
+"""The flows and steps that are under way."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 import numpy.typing as npt
 
 from netmon.records import Flow, Mark, Moment, Source
-from netmon.wire import netmon_pb2
 
 _IDLE_NS = 300_000_000_000
 """A flow so long without a packet is over for the agent."""
@@ -53,45 +52,6 @@ def distinct_ids(flow_ids: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint32]:
     seen = np.zeros(int(flow_ids.max()) - least + 1, bool)
     seen[flow_ids - np.uint32(least)] = True
     return (np.flatnonzero(seen) + least).astype(np.uint32)
-
-
-_HELLO_TAG = bytes((netmon_pb2.AgentMessage.HELLO_FIELD_NUMBER << 3 | 2,))
-
-
-class SentFlows:
-    """The flows that are alive, each as it was last sent: the introduction is written often, flows change seldom."""
-
-    def __init__(self) -> None:
-        """No flow yet."""
-        self._encoded: dict[int, bytes] = {}
-        self.changed = False
-        """Since the last introduction; that flows are over is no reason for another one."""
-
-    def add(self, flows: Sequence[Flow], messages: Iterable[netmon_pb2.Flow]) -> None:
-        """Flows that are sent, and the messages made of them."""
-        self.changed |= bool(flows)
-        for flow, message in zip(flows, messages, strict=True):
-            self._encoded[flow.flow_id] = netmon_pb2.Hello(flows=(message,)).SerializeToString()
-
-    def introduce(self, hello: netmon_pb2.Hello) -> bytes:
-        """An introduction with all of them, as an AgentMessage: messages that stand one after the other are one."""
-        self.changed = False
-        flows = b"".join(self._encoded.values())
-        own = hello.SerializeToString()
-        return _HELLO_TAG + _varint(len(own) + len(flows)) + own + flows
-
-    def forget(self, flow_ids: Iterable[int]) -> None:
-        """These are over."""
-        for flow_id in flow_ids:
-            self._encoded.pop(flow_id, None)
-
-
-def _varint(number: int) -> bytes:
-    parts = bytearray()
-    while number > 0x7F:
-        parts.append(number & 0x7F | 0x80)
-        number >>= 7
-    return bytes((*parts, number))
 
 
 class RecentMarks:

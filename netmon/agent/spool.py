@@ -5,6 +5,10 @@ What is promised: a batch for which `append` has returned reaches a collector, n
 is counted as lost. A batch that is on the disk survives SIGKILL; one that the disk would not take waits in memory, and
 is tried there again with the next. What exceeds the bound loses its buckets first, the oldest before the others, and
 only when no batch but the newest has any are whole batches given up: no row is kept whose flow is given up.
+
+With the batches are kept the flows that they name. A batch describes a flow once, and later ones have rows of it. A
+collector that gets these, but is new or has forgotten the flow, needs it all the same: so the introduction tells of
+every flow of which rows may still be sent, but for those that a batch to come describes.
 """
 
 import itertools
@@ -13,13 +17,15 @@ import math
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 
-from netmon.agent.batch_table import BatchTable, Kept
+from netmon.agent.batch_table import BatchTable, Description, Kept
 from netmon.agent.carried import described, summed
 from netmon.agent.spool_folder import SpoolFolder
 from netmon.errors import DataError
 from netmon.records import Table
+from netmon.wire.channel import MAX_MESSAGE_BYTES
+from netmon.wire.limits import MAX_FLOWS
 
 log = logging.getLogger(__name__)
 
@@ -44,6 +50,7 @@ class Spool:
         self.session, self.folder = session, folder
         self.limit_bytes = limit_bytes  # of all messages that wait, but for the newest
         self.given_up = 0  # whole batches; a collector needs a fresh introduction for what follows
+        self.flows_lost = 0  # so often what was kept of the flows was lost with its file
         self.acknowledged = 0
         self.handed_out = 0  # the highest number that `after` has given
         self._lose = lose
@@ -98,17 +105,54 @@ class Spool:
             self._hello = message
             self._try(lambda disk: disk.write_hello(message))
 
-    def append(self, sequence: int, body: bytes, buckets: bytes, carried: bytes) -> None:
-        """Keeps a batch until it is acknowledged. body + buckets: the message; carried: of its buckets."""
+    def append(
+        self, sequence: int, body: bytes, buckets: bytes, carried: bytes, flows: Collection[Description] = ()
+    ) -> None:
+        """Keeps a batch until it is acknowledged. body + buckets: the message; carried: of its buckets.
+
+        flows: that it describes, each as an introduction with this flow alone.
+        """
         batch = Kept(sequence, body, buckets, carried)
         with self._changed:
-            if self._try(lambda disk: disk.insert(batch)):
+            if self._try(lambda disk: disk.insert(batch, flows)):
                 self._carried[sequence] = carried
             else:
-                self._memory.insert(batch)
+                self._memory.insert(batch, flows)
             self._newest = sequence
             self._bound()
             self._changed.notify_all()
+
+    def end_flows(self, flow_ids: Collection[int]) -> None:
+        """No batch that follows has rows of these flows."""
+        if not flow_ids:
+            return
+        with self._changed:
+            self._memory.end_flows(flow_ids, self._newest)
+            self._try(lambda disk: disk.end_flows(flow_ids, self._newest))
+
+    def introduction(self) -> tuple[bytes, bytes]:
+        """What a connection begins with: the agent's own part, and the flows that no batch to come describes.
+
+        Raises DataError where the disk does not give them back.
+        """
+        with self._changed:
+            try:
+                return self._hello, self._undescribed()
+            except sqlite3.Error as error:
+                self._unreadable(error)
+                raise DataError(f"cannot read {self.folder.directory}: {error}") from error
+
+    def _undescribed(self) -> bytes:
+        newest: dict[int, tuple[int, bytes]] = {}  # of each flow: when it was last described, and how
+        for table in self._tables():
+            coming = {number for number in table.sequences() if number > self.acknowledged}
+            if table is self._disk:
+                coming -= self._gone
+            for number, first, told, _, message in table.flows():
+                if first not in coming and newest.get(number, (-1, b""))[0] < told:
+                    newest[number] = told, message
+        latest_first = sorted(newest.values(), key=lambda told: told[0], reverse=True)
+        return b"".join(_within_a_message(message for _, message in latest_first))
 
     def acknowledge(self, sequence: int) -> None:
         """Forgets all batches up to this one."""
@@ -157,6 +201,7 @@ class Spool:
             self.folder.keep_refused(self.session, sequence, batch.body + batch.buckets)
             lost = summed([batch.carried])
             self._lose(lost)
+            self.given_up += 1
             self._delete(self._memory if self._memory.first_after(sequence - 1) == sequence else self._disk, batch)
             return lost
 
@@ -176,6 +221,8 @@ class Spool:
 
     def _keep_memory(self, disk: BatchTable) -> None:
         """A last try: what waits in memory would not outlive us."""
+        if not self._try(lambda disk: disk.take_flows(self._memory)):
+            return
         while (found := self._memory.first_after(self.acknowledged)) is not None:
             batch = self._memory.read(found)
             if not self._try(lambda disk, batch=batch: disk.insert(batch)):  # type: ignore[misc]
@@ -220,6 +267,10 @@ class Spool:
         self._trouble = trouble
 
     def _leave_file(self, disk: BatchTable, what_then: Callable[[str], object]) -> None:
+        try:
+            self._memory.take_flows(disk)
+        except sqlite3.Error:
+            self.flows_lost += 1
         disk.close()
         what_then(self._file)
         self._disk = None
@@ -303,10 +354,12 @@ class Spool:
     def _strip(self, table: BatchTable) -> bool:
         """Whether the oldest batch with buckets, other than the newest, has lost them."""
         try:
-            batch = table.oldest_with_buckets()
-            if batch is None or batch.sequence == self._newest:
+            found = table.oldest_with_buckets()
+            if found is None or found == self._newest:
                 return False
+            batch = table.read(found)
             table.strip(batch)
+            self._forget_rowless()
         except sqlite3.Error as error:
             self._note(str(error))
             return False
@@ -314,6 +367,12 @@ class Spool:
             self._carried[batch.sequence] = b""
         self._lose(summed([batch.carried]))
         return True
+
+    def _forget_rowless(self) -> None:
+        """Flows of which no batch has rows any more."""
+        with_rows = [found for table in self._tables() if (found := table.oldest_with_buckets()) is not None]
+        for table in self._tables():
+            table.forget_flows(min(with_rows, default=self._newest) - 1)
 
     def _drop(self, table: BatchTable) -> bool:
         try:
@@ -338,3 +397,13 @@ class Spool:
             self._note(str(error))
             return False
         return True
+
+
+def _within_a_message(flows: Iterable[bytes]) -> Iterator[bytes]:
+    """As many as a collector takes in an introduction. Batches whose flows are left out are refused one by one."""
+    size = 0
+    for flow in itertools.islice(flows, MAX_FLOWS):
+        size += len(flow)
+        if size > MAX_MESSAGE_BYTES // 2:
+            return
+        yield flow

@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
 from netmon.bench.cpu import process_seconds
+from netmon.bench.flood import SIZE
 from netmon.bench.memory import memory_bytes
 from netmon.bench.observers import agent_command
 from netmon.bench.pair import Pair, pair
@@ -32,8 +33,8 @@ _FOLDER = Path("/dev/shm")
 class FlowsResult:
     """CPU as fractions of one core; memory: the most seen, all processes of the agent, as PSS and as RSS.
 
-    described, aggregates: flows and aggregates of them in the dataset. lost and missing packets: by the ledger, and
-    sent but not in the dataset.
+    described, aggregates: flows and aggregates of them in the dataset. Of the packets that were sent: dropped ones the
+    link did not deliver, overflow and lost ones are in the dataset's ledger as such, missing ones are nowhere.
     """
 
     seconds: float
@@ -47,6 +48,9 @@ class FlowsResult:
     described: int
     aggregates: int
     members: int
+    dropped_packets: int
+    overflow_packets: int
+    lost_packets: int
     missing_packets: int
     coverage: float
 
@@ -83,6 +87,7 @@ def _measure(hosts: Pair, folder: Path, per_s: int, seconds: float, progress: Ca
                 most = [max(pair_) for pair_ in zip(most, now, strict=True)]
                 progress(min(1, (time.monotonic() - begin) / seconds))
             flood.check()
+        dropped = _dropped(hosts)
         elapsed = time.monotonic() - begin
         cpu = process_seconds(agents) - used[0], process_seconds(collectors) - used[1]
         agent.end_in_order(seconds=_END_SECONDS)
@@ -96,7 +101,8 @@ def _measure(hosts: Pair, folder: Path, per_s: int, seconds: float, progress: Ca
         agent_resident_bytes=most[1],
         collector_cpu_fraction=cpu[1] / elapsed,
         collector_bytes=most[2],
-        **_of_dataset(data, flows),
+        dropped_packets=dropped,
+        **_of_dataset(data, flows - dropped),
     )
 
 
@@ -109,7 +115,14 @@ def _addresses(hosts: Pair) -> list[str]:
     return [*(link["address"] for link in links), hosts.receiver.address]
 
 
-def _of_dataset(data: Path, sent: int) -> dict[str, Any]:
+def _dropped(hosts: Pair) -> int:
+    """Packets that the sender's end of the link had no room for."""
+    command = ["ip", "-n", hosts.sender.namespace, "-json", "-statistics", "link", "show", INTERFACE]
+    return int(json.loads(iproute.call(command))[0]["stats64"]["tx"]["dropped"])
+
+
+def _of_dataset(data: Path, delivered: int) -> dict[str, Any]:
+    """delivered: packets of the flood, which are all that comes in but for a few."""
     flows, buckets, ledger = (
         ds.dataset(data / name, format="parquet", partitioning="hive").to_table()
         for name in ("flows", "buckets", "ledger")
@@ -117,10 +130,17 @@ def _of_dataset(data: Path, sent: int) -> dict[str, Any]:
     udp = flows.filter(pc.equal(flows["protocol"], 17))
     aggregates = udp.filter(pc.greater(udp["members"], 0))
     packets = pc.sum(buckets.filter(pc.is_in(buckets["flow_id"], udp["flow_id"]))["packets"]).as_py()
+    received = ledger.filter(pc.equal(pc.cast(ledger["direction"], "string"), "rx"))
+    overflow, lost = (
+        round(sum(pc.sum(received[f"{name}_bytes"]).as_py() for name in names) / SIZE)
+        for names in (("overflow",), ("lost_kernel", "lost_agent"))
+    )
     return {
         "described": len(udp) - len(aggregates),
         "aggregates": len(aggregates),
         "members": pc.sum(aggregates["members"]).as_py() or 0,
-        "missing_packets": sent - packets,
+        "overflow_packets": overflow,
+        "lost_packets": lost,
+        "missing_packets": delivered - packets - overflow - lost,
         "coverage": pc.sum(ledger["attributed_bytes"]).as_py() / pc.sum(ledger["nic_bytes"]).as_py(),
     }

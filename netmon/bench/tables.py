@@ -145,6 +145,9 @@ def flows_table(result: FlowsResult) -> Table:
         ("collector, memory (PSS)", format_bytes(result.collector_bytes)),
         ("flows described", f"{result.described:,}"),
         ("aggregates", f"{result.aggregates:,} of {result.members:,} flows"),
+        ("packets that the link dropped", f"{result.dropped_packets:,}"),
+        ("packets in the ledger's overflow", f"{result.overflow_packets:,}"),
+        ("packets in the ledger as lost", f"{result.lost_packets:,}"),
         ("packets missing in the dataset", f"{result.missing_packets:,}"),
         ("coverage", f"{result.coverage:.3%}"),
     ):

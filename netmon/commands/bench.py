@@ -30,6 +30,7 @@ EXAMPLES = """\
   netmon bench hook                what marking a step costs the training (needs no root)
   netmon bench clock               offsets and skews injected into a host's clock, and how well they are recovered
   netmon bench inference           jobs and iterations found in the recorded traffic of runs, against their truth
+  netmon bench pipeline --hosts 64  the collector under simulated agents, and its dataset against the truth
   netmon bench inference out/one   the same for a `netmon lab run --data out/one`, or for other recordings
 """
 
@@ -37,6 +38,7 @@ EXAMPLES = """\
 _FLOWS = "CPU and memory of the agent and the collector while new flows come fast"
 _HOOK = "ns of the training's time per step that netmon.horovod marks, with an agent and without (needs no root)"
 _CLOCK = "offset and skew injected into a host's clock, recovered by the exchange and by the traffic (two minutes)"
+_PIPELINE = "the collector under simulated agents: what it costs, how late it is, what it stores (needs no root)"
 _INFERENCE = "jobs and iterations found in traffic alone, against runs of which the truth is known (needs no root)"
 
 
@@ -78,6 +80,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     _hook_arguments(whats.add_parser("hook", help=_HOOK, description=_HOOK))
     _clock_arguments(whats.add_parser("clock", help=_CLOCK, description=_CLOCK))
     _inference_arguments(whats.add_parser("inference", help=_INFERENCE, description=_INFERENCE))
+    _pipeline_arguments(whats.add_parser("pipeline", help=_PIPELINE, description=_PIPELINE))
 
 
 def _flows_arguments(what: argparse.ArgumentParser) -> None:
@@ -104,6 +107,28 @@ def _inference_arguments(what: argparse.ArgumentParser) -> None:
     what.add_argument("path", type=Path, nargs="?", metavar="PATH", help=text)
     what.add_argument("--json", action="store_true", help="one JSON document on standard output")
     what.set_defaults(bench=_inference, recorded=True)
+
+
+def _pipeline_arguments(what: argparse.ArgumentParser) -> None:
+    for option, default, text in (
+        ("--hosts", 8, "agents"),
+        ("--rows", 200, "rows of 1 ms that each sends in a second"),
+        ("--flows", 0, "that live on each host (as many as the rows need)"),
+        ("--jobs", 1, "training jobs; neighbouring hosts are the ranks of one"),
+        ("--seconds", 20, "how long they send"),
+        ("--batches", 5, "of each agent in a second"),
+        ("--new-flows", 0, "that begin on each host in a second, and as many end"),
+        ("--greedy", 1, "the first agent sends so many times its share"),
+        ("--collectors", 1, "processes that collect"),
+    ):
+        shown = text if not default else f"{text} (%(default)s)"
+        what.add_argument(option, type=parse_count, default=default, metavar="N", help=shown)
+    what.add_argument("--bus", choices=("grpc",), default="grpc", help="between agents and collector (%(default)s)")
+    what.add_argument("--cut", action="store_true", help="end the collector while the agents still send")
+    what.add_argument("--data", type=Path, metavar="DIR", help="where the dataset stays (nowhere)")
+    what.add_argument("--json", action="store_true", help="one JSON document on standard output")
+    what.add_argument("--plot", type=Path, metavar="FILE", help="vary hosts, flows and jobs, and draw what they cost")
+    what.set_defaults(bench=_pipeline, recorded=False, root=False, rounds=1)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -220,6 +245,32 @@ def _inference(args: argparse.Namespace) -> None:
     with console.status("bench inference") as status:
         result = measure(args.path or recorded_runs(), lambda run: status.update(f"bench inference, {run}"))
     _print(args, result, inference_table)
+
+
+def _pipeline(args: argparse.Namespace) -> None:
+    from netmon.bench.pipeline.load import Load, enough_flows
+    from netmon.bench.pipeline.run import measure
+    from netmon.bench.pipeline.sweep import draw, sweep
+    from netmon.bench.pipeline.table import pipeline_table, sweep_table
+    from netmon.bench.plot import check_plottable
+
+    if args.collectors != 1:
+        raise UsageError(
+            f"cannot share agents out to {args.collectors} collectors over {args.bus}: give --collectors 1"
+        )
+    flows = args.flows or enough_flows(args.rows * args.greedy)
+    counts = (args.hosts, args.rows, flows, args.jobs, args.seconds, args.batches, args.new_flows, args.greedy)
+    load = Load(*counts, cut=args.cut)
+    if args.plot:
+        check_plottable(args.plot)
+        with _progress("pipeline", 1) as progress:
+            swept = sweep(load, progress)
+        _print(args, swept, sweep_table)
+        draw(swept, args.plot)
+        return
+    with _progress("pipeline", 1) as progress:
+        result = measure(load, progress, args.data)
+    _print(args, result, pipeline_table)
 
 
 def _print(args: argparse.Namespace, result: _R, table: Callable[[_R], RenderableType]) -> None:

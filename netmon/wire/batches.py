@@ -1,26 +1,38 @@
 # SPDX-License-Identifier: Apache-2.0
 """What an agent sends: Hello and Batch ↔ protobuf. Decoding trusts nothing and raises WireError with the reason."""
 
-import ipaddress
-from functools import lru_cache
+import re
+from urllib.parse import quote
 
-from netmon.records import (
-    PROTOCOL_NON_IP,
-    Batch,
-    ClockSample,
-    Flow,
-    Hello,
-    LedgerSample,
-    Mark,
-    NicSample,
-    Table,
-)
+from netmon.records import Batch, Hello, Table
 from netmon.wire import netmon_pb2
 from netmon.wire.buckets import decode_buckets, encode_buckets
-from netmon.wire.mapping import check, from_message, to_message
+from netmon.wire.details import (
+    check_times,
+    read_clock,
+    read_cost,
+    read_exchange,
+    read_flow,
+    read_interface,
+    read_ledger,
+    read_mark,
+    read_name,
+    read_nic,
+)
+from netmon.wire.head import check_counts, check_head
+from netmon.wire.limits import (
+    MAX_COUNT,
+    MAX_FLOWS,
+    MAX_HOST,
+    MAX_INTERFACES,
+    MAX_MARKS,
+    MAX_NAME,
+    MAX_SESSION,
+    MAX_WIDTH_NS,
+)
+from netmon.wire.mapping import check, to_message
 
-MAX_WIDTH_NS = 1_000_000_000
-"""The widest buckets that a batch may carry."""
+_SESSION = re.compile(r"[A-Za-z0-9_.]+(-[A-Za-z0-9_.]+)*")
 
 
 def encode_hello(hello: Hello) -> netmon_pb2.Hello:
@@ -29,19 +41,46 @@ def encode_hello(hello: Hello) -> netmon_pb2.Hello:
 
 
 def decode_hello(message: netmon_pb2.Hello) -> Hello:
-    """Message → Hello, checked but for its schema version. Raises WireError with a one-line reason."""
-    hello = from_message(message, Hello)
-    # The host's name becomes a directory of the dataset.
-    nameable = hello.host.isprintable() and "/" not in hello.host and hello.host not in ("", ".", "..")
-    check(nameable, f"Hello.host {hello.host!r} cannot name a host")
-    check(hello.session != "", "Hello.session is empty")
+    """Message → Hello, checked completely but for its schema version. Raises WireError with a one-line reason."""
+    host, session, cards = message.host, message.session, len(message.interfaces)
+    # The host's name becomes a directory of the dataset, the session's part of its files' names.
+    nameable = host.isprintable() and "/" not in host and host not in ("", ".", "..")
+    check(nameable and len(quote(host, safe="")) <= MAX_HOST, f"Hello.host {host[:MAX_NAME]!r} cannot name a host")
+    check(session != "", "Hello.session is empty")
+    check(len(session) <= MAX_SESSION, f"Hello.session has {len(session)} characters, more than {MAX_SESSION}")
+    check(bool(_SESSION.fullmatch(session)), f"Hello.session {session!r} has other characters than A-Za-z0-9_.-")
+    check(cards > 0, "Hello.interfaces is empty")
+    check(cards <= MAX_INTERFACES, f"Hello.interfaces are {cards}, more than {MAX_INTERFACES}")
+    for name, most in (("flows", MAX_FLOWS), ("marks", MAX_MARKS)):
+        count = len(getattr(message, name))
+        check(count <= most, f"Hello.{name} are {count}, more than {most}")
+    check(message.HasField("clock"), "Hello.clock is missing")
+    hello = Hello(
+        host=host,
+        session=session,
+        bucket_ns=message.bucket_ns,
+        clock=read_clock(message.clock),
+        interfaces=tuple(map(read_interface, message.interfaces)),
+        agent_version=read_name(message.agent_version, "Hello.agent_version"),
+        schema_version=message.schema_version,
+        flows=tuple(map(read_flow, message.flows)),
+        marks=tuple(map(read_mark, message.marks)),
+        acknowledged=message.acknowledged,
+        stream_ns=message.stream_ns,
+    )
     check(hello.bucket_ns > 0, "Hello.bucket_ns is 0")
+    for name, width in (("bucket_ns", hello.bucket_ns), ("stream_ns", hello.stream_ns)):
+        check(width <= MAX_WIDTH_NS, f"Hello.{name} is {width}, more than {MAX_WIDTH_NS}")
     whole = hello.streamed_ns % hello.bucket_ns == 0
     check(whole, f"Hello.stream_ns is {hello.stream_ns}, no multiple of {hello.bucket_ns}")
-    indices = [interface.index for interface in hello.interfaces]
-    check(bool(indices), "Hello.interfaces is empty")
-    check(len(set(indices)) == len(indices), f"Hello.interfaces has an index twice: {indices}")
-    _check_clock(hello.clock)
+    check(hello.acknowledged <= MAX_COUNT, f"Hello.acknowledged is {hello.acknowledged}, more than {MAX_COUNT}")
+    for field, values in (
+        ("an index", [card.index for card in hello.interfaces]),
+        ("a name", [card.name for card in hello.interfaces]),
+    ):
+        check(len(set(values)) == len(values), f"Hello.interfaces has {field} twice: {str(values)[:200]}")
+    unknown = {flow.interface for flow in hello.flows} - {card.index for card in hello.interfaces}
+    check(not unknown, f"Hello.flows name interface {min(unknown, default=0)}, which Hello.interfaces does not have")
     return hello
 
 
@@ -71,60 +110,31 @@ def serialise_buckets(buckets: Table, bucket_ns: int) -> bytes:
     return message.SerializeToString()
 
 
+def serialise_flow(flow: netmon_pb2.Flow) -> bytes:
+    """An AgentMessage of nothing but an introduction's flow, to be put after one of the rest, as is each other one."""
+    return netmon_pb2.AgentMessage(hello=netmon_pb2.Hello(flows=(flow,))).SerializeToString()
+
+
 def decode_batch(message: netmon_pb2.Batch) -> Batch:
-    """Message → Batch, checked. Raises WireError with a one-line reason."""
-    rows, width = decode_buckets(message.buckets), message.buckets.bucket_ns
+    """Message → Batch, checked completely. Raises WireError with a one-line reason."""
+    width = message.buckets.bucket_ns
     check(width <= MAX_WIDTH_NS, f"Buckets.bucket_ns is {width}, more than {MAX_WIDTH_NS}")
-    batch = from_message(message, Batch, buckets=rows, bucket_ns=width)
-    check(batch.sequence > 0, "Batch.sequence is 0, the first batch has 1")
-    check(batch.horizon_ns >= 0, f"Batch.horizon_ns is negative: {batch.horizon_ns}")
-    _check_clock(batch.clock)
-    for flow in batch.flows:
-        _check_flow(flow)
-    for mark in batch.marks:
-        _check_mark(mark)
-    for sample in batch.ledger:
-        _check_ledger(sample)
-    for counters in batch.nic:
-        _check_nic(counters)
+    rows = decode_buckets(message.buckets)
+    check_counts(message)
+    sequence, horizon_ns = check_head(message)
+    batch = Batch(
+        sequence=sequence,
+        clock=read_clock(message.clock),
+        horizon_ns=horizon_ns,
+        buckets=rows,
+        flows=tuple(map(read_flow, message.flows)),
+        marks=tuple(map(read_mark, message.marks)),
+        ledger=tuple(map(read_ledger, message.ledger)),
+        cost=read_cost(message.cost),
+        exchanges=tuple(map(read_exchange, message.exchanges)),
+        nic=tuple(read_nic(message.nic)),
+        bucket_ns=width,
+    )
+    latest = int(rows["bucket_start_ns"].max(initial=0))
+    check_times(horizon_ns, latest, batch.flows, max((sample.time_ns for sample in batch.ledger), default=0))
     return batch
-
-
-def _check_clock(clock: ClockSample) -> None:
-    check(min(clock.mono_ns, clock.utc_ns, clock.error_ns) >= 0, f"the clock sample has a negative time: {clock}")
-
-
-def _check_flow(flow: Flow) -> None:
-    name = f"flow {flow.flow_id}"
-    check(max(flow.src_port, flow.dst_port) <= 0xFFFF, f"{name} has a port above 65535")
-    check(flow.protocol <= 0xFF, f"{name} has protocol {flow.protocol}, above 255")
-    check(flow.first_ns >= 0, f"{name} begins at a negative time: {flow.first_ns}")
-    check(flow.prefix_bits <= 128, f"{name} has a prefix of {flow.prefix_bits} bits")
-    check(flow.owner.rank >= -1, f"{name} belongs to rank {flow.owner.rank}")
-    if flow.protocol != PROTOCOL_NON_IP:
-        for text in (flow.src, flow.dst):
-            check(_is_address(text), f"{name} has {text!r} for an address")
-
-
-def _check_mark(mark: Mark) -> None:
-    check(mark.rank >= 0 and mark.size >= 0, f"a mark of job {mark.job!r} names rank {mark.rank} of {mark.size}")
-    check(min(mark.iteration, mark.time_ns, mark.error_ns) >= 0, f"a mark of job {mark.job!r} is negative: {mark}")
-
-
-def _check_ledger(sample: LedgerSample) -> None:
-    check(sample.time_ns >= 0, f"a ledger sample of interface {sample.interface} has a negative time")
-
-
-def _check_nic(sample: NicSample) -> None:
-    names, values = len(sample.names), len(sample.values)
-    check(names == values, f"a sample of {sample.device} has {names} counters and {values} values")
-    check(sample.time_ns >= 0, f"a sample of {sample.device} has a negative time")
-
-
-@lru_cache(maxsize=4096)
-def _is_address(text: str) -> bool:
-    try:
-        ipaddress.ip_address(text)
-    except ValueError:
-        return False
-    return True

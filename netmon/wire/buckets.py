@@ -13,13 +13,13 @@ import numpy.typing as npt
 from netmon.errors import WireError
 from netmon.records import BUCKET, COARSE, Table
 from netmon.wire import netmon_pb2
-from netmon.wire.mapping import MAX_NUMBER, check
-
-MAX_ROWS = 4_000_000
-"""The most bucket rows that a message may carry."""
+from netmon.wire.limits import MAX_MONO_NS, MAX_ROWS
+from netmon.wire.mapping import check
 
 _DEFLATED_BELOW = 1 << 18  # bytes; with more of them deflating costs more than they do
-_RUNS = 4
+RUNS, COLUMNS, COLUMNS_COARSE = 4, 4, 7
+"""Columns of runs and of rows, the latter without and with those of coarse ones."""
+
 _WIDTHS = (0, 1, 2, 4, 8)
 _Numbers = npt.NDArray[np.uint64]
 _Column = npt.NDArray[np.uint32] | _Numbers
@@ -68,17 +68,14 @@ def decode_buckets(message: netmon_pb2.Buckets) -> Table:
     if not count:
         return table
     check(0 < message.flows <= count, f"Buckets.flows is {message.flows} of {count} rows")
-    wanted = 7 if message.coarse else 4
-    runs, columns = message.runs, message.columns
-    if message.deflated:
-        runs = _inflate(runs, _RUNS * (1 + 8 * message.flows), "runs")
-        columns = _inflate(columns, wanted * (1 + 8 * count), "columns")
+    runs, columns = plain_columns(message)
+    wanted = COLUMNS_COARSE if message.coarse else COLUMNS
     start, packets, wire, headers, *rest = _unpack(columns, wanted, count, "columns")
-    flow, rows, w, h = _unpack(runs, _RUNS, message.flows, "runs")
+    flow, rows, w, h = _unpack(runs, RUNS, message.flows, "runs")
     check(bool((rows <= count).all()) and int(rows.sum()) == count, f"Buckets.runs do not have {count} rows")
     rows = rows.astype(np.int64)
     latest = int(start.max()) * message.unit_ns + message.base_ns
-    check(latest <= MAX_NUMBER, f"Buckets.start has {latest}, more than an int64 holds")
+    check(latest <= MAX_MONO_NS, f"Buckets.start has {latest}, more than {MAX_MONO_NS}")
     table["flow_id"] = np.repeat(flow, rows)
     table["bucket_start_ns"] = np.uint64(message.base_ns) + start * np.uint64(message.unit_ns)
     w, h = np.repeat(w, rows), np.repeat(h, rows)
@@ -90,6 +87,30 @@ def decode_buckets(message: netmon_pb2.Buckets) -> Table:
         table["peak_bytes"] = rest[0] * w - rest[1] & _U32
         table["busy_buckets"] = rest[2]
     return table
+
+
+def plain_columns(message: netmon_pb2.Buckets) -> tuple[bytes, bytes]:
+    """The runs and the columns of a message that has rows, inflated. Raises WireError with a one-line reason."""
+    runs, columns = message.runs, message.columns
+    if message.deflated:
+        wanted = COLUMNS_COARSE if message.coarse else COLUMNS
+        runs = _inflate(runs, RUNS * (1 + 8 * message.flows), "runs")
+        columns = _inflate(columns, wanted * (1 + 8 * message.rows), "columns")
+    return runs, columns
+
+
+def column_widths(data: bytes, wanted: int, count: int, name: str) -> list[int]:
+    """Bytes of a number in each column: a byte that says so, then `count` numbers. Raises WireError."""
+    widths, offset = [], 0
+    for _ in range(wanted):
+        width = data[offset] if offset < len(data) else -1
+        offset += 1 + width * count
+        if width not in _WIDTHS or offset > len(data):
+            raise WireError(f"Buckets.{name} is cut short or has a column of {width} bytes")
+        widths.append(width)
+    if offset != len(data):
+        raise WireError(f"Buckets.{name} has {len(data) - offset} bytes too many")
+    return widths
 
 
 def _in_units(start: _Numbers, bucket_ns: int) -> tuple[int, int, _Column]:
@@ -130,15 +151,11 @@ def _plane(column: _Column) -> bytes:
 
 def _unpack(data: bytes, wanted: int, count: int, name: str) -> list[_Numbers]:
     columns, offset = [], 0
-    for _ in range(wanted):
-        width = data[offset] if offset < len(data) else -1
-        end = offset + 1 + width * count
-        check(width in _WIDTHS and end <= len(data), f"Buckets.{name} is cut short or has a column of {width} bytes")
+    for width in column_widths(data, wanted, count, name):
         bytes_ = np.zeros((count, 8), np.uint8)
         bytes_[:, :width] = np.frombuffer(data, np.uint8, width * count, offset + 1).reshape(width, count).T
         columns.append(bytes_.view("<u8").reshape(count))
-        offset = end
-    check(offset == len(data), f"Buckets.{name} has {len(data) - offset} bytes too many")
+        offset += 1 + width * count
     return columns
 
 

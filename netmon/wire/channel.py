@@ -6,8 +6,8 @@ An agent makes a channel for each connection, and gives it up with the connectio
 never more than half a second away, and lasts one second.
 """
 
-MAX_MESSAGE_BYTES = 256 << 20
-"""The most that a collector takes in one message."""
+MAX_MESSAGE_BYTES = 16 << 20
+"""The most that a collector takes in one message; agents make several batches of what would be more."""
 
 ALIVE_EVERY_S = 1.0
 """So often a collector says on a stream that it is alive, whether it has something to acknowledge or not."""

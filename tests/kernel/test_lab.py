@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from waiting import wait_for
 
 from netmon.errors import LabError
 from netmon.lab import iproute, lease
@@ -67,6 +68,7 @@ def test_an_idle_link_is_silent():
 def test_a_failure_removes_everything(tmp_path):
     with contextlib.suppress(ZeroDivisionError), network(2, 10**9) as testbed:
         process = Process("sleeper", ["sleep", "60"], tmp_path, host=testbed.hosts[0])
+        wait_for(lambda: process.pid in iproute.processes(testbed.hosts[0].namespace))
         _ = 1 / 0
     assert remains(testbed.lease.run) == []
     assert process.status() == -signal.SIGTERM

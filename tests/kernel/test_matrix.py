@@ -4,9 +4,11 @@
 On a kernel without tcx the programs are filters of clsact: they do not vanish with the process, and others' are beside.
 """
 
+import ctypes
 import json
 import os
 import socket
+import struct
 import subprocess
 import sys
 import time
@@ -17,12 +19,14 @@ from pathlib import Path
 import pytest
 from waiting import wait_for
 
-from netmon.kernel import loader
+from netmon.kernel import bpf_calls, loader
 from netmon.kernel.meter.geometry import choose_geometry
 from netmon.kernel.probe import bpf
 from netmon.records import Direction
 
 pytestmark = [pytest.mark.kernel, pytest.mark.matrix]
+
+PROGRAM_INFO_BYTES, VERIFIED_INSTRUCTIONS = 232, 216  # struct bpf_prog_info, and where verified_insns is in it
 
 # The kernel side of an agent on one interface, as a process of its own in that interface's namespace. Counts what is
 # on UDP port 9 and says so when its input says "count"; detaches and ends when its input ends.
@@ -189,10 +193,20 @@ def test_doctor_finds_everything_that_is_needed(namespaces: Callable) -> None:
     assert hooks[left.interface] == ("tcx" if bpf.has_tcx() else "clsact")
 
 
+def test_the_verifier_has_little_to_do() -> None:
+    """It gives up at a million instructions, counted along every path; older kernels take more paths for the same."""
+    programs = loader.load(choose_geometry(10_000))
+    for name in loader.METER_PROGRAMS:
+        info = ctypes.create_string_buffer(PROGRAM_INFO_BYTES)
+        place = struct.pack("=IIQ", programs[name], len(info), ctypes.addressof(info))
+        bpf_calls.call(bpf_calls.OBJ_GET_INFO_BY_FD, place)
+        (verified,) = struct.unpack_from("=I", info, VERIFIED_INSTRUCTIONS)
+        print(f"{name}: {verified} instructions verified")  # 0: a kernel before 5.16
+        assert verified < 300_000
+
+
 def test_a_probe_reads_the_arguments_of_a_call() -> None:
     """Which register holds which argument is the architecture's: NCCL's count is the third."""
-    import ctypes
-
     from netmon.kernel.meter.ring_buffer import RingBuffer
     from netmon.kernel.training.probes import attach_probe
     from netmon.kernel.training.symbols import function_offsets

@@ -38,5 +38,8 @@ def test_the_others_are_scored_against_it(watched):
     # The timeline is read last: the hook may have left by then, and the best of those that are there is the reference.
     assert of["timeline"]["reference"] in ("hook", "uprobe")
     for source in ("uprobe", "timeline"):
-        assert of[source]["matched"] == of[source]["found"] == of[source]["iterations"] > 20
+        found, iterations = of[source]["found"], of[source]["iterations"]
+        assert found == iterations > 20
+        # Where the machine kept a rank from running between a moment and its note, the two are no pair.
+        assert found - 2 <= of[source]["matched"] <= found
     assert of["uprobe"]["error_ns"] < MILLISECOND / 5

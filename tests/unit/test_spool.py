@@ -19,6 +19,8 @@ from netmon.agent.spool import Spool
 from netmon.agent.spool_folder import SpoolFolder
 from netmon.errors import DataError
 from netmon.records import BUCKET, Direction, Flow
+from netmon.wire.channel import MAX_MESSAGE_BYTES
+from netmon.wire.limits import MAX_FLOWS
 
 
 def loss(packets: int = 1) -> bytes:
@@ -112,6 +114,59 @@ def test_what_was_set_aside_is_bounded(kept: Kept, monkeypatch: pytest.MonkeyPat
         kept.spool.set_aside(sequence)
         os.utime(kept.folder.refused / f"s1-{sequence}.batch", (sequence, sequence))
     assert len(list(kept.folder.refused.iterdir())) == 2
+
+
+def described(spool: Spool) -> list[bytes]:
+    own, flows = spool.introduction()
+    assert own == b"hello"
+    return sorted(flows.split())
+
+
+def test_an_introduction_has_the_flows_that_no_batch_to_come_describes(kept: Kept) -> None:
+    spool = kept.spool
+    spool.append(1, b"b", b"r", loss(), [(1, b"one "), (2, b"two ")])
+    spool.append(2, b"b", b"r", loss(), [(2, b"two_owned "), (3, b"three ")])
+    assert described(spool) == []
+    spool.acknowledge(1)
+    assert described(spool) == [b"one", b"two_owned"]
+    spool.end_flows([1, 99])
+    kept.append(3, 3)
+    spool.acknowledge(2)
+    assert described(spool) == [b"three", b"two_owned"]
+    spool.append(4, b"b", b"r", loss(), [(4, b"four ")])
+    assert spool.set_aside(4) is not None
+    assert described(spool) == [b"four", b"three", b"two_owned"]
+
+
+def test_flows_that_are_over_count_for_the_bound_and_go_with_their_rows(tmp_path: Path) -> None:
+    kept = Kept(tmp_path, limit=1000)
+    kept.spool.append(1, b"b" * 10, b"r" * 100, loss(), [(1, b"f" * 300), (2, b"g ")])
+    kept.append(2, 3)
+    kept.spool.acknowledge(1)
+    before = kept.spool.size
+    kept.spool.end_flows([1])
+    assert kept.spool.size == before + 300
+    kept.append(4, 6)
+    assert described(kept.spool) == [b"f" * 300 + b"g"]
+    kept.append(7, 9)
+    assert kept.spool.size <= 1000
+    assert described(kept.spool) == [b"g"]
+    kept.spool.acknowledge(9)
+    assert (kept.spool.size, kept.spool.waits) == (0, False)
+    kept.spool.close()
+
+
+def test_flows_outlive_a_disk_that_is_left(small_disk: Path) -> None:
+    kept = Kept(small_disk)
+    kept.spool.append(1, b"b", b"r", loss(), [(1, b"one ")])
+    kept.spool.acknowledge(1)
+    (small_disk / "filling").write_bytes(b"x" * (shutil.disk_usage(small_disk).free & ~4095))
+    kept.append(2, 4, buckets=100_000)
+    kept.spool.append(5, b"b", b"r", loss(), [(5, b"five ")])
+    assert described(kept.spool) == [b"one"]
+    kept.spool.acknowledge(5)
+    assert described(kept.spool) == [b"five", b"one"]
+    kept.spool.close()
 
 
 KILLED = """
@@ -252,3 +307,13 @@ def test_what_buckets_carry_is_counted_per_link() -> None:
     twice = summed([table.tobytes(), table.tobytes()])
     assert twice.tolist() == [(1, 0, 4, 40, 14), (1, 1, 16, 8_000_000_080, 42)]
     assert summed([]).tolist() == []
+
+
+def test_an_introduction_is_no_larger_than_a_collector_takes(tmp_path: Path) -> None:
+    kept = Kept(tmp_path)
+    flows = [(number, number.to_bytes(8, "big") * 16) for number in range(1, MAX_FLOWS + 100)]
+    kept.spool.append(1, b"body", b"", loss(), flows)
+    kept.append(2, 3)
+    kept.spool.acknowledge(1)
+    _, told = kept.spool.introduction()
+    assert MAX_MESSAGE_BYTES // 2 - 128 <= len(told) <= MAX_MESSAGE_BYTES // 2

@@ -18,17 +18,17 @@ from pathlib import Path
 import grpc
 import pandas as pd
 import pytest
-from collector_stream import DL_TX, Host, hello, rows
+from collector_stream import DL_RX, DL_TX, Host, hello, rows
 from collector_thread import collecting
 from tcp_relay import TcpRelay
 from waiting import free_port, wait_for
 
-from collector.host.window import HostWindow
+from collector.host.window import HostWindow, News
 from netmon.agent import connection, leftovers
 from netmon.agent.backoff import Backoff
-from netmon.agent.batch_table import BatchTable
 from netmon.agent.carried import NOTHING, carried
 from netmon.agent.connection import Patience
+from netmon.agent.exchange import ClockExchanges
 from netmon.agent.leftovers import Leftovers
 from netmon.agent.pulls import Pulls
 from netmon.agent.spool import Spool
@@ -36,9 +36,9 @@ from netmon.agent.spool_folder import SpoolFolder
 from netmon.agent.stream import Stream
 from netmon.agent.worker import Worker, check_alive
 from netmon.errors import KernelError
-from netmon.records import Batch, Hello, Table
+from netmon.records import BUCKET, Batch, Hello, Table, empty
 from netmon.wire import netmon_pb2
-from netmon.wire.batches import encode_body, encode_hello, serialise_buckets
+from netmon.wire.batches import encode_body, encode_hello, serialise_buckets, serialise_flow
 
 LIMIT = 64 << 20
 
@@ -53,7 +53,7 @@ class Sent:
         self.rows = 0
         self.spool = Spool(SpoolFolder(directory), session, LIMIT, self._lose)
         self.spool.hello = introduction(hello(session=session))
-        self.stream = Stream(address, self.spool, Pulls(None))
+        self.stream = Stream(address, self.spool, Pulls(None), ClockExchanges())
         self.leftovers = Leftovers(address, self.spool, LIMIT)
         self._ended = threading.Event()
         self._looking = threading.Thread(target=self._look, daemon=True)
@@ -88,11 +88,13 @@ def introduction(opening: Hello) -> bytes:
     return netmon_pb2.AgentMessage(hello=encode_hello(opening)).SerializeToString()
 
 
-def put(spool: Spool | BatchTable, batch: Batch) -> None:
+def put(spool: Spool, batch: Batch) -> None:
     known = {flow.flow_id: flow for flow in Host().batch().flows}
-    body = netmon_pb2.AgentMessage(batch=encode_body(batch)).SerializeToString()
+    message = encode_body(batch)
+    body = netmon_pb2.AgentMessage(batch=message).SerializeToString()
     loss = carried(batch.buckets[np_known(batch.buckets, known)], known).tobytes()
-    spool.append(batch.sequence, body, serialise_buckets(batch.buckets, batch.bucket_ns), loss)
+    described = [(flow.flow_id, serialise_flow(flow)) for flow in message.flows]
+    spool.append(batch.sequence, body, serialise_buckets(batch.buckets, batch.bucket_ns), loss, described)
 
 
 def np_known(buckets: Table, known: dict[int, object]) -> list[bool]:
@@ -178,6 +180,34 @@ def test_a_collector_that_comes_back_gets_the_rest(tmp_path: Path) -> None:
     check_whole(tmp_path / "data", sent)
 
 
+@pytest.mark.parametrize("agent", ["lives", "was killed"])
+def test_rows_of_flows_that_are_over_reach_a_collector_that_never_heard_of_them(
+    tmp_path: Path, agent: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(leftovers, "_LOOK_AGAIN_S", 0.2)
+    address = f"127.0.0.1:{free_port()}"
+    sent = Sent(tmp_path / "spool", address)
+    with collecting(address, tmp_path / "data"):
+        sent.start()
+        sent.append(15)
+        wait_for(lambda: sent.spool.acknowledged > 0)
+    sent.append(5)
+    sent.spool.end_flows([DL_TX, DL_RX])
+    sent.append(1, lambda batch: replace(batch, buckets=empty(BUCKET)))
+    waiting = 200 * (20 - sent.spool.acknowledged)
+    lost = sent.lost
+    if agent == "was killed":
+        sent.finish(0)
+        sent = Sent(tmp_path / "spool", address, "s2")
+        sent.start()
+    with collecting(address, tmp_path / "other"):
+        wait_for(lambda: not list((tmp_path / "spool").glob("s1*")) or agent == "lives")
+        sent.finish()
+    buckets = pd.read_parquet(tmp_path / "other/buckets")
+    assert len(buckets) == waiting
+    assert (lost.tolist(), sent.lost.tolist(), sent.leftovers.lost) == ([], [], 0)
+
+
 def test_a_refused_batch_is_lost_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     address = f"127.0.0.1:{free_port()}"
@@ -198,19 +228,33 @@ def test_a_refused_batch_is_lost_alone(tmp_path: Path, caplog: pytest.LogCapture
     assert (message.batch.sequence, message.batch.buckets.rows) == (11, 1)
 
 
+def test_what_a_refused_batch_describes_is_introduced(tmp_path: Path) -> None:
+    address = f"127.0.0.1:{free_port()}"
+    sent = Sent(tmp_path / "spool", address)
+    wrong = rows((DL_TX, 10**7, 1))
+    sent.append(1, lambda batch: replace(batch, buckets=wrong))
+    sent.append(10)
+    sent.rows -= 1
+    with collecting(address, tmp_path / "data"):
+        sent.start()
+        sent.finish()
+    assert len(pd.read_parquet(tmp_path / "data/buckets")) == sent.rows
+    assert sent.lost["packets"].tolist() == [1]
+
+
 def test_a_batch_at_which_the_collector_fails_is_lost_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    real, tries = HostWindow.add, []
+    real, tries = HostWindow.mark, []
 
-    def fails(window: HostWindow, batch: Batch) -> object:
-        output = real(window, batch)  # half of the work is done
-        if batch.sequence == 7:
-            tries.append(batch.sequence)
+    def fails(window: HostWindow, news: News) -> object:
+        output = real(window, news)  # half of the work is done
+        if news.sequence == 7:
+            tries.append(news.sequence)
             raise IndexError("a fault of the collector's")
         return output
 
-    monkeypatch.setattr(HostWindow, "add", fails)
+    monkeypatch.setattr(HostWindow, "mark", fails)
     address = f"127.0.0.1:{free_port()}"
     sent = Sent(tmp_path / "spool", address)
     sent.append(20)

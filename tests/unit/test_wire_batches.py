@@ -10,11 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from netmon.errors import WireError
+from netmon.marks import printable
 from netmon.records import (
     BUCKET,
     COARSE,
     AgentCost,
     Batch,
+    ClockExchange,
     ClockSample,
     Direction,
     Flow,
@@ -23,6 +25,7 @@ from netmon.records import (
     LedgerSample,
     Mark,
     Moment,
+    NicSample,
     Owner,
     Source,
     Table,
@@ -31,10 +34,14 @@ from netmon.records import (
 from netmon.wire import netmon_pb2
 from netmon.wire.batches import decode_batch, decode_hello, encode_batch, encode_hello
 from netmon.wire.buckets import MAX_ROWS, decode_buckets, encode_buckets
+from netmon.wire.details import LEDGER_MOST
+from netmon.wire.limits import MAX_COUNT, MAX_MONO_NS, MAX_UTC_NS
 
-U16, U32, I63 = (st.integers(0, 2**bits - 1) for bits in (16, 32, 63))
-TEXT = st.text(max_size=20)
-CLOCK = st.builds(ClockSample, I63, I63, I63)
+U16, U32 = (st.integers(0, 2**bits - 1) for bits in (16, 32))
+MONO, UTC, COUNT = (st.integers(0, most) for most in (MAX_MONO_NS, MAX_UTC_NS, MAX_COUNT))
+HORIZON = st.just(MAX_MONO_NS)  # nothing lies behind it
+TEXT = st.text(max_size=20).map(printable)
+CLOCK = st.builds(ClockSample, MONO, UTC, MONO)
 OWNER = st.builds(Owner, U32, TEXT, TEXT, TEXT, st.integers(-1, 1000), TEXT)
 FLOW = st.builds(
     Flow,
@@ -46,26 +53,32 @@ FLOW = st.builds(
     src_port=U16,
     dst_port=U16,
     protocol=st.integers(0, 255),
-    first_ns=I63,
+    first_ns=MONO,
     owner=OWNER,
 )
 MARK = st.builds(
     Mark,
     job=TEXT,
-    rank=st.integers(0, 2**31 - 1),
-    size=st.integers(0, 2**31 - 1),
+    rank=st.integers(0, 2**20 - 1),
+    size=st.integers(0, 2**20),
     pid=U32,
-    iteration=I63,
+    iteration=COUNT,
     moment=st.sampled_from(Moment),
-    time_ns=I63,
+    time_ns=MONO,
     source=st.sampled_from(Source),
-    error_ns=I63,
-    parameters=I63,
+    error_ns=MONO,
+    parameters=COUNT,
     relative=st.booleans(),
 )
-_NARROW = {"interface": U32, "direction": st.sampled_from(Direction), "nic_header_bytes": U32}
-LEDGER = st.builds(LedgerSample, **{field.name: _NARROW.get(field.name, I63) for field in fields(LedgerSample)})
-COST = st.builds(AgentCost, st.floats(0, 100), I63, I63, I63)
+_RANGES = {name: st.integers(0, most) for name, most in LEDGER_MOST.items()}
+LEDGER = st.builds(LedgerSample, interface=U32, direction=st.sampled_from(Direction), **_RANGES)
+COST = st.builds(AgentCost, st.floats(0, 100), COUNT, COUNT, COUNT)
+EXCHANGE = st.builds(ClockExchange, MONO, UTC, UTC, MONO)
+NIC = st.lists(st.tuples(TEXT, st.integers(-(2**63), 2**63 - 1)), max_size=3).flatmap(
+    lambda pairs: st.builds(
+        NicSample, TEXT, TEXT, MONO, st.just(tuple(n for n, _ in pairs)), st.just(tuple(v for _, v in pairs))
+    )
+)
 
 
 def a_table(rows: Sequence[tuple[int, ...]]) -> Table:
@@ -77,17 +90,20 @@ def a_table(rows: Sequence[tuple[int, ...]]) -> Table:
     return table
 
 
-BUCKETS = st.lists(st.tuples(U32, I63, U32, U32, U32), max_size=20).map(a_table)
+BUCKETS = st.lists(st.tuples(U32, MONO, U32, U32, U32), max_size=20).map(a_table)
 BATCH = st.builds(
     Batch,
-    sequence=st.integers(1, 2**63 - 1),
+    sequence=st.integers(1, MAX_COUNT),
     clock=CLOCK,
-    horizon_ns=I63,
+    horizon_ns=HORIZON,
     buckets=BUCKETS,
     flows=st.lists(FLOW, max_size=3).map(tuple),
     marks=st.lists(MARK, max_size=3).map(tuple),
     ledger=st.lists(LEDGER, max_size=2).map(tuple),
     cost=COST,
+    exchanges=st.lists(EXCHANGE, max_size=2).map(tuple),
+    nic=st.lists(NIC, max_size=2).map(tuple),
+    bucket_ns=st.sampled_from([0, 1, 10_000, 1_000_000_000]),
 )
 
 A_CLOCK = ClockSample(1_000, 2_000, 30)
@@ -137,7 +153,7 @@ def test_a_literal_message_is_decoded() -> None:
     assert (batch.flows, batch.marks, batch.ledger, batch.cost) == ((), (), (), AgentCost())
 
 
-COARSE_ROWS = st.lists(st.tuples(*[U32] * 6, st.integers(0, 2**62)), max_size=50)
+COARSE_ROWS = st.lists(st.tuples(*[U32] * 6, st.integers(0, 2**60 - 1)), max_size=50)
 
 
 @given(COARSE_ROWS, st.sampled_from([0, 1, 1_000_000]), st.booleans())
@@ -191,7 +207,7 @@ BROKEN_BATCHES: dict[str, Break] = {
     "Batch.clock is missing": lambda m: m.ClearField("clock"),
     "the clock sample has a negative time": lambda m: setattr(m.clock, "error_ns", -1),
     "Batch.sequence is 0": lambda m: m.ClearField("sequence"),
-    "Batch.sequence is 9223372036854775808, more than an int64": lambda m: setattr(m, "sequence", 2**63),
+    "Batch.sequence is 9223372036854775808, more than 46116": lambda m: setattr(m, "sequence", 2**63),
     "Batch.horizon_ns is negative: -1": lambda m: setattr(m, "horizon_ns", -1),
     "Buckets.columns is cut short or has a column of": lambda m: setattr(m.buckets, "rows", 3),
     "Buckets.columns cannot be inflated": lambda m: setattr(m.buckets, "columns", b"\0" * 7),
@@ -204,20 +220,42 @@ BROKEN_BATCHES: dict[str, Break] = {
     "Buckets.bucket_ns is 1000000001, more": lambda m: setattr(m.buckets, "bucket_ns", 10**9 + 1),
     f"Buckets.rows is {MAX_ROWS + 1}, more": lambda m: setattr(m.buckets, "rows", MAX_ROWS + 1),
     "Buckets.start has 18446744073709551615": lambda m: setattr(m.buckets, "base_ns", 2**64 - 11),
+    "a bucket begins 11 s after the batch's horizon": lambda m: setattr(m.buckets, "base_ns", 11 * 10**9),
+    "a flow begins 11 s after the batch's horizon": lambda m: setattr(m.flows[0], "first_ns", 11 * 10**9),
+    "a ledger sample begins 11 s after the batch's horizon": lambda m: setattr(m.ledger[0], "time_ns", 11 * 10**9),
     "Flow.direction is 2, not one of 0, 1": lambda m: setattr(m.flows[0], "direction", 2),
     "flow 7 has a port above 65535": lambda m: setattr(m.flows[0], "dst_port", 65536),
     "flow 7 has protocol 256": lambda m: setattr(m.flows[0], "protocol", 256),
     "flow 7 begins at a negative time": lambda m: setattr(m.flows[0], "first_ns", -1),
     "flow 7 has '10.0.0' for an address": lambda m: setattr(m.flows[0], "src", "10.0.0"),
     "flow 7 belongs to rank -2": lambda m: setattr(m.flows[0].owner, "rank", -2),
-    "Owner.process has 1025 characters, more than 1024": lambda m: setattr(m.flows[0].owner, "process", "x" * 1025),
+    "flow 7 begins at 2": lambda m: setattr(m.flows[0], "first_ns", 2**61),
+    "flow 7 has a prefix of 129 bits": lambda m: setattr(m.flows[0], "prefix_bits", 129),
+    "flow 7 belongs to rank 1048576": lambda m: setattr(m.flows[0].owner, "rank", 2**20),
+    "Owner.process has 256 characters, more than 255": lambda m: setattr(m.flows[0].owner, "process", "x" * 256),
+    "Batch.horizon_ns is 2305843009213693952, more": lambda m: setattr(m, "horizon_ns", 2**61),
+    "the clock sample has a time that is none": lambda m: setattr(m.clock, "utc_ns", 4 * 10**18),
+    "the clock sample has an error of": lambda m: setattr(m.clock, "error_ns", 2**62),
+    "Batch.marks are 65537, more than 65536": lambda m: m.marks.extend([m.marks[0]] * 65536),
+    "AgentCost.cpu_fraction is nan": lambda m: setattr(m.cost, "cpu_fraction", float("nan")),
+    "AgentCost has 18446744073709551615": lambda m: setattr(m.cost, "rss_bytes", 2**64 - 1),
+    "ClockExchange.agent_sent_ns is -1": lambda m: m.exchanges.add(agent_sent_ns=-1),
+    "ClockExchange.collector_sent_ns is 4": lambda m: m.exchanges.add(collector_sent_ns=4 * 10**18),
+    "a sample of eth0 has 1 counters and 0 values": lambda m: m.nic.add(device="eth0", names=["x"]),
+    "a sample of eth0 has a negative time": lambda m: m.nic.add(device="eth0", time_ns=-1),
+    "a batch has more than 16384 counters of NICs": lambda m: m.nic.add(names=["x"] * 16385, values=[0] * 16385),
+    "names rank 1048576 of 3": lambda m: setattr(m.marks[0], "rank", 2**20),
+    "is at no time": lambda m: setattr(m.marks[0], "time_ns", 2**61),
+    "a mark of job 'job' has iteration": lambda m: setattr(m.marks[0], "iteration", 2**62),
+    "LedgerSample.nic_header_bytes is 256": lambda m: setattr(m.ledger[0], "nic_header_bytes", 256),
+    "LedgerSample.nic_packets is 18014398509481984": lambda m: setattr(m.ledger[0], "nic_packets", 2**54),
     "Mark.moment is 9, not one of": lambda m: setattr(m.marks[0], "moment", 9),
     "Mark.source is 0, not one of": lambda m: setattr(m.marks[0], "source", 0),
     "names rank -1 of 3": lambda m: setattr(m.marks[0], "rank", -1),
     "a mark of job 'job' is negative": lambda m: setattr(m.marks[0], "time_ns", -1),
     "LedgerSample.direction is 7": lambda m: setattr(m.ledger[0], "direction", 7),
     "LedgerSample.nic_bytes is 9223372036854775808": lambda m: setattr(m.ledger[0], "nic_bytes", 2**63),
-    "a ledger sample of interface 2 has a negative time": lambda m: setattr(m.ledger[0], "time_ns", -1),
+    "LedgerSample.time_ns is -1, negative": lambda m: setattr(m.ledger[0], "time_ns", -1),
 }
 
 
@@ -240,6 +278,22 @@ BROKEN_HELLOS: dict[str, Callable[[netmon_pb2.Hello], object]] = {
     "Hello.bucket_ns is 0": lambda m: m.ClearField("bucket_ns"),
     "Hello.interfaces is empty": lambda m: m.ClearField("interfaces"),
     "Hello.interfaces has an index twice: [2, 2]": lambda m: m.interfaces.add().CopyFrom(m.interfaces[0]),
+    "Hello.host 'hhh": lambda m: setattr(m, "host", "h" * 201),
+    "Hello.host '\u00fc": lambda m: setattr(m, "host", "\u00fc" * 40),
+    "Hello.session has 65 characters, more than 64": lambda m: setattr(m, "session", "s" * 65),
+    "Hello.session 'a/b' has other characters": lambda m: setattr(m, "session", "a/b"),
+    "Hello.bucket_ns is 1000000001, more": lambda m: setattr(m, "bucket_ns", 10**9 + 1),
+    "Hello.stream_ns is 10001, no multiple": lambda m: setattr(m, "stream_ns", 10_001),
+    "Hello.acknowledged is 18446744073709551615": lambda m: setattr(m, "acknowledged", 2**64 - 1),
+    "Hello.interfaces are 513, more than 512": lambda m: m.interfaces.extend([m.interfaces[0]] * 512),
+    "Hello.interfaces has a name twice": lambda m: m.interfaces.add(index=3, name="eth0"),
+    "interface 3 has no name": lambda m: m.interfaces.add(index=3),
+    "Interface.name 'e\\n' is not printable": lambda m: setattr(m.interfaces[0], "name", "e\n"),
+    "eth0 has a capacity of": lambda m: setattr(m.interfaces[0], "capacity_bps", 2**54),
+    "Hello.flows name interface 9": lambda m: m.flows.add(interface=9, protocol=255),
+    "flow 3 begins at a negative time": lambda m: m.flows.add(flow_id=3, interface=2, protocol=255, first_ns=-1),
+    "Hello.marks are 65537": lambda m: m.marks.extend([netmon_pb2.Mark()] * 65537),
+    "the clock sample has a time that is none": lambda m: setattr(m.clock, "mono_ns", 2**60),
     "Interface.name has 2000 characters": lambda m: setattr(m.interfaces[0], "name", "x" * 2000),
 }
 
@@ -258,6 +312,13 @@ def test_what_does_not_fit_is_not_sent() -> None:
         encode_hello(Hello("h0", "s", -1, A_CLOCK, (), ""))
     with pytest.raises(WireError, match="dtype"):
         encode_batch(Batch(1, A_CLOCK, 0, np.zeros(1, [("flow_id", "<u8")])))
+
+
+def test_a_name_is_made_printable() -> None:
+    message = encode_batch(a_batch())
+    message.flows[0].owner.process, message.marks[0].job = "a\x1b[2Jb", "j\u202eb"
+    batch = decode_batch(message)
+    assert (batch.flows[0].owner.process, batch.marks[0].job) == ("a\ufffd[2Jb", "j\ufffdb")
 
 
 def test_a_flow_that_is_not_ip_needs_no_address() -> None:

@@ -1,0 +1,33 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A batch that would be larger than a message may be, as several: whoever was held up has many rows at once."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+
+from netmon.records import Batch
+
+MOST_ROWS = 1 << 17
+"""Of a batch: at most 6 MB of a message, and half of what a collector takes."""
+
+_BEHIND_NS = 5_000_000_000  # what else is in the batch must not lie too long after its horizon
+
+
+def batch_parts(batch: Batch, most_rows: int = MOST_ROWS) -> Iterator[Batch]:
+    """One or more batches with ascending numbers; the first has everything but the rows of the others.
+
+    Rows go by time, so that a part's horizon is where the next one begins. Only when they lie far apart does a part's
+    horizon pass rows that come later, as it does with stragglers.
+    """
+    rows = batch.buckets
+    if len(rows) <= most_rows:
+        yield batch
+        return
+    rows = rows[np.argsort(rows["bucket_start_ns"], kind="stable")]
+    for number, first in enumerate(range(0, len(rows), most_rows)):
+        end = first + most_rows
+        next_ns = int(rows["bucket_start_ns"][end]) if end < len(rows) else batch.horizon_ns
+        horizon_ns = min(batch.horizon_ns, max(next_ns, batch.horizon_ns - _BEHIND_NS))
+        part = replace(batch, sequence=batch.sequence + number, horizon_ns=horizon_ns, buckets=rows[first:end])
+        yield replace(part, flows=(), marks=(), ledger=(), exchanges=(), nic=()) if number else part

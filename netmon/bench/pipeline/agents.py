@@ -1,0 +1,282 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The simulated agents: one process, a channel and a stream for each, as cheap as can be.
+
+As a program: LOAD ADDRESS REPORT, the load as JSON. It says BEGUN when all are connected and the first batches are
+made, ENDED when the last ones are, and writes the file REPORT when everything is acknowledged or time is up.
+
+A batch's rows are encoded once for every part of a second, and its time is patched in; nothing waits in a spool: a
+batch is made when gRPC takes it, but as wide as it had to be when it was due.
+"""
+
+import asyncio
+import gc
+import json
+import sys
+import time
+from bisect import bisect_right
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+
+from netmon.bench.pipeline.host import MS, Account, SimulatedHost, boot_ns, coarser
+from netmon.bench.pipeline.load import WIDTH_MS, Load
+from netmon.records import ClockExchange, ClockSample
+from netmon.wire import netmon_pb2
+from netmon.wire.batches import encode_hello, serialise_buckets
+from netmon.wire.channel import AGENT_OPTIONS
+from netmon.wire.mapping import to_message
+
+BEGUN, ENDED = "begun", "ended"
+
+METHOD = "/netmon.Collector/Stream"
+FAREWELL_S = 60.0
+"""For the last acknowledgements after the last batch."""
+
+_CONNECT_S = 120.0
+_LEAD_S = 0.5
+_EXCHANGES = 4  # in a burst
+_EXCHANGES_EVERY_S = 2
+_ON_THE_WAY_NS = 60_000
+_COST = netmon_pb2.AgentCost(cpu_fraction=0.02, rss_bytes=160_000_000)
+
+
+@dataclass
+class HostReport:
+    """What became of one host's batches. widths: (first batch, width in ms) from which they were so wide."""
+
+    sent: int = 0
+    acknowledged: int = 0
+    widths: list[tuple[int, int]] = field(default_factory=list)
+    failed: str = ""  # how its stream ended, if not in order
+
+    def coarse_batches(self) -> int:
+        """Of those that were sent."""
+        ends = [*(first for first, _ in self.widths[1:]), self.sent]
+        spans = zip(self.widths, ends, strict=True)
+        return sum(end - first for (first, width), end in spans if width > WIDTH_MS)
+
+
+@dataclass
+class Report:
+    """Of all hosts. Delays in s: from when a batch was due to its acknowledgement, and to when gRPC took it."""
+
+    since_s: int
+    utc_ns: int  # when the simulation began
+    hosts: list[HostReport]
+    delay_median_s: float
+    delay_p99_s: float
+    delay_most_s: float
+    late_p99_s: float
+    silent_most_s: float  # the longest time that a host heard nothing
+
+    @classmethod
+    def read(cls, path: Path) -> "Report":
+        """Of a process that has ended."""
+        document: dict[str, Any] = json.loads(path.read_text())
+        hosts = [HostReport(**host) for host in document.pop("hosts")]
+        return cls(hosts=hosts, **document)
+
+
+class _Agent:
+    """One host's stream."""
+
+    def __init__(self, load: Load, host: int, epoch: "_Epoch") -> None:
+        self.report = HostReport(widths=[(0, WIDTH_MS)])
+        self.delays: list[float] = []
+        self.late: list[float] = []
+        self.silent_s = 0.0
+        self._load, self._host, self._epoch = load, host, epoch
+        self._phase_s = host / load.hosts / load.batches
+        self._asked: list[tuple[float, int]] = [(0.0, WIDTH_MS)]  # since when, how wide
+        self._encoded: dict[tuple[int, int], tuple[bytes, int]] = {}
+        self._heard = time.monotonic()
+        self._simulated = SimulatedHost(load, host)
+        self._account = Account(self._simulated)
+        for part in range(load.batches if self._simulated.repeats else 0):
+            self._rows(part, WIDTH_MS)
+        self._call: Any = None
+        self._reading: asyncio.Task[None] | None = None
+
+    async def connect(self, address: str) -> None:
+        """Until the collector has answered."""
+        self._channel = grpc.aio.insecure_channel(address, options=AGENT_OPTIONS)
+        self._call = self._channel.stream_stream(
+            METHOD, request_serializer=None, response_deserializer=netmon_pb2.Acknowledgement.FromString
+        )(wait_for_ready=True)
+        now_ns = round((time.monotonic() - self._epoch.mono_s) * 1e9)
+        hello = netmon_pb2.AgentMessage(hello=encode_hello(self._simulated.hello(self._clock(now_ns))))
+        await self._call.write(hello.SerializeToString())
+        await asyncio.wait_for(self._call.read(), _CONNECT_S)
+
+    def begin_at(self, since_s: int) -> None:
+        """The first batch begins then, since the simulation began."""
+        self._simulated.since_s = since_s
+
+    async def send(self) -> None:
+        """All batches, each when it is due."""
+        self._heard = time.monotonic()
+        self._reading = asyncio.create_task(self._read())
+        try:
+            for batch in range(self._load.seconds * self._load.batches * (100 if self._load.cut else 1)):
+                due = self._due(batch)
+                rest = due - time.monotonic()
+                if rest > 0:
+                    await asyncio.sleep(rest)
+                await self._call.write(self._message(batch, self._width(due)))
+                self.report.sent = batch + 1
+                self.late.append(time.monotonic() - due)
+                if self._reading.done():
+                    break
+        except (grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:
+            self._failed(error)
+
+    async def finish(self, until: float) -> None:
+        """Say that it is all, and wait for what is not acknowledged yet."""
+        assert self._reading
+        try:
+            if not self._reading.done():
+                await asyncio.wait_for(self._call.done_writing(), max(0.1, until - time.monotonic()))
+            await asyncio.wait_for(self._reading, max(0.1, until - time.monotonic()))
+        except (grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:
+            self._failed(error)
+        except asyncio.TimeoutError:
+            self._failed(f"not acknowledged within {FAREWELL_S:g} s")
+        self._call.cancel()
+        await self._channel.close()
+
+    def _failed(self, why: BaseException | str) -> None:
+        if isinstance(why, grpc.aio.AioRpcError):
+            why = f"{why.code().name.lower()}: {why.details()}"
+        self.report.failed = self.report.failed or str(why)
+
+    async def _read(self) -> None:
+        try:
+            while (message := await self._call.read()) is not grpc.aio.EOF:
+                self._take(message)
+            # A stream that has ended in order reads alike.
+            if await self._call.code() is not grpc.StatusCode.OK:
+                self._failed(f"{(await self._call.code()).name.lower()}: {await self._call.details()}")
+        except grpc.aio.AioRpcError as error:
+            self._failed(error)
+
+    def _take(self, message: netmon_pb2.Acknowledgement) -> None:
+        now = time.monotonic()
+        self.silent_s = max(self.silent_s, now - self._heard)
+        self._heard = now
+        for sequence in range(self.report.acknowledged + 1, message.sequence + 1):
+            self.delays.append(now - self._due(sequence - 1))
+        self.report.acknowledged = max(self.report.acknowledged, message.sequence)
+
+    def _due(self, batch: int) -> float:
+        """When a batch has ended, by this process' monotonic clock."""
+        return self._epoch.mono_s + self._simulated.begin_ns(batch + 1) / 1e9 + self._phase_s
+
+    def _width(self, due: float) -> int:
+        """What the collector had asked for by then, in ms."""
+        return self._asked[bisect_right(self._asked, (due, 1 << 30)) - 1][1]
+
+    # --- messages
+
+    def _message(self, batch: int, width_ms: int) -> bytes:
+        simulated = self._simulated
+        if width_ms != self.report.widths[-1][1]:
+            self.report.widths.append((batch, width_ms))
+        rows, base_ns = self._rows(batch, width_ms)
+        begin, end = (boot_ns(self._host) + simulated.begin_ns(number) for number in (batch, batch + 1))
+        head = netmon_pb2.Batch(sequence=batch + 1, horizon_ns=end, cost=_COST)
+        to_message(self._clock(end - boot_ns(self._host)), head.clock)
+        head.buckets.bucket_ns = width_ms * MS
+        if rows:
+            head.buckets.base_ns = begin + base_ns
+        for name, records in (
+            ("flows", [*(simulated.first_flows() if batch == 0 else ()), *simulated.new_flows(batch)]),
+            ("marks", simulated.marks(batch)),
+            ("ledger", self._account.samples(batch)),
+            ("exchanges", self._exchanges(batch)),
+        ):
+            for record in records:
+                to_message(record, getattr(head, name).add())
+        return rows + netmon_pb2.AgentMessage(batch=head).SerializeToString()
+
+    def _rows(self, batch: int, width_ms: int) -> tuple[bytes, int]:
+        """A message of nothing but the rows, and when the first one begins within the batch."""
+        simulated = self._simulated
+        if not simulated.repeats:
+            return _encoded(simulated, batch, width_ms)
+        place = batch % self._load.batches, width_ms
+        if place not in self._encoded:
+            self._encoded[place] = _encoded(simulated, *place)
+        return self._encoded[place]
+
+    def _clock(self, at_ns: int) -> ClockSample:
+        """at_ns: since the simulation began."""
+        return ClockSample(boot_ns(self._host) + at_ns, self._epoch.utc_ns + at_ns, 1_000)
+
+    def _exchanges(self, batch: int) -> list[ClockExchange]:
+        """As if it had asked the collector, a few times every other second."""
+        if batch % (_EXCHANGES_EVERY_S * self._load.batches):
+            return []
+        asked = [self._simulated.begin_ns(batch) + number * _ON_THE_WAY_NS * 3 for number in range(_EXCHANGES)]
+        boot, utc, way = boot_ns(self._host), self._epoch.utc_ns, _ON_THE_WAY_NS
+        return [ClockExchange(boot + at, utc + at + way, utc + at + way, boot + at + 2 * way) for at in asked]
+
+
+@dataclass(frozen=True)
+class _Epoch:
+    """When the simulation began: everything that a host's clock shows counts from there."""
+
+    mono_s: float
+    utc_ns: int
+
+
+def _encoded(host: SimulatedHost, batch: int, width_ms: int) -> tuple[bytes, int]:
+    rows = coarser(host.rows(batch), width_ms)
+    return serialise_buckets(rows, width_ms * MS), int(rows["bucket_start_ns"].min(initial=1 << 62))
+
+
+async def simulate(load: Load, address: str) -> Report:
+    """Until everything is acknowledged, or time is up."""
+    epoch = _Epoch(time.monotonic(), time.time_ns())
+    agents = [_Agent(load, host, epoch) for host in range(load.hosts)]
+    await asyncio.gather(*(agent.connect(address) for agent in agents))
+    since_s = 1 + int(time.monotonic() - epoch.mono_s + _LEAD_S)
+    for agent in agents:
+        agent.begin_at(since_s)
+    gc.collect()
+    gc.freeze()
+    await asyncio.sleep(max(0.0, epoch.mono_s + since_s - time.monotonic()))
+    print(BEGUN, flush=True)
+    await asyncio.gather(*(agent.send() for agent in agents))
+    print(ENDED, flush=True)
+    until = time.monotonic() + FAREWELL_S
+    await asyncio.gather(*(agent.finish(until) for agent in agents))
+    return _report(agents, since_s, epoch)
+
+
+def _report(agents: list[_Agent], since_s: int, epoch: _Epoch) -> Report:
+    delays = np.array([delay for agent in agents for delay in agent.delays] or [np.nan])
+    late = np.array([late for agent in agents for late in agent.late] or [np.nan])
+    median, p99, most = (float(np.quantile(delays, share)) for share in (0.5, 0.99, 1))
+    return Report(
+        since_s,
+        epoch.utc_ns,
+        [agent.report for agent in agents],
+        median,
+        p99,
+        most,
+        late_p99_s=float(np.quantile(late, 0.99)),
+        silent_most_s=max(agent.silent_s for agent in agents),
+    )
+
+
+def main(load: str, address: str, report: str) -> None:
+    """Blocks until it is over."""
+    found = asyncio.run(simulate(Load(**json.loads(load)), address))
+    Path(report).write_text(json.dumps(asdict(found)))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

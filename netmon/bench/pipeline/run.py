@@ -1,0 +1,200 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One run: a real collector, simulated agents, a viewer; then the dataset is held against the truth."""
+
+import json
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from netmon.bench.cpu import process_seconds
+from netmon.bench.memory import memory_bytes
+from netmon.bench.pipeline.agents import BEGUN, ENDED, FAREWELL_S, Report
+from netmon.bench.pipeline.host import host_name
+from netmon.bench.pipeline.load import Load
+from netmon.bench.pipeline.truth import TABLES, Stored, Verdict, judge, stored
+from netmon.bench.pipeline.viewer import Seen, Viewer
+from netmon.errors import LabError
+from netmon.lab.process import Process
+
+SIMULATED = (
+    "Simulated agents: made-up hosts, flows, marks and exchanges over real gRPC streams, as many as are said, from one "
+    "process on this machine; the collector, its disk and the viewer are real."
+)
+
+_READY_S = 60
+_BEGIN_S = 300
+_END_S = 300  # a collector that does not end is killed, which is a result
+_LOOK_S = 0.25
+_MEMORY_EVERY_S = 1.0
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Of one process while the agents sent. Memory: the most seen."""
+
+    cores: float
+    resident_bytes: int
+    proportional_bytes: int
+
+
+@dataclass(frozen=True)
+class PipelineResult:
+    """A run. stored_rows_per_s: of what was acknowledged, in rows as the agents would have sent them unasked.
+
+    widths: hosts by the coarsest rows that they were asked for, in ms. stop_s: from SIGTERM to the collector's end.
+    """
+
+    load: Load
+    seconds: float
+    sent_rows_per_s: float
+    stored_rows_per_s: float
+    batches_per_s: float
+    costs: Mapping[str, Cost]
+    batch_cpu_ms: float  # of the collector, for each batch that it acknowledged
+    delay_median_s: float
+    delay_p99_s: float
+    delay_most_s: float
+    late_p99_s: float  # from when a batch was due until gRPC took it
+    silent_most_s: float
+    seen: Seen
+    tables: Mapping[str, Stored]
+    bytes_per_row: float
+    files_per_hour: float
+    widths: Mapping[int, int]
+    coarse_batches: int
+    open_batches: int  # sent, and never acknowledged
+    failed: list[str]
+    stop_s: float
+    stop_status: int
+    verdict: Verdict
+    told: Report  # by the agents
+
+    @property
+    def true(self) -> bool:
+        """Whether the dataset is what was sent; of a collector that was ended meanwhile, what it has acknowledged."""
+        return self.verdict.true and (self.load.cut or not self.open_batches)
+
+    def document(self) -> dict[str, Any]:
+        """For --json."""
+        return {"simulated": SIMULATED} | asdict(self) | {"true": self.true}
+
+
+@dataclass
+class _Account:
+    """CPU and memory of processes between two moments."""
+
+    pids: dict[str, int]
+    most: dict[str, list[int]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._cpu, self._begin, self._due = self._used(), time.monotonic(), 0.0
+
+    def _used(self) -> dict[str, float]:
+        return {name: process_seconds([pid]) for name, pid in self.pids.items()}
+
+    def look(self) -> None:
+        """Reading the memory of a large process takes milliseconds of its own time: not too often."""
+        if time.monotonic() < self._due:
+            return
+        self._due = time.monotonic() + _MEMORY_EVERY_S
+        for name, pid in self.pids.items():
+            now = [memory_bytes([pid], kind) for kind in ("Rss", "Pss")]
+            self.most[name] = [max(pair) for pair in zip(now, self.most.get(name, now), strict=True)]
+
+    def costs(self) -> dict[str, Cost]:
+        elapsed, used = time.monotonic() - self._begin, self._used()
+        return {name: Cost((used[name] - self._cpu[name]) / elapsed, *self.most[name]) for name in self.pids}
+
+
+def measure(load: Load, progress: Callable[[float], None] = lambda _: None, keep: Path | None = None) -> PipelineResult:
+    """Blocks for some seconds longer than the load. keep: where the dataset stays. Raises LabError."""
+    with tempfile.TemporaryDirectory(prefix="netmon-bench-") as folder:
+        return _measure(load, Path(folder), keep or Path(folder) / "data", progress)
+
+
+def _measure(load: Load, folder: Path, data: Path, progress: Callable[[float], None]) -> PipelineResult:
+    address, report = f"unix:{folder / 'collector.sock'}", folder / "report.json"
+    collect = [sys.executable, "-m", "netmon", "collector", "--listen", address, "--data", str(data)]
+    simulate = [sys.executable, "-m", "netmon.bench.pipeline.agents", json.dumps(load.document()), address, str(report)]
+    with Process("collector", collect, folder, notify=folder / "notify") as collector:
+        collector.wait_ready(_READY_S)
+        with Process("agents", simulate, folder) as agents, Viewer(address) as viewer:
+            agents.wait_output(BEGUN, _BEGIN_S)
+            account, begin = _Account({"collector": collector.pid, "agents": agents.pid}), time.monotonic()
+            viewer.begin()
+            while not (ENDED in agents.output() or (load.cut and time.monotonic() > begin + load.seconds)):
+                agents.check_running()
+                collector.check_running()
+                account.look()
+                progress(min(1, (time.monotonic() - begin) / load.seconds))
+                time.sleep(_LOOK_S)
+            seconds, costs, seen = time.monotonic() - begin, account.costs(), viewer.seen()
+            stopped = _end(collector) if load.cut else None
+            _wait(agents)
+        stop = stopped or _end(collector)
+    told = Report.read(report)
+    tables = {table: stored(data, table) for table in TABLES}
+    return _result(load, told, seconds, costs, seen, tables, stop, judge(data, load, told))
+
+
+def _end(process: Process) -> tuple[float, int]:
+    """How long it takes after SIGTERM, and its status."""
+    begin = time.monotonic()
+    status = process.end(seconds=_END_S)
+    return time.monotonic() - begin, status
+
+
+def _wait(agents: Process) -> None:
+    deadline = time.monotonic() + FAREWELL_S + _END_S
+    while agents.status() is None:
+        if time.monotonic() > deadline:
+            raise LabError(f"the simulated agents did not end: {agents.output()[-200:]}")
+        time.sleep(_LOOK_S)
+    agents.check()
+
+
+def _result(
+    load: Load,
+    told: Report,
+    seconds: float,
+    costs: Mapping[str, Cost],
+    seen: Seen,
+    tables: Mapping[str, Stored],
+    stop: tuple[float, int],
+    verdict: Verdict,
+) -> PipelineResult:
+    sent = [load.rows_of(number) * host.sent / load.batches for number, host in enumerate(told.hosts)]
+    stored_rows = [load.rows_of(number) * host.acknowledged / load.batches for number, host in enumerate(told.hosts)]
+    batches = sum(host.acknowledged for host in told.hosts)
+    coarsest = Counter(max(width for _, width in host.widths) for host in told.hosts)
+    return PipelineResult(
+        load=load,
+        seconds=seconds,
+        sent_rows_per_s=sum(sent) / seconds,
+        stored_rows_per_s=sum(stored_rows) / seconds,
+        batches_per_s=sum(host.sent for host in told.hosts) / seconds,
+        costs=costs,
+        batch_cpu_ms=1e3 * costs["collector"].cores * seconds / max(1, batches),
+        delay_median_s=told.delay_median_s,
+        delay_p99_s=told.delay_p99_s,
+        delay_most_s=told.delay_most_s,
+        late_p99_s=told.late_p99_s,
+        silent_most_s=told.silent_most_s,
+        seen=seen,
+        tables=tables,
+        bytes_per_row=sum(table.bytes for table in tables.values()) / max(1, tables["buckets"].rows),
+        files_per_hour=sum(table.files for table in tables.values()) * 3600 / seconds,
+        widths=dict(sorted(coarsest.items())),
+        coarse_batches=sum(host.coarse_batches() for host in told.hosts),
+        open_batches=sum(host.sent - host.acknowledged for host in told.hosts),
+        failed=[f"{host_name(number)}: {host.failed}" for number, host in enumerate(told.hosts) if host.failed],
+        stop_s=stop[0],
+        stop_status=stop[1],
+        verdict=verdict,
+        told=told,
+    )

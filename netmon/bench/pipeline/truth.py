@@ -1,0 +1,305 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What lies in the dataset, held against what the simulated agents have sent.
+
+What is acknowledged has to be there, and nothing twice; what was sent and not acknowledged may be.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from urllib.parse import unquote
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from netmon.bench.pipeline.agents import HostReport, Report
+from netmon.bench.pipeline.host import (
+    CAPACITY_BPS,
+    LOST_BYTES,
+    MS,
+    SECOND_MS,
+    STEP_END_MS,
+    SimulatedHost,
+    boot_ns,
+    coarser,
+    host_name,
+)
+from netmon.bench.pipeline.load import Load
+from netmon.records import CLASS_NAMES, Class, Table
+
+TABLES = ("buckets", "flows", "iterations", "ledger")
+
+_SHARE_WINDOW_MS, _SHARE_THRESHOLD = 10, 0.01  # the collector's defaults
+_COUNTS = ("packets", "wire_bytes", "payload_bytes", "peak_bytes", "busy_buckets")
+_SENT = ("flow_id", "start_ns", "bucket_ns", *_COUNTS)
+_JUDGED = np.dtype([(name, "<i8") for name in (*_SENT, "class", "iteration")])
+_STEP = np.dtype([(name, "<i8") for name in ("iteration", "start_ns", "end_ns", "rank")])
+_INTERVAL = np.dtype(
+    [(name, "<i8") for name in ("sent", "start_ns", "end_ns", "nic", "attributed", "overflow", "lost", "invisible")]
+)
+
+
+@dataclass
+class Difference:
+    """Rows: of the truth that are not in the dataset, and of the dataset that are not true (or there twice)."""
+
+    true: int = 0
+    missing: int = 0
+    wrong: int = 0
+
+    def add(self, other: "Difference") -> None:
+        """Of another host."""
+        for each in fields(self):
+            setattr(self, each.name, getattr(self, each.name) + getattr(other, each.name))
+
+    @property
+    def none(self) -> bool:
+        """Whether the dataset is the truth."""
+        return not (self.missing or self.wrong)
+
+
+@dataclass
+class Verdict:
+    """Of all hosts. classes, numbers: bucket rows with another class, or iteration, than the true one.
+
+    clock_error_ns: the furthest that a row is from its bucket's true time.
+    """
+
+    rows: Difference = field(default_factory=Difference)
+    iterations: Difference = field(default_factory=Difference)
+    ledger: Difference = field(default_factory=Difference)
+    classes: int = 0
+    numbers: int = 0
+    clock_error_ns: int = 0
+    coarse_rows: int = 0  # wider than they would have been
+
+    @property
+    def true(self) -> bool:
+        """Whether the dataset holds what was sent: rows as a multiset, iterations, ledger."""
+        return self.rows.none and self.iterations.none and self.ledger.none
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A table on disk."""
+
+    rows: int
+    bytes: int
+    files: int
+
+
+def stored(data: Path, table: str) -> Stored:
+    """What there is of it."""
+    files = list((data / table).rglob("*.parquet")) if (data / table).is_dir() else []
+    rows = sum(pq.read_metadata(path).num_rows for path in files)
+    return Stored(rows, sum(path.stat().st_size for path in files), len(files))
+
+
+def judge(data: Path, load: Load, report: Report) -> Verdict:
+    """Blocks for seconds per million rows."""
+    verdict = Verdict()
+    found = {table: _by_host(data, table) for table in TABLES}
+    for number, told in enumerate(report.hosts):
+        host = SimulatedHost(load, number, report.since_s)
+        of = {table: hosts.get(host_name(number)) for table, hosts in found.items()}
+        offset_ns = report.utc_ns - boot_ns(number)
+        _judge_rows(host, told, of["buckets"], offset_ns, verdict)
+        _judge_iterations(host, told, of["iterations"], offset_ns, verdict)
+        _judge_ledger(host, told, of["ledger"], offset_ns, verdict)
+    return verdict
+
+
+def _by_host(data: Path, table: str) -> dict[str, pa.Table]:
+    """The host is a column, or in the path."""
+    parts: dict[str, list[pa.Table]] = {}
+    for path in (data / table).rglob("*.parquet"):
+        rows = pq.ParquetFile(path).read()
+        if "host" in rows.column_names:
+            for host in pc.unique(rows["host"]).to_pylist():
+                parts.setdefault(host, []).append(rows.filter(pc.equal(rows["host"], host)))
+        else:
+            host = next(part for part in path.parts if part.startswith("host=")).removeprefix("host=")
+            parts.setdefault(unquote(host), []).append(rows)
+    return {host: pa.concat_tables([_plain(one) for one in tables]) for host, tables in parts.items()}
+
+
+def _plain(table: pa.Table) -> pa.Table:
+    """Without dictionaries, and what the files say of themselves."""
+    for place, column in enumerate(table.schema):
+        if pa.types.is_dictionary(column.type):
+            plain = table[column.name].cast(column.type.value_type)
+            table = table.set_column(place, column.name, plain)
+    return table.replace_schema_metadata(None)
+
+
+# --- rows
+
+
+def _judge_rows(
+    host: SimulatedHost, told: HostReport, found: pa.Table | None, offset_ns: int, verdict: Verdict
+) -> None:
+    true, sure = _true_rows(host, told)
+    there = _found_rows(host, found, offset_ns, verdict)
+    difference, pairs = _compare(true, sure, there, _SENT)
+    verdict.rows.add(difference)
+    a, b = true[pairs[:, 0]], there[pairs[:, 1]]
+    fine = a["bucket_ns"] == MS
+    verdict.classes += int((a["class"] != b["class"])[fine].sum())
+    verdict.numbers += int((a["iteration"] != b["iteration"])[fine].sum())
+    verdict.coarse_rows += int((there["bucket_ns"] > MS).sum())
+
+
+def _true_rows(host: SimulatedHost, told: HostReport) -> tuple[Table, npt.NDArray[np.bool_]]:
+    """Rows of _JUDGED, times since the simulation began; which of them have to be there."""
+    parts = [
+        _as_stored(coarser(host.rows(batch), width), host.begin_ns(batch), width) for batch, width in _widths(told)
+    ]
+    true = np.concatenate([np.empty(0, _JUDGED), *parts])
+    sure = np.repeat(np.arange(len(parts)) < told.acknowledged, [len(part) for part in parts])
+    _classify(host, true)
+    since = true["start_ns"] - host.begin_ns(0)
+    starts = host.steps(told.sent)
+    place = np.searchsorted(starts, since, side="right") - 1
+    inside = (place >= 0) & (since - starts[np.maximum(place, 0)] < STEP_END_MS * MS) if len(starts) else False
+    true["iteration"] = np.where(inside, place, -1)
+    return true, sure
+
+
+def _widths(told: HostReport) -> Iterator[tuple[int, int]]:
+    """Every batch that was sent, with its width in ms."""
+    ends = [first for first, _ in told.widths[1:]] + [told.sent]
+    for (first, width), end in zip(told.widths, ends, strict=True):
+        for batch in range(first, end):
+            yield batch, width
+
+
+def _as_stored(rows: Table, begin_ns: int, width_ms: int) -> Table:
+    table = np.zeros(len(rows), _JUDGED)
+    for name in ("flow_id", *_COUNTS):
+        table[name] = rows[name]
+    table["start_ns"] = rows["bucket_start_ns"].astype(np.int64) + begin_ns
+    table["bucket_ns"] = width_ms * MS
+    return table
+
+
+def _classify(host: SimulatedHost, true: Table) -> None:
+    """The class of each row, by the collector's own definition."""
+    dl, cross = host.flow_classes(true["flow_id"])
+    sent = host.sent(true["flow_id"])
+    window = true["start_ns"] // (_SHARE_WINDOW_MS * MS) * 2 + sent
+    numbers, of_row = np.unique(window, return_inverse=True)
+    foreign = np.bincount(of_row, np.where(cross, true["payload_bytes"], 0), len(numbers))
+    enough = _SHARE_THRESHOLD * CAPACITY_BPS / 8 * _SHARE_WINDOW_MS / SECOND_MS
+    shared = (foreign > 0) & (foreign >= enough)
+    own = np.where(shared[of_row], int(Class.DL_SHARED), int(Class.DL_ONLY)) if len(true) else 0
+    true["class"] = np.where(dl, own, np.where(cross, int(Class.CROSS), int(Class.UNCLASSIFIED)))
+
+
+def _found_rows(host: SimulatedHost, found: pa.Table | None, offset_ns: int, verdict: Verdict) -> Table:
+    table = np.zeros(len(found) if found else 0, _JUDGED)
+    if not found:
+        return table
+    for name in ("flow_id", "bucket_ns", *_COUNTS, "iteration"):
+        table[name] = found[name].to_numpy()
+    table["start_ns"], error = _on_grid(found["bucket_start_ns"].to_numpy(), host, offset_ns)
+    verdict.clock_error_ns = max(verdict.clock_error_ns, error)
+    names = pa.array(CLASS_NAMES)
+    table["class"] = pc.index_in(found["class"], names).to_numpy()
+    return table
+
+
+def _on_grid(utc_ns: npt.NDArray[np.int64], host: SimulatedHost, offset_ns: int) -> tuple[npt.NDArray[np.int64], int]:
+    """UTC → since the simulation began, and the furthest that it is from a whole millisecond."""
+    since = utc_ns - offset_ns - boot_ns(host.host)
+    grid = (since + MS // 2) // MS * MS
+    return grid, int(np.abs(since - grid).max(initial=0))
+
+
+# --- iterations and ledger
+
+
+def _judge_iterations(
+    host: SimulatedHost, told: HostReport, found: pa.Table | None, offset_ns: int, verdict: Verdict
+) -> None:
+    true, sure = (_true_steps(host, batches) for batches in (told.sent, told.acknowledged))
+    there, strangers = np.zeros(0, _STEP), 0
+    if found:
+        of_job = found.filter(pc.equal(found["job"], host.job_name))
+        there, strangers = np.zeros(len(of_job), _STEP), len(found) - len(of_job)
+        for name in ("iteration", "rank"):
+            there[name] = of_job[name].to_numpy()
+        for name in ("start_ns", "end_ns"):
+            there[name] = _on_grid(of_job[name].to_numpy(), host, offset_ns)[0]
+    difference, _ = _compare(true, np.arange(len(true)) < len(sure), there)
+    difference.wrong += strangers
+    verdict.iterations.add(difference)
+
+
+def _true_steps(host: SimulatedHost, batches: int) -> Table:
+    starts = host.steps(batches)
+    table = np.zeros(len(starts), _STEP)
+    table["iteration"], table["rank"] = np.arange(len(starts)), host.rank
+    table["start_ns"] = starts + host.begin_ns(0)
+    table["end_ns"] = table["start_ns"] + STEP_END_MS * MS
+    return table
+
+
+def _judge_ledger(
+    host: SimulatedHost, told: HostReport, found: pa.Table | None, offset_ns: int, verdict: Verdict
+) -> None:
+    seconds, sure = (batches // host.load.batches for batches in (told.sent, told.acknowledged))
+    per_batch = np.array([host.carried(batch) for batch in range(seconds * host.load.batches)], np.int64)
+    wire = per_batch.reshape(seconds, host.load.batches, 2, 2)[..., 0].sum(axis=1) if seconds else np.zeros((0, 2))
+    true = np.zeros((seconds, 2), _INTERVAL)
+    for direction in (0, 1):
+        own = true[:, direction]
+        own["sent"], own["attributed"] = direction, wire[:, direction]
+        own["start_ns"] = host.begin_ns(0) + np.arange(seconds) * SECOND_MS * MS
+        own["end_ns"] = own["start_ns"] + SECOND_MS * MS
+        own["overflow" if direction else "lost"] = LOST_BYTES
+        own["nic"] = own["attributed"] + LOST_BYTES
+    there = np.zeros(len(found) if found else 0, _INTERVAL)
+    if found:
+        there["sent"] = pc.equal(found["direction"], "tx").to_numpy()
+        for name in ("start_ns", "end_ns"):
+            there[name] = _on_grid(found[name].to_numpy(), host, offset_ns)[0]
+        for name in ("nic", "attributed", "overflow", "invisible"):
+            there[name] = found[f"{name}_bytes"].to_numpy()
+        there["lost"] = found["lost_kernel_bytes"].to_numpy()
+    difference, _ = _compare(true.reshape(-1), np.repeat(np.arange(seconds) < sure, 2), there)
+    verdict.ledger.add(difference)
+
+
+def _compare(
+    true: Table, sure: npt.NDArray[np.bool_], there: Table, names: tuple[str, ...] | None = None
+) -> tuple[Difference, npt.NDArray[np.intp]]:
+    """Rows as multisets, by these columns (all): the difference, and the indices (true, there) of those in both."""
+    names = names or true.dtype.names or ()
+    _, kind = np.unique(np.concatenate([_hashes(true, names), _hashes(there, names)]), return_inverse=True)
+    left, right = kind[: len(true)], kind[len(true) :]
+    order, other = np.lexsort((~sure, left)), np.argsort(right, kind="stable")
+    left, right = left[order], right[other]
+    # The n-th of a kind meets the n-th of the same kind on the other side.
+    left_key, right_key = ((kinds << 32) + _nth(kinds) for kinds in (left.astype(np.int64), right.astype(np.int64)))
+    _, in_true, in_there = np.intersect1d(left_key, right_key, assume_unique=True, return_indices=True)
+    met = np.zeros(len(true), np.bool_)
+    met[order[in_true]] = True
+    difference = Difference(int(sure.sum()), int((sure & ~met).sum()), len(there) - len(in_there))
+    return difference, np.column_stack([order[in_true], other[in_there]])
+
+
+def _nth(ascending: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """How many of the same value came before each."""
+    return np.arange(len(ascending)) - np.searchsorted(ascending, ascending)
+
+
+def _hashes(table: Table, names: tuple[str, ...]) -> npt.NDArray[np.uint64]:
+    """64 bits of each row: equal rows have equal ones."""
+    hashes = np.zeros(len(table), np.uint64)
+    for name in names:
+        hashes = (hashes ^ table[name].astype(np.uint64)) * np.uint64(0x9E3779B97F4A7C15)
+        hashes ^= hashes >> np.uint64(29)
+    return hashes

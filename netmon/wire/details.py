@@ -1,0 +1,266 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Messages of which a batch has few → records, each checked completely. They raise WireError with a one-line reason.
+
+Names that strangers have given are made printable here; there is nothing to refuse in them but their length.
+"""
+
+import ipaddress
+import math
+from collections.abc import Iterable
+from functools import lru_cache
+
+from netmon.errors import WireError
+from netmon.marks import MOST_RANKS, printable
+from netmon.records import (
+    PROTOCOL_NON_IP,
+    AgentCost,
+    ClockExchange,
+    ClockSample,
+    Direction,
+    Flow,
+    Interface,
+    LedgerSample,
+    Mark,
+    Moment,
+    NicSample,
+    Owner,
+    Source,
+)
+from netmon.wire import netmon_pb2
+from netmon.wire.limits import (
+    FURTHEST_NS,
+    MAX_BYTES,
+    MAX_COUNT,
+    MAX_HEADER_BYTES,
+    MAX_MONO_NS,
+    MAX_NAME,
+    MAX_NIC_COUNTERS,
+    MAX_PACKETS,
+    MAX_SPAN_NS,
+    MAX_TEXT,
+    MAX_UTC_NS,
+)
+from netmon.wire.mapping import check, from_message
+
+LEDGER_MOST = {
+    "time_ns": MAX_MONO_NS,
+    "nic_bytes": MAX_BYTES,
+    "nic_packets": MAX_PACKETS,
+    "nic_header_bytes": MAX_HEADER_BYTES,
+    "frames": MAX_PACKETS,
+    "packets": MAX_PACKETS,
+    "frame_bytes": MAX_BYTES,
+    "wire_bytes": MAX_BYTES,
+    **{
+        f"{what}_{unit}": most
+        for what in ("overflow", "lost_kernel", "lost_agent")
+        for unit, most in (("packets", MAX_PACKETS), ("wire_bytes", MAX_BYTES), ("payload_bytes", MAX_BYTES))
+    },
+}
+"""The most that a field of LedgerSample may be, in their order there; the least is 0."""
+
+_MOMENTS = {member.value: member for member in Moment}
+_SOURCES = {member.value: member for member in Source}
+_DIRECTIONS = {member.value: member for member in Direction}
+_UNOWNED = Owner()
+
+
+def read_name(text: str, label: str) -> str:
+    """A name, printable."""
+    if len(text) > MAX_NAME:
+        raise WireError(f"{label} has {len(text)} characters, more than {MAX_NAME}")
+    return text if text.isprintable() else printable(text, 4 * MAX_NAME)
+
+
+def read_clock(message: netmon_pb2.ClockSample) -> ClockSample:
+    """A reading of both clocks."""
+    clock = ClockSample(
+        message.mono_ns, message.utc_ns, message.error_ns, message.utc_error_ns, read_name(message.discipline, "clock")
+    )
+    least = min(clock.mono_ns, clock.utc_ns, clock.error_ns, clock.utc_error_ns)
+    if least < 0:
+        raise WireError(f"the clock sample has a negative time: {least}")
+    if clock.mono_ns > MAX_MONO_NS or clock.utc_ns > MAX_UTC_NS:
+        raise WireError(f"the clock sample has a time that is none: mono {clock.mono_ns}, utc {clock.utc_ns}")
+    if max(clock.error_ns, clock.utc_error_ns) > MAX_SPAN_NS:
+        raise WireError(f"the clock sample has an error of {max(clock.error_ns, clock.utc_error_ns)} ns")
+    return clock
+
+
+def read_cost(message: netmon_pb2.AgentCost) -> AgentCost:
+    """What the agent used."""
+    cost = AgentCost(message.cpu_fraction, message.rss_bytes, message.spool_bytes, message.warnings)
+    if not (math.isfinite(cost.cpu_fraction) and cost.cpu_fraction >= 0):
+        raise WireError(f"AgentCost.cpu_fraction is {cost.cpu_fraction}")
+    if max(cost.rss_bytes, cost.spool_bytes, cost.warnings) > MAX_BYTES:
+        raise WireError(f"AgentCost has {max(cost.rss_bytes, cost.spool_bytes, cost.warnings)}, more than {MAX_BYTES}")
+    return cost
+
+
+def read_interface(message: netmon_pb2.Interface) -> Interface:
+    """One watched interface."""
+    card = from_message(message, Interface)
+    for name in ("name", "hook_rx", "hook_tx", "driver"):
+        text = getattr(card, name)
+        check(len(text) <= MAX_NAME, f"Interface.{name} has {len(text)} characters, more than {MAX_NAME}")
+        check(text.isprintable(), f"Interface.{name} {text!r} is not printable")
+    check(card.name != "", f"interface {card.index} has no name")
+    check(card.byte_basis.isprintable(), f"Interface.byte_basis of {card.name} is not printable")
+    check(card.capacity_bps <= MAX_PACKETS, f"{card.name} has a capacity of {card.capacity_bps} bit/s")
+    return card
+
+
+def read_flow(message: netmon_pb2.Flow) -> Flow:
+    """A flow, or an aggregate."""
+    flow_id, protocol, first_ns = message.flow_id, message.protocol, message.first_ns
+    src, dst = message.src, message.dst
+    direction = _DIRECTIONS.get(message.direction)
+    if direction is None:
+        raise WireError(f"Flow.direction is {message.direction}, not one of 0, 1")
+    if max(message.src_port, message.dst_port) > 0xFFFF:
+        raise WireError(f"flow {flow_id} has a port above 65535")
+    if protocol > 0xFF:
+        raise WireError(f"flow {flow_id} has protocol {protocol}, above 255")
+    if first_ns < 0:
+        raise WireError(f"flow {flow_id} begins at a negative time: {first_ns}")
+    if first_ns > MAX_MONO_NS:
+        raise WireError(f"flow {flow_id} begins at {first_ns}, more than {MAX_MONO_NS}")
+    if message.prefix_bits > 128:
+        raise WireError(f"flow {flow_id} has a prefix of {message.prefix_bits} bits")
+    if protocol == PROTOCOL_NON_IP:
+        src, dst = read_name(src, "Flow.src"), read_name(dst, "Flow.dst")
+    else:
+        for text in (src, dst):
+            if not _is_address(text):
+                raise WireError(f"flow {flow_id} has {text[:64]!r} for an address")
+    return Flow(
+        flow_id,
+        message.interface,
+        direction,
+        src,
+        dst,
+        message.src_port,
+        message.dst_port,
+        protocol,
+        first_ns,
+        _read_owner(message.owner, flow_id) if message.HasField("owner") else _UNOWNED,
+        message.members,
+        message.prefix_bits,
+    )
+
+
+def _read_owner(message: netmon_pb2.Owner, flow_id: int) -> Owner:
+    if not -1 <= message.rank < MOST_RANKS:
+        raise WireError(f"flow {flow_id} belongs to rank {message.rank}")
+    return Owner(
+        message.pid,
+        read_name(message.process, "Owner.process"),
+        read_name(message.container, "Owner.container"),
+        read_name(message.job, "Owner.job"),
+        message.rank,
+        read_name(message.source, "Owner.source"),
+    )
+
+
+def read_mark(message: netmon_pb2.Mark) -> Mark:
+    """One moment of one rank's iteration."""
+    job = read_name(message.job, "Mark.job")
+    moment, source = _MOMENTS.get(message.moment), _SOURCES.get(message.source)
+    if moment is None:
+        raise WireError(f"Mark.moment is {message.moment}, not one of {', '.join(map(str, _MOMENTS))}")
+    if source is None:
+        raise WireError(f"Mark.source is {message.source}, not one of {', '.join(map(str, _SOURCES))}")
+    rank, size, iteration, time_ns, error_ns = (
+        *(message.rank, message.size, message.iteration),
+        *(message.time_ns, message.error_ns),
+    )
+    if rank < 0 or size < 0 or rank >= MOST_RANKS or size > MOST_RANKS:
+        raise WireError(f"a mark of job {job!r} names rank {rank} of {size}")
+    if iteration < 0 or time_ns < 0 or error_ns < 0:
+        raise WireError(f"a mark of job {job!r} is negative: iteration {iteration}, {time_ns} ± {error_ns} ns")
+    if time_ns > MAX_MONO_NS or error_ns > MAX_SPAN_NS:
+        raise WireError(f"a mark of job {job!r} is at no time: {time_ns} ± {error_ns} ns")
+    if iteration > MAX_COUNT or message.parameters > MAX_COUNT:
+        raise WireError(f"a mark of job {job!r} has iteration {iteration}, {message.parameters} parameters")
+    return Mark(
+        *(job, rank, size, message.pid, iteration, moment, time_ns, source, error_ns),
+        *(message.parameters, message.relative),
+    )
+
+
+def read_exchange(message: netmon_pb2.ClockExchange) -> ClockExchange:
+    """One question to the collector's clock and its answer."""
+    exchange = ClockExchange(
+        *(message.agent_sent_ns, message.collector_received_ns),
+        *(message.collector_sent_ns, message.agent_received_ns),
+    )
+    for name, time_ns, most in (
+        ("agent_sent_ns", exchange.agent_sent_ns, MAX_MONO_NS),
+        ("agent_received_ns", exchange.agent_received_ns, MAX_MONO_NS),
+        ("collector_received_ns", exchange.collector_received_ns, MAX_UTC_NS),
+        ("collector_sent_ns", exchange.collector_sent_ns, MAX_UTC_NS),
+    ):
+        if not 0 <= time_ns <= most:
+            raise WireError(f"ClockExchange.{name} is {time_ns}, not between 0 and {most}")
+    return exchange
+
+
+def read_ledger(message: netmon_pb2.LedgerSample) -> LedgerSample:
+    """One link's counters. `netmon.wire.many` does the same to many at once."""
+    sample = from_message(message, LedgerSample)
+    for name, most in LEDGER_MOST.items():
+        check_ledger(name, getattr(sample, name), most)
+    return sample
+
+
+def check_ledger(name: str, value: int, most: int) -> None:
+    """Raise WireError where a field of LedgerSample is out of its range."""
+    if not 0 <= value <= most:
+        raise WireError(f"LedgerSample.{name} is {value}, " + ("negative" if value < 0 else f"more than {most}"))
+
+
+def check_times(horizon_ns: int, bucket_ns: int, flows: Iterable[Flow], ledger_ns: int) -> None:
+    """Raise WireError where something lies long after the batch's horizon.
+
+    bucket_ns, ledger_ns: the latest beginning of a bucket and the latest sample; 0: there is none.
+    """
+    flow_ns = max((flow.first_ns for flow in flows), default=0)
+    latest = horizon_ns + FURTHEST_NS
+    if bucket_ns <= latest and flow_ns <= latest and ledger_ns <= latest:
+        return
+    for what, time_ns in (("a bucket", bucket_ns), ("a flow", flow_ns), ("a ledger sample", ledger_ns)):
+        if time_ns > latest:
+            raise WireError(f"{what} begins {(time_ns - horizon_ns) / 1e9:.0f} s after the batch's horizon")
+
+
+def read_nic(messages: Iterable[netmon_pb2.NicSample]) -> list[NicSample]:
+    """Counters of a batch's devices."""
+    samples, left = [], MAX_NIC_COUNTERS
+    for message in messages:
+        device = read_name(message.device, "NicSample.device")
+        left -= len(message.names)
+        check(left >= 0, f"a batch has more than {MAX_NIC_COUNTERS} counters of NICs")
+        check(
+            len(message.names) == len(message.values),
+            f"a sample of {device} has {len(message.names)} counters and {len(message.values)} values",
+        )
+        check(message.time_ns >= 0, f"a sample of {device} has a negative time")
+        check(message.time_ns <= MAX_MONO_NS, f"a sample of {device} has a time of {message.time_ns}")
+        names = tuple(read_name(name, "NicSample.names") for name in message.names)
+        source = read_name(message.source, "NicSample.source")
+        samples.append(NicSample(device, source, message.time_ns, names, tuple(message.values)))
+    return samples
+
+
+def read_sentence(text: str, label: str) -> str:
+    """A text for people, printable."""
+    check(len(text) <= MAX_TEXT, f"{label} has {len(text)} characters, more than {MAX_TEXT}")
+    return printable(text, 4 * MAX_TEXT)
+
+
+@lru_cache(maxsize=4096)
+def _is_address(text: str) -> bool:
+    try:
+        return len(text) <= 64 and ipaddress.ip_address(text) is not None
+    except ValueError:
+        return False

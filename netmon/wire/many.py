@@ -1,0 +1,176 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Many batches of many agents at once: protobuf → tables; nothing per row in Python, little per batch.
+
+`decode_batch` of netmon.wire.batches does the same to one. What is here has been checked completely: ranges, lengths,
+counts and names. What only the session can tell (whether a flow or a link is known) is not.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from operator import attrgetter
+from typing import TypeVar
+
+import numpy as np
+
+from netmon.errors import WireError
+from netmon.records import ClockExchange, Flow, Mark, NicSample, Table
+from netmon.wire import netmon_pb2
+from netmon.wire.details import (
+    LEDGER_MOST,
+    check_ledger,
+    check_times,
+    read_clock,
+    read_cost,
+    read_exchange,
+    read_flow,
+    read_mark,
+    read_nic,
+)
+from netmon.wire.head import check_counts, check_head
+from netmon.wire.stacked import Split, split_buckets, stack_buckets
+
+_LEDGER_FIELDS = ("interface", "direction", *LEDGER_MOST)
+LEDGER = np.dtype([("batch", "<i4"), *((name, "<i8") for name in _LEDGER_FIELDS)])
+HEADS = np.dtype(
+    [(name, "<i8") for name in ("sequence", "horizon_ns", "bucket_ns", "mono_ns", "utc_ns", "error_ns", "utc_error_ns")]
+    + [(name, "<i8") for name in ("rss_bytes", "spool_bytes", "warnings")]
+    + [("cpu_fraction", "<f8")]
+)
+"""A batch: its number, clock sample and cost; bucket_ns: width of its rows, 0: the hello's. A refused one is all 0."""
+
+_sample = attrgetter(*_LEDGER_FIELDS)
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True)
+class ManyBatches:
+    """What n messages hold; `batch` and the first of each pair: which of them, from 0. All in the messages' order."""
+
+    rows: Table  # dtype ROWS: all their bucket rows; a batch's in its order
+    ledger: Table  # dtype LEDGER
+    heads: Table  # (n,), dtype HEADS
+    flows: Sequence[tuple[int, Flow]]
+    marks: Sequence[tuple[int, Mark]]
+    exchanges: Sequence[tuple[int, ClockExchange]]
+    nic: Sequence[tuple[int, NicSample]]
+    disciplines: Mapping[int, str]  # who keeps the host's clock, of the batches that say so
+    refused: Mapping[int, str]  # why, in one line; nothing of such a batch is in the tables
+
+
+class _Gathered:
+    """What is read message by message."""
+
+    def __init__(self) -> None:
+        self.indices: list[int] = []  # of the messages that are not refused
+        self.heads: list[tuple[int, ...]] = []
+        self.loads: list[float] = []
+        self.flows: list[tuple[int, Flow]] = []
+        self.marks: list[tuple[int, Mark]] = []
+        self.exchanges: list[tuple[int, ClockExchange]] = []
+        self.nic: list[tuple[int, NicSample]] = []
+        self.ledger: list[tuple[int, ...]] = []
+        self.ledger_of: list[int] = []
+        self.buckets: list[Split] = []
+        self.disciplines: dict[int, str] = {}
+
+    def add(self, index: int, message: netmon_pb2.Batch) -> None:
+        """Read one completely, then keep it. Raises WireError."""
+        buckets = split_buckets(message.buckets)
+        check_counts(message)
+        clock, cost = read_clock(message.clock), read_cost(message.cost)
+        sequence, horizon_ns = check_head(message)
+        flows = [read_flow(flow) for flow in message.flows]
+        marks = [read_mark(mark) for mark in message.marks]
+        exchanges = [read_exchange(exchange) for exchange in message.exchanges]
+        nic = read_nic(message.nic)
+        ledger = [_sample(sample) for sample in message.ledger]
+        for sample in ledger:
+            check_ledger("direction", sample[1], 1)
+            check_ledger("time_ns", sample[2], LEDGER_MOST["time_ns"])
+        check_times(horizon_ns, 0, flows, max((sample[2] for sample in ledger), default=0))
+        self.indices.append(index)
+        self.heads.append(
+            (
+                *(sequence, horizon_ns, buckets.bucket_ns, clock.mono_ns, clock.utc_ns, clock.error_ns),
+                *(clock.utc_error_ns, cost.rss_bytes, cost.spool_bytes, cost.warnings),
+            )
+        )
+        self.loads.append(cost.cpu_fraction)
+        self.buckets.append(buckets)
+        if flows:
+            self.flows += [(index, flow) for flow in flows]
+        if marks:
+            self.marks += [(index, mark) for mark in marks]
+        if exchanges:
+            self.exchanges += [(index, exchange) for exchange in exchanges]
+        if nic:
+            self.nic += [(index, sample) for sample in nic]
+        if ledger:
+            self.ledger += ledger
+            self.ledger_of += [index] * len(ledger)
+        if clock.discipline:
+            self.disciplines[index] = clock.discipline
+
+
+def decode_many(messages: Sequence[netmon_pb2.Batch]) -> ManyBatches:
+    """Messages → tables. A message that breaks the contract is in `refused`, and costs no other one anything."""
+    gathered, refused = _Gathered(), dict[int, str]()
+    for index, message in enumerate(messages):
+        try:
+            gathered.add(index, message)
+        except WireError as error:
+            refused[index] = str(error)
+    ledger = _ledger(gathered, refused)
+    horizons = [head[1] for head in gathered.heads]
+    rows, faults = stack_buckets(gathered.buckets, gathered.indices, horizons)
+    for index, reason in faults.items():
+        refused.setdefault(index, reason)
+    heads = np.zeros(len(messages), HEADS)
+    if gathered.indices:
+        columns = np.array(gathered.heads, np.int64).T
+        for name, column in zip(HEADS.names or (), columns, strict=False):
+            heads[name][gathered.indices] = column
+        heads["cpu_fraction"][gathered.indices] = gathered.loads
+    many = ManyBatches(
+        *(rows, ledger, heads, gathered.flows, gathered.marks, gathered.exchanges, gathered.nic),
+        *(gathered.disciplines, refused),
+    )
+    late = refused.keys() & set(gathered.indices)
+    return _without(many, late) if late else many
+
+
+def _ledger(gathered: _Gathered, refused: dict[int, str]) -> Table:
+    table = np.zeros(len(gathered.ledger), LEDGER)
+    if not len(table):
+        return table
+    flat = np.fromiter(chain.from_iterable(gathered.ledger), np.uint64, len(table) * len(_LEDGER_FIELDS))
+    columns = flat.reshape(len(table), -1)
+    most = np.array([2**32, 1, *LEDGER_MOST.values()], np.uint64)
+    for row in np.flatnonzero((columns > most).any(axis=1)).tolist():
+        field = int(np.flatnonzero(columns[row] > most)[0])
+        try:
+            check_ledger(_LEDGER_FIELDS[field], int(columns[row, field]), int(most[field]))
+        except WireError as error:
+            refused.setdefault(gathered.ledger_of[row], str(error))
+    table["batch"] = gathered.ledger_of
+    for field, name in enumerate(_LEDGER_FIELDS):
+        table[name] = columns[:, field]
+    return table
+
+
+def _without(many: ManyBatches, late: set[int]) -> ManyBatches:
+    """All but the batches that turned out to be refused."""
+    gone = np.array(sorted(late))
+    heads = many.heads.copy()
+    heads[gone] = np.zeros(1, HEADS)
+    rows, ledger = (table[~np.isin(table["batch"], gone)] for table in (many.rows, many.ledger))
+    disciplines = {index: discipline for index, discipline in many.disciplines.items() if index not in late}
+    return ManyBatches(
+        *(rows, ledger, heads, _others(many.flows, late), _others(many.marks, late)),
+        *(_others(many.exchanges, late), _others(many.nic, late), disciplines, many.refused),
+    )
+
+
+def _others(items: Sequence[tuple[int, _T]], late: set[int]) -> list[tuple[int, _T]]:
+    return [item for item in items if item[0] not in late]

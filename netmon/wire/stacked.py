@@ -1,0 +1,173 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The bucket rows of many batches → one table; the loop is over messages and their columns, never over rows."""
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from netmon.errors import WireError
+from netmon.records import Table
+from netmon.wire import netmon_pb2
+from netmon.wire.buckets import COLUMNS, COLUMNS_COARSE, RUNS, column_widths, plain_columns
+from netmon.wire.details import check_times
+from netmon.wire.limits import MAX_MONO_NS, MAX_ROWS, MAX_WIDTH_NS
+
+ROWS = np.dtype(
+    [("batch", "<i4"), ("flow_id", "<u4"), ("start_ns", "<i8")]
+    + [(n, "<i8") for n in ("bucket_ns", "packets", "wire_bytes", "payload_bytes", "peak_bytes", "busy_buckets")]
+)
+"""A bucket row: which batch, mono time, width (0: the hello's bucket_ns), counts. Full resolution: the peak is all."""
+
+_Column = npt.NDArray[np.unsignedinteger]
+_Counts = npt.NDArray[np.int64]
+
+
+class Split(NamedTuple):
+    """One message's columns, where they lie in its bytes. A message without rows has none."""
+
+    rows: int
+    flows: int
+    bucket_ns: int
+    base_ns: int
+    unit_ns: int
+    coarse: bool
+    runs: bytes
+    run_widths: Sequence[int]
+    columns: bytes
+    column_widths: Sequence[int]
+
+
+def split_buckets(message: netmon_pb2.Buckets) -> Split:
+    """Inflate the columns of a message and find them. Raises WireError with a one-line reason."""
+    rows, flows, bucket_ns = message.rows, message.flows, message.bucket_ns
+    if rows > MAX_ROWS:
+        raise WireError(f"Buckets.rows is {rows}, more than {MAX_ROWS}")
+    if bucket_ns > MAX_WIDTH_NS:
+        raise WireError(f"Buckets.bucket_ns is {bucket_ns}, more than {MAX_WIDTH_NS}")
+    if not rows:
+        return Split(0, 0, bucket_ns, 0, 0, False, b"", (), b"", ())
+    if not 0 < flows <= rows:
+        raise WireError(f"Buckets.flows is {flows} of {rows} rows")
+    runs, columns = plain_columns(message)
+    return Split(
+        *(rows, flows, bucket_ns, message.base_ns, message.unit_ns, message.coarse),
+        *(runs, column_widths(runs, RUNS, flows, "runs")),
+        *(columns, column_widths(columns, COLUMNS_COARSE if message.coarse else COLUMNS, rows, "columns")),
+    )
+
+
+def stack_buckets(
+    splits: Sequence[Split], indices: Sequence[int], horizons_ns: Sequence[int]
+) -> tuple[Table, dict[int, str]]:
+    """The rows of all messages, dtype ROWS, and why some are refused; of those, the rows mean nothing.
+
+    indices: what `batch` says of each; horizons_ns: of each.
+    """
+    kept = [
+        (split, index, horizon)
+        for split, index, horizon in zip(splits, indices, horizons_ns, strict=True)
+        if split.rows
+    ]
+    if not kept:
+        return np.zeros(0, ROWS), {}
+    splits = [split for split, _, _ in kept]
+    counts, flows = (np.array([split[place] for split in splits], np.int64) for place in (0, 1))
+    flow, run_rows, w, h = _stacked([(s.runs, s.run_widths, s.flows) for s in splits], RUNS, _RUN_TYPES)
+    faults = _mend_runs(run_rows, flows, counts)
+    run_of = run_rows.astype(np.int64)
+    start, packets, short, headers = _stacked(
+        [(s.columns, s.column_widths, s.rows) for s in splits], COLUMNS, _COLUMN_TYPES
+    )
+    refused = {}
+    latest = np.maximum.reduceat(start, np.cumsum(counts) - counts).tolist()
+    for place, (split, index, horizon_ns) in enumerate(kept):
+        try:
+            if place in faults:
+                raise WireError(f"Buckets.runs do not have {split.rows} rows")
+            check_start(latest[place] * split.unit_ns + split.base_ns, horizon_ns)
+        except WireError as error:
+            refused[index] = str(error)
+    table = np.empty(int(counts.sum()), ROWS)
+    batch = np.array([index for _, index, _ in kept], np.int32)
+    base, unit, width = (
+        np.repeat(np.array([split[place] for split in splits], np.uint64), counts) for place in (3, 4, 2)
+    )
+    table["batch"], table["bucket_ns"] = np.repeat(batch, counts), width
+    table["flow_id"] = np.repeat(flow, run_of)
+    table["start_ns"] = base + start * unit
+    w, h = (np.repeat(column, run_of) for column in (w, h))
+    wire = packets * w - short
+    table["packets"], table["wire_bytes"] = packets, wire
+    table["payload_bytes"] = wire - (packets * h - headers)
+    table["peak_bytes"], table["busy_buckets"] = wire, 1
+    coarse = np.array([split.coarse for split in splits])
+    if coarse.any():
+        own = np.repeat(coarse, counts)
+        pieces, less, busy = _stacked(
+            [(s.columns, s.column_widths, s.rows) for s in splits if s.coarse],
+            COLUMNS_COARSE,
+            _COLUMN_TYPES,
+            first=COLUMNS,
+        )
+        table["peak_bytes"][own] = pieces * w[own] - less
+        table["busy_buckets"][own] = busy
+    return table, refused
+
+
+def check_start(latest_ns: int, horizon_ns: int) -> None:
+    """Raise WireError where the last bucket of a message begins at no time."""
+    if latest_ns > MAX_MONO_NS:
+        raise WireError(f"Buckets.start has {latest_ns}, more than {MAX_MONO_NS}")
+    check_times(horizon_ns, latest_ns, (), 0)
+
+
+_U4, _U8 = np.dtype("<u4"), np.dtype("<u8")
+_RUN_TYPES = (_U4, _U8, _U4, _U4)
+_COLUMN_TYPES = (_U8, _U4, _U4, _U4, _U4, _U4, _U4)  # all but the first are modulo 2^32
+
+
+def _stacked(
+    parts: Sequence[tuple[bytes, Sequence[int], int]],
+    until: int,
+    dtypes: Sequence[np.dtype[np.unsignedinteger]],
+    first: int = 0,
+) -> Iterator[_Column]:
+    """Columns first to until of all parts (bytes, widths of its columns, numbers in each), part after part."""
+    counts = np.array([count for _, _, count in parts], np.int64)
+    total = int(counts.sum())
+    offsets = [sum(1 + width * count for width in widths[:first]) for _, widths, count in parts]
+    for place in range(first, until):
+        dtype = dtypes[place]
+        column = np.zeros(total, dtype)
+        cells = column.view(np.uint8).reshape(total, dtype.itemsize)
+        widths = [widths[place] for _, widths, _ in parts]
+        each = np.array(widths)
+        for plane in range(min(max(widths), dtype.itemsize)):
+            pieces = [
+                data[offset + 1 + plane * count : offset + 1 + (plane + 1) * count]
+                for (data, _, count), offset, width in zip(parts, offsets, widths, strict=True)
+                if width > plane
+            ]
+            numbers = np.frombuffer(b"".join(pieces), np.uint8)
+            if len(pieces) == len(parts):
+                cells[:, plane] = numbers
+            else:
+                cells[np.repeat(each > plane, counts), plane] = numbers
+        offsets = [
+            offset + 1 + width * count for (_, _, count), offset, width in zip(parts, offsets, widths, strict=True)
+        ]
+        yield column
+
+
+def _mend_runs(run_rows: _Column, flows: _Counts, counts: _Counts) -> set[int]:
+    """Messages whose runs do not have its number of rows; they are made to, so that all others fall in place."""
+    first = np.cumsum(flows) - flows
+    most = np.maximum.reduceat(run_rows, first)
+    sums = np.add.reduceat(np.minimum(run_rows, np.uint64(MAX_ROWS + 1)), first)
+    wrong = (most > counts.astype(np.uint64)) | (sums != counts.astype(np.uint64))
+    for place in np.flatnonzero(wrong).tolist():
+        run_rows[first[place] : first[place] + flows[place]] = 0
+        run_rows[first[place]] = counts[place]
+    return set(np.flatnonzero(wrong).tolist())
