@@ -126,6 +126,7 @@ class Agent:
             thread.start()
         while not stop.wait(self._rhythm.rest_ns / 1e9):
             now = time.monotonic_ns()
+            self._rhythm.asked_ns = self._stream.asked.batch_ns
             if self._look(now):
                 self._tick(now)
             if self._rhythm.batch_is_due:
@@ -236,7 +237,7 @@ class Agent:
 
     def _backlog(self) -> Backlog:
         late = max(0, self._sequence - self._spool.handed_out) * BATCH_NS / 1e9
-        return Backlog(late, self._spool.size / self._settings.spool_bytes)
+        return Backlog(late, self._spool.size / self._settings.spool_bytes, self._stream.asked.bucket_ns)
 
     def _unusable(self) -> int:
         """Marks and messages that led to nothing, since the start."""
