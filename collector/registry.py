@@ -17,6 +17,7 @@ from collector.host.incoming import gather
 from collector.host.session import Flush, Session
 from collector.host.stage import HostStage, Settled
 from collector.host.window import Output
+from collector.intake import Intake
 from collector.jobs.clocks import Clocks
 from collector.jobs.common_numbers import Numbers
 from collector.jobs.inferring import Inferring
@@ -24,6 +25,7 @@ from collector.jobs.rank_claims import Claims
 from collector.jobs.remote_ends import Peers
 from collector.set_aside import SetAside
 from collector.settings import Settings
+from collector.shedding import Storing
 from collector.triggers import Triggers, Wanted
 from collector.view.job_views import Jobs
 from collector.view.snapshot import take_snapshot
@@ -76,6 +78,8 @@ class Registry:
         self._jobs, self._peers = Jobs(settings.parameters), Peers()
         self._stage = HostStage(settings, self._peers, Numbers(), Claims())
         self._inferring = Inferring()
+        self.intake = Intake(self._storing)
+        self._flush_s, self._flushing_since = 0.0, float("inf")
         self._clocks = Clocks()
         self.full, self._triggers = FullResolution(), Triggers(settings)
         self._pulling: set[asyncio.Task[None]] = set()
@@ -85,6 +89,7 @@ class Registry:
         self._inferring_now = asyncio.Lock()
         self._room = asyncio.Event()
         self._room.set()
+        self._closing = False
         self._trouble = ""  # why the last flush failed
         self._set_aside = SetAside(store.directory)
         self._failures: Counter[str] = Counter()  # of whole sessions, by name
@@ -178,12 +183,14 @@ class Registry:
             entry.settled, entry.last_heard = False, time.monotonic()
             entry.recent.append(message)
             self._stage.add(entry.session.place, message.batch)
+            self.intake.came(entry.session.hello.session, message.batch.buckets.rows, message.batch.horizon_ns)
 
     def tick(self) -> None:
         """Take in everything that is queued, and settle what is due on all hosts."""
         if self._clocks.due(time.monotonic_ns()):
             self._compare_clocks()
         self._made(self._stage.tick())
+        self.intake.ticked()
 
     def take(self, entry: Entry, batch: Batch) -> None:
         """Take in one batch at once."""
@@ -205,7 +212,7 @@ class Registry:
         for place, outputs in settled.outputs.items():
             for output in outputs:
                 self._arrived(entries[place], output)
-        if sum(entry.session.pending_bytes for entry in entries.values()) > MOST_PENDING_BYTES:
+        if self._pending_bytes > MOST_PENDING_BYTES:
             self._room.clear()
 
     def _fail_at(self, entry: Entry, sequence: int, error: Exception) -> None:
@@ -243,6 +250,19 @@ class Registry:
         if line not in self._notices and len(self._notices) < _MOST_NOTICES:
             self._notices[line] = None
             _log.warning(line, exc_info=error)
+
+    @property
+    def _pending_bytes(self) -> int:
+        return sum(entry.session.pending_bytes for entry in self._entries.values())
+
+    def _storing(self) -> Storing:
+        takes_s = max(self._flush_s, time.monotonic() - self._flushing_since)
+        return Storing(self._pending_bytes / MOST_PENDING_BYTES, takes_s)
+
+    def close_intake(self) -> None:
+        """Take nothing in any more: what agents have not been told is stored, they keep."""
+        self._closing = True
+        self._room.clear()
 
     async def infer(self, leaving: Entry | None = None) -> None:
         """Let the traffic tell what it can about training; the computing happens in a thread.
@@ -300,6 +320,7 @@ class Registry:
         """The connection of a session has broken."""
         entry.connected, entry.last_heard = False, time.monotonic()
         self.full.disconnected(entry)
+        self.intake.left(entry.session.hello.session)
         entry.session.window.ranks.release()
 
     def settle(self, entry: Entry, leaving: bool) -> None:
@@ -333,7 +354,14 @@ class Registry:
     async def flush(self) -> bool:
         """Write all that has settled, and acknowledge it; False where the disk does not take it."""
         # Once begun, it runs to its end whoever asked: a thread that writes cannot be called off.
-        return await asyncio.shield(asyncio.ensure_future(self._flush()))
+        return await asyncio.shield(asyncio.ensure_future(self._timed_flush()))
+
+    async def _timed_flush(self) -> bool:
+        self._flushing_since = begin = time.monotonic()
+        try:
+            return await self._flush()
+        finally:
+            self._flush_s, self._flushing_since = time.monotonic() - begin, float("inf")
 
     async def _flush(self) -> bool:
         async with self._flushing:
@@ -367,7 +395,8 @@ class Registry:
             if self._trouble:
                 _log.warning(f"{self._store.directory} takes rows again")
             self._trouble = ""
-            self._room.set()
+            if not self._closing:
+                self._room.set()
             return True
 
     def _due(self) -> list[tuple[Entry, Flush]]:
