@@ -9,8 +9,9 @@ from collections import Counter, deque
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
-from collector.dataset.resume import read_resume
-from collector.dataset.store import Part, Store
+import pyarrow as pa
+
+from collector.dataset.sink import Sink
 from collector.door import FailedBatchError, FailedSessionError, RefusedBatchError
 from collector.full_resolution import FullResolution
 from collector.host.incoming import gather
@@ -70,9 +71,9 @@ class Entry:
 class Registry:
     """Sessions by name; lives on one event loop, only files are touched in threads."""
 
-    def __init__(self, store: Store, settings: Settings) -> None:
+    def __init__(self, sink: Sink, settings: Settings) -> None:
         """Begin without sessions."""
-        self._store, self._settings = store, settings
+        self._sink, self._settings = sink, settings
         self._entries: dict[str, Entry] = {}
         self._newest_of: dict[str, Entry] = {}  # by host
         self._jobs, self._peers = Jobs(settings.parameters), Peers()
@@ -83,7 +84,7 @@ class Registry:
         self._clocks = Clocks()
         self.full, self._triggers = FullResolution(), Triggers(settings)
         self._pulling: set[asyncio.Task[None]] = set()
-        self._full_parts: list[Part] = []
+        self._full_rows: list[pa.Table] = []
         self._flushing = asyncio.Lock()
         self._opening = asyncio.Lock()
         self._inferring_now = asyncio.Lock()
@@ -91,7 +92,7 @@ class Registry:
         self._room.set()
         self._closing = False
         self._trouble = ""  # why the last flush failed
-        self._set_aside = SetAside(store.directory)
+        self._set_aside = SetAside(sink.directory)
         self._failures: Counter[str] = Counter()  # of whole sessions, by name
         self._notices: dict[str, None] = {}  # lines for viewers
 
@@ -112,7 +113,7 @@ class Registry:
                 entry = None
             try:
                 if entry is None:
-                    resume = await asyncio.to_thread(read_resume, self._store.directory, hello)
+                    resume = await asyncio.to_thread(self._sink.resume, hello)
                     entry = Entry(self._stage.session(self._stage.open(hello, resume)))
                     self._entries[hello.session] = entry
                     self._find_newest()
@@ -302,8 +303,7 @@ class Registry:
                 f"{wanted.reason}: {len(pulled.rows)} rows of {hello.host}" + (f"; {pulled.gap}" if pulled.gap else "")
             )
             if len(pulled.rows):
-                window = wanted.since_ns, wanted.until_ns
-                self._full_parts += entry.session.full_parts(pulled.rows, *window, wanted.reason, pulled.gap)
+                self._full_rows.append(entry.session.full(pulled.rows, wanted.reason, pulled.gap))
 
     def recording(self, hosts: Collection[str]) -> list[Entry]:
         """Of each of these hosts, of all where none is named, the session that lives."""
@@ -370,13 +370,13 @@ class Registry:
                 self._discard(entry)
             whole = [(entry, entry.session.received) for entry in self._entries.values() if entry.settled]
             due = self._due()
-            full, self._full_parts = self._full_parts, []
+            full, self._full_rows = self._full_rows, []
             try:
                 failed = await asyncio.to_thread(self._write, due, full)
             except BaseException as error:
                 for _, flush in due:
                     flush.undone()
-                self._full_parts = full + self._full_parts
+                self._full_rows = full + self._full_rows
                 if not isinstance(error, DataError):
                     raise
                 if str(error) != self._trouble:
@@ -393,7 +393,7 @@ class Registry:
                 if not entry.broken:
                     self._acknowledge(entry, sequence)
             if self._trouble:
-                _log.warning(f"{self._store.directory} takes rows again")
+                _log.warning(f"{self._sink.directory} takes rows again")
             self._trouble = ""
             if not self._closing:
                 self._room.set()
@@ -411,15 +411,18 @@ class Registry:
                 self._fail(entry, "the rows to be stored", error)
         return due
 
-    def _write(self, due: list[tuple[Entry, Flush]], full: list[Part]) -> list[tuple[Entry, Exception]]:
+    def _write(self, due: list[tuple[Entry, Flush]], full: list[pa.Table]) -> list[tuple[Entry, Exception]]:
         """Write all that can be built; returns the sessions at which that fails. Raises DataError; may be a thread."""
-        parts, failed = list(full), []
+        built: dict[str, list[pa.Table]] = {"full": full} if full else {}
+        states, failed = {}, []
         for entry, flush in due:
             try:
-                parts += flush.build()
+                for name, rows in flush.build().items():
+                    built.setdefault(name, []).append(rows)
+                states[entry.session.hello.session] = flush.state
             except Exception as error:
                 failed.append((entry, error))
-        self._store.write(parts)
+        self._sink.write({name: pa.concat_tables(rows) for name, rows in built.items()}, states)
         return failed
 
     @staticmethod

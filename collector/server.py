@@ -16,8 +16,9 @@ from typing import Any
 import grpc
 import sdnotify
 
-from collector.dataset.store import Store
-from collector.full_resolution import arrow_stream, full_table, with_addresses
+from collector.dataset.sink import ParquetSink
+from collector.dataset.upkeep import Upkeep
+from collector.full_resolution import arrow_stream, bucket_rows, with_addresses
 from collector.registry import Entry, Registry
 from collector.settings import Settings
 from collector.stream import AgentStream
@@ -73,7 +74,7 @@ class CollectorService(netmon_pb2_grpc.CollectorServicer):
 
     async def _part(self, entry: Entry, request: netmon_pb2.FullQuery) -> netmon_pb2.FullPart:
         pulled = await self._registry.full.pull(entry, request.since_ns, request.until_ns)
-        rows = with_addresses(entry.session, full_table(entry.session, pulled.rows))
+        rows = with_addresses(entry.session, bucket_rows(entry.session, pulled.rows))
         data = await asyncio.to_thread(arrow_stream, rows)
         return netmon_pb2.FullPart(host=entry.session.hello.host, rows=data, gap=pulled.gap)
 
@@ -108,8 +109,9 @@ async def serve(listen: str, data: Path, settings: Settings, stop: asyncio.Event
     """
     stop = stop or _stop_on_signals()
     working: list[asyncio.Task[None]] = []
-    store = Store(data)
-    registry = Registry(store, settings)
+    sink = ParquetSink(data)
+    upkeep = Upkeep(sink, settings.keep)
+    registry = Registry(sink, settings)
     server = grpc.aio.server(options=COLLECTOR_OPTIONS)
     netmon_pb2_grpc.add_CollectorServicer_to_server(CollectorService(registry), server)  # type: ignore[no-untyped-call]
     try:
@@ -130,7 +132,8 @@ async def serve(listen: str, data: Path, settings: Settings, stop: asyncio.Event
         for task in working:
             task.cancel()
         await server.stop(_GRACE_S)
-        store.close()
+        upkeep.close()
+        sink.close()
 
 
 async def _flush_until(stop: asyncio.Event, registry: Registry, interval_s: float) -> None:

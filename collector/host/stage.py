@@ -21,7 +21,7 @@ from collector.host.rows import ARRIVED, CARRIED
 from collector.host.session import Session
 from collector.host.steps import AllSteps
 from collector.host.tables import Classified, Tables
-from collector.host.window import FURTHEST_NS, News, Output
+from collector.host.window import News, Output
 from collector.jobs.common_numbers import Numbers
 from collector.jobs.rank_claims import Claims
 from collector.jobs.remote_ends import Peers
@@ -41,7 +41,9 @@ class Settled:
 
     outputs: dict[int, list[Output]] = field(default_factory=dict)  # by place, where something has become final
     refused: dict[int, tuple[int, str]] = field(default_factory=dict)  # by place: batch, and why it breaks the contract
-    failed: dict[int, tuple[int, Exception]] = field(default_factory=dict)  # by place: batch, 0: none, and how it failed
+    failed: dict[int, tuple[int, Exception]] = field(
+        default_factory=dict
+    )  # by place: batch, 0: none, and how it failed
 
 
 @dataclass
@@ -79,7 +81,6 @@ class _Batches:
         place = int(self.place[batch])
         self.settled.failed.setdefault(place, (self.sequences[batch], error))
         self.good[self.place == place] = False
-
 
 
 class HostStage:
@@ -300,7 +301,7 @@ class HostStage:
         horizon = tables.places.table["horizon_ns"].tolist()
         for place in np.unique(batches.place[good]).tolist():
             mine, session = arrivals[at[place] : at[place + 1]], self._sessions[place]
-            session.taken(mine[0][0], mine[-1][0])
+            session.taken(mine[-1][0])
             session.window.arrive(mine, arriving[begins[place] : begins[place + 1]], horizon[place])
         self._take_onsets(arriving, onsets, begins)
 
@@ -315,7 +316,9 @@ class HostStage:
 
     def _grid(self, places: _Places) -> npt.NDArray[np.int64]:
         row = self.tables.places.table[places]
-        grid: npt.NDArray[np.int64] = (row["horizon_ns"] - self._settings.settle_ns) // row["window_ns"] * row["window_ns"]
+        grid: npt.NDArray[np.int64] = (
+            (row["horizon_ns"] - self._settings.settle_ns) // row["window_ns"] * row["window_ns"]
+        )
         return grid
 
     def _settle_until(self, places: _Places, until_ns: npt.NDArray[np.int64]) -> None:

@@ -23,7 +23,19 @@ from netmon.dl.account import HostAccount, Tally
 from netmon.dl.classify import NS_PER_S
 from netmon.dl.iterations import Iteration
 from netmon.dl.numbering import Trust
-from netmon.records import AgentCost, Class, ClockExchange, ClockSample, Flow, Hello, Mark, Moment, NicSample, Table, empty
+from netmon.records import (
+    AgentCost,
+    Class,
+    ClockExchange,
+    ClockSample,
+    Flow,
+    Hello,
+    Mark,
+    Moment,
+    NicSample,
+    Table,
+    empty,
+)
 from netmon.wire.limits import FURTHEST_NS
 
 if TYPE_CHECKING:
@@ -94,7 +106,7 @@ class HostWindow:
 
     def _resume_state(self, resume: Resume) -> None:
         for stored in resume.flows:
-            self.flows.restore(stored.flow, stored.part, stored.last_ns, stored.shared)
+            self.flows.restore(stored.flow, stored.last_ns, stored.shared)
         for rank in resume.ranks:
             known = Resumed(rank.size, rank.parameters, self.alignment.map.mono(rank.end_utc), rank.number)
             self.ranks.resume(rank.job, rank.rank, known, Trust(rank.trust), rank.shift)

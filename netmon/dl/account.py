@@ -164,7 +164,9 @@ class WindowHistory:
             inside = np.flatnonzero((number >= first) & (number <= last))
             if len(inside):
                 most = max(most, int(block.columns["wire_bytes"][rows][inside].max()))
-                shared = shared or _sees_shared(job, *(block.columns[n][rows][inside] for n in ("job", "entry", "shared")))
+                shared = shared or _sees_shared(
+                    job, *(block.columns[n][rows][inside] for n in ("job", "entry", "shared"))
+                )
         return most, shared
 
     def forget(self, before_ns: _Numbers, window_ns: _Numbers) -> None:

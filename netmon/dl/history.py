@@ -133,7 +133,9 @@ class PayloadHistory:
             del cuts[: max(0, bisect_right(cuts, int(self._since[host])) - 1)]
         return True
 
-    def add(self, host: _Numbers, time_ns: _Numbers, key: _Numbers, payload_bytes: _Numbers, until_ns: _Numbers) -> None:
+    def add(
+        self, host: _Numbers, time_ns: _Numbers, key: _Numbers, payload_bytes: _Numbers, until_ns: _Numbers
+    ) -> None:
         """Add rows: four arrays of one length; those without payload change nothing. until_ns: by host, see HostBlocks."""
         some = np.flatnonzero(payload_bytes > 0)
         if len(some):
@@ -194,7 +196,9 @@ class PayloadHistory:
         return np.where(there, times[place], np.iinfo(np.int64).min)
 
 
-def _summed(host: _Numbers, label: _Numbers, key: _Numbers, payload_bytes: _Numbers) -> dict[str, npt.NDArray[np.generic]]:
+def _summed(
+    host: _Numbers, label: _Numbers, key: _Numbers, payload_bytes: _Numbers
+) -> dict[str, npt.NDArray[np.generic]]:
     order = order_by(host, label, key)
     host, label, key = host[order], label[order], key[order]
     first = starts(host, label, key)

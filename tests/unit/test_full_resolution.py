@@ -12,7 +12,7 @@ import pytest
 from collector_stream import CROSS_RX, DL_TX, MS, UTC, Host, S, hello, mark
 from test_store import Collector, read
 
-from collector.full_resolution import arrow_stream, full_table, with_addresses
+from collector.full_resolution import arrow_stream, bucket_rows, with_addresses
 from collector.host.rows import ARRIVED, merge
 from collector.registry import Entry
 from netmon.dl.coarse import coarsen
@@ -116,7 +116,7 @@ def test_full_resolution_has_the_classes_of_the_live_rows(tmp_path: Path) -> Non
         entry = await collector.feed(batches, introduction=INTRODUCTION)
         serving = asyncio.ensure_future(Agent(entry, collector, full, "a gap").serve())
         pulled = await collector.registry.full.pull(entry, UTC + 1_203 * MS, UTC + 1_807 * MS)
-        table = with_addresses(entry.session, full_table(entry.session, pulled.rows))
+        table = with_addresses(entry.session, bucket_rows(entry.session, pulled.rows))
         serving.cancel()
         await collector.end(entry)
         assert pulled.gap == "a gap"
