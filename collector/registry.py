@@ -80,7 +80,7 @@ class Registry:
         self._stage = HostStage(settings, self._peers, Numbers(), Claims())
         self._inferring = Inferring()
         self.intake = Intake(self._storing)
-        self._flush_s, self._flushing_since = 0.0, float("inf")
+        self._writing_s = 0.0  # CPU time of the last flush
         self._clocks = Clocks()
         self.full, self._triggers = FullResolution(), Triggers(settings)
         self._pulling: set[asyncio.Task[None]] = set()
@@ -257,8 +257,7 @@ class Registry:
         return sum(entry.session.pending_bytes for entry in self._entries.values())
 
     def _storing(self) -> Storing:
-        takes_s = max(self._flush_s, time.monotonic() - self._flushing_since)
-        return Storing(self._pending_bytes / MOST_PENDING_BYTES, takes_s)
+        return Storing(self._pending_bytes / MOST_PENDING_BYTES, self._writing_s)
 
     def close_intake(self) -> None:
         """Take nothing in any more: what agents have not been told is stored, they keep."""
@@ -354,14 +353,7 @@ class Registry:
     async def flush(self) -> bool:
         """Write all that has settled, and acknowledge it; False where the disk does not take it."""
         # Once begun, it runs to its end whoever asked: a thread that writes cannot be called off.
-        return await asyncio.shield(asyncio.ensure_future(self._timed_flush()))
-
-    async def _timed_flush(self) -> bool:
-        self._flushing_since = begin = time.monotonic()
-        try:
-            return await self._flush()
-        finally:
-            self._flush_s, self._flushing_since = time.monotonic() - begin, float("inf")
+        return await asyncio.shield(asyncio.ensure_future(self._flush()))
 
     async def _flush(self) -> bool:
         async with self._flushing:
@@ -413,6 +405,7 @@ class Registry:
 
     def _write(self, due: list[tuple[Entry, Flush]], full: list[pa.Table]) -> list[tuple[Entry, Exception]]:
         """Write all that can be built; returns the sessions at which that fails. Raises DataError; may be a thread."""
+        began_s = time.thread_time()
         built: dict[str, list[pa.Table]] = {"full": full} if full else {}
         states, failed = {}, []
         for entry, flush in due:
@@ -423,6 +416,7 @@ class Registry:
             except Exception as error:
                 failed.append((entry, error))
         self._sink.write({name: pa.concat_tables(rows) for name, rows in built.items()}, states)
+        self._writing_s = time.thread_time() - began_s
         return failed
 
     @staticmethod

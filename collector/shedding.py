@@ -39,7 +39,7 @@ class Storing:
     """How the disk does. full: share of the memory for rows on their way to it that is used."""
 
     full: float = 0.0
-    takes_s: float = 0.0  # the last flush, or the present one if that has taken longer already
+    work_s: float = 0.0  # CPU time of the last flush; what else it takes is the disk's, which fewer rows do not help
 
 
 class Shedding:
@@ -50,7 +50,7 @@ class Shedding:
 
     FULL, EASY_FULL = 1 / 4, 1 / 16
     SLOW_S, QUICK_S = 1.0, 0.5
-    """The same for what is on its way to the disk, and for how long a flush takes."""
+    """The same for what is on its way to the disk, and for the work of a flush."""
 
     SHARES = 4
     """So many times what the median session sends is more than a session's share."""
@@ -90,12 +90,12 @@ class Shedding:
         own = [sending.behind_s for name, sending in sessions.items() if name not in self._limits]
         behind_s, before_s = median(own) if own else 0.0, self._behind_s
         self._behind_s = behind_s
-        stuck = storing.full > self.FULL or storing.takes_s > self.SLOW_S
+        stuck = storing.full > self.FULL or storing.work_s > self.SLOW_S
         if behind_s > self.LATE_S or stuck:
             self._hard_s = now_s
             if (stuck or behind_s >= before_s) and now_s - self._raised_s >= self._RESPONSE_S:
                 self._raise(sessions, now_s)
-        elif behind_s > self.EASY_S or storing.full > self.EASY_FULL or storing.takes_s > self.QUICK_S:
+        elif behind_s > self.EASY_S or storing.full > self.EASY_FULL or storing.work_s > self.QUICK_S:
             self._hard_s = now_s
         elif now_s - max(self._hard_s, self._eased_s) >= self._patience_s and (self._steps or self._limits):
             self._ease(now_s)

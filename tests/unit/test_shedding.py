@@ -12,6 +12,7 @@ from collector_thread import collecting
 from waiting import wait_for
 
 from collector import intake, registry, server, stream
+from collector.dataset.sink import ParquetSink
 from collector.intake import Intake
 from collector.shedding import STEPS, Behind, Order, Sending, Shedding, Storing
 from netmon.agent.connection import Connection
@@ -72,7 +73,7 @@ def test_who_catches_up_is_not_asked_for_more() -> None:
     assert load.steps() == {1}
 
 
-@pytest.mark.parametrize("storing", [Storing(full=0.3), Storing(takes_s=2.0)])
+@pytest.mark.parametrize("storing", [Storing(full=0.3), Storing(work_s=2.0)])
 def test_a_disk_that_does_not_keep_up_is_a_reason(storing: Storing) -> None:
     load = Load(dict.fromkeys(NAMES, 200.0))
     load.decide(0.1, storing)
@@ -241,7 +242,7 @@ def test_agents_that_ask_whether_it_lives_are_not_cut_off(tmp_path: Path, monkey
 
 def test_what_comes_after_the_end_has_begun_is_not_taken_in(tmp_path: Path) -> None:
     async def scenario() -> None:
-        store = registry.Store(tmp_path)
+        store = ParquetSink(tmp_path)
         taking = registry.Registry(store, registry.Settings())
         await asyncio.wait_for(taking.room(), 60)
         taking.close_intake()
