@@ -20,6 +20,7 @@ from collector.host.incoming import gather
 from collector.host.session import Flush, Session
 from collector.host.stage import HostStage, Settled
 from collector.host.window import Output
+from collector.intake import Intake
 from collector.jobs.clocks import Clocks
 from collector.jobs.common_numbers import Numbers
 from collector.jobs.inferring import Inferring
@@ -27,6 +28,7 @@ from collector.jobs.rank_claims import Claims
 from collector.jobs.remote_ends import Peers
 from collector.set_aside import SetAside
 from collector.settings import Settings
+from collector.shedding import Storing
 from collector.triggers import Triggers, Wanted
 from collector.view.frozen import Frozen
 from collector.view.job_views import Jobs
@@ -94,6 +96,8 @@ class Registry:
         self._queued_weight = 0
         self._careful_until = 0.0  # until then a tick takes in one batch, so that it is known which one it fails at
         self._inferring = Inferring()
+        self.intake = Intake(self._storing)
+        self._writing_s = 0.0  # CPU time of the last flush
         self._clocks = Clocks()
         self.full, self._triggers = FullResolution(), Triggers(settings)
         self._pulling: set[asyncio.Task[None]] = set()
@@ -103,6 +107,7 @@ class Registry:
         self._inferring_now = asyncio.Lock()
         self._room = asyncio.Event()
         self._room.set()
+        self._closing = False
         self._trouble = ""  # why the last flush failed
         self._set_aside = SetAside(sink.directory)
         self._failures: Counter[str] = Counter()  # of whole sessions, by name
@@ -202,6 +207,7 @@ class Registry:
             entry.settled, entry.last_heard = False, time.monotonic()
             entry.recent.append(message)
             self._stage.add(entry.session.place, message.batch)
+            self.intake.came(entry.session.hello.session, message.batch.buckets.rows, message.batch.horizon_ns)
             self._queued.append((entry, message))
             self._queued_weight += _weight(message.batch)
             if self._queued_weight > _MOST_QUEUED or time.monotonic() < self._careful_until:
@@ -235,6 +241,7 @@ class Registry:
         else:
             self._made(settled)
         self._queued, self._queued_weight = [], 0
+        self.intake.ticked()
 
     def _begin_anew(self, error: Exception) -> None:
         """Nothing in the stage is what it should be: every session is taken up from the dataset, one batch at a time.
@@ -288,7 +295,7 @@ class Registry:
                     self._arrived(entries[place], output)
                 except Exception as error:
                     self._fail(entries[place], "what has settled", error)
-        if sum(entry.session.pending_bytes for entry in entries.values()) > MOST_PENDING_BYTES:
+        if self._pending_bytes > MOST_PENDING_BYTES:
             self._room.clear()
 
     def _fail_at(self, entry: Entry, sequence: int, error: Exception) -> None:
@@ -327,6 +334,18 @@ class Registry:
         if line not in self._notices and len(self._notices) < _MOST_NOTICES:
             self._notices[line] = None
             _log.warning(line, exc_info=error)
+
+    @property
+    def _pending_bytes(self) -> int:
+        return sum(entry.session.pending_bytes for entry in self._entries.values())
+
+    def _storing(self) -> Storing:
+        return Storing(self._pending_bytes / MOST_PENDING_BYTES, self._writing_s)
+
+    def close_intake(self) -> None:
+        """Take nothing in any more: what agents have not been told is stored, they keep."""
+        self._closing = True
+        self._room.clear()
 
     async def infer(self, leaving: Entry | None = None) -> None:
         """Let the traffic tell what it can about training; the computing happens in a thread.
@@ -383,6 +402,7 @@ class Registry:
         """The connection of a session has broken."""
         entry.connected, entry.last_heard = False, time.monotonic()
         self.full.disconnected(entry)
+        self.intake.left(entry.session.hello.session)
         if not entry.broken:
             entry.session.window.ranks.release()
 
@@ -454,7 +474,8 @@ class Registry:
             if self._trouble:
                 _log.warning(f"{self._sink.directory} takes rows again")
             self._trouble = ""
-            self._room.set()
+            if not self._closing:
+                self._room.set()
             return True
 
     def _due(self) -> list[tuple[Entry, Flush]]:
@@ -471,6 +492,7 @@ class Registry:
 
     def _write(self, due: list[tuple[Entry, Flush]], full: list[pa.Table]) -> list[tuple[Entry, Exception]]:
         """Write all that can be built; returns the sessions at which that fails. Raises DataError; may be a thread."""
+        began_s = time.thread_time()
         built, failed = [], []
         for entry, flush in due:
             try:
@@ -487,6 +509,7 @@ class Registry:
                     self._store([one], [])
                 except Exception as error:
                     failed.append((one[0], error))
+        self._writing_s = time.thread_time() - began_s
         return failed
 
     def _store(self, built: Sequence[tuple[Entry, Mapping[str, pa.Table], SessionState]], full: list[pa.Table]) -> None:
