@@ -102,6 +102,10 @@ class Session:
             self.window.ranks.warn(warning)
         return marks
 
+    def settle_ranks(self) -> tuple[list[Iteration], list[tuple[Iteration, Tally]]]:
+        """As HostWindow.settle_ranks."""
+        return self.window.settle_ranks()
+
     def taken(self, last: int) -> None:
         """Batches up to `last` have been taken in."""
         self.received, self.queued = last, max(self.queued, last)

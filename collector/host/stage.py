@@ -19,7 +19,8 @@ from collector.host.onsets import STARTING_NS
 from collector.host.places import NEVER
 from collector.host.rows import ARRIVED, CARRIED
 from collector.host.session import Session
-from collector.host.tables import Tables
+from collector.host.steps import AllSteps
+from collector.host.tables import Classified, Tables
 from collector.host.window import News, Output
 from collector.jobs.common_numbers import Numbers
 from collector.jobs.rank_claims import Claims
@@ -70,7 +71,8 @@ class _Batches:
     def refuse(self, batch: int, reason: str) -> None:
         """It breaks the contract; what follows it on its session comes again."""
         place, sequence = int(self.place[batch]), self.sequences[batch]
-        if sequence <= self.settled.refused.get(place, (sequence, ""))[0]:
+        known = self.settled.refused.get(place)
+        if known is None or sequence < known[0]:
             self.settled.refused[place] = sequence, reason
         self.good[batch:][self.place[batch:] == place] = False
 
@@ -90,6 +92,7 @@ class HostStage:
         self._settings, self._peers = settings, peers
         self._sessions: dict[int, Session] = {}
         self._queue: list[tuple[int, netmon_pb2.Batch]] = []
+        self._broken: set[int] = set()  # sessions at which it has failed, until they are closed
         self._waiting: set[int] = set()  # sessions with something to do though no batch comes
 
     def open(self, hello: Hello, resume: Resume) -> int:
@@ -109,6 +112,7 @@ class HostStage:
         session.forget()
         self._queue = [(of, message) for of, message in self._queue if of != place]
         self._waiting.discard(place)
+        self._broken.discard(place)
         tables.pending.drop(place)
         tables.accounts.drop(place)
         tables.classifier.drop(range(window.first_link, window.first_link + len(window.links)))
@@ -117,7 +121,8 @@ class HostStage:
 
     def add(self, place: int, message: netmon_pb2.Batch) -> None:
         """Queue a batch for the next tick."""
-        self._queue.append((place, message))
+        if place not in self._broken:
+            self._queue.append((place, message))
 
     def tell(self, place: int, marks: Iterable[Mark]) -> None:
         """What the traffic tells about a host's ranks, for the next tick."""
@@ -140,6 +145,7 @@ class HostStage:
         rows = self._rows(batches)
         samples = self._samples(batches)
         told = self._hear(batches)
+        self._broken |= settled.failed.keys()
         rows = rows[batches.good[rows["batch"]]]
         samples = samples[batches.good[samples["batch"]]]
         self._arrive(batches, rows, samples)
@@ -322,22 +328,49 @@ class HostStage:
     def _settle(self, settled: Settled, heard: set[int]) -> None:
         """Make final what begins before the settled times; heard: sessions of which something is new."""
         tables = self.tables
-        busy = [p for p, session in self._sessions.items() if session.window.ranks.busy]
+        busy = [p for p, s in self._sessions.items() if s.window.ranks.busy and p not in self._broken]
         for place in busy:
             if place in heard:
                 window = self._sessions[place].window
                 self._guard(settled, place, lambda w=window: w.ranks.align(w.ranks.offset_ns, w.alignment.error_ns))
         tables.places.table["trains"] = False
         tables.places.table["trains"][busy] = True
-        rows = tables.merged(tables.pending.take(np.ascontiguousarray(tables.places.table["settled_ns"])))
+        rows = tables.pending.take(np.ascontiguousarray(tables.places.table["settled_ns"]))
         tables.flows.tell_traffic()
-        found = tables.classified(rows)
-        steps = tables.steps([self._sessions[place].window for place in busy])
-        buckets = tables.stamped(rows, found.classes, steps)
-        self._mend_old(rows, buckets)
+        steps = tables.steps([self._sessions[place].window for place in busy if place not in self._broken])
+        found, buckets = self._final(settled, rows, steps)
         tables.account(found)
-        self._output(settled, buckets, rows, heard)
+        self._output(settled, buckets, found.rows, heard)
         tables.forget()
+
+    def _final(self, settled: Settled, rows: Table, steps: AllSteps) -> tuple[Classified, Table]:
+        """Rows with their class, and as the dataset has them. Those of a session at which this fails are left out."""
+        try:
+            return self._computed(rows, steps)
+        except Exception:
+            for place, error in self._failing(rows, steps, np.unique(rows["session"]).tolist()):
+                self._fail(settled, place, error)
+                rows = rows[rows["session"] != place]
+            return self._computed(rows, steps)
+
+    def _computed(self, rows: Table, steps: AllSteps) -> tuple[Classified, Table]:
+        rows = self.tables.merged(rows)
+        found = self.tables.classified(rows)
+        buckets = self.tables.stamped(rows, found.classes, steps)
+        self._mend_old(rows, buckets)
+        return found, buckets
+
+    def _failing(self, rows: Table, steps: AllSteps, places: list[int]) -> list[tuple[int, Exception]]:
+        """The sessions at whose rows it fails: of those that fail together each half."""
+        own = rows[np.isin(rows["session"], places)]
+        try:
+            self._computed(own, steps)
+        except Exception as error:
+            if len(places) == 1:
+                return [(places[0], error)]
+            middle = len(places) // 2
+            return self._failing(own, steps, places[:middle]) + self._failing(own, steps, places[middle:])
+        return []
 
     def _mend_old(self, rows: Table, buckets: Table) -> None:
         older = self.tables.places.older(rows["session"], rows["start_ns"])
@@ -358,10 +391,12 @@ class HostStage:
         now = settled_ns.tolist()
         with_rows = set(np.unique(fresh["session"]).tolist())
         for place, session in self._sessions.items():
+            if place in self._broken:
+                continue
             window = session.window
             ended, iterations = [], []
             if window.ranks.busy and (place in heard or window.due_ns <= now[place]):
-                result = self._guard(settled, place, window.settle_ranks)
+                result = self._guard(settled, place, session.settle_ranks)
                 if result:
                     ended, iterations = result
                 needed = window.ranks.needed_ns
@@ -376,8 +411,12 @@ class HostStage:
         try:
             return work()
         except Exception as error:
-            settled.failed.setdefault(place, (0, error))
+            self._fail(settled, place, error)
             return None
+
+    def _fail(self, settled: Settled, place: int, error: Exception) -> None:
+        self._broken.add(place)
+        settled.failed.setdefault(place, (0, error))
 
 
 _ARRIVING = np.dtype([("batch", "<i4"), *((name, ARRIVED[name]) for name in ARRIVED.names or ())])

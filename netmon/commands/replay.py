@@ -102,12 +102,17 @@ def _store(replay: "Replay", directory: Path) -> None:
     """The collector's own pipeline, without its network and clock."""
     from collector.dataset.resume import Resume
     from collector.dataset.sink import ParquetSink
-    from collector.host.session import Session
+    from collector.host.incoming import gather
+    from collector.host.stage import HostStage
+    from collector.jobs.common_numbers import Numbers
+    from collector.jobs.rank_claims import Claims
     from collector.jobs.remote_ends import Peers
     from collector.settings import Settings
 
     sink = ParquetSink(directory)
-    session = Session(replay.hello, Settings(), Resume(), Peers())
+    stage = HostStage(Settings(), Peers(), Numbers(), Claims())
+    place = stage.open(replay.hello, Resume())
+    session = stage.session(place)
 
     def flush() -> None:
         flush = session.flush()
@@ -122,11 +127,11 @@ def _store(replay: "Replay", directory: Path) -> None:
     progress = _Progress(replay)
     with closing(sink):
         for batch in replay.batches():
-            session.process(batch)
+            stage.take([place], gather([batch]))
             if session.pending_bytes > _PENDING_BYTES:
                 flush()
             progress.step()
-        session.settle_all(leaving=True)
+        stage.settle_all([place], leaving=True)
         flush()
 
 

@@ -6,7 +6,10 @@ from dataclasses import replace
 from collector_stream import MS, Host, S, hello, mark
 
 from collector.dataset.resume import Resume
-from collector.host.session import Session
+from collector.host.incoming import gather
+from collector.host.stage import HostStage
+from collector.jobs.common_numbers import Numbers
+from collector.jobs.rank_claims import Claims
 from collector.jobs.remote_ends import Peers
 from collector.settings import Settings
 from netmon.records import Batch, Direction, Mark, Moment, Source
@@ -17,12 +20,15 @@ SETTLE_BATCHES = SETTINGS.settle_ns // (100 * MS)
 
 def acknowledged_after(batches: list[Batch], told: dict[int, list[Mark]]) -> int:
     """The last batch that may be acknowledged; told: what the traffic tells after which batch."""
-    session = Session(hello(), SETTINGS, Resume(), Peers())
+    stage = HostStage(SETTINGS, Peers(), Numbers(), Claims())
+    place = stage.open(hello(), Resume())
+    session = stage.session(place)
     last = 0
     for batch in batches:
-        session.process(batch)
+        stage.take([place], gather([batch]))
         if batch.sequence in told:
-            session.infer(told[batch.sequence])
+            stage.tell(place, told[batch.sequence])
+            stage.tick()
         flush = session.flush()
         if flush:
             flush.done()

@@ -78,7 +78,7 @@ def rows_of(tmp_path: Path, host: str) -> int:
 
 
 def test_a_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    fail_at(monkeypatch, "process", lambda batch: batch.sequence == 3)
+    fail_at(monkeypatch, "hear", lambda news: news.sequence == 3)
 
     async def scenario() -> None:
         for _ in range(2):  # the same is sent again to the collector that comes after
@@ -135,7 +135,7 @@ def test_a_hello(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert [m.hello.host for m in read_messages(set_aside(tmp_path)[0])] == ["h1"]
 
 
-@pytest.mark.parametrize("name", ["settle_all", "flush"])
+@pytest.mark.parametrize("name", ["settle_ranks", "flush"])
 def test_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     fail_at(monkeypatch, name, lambda *args: True)
 
