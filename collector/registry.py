@@ -307,7 +307,8 @@ class Registry:
         self._settle([entry], leaving)
 
     def _settle(self, entries: list[Entry], leaving: bool) -> None:
-        self._made(self._stage.settle_all([e.session.place for e in entries if not e.broken], leaving))
+        if entries:
+            self._made(self._stage.settle_all(sorted(e.session.place for e in entries if not e.broken), leaving))
         for entry in entries:
             entry.settled, entry.left = True, leaving
 
@@ -319,15 +320,17 @@ class Registry:
     def tidy(self) -> None:
         """Settle sessions that have fallen silent, and let go of those that will not come back."""
         now = time.monotonic()
-        for name, entry in list(self._entries.items()):
-            silent = now - entry.last_heard
-            if silent > _SILENT_AFTER_S and not entry.settled:
-                self.settle(entry, leaving=False)
-                entry.session.window.ranks.release()
-            if silent > _LEAVE_AFTER_S and not entry.connected and not entry.left:
-                self.settle(entry, leaving=True)
+        entries = list(self._entries.values())
+        silent = [e for e in entries if now - e.last_heard > _SILENT_AFTER_S and not e.settled]
+        self._settle(silent, leaving=False)
+        for entry in silent:
+            entry.session.window.ranks.release()
+        gone = [e for e in entries if now - e.last_heard > _LEAVE_AFTER_S and not (e.connected or e.left)]
+        self._settle(gone, leaving=True)
+        for entry in entries:
             replaced = self._newest_of[entry.session.hello.host] is not entry
-            if entry.left and entry.session.idle and silent > (_LEAVE_AFTER_S if replaced else _FORGET_AFTER_S):
+            forget_after_s = _LEAVE_AFTER_S if replaced else _FORGET_AFTER_S
+            if entry.left and entry.session.idle and now - entry.last_heard > forget_after_s:
                 self._forget(entry)
 
     async def flush(self) -> bool:
