@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from netmon.agent.budget import Budget
 
 _CALLS_PER_SECOND, _CALLS_AT_ONCE = 2_500, 40_000  # of a process, that make up no step
-_USER_CALLS_PER_SECOND, _USER_CALLS_AT_ONCE = 5_000, 70_000
+_USER_CALLS_PER_SECOND, _USER_CALLS_AT_ONCE = 5_000, 60_000
 _STEPS_PER_SECOND, _STEPS_AT_ONCE = 200, 2_000  # of a process
 _USER_STEPS_PER_SECOND, _USER_STEPS_AT_ONCE = 1_000, 8_000
 _TRAINS_NS = 60_000_000_000  # who has stepped so lately, trains
