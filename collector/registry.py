@@ -2,37 +2,49 @@
 """All sessions of the collector, and the way of their rows to the disk."""
 
 import asyncio
+import contextlib
 import logging
 import time
-from collections import deque
-from collections.abc import Collection
+from collections import Counter, deque
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
-from collector.dataset.resume import read_resume
-from collector.dataset.store import Part, Store
+import pyarrow as pa
+
+from collector.dataset.sink import Sink
+from collector.door import FailedBatchError, FailedSessionError, RefusedBatchError
 from collector.full_resolution import FullResolution
+from collector.host.incoming import gather
 from collector.host.session import Flush, Session
+from collector.host.stage import HostStage, Settled
 from collector.host.window import Output
 from collector.jobs.clocks import Clocks
 from collector.jobs.common_numbers import Numbers
 from collector.jobs.inferring import Inferring
 from collector.jobs.rank_claims import Claims
 from collector.jobs.remote_ends import Peers
+from collector.set_aside import SetAside
 from collector.settings import Settings
 from collector.triggers import Triggers, Wanted
 from collector.view.job_views import Jobs
 from collector.view.snapshot import take_snapshot
 from netmon.dl.inference import Findings
-from netmon.errors import DataError, WireError
-from netmon.records import Hello
+from netmon.errors import DataError, NetmonError, WireError
+from netmon.records import Batch, Hello
 from netmon.views import Snapshot
 from netmon.wire import netmon_pb2
+from netmon.wire.batches import encode_hello
 
 _log = logging.getLogger(__name__)
 MOST_PENDING_BYTES = 512 << 20  # rows in memory while the disk does not take them
 _SILENT_AFTER_S = 5.0  # agents send ten times a second; a broken connection may come back before
 _LEAVE_AFTER_S = 60.0
 _FORGET_AFTER_S = 3600.0
+_MOST_FAILURES = 3  # of a session, until it is not taken in any more
+_MOST_FAILED = 4_096  # sessions whose failures are remembered
+_MOST_NOTICES = 100
+_OVERLAP_NS = 5_000_000_000  # what an earlier agent left behind is not later than this after the next one's beginning
+_MOST_RECENT = 8  # messages of a session, kept for a bug report
 
 
 @dataclass
@@ -45,72 +57,171 @@ class Entry:
     last_heard: float = 0.0
     settled: bool = True  # nothing has arrived since it was last settled altogether
     left: bool = False
+    broken: bool = False  # the collector has failed at it: nothing more comes or goes, and it is to be discarded
+    failure: str = ""  # at what, where that was no batch: its agent is to be told
+    refused: RefusedBatchError | None = None  # a batch that was not taken in: its agent is to be told
     acknowledge: int = 0
     requests: deque[netmon_pb2.FullRequest] = field(default_factory=deque)  # to be sent
+    recent: deque[netmon_pb2.AgentMessage] = field(default_factory=lambda: deque(maxlen=_MOST_RECENT))
     news: asyncio.Event = field(default_factory=asyncio.Event)  # acknowledge has risen, or there are requests
 
 
 class Registry:
     """Sessions by name; lives on one event loop, only files are touched in threads."""
 
-    def __init__(self, store: Store, settings: Settings) -> None:
+    def __init__(self, sink: Sink, settings: Settings) -> None:
         """Begin without sessions."""
-        self._store, self._settings = store, settings
+        self._sink, self._settings = sink, settings
         self._entries: dict[str, Entry] = {}
         self._newest_of: dict[str, Entry] = {}  # by host
         self._jobs, self._peers = Jobs(settings.parameters), Peers()
-        self._numbers, self._claims = Numbers(), Claims()
+        self._stage = HostStage(settings, self._peers, Numbers(), Claims())
         self._inferring = Inferring()
         self._clocks = Clocks()
         self.full, self._triggers = FullResolution(), Triggers(settings)
         self._pulling: set[asyncio.Task[None]] = set()
-        self._full_parts: list[Part] = []
+        self._full_rows: list[pa.Table] = []
         self._flushing = asyncio.Lock()
         self._opening = asyncio.Lock()
         self._inferring_now = asyncio.Lock()
         self._room = asyncio.Event()
         self._room.set()
         self._trouble = ""  # why the last flush failed
+        self._set_aside = SetAside(sink.directory)
+        self._failures: Counter[str] = Counter()  # of whole sessions, by name
+        self._notices: dict[str, None] = {}  # lines for viewers
 
     async def open(self, hello: Hello, news: asyncio.Event) -> Entry:
         """The session of an agent that connects, new, known or found in the dataset. Raises DataError, WireError.
 
         news: set when something of it is stored, and when it connects again.
         """
+        if self._failures[hello.session] >= _MOST_FAILURES:
+            raise WireError(
+                f"session {hello.session} of {hello.host} is not taken in: the collector has failed at it "
+                f"{_MOST_FAILURES} times; see {self._set_aside.folder}"
+            )
         async with self._opening:
             entry = self._entries.get(hello.session)
-            if entry is None:
-                resume = await asyncio.to_thread(read_resume, self._store.directory, hello)
-                entry = Entry(Session(hello, self._settings, resume, self._peers, self._numbers, self._claims))
-                self._entries[hello.session] = entry
-                self._find_newest()
-            elif entry.session.hello.host != hello.host:
-                raise WireError(f"session {hello.session} of {hello.host} is another host's")
-            else:
-                entry.session.introduce_again(hello)
+            if entry and entry.broken:
+                await self.discard(entry)
+                entry = None
+            try:
+                if entry is None:
+                    resume = await asyncio.to_thread(self._sink.resume, hello)
+                    entry = Entry(self._stage.session(self._stage.open(hello, resume)))
+                    self._entries[hello.session] = entry
+                    self._find_newest()
+                elif entry.session.hello.host != hello.host:
+                    raise WireError(f"session {hello.session} of {hello.host} is another host's")
+                else:
+                    entry.session.introduce_again(hello)
+            except NetmonError:
+                raise
+            except Exception as error:
+                self._count_failure(hello)
+                raise FailedSessionError(self.set_aside(hello, "its hello", [], error)) from error
         entry.news.set()  # the connection before this one has to go
         entry.news = news
         entry.connections += 1
-        entry.connected, entry.left = True, False
+        entry.connected, entry.left, entry.refused = True, False, None
         entry.requests.clear()
         return entry
 
     async def discard(self, entry: Entry) -> None:
         """Forget a session that is not what it should be; it is taken up from the dataset when it connects again."""
+        entry.broken = True
         async with self._flushing:  # what is on its way to the disk has to be there by then
-            if self._entries.get(entry.session.hello.session) is entry:
-                self.disconnected(entry)
-                entry.connections += 1
-                entry.session.forget()
-                del self._entries[entry.session.hello.session]
-                self._find_newest()
+            self._discard(entry)
 
-    def arrived(self, entry: Entry, output: Output, heard: bool = True) -> None:
-        """A batch has been processed; not heard: it did not come from the agent."""
-        if heard:
+    def _discard(self, entry: Entry) -> None:
+        if self._entries.get(entry.session.hello.session) is entry:
+            with contextlib.suppress(Exception):  # it is not what it should be
+                self.disconnected(entry)
+            self._forget(entry)
+
+    def _forget(self, entry: Entry) -> None:
+        self._stage.close(entry.session.place)
+        del self._entries[entry.session.hello.session]
+        self._find_newest()
+
+    def set_aside(self, hello: Hello, what: str, messages: Sequence[netmon_pb2.AgentMessage], error: Exception) -> str:
+        """Keep what the collector failed at for a bug report, after the hello; returns what to tell its sender."""
+        opening = netmon_pb2.AgentMessage(hello=encode_hello(hello))
+        return self._set_aside.keep(hello.session, f"{what} of {hello.host}", [opening, *messages], error)
+
+    def _fail(self, entry: Entry, what: str, error: Exception) -> None:
+        """The collector has failed at a session as a whole: it is discarded, and all others go on."""
+        hello = entry.session.hello
+        if not entry.broken:
+            self._count_failure(hello)
+            entry.broken, entry.failure = True, self.set_aside(hello, what, list(entry.recent), error)
+            entry.news.set()
+
+    def _count_failure(self, hello: Hello) -> None:
+        self._failures[hello.session] += 1
+        for name in list(self._failures)[:-_MOST_FAILED]:
+            del self._failures[name]
+
+    def heard_at(self, entry: Entry, utc_ns: int) -> None:
+        """A batch of that time has come of a session: whether another machine says that it is the same host."""
+        host = entry.session.hello.host
+        newest = self._newest_of.get(host, entry)
+        begun_ns = newest.session.hello.clock.utc_ns
+        if newest is not entry and newest.connected and utc_ns > begun_ns + _OVERLAP_NS:
+            names = entry.session.hello.session, newest.session.hello.session
+            line = f"two agents say that they are {host}: sessions {names[0]} and {names[1]}; only the second is shown"
+            self._notice(line)
+
+    def add(self, entry: Entry, message: netmon_pb2.AgentMessage) -> None:
+        """Queue a batch for the next tick."""
+        if entry.refused is None and not entry.broken:
             entry.settled, entry.last_heard = False, time.monotonic()
+            entry.recent.append(message)
+            self._stage.add(entry.session.place, message.batch)
+
+    def tick(self) -> None:
+        """Take in everything that is queued, and settle what is due on all hosts."""
         if self._clocks.due(time.monotonic_ns()):
-            self._clocks.compare(host.session.window.comparable() for host in self._newest() if host.connected)
+            self._compare_clocks()
+        self._made(self._stage.tick())
+
+    def take(self, entry: Entry, batch: Batch) -> None:
+        """Take in one batch at once."""
+        entry.settled, entry.last_heard = False, time.monotonic()
+        if self._clocks.due(time.monotonic_ns()):
+            self._compare_clocks()
+        self._made(self._stage.take([entry.session.place], gather([batch])))
+
+    def _made(self, settled: Settled) -> None:
+        """What a tick has made final, and at what it has failed."""
+        entries = {entry.session.place: entry for entry in self._entries.values()}
+        for place, (sequence, reason) in settled.refused.items():
+            entry = entries[place]
+            entry.session.queued = entry.session.received
+            entry.refused = RefusedBatchError(sequence, entry.session.hello.host, reason)
+            entry.news.set()
+        for place, (sequence, error) in settled.failed.items():
+            self._fail_at(entries[place], sequence, error)
+        for place, outputs in settled.outputs.items():
+            for output in outputs:
+                self._arrived(entries[place], output)
+        if sum(entry.session.pending_bytes for entry in entries.values()) > MOST_PENDING_BYTES:
+            self._room.clear()
+
+    def _fail_at(self, entry: Entry, sequence: int, error: Exception) -> None:
+        """The collector has failed at a batch: the session begins anew, from the dataset."""
+        hello = entry.session.hello
+        if not sequence:
+            return self._fail(entry, "its rows", error)
+        messages = [message for message in entry.recent if message.batch.sequence == sequence]
+        told = self.set_aside(hello, f"batch {sequence}", messages, error)
+        entry.broken, entry.refused = True, FailedBatchError(sequence, hello.host, told)
+        entry.news.set()
+        return None
+
+    def _arrived(self, entry: Entry, output: Output) -> None:
+        """Something of a session has become final."""
         host = entry.session.hello.host
         if self._newest_of.get(host) is entry:  # viewers see the present
             for iteration in output.ended:
@@ -121,8 +232,18 @@ class Registry:
                 task = asyncio.get_running_loop().create_task(self._keep_full(wanted))
                 self._pulling.add(task)
                 task.add_done_callback(self._pulling.discard)
-        if sum(e.session.pending_bytes for e in self._entries.values()) > MOST_PENDING_BYTES:
-            self._room.clear()
+
+    def _compare_clocks(self) -> None:
+        try:
+            self._clocks.compare(host.session.window.comparable() for host in self._newest() if host.connected)
+        except Exception as error:  # the fault may be any host's, and rows do not need it
+            self._notice(f"the hosts' clocks cannot be compared: {type(error).__name__}: {error}", error)
+
+    def _notice(self, line: str, error: Exception | None = None) -> None:
+        """Log a line once, and keep it for viewers."""
+        if line not in self._notices and len(self._notices) < _MOST_NOTICES:
+            self._notices[line] = None
+            _log.warning(line, exc_info=error)
 
     async def infer(self, leaving: Entry | None = None) -> None:
         """Let the traffic tell what it can about training; the computing happens in a thread.
@@ -132,16 +253,19 @@ class Registry:
         async with self._inferring_now:
             soon = time.monotonic() - _SILENT_AFTER_S
             heard = [e for e in self._newest() if e is leaving or (e.connected and e.last_heard > soon)]
-            news = self._inferring.gather([entry.session for entry in heard])
-            if news.until_ns:
-                self._infer(await asyncio.to_thread(self._inferring.run, news))
+            try:
+                news = self._inferring.gather([entry.session for entry in heard])
+                if news.until_ns:
+                    self._infer(await asyncio.to_thread(self._inferring.run, news))
+            except Exception as error:  # rows do not need it
+                self._notice(f"cannot infer from the traffic: {type(error).__name__}: {error}", error)
 
     def _infer(self, findings: Findings) -> None:
         marks, patterns = self._inferring.apply(findings)
         for entry in self._newest():
             told = marks.get(entry.session.hello.host)
-            if told:
-                self.arrived(entry, entry.session.infer(told), heard=False)
+            if told and not entry.broken:
+                self._stage.tell(entry.session.place, told)
         for job, pattern in patterns.items():
             self._jobs.pattern(job, pattern)
 
@@ -159,8 +283,7 @@ class Registry:
                 f"{wanted.reason}: {len(pulled.rows)} rows of {hello.host}" + (f"; {pulled.gap}" if pulled.gap else "")
             )
             if len(pulled.rows):
-                window = wanted.since_ns, wanted.until_ns
-                self._full_parts += entry.session.full_parts(pulled.rows, *window, wanted.reason, pulled.gap)
+                self._full_rows.append(entry.session.full(pulled.rows, wanted.reason, pulled.gap))
 
     def recording(self, hosts: Collection[str]) -> list[Entry]:
         """Of each of these hosts, of all where none is named, the session that lives."""
@@ -181,14 +304,17 @@ class Registry:
 
     def settle(self, entry: Entry, leaving: bool) -> None:
         """Settle all that a session has sent."""
-        heard = entry.last_heard
-        self.arrived(entry, entry.session.settle_all(leaving))
-        entry.settled, entry.left, entry.last_heard = True, leaving, heard
+        self._settle([entry], leaving)
+
+    def _settle(self, entries: list[Entry], leaving: bool) -> None:
+        self._made(self._stage.settle_all([e.session.place for e in entries if not e.broken], leaving))
+        for entry in entries:
+            entry.settled, entry.left = True, leaving
 
     def settle_everything(self) -> None:
         """Settle all sessions: the collector stops."""
-        for entry in self._entries.values():
-            self.settle(entry, leaving=not entry.connected)
+        for connected in (True, False):
+            self._settle([e for e in self._entries.values() if e.connected is connected], leaving=not connected)
 
     def tidy(self) -> None:
         """Settle sessions that have fallen silent, and let go of those that will not come back."""
@@ -202,9 +328,7 @@ class Registry:
                 self.settle(entry, leaving=True)
             replaced = self._newest_of[entry.session.hello.host] is not entry
             if entry.left and entry.session.idle and silent > (_LEAVE_AFTER_S if replaced else _FORGET_AFTER_S):
-                entry.session.forget()
-                del self._entries[name]
-                self._find_newest()
+                self._forget(entry)
 
     async def flush(self) -> bool:
         """Write all that has settled, and acknowledge it; False where the disk does not take it."""
@@ -214,36 +338,63 @@ class Registry:
     async def _flush(self) -> bool:
         async with self._flushing:
             # Nothing that a settled session has sent is needed any more, not even for what it leaves open.
+            for entry in [entry for entry in self._entries.values() if entry.broken]:
+                self._discard(entry)
             whole = [(entry, entry.session.received) for entry in self._entries.values() if entry.settled]
-            flushes = [(entry, entry.session.flush()) for entry in self._entries.values()]
-            due = [(entry, flush) for entry, flush in flushes if flush]
-            full, self._full_parts = self._full_parts, []
+            due = self._due()
+            full, self._full_rows = self._full_rows, []
             try:
-                await asyncio.to_thread(self._write, [flush for _, flush in due], full)
+                failed = await asyncio.to_thread(self._write, due, full)
             except BaseException as error:
                 for _, flush in due:
                     flush.undone()
-                self._full_parts = full + self._full_parts
+                self._full_rows = full + self._full_rows
                 if not isinstance(error, DataError):
                     raise
                 if str(error) != self._trouble:
                     _log.error(error)
                 self._trouble = str(error)
                 return False
+            for entry, built in failed:
+                self._fail(entry, "the rows to be stored", built)
             for entry, flush in due:
-                flush.done()
-                self._acknowledge(entry, flush.acknowledge or 0)
+                if not entry.broken:
+                    flush.done()
+                    self._acknowledge(entry, flush.acknowledge or 0)
             for entry, sequence in whole:
-                self._acknowledge(entry, sequence)
+                if not entry.broken:
+                    self._acknowledge(entry, sequence)
             if self._trouble:
-                _log.warning(f"{self._store.directory} takes rows again")
+                _log.warning(f"{self._sink.directory} takes rows again")
             self._trouble = ""
             self._room.set()
             return True
 
-    def _write(self, flushes: list[Flush], full: list[Part]) -> None:
-        parts: list[Part] = [part for flush in flushes for part in flush.build()]
-        self._store.write([*parts, *full])
+    def _due(self) -> list[tuple[Entry, Flush]]:
+        """What each session has to be stored; the collector may fail at one, which costs only that one."""
+        due = []
+        for entry in self._entries.values():
+            try:
+                flush = None if entry.broken else entry.session.flush()
+                if flush:
+                    due.append((entry, flush))
+            except Exception as error:
+                self._fail(entry, "the rows to be stored", error)
+        return due
+
+    def _write(self, due: list[tuple[Entry, Flush]], full: list[pa.Table]) -> list[tuple[Entry, Exception]]:
+        """Write all that can be built; returns the sessions at which that fails. Raises DataError; may be a thread."""
+        built: dict[str, list[pa.Table]] = {"full": full} if full else {}
+        states, failed = {}, []
+        for entry, flush in due:
+            try:
+                for name, rows in flush.build().items():
+                    built.setdefault(name, []).append(rows)
+                states[entry.session.hello.session] = flush.state
+            except Exception as error:
+                failed.append((entry, error))
+        self._sink.write({name: pa.concat_tables(rows) for name, rows in built.items()}, states)
+        return failed
 
     @staticmethod
     def _acknowledge(entry: Entry, sequence: int) -> None:
@@ -254,7 +405,8 @@ class Registry:
     def snapshot(self, flows: int) -> Snapshot:
         """What viewers see now: the newest session of each host."""
         windows = [(entry.session.window, entry.connected) for entry in self._newest()]
-        trouble = tuple(line for line in (self._trouble, self._inferring.trouble) if line)
+        lines = self._trouble, self._inferring.trouble, *self._notices
+        trouble = tuple(line for line in lines if line)
         return take_snapshot(windows, self._jobs, self._settings, time.time_ns(), flows, trouble)
 
     def _newest(self) -> list[Entry]:

@@ -16,8 +16,9 @@ from typing import Any
 import grpc
 import sdnotify
 
-from collector.dataset.store import Store
-from collector.full_resolution import arrow_stream, full_table, with_addresses
+from collector.dataset.sink import ParquetSink
+from collector.dataset.upkeep import Upkeep
+from collector.full_resolution import arrow_stream, bucket_rows, with_addresses
 from collector.registry import Entry, Registry
 from collector.settings import Settings
 from collector.stream import AgentStream
@@ -31,6 +32,7 @@ _log = logging.getLogger(__name__)
 _SHORTEST_INTERVAL_MS = 50
 _GRACE_S = 1.0
 _INFER_EVERY_S = 0.3
+_TICK_S = 0.2
 Context = grpc.aio.ServicerContext[Any, Any]
 
 
@@ -72,7 +74,7 @@ class CollectorService(netmon_pb2_grpc.CollectorServicer):
 
     async def _part(self, entry: Entry, request: netmon_pb2.FullQuery) -> netmon_pb2.FullPart:
         pulled = await self._registry.full.pull(entry, request.since_ns, request.until_ns)
-        rows = with_addresses(entry.session, full_table(entry.session, pulled.rows))
+        rows = with_addresses(entry.session, bucket_rows(entry.session, pulled.rows))
         data = await asyncio.to_thread(arrow_stream, rows)
         return netmon_pb2.FullPart(host=entry.session.hello.host, rows=data, gap=pulled.gap)
 
@@ -106,9 +108,10 @@ async def serve(listen: str, data: Path, settings: Settings, stop: asyncio.Event
     Raises DataError where data cannot be written, UnsupportedError where it cannot listen.
     """
     stop = stop or _stop_on_signals()
-    inferring: asyncio.Task[None] | None = None
-    store = Store(data)
-    registry = Registry(store, settings)
+    working: list[asyncio.Task[None]] = []
+    sink = ParquetSink(data)
+    upkeep = Upkeep(sink, settings.keep)
+    registry = Registry(sink, settings)
     server = grpc.aio.server(options=COLLECTOR_OPTIONS)
     netmon_pb2_grpc.add_CollectorServicer_to_server(CollectorService(registry), server)  # type: ignore[no-untyped-call]
     try:
@@ -116,17 +119,18 @@ async def serve(listen: str, data: Path, settings: Settings, stop: asyncio.Event
         await server.start()
         _log.info(f"listening on {listen}, writing to {data}")
         _notify("READY=1")
-        inferring = asyncio.create_task(_infer_for_ever(registry))
+        working = [asyncio.create_task(work(registry)) for work in (_tick_for_ever, _infer_for_ever)]
         await _flush_until(stop, registry, settings.flush_ns / NS_PER_S)
         _notify("STOPPING=1")
         registry.settle_everything()
         if not await registry.flush():
             raise DataError(f"cannot store the last rows in {data}; agents that spool will send them again")
     finally:
-        if inferring:
-            inferring.cancel()
+        for task in working:
+            task.cancel()
         await server.stop(_GRACE_S)
-        store.close()
+        upkeep.close()
+        sink.close()
 
 
 async def _flush_until(stop: asyncio.Event, registry: Registry, interval_s: float) -> None:
@@ -135,6 +139,13 @@ async def _flush_until(stop: asyncio.Event, registry: Registry, interval_s: floa
             await asyncio.wait_for(stop.wait(), interval_s)
         registry.tidy()
         await registry.flush()
+
+
+async def _tick_for_ever(registry: Registry) -> None:
+    while True:
+        begun = time.monotonic()
+        registry.tick()
+        await asyncio.sleep(max(_TICK_S - (time.monotonic() - begun), _TICK_S / 10))
 
 
 async def _infer_for_ever(registry: Registry) -> None:

@@ -5,7 +5,6 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from collector.jobs.rank_claims import Step
 from netmon.dl.iterations import Iteration, IterationTracker
@@ -29,6 +28,19 @@ class Earlier(NamedTuple):
     came_to: Resumed
     trust: Trust
     shift: int  # of its numbers
+
+
+class Steps(NamedTuple):
+    """What rows have to know of a rank."""
+
+    job: str
+    rank: int
+    told: bool  # by a process; False: only its traffic is known
+    hidden: bool  # its process has left, the traffic is understood late
+    since_ns: int  # it was there from here…
+    until_ns: int  # …to here
+    shift: int  # what to add to its own numbers
+    spans: list[tuple[int, int, int]]  # start, end and own number of its iterations, ascending; the open one ends never
 
 
 @dataclass
@@ -91,10 +103,10 @@ class Rank:
         waits = bool(self.ended) or self.unnamed()
         return self.leaving() and not waits and max(self.left.values()) < settled_ns
 
-    def trains(self, time_ns: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
-        """Whether it had joined, and not yet left, at each of the times (mono)."""
+    def present(self) -> tuple[int, int]:
+        """From when on, and until when, it was seen to be there (mono)."""
         until = max(self.left.values()) if self.leaving() else np.iinfo(np.int64).max
-        return (time_ns >= min(self.joined.values(), default=0)) & (time_ns < until)
+        return min(self.joined.values(), default=0), int(until)
 
     def stored(self) -> Resumed:
         """How far it has come."""

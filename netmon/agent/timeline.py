@@ -78,6 +78,8 @@ class TimelineMarks:
     def read(self, now_ns: int, utc_minus_mono_ns: int) -> list[Mark]:
         """What has been written since the last call, as far as a bounded number of bytes goes: as many of each user."""
         marks: list[Mark] = []
+        if not self._followed:
+            return marks
         of_user = Counter(followed.uid for followed in self._followed.values())
         for pid, followed in list(self._followed.items()):
             most = max(_LEAST_READ, MOST_READ // len(of_user) // of_user[followed.uid])

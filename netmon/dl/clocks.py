@@ -79,6 +79,11 @@ class OffsetFit:
         """The offset at another time of A's clock."""
         return self.offset_ns + round(self.skew * (time_ns - self.at_ns))
 
+    def moved(self, time_ns: int) -> "OffsetFit":
+        """The same line later, when nothing new was heard: right to as much more as a clock's rate may change by."""
+        error = self.error_ns + int(np.ceil(AGEING * max(0, time_ns - self.at_ns)))
+        return replace(self, at_ns=time_ns, offset_ns=self.offset_at(time_ns), error_ns=error)
+
 
 def exchange_bounds(exchanges: Sequence[ClockExchange]) -> Bounds:
     """What exchanges tell of (collector − agent). Those whose own order is impossible are left out."""

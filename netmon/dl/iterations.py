@@ -4,7 +4,6 @@
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from netmon.dl.numbering import Beat, Events, Trust, best_shift
 from netmon.dl.scoring import score
@@ -216,19 +215,13 @@ class IterationTracker:
         start = self._open()
         return start.time_ns if start else None
 
-    def numbers_at(self, time_ns: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Iteration number at each of the times, the open one included; −1 between iterations."""
-        spans = list(self._spans)
+    def spans(self) -> list[tuple[int, int, int]]:
+        """Start, end and number of the iterations that are not forgotten; the open one ends at the largest int64."""
         start = self._open()
-        if start:
-            number = max(start.iteration + self._shifts.get(start.source, 0), self.last_number + 1)
-            spans.append((start.time_ns, np.iinfo(np.int64).max, number))
-        if not spans:
-            return np.full(len(time_ns), -1, np.int64)
-        starts, ends, numbers = np.array(spans, np.int64).T
-        place = np.searchsorted(starts, time_ns, side="right") - 1
-        inside = (place >= 0) & (time_ns < ends[place])
-        return np.where(inside, numbers[place], -1)
+        if start is None:
+            return self._spans
+        number = max(start.iteration + self._shifts.get(start.source, 0), self.last_number + 1)
+        return [*self._spans, (start.time_ns, np.iinfo(np.int64).max, number)]
 
     def forget(self, before_ns: int) -> None:
         """Drop what concerns only the time before before_ns."""

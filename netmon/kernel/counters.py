@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from netmon.kernel.processes import read_bounded
 from netmon.records import NicSample
 from netmon.wire.mapping import MAX_NUMBER
 
@@ -26,6 +27,7 @@ MOST = 60
 _SIOCETHTOOL = 0x8946
 _GSTRINGS, _GSTATS, _GSSET_INFO = 0x1B, 0x1D, 0x37  # linux/ethtool.h
 _STATISTICS, _NAME_BYTES = 1, 32  # ETH_SS_STATS, ETH_GSTRING_LEN
+_MOST_BYTES = 64  # of a counter's file
 _WORD_BYTES = 4  # of the RDMA specification's port_xmit_data and port_rcv_data
 _WORDS = {"port_xmit_data": "port_xmit_bytes", "port_rcv_data": "port_rcv_bytes"}
 
@@ -126,7 +128,7 @@ def _read_files(files: dict[str, Path]) -> tuple[tuple[str, ...], tuple[int, ...
     values: dict[str, int] = {}
     for name, path in files.items():
         with contextlib.suppress(OSError, ValueError):  # a counter that this device does not have
-            value = min(int(path.read_text()), MAX_NUMBER)
+            value = min(int(read_bounded(path, _MOST_BYTES)), MAX_NUMBER)
             values[_WORDS.get(name, name)] = value * (_WORD_BYTES if name in _WORDS else 1)
     return tuple(values), tuple(values.values())
 

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 from netmon.errors import DataError
 
 TABLES = ("buckets", "flows", "iterations", "ledger")
-_OPTIONAL = ("nic",)  # not a gap where it is missing
+_OPTIONAL = ("nic", "sessions")  # not a gap where it is missing
 _PARTITIONS = ds.partitioning(pa.schema([("date", pa.string()), ("host", pa.string())]), flavor="hive")
 _LINK = ("session", "host", "interface", "direction")
 EXPECTED = {
@@ -43,20 +43,33 @@ def open_table(data: Path, table: str) -> ds.Dataset:
     """The table as a lazy pyarrow dataset, `date` and `host` from the path. Raises DataError where there is none."""
     if not data.is_dir():
         raise DataError(f"cannot read {data}: no such directory; give the --data of a collector")
-    directory = data / table
-    if not any(directory.glob("date=*/host=*/*.parquet")):
+    paths = table_files(data, table)
+    if not paths:
         raise DataError(f"cannot read {table} in {data}: the dataset holds no row of it yet")
     try:
-        return ds.dataset(directory, format="parquet", partitioning=_PARTITIONS)
+        newest = pq.read_schema(paths[-1])
+        schema = _common({path: pq.read_schema(path) for path in (paths[0], paths[-1])})
+        metadata = {key: value for key, value in (newest.metadata or {}).items() if key.startswith(b"netmon.")}
+        return ds.dataset(
+            [str(path) for path in paths],
+            schema=schema.with_metadata(metadata),
+            format="parquet",
+            partitioning=_PARTITIONS,
+        )
     except (OSError, pa.ArrowException) as error:
         raise DataError(f"cannot read {table} in {data}: {error}") from None
+
+
+def table_files(data: Path, table: str) -> list[Path]:
+    """The table's files by day: of an hour, or of a host as earlier versions wrote them."""
+    return sorted(path for kind in ("hour", "host") for path in (data / table).glob(f"date=*/{kind}=*/*.parquet"))
 
 
 class Tables:
     """A dataset of which parts may be missing: reads what is there, and notes what is not.
 
     missing: sentences, each saying what could not be read and why.
-    metadata: the values of each netmon.* key over all files, JSON decoded, in the order in which they were met.
+    metadata: the values of each netmon.* key over all files, JSON decoded, and of the table sessions, as they were met.
     """
 
     def __init__(self, data: Path) -> None:
@@ -66,6 +79,7 @@ class Tables:
         self.missing: list[str] = []
         self.metadata: dict[str, list[Any]] = {}
         self._datasets = {table: self._open(data, table) for table in dict.fromkeys((*TABLES, *_OPTIONAL))}
+        self._remember_sessions()
         if len(versions := self.metadata.get("schema_version", [])) > 1:
             self.missing.append(
                 f"files of schema versions {', '.join(map(str, sorted(versions)))} lie side by side: columns that the "
@@ -114,20 +128,29 @@ class Tables:
 
     def _open(self, data: Path, table: str) -> ds.Dataset | None:
         schemas: dict[Path, pa.Schema] = {}
-        for path in sorted((data / table).glob("date=*/host=*/*.parquet")):
+        for path in table_files(data, table):
             try:
                 schemas[path] = pq.read_schema(path)
             except (OSError, pa.ArrowException) as error:
                 self._miss(table, path, error)
         if not schemas:
             if table not in _OPTIONAL:
-                self.missing.append(f"table {table}: no readable file under {table}/date=…/host=…")
+                self.missing.append(f"table {table}: no readable file under {table}/date=…/hour=…")
             return None
         for schema in schemas.values():
             self._remember(schema.metadata or {})
         return ds.dataset(
             [str(path) for path in schemas], schema=_common(schemas), format="parquet", partitioning=_PARTITIONS
         )
+
+    def _remember_sessions(self) -> None:
+        """What earlier versions told in each file's metadata stands in a table of its own."""
+        for row in self.read("sessions").to_dict("records"):
+            told = {name: {row["interface"]: row[name]} for name in ("capacity_bps", "byte_basis", "super_packet_ns")}
+            for name, value in {"bucket_ns": row["bucket_ns"], **told}.items():
+                values = self.metadata.setdefault(name, [])
+                if value not in values:
+                    values.append(value)
 
     def _remember(self, metadata: dict[bytes, bytes]) -> None:
         for key, value in metadata.items():
@@ -155,7 +178,8 @@ def _common(schemas: dict[Path, pa.Schema]) -> pa.Schema:
     ]
     unified = pa.unify_schemas(plain, promote_options="permissive")
     words = [field.with_type(_WORD) if pa.types.is_string(field.type) else field for field in unified]
-    return pa.schema([*words, ("date", pa.string()), ("host", pa.string())])
+    host = [] if "host" in unified.names else [("host", _WORD)]
+    return pa.schema([*words, ("date", pa.string()), *host])
 
 
 def _plain(kind: pa.DataType) -> pa.DataType:

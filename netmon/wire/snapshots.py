@@ -7,6 +7,7 @@ from netmon.records import CLASS_NAMES
 from netmon.views import JobView, LinkView, Snapshot
 from netmon.wire import netmon_pb2
 from netmon.wire.columns import pack, unpack
+from netmon.wire.limits import MAX_TEXT
 from netmon.wire.mapping import check, from_message, to_message
 
 _CLASSES = len(CLASS_NAMES)
@@ -15,7 +16,9 @@ _SERIES = ("links", "jobs")
 
 def encode_snapshot(snapshot: Snapshot) -> netmon_pb2.Snapshot:
     """Snapshot → message. Raises WireError where a value does not fit its field."""
-    message = to_message(snapshot, netmon_pb2.Snapshot(), given=_SERIES)
+    message = to_message(snapshot, netmon_pb2.Snapshot(), given=(*_SERIES, "warnings"))
+    # Names of others stand in them: one that is too long must not cost a viewer the whole snapshot.
+    message.warnings.extend(line if len(line) <= MAX_TEXT else line[: MAX_TEXT - 1] + "…" for line in snapshot.warnings)
     for link in snapshot.links:
         _encode_link(link, message.links.add())
     for job in snapshot.jobs:

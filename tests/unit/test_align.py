@@ -5,8 +5,9 @@ import numpy as np
 import pytest
 
 from collector.host.align import Alignment
-from collector.host.flows import FlowTable, Links
+from collector.host.flows import AllFlows, FlowTable, Links
 from collector.host.onsets import HostOnsets, Onsets
+from collector.host.rows import ARRIVED
 from collector.jobs.clocks import Clocks
 from netmon.dl.timemap import TimeMap
 from netmon.records import ClockExchange, ClockSample, Direction, Flow, Hello, Interface
@@ -181,7 +182,7 @@ def test_hosts_that_are_all_kept_by_ptp_share_their_own_utc():
     for host in hosts:
         host.sample = lambda of=host: ClockSample(of.now, of.now + of.theta(BEGIN) + of.told_ns, 100, 500, "ptp")
         host.batches(5)
-    Clocks().compare([HostOnsets(host.alignment, 10 * US, [], Onsets(0).table()) for host in hosts])
+    Clocks().compare([HostOnsets(host.alignment, 10 * US, [], Onsets().table()) for host in hosts])
     for host in hosts:
         host.batches(5)
         assert (host.alignment.source, host.alignment.error_ns) == ("ptp", pytest.approx(600, abs=1_100))
@@ -191,14 +192,13 @@ class Ends:
     """What two hosts see of one connection between them: bursts both ways after rests, 15 µs on the way."""
 
     def __init__(self, *hosts: Host) -> None:
-        self.hosts, self.onsets = hosts, [Onsets(host.now) for host in hosts]
+        self.hosts, self.onsets = hosts, [Onsets() for _ in hosts]
         interface = Interface(1, "eth0", 10**9, "tcx", "tcx")
-        self.tables = [FlowTable(Links(Hello("h", "s", 10 * US, host.sample(), (interface,), ""))) for host in hosts]
+        self.tables = [FlowTable(Links(Hello("h", "s", 10 * US, host.sample(), (interface,), "")), AllFlows(), 0) for host in hosts]
         for number, table in enumerate(self.tables):
             for flow_id, direction in ((0, Direction(1 - number)), (1, Direction(number))):
                 ends = ("198.18.0.1", "198.18.0.2", 1, 2) if flow_id == 0 else ("198.18.0.2", "198.18.0.1", 2, 1)
                 table.describe(Flow(flow_id, 1, direction, *ends, 6, BEGIN))
-                table.state["wire_bytes"][flow_id] = 1  # it has been seen before
         self.rng, self.true = np.random.default_rng(1), BEGIN + UTC + 2 * S
 
     def second(self) -> None:
@@ -210,9 +210,9 @@ class Ends:
                 seen = times + sender * 5 * MS + (15 * US if number != sender else 0)
                 mono = np.array([self._mono(self.hosts[number], int(utc)) for utc in seen])
                 start = mono // (10 * US) * (10 * US)
-                flows = np.full(len(start), flow)
-                self.onsets[number].add(self.tables[number], flows, start, 10_000)
-                self.tables[number].state["last_ns"][flow] = start[-1]
+                rows = np.zeros(len(start), ARRIVED)
+                rows["flow"], rows["start_ns"], rows["bucket_ns"] = flow, start, 10_000
+                self.onsets[number].add(rows, int(start[-1]))
 
     @staticmethod
     def _mono(host: Host, utc_ns: int) -> int:

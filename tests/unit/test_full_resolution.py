@@ -13,7 +13,7 @@ import pytest
 from collector_stream import CROSS_RX, DL_RX, DL_TX, MS, UTC, Host, S, hello, mark
 from test_store import Collector, read
 
-from collector.full_resolution import arrow_stream, full_table, with_addresses
+from collector.full_resolution import arrow_stream, bucket_rows, with_addresses
 from collector.host.rows import ARRIVED, merge
 from collector.registry import Entry
 from collector.settings import Settings
@@ -118,7 +118,7 @@ def test_full_resolution_has_the_classes_of_the_live_rows(tmp_path: Path) -> Non
         entry = await collector.feed(batches, introduction=INTRODUCTION)
         serving = asyncio.ensure_future(Agent(entry, collector, full, "a gap").serve())
         pulled = await collector.registry.full.pull(entry, UTC + 1_203 * MS, UTC + 1_807 * MS)
-        table = with_addresses(entry.session, full_table(entry.session, pulled.rows))
+        table = with_addresses(entry.session, bucket_rows(entry.session, pulled.rows))
         serving.cancel()
         await collector.end(entry)
         assert pulled.gap == "a gap"
@@ -236,7 +236,7 @@ def test_a_slow_iteration_is_stored_in_full_once(tmp_path: Path, introduction: H
         entry = await collector.registry.open(introduction, asyncio.Event())
         serving = asyncio.ensure_future(Agent(entry, collector, full).serve())
         for batch in batches:
-            collector.registry.arrived(entry, entry.session.process(batch))
+            collector.registry.take(entry, batch)
             for _ in range(20):
                 await asyncio.sleep(0)
         serving.cancel()

@@ -48,7 +48,8 @@ def test_nothing_is_said_before_there_is_something_to_compare_with():
 
 
 def flags(steady, *on, first=0, keep=True):
-    return steady.flags(np.arange(first, first + len(on)), np.array(on, bool), keep).astype(int).tolist()
+    line = np.zeros(len(on), np.int64)
+    return steady.flags(line, np.arange(first, first + len(on)), np.array(on, bool), keep).astype(int).tolist()
 
 
 def test_a_state_has_to_last():
@@ -88,24 +89,26 @@ def test_a_history_holds_every_byte_once(entries, cuts):
     history = PayloadHistory()
     table = np.array(sorted(entries), np.int64).reshape(-1, 3)
     for cut in cuts:
-        assert history.cut(cut * quarter, 0)
+        assert history.cut(1, cut * quarter, 0)
     for half in np.array_split(table, 3):
-        history.add(half[:, 0] * quarter, half[:, 1], half[:, 2])
+        until = np.array([0, half[:, 0].max(initial=-1) * quarter + 1])
+        history.add(np.ones(len(half), np.int64), half[:, 0] * quarter, half[:, 1], half[:, 2], until)
     first, last = min(cuts), max(cuts)
     inside = table[(table[:, 0] >= first) & (table[:, 0] < last)]
     expected = {int(k): int(inside[inside[:, 1] == k, 2].sum()) for k in np.unique(inside[:, 1])}
     for now_ns in (0, 10**12):
-        history.forget(first * quarter, now_ns)
-        sums = history.between(first * quarter, last * quarter)
+        history.forget(np.array([0, first * quarter]), np.array([0, now_ns]))
+        sums = history.between(1, first * quarter, last * quarter)
         assert dict(zip(sums.key.tolist(), sums.payload_bytes.tolist(), strict=True)) == expected
 
 
 def test_a_late_cut_is_right_to_the_millisecond():
     history = PayloadHistory()
     times = np.arange(0, 10 * MS, MS // 10)
-    history.add(times, np.zeros(len(times), np.int64), np.ones(len(times), np.int64))
-    assert not history.cut(3 * MS + 50_000, added_until_ns=10 * MS)
-    assert history.between(3 * MS, 7 * MS).payload_bytes.tolist() == [40]
+    none = np.zeros(len(times), np.int64)
+    history.add(none, times, none, none + 1, np.array([10 * MS]))
+    assert not history.cut(0, 3 * MS + 50_000, added_until_ns=10 * MS)
+    assert history.between(0, 3 * MS, 7 * MS).payload_bytes.tolist() == [40]
 
 
 def steps(durations, cause_rx, waited=None):

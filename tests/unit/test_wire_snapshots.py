@@ -74,3 +74,9 @@ def test_records_and_messages_have_the_same_fields(record: type) -> None:
     message = getattr(netmon_pb2, record.__name__)
     on_wire = set(message.DESCRIPTOR.fields_by_name) - {"columns"}  # the length of LinkView.wire_bps
     assert {field.name.rstrip("_") for field in fields(record)} == on_wire
+
+
+def test_a_long_warning_is_cut() -> None:
+    snapshot = replace(example(), warnings=("short", "x" * 5_000))
+    short, cut = decode_snapshot(encode_snapshot(snapshot)).warnings
+    assert (short, len(cut), cut[-1]) == ("short", 1024, "…")

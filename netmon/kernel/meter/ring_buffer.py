@@ -40,6 +40,11 @@ class RingBuffer:
         """Records that wait, those still being written included."""
         return int(self._producer[0] - self._consumer[0]) // (self._dtype.itemsize + 8)
 
+    @property
+    def level(self) -> float:
+        """How full it is, from 0 to 1."""
+        return int(self._producer[0] - self._consumer[0]) / self.size
+
     def view(self) -> npt.NDArray[np.uint64]:
         """The complete records, oldest first, in the mapped memory: (n, itemsize / 8) words, valid until `release`.
 
