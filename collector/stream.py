@@ -3,22 +3,33 @@
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncIterator
 from typing import Any
 
 import grpc
 
-from collector.ingest import BatchOrder, FailedBatchError, RefusedBatchError, read_hello
+from collector.door import BatchOrder, FailedBatchError, FailedSessionError, RefusedBatchError, read_hello
 from collector.registry import Entry, Registry
-from netmon.errors import DataError, WireError
+from netmon.errors import DataError, NetmonError, WireError
 from netmon.records import Hello
 from netmon.wire import netmon_pb2
 from netmon.wire.channel import ALIVE_EVERY_S
 
 _log = logging.getLogger(__name__)
+HELLO_WITHIN_S = 10.0
+"""A stream whose hello has not come by then is let go."""
+
+SILENT_S = 60.0
+"""A stream on which nothing has come for so long is let go: an agent that lives sends twice a second."""
+
 _BREAK_S = 0.1  # a broken stream looks ended at first; gRPC cancels its handler a moment later
 
 Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class _SilentError(NetmonError):
+    """Nobody is at the other end."""
 
 
 class AgentStream:
@@ -30,6 +41,7 @@ class AgentStream:
         self._entry: Entry | None = None
         self._connection = 0
         self._news = asyncio.Event()  # of this connection: something is stored, or another one has come
+        self._waits_since: float | None = time.monotonic()  # for the next message; None: one is being taken in
 
     async def serve(self) -> None:
         """Until the agent has said its last word, or the connection breaks, or a message breaks the contract."""
@@ -38,14 +50,30 @@ class AgentStream:
             while not taking.done():
                 await self._tell()
                 await self._wait(taking)
+                self._check()
             taking.result()
+            self._registry.tick()  # the agent has to know of a batch that is refused while it is there
+            self._check()
             await asyncio.sleep(_BREAK_S)
         except RefusedBatchError as error:
-            _log.warning(error)
+            taking.cancel()
             failed = isinstance(error, FailedBatchError)
+            if not failed:  # else it is in the log, with its place on the disk
+                _log.warning(error)
             code = grpc.StatusCode.INTERNAL if failed else grpc.StatusCode.INVALID_ARGUMENT
             await self._leave(complete=False)
+            if failed and self._entry:
+                await self._registry.discard(self._entry)
             await self._context.abort(code, str(error), (("netmon-sequence", str(error.sequence)),))
+        except FailedSessionError as error:
+            taking.cancel()
+            await self._leave(complete=False)
+            await self._context.abort(grpc.StatusCode.INTERNAL, str(error))
+        except _SilentError as error:
+            taking.cancel()
+            _log.warning(error)
+            await self._leave(complete=False)
+            await self._context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, str(error))
         except WireError as error:
             _log.warning(error)
             await self._leave(complete=False)
@@ -58,7 +86,10 @@ class AgentStream:
             taking.cancel()
             await self._leave(complete=False)
             raise
-        await self._leave(complete=True)
+        try:
+            await self._leave(complete=True)
+        except FailedSessionError as error:
+            await self._context.abort(grpc.StatusCode.INTERNAL, str(error))
 
     async def _wait(self, taking: "asyncio.Task[None]") -> None:
         """For news, for the end of the messages, or until it is time to say that we are alive."""
@@ -73,13 +104,32 @@ class AgentStream:
             name = self._entry.session.hello.session
             await self._context.abort(grpc.StatusCode.ABORTED, f"session {name} has connected again")
 
+    def _check(self) -> None:
+        """Raise what the agent is to be told.
+
+        RefusedBatchError: a batch was not taken in; FailedSessionError: the session is not what it should be;
+        _SilentError: nobody is there.
+        """
+        if self._entry and self._entry.refused and self._current:
+            raise self._entry.refused
+        if self._entry and self._entry.failure and self._current:
+            raise FailedSessionError(self._entry.failure)
+        most_s = SILENT_S if self._entry else HELLO_WITHIN_S
+        if self._waits_since is not None and time.monotonic() - self._waits_since > most_s:
+            who = self._entry.session.hello.host if self._entry else "an agent that has not said who it is"
+            raise _SilentError(f"nothing was heard of {who} for {most_s:.0f} s: its stream is let go")
+
     async def _tell(self) -> None:
         """What is stored; every message says that we are alive, too."""
-        stored = self._entry.acknowledge if self._entry else 0
+        news = netmon_pb2.Acknowledgement(sequence=self._entry.acknowledge if self._entry else 0)
+        if self._entry:
+            order = self._registry.intake.order(self._entry.session.hello.session)
+            news.bucket_ns, news.batch_ns = order.bucket_ns, order.batch_ns
         while self._entry and self._current and self._entry.requests:
-            request = self._entry.requests.popleft()
-            await self._context.write(netmon_pb2.Acknowledgement(sequence=stored, request=request))
-        await self._context.write(netmon_pb2.Acknowledgement(sequence=stored))
+            news.request.CopyFrom(self._entry.requests.popleft())
+            await self._context.write(news)
+            news.ClearField("request")
+        await self._context.write(news)
 
     @property
     def _current(self) -> bool:
@@ -88,6 +138,7 @@ class AgentStream:
 
     async def _take(self) -> None:
         first = await anext(self._messages, None)
+        self._waits_since = None
         if first is None:
             return
         hello = read_hello(first)
@@ -95,21 +146,33 @@ class AgentStream:
         self._connection = entry.connections
         _log.info(f"{hello.host} connected: session {hello.session}, {_hooks(hello)}")
         order = BatchOrder(entry.session, hello.acknowledged)
+        self._waits_since = time.monotonic()
         async for message in self._messages:
+            self._waits_since = None
+            if message.WhichOneof("message") != "full":
+                await self._registry.intake.turn(hello.session)
+                await self._registry.room()
+            if not self._current or entry.broken:
+                return
+            await self._process(entry, order, message)
+            self._waits_since = time.monotonic()
+
+    async def _process(self, entry: Entry, order: BatchOrder, message: netmon_pb2.AgentMessage) -> None:
+        """Raises NetmonError; FailedBatchError where the collector fails."""
+        try:
             if message.WhichOneof("message") == "full":
                 self._registry.full.answer(entry, message.full)
-                continue
-            await self._registry.room()
-            if not self._current:
                 return
-            try:
-                output = order.accept(message)
-            except FailedBatchError:
-                _log.exception(f"failed at a batch of {hello.host}; its session begins anew, from the dataset")
-                await self._registry.discard(entry)
-                raise
-            if output:
-                self._registry.arrived(entry, output)
+            if order.accept(message):
+                self._registry.add(entry, message)
+            self._registry.heard_at(entry, message.batch.clock.utc_ns)
+        except NetmonError:
+            raise
+        except Exception as error:
+            sequence = message.batch.sequence
+            told = self._registry.set_aside(entry.session.hello, f"batch {sequence}", [message], error)
+            await self._registry.discard(entry)
+            raise FailedBatchError(sequence, entry.session.hello.host, told) from error
 
     async def _leave(self, complete: bool) -> None:
         """The connection has ended; complete: because the agent has said all that it has to say."""
@@ -122,7 +185,9 @@ class AgentStream:
         if complete:
             await self._registry.infer(leaving=entry)
             self._registry.settle(entry, leaving=True)
-            if await self._registry.flush():
+            stored = await self._registry.flush()
+            self._check()
+            if stored:
                 await self._tell()
 
 

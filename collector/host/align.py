@@ -4,12 +4,15 @@
 from collections.abc import Sequence
 
 from collector.host.exchanges import Exchanges
-from netmon.dl.clocks import OffsetFit, fit_offset
+from netmon.dl.clocks import OffsetFit, fit_offset, refutes
 from netmon.dl.corrections import Correction
 from netmon.dl.timemap import STEP_NS, TimeMap
 from netmon.records import ClockExchange, ClockSample
 
 _SETTLING_NS = 4_000_000_000  # in which an estimate that is near a wall has come most of the way to the middle
+_FIT_EVERY_NS = 1_000_000_000
+_CALM_FIT_EVERY_NS = 4_000_000_000  # once it is well known, and no exchange says else
+_FITS_AT_FIRST = 20
 _AHEAD_NS = 1_000_000_000
 _LEAST_TOLERANCE_NS = 1_000
 
@@ -39,6 +42,9 @@ class Alignment:
         self._now_ns = sample.mono_ns
         self._tolerance_ns = bucket_ns // 8
         self._exchanges = Exchanges()
+        self._waiting: list[ClockExchange] = []  # that no fit has used
+        self._fitted_ns, self._fits = sample.mono_ns, 0
+        self._used: tuple[tuple[object, ...], ClockSample] = ((None, False, 0), sample)
         own = OffsetFit(sample.mono_ns, sample.offset_ns, 0.0, sample.error_ns, 0)
         begun = OffsetFit(sample.mono_ns, known.offset(sample.mono_ns), known.slope, 0, 0) if known else None
         self._believed: OffsetFit | None = None if begun and not _alike(begun, own) else own
@@ -84,6 +90,42 @@ class Alignment:
         """A time of this host's clock in ns of the UTC epoch."""
         return self.map.utc(mono_ns)
 
+    def hear(self, sample: ClockSample, exchanges: Sequence[ClockExchange], now_ns: int, settled_ns: int) -> int | None:
+        """As `update`, but only where there is something new, and a fit no more often than it is needed: it is work."""
+        self._waiting += exchanges
+        due = self._fit_due(now_ns)
+        if not (due or self._moved(sample)):
+            self.sample, self._now_ns = sample, now_ns
+            return None
+        heard: list[ClockExchange] = []
+        if due:
+            heard, self._waiting, self._fitted_ns = self._waiting, [], now_ns
+            self._fits += 1
+        return self.update(sample, heard, now_ns, settled_ns)
+
+    def _fit_due(self, now_ns: int) -> bool:
+        if not self._waiting:
+            return False
+        if self.fit is None or self._fresh:
+            return True
+        since_ns = now_ns - self._fitted_ns
+        if since_ns < _FIT_EVERY_NS or self._fits < _FITS_AT_FIRST:
+            return since_ns >= _FIT_EVERY_NS
+        return since_ns >= _CALM_FIT_EVERY_NS or any(refutes(exchange, self.fit) for exchange in self._waiting)
+
+    def _moved(self, sample: ClockSample) -> bool:
+        """Whether what the line follows, if not an exchange, is another one than at the last update."""
+        if self._followed() != self._used[0]:
+            return True
+        if self.fit and not self.trusts_host:
+            return False
+        known = self._used[1]
+        far = abs(sample.offset_ns - known.offset_ns) > _LEAST_TOLERANCE_NS
+        return far or (sample.error_ns, sample.utc_error_ns) != (known.error_ns, known.utc_error_ns)
+
+    def _followed(self) -> tuple[object, ...]:
+        return self.correction, self.trusts_host, self.coarse_ns
+
     def update(
         self, sample: ClockSample, exchanges: Sequence[ClockExchange], now_ns: int, settled_ns: int
     ) -> int | None:
@@ -92,9 +134,14 @@ class Alignment:
         Returns by how many ns the map steps there, where the clock has jumped or is only now known.
         """
         self.sample, self._now_ns = sample, now_ns
+        self._used = self._followed(), sample
         since = max(settled_ns, self._begin_ns)
         self._fresh = self._fresh and since == self._begin_ns
-        self._estimate(now_ns, exact=self._exchanges.hear(exchanges, now_ns))
+        exact = self._exchanges.hear(exchanges, now_ns)
+        if exchanges or self.fit is None:
+            self._estimate(now_ns, exact)
+        else:
+            self.fit = self._present = self.fit.moved(now_ns)
         target = self._target()
         if self._fresh:
             self.map = TimeMap.constant(target.offset_at(since), since).steered(
@@ -115,7 +162,7 @@ class Alignment:
         return self.correction.of(self.uncorrected) if self.correction else self.uncorrected
 
     def _estimate(self, now_ns: int, exact: bool) -> None:
-        """Fit the exchanges; without new ones only the bound changes. exact: whether one of the new ones is."""
+        """Fit the exchanges. exact: whether one of the new ones is."""
         bounds = self._exchanges.bounds()
         if bounds is None:
             return

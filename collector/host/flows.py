@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The flows of one session, by dense index."""
+"""The flows of all sessions, by one index, and each session's own."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -11,23 +11,27 @@ from collector.jobs.remote_ends import BY_PEER
 from collector.messages import BY_TRAFFIC
 from netmon.dl.account import Party, party
 from netmon.dl.classify import NS_PER_S, flow_class
+from netmon.dl.grouped import order_by, starts
+from netmon.dl.onsets import REST_NS
 from netmon.dl.traffic import flow_traffic
 from netmon.errors import WireError
 from netmon.records import Class, Direction, Flow, Hello, Interface, Owner, Table
 
 FLOWS_PER_PART = 4096
-"""Flows that one file of the dataset holds, in the order of their appearance."""
+"""Flows that are forgotten together, in the order of their appearance."""
 
 STATE = np.dtype(
     [
         ("flow_id", "<u4"),
+        ("session", "<i4"),  # its place; −1: an index that no flow has
         ("link", "<i8"),  # as in Links
         ("shared", "?"),  # a DL flow that had rows in shared windows
-        ("seen_shared", "?"),  # as viewers see it now
+        ("changed", "?"),  # its row in the dataset is out of date
         ("class", "u1"),  # the flow's own: never DL_SHARED
-        ("job", "<i4"),  # index into FlowTable.jobs; 0: none
+        ("job", "<i4"),  # index into AllFlows.jobs; 0: none
         ("rank", "<i4"),
-        ("party", "<i4"),  # index into FlowTable.parties
+        ("stepper", "<i4"),  # of a DL flow: AllFlows.stepper of its session, job and rank
+        ("party", "<i4"),  # index into AllFlows.parties
         ("traffic", "u1"),  # of a DL flow; else Traffic.UNKNOWN
         ("first_ns", "<i8"),  # mono
         ("last_ns", "<i8"),  # start of the last bucket, mono
@@ -73,40 +77,204 @@ class Links:
         return interface.hook_tx if self.direction(link) == Direction.TX else interface.hook_rx
 
 
-class FlowTable:
-    """The flows of a session that are not long over: what they are, and what has been seen of them.
+_ID_BITS = 32  # of a key that names a flow: the session above the flow's own id
 
-    A flow has an index here while it is known, and a place in a part of the dataset for ever.
-    """
 
-    def __init__(self, links: Links) -> None:
+class AllFlows:
+    """The flows of all sessions: what they are, what has been seen of them. An index is a flow's while it is known."""
+
+    def __init__(self) -> None:
         """Begin without flows."""
-        self.flows: list[Flow] = []  # by index
+        self.flows: list[Flow | None] = []  # by index
         self.jobs = [""]
         self.parties: list[Party] = []
-        self.changed: set[int] = set()  # indices whose row in the dataset is out of date
-        self.parts: dict[int, list[int]] = {}  # indices of the flows of each part, in its order
-        self.described: set[int] = set()  # indices of flows that are new or have another owner, for who tells of them
-        self.over: list[int] = []  # ids of flows that are forgotten, for who tells of them
-        self._count = 0  # flows that the session has had
-        self._links = links
-        self._state = np.zeros(1024, STATE)
+        self._job = {"": 0}
         self._party: dict[Party, int] = {}
-        self._index: dict[int, int] = {}
+        self._stepper: dict[tuple[int, int, int], int] = {}
+        self._state = np.zeros(1024, STATE)
         self._free: list[int] = []  # indices to use again
-        self._ids: npt.NDArray[np.int64] | None = None  # ascending; None: out of date
-        self._order: npt.NDArray[np.int64] = np.empty(0, np.int64)
+        self._keys: npt.NDArray[np.int64] = np.empty(0, np.int64)  # session and flow id, ascending
+        self._of_key: npt.NDArray[np.int64] = np.empty(0, np.int64)
+        self._new: list[tuple[int, int]] = []  # key and index, not in there yet
+        self._gone: list[int] = []  # keys that are still in there
 
     @property
     def state(self) -> Table:
-        """A view, dtype STATE, one row per flow."""
+        """A view, dtype STATE, one row per index."""
         return self._state[: len(self.flows)]
 
     def job(self, name: str) -> int:
-        """The job's number in this session."""
-        if name not in self.jobs:
+        """The job's number."""
+        if name not in self._job:
+            self._job[name] = len(self.jobs)
             self.jobs.append(name)
-        return self.jobs.index(name)
+        return self._job[name]
+
+    def stepper(self, session: int, job: int, rank: int) -> int:
+        """A number for a rank of a job on the host of a session."""
+        return self._stepper.setdefault((session, job, rank), len(self._stepper))
+
+    @property
+    def steppers(self) -> int:
+        """Numbers that have been given to ranks."""
+        return len(self._stepper)
+
+    def append(self, session: int, flow: Flow) -> int:
+        """Give a flow an index."""
+        index = self._free.pop() if self._free else len(self.flows)
+        if index == len(self.flows):
+            self.flows.append(flow)
+        if index == len(self._state):
+            self._state = np.concatenate([self._state, np.zeros(index, STATE)])
+        self._state[index] = 0
+        row = self._state[index]
+        row["session"], row["flow_id"], row["first_ns"], row["last_ns"] = (
+            session,
+            flow.flow_id,
+            flow.first_ns,
+            flow.first_ns,
+        )
+        self._new.append((session << _ID_BITS | flow.flow_id, index))
+        return index
+
+    def set(self, index: int, link: int, flow: Flow) -> None:
+        """Say what the flow is; link: of its session."""
+        self.flows[index] = flow
+        row, whose = self._state[index], party(flow.owner)
+        if whose not in self._party:
+            self._party[whose] = len(self.parties)
+            self.parties.append(whose)
+        row["class"], row["party"], row["link"] = flow_class(flow.owner), self._party[whose], link
+        row["job"], row["rank"], row["changed"] = self.job(flow.owner.job), flow.owner.rank, True
+        row["stepper"] = self.stepper(int(row["session"]), int(row["job"]), flow.owner.rank)
+
+    def remove(self, indices: Sequence[int]) -> None:
+        """Their flows are known no more."""
+        for index in indices:
+            row = self._state[index]
+            self._gone.append(int(row["session"]) << _ID_BITS | int(row["flow_id"]))
+            self.flows[index] = None
+            self._state[index] = 0
+            row["session"] = -1
+        self._free += indices
+
+    def find(self, session: npt.NDArray[np.int64], flow_id: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Index of each flow, arrays of one length; −1 where it is not known."""
+        self._sort_keys()
+        key = session.astype(np.int64) << _ID_BITS | flow_id.astype(np.int64)
+        place = np.searchsorted(self._keys, key)
+        known = place < len(self._keys)
+        known[known] = self._keys[place[known]] == key[known]
+        found = np.full(len(key), -1, np.int64)
+        found[known] = self._of_key[place[known]]
+        return found
+
+    def _sort_keys(self) -> None:
+        if self._gone:
+            stay = ~np.isin(self._keys, np.array(self._gone, np.int64))
+            self._keys, self._of_key, self._gone = self._keys[stay], self._of_key[stay], []
+        if self._new:
+            key, index = np.array(sorted(self._new), np.int64).T
+            place = np.searchsorted(self._keys, key)
+            self._keys, self._of_key = np.insert(self._keys, place, key), np.insert(self._of_key, place, index)
+            self._new = []
+
+    def tell_traffic(self) -> None:
+        """Decide anew what each DL flow carries, by what it has carried until now."""
+        dl = np.flatnonzero(self.state["class"] == Class.DL_ONLY)
+        if not len(dl):
+            return
+        state = self.state[dl]
+        lifetime = (state["last_ns"] - state["first_ns"]) / NS_PER_S
+        jobs = state["session"].astype(np.int64) * len(self.jobs) + state["job"]  # of one host
+        told = flow_traffic(state["payload_bytes"], state["payload_packets"], lifetime, jobs)
+        self.state["changed"][dl[told != state["traffic"]]] = True
+        self.state["traffic"][dl] = told
+
+    def seen(self, rows: Table) -> npt.NDArray[np.int64]:
+        """Account for rows that have arrived, dtype ARRIVED; returns those that follow a rest, ascending."""
+        if not len(rows):
+            return np.empty(0, np.int64)
+        flow, start = np.ascontiguousarray(rows["flow"]), np.ascontiguousarray(rows["start_ns"])
+        order = order_by(flow, start)
+        flow, start = flow[order], start[order]
+        first = starts(flow)
+        flows, state = flow[first], self.state
+        before = np.empty(len(flow), np.int64)
+        before[1:] = start[:-1]
+        before[first] = np.where(state["wire_bytes"][flows] > 0, state["last_ns"][flows], -REST_NS)
+        onset = start - before >= REST_NS
+        payload = np.ascontiguousarray(rows["payload_bytes"])[order]
+        amounts = {
+            "wire_bytes": np.ascontiguousarray(rows["wire_bytes"])[order],
+            "payload_bytes": payload,
+            "payload_packets": np.where(payload > 0, rows["packets"][order], 0),
+        }
+        for name, amount in amounts.items():
+            state[name][flows] += np.add.reduceat(amount, first)
+        last = np.append(first[1:], len(flow)) - 1
+        state["last_ns"][flows] = np.maximum(state["last_ns"][flows], start[last])
+        state["changed"][flows] = True
+        return np.sort(order[onset])
+
+
+class FlowTable:
+    """The flows of one session that are not long over, among all sessions' flows: indices are into those.
+
+    A flow has an index while it is known.
+    """
+
+    def __init__(self, links: Links, everything: AllFlows, session: int) -> None:
+        """Begin without flows; session: its place."""
+        self.parts: dict[int, list[int]] = {}  # indices of the flows that are forgotten together
+        self.jobs_here = {""}  # of its flows and its ranks
+        self.described: set[int] = set()  # indices of flows that are new or have another owner, for who tells of them
+        self.over: list[int] = []  # ids of flows that are forgotten, for who tells of them
+        self._all, self._session = everything, session
+        self._count = 0  # flows that the session has had
+        self._links = links
+        self._index: dict[int, int] = {}
+
+    @property
+    def flows(self) -> "OwnFlows":
+        """The session's flows; to be iterated over, or asked for by an index."""
+        return OwnFlows(self._all, self._index)
+
+    @property
+    def state(self) -> Table:
+        """A view, dtype STATE, one row per index: of all sessions."""
+        return self._all.state
+
+    @property
+    def jobs(self) -> list[str]:
+        """The jobs of all sessions by number."""
+        return self._all.jobs
+
+    @property
+    def parties(self) -> list[Party]:
+        """The parties of all sessions by number."""
+        return self._all.parties
+
+    @property
+    def indices_of_all(self) -> npt.NDArray[np.int64]:
+        """The indices of the session's flows."""
+        return np.fromiter(self._index.values(), np.int64, len(self._index))
+
+    @property
+    def changed(self) -> set[int]:
+        """Indices whose row in the dataset is out of date."""
+        own = self.indices_of_all
+        return set(own[self.state["changed"][own]].tolist())
+
+    def mark_changed(self, indices: Iterable[int], changed: bool) -> None:
+        """Say of which flows the row in the dataset is out of date, or is not."""
+        known = [index for index in indices if self._all.flows[index] is not None]
+        self.state["changed"][known] = changed
+
+    def job(self, name: str) -> int:
+        """The job's number."""
+        self.jobs_here.add(name)
+        return self._all.job(name)
 
     def describe(self, flow: Flow) -> None:
         """Take in a flow, or what is newly known of it; an owner once known is not forgotten."""
@@ -114,13 +282,15 @@ class FlowTable:
         link = self._links.number(flow.interface, flow.direction)
         if index is None:
             index = self._append(flow)
-        elif flow == self.flows[index] or (not flow.owner.source and self.flows[index].owner.source):
-            return
-        elif self.flows[index].owner.source == BY_PEER and not flow.owner.job:
-            job = self.flows[index].owner.job
-            flow = replace(flow, owner=replace(flow.owner, job=job, source=BY_PEER))
-        self._state[index]["link"] = link
-        self._set(index, flow)
+        else:
+            known = self.flows[index]
+            if flow == known or (not flow.owner.source and known.owner.source):
+                return
+            if known.owner.source == BY_PEER and not flow.owner.job:
+                flow = replace(flow, owner=replace(flow.owner, job=known.owner.job, source=BY_PEER))
+        self.jobs_here.add(flow.owner.job)
+        self.described.add(index)
+        self._all.set(index, link, flow)
 
     def unknown(self, flows: Iterable[Flow]) -> list[Flow]:
         """Those of the flows that nobody has described."""
@@ -137,101 +307,82 @@ class FlowTable:
         if index is None or self.flows[index].owner.source not in ("", BY_TRAFFIC):
             return False
         if owner != self.flows[index].owner:
-            self._set(index, replace(self.flows[index], owner=owner))
+            flow = self.flows[index]
+            self.jobs_here.add(owner.job)
+            self._all.set(index, self._links.number(flow.interface, flow.direction), replace(flow, owner=owner))
         return True
 
-    def _set(self, index: int, flow: Flow) -> None:
-        self.flows[index] = flow
-        self.changed.add(index)
-        self.described.add(index)
-        row, whose = self._state[index], party(flow.owner)
-        if whose not in self._party:
-            self._party[whose] = len(self.parties)
-            self.parties.append(whose)
-        row["class"], row["party"] = flow_class(flow.owner), self._party[whose]
-        row["job"], row["rank"] = self.job(flow.owner.job), flow.owner.rank
-
-    def tell_traffic(self) -> None:
-        """Decide anew what each DL flow carries, by what it has carried until now."""
-        dl = np.flatnonzero(self.state["class"] == Class.DL_ONLY)
-        state = self.state[dl]
-        lifetime = (state["last_ns"] - state["first_ns"]) / NS_PER_S
-        told = flow_traffic(state["payload_bytes"], state["payload_packets"], lifetime, state["job"])
-        self.changed.update(dl[told != state["traffic"]].tolist())
-        self.state["traffic"][dl] = told
-
-    def restore(self, flow: Flow, part: int, last_ns: int, shared: bool) -> None:
-        """Take in a flow as the dataset has it; parts ascend, each in its order."""
-        self._count = max(self._count, part * FLOWS_PER_PART)
+    def restore(self, flow: Flow, last_ns: int, shared: bool) -> None:
+        """Take in a flow as the dataset has it, in the order of their appearance."""
         self.describe(flow)
-        index = self._index[flow.flow_id]
-        self._state[index]["last_ns"], self._state[index]["shared"] = last_ns, shared
-        self.changed.discard(index)
+        row = self.state[self._index[flow.flow_id]]
+        row["last_ns"], row["shared"], row["changed"] = last_ns, shared, False
 
     def _append(self, flow: Flow) -> int:
-        index = self._free.pop() if self._free else len(self.flows)
-        if index == len(self.flows):
-            self.flows.append(flow)
-        if index == len(self._state):
-            self._state = np.concatenate([self._state, np.zeros(index, STATE)])
-        self._state[index] = 0
-        for name, value in (("flow_id", flow.flow_id), ("first_ns", flow.first_ns), ("last_ns", flow.first_ns)):
-            self._state[index][name] = value
-        self._index[flow.flow_id] = index
-        self._ids = None
+        index = self._index[flow.flow_id] = self._all.append(self._session, flow)
         self.parts.setdefault(self._count // FLOWS_PER_PART, []).append(index)
         self._count += 1
         return index
 
     def forget(self, before_ns: int) -> list[Flow]:
         """Drop the full parts all of whose flows were last seen before before_ns and are stored; returns the flows."""
-        gone = []
+        gone: list[int] = []
         for part, indices in list(self.parts.items()):
-            full = len(indices) == FLOWS_PER_PART and self.changed.isdisjoint(indices)
-            if full and self._state["last_ns"][indices].max() < before_ns:
-                gone += [self.flows[index] for index in indices]
-                self._free += indices
+            state = self.state[indices] if len(indices) == FLOWS_PER_PART else None
+            if state is not None and not state["changed"].any() and state["last_ns"].max() < before_ns:
+                gone += indices
                 del self.parts[part]
-        for flow in gone:
+        return self._remove(gone)
+
+    def forget_all(self) -> list[Flow]:
+        """The session is over; returns its flows."""
+        self.parts.clear()
+        return self._remove(list(self._index.values()))
+
+    def _remove(self, indices: list[int]) -> list[Flow]:
+        flows = [self.flows[index] for index in indices]
+        for flow in flows:
             del self._index[flow.flow_id]
-            self._ids = None
-        self.over += [flow.flow_id for flow in gone]
-        return gone
+        self.over += [flow.flow_id for flow in flows]
+        self.described.difference_update(indices)
+        self._all.remove(indices)
+        return flows
 
     def indices(self, flow_id: npt.NDArray[np.uint32]) -> npt.NDArray[np.int64]:
-        """Dense index of each flow id. Raises WireError where no message has described the flow."""
+        """Index of each flow id. Raises WireError where no message has described the flow."""
         indices = self.known(flow_id)
         if (indices < 0).any():
-            raise WireError(f"a bucket names flow {flow_id[indices < 0][0]}, which no message has described")
+            raise unknown_flow(int(flow_id[indices < 0][0]))
         return indices
 
     def known(self, flow_id: npt.NDArray[np.uint32]) -> npt.NDArray[np.int64]:
-        """Dense index of each flow id; −1 where it is not known."""
-        if self._ids is None:
-            ids = np.fromiter(self._index.keys(), np.int64, len(self._index))
-            order = np.argsort(ids, kind="stable")
-            self._ids = ids[order]
-            self._order = np.fromiter(self._index.values(), np.int64, len(self._index))[order]
-        place = np.searchsorted(self._ids, flow_id)
-        known = place < len(self._ids)
-        known[known] = self._ids[place[known]] == flow_id[known]
-        indices = np.full(len(flow_id), -1, np.int64)
-        indices[known] = self._order[place[known]]
-        return indices
+        """Index of each flow id; −1 where it is not known."""
+        return self._all.find(np.full(len(flow_id), self._session, np.int64), flow_id.astype(np.int64))
 
-    def seen(self, rows: Table) -> None:
-        """Account for bucket rows that arrived: columns flow (index), start_ns, packets, wire_bytes, payload_bytes."""
-        flows, of_row = np.unique(rows["flow"], return_inverse=True)
-        state = self.state
-        carrying = np.where(rows["payload_bytes"] > 0, rows["packets"], 0)
-        amounts = {
-            "wire_bytes": rows["wire_bytes"],
-            "payload_bytes": rows["payload_bytes"],
-            "payload_packets": carrying,
-        }
-        for name, amount in amounts.items():
-            state[name][flows] += np.bincount(of_row, weights=amount, minlength=len(flows)).astype(np.int64)
-        latest = np.zeros(len(flows), np.int64)
-        np.maximum.at(latest, of_row, rows["start_ns"])
-        state["last_ns"][flows] = np.maximum(state["last_ns"][flows], latest)
-        self.changed.update(flows.tolist())
+
+class OwnFlows(Sequence[Flow]):
+    """The flows of one session: by an index into all sessions' flows, or one after the other."""
+
+    def __init__(self, everything: AllFlows, index: dict[int, int]) -> None:
+        """index: by flow id."""
+        self._all, self._index = everything, index
+
+    def __len__(self) -> int:
+        """How many they are."""
+        return len(self._index)
+
+    def __getitem__(self, index: int) -> Flow:  # type: ignore[override]
+        """The flow with an index."""
+        flow = self._all.flows[index]
+        if flow is None:
+            raise IndexError(index)
+        return flow
+
+    def __iter__(self) -> Iterator[Flow]:
+        """All of them, in the order of their appearance."""
+        return (self[index] for index in self._index.values())
+
+
+def unknown_flow(flow_id: int) -> WireError:
+    """A row of a flow that nobody has described."""
+    return WireError(f"a bucket names flow {flow_id}, which no message has described")

@@ -2,18 +2,16 @@
 """The byte-conservation account: NIC counter = attributed + overflow + lost in kernel + lost in agent + not visible."""
 
 import math
-from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from collector.host.flows import Links
-from netmon.dl.segments import Segments
-from netmon.records import LedgerSample
+from netmon.dl.grouped import GroupedValues, starts
+from netmon.records import Table, empty
 
-_COUNTERS = (
+COUNTERS = (
     *("nic_bytes", "nic_packets", "frames", "packets", "frame_bytes", "wire_bytes"),
     *("overflow_wire_bytes", "lost_kernel_wire_bytes", "lost_agent_wire_bytes"),
 )
@@ -49,88 +47,147 @@ class LedgerRow:
         return self.attributed_bytes / self.nic_bytes if self.nic_bytes else math.nan
 
 
-def ledger_row(link: int, before: LedgerSample, after: LedgerSample, attributed_bytes: int) -> LedgerRow | None:
-    """The account between two samples; None where a counter went backwards, so that there is no account."""
-    delta = {name: getattr(after, name) - getattr(before, name) for name in _COUNTERS}
-    if min(delta.values()) < 0:
-        return None
-    return LedgerRow(
-        link=link,
-        start_ns=before.time_ns,
-        end_ns=after.time_ns,
-        nic_bytes=_nic_wire_bytes(delta, after.nic_header_bytes),
-        attributed_bytes=attributed_bytes,
-        overflow_bytes=delta["overflow_wire_bytes"],
-        lost_kernel_bytes=delta["lost_kernel_wire_bytes"],
-        lost_agent_bytes=delta["lost_agent_wire_bytes"],
-        nic_counter_bytes=delta["nic_bytes"],
-        nic_packets=delta["nic_packets"],
+SAMPLE = np.dtype(
+    [(name, "<i8") for name in ("link", "time_ns", "nic_header_bytes", *COUNTERS)] + [("attributed_bytes", "<i8")]
+)
+"""The counters of a link, of all sessions' links; attributed_bytes: of the rows from here to the next sample."""
+
+
+def account(before: Table, after: Table, link: npt.NDArray[np.int64]) -> tuple[list[LedgerRow], npt.NDArray[np.bool_]]:
+    """The account between pairs of samples, and which of them have one: none where a counter went backwards.
+
+    link: what the rows call it.
+    """
+    delta = {name: after[name] - before[name] for name in COUNTERS}
+    good = np.all([column >= 0 for column in delta.values()], axis=0)
+    columns = (
+        *(link, before["time_ns"], after["time_ns"], _nic_wire_bytes(delta, after["nic_header_bytes"])),
+        *(before["attributed_bytes"], delta["overflow_wire_bytes"], delta["lost_kernel_wire_bytes"]),
+        *(delta["lost_agent_wire_bytes"], delta["nic_bytes"], delta["nic_packets"]),
     )
+    return [LedgerRow(*row) for row in zip(*(column[good].tolist() for column in columns), strict=True)], good
 
 
-def _nic_wire_bytes(delta: Mapping[str, int], header_bytes: int) -> int:
-    """The NIC's figure in wire bytes.
+def _nic_wire_bytes(
+    delta: Mapping[str, npt.NDArray[np.int64]], header_bytes: npt.NDArray[np.int64]
+) -> npt.NDArray[np.int64]:
+    """The NICs' figures in wire bytes.
 
     A NIC whose packets are the segments that the hook saw counts what is on the link, but for header_bytes of each
     (hardware, or an interface without offloads). One whose packets are the frames, as software interfaces pass
     them on, counts a super-packet with one header: the hook knows both the bytes and the wire bytes of those frames.
     """
     frames, segments, counted = delta["frames"], delta["packets"], delta["nic_packets"]
-    if abs(counted - segments) < abs(counted - frames):
-        return delta["nic_bytes"] + header_bytes * segments
-    return delta["nic_bytes"] + delta["wire_bytes"] - (delta["frame_bytes"] - header_bytes * frames)
+    return np.where(
+        np.abs(counted - segments) < np.abs(counted - frames),
+        delta["nic_bytes"] + header_bytes * segments,
+        delta["nic_bytes"] + delta["wire_bytes"] - (delta["frame_bytes"] - header_bytes * frames),
+    )
 
 
-class LedgerAccount:
-    """The ledger of one session's links: samples and settled rows in, rows of the dataset out."""
+class LedgerAccounts:
+    """The ledger of all links: samples and settled rows in, rows of the dataset out."""
 
-    def __init__(self, links: Links, stored_until_ns: dict[int, int], totals: dict[int, npt.NDArray[np.int64]]) -> None:
-        """Begin; the arguments tell per link what the dataset already holds, for a session that is resumed."""
-        self._links = links
-        self._stored_until_ns = stored_until_ns
-        self._samples: list[deque[LedgerSample]] = [deque() for _ in range(len(links))]
-        self._attributed = Segments(len(links))
-        self._told_until: npt.NDArray[np.int64] = np.zeros(len(links), np.int64)
+    def __init__(self) -> None:
+        """Begin without links."""
+        self._samples = empty(SAMPLE)  # by link and time: the open interval's start, then those that have not settled
+        self._stored_until_ns: npt.NDArray[np.int64] = np.zeros(0, np.int64)
+        self._told_until_ns: npt.NDArray[np.int64] = np.zeros(0, np.int64)
         self.resets = 0  # intervals left out because a counter went backwards
         # Per link: NIC, attributed, overflow, lost in kernel, lost in agent.
-        self.totals: npt.NDArray[np.int64] = np.zeros((len(links), 5), np.int64)
-        for link, total in totals.items():
-            self.totals[link] = total
+        self.totals: npt.NDArray[np.int64] = np.zeros((0, 5), np.int64)
 
-    def sample(self, sample: LedgerSample, settled_ns: int) -> None:
-        """Take in the counters of a link; settled_ns: rows before it have been added."""
-        samples = self._samples[self._links.number(sample.interface, sample.direction)]
-        if not samples or sample.time_ns > samples[-1].time_ns:
-            samples.append(sample)
-            self._attributed.cut(sample.time_ns, settled_ns)
+    def open(
+        self, first: int, links: int, stored_until_ns: Mapping[int, int], totals: Mapping[int, npt.NDArray[np.int64]]
+    ) -> None:
+        """Links first…first+links−1 begin; the mappings tell per link of the session what the dataset holds already."""
+        more = first + links - len(self.totals)
+        if more > 0:
+            self._stored_until_ns = np.append(self._stored_until_ns, np.zeros(more, np.int64))
+            self._told_until_ns = np.append(self._told_until_ns, np.zeros(more, np.int64))
+            self.totals = np.concatenate([self.totals, np.zeros((more, 5), np.int64)])
+        own = slice(first, first + links)
+        self._samples = self._samples[(self._samples["link"] < own.start) | (self._samples["link"] >= own.stop)]
+        self._stored_until_ns[own], self._told_until_ns[own], self.totals[own] = -1, 0, 0
+        for link, until_ns in stored_until_ns.items():
+            self._stored_until_ns[first + link] = until_ns
+        for link, total in totals.items():
+            self.totals[first + link] = total
+
+    def sample(self, samples: Table) -> None:
+        """Take in counters, dtype SAMPLE without attributed bytes, in the order of their arrival."""
+        if not len(samples):
+            return
+        samples = samples[np.argsort(samples["link"], kind="stable")]
+        both = np.concatenate([self._samples, samples])
+        both = both[np.argsort(both["link"], kind="stable")]
+        link, time_ns = np.ascontiguousarray(both["link"]), np.ascontiguousarray(both["time_ns"])
+        while True:  # one that is not later than the one before it tells nothing
+            late = np.flatnonzero((link[1:] == link[:-1]) & (time_ns[1:] <= time_ns[:-1])) + 1
+            if not len(late):
+                break
+            late = late[np.append(True, np.diff(late) > 1)]
+            both, link, time_ns = (np.delete(one, late) for one in (both, link, time_ns))
+        self._samples = both
 
     def add(self, start_ns: npt.NDArray[np.int64], link: npt.NDArray[np.int64], wire: npt.NDArray[np.int64]) -> None:
         """Add settled bucket rows. One that comes after its interval was given out is counted in the next."""
-        self._attributed.add(np.maximum(start_ns, self._told_until[link]), link, wire)
+        if not len(self._samples) or not len(start_ns):
+            return
+        links = np.ascontiguousarray(self._samples["link"])
+        cuts = GroupedValues(links, np.ascontiguousarray(self._samples["time_ns"]), len(self.totals))
+        place = cuts.places(link, np.maximum(start_ns, self._told_until_ns[link])) - 1
+        within = (place >= 0) & (links[place] == link)
+        sums = np.bincount(place[within], weights=wire[within], minlength=len(links))
+        self._samples["attributed_bytes"] += sums.astype(np.int64)
 
-    def rows(self, settled_ns: int) -> list[LedgerRow]:
-        """The intervals that ended by settled_ns and are not in the dataset yet."""
-        rows = []
-        for link, samples in enumerate(self._samples):
-            while len(samples) > 1 and samples[1].time_ns <= settled_ns:
-                before, after = samples.popleft(), samples[0]
-                attributed = int(self._attributed.between(before.time_ns, after.time_ns)[link])
-                self._told_until[link] = after.time_ns
-                row = ledger_row(link, before, after, attributed)
-                if row is None:
-                    self.resets += 1
-                elif after.time_ns > self._stored_until_ns.get(link, -1):
-                    self._count(row)
-                    rows.append(row)
-        needed = self.needed_since()
-        if needed is not None:
-            self._attributed.forget(needed)
-        return rows
+    def rows(
+        self, settled_ns: npt.NDArray[np.int64], first_link: npt.NDArray[np.int64]
+    ) -> tuple[list[LedgerRow], list[int]]:
+        """The intervals that ended by settled_ns and are not in the dataset yet, and the number of each one's link.
 
-    def needed_since(self) -> int | None:
-        """Start of the earliest interval that is still open (mono ns)."""
-        return min((samples[0].time_ns for samples in self._samples if samples), default=None)
+        settled_ns, first_link: of each link; the rows call a link by its number in its session.
+        """
+        samples = self._samples
+        link = np.ascontiguousarray(samples["link"])
+        over = np.flatnonzero((link[1:] == link[:-1]) & (samples["time_ns"][1:] <= settled_ns[link[1:]]))
+        if not len(over):
+            return [], []
+        before, after = samples[over], samples[over + 1]
+        np.maximum.at(self._told_until_ns, link[over], after["time_ns"])
+        self._samples = np.delete(samples, over)
+        rows, good = account(before, after, link[over] - first_link[link[over]])
+        self.resets += len(over) - len(rows)
+        numbers = link[over[good]]
+        fresh = after["time_ns"][good] > self._stored_until_ns[numbers]
+        told = [(row, number) for row, number, new in zip(rows, numbers.tolist(), fresh.tolist(), strict=True) if new]
+        for row, number in told:
+            known = (
+                row.nic_bytes,
+                row.attributed_bytes,
+                row.overflow_bytes,
+                row.lost_kernel_bytes,
+                row.lost_agent_bytes,
+            )
+            self.totals[number] += known
+        return [row for row, _ in told], [number for _, number in told]
 
-    def _count(self, row: LedgerRow) -> None:
-        known = (row.nic_bytes, row.attributed_bytes, row.overflow_bytes, row.lost_kernel_bytes, row.lost_agent_bytes)
-        self.totals[row.link] += np.array(known, np.int64)
+    def needed_since(self) -> npt.NDArray[np.int64]:
+        """Start of the interval that is open, of each link; the largest int64 where there is none (mono ns)."""
+        since = np.full(len(self.totals), np.iinfo(np.int64).max)
+        first = starts(self._samples["link"])
+        since[self._samples["link"][first]] = self._samples["time_ns"][first]
+        return since
+
+
+class LedgerAccount:
+    """The totals of one session's links."""
+
+    def __init__(self, accounts: LedgerAccounts, first: int, links: int) -> None:
+        """first, links: its links among all sessions'."""
+        self._accounts, self._own = accounts, slice(first, first + links)
+
+    @property
+    def totals(self) -> npt.NDArray[np.int64]:
+        """Per link: NIC, attributed, overflow, lost in kernel, lost in agent; (links, 5)."""
+        return self._accounts.totals[self._own]

@@ -5,12 +5,14 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from collector.jobs.rank_claims import Step
 from netmon.dl.iterations import Iteration, IterationTracker
 from netmon.dl.numbering import Trust
 from netmon.records import Mark, Moment, Source
+
+_CHECKS_AT_FIRST = 20
+_CHECK_EVERY_NS = 500_000_000
 
 
 class Resumed(NamedTuple):
@@ -31,6 +33,19 @@ class Earlier(NamedTuple):
     shift: int  # of its numbers
 
 
+class Steps(NamedTuple):
+    """What rows have to know of a rank."""
+
+    job: str
+    rank: int
+    told: bool  # by a process; False: only its traffic is known
+    hidden: bool  # its process has left, the traffic is understood late
+    since_ns: int  # it was there from here…
+    until_ns: int  # …to here
+    shift: int  # what to add to its own numbers
+    spans: list[tuple[int, int, int]]  # start, end and own number of its iterations, ascending; the open one ends never
+
+
 @dataclass
 class Rank:
     """A process that was seen to join; it is a rank of a job from its first step on, when it gets its name."""
@@ -42,6 +57,8 @@ class Rank:
     joined: dict[Source, int] = field(default_factory=dict)  # when, mono
     left: dict[Source, int] = field(default_factory=dict)
     fresh: bool = False  # it has marks that its number in the job has not been checked with
+    checks: int = 0  # how often that was done
+    checked_ns: int = 0  # by its last mark then
     first_ns: int = 0  # its first step, mono; 0: it has not stepped
     last_ns: int = 0  # its latest mark of a step
     earlier: Earlier | None = None
@@ -78,6 +95,15 @@ class Rank:
         for source in self.left:
             self.tracker.leave(source)
 
+    def check_due(self) -> bool:
+        """Whether its number in the job is to be checked: always at first, then once a second, and at the end."""
+        often = self.checks < _CHECKS_AT_FIRST or self.leaving()
+        return self.fresh and (often or self.last_ns - self.checked_ns >= _CHECK_EVERY_NS)
+
+    def checked(self) -> None:
+        """Its number in the job is checked with all its marks."""
+        self.fresh, self.checks, self.checked_ns = False, self.checks + 1, self.last_ns
+
     def resized(self, size: int) -> bool:
         """Its job has another size by now: it has been set up anew."""
         return bool(self.name) and bool(size) and self.tracker.size not in (0, size)
@@ -91,10 +117,10 @@ class Rank:
         waits = bool(self.ended) or self.unnamed()
         return self.leaving() and not waits and max(self.left.values()) < settled_ns
 
-    def trains(self, time_ns: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
-        """Whether it had joined, and not yet left, at each of the times (mono)."""
+    def present(self) -> tuple[int, int]:
+        """From when on, and until when, it was seen to be there (mono)."""
         until = max(self.left.values()) if self.leaving() else np.iinfo(np.int64).max
-        return (time_ns >= min(self.joined.values(), default=0)) & (time_ns < until)
+        return min(self.joined.values(), default=0), int(until)
 
     def stored(self) -> Resumed:
         """How far it has come."""

@@ -6,10 +6,9 @@ from collections import Counter
 from dataclasses import replace
 
 import numpy as np
-import numpy.typing as npt
 
 from collector.host.flows import FlowTable
-from collector.host.rank import Earlier, Rank, Resumed
+from collector.host.rank import Earlier, Rank, Resumed, Steps
 from collector.jobs.common_numbers import Numbers
 from collector.jobs.rank_claims import Claims, Holder
 from netmon.dl.account import HostAccount, Party, Tally
@@ -21,7 +20,7 @@ from netmon.views import SourceScore
 _log = logging.getLogger(__name__)
 _MOST_ASIDE = 1_000  # marks kept per process that has not joined
 _MOST_GONE = 1_000  # processes remembered as gone
-_LONGEST_NEED_NS = 30_000_000_000  # an older open iteration no longer holds back acknowledgements
+LONGEST_NEED_NS = 30_000_000_000  # an older open iteration or interval no longer holds back acknowledgements
 _LONGEST_HISTORY_NS = 3_600_000_000_000  # of a longer iteration, the account is that of its last hour
 
 REPEATED, GONE, STRANGER, DISTANT = (
@@ -41,24 +40,25 @@ class Ranks:
     def __init__(
         self,
         holder: Holder,
-        window_ns: int,
+        account: HostAccount,
         parameters: int,
-        numbers: Numbers | None = None,
-        claims: Claims | None = None,
+        numbers: Numbers,
+        claims: Claims,
     ) -> None:
         """Begin without ranks.
 
-        holder: host and session; window_ns: width of a share window; parameters: of models that do not tell theirs;
+        holder: host and session; account: of the host's bytes; parameters: of models that do not tell theirs;
         numbers, claims: what the sessions of all hosts share.
         """
-        self.account = HostAccount(window_ns)
+        self.account = account
+        self.needed_ns: int | None = None  # start of the earliest iteration that may still ask for the account
         self.unusable: Counter[str] = Counter()  # marks that led to nothing, by reason
         self.renamed: dict[tuple[str, int], str] = {}  # (job, pid) → name, where they differ
         self._warnings: dict[str, None] = {}  # an ordered set of lines
         self._holder = holder
         self._parameters = parameters
-        self._numbers = numbers or Numbers()
-        self._claims = claims or Claims()
+        self._numbers = numbers
+        self._claims = claims
         self.offset_ns = 0  # from mono to UTC
         self._heard = True  # the host, lately
         self._ranks: dict[_Key, Rank] = {}
@@ -175,7 +175,7 @@ class Ranks:
             rank.add(mark)
             # A mark that the tracker passes over has been heard before, as after a reconnection: no cut.
             heard = rank.tracker.unusable > unusable
-            if not heard and not self.account.payload.cut(mark.time_ns, settled_ns):
+            if not heard and not self.account.cut(mark.time_ns, settled_ns):
                 self._late(rank, mark)
         if rank.name:
             self._hold(rank)
@@ -246,8 +246,9 @@ class Ranks:
         for rank in self._ranks.values():
             if rank.unnamed():
                 self._go_on(rank)
-        for rank in [rank for rank in self._stepping() if rank.fresh and not rank.later]:
-            rank.fresh, tracker = False, rank.tracker
+        for rank in [rank for rank in self._stepping() if rank.check_due() and not rank.later]:
+            rank.checked()
+            tracker = rank.tracker
             events = tracker.events(offset_ns)
             if self._numbers.tell(rank.name, rank.number, tracker.trust, events, error_ns):
                 shift = self._numbers.shift(rank.name, rank.number)
@@ -282,29 +283,36 @@ class Ranks:
         """(job, rank) of each rank, in the order that the other methods use."""
         return [(rank.name, rank.number) for rank in self._stepping()]
 
-    def numbers_at(self, place: int, start_ns: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Iteration of the place-th rank at each time; −1 between iterations."""
-        rank = self._stepping()[place]
-        numbers = rank.tracker.numbers_at(start_ns)
-        return np.where(numbers >= 0, numbers + self._count(rank)[0], -1)
-
-    def training(self, time_ns: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
-        """Which rank trains at which time: (ranks, times).
-
-        A rank that only its traffic tells of does where no process on this host is known to: it may be the same one;
-        and not once its process has left, as the traffic is understood late.
-        """
-        ranks = self._stepping()
-        trains = np.array([rank.trains(time_ns) for rank in ranks], np.bool_).reshape(len(ranks), len(time_ns))
-        told = np.array([rank.pid != 0 for rank in ranks], np.bool_)
-        trains[~told] &= ~trains[told].any(axis=0)
-        left = {(job, number) for job, number, pid in self._gone if pid}
-        trains[[not rank.pid and (rank.name, rank.number) in left for rank in ranks]] = False
-        return trains
+    def steps(self) -> list[Steps]:
+        """What rows are told of each rank, in the order of `names`."""
+        inferred = any(not rank.pid for rank in self._all())
+        left = {(job, number) for job, number, pid in self._gone if pid} if inferred else set()
+        return [
+            Steps(
+                *(rank.name, rank.number, rank.pid != 0, not rank.pid and (rank.name, rank.number) in left),
+                *(*rank.present(), self._count(rank)[0], rank.tracker.spans()),
+            )
+            for rank in self._stepping()
+        ]
 
     def scores(self) -> list[tuple[str, SourceScore]]:
         """(job, score) of each rank and source that does not decide."""
         return [(rank.name, score) for rank in self._stepping() for score in rank.tracker.scores()]
+
+    @property
+    def busy(self) -> bool:
+        """Whether there is a rank, or was one whose rows have not settled."""
+        return bool(self._ranks or self._past)
+
+    def due_ns(self) -> int:
+        """When there is something to settle, or somebody to forget (mono ns); the largest int64: never."""
+        times = [iteration.end_ns for rank in self._all() for iteration in rank.ended]
+        times += [max(rank.left.values()) + 1 for rank in self._all() if rank.left and rank.leaving()]
+        return min(times, default=np.iinfo(np.int64).max)
+
+    def waits_for_a_name(self) -> bool:
+        """Whether a process steps and it is not known yet of which job."""
+        return any(rank.unnamed() for rank in self._ranks.values())
 
     def settle(self, settled_ns: int, flows: FlowTable) -> list[tuple[Iteration, Tally]]:
         """The iterations whose rows have all been added, with their account."""
@@ -347,9 +355,7 @@ class Ranks:
             before = settled_ns if needed is None else min(settled_ns, needed)
             rank.tracker.forget(before)
             oldest = min(oldest, before)
-        oldest = max(oldest, settled_ns - _LONGEST_HISTORY_NS)
-        self.account.payload.forget(oldest, settled_ns)
-        self.account.windows.forget(oldest)
+        self.needed_ns = max(oldest, settled_ns - _LONGEST_HISTORY_NS) if self.busy else None
 
     def end_of_stream(self) -> None:
         """No more marks will come: this may end iterations."""
@@ -367,6 +373,10 @@ class Ranks:
         self._claims.release_session(self._holder.session)
 
     def needed_since(self, horizon_ns: int) -> int | None:
-        """Start of the earliest iteration that is still open, unless it is too old to wait for (mono ns)."""
-        times = [time for time in (rank.needed_since() for rank in self._all()) if time is not None]
-        return min((time for time in times if time > horizon_ns - _LONGEST_NEED_NS), default=None)
+        """Start of the earliest iteration that is still open, unless it is too old to wait for (mono ns).
+
+        What only the traffic tells holds nothing back: it is told late, by a guess, and of whoever looks like a rank.
+        """
+        told = [rank for rank in self._all() if rank.pid and rank.tracker.source != Source.INFERRED]
+        times = [time for time in (rank.needed_since() for rank in told) if time is not None]
+        return min((time for time in times if time > horizon_ns - LONGEST_NEED_NS), default=None)

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from collector.host.align import Alignment
 from collector.host.session import Session
-from collector.host.window import HostWindow, Output
+from collector.host.window import HostWindow
 from collector.messages import (
     BY_TRAFFIC,
     GRAIN_NS,
@@ -34,13 +34,26 @@ MOST_ROWS = 2_000_000
 _UNTOLD, _TOLD, _AGGREGATE = 0, 1, 2
 
 
+class ToldFlows:
+    """Which flows the job stage knows, by their index over all sessions."""
+
+    def __init__(self) -> None:
+        """None."""
+        self.state: npt.NDArray[np.uint8] = np.zeros(1024, np.uint8)
+
+    def grow(self, count: int) -> None:
+        """There are so many indices."""
+        if count > len(self.state):
+            self.state = np.concatenate([self.state, np.zeros(2 * count - len(self.state), np.uint8)])
+
+
 class Teller:
     """What the job stage has been told of one session."""
 
-    def __init__(self, place: int, session: Session) -> None:
-        """place: the session's, as in the messages."""
+    def __init__(self, place: int, session: Session, told: ToldFlows) -> None:
+        """place: the session's in the messages; told: of all sessions."""
         self.place, self.session = place, session
-        self._state: npt.NDArray[np.uint8] = np.zeros(1024, np.uint8)  # by index of the flow
+        self._all = told
         self._known: set[int] = set()  # ids of the flows that were told
         self._untold = 0
 
@@ -51,7 +64,7 @@ class Teller:
 
     def begin_anew(self) -> None:
         """The job stage knows nothing any more."""
-        self._state[:] = _UNTOLD
+        self.window.flows.described.update(self.window.flows.indices_of_all.tolist())
         self._known.clear()
 
     def flows(self, over: list[int]) -> list[FlowTold]:
@@ -60,11 +73,11 @@ class Teller:
         gone, table.over = self._known.intersection(table.over), []
         over += [flow_numbers(self.place, flow_id) for flow_id in gone]
         self._known -= gone
-        self._grow()
+        self._all.grow(len(table.state))
         described, table.described = table.described, set()
         again = []
         for index in described:
-            self._state[index] = _UNTOLD
+            self._all.state[index] = _UNTOLD
             if table.flows[index].flow_id in self._known:
                 again.append(index)
         return self._tell(again)
@@ -75,8 +88,8 @@ class Teller:
         carried = carried[carried["payload_bytes"] > 0]
         seen = self.window.onsets.take()
         for index in (carried["flow"], seen["flow"]):
-            told += self._tell(np.unique(index[self._state[index] == _UNTOLD]).tolist())
-        carried, seen = (table[self._state[table["flow"]] == _TOLD] for table in (carried, seen))
+            told += self._tell(np.unique(index[self._all.state[index] == _UNTOLD]).tolist())
+        carried, seen = (table[self._all.state[table["flow"]] == _TOLD] for table in (carried, seen))
         payload, onsets = np.empty(len(carried), TRAFFIC), np.empty(len(seen), ONSET_TOLD)
         payload["flow"], onsets["flow"] = self._numbers(carried["flow"]), self._numbers(seen["flow"])
         payload["time_ns"], payload["payload_bytes"] = carried["start_ns"], carried["payload_bytes"]
@@ -88,11 +101,6 @@ class Teller:
         before, self._untold = self._untold, self.window.untold
         return self._untold - before
 
-    def _grow(self) -> None:
-        missing = len(self.window.flows.flows) - len(self._state)
-        if missing > 0:
-            self._state = np.concatenate([self._state, np.zeros(missing + len(self._state), np.uint8)])
-
     def _numbers(self, index: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         return flow_numbers(self.place, self.window.flows.state["flow_id"][index].astype(np.int64))
 
@@ -101,7 +109,7 @@ class Teller:
         for index in indices:
             flow = self.window.flows.flows[index]
             # An aggregate is nobody's gradient: large flows are described one by one.
-            self._state[index] = _AGGREGATE if flow.members else _TOLD
+            self._all.state[index] = _AGGREGATE if flow.members else _TOLD
             if not flow.members:
                 self._known.add(flow.flow_id)
                 told.append(self._told(index, flow))
@@ -158,8 +166,8 @@ def _grains(rows: Table) -> Table:
     return summed
 
 
-def apply(news: JobNews, sessions: Mapping[int, Session]) -> list[tuple[int, Output]]:
-    """Give the sessions (by place) what the job stage says of them; gives what that made final, by place.
+def apply(news: JobNews, sessions: Mapping[int, Session]) -> dict[int, list[Mark]]:
+    """Give the sessions (by place) what the job stage says of them; gives the marks that it has for them, by place.
 
     What is said of a session that is over by now is passed over.
     """
@@ -174,9 +182,8 @@ def apply(news: JobNews, sessions: Mapping[int, Session]) -> list[tuple[int, Out
     marks: dict[int, list[Mark]] = {}
     for told in news.marks:
         if told.place in sessions:
-            window = sessions[told.place].window
-            marks.setdefault(told.place, []).append(_mark(told, window))
-    return [(place, sessions[place].infer(own)) for place, own in marks.items()]
+            marks.setdefault(told.place, []).append(_mark(told, sessions[told.place].window))
+    return marks
 
 
 def clock_of(place: int, host: str, alignment: Alignment) -> HostClock:

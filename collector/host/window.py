@@ -1,37 +1,42 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One host's rows between their arrival and their place in the dataset.
-
-A row waits `settle` after its bucket, by the agent's horizon: until then its flow's owner and the marks of its
-iteration may still arrive. Then rows of the same flow and bucket become one, get their class, job and iteration, and
-never change again.
-"""
+"""One session's place in the stage: what is its own, and its part of the tables of all sessions."""
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from collector.dataset.resume import Resume
 from collector.host.align import Alignment
-from collector.host.classes import Classifier
 from collector.host.flows import FlowTable, Links
 from collector.host.ledger import LedgerAccount, LedgerRow
 from collector.host.onsets import Onsets
 from collector.host.rank import Resumed
-from collector.host.ranks import DISTANT, Ranks
-from collector.host.rows import ARRIVED, CARRIED, SETTLED, arrived, merge
-from collector.host.series import FlowRates, LinkSeries
-from collector.jobs.common_numbers import Numbers
-from collector.jobs.rank_claims import Claims, Holder
-from collector.settings import Settings
-from netmon.dl.account import Tally, row_keys
-from netmon.dl.classify import NS_PER_S, Windows, window_width
+from collector.host.ranks import DISTANT, LONGEST_NEED_NS, Ranks
+from collector.host.rows import ARRIVED, arrived, merge
+from collector.jobs.rank_claims import Holder
+from netmon.dl.account import HostAccount, Tally
+from netmon.dl.classify import NS_PER_S
 from netmon.dl.iterations import Iteration
 from netmon.dl.numbering import Trust
-from netmon.records import AgentCost, Batch, Class, Flow, Hello, Mark, Moment, Table, empty
+from netmon.records import (
+    AgentCost,
+    ClockExchange,
+    ClockSample,
+    Flow,
+    Hello,
+    Mark,
+    Moment,
+    NicSample,
+    Table,
+    empty,
+)
 from netmon.wire.limits import FURTHEST_NS
+
+if TYPE_CHECKING:
+    from collector.host.tables import Tables
 
 _MOST_OVER = 4_096  # iterations that full resolution which is asked for later can still be part of
 _MOST_CARRIED = 300  # batches whose rows wait for the inference
@@ -39,7 +44,7 @@ _MOST_CARRIED = 300  # batches whose rows wait for the inference
 
 @dataclass(frozen=True)
 class Output:
-    """What one batch made final."""
+    """What has become final of one session."""
 
     buckets: Table  # dtype SETTLED
     iterations: list[tuple[Iteration, Tally]]
@@ -47,8 +52,16 @@ class Output:
     ended: list[Iteration]  # just ended; their account follows when their rows have settled
 
 
-@dataclass(frozen=True)
-class _Arrival:
+class News(NamedTuple):
+    """What a batch tells beside its rows, flows and counters."""
+
+    sequence: int
+    horizon_ns: int
+    marks: Sequence[Mark] = ()
+    nic: Sequence[NicSample] = ()
+
+
+class _Arrival(NamedTuple):
     sequence: int
     last_row_ns: int  # start of its last row; −1: none
     last_ns: int  # the latest time in it
@@ -57,129 +70,124 @@ class _Arrival:
 class HostWindow:
     """The moving window of one agent's session."""
 
-    def __init__(
-        self,
-        hello: Hello,
-        settings: Settings,
-        resume: Resume,
-        numbers: Numbers | None = None,
-        claims: Claims | None = None,
-    ) -> None:
-        """Begin, or take up a session of which `resume` says what the dataset holds.
-
-        numbers, claims: what the sessions of all hosts share.
-        """
-        self.hello = hello
-        self.settings = settings
-        self.window_ns = window_width(settings.share_window_ns, hello.streamed_ns)
+    def __init__(self, hello: Hello, resume: Resume, tables: "Tables") -> None:
+        """Begin, or take up a session of which `resume` says what the dataset holds. tables: of all sessions."""
+        self.hello, self.settings, self._tables = hello, tables.settings, tables
         self.links = Links(hello)
-        self.flows = FlowTable(self.links)
+        self.place = tables.places.add(hello, self.links, tables.settings, resume)
+        row = tables.places.table[self.place]
+        self.window_ns, self.first_link = int(row["window_ns"]), int(row["first_link"])
+        own = self.first_link, len(self.links)
+        self.flows = FlowTable(self.links, tables.flows, self.place)
         self.alignment = Alignment(hello.clock, hello.bucket_ns, resume.clock)
-        self.bucket_ns = hello.streamed_ns  # of the newest rows
-        self.onsets = Onsets(hello.clock.mono_ns)
+        mono = self.alignment.map.mono
+        tables.ledger.open(*own, {k: mono(t) for k, t in resume.ledger_until_utc.items()}, resume.ledger_totals)
+        self.ledger = LedgerAccount(tables.ledger, *own)
+        self.onsets = Onsets()
+        account = HostAccount(tables.accounts, self.place, self.window_ns)
         holder = Holder(hello.host, hello.session, 0)
-        self.ranks = Ranks(holder, self.window_ns, settings.parameters, numbers, claims)
-        self.classifier = Classifier(self.flows, self.links, settings, self.window_ns)
-        self.series = LinkSeries(len(self.links), settings.settle_ns)
-        self.rates = FlowRates()
-        self.cost = AgentCost()
-        self.horizon_ns = hello.clock.mono_ns
-        self.settled_ns = -1
+        self.ranks = Ranks(holder, account, tables.settings.parameters, tables.numbers, tables.claims)
         self._complete = resume.complete_sequence
-        self._resume = resume
-        self._pending = empty(ARRIVED)
         self._arrivals: deque[_Arrival] = deque()
         self._carried: deque[Table] = deque(maxlen=_MOST_CARRIED)
         self.untold = 0  # rows that nobody took in time
         self._over: deque[Iteration] = deque(maxlen=_MOST_OVER)
         self._introduced = [mark for mark in hello.marks if mark.moment != Moment.JOIN]
+        self._inferred: list[Mark] = []  # that the traffic has told, not taken in yet
         self.renamed = 0  # processes
         self._resume_state(resume)
+        self.use_map()
+        self.ranks.offset_ns = self.alignment.offset_ns
         self._introduce(hello)
 
     def _resume_state(self, resume: Resume) -> None:
-        mono = self.alignment.map.mono
-        self.ledger = LedgerAccount(
-            self.links, {k: mono(t) for k, t in resume.ledger_until_utc.items()}, resume.ledger_totals
-        )
         for stored in resume.flows:
-            self.flows.restore(stored.flow, stored.part, stored.last_ns, stored.shared)
+            self.flows.restore(stored.flow, stored.last_ns, stored.shared)
         for rank in resume.ranks:
-            known = Resumed(rank.size, rank.parameters, mono(rank.end_utc), rank.number)
+            known = Resumed(rank.size, rank.parameters, self.alignment.map.mono(rank.end_utc), rank.number)
             self.ranks.resume(rank.job, rank.rank, known, Trust(rank.trust), rank.shift)
 
     def _introduce(self, hello: Hello) -> None:
         """What is under way already: the flows that are alive, and the step that each rank is in."""
         for flow in hello.flows:
-            self._describe(flow)
+            self.describe(flow)
         for mark in hello.marks:
             if mark.moment == Moment.JOIN:
                 self.ranks.mark(mark, self.settled_ns)
 
-    def add(self, batch: Batch) -> Output:
-        """Take in the next batch. Raises WireError, and changes nothing but flows, where a row's flow is unknown."""
-        self.describe(batch)
-        rows = self._arrived(batch)
-        for sample in batch.ledger:
-            self.links.number(sample.interface, sample.direction)
-        self._align(batch)
-        marks = self._mark(batch)
-        for sample in batch.ledger:
-            self.ledger.sample(sample, self.settled_ns)
-        self.bucket_ns = batch.bucket_ns or self.hello.bucket_ns
-        self.onsets.add(self.flows, rows["flow"], rows["start_ns"], self.bucket_ns)
-        self.flows.seen(rows)
-        if len(self._carried) == _MOST_CARRIED:
-            self.untold += len(self._carried[0])
-        self._carried.append(rows)
-        self.horizon_ns = max(self.horizon_ns, batch.horizon_ns)
-        self.rates.add(self.horizon_ns, rows["flow"], rows["wire_bytes"])
-        self.cost = batch.cost
-        self._pending = np.concatenate([self._pending, rows])
-        last_row = int(rows["start_ns"].max(initial=-1))
-        times = [batch.horizon_ns, last_row, *(m.time_ns for m in marks), *(s.time_ns for s in batch.ledger)]
-        self._arrivals.append(_Arrival(batch.sequence, last_row, max(times)))
-        grid = (self.horizon_ns - self.settings.settle_ns) // self.window_ns * self.window_ns
-        return self._settle(grid)
+    @property
+    def _row(self) -> Table:
+        row: Table = self._tables.places.table[self.place]
+        return row
 
-    def _mark(self, batch: Batch) -> list[Mark]:
-        """Take in the batch's marks; returns those that count for it."""
-        # A mark's time is what a training process says: one from the future is left out, the batch is not to blame.
-        marks = [mark for mark in batch.marks if mark.time_ns <= batch.horizon_ns + FURTHEST_NS]
-        self.ranks.unusable[DISTANT] += len(batch.marks) - len(marks)
-        for mark in marks:
-            self.ranks.mark(mark, self.settled_ns)
-        # The introduction tells of the step that is under way, which may be later than batches that are sent again.
-        due = [mark for mark in self._introduced if mark.time_ns <= batch.horizon_ns]
-        self._introduced = [mark for mark in self._introduced if mark.time_ns > batch.horizon_ns]
-        for mark in due:
-            if mark not in marks:
-                self.ranks.mark(mark, self.settled_ns)
-        self._rename()
-        return marks
+    @property
+    def horizon_ns(self) -> int:
+        """Every bucket that ended before it has arrived (mono)."""
+        return int(self._row["horizon_ns"])
 
-    def _rename(self) -> None:
-        """Flows of a process that turned out to be of another job of the same name."""
-        if len(self.ranks.renamed) == self.renamed:
-            return
-        self.renamed = len(self.ranks.renamed)
-        for flow in list(self.flows.flows):
-            self._describe(flow)
+    @property
+    def settled_ns(self) -> int:
+        """Every row that begins before it has settled (mono)."""
+        return int(self._row["settled_ns"])
 
-    def _align(self, batch: Batch) -> None:
-        now_ns = max(self.horizon_ns, batch.horizon_ns)
-        jump_ns = self.alignment.update(batch.clock, batch.exchanges, now_ns, self.settled_ns)
-        self.ranks.offset_ns = self.alignment.offset_ns
+    @property
+    def bucket_ns(self) -> int:
+        """Width of the newest rows."""
+        return int(self._row["bucket_ns"])
+
+    @property
+    def cost(self) -> AgentCost:
+        """What the agent used lately."""
+        names = ("rss_bytes", "spool_bytes", "warnings")
+        return AgentCost(float(self._row["cpu_fraction"]), *(int(self._row[name]) for name in names))
+
+    def align(self, sample: ClockSample, exchanges: Sequence[ClockExchange]) -> None:
+        """Take in what batches tell of the clock, up to the horizon."""
+        before = self.alignment.map
+        jump_ns = self.alignment.hear(sample, exchanges, self.horizon_ns, self.settled_ns)
+        if self.alignment.map is not before:
+            self.use_map()
         if jump_ns:
             by = f"{jump_ns / NS_PER_S:+.3f} s"
             self.ranks.warn(f"rows of {self.hello.host} move by {by}: its clock has jumped, or is only now known")
 
-    def describe(self, batch: Batch) -> None:
-        """Take in only the flows of a batch, as of one that was processed before."""
-        for flow in batch.flows:
-            self._describe(flow)
+    def use_map(self) -> None:
+        """The clock is mapped anew."""
+        self._tables.places.use_map(self.place, self.alignment.map)
 
-    def _describe(self, flow: Flow) -> None:
+    def mark(self, news: News) -> list[Mark]:
+        """Take in a batch's marks; returns those that count for it."""
+        # A mark's time is what a training process says: one from the future is left out, the batch is not to blame.
+        marks = [mark for mark in news.marks if mark.time_ns <= news.horizon_ns + FURTHEST_NS]
+        self.ranks.unusable[DISTANT] += len(news.marks) - len(marks)
+        settled_ns = self.settled_ns
+        for mark in marks:
+            self.ranks.mark(mark, settled_ns)
+        # The introduction tells of the step that is under way, which may be later than batches that are sent again.
+        if self._introduced:
+            due = [mark for mark in self._introduced if mark.time_ns <= news.horizon_ns]
+            self._introduced = [mark for mark in self._introduced if mark.time_ns > news.horizon_ns]
+            for mark in due:
+                if mark not in marks:
+                    self.ranks.mark(mark, settled_ns)
+        return marks
+
+    @property
+    def introduced(self) -> bool:
+        """Whether the introduction has told of steps that no batch has reached yet."""
+        return bool(self._introduced)
+
+    def rename(self) -> bool:
+        """Flows of a process that turned out to be of another job of the same name; whether there were any."""
+        if len(self.ranks.renamed) == self.renamed:
+            return False
+        self.renamed = len(self.ranks.renamed)
+        for flow in list(self.flows.flows):
+            self.describe(flow)
+        return True
+
+    def describe(self, flow: Flow) -> None:
+        """Take in what a flow is."""
         self.flows.describe(self.named(flow))
 
     def named(self, flow: Flow) -> Flow:
@@ -187,11 +195,25 @@ class HostWindow:
         name = self.ranks.renamed.get((flow.owner.job, flow.owner.pid)) if flow.owner.job else None
         return replace(flow, owner=replace(flow.owner, job=name)) if name else flow
 
-    def infer(self, marks: list[Mark]) -> Output:
-        """Take in what the traffic tells about this host's ranks."""
+    def tell(self, marks: Iterable[Mark]) -> None:
+        """What the traffic tells about this host's ranks; it counts from the next tick on."""
+        self._inferred += marks
+
+    def infer(self) -> None:
+        """Take in what the traffic has told."""
+        marks, self._inferred = self._inferred, []
+        settled_ns = self.settled_ns
         for mark in marks:
-            self.ranks.mark(mark, self.settled_ns)
-        return self._settle(self.settled_ns)
+            self.ranks.mark(mark, settled_ns)
+
+    def arrive(self, arrivals: Iterable[tuple[int, int, int]], rows: Table) -> None:
+        """Batches have come: number, last row and latest time of each; and their rows, dtype ARRIVED."""
+        self._arrivals += (_Arrival(*arrival) for arrival in arrivals)
+        if len(rows):
+            rows = rows.copy()  # not to keep those of all other sessions
+            if len(self._carried) == _MOST_CARRIED:
+                self.untold += len(self._carried[0])
+            self._carried.append(rows)
 
     def take_carried(self) -> Table:
         """Rows that have arrived since the last call, dtype ARRIVED, but times in UTC."""
@@ -200,62 +222,17 @@ class HostWindow:
         rows["start_ns"] = self.alignment.map.utcs(rows["start_ns"])
         return rows
 
-    def settle_all(self, leaving: bool) -> Output:
-        """Settle everything that has arrived; `leaving`: the session is over, no mark will follow."""
-        if leaving:
-            self.ranks.end_of_stream()
-        times = [self.horizon_ns, int(self._pending["start_ns"].max(initial=-1)) + 1]
-        times += [arrival.last_ns for arrival in self._arrivals]
-        return self._settle(max(times))
+    def latest_ns(self) -> int:
+        """The latest time that anything has told of."""
+        return max([self.horizon_ns, *(arrival.last_ns for arrival in self._arrivals)])
 
-    def _arrived(self, batch: Batch) -> Table:
-        flow = self.flows.indices(batch.buckets["flow_id"])
-        rows = arrived(batch.buckets, flow, batch.bucket_ns or self.hello.bucket_ns)
-        rows["stored"] = self._resume.holds(batch.sequence, rows["start_ns"])
-        return rows
-
-    def _settle(self, until_ns: int) -> Output:
-        due = self._pending["start_ns"] < until_ns
-        rows = merge(self._pending[due], self.hello.bucket_ns)
-        self._pending = self._pending[~due]
-        self.settled_ns = max(self.settled_ns, until_ns)
-        self.ranks.align(self.alignment.offset_ns, self.alignment.error_ns)
-        self.flows.tell_traffic()
-        windows, classes = self.classifier.classify(rows)
-        self._account(rows, windows, classes)
-        settled = self._stamped(rows, classes)
+    def settle_ranks(self) -> tuple[list[Iteration], list[tuple[Iteration, Tally]]]:
+        """The iterations that have ended, and those whose rows have all been added, with their account."""
         ended = self.ranks.ended()  # with the common numbers, of which a rank that has gone has none
         iterations = self.ranks.settle(self.settled_ns, self.flows)
         self._over.extend(iteration for iteration, _ in iterations)
-        return Output(settled[~rows["stored"]], iterations, self.ledger.rows(self.settled_ns), ended)
-
-    def _account(self, rows: Table, windows: Windows, classes: npt.NDArray[np.uint8]) -> None:
-        """Count settled rows wherever somebody will ask for sums of them."""
-        start, state = rows["start_ns"], self.flows.state[rows["flow"]]
-        self.flows.state["shared"][rows["flow"][classes == Class.DL_SHARED]] = True
-        viewed = self.classifier.view(rows, windows, classes, keep=True)
-        self.series.add(start, state["link"], viewed, rows["wire_bytes"])
-        self.ledger.add(start, state["link"], rows["wire_bytes"])
-        keys = row_keys(state["party"], classes, state["traffic"], state["link"] % 2)
-        self.ranks.account.payload.add(start, keys, rows["payload_bytes"])
-        self.ranks.account.windows.add(windows)
-
-    def _stamped(self, rows: Table, classes: npt.NDArray[np.uint8]) -> Table:
-        """Settled rows as the dataset has them, dtype SETTLED."""
-        start, state = rows["start_ns"], self.flows.state[rows["flow"]]
-        settled = np.empty(len(rows), SETTLED)
-        settled["job"], settled["iteration"] = state["job"], -1
-        for place, (job, rank) in enumerate(self.ranks.names()):
-            own = (state["job"] == self.flows.job(job)) & (state["rank"] == rank)
-            # One may have been this rank before another one, or before it joined anew.
-            settled["iteration"][own] = np.maximum(settled["iteration"][own], self.ranks.numbers_at(place, start[own]))
-        others = np.flatnonzero(state["job"] == 0)
-        settled["job"][others], settled["iteration"][others] = self._met(start[others])
-        for name in CARRIED:
-            settled[name] = rows[name]
-        settled["flow_id"], settled["link"], settled["class"] = state["flow_id"], state["link"], classes
-        settled["bucket_start_ns"] = self.alignment.map.utcs(start)
-        return settled
+        self._row["due_ns"] = self.ranks.due_ns()
+        return ended, iterations
 
     def full(self, buckets: Table) -> Table:
         """Rows of full resolution that were asked for, dtype BUCKET, of whole share windows → rows of SETTLED.
@@ -263,9 +240,10 @@ class HostWindow:
         Classes are what is known now, iterations those of the last minutes, as they were stored. Rows of flows that
         are not known any more are left out.
         """
-        rows = arrived(buckets, self.flows.known(buckets["flow_id"]), self.hello.bucket_ns)
+        rows = arrived(buckets, self.flows.known(buckets["flow_id"]), self.hello.bucket_ns, self.place)
         rows = merge(rows[rows["flow"] >= 0], self.hello.bucket_ns)
-        settled, whose = self._stamped(rows, self.classifier.classify(rows)[1]), self.flows.state[rows["flow"]]
+        settled = self._tables.stamped(rows, self._tables.classified(rows).classes, self._tables.steps([self]))
+        whose = self.flows.state[rows["flow"]]
         start, first, last = rows["start_ns"], rows["start_ns"].min(initial=0), rows["start_ns"].max(initial=-1)
         for iteration in self._over:
             if iteration.start_ns <= last and iteration.end_ns > first:
@@ -275,46 +253,6 @@ class HostWindow:
                 settled["iteration"][inside] = iteration.number
         return settled
 
-    def _met(self, start: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """Whom traffic that is no rank's met at these times: job and iteration of the only rank that trained here then.
-
-        No job where none or several did; iteration −1 also between two iterations of the rank.
-        """
-        jobs, numbers = np.zeros(len(start), np.int64), np.full(len(start), -1, np.int64)
-        training = self.ranks.training(start)
-        alone = training.sum(axis=0) == 1
-        for place, (job, _) in enumerate(self.ranks.names()):
-            own = alone & training[place]
-            jobs[own], numbers[own] = self.flows.job(job), self.ranks.numbers_at(place, start[own])
-        return jobs, numbers
-
-    def provisional(self) -> Table:
-        """Rows that have not settled, dtype SETTLED, but times in mono, flow_id a dense index, no iteration.
-
-        Their class is the view's: with hysteresis.
-        """
-        rows = np.zeros(len(self._pending), SETTLED)
-        for name in CARRIED:
-            rows[name] = self._pending[name]
-        rows["flow_id"], rows["bucket_start_ns"] = self._pending["flow"], self._pending["start_ns"]
-        rows["link"] = self.flows.state["link"][self._pending["flow"]]
-        rows["class"] = self.classifier.view(self._pending, *self.classifier.classify(self._pending), keep=False)
-        return rows
-
-    def mostly_shared(self, rows: Table) -> npt.NDArray[np.bool_]:
-        """Per flow, whether most of its rows that have not settled (as `provisional` gives them) are DL-shared.
-
-        With hysteresis: it changes where two thirds of the bytes say so, and stays where there are none.
-        """
-        flows = len(self.flows.flows)
-        wire = np.bincount(rows["flow_id"], weights=rows["wire_bytes"], minlength=flows)
-        of_shared = np.where(rows["class"] == Class.DL_SHARED, rows["wire_bytes"], 0)
-        shared = np.bincount(rows["flow_id"], weights=of_shared, minlength=flows)
-        state = self.flows.state
-        state["seen_shared"] = np.where(state["seen_shared"], 3 * shared >= wire, 3 * shared > 2 * wire)
-        seen: npt.NDArray[np.bool_] = state["seen_shared"].copy()
-        return seen
-
     def complete(self) -> int:
         """The last batch of which, as of all before it, every row has settled; 0: none."""
         newest = self._last_before(lambda arrival: arrival.last_row_ns, self.settled_ns)
@@ -323,7 +261,9 @@ class HostWindow:
 
     def acknowledgeable(self) -> int | None:
         """The last batch that nothing needs any more once all settled rows are stored; None: no new one."""
-        times = [self.settled_ns, self.ranks.needed_since(self.horizon_ns), self.ledger.needed_since()]
+        # An open interval from long ago is of an interface that is gone: no other sample comes.
+        ledger = self._tables.ledger_needed_since(self.first_link, len(self.links), self.horizon_ns - LONGEST_NEED_NS)
+        times = [self.settled_ns, self.ranks.needed_since(self.horizon_ns), ledger]
         return self._last_before(lambda arrival: arrival.last_ns, min(time for time in times if time is not None))
 
     def _last_before(self, time_of: Callable[[_Arrival], int], limit_ns: int) -> int | None:

@@ -60,6 +60,10 @@ class Served:
         self._peers = peers
         self._undecided: dict[str, dict[int, tuple[int, Flow]]] = {}  # by remote address and flow: since when
 
+    def __bool__(self) -> bool:
+        """Whether there are any."""
+        return bool(self._undecided)
+
     def add(self, flow: Flow, now_ns: int) -> None:
         """Take in a flow as it is described, if its owner is known and no rank."""
         if flow.owner.pid and not flow.owner.job:

@@ -28,6 +28,7 @@ from netmon.agent.pulls import Pulls
 from netmon.agent.recent import RecentFlows, RecentMarks, distinct_ids
 from netmon.agent.recorder import start_recorder
 from netmon.agent.resolution import Resolution
+from netmon.agent.rhythm import BATCH_NS, LOOK_NS, Rhythm
 from netmon.agent.settings import Settings
 from netmon.agent.spool import Spool
 from netmon.agent.spool_folder import SpoolFolder
@@ -53,17 +54,10 @@ from netmon.wire.batches import encode_body, encode_hello, serialise_buckets, se
 
 log = logging.getLogger(__name__)
 
-TICK_NS = 50_000_000
-_BUSY_TICK_NS = 5_000_000
-_BUSY_FILL = 1 / 8  # of the ring at a drain, from which the next one comes sooner
-_IDLE_TICK_NS = 100_000_000
-_IDLE_NS = 1_000_000_000  # without a record, after which ticks and batches come less often
-_BATCH_NS = 200_000_000
-_IDLE_BATCH_NS = 500_000_000  # the horizon moves on all the same
+_MARKED_NS = 1_000_000_000  # after a mark, others are expected for so long
 _HELLO_NS = 2_000_000_000
 _LAST_FLOW = (1 << 32) - (1 << 20)  # of a session; at the most that are described a second, after months
 _FAREWELL_S = 5.0
-_EXCHANGES_END_S = 1.0
 _LEFTOVERS_END_S = 1.0
 
 
@@ -110,9 +104,10 @@ class Agent:
         self._cost = CostMeter((os.getpid(), self._privileged.pid))
         self._marks: list[Mark] = []
         self._sequence = 0
-        self._active_ns = 0
+        self._rhythm = Rhythm(time.monotonic_ns())
+        self._marked_ns = 0
         self._warned_of_steps = False
-        self._clock, self._exchanges = Clock(), ClockExchanges(settings.collector)
+        self._clock, self._exchanges = Clock(), ClockExchanges()
         known = (self._owners, self._steps, self._timelines, self._links, self._clock)
         self._surroundings = Surroundings(self._privileged, *known)
         self._recorder = start_recorder(settings)
@@ -120,44 +115,54 @@ class Agent:
         self._resolution = Resolution(settings.bucket_ns, self._stream_ns, self._recorder)
         self._news, self._hello_due_ns = False, 0
         self._write_hello()
-        self._stream = Stream(settings.collector, self._spool, Pulls(self._recorder))
+        self._stream = Stream(settings.collector, self._spool, Pulls(self._recorder), self._exchanges)
         self._leftovers = Leftovers(settings.collector, self._spool, settings.spool_bytes)
 
     def run(self, stop: threading.Event) -> None:
         """Works until told to stop. Raises KernelError when the kernel side is gone, or a thread has ended."""
         self._clock.start()
-        threads = (self._stream, self._leftovers, self._exchanges)
+        threads = (self._stream, self._leftovers)
         for thread in threads:
             thread.start()
-        sent_ns = time.monotonic_ns()
-        while not stop.wait(self._rest_ns / 1e9):
+        while not stop.is_set():
+            time.sleep(self._rhythm.rest_ns / 1e9)  # a tenth of a second at most: to wait for `stop` costs more
             now = time.monotonic_ns()
-            self._tick(now)
-            check_alive(threads)
-            self._stream.check()
-            self._leftovers.check()
-            if now - sent_ns >= (_BATCH_NS if len(self._meter.rows) or self._marks else _IDLE_BATCH_NS):
+            self._rhythm.asked_ns = self._stream.asked.batch_ns
+            self._look(now)
+            if self._rhythm.batch_is_due:
                 if self._meter.numbers.next_id > _LAST_FLOW:
                     raise KernelError("this session has used all flow ids: start the agent again, for a new session")
                 self._send_batch(now)
-                sent_ns = now
+                self._rhythm.sent()
+                check_alive(threads)
+                self._stream.check()
+                self._leftovers.check()
 
-    @property
-    def _rest_ns(self) -> int:
-        """Until the next tick: the ring must not fill up meanwhile, and whoever is idle is left alone."""
-        if self._meter.fill > _BUSY_FILL:
-            return _BUSY_TICK_NS
-        return _IDLE_TICK_NS if time.monotonic_ns() - self._active_ns > _IDLE_NS else TICK_NS
+    def _look(self, now_ns: int) -> None:
+        """Sees what waits, and takes in what it is time for."""
+        if now_ns - self._marked_ns < _MARKED_NS:
+            self._hear_ranks(now_ns)
+        asked, kernel = self._surroundings.waits(now_ns), self._meter.look()
+        told = kernel.anything or len(self._steps_ring) or self._marks or self._owners.has_changes
+        level = max(kernel.level, self._steps_ring.level, self._owners.level)
+        self._rhythm.look(now_ns, level, bool(told or len(self._meter.rows)))
+        drains = kernel.opened or self._rhythm.full or self._rhythm.batch_is_due
+        if drains:
+            self._drain(now_ns)
+        elif asked:
+            self._hear_ranks(now_ns)  # before it is told who has gone
+        if drains or asked:
+            self._marks += self._surroundings.hear(now_ns)
+            self._surroundings.ask(now_ns)
 
     def close(self) -> None:
         """Detaches everything, sends the rest, and waits a moment for the collector to have it."""
         last = self._ledger.finish()
         self._privileged.close()
-        time.sleep((STALE_NS + self._settings.bucket_ns) / 1e9 + TICK_NS / 1e9)
+        time.sleep((STALE_NS + self._settings.bucket_ns) / 1e9 + LOOK_NS / 1e9)
         now = time.monotonic_ns()
         self._drain(now)
         self._marks += [*self._steps.finish(), *self._timelines.finish()]
-        self._exchanges.finish(_EXCHANGES_END_S)
         self._clock.finish()
         self._send_batch(now, last)
         self._leftovers.finish(_LEFTOVERS_END_S)
@@ -169,21 +174,20 @@ class Agent:
             self._recorder.close()
         self._marks_socket.close()
 
-    def _tick(self, now_ns: int) -> None:
-        self._drain(now_ns)
-        self._marks += self._surroundings.hear(now_ns)
-        self._surroundings.ask(now_ns)
-
     def _drain(self, now_ns: int) -> None:
         drained = self._meter.drain(now_ns)
-        if len(drained.buckets):
-            self._active_ns = now_ns
+        self._rhythm.drained()
         self._owners.hear(now_ns)
+        self._hear_ranks(now_ns)  # before the flows: a job that is set up anew makes its connections as its new ranks
+        self._owners.add(describe_flows(drained, now_ns), now_ns)
+
+    def _hear_ranks(self, now_ns: int) -> None:
         hooked = self._marks_socket.take()
         steps = self._steps_ring.take()
         marks = [*hooked, *self._steps.rename(hooked), *(self._steps.steps(steps) if len(steps) else ())]
-        self._owners.marks(marks)  # before the flows: a job that is set up anew makes its connections as its new ranks
-        self._owners.add(describe_flows(drained, now_ns), now_ns)
+        if hooked:
+            self._marked_ns = now_ns
+        self._owners.marks(marks)
         self._marks += marks
 
     def _send_batch(self, now_ns: int, last: Sequence[LedgerSample] | None = None) -> None:
@@ -234,8 +238,8 @@ class Agent:
         return self._owners.changed()
 
     def _backlog(self) -> Backlog:
-        late = max(0, self._sequence - self._spool.handed_out) * _BATCH_NS / 1e9
-        return Backlog(late, self._spool.size / self._settings.spool_bytes)
+        late = max(0, self._sequence - self._spool.handed_out) * BATCH_NS / 1e9
+        return Backlog(late, self._spool.size / self._settings.spool_bytes, self._stream.asked.bucket_ns)
 
     def _unusable(self) -> int:
         """Marks and messages that led to nothing, since the start."""

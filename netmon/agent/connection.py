@@ -11,6 +11,8 @@ from dataclasses import dataclass
 import grpc
 
 from netmon.agent.carried import described
+from netmon.agent.exchange import ClockExchanges, Questions
+from netmon.agent.pressure import Asked
 from netmon.agent.pulls import Pulls
 from netmon.agent.spool import Spool
 from netmon.errors import DataError
@@ -56,16 +58,29 @@ class Connection:
     or is counted as lost.
     """
 
-    def __init__(self, address: str, spool: Spool, pulls: Pulls, complete: Callable[[], bool], silent_s: float) -> None:
-        """complete(): nothing more will be appended. silent_s: so long a collector may say nothing."""
+    def __init__(
+        self,
+        address: str,
+        spool: Spool,
+        pulls: Pulls,
+        exchanges: ClockExchanges | None,
+        complete: Callable[[], bool],
+        silent_s: float,
+    ) -> None:
+        """complete(): nothing more will be appended. silent_s: so long a collector may say nothing.
+
+        exchanges: to which those of this connection are added; None: the time is not asked for.
+        """
         self._address, self._spool, self._complete = address, spool, complete
-        self._pulls, self._silent_s = pulls, silent_s
+        self._pulls, self._exchanges, self._silent_s = pulls, exchanges, silent_s
+        self._questions: Questions | None = None
         self._over = threading.Event()
         self._call: grpc.Call | None = None
         self._answered = False
         self._heard = time.monotonic()
         self._why = ""  # we ended it
         self._silent = False
+        self.asked = Asked()
 
     def run(self, heard: Callable[[], None], strikes: dict[int, int]) -> End:
         """Blocks until the stream has ended. heard: called when the collector answers; strikes: by batch."""
@@ -75,6 +90,7 @@ class Connection:
                 METHOD, response_deserializer=netmon_pb2.Acknowledgement.FromString
             )
             self._call = call = stream(self._messages())
+            self._questions = Questions(channel, self._exchanges) if self._exchanges else None
             try:
                 for message in call:
                     self._heard = time.monotonic()
@@ -87,11 +103,16 @@ class Connection:
                 return self._ended(error, strikes)
             finally:
                 self._over.set()
+                self.asked = Asked()
+                if self._questions:
+                    self._questions.end()
                 self._pulls.clear()
                 self._spool.wake()
 
     def check(self) -> None:
         """To be called now and then, from another thread: ends a stream on which nothing is heard."""
+        if self._questions:
+            self._questions.check()
         if time.monotonic() - self._heard > self._silent_s:
             self._silent = True
             self.end(f"it has not answered for {self._silent_s:.0f} s")
@@ -107,6 +128,7 @@ class Connection:
     def _take(self, message: netmon_pb2.Acknowledgement) -> None:
         """What the collector says."""
         self._spool.acknowledge(message.sequence)
+        self.asked = Asked(message.bucket_ns, message.batch_ns)
         if message.HasField("request"):
             self._pulls.ask(message.request)
             self._spool.wake()

@@ -1,24 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
 """Asks the collector for its time, again and again: the material from which the collector aligns this host's clock."""
 
-import asyncio
-import contextlib
-import functools
 import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Iterator
 
 import grpc
 
 from netmon.records import ClockExchange
-from netmon.wire import netmon_pb2, netmon_pb2_grpc
+from netmon.wire import netmon_pb2
 
 log = logging.getLogger(__name__)
 
+METHOD = "/netmon.Collector/Clock"
+
 _BURST = 4  # the first question after a rest pays for waking everybody up
-_REST_S, _LONGEST_REST_S = 0.5, 2.0
+_REST_S, _LONGEST_REST_S = 1.0, 2.0
 _AS_GOOD = 1.5  # a burst whose best answer took at most so much longer than the best one lately: rest longer
 _LATELY = 24  # bursts
 _EAGER_REST_S = 0.05
@@ -26,98 +25,98 @@ _EAGER_BURSTS = 20  # after a connection: no row is to be stored before the firs
 _RETRY_S = 1.0
 _REFUSED_RETRY_S = 60.0
 _MOST_WAITING = 512
-_OPTIONS = (
-    # A connection of its own: a question must not queue behind a batch.
-    ("grpc.use_local_subchannel_pool", 1),
-    ("grpc.initial_reconnect_backoff_ms", 200),
-    ("grpc.max_reconnect_backoff_ms", 2000),
-    ("grpc.keepalive_time_ms", 10_000),
-    ("grpc.keepalive_timeout_ms", 5_000),
-)
 
 
-class ClockExchanges(threading.Thread):
-    """One thread per agent: a few questions at a time, a few dozen bytes each; two to eight a second.
+class ClockExchanges:
+    """One per agent: a few questions at a time, a few dozen bytes each; two to four a second.
 
     The fewer, the quieter it is: an answer that came as fast as any says all that can be known for a while.
-
-    Both ends read and write through grpc.aio: what its layers take is then alike in both directions and cancels.
     """
 
-    def __init__(self, address: str) -> None:
-        """address: of the collector, HOST:PORT or unix:PATH."""
-        super().__init__(name="exchange", daemon=True)
-        self._address = address
+    def __init__(self) -> None:
+        """Nobody is asked yet."""
         self._waiting: deque[ClockExchange] = deque(maxlen=_MOST_WAITING)
-        self._began = threading.Event()
-        self._end: Callable[[], object] = lambda: None
+        self._warned = False
 
     def take(self) -> list[ClockExchange]:
         """The exchanges since the last call, at most 512, oldest first; does not block."""
         return [self._waiting.popleft() for _ in range(len(self._waiting))]
 
-    def run(self) -> None:
-        """Asks until `finish`."""
-        with contextlib.suppress(asyncio.CancelledError):
-            asyncio.run(self._ask())
+    def add(self, exchange: ClockExchange) -> None:
+        """From any thread."""
+        self._waiting.append(exchange)
 
-    def finish(self, timeout_s: float) -> None:
-        """Ends the thread and waits for it at most so long."""
-        if self.is_alive() and self._began.wait(timeout_s):
-            with contextlib.suppress(RuntimeError):  # it has ended meanwhile
-                self._end()
-            self.join(timeout_s)
+    def warn(self) -> None:
+        """Once, however often it connects."""
+        if not self._warned:
+            self._warned = True
+            log.warning("the collector tells no time: it is older than this agent")
 
-    async def _ask(self) -> None:
-        asking = asyncio.current_task()
-        assert asking
-        self._end = functools.partial(asyncio.get_running_loop().call_soon_threadsafe, asking.cancel)
-        self._began.set()
-        async with grpc.aio.insecure_channel(self._address, options=_OPTIONS) as channel:
-            stub = netmon_pb2_grpc.CollectorStub(channel)  # type: ignore[no-untyped-call]
-            while True:
-                retry_s = _RETRY_S
-                try:
-                    await self._converse(stub.Clock(wait_for_ready=True))
-                except asyncio.InvalidStateError:
-                    pass  # grpc.aio's word for a stream that ended between two bursts
-                except grpc.aio.AioRpcError as error:
-                    if error.code() is grpc.StatusCode.UNIMPLEMENTED:
-                        log.warning("the collector at %s tells no time: it is older than this agent", self._address)
-                        retry_s = _REFUSED_RETRY_S
-                await asyncio.sleep(retry_s)
 
-    async def _converse(self, call: "grpc.aio.StreamStreamCall[netmon_pb2.ClockProbe, netmon_pb2.ClockEcho]") -> None:
-        """Bursts of questions until the connection ends. Raises AioRpcError."""
-        number, rest_s = 0, _REST_S
+class Questions:
+    """They are asked on one channel, beside what else it carries, until `end`.
+
+    The thread is the one that gRPC has for the questions of a stream: it sleeps between two bursts, and nobody waits
+    for an answer then.
+    """
+
+    def __init__(self, channel: grpc.Channel, exchanges: ClockExchanges) -> None:
+        """Begins to ask as soon as the channel is connected."""
+        self._exchanges = exchanges
+        self._stream: grpc.StreamStreamMultiCallable[bytes, netmon_pb2.ClockEcho] = channel.stream_stream(
+            METHOD, response_deserializer=netmon_pb2.ClockEcho.FromString
+        )
+        self._ended = threading.Event()
+        self._again_s = 0.0
+        self._begin()
+
+    def check(self) -> None:
+        """To be called now and then: asks again where a stream has ended."""
+        if not self._call.is_active() and not self._again_s:
+            refused = self._call.code() is grpc.StatusCode.UNIMPLEMENTED
+            if refused:
+                self._exchanges.warn()
+            self._again_s = time.monotonic() + (_REFUSED_RETRY_S if refused else _RETRY_S)
+        if self._again_s and time.monotonic() >= self._again_s and not self._ended.is_set():
+            self._begin()
+
+    def end(self) -> None:
+        """From any thread, any number of times."""
+        self._ended.set()
+        self._call.cancel()
+
+    def _begin(self) -> None:
+        self._again_s, called = 0.0, threading.Event()
+        self._call = self._stream(self._ask(called), wait_for_ready=True)
+        called.set()
+
+    def _ask(self, called: threading.Event) -> Iterator[bytes]:
+        """Bursts of questions, the answers of which are read here, until the stream ends."""
+        called.wait()
+        call, number, rest_s = self._call, 0, _REST_S
         best: deque[int] = deque(maxlen=_LATELY)  # of each burst, ns
-        try:
-            while True:
-                took = []
-                for _ in range(_BURST):
-                    number += 1
-                    exchange = await _exchange(call, number)
-                    if exchange is None:
-                        return
-                    self._waiting.append(exchange)
-                    took.append(exchange.agent_received_ns - exchange.agent_sent_ns)
-                best.append(min(took))
-                as_good = best[-1] <= _AS_GOOD * min(best)
-                rest_s = min(2 * rest_s, _LONGEST_REST_S) if as_good and len(best) == _LATELY else _REST_S
-                await asyncio.sleep(_EAGER_REST_S if number <= _BURST * _EAGER_BURSTS else rest_s)
-        finally:
-            call.cancel()
+        while not self._ended.is_set():
+            took = []
+            for _ in range(_BURST):
+                number += 1
+                question = netmon_pb2.ClockProbe(number=number).SerializeToString()
+                sent = time.monotonic_ns()
+                yield question
+                echo = _answer(call)
+                received = time.monotonic_ns()
+                if echo is None or echo.number != number:
+                    return
+                self._exchanges.add(ClockExchange(sent, echo.received_ns, echo.sent_ns, received))
+                took.append(received - sent)
+            best.append(min(took))
+            as_good = best[-1] <= _AS_GOOD * min(best)
+            rest_s = min(2 * rest_s, _LONGEST_REST_S) if as_good and len(best) == _LATELY else _REST_S
+            self._ended.wait(_EAGER_REST_S if number <= _BURST * _EAGER_BURSTS else rest_s)
 
 
-async def _exchange(
-    call: "grpc.aio.StreamStreamCall[netmon_pb2.ClockProbe, netmon_pb2.ClockEcho]", number: int
-) -> ClockExchange | None:
-    """One question and its answer; None where the collector has ended the stream or answers another question."""
-    probe = netmon_pb2.ClockProbe(number=number)
-    sent = time.monotonic_ns()
-    await call.write(probe)
-    echo = await call.read()
-    received = time.monotonic_ns()
-    if not isinstance(echo, netmon_pb2.ClockEcho) or echo.number != number:
+def _answer(call: Iterator[netmon_pb2.ClockEcho]) -> netmon_pb2.ClockEcho | None:
+    """Blocks until it comes; None where the stream has ended."""
+    try:
+        return next(call, None)
+    except grpc.RpcError:
         return None
-    return ClockExchange(sent, echo.received_ns, echo.sent_ns, received)

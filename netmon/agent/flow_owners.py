@@ -162,6 +162,20 @@ class FlowOwners:
         else:
             process.asked_ns = pending.due_ns = now_ns
 
+    @property
+    def level(self) -> float:
+        """How full the ring is in which the kernel tells of connections, from 0 to 1."""
+        return self._births.level if self._births else 0.0
+
+    @property
+    def has_changes(self) -> bool:
+        """Whether `changed` has something to give."""
+        return bool(self._changed)
+
+    def asks(self, now_ns: int) -> bool:
+        """Whether there are endpoints to ask for now."""
+        return any(pending.due_ns <= now_ns for pending in self._pending.values())
+
     def due(self, now_ns: int) -> list[Endpoint]:
         """The endpoints to ask for now. `answer` follows with as many owners."""
         due = sorted((p for p in self._pending.values() if p.due_ns <= now_ns), key=lambda p: p.tries)

@@ -106,7 +106,7 @@ class Leftovers(Worker):
             refused.extend([end.reason] if end.refused else [])
             return end.refused
 
-        self._sender = sender = Sender(self._address, spool, Pulls(None), lambda connected, reason: None)
+        self._sender = sender = Sender(self._address, spool, Pulls(None), None, lambda connected, reason: None)
         sender.finish()
         if not self._ended.is_set():
             sender.send(last_word)

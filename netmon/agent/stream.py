@@ -8,6 +8,8 @@ from collections.abc import Callable
 
 from netmon.agent.backoff import Backoff
 from netmon.agent.connection import Connection, End, Patience
+from netmon.agent.exchange import ClockExchanges
+from netmon.agent.pressure import Asked
 from netmon.agent.pulls import Pulls
 from netmon.agent.spool import Spool
 from netmon.agent.worker import Worker
@@ -23,9 +25,17 @@ _ANSWERED_S = 2.0  # for a collector that answers, but ends the stream
 class Sender:
     """Sends one spool over one connection after another. `send` blocks; the others may be called from any thread."""
 
-    def __init__(self, address: str, spool: Spool, pulls: Pulls, note: Callable[[bool, str], None]) -> None:
-        """note(connected, reason): told at each beginning and end."""
-        self._address, self._spool, self._pulls, self._note = address, spool, pulls, note
+    def __init__(
+        self,
+        address: str,
+        spool: Spool,
+        pulls: Pulls,
+        exchanges: ClockExchanges | None,
+        note: Callable[[bool, str], None],
+    ) -> None:
+        """note(connected, reason): told at each beginning and end. exchanges: None: the time is not asked for."""
+        self._address, self._spool, self._pulls, self._exchanges = address, spool, pulls, exchanges
+        self._note = note
         self._ended = threading.Event()
         self._finishing = threading.Event()
         self._connection: Connection | None = None
@@ -37,7 +47,9 @@ class Sender:
         while not self._done():
             before, since = self._spool.acknowledged, time.monotonic()
             self._connection = Connection(
-                self._address, self._spool, self._pulls, self._finishing.is_set, patience.most_s
+                *(self._address, self._spool, self._pulls, self._exchanges),
+                complete=self._finishing.is_set,
+                silent_s=patience.most_s,
             )
             end = self._connection.run(lambda: self._note(True, ""), self._strikes)
             if self._done() or last_word(end):
@@ -57,6 +69,11 @@ class Sender:
         if self._connection:
             self._connection.check()
 
+    @property
+    def asked(self) -> Asked:
+        """What the collector can take now."""
+        return self._connection.asked if self._connection else Asked()
+
     def finish(self) -> None:
         """Nothing more will be appended."""
         self._finishing.set()
@@ -75,11 +92,11 @@ class Sender:
 class Stream(Worker):
     """The thread that sends the agent's own session."""
 
-    def __init__(self, address: str, spool: Spool, pulls: Pulls) -> None:
-        """address: HOST:PORT or unix:PATH."""
+    def __init__(self, address: str, spool: Spool, pulls: Pulls, exchanges: ClockExchanges) -> None:
+        """address: HOST:PORT or unix:PATH; exchanges: with the collector's clock, to which new ones are added."""
         super().__init__("stream")
         self._address = address
-        self._sender = Sender(address, spool, pulls, self._note)
+        self._sender = Sender(address, spool, pulls, exchanges, self._note)
         self._connected = False
         self._reasons: set[str] = set()  # named since the last connection
 
@@ -90,6 +107,11 @@ class Stream(Worker):
     def check(self) -> None:
         """To be called now and then: a connection on which nothing is heard is given up."""
         self._sender.check()
+
+    @property
+    def asked(self) -> Asked:
+        """What the collector can take now."""
+        return self._sender.asked
 
     def finish(self, timeout_s: float) -> None:
         """Sends what is left, tells the collector that it is all, and waits for it at most so long.

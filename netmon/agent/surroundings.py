@@ -12,6 +12,7 @@ from netmon.agent.flow_owners import FlowOwners
 from netmon.agent.links import Links
 from netmon.agent.steps import StepMarks
 from netmon.agent.timeline import TimelineMarks
+from netmon.kernel.changes import Changes
 from netmon.kernel.privileged import Privileged
 from netmon.kernel.training.timelines import Opened
 from netmon.records import Mark
@@ -19,6 +20,8 @@ from netmon.records import Mark
 log = logging.getLogger(__name__)
 
 _LOOK_NS = 300_000_000  # a process is known by what it was at the last look: seldom would be late
+_SETTLED_NS = 3_500_000_000  # so long after something has come or gone it is looked at all the same
+_SELDOM_NS = 3_000_000_000  # whatever seems to have changed
 _MOST_WARNED = 1000  # lines that others' processes can make us write
 
 
@@ -37,18 +40,34 @@ class Surroundings:
         """Nothing has been asked."""
         self._privileged, self._owners, self._steps = privileged, owners, steps
         self._timelines, self._links, self._clock = timelines, links, clock
-        self._look_due_ns = 0
+        self._changes = Changes()
+        self._look_due_ns, self._looked_ns, self._settled_ns = 0, 0, 0
+        self._any_ranks = False
         self._asking = ""
         self._look: dict[str, Any] = {}  # under way
         self._ranks_told: list[dict[str, Any]] = []  # in it
         self._warned: set[str] = set()
+
+    def waits(self, now_ns: int) -> bool:
+        """Whether there is something to hear, or to ask."""
+        if self._privileged.busy:
+            return self._privileged.answered
+        if now_ns >= self._look_due_ns and not self._may_differ(now_ns):
+            self._look_due_ns = now_ns + _LOOK_NS
+        return now_ns >= self._look_due_ns or self._owners.asks(now_ns)
+
+    def _may_differ(self, now_ns: int) -> bool:
+        """Whether a look may show what the last one did not: ranks map libraries, and write timelines."""
+        if self._changes.seen():
+            self._settled_ns = now_ns + _SETTLED_NS
+        return self._any_ranks or now_ns < self._settled_ns or now_ns - self._looked_ns >= _SELDOM_NS
 
     def ask(self, now_ns: int) -> None:
         """The next question, if there is one, and none is under way. Does not block."""
         if self._privileged.busy:
             return
         if now_ns >= self._look_due_ns:
-            self._look_due_ns = now_ns + _LOOK_NS
+            self._look_due_ns, self._looked_ns = now_ns + _LOOK_NS, now_ns
             self._asking = "look"
             self._privileged.request("look")
         elif due := self._owners.due(now_ns):
@@ -75,6 +94,7 @@ class Surroundings:
     def _see(self, look: dict[str, Any], now_ns: int) -> list[Mark]:
         """A look is complete."""
         ranks, self._ranks_told = self._ranks_told, []
+        self._any_ranks = bool(ranks)
         marks = self._steps.ranks(ranks, now_ns)
         self._owners.ranks(rank["pid"] for rank in ranks)
         marks += self._follow_timelines(look["timelines"], now_ns)

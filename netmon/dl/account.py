@@ -1,19 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """Whose bytes went over a host's links during each iteration of a rank."""
 
-from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from netmon.dl.classify import NS_PER_S, Windows
-from netmon.dl.history import PayloadHistory, Sums
+from netmon.dl.history import HostBlocks, PayloadHistory
 from netmon.dl.traffic import Traffic
 from netmon.records import Class, Direction, Owner
 
+_Numbers = npt.NDArray[np.int64]
+
+_NUMBER_BITS = 44  # of a window's number, where link and number are one key
 _CLASSES, _TRAFFIC, _DIRECTIONS = len(Class), len(Traffic), len(Direction)
 
 
@@ -66,104 +68,127 @@ class Tally:
     node_shared: bool  # some link carried a shared window
 
 
-class _Rows(NamedTuple):
-    """Sums by key, the keys taken apart; all arrays (keys,)."""
+class HostAccounts:
+    """Payload of every host by party, class and direction, and the share windows of its links."""
 
-    payload_bytes: npt.NDArray[np.int64]
-    direction: npt.NDArray[np.int64]
-    class_: npt.NDArray[np.int64]
-    traffic: npt.NDArray[np.int64]
-    party: npt.NDArray[np.int64]
+    def __init__(self) -> None:
+        """Begin with nothing counted."""
+        self.payload = PayloadHistory()
+        self.windows = WindowHistory()
 
-    def by_direction(self, chosen: npt.NDArray[np.bool_]) -> tuple[int, int]:
-        """Payload sent and received of the chosen ones."""
-        sums = np.bincount(self.direction[chosen], weights=self.payload_bytes[chosen], minlength=_DIRECTIONS)
-        return int(sums[Direction.TX]), int(sums[Direction.RX])
-
-
-def _apart(sums: Sums) -> _Rows:
-    rest, direction = np.divmod(sums.key, _DIRECTIONS)
-    rest, class_ = np.divmod(rest, _CLASSES)
-    party_, traffic = np.divmod(rest, _TRAFFIC)
-    return _Rows(sums.payload_bytes, direction, class_, traffic, party_)
+    def drop(self, host: int) -> None:
+        """The host is gone."""
+        self.payload.drop(host)
+        self.windows.drop(host)
 
 
 class HostAccount:
-    """Payload of one host by party, class and direction, and the share windows of its links."""
+    """One host's part of it."""
 
-    def __init__(self, window_ns: int) -> None:
-        """Begin with nothing counted; window_ns: width of a share window."""
-        self.payload = PayloadHistory()
-        self.windows = WindowHistory(window_ns)
+    def __init__(self, accounts: HostAccounts, host: int, window_ns: int) -> None:
+        """host: its place; window_ns: width of its share windows."""
+        self._accounts, self._host, self._window_ns = accounts, host, window_ns
+
+    def cut(self, time_ns: int, added_until_ns: int) -> bool:
+        """As PayloadHistory.cut."""
+        return self._accounts.payload.cut(self._host, time_ns, added_until_ns)
 
     def tally(self, rank: Party, job: int, parties: Sequence[Party], start_ns: int, end_ns: int, alone: bool) -> Tally:
         """The account of a rank's [start, end); job: its number in the windows; alone: nobody to send gradients to."""
-        rows = _apart(self.payload.between(start_ns, end_ns))
-        owners = [parties[place] for place in rows.party.tolist()]
-        dl = (rows.class_ == Class.DL_ONLY) | (rows.class_ == Class.DL_SHARED)
-        own = dl & _true(owner[:2] == rank[:2] for owner in owners)
-        other_job = dl & _true(owner.job != rank.job for owner in owners)
-        cross = (rows.class_ == Class.CROSS) | other_job
-        top, top_tx, top_rx = _largest(rows, cross, owners)
+        sums = self._accounts.payload.between(self._host, start_ns, end_ns)
+        own, shared, control, cross, other, unknown = ([0, 0] for _ in range(6))
+        by_name: dict[str, list[int]] = {}
+        for key, payload in zip(sums.key.tolist(), sums.payload_bytes.tolist(), strict=True):
+            rest, way = divmod(key, _DIRECTIONS)
+            rest, class_ = divmod(rest, _CLASSES)
+            whose, traffic = divmod(rest, _TRAFFIC)
+            owner = parties[whose]
+            dl = class_ in (Class.DL_ONLY, Class.DL_SHARED)
+            if dl and owner[:2] == rank[:2]:
+                own[way] += payload
+                shared[way] += payload * (class_ == Class.DL_SHARED)
+                control[way] += payload * (traffic == Traffic.CONTROL)
+            if dl and owner.job != rank.job:
+                other[way] += payload
+            if class_ == Class.CROSS or (dl and owner.job != rank.job):
+                cross[way] += payload
+                by_name.setdefault(owner.name, [0, 0])[way] += payload
+            unknown[way] += payload * (class_ == Class.UNCLASSIFIED)
+        top = max(by_name, key=lambda name: (sum(by_name[name]), name), default="")
+        top_rx, top_tx = by_name.get(top, (0, 0))
+        first, last = start_ns // self._window_ns, (end_ns - 1) // self._window_ns
+        peak, node_shared = self._accounts.windows.between(self._host, job, first, last, first * self._window_ns)
+        columns = ((tx, rx) for rx, tx in (own, shared, control, cross, other, unknown))
         return Tally(
-            *rows.by_direction(own),
-            *rows.by_direction(own & (rows.class_ == Class.DL_SHARED)),
-            *rows.by_direction(own & (rows.traffic == Traffic.CONTROL)),
-            *rows.by_direction(cross),
-            *rows.by_direction(other_job),
-            *rows.by_direction(rows.class_ == Class.UNCLASSIFIED),
+            *(number for pair in columns for number in pair),
             cross_top=top,
             cross_top_tx_bytes=top_tx,
             cross_top_rx_bytes=top_rx,
-            peak_bps=self.windows.peak_bps(start_ns, end_ns),
-            node_shared=not alone and self.windows.any_shared(job, start_ns, end_ns),
+            peak_bps=peak * 8 * NS_PER_S // self._window_ns,
+            node_shared=not alone and node_shared,
         )
 
 
-def _true(values: object) -> npt.NDArray[np.bool_]:
-    return np.array(list(values), np.bool_)  # type: ignore[call-overload]
-
-
-def _largest(rows: _Rows, cross: npt.NDArray[np.bool_], owners: Sequence[Party]) -> tuple[str, int, int]:
-    """The name of whoever moved the most of the chosen rows, and what it sent and received."""
-    names = np.array([owner.name for owner in owners], dtype=object)
-    per_name = {name: rows.by_direction(cross & (names == name)) for name in set(names[cross])}
-    most = max(per_name, key=lambda name: (sum(per_name[name]), name), default="")
-    return most, *per_name.get(most, (0, 0))
-
-
 class WindowHistory:
-    """The share windows of one host's links while an iteration may still ask for them."""
+    """The share windows of all hosts' links while an iteration may still ask for them."""
 
-    def __init__(self, window_ns: int) -> None:
+    def __init__(self) -> None:
         """Begin without windows."""
-        self._width = window_ns
-        self._settled: deque[Windows] = deque()
+        self._blocks = HostBlocks()
 
-    def add(self, windows: Windows) -> None:
-        """Add the windows of settled rows."""
-        if len(windows.number):
-            self._settled.append(replace(windows, of_row=np.empty(0, np.intp)))
+    def add(self, windows: Windows, host_of_link: _Numbers, wanted: npt.NDArray[np.bool_], until_ns: _Numbers) -> None:
+        """Add the windows of settled rows, of hosts that are wanted. until_ns: by host, as HostBlocks.add."""
+        entry = np.flatnonzero(wanted[host_of_link[windows.link]])
+        if not len(entry):
+            return
+        pair = np.flatnonzero(wanted[host_of_link[windows.link[windows.pair_entry]]])
+        # An entry as a job sees it that has no rows in it, job −1; and as each sees it that has.
+        whole = np.concatenate([entry, windows.pair_entry[pair]])
+        host = host_of_link[windows.link[whole]]
+        order = np.argsort(host, kind="stable")
+        columns = {
+            "host": host,
+            "number": windows.number[whole],
+            "entry": windows.link[whole] << _NUMBER_BITS | windows.number[whole],
+            "job": np.concatenate([np.full(len(entry), -1), windows.pair_job[pair]]),
+            "wire_bytes": windows.wire_bytes[whole],
+            "shared": np.concatenate([windows.shared_for_others[entry], windows.pair_shared[pair]]),
+        }
+        self._blocks.add({name: column[order] for name, column in columns.items()}, until_ns)
 
-    def peak_bps(self, start_ns: int, end_ns: int) -> int:
-        """Largest wire rate of any link in any window that overlaps [start, end)."""
-        first, last = start_ns // self._width, (end_ns - 1) // self._width
-        rates = (w.wire_bytes[_within(w, first, last)].max(initial=0) for w in self._overlapping(first, last))
-        return int(max(rates, default=0)) * 8 * NS_PER_S // self._width
+    def between(self, host: int, job: int, first: int, last: int, first_ns: int) -> tuple[int, bool]:
+        """Of the host's windows first…last: the most wire bytes of one, and whether the job sees one as shared."""
+        most, shared = 0, False
+        for block, rows in self._blocks.of(host, first_ns):
+            number = block.columns["number"][rows]
+            inside = np.flatnonzero((number >= first) & (number <= last))
+            if len(inside):
+                most = max(most, int(block.columns["wire_bytes"][rows][inside].max()))
+                shared = shared or _sees_shared(
+                    job, *(block.columns[n][rows][inside] for n in ("job", "entry", "shared"))
+                )
+        return most, shared
 
-    def any_shared(self, job: int, start_ns: int, end_ns: int) -> bool:
-        """Whether any window that overlaps [start, end) is shared on any link, as the job sees it."""
-        first, last = start_ns // self._width, (end_ns - 1) // self._width
-        return any(w.shared(job)[_within(w, first, last)].any() for w in self._overlapping(first, last))
+    def forget(self, before_ns: _Numbers, window_ns: _Numbers) -> None:
+        """Drop of each host the windows that end before before_ns; window_ns: their width, by host too."""
+        if self._blocks.forget(before_ns):
+            block = self._blocks.take_aside()
+            if block is not None:
+                host = block.columns["host"]
+                stay = np.flatnonzero((block.columns["number"] + 1) * window_ns[host] > before_ns[host])  # type: ignore[operator]
+                order = stay[np.argsort(host[stay], kind="stable")]
+                self._blocks.put_aside({name: c[order] for name, c in block.columns.items()}, block.until_ns)
 
-    def forget(self, before_ns: int) -> None:
-        """Drop the windows that end at or before before_ns, as far as they came together."""
-        while self._settled and (int(self._settled[0].number[-1]) + 1) * self._width <= before_ns:
-            self._settled.popleft()
-
-    def _overlapping(self, first: int, last: int) -> list[Windows]:
-        return [windows for windows in self._settled if windows.number[-1] >= first and windows.number[0] <= last]
+    def drop(self, host: int) -> None:
+        """The host is gone."""
+        self._blocks.drop(host)
 
 
-def _within(windows: Windows, first: int, last: int) -> npt.NDArray[np.bool_]:
-    return (windows.number >= first) & (windows.number <= last)
+def _sees_shared(job: int, jobs: _Numbers, entry: _Numbers, shared: npt.NDArray[np.bool_]) -> bool:
+    if not shared.any():
+        return False
+    own = jobs == job
+    if shared[own].any():
+        return True
+    others = entry[shared & (jobs == -1)]
+    return len(others) > 0 and not set(others.tolist()) <= set(entry[own].tolist())

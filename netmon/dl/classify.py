@@ -9,6 +9,7 @@ import numpy.typing as npt
 from netmon.records import Class, Owner
 
 NS_PER_S = 1_000_000_000
+_FEW_CELLS = 65_536  # that may be counted one by one, empty ones included
 
 
 def flow_class(owner: Owner) -> Class:
@@ -25,16 +26,27 @@ def window_width(share_window_ns: int, bucket_ns: int) -> int:
 
 @dataclass(frozen=True)
 class Windows:
-    """The windows of the links that carried something; arrays have one entry per (window, link) but where noted."""
+    """The windows of the links that carried something; arrays have one entry per (link, window) but where noted.
 
-    number: npt.NDArray[np.int64]  # window k is [k·width, (k+1)·width) of the mono clock; ascending
-    link: npt.NDArray[np.int64]
+    A pair is a window and a job that has rows in it.
+    """
+
+    number: npt.NDArray[np.int64]  # window k is [k·width, (k+1)·width) of the mono clock; ascending per link
+    link: npt.NDArray[np.int64]  # ascending
     wire_bytes: npt.NDArray[np.int64]
     cross_bytes: npt.NDArray[np.int64]  # payload
+    gradient_bytes: npt.NDArray[np.int64]  # payload of all jobs
     enough: npt.NDArray[np.float64]  # bytes of foreign payload from which the window is shared
-    jobs: npt.NDArray[np.int64]  # (jobs,): those with gradient traffic here
-    gradient_bytes: npt.NDArray[np.int64]  # (entries, jobs): their payload
     of_row: npt.NDArray[np.intp]  # (rows,): the entry of each row
+    pair_entry: npt.NDArray[np.int64]  # (pairs,), ascending
+    pair_job: npt.NDArray[np.int64]  # (pairs,), ascending within an entry
+    pair_shared: npt.NDArray[np.bool_]  # (pairs,)
+    pair_of_row: npt.NDArray[np.intp]  # (DL rows,): the pair of each of them
+
+    @property
+    def shared_for_others(self) -> npt.NDArray[np.bool_]:
+        """Which entries are shared as a job sees it that has no rows there."""
+        return _shared(self.cross_bytes + self.gradient_bytes, self.enough)
 
     def shared(self, job: int) -> npt.NDArray[np.bool_]:
         """Which entries are shared as the job sees it: foreign payload, cross and other jobs' gradients, is enough.
@@ -42,9 +54,15 @@ class Windows:
         Unclassified traffic does not count: not knowing is not evidence. Nor does another job's control traffic, which
         is small and has no rhythm that would meet this job's.
         """
-        foreign = self.cross_bytes + self.gradient_bytes[:, self.jobs != job].sum(axis=1)
-        shared: npt.NDArray[np.bool_] = (foreign > 0) & (foreign >= self.enough)
-        return shared
+        flags = self.shared_for_others
+        own = self.pair_job == job
+        flags[self.pair_entry[own]] = self.pair_shared[own]
+        return flags
+
+
+def _shared(foreign: npt.NDArray[np.int64], enough: npt.NDArray[np.float64]) -> npt.NDArray[np.bool_]:
+    flags: npt.NDArray[np.bool_] = (foreign > 0) & (foreign >= enough)
+    return flags
 
 
 @dataclass(frozen=True)
@@ -60,28 +78,58 @@ class Rows:
     payload_bytes: npt.NDArray[np.int64]
 
 
-def share_windows(rows: Rows, capacity_bps: npt.NDArray[np.int64], window_ns: int, threshold: float) -> Windows:
-    """Sum rows into windows of their links; capacity_bps: one per link, 0 unknown.
+def share_windows(
+    rows: Rows, capacity_bps: npt.NDArray[np.int64], window_ns: npt.NDArray[np.int64] | int, threshold: float
+) -> Windows:
+    """Sum rows into windows of their links; capacity_bps: one per link, 0 unknown; window_ns: one per link, or of all.
 
     Enough to share a window is threshold × capacity / 8 × width bytes; where the capacity is unknown, any byte.
     """
-    links = max(1, len(capacity_bps))
-    keys, of_row = np.unique(rows.start_ns // window_ns * links + rows.link, return_inverse=True)
-    count = len(keys)
-    cross = np.where(rows.flow_class == Class.CROSS, rows.payload_bytes, 0)
-    jobs, gradient = _gradients(rows, of_row, count)
-    enough = threshold * capacity_bps[keys % links] / 8 * window_ns / NS_PER_S
-    wire = _sums(of_row, rows.wire_bytes, count)
-    return Windows(keys // links, keys % links, wire, _sums(of_row, cross, count), enough, jobs, gradient, of_row)
+    width = np.broadcast_to(np.asarray(window_ns, np.int64), capacity_bps.shape)
+    link, number, of_row = _windows(rows.start_ns // width[rows.link], rows.link, len(capacity_bps))
+    count = len(number)
+    cross = _sums(of_row, np.where(rows.flow_class == Class.CROSS, rows.payload_bytes, 0), count)
+    gradient = np.where(rows.gradient, rows.payload_bytes, 0)
+    all_gradient = _sums(of_row, gradient, count)
+    enough = threshold * capacity_bps[link] / 8 * width[link] / NS_PER_S
+    dl = np.flatnonzero(rows.flow_class == Class.DL_ONLY)
+    entry, job, of_pair = _pairs(of_row[dl], rows.job[dl])
+    foreign = cross[entry] + all_gradient[entry] - _sums(of_pair, gradient[dl], len(entry))
+    return Windows(
+        *(number, link, _sums(of_row, rows.wire_bytes, count), cross, all_gradient, enough, of_row),
+        *(entry, job, _shared(foreign, enough[entry]), of_pair),
+    )
 
 
-def _gradients(
-    rows: Rows, of_row: npt.NDArray[np.intp], count: int
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    jobs, of_gradient = np.unique(rows.job[rows.gradient], return_inverse=True)
-    cell = of_row[rows.gradient] * len(jobs) + of_gradient
-    sums = _sums(cell, rows.payload_bytes[rows.gradient], count * len(jobs))
-    return jobs.astype(np.int64), sums.reshape(count, len(jobs))
+def _windows(
+    number: npt.NDArray[np.int64], link: npt.NDArray[np.int64], links: int
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.intp]]:
+    """Link and number of each window that has rows, in this order, and the window of each row."""
+    base = np.full(max(1, links), np.iinfo(np.int64).max)
+    np.minimum.at(base, link, number)
+    since = number - base[link]
+    span = int(since.max(initial=0)) + 1
+    cell = link * span + since
+    if links * span <= 4 * len(cell) + _FEW_CELLS:
+        there = np.bincount(cell, minlength=links * span) > 0
+        keys, of_row = np.flatnonzero(there), (np.cumsum(there) - 1)[cell]
+    else:
+        keys, of_row = np.unique(cell, return_inverse=True)
+    return keys // span, keys % span + base[keys // span], of_row
+
+
+def _pairs(
+    entry: npt.NDArray[np.intp], job: npt.NDArray[np.int64]
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.intp]]:
+    jobs = int(job.max(initial=0)) + 1
+    cell = entry * jobs + job
+    cells = (int(entry.max(initial=0)) + 1) * jobs
+    if cells <= 4 * len(cell) + _FEW_CELLS:
+        there = np.bincount(cell, minlength=cells) > 0
+        keys, of_pair = np.flatnonzero(there), (np.cumsum(there) - 1)[cell]
+    else:
+        keys, of_pair = np.unique(cell, return_inverse=True)
+    return keys // jobs, keys % jobs, of_pair
 
 
 def _sums(place: npt.NDArray[np.intp], amount: npt.NDArray[np.int64], count: int) -> npt.NDArray[np.int64]:
@@ -91,7 +139,6 @@ def _sums(place: npt.NDArray[np.intp], amount: npt.NDArray[np.int64], count: int
 def row_classes(rows: Rows, windows: Windows) -> npt.NDArray[np.uint8]:
     """The class of each row, (rows,): its flow's, but DL_SHARED where a DL row lies in a window shared for its job."""
     classes = rows.flow_class.astype(np.uint8)
-    dl = rows.flow_class == Class.DL_ONLY
-    for job in np.unique(rows.job[dl]).tolist():
-        classes[dl & (rows.job == job) & windows.shared(job)[windows.of_row]] = Class.DL_SHARED
+    dl = np.flatnonzero(classes == Class.DL_ONLY)
+    classes[dl[windows.pair_shared[windows.pair_of_row]]] = Class.DL_SHARED
     return classes

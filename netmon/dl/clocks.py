@@ -79,6 +79,11 @@ class OffsetFit:
         """The offset at another time of A's clock."""
         return self.offset_ns + round(self.skew * (time_ns - self.at_ns))
 
+    def moved(self, time_ns: int) -> "OffsetFit":
+        """The same line later, when nothing new was heard: right to as much more as a clock's rate may change by."""
+        error = self.error_ns + int(np.ceil(AGEING * max(0, time_ns - self.at_ns)))
+        return replace(self, at_ns=time_ns, offset_ns=self.offset_at(time_ns), error_ns=error)
+
 
 def exchange_bounds(exchanges: Sequence[ClockExchange]) -> Bounds:
     """What exchanges tell of (collector − agent). Those whose own order is impossible are left out."""
@@ -87,6 +92,13 @@ def exchange_bounds(exchanges: Sequence[ClockExchange]) -> Bounds:
         (times[:, 3] >= times[:, 0]) & (times[:, 2] >= times[:, 1])
     ].T
     return Bounds(sent, collector_received - sent, received, collector_sent - received)
+
+
+def refutes(exchange: ClockExchange, fit: OffsetFit) -> bool:
+    """Whether an exchange says that a line is not the offset."""
+    most = exchange.collector_received_ns - exchange.agent_sent_ns
+    least = exchange.collector_sent_ns - exchange.agent_received_ns
+    return fit.offset_at(exchange.agent_sent_ns) > most or fit.offset_at(exchange.agent_received_ns) < least
 
 
 def fit_offset(

@@ -1,93 +1,206 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Payload of one host over the last seconds, by whose it is, kept so that any span can be asked for."""
+"""What has settled on each host lately, kept so that any span of one host can be asked for."""
 
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from netmon.dl.segments import with_cut
-from netmon.dl.sums import sums_by_two
+from netmon.dl.grouped import GroupedValues, edges, order_by, starts
 
 GRAIN_NS = 1_000_000
 """Rows of one grain that no cut separates become one."""
 
 _KEPT_NS = 30_000_000_000  # for so long every grain is kept, then only what lies between two cuts
+_FEW = 0.2  # of a block's rows: so many are set aside for the hosts that still need them, and the block goes
+_MOST_ASIDE = 50  # blocks
+_MOST_CUTS = 256  # of a host before old ones are looked for
+
+_Numbers = npt.NDArray[np.int64]
 
 
 class Sums(NamedTuple):
     """Payload per key, both (keys,); a key is what the caller added it under."""
 
-    key: npt.NDArray[np.int64]
-    payload_bytes: npt.NDArray[np.int64]
+    key: _Numbers
+    payload_bytes: _Numbers
 
 
 @dataclass(frozen=True)
-class _Block:
-    """Rows of about the same time, sorted by label; a label is the beginning of a row's grain or, if later, its cut."""
+class Block:
+    """What has settled on all hosts at one time."""
 
-    label_ns: npt.NDArray[np.int64]
-    key: npt.NDArray[np.int64]
-    payload_bytes: npt.NDArray[np.int64]
+    columns: dict[str, npt.NDArray[np.generic]]  # sorted by "host"
+    edges: npt.NDArray[np.intp]  # where each host's rows begin, and the end
+    until_ns: _Numbers  # by host: its rows lie before it
+
+    def of(self, host: int) -> slice:
+        """The rows of a host."""
+        if host + 1 >= len(self.edges):
+            return slice(0, 0)
+        return slice(int(self.edges[host]), int(self.edges[host + 1]))
 
 
-class PayloadHistory:
-    """Sums between any two times: exact between cuts that were made before the rows came, else to the grain (1 ms)."""
+class HostBlocks:
+    """Blocks in the order in which they settled; each host's rows stay as long as the host needs them."""
 
     def __init__(self) -> None:
         """Begin with nothing."""
-        self._cuts: npt.NDArray[np.int64] = np.empty(0, np.int64)
-        self._blocks: list[_Block] = []
+        self._blocks: list[Block] = []
+        self._aside: list[Block] = []  # rows of hosts that need them for longer than others theirs
 
-    def cut(self, time_ns: int, added_until_ns: int) -> bool:
+    def add(self, columns: dict[str, npt.NDArray[np.generic]], until_ns: _Numbers) -> None:
+        """Add rows, sorted by the column host; until_ns: of each host, before which its rows have been added."""
+        if len(columns["host"]):
+            self._blocks.append(_block(columns, until_ns.copy()))
+
+    def of(self, host: int, start_ns: int) -> Iterator[tuple[Block, slice]]:
+        """Where the rows of a host lie that are not all before start_ns."""
+        for block in reversed(self._blocks):
+            if host >= len(block.until_ns) or block.until_ns[host] <= start_ns:
+                return
+            rows = block.of(host)
+            if rows.stop > rows.start:
+                yield block, rows
+        for block in self._aside:
+            rows = block.of(host)
+            if rows.stop > rows.start:
+                yield block, rows
+
+    def forget(self, since_ns: _Numbers) -> bool:
+        """Drop of each host the blocks that lie before since_ns; whether it is time to put in order what is aside."""
+        while self._blocks:
+            block = self._blocks[0]
+            needed = block.until_ns > since_ns[: len(block.until_ns)]
+            rows = np.flatnonzero(needed[block.columns["host"]]) if needed.any() else np.empty(0, np.intp)
+            if len(rows) > _FEW * len(block.columns["host"]):
+                break
+            if len(rows):
+                self._aside.append(_block({name: c[rows] for name, c in block.columns.items()}, block.until_ns))
+            del self._blocks[0]
+        return len(self._aside) > _MOST_ASIDE
+
+    def take_aside(self) -> Block | None:
+        """Hand over what is aside, in one block whose rows are in no order; to be given back by put_aside."""
+        blocks, self._aside = self._aside, []
+        if not blocks:
+            return None
+        columns = {name: np.concatenate([block.columns[name] for block in blocks]) for name in blocks[0].columns}
+        return Block(columns, blocks[-1].edges, blocks[-1].until_ns)
+
+    def put_aside(self, columns: dict[str, npt.NDArray[np.generic]], until_ns: _Numbers) -> None:
+        """Keep these for the hosts that need them; sorted by the column host."""
+        if len(columns["host"]):
+            self._aside.append(_block(columns, until_ns))
+
+    def drop(self, host: int) -> None:
+        """The host is gone."""
+        for blocks in (self._blocks, self._aside):
+            for place, block in enumerate(blocks):
+                rows = block.of(host)
+                if rows.stop > rows.start:
+                    stay = np.ones(len(block.columns["host"]), np.bool_)
+                    stay[rows] = False
+                    blocks[place] = _block({n: c[stay] for n, c in block.columns.items()}, block.until_ns)
+
+
+def _block(columns: dict[str, npt.NDArray[np.generic]], until_ns: _Numbers) -> Block:
+    return Block(columns, edges(columns["host"], len(until_ns)), until_ns)  # type: ignore[arg-type]
+
+
+class PayloadHistory:
+    """Sums of a host between any two times: exact between cuts that were made before the rows came, else to 1 ms."""
+
+    def __init__(self) -> None:
+        """Begin with nothing."""
+        self._cuts: dict[int, list[int]] = {}  # by host, ascending
+        self._blocks = HostBlocks()
+        self._since: _Numbers = np.empty(0, np.int64)  # by host: what is older is not asked for any more
+
+    def cut(self, host: int, time_ns: int, added_until_ns: int) -> bool:
         """Separate rows before time_ns from those after; False where rows from there on may have been added already."""
-        cuts = with_cut(self._cuts, time_ns, added_until_ns)
-        if cuts is None:
+        cuts = self._cuts.setdefault(host, [])
+        place = bisect_left(cuts, time_ns)
+        if place < len(cuts) and cuts[place] == time_ns:
+            return True
+        if time_ns < added_until_ns:
             return False
-        self._cuts = cuts
+        cuts.insert(place, time_ns)
+        if len(cuts) > _MOST_CUTS and host < len(self._since):
+            del cuts[: max(0, bisect_right(cuts, int(self._since[host])) - 1)]
         return True
 
     def add(
-        self, time_ns: npt.NDArray[np.int64], key: npt.NDArray[np.int64], payload_bytes: npt.NDArray[np.int64]
+        self, host: _Numbers, time_ns: _Numbers, key: _Numbers, payload_bytes: _Numbers, until_ns: _Numbers
     ) -> None:
-        """Add rows: three arrays of one length; those without payload change nothing."""
-        some = payload_bytes > 0
-        if some.any():
-            label = np.maximum(time_ns[some] // GRAIN_NS * GRAIN_NS, self._last_cut(time_ns[some]))
-            self._blocks.append(_Block(*sums_by_two(label, key[some], payload_bytes[some])))
+        """Add rows: four arrays of one length; those without payload change nothing. until_ns: by host, see HostBlocks."""
+        some = np.flatnonzero(payload_bytes > 0)
+        if len(some):
+            host, time_ns, key, payload_bytes = host[some], time_ns[some], key[some], payload_bytes[some]
+            label = np.maximum(time_ns // GRAIN_NS * GRAIN_NS, self._last_cut(host, time_ns, len(until_ns)))
+            self._blocks.add(_summed(host, label, key, payload_bytes), until_ns)
 
-    def between(self, start_ns: int, end_ns: int) -> Sums:
-        """Payload of [start, end) by key."""
-        slices = []
-        for block in self._blocks:
-            first, last = np.searchsorted(block.label_ns, (start_ns, end_ns))
+    def between(self, host: int, start_ns: int, end_ns: int) -> Sums:
+        """Payload of [start, end) of a host by key."""
+        keys, amounts = [], []
+        for block, rows in self._blocks.of(host, start_ns):
+            label = block.columns["label"][rows]
+            first, last = label.searchsorted(start_ns), label.searchsorted(end_ns)
             if last > first:
-                slices.append((block.key[first:last], block.payload_bytes[first:last]))
-        if not slices:
+                keys.append(block.columns["key"][rows][first:last])
+                amounts.append(block.columns["payload_bytes"][rows][first:last])
+        if not keys:
             return Sums(np.empty(0, np.int64), np.empty(0, np.int64))
-        keys, of_row = np.unique(np.concatenate([one[0] for one in slices]), return_inverse=True)
-        payload = np.bincount(of_row, weights=np.concatenate([one[1] for one in slices]), minlength=len(keys))
-        return Sums(keys, payload.astype(np.int64))
+        found, of_row = np.unique(np.concatenate(keys), return_inverse=True)
+        sums = np.bincount(of_row, weights=np.concatenate(amounts), minlength=len(found))  # type: ignore[arg-type]
+        return Sums(found.astype(np.int64), sums.astype(np.int64))
 
-    def forget(self, before_ns: int, now_ns: int) -> None:
-        """Drop what lies before before_ns unless it is young; of what is old keep only the sums between cuts."""
+    def forget(self, before_ns: _Numbers, now_ns: _Numbers) -> None:
+        """Drop of each host what lies before before_ns unless it is young; of what is old keep the sums between cuts."""
         old = now_ns - _KEPT_NS
-        first = max(0, int(np.searchsorted(self._cuts, min(before_ns, old), side="right")) - 1)
-        self._cuts = self._cuts[first:]
-        self._blocks = [block for block in self._blocks if block.label_ns[-1] >= min(before_ns, old)]
-        aged = [block for block in self._blocks if block.label_ns[-1] < old]
-        if len(aged) > 1:
-            label = np.concatenate([block.label_ns for block in aged])
-            label = np.maximum(self._last_cut(label), int(label.min()))
-            key, payload = (np.concatenate([getattr(b, name) for b in aged]) for name in ("key", "payload_bytes"))
-            self._blocks = [
-                _Block(*sums_by_two(label, key, payload)),
-                *(b for b in self._blocks if b.label_ns[-1] >= old),
-            ]
+        since = self._since = np.minimum(before_ns, old)
+        if self._blocks.forget(since):
+            self._tidy(since, old)
 
-    def _last_cut(self, time_ns: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        if not len(self._cuts):
+    def _tidy(self, since: _Numbers, old: _Numbers) -> None:
+        block = self._blocks.take_aside()
+        if block is None:
+            return
+        host, label = block.columns["host"], block.columns["label"]
+        last_cut = self._last_cut(host, label, len(since))  # type: ignore[arg-type]
+        stay = label >= since[host]
+        label = np.where(label < old[host], np.maximum(last_cut, since[host]), label)
+        columns = {"host": host, "label": label, **{n: block.columns[n] for n in ("key", "payload_bytes")}}
+        kept = {name: column[stay] for name, column in columns.items()}
+        self._blocks.put_aside(_summed(*kept.values()), block.until_ns)  # type: ignore[arg-type]
+
+    def drop(self, host: int) -> None:
+        """The host is gone."""
+        self._cuts.pop(host, None)
+        self._blocks.drop(host)
+
+    def _last_cut(self, host: _Numbers, time_ns: _Numbers, hosts: int) -> _Numbers:
+        first = np.full(hosts, np.iinfo(np.int64).max)
+        np.minimum.at(first, host, time_ns)
+        some = [(one, self._cuts[one]) for one in sorted(self._cuts) if first[one] < np.iinfo(np.int64).max]
+        near = [(one, cuts[max(0, bisect_right(cuts, int(first[one])) - 1) :]) for one, cuts in some]
+        times = np.array([time for _, cuts in near for time in cuts], np.int64)
+        if not len(times):
             return np.full(len(time_ns), np.iinfo(np.int64).min)
-        place = np.searchsorted(self._cuts, time_ns, side="right")
-        return np.where(place > 0, self._cuts[place - 1], np.iinfo(np.int64).min)
+        of_host = np.repeat(np.array([one for one, _ in near]), [len(cuts) for _, cuts in near])
+        place = GroupedValues(of_host, times, hosts).places(host, time_ns) - 1
+        there = (place >= 0) & (of_host[place] == host)
+        return np.where(there, times[place], np.iinfo(np.int64).min)
+
+
+def _summed(
+    host: _Numbers, label: _Numbers, key: _Numbers, payload_bytes: _Numbers
+) -> dict[str, npt.NDArray[np.generic]]:
+    order = order_by(host, label, key)
+    host, label, key = host[order], label[order], key[order]
+    first = starts(host, label, key)
+    amounts = np.add.reduceat(payload_bytes[order], first) if len(first) else payload_bytes
+    return {"host": host[first], "label": label[first], "key": key[first], "payload_bytes": amounts}

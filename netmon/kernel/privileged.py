@@ -222,6 +222,8 @@ class Privileged:
         with theirs:
             command = [sys.executable, "-m", __name__, str(os.getpid())]
             self._child = subprocess.Popen(command, stdin=theirs.fileno())
+        self._readable = select.poll()
+        self._readable.register(self._socket, select.POLLIN)
         self.busy = False
 
     @property
@@ -248,6 +250,11 @@ class Privileged:
             arguments[name] = value[:_MAX_ENDPOINTS] if isinstance(value, list) else value
         self._socket.send(json.dumps({"operation": operation, **arguments}).encode())
         self.busy = True
+
+    @property
+    def answered(self) -> bool:
+        """Whether `poll` would return a reply, or raise."""
+        return bool(self._readable.poll(0))
 
     def poll(self) -> dict[str, Any] | None:
         """The reply to the request under way, or None while there is none. Raises KernelError when it is gone.

@@ -24,6 +24,7 @@ _SETTLED_NS = 3_000_000_000
 _SCAN_NS, _FIRST_SCAN_NS = 15_000_000, 1_000_000_000  # of one scan; who was not looked at comes first in the next
 MOST_ENVIRONMENT = 256 << 10
 """Bytes of an environment that are read; what stands behind a stranger's filling does not count."""
+_STAT_FIELDS, _OF_PROGRAM = 48, (23, 45, 47)  # proc(5), from the state on: startcode, arg_start, env_start
 _MOST_SMALL = 16 << 10  # bytes of a file of a few lines
 
 
@@ -75,17 +76,21 @@ PARTIAL_VIEW = "steps and connections are told of processes in this one, not of 
 
 def pids() -> Iterator[int]:
     """All processes that we can see."""
-    return (int(entry.name) for entry in PROC.iterdir() if entry.name.isdecimal())
+    return (int(name) for name in os.listdir(PROC) if name.isdecimal())
 
 
 class _Stat(NamedTuple):
     parent: int
     start_ticks: int
+    program: tuple[bytes, ...]  # its name, and where its code, arguments and environment lie: all new after exec
 
 
 def _stat(pid: int) -> _Stat | None:
-    fields = read_bounded(PROC / str(pid) / "stat", _MOST_SMALL).rpartition(b")")[2].split()
-    return _Stat(int(fields[1]), int(fields[19])) if len(fields) > 19 else None
+    name, _, rest = read_bounded(f"{PROC}/{pid}/stat", _MOST_SMALL).rpartition(b")")
+    fields = rest.split()
+    if len(fields) < _STAT_FIELDS:
+        return None
+    return _Stat(int(fields[1]), int(fields[19]), (name, *(fields[place] for place in _OF_PROGRAM)))
 
 
 def start_ticks(pid: int) -> int:
@@ -109,16 +114,21 @@ def environment_of(pid: int) -> dict[str, str]:
     return dict(pair.partition("=")[::2] for pair in text.split("\0"))
 
 
-def read_bounded(path: Path, most: int) -> bytes:
+def read_bounded(path: Path | str, most: int) -> bytes:
     """The first bytes of a file of /proc; empty where it cannot be read."""
     parts = []
     try:
-        with path.open("rb", buffering=0) as file:
-            while most > 0 and (part := file.read(most)):
-                parts.append(part)
-                most -= len(part)
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
         return b""
+    try:
+        while most > 0 and (part := os.read(descriptor, most)):
+            parts.append(part)
+            most -= len(part)
+    except OSError:
+        return b""
+    finally:
+        os.close(descriptor)
     return b"".join(parts)
 
 
@@ -160,31 +170,49 @@ class ProcessTable:
         self._known: dict[int, Process] = {}
         self._first_seen_ns: dict[int, int] = {}
         self._looked_ns: dict[int, int] = {}
+        self._stats: dict[int, _Stat] = {}  # of those that are not settled
+        self._alive: set[int] = set()
+        self._young: set[int] = set()  # not settled
 
     def scan(self, now_ns: int) -> None:
         """Takes in what has begun and ended since the last scan, as far as the time of one goes."""
         alive = set(pids())
-        for pid in (self._known.keys() | self._first_seen_ns.keys()) - alive:
-            self._known.pop(pid, None)
-            self._first_seen_ns.pop(pid, None)
-            self._looked_ns.pop(pid, None)
-        for pid in alive:
+        if alive != self._alive:
+            for pid in (self._known.keys() | self._first_seen_ns.keys()) - alive:
+                self._forget(pid)
+            self._alive = alive
+            self._young = alive
+        for pid in self._young:
             self._first_seen_ns.setdefault(pid, now_ns)
-        wanted = [pid for pid in alive if self._looked_ns.get(pid, 0) < self._first_seen_ns[pid] + _SETTLED_NS]
+        wanted = [pid for pid in self._young if self._looked_ns.get(pid, 0) < self._first_seen_ns[pid] + _SETTLED_NS]
+        self._young = set(wanted)
         wanted.sort(key=lambda pid: self._looked_ns.get(pid, 0))
         until_ns = time.monotonic_ns() + (_SCAN_NS if self._known else _FIRST_SCAN_NS)
         for pid in in_turn(wanted, _owner):
             self._looked_ns[pid] = max(now_ns, 1)
-            self._look(pid)
+            self._look_again(pid, settled=now_ns >= self._first_seen_ns[pid] + _SETTLED_NS)
             if time.monotonic_ns() > until_ns:
                 break
+
+    def _look_again(self, pid: int, settled: bool) -> None:
+        """Only as far as it needs: what was started is another program after exec. settled: for the last time."""
+        stat = _stat(pid)
+        if settled or stat is None or stat != self._stats.get(pid) or pid not in self._known:
+            self._look(pid)
+        if settled or stat is None:
+            self._stats.pop(pid, None)
+        else:
+            self._stats[pid] = stat
+
+    def _forget(self, pid: int) -> None:
+        for memory in (self._known, self._first_seen_ns, self._looked_ns, self._stats):
+            memory.pop(pid, None)
 
     def _look(self, pid: int) -> None:
         process = describe(pid)
         if process is None:
-            self._known.pop(pid, None)
-            self._first_seen_ns.pop(pid, None)  # who gets this pid next is looked at anew
-            self._looked_ns.pop(pid, None)
+            self._forget(pid)
+            self._alive.discard(pid)  # who gets this pid next is looked at anew
         else:
             self._known[pid] = process
 

@@ -3,6 +3,7 @@
 
 import ctypes
 import os
+import shutil
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
@@ -96,6 +97,8 @@ def _processes() -> set[str]:
 
 def _chrony() -> ClockState | None:
     # chrony disciplines the clock without telling the kernel unless it is set up to, so it is asked first.
+    if not shutil.which("chronyc"):
+        return None
     try:
         answer = subprocess.run(["chronyc", "-c", "tracking"], capture_output=True, text=True, timeout=2, check=True)
     except (OSError, subprocess.SubprocessError):

@@ -2,6 +2,7 @@
 """What an agent sends: Hello and Batch ↔ protobuf. Decoding trusts nothing and raises WireError with the reason."""
 
 import re
+from urllib.parse import quote
 
 from netmon.records import Batch, Hello, Table
 from netmon.wire import netmon_pb2
@@ -20,12 +21,12 @@ from netmon.wire.details import (
 )
 from netmon.wire.head import check_counts, check_head
 from netmon.wire.limits import (
+    MAX_COUNT,
     MAX_FLOWS,
-    MAX_HOST_BYTES,
+    MAX_HOST,
     MAX_INTERFACES,
     MAX_MARKS,
     MAX_NAME,
-    MAX_NUMBER,
     MAX_SESSION,
     MAX_WIDTH_NS,
 )
@@ -44,7 +45,7 @@ def decode_hello(message: netmon_pb2.Hello) -> Hello:
     host, session, cards = message.host, message.session, len(message.interfaces)
     # The host's name becomes a directory of the dataset, the session's part of its files' names.
     nameable = host.isprintable() and "/" not in host and host not in ("", ".", "..")
-    check(nameable and len(host.encode()) <= MAX_HOST_BYTES, f"Hello.host {host[:MAX_NAME]!r} cannot name a host")
+    check(nameable and len(quote(host, safe="")) <= MAX_HOST, f"Hello.host {host[:MAX_NAME]!r} cannot name a host")
     check(session != "", "Hello.session is empty")
     check(len(session) <= MAX_SESSION, f"Hello.session has {len(session)} characters, more than {MAX_SESSION}")
     check(bool(_SESSION.fullmatch(session)), f"Hello.session {session!r} has other characters than A-Za-z0-9_.-")
@@ -72,7 +73,7 @@ def decode_hello(message: netmon_pb2.Hello) -> Hello:
         check(width <= MAX_WIDTH_NS, f"Hello.{name} is {width}, more than {MAX_WIDTH_NS}")
     whole = hello.streamed_ns % hello.bucket_ns == 0
     check(whole, f"Hello.stream_ns is {hello.stream_ns}, no multiple of {hello.bucket_ns}")
-    check(hello.acknowledged <= MAX_NUMBER, f"Hello.acknowledged is {hello.acknowledged}, more than {MAX_NUMBER}")
+    check(hello.acknowledged <= MAX_COUNT, f"Hello.acknowledged is {hello.acknowledged}, more than {MAX_COUNT}")
     for field, values in (
         ("an index", [card.index for card in hello.interfaces]),
         ("a name", [card.name for card in hello.interfaces]),

@@ -30,11 +30,11 @@ from netmon.wire import netmon_pb2
 from netmon.wire.limits import (
     FURTHEST_NS,
     MAX_BYTES,
+    MAX_COUNT,
     MAX_HEADER_BYTES,
     MAX_MONO_NS,
     MAX_NAME,
     MAX_NIC_COUNTERS,
-    MAX_NUMBER,
     MAX_PACKETS,
     MAX_SPAN_NS,
     MAX_TEXT,
@@ -180,7 +180,7 @@ def read_mark(message: netmon_pb2.Mark) -> Mark:
         raise WireError(f"a mark of job {job!r} is negative: iteration {iteration}, {time_ns} ± {error_ns} ns")
     if time_ns > MAX_MONO_NS or error_ns > MAX_SPAN_NS:
         raise WireError(f"a mark of job {job!r} is at no time: {time_ns} ± {error_ns} ns")
-    if iteration > MAX_NUMBER or message.parameters > MAX_NUMBER:
+    if iteration > MAX_COUNT or message.parameters > MAX_COUNT:
         raise WireError(f"a mark of job {job!r} has iteration {iteration}, {message.parameters} parameters")
     return Mark(
         *(job, rank, size, message.pid, iteration, moment, time_ns, source, error_ns),

@@ -4,13 +4,13 @@
 from netmon.errors import WireError
 from netmon.wire import netmon_pb2
 from netmon.wire.limits import (
+    MAX_COUNT,
     MAX_EXCHANGES,
     MAX_FLOWS,
     MAX_LEDGER,
     MAX_MARKS,
     MAX_MONO_NS,
     MAX_NIC,
-    MAX_NUMBER,
 )
 
 _MOST = {
@@ -36,8 +36,8 @@ def check_head(message: netmon_pb2.Batch) -> tuple[int, int]:
         raise WireError("Batch.clock is missing")
     if sequence == 0:
         raise WireError("Batch.sequence is 0, the first batch has 1")
-    if sequence > MAX_NUMBER:
-        raise WireError(f"Batch.sequence is {sequence}, more than {MAX_NUMBER}")
+    if sequence > MAX_COUNT:
+        raise WireError(f"Batch.sequence is {sequence}, more than {MAX_COUNT}")
     if horizon_ns < 0:
         raise WireError(f"Batch.horizon_ns is negative: {horizon_ns}")
     if horizon_ns > MAX_MONO_NS:

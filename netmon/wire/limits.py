@@ -28,7 +28,7 @@ MAX_PACKETS = 2**54 - 1
 MAX_HEADER_BYTES = 2**8 - 1
 """What a NIC's counter leaves out of each frame."""
 
-MAX_NUMBER = 2**62 - 1
+MAX_COUNT = 2**62 - 1
 """A number that nobody adds up: an iteration, a batch's number, parameters."""
 
 MAX_RANKS = 1 << 20
@@ -40,8 +40,8 @@ MAX_NAME = 255
 MAX_TEXT = 1024
 """Characters of a sentence."""
 
-MAX_HOST_BYTES = 200
-"""Of a host's name, which becomes a directory's."""
+MAX_HOST = 200
+"""Characters of a host's name as it stands in a directory's: percent-encoded."""
 
 MAX_SESSION = 64
 """Characters of a session's name, which becomes part of file names."""

@@ -14,9 +14,7 @@ from typing import Any, NamedTuple, TypeVar, get_args, get_origin, get_type_hint
 from google.protobuf.message import Message
 
 from netmon.errors import WireError
-
-MAX_TEXT = 1024
-"""The longest text that a message may carry, in characters."""
+from netmon.wire.limits import MAX_TEXT
 
 MAX_NUMBER = 2**63 - 1
 """The largest number that a message may carry: every number is an int64 in the dataset."""

@@ -29,6 +29,22 @@ with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
         sender.sendto(b"x" * 100, (sys.argv[1], 9))
         time.sleep(0.01)
 """
+# An agent for which a flow is over after a second.
+IMPATIENT = """
+import sys
+from netmon.agent import recent
+recent._IDLE_NS, recent._SWEEP_NS = 1_000_000_000, 200_000_000
+from netmon.cli import main
+sys.exit(main())
+"""
+
+
+class Impatient(Watched):
+    def _start_agent(self, name: str, *options: str) -> Process:
+        host = Host("right", self.right.namespace.name, self.right.address)
+        command = [sys.executable, "-c", IMPATIENT, *self._agent(name), *options]
+        notify = self.folder / f"notify-{name}"
+        return self._cleanup.enter_context(Process(name, command, self.folder, host=host, notify=notify))
 
 
 class Cut(Watched):
@@ -46,16 +62,6 @@ class Cut(Watched):
         command = [*self.agent_command()[:3], "collector", "--listen", self.address, "--data", str(self.data)]
         host = Host("collector", self.far.namespace.name, self.far.address)
         return self._cleanup.enter_context(Process("collector", command, self.folder, host=host, notify=notify))
-
-    @contextmanager
-    def steady(self) -> Iterator[None]:
-        """A packet now and then, all the time."""
-        command = self.left.namespace.inside(sys.executable, "-c", STEADY, self.right.address)
-        with subprocess.Popen(command) as process:
-            try:
-                yield
-            finally:
-                process.terminate()
 
     def down(self) -> None:
         """The far side's port goes: the near one has no carrier."""
@@ -94,6 +100,17 @@ def hosts(network: Network, tmp_path: Path) -> Iterator[Cut]:
         yield Cut(network, tmp_path, cleanup)
 
 
+@contextmanager
+def steady(watched: Watched) -> Iterator[None]:
+    """A packet now and then, all the time, on a flow of its own."""
+    command = watched.left.namespace.inside(sys.executable, "-c", STEADY, watched.right.address)
+    with subprocess.Popen(command) as process:
+        try:
+            yield
+        finally:
+            process.terminate()
+
+
 def check_exact(hosts: Cut, before: dict[str, int], after: dict[str, int]) -> None:
     ledger, buckets = hosts.table("ledger"), hosts.table("buckets")
     assert not buckets.duplicated(["session", "flow_id", "bucket_start_ns"]).any()
@@ -115,7 +132,7 @@ def ride_out(hosts: Cut, outages: Callable[[], None]) -> None:
     """Traffic all the time, and the outages in the middle of it."""
     collector, agent = hosts.both()
     before = hosts.counters()
-    with hosts.steady():
+    with steady(hosts):
         hosts.more_is_stored()
         outages()
         hosts.more_is_stored()
@@ -149,6 +166,30 @@ def test_a_link_that_flaps(hosts: Cut) -> None:
             time.sleep(seconds / 2)
 
     ride_out(hosts, flap)
+
+
+def test_a_new_collector_hears_of_flows_that_ended_while_there_was_none(network: Network, tmp_path: Path) -> None:
+    with ExitStack() as cleanup:
+        watched = Impatient(*network.veth(network.namespace(), network.namespace()), tmp_path, cleanup)
+        collector, agent = watched.both()
+        with steady(watched):
+            wait_for(lambda: list(watched.data.glob("buckets/*/*/part-*.parquet")), 60)
+            collector.end_in_order(seconds=60)
+            time.sleep(1)
+        time.sleep(3)  # the flow is over
+        with steady(watched):
+            time.sleep(3)  # another one began, and the introduction was written since
+        watched.data = tmp_path / "other"
+        collector = watched.collector()
+        wait_for(lambda: list(watched.data.glob("buckets/*/*/part-*.parquet")), 60)
+        agent.end_in_order(seconds=60)
+        collector.end_in_order(seconds=60)
+    flows, buckets = watched.table("flows"), watched.table("buckets")
+    sent = flows[(flows["dst_port"] == 9) & (flows["direction"] == "rx")]["flow_id"]
+    assert len(sent) == 2
+    assert sent.isin(buckets["flow_id"]).all()
+    assert (watched.table("ledger")["lost_agent_bytes"] == 0).all()
+    assert "is lost" not in agent.output()
 
 
 @pytest.mark.long

@@ -2,6 +2,7 @@
 """Tens of thousands of new flows beside a training job: a bounded number is described, the job's flows all are."""
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -12,13 +13,16 @@ import pandas as pd
 import pytest
 from pair import Watched
 
+from netmon.bench.flood import SIZE as SIZE_OF_FRAME
 from netmon.kernel.meter.flow_budget import ANY
+from netmon.kernel.meter.geometry import choose_geometry
 
 pytestmark = pytest.mark.kernel
 
 FLOWS, PER_S = 15_000, 5_000  # the flow ring then holds what comes in three seconds: the test is of what is told
 SIZE = 1_000_000
 MB = 1 << 20
+GEOMETRY = choose_geometry(10_000)
 
 # A rank connects, says and hears as much; the other end is of another host.
 ECHO = f"""
@@ -104,6 +108,28 @@ def test_a_flood_of_new_flows_is_bounded_and_the_ranks_flows_are_whole(watched: 
     assert grown < 100 * MB
 
 
+def test_what_the_ring_of_new_flows_cannot_hold_is_in_the_overflow(watched: Watched) -> None:
+    """The agent stands still while more flows begin than the rings announce."""
+    sent = (GEOMETRY.cpus + 1) * GEOMETRY.flow_records
+    collector, agent = watched.both()
+    before = watched.counters()
+    left, right = watched.left, watched.right
+    ends = (left.interface, left.hardware_address, right.hardware_address, right.address)
+    os.kill(agent.pid, signal.SIGSTOP)
+    try:
+        left.namespace.run(sys.executable, "-m", "netmon.bench.flood", *ends, str(sent), "50000")
+    finally:
+        os.kill(agent.pid, signal.SIGCONT)
+    after = watched.settled()
+    agent.end_in_order(seconds=60)
+    collector.end_in_order(seconds=60)
+    overflow = check_account_with_overflow(watched, before, after)
+    flows, buckets = watched.table("flows"), watched.table("buckets")
+    packets = buckets[buckets["flow_id"].isin(flows[flows["protocol"] == 17]["flow_id"])]["packets"].sum()
+    assert overflow >= SIZE_OF_FRAME * GEOMETRY.flow_records
+    assert packets + overflow / SIZE_OF_FRAME == sent
+
+
 def check_account_with_overflow(watched: Watched, before: dict[str, int], after: dict[str, int]) -> int:
     """Every byte of each link is in one place; how many are in the overflow, where the machine stood still for long."""
     ledger = watched.table("ledger").groupby("direction", observed=True).sum(numeric_only=True)
@@ -111,7 +137,7 @@ def check_account_with_overflow(watched: Watched, before: dict[str, int], after:
     for way in ("rx", "tx"):
         link = ledger.loc[way]
         assert link["nic_counter_bytes"] == after[way] - before[way]
-        assert link["attributed_bytes"] == buckets[way]
+        assert link["attributed_bytes"] == buckets.get(way, 0)
         accounted = link["attributed_bytes"] + link["overflow_bytes"] + link["lost_kernel_bytes"]
         assert accounted == link["nic_bytes"]
     return int(ledger["overflow_bytes"].sum())

@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 
 from collector.host.align import Alignment
-from collector.host.flows import FlowTable, Links
 from collector.host.onsets import Onsets
+from collector.host.rows import ARRIVED
 from collector.host.telling import clock_of, correct
 from collector.jobs.clocks import Clocks
 from collector.messages import ONSET_TOLD, FlowTold, HostNews, flow_numbers
 from netmon.dl.timemap import TimeMap
-from netmon.records import ClockExchange, ClockSample, Direction, Flow, Hello, Interface
+from netmon.records import ClockExchange, ClockSample, Direction
 
 UTC = 1_760_000_000_000_000_000
 S, MS, US = 1_000_000_000, 1_000_000, 1_000
@@ -201,15 +201,11 @@ class Ends:
     """What two hosts see of one connection between them: bursts both ways after rests, 15 µs on the way."""
 
     def __init__(self, *hosts: Host) -> None:
-        self.hosts, self.onsets = hosts, [Onsets(host.now) for host in hosts]
+        self.hosts, self.onsets = hosts, [Onsets() for _ in hosts]
         self.clocks, told = Clocks(), []
-        interface = Interface(1, "eth0", 10**9, "tcx", "tcx")
-        self.tables = [FlowTable(Links(Hello("h", "s", 10 * US, host.sample(), (interface,), ""))) for host in hosts]
-        for number, table in enumerate(self.tables):
+        for number in range(2):
             for flow_id, direction in ((0, Direction(1 - number)), (1, Direction(number))):
                 ends = ("198.18.0.1", "198.18.0.2", 1, 2) if flow_id == 0 else ("198.18.0.2", "198.18.0.1", 2, 1)
-                table.describe(Flow(flow_id, 1, direction, *ends, 6, BEGIN))
-                table.state["wire_bytes"][flow_id] = 1  # it has been seen before
                 known = flow_numbers(number, flow_id), f"h{number}", "eth0", direction
                 told.append(FlowTold(*known, *ends, 6, "", -1, False))
         self.clocks.hear(HostNews(flows=told))
@@ -224,9 +220,9 @@ class Ends:
                 seen = times + sender * 5 * MS + (15 * US if number != sender else 0)
                 mono = np.array([self._mono(self.hosts[number], int(utc)) for utc in seen])
                 start = mono // (10 * US) * (10 * US)
-                flows = np.full(len(start), flow)
-                self.onsets[number].add(self.tables[number], flows, start, 10_000)
-                self.tables[number].state["last_ns"][flow] = start[-1]
+                rows = np.zeros(len(start), ARRIVED)
+                rows["flow"], rows["start_ns"], rows["bucket_ns"] = flow, start, 10_000
+                self.onsets[number].add(rows)
 
     @staticmethod
     def _mono(host: Host, utc_ns: int) -> int:

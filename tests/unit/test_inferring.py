@@ -51,7 +51,7 @@ async def collect(directory, seconds, **said):
     streams = [batches(host, seconds, **{key: of(host) for key, of in told.items()}) for host in range(HOSTS)]
     for turn, together in enumerate(zip(*streams, strict=True)):
         for entry, batch in zip(entries, together, strict=True):
-            registry.arrived(entry, entry.session.process(batch))
+            registry.take(entry, batch)
         if turn % 3 == 0:
             await registry.infer()
     snapshot = registry.snapshot(10)
@@ -112,7 +112,7 @@ def test_a_job_that_follows_another_on_the_same_hosts_has_its_own_name(tmp_path)
                 if turn == 100:
                     new = [replace(flow, flow_id=flow.flow_id + 2) for flow in flows(host, owners[1][host])]
                     batch = replace(batch, flows=[replace(flow, src_port=5000 + flow.src_port) for flow in new])
-                registry.arrived(entry, entry.session.process(batch))
+                registry.take(entry, batch)
             if turn % 3 == 0:
                 await registry.infer()
         for entry in entries[1:]:
@@ -187,7 +187,7 @@ def test_a_bucket_table_is_told_in_milliseconds(tmp_path):
         collector = Collector(tmp_path)
         entry = await collector.registry.open(hello(), asyncio.Event())
         first = next(batches(0, 1))
-        entry.session.process(replace(first, buckets=rows((TX, 3, 10), (TX, 3, 5), (RX, 3, 7), (TX, 4, 0))))
+        collector.registry.take(entry, replace(first, buckets=rows((TX, 3, 10), (TX, 3, 5), (RX, 3, 7), (TX, 4, 0))))
         news = tell([entry.teller], [entry.teller], [])
         assert news.payload["payload_bytes"].tolist() == [15, 7]
         assert sorted(flow.direction for flow in news.flows) == [Direction.RX, Direction.TX]

@@ -82,13 +82,13 @@ def test_a_missing_enqueue_ends_nothing():
     assert spans(found) == [(0, 0, 10), (3, 30, 40)]
 
 
-def test_numbers_at_times():
+def test_spans_of_iterations():
     tracker, _ = track(*step(0, 0), *step(1, 10), mark(START, 2, 20))
-    times = np.array([-1, 0, 8, 9, 10, 19, 20, 1000]) * MS
-    assert tracker.numbers_at(times).tolist() == [-1, 0, 0, -1, 1, -1, 2, 2]
+    never = np.iinfo(np.int64).max
+    assert tracker.spans() == [(0, 9 * MS, 0), (10 * MS, 19 * MS, 1), (20 * MS, never, 2)]
     assert tracker.open_since() == 20 * MS
     tracker.forget(15 * MS)
-    assert tracker.numbers_at(times).tolist() == [-1, -1, -1, -1, 1, -1, 2, 2]
+    assert tracker.spans() == [(10 * MS, 19 * MS, 1), (20 * MS, never, 2)]
 
 
 @given(st.permutations([m for k in range(4) for m in step(k, 10 * k)]), st.data())

@@ -13,7 +13,7 @@ from job_news import slices
 from training_traffic import Wire, ring
 from waiting import wait_for
 
-from collector.dataset.store import Store
+from collector.dataset.sink import ParquetSink
 from collector.jobs.process import JobsApart
 from collector.jobs.stage import JobStage
 from collector.messages import HostNews
@@ -98,7 +98,7 @@ time.sleep(600)
 
 def test_what_was_told_is_told_again_to_one_that_was_started_again(tmp_path, apart):
     async def scenario():
-        store = Store(tmp_path)
+        store = ParquetSink(tmp_path)
         registry = Registry(store, Settings(), apart)
         entry, host = await registry.open(hello(), asyncio.Event()), Host()
         told = []
@@ -110,7 +110,7 @@ def test_what_was_told_is_told_again_to_one_that_was_started_again(tmp_path, apa
 
         apart.exchange = listening
         for turn in range(4):
-            registry.arrived(entry, entry.session.process(host.batch()))
+            registry.take(entry, host.batch())
             if turn == 2:
                 os.kill(apart.pid, signal.SIGKILL)
             await registry.infer()

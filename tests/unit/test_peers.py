@@ -53,7 +53,7 @@ def collected(directory, again=()):
                 described = HOSTS[host] if sequence == 1 else again if (host, sequence) == ("h0", 3) else ()
                 numbers = [flow.flow_id for flow in HOSTS[host]]
                 sent = batch(sequence, described, numbers)
-                collector.registry.arrived(entry, entry.session.process(sent))
+                collector.registry.take(entry, sent)
         first, *others = entries.values()
         for entry in others:
             collector.registry.settle(entry, leaving=True)
@@ -117,7 +117,7 @@ def test_a_process_that_serves_another_job_of_the_same_name_is_not_this_ones(tmp
                 ]
                 numbers = [flow.flow_id for flow in described[host]]
                 sent = batch(sequence, described[host] if sequence == 1 else (), numbers)
-                collector.registry.arrived(entry, entry.session.process(replace(sent, marks=marks)))
+                collector.registry.take(entry, replace(sent, marks=marks))
         first, second = entries.values()
         collector.registry.settle(second, leaving=True)
         await collector.end(first)

@@ -7,11 +7,13 @@ import numpy as np
 import pytest
 from collector_stream import MS, S, hello, mark
 
-from collector.host.flows import FlowTable, Links
+from collector.host.flows import AllFlows, FlowTable, Links
 from collector.host.ranks import DISTANT, GONE, REPEATED, STRANGER, Ranks
+from collector.host.steps import AllSteps
 from collector.jobs.common_numbers import Numbers
 from collector.jobs.rank_claims import Claims, Holder
-from netmon.records import Moment, Source
+from netmon.dl.account import HostAccount, HostAccounts
+from netmon.records import Direction, Flow, Moment, Owner, Source
 
 START, END, ENQUEUE, WAIT = Moment.STEP_START, Moment.STEP_END, Moment.FIRST_ENQUEUE, Moment.LAST_WAIT
 JOIN, LEAVE = Moment.JOIN, Moment.LEAVE
@@ -19,7 +21,8 @@ UPROBE = {"source": Source.UPROBE}
 
 
 def ranks(host="h0", numbers=None, claims=None):
-    return Ranks(Holder(host, f"s-{host}", 0), 10 * MS, 0, numbers, claims)
+    account = HostAccount(HostAccounts(), 0, 10 * MS)
+    return Ranks(Holder(host, f"s-{host}", 0), account, 0, numbers or Numbers(), claims or Claims())
 
 
 def told(of, *marks, settled_ns=-1):
@@ -34,7 +37,18 @@ def step(number, start, **changes):
 
 
 def settle(of, until_ns):
-    return of.settle(until_ns, FlowTable(Links(hello())))
+    return of.settle(until_ns, FlowTable(Links(hello()), AllFlows(), 0))
+
+
+def stamps(of, times_ms, job="", rank=-1):
+    """Job and iteration of rows at these times of a flow of that job and rank, or of nobody's."""
+    links, everything = Links(hello()), AllFlows()
+    table = FlowTable(links, everything, 0)
+    table.describe(Flow(1, 7, Direction.TX, "a", "b", 1, 2, 6, 0, Owner(1, "x", "", job, rank, "socket")))
+    time_ns = np.array(times_ms) * MS
+    none = np.zeros(len(time_ns), np.int64)
+    jobs, numbers = AllSteps([(0, of.steps())], everything, 1).stamp(none, none, time_ns)
+    return [everything.jobs[job] for job in jobs.tolist()], numbers.tolist()
 
 
 def test_marks_without_a_join_are_kept_aside(caplog):
@@ -130,7 +144,7 @@ def test_ranks_that_began_to_look_at_different_times_agree():
     late = {"rank": 1, "relative": True}
     found = told(second, mark(JOIN, 0, 0, **UPROBE, **late), *enqueues(6, 402.0, **late))
     assert [number for _, number, *_ in found] == [4, 5, 6, 7, 8]
-    assert second.numbers_at(0, np.array([403, 950]) * MS).tolist() == [4, 9]
+    assert stamps(second, [403, 950], "train", 1)[1] == [4, 9]
 
 
 def test_the_last_iteration_of_a_late_rank_is_numbered_as_the_others_though_they_are_gone():
@@ -180,7 +194,7 @@ def test_a_missed_first_cycle_is_made_up_for():
     found = told(second, mark(JOIN, 0, 0, rank=1, **UPROBE), *enqueues(4, 1.0, rank=1))
     assert [number for _, number, *_ in found] == [0, 1, 2]
     first.align(0, 0)
-    assert first.numbers_at(0, np.array([150, 350]) * MS).tolist() == [1, 3]
+    assert stamps(first, [150, 350], "train", 0)[1] == [1, 3]
 
 
 def test_a_job_of_one_rank_has_no_shared_node():
@@ -218,17 +232,17 @@ def test_what_the_traffic_tells_late_does_not_come_beside_what_the_process_told(
 
 
 def test_what_the_traffic_tells_late_does_not_make_a_rank_train_that_has_left():
-    host, times = ranks(), np.array([5, 500, 1500]) * MS
+    host, times = ranks(), [5, 500, 1500]
     told(host, mark(JOIN, 0, 0), *step(0, 0))
-    assert host.training(times).tolist() == [[True, True, True]]
+    assert stamps(host, times)[0] == ["train", "train", "train"]
     told(host, mark(LEAVE, 0, 1000))
-    assert host.training(times).tolist() == [[True, True, False]]
+    assert stamps(host, times)[0] == ["train", "train", ""]
     settle(host, 1100 * MS)
     assert host.names() == []
     late = [mark(moment, 7, time, pid=0, source=Source.INFERRED) for moment, time in ((START, 900), (END, 990))]
     told(host, *late, settled_ns=1100 * MS)
     assert host.names() == [("train", 0)]
-    assert not host.training(times).any()
+    assert stamps(host, times) == (["", "", ""], [-1, -1, -1])
 
 
 def test_an_elastic_job_gives_its_ranks_out_anew():
@@ -256,7 +270,11 @@ def test_an_elastic_job_gives_its_ranks_out_anew():
     told(b, mark(LEAVE, 8, 2380, rank=0, size=2, **UPROBE), *again(0, 3, 9, 4, 4000))
     told(d, *again(2, 3, 0, 4, 4000))
     told(c, mark(LEAVE, 8, 2380, rank=1, size=2, **UPROBE), *again(1, 3, 9, 4, 4000))
-    assert {host.numbers_at(-1, np.array([4250]) * MS)[0] for host in (b, d, c) if not host.align(0, 0)} == {11}
+    for host in (b, d, c):
+        host.align(0, 0)
+    last = [host.steps()[-1] for host in (b, d, c)]
+    spans = [(rank, span) for rank in last for span in rank.spans if span[0] <= 4250 * MS < span[1]]
+    assert {rank.shift + number for rank, (_, _, number) in spans} == {11}
     assert not any("another job" in line for host in (a, b, c, d) for line in host.warnings)
 
 
@@ -304,5 +322,5 @@ def test_with_two_sources_the_first_that_tells_of_the_new_size_ends_the_old_one(
     joined = {"rank": 2, "size": 3}
     steps = [m for k in range(3) for m in step(k, 100 * k + 1101, **joined)]
     told(other, mark(JOIN, 0, 1100, **joined), *steps)
-    assert other.numbers_at(0, np.array([1305]) * MS).tolist() == [5]
+    assert stamps(other, [1305], "train", 2)[1] == [5]
     assert not any("another job" in line for line in (*host.warnings, *other.warnings))

@@ -19,6 +19,8 @@ from netmon.agent.spool import Spool
 from netmon.agent.spool_folder import SpoolFolder
 from netmon.errors import DataError
 from netmon.records import BUCKET, Direction, Flow
+from netmon.wire.channel import MAX_MESSAGE_BYTES
+from netmon.wire.limits import MAX_FLOWS
 
 
 def loss(packets: int = 1) -> bytes:
@@ -305,3 +307,13 @@ def test_what_buckets_carry_is_counted_per_link() -> None:
     twice = summed([table.tobytes(), table.tobytes()])
     assert twice.tolist() == [(1, 0, 4, 40, 14), (1, 1, 16, 8_000_000_080, 42)]
     assert summed([]).tolist() == []
+
+
+def test_an_introduction_is_no_larger_than_a_collector_takes(tmp_path: Path) -> None:
+    kept = Kept(tmp_path)
+    flows = [(number, number.to_bytes(8, "big") * 16) for number in range(1, MAX_FLOWS + 100)]
+    kept.spool.append(1, b"body", b"", loss(), flows)
+    kept.append(2, 3)
+    kept.spool.acknowledge(1)
+    _, told = kept.spool.introduction()
+    assert MAX_MESSAGE_BYTES // 2 - 128 <= len(told) <= MAX_MESSAGE_BYTES // 2

@@ -23,11 +23,12 @@ from collector_thread import collecting
 from tcp_relay import TcpRelay
 from waiting import free_port, wait_for
 
-from collector.host.window import HostWindow
+from collector.host.window import HostWindow, News
 from netmon.agent import connection, leftovers
 from netmon.agent.backoff import Backoff
 from netmon.agent.carried import NOTHING, carried
 from netmon.agent.connection import Patience
+from netmon.agent.exchange import ClockExchanges
 from netmon.agent.leftovers import Leftovers
 from netmon.agent.pulls import Pulls
 from netmon.agent.spool import Spool
@@ -52,7 +53,7 @@ class Sent:
         self.rows = 0
         self.spool = Spool(SpoolFolder(directory), session, LIMIT, self._lose)
         self.spool.hello = introduction(hello(session=session))
-        self.stream = Stream(address, self.spool, Pulls(None))
+        self.stream = Stream(address, self.spool, Pulls(None), ClockExchanges())
         self.leftovers = Leftovers(address, self.spool, LIMIT)
         self._ended = threading.Event()
         self._looking = threading.Thread(target=self._look, daemon=True)
@@ -244,16 +245,16 @@ def test_what_a_refused_batch_describes_is_introduced(tmp_path: Path) -> None:
 def test_a_batch_at_which_the_collector_fails_is_lost_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    real, tries = HostWindow.add, []
+    real, tries = HostWindow.mark, []
 
-    def fails(window: HostWindow, batch: Batch) -> object:
-        output = real(window, batch)  # half of the work is done
-        if batch.sequence == 7:
-            tries.append(batch.sequence)
+    def fails(window: HostWindow, news: News) -> object:
+        output = real(window, news)  # half of the work is done
+        if news.sequence == 7:
+            tries.append(news.sequence)
             raise IndexError("a fault of the collector's")
         return output
 
-    monkeypatch.setattr(HostWindow, "add", fails)
+    monkeypatch.setattr(HostWindow, "mark", fails)
     address = f"127.0.0.1:{free_port()}"
     sent = Sent(tmp_path / "spool", address)
     sent.append(20)

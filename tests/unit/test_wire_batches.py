@@ -35,10 +35,10 @@ from netmon.wire import netmon_pb2
 from netmon.wire.batches import decode_batch, decode_hello, encode_batch, encode_hello
 from netmon.wire.buckets import MAX_ROWS, decode_buckets, encode_buckets
 from netmon.wire.details import LEDGER_MOST
-from netmon.wire.limits import MAX_MONO_NS, MAX_NUMBER, MAX_UTC_NS
+from netmon.wire.limits import MAX_COUNT, MAX_MONO_NS, MAX_UTC_NS
 
 U16, U32 = (st.integers(0, 2**bits - 1) for bits in (16, 32))
-MONO, UTC, COUNT = (st.integers(0, most) for most in (MAX_MONO_NS, MAX_UTC_NS, MAX_NUMBER))
+MONO, UTC, COUNT = (st.integers(0, most) for most in (MAX_MONO_NS, MAX_UTC_NS, MAX_COUNT))
 HORIZON = st.just(MAX_MONO_NS)  # nothing lies behind it
 TEXT = st.text(max_size=20).map(printable)
 CLOCK = st.builds(ClockSample, MONO, UTC, MONO)
@@ -93,7 +93,7 @@ def a_table(rows: Sequence[tuple[int, ...]]) -> Table:
 BUCKETS = st.lists(st.tuples(U32, MONO, U32, U32, U32), max_size=20).map(a_table)
 BATCH = st.builds(
     Batch,
-    sequence=st.integers(1, MAX_NUMBER),
+    sequence=st.integers(1, MAX_COUNT),
     clock=CLOCK,
     horizon_ns=HORIZON,
     buckets=BUCKETS,
@@ -279,6 +279,7 @@ BROKEN_HELLOS: dict[str, Callable[[netmon_pb2.Hello], object]] = {
     "Hello.interfaces is empty": lambda m: m.ClearField("interfaces"),
     "Hello.interfaces has an index twice: [2, 2]": lambda m: m.interfaces.add().CopyFrom(m.interfaces[0]),
     "Hello.host 'hhh": lambda m: setattr(m, "host", "h" * 201),
+    "Hello.host '\u00fc": lambda m: setattr(m, "host", "\u00fc" * 40),
     "Hello.session has 65 characters, more than 64": lambda m: setattr(m, "session", "s" * 65),
     "Hello.session 'a/b' has other characters": lambda m: setattr(m, "session", "a/b"),
     "Hello.bucket_ns is 1000000001, more": lambda m: setattr(m, "bucket_ns", 10**9 + 1),

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_wire_batches import BATCH, BROKEN_BATCHES, COARSE_ROWS, HORIZON, MAX_NUMBER, U32, a_batch
+from test_wire_batches import BATCH, BROKEN_BATCHES, COARSE_ROWS, HORIZON, MAX_COUNT, U32, a_batch
 
 from netmon.errors import WireError
 from netmon.records import COARSE, Batch, ClockSample
@@ -25,7 +25,7 @@ def coarse_batch(rows: list[tuple[int, ...]], sequence: int, width: int, horizon
     return Batch(sequence, ClockSample(1, 2, 3), horizon_ns, table, bucket_ns=width)
 
 
-COARSE_BATCH = st.builds(coarse_batch, COARSE_ROWS, st.integers(1, MAX_NUMBER), st.integers(0, 10**9), HORIZON)
+COARSE_BATCH = st.builds(coarse_batch, COARSE_ROWS, st.integers(1, MAX_COUNT), st.integers(0, 10**9), HORIZON)
 MESSAGES = st.lists(st.one_of(BATCH, COARSE_BATCH).map(encode_batch), max_size=6)
 
 

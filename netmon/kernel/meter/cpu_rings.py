@@ -20,15 +20,12 @@ class CpuRings:
         self._begin, self._end = consumed.copy(), consumed.copy()
         self.waiting = 0
         """Records that the last look found."""
-        self.fill = 0.0
-        """How full the fullest ring was at the last look, from 0 to 1."""
 
     def look(self) -> None:
         """Takes in how far the programs are. A fence belongs between this and reading the records."""
         self._end = self._produced.copy()
         counts = self._end - self._begin
         self.waiting = int(counts.sum())
-        self.fill = int(counts.max()) / self._size
 
     def parts(self, most: int) -> Iterator[npt.NDArray[Any]]:
         """The records found, in the mapped memory: at most so many at a time, of one CPU, its oldest first."""

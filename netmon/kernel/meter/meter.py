@@ -16,6 +16,7 @@ the next drain, and no later: until then it is remembered which flow held the sl
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -28,7 +29,7 @@ from netmon.kernel.meter.row_buffer import RowBuffer
 from netmon.kernel.meter.slot_holders import SlotHolders
 from netmon.kernel.meter.slot_states import COUNTS, Slots, SlotStates
 from netmon.kernel.meter.unnamed_slots import UnnamedSlots
-from netmon.records import KERNEL_FLOW, KERNEL_LEDGER, Table
+from netmon.records import BUCKET, KERNEL_FLOW, KERNEL_LEDGER, Table, empty
 
 STALE_NS = 30_000_000
 """A bucket that ended so long ago is taken from its slot."""
@@ -43,12 +44,29 @@ _CHUNK = 4_096
 Words = npt.NDArray[np.uint64]
 
 
+class Waiting(NamedTuple):
+    """What a drain would find. level: how full the fullest ring is, 0 to 1; opened: flows have taken slots."""
+
+    anything: bool
+    opened: bool
+    level: float
+
+
 @dataclass(frozen=True)
 class Drained:
     """One drain. buckets: dtype BUCKET, in the meter's `rows`; new: the flows that have ids of their own since."""
 
     buckets: Table
     new: New
+
+
+def _positions(ends: Table) -> Words:
+    """Of buckets and flows, (cpus, 2), live."""
+    words: Words = ends.view(np.uint64).reshape(len(ends), -1)[:, :2]
+    return words
+
+
+_NOTHING = Drained(empty(BUCKET), FlowNumbers().take_new())
 
 
 class Meter:
@@ -62,6 +80,9 @@ class Meter:
         produced, consumed = memory.producers, memory.consumers
         self._buckets = CpuRings(memory.buckets, produced["buckets"], consumed["buckets"])
         self._flows = CpuRings(memory.flows, produced["flows"], consumed["flows"])
+        self._producers, self._taken = produced, b""  # as they were when all that they had produced was taken
+        self._positions, self._consumed = _positions(produced), _positions(consumed)
+        self._sizes = np.array([geometry.ring_records, geometry.flow_records])
         self._ledger = memory.ledger
         self._fence = Fence()
         self.slots = SlotStates(memory, self._fence)
@@ -72,10 +93,16 @@ class Meter:
         self._displaced = SlotHolders.none()
         self._now_ns = 0
 
-    @property
-    def fill(self) -> float:
-        """How full the fullest ring was at the last drain, from 0 to 1."""
-        return max(self._buckets.fill, self._flows.fill)
+    def look(self) -> Waiting:
+        """Costs a hundredth of a drain."""
+        produced = self._producers.tobytes()
+        if produced == self._taken:  # by far the cheapest way to see that there is nothing
+            return Waiting(self.slots.live > 0, False, 0.0)
+        closed, opened = ((self._positions - self._consumed).max(axis=0) / self._sizes).tolist()
+        anything = closed > 0 or opened > 0 or self.slots.lost
+        if not anything:
+            self._taken = produced
+        return Waiting(anything or self.slots.live > 0, opened > 0, max(closed, opened))
 
     def drain(self, now_ns: int) -> Drained:
         """Everything closed so far, and what ended more than STALE_NS before now_ns (mono).
@@ -83,6 +110,9 @@ class Meter:
         Rows come in no particular order, and several may be of the same flow and bucket: they add up.
         """
         self._now_ns = now_ns
+        if not self.look().anything:
+            return _NOTHING
+        self._taken = self._producers.tobytes()
         unrecorded = self.slots.unrecorded()
         self._fence()
         self._buckets.look()
@@ -119,9 +149,11 @@ class Meter:
         A link is its interface's number << 1 | direction. The number is 0 where nobody gave it one.
         """
         links: dict[int, dict[str, int]] = {}
-        totals = {name: self._ledger[name].sum(axis=0) for name in _LEDGER_COUNTERS}
-        for link in np.flatnonzero(totals["frames"]).tolist():
-            counters = {name: int(totals[name][link]) for name in _LEDGER_COUNTERS}
+        words: Words = self._ledger.view(np.uint64).reshape(*self._ledger.shape, -1)
+        for link, totals in enumerate(words.sum(axis=0).tolist()):
+            counters = dict(zip(_LEDGER_COUNTERS, totals, strict=False))  # the rest is padding
+            if not counters["frames"]:
+                continue
             for name, count in zip(COUNTS, self.slots.recovered[link].tolist(), strict=True):
                 counters[f"lost_{name}"] -= count
             links[link] = counters

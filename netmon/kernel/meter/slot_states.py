@@ -61,6 +61,11 @@ class SlotStates:
         """Slots that the next look goes over."""
         return len(self._live) + sum(map(len, self._newly_live))
 
+    @property
+    def lost(self) -> bool:
+        """Whether buckets have been lost since `unrecorded` was called."""
+        return bool((self._cpu_losses != self._losses_seen).any())
+
     def open_slots(self, slots: Slots) -> None:
         """Flows have taken these slots. To be called before the records that were found with them."""
         self._enliven(np.unique(slots[self._states[slots] == 0]))

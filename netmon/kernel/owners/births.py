@@ -76,6 +76,11 @@ class BirthTable:
         self._births: dict[bytes, Birth] = {}
         self._budget = Budget(_EACH)
 
+    @property
+    def level(self) -> float:
+        """How full the ring is of what has been told, from 0 to 1."""
+        return self._ring.level
+
     def take(self, wanted: Collection[int] = ()) -> list[Birth]:
         """Takes in what has been told, and returns it: the moment to look at the processes, as they may be short.
 

@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an agent may send, and in which order."""
+"""What an agent may send, and in which order. What a message holds is checked where it is decoded."""
 
 from collector.host.session import Session
-from collector.host.window import Output
 from netmon.errors import WireError
-from netmon.records import SCHEMA_VERSION, Batch, Hello
+from netmon.marks import printable
+from netmon.records import SCHEMA_VERSION, Hello
 from netmon.wire import netmon_pb2
 from netmon.wire.batches import decode_batch, decode_hello
+from netmon.wire.limits import MAX_HOST
 
 
 def read_hello(message: netmon_pb2.AgentMessage) -> Hello:
@@ -16,8 +17,8 @@ def read_hello(message: netmon_pb2.AgentMessage) -> Hello:
     version = message.hello.schema_version
     if version != SCHEMA_VERSION:
         raise WireError(
-            f"hello of {message.hello.host}: schema version {version} where the collector has {SCHEMA_VERSION}; "
-            "run the same netmon on both"
+            f"hello of {printable(message.hello.host[:MAX_HOST])}: schema version {version} where the collector has "
+            f"{SCHEMA_VERSION}; run the same netmon on both"
         )
     return decode_hello(message.hello)
 
@@ -35,6 +36,10 @@ class FailedBatchError(RefusedBatchError):
     """The collector fails at a batch. It may be its own fault: the session is not what it should be any more."""
 
 
+class FailedSessionError(WireError):
+    """The collector fails at a session, and begins it anew from the dataset when it connects again."""
+
+
 class BatchOrder:
     """The batches of one connection: ascending; those that the session has processed before are recognised.
 
@@ -49,30 +54,36 @@ class BatchOrder:
         self._known = max(acknowledged, session.stored_before)
         self._last = 0  # batch of this connection
 
-    def accept(self, message: netmon_pb2.AgentMessage) -> Output | None:
-        """Process the next message; None for a batch that was processed before. Raises WireError."""
+    def accept(self, message: netmon_pb2.AgentMessage) -> bool:
+        """Whether the next message is a batch to be taken in; False where it was before. Raises WireError.
+
+        Any other exception is the collector's failure.
+        """
         host = self._session.hello.host
         if message.WhichOneof("message") != "batch":
             raise WireError(f"a message of {host} after its hello is not a batch")
-        try:
-            return self._process(decode_batch(message.batch))
-        except WireError as error:
-            raise RefusedBatchError(message.batch.sequence, host, error) from None
-        except Exception as error:
-            raise FailedBatchError(message.batch.sequence, host, f"{type(error).__name__}: {error}") from error
+        sequence = message.batch.sequence
+        if sequence <= self._last:
+            raise RefusedBatchError(sequence, host, f"batch {self._last} came before it")
+        self._notice_gap(sequence)
+        self._last = sequence
+        fresh = sequence > self._session.queued
+        if fresh:
+            self._session.queued = sequence
+        else:
+            self._describe(message.batch)
+        return fresh
 
-    def _process(self, batch: Batch) -> Output | None:
-        if batch.sequence <= self._last:
-            raise WireError(f"batch {self._last} came before it")
-        self._notice_gap(batch.sequence)
-        self._last = batch.sequence
-        if batch.sequence <= self._session.received:
-            self._session.window.describe(batch)
-            return None
-        return self._session.process(batch)
+    def _describe(self, message: netmon_pb2.Batch) -> None:
+        """Only what it says of flows counts."""
+        try:
+            for flow in decode_batch(message).flows:
+                self._session.window.describe(flow)
+        except WireError as error:
+            raise RefusedBatchError(message.sequence, self._session.hello.host, error) from None
 
     def _notice_gap(self, sequence: int) -> None:
-        first = max(self._known, self._last, self._session.received) + 1
+        first = max(self._known, self._last, self._session.queued) + 1
         if sequence > first:
             host = self._session.hello.host
             self._session.missing += sequence - first

@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Batches that are at hand as records, in the tables that the stage takes."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from netmon.records import COARSE, Batch, Table, empty
+from netmon.wire.many import HEADS, LEDGER, ManyBatches
+from netmon.wire.stacked import ROWS
+
+
+def gather(batches: Sequence[Batch]) -> ManyBatches:
+    """Batches as the tables that decoding many messages gives."""
+    there = list(enumerate(batches))
+    heads = np.zeros(len(batches), HEADS)
+    for index, batch in there:
+        clock, cost = batch.clock, batch.cost
+        heads[index] = (
+            *(batch.sequence, batch.horizon_ns, batch.bucket_ns, clock.mono_ns, clock.utc_ns, clock.error_ns),
+            *(clock.utc_error_ns, cost.rss_bytes, cost.spool_bytes, cost.warnings, cost.cpu_fraction),
+        )
+    fields = [name for name in LEDGER.names or () if name != "batch"]
+    samples = [(index, *(getattr(s, name) for name in fields)) for index, batch in there for s in batch.ledger]
+    return ManyBatches(
+        rows=np.concatenate([empty(ROWS), *(_rows(index, batch) for index, batch in there)]),
+        ledger=np.array(samples, LEDGER),
+        heads=heads,
+        flows=[(index, flow) for index, batch in there for flow in batch.flows],
+        marks=[(index, mark) for index, batch in there for mark in batch.marks],
+        exchanges=[(index, exchange) for index, batch in there for exchange in batch.exchanges],
+        nic=[(index, sample) for index, batch in there for sample in batch.nic],
+        disciplines={index: batch.clock.discipline for index, batch in there if batch.clock.discipline},
+        refused={},
+    )
+
+
+def _rows(index: int, batch: Batch) -> Table:
+    buckets = batch.buckets
+    rows = np.empty(len(buckets), ROWS)
+    rows["batch"], rows["bucket_ns"] = index, batch.bucket_ns
+    rows["flow_id"], rows["start_ns"] = buckets["flow_id"], buckets["bucket_start_ns"]
+    for name in ("packets", "wire_bytes", "payload_bytes"):
+        rows[name] = buckets[name]
+    coarse = buckets.dtype == COARSE
+    rows["peak_bytes"] = buckets["peak_bytes"] if coarse else rows["wire_bytes"]
+    rows["busy_buckets"] = buckets["busy_buckets"] if coarse else 1
+    return rows

@@ -1,0 +1,432 @@
+# SPDX-License-Identifier: Apache-2.0
+"""All hosts' rows between their arrival and their place in the dataset, in one table, at every tick.
+
+A row waits `settle` after its bucket, by the agent's horizon: until then its flow's owner and the marks of its
+iteration may still arrive. Then rows of the same flow and bucket become one, get their class, job and iteration, and
+never change again.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from collector.dataset.resume import Resume
+from collector.host.flows import unknown_flow
+from collector.host.ledger import COUNTERS, SAMPLE, LedgerRow
+from collector.host.onsets import STARTING_NS
+from collector.host.places import NEVER
+from collector.host.rows import ARRIVED, CARRIED
+from collector.host.session import Session
+from collector.host.steps import AllSteps
+from collector.host.tables import Classified, Tables
+from collector.host.window import News, Output
+from collector.jobs.common_numbers import Numbers
+from collector.jobs.rank_claims import Claims
+from collector.jobs.remote_ends import Peers
+from collector.settings import Settings
+from netmon.dl.grouped import edges
+from netmon.errors import WireError
+from netmon.records import ClockExchange, ClockSample, Flow, Hello, Mark, NicSample, Table
+from netmon.wire import netmon_pb2
+from netmon.wire.many import ManyBatches, decode_many
+
+_Places = npt.NDArray[np.int64]
+
+
+@dataclass
+class Settled:
+    """What a tick has made final, and what it could not take in."""
+
+    outputs: dict[int, list[Output]] = field(default_factory=dict)  # by place, where something has become final
+    refused: dict[int, tuple[int, str]] = field(default_factory=dict)  # by place: batch, and why it breaks the contract
+    failed: dict[int, tuple[int, Exception]] = field(
+        default_factory=dict
+    )  # by place: batch, 0: none, and how it failed
+    arrived: list[Table] = field(default_factory=list)  # rows that have come, dtype ARRIVED
+    final: list[Classified] = field(default_factory=list)  # rows that have settled
+
+
+@dataclass
+class _Batches:
+    """The batches of one tick, those that are refused marked as such."""
+
+    many: ManyBatches
+    place: _Places  # of each batch
+    sequences: Sequence[int]  # of each batch
+    settled: Settled
+    flows: dict[int, list[Flow]] = field(default_factory=dict)  # these four by batch
+    marks: dict[int, list[Mark]] = field(default_factory=dict)
+    exchanges: dict[int, list[ClockExchange]] = field(default_factory=dict)
+    nic: dict[int, list[NicSample]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.good = np.ones(len(self.place), np.bool_)
+        for name in ("flows", "marks", "exchanges", "nic"):
+            found: dict[int, list[object]] = getattr(self, name)
+            for batch, one in getattr(self.many, name):
+                found.setdefault(batch, []).append(one)
+        for batch, reason in self.many.refused.items():
+            self.refuse(batch, reason)
+
+    def refuse(self, batch: int, reason: str) -> None:
+        """It breaks the contract; what follows it on its session comes again."""
+        place, sequence = int(self.place[batch]), self.sequences[batch]
+        known = self.settled.refused.get(place)
+        if known is None or sequence < known[0]:
+            self.settled.refused[place] = sequence, reason
+        self.good[batch:][self.place[batch:] == place] = False
+
+    def fail(self, batch: int, error: Exception) -> None:
+        """The stage fails at it: nothing of its session is what it should be."""
+        place = int(self.place[batch])
+        self.settled.failed.setdefault(place, (self.sequences[batch], error))
+        self.good[self.place == place] = False
+
+
+class HostStage:
+    """The host stage of a worker. Its sessions are known by their places."""
+
+    def __init__(self, settings: Settings, peers: Peers, numbers: Numbers, claims: Claims) -> None:
+        """Begin without sessions. peers, numbers, claims: of the jobs, over all hosts."""
+        self.tables = Tables(settings, numbers, claims)
+        self._settings, self._peers = settings, peers
+        self._sessions: dict[int, Session] = {}
+        self._queue: list[tuple[int, netmon_pb2.Batch]] = []
+        self._broken: set[int] = set()  # sessions at which it has failed, until they are closed
+        self._waiting: set[int] = set()  # sessions of which the traffic has told something
+        self._unnamed: set[int] = set()  # sessions with processes of which it is not known who they are
+
+    def open(self, hello: Hello, resume: Resume) -> int:
+        """Begin or resume a session; returns its place."""
+        session = Session(hello, resume, self.tables, self._peers)
+        self._sessions[session.place] = session
+        return session.place
+
+    def session(self, place: int) -> Session:
+        """The session at a place."""
+        return self._sessions[place]
+
+    def close(self, place: int) -> None:
+        """Forget a session."""
+        session = self._sessions.pop(place)
+        window, tables = session.window, self.tables
+        session.forget()
+        self._queue = [(of, message) for of, message in self._queue if of != place]
+        for some in (self._waiting, self._unnamed, self._broken):
+            some.discard(place)
+        tables.pending.drop(place)
+        tables.accounts.drop(place)
+        tables.places.remove(place, len(window.links))
+        tables.touch()
+
+    def add(self, place: int, message: netmon_pb2.Batch) -> None:
+        """Queue a batch for the next tick."""
+        if place not in self._broken:
+            self._queue.append((place, message))
+
+    def tell(self, place: int, marks: Iterable[Mark]) -> None:
+        """What the traffic tells about a host's ranks, for the next tick."""
+        self._sessions[place].window.tell(marks)
+        self._waiting.add(place)
+
+    def tick(self) -> Settled:
+        """Take in everything that is queued, and settle what is due on all hosts."""
+        queue, self._queue = self._queue, []
+        queue.sort(key=lambda entry: entry[0])
+        messages = [message for _, message in queue]
+        return self.take([place for place, _ in queue], decode_many(messages), [m.sequence for m in messages])
+
+    def take(self, places: Sequence[int], many: ManyBatches, sequences: Sequence[int] | None = None) -> Settled:
+        """Take in batches that are decoded, and settle what is due; places: of their sessions, ascending."""
+        settled = Settled()
+        numbers = many.heads["sequence"].tolist() if sequences is None else sequences
+        batches = _Batches(many, np.array(places, np.int64), numbers, settled)
+        self._describe(batches)
+        rows = self._rows(batches)
+        samples = self._samples(batches)
+        told = self._hear(batches)
+        self._broken |= settled.failed.keys()
+        rows = rows[batches.good[rows["batch"]]]
+        samples = samples[batches.good[samples["batch"]]]
+        self._arrive(batches, rows, samples)
+        heard = np.unique(batches.place[batches.good])
+        self._settle_until(heard, self._grid(heard))
+        self._settle(settled, told | self._unnamed)
+        return settled
+
+    def settle_all(self, places: Sequence[int], leaving: bool) -> Settled:
+        """Settle everything that has arrived of some sessions; `leaving`: they are over, no mark will follow."""
+        settled = self.tick()
+        if leaving:
+            for place in places:
+                self._sessions[place].window.ranks.end_of_stream()
+        last = np.array([self._sessions[place].window.latest_ns() for place in places], np.int64)
+        rows = self.tables.pending.all()
+        latest = np.full(len(self.tables.places.table), -1, np.int64)
+        np.maximum.at(latest, rows["session"], rows["start_ns"])
+        at = np.array(places, np.int64)
+        self._settle_until(at, np.maximum(last, latest[at] + 1))
+        self._settle(settled, set(places))
+        return settled
+
+    def _describe(self, batches: _Batches) -> None:
+        heads = batches.many.heads
+        for batch, flows in batches.flows.items():
+            session = self._sessions[int(batches.place[batch])]
+            try:
+                for flow in flows:
+                    session.describe(flow, int(heads["horizon_ns"][batch]))
+            except WireError as error:
+                batches.refuse(batch, str(error))
+            except Exception as error:
+                batches.fail(batch, error)
+
+    def _rows(self, batches: _Batches) -> Table:
+        """The batches' rows with the indices of their flows, as long as the batches are good: a table with `batch`."""
+        rows = batches.many.rows
+        found = np.empty(len(rows), _ARRIVING)
+        batch = np.ascontiguousarray(rows["batch"])
+        session = batches.place[batch]
+        flow = self.tables.flows.find(session, rows["flow_id"])
+        places, heads = self.tables.places.table, batches.many.heads
+        unknown = np.flatnonzero(flow < 0)
+        for one in np.unique(batch[unknown]).tolist():
+            batches.refuse(one, str(unknown_flow(int(rows["flow_id"][unknown[batch[unknown] == one][0]]))))
+        width = np.ascontiguousarray(rows["bucket_ns"])
+        found["batch"], found["session"], found["flow"], found["start_ns"] = batch, session, flow, rows["start_ns"]
+        found["bucket_ns"] = np.where(width > 0, width, places["full_ns"][session])
+        for name in CARRIED[1:]:
+            found[name] = rows[name]
+        sequence = heads["sequence"][batch]
+        found["stored"] = (sequence <= places["stored_complete"][session]) | (
+            (found["start_ns"] < places["stored_settled_ns"][session]) & (sequence <= places["stored_last"][session])
+        )
+        return found
+
+    def _samples(self, batches: _Batches) -> Table:
+        ledger = batches.many.ledger
+        samples = np.zeros(len(ledger), _SAMPLING)
+        for name in ("batch", "time_ns", "nic_header_bytes", *COUNTERS):
+            samples[name] = ledger[name]
+        links = []
+        for batch, interface, direction in ledger[["batch", "interface", "direction"]].tolist():
+            window = self._sessions[int(batches.place[batch])].window
+            try:
+                links.append(window.first_link + window.links.number(interface, direction))
+            except WireError as error:
+                links.append(0)
+                batches.refuse(batch, str(error))
+        samples["link"] = links
+        return samples
+
+    def _hear(self, batches: _Batches) -> set[int]:
+        """Take in what the batches tell beside rows; returns the sessions with marks."""
+        heads, places = batches.many.heads, self.tables.places.table
+        good = np.flatnonzero(batches.good)
+        self._advance(heads[good], batches.place[good])
+        told: set[int] = set()
+        last = dict(zip(batches.place[good].tolist(), good.tolist(), strict=True))  # of each session, its last batch
+        exchanges: dict[int, list[ClockExchange]] = {}
+        for batch, some in batches.exchanges.items():
+            exchanges.setdefault(int(batches.place[batch]), []).extend(some)
+        clocks = heads[["mono_ns", "utc_ns", "error_ns", "utc_error_ns"]]
+        for place, batch in last.items():
+            session = self._sessions[place]
+            sample = ClockSample(*clocks[batch].item(), batches.many.disciplines.get(batch, ""))
+            try:
+                session.window.align(sample, exchanges.get(place, ()))
+                if session.serves:
+                    session.find_served(int(places["horizon_ns"][place]))
+            except Exception as error:
+                batches.fail(batch, error)
+        self._offsets(list(last))
+        introduced = {place for place in last if self._sessions[place].window.introduced}
+        with_news = {b for b in (*batches.marks, *batches.nic)}
+        with_news |= {b for b in good.tolist() if int(batches.place[b]) in introduced} if introduced else set()
+        for batch in sorted(with_news):
+            place = int(batches.place[batch])
+            if not batches.good[batch]:
+                continue
+            marks, nic = batches.marks.get(batch, []), batches.nic.get(batch, [])
+            news = News(int(heads["sequence"][batch]), int(heads["horizon_ns"][batch]), marks, nic)
+            try:
+                batches.marks[batch] = self._sessions[place].hear(news)
+            except Exception as error:
+                batches.fail(batch, error)
+            if marks or place in introduced:
+                told.add(place)
+        return told | self._infer()
+
+    def _infer(self) -> set[int]:
+        """Take in what the traffic has told; returns the sessions of which it has."""
+        told, self._waiting = self._waiting, set()
+        for place in told:
+            self._sessions[place].window.infer()
+        return told
+
+    def _offsets(self, places: list[int]) -> None:
+        """Tell the ranks what their clocks are off by now."""
+        busy = np.array([place for place in places if self._sessions[place].window.ranks.busy], np.int64)
+        now_ns = self.tables.places.table["horizon_ns"][busy]
+        offsets = (self.tables.places.utc(busy, now_ns) - now_ns).tolist()
+        for place, offset_ns in zip(busy.tolist(), offsets, strict=True):
+            self._sessions[place].window.ranks.offset_ns = offset_ns
+
+    def _advance(self, heads: Table, place: _Places) -> None:
+        """Horizons, widths and costs of the sessions, by their batches."""
+        places = self.tables.places.table
+        np.maximum.at(places["horizon_ns"], place, heads["horizon_ns"])
+        places["bucket_ns"][place] = np.where(heads["bucket_ns"] > 0, heads["bucket_ns"], places["full_ns"][place])
+        for name in ("cpu_fraction", "rss_bytes", "spool_bytes", "warnings"):
+            places[name][place] = heads[name]
+
+    def _arrive(self, batches: _Batches, rows: Table, samples: Table) -> None:
+        """Account for rows and samples that have arrived."""
+        tables, heads = self.tables, batches.many.heads
+        own = samples[[name for name in SAMPLE.names or ()]].astype(SAMPLE)
+        tables.ledger.sample(own)
+        arriving = _as_arrived(rows)
+        onsets = tables.flows.seen(arriving)
+        tables.pending.add(arriving)
+        batches.settled.arrived.append(arriving)
+        tables.touch()
+        last_row, last = np.full(len(batches.place), -1, np.int64), heads["horizon_ns"].copy()
+        np.maximum.at(last_row, rows["batch"], rows["start_ns"])
+        np.maximum.at(last, samples["batch"], samples["time_ns"])
+        for batch, marks in batches.marks.items():
+            last[batch] = max([int(last[batch]), *(m.time_ns for m in marks)])
+        last = np.maximum(last, last_row)
+        good = np.flatnonzero(batches.good)
+        arrivals = list(zip(*(column[good].tolist() for column in (heads["sequence"], last_row, last)), strict=True))
+        at = edges(batches.place[good], len(tables.places.table))
+        begins = edges(arriving["session"], len(tables.places.table))
+        for place in np.unique(batches.place[good]).tolist():
+            mine, session = arrivals[at[place] : at[place + 1]], self._sessions[place]
+            session.taken(mine[-1][0])
+            session.window.arrive(mine, arriving[begins[place] : begins[place + 1]])
+        self._take_onsets(arriving, onsets)
+
+    def _take_onsets(self, rows: Table, places: npt.NDArray[np.int64]) -> None:
+        found = rows[places]
+        found = found[found["start_ns"] >= self.tables.places.table["onsets_ns"][found["session"]] + STARTING_NS]
+        own = edges(found["session"], len(self.tables.places.table))
+        for place in np.unique(found["session"]).tolist():
+            self._sessions[place].window.onsets.add(found[own[place] : own[place + 1]])
+
+    def _grid(self, places: _Places) -> npt.NDArray[np.int64]:
+        row = self.tables.places.table[places]
+        grid: npt.NDArray[np.int64] = (
+            (row["horizon_ns"] - self._settings.settle_ns) // row["window_ns"] * row["window_ns"]
+        )
+        return grid
+
+    def _settle_until(self, places: _Places, until_ns: npt.NDArray[np.int64]) -> None:
+        settled_ns = self.tables.places.table["settled_ns"]
+        settled_ns[places] = np.maximum(settled_ns[places], until_ns)
+
+    def _settle(self, settled: Settled, heard: set[int]) -> None:
+        """Make final what begins before the settled times; heard: sessions of which something is new."""
+        tables = self.tables
+        busy = [p for p, s in self._sessions.items() if s.window.ranks.busy and p not in self._broken]
+        for place in sorted(heard.intersection(busy)):
+            window = self._sessions[place].window
+            self._guard(settled, place, lambda w=window: w.ranks.align(w.ranks.offset_ns, w.alignment.error_ns))
+            (self._unnamed.add if window.ranks.waits_for_a_name() else self._unnamed.discard)(place)
+        tables.places.table["trains"] = False
+        tables.places.table["trains"][busy] = True
+        rows = tables.pending.take(np.ascontiguousarray(tables.places.table["settled_ns"]))
+        tables.flows.tell_traffic()
+        there = set(np.unique(rows["session"]).tolist())
+        steps = tables.steps([self._sessions[place].window for place in busy if place in there])
+        found, buckets = self._final(settled, rows, steps)
+        tables.account(found)
+        settled.final.append(found)
+        self._output(settled, buckets, found.rows, heard)
+        tables.forget()
+
+    def _final(self, settled: Settled, rows: Table, steps: AllSteps) -> tuple[Classified, Table]:
+        """Rows with their class, and as the dataset has them. Those of a session at which this fails are left out."""
+        try:
+            return self._computed(rows, steps)
+        except Exception:
+            for place, error in self._failing(rows, steps, np.unique(rows["session"]).tolist()):
+                self._fail(settled, place, error)
+                rows = rows[rows["session"] != place]
+            return self._computed(rows, steps)
+
+    def _computed(self, rows: Table, steps: AllSteps) -> tuple[Classified, Table]:
+        rows = self.tables.merged(rows)
+        found = self.tables.classified(rows)
+        buckets = self.tables.stamped(rows, found.classes, steps)
+        self._mend_old(rows, buckets)
+        return found, buckets
+
+    def _failing(self, rows: Table, steps: AllSteps, places: list[int]) -> list[tuple[int, Exception]]:
+        """The sessions at whose rows it fails: of those that fail together each half."""
+        own = rows[np.isin(rows["session"], places)]
+        try:
+            self._computed(own, steps)
+        except Exception as error:
+            if len(places) == 1:
+                return [(places[0], error)]
+            middle = len(places) // 2
+            return self._failing(own, steps, places[:middle]) + self._failing(own, steps, places[middle:])
+        return []
+
+    def _mend_old(self, rows: Table, buckets: Table) -> None:
+        older = self.tables.places.older(rows["session"], rows["start_ns"])
+        for place in np.unique(rows["session"][older]).tolist():
+            own = older[rows["session"][older] == place]
+            buckets["bucket_start_ns"][own] = self._sessions[place].window.alignment.map.utcs(rows["start_ns"][own])
+
+    def _output(self, settled: Settled, buckets: Table, rows: Table, heard: set[int]) -> None:
+        places = self.tables.places
+        fresh = buckets[~rows["stored"]] if rows["stored"].any() else buckets
+        settled_ns = places.table["settled_ns"]
+        ledger: dict[int, list[LedgerRow]] = {}
+        of_link = np.maximum(places.links["session"], 0)
+        told, links = self.tables.ledger.rows(settled_ns[of_link], places.table["first_link"][of_link])
+        for row, link in zip(told, links, strict=True):
+            ledger.setdefault(int(places.links["session"][link]), []).append(row)
+        begins = edges(fresh["session"], len(places.table))
+        with_rows = set(np.unique(fresh["session"]).tolist())
+        due = heard | set(np.flatnonzero(places.table["due_ns"] <= settled_ns).tolist())
+        for place in sorted((with_rows | due | ledger.keys()) - self._broken):
+            session = self._sessions[place]
+            window = session.window
+            ended, iterations = [], []
+            if window.ranks.busy and place in due:
+                result = self._guard(settled, place, session.settle_ranks)
+                if result:
+                    ended, iterations = result
+                needed = window.ranks.needed_ns
+                places.table["needed_ns"][place] = NEVER if needed is None else needed
+            if place in with_rows or ended or iterations or place in ledger:
+                output = Output(fresh[begins[place] : begins[place + 1]], iterations, ledger.get(place, []), ended)
+                session.keep(output)
+                settled.outputs.setdefault(place, []).append(output)
+
+    def _guard(self, settled: Settled, place: int, work: "Callable[[], object]") -> "object":
+        """Do something to one session; if that fails, it alone fails."""
+        try:
+            return work()
+        except Exception as error:
+            self._fail(settled, place, error)
+            return None
+
+    def _fail(self, settled: Settled, place: int, error: Exception) -> None:
+        self._broken.add(place)
+        settled.failed.setdefault(place, (0, error))
+
+
+_ARRIVING = np.dtype([("batch", "<i4"), *((name, ARRIVED[name]) for name in ARRIVED.names or ())])
+_SAMPLING = np.dtype([("batch", "<i4"), *((name, SAMPLE[name]) for name in SAMPLE.names or ())])
+
+
+def _as_arrived(rows: Table) -> Table:
+    found = np.empty(len(rows), ARRIVED)
+    for name in ARRIVED.names or ():
+        found[name] = rows[name]
+    return found

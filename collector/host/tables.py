@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The tables of all sessions that the stage works on, and what can be computed from them without changing them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from collector.host.classes import Classifier
+from collector.host.flows import AllFlows
+from collector.host.ledger import LedgerAccounts
+from collector.host.places import Places
+from collector.host.rows import CARRIED, SETTLED, Pending, merge
+from collector.host.steps import AllSteps
+from collector.jobs.common_numbers import Numbers
+from collector.jobs.rank_claims import Claims
+from collector.settings import Settings
+from netmon.dl.account import HostAccounts, row_keys
+from netmon.dl.classify import Windows
+from netmon.records import Class, Table
+
+if TYPE_CHECKING:
+    from collector.host.window import HostWindow
+
+_Classes = npt.NDArray[np.uint8]
+
+
+@dataclass(frozen=True)
+class Classified:
+    """Rows with their class."""
+
+    rows: Table  # dtype ARRIVED
+    link: npt.NDArray[np.int64]  # of each row, among all sessions' links
+    windows: Windows
+    classes: _Classes
+
+
+class Tables:
+    """Everything that is one table for all sessions."""
+
+    def __init__(self, settings: Settings, numbers: Numbers, claims: Claims) -> None:
+        """Begin without sessions. numbers, claims: of the jobs, over all hosts."""
+        self.settings, self.numbers, self.claims = settings, numbers, claims
+        self.places = Places()
+        self.flows = AllFlows()
+        self.pending = Pending()
+        self.classifier = Classifier(self.flows, self.places, settings)
+        self.accounts = HostAccounts()
+        self.ledger = LedgerAccounts()
+        self._needed: npt.NDArray[np.int64] | None = None
+
+    def link(self, rows: Table) -> npt.NDArray[np.int64]:
+        """The link of each row, dtype ARRIVED, among all sessions' links."""
+        found: npt.NDArray[np.int64] = self.places.table["first_link"][rows["session"]]
+        found += self.flows.state["link"][rows["flow"]]
+        return found
+
+    def classified(self, rows: Table) -> Classified:
+        """Rows of ARRIVED with their classes."""
+        link = self.link(rows)
+        return Classified(rows, link, *self.classifier.classify(rows, link))
+
+    def merged(self, rows: Table) -> Table:
+        """One row per flow and bucket, by session and time."""
+        return merge(rows, self.places.table["full_ns"])
+
+    def steps(self, windows: "Sequence[HostWindow]") -> AllSteps:
+        """The ranks of some sessions as they are now."""
+        of_sessions = ((window.place, window.ranks.steps()) for window in windows if window.ranks.busy)
+        return AllSteps(of_sessions, self.flows, len(self.places.table))
+
+    def stamped(self, rows: Table, classes: _Classes, steps: AllSteps) -> Table:
+        """Settled rows as the dataset has them, dtype SETTLED; but for the times of long ago (see Places.older)."""
+        session, flow, start = (np.ascontiguousarray(rows[name]) for name in ("session", "flow", "start_ns"))
+        settled = np.empty(len(rows), SETTLED)
+        settled["job"], settled["iteration"] = steps.stamp(session, flow, start)
+        for name in CARRIED:
+            settled[name] = rows[name]
+        settled["session"], settled["class"] = session, classes
+        settled["flow_id"], settled["link"] = self.flows.state["flow_id"][flow], self.flows.state["link"][flow]
+        settled["bucket_start_ns"] = self.places.utc(session, start)
+        return settled
+
+    def account(self, found: Classified) -> None:
+        """Count settled rows wherever somebody will ask for sums of them."""
+        rows, state = found.rows, self.flows.state
+        flow, start, session = (np.ascontiguousarray(rows[name]) for name in ("flow", "start_ns", "session"))
+        wire, payload = np.ascontiguousarray(rows["wire_bytes"]), np.ascontiguousarray(rows["payload_bytes"])
+        state["shared"][flow[found.classes == Class.DL_SHARED]] = True
+        self.ledger.add(start, found.link, wire)
+        places = self.places.table
+        keys = row_keys(state["party"][flow], found.classes, state["traffic"][flow], state["link"][flow] % 2)
+        settled_ns = np.ascontiguousarray(places["settled_ns"])
+        self.accounts.payload.add(session.astype(np.int64), start, keys, payload, settled_ns)
+        self.accounts.windows.add(found.windows, self.places.links["session"], places["trains"], settled_ns)
+        self.touch()
+
+    def forget(self) -> None:
+        """Let go of what no iteration will ask for any more."""
+        places = self.places.table
+        settled_ns = np.ascontiguousarray(places["settled_ns"])
+        needed = np.minimum(places["needed_ns"], settled_ns)
+        self.accounts.payload.forget(needed, settled_ns)
+        self.accounts.windows.forget(needed, np.maximum(places["window_ns"], 1))
+
+    def touch(self) -> None:
+        """Rows have come or gone: what was computed of them is out of date."""
+        self._needed = None
+
+    def ledger_needed_since(self, first: int, links: int, since_ns: int) -> int | None:
+        """Start of the earliest interval of some links that began since then and is still open (mono ns)."""
+        if self._needed is None:
+            self._needed = self.ledger.needed_since()
+        own = self._needed[first : first + links]
+        needed = int(own[own >= since_ns].min(initial=np.iinfo(np.int64).max))
+        return needed if needed < np.iinfo(np.int64).max else None

@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ascending values of many groups, searched and summed together."""
+
+import numpy as np
+import numpy.typing as npt
+
+Numbers = npt.NDArray[np.int64]
+
+_MOST = 2**62
+
+
+def starts(*keys: npt.NDArray[np.generic]) -> npt.NDArray[np.intp]:
+    """Places of the first row of each run in which all keys stay equal; keys: sorted together, of one length."""
+    if not len(keys[0]):
+        return np.empty(0, np.intp)
+    change = np.ones(len(keys[0]), np.bool_)
+    np.not_equal(keys[0][1:], keys[0][:-1], out=change[1:])
+    for key in keys[1:]:
+        change[1:] |= key[1:] != key[:-1]
+    return np.flatnonzero(change)
+
+
+def edges(group: Numbers, groups: int) -> npt.NDArray[np.intp]:
+    """Where each of the groups 0…groups−1 begins in ascending `group`, and the end: (groups + 1,)."""
+    return np.searchsorted(group, np.arange(groups + 1))
+
+
+def order_by(*keys: npt.NDArray[np.integer]) -> npt.NDArray[np.intp]:
+    """The order of rows by the keys, the first one first. In one pass where all of them fit 62 bits together."""
+    if not len(keys[0]):
+        return np.empty(0, np.intp)
+    lows = [int(key.min()) for key in keys]
+    spans = [int(key.max()) - low + 1 for key, low in zip(keys, lows, strict=True)]
+    size = 1
+    for span in spans:
+        size *= span
+    if size >= _MOST:
+        return np.lexsort(keys[::-1])
+    packed = np.zeros(len(keys[0]), np.int64)
+    for key, low, span in zip(keys, lows, spans, strict=True):
+        if span > 1:
+            packed *= span
+            packed += key.astype(np.int64) - low
+    return np.argsort(packed, kind="stable")
+
+
+class GroupedValues:
+    """Values of groups 0…n−1, ascending by group and value."""
+
+    def __init__(self, group: Numbers, value: Numbers, groups: int) -> None:
+        """group, value: (values,); groups: n."""
+        self._group, self._value = group, value
+        first = starts(group)
+        self._base = np.zeros(groups, np.int64)
+        self._base[group[first]] = value[first]
+        self._span = int((value - self._base[group]).max(initial=0)) + 1
+        self._packed = groups * (self._span + 2) < _MOST
+        if self._packed:
+            self._keys = group * (self._span + 2) + (value - self._base[group]) + 1
+
+    def places(self, group: Numbers, value: Numbers, side: str = "right") -> npt.NDArray[np.intp]:
+        """Where the values would be inserted in their groups, as np.searchsorted says it, counted over all groups."""
+        group = group.astype(np.int64, copy=False)
+        if self._packed:
+            near = np.clip(value - self._base[group], -1, self._span)
+            return np.searchsorted(self._keys, group * (self._span + 2) + near + 1, side=side)  # type: ignore[call-overload, no-any-return]
+        found = np.empty(len(group), np.intp)
+        for one in np.unique(group).tolist():
+            own = group == one
+            begin, end = np.searchsorted(self._group, (one, one + 1))
+            found[own] = begin + np.searchsorted(self._value[begin:end], value[own], side=side)  # type: ignore[call-overload]
+        return found

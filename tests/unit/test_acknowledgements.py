@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What may hold an acknowledgement back, and what may not."""
+
+from dataclasses import replace
+
+from collector_stream import MS, Host, S, hello, mark
+
+from collector.dataset.resume import Resume
+from collector.host.incoming import gather
+from collector.host.stage import HostStage
+from collector.jobs.common_numbers import Numbers
+from collector.jobs.rank_claims import Claims
+from collector.jobs.remote_ends import Peers
+from collector.settings import Settings
+from netmon.records import Batch, Direction, Mark, Moment, Source
+
+SETTINGS = Settings()
+SETTLE_BATCHES = SETTINGS.settle_ns // (100 * MS)
+
+
+def acknowledged_after(batches: list[Batch], told: dict[int, list[Mark]]) -> int:
+    """The last batch that may be acknowledged; told: what the traffic tells after which batch."""
+    stage = HostStage(SETTINGS, Peers(), Numbers(), Claims())
+    place = stage.open(hello(), Resume())
+    session = stage.session(place)
+    last = 0
+    for batch in batches:
+        stage.take([place], gather([batch]))
+        if batch.sequence in told:
+            stage.tell(place, told[batch.sequence])
+            stage.tick()
+        flush = session.flush()
+        if flush:
+            flush.done()
+            last = flush.acknowledge or last
+    return last
+
+
+def inferred(moment: Moment, iteration: int, time_ms: float, rank: int = 0) -> Mark:
+    return mark(moment, iteration, time_ms, job="j1", pid=0, rank=rank, source=Source.INFERRED, relative=True)
+
+
+def test_a_rank_that_only_the_traffic_tells_of_holds_nothing_back() -> None:
+    host = Host()
+    batches = [host.batch() for _ in range(100)]
+    told = {20: [inferred(Moment.FIRST_ENQUEUE, 0, 1500)], 30: [inferred(Moment.FIRST_ENQUEUE, 1, 2500, rank=1)]}
+    plain, beside = acknowledged_after(batches, {}), acknowledged_after(batches, told)
+    assert beside == plain
+    assert plain >= 100 - SETTLE_BATCHES - 2 * 5  # a ledger sample comes with every fifth; an iteration is open
+
+
+def test_an_open_iteration_of_a_process_does_for_half_a_minute() -> None:
+    host = Host(iteration_ms=10**9)
+    batches = [host.batch() for _ in range(500)]
+    assert acknowledged_after(batches[:250], {}) == 0
+    assert acknowledged_after(batches, {}) >= 500 - SETTLE_BATCHES - 2 * 5
+
+
+def test_an_interface_that_is_gone_does_for_half_a_minute() -> None:
+    host = Host()
+    batches = [host.batch() for _ in range(500)]
+    cut = [
+        replace(batch, ledger=[s for s in batch.ledger if s.direction == Direction.TX or s.time_ns < 3 * S])
+        for batch in batches
+    ]
+    assert acknowledged_after(cut[:250], {}) < 40
+    assert acknowledged_after(cut, {}) >= 500 - SETTLE_BATCHES - 2 * 5
