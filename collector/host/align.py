@@ -90,9 +90,7 @@ class Alignment:
         """A time of this host's clock in ns of the UTC epoch."""
         return self.map.utc(mono_ns)
 
-    def hear(
-        self, sample: ClockSample, exchanges: Sequence[ClockExchange], now_ns: int, settled_ns: int
-    ) -> int | None:
+    def hear(self, sample: ClockSample, exchanges: Sequence[ClockExchange], now_ns: int, settled_ns: int) -> int | None:
         """As `update`, but only where there is something new, and a fit no more often than it is needed: it is work."""
         self._waiting += exchanges
         due = self._fit_due(now_ns)

@@ -131,7 +131,12 @@ class AllFlows:
             self._state = np.concatenate([self._state, np.zeros(index, STATE)])
         self._state[index] = 0
         row = self._state[index]
-        row["session"], row["flow_id"], row["first_ns"], row["last_ns"] = session, flow.flow_id, flow.first_ns, flow.first_ns
+        row["session"], row["flow_id"], row["first_ns"], row["last_ns"] = (
+            session,
+            flow.flow_id,
+            flow.first_ns,
+            flow.first_ns,
+        )
         self._new.append((session << _ID_BITS | flow.flow_id, index))
         return index
 

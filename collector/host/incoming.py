@@ -9,6 +9,7 @@ from netmon.records import COARSE, Batch, Table, empty
 from netmon.wire.many import HEADS, LEDGER, ManyBatches
 from netmon.wire.stacked import ROWS
 
+
 def gather(batches: Sequence[Batch]) -> ManyBatches:
     """Batches as the tables that decoding many messages gives."""
     there = list(enumerate(batches))

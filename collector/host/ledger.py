@@ -68,7 +68,9 @@ def account(before: Table, after: Table, link: npt.NDArray[np.int64]) -> tuple[l
     return [LedgerRow(*row) for row in zip(*(column[good].tolist() for column in columns), strict=True)], good
 
 
-def _nic_wire_bytes(delta: Mapping[str, npt.NDArray[np.int64]], header_bytes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+def _nic_wire_bytes(
+    delta: Mapping[str, npt.NDArray[np.int64]], header_bytes: npt.NDArray[np.int64]
+) -> npt.NDArray[np.int64]:
     """The NICs' figures in wire bytes.
 
     A NIC whose packets are the segments that the hook saw counts what is on the link, but for header_bytes of each
@@ -139,7 +141,9 @@ class LedgerAccounts:
         sums = np.bincount(place[within], weights=wire[within], minlength=len(links))
         self._samples["attributed_bytes"] += sums.astype(np.int64)
 
-    def rows(self, settled_ns: npt.NDArray[np.int64], first_link: npt.NDArray[np.int64]) -> tuple[list[LedgerRow], list[int]]:
+    def rows(
+        self, settled_ns: npt.NDArray[np.int64], first_link: npt.NDArray[np.int64]
+    ) -> tuple[list[LedgerRow], list[int]]:
         """The intervals that ended by settled_ns and are not in the dataset yet, and the number of each one's link.
 
         settled_ns, first_link: of each link; the rows call a link by its number in its session.
@@ -158,7 +162,13 @@ class LedgerAccounts:
         fresh = after["time_ns"][good] > self._stored_until_ns[numbers]
         told = [(row, number) for row, number, new in zip(rows, numbers.tolist(), fresh.tolist(), strict=True) if new]
         for row, number in told:
-            known = (row.nic_bytes, row.attributed_bytes, row.overflow_bytes, row.lost_kernel_bytes, row.lost_agent_bytes)
+            known = (
+                row.nic_bytes,
+                row.attributed_bytes,
+                row.overflow_bytes,
+                row.lost_kernel_bytes,
+                row.lost_agent_bytes,
+            )
             self.totals[number] += known
         return [row for row, _ in told], [number for _, number in told]
 

@@ -11,7 +11,6 @@ from netmon.dl.iterations import Iteration, IterationTracker
 from netmon.dl.numbering import Trust
 from netmon.records import Mark, Moment, Source
 
-
 _CHECKS_AT_FIRST = 20
 _CHECK_EVERY_NS = 500_000_000
 

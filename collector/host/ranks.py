@@ -6,7 +6,6 @@ from collections import Counter
 from dataclasses import replace
 
 import numpy as np
-import numpy.typing as npt
 
 from collector.host.flows import FlowTable
 from collector.host.rank import Earlier, Rank, Resumed, Steps

@@ -24,7 +24,9 @@ class AllSeries:
         """Begin without links; lag_ns: how far behind the viewer's present rows are added."""
         self._columns = COLUMNS + lag_ns // INTERVAL_NS + 20
         self._newest: _Numbers = np.zeros(0, np.int64)  # column of each link
-        self._sums: npt.NDArray[np.int64] = np.zeros((0, self._columns, len(Class)), np.int64)  # column k at k mod columns
+        self._sums: npt.NDArray[np.int64] = np.zeros(
+            (0, self._columns, len(Class)), np.int64
+        )  # column k at k mod columns
 
     def open(self, first: int, links: int) -> None:
         """Links begin, with zeros."""

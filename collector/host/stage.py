@@ -8,6 +8,7 @@ never change again.
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -21,7 +22,7 @@ from collector.host.rows import ARRIVED, CARRIED
 from collector.host.session import Session
 from collector.host.steps import AllSteps
 from collector.host.tables import Classified, Tables
-from collector.host.window import FURTHEST_NS, News, Output
+from collector.host.window import News, Output
 from collector.jobs.common_numbers import Numbers
 from collector.jobs.rank_claims import Claims
 from collector.jobs.remote_ends import Peers
@@ -33,6 +34,7 @@ from netmon.wire import netmon_pb2
 from netmon.wire.many import ManyBatches, decode_many
 
 _Places = npt.NDArray[np.int64]
+_T = TypeVar("_T")
 
 
 @dataclass
@@ -41,7 +43,9 @@ class Settled:
 
     outputs: dict[int, list[Output]] = field(default_factory=dict)  # by place, where something has become final
     refused: dict[int, tuple[int, str]] = field(default_factory=dict)  # by place: batch, and why it breaks the contract
-    failed: dict[int, tuple[int, Exception]] = field(default_factory=dict)  # by place: batch, 0: none, and how it failed
+    failed: dict[int, tuple[int, Exception]] = field(
+        default_factory=dict
+    )  # by place: batch, 0: none, and how it failed
 
 
 @dataclass
@@ -79,7 +83,6 @@ class _Batches:
         place = int(self.place[batch])
         self.settled.failed.setdefault(place, (self.sequences[batch], error))
         self.good[self.place == place] = False
-
 
 
 class HostStage:
@@ -229,10 +232,13 @@ class HostStage:
         exchanges: dict[int, list[ClockExchange]] = {}
         for batch, some in batches.exchanges.items():
             exchanges.setdefault(int(batches.place[batch]), []).extend(some)
-        clocks = heads[["mono_ns", "utc_ns", "error_ns", "utc_error_ns"]]
+        clocks = zip(*(heads[n].tolist() for n in ("mono_ns", "utc_ns", "error_ns", "utc_error_ns")), strict=True)
+        clock_of = list(clocks)
         for place, batch in last.items():
             session = self._sessions[place]
-            sample = ClockSample(*clocks[batch].item(), batches.many.disciplines.get(batch, ""))
+            discipline = batches.many.disciplines.get(batch, "")
+            mono_ns, utc_ns, error_ns, utc_error_ns = clock_of[batch]
+            sample = ClockSample(mono_ns, utc_ns, error_ns, utc_error_ns, discipline)
             try:
                 session.window.align(sample, exchanges.get(place, ()))
                 if session.serves:
@@ -241,7 +247,7 @@ class HostStage:
                 batches.fail(batch, error)
         self._offsets(list(last))
         introduced = {place for place in last if self._sessions[place].window.introduced}
-        with_news = {b for b in (*batches.marks, *batches.nic)}
+        with_news = {*batches.marks, *batches.nic}
         with_news |= {b for b in good.tolist() if int(batches.place[b]) in introduced} if introduced else set()
         for batch in sorted(with_news):
             place = int(batches.place[batch])
@@ -283,7 +289,7 @@ class HostStage:
     def _arrive(self, batches: _Batches, rows: Table, samples: Table) -> None:
         """Account for rows and samples that have arrived."""
         tables, heads = self.tables, batches.many.heads
-        own = samples[[name for name in SAMPLE.names or ()]].astype(SAMPLE)
+        own = samples[list(SAMPLE.names or ())].astype(SAMPLE)
         tables.ledger.sample(own)
         arriving = _as_arrived(rows)
         onsets = tables.flows.seen(arriving)
@@ -317,7 +323,9 @@ class HostStage:
 
     def _grid(self, places: _Places) -> npt.NDArray[np.int64]:
         row = self.tables.places.table[places]
-        grid: npt.NDArray[np.int64] = (row["horizon_ns"] - self._settings.settle_ns) // row["window_ns"] * row["window_ns"]
+        grid: npt.NDArray[np.int64] = (
+            (row["horizon_ns"] - self._settings.settle_ns) // row["window_ns"] * row["window_ns"]
+        )
         return grid
 
     def _settle_until(self, places: _Places, until_ns: npt.NDArray[np.int64]) -> None:
@@ -330,7 +338,7 @@ class HostStage:
         busy = [p for p, s in self._sessions.items() if s.window.ranks.busy and p not in self._broken]
         for place in sorted(heard.intersection(busy)):
             window = self._sessions[place].window
-            self._guard(settled, place, lambda w=window: w.ranks.align(w.ranks.offset_ns, w.alignment.error_ns))
+            self._guard(settled, place, window.align_ranks)
             (self._unnamed.add if window.ranks.waits_for_a_name() else self._unnamed.discard)(place)
         tables.places.table["trains"] = False
         tables.places.table["trains"][busy] = True
@@ -393,19 +401,18 @@ class HostStage:
         for place in sorted((with_rows | due | ledger.keys()) - self._broken):
             session = self._sessions[place]
             window = session.window
-            ended, iterations = [], []
+            result = None
             if window.ranks.busy and place in due:
                 result = self._guard(settled, place, session.settle_ranks)
-                if result:
-                    ended, iterations = result
                 needed = window.ranks.needed_ns
                 places.table["needed_ns"][place] = NEVER if needed is None else needed
+            ended, iterations = result or ([], [])
             if place in with_rows or ended or iterations or place in ledger:
                 output = Output(fresh[begins[place] : begins[place + 1]], iterations, ledger.get(place, []), ended)
                 session.keep(output)
                 settled.outputs.setdefault(place, []).append(output)
 
-    def _guard(self, settled: Settled, place: int, work: "Callable[[], object]") -> "object":
+    def _guard(self, settled: Settled, place: int, work: Callable[[], _T]) -> _T | None:
         """Do something to one session; if that fails, it alone fails."""
         try:
             return work()

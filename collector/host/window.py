@@ -23,7 +23,19 @@ from netmon.dl.account import HostAccount, Tally
 from netmon.dl.classify import NS_PER_S
 from netmon.dl.iterations import Iteration
 from netmon.dl.numbering import Trust
-from netmon.records import AgentCost, Class, ClockExchange, ClockSample, Flow, Hello, Mark, Moment, NicSample, Table, empty
+from netmon.records import (
+    AgentCost,
+    Class,
+    ClockExchange,
+    ClockSample,
+    Flow,
+    Hello,
+    Mark,
+    Moment,
+    NicSample,
+    Table,
+    empty,
+)
 from netmon.wire.limits import FURTHEST_NS
 
 if TYPE_CHECKING:
@@ -141,6 +153,10 @@ class HostWindow:
         if jump_ns:
             by = f"{jump_ns / NS_PER_S:+.3f} s"
             self.ranks.warn(f"rows of {self.hello.host} move by {by}: its clock has jumped, or is only now known")
+
+    def align_ranks(self) -> None:
+        """Find the common numbers of the ranks."""
+        self.ranks.align(self.ranks.offset_ns, self.alignment.error_ns)
 
     def use_map(self) -> None:
         """The clock is mapped anew."""

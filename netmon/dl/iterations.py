@@ -4,7 +4,6 @@
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from netmon.dl.numbering import Beat, Events, Trust, best_shift
 from netmon.dl.scoring import score

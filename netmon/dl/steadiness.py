@@ -40,7 +40,10 @@ class Steady:
         # Of each line: its state, the open run that contradicts it, then for each window the empty ones before and it.
         begin = 2 * first + 2 * np.arange(len(first))
         place = 2 * np.arange(len(line)) + 2 * of_row + 3
-        value, length = np.zeros(2 * len(line) + 2 * len(first), np.bool_), np.ones(2 * len(line) + 2 * len(first), np.int64)
+        value, length = (
+            np.zeros(2 * len(line) + 2 * len(first), np.bool_),
+            np.ones(2 * len(line) + 2 * len(first), np.int64),
+        )
         value[begin], value[begin + 1], length[begin + 1] = self._state[lines], ~self._state[lines], self._run[lines]
         length[place - 1], value[place] = number - before, on
         states, lasted = self._states(value, length, begin)
