@@ -10,7 +10,7 @@ export PIP_RETRIES := 10
 export PIP_TIMEOUT := 60
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-unit test-kernel test-kernels test-lab test-long lint format proto horovod \
+.PHONY: help setup demo test test-unit test-kernel test-kernels test-lab test-readers test-long lint format proto horovod \
   horovod-tensorflow frameworks clean
 
 help: ## list the targets
@@ -42,6 +42,9 @@ test-kernels: setup ## the tests that hold on every kernel, on other kernels und
 
 test-lab: setup frameworks ## the tests with real training, in the lab (root)
 	@$(python) -m pytest tests/lab
+
+test-readers: setup ## programs that read the dataset as it lies: DuckDB, pandas, Polars, Dask (Spark with test-long)
+	@$(python) -m pytest tests/readers
 
 test-long: setup ## what `make test` has a short form of: cuts of 5 min, every attack, … (half an hour, root)
 	@$(python) -m pytest -m long

@@ -138,9 +138,9 @@ class FullResolution:
         return pull
 
 
-def full_table(session: Session, rows: Table) -> pa.Table:
+def bucket_rows(session: Session, rows: Table) -> pa.Table:
     """Rows of SETTLED with the columns of the table `buckets`."""
-    return bucket_table(session.hello.session, session.window.links, session.window.flows.jobs, rows)
+    return bucket_table(session.hello, session.window.links, session.window.flows.jobs, rows)
 
 
 def arrow_stream(rows: pa.Table) -> bytes:
@@ -153,10 +153,9 @@ def arrow_stream(rows: pa.Table) -> bytes:
 
 
 def with_addresses(session: Session, rows: pa.Table) -> pa.Table:
-    """The same with host and, of each row's flow, addresses, ports, protocol and process."""
+    """The same with, of each row's flow, addresses, ports, protocol and process."""
     ids, place = np.unique(rows["flow_id"].to_numpy(), return_inverse=True)
     flows = [session.window.flows.flow(flow_id) for flow_id in ids.tolist()]
-    rows = rows.append_column("host", pa.array([session.hello.host] * len(rows), pa.string()))
     for name, kind in _OF_FLOW.items():
         values = pa.array([flow and getattr(flow, name) for flow in flows], kind)
         rows = rows.append_column(name, values.take(pa.array(place)))

@@ -3,6 +3,8 @@
 
 from dataclasses import dataclass
 
+from collector.dataset.retention import Keep
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -18,3 +20,4 @@ class Settings:
     full_burst: float = 2.0  # a burst's peak, × the link's capacity
     full_rest_ns: int = 30_000_000_000  # after one, until the next of the same kind and job or host
     full_rows_per_hour: int = 20_000_000  # of all hosts
+    keep: tuple[Keep, ...] = ()  # what the dataset keeps; of tables that are not named: everything

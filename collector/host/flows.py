@@ -17,7 +17,7 @@ from netmon.errors import WireError
 from netmon.records import Class, Direction, Flow, Hello, Interface, Owner, Table
 
 FLOWS_PER_PART = 4096
-"""Flows that one file of the dataset holds, in the order of their appearance."""
+"""Flows that are forgotten together, in the order of their appearance."""
 
 BY_TRAFFIC = "traffic"
 """Owner.source of a flow that only the traffic tells about."""
@@ -28,7 +28,6 @@ STATE = np.dtype(
         ("session", "<i4"),  # its place; −1: an index that no flow has
         ("link", "<i8"),  # as in Links
         ("shared", "?"),  # a DL flow that had rows in shared windows
-        ("seen_shared", "?"),  # as viewers see it now
         ("changed", "?"),  # its row in the dataset is out of date
         ("class", "u1"),  # the flow's own: never DL_SHARED
         ("job", "<i4"),  # index into AllFlows.jobs; 0: none
@@ -224,12 +223,12 @@ class AllFlows:
 class FlowTable:
     """The flows of one session that are not long over, among all sessions' flows: indices are into those.
 
-    A flow has an index while it is known, and a place in a part of the dataset for ever.
+    A flow has an index while it is known.
     """
 
     def __init__(self, links: Links, everything: AllFlows, session: int) -> None:
         """Begin without flows; session: its place."""
-        self.parts: dict[int, list[int]] = {}  # indices of the flows of each part, in its order
+        self.parts: dict[int, list[int]] = {}  # indices of the flows that are forgotten together
         self.jobs_here = {""}  # of its flows and its ranks
         self._all, self._session = everything, session
         self._count = 0  # flows that the session has had
@@ -312,9 +311,8 @@ class FlowTable:
             self._all.set(index, self._links.number(flow.interface, flow.direction), replace(flow, owner=owner))
         return True
 
-    def restore(self, flow: Flow, part: int, last_ns: int, shared: bool) -> None:
-        """Take in a flow as the dataset has it; parts ascend, each in its order."""
-        self._count = max(self._count, part * FLOWS_PER_PART)
+    def restore(self, flow: Flow, last_ns: int, shared: bool) -> None:
+        """Take in a flow as the dataset has it, in the order of their appearance."""
         self.describe(flow)
         row = self.state[self._index[flow.flow_id]]
         row["last_ns"], row["shared"], row["changed"] = last_ns, shared, False

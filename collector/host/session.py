@@ -1,35 +1,38 @@
 # SPDX-License-Identifier: Apache-2.0
 """One agent's session: its window, what is on its way to the disk, and what may be acknowledged."""
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import datetime, timezone
 
 import numpy as np
 import pyarrow as pa
 
-from collector.dataset.resume import FLOW_OVER_NS, RECENT_NS, STATE_KEY, RankState, Resume
-from collector.dataset.store import Part
-from collector.dataset.tables import bucket_table, flow_table, iteration_table, ledger_table, nic_table
+from collector.dataset.resume import FLOW_OVER_NS, RECENT_NS, RankState, Resume, SessionState
+from collector.dataset.tables import (
+    bucket_table,
+    flow_table,
+    full_table,
+    iteration_table,
+    ledger_table,
+    nic_table,
+    session_table,
+)
 from collector.host.ledger import LedgerRow
 from collector.host.nic import NicRows
 from collector.host.tables import Tables
 from collector.host.window import HostWindow, News, Output
 from collector.jobs.remote_ends import Peers, Served
 from netmon.dl.account import Tally
-from netmon.dl.classify import NS_PER_S
 from netmon.dl.iterations import Iteration
-from netmon.records import SCHEMA_VERSION, Flow, Hello, Interface, Mark, Table
-
-_DAY_NS = 86_400 * NS_PER_S
+from netmon.records import Flow, Hello, Mark, Table
 
 
 @dataclass(frozen=True)
 class Flush:
     """What is to be written, and what that settles."""
 
-    build: Callable[[], list[Part]]  # pure; may run in a thread
+    build: Callable[[], dict[str, pa.Table]]  # rows by table; pure, may run in a thread
+    state: SessionState  # once they are stored
     acknowledge: int | None
     done: Callable[[], None]
     undone: Callable[[], None]
@@ -55,9 +58,8 @@ class Session:
         self._ledger: list[LedgerRow] = []
         self._nic = NicRows(hello.host)
         self._ledger_until = dict(resume.ledger_until_utc)
-        self._first = resume.first_free  # first batch that the next parts cover; 0: not known yet
+        self._told: tuple[str, int] = ("", 0)  # what the table `sessions` says of the clock: source, bound
         self._resume = resume
-        self._flow_dates = dict(resume.flow_dates)
         self._ranks = {(rank.job, rank.rank): rank for rank in resume.ranks}
         for flow in (*(stored.flow for stored in resume.flows), *hello.flows):
             peers.add(flow)
@@ -104,10 +106,9 @@ class Session:
         """As HostWindow.settle_ranks."""
         return self.window.settle_ranks()
 
-    def taken(self, first: int, last: int) -> None:
+    def taken(self, last: int) -> None:
         """Batches up to `last` have been taken in."""
         self.received, self.queued = last, max(self.queued, last)
-        self._first = self._first or first
 
     def keep(self, output: Output) -> Output:
         """What has become final waits for its way to the disk."""
@@ -131,39 +132,32 @@ class Session:
     def flush(self) -> Flush | None:
         """Hand over what has settled; None where there is nothing to write or to acknowledge."""
         acknowledge = self.window.acknowledgeable()
-        changed = set(self.window.flows.changed)
-        parts_of_flows = [part for part, own in self.window.flows.parts.items() if not changed.isdisjoint(own)]
         if self.idle and not acknowledge:
             return None
         for iteration, _ in self._iterations:
             self._stored(iteration)
+        hello, links, clock = self.hello, self.window.links, self.window.alignment.map
         buckets, iterations, ledger = self._buckets, self._iterations, self._ledger
-        first, size = self._first, self.pending_bytes
-        flows = [self._flow_part(part) for part in parts_of_flows]
-        metadata, clock = self._metadata(), self.window.alignment.map
-        stem = f"part-{self.hello.session}-{first}-{self.received}"
+        size, jobs, told = self.pending_bytes, list(self.window.flows.jobs), self._told
+        changed = set(self.window.flows.changed)
+        flows, state = self._changed_flows(), self._state()
+        sessions = self._session_rows()
         self._buckets, self._iterations, self._ledger = [], [], []
         nic = self._nic.take()
-        self._first, self.pending_bytes = max(first, self.received) + 1, 0
+        self.pending_bytes = 0
         self.window.flows.mark_changed(changed, changed=False)
-        jobs, name = list(self.window.flows.jobs), self.hello.session
 
-        def build() -> list[Part]:
-            parts = [part(metadata) for part in flows]
+        def build() -> dict[str, pa.Table]:
+            tables = {"flows": flows()} if changed else {}
             if buckets:
-                rows = np.concatenate(buckets)
-                table = bucket_table(name, self.window.links, jobs, rows)
-                parts += self._parts("buckets", stem, table, "bucket_start_ns", metadata)
+                tables["buckets"] = bucket_table(hello, links, jobs, np.concatenate(buckets))
             if iterations:
-                table = iteration_table(name, clock, iterations)
-                parts += self._parts("iterations", stem, table, "start_ns", metadata)
+                tables["iterations"] = iteration_table(hello, clock, iterations)
             if ledger:
-                table = ledger_table(name, self.window.links, clock, ledger)
-                parts += self._parts("ledger", stem, table, "start_ns", metadata)
+                tables["ledger"] = ledger_table(hello, links, clock, ledger)
             if nic:
-                table = nic_table(name, clock, nic)
-                parts += self._parts("nic", stem, table, "time_ns", metadata)
-            return parts
+                tables["nic"] = nic_table(hello, clock, nic)
+            return tables if sessions is None else tables | {"sessions": sessions}
 
         def done() -> None:
             if acknowledge:
@@ -174,42 +168,32 @@ class Session:
         def undone() -> None:
             self._buckets, self._iterations = buckets + self._buckets, iterations + self._iterations
             self._ledger, self._nic.rows = ledger + self._ledger, nic + self._nic.rows
-            self._first, self.pending_bytes = first, size + self.pending_bytes
+            self.pending_bytes, self._told = size + self.pending_bytes, told
             self.window.flows.mark_changed(changed, changed=True)
 
-        return Flush(build, acknowledge, done, undone)
+        return Flush(build, state, acknowledge, done, undone)
 
-    def full_parts(self, rows: Table, since_ns: int, until_ns: int, reason: str, gap: str) -> list[Part]:
-        """Full resolution (SETTLED) of [since_ns, until_ns) UTC, as files of the table `full`."""
-        table = bucket_table(self.hello.session, self.window.links, list(self.window.flows.jobs), rows)
-        metadata = self._metadata() | {b"netmon.reason": reason.encode(), b"netmon.gap": gap.encode()}
-        metadata[b"netmon.bucket_ns"] = str(self.hello.bucket_ns).encode()
-        del metadata[STATE_KEY]
-        return self._parts(
-            "full", f"part-{self.hello.session}-{since_ns}-{until_ns}", table, "bucket_start_ns", metadata
-        )
+    def full(self, rows: Table, reason: str, gap: str) -> pa.Table:
+        """Full resolution (SETTLED) as rows of the table `full`."""
+        buckets = bucket_table(self.hello, self.window.links, list(self.window.flows.jobs), rows)
+        return full_table(buckets, reason, gap)
 
-    def _flow_part(self, part: int) -> Callable[[dict[bytes, bytes]], Part]:
-        """Copies of one part's flows as they are now; the rest can run in a thread."""
+    def _changed_flows(self) -> Callable[[], pa.Table]:
+        """Copies of the flows that have changed, as they are now; the rest can run in a thread."""
         table, clock = self.window.flows, self.window.alignment.map
-        flows, state = [table.flows[index] for index in table.parts[part]], table.state[table.parts[part]]
-        date = self._flow_dates.setdefault(part, _date(clock.utc(flows[0].first_ns)))
+        indices = sorted(table.changed)
+        flows, state = [table.flows[index] for index in indices], table.state[indices]
         peers = [self._peers.rank(flow) for flow in flows]
-        session, host = self.hello.session, self.hello.host
+        return lambda: flow_table(self.hello, self.window.links, clock, flows, state, peers)
 
-        def build(metadata: dict[bytes, bytes]) -> Part:
-            rows = flow_table(session, self.window.links, clock, flows, state, peers)
-            return Part("flows", date, host, f"part-{session}-{part:06}", rows.replace_schema_metadata(metadata))
-
-        return build
-
-    def _parts(self, name: str, stem: str, table: pa.Table, time: str, metadata: dict[bytes, bytes]) -> list[Part]:
-        days = table[time].to_numpy() // _DAY_NS
-        table = table.replace_schema_metadata(metadata)
-        return [
-            Part(name, _date(int(day) * _DAY_NS), self.hello.host, stem, table.filter(pa.array(days == day)))
-            for day in np.unique(days)
-        ]
+    def _session_rows(self) -> pa.Table | None:
+        """Rows of the table `sessions`; None: what it has is good enough."""
+        window = self.window
+        source, error = window.alignment.source, window.alignment.error_ns
+        if source == self._told[0] and self._told[1] / 2 <= error <= self._told[1] * 2:
+            return None
+        self._told = source, error
+        return session_table(self.hello, error, source, (window.window_ns, window.settings.share_threshold))
 
     def _stored(self, iteration: Iteration) -> None:
         end = self.window.alignment.utc(iteration.end_ns)
@@ -219,56 +203,20 @@ class Session:
         state = RankState(*own, iteration.size, iteration.parameters, end, counted, trust, shift)
         self._ranks[iteration.job, iteration.rank] = state
 
-    def _metadata(self) -> dict[bytes, bytes]:
-        hello, window = self.hello, self.window
+    def _state(self) -> SessionState:
+        """What a restart needs to know once all that has settled is stored."""
+        window, resume = self.window, self._resume
         for row in self._ledger:
             self._ledger_until[row.link] = window.alignment.utc(row.end_ns)
         recent = window.alignment.utc(window.horizon_ns) - RECENT_NS
         self._ranks = {key: rank for key, rank in self._ranks.items() if rank.end_utc > recent}
-        state = {
-            "last_sequence": max(self.received, self._resume.last_sequence),
-            "complete_sequence": window.complete(),
-            "settled_ns": max(window.settled_ns, self._resume.settled_ns),
-            "clock": window.alignment.map.document(),
-            "ledger_until_utc": self._ledger_until,
-            "ledger_totals": {link: total.tolist() for link, total in enumerate(window.ledger.totals)},
-            "ranks": [vars(rank) for rank in self._ranks.values()],
-        }
-        hooks = {
-            f"{window.links.interface(link).name}:{window.links.direction(link).name.lower()}": window.links.hook(link)
-            for link in range(len(window.links))
-        }
-        metadata = {
-            "schema_version": SCHEMA_VERSION,
-            "host": hello.host,
-            "session": hello.session,
-            "agent_version": hello.agent_version,
-            "bucket_ns": hello.streamed_ns,  # where a row does not say else
-            "full_bucket_ns": hello.bucket_ns,
-            "capacity_bps": {interface.name: interface.capacity_bps for interface in hello.interfaces},
-            "byte_basis": {interface.name: interface.byte_basis for interface in hello.interfaces},
-            # A super-packet has one time for all of its bytes: below this, a row's bucket is finer than its truth.
-            "super_packet_ns": {interface.name: super_packet_ns(interface) for interface in hello.interfaces},
-            "clock_error_ns": window.alignment.error_ns,
-            "clock_source": window.alignment.source,
-            "hook": hooks,
-            "share_window_ns": window.window_ns,
-            "share_threshold": window.settings.share_threshold,
-        }
-        encoded = {f"netmon.{key}".encode(): _text(value) for key, value in metadata.items()}
-        return encoded | {STATE_KEY: json.dumps(state).encode()}
-
-
-def super_packet_ns(interface: Interface) -> int | None:
-    """How long the largest packet that the hook sees as one takes on the link; None where that is not known."""
-    if not (interface.capacity_bps and interface.super_packet_bytes):
-        return None
-    return round(interface.super_packet_bytes * 8 * NS_PER_S / interface.capacity_bps)
-
-
-def _text(value: object) -> bytes:
-    return (json.dumps(value) if isinstance(value, dict) else str(value)).encode()
-
-
-def _date(utc_ns: int) -> str:
-    return datetime.fromtimestamp(utc_ns // NS_PER_S, timezone.utc).strftime("%Y-%m-%d")
+        return SessionState(
+            host=self.hello.host,
+            last_sequence=max(self.received, resume.last_sequence),
+            complete_sequence=window.complete(),
+            settled_ns=max(window.settled_ns, resume.settled_ns),
+            clock=window.alignment.map,
+            ledger_until_utc=dict(self._ledger_until),
+            ledger_totals={link: total.copy() for link, total in enumerate(window.ledger.totals)},
+            ranks=tuple(self._ranks.values()),
+        )

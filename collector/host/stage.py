@@ -43,9 +43,9 @@ class Settled:
 
     outputs: dict[int, list[Output]] = field(default_factory=dict)  # by place, where something has become final
     refused: dict[int, tuple[int, str]] = field(default_factory=dict)  # by place: batch, and why it breaks the contract
-    failed: dict[int, tuple[int, Exception]] = field(
-        default_factory=dict
-    )  # by place: batch, 0: none, and how it failed
+    failed: dict[int, tuple[int, Exception]] = field(default_factory=dict)  # by place: batch, 0: none; how it failed
+    arrived: list[Table] = field(default_factory=list)  # rows that have come, dtype ARRIVED
+    final: list[Classified] = field(default_factory=list)  # rows that have settled
 
 
 @dataclass
@@ -118,7 +118,6 @@ class HostStage:
             some.discard(place)
         tables.pending.drop(place)
         tables.accounts.drop(place)
-        tables.classifier.drop(range(window.first_link, window.first_link + len(window.links)))
         tables.places.remove(place, len(window.links))
         tables.touch()
 
@@ -236,8 +235,8 @@ class HostStage:
         clock_of = list(clocks)
         for place, batch in last.items():
             session = self._sessions[place]
-            discipline = batches.many.disciplines.get(batch, "")
             mono_ns, utc_ns, error_ns, utc_error_ns = clock_of[batch]
+            discipline = batches.many.disciplines.get(batch, "")
             sample = ClockSample(mono_ns, utc_ns, error_ns, utc_error_ns, discipline)
             try:
                 session.window.align(sample, exchanges.get(place, ()))
@@ -294,6 +293,7 @@ class HostStage:
         arriving = _as_arrived(rows)
         onsets = tables.flows.seen(arriving)
         tables.pending.add(arriving)
+        batches.settled.arrived.append(arriving)
         tables.touch()
         last_row, last = np.full(len(batches.place), -1, np.int64), heads["horizon_ns"].copy()
         np.maximum.at(last_row, rows["batch"], rows["start_ns"])
@@ -305,11 +305,10 @@ class HostStage:
         arrivals = list(zip(*(column[good].tolist() for column in (heads["sequence"], last_row, last)), strict=True))
         at = edges(batches.place[good], len(tables.places.table))
         begins = edges(arriving["session"], len(tables.places.table))
-        horizon = tables.places.table["horizon_ns"].tolist()
         for place in np.unique(batches.place[good]).tolist():
             mine, session = arrivals[at[place] : at[place + 1]], self._sessions[place]
-            session.taken(mine[0][0], mine[-1][0])
-            session.window.arrive(mine, arriving[begins[place] : begins[place + 1]], horizon[place])
+            session.taken(mine[-1][0])
+            session.window.arrive(mine, arriving[begins[place] : begins[place + 1]])
         self._take_onsets(arriving, onsets, begins)
 
     def _take_onsets(self, rows: Table, places: npt.NDArray[np.int64], begins: npt.NDArray[np.intp]) -> None:
@@ -348,6 +347,7 @@ class HostStage:
         steps = tables.steps([self._sessions[place].window for place in busy if place in there])
         found, buckets = self._final(settled, rows, steps)
         tables.account(found)
+        settled.final.append(found)
         self._output(settled, buckets, found.rows, heard)
         tables.forget()
 

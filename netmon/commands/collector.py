@@ -4,13 +4,18 @@
 import argparse
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from netmon.errors import UsageError
 from netmon.units import parse_count, parse_duration
 
+if TYPE_CHECKING:
+    from collector.dataset.retention import Keep
+
 HELP = "collect what agents stream: classify it, store it as Parquet, serve live views"
 EXAMPLES = """\
   netmon collector --listen 0.0.0.0:9400 --data /var/lib/netmon
+  netmon collector --listen 0.0.0.0:9400 --data /var/lib/netmon --keep buckets=7d full=10GB all=90d
   netmon collector --listen unix:/run/netmon/collector.sock --data out --parameters 25.6e6
 """
 
@@ -31,6 +36,14 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--flush", type=parse_duration, default="2s", metavar="TIME", help="write at this interval (%(default)s)"
+    )
+    parser.add_argument(
+        "--keep",
+        nargs="+",
+        type=_keep,
+        default=[],
+        metavar="TABLE=LIMIT",
+        help="drop the oldest hours of a table: buckets=7d, full=10GB, all=90d (keep everything)",
     )
     parser.add_argument(
         "--share-window",
@@ -67,6 +80,12 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _keep(text: str) -> "Keep":
+    from collector.dataset.retention import parse_keep
+
+    return parse_keep(text)
+
+
 def run(args: argparse.Namespace) -> int:
     """Collect until a signal."""
     import asyncio
@@ -88,6 +107,7 @@ def run(args: argparse.Namespace) -> int:
         full_burst=args.full_burst,
         full_rest_ns=args.full_rest,
         full_rows_per_hour=args.full_rows,
+        keep=tuple(args.keep),
     )
     asyncio.run(serve(args.listen, args.data, settings))
     return 0

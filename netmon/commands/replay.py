@@ -69,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
         _refuse_twice(args.data, replay)
         with _staging(args.data, replay.hello.session) as staging:
             _store(replay, staging)
-            _publish(staging, args.data)
+            _publish(staging, args.data, replay.hello.session)
         log.info("%d frames of %s are in %s", replay.frames, args.host, args.data)
         damage = replay.damage()
     if damage:
@@ -79,7 +79,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _refuse_twice(data: Path, replay: "Replay") -> None:
     session = replay.hello.session
-    if next(data.glob(f"buckets/date=*/host=*/part-{session}-*"), None):
+    if next(data.glob(f"buckets/date=*/*/part-{session}-*"), None):
         raise DataError(f"cannot replay into {data}: it has these captures already; choose another --data")
 
 
@@ -101,7 +101,7 @@ def _staging(data: Path, session: str) -> Iterator[Path]:
 def _store(replay: "Replay", directory: Path) -> None:
     """The collector's own pipeline, without its network and clock."""
     from collector.dataset.resume import Resume
-    from collector.dataset.store import Store
+    from collector.dataset.sink import ParquetSink
     from collector.host.incoming import gather
     from collector.host.stage import HostStage
     from collector.jobs.common_numbers import Numbers
@@ -109,7 +109,7 @@ def _store(replay: "Replay", directory: Path) -> None:
     from collector.jobs.remote_ends import Peers
     from collector.settings import Settings
 
-    store = Store(directory)
+    sink = ParquetSink(directory)
     stage = HostStage(Settings(), Peers(), Numbers(), Claims())
     place = stage.open(replay.hello, Resume())
     session = stage.session(place)
@@ -118,14 +118,14 @@ def _store(replay: "Replay", directory: Path) -> None:
         flush = session.flush()
         if flush:
             try:
-                store.write(flush.build())
+                sink.write(flush.build(), {session.hello.session: flush.state})
             except DataError as error:
                 reason = str(error).split("; ")[0]
                 raise DataError(f"{reason}; nothing has been added to the dataset, make room and try again") from None
             flush.done()
 
     progress = _Progress(replay)
-    with closing(store):
+    with closing(sink):
         for batch in replay.batches():
             stage.take([place], gather([batch]))
             if session.pending_bytes > _PENDING_BYTES:
@@ -135,9 +135,10 @@ def _store(replay: "Replay", directory: Path) -> None:
         flush()
 
 
-def _publish(staging: Path, data: Path) -> None:
-    for part in sorted(staging.glob("*/date=*/host=*/part-*")):
-        final = data / part.relative_to(staging)
+def _publish(staging: Path, data: Path, session: str) -> None:
+    for part in sorted(staging.glob("*/date=*/hour=*/part-*")):
+        name = part.name.replace("part-", f"part-{session}-", 1)
+        final = data / part.parent.relative_to(staging) / name
         try:
             final.parent.mkdir(parents=True, exist_ok=True)
             part.replace(final)

@@ -3,6 +3,7 @@
 
 Three hosts train in a ring, a fourth sends cross traffic to the first. The iteration time follows the thesis exactly:
 t = max(t₀, 8·D / (C − BW)), times 1 + 1 % of noise. Burst traffic stretches what is above t₀ by half.
+It is stored as by version 2, with a folder per host.
 
     python tests/unit/synthetic_dataset.py DIR 10e6        # ten million rows
 """
@@ -89,7 +90,7 @@ def write_dataset(data: Path, iterations: int, lab: bool = True, thin: int = 1) 
 
 
 def _write(data: Path, table: str, host: str, stem: str, columns: dict[str, object]) -> int:
-    schema = SCHEMAS[table]
+    schema = SCHEMAS[table].remove(0)  # the host: it is in the path
     count = max(len(value) for value in columns.values() if isinstance(value, np.ndarray))
     full = {"session": f"session-{host}", **columns}
     arrays = [_array(full.get(field.name), field.type, count) for field in schema]

@@ -65,7 +65,7 @@ def test_the_dataset_has_its_members() -> None:
     flows = AggregateFlows({1: crowd(1, "198.51.100.0", Direction.RX, members=12)}).described(seen(1), S)
     hello = Hello("h", "s", 10_000, clock(), (Interface(1, "eth0", 0, "tcx", "tcx"),), "1")
     table: pa.Table = flow_table(
-        "s", Links(hello), TimeMap(np.zeros(1, np.int64), np.zeros(1, np.int64)), flows, np.zeros(1, STATE), [-1]
+        hello, Links(hello), TimeMap(np.zeros(1, np.int64), np.zeros(1, np.int64)), flows, np.zeros(1, STATE), [-1]
     )
     assert (table["members"].to_pylist(), table["prefix_bits"].to_pylist()) == ([12], [24])
     assert table["class"].to_pylist() == ["unclassified"]

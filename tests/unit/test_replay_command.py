@@ -32,7 +32,7 @@ def test_the_four_tables(capture: Path, tmp_path: Path) -> None:
     ]
     assert ledger["attributed_bytes"].sum() == ledger["nic_bytes"].sum() == buckets["wire_bytes"].sum()
     assert (ledger["invisible_bytes"] == 0).all()
-    assert {path.name for path in data.iterdir()} == {"buckets", "flows", "ledger"}
+    assert {path.name for path in data.iterdir()} == {"buckets", "flows", "ledger", "sessions"}
 
 
 def test_the_user_says_which_flows_are_the_trainings(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import pytest
 from collector_stream import MS, Host, flows, mark, rows
 from test_store import Collector, read
 
+from collector.dataset import files
 from netmon.errors import DataError
 from netmon.records import Class, Direction, Flow, Moment, Owner, Source
 
@@ -146,10 +147,10 @@ def test_a_dataset_of_another_schema_is_not_continued(tmp_path, monkeypatch):
         await collector.end(await collector.feed(batches(15)))
 
     with monkeypatch.context() as patched:
-        patched.setattr("collector.host.session.SCHEMA_VERSION", 1)
+        patched.setitem(files._METADATA, b"netmon.schema_version", b"1")
         asyncio.run(scenario())
     with pytest.raises(
-        DataError, match="its buckets have schema version 1, this netmon writes 3; choose another --data"
+        DataError, match="its buckets have schema version 1, this netmon writes 4; choose another --data"
     ):
         Collector(tmp_path)
 

@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sessions of datasets with a folder per host (schema versions 2 and 3), which a collector may have to go on with.
+
+There the name of a part says which batches made its rows final: part-<session>-<first>-<last>; every part of a session
+has a higher first than those before it. The metadata of a table's newest part carries the session's state.
+"""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from collector.dataset.resume import RankState, Resume, over_before, recent, stored_flows
+from netmon.dl.timemap import TimeMap
+from netmon.errors import DataError
+from netmon.records import Hello
+
+_STATE_KEY = b"netmon.state"
+_NUMBERED = ("buckets", "ledger", "iterations", "nic")  # tables whose parts are named after batches
+
+
+def earlier_resume(directory: Path, hello: Hello) -> tuple[Resume, dict[Path, pa.Table]]:
+    """Look the session up, and its files of flows that may go on; reads a few small files. Raises DataError."""
+    try:
+        buckets, ledger, ranks, nic = (_newest_state(directory, table, hello) for table in _NUMBERED)
+        clock = next((TimeMap.from_document(s["clock"]) for s in (buckets, ledger, ranks) if s), None)
+        over = over_before(clock, buckets.get("settled_ns", -1), hello)
+        flows = {path: pq.ParquetFile(path).read() for path in _flow_files(directory, hello, over)}
+        rows = [row for table in flows.values() for row in table.to_pylist()]
+        found = stored_flows(rows, hello, clock)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise DataError(f"cannot resume session {hello.session} of {hello.host} in {directory}: {error}") from None
+    return Resume(
+        last_sequence=buckets.get("last_sequence", 0),
+        complete_sequence=buckets.get("complete_sequence", 0),
+        settled_ns=buckets.get("settled_ns", -1),
+        clock=clock,
+        ledger_until_utc={int(link): until for link, until in ledger.get("ledger_until_utc", {}).items()},
+        ledger_totals={int(k): np.array(total, np.int64) for k, total in ledger.get("ledger_totals", {}).items()},
+        ranks=recent(tuple(RankState(**rank) for rank in ranks.get("ranks", [])), hello),
+        nic_sequence=nic.get("last_sequence", 0),
+        flows=found,
+    ), flows
+
+
+def _parts(directory: Path, table: str, hello: Hello) -> Iterator[Path]:
+    return (directory / table).glob(f"date=*/host={quote(hello.host, safe='')}/part-{hello.session}-*.parquet")
+
+
+def _newest_state(directory: Path, table: str, hello: Hello) -> dict[str, Any]:
+    newest = max(_parts(directory, table, hello), key=_first, default=None)
+    if newest is None:
+        return {}
+    state: dict[str, Any] = json.loads(pq.read_schema(newest).metadata[_STATE_KEY])
+    return state
+
+
+def _first(path: Path) -> int:
+    return int(path.stem.rsplit("-", 2)[1])
+
+
+def _flow_files(directory: Path, hello: Hello, over: int) -> list[Path]:
+    """The parts with flows that may go on; ascending."""
+    files = sorted(_parts(directory, "flows", hello), key=lambda path: int(path.stem.rsplit("-", 1)[1]))
+    return [path for path in files if last_seen(path) >= over]
+
+
+def last_seen(path: Path) -> int:
+    """The newest last_ns of a file of flows, by its statistics. Raises OSError."""
+    groups, column = pq.ParquetFile(path).metadata, pq.read_schema(path).get_field_index("last_ns")
+    return max(int(groups.row_group(i).column(column).statistics.max) for i in range(groups.num_row_groups))

@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One file of the dataset: how its rows are ordered, encoded and written so that they outlive a power cut."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from collector.dataset.tables import DATASET_VERSION, SCHEMAS, TIMES
+
+ROWS_PER_GROUP = 1 << 17
+"""About half a megabyte: a host's rows of a minute or two, which statistics let a reader skip."""
+
+_HOUR_NS = 3_600_000_000_000
+_WITH_STATISTICS = (
+    "host",
+    "job",
+    "iteration",
+    "bucket_start_ns",
+    "start_ns",
+    "end_ns",
+    "first_ns",
+    "last_ns",
+    "time_ns",
+)
+_METADATA = {b"netmon.schema_version": str(DATASET_VERSION).encode()}
+
+
+def split_by_hour(name: str, rows: pa.Table) -> Iterator[tuple[int, pa.Table]]:
+    """The rows of each hour that there are, with the hour since 1970."""
+    hours = rows[TIMES[name]].to_numpy() // _HOUR_NS
+    first, last = int(hours.min()), int(hours.max())
+    if first == last:
+        yield first, rows
+        return
+    for hour in np.unique(hours).tolist():
+        yield hour, rows.filter(pa.array(hours == hour))
+
+
+def partition(hour: int) -> str:
+    """The folder of an hour since 1970, below the table's."""
+    time = np.datetime64(hour, "h").astype("datetime64[s]").item()
+    return f"date={time:%Y-%m-%d}/hour={time:%H}"
+
+
+def in_order(name: str, rows: pa.Table) -> pa.Table:
+    """By host and time; flows keep the order of their appearance."""
+    if name in ("flows", "sessions") or len(rows) < 2:
+        return rows
+    rows = rows.unify_dictionaries()
+    rank = host_ranks(rows["host"])
+    time = rows[TIMES[name]].to_numpy()
+    by = (rows["flow_id"].to_numpy(), time, rank) if "flow_id" in rows.column_names else (time, rank)
+    order = np.lexsort(by)
+    return rows if (np.diff(order) == 1).all() else rows.take(pa.array(order))
+
+
+def host_ranks(hosts: pa.ChunkedArray) -> npt.NDArray[np.int64]:
+    """Of a dictionary column whose dictionaries are unified: the place of each row's word in their order."""
+    chunks = hosts.chunks
+    words = chunks[0].dictionary.to_pylist()
+    place = np.empty(len(words), np.int64)
+    place[np.argsort(np.array(words, object), kind="stable")] = np.arange(len(words))
+    codes = np.concatenate([chunk.indices.to_numpy() for chunk in chunks])
+    ranks: npt.NDArray[np.int64] = place[codes]
+    return ranks
+
+
+@contextmanager
+def writer(name: str, path: Path, level: int | None = None) -> Iterator[pq.ParquetWriter]:
+    """Opens a file to write row groups into; it is synced when it is closed. Raises OSError, pa.ArrowException."""
+    schema = SCHEMAS[name]
+    time = TIMES[name]
+    with path.open("wb") as file:
+        with pq.ParquetWriter(
+            file,
+            schema.with_metadata(_METADATA),
+            compression="zstd",
+            compression_level=level,
+            use_dictionary=[column for column in schema.names if column != time],
+            column_encoding={time: "DELTA_BINARY_PACKED"},  # the other columns repeat: half as long by dictionary
+            write_statistics=[column for column in schema.names if column in _WITH_STATISTICS],
+        ) as parquet:
+            yield parquet
+        file.flush()
+        os.fsync(file.fileno())  # agents forget what is acknowledged: it has to outlive a power cut
+
+
+def write_file(name: str, path: Path, rows: pa.Table) -> None:
+    """Write a small file. Raises OSError, pa.ArrowException."""
+    with writer(name, path) as parquet:
+        parquet.write_table(rows.cast(SCHEMAS[name]), row_group_size=ROWS_PER_GROUP)
+
+
+def sync_directory(path: Path) -> None:
+    """Make the names in a directory outlive a power cut. Raises OSError."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def make_directory(path: Path) -> None:
+    """Make a directory and those above it where they are missing, to outlive a power cut, too. Raises OSError."""
+    if path.is_dir():
+        return
+    make_directory(path.parent)
+    path.mkdir(exist_ok=True)
+    sync_directory(path.parent)

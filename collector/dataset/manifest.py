@@ -1,0 +1,155 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The manifest: which files belong to the dataset, and what is stored of each session.
+
+A write is one transaction. Its files lie complete in a folder beside the tables by then, and are renamed into the
+tables after it: before the transaction a reader sees none of them, and after it, whatever happens, all of them will be
+there. SQLite does not need another process's view of it, so it works where memory cannot be shared (NFS).
+"""
+
+import sqlite3
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from collector.dataset.resume import SessionState
+
+_FORGET_S = 30 * 86_400  # a session that has been silent for so long does not come back
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS files (
+  path TEXT PRIMARY KEY,     -- below the dataset's directory
+  name TEXT NOT NULL,        -- of the table
+  partition TEXT NOT NULL,   -- date=…/hour=…
+  bytes INTEGER NOT NULL,
+  generation INTEGER NOT NULL,  -- 0: as it was flushed; 1: made of such
+  changed_s INTEGER NOT NULL,
+  staged TEXT                -- its name in the staging folder until it has been renamed
+) WITHOUT ROWID;
+CREATE INDEX IF NOT EXISTS files_staged ON files (path) WHERE staged IS NOT NULL;
+CREATE TABLE IF NOT EXISTS removals (path TEXT PRIMARY KEY) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS sessions (
+  session TEXT PRIMARY KEY, host TEXT NOT NULL, seen_s INTEGER NOT NULL, state TEXT NOT NULL
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS members (session TEXT, path TEXT, PRIMARY KEY (session, path)) WITHOUT ROWID;
+CREATE INDEX IF NOT EXISTS members_of_path ON members (path);
+"""
+
+
+@dataclass(frozen=True)
+class StoredFile:
+    """A file of the dataset."""
+
+    name: str  # of the table
+    partition: str
+    stem: str
+    bytes: int
+    generation: int = 0
+    staged: str = ""  # its name in the staging folder; empty: it is in its place
+    changed_s: int = 0
+
+    @property
+    def path(self) -> str:
+        """Below the dataset's directory."""
+        return f"{self.name}/{self.partition}/{self.stem}.parquet"
+
+
+class Manifest:
+    """One dataset's; used by one thread at a time. Methods raise sqlite3.Error where the disk does not take it."""
+
+    def __init__(self, path: Path) -> None:
+        """Open or make it; blocks."""
+        self._database = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+        for setting in (
+            "locking_mode=EXCLUSIVE",
+            "journal_mode=WAL",
+            "synchronous=FULL",
+            "journal_size_limit=16777216",
+        ):
+            self._database.execute(f"PRAGMA {setting}")
+        self._database.executescript(_SCHEMA)
+        self._database.execute("DELETE FROM sessions WHERE seen_s < ?", (int(time.time()) - _FORGET_S,))
+        self._database.execute("DELETE FROM members WHERE session NOT IN (SELECT session FROM sessions)")
+
+    def close(self) -> None:
+        """Let go of the file."""
+        self._database.close()
+
+    def commit(
+        self,
+        files: Iterable[StoredFile],
+        states: Mapping[str, SessionState],
+        members: Mapping[str, Iterable[str]],
+        removed: Iterable[str] = (),
+    ) -> None:
+        """One write: these files, named in the staging folder, come; removed go; members: sessions by path."""
+        now = int(time.time())
+        with self._transaction() as run:
+            for file in files:
+                row = (file.path, file.name, file.partition, file.bytes, file.generation, now, file.staged)
+                run.execute("INSERT OR REPLACE INTO files VALUES (?,?,?,?,?,?,?)", row)
+            run.executemany(
+                "INSERT OR REPLACE INTO sessions VALUES (?,?,?,?)",
+                [(session, state.host, now, state.text()) for session, state in states.items()],
+            )
+            for path, sessions in members.items():
+                run.executemany("INSERT OR IGNORE INTO members VALUES (?,?)", [(s, path) for s in sessions])
+            gone = [(path,) for path in removed]
+            run.executemany("INSERT OR IGNORE INTO removals VALUES (?)", gone)
+            for table in ("files", "members"):
+                run.executemany(f"DELETE FROM {table} WHERE path = ?", gone)
+
+    def placed(self, paths: Iterable[str], removed: Iterable[str] = ()) -> None:
+        """These files have been renamed, those are gone: if a power cut takes this back, it is found out again."""
+        self._database.execute("PRAGMA synchronous=NORMAL")
+        try:
+            with self._transaction() as run:
+                run.executemany("UPDATE files SET staged = NULL WHERE path = ?", [(path,) for path in paths])
+                run.executemany("DELETE FROM removals WHERE path = ?", [(path,) for path in removed])
+        finally:
+            self._database.execute("PRAGMA synchronous=FULL")
+
+    def staged(self) -> list[StoredFile]:
+        """What has been written but maybe not renamed."""
+        return self._files("staged IS NOT NULL")
+
+    def removals(self) -> list[str]:
+        """What has been replaced but maybe not removed."""
+        return [path for (path,) in self._database.execute("SELECT path FROM removals ORDER BY path")]
+
+    def files(self, name: str = "") -> list[StoredFile]:
+        """All files in their places, or those of a table, by path."""
+        return self._files("staged IS NULL AND ? IN ('', name)", name)
+
+    def forget(self, paths: Iterable[str]) -> None:
+        """These files are no more."""
+        gone = [(path,) for path in paths]
+        with self._transaction() as run:
+            run.executemany("DELETE FROM files WHERE path = ?", gone)
+            run.executemany("DELETE FROM members WHERE path = ?", gone)
+
+    def session(self, session: str) -> SessionState | None:
+        """What is stored of a session; None: nothing. Raises ValueError, KeyError, TypeError, too."""
+        row = self._database.execute("SELECT state FROM sessions WHERE session = ?", (session,)).fetchone()
+        return SessionState.from_text(row[0]) if row else None
+
+    def paths_of(self, session: str) -> list[str]:
+        """The files that hold the session's flows, by path."""
+        rows = self._database.execute("SELECT path FROM members WHERE session = ? ORDER BY path", (session,))
+        return [path for (path,) in rows]
+
+    def _files(self, condition: str, *values: str) -> list[StoredFile]:
+        columns = "name, partition, path, bytes, generation, staged, changed_s"
+        rows = self._database.execute(f"SELECT {columns} FROM files WHERE {condition} ORDER BY path", values)
+        return [StoredFile(n, p, Path(path).stem, b, g, s or "", c) for n, p, path, b, g, s, c in rows]
+
+    @contextmanager
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
+        self._database.execute("BEGIN IMMEDIATE")
+        try:
+            yield self._database
+            self._database.execute("COMMIT")
+        except BaseException:
+            if self._database.in_transaction:
+                self._database.execute("ROLLBACK")
+            raise

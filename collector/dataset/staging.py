@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A folder beside the tables in which files are made, and how they get from there into their places."""
+
+import ctypes
+import os
+import secrets
+import shutil
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+
+from collector.dataset.files import make_directory, sync_directory
+from collector.dataset.manifest import StoredFile
+
+OWN = ".netmon"
+"""The folder of what is not rows; readers pass over names that begin with a dot."""
+
+_AT_CWD, _EXCHANGE = -100, 2
+
+
+class Staging:
+    """One dataset's."""
+
+    def __init__(self, directory: Path) -> None:
+        """Make it where it is missing. Raises OSError."""
+        self.directory = directory
+        self.folder = directory / OWN / "staging"
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._token = secrets.token_hex(4)  # another one in every run: what lies in two datasets can be put together
+        self._number = 0
+
+    def stem(self) -> str:
+        """A name that no other file has."""
+        self._number += 1
+        return f"part-{self._token}-{self._number:06}"
+
+    def clear(self) -> None:
+        """Remove what was never committed. Raises OSError."""
+        for unfinished in self.folder.iterdir():
+            if unfinished.is_dir():
+                shutil.rmtree(unfinished)
+            else:
+                unfinished.unlink()
+
+    def discard(self, files: Iterable[StoredFile]) -> None:
+        """Remove files that are not going to be committed."""
+        for file in files:
+            (self.folder / file.staged).unlink(missing_ok=True)
+
+    def place(self, files: Iterable[StoredFile], removed: Iterable[str]) -> None:
+        """Put committed files into their places, and remove what they replace; may be repeated. Raises OSError.
+
+        A file that is staged in a folder (its name ends in a slash) comes with all that its hour is to hold from now
+        on: the two folders change places at once, so that a reader lists either the old files or the new one.
+        """
+        folders = set()
+        for file in files:
+            final = self.directory / file.path
+            make_directory(final.parent)
+            folders.add(final.parent)
+            if file.staged.endswith("/"):
+                self._swap(self.folder / file.staged, final)
+            else:
+                with suppress(FileNotFoundError):  # it was renamed before a crash
+                    (self.folder / file.staged).replace(final)
+        for path in removed:
+            (self.directory / path).unlink(missing_ok=True)
+            folders.add((self.directory / path).parent)
+        for folder in folders:
+            if folder.is_dir():
+                sync_directory(folder)
+                sync_directory(folder.parent)
+
+    def prepare_swap(self, staged: Path, leave: Iterable[Path], partition: Path) -> str:
+        """Let a file's folder hold all that the partition does but `leave`; how the file is staged then."""
+        gone = set(leave)
+        try:
+            for path in partition.iterdir():
+                if path not in gone:
+                    (staged.parent / path.name).hardlink_to(path)
+        except OSError:  # a file system without links: one after the other, then
+            return str(staged.relative_to(self.folder))
+        sync_directory(staged.parent)
+        sync_directory(self.folder)
+        return f"{staged.parent.name}/"
+
+    def drop(self, partition: Path) -> None:
+        """Remove a folder of a table, for readers at once. Raises OSError."""
+        away = self.folder / self.stem()
+        partition.rename(away)
+        sync_directory(partition.parent)
+        shutil.rmtree(away)
+        with suppress(OSError):  # not empty
+            partition.parent.rmdir()
+
+    @staticmethod
+    def _swap(folder: Path, final: Path) -> None:
+        if folder.is_dir():
+            if not final.exists() and not _exchange(folder, final.parent):
+                (folder / final.name).replace(final)
+            shutil.rmtree(folder)
+
+
+def _exchange(one: Path, other: Path) -> bool:
+    """Let two folders change places at once; False where the system or the file system cannot."""
+    rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)  # Linux 3.15, glibc 2.28
+    return rename is not None and rename(_AT_CWD, os.fsencode(one), _AT_CWD, os.fsencode(other), _EXCHANGE) == 0

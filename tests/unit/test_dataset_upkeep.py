@@ -1,0 +1,258 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Small files are merged, old hours go; a reader and a crash never see a row twice or not at all."""
+
+import shutil
+import threading
+from datetime import datetime, timezone
+from pathlib import Path
+
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from collector_stream import hello
+from dataset_rows import BEGIN_NS, HOUR_NS, MS, buckets, flows, state
+
+from collector.dataset import compaction, row_parts, staging
+from collector.dataset.manifest import Manifest
+from collector.dataset.retention import Keep, parse_keep, too_old
+from collector.dataset.sink import ParquetSink
+from collector.dataset.upkeep import Upkeep
+from netmon.errors import UsageError
+
+
+@pytest.fixture(autouse=True)
+def _hours_are_over(monkeypatch):
+    monkeypatch.setattr(compaction, "_QUIET_S", -1)
+    monkeypatch.setattr(compaction, "_QUIET_FLOWS_S", -1)
+
+
+def files(directory: Path, name: str = "buckets") -> list[Path]:
+    return sorted(directory.glob(f"{name}/*/*/*.parquet"))
+
+
+def read(directory: Path, name: str = "buckets") -> pd.DataFrame:
+    rows = pd.read_parquet(directory / name)
+    return rows.sort_values(["host", "bucket_start_ns", "flow_id"], ignore_index=True)
+
+
+def filled(directory: Path, writes: int = 5, hosts: int = 3) -> ParquetSink:
+    sink = ParquetSink(directory)
+    for number in range(writes):
+        sink.write({"buckets": buckets(hosts, BEGIN_NS + number * 200 * MS)}, {"s1": state("h0", number)})
+    return sink
+
+
+def test_the_files_of_an_hour_become_one(tmp_path):
+    sink = filled(tmp_path)
+    before = read(tmp_path)
+    assert len(files(tmp_path)) == 5
+    assert sink.merge_some(lambda: True)
+    assert not sink.merge_some(lambda: True)
+    (path,) = files(tmp_path)
+    pd.testing.assert_frame_equal(read(tmp_path), before)
+    rows = pq.ParquetFile(path).read().to_pandas()
+    ordered = rows.sort_values(["host", "bucket_start_ns"], kind="stable", ignore_index=True)
+    assert rows["bucket_start_ns"].tolist() == ordered["bucket_start_ns"].tolist()
+    sink.write({"buckets": buckets(3, BEGIN_NS + 1000 * MS)}, {})
+    assert sink.merge_some(lambda: True)  # what comes late is merged, too
+    assert (len(files(tmp_path)), len(read(tmp_path))) == (1, 3600)
+    sink.close()
+    ParquetSink(tmp_path).close()
+    assert len(read(tmp_path)) == 3600
+    assert not list((tmp_path / ".netmon" / "staging").iterdir())
+
+
+def test_an_hour_that_is_being_written_has_a_bounded_number_of_files(tmp_path, monkeypatch):
+    monkeypatch.setattr(compaction, "_QUIET_S", 3600)
+    monkeypatch.setattr(compaction, "AT_ONCE", 4)
+    sink = filled(tmp_path, writes=11)
+    while sink.merge_some(lambda: True):
+        pass
+    assert len(files(tmp_path)) == 2 + 3
+    assert len(read(tmp_path)) == 11 * 600
+    sink.close()
+
+
+@pytest.mark.parametrize("exchanging", [True, False])
+@pytest.mark.parametrize("moment", ["merge", "commit", "place", "placed"])
+def test_a_power_cut_while_files_are_merged_costs_nothing(tmp_path, monkeypatch, moment, exchanging):
+    data, after = tmp_path / "data", tmp_path / "after"
+    sink = filled(data)
+    before = read(data)
+
+    def cut(*_: object, **__: object) -> None:
+        shutil.copytree(data, after)
+        raise KeyboardInterrupt
+
+    if not exchanging:
+        monkeypatch.setattr(staging, "_exchange", lambda one, other: False)
+    with monkeypatch.context() as patched:
+        where = {
+            "merge": (staging.Staging, "prepare_swap"),
+            "commit": (Manifest, "commit"),
+            "place": (staging.Staging, "_swap"),
+            "placed": (Manifest, "placed"),
+        }
+        patched.setattr(*where[moment], cut)
+        with pytest.raises(KeyboardInterrupt):
+            sink.merge_some(lambda: True)
+    sink.close()
+    ParquetSink(after).close()
+    for directory in (data, after):
+        pd.testing.assert_frame_equal(read(directory), before)
+    assert len(files(after)) == (5 if moment in ("merge", "commit") else 1)
+
+
+def test_a_reader_sees_every_row_once_or_is_told(tmp_path):
+    """It lists the files before, and opens them after they were replaced: it fails, and does not read half."""
+    sink = filled(tmp_path, writes=2, hosts=1)
+    rows, over, seen, told = 400, threading.Event(), set(), 0
+
+    def look() -> None:
+        nonlocal told
+        while not over.is_set():
+            try:
+                seen.add(sum(pq.read_metadata(path).num_rows for path in files(tmp_path)))
+            except FileNotFoundError:
+                told += 1
+
+    reader = threading.Thread(target=look)
+    reader.start()
+    try:
+        for number in range(2, 40):
+            sink.write({"buckets": buckets(1, BEGIN_NS + number * 200 * MS)}, {})
+            rows += 200
+            assert sink.merge_some(lambda: True)
+    finally:
+        over.set()
+        reader.join()
+    sink.close()
+    assert seen <= set(range(400, rows + 1, 200))
+    assert sum(pq.read_metadata(path).num_rows for path in files(tmp_path)) == rows
+
+
+def test_merging_stops_when_it_is_told_to(tmp_path):
+    sink = filled(tmp_path)
+    assert not sink.merge_some(lambda: False)
+    assert len(files(tmp_path)) == 5
+    assert not list((tmp_path / ".netmon" / "staging").iterdir())
+    sink.close()
+
+
+def test_rows_that_change_are_merged_only_when_they_do_not_change_any_more(tmp_path, monkeypatch):
+    monkeypatch.setattr(row_parts, "ROWS_PER_PART", 2)
+    sink = ParquetSink(tmp_path)
+    sink.write({"flows": flows("h0", [1, 2, 3, 4, 5])}, {"s1": state("h0", 1)})
+    assert len(files(tmp_path, "flows")) == 3
+    assert not sink.merge_some(lambda: True)
+    sink.close()
+    again = ParquetSink(tmp_path)
+    assert again.merge_some(lambda: True)  # nobody has come back
+    assert len(files(tmp_path, "flows")) == 1
+    assert [s.flow.flow_id for s in again.resume(hello()).flows] == []
+    again.close()
+    assert sorted(pd.read_parquet(tmp_path / "flows")["flow_id"]) == [1, 2, 3, 4, 5]
+
+
+def test_a_merged_hour_can_be_read_in_part(tmp_path, monkeypatch):
+    """One job's iterations: statistics let a reader skip most row groups."""
+    monkeypatch.setattr(compaction, "ROWS_PER_GROUP", 1000)
+    sink = filled(tmp_path, writes=10, hosts=16)
+    assert sink.merge_some(lambda: True)
+    sink.close()
+    (path,) = files(tmp_path)
+    metadata = pq.read_metadata(path)
+    place = {name: number for number, name in enumerate(pq.read_schema(path).names)}
+
+    def may_match(group: int) -> bool:
+        job, iteration = (metadata.row_group(group).column(place[name]).statistics for name in ("job", "iteration"))
+        return job.min <= "job1" <= job.max and iteration.min <= 2 <= iteration.max
+
+    matching = [group for group in range(metadata.num_row_groups) if may_match(group)]
+    assert metadata.num_row_groups >= 16
+    assert 0 < len(matching) <= metadata.num_row_groups / 2 + 1
+
+
+@pytest.mark.parametrize(
+    ("text", "keep"),
+    [
+        ("buckets=7d", Keep("buckets", most_ns=7 * 24 * HOUR_NS)),
+        ("full=10GB", Keep("full", most_bytes=10**10)),
+        ("all=12h", Keep("all", most_ns=12 * HOUR_NS)),
+    ],
+)
+def test_what_is_kept_is_told_by_age_or_size(text, keep):
+    assert parse_keep(text) == keep
+
+
+@pytest.mark.parametrize("text", ["buckets", "buckets=", "cells=7d", "buckets=0d", "buckets=often", "=7d"])
+def test_what_cannot_be_read_is_refused(text):
+    with pytest.raises(UsageError, match=r"cannot read '.*': write TABLE=AGE or TABLE=SIZE, such as"):
+        parse_keep(text)
+
+
+def test_old_hours_go_as_a_whole_and_never_the_newest(tmp_path):
+    sink = ParquetSink(tmp_path)
+    for hour in range(5):
+        sink.write({"buckets": buckets(1, BEGIN_NS + hour * HOUR_NS)}, {})
+    earlier = tmp_path / "buckets" / "date=2026-11-19" / "host=h0"
+    earlier.mkdir(parents=True)
+    shutil.copy(files(tmp_path)[0], earlier / "part-s1-1-2.parquet")
+    now = BEGIN_NS / 1e9 + 5 * 3600
+    old = {path.name for path in too_old(tmp_path, [parse_keep("buckets=150m")], now)}
+    assert old == {"host=h0", "hour=00", "hour=01"}
+    size = files(tmp_path)[-1].stat().st_size
+    assert len(too_old(tmp_path, [Keep("all", most_bytes=2 * size + size // 2)], now)) == 4
+    assert len(too_old(tmp_path, [Keep("buckets", most_bytes=1)], now)) == 5
+    assert too_old(tmp_path, [Keep("flows", most_bytes=1)], now) == []
+    sink.drop([Keep("buckets", most_bytes=1)])
+    assert [path.parent.name for path in files(tmp_path)] == ["hour=04"]
+    assert not earlier.parent.exists()
+    sink.write({"buckets": buckets(1, BEGIN_NS)}, {})
+    sink.close()
+    assert len(pd.read_parquet(tmp_path / "buckets")) == 400
+    ParquetSink(tmp_path).close()
+
+
+def test_an_hour_with_rows_that_change_stays(tmp_path):
+    sink = ParquetSink(tmp_path)
+    sink.write({"flows": flows("h0", [1], first_ns=BEGIN_NS)}, {})
+    (tmp_path / "flows" / "date=2026-11-22" / "hour=00").mkdir(parents=True)
+    assert len(too_old(tmp_path, [Keep("flows", most_ns=1)], datetime.now(timezone.utc).timestamp() + 10**9)) == 1
+    sink.drop([Keep("flows", most_bytes=1)])
+    assert len(files(tmp_path, "flows")) == 1
+    sink.close()
+
+
+def test_it_happens_by_itself(tmp_path, monkeypatch):
+    monkeypatch.setattr("collector.dataset.upkeep._EVERY_S", 0.01)
+    sink = filled(tmp_path)
+    upkeep = Upkeep(sink, [Keep("all", most_ns=1)])
+    deadline = threading.Event()
+    for _ in range(3000):
+        if len(files(tmp_path)) == 1:
+            break
+        deadline.wait(0.02)
+    upkeep.close()
+    sink.close()
+    assert len(files(tmp_path)) == 1
+
+
+def test_files_that_somebody_has_removed_are_passed_over(tmp_path):
+    sink = filled(tmp_path)
+    files(tmp_path)[1].unlink()
+    assert sink.merge_some(lambda: True)
+    assert (len(files(tmp_path)), len(read(tmp_path))) == (1, 4 * 600)
+    sink.close()
+
+
+def test_a_table_of_words_that_differ_per_file_is_merged(tmp_path):
+    sink = ParquetSink(tmp_path)
+    for number, job in enumerate(("a", "b", "")):
+        rows = buckets(2, BEGIN_NS + number * 200 * MS)
+        words = pa.array([job] * len(rows), pa.string()).dictionary_encode()
+        sink.write({"buckets": rows.set_column(rows.schema.get_field_index("job"), "job", words)}, {})
+    assert sink.merge_some(lambda: True)
+    sink.close()
+    assert read(tmp_path)["job"].value_counts().to_dict() == {"a": 400, "b": 400, "": 400}
