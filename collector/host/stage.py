@@ -118,6 +118,7 @@ class HostStage:
             some.discard(place)
         tables.pending.drop(place)
         tables.accounts.drop(place)
+        tables.ledger.close(window.first_link, len(window.links))
         tables.places.remove(place, len(window.links))
         tables.touch()
 
