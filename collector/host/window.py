@@ -151,6 +151,10 @@ class HostWindow:
             by = f"{jump_ns / NS_PER_S:+.3f} s"
             self.ranks.warn(f"rows of {self.hello.host} move by {by}: its clock has jumped, or is only now known")
 
+    def align_ranks(self) -> None:
+        """Find the common numbers of the ranks."""
+        self.ranks.align(self.ranks.offset_ns, self.alignment.error_ns)
+
     def use_map(self) -> None:
         """The clock is mapped anew."""
         self._tables.places.use_map(self.place, self.alignment.map)
