@@ -373,3 +373,26 @@ def test_a_session_that_has_sent_nothing_is_forgotten(tmp_path: Path, monkeypatc
         store.close()
 
     asyncio.run(scenario())
+
+
+def test_what_waits_in_memory_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is queued for a tick, and rows whose horizon does not come."""
+    monkeypatch.setattr(registry, "_MOST_QUEUED", 500)
+    monkeypatch.setattr(registry, "_MOST_WAITING", 1_000)
+
+    async def scenario() -> None:
+        store, source = ParquetSink(tmp_path), Host()
+        sessions = Registry(store, Settings())
+        entry = await sessions.open(hello(), asyncio.Event())
+        taken_in = []
+        for _ in range(8):
+            batch = replace(source.batch(), horizon_ns=0)
+            sessions.add(entry, message(batch))
+            taken_in.append(entry.session.received)
+        assert taken_in == [0, 2, 2, 2, 5, 5, 5, 8]  # 200 rows each, and four flows with the first
+        assert any("rows ahead of its horizon" in line for line in entry.session.window.ranks.warnings)
+        assert await sessions.flush()
+        store.close()
+
+    asyncio.run(scenario())
+    assert len(pd.read_parquet(tmp_path / "buckets")) >= 1_000

@@ -332,3 +332,9 @@ def test_records_and_messages_have_the_same_fields(record: type) -> None:
     message = getattr(netmon_pb2, record.__name__)
     names = {field.name for field in fields(record)} - ({"bucket_ns"} if record is Batch else set())  # Buckets has it
     assert names == set(message.DESCRIPTOR.fields_by_name)
+
+
+def test_a_cost_below_nothing_is_nothing() -> None:
+    message = encode_batch(a_batch())
+    message.cost.cpu_fraction = -0.3
+    assert decode_batch(message).cost.cpu_fraction == 0
