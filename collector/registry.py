@@ -20,6 +20,7 @@ from collector.host.incoming import gather
 from collector.host.session import Flush, Session
 from collector.host.stage import HostStage, Settled
 from collector.host.window import Output
+from collector.intake import Intake
 from collector.jobs.clocks import Clocks
 from collector.jobs.common_numbers import Numbers
 from collector.jobs.inferring import Inferring
@@ -27,13 +28,17 @@ from collector.jobs.rank_claims import Claims
 from collector.jobs.remote_ends import Peers
 from collector.set_aside import SetAside
 from collector.settings import Settings
+from collector.shedding import Storing
 from collector.triggers import Triggers, Wanted
+from collector.view.frozen import Frozen
 from collector.view.job_views import Jobs
-from collector.view.snapshot import take_snapshot
+from collector.view.pages import page
+from collector.view.sessions import Sessions
+from collector.view.view import View
 from netmon.dl.inference import Findings
 from netmon.errors import DataError, NetmonError, WireError
 from netmon.records import Batch, Hello
-from netmon.views import Snapshot
+from netmon.views import Selection, Snapshot
 from netmon.wire import netmon_pb2
 from netmon.wire.batches import encode_hello
 from netmon.wire.limits import MAX_ROWS
@@ -84,10 +89,15 @@ class Registry:
         self._newest_of: dict[str, Entry] = {}  # by host
         self._jobs = Jobs(settings.parameters)
         self._stage = HostStage(settings, Peers(), Numbers(), Claims())
+        self._sessions = Sessions(self._stage.tables)
+        self._view = View(self._sessions, self._jobs, settings)
+        self.ticks = 0  # how often what viewers see has changed
         self._queued: list[tuple[Entry, netmon_pb2.AgentMessage]] = []  # for the next tick
         self._queued_weight = 0
         self._careful_until = 0.0  # until then a tick takes in one batch, so that it is known which one it fails at
         self._inferring = Inferring()
+        self.intake = Intake(self._storing)
+        self._writing_s = 0.0  # CPU time of the last flush
         self._clocks = Clocks()
         self.full, self._triggers = FullResolution(), Triggers(settings)
         self._pulling: set[asyncio.Task[None]] = set()
@@ -97,6 +107,7 @@ class Registry:
         self._inferring_now = asyncio.Lock()
         self._room = asyncio.Event()
         self._room.set()
+        self._closing = False
         self._trouble = ""  # why the last flush failed
         self._set_aside = SetAside(sink.directory)
         self._failures: Counter[str] = Counter()  # of whole sessions, by name
@@ -156,6 +167,7 @@ class Registry:
             self._forget(entry)
 
     def _forget(self, entry: Entry) -> None:
+        self._view.forget_links(self._sessions.links_of(entry.session))
         self._stage.close(entry.session.place)
         self._triggers.forget(entry.session.hello.session)
         del self._entries[entry.session.hello.session]
@@ -195,6 +207,7 @@ class Registry:
             entry.settled, entry.last_heard = False, time.monotonic()
             entry.recent.append(message)
             self._stage.add(entry.session.place, message.batch)
+            self.intake.came(entry.session.hello.session, message.batch.buckets.rows, message.batch.horizon_ns)
             self._queued.append((entry, message))
             self._queued_weight += _weight(message.batch)
             if self._queued_weight > _MOST_QUEUED or time.monotonic() < self._careful_until:
@@ -228,6 +241,7 @@ class Registry:
         else:
             self._made(settled)
         self._queued, self._queued_weight = [], 0
+        self.intake.ticked()
 
     def _begin_anew(self, error: Exception) -> None:
         """Nothing in the stage is what it should be: every session is taken up from the dataset, one batch at a time.
@@ -251,6 +265,8 @@ class Registry:
         self._entries.clear()
         self._find_newest()
         self._stage = HostStage(self._settings, Peers(), Numbers(), Claims())
+        self._sessions = Sessions(self._stage.tables)
+        self._view = View(self._sessions, self._jobs, self._settings)
         self._inferring = Inferring()
         self._careful_until = time.monotonic() + _CAREFUL_S
 
@@ -263,6 +279,8 @@ class Registry:
 
     def _made(self, settled: Settled) -> None:
         """What a tick has made final, and at what it has failed."""
+        self.ticks += 1
+        self._sessions.tell(settled, self._view)
         entries = {entry.session.place: entry for entry in self._entries.values()}
         for place, (sequence, reason) in settled.refused.items():
             entry = entries[place]
@@ -277,7 +295,7 @@ class Registry:
                     self._arrived(entries[place], output)
                 except Exception as error:
                     self._fail(entries[place], "what has settled", error)
-        if sum(entry.session.pending_bytes for entry in entries.values()) > MOST_PENDING_BYTES:
+        if self._pending_bytes > MOST_PENDING_BYTES:
             self._room.clear()
 
     def _fail_at(self, entry: Entry, sequence: int, error: Exception) -> None:
@@ -316,6 +334,18 @@ class Registry:
         if line not in self._notices and len(self._notices) < _MOST_NOTICES:
             self._notices[line] = None
             _log.warning(line, exc_info=error)
+
+    @property
+    def _pending_bytes(self) -> int:
+        return sum(entry.session.pending_bytes for entry in self._entries.values())
+
+    def _storing(self) -> Storing:
+        return Storing(self._pending_bytes / MOST_PENDING_BYTES, self._writing_s)
+
+    def close_intake(self) -> None:
+        """Take nothing in any more: what agents have not been told is stored, they keep."""
+        self._closing = True
+        self._room.clear()
 
     async def infer(self, leaving: Entry | None = None) -> None:
         """Let the traffic tell what it can about training; the computing happens in a thread.
@@ -372,6 +402,7 @@ class Registry:
         """The connection of a session has broken."""
         entry.connected, entry.last_heard = False, time.monotonic()
         self.full.disconnected(entry)
+        self.intake.left(entry.session.hello.session)
         if not entry.broken:
             entry.session.window.ranks.release()
 
@@ -380,8 +411,9 @@ class Registry:
         self._settle([entry], leaving)
 
     def _settle(self, entries: list[Entry], leaving: bool) -> None:
-        places = [entry.session.place for entry in entries if not entry.broken]
-        self._guarded(lambda: self._stage.settle_all(places, leaving))
+        places = sorted(entry.session.place for entry in entries if not entry.broken)
+        if places:
+            self._guarded(lambda: self._stage.settle_all(places, leaving))
         for entry in entries:
             entry.settled, entry.left = True, leaving
 
@@ -393,16 +425,19 @@ class Registry:
     def tidy(self) -> None:
         """Settle sessions that have fallen silent, and let go of those that will not come back."""
         now = time.monotonic()
-        for entry in list(self._entries.values()):
-            silent = now - entry.last_heard
-            if silent > _SILENT_AFTER_S and not entry.settled:
-                self.settle(entry, leaving=False)
+        entries = list(self._entries.values())
+        silent = [e for e in entries if now - e.last_heard > _SILENT_AFTER_S and not e.settled]
+        self._settle(silent, leaving=False)
+        for entry in silent:
+            if not entry.broken:
                 entry.session.window.ranks.release()
-            if silent > _LEAVE_AFTER_S and not entry.connected and not entry.left:
-                self.settle(entry, leaving=True)
+        gone = [e for e in entries if now - e.last_heard > _LEAVE_AFTER_S and not (e.connected or e.left)]
+        self._settle(gone, leaving=True)
+        for entry in list(self._entries.values()):
             replaced = self._newest_of[entry.session.hello.host] is not entry
-            told = entry.left and entry.session.idle and silent > (_LEAVE_AFTER_S if replaced else _FORGET_AFTER_S)
-            nothing = not entry.connected and not entry.session.queued and silent > _SILENT_AFTER_S
+            quiet_s = now - entry.last_heard
+            told = entry.left and entry.session.idle and quiet_s > (_LEAVE_AFTER_S if replaced else _FORGET_AFTER_S)
+            nothing = not entry.connected and not entry.session.queued and quiet_s > _SILENT_AFTER_S
             if told or nothing:
                 self._forget(entry)
 
@@ -443,7 +478,8 @@ class Registry:
             if self._trouble:
                 _log.warning(f"{self._sink.directory} takes rows again")
             self._trouble = ""
-            self._room.set()
+            if not self._closing:
+                self._room.set()
             return True
 
     def _due(self) -> list[tuple[Entry, Flush]]:
@@ -460,6 +496,7 @@ class Registry:
 
     def _write(self, due: list[tuple[Entry, Flush]], full: list[pa.Table]) -> list[tuple[Entry, Exception]]:
         """Write all that can be built; returns the sessions at which that fails. Raises DataError; may be a thread."""
+        began_s = time.thread_time()
         built, failed = [], []
         for entry, flush in due:
             try:
@@ -476,6 +513,7 @@ class Registry:
                     self._store([one], [])
                 except Exception as error:
                     failed.append((one[0], error))
+        self._writing_s = time.thread_time() - began_s
         return failed
 
     def _store(self, built: Sequence[tuple[Entry, Mapping[str, pa.Table], SessionState]], full: list[pa.Table]) -> None:
@@ -492,12 +530,18 @@ class Registry:
             entry.acknowledge = sequence
             entry.news.set()
 
-    def snapshot(self, flows: int) -> Snapshot:
-        """What viewers see now: the newest session of each host."""
-        windows = [(entry.session.window, entry.connected) for entry in self._newest()]
+    def freeze(self) -> Frozen:
+        """What viewers can be shown now: the newest session of each host."""
         lines = self._trouble, self._inferring.trouble, *self._notices
-        trouble = tuple(line for line in lines if line)
-        return take_snapshot(windows, self._jobs, self._settings, time.time_ns(), flows, trouble)
+        return self._view.freeze(time.time_ns(), [line for line in lines if line])
+
+    def page(self, frozen: Frozen, asked: Selection) -> Snapshot:
+        """What of it a viewer has asked for."""
+        return page(frozen, asked, self._sessions, self._jobs)
+
+    def snapshot(self, flows: int) -> Snapshot:
+        """Everything as it is now, with so many of the largest flows."""
+        return self.page(self.freeze(), Selection(flows=flows))
 
     def _newest(self) -> list[Entry]:
         """The newest session of each host."""
@@ -507,6 +551,7 @@ class Registry:
         """After a session has come or gone. What an earlier one left behind may arrive later than its successor."""
         by_age = sorted(self._entries.values(), key=lambda entry: entry.session.hello.clock.utc_ns)
         self._newest_of = {entry.session.hello.host: entry for entry in by_age}
+        self._sessions.show(self._newest())
 
 
 def _weight(batch: netmon_pb2.Batch) -> int:
