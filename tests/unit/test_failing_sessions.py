@@ -16,10 +16,15 @@ from collector_stream import Host, hello, mark
 from test_collector_server import collector, first_stored, message, send, session
 
 from collector import registry, stream
+from collector.dataset.resume import Resume
 from collector.dataset.sink import ParquetSink
+from collector.host.incoming import gather
 from collector.host.session import Flush, Session
 from collector.host.stage import HostStage
 from collector.jobs.clocks import Clocks
+from collector.jobs.common_numbers import Numbers
+from collector.jobs.rank_claims import Claims
+from collector.jobs.remote_ends import Peers
 from collector.registry import Registry
 from collector.set_aside import FOLDER, SetAside, read_messages
 from collector.settings import Settings
@@ -396,3 +401,15 @@ def test_what_waits_in_memory_is_bounded(tmp_path: Path, monkeypatch: pytest.Mon
 
     asyncio.run(scenario())
     assert len(pd.read_parquet(tmp_path / "buckets")) >= 1_000
+
+
+def test_what_a_session_left_when_it_was_discarded() -> None:
+    """Samples whose interval would end later are nobody's."""
+    stage = HostStage(Settings(), Peers(), Numbers(), Claims())
+    places = [stage.open(hello(host=host, session=host), Resume()) for host in ("h0", "h1")]
+    hosts = [Host(), Host()]
+    for _ in range(8):
+        stage.take(places, gather([host.batch() for host in hosts]))
+    stage.close(places[1])
+    for _ in range(30):
+        assert not stage.take(places[:1], gather([hosts[0].batch()])).failed
