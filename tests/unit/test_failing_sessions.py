@@ -408,7 +408,7 @@ def test_what_a_session_left_when_it_was_discarded() -> None:
     stage = HostStage(Settings(), Peers(), Numbers(), Claims())
     places = [stage.open(hello(host=host, session=host), Resume()) for host in ("h0", "h1")]
     hosts = [Host(), Host()]
-    for _ in range(8):
+    for _ in range(12):
         stage.take(places, gather([host.batch() for host in hosts]))
     stage.close(places[1])
     for _ in range(30):
