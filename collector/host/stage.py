@@ -393,7 +393,9 @@ class HostStage:
         of_link = np.maximum(places.links["session"], 0)
         told, links = self.tables.ledger.rows(settled_ns[of_link], places.table["first_link"][of_link])
         for row, link in zip(told, links, strict=True):
-            ledger.setdefault(int(places.links["session"][link]), []).append(row)
+            place = int(places.links["session"][link])
+            if place >= 0:  # of a session that is not gone
+                ledger.setdefault(place, []).append(row)
         begins = edges(fresh["session"], len(places.table))
         with_rows = set(np.unique(fresh["session"]).tolist())
         due = heard | set(np.flatnonzero(places.table["due_ns"] <= settled_ns).tolist())
