@@ -105,7 +105,11 @@ class AgentStream:
             await self._context.abort(grpc.StatusCode.ABORTED, f"session {name} has connected again")
 
     def _check(self) -> None:
-        """Raises RefusedBatchError where a batch was not taken in; FailedSessionError where the session is not what it should be, _SilentError where nobody is there."""
+        """Raise what the agent is to be told.
+
+        RefusedBatchError: a batch was not taken in; FailedSessionError: the session is not what it should be;
+        _SilentError: nobody is there.
+        """
         if self._entry and self._entry.refused and self._current:
             raise self._entry.refused
         if self._entry and self._entry.failure and self._current:

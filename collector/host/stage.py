@@ -44,6 +44,8 @@ class Settled:
     failed: dict[int, tuple[int, Exception]] = field(
         default_factory=dict
     )  # by place: batch, 0: none, and how it failed
+    arrived: list[Table] = field(default_factory=list)  # rows that have come, dtype ARRIVED
+    final: list[Classified] = field(default_factory=list)  # rows that have settled
 
 
 @dataclass
@@ -115,7 +117,6 @@ class HostStage:
         self._broken.discard(place)
         tables.pending.drop(place)
         tables.accounts.drop(place)
-        tables.classifier.drop(range(window.first_link, window.first_link + len(window.links)))
         tables.places.remove(place, len(window.links))
         tables.touch()
 
@@ -287,6 +288,7 @@ class HostStage:
         arriving = _as_arrived(rows)
         onsets = tables.flows.seen(arriving)
         tables.pending.add(arriving)
+        batches.settled.arrived.append(arriving)
         tables.touch()
         last_row, last = np.full(len(batches.place), -1, np.int64), heads["horizon_ns"].copy()
         np.maximum.at(last_row, rows["batch"], rows["start_ns"])
@@ -298,11 +300,10 @@ class HostStage:
         arrivals = list(zip(*(column[good].tolist() for column in (heads["sequence"], last_row, last)), strict=True))
         at = edges(batches.place[good], len(tables.places.table))
         begins = edges(arriving["session"], len(tables.places.table))
-        horizon = tables.places.table["horizon_ns"].tolist()
         for place in np.unique(batches.place[good]).tolist():
             mine, session = arrivals[at[place] : at[place + 1]], self._sessions[place]
             session.taken(mine[-1][0])
-            session.window.arrive(mine, arriving[begins[place] : begins[place + 1]], horizon[place])
+            session.window.arrive(mine, arriving[begins[place] : begins[place + 1]])
         self._take_onsets(arriving, onsets, begins)
 
     def _take_onsets(self, rows: Table, places: npt.NDArray[np.int64], begins: npt.NDArray[np.intp]) -> None:
@@ -340,6 +341,7 @@ class HostStage:
         steps = tables.steps([self._sessions[place].window for place in busy if place not in self._broken])
         found, buckets = self._final(settled, rows, steps)
         tables.account(found)
+        settled.final.append(found)
         self._output(settled, buckets, found.rows, heard)
         tables.forget()
 

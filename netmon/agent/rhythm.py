@@ -31,7 +31,7 @@ class Rhythm:
         """Between two batches at least, if the collector has asked for it."""
 
     def look(self, now_ns: int, level: float, waits: bool) -> None:
-        """What a look has shown. level: of the fullest ring, 0 to 1; waits: whether there is anything to take or send."""
+        """What a look has shown. level: of the fullest ring, 0 to 1; waits: whether anything is to be taken or sent."""
         self._growth, self._level = level - self._level, level
         self._looked_ns, self._waits = now_ns, waits
         if waits:

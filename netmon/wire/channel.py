@@ -12,10 +12,26 @@ MAX_MESSAGE_BYTES = 16 << 20
 ALIVE_EVERY_S = 1.0
 """So often a collector says on a stream that it is alive, whether it has something to acknowledge or not."""
 
+QUIET_WAIT_S = 10.0
+
+
+def wait_quietly() -> None:
+    """To be called once by a process whose threads wait for gRPC's messages: they are woken when one has come.
+
+    gRPC lets them look ten times a second as well whether Ctrl-C has come, which only the main thread would see; that
+    takes more time than an idle stream itself. There is no option for it; where gRPC waits otherwise nothing changes.
+    """
+    from grpc import _common
+
+    if hasattr(_common, "MAXIMUM_WAIT_TIMEOUT"):
+        _common.MAXIMUM_WAIT_TIMEOUT = QUIET_WAIT_S
+
+
 AGENT_OPTIONS = (
     ("grpc.max_send_message_length", -1),
     ("grpc.use_local_subchannel_pool", 1),  # a connection of its own
     ("grpc.enable_retries", 0),
+    ("grpc.http2.bdp_probe", 0),  # a few bytes come down: how fast more could come needs no pings
     # With these gRPC also sets TCP_USER_TIMEOUT, so that the kernel does not wait longer for what it has sent.
     ("grpc.keepalive_time_ms", 2_000),
     ("grpc.keepalive_timeout_ms", 3_000),
