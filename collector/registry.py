@@ -242,6 +242,7 @@ class Registry:
         else:
             self._made(settled)
         self._queued, self._queued_weight = [], 0
+        self.intake.ticked()
 
     def _begin_anew(self, error: Exception) -> None:
         """Nothing in the stage is what it should be: every session is taken up from the dataset, one batch at a time.
@@ -411,8 +412,9 @@ class Registry:
         self._settle([entry], leaving)
 
     def _settle(self, entries: list[Entry], leaving: bool) -> None:
-        places = [entry.session.place for entry in entries if not entry.broken]
-        self._guarded(lambda: self._stage.settle_all(places, leaving))
+        places = sorted(entry.session.place for entry in entries if not entry.broken)
+        if places:
+            self._guarded(lambda: self._stage.settle_all(places, leaving))
         for entry in entries:
             entry.settled, entry.left = True, leaving
 
@@ -424,16 +426,19 @@ class Registry:
     def tidy(self) -> None:
         """Settle sessions that have fallen silent, and let go of those that will not come back."""
         now = time.monotonic()
-        for entry in list(self._entries.values()):
-            silent = now - entry.last_heard
-            if silent > _SILENT_AFTER_S and not entry.settled:
-                self.settle(entry, leaving=False)
+        entries = list(self._entries.values())
+        silent = [e for e in entries if now - e.last_heard > _SILENT_AFTER_S and not e.settled]
+        self._settle(silent, leaving=False)
+        for entry in silent:
+            if not entry.broken:
                 entry.session.window.ranks.release()
-            if silent > _LEAVE_AFTER_S and not entry.connected and not entry.left:
-                self.settle(entry, leaving=True)
+        gone = [e for e in entries if now - e.last_heard > _LEAVE_AFTER_S and not (e.connected or e.left)]
+        self._settle(gone, leaving=True)
+        for entry in list(self._entries.values()):
             replaced = self._newest_of[entry.session.hello.host] is not entry
-            told = entry.left and entry.session.idle and silent > (_LEAVE_AFTER_S if replaced else _FORGET_AFTER_S)
-            nothing = not entry.connected and not entry.session.queued and silent > _SILENT_AFTER_S
+            quiet_s = now - entry.last_heard
+            told = entry.left and entry.session.idle and quiet_s > (_LEAVE_AFTER_S if replaced else _FORGET_AFTER_S)
+            nothing = not entry.connected and not entry.session.queued and quiet_s > _SILENT_AFTER_S
             if told or nothing:
                 self._forget(entry)
 
