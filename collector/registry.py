@@ -103,6 +103,10 @@ class Registry:
         self._pulling: set[asyncio.Task[None]] = set()
         self._full_rows: list[pa.Table] = []
         self._flushing = asyncio.Lock()
+        self._next_flush: asyncio.Future[bool] | None = None  # that has not begun
+        self._leaving: list[Entry] = []  # who is to be parted with
+        self._parting: asyncio.Future[bool] | None = None  # from them
+        self._parting_now = asyncio.Lock()
         self._opening = asyncio.Lock()
         self._inferring_now = asyncio.Lock()
         self._room = asyncio.Event()
@@ -218,7 +222,6 @@ class Registry:
         if self._clocks.due(time.monotonic_ns()):
             self._compare_clocks()
         self._guarded(self._stage.tick)
-        self.intake.ticked()
         if self._stage.tables.pending.count > _MOST_WAITING:
             self._settle_largest()
 
@@ -348,14 +351,16 @@ class Registry:
         self._closing = True
         self._room.clear()
 
-    async def infer(self, leaving: Entry | None = None) -> None:
+    async def infer(self, leaving: Collection[Entry] = ()) -> None:
         """Let the traffic tell what it can about training; the computing happens in a thread.
 
-        It waits for the slowest host that is heard; leaving: a session that has just said its last word.
+        It waits for the slowest host that is heard; leaving: sessions that have just said their last word.
         """
         async with self._inferring_now:
             soon = time.monotonic() - _SILENT_AFTER_S
-            heard = [e for e in self._newest() if e is leaving or (e.connected and e.last_heard > soon)]
+            heard = [
+                e for e in self._newest() if any(e is one for one in leaving) or (e.connected and e.last_heard > soon)
+            ]
             try:
                 news = self._inferring.gather([entry.session for entry in heard])
                 if news.until_ns:
@@ -442,13 +447,34 @@ class Registry:
             if told or nothing:
                 self._forget(entry)
 
+    async def part(self, entry: Entry) -> bool:
+        """Settle and store all that a session which has said its last word has sent, with those that leave beside it.
+
+        False where the disk does not take it.
+        """
+        self._leaving.append(entry)
+        if self._parting is None:
+            self._parting = asyncio.ensure_future(self._part())
+        return await asyncio.shield(self._parting)
+
+    async def _part(self) -> bool:
+        async with self._parting_now:
+            leaving, self._leaving, self._parting = self._leaving, [], None
+            await self.infer(leaving)
+            self._settle(leaving, leaving=True)
+            return await self.flush()
+
     async def flush(self) -> bool:
         """Write all that has settled, and acknowledge it; False where the disk does not take it."""
-        # Once begun, it runs to its end whoever asked: a thread that writes cannot be called off.
-        return await asyncio.shield(asyncio.ensure_future(self._flush()))
+        # Once begun, it runs to its end whoever asked: a thread that writes cannot be called off. Whoever asks while
+        # another one waits for its turn gets the same.
+        if self._next_flush is None:
+            self._next_flush = asyncio.ensure_future(self._flush())
+        return await asyncio.shield(self._next_flush)
 
     async def _flush(self) -> bool:
         async with self._flushing:
+            self._next_flush = None
             # Nothing that a settled session has sent is needed any more, not even for what it leaves open.
             for entry in [entry for entry in self._entries.values() if entry.broken]:
                 self._discard(entry)
