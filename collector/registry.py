@@ -101,13 +101,16 @@ class Registry:
         self._places = 0  # that were given to sessions in what the job stage is told
         self._ended: list[int] = []  # places of sessions that are over, of which it has not been told
         self._untold = 0  # rows that it was not told
-        self._leaving: set[str] = set()  # sessions whose last word it has not been told
         self.intake = Intake(self._storing)
         self._writing_s = 0.0  # CPU time of the last flush
         self.full, self._triggers = FullResolution(), Triggers(settings)
         self._pulling: set[asyncio.Task[None]] = set()
         self._full_rows: list[pa.Table] = []
         self._flushing = asyncio.Lock()
+        self._next_flush: asyncio.Future[bool] | None = None  # that has not begun
+        self._leaving: list[Entry] = []  # who is to be parted with
+        self._parting: asyncio.Future[bool] | None = None  # from them
+        self._parting_now = asyncio.Lock()
         self._opening = asyncio.Lock()
         self._inferring_now = asyncio.Lock()
         self._room = asyncio.Event()
@@ -351,19 +354,14 @@ class Registry:
         self._closing = True
         self._room.clear()
 
-    async def infer(self, leaving: Entry | None = None) -> None:
+    async def infer(self, leaving: Collection[Entry] = ()) -> None:
         """Tell the job stage what is new, and take over what it answers; it computes elsewhere.
 
-        It waits for the slowest host that is heard; leaving: a session that has just said its last word.
+        It waits for the slowest host that is heard; leaving: sessions that have just said their last word.
         """
-        if leaving:
-            self._leaving.add(leaving.session.hello.session)
         async with self._inferring_now:
-            if leaving and leaving.session.hello.session not in self._leaving:
-                return  # it was told while others waited, too
-            last_words, self._leaving = self._leaving, set()
             try:
-                await self._exchange(last_words)
+                await self._exchange({entry.session.hello.session for entry in leaving})
             except Exception as error:  # rows do not need it
                 self._notice(f"cannot infer from the traffic: {type(error).__name__}: {error}", error)
 
@@ -462,13 +460,34 @@ class Registry:
             if told or nothing:
                 self._forget(entry)
 
+    async def part(self, entry: Entry) -> bool:
+        """Settle and store all that a session which has said its last word has sent, with those that leave beside it.
+
+        False where the disk does not take it.
+        """
+        self._leaving.append(entry)
+        if self._parting is None:
+            self._parting = asyncio.ensure_future(self._part())
+        return await asyncio.shield(self._parting)
+
+    async def _part(self) -> bool:
+        async with self._parting_now:
+            leaving, self._leaving, self._parting = self._leaving, [], None
+            await self.infer(leaving)
+            self._settle(leaving, leaving=True)
+            return await self.flush()
+
     async def flush(self) -> bool:
         """Write all that has settled, and acknowledge it; False where the disk does not take it."""
-        # Once begun, it runs to its end whoever asked: a thread that writes cannot be called off.
-        return await asyncio.shield(asyncio.ensure_future(self._flush()))
+        # Once begun, it runs to its end whoever asked: a thread that writes cannot be called off. Whoever asks while
+        # another one waits for its turn gets the same.
+        if self._next_flush is None:
+            self._next_flush = asyncio.ensure_future(self._flush())
+        return await asyncio.shield(self._next_flush)
 
     async def _flush(self) -> bool:
         async with self._flushing:
+            self._next_flush = None
             # Nothing that a settled session has sent is needed any more, not even for what it leaves open.
             for entry in [entry for entry in self._entries.values() if entry.broken]:
                 self._discard(entry)
