@@ -22,14 +22,13 @@ from collector.full_resolution import arrow_stream, bucket_rows, with_addresses
 from collector.registry import Entry, Registry
 from collector.settings import Settings
 from collector.stream import AgentStream
+from collector.view.watching import Watching
 from netmon.dl.classify import NS_PER_S
 from netmon.errors import DataError, UnsupportedError
 from netmon.wire import netmon_pb2, netmon_pb2_grpc
 from netmon.wire.channel import COLLECTOR_OPTIONS
-from netmon.wire.snapshots import encode_snapshot
 
 _log = logging.getLogger(__name__)
-_SHORTEST_INTERVAL_MS = 50
 _GRACE_S = 1.0
 _INFER_EVERY_S = 0.3
 _TICK_S = 0.2
@@ -42,6 +41,7 @@ class CollectorService(netmon_pb2_grpc.CollectorServicer):
     def __init__(self, registry: Registry) -> None:
         """Serve the sessions of a registry."""
         self._registry = registry
+        self._watching = Watching(registry.freeze, registry.page, lambda: registry.ticks)
 
     async def Stream(  # noqa: N802 (the contract's name)
         self, request_iterator: AsyncIterator[netmon_pb2.AgentMessage], context: Context
@@ -90,16 +90,9 @@ class CollectorService(netmon_pb2_grpc.CollectorServicer):
 
     async def Watch(  # noqa: N802 (the contract's name)
         self, request: netmon_pb2.WatchRequest, context: Context
-    ) -> AsyncIterator[netmon_pb2.Snapshot]:
+    ) -> None:
         """Give one snapshot, or one per interval until the viewer goes."""
-        while True:
-            yield encode_snapshot(self._registry.snapshot(request.flows))
-            if not request.interval_ms:
-                return
-            try:
-                await asyncio.sleep(max(request.interval_ms, _SHORTEST_INTERVAL_MS) / 1e3)
-            except asyncio.CancelledError:  # the collector ends; gRPC would print this as an error of ours
-                return
+        await self._watching.watch(request, context)
 
 
 async def serve(listen: str, data: Path, settings: Settings, stop: asyncio.Event | None = None) -> None:
@@ -120,8 +113,11 @@ async def serve(listen: str, data: Path, settings: Settings, stop: asyncio.Event
         _log.info(f"listening on {listen}, writing to {data}")
         _notify("READY=1")
         working = [asyncio.create_task(work(registry)) for work in (_tick_for_ever, _infer_for_ever)]
+        closing = asyncio.create_task(_close_intake(registry, stop))
+        working.append(closing)
         await _flush_until(stop, registry, settings.flush_ns / NS_PER_S)
         _notify("STOPPING=1")
+        await closing
         registry.settle_everything()
         if not await registry.flush():
             raise DataError(f"cannot store the last rows in {data}; agents that spool will send them again")
@@ -134,11 +130,19 @@ async def serve(listen: str, data: Path, settings: Settings, stop: asyncio.Event
 
 
 async def _flush_until(stop: asyncio.Event, registry: Registry, interval_s: float) -> None:
+    begun = time.monotonic()
     while not stop.is_set():
         with contextlib.suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(stop.wait(), interval_s)
+            await asyncio.wait_for(stop.wait(), max(interval_s / 4, begun + interval_s - time.monotonic()))
+        begun = time.monotonic()
         registry.tidy()
         await registry.flush()
+
+
+async def _close_intake(registry: Registry, stop: asyncio.Event) -> None:
+    """At once, also while a flush is under way: there would be no end otherwise of what is left to be stored."""
+    await stop.wait()
+    registry.close_intake()
 
 
 async def _tick_for_ever(registry: Registry) -> None:

@@ -28,7 +28,6 @@ STATE = np.dtype(
         ("session", "<i4"),  # its place; −1: an index that no flow has
         ("link", "<i8"),  # as in Links
         ("shared", "?"),  # a DL flow that had rows in shared windows
-        ("seen_shared", "?"),  # as viewers see it now
         ("changed", "?"),  # its row in the dataset is out of date
         ("class", "u1"),  # the flow's own: never DL_SHARED
         ("job", "<i4"),  # index into AllFlows.jobs; 0: none
