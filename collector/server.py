@@ -113,8 +113,11 @@ async def serve(listen: str, data: Path, settings: Settings, stop: asyncio.Event
         _log.info(f"listening on {listen}, writing to {data}")
         _notify("READY=1")
         working = [asyncio.create_task(work(registry)) for work in (_tick_for_ever, _infer_for_ever)]
+        closing = asyncio.create_task(_close_intake(registry, stop))
+        working.append(closing)
         await _flush_until(stop, registry, settings.flush_ns / NS_PER_S)
         _notify("STOPPING=1")
+        await closing
         registry.settle_everything()
         if not await registry.flush():
             raise DataError(f"cannot store the last rows in {data}; agents that spool will send them again")
@@ -127,11 +130,19 @@ async def serve(listen: str, data: Path, settings: Settings, stop: asyncio.Event
 
 
 async def _flush_until(stop: asyncio.Event, registry: Registry, interval_s: float) -> None:
+    begun = time.monotonic()
     while not stop.is_set():
         with contextlib.suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(stop.wait(), interval_s)
+            await asyncio.wait_for(stop.wait(), max(interval_s / 4, begun + interval_s - time.monotonic()))
+        begun = time.monotonic()
         registry.tidy()
         await registry.flush()
+
+
+async def _close_intake(registry: Registry, stop: asyncio.Event) -> None:
+    """At once, also while a flush is under way: there would be no end otherwise of what is left to be stored."""
+    await stop.wait()
+    registry.close_intake()
 
 
 async def _tick_for_ever(registry: Registry) -> None:

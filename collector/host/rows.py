@@ -81,6 +81,11 @@ class Pending:
         """Begin without rows."""
         self._pieces: list[Table] = []
 
+    @property
+    def count(self) -> int:
+        """How many rows wait."""
+        return sum(map(len, self._pieces))
+
     def add(self, rows: Table) -> None:
         """Add rows of ARRIVED."""
         if len(rows):

@@ -95,7 +95,8 @@ class HostStage:
         self._sessions: dict[int, Session] = {}
         self._queue: list[tuple[int, netmon_pb2.Batch]] = []
         self._broken: set[int] = set()  # sessions at which it has failed, until they are closed
-        self._waiting: set[int] = set()  # sessions with something to do though no batch comes
+        self._waiting: set[int] = set()  # sessions of which the traffic has told something
+        self._unnamed: set[int] = set()  # sessions with processes of which it is not known who they are
 
     def open(self, hello: Hello, resume: Resume) -> int:
         """Begin or resume a session; returns its place."""
@@ -113,8 +114,8 @@ class HostStage:
         window, tables = session.window, self.tables
         session.forget()
         self._queue = [(of, message) for of, message in self._queue if of != place]
-        self._waiting.discard(place)
-        self._broken.discard(place)
+        for some in (self._waiting, self._unnamed, self._broken):
+            some.discard(place)
         tables.pending.drop(place)
         tables.accounts.drop(place)
         tables.places.remove(place, len(window.links))
@@ -152,17 +153,15 @@ class HostStage:
         self._arrive(batches, rows, samples)
         heard = np.unique(batches.place[batches.good])
         self._settle_until(heard, self._grid(heard))
-        self._settle(settled, told | set(heard.tolist()))
+        self._settle(settled, told | self._unnamed)
         return settled
 
     def settle_all(self, places: Sequence[int], leaving: bool) -> Settled:
         """Settle everything that has arrived of some sessions; `leaving`: they are over, no mark will follow."""
         settled = self.tick()
-        for place in places:
-            window = self._sessions[place].window
-            window.infer()
-            if leaving:
-                window.ranks.end_of_stream()
+        if leaving:
+            for place in places:
+                self._sessions[place].window.ranks.end_of_stream()
         last = np.array([self._sessions[place].window.latest_ns() for place in places], np.int64)
         rows = self.tables.pending.all()
         latest = np.full(len(self.tables.places.table), -1, np.int64)
@@ -258,10 +257,13 @@ class HostStage:
                 batches.fail(batch, error)
             if marks or place in introduced:
                 told.add(place)
-        for place in list(self._waiting):
-            if self._sessions[place].window.infer():
-                told.add(place)
-        self._waiting = {place for place in self._waiting if self._sessions[place].window.ranks.waits_for_a_name()}
+        return told | self._infer()
+
+    def _infer(self) -> set[int]:
+        """Take in what the traffic has told; returns the sessions of which it has."""
+        told, self._waiting = self._waiting, set()
+        for place in told:
+            self._sessions[place].window.infer()
         return told
 
     def _offsets(self, places: list[int]) -> None:
@@ -330,15 +332,16 @@ class HostStage:
         """Make final what begins before the settled times; heard: sessions of which something is new."""
         tables = self.tables
         busy = [p for p, s in self._sessions.items() if s.window.ranks.busy and p not in self._broken]
-        for place in busy:
-            if place in heard:
-                window = self._sessions[place].window
-                self._guard(settled, place, lambda w=window: w.ranks.align(w.ranks.offset_ns, w.alignment.error_ns))
+        for place in sorted(heard.intersection(busy)):
+            window = self._sessions[place].window
+            self._guard(settled, place, lambda w=window: w.ranks.align(w.ranks.offset_ns, w.alignment.error_ns))
+            (self._unnamed.add if window.ranks.waits_for_a_name() else self._unnamed.discard)(place)
         tables.places.table["trains"] = False
         tables.places.table["trains"][busy] = True
         rows = tables.pending.take(np.ascontiguousarray(tables.places.table["settled_ns"]))
         tables.flows.tell_traffic()
-        steps = tables.steps([self._sessions[place].window for place in busy if place not in self._broken])
+        there = set(np.unique(rows["session"]).tolist())
+        steps = tables.steps([self._sessions[place].window for place in busy if place in there])
         found, buckets = self._final(settled, rows, steps)
         tables.account(found)
         settled.final.append(found)
@@ -390,14 +393,13 @@ class HostStage:
         for row, link in zip(told, links, strict=True):
             ledger.setdefault(int(places.links["session"][link]), []).append(row)
         begins = edges(fresh["session"], len(places.table))
-        now = settled_ns.tolist()
         with_rows = set(np.unique(fresh["session"]).tolist())
-        for place, session in self._sessions.items():
-            if place in self._broken:
-                continue
+        due = heard | set(np.flatnonzero(places.table["due_ns"] <= settled_ns).tolist())
+        for place in sorted((with_rows | due | ledger.keys()) - self._broken):
+            session = self._sessions[place]
             window = session.window
             ended, iterations = [], []
-            if window.ranks.busy and (place in heard or window.due_ns <= now[place]):
+            if window.ranks.busy and place in due:
                 result = self._guard(settled, place, session.settle_ranks)
                 if result:
                     ended, iterations = result

@@ -94,7 +94,6 @@ class HostWindow:
         self._introduced = [mark for mark in hello.marks if mark.moment != Moment.JOIN]
         self._inferred: list[Mark] = []  # that the traffic has told, not taken in yet
         self.renamed = 0  # processes
-        self.due_ns = np.iinfo(np.int64).max  # when ranks have something to settle
         self._resume_state(resume)
         self.use_map()
         self.ranks.offset_ns = self.alignment.offset_ns
@@ -203,18 +202,12 @@ class HostWindow:
         """What the traffic tells about this host's ranks; it counts from the next tick on."""
         self._inferred += marks
 
-    def infer(self) -> bool:
-        """Take in what the traffic has told; whether it has."""
+    def infer(self) -> None:
+        """Take in what the traffic has told."""
         marks, self._inferred = self._inferred, []
         settled_ns = self.settled_ns
         for mark in marks:
             self.ranks.mark(mark, settled_ns)
-        return bool(marks)
-
-    @property
-    def inferring(self) -> bool:
-        """Whether the traffic has told something that has not been taken in."""
-        return bool(self._inferred)
 
     def arrive(self, arrivals: Iterable[tuple[int, int, int]], rows: Table) -> None:
         """Batches have come: number, last row and latest time of each; and their rows, dtype ARRIVED."""
@@ -239,7 +232,7 @@ class HostWindow:
         ended = self.ranks.ended()  # with the common numbers, of which a rank that has gone has none
         iterations = self.ranks.settle(self.settled_ns, self.flows)
         self._over.extend(iteration for iteration, _ in iterations)
-        self.due_ns = self.ranks.due_ns()
+        self._row["due_ns"] = self.ranks.due_ns()
         return ended, iterations
 
     def full(self, buckets: Table) -> Table:

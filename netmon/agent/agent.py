@@ -124,10 +124,11 @@ class Agent:
         threads = (self._stream, self._leftovers)
         for thread in threads:
             thread.start()
-        while not stop.wait(self._rhythm.rest_ns / 1e9):
+        while not stop.is_set():
+            time.sleep(self._rhythm.rest_ns / 1e9)  # a tenth of a second at most: to wait for `stop` costs more
             now = time.monotonic_ns()
-            if self._look(now):
-                self._tick(now)
+            self._rhythm.asked_ns = self._stream.asked.batch_ns
+            self._look(now)
             if self._rhythm.batch_is_due:
                 if self._meter.numbers.next_id > _LAST_FLOW:
                     raise KernelError("this session has used all flow ids: start the agent again, for a new session")
@@ -137,15 +138,22 @@ class Agent:
                 self._stream.check()
                 self._leftovers.check()
 
-    def _look(self, now_ns: int) -> bool:
-        """Whether it is time for a tick."""
+    def _look(self, now_ns: int) -> None:
+        """Sees what waits, and takes in what it is time for."""
         if now_ns - self._marked_ns < _MARKED_NS:
             self._hear_ranks(now_ns)
         asked, kernel = self._surroundings.waits(now_ns), self._meter.look()
         told = kernel.anything or len(self._steps_ring) or self._marks or self._owners.has_changes
         level = max(kernel.level, self._steps_ring.level, self._owners.level)
         self._rhythm.look(now_ns, level, bool(told or len(self._meter.rows)))
-        return asked or kernel.opened or self._rhythm.full or self._rhythm.batch_is_due
+        drains = kernel.opened or self._rhythm.full or self._rhythm.batch_is_due
+        if drains:
+            self._drain(now_ns)
+        elif asked:
+            self._hear_ranks(now_ns)  # before it is told who has gone
+        if drains or asked:
+            self._marks += self._surroundings.hear(now_ns)
+            self._surroundings.ask(now_ns)
 
     def close(self) -> None:
         """Detaches everything, sends the rest, and waits a moment for the collector to have it."""
@@ -165,11 +173,6 @@ class Agent:
         if self._recorder:
             self._recorder.close()
         self._marks_socket.close()
-
-    def _tick(self, now_ns: int) -> None:
-        self._drain(now_ns)
-        self._marks += self._surroundings.hear(now_ns)
-        self._surroundings.ask(now_ns)
 
     def _drain(self, now_ns: int) -> None:
         drained = self._meter.drain(now_ns)
@@ -236,7 +239,7 @@ class Agent:
 
     def _backlog(self) -> Backlog:
         late = max(0, self._sequence - self._spool.handed_out) * BATCH_NS / 1e9
-        return Backlog(late, self._spool.size / self._settings.spool_bytes)
+        return Backlog(late, self._spool.size / self._settings.spool_bytes, self._stream.asked.bucket_ns)
 
     def _unusable(self) -> int:
         """Marks and messages that led to nothing, since the start."""

@@ -5,10 +5,11 @@ import os
 import resource
 import time
 from collections.abc import Sequence
-from pathlib import Path
 
+from netmon.kernel.processes import PROC, read_bounded
 from netmon.records import AgentCost
 
+_MOST_BYTES = 4096
 _TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 
 
@@ -33,7 +34,7 @@ class CostMeter:
     def _cpu_seconds(self) -> float:
         ticks = 0
         for pid in self._pids:
-            fields = _read(pid, "stat").rpartition(")")[2].split()
+            fields = _read(pid, "stat").rpartition(b")")[2].split()
             ticks += int(fields[11]) + int(fields[12]) if fields else 0
         return ticks * _TICK_S
 
@@ -42,8 +43,5 @@ class CostMeter:
         return sum(int(fields[1]) for fields in pages if fields) * resource.getpagesize()
 
 
-def _read(pid: int, name: str) -> str:
-    try:
-        return (Path("/proc") / str(pid) / name).read_text()
-    except OSError:
-        return ""
+def _read(pid: int, name: str) -> bytes:
+    return read_bounded(f"{PROC}/{pid}/{name}", _MOST_BYTES)

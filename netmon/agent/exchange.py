@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 METHOD = "/netmon.Collector/Clock"
 
 _BURST = 4  # the first question after a rest pays for waking everybody up
-_REST_S, _LONGEST_REST_S = 0.5, 2.0
+_REST_S, _LONGEST_REST_S = 1.0, 2.0
 _AS_GOOD = 1.5  # a burst whose best answer took at most so much longer than the best one lately: rest longer
 _LATELY = 24  # bursts
 _EAGER_REST_S = 0.05
@@ -28,7 +28,7 @@ _MOST_WAITING = 512
 
 
 class ClockExchanges:
-    """One per agent: a few questions at a time, a few dozen bytes each; two to eight a second.
+    """One per agent: a few questions at a time, a few dozen bytes each; two to four a second.
 
     The fewer, the quieter it is: an answer that came as fast as any says all that can be known for a while.
     """

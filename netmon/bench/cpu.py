@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """CPU time used so far: by the whole machine, and by single processes."""
 
+import contextlib
 import os
 from collections.abc import Iterable
 from pathlib import Path
 
+_PRECISE = Path("/proc/self/schedstat").exists()
 _TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 
 
@@ -15,8 +17,20 @@ def machine_seconds() -> float:
 
 
 def process_seconds(pids: Iterable[int]) -> float:
-    """Of these processes and all their threads, in seconds. A process that has ended counts for nothing."""
-    return sum(_ticks(pid) for pid in pids) * _TICK_S
+    """Of these processes and all their threads, in seconds. A process that has ended counts for nothing.
+
+    From the scheduler's account, in ns, where the kernel keeps one (it leaves threads out that have ended); else from
+    /proc/PID/stat, in steps of 10 ms.
+    """
+    return sum(_scheduled(pid) if _PRECISE else _ticks(pid) * _TICK_S for pid in pids)
+
+
+def _scheduled(pid: int) -> float:
+    spent_ns = 0
+    for file in Path(f"/proc/{pid}/task").glob("*/schedstat"):
+        with contextlib.suppress(OSError):
+            spent_ns += int(file.read_text().split()[0])
+    return spent_ns / 1e9
 
 
 def _ticks(pid: int) -> int:

@@ -3,6 +3,7 @@
 
 import math
 
+from rich.console import Group
 from rich.table import Table
 
 from netmon.bench.clock import ClockResult
@@ -97,8 +98,8 @@ def hook_table(result: HookResult) -> Table:
     return table
 
 
-def overhead_table(result: OverheadResult) -> Table:
-    """A row per observer; the caption says what was measured."""
+def overhead_table(result: OverheadResult) -> Group:
+    """A row per observer in two tables, which a terminal of 80 columns holds; the caption says what was measured."""
     idle = result.idle
     caption = (
         f"Medians of {result.rounds} rounds of {result.seconds:g} s: one TCP stream (iperf3, "
@@ -113,23 +114,19 @@ def overhead_table(result: OverheadResult) -> Table:
         f"RSS {format_bytes(idle.resident_bytes)}) and sent {format_bytes(round(idle.sent_bytes_per_s))}/s. "
         "Records and losses: of all agents. Coverage: of the bytes (tcpdump: packets) at the receiver."
     )
-    table = Table(title="what being watched costs the traffic", caption=caption)
-    table.add_column("watching")
-    for name in (
-        "Gbit/s",
-        "ratio",
-        "machine CPU\ns/GB",
-        "observer CPU\ns/GB",
-        "observer\ncores",
-        "up\nB/s",
-        "records",
-        "lost",
-    ):
-        table.add_column(name, justify="right")
-    table.add_column("coverage", justify="right")
+    costs = Table(title="what being watched costs the traffic")
+    costs.add_column("watching")
+    for name in ("Gbit/s", "ratio\n(quartiles)", "machine\nCPU s/GB", "observer\nCPU s/GB", "observer\ncores"):
+        costs.add_column(name, justify="right", no_wrap=True)
+    accounts = Table(title="and what they have to show for it", caption=caption)
+    accounts.add_column("watching")
+    for name in ("up, B/s", "records", "lost", "coverage"):
+        accounts.add_column(name, justify="right", no_wrap=True)
     for kind in result.kinds:
-        table.add_row(LABELS[kind.kind], *_overhead_row(kind))
-    return table
+        costs.add_row(LABELS[kind.kind], *_cost_row(kind))
+        if kind.records is not None:
+            accounts.add_row(LABELS[kind.kind], *_account_row(kind))
+    return Group(costs, accounts)
 
 
 def flows_table(result: FlowsResult) -> Table:
@@ -193,17 +190,23 @@ def _share(value: float) -> str:
     return "–" if math.isnan(value) else f"{value:.2%}"
 
 
-def _overhead_row(kind: KindResult) -> list[str]:
+def _cost_row(kind: KindResult) -> list[str]:
     low, high = kind.ratio_quartiles
     return [
         f"{kind.gbit_per_s:.1f}",
         "1" if kind.kind == "nothing" else f"{kind.ratio:.2f} ({low:.2f}–{high:.2f})",
         f"{kind.machine_cpu_s_per_gb:.3f}",
-        _or_dash(kind.observer_cpu_s_per_gb, "{:.3f}"),
-        _or_dash(kind.observer_cpu_fraction, "{:.3f}"),
+        _or_dash(kind.observer_cpu_s_per_gb, "{:.4f}"),
+        _or_dash(kind.observer_cpu_fraction, "{:.4f}"),
+    ]
+
+
+def _account_row(kind: KindResult) -> list[str]:
+    lost = format_bytes(kind.lost_bytes) if kind.lost_bytes is not None else _or_dash(kind.lost_packets, "{:,} packets")
+    return [
         _or_dash(kind.sent_bytes_per_s, "{:,.0f}"),
         _or_dash(kind.records, "{:,}"),
-        format_bytes(kind.lost_bytes) if kind.lost_bytes is not None else _or_dash(kind.lost_packets, "{:,} packets"),
+        lost,
         _or_dash(kind.coverage, "{:.3%}"),
     ]
 

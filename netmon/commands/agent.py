@@ -2,6 +2,7 @@
 """`netmon agent`."""
 
 import argparse
+import gc
 import logging
 import os
 import signal
@@ -87,6 +88,7 @@ def run(args: argparse.Namespace) -> int:
     from netmon.agent.agent import Agent
     from netmon.agent.settings import Settings
     from netmon.kernel.probe import choose_interfaces, interface_facts
+    from netmon.wire.channel import wait_quietly
 
     stream_ns = _stream_width(args.bucket, args.stream_bucket)
     stop = threading.Event()
@@ -111,12 +113,15 @@ def run(args: argparse.Namespace) -> int:
         record_ns=0 if args.record == "off" else args.record_time,
         record_bytes=args.record_bytes,
     )
+    wait_quietly()
     agent = Agent(settings)
     for interface in agent.interfaces:
         capacity = format_rate(interface.capacity_bps) if interface.capacity_bps else "unknown; give --capacity"
         hooks = f"{interface.hook_rx}/{interface.hook_tx}"
         width = format_duration(settings.bucket_ns)
         log.info("watching %s (rx/tx by %s, buckets of %s, capacity %s)", interface.name, hooks, width, capacity)
+    gc.collect()
+    gc.freeze()  # what is there now stays: it need not be looked over again and again
     sdnotify.SystemdNotifier().notify("READY=1")
     try:
         agent.run(stop)

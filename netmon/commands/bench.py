@@ -16,7 +16,7 @@ from netmon.errors import UsageError
 from netmon.units import parse_count
 
 if TYPE_CHECKING:
-    from rich.table import Table
+    from rich.console import RenderableType
 
 log = logging.getLogger(__name__)
 
@@ -273,7 +273,7 @@ def _pipeline(args: argparse.Namespace) -> None:
     _print(args, result, pipeline_table)
 
 
-def _print(args: argparse.Namespace, result: _R, table: Callable[[_R], Table]) -> None:
+def _print(args: argparse.Namespace, result: _R, table: Callable[[_R], RenderableType]) -> None:
     from rich.console import Console
 
     if args.json:

@@ -5,19 +5,19 @@ RDMA bypasses the kernel's network stack, so these counters are all that can be 
 """
 
 import contextlib
+import errno
 import fcntl
+import os
 import re
 import socket
 import struct
 import time
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
-from netmon.kernel.processes import read_bounded
 from netmon.records import NicSample
 from netmon.wire.mapping import MAX_NUMBER
 
@@ -76,6 +76,49 @@ def chosen(names: Sequence[str], patterns: Iterable["re.Pattern[str]"]) -> list[
     return list(found)[:MOST]
 
 
+class CounterFiles:
+    """The files of one device. They stay open: finding them takes most of the time of reading them."""
+
+    def __init__(self, files: dict[str, Path]) -> None:
+        """files: by the name of the counter."""
+        self._files = files
+        self._open: dict[str, int] = {}
+
+    def read(self) -> tuple[tuple[str, ...], tuple[int, ...]]:
+        """Names and values of those that the device has; nothing while it is gone."""
+        with contextlib.suppress(OSError):
+            if values := self._values():
+                return values
+        self.close()  # the device is gone, or was made again, or this is the first time
+        for name, path in self._files.items():
+            with contextlib.suppress(OSError):
+                self._open[name] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        with contextlib.suppress(OSError):
+            return self._values() or ((), ())
+        return (), ()
+
+    def _values(self) -> tuple[tuple[str, ...], tuple[int, ...]] | None:
+        """None without any. Raises OSError where the device is gone."""
+        values: dict[str, int] = {}
+        for name, descriptor in self._open.items():
+            try:
+                value = min(int(os.pread(descriptor, _MOST_BYTES, 0)), MAX_NUMBER)
+            except ValueError:
+                continue
+            except OSError as error:
+                if error.errno == errno.ENODEV:
+                    raise
+                continue  # a counter that this device does not have
+            values[_WORDS.get(name, name)] = value * (_WORD_BYTES if name in _WORDS else 1)
+        return (tuple(values), tuple(values.values())) if values else None
+
+    def close(self) -> None:
+        """Closes the files; the next `read` opens them again."""
+        for descriptor in self._open.values():
+            os.close(descriptor)
+        self._open = {}
+
+
 class NicCounters:
     """Reads the counters of some interfaces and of all RDMA ports of the host."""
 
@@ -83,29 +126,31 @@ class NicCounters:
         """root: where sysfs is."""
         self._net, self._infiniband = root / "class/net", root / "class/infiniband"
         self._ethtool: dict[str, EthtoolStatistics] = {}
-        self._ports: dict[str, dict[str, Path]] = {}
+        self._sysfs: dict[str, CounterFiles] = {}
+        self._ports: dict[str, CounterFiles] = {}
 
     def read(self, interfaces: Iterable[str]) -> list[NicSample]:
         """One sample for each device and source that has counters. Blocks as long as the drivers take."""
         samples = []
         for name in interfaces:
-            files = {counter: self._net / name / "statistics" / counter for counter in _INTERFACE}
-            samples += _sample(name, "sysfs", partial(_read_files, files))
             if name not in self._ethtool:
-                self._ethtool[name] = EthtoolStatistics(name)
+                files = {counter: self._net / name / "statistics" / counter for counter in _INTERFACE}
+                self._sysfs[name], self._ethtool[name] = CounterFiles(files), EthtoolStatistics(name)
+            samples += _sample(name, "sysfs", self._sysfs[name].read)
             samples += _sample(name, "ethtool", self._ethtool[name].read)
-        for device, files in self._rdma_ports().items():
-            samples += _sample(device, "rdma", partial(_read_files, files))
+        for device, port in self._rdma_ports().items():
+            samples += _sample(device, "rdma", port.read)
         return samples
 
-    def _rdma_ports(self) -> dict[str, dict[str, Path]]:
+    def _rdma_ports(self) -> dict[str, CounterFiles]:
         """Counters by port, such as `mlx5_0/1`; looked for once for each port."""
-        for port in self._infiniband.glob("*/ports/*"):
+        for port in self._infiniband.glob("*/ports/*") if os.path.isdir(self._infiniband) else ():
             device = f"{port.parts[-3]}/{port.name}"
             if device not in self._ports:
                 files = sorted([*port.glob("counters/*"), *port.glob("hw_counters/*")])
                 files = [file for file in files if file.name != "lifespan"]
-                self._ports[device] = {files[n].name: files[n] for n in _of_rdma([file.name for file in files])}
+                chosen_files = {files[n].name: files[n] for n in _of_rdma([file.name for file in files])}
+                self._ports[device] = CounterFiles(chosen_files)
         return self._ports
 
 
@@ -122,15 +167,6 @@ def _sample(device: str, source: str, read: Reader) -> list[NicSample]:
         if names:
             return [NicSample(device, source, now, names, values)]
     return []
-
-
-def _read_files(files: dict[str, Path]) -> tuple[tuple[str, ...], tuple[int, ...]]:
-    values: dict[str, int] = {}
-    for name, path in files.items():
-        with contextlib.suppress(OSError, ValueError):  # a counter that this device does not have
-            value = min(int(read_bounded(path, _MOST_BYTES)), MAX_NUMBER)
-            values[_WORDS.get(name, name)] = value * (_WORD_BYTES if name in _WORDS else 1)
-    return tuple(values), tuple(values.values())
 
 
 class EthtoolStatistics:

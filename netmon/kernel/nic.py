@@ -9,8 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from netmon.errors import UnsupportedError
+from netmon.kernel.processes import read_bounded
 from netmon.records import Direction
 
+_COUNTERS, _MOST_BYTES = "/proc/self/net/dev", 16 << 20
 _ETHERNET = 1  # ARPHRD_ETHER
 _LOOPBACK = 772
 _ETHERNET_HEADER = 14
@@ -78,7 +80,7 @@ def counters(names: Collection[str]) -> dict[str, tuple[tuple[int, int], tuple[i
     In the caller's network namespace; an interface that is gone is left out.
     """
     result = {}
-    for line in Path("/proc/self/net/dev").read_text().splitlines()[2:]:
+    for line in read_bounded(_COUNTERS, _MOST_BYTES).decode(errors="replace").splitlines()[2:]:
         name, _, values = line.partition(":")
         if name.strip() in names:
             fields = values.split()

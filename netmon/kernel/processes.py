@@ -86,7 +86,7 @@ class _Stat(NamedTuple):
 
 
 def _stat(pid: int) -> _Stat | None:
-    name, _, rest = read_bounded(Path(f"{PROC}/{pid}/stat"), _MOST_SMALL).rpartition(b")")
+    name, _, rest = read_bounded(f"{PROC}/{pid}/stat", _MOST_SMALL).rpartition(b")")
     fields = rest.split()
     if len(fields) < _STAT_FIELDS:
         return None
@@ -114,7 +114,7 @@ def environment_of(pid: int) -> dict[str, str]:
     return dict(pair.partition("=")[::2] for pair in text.split("\0"))
 
 
-def read_bounded(path: Path, most: int) -> bytes:
+def read_bounded(path: Path | str, most: int) -> bytes:
     """The first bytes of a file of /proc; empty where it cannot be read."""
     parts = []
     try:

@@ -62,8 +62,15 @@ class Acknowledgement(_message.Message):
 
     SEQUENCE_FIELD_NUMBER: _builtins.int
     REQUEST_FIELD_NUMBER: _builtins.int
+    BUCKET_NS_FIELD_NUMBER: _builtins.int
+    BATCH_NS_FIELD_NUMBER: _builtins.int
     sequence: _builtins.int
     """Every batch up to here is in the dataset: the agent may forget it. 0: none is, or none is known to be."""
+    bucket_ns: _builtins.int
+    """What the collector can take now, told in every message. Rows at least so wide, if the agent can, and batches no
+    closer together; 0: as the agent likes.
+    """
+    batch_ns: _builtins.int
     @_builtins.property
     def request(self) -> Global___FullRequest:
         """for an agent that lives; nothing to one that sends what was left behind"""
@@ -73,10 +80,12 @@ class Acknowledgement(_message.Message):
         *,
         sequence: _builtins.int = ...,
         request: Global___FullRequest | None = ...,
+        bucket_ns: _builtins.int = ...,
+        batch_ns: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["request", b"request"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["request", b"request", "sequence", b"sequence"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_ns", b"batch_ns", "bucket_ns", b"bucket_ns", "request", b"request", "sequence", b"sequence"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

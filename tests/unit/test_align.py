@@ -194,7 +194,9 @@ class Ends:
     def __init__(self, *hosts: Host) -> None:
         self.hosts, self.onsets = hosts, [Onsets() for _ in hosts]
         interface = Interface(1, "eth0", 10**9, "tcx", "tcx")
-        self.tables = [FlowTable(Links(Hello("h", "s", 10 * US, host.sample(), (interface,), "")), AllFlows(), 0) for host in hosts]
+        self.tables = [
+            FlowTable(Links(Hello("h", "s", 10 * US, host.sample(), (interface,), "")), AllFlows(), 0) for host in hosts
+        ]
         for number, table in enumerate(self.tables):
             for flow_id, direction in ((0, Direction(1 - number)), (1, Direction(number))):
                 ends = ("198.18.0.1", "198.18.0.2", 1, 2) if flow_id == 0 else ("198.18.0.2", "198.18.0.1", 2, 1)

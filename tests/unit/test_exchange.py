@@ -1,18 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
 """The agent asks for the time, the real collector answers."""
 
+import contextlib
 import sys
+import threading
 import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import grpc
 import pytest
 
 from netmon.agent.clock import Clock
-from netmon.agent.exchange import ClockExchanges
+from netmon.agent.exchange import ClockExchanges, Questions
 from netmon.dl.clocks import exchange_bounds, fit_offset
 from netmon.kernel.timekeeping import clock_state, parse_tracking
 from netmon.lab.process import Process
 from netmon.lab.record import utc_minus_mono_ns
+from netmon.wire.channel import AGENT_OPTIONS
 
 
 def collector(folder: Path) -> Process:
@@ -23,21 +29,29 @@ def collector(folder: Path) -> Process:
     return process
 
 
-def wait_for(exchanges: ClockExchanges, count: int) -> list:
+@contextlib.contextmanager
+def asking(folder: Path, address: str = "socket") -> Iterator[tuple[ClockExchanges, Questions]]:
+    exchanges = ClockExchanges()
+    with grpc.insecure_channel(f"unix:{folder}/{address}", options=AGENT_OPTIONS) as channel:
+        questions = Questions(channel, exchanges)
+        try:
+            yield exchanges, questions
+        finally:
+            questions.end()
+
+
+def wait_for(exchanges: ClockExchanges, questions: Questions, count: int) -> list:
     taken, deadline = [], time.monotonic() + 60
     while len(taken) < count and time.monotonic() < deadline:
         time.sleep(0.02)
+        questions.check()
         taken += exchanges.take()
     return taken
 
 
 def test_exchanges_bound_the_difference_of_two_readings_of_one_clock(tmp_path: Path) -> None:
-    exchanges = ClockExchanges(f"unix:{tmp_path}/socket")
-    exchanges.start()  # it waits for a collector that comes later
-    with collector(tmp_path):
-        taken = wait_for(exchanges, 20)
-        exchanges.finish(30)
-    assert not exchanges.is_alive()
+    with asking(tmp_path) as (exchanges, questions), collector(tmp_path):  # it waits for a collector that comes later
+        taken = wait_for(exchanges, questions, 20)
     assert len(taken) >= 20
     fit = fit_offset(exchange_bounds(taken), taken[-1].agent_received_ns)
     truth = utc_minus_mono_ns()
@@ -46,22 +60,39 @@ def test_exchanges_bound_the_difference_of_two_readings_of_one_clock(tmp_path: P
 
 
 def test_it_goes_on_with_a_collector_that_comes_back(tmp_path: Path) -> None:
-    exchanges = ClockExchanges(f"unix:{tmp_path}/socket")
-    exchanges.start()
-    for _ in range(2):
-        with collector(tmp_path):
-            assert len(wait_for(exchanges, 4)) >= 4
-    exchanges.finish(30)
-    assert not exchanges.is_alive()
+    with asking(tmp_path) as (exchanges, questions):
+        for _ in range(2):
+            with collector(tmp_path):
+                assert len(wait_for(exchanges, questions, 4)) >= 4
+            exchanges.take()
 
 
 def test_it_ends_without_a_collector(tmp_path: Path) -> None:
-    exchanges = ClockExchanges(f"unix:{tmp_path}/socket")
-    exchanges.start()
-    time.sleep(0.1)
-    exchanges.finish(30)
-    assert not exchanges.is_alive()
-    ClockExchanges(f"unix:{tmp_path}/socket").finish(1)  # it was never started
+    before = set(threading.enumerate())
+    with asking(tmp_path):
+        time.sleep(0.1)
+    deadline = time.monotonic() + 30
+    while set(threading.enumerate()) - before and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not set(threading.enumerate()) - before
+
+
+def test_a_collector_that_tells_no_time_is_named_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    server = grpc.server(ThreadPoolExecutor(2))
+    server.add_insecure_port(f"unix:{tmp_path}/older")
+    server.start()
+    try:
+        with asking(tmp_path, "older") as (exchanges, questions):
+            deadline = time.monotonic() + 60
+            while "tells no time" not in caplog.text and time.monotonic() < deadline:
+                time.sleep(0.02)
+                questions.check()
+            for _ in range(3):
+                questions.check()
+        assert caplog.text.count("tells no time") == 1
+        assert exchanges.take() == []
+    finally:
+        server.stop(None).wait()
 
 
 def test_a_clock_sample_says_what_the_kernel_says() -> None:

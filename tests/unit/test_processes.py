@@ -4,6 +4,7 @@
 import os
 import subprocess
 import sys
+import time
 
 from netmon.kernel.processes import ProcessTable
 from netmon.marks import RankIdentity
@@ -34,3 +35,21 @@ def test_a_process_that_was_only_asked_for_may_end_before_the_next_scan() -> Non
         process.kill()
     table.scan(0)
     assert table.get(process.pid) is None
+
+
+def test_a_process_that_becomes_a_rank_by_exec_is_seen_at_the_next_scan() -> None:
+    table = ProcessTable()
+    script = "import os; input(); os.environ.update(HOROVOD_RANK='1', HOROVOD_SIZE='2', NETMON_JOB='became');"
+    script += "os.execvp('sleep', ['sleep', '60'])"
+    with subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE) as process:
+        now = 0
+        for now in range(3):
+            table.scan(now)
+        assert all(rank.pid != process.pid for rank in table.ranks())
+        process.stdin.write(b"\n")
+        process.stdin.flush()
+        deadline = time.monotonic() + 60
+        while not any(rank.pid == process.pid for rank in table.ranks()) and time.monotonic() < deadline:
+            table.scan(now)
+        assert table.get(process.pid).rank == RankIdentity("became", 1, 2)
+        process.kill()

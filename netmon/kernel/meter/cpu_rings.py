@@ -21,12 +21,6 @@ class CpuRings:
         self.waiting = 0
         """Records that the last look found."""
 
-    @property
-    def level(self) -> float:
-        """How full the fullest ring is now, from 0 to 1; above 0 if anything waits."""
-        most: np.uint64 = (self._produced - self._begin).max()
-        return int(most) / self._size
-
     def look(self) -> None:
         """Takes in how far the programs are. A fence belongs between this and reading the records."""
         self._end = self._produced.copy()

@@ -60,6 +60,12 @@ class Drained:
     new: New
 
 
+def _positions(ends: Table) -> Words:
+    """Of buckets and flows, (cpus, 2), live."""
+    words: Words = ends.view(np.uint64).reshape(len(ends), -1)[:, :2]
+    return words
+
+
 _NOTHING = Drained(empty(BUCKET), FlowNumbers().take_new())
 
 
@@ -75,6 +81,8 @@ class Meter:
         self._buckets = CpuRings(memory.buckets, produced["buckets"], consumed["buckets"])
         self._flows = CpuRings(memory.flows, produced["flows"], consumed["flows"])
         self._producers, self._taken = produced, b""  # as they were when all that they had produced was taken
+        self._positions, self._consumed = _positions(produced), _positions(consumed)
+        self._sizes = np.array([geometry.ring_records, geometry.flow_records])
         self._ledger = memory.ledger
         self._fence = Fence()
         self.slots = SlotStates(memory, self._fence)
@@ -90,7 +98,7 @@ class Meter:
         produced = self._producers.tobytes()
         if produced == self._taken:  # by far the cheapest way to see that there is nothing
             return Waiting(self.slots.live > 0, False, 0.0)
-        closed, opened = self._buckets.level, self._flows.level
+        closed, opened = ((self._positions - self._consumed).max(axis=0) / self._sizes).tolist()
         anything = closed > 0 or opened > 0 or self.slots.lost
         if not anything:
             self._taken = produced
@@ -141,9 +149,11 @@ class Meter:
         A link is its interface's number << 1 | direction. The number is 0 where nobody gave it one.
         """
         links: dict[int, dict[str, int]] = {}
-        totals = {name: self._ledger[name].sum(axis=0) for name in _LEDGER_COUNTERS}
-        for link in np.flatnonzero(totals["frames"]).tolist():
-            counters = {name: int(totals[name][link]) for name in _LEDGER_COUNTERS}
+        words: Words = self._ledger.view(np.uint64).reshape(*self._ledger.shape, -1)
+        for link, totals in enumerate(words.sum(axis=0).tolist()):
+            counters = dict(zip(_LEDGER_COUNTERS, totals, strict=False))  # the rest is padding
+            if not counters["frames"]:
+                continue
             for name, count in zip(COUNTS, self.slots.recovered[link].tolist(), strict=True):
                 counters[f"lost_{name}"] -= count
             links[link] = counters
