@@ -6,9 +6,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pytest
 from collector_stream import MS, Host, S, clock, hello
-from test_store import Collector
+from test_store import Collector, read
 
+from collector.view.sessions import Sessions
 from netmon.records import Class, Direction
 from netmon.views import Selection, Snapshot
 
@@ -72,6 +74,21 @@ def test_the_newest_session_of_a_host_is_shown(tmp_path: Path) -> None:
         await collector.end(earlier)
 
     asyncio.run(scenario())
+
+
+def test_a_fault_of_the_view_costs_no_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise ValueError("no")
+
+    async def scenario() -> None:
+        monkeypatch.setattr(Sessions, "tell", fail)
+        collector = Collector(tmp_path)
+        entry = await collector.feed([host.batch() for host in [Host()] for _ in range(30)])
+        assert "what is shown is incomplete: ValueError: no" in collector.registry.snapshot(0).warnings
+        await collector.end(entry)
+
+    asyncio.run(scenario())
+    assert len(read(tmp_path, "buckets")) == 6_000
 
 
 def test_a_link_number_that_is_given_out_again_carries_nothing_over(tmp_path: Path) -> None:
