@@ -294,7 +294,7 @@ class Registry:
     def _made(self, settled: Settled) -> None:
         """What a tick has made final, and at what it has failed."""
         self.ticks += 1
-        self._sessions.tell(settled, self._view)
+        self._tell_viewers(settled)
         entries = {entry.session.place: entry for entry in self._entries.values()}
         for place, (sequence, reason) in settled.refused.items():
             entry = entries[place]
@@ -311,6 +311,12 @@ class Registry:
                     self._fail(entries[place], "what has settled", error)
         if self._pending_bytes > MOST_PENDING_BYTES:
             self._room.clear()
+
+    def _tell_viewers(self, settled: Settled) -> None:
+        try:
+            self._sessions.tell(settled, self._view)
+        except Exception as error:  # rows do not need it
+            self._notice(f"what is shown is incomplete: {type(error).__name__}: {error}", error)
 
     def _fail_at(self, entry: Entry, sequence: int, error: Exception) -> None:
         """The collector has failed at a batch: the session begins anew, from the dataset."""
