@@ -184,6 +184,7 @@ def test_a_change_of_class_is_stored_in_full_from_both_sides(tmp_path: Path) -> 
         serving = asyncio.ensure_future(Agent(entry, collector, full).serve())
         for batch in batches:
             collector.registry.take(entry, batch)
+            collector.registry.tick()
             for _ in range(20):
                 await asyncio.sleep(0)
         serving.cancel()
