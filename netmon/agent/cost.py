@@ -19,7 +19,7 @@ class CostMeter:
     def __init__(self, pids: Sequence[int]) -> None:
         """pids: of all of the agent's processes."""
         self._pids = pids
-        self._ticks: dict[int, int] = {}  # by pid, as last seen: who has gone has used what it had
+        self._ticks: dict[int, int] = {}  # of each as it was last seen: one that has ended has not given them back
         self._last = (time.monotonic(), self._cpu_seconds())
         self._cost = AgentCost()
 
@@ -34,8 +34,7 @@ class CostMeter:
 
     def _cpu_seconds(self) -> float:
         for pid in self._pids:
-            fields = _read(pid, "stat").rpartition(b")")[2].split()
-            if fields:
+            if fields := _read(pid, "stat").rpartition(b")")[2].split():
                 self._ticks[pid] = int(fields[11]) + int(fields[12])
         return sum(self._ticks.values()) * _TICK_S
 
