@@ -87,6 +87,7 @@ class Registry:
         self._sink, self._settings = sink, settings
         self._entries: dict[str, Entry] = {}
         self._newest_of: dict[str, Entry] = {}  # by host
+        self._shown = False  # the view knows of these
         self._jobs = Jobs(settings.parameters)
         self._numbers, self._claims, self._peers = Numbers(), Claims(), Peers()
         self._stage = HostStage(settings, self._peers, self._numbers, self._claims)
@@ -147,7 +148,7 @@ class Registry:
                     self._places += 1
                     entry = Entry(session, Teller(self._places, session, self._told_flows))
                     self._entries[hello.session] = entry
-                    self._find_newest()
+                    self._find_newest(hello.host)
                 elif entry.session.hello.host != hello.host:
                     raise WireError(f"session {hello.session} of {hello.host} is another host's")
                 else:
@@ -187,7 +188,7 @@ class Registry:
         self._ended.append(entry.teller.place)
         self._triggers.forget(entry.session.hello.session)
         del self._entries[entry.session.hello.session]
-        self._find_newest()
+        self._find_newest(entry.session.hello.host)
 
     def set_aside(self, hello: Hello, what: str, messages: Sequence[netmon_pb2.AgentMessage], error: Exception) -> str:
         """Keep what the collector failed at for a bug report, after the hello; returns what to tell its sender."""
@@ -278,7 +279,8 @@ class Registry:
             entry.news.set()
         self._ended += [entry.teller.place for entry in self._entries.values()]
         self._entries.clear()
-        self._find_newest()
+        self._newest_of.clear()
+        self._shown = False
         self._numbers, self._claims, self._peers = Numbers(), Claims(), Peers()
         self._stage = HostStage(self._settings, self._peers, self._numbers, self._claims)
         self._told_flows = ToldFlows()
@@ -314,6 +316,7 @@ class Registry:
 
     def _tell_viewers(self, settled: Settled) -> None:
         try:
+            self._show()
             self._sessions.tell(settled, self._view)
         except Exception as error:  # rows do not need it
             self._notice(f"what is shown is incomplete: {type(error).__name__}: {error}", error)
@@ -580,6 +583,7 @@ class Registry:
         """What viewers can be shown now: the newest session of each host."""
         untold = f"{self._untold} rows were not told to the inference: it falls behind" if self._untold else ""
         lines = self._trouble, *self._job_stage.trouble, untold, *self._notices
+        self._show()
         return self._view.freeze(time.time_ns(), [line for line in lines if line])
 
     def page(self, frozen: Frozen, asked: Selection) -> Snapshot:
@@ -594,11 +598,20 @@ class Registry:
         """The newest session of each host."""
         return list(self._newest_of.values())
 
-    def _find_newest(self) -> None:
-        """After a session has come or gone. What an earlier one left behind may arrive later than its successor."""
-        by_age = sorted(self._entries.values(), key=lambda entry: entry.session.hello.clock.utc_ns)
-        self._newest_of = {entry.session.hello.host: entry for entry in by_age}
-        self._sessions.show(self._newest())
+    def _find_newest(self, host: str) -> None:
+        """A session of it has come or gone. What an earlier one left behind may arrive later than its successor."""
+        own = [entry for entry in self._entries.values() if entry.session.hello.host == host]
+        if own:
+            self._newest_of[host] = sorted(own, key=lambda entry: entry.session.hello.clock.utc_ns)[-1]
+        else:
+            self._newest_of.pop(host, None)
+        self._shown = False
+
+    def _show(self) -> None:
+        """Tell the view which sessions it is about, if that has changed: before it is told anything, or asked."""
+        if not self._shown:
+            self._shown = True
+            self._sessions.show(self._newest())
 
 
 def _weight(batch: netmon_pb2.Batch) -> int:
