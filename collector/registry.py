@@ -6,37 +6,45 @@ import contextlib
 import logging
 import time
 from collections import Counter, deque
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 import pyarrow as pa
 
+from collector.dataset.resume import SessionState
 from collector.dataset.sink import Sink
 from collector.door import FailedBatchError, FailedSessionError, RefusedBatchError
 from collector.full_resolution import FullResolution
 from collector.host.incoming import gather
 from collector.host.session import Flush, Session
 from collector.host.stage import HostStage, Settled
+from collector.host.telling import Teller, ToldFlows, apply, tell
 from collector.host.window import Output
-from collector.jobs.clocks import Clocks
+from collector.intake import Intake
 from collector.jobs.common_numbers import Numbers
-from collector.jobs.inferring import Inferring
+from collector.jobs.link import JobLink, JobsHere
 from collector.jobs.rank_claims import Claims
 from collector.jobs.remote_ends import Peers
 from collector.set_aside import SetAside
 from collector.settings import Settings
+from collector.shedding import Storing
 from collector.triggers import Triggers, Wanted
+from collector.view.frozen import Frozen
 from collector.view.job_views import Jobs
-from collector.view.snapshot import take_snapshot
-from netmon.dl.inference import Findings
+from collector.view.pages import page
+from collector.view.sessions import Sessions
+from collector.view.view import View
 from netmon.errors import DataError, NetmonError, WireError
 from netmon.records import Batch, Hello
-from netmon.views import Snapshot
+from netmon.views import Selection, Snapshot
 from netmon.wire import netmon_pb2
 from netmon.wire.batches import encode_hello
+from netmon.wire.limits import MAX_ROWS
 
 _log = logging.getLogger(__name__)
 MOST_PENDING_BYTES = 512 << 20  # rows in memory while the disk does not take them
+MOST_SESSIONS = 8_192
 _SILENT_AFTER_S = 5.0  # agents send ten times a second; a broken connection may come back before
 _LEAVE_AFTER_S = 60.0
 _FORGET_AFTER_S = 3600.0
@@ -45,6 +53,10 @@ _MOST_FAILED = 4_096  # sessions whose failures are remembered
 _MOST_NOTICES = 100
 _OVERLAP_NS = 5_000_000_000  # what an earlier agent left behind is not later than this after the next one's beginning
 _MOST_RECENT = 8  # messages of a session, kept for a bug report
+_CAREFUL_S = 60.0
+_MOST_QUEUED = 1 << 20  # rows, or as much of other things, between two ticks
+_MOST_WAITING = 4 << 20  # rows that have not settled
+_ROWS_PER_FLOW, _ROWS_PER_MARK = 32, 8  # that take as much memory
 
 
 @dataclass
@@ -52,6 +64,7 @@ class Entry:
     """A session and its connection."""
 
     session: Session
+    teller: Teller
     connections: int = 0  # how often it has connected; a newer connection ends an older one
     connected: bool = False
     last_heard: float = 0.0
@@ -69,23 +82,40 @@ class Entry:
 class Registry:
     """Sessions by name; lives on one event loop, only files are touched in threads."""
 
-    def __init__(self, sink: Sink, settings: Settings) -> None:
-        """Begin without sessions."""
+    def __init__(self, sink: Sink, settings: Settings, jobs: JobLink | None = None) -> None:
+        """Begin without sessions. jobs: the way to the job stage; the caller's to close; without one, it is in here."""
         self._sink, self._settings = sink, settings
         self._entries: dict[str, Entry] = {}
         self._newest_of: dict[str, Entry] = {}  # by host
-        self._jobs, self._peers = Jobs(settings.parameters), Peers()
-        self._stage = HostStage(settings, self._peers, Numbers(), Claims())
-        self._inferring = Inferring()
-        self._clocks = Clocks()
+        self._jobs = Jobs(settings.parameters)
+        self._numbers, self._claims, self._peers = Numbers(), Claims(), Peers()
+        self._stage = HostStage(settings, self._peers, self._numbers, self._claims)
+        self._sessions = Sessions(self._stage.tables)
+        self._view = View(self._sessions, self._jobs, settings)
+        self.ticks = 0  # how often what viewers see has changed
+        self._queued: list[tuple[Entry, netmon_pb2.AgentMessage]] = []  # for the next tick
+        self._queued_weight = 0
+        self._careful_until = 0.0  # until then a tick takes in one batch, so that it is known which one it fails at
+        self._job_stage = jobs or JobsHere()
+        self._told_flows = ToldFlows()
+        self._places = 0  # that were given to sessions in what the job stage is told
+        self._ended: list[int] = []  # places of sessions that are over, of which it has not been told
+        self._untold = 0  # rows that it was not told
+        self.intake = Intake(self._storing)
+        self._writing_s = 0.0  # CPU time of the last flush
         self.full, self._triggers = FullResolution(), Triggers(settings)
         self._pulling: set[asyncio.Task[None]] = set()
         self._full_rows: list[pa.Table] = []
         self._flushing = asyncio.Lock()
+        self._next_flush: asyncio.Future[bool] | None = None  # that has not begun
+        self._leaving: list[Entry] = []  # who is to be parted with
+        self._parting: asyncio.Future[bool] | None = None  # from them
+        self._parting_now = asyncio.Lock()
         self._opening = asyncio.Lock()
         self._inferring_now = asyncio.Lock()
         self._room = asyncio.Event()
         self._room.set()
+        self._closing = False
         self._trouble = ""  # why the last flush failed
         self._set_aside = SetAside(sink.directory)
         self._failures: Counter[str] = Counter()  # of whole sessions, by name
@@ -101,6 +131,8 @@ class Registry:
                 f"session {hello.session} of {hello.host} is not taken in: the collector has failed at it "
                 f"{_MOST_FAILURES} times; see {self._set_aside.folder}"
             )
+        if len(self._entries) >= MOST_SESSIONS and hello.session not in self._entries:
+            raise WireError(f"session {hello.session} of {hello.host} is not taken in: there are {MOST_SESSIONS}")
         async with self._opening:
             entry = self._entries.get(hello.session)
             if entry and entry.broken:
@@ -108,8 +140,12 @@ class Registry:
                 entry = None
             try:
                 if entry is None:
+                    async with self._flushing:  # what is on its way to the disk has to be there by then
+                        pass
                     resume = await asyncio.to_thread(self._sink.resume, hello)
-                    entry = Entry(self._stage.session(self._stage.open(hello, resume)))
+                    session = self._stage.session(self._stage.open(hello, resume))
+                    self._places += 1
+                    entry = Entry(session, Teller(self._places, session, self._told_flows))
                     self._entries[hello.session] = entry
                     self._find_newest()
                 elif entry.session.hello.host != hello.host:
@@ -141,7 +177,15 @@ class Registry:
             self._forget(entry)
 
     def _forget(self, entry: Entry) -> None:
+        self._view.forget_links(self._sessions.links_of(entry.session))
+        ranks = entry.session.window.ranks.names()
         self._stage.close(entry.session.place)
+        self._claims.release_session(entry.session.hello.session)
+        for job, rank in ranks:
+            if not self._claims.held(job, rank):  # by a later session
+                self._numbers.forget(job, rank)
+        self._ended.append(entry.teller.place)
+        self._triggers.forget(entry.session.hello.session)
         del self._entries[entry.session.hello.session]
         self._find_newest()
 
@@ -179,22 +223,78 @@ class Registry:
             entry.settled, entry.last_heard = False, time.monotonic()
             entry.recent.append(message)
             self._stage.add(entry.session.place, message.batch)
+            self.intake.came(entry.session.hello.session, message.batch.buckets.rows, message.batch.horizon_ns)
+            self._queued.append((entry, message))
+            self._queued_weight += _weight(message.batch)
+            if self._queued_weight > _MOST_QUEUED or time.monotonic() < self._careful_until:
+                self.tick()
 
     def tick(self) -> None:
         """Take in everything that is queued, and settle what is due on all hosts."""
-        if self._clocks.due(time.monotonic_ns()):
-            self._compare_clocks()
-        self._made(self._stage.tick())
+        self._guarded(self._stage.tick)
+        if self._stage.tables.pending.count > _MOST_WAITING:
+            self._settle_largest()
+
+    def _settle_largest(self) -> None:
+        """A session whose rows wait for a horizon that does not come holds no more memory."""
+        waiting = np.bincount(self._stage.tables.pending.all()["session"])
+        place = int(waiting.argmax())
+        for entry in self._entries.values():
+            if entry.session.place == place:
+                entry.session.window.ranks.warn(
+                    f"{entry.session.hello.host} is {waiting[place]} rows ahead of its horizon"
+                )
+                self._settle([entry], leaving=False)
+
+    def _guarded(self, work: Callable[[], Settled]) -> None:
+        """Let the stage work. It fails at single sessions by itself; where it fails as a whole, it begins anew."""
+        try:
+            settled = work()
+        except Exception as error:
+            self._begin_anew(error)
+        else:
+            self._made(settled)
+        self._queued, self._queued_weight = [], 0
+        self.intake.ticked()
+
+    def _begin_anew(self, error: Exception) -> None:
+        """Nothing in the stage is what it should be: every session is taken up from the dataset, one batch at a time.
+
+        A batch that was alone is to blame; else it is found when it comes again.
+        """
+        queued, told = self._queued, "the collector failed, and takes every session up from the dataset"
+        alone = len(queued) == 1
+        for entry, message in queued[:_MOST_RECENT]:
+            hello, sequence = entry.session.hello, message.batch.sequence
+            if alone:
+                why = self.set_aside(hello, f"batch {sequence}", [message], error)
+                entry.refused = FailedBatchError(sequence, hello.host, why)
+            else:
+                self.set_aside(hello, f"batch {sequence}, or another one of those", [message], error)
+        if not queued:
+            _log.error(told, exc_info=error)
+        for entry in self._entries.values():
+            entry.broken, entry.failure = True, told
+            entry.news.set()
+        self._ended += [entry.teller.place for entry in self._entries.values()]
+        self._entries.clear()
+        self._find_newest()
+        self._numbers, self._claims, self._peers = Numbers(), Claims(), Peers()
+        self._stage = HostStage(self._settings, self._peers, self._numbers, self._claims)
+        self._told_flows = ToldFlows()
+        self._sessions = Sessions(self._stage.tables)
+        self._view = View(self._sessions, self._jobs, self._settings)
+        self._careful_until = time.monotonic() + _CAREFUL_S
 
     def take(self, entry: Entry, batch: Batch) -> None:
         """Take in one batch at once."""
         entry.settled, entry.last_heard = False, time.monotonic()
-        if self._clocks.due(time.monotonic_ns()):
-            self._compare_clocks()
-        self._made(self._stage.take([entry.session.place], gather([batch])))
+        self._guarded(lambda: self._stage.take([entry.session.place], gather([batch])))
 
     def _made(self, settled: Settled) -> None:
         """What a tick has made final, and at what it has failed."""
+        self.ticks += 1
+        self._tell_viewers(settled)
         entries = {entry.session.place: entry for entry in self._entries.values()}
         for place, (sequence, reason) in settled.refused.items():
             entry = entries[place]
@@ -205,9 +305,18 @@ class Registry:
             self._fail_at(entries[place], sequence, error)
         for place, outputs in settled.outputs.items():
             for output in outputs:
-                self._arrived(entries[place], output)
-        if sum(entry.session.pending_bytes for entry in entries.values()) > MOST_PENDING_BYTES:
+                try:
+                    self._arrived(entries[place], output)
+                except Exception as error:
+                    self._fail(entries[place], "what has settled", error)
+        if self._pending_bytes > MOST_PENDING_BYTES:
             self._room.clear()
+
+    def _tell_viewers(self, settled: Settled) -> None:
+        try:
+            self._sessions.tell(settled, self._view)
+        except Exception as error:  # rows do not need it
+            self._notice(f"what is shown is incomplete: {type(error).__name__}: {error}", error)
 
     def _fail_at(self, entry: Entry, sequence: int, error: Exception) -> None:
         """The collector has failed at a batch: the session begins anew, from the dataset."""
@@ -233,40 +342,58 @@ class Registry:
                 self._pulling.add(task)
                 task.add_done_callback(self._pulling.discard)
 
-    def _compare_clocks(self) -> None:
-        try:
-            self._clocks.compare(host.session.window.comparable() for host in self._newest() if host.connected)
-        except Exception as error:  # the fault may be any host's, and rows do not need it
-            self._notice(f"the hosts' clocks cannot be compared: {type(error).__name__}: {error}", error)
-
     def _notice(self, line: str, error: Exception | None = None) -> None:
         """Log a line once, and keep it for viewers."""
         if line not in self._notices and len(self._notices) < _MOST_NOTICES:
             self._notices[line] = None
             _log.warning(line, exc_info=error)
 
-    async def infer(self, leaving: Entry | None = None) -> None:
-        """Let the traffic tell what it can about training; the computing happens in a thread.
+    @property
+    def _pending_bytes(self) -> int:
+        return sum(entry.session.pending_bytes for entry in self._entries.values())
 
-        It waits for the slowest host that is heard; leaving: a session that has just said its last word.
+    def _storing(self) -> Storing:
+        return Storing(self._pending_bytes / MOST_PENDING_BYTES, self._writing_s)
+
+    def close_intake(self) -> None:
+        """Take nothing in any more: what agents have not been told is stored, they keep."""
+        self._closing = True
+        self._room.clear()
+
+    async def infer(self, leaving: Collection[Entry] = ()) -> None:
+        """Tell the job stage what is new, and take over what it answers; it computes elsewhere.
+
+        It waits for the slowest host that is heard; leaving: sessions that have just said their last word.
         """
         async with self._inferring_now:
-            soon = time.monotonic() - _SILENT_AFTER_S
-            heard = [e for e in self._newest() if e is leaving or (e.connected and e.last_heard > soon)]
             try:
-                news = self._inferring.gather([entry.session for entry in heard])
-                if news.until_ns:
-                    self._infer(await asyncio.to_thread(self._inferring.run, news))
+                await self._exchange({entry.session.hello.session for entry in leaving})
             except Exception as error:  # rows do not need it
                 self._notice(f"cannot infer from the traffic: {type(error).__name__}: {error}", error)
 
-    def _infer(self, findings: Findings) -> None:
-        marks, patterns = self._inferring.apply(findings)
-        for entry in self._newest():
-            told = marks.get(entry.session.hello.host)
-            if told and not entry.broken:
-                self._stage.tell(entry.session.place, told)
-        for job, pattern in patterns.items():
+    async def _exchange(self, last_words: Collection[str]) -> None:
+        """last_words: sessions that are heard although they have gone."""
+        soon = time.monotonic() - _SILENT_AFTER_S
+        newest = [entry for entry in self._newest() if not entry.broken]
+        heard = [
+            entry.teller
+            for entry in newest
+            if entry.session.hello.session in last_words or (entry.connected and entry.last_heard > soon)
+        ]
+        if not self._job_stage.alive or not (heard or self._ended):
+            return
+        ended, self._ended = self._ended, []
+        news = tell(heard, [entry.teller for entry in newest if entry.connected and entry.session.received], ended)
+        self._untold += news.untold
+        answer = await self._job_stage.exchange(news)
+        entries = {entry.teller.place: entry for entry in self._entries.values() if not entry.broken}
+        if answer.begins_anew:
+            for entry in entries.values():
+                entry.teller.begin_anew()
+            return
+        for place, marks in apply(answer, {place: entry.session for place, entry in entries.items()}).items():
+            self._stage.tell(entries[place].session.place, marks)
+        for job, pattern in answer.patterns.items():
             self._jobs.pattern(job, pattern)
 
     async def _keep_full(self, wanted: Wanted) -> None:
@@ -300,14 +427,18 @@ class Registry:
         """The connection of a session has broken."""
         entry.connected, entry.last_heard = False, time.monotonic()
         self.full.disconnected(entry)
-        entry.session.window.ranks.release()
+        self.intake.left(entry.session.hello.session)
+        if not entry.broken:
+            entry.session.window.ranks.release()
 
     def settle(self, entry: Entry, leaving: bool) -> None:
         """Settle all that a session has sent."""
         self._settle([entry], leaving)
 
     def _settle(self, entries: list[Entry], leaving: bool) -> None:
-        self._made(self._stage.settle_all([e.session.place for e in entries if not e.broken], leaving))
+        places = sorted(entry.session.place for entry in entries if not entry.broken)
+        if places:
+            self._guarded(lambda: self._stage.settle_all(places, leaving))
         for entry in entries:
             entry.settled, entry.left = True, leaving
 
@@ -319,24 +450,50 @@ class Registry:
     def tidy(self) -> None:
         """Settle sessions that have fallen silent, and let go of those that will not come back."""
         now = time.monotonic()
-        for name, entry in list(self._entries.items()):
-            silent = now - entry.last_heard
-            if silent > _SILENT_AFTER_S and not entry.settled:
-                self.settle(entry, leaving=False)
+        entries = list(self._entries.values())
+        silent = [e for e in entries if now - e.last_heard > _SILENT_AFTER_S and not e.settled]
+        self._settle(silent, leaving=False)
+        for entry in silent:
+            if not entry.broken:
                 entry.session.window.ranks.release()
-            if silent > _LEAVE_AFTER_S and not entry.connected and not entry.left:
-                self.settle(entry, leaving=True)
+        gone = [e for e in entries if now - e.last_heard > _LEAVE_AFTER_S and not (e.connected or e.left)]
+        self._settle(gone, leaving=True)
+        for entry in list(self._entries.values()):
             replaced = self._newest_of[entry.session.hello.host] is not entry
-            if entry.left and entry.session.idle and silent > (_LEAVE_AFTER_S if replaced else _FORGET_AFTER_S):
+            quiet_s = now - entry.last_heard
+            told = entry.left and entry.session.idle and quiet_s > (_LEAVE_AFTER_S if replaced else _FORGET_AFTER_S)
+            nothing = not entry.connected and not entry.session.queued and quiet_s > _SILENT_AFTER_S
+            if told or nothing:
                 self._forget(entry)
+
+    async def part(self, entry: Entry) -> bool:
+        """Settle and store all that a session which has said its last word has sent, with those that leave beside it.
+
+        False where the disk does not take it.
+        """
+        self._leaving.append(entry)
+        if self._parting is None:
+            self._parting = asyncio.ensure_future(self._part())
+        return await asyncio.shield(self._parting)
+
+    async def _part(self) -> bool:
+        async with self._parting_now:
+            leaving, self._leaving, self._parting = self._leaving, [], None
+            await self.infer(leaving)
+            self._settle(leaving, leaving=True)
+            return await self.flush()
 
     async def flush(self) -> bool:
         """Write all that has settled, and acknowledge it; False where the disk does not take it."""
-        # Once begun, it runs to its end whoever asked: a thread that writes cannot be called off.
-        return await asyncio.shield(asyncio.ensure_future(self._flush()))
+        # Once begun, it runs to its end whoever asked: a thread that writes cannot be called off. Whoever asks while
+        # another one waits for its turn gets the same.
+        if self._next_flush is None:
+            self._next_flush = asyncio.ensure_future(self._flush())
+        return await asyncio.shield(self._next_flush)
 
     async def _flush(self) -> bool:
         async with self._flushing:
+            self._next_flush = None
             # Nothing that a settled session has sent is needed any more, not even for what it leaves open.
             for entry in [entry for entry in self._entries.values() if entry.broken]:
                 self._discard(entry)
@@ -367,7 +524,8 @@ class Registry:
             if self._trouble:
                 _log.warning(f"{self._sink.directory} takes rows again")
             self._trouble = ""
-            self._room.set()
+            if not self._closing:
+                self._room.set()
             return True
 
     def _due(self) -> list[tuple[Entry, Flush]]:
@@ -384,17 +542,33 @@ class Registry:
 
     def _write(self, due: list[tuple[Entry, Flush]], full: list[pa.Table]) -> list[tuple[Entry, Exception]]:
         """Write all that can be built; returns the sessions at which that fails. Raises DataError; may be a thread."""
-        built: dict[str, list[pa.Table]] = {"full": full} if full else {}
-        states, failed = {}, []
+        began_s = time.thread_time()
+        built, failed = [], []
         for entry, flush in due:
             try:
-                for name, rows in flush.build().items():
-                    built.setdefault(name, []).append(rows)
-                states[entry.session.hello.session] = flush.state
+                built.append((entry, flush.build(), flush.state))
             except Exception as error:
                 failed.append((entry, error))
-        self._sink.write({name: pa.concat_tables(rows) for name, rows in built.items()}, states)
+        try:
+            self._store(built, full)
+        except DataError:
+            raise
+        except Exception:  # the rows of one are not what they should be: those of all others are stored without them
+            for one in built:
+                try:
+                    self._store([one], [])
+                except Exception as error:
+                    failed.append((one[0], error))
+        self._writing_s = time.thread_time() - began_s
         return failed
+
+    def _store(self, built: Sequence[tuple[Entry, Mapping[str, pa.Table], SessionState]], full: list[pa.Table]) -> None:
+        tables: dict[str, list[pa.Table]] = {"full": full} if full else {}
+        for _, own, _ in built:
+            for name, rows in own.items():
+                tables.setdefault(name, []).append(rows)
+        states = {entry.session.hello.session: state for entry, _, state in built}
+        self._sink.write({name: pa.concat_tables(rows) for name, rows in tables.items()}, states)
 
     @staticmethod
     def _acknowledge(entry: Entry, sequence: int) -> None:
@@ -402,12 +576,19 @@ class Registry:
             entry.acknowledge = sequence
             entry.news.set()
 
+    def freeze(self) -> Frozen:
+        """What viewers can be shown now: the newest session of each host."""
+        untold = f"{self._untold} rows were not told to the inference: it falls behind" if self._untold else ""
+        lines = self._trouble, *self._job_stage.trouble, untold, *self._notices
+        return self._view.freeze(time.time_ns(), [line for line in lines if line])
+
+    def page(self, frozen: Frozen, asked: Selection) -> Snapshot:
+        """What of it a viewer has asked for."""
+        return page(frozen, asked, self._sessions, self._jobs)
+
     def snapshot(self, flows: int) -> Snapshot:
-        """What viewers see now: the newest session of each host."""
-        windows = [(entry.session.window, entry.connected) for entry in self._newest()]
-        lines = self._trouble, self._inferring.trouble, *self._notices
-        trouble = tuple(line for line in lines if line)
-        return take_snapshot(windows, self._jobs, self._settings, time.time_ns(), flows, trouble)
+        """Everything as it is now, with so many of the largest flows."""
+        return self.page(self.freeze(), Selection(flows=flows))
 
     def _newest(self) -> list[Entry]:
         """The newest session of each host."""
@@ -417,3 +598,10 @@ class Registry:
         """After a session has come or gone. What an earlier one left behind may arrive later than its successor."""
         by_age = sorted(self._entries.values(), key=lambda entry: entry.session.hello.clock.utc_ns)
         self._newest_of = {entry.session.hello.host: entry for entry in by_age}
+        self._sessions.show(self._newest())
+
+
+def _weight(batch: netmon_pb2.Batch) -> int:
+    """How much memory a batch takes when it is decoded, as a number of rows."""
+    marks = len(batch.marks) + len(batch.nic) + len(batch.exchanges) + len(batch.ledger)
+    return min(batch.buckets.rows, MAX_ROWS) + _ROWS_PER_FLOW * len(batch.flows) + _ROWS_PER_MARK * marks

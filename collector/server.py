@@ -2,14 +2,13 @@
 """The gRPC service, from its first socket to its last acknowledgement."""
 
 import asyncio
-import contextlib
 import logging
 import os
 import signal
 import socket
 import stat
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,18 +18,19 @@ import sdnotify
 from collector.dataset.sink import ParquetSink
 from collector.dataset.upkeep import Upkeep
 from collector.full_resolution import arrow_stream, bucket_rows, with_addresses
+from collector.jobs.process import JobsApart
 from collector.registry import Entry, Registry
 from collector.settings import Settings
 from collector.stream import AgentStream
+from collector.view.watching import Watching
 from netmon.dl.classify import NS_PER_S
 from netmon.errors import DataError, UnsupportedError
 from netmon.wire import netmon_pb2, netmon_pb2_grpc
 from netmon.wire.channel import COLLECTOR_OPTIONS
-from netmon.wire.snapshots import encode_snapshot
 
 _log = logging.getLogger(__name__)
-_SHORTEST_INTERVAL_MS = 50
 _GRACE_S = 1.0
+_END_WITHIN_S = 7.0  # of the signal, before the grace
 _INFER_EVERY_S = 0.3
 _TICK_S = 0.2
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -42,6 +42,7 @@ class CollectorService(netmon_pb2_grpc.CollectorServicer):
     def __init__(self, registry: Registry) -> None:
         """Serve the sessions of a registry."""
         self._registry = registry
+        self._watching = Watching(registry.freeze, registry.page, lambda: registry.ticks)
 
     async def Stream(  # noqa: N802 (the contract's name)
         self, request_iterator: AsyncIterator[netmon_pb2.AgentMessage], context: Context
@@ -90,20 +91,21 @@ class CollectorService(netmon_pb2_grpc.CollectorServicer):
 
     async def Watch(  # noqa: N802 (the contract's name)
         self, request: netmon_pb2.WatchRequest, context: Context
-    ) -> AsyncIterator[netmon_pb2.Snapshot]:
+    ) -> None:
         """Give one snapshot, or one per interval until the viewer goes."""
-        while True:
-            yield encode_snapshot(self._registry.snapshot(request.flows))
-            if not request.interval_ms:
-                return
-            try:
-                await asyncio.sleep(max(request.interval_ms, _SHORTEST_INTERVAL_MS) / 1e3)
-            except asyncio.CancelledError:  # the collector ends; gRPC would print this as an error of ours
-                return
+        await self._watching.watch(request, context)
 
 
-async def serve(listen: str, data: Path, settings: Settings, stop: asyncio.Event | None = None) -> None:
+async def serve(
+    listen: str,
+    data: Path,
+    settings: Settings,
+    stop: asyncio.Event | None = None,
+    abandon: Callable[[], None] = lambda: None,
+) -> None:
     """Collect until SIGTERM or SIGINT (or `stop`), then store what is left.
+
+    abandon: called where that takes too long; may end the process, as nothing is lost by it.
 
     Raises DataError where data cannot be written, UnsupportedError where it cannot listen.
     """
@@ -111,7 +113,8 @@ async def serve(listen: str, data: Path, settings: Settings, stop: asyncio.Event
     working: list[asyncio.Task[None]] = []
     sink = ParquetSink(data)
     upkeep = Upkeep(sink, settings.keep)
-    registry = Registry(sink, settings)
+    jobs = JobsApart()
+    registry = Registry(sink, settings, jobs)
     server = grpc.aio.server(options=COLLECTOR_OPTIONS)
     netmon_pb2_grpc.add_CollectorServicer_to_server(CollectorService(registry), server)  # type: ignore[no-untyped-call]
     try:
@@ -119,24 +122,49 @@ async def serve(listen: str, data: Path, settings: Settings, stop: asyncio.Event
         await server.start()
         _log.info(f"listening on {listen}, writing to {data}")
         _notify("READY=1")
-        working = [asyncio.create_task(work(registry)) for work in (_tick_for_ever, _infer_for_ever)]
-        await _flush_until(stop, registry, settings.flush_ns / NS_PER_S)
+        flushing = _flush_for_ever(registry, settings.flush_ns / NS_PER_S)
+        stopped = asyncio.create_task(stop.wait())
+        working = [
+            asyncio.create_task(work) for work in (_tick_for_ever(registry), _infer_for_ever(registry), flushing)
+        ]
+        ended, _ = await asyncio.wait((stopped, *working), return_when=asyncio.FIRST_COMPLETED)
+        for task in ended:
+            task.result()
         _notify("STOPPING=1")
-        registry.settle_everything()
-        if not await registry.flush():
-            raise DataError(f"cannot store the last rows in {data}; agents that spool will send them again")
+        await _store_the_rest(registry, data, abandon)
     finally:
         for task in working:
             task.cancel()
         await server.stop(_GRACE_S)
+        jobs.close()
         upkeep.close()
         sink.close()
 
 
-async def _flush_until(stop: asyncio.Event, registry: Registry, interval_s: float) -> None:
-    while not stop.is_set():
-        with contextlib.suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(stop.wait(), interval_s)
+async def _store_the_rest(registry: Registry, data: Path, abandon: Callable[[], None]) -> None:
+    """What agents have sent until now, as far as there is time: they keep what they have not been told is stored."""
+    registry.close_intake()
+    rest = asyncio.create_task(_settle_and_flush(registry))
+    done, _ = await asyncio.wait((rest,), timeout=_END_WITHIN_S)
+    if not done:
+        _log.warning(
+            f"not all rows are stored in {data} after {_END_WITHIN_S:g} s; agents that spool will send the rest"
+        )
+        abandon()
+    if not await rest:
+        raise DataError(f"cannot store the last rows in {data}; agents that spool will send them again")
+
+
+async def _settle_and_flush(registry: Registry) -> bool:
+    registry.settle_everything()
+    return await registry.flush()
+
+
+async def _flush_for_ever(registry: Registry, interval_s: float) -> None:
+    begun = time.monotonic()
+    while True:
+        await asyncio.sleep(max(interval_s / 4, begun + interval_s - time.monotonic()))
+        begun = time.monotonic()
         registry.tidy()
         await registry.flush()
 

@@ -105,7 +105,11 @@ class AgentStream:
             await self._context.abort(grpc.StatusCode.ABORTED, f"session {name} has connected again")
 
     def _check(self) -> None:
-        """Raises RefusedBatchError where a batch was not taken in; FailedSessionError where the session is not what it should be, _SilentError where nobody is there."""
+        """Raise what the agent is to be told.
+
+        RefusedBatchError: a batch was not taken in; FailedSessionError: the session is not what it should be;
+        _SilentError: nobody is there.
+        """
         if self._entry and self._entry.refused and self._current:
             raise self._entry.refused
         if self._entry and self._entry.failure and self._current:
@@ -117,11 +121,15 @@ class AgentStream:
 
     async def _tell(self) -> None:
         """What is stored; every message says that we are alive, too."""
-        stored = self._entry.acknowledge if self._entry else 0
+        news = netmon_pb2.Acknowledgement(sequence=self._entry.acknowledge if self._entry else 0)
+        if self._entry:
+            order = self._registry.intake.order(self._entry.session.hello.session)
+            news.bucket_ns, news.batch_ns = order.bucket_ns, order.batch_ns
         while self._entry and self._current and self._entry.requests:
-            request = self._entry.requests.popleft()
-            await self._context.write(netmon_pb2.Acknowledgement(sequence=stored, request=request))
-        await self._context.write(netmon_pb2.Acknowledgement(sequence=stored))
+            news.request.CopyFrom(self._entry.requests.popleft())
+            await self._context.write(news)
+            news.ClearField("request")
+        await self._context.write(news)
 
     @property
     def _current(self) -> bool:
@@ -142,6 +150,7 @@ class AgentStream:
         async for message in self._messages:
             self._waits_since = None
             if message.WhichOneof("message") != "full":
+                await self._registry.intake.turn(hello.session)
                 await self._registry.room()
             if not self._current or entry.broken:
                 return
@@ -174,9 +183,7 @@ class AgentStream:
         hello = entry.session.hello
         _log.info(f"{hello.host} {'left' if complete else 'is cut off'}: session {hello.session}")
         if complete:
-            await self._registry.infer(leaving=entry)
-            self._registry.settle(entry, leaving=True)
-            stored = await self._registry.flush()
+            stored = await self._registry.part(entry)
             self._check()
             if stored:
                 await self._tell()

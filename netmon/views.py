@@ -8,6 +8,12 @@ import numpy.typing as npt
 
 from netmon.records import AgentCost, Class, Direction, Flow, Source
 
+LAG_NS = 2_000_000_000
+"""An agent whose horizon is older than this lags; a collector settles rows for about a second."""
+
+FULL_COVERAGE = 0.999
+"""Below it a link's coverage is low: the buckets that are open when the NIC is read are a packet or two."""
+
 
 @dataclass(frozen=True)
 class LinkView:
@@ -99,6 +105,8 @@ class JobView:
     pattern: str = ""  # "ring", "tree", "star", "clique", "hierarchical"; empty: not known
     scores: tuple[SourceScore, ...] = ()
     slowest: SlowIteration = SlowIteration()
+    known_ranks: int = 0  # of which `ranks` are some; 0: it is all of them
+    shared_ranks: int = 0  # of those, whose node was DL-shared in their last iteration
 
 
 @dataclass(frozen=True)
@@ -131,6 +139,64 @@ class HostView:
 
 
 @dataclass(frozen=True)
+class Totals:
+    """Everything that the collector knows, whatever of it is shown. No hosts: the collector does not say."""
+
+    hosts: int = 0
+    connected: int = 0
+    lagging: int = 0  # connected, and what they have told last is not the present any more
+    oldest_ns: int = 0  # age of what that connected host has told which lags most
+    links: int = 0
+    low_links: int = 0  # that do not cover what their NIC counted
+    capacity_bps: int = 0
+    nic_bytes: int = 0  # since the agents' start, as all that follow
+    attributed_bytes: int = 0
+    overflow_bytes: int = 0
+    lost_kernel_bytes: int = 0
+    lost_agent_bytes: int = 0
+    class_bps: tuple[float, ...] = ()  # in the last second, in the order of Class; of hosts that have a present
+    jobs: int = 0
+    ranks: int = 0
+    shared_ranks: int = 0  # whose node was DL-shared in their last iteration
+    behind_ranks: int = 0  # that have stopped while the others of their job went on
+    forgotten_jobs: int = 0  # that were too many to be kept
+    flows: int = 0  # that carried something in the last second
+    warnings: int = 0
+    cpu_fraction: float = 0.0  # of the agent that takes most
+    rss_bytes: int = 0
+    clock_error_ns: int = 0  # the worst
+    clock_sources: tuple[str, ...] = ()
+    hooks: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Page:
+    """What of everything matches the request, shown or not, and where the shown part begins."""
+
+    hosts: int = 0
+    links: int = 0
+    links_from: int = 0
+    jobs: int = 0
+    jobs_from: int = 0
+    unknown: tuple[str, ...] = ()  # hosts and jobs that were asked for and do not exist
+
+
+@dataclass(frozen=True)
+class Selection:
+    """What of everything a viewer asks for; 0: all. What is worst comes first where not all can come."""
+
+    hosts: tuple[str, ...] = ()  # only these and what is on them
+    jobs: tuple[str, ...] = ()  # only these and the hosts of their ranks
+    flows: int = 0  # how many of the largest; here 0 is none
+    most_links: int = 0
+    links_from: int = 0  # how many to leave out before them
+    most_jobs: int = 0
+    jobs_from: int = 0
+    most_ranks: int = 0  # of each job
+    most_hosts: int = 0  # beside those of the links
+
+
+@dataclass(frozen=True)
 class Snapshot:
     """Everything that a viewer draws, at one moment."""
 
@@ -141,4 +207,6 @@ class Snapshot:
     links: tuple[LinkView, ...]
     jobs: tuple[JobView, ...]
     flows: tuple[FlowView, ...]  # the largest, by rate
-    warnings: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()  # a few; `totals` has their number
+    totals: Totals = Totals()
+    page: Page = Page()

@@ -4,13 +4,15 @@
 from collections.abc import Sequence
 
 from collector.host.exchanges import Exchanges
-from netmon.dl.clocks import OffsetFit, fit_offset
+from netmon.dl.clocks import OffsetFit, fit_offset, refutes
 from netmon.dl.corrections import Correction
 from netmon.dl.timemap import STEP_NS, TimeMap
 from netmon.records import ClockExchange, ClockSample
 
 _SETTLING_NS = 4_000_000_000  # in which an estimate that is near a wall has come most of the way to the middle
 _FIT_EVERY_NS = 1_000_000_000
+_CALM_FIT_EVERY_NS = 4_000_000_000  # once it is well known, and no exchange says else
+_FITS_AT_FIRST = 20
 _AHEAD_NS = 1_000_000_000
 _LEAST_TOLERANCE_NS = 1_000
 
@@ -41,7 +43,7 @@ class Alignment:
         self._tolerance_ns = bucket_ns // 8
         self._exchanges = Exchanges()
         self._waiting: list[ClockExchange] = []  # that no fit has used
-        self._fitted_ns = sample.mono_ns
+        self._fitted_ns, self._fits = sample.mono_ns, 0
         self._used: tuple[tuple[object, ...], ClockSample] = ((None, False, 0), sample)
         own = OffsetFit(sample.mono_ns, sample.offset_ns, 0.0, sample.error_ns, 0)
         begun = OffsetFit(sample.mono_ns, known.offset(sample.mono_ns), known.slope, 0, 0) if known else None
@@ -89,7 +91,7 @@ class Alignment:
         return self.map.utc(mono_ns)
 
     def hear(self, sample: ClockSample, exchanges: Sequence[ClockExchange], now_ns: int, settled_ns: int) -> int | None:
-        """As `update`, but only where there is something new, and a fit at most once a second: it is work."""
+        """As `update`, but only where there is something new, and a fit no more often than it is needed: it is work."""
         self._waiting += exchanges
         due = self._fit_due(now_ns)
         if not (due or self._moved(sample)):
@@ -98,10 +100,18 @@ class Alignment:
         heard: list[ClockExchange] = []
         if due:
             heard, self._waiting, self._fitted_ns = self._waiting, [], now_ns
+            self._fits += 1
         return self.update(sample, heard, now_ns, settled_ns)
 
     def _fit_due(self, now_ns: int) -> bool:
-        return bool(self._waiting) and (self.fit is None or self._fresh or now_ns - self._fitted_ns >= _FIT_EVERY_NS)
+        if not self._waiting:
+            return False
+        if self.fit is None or self._fresh:
+            return True
+        since_ns = now_ns - self._fitted_ns
+        if since_ns < _FIT_EVERY_NS or self._fits < _FITS_AT_FIRST:
+            return since_ns >= _FIT_EVERY_NS
+        return since_ns >= _CALM_FIT_EVERY_NS or any(refutes(exchange, self.fit) for exchange in self._waiting)
 
     def _moved(self, sample: ClockSample) -> bool:
         """Whether what the line follows, if not an exchange, is another one than at the last update."""

@@ -25,6 +25,7 @@ PLACE = np.dtype(
         ("window_ns", "<i8"),  # of a share window
         ("first_link", "<i8"),
         ("onsets_ns", "<i8"),  # from when on a flow's first bucket is the flow's
+        ("due_ns", "<i8"),  # when its ranks have something to settle
         ("needed_ns", "<i8"),  # start of the earliest iteration that is open or waits for its rows
         ("stored_complete", "<i8"),  # what the dataset holds of the session: see Resume
         ("stored_last", "<i8"),
@@ -76,7 +77,8 @@ class Places:
         for name, value in (
             *(("used", True), ("horizon_ns", begin_ns), ("settled_ns", -1), ("onsets_ns", begin_ns)),
             *(("bucket_ns", hello.streamed_ns), ("full_ns", hello.bucket_ns), ("window_ns", width)),
-            *(("needed_ns", NEVER), ("first_link", self._first_link(place, links, width))),
+            *(("due_ns", NEVER), ("needed_ns", NEVER)),
+            ("first_link", self._first_link(place, links, width)),
             *(("stored_complete", resume.complete_sequence), ("stored_last", resume.last_sequence)),
             ("stored_settled_ns", resume.settled_ns),
         ):
@@ -101,7 +103,7 @@ class Places:
         self._links["session"][first : first + links] = -1
         self._free_links.setdefault(links, []).append(first)
         self._table[place] = 0
-        self._table["needed_ns"][place] = NEVER
+        self._table["needed_ns"][place] = self._table["due_ns"][place] = NEVER
         self._free.append(place)
 
     def use_map(self, place: int, clock: TimeMap) -> None:
@@ -111,7 +113,7 @@ class Places:
         row["earlier_knot_ns"] = clock.knots_ns[-2] if several else _LONG_AGO
         row["earlier_offset_ns"] = clock.offsets_ns[-2] if several else clock.offsets_ns[-1]
 
-    def utc(self, session: npt.NDArray[np.int32], mono_ns: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    def utc(self, session: npt.NDArray[np.signedinteger], mono_ns: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Mono times of sessions in UTC; of times before the last two knots of a map see `older`."""
         own = {name: self.table[name][session] for name in ("knot_ns", "offset_ns", "slope")}
         since = mono_ns - own["knot_ns"]
@@ -121,8 +123,9 @@ class Places:
             first, base = (self.table[n][session[inside]] for n in ("earlier_knot_ns", "earlier_offset_ns"))
             rise, span = own["offset_ns"][inside] - base, np.maximum(own["knot_ns"][inside] - first, 1)
             offsets[inside] = base + np.round((mono_ns[inside] - first) * (rise / span)).astype(np.int64)
-        return mono_ns + offsets
+        found: npt.NDArray[np.int64] = mono_ns + offsets
+        return found
 
-    def older(self, session: npt.NDArray[np.int32], mono_ns: npt.NDArray[np.int64]) -> npt.NDArray[np.intp]:
+    def older(self, session: npt.NDArray[np.signedinteger], mono_ns: npt.NDArray[np.int64]) -> npt.NDArray[np.intp]:
         """Which of the times lie before what `utc` knows of the sessions' maps."""
         return np.flatnonzero(mono_ns < self.table["earlier_knot_ns"][session])

@@ -11,6 +11,9 @@ from netmon.dl.iterations import Iteration, IterationTracker
 from netmon.dl.numbering import Trust
 from netmon.records import Mark, Moment, Source
 
+_CHECKS_AT_FIRST = 20
+_CHECK_EVERY_NS = 500_000_000
+
 
 class Resumed(NamedTuple):
     """How far a rank has come."""
@@ -54,6 +57,8 @@ class Rank:
     joined: dict[Source, int] = field(default_factory=dict)  # when, mono
     left: dict[Source, int] = field(default_factory=dict)
     fresh: bool = False  # it has marks that its number in the job has not been checked with
+    checks: int = 0  # how often that was done
+    checked_ns: int = 0  # by its last mark then
     first_ns: int = 0  # its first step, mono; 0: it has not stepped
     last_ns: int = 0  # its latest mark of a step
     earlier: Earlier | None = None
@@ -89,6 +94,15 @@ class Rank:
         self.left = dict.fromkeys(self.joined, time_ns) | self.left
         for source in self.left:
             self.tracker.leave(source)
+
+    def check_due(self) -> bool:
+        """Whether its number in the job is to be checked: always at first, then once a second, and at the end."""
+        often = self.checks < _CHECKS_AT_FIRST or self.leaving()
+        return self.fresh and (often or self.last_ns - self.checked_ns >= _CHECK_EVERY_NS)
+
+    def checked(self) -> None:
+        """Its number in the job is checked with all its marks."""
+        self.fresh, self.checks, self.checked_ns = False, self.checks + 1, self.last_ns
 
     def resized(self, size: int) -> bool:
         """Its job has another size by now: it has been set up anew."""

@@ -246,8 +246,9 @@ class Ranks:
         for rank in self._ranks.values():
             if rank.unnamed():
                 self._go_on(rank)
-        for rank in [rank for rank in self._stepping() if rank.fresh and not rank.later]:
-            rank.fresh, tracker = False, rank.tracker
+        for rank in [rank for rank in self._stepping() if rank.check_due() and not rank.later]:
+            rank.checked()
+            tracker = rank.tracker
             events = tracker.events(offset_ns)
             if self._numbers.tell(rank.name, rank.number, tracker.trust, events, error_ns):
                 shift = self._numbers.shift(rank.name, rank.number)
@@ -284,7 +285,8 @@ class Ranks:
 
     def steps(self) -> list[Steps]:
         """What rows are told of each rank, in the order of `names`."""
-        left = {(job, number) for job, number, pid in self._gone if pid}
+        inferred = any(not rank.pid for rank in self._all())
+        left = {(job, number) for job, number, pid in self._gone if pid} if inferred else set()
         return [
             Steps(
                 *(rank.name, rank.number, rank.pid != 0, not rank.pid and (rank.name, rank.number) in left),

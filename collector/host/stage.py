@@ -8,6 +8,7 @@ never change again.
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -33,6 +34,7 @@ from netmon.wire import netmon_pb2
 from netmon.wire.many import ManyBatches, decode_many
 
 _Places = npt.NDArray[np.int64]
+_T = TypeVar("_T")
 
 
 @dataclass
@@ -41,9 +43,9 @@ class Settled:
 
     outputs: dict[int, list[Output]] = field(default_factory=dict)  # by place, where something has become final
     refused: dict[int, tuple[int, str]] = field(default_factory=dict)  # by place: batch, and why it breaks the contract
-    failed: dict[int, tuple[int, Exception]] = field(
-        default_factory=dict
-    )  # by place: batch, 0: none, and how it failed
+    failed: dict[int, tuple[int, Exception]] = field(default_factory=dict)  # by place: batch, 0: none; how it failed
+    arrived: list[Table] = field(default_factory=list)  # rows that have come, dtype ARRIVED
+    final: list[Classified] = field(default_factory=list)  # rows that have settled
 
 
 @dataclass
@@ -93,7 +95,8 @@ class HostStage:
         self._sessions: dict[int, Session] = {}
         self._queue: list[tuple[int, netmon_pb2.Batch]] = []
         self._broken: set[int] = set()  # sessions at which it has failed, until they are closed
-        self._waiting: set[int] = set()  # sessions with something to do though no batch comes
+        self._waiting: set[int] = set()  # sessions of which the traffic has told something
+        self._unnamed: set[int] = set()  # sessions with processes of which it is not known who they are
 
     def open(self, hello: Hello, resume: Resume) -> int:
         """Begin or resume a session; returns its place."""
@@ -111,11 +114,11 @@ class HostStage:
         window, tables = session.window, self.tables
         session.forget()
         self._queue = [(of, message) for of, message in self._queue if of != place]
-        self._waiting.discard(place)
-        self._broken.discard(place)
+        for some in (self._waiting, self._unnamed, self._broken):
+            some.discard(place)
         tables.pending.drop(place)
         tables.accounts.drop(place)
-        tables.classifier.drop(range(window.first_link, window.first_link + len(window.links)))
+        tables.ledger.close(window.first_link, len(window.links))
         tables.places.remove(place, len(window.links))
         tables.touch()
 
@@ -151,17 +154,15 @@ class HostStage:
         self._arrive(batches, rows, samples)
         heard = np.unique(batches.place[batches.good])
         self._settle_until(heard, self._grid(heard))
-        self._settle(settled, told | set(heard.tolist()))
+        self._settle(settled, told | self._unnamed)
         return settled
 
     def settle_all(self, places: Sequence[int], leaving: bool) -> Settled:
         """Settle everything that has arrived of some sessions; `leaving`: they are over, no mark will follow."""
         settled = self.tick()
-        for place in places:
-            window = self._sessions[place].window
-            window.infer()
-            if leaving:
-                window.ranks.end_of_stream()
+        if leaving:
+            for place in places:
+                self._sessions[place].window.ranks.end_of_stream()
         last = np.array([self._sessions[place].window.latest_ns() for place in places], np.int64)
         rows = self.tables.pending.all()
         latest = np.full(len(self.tables.places.table), -1, np.int64)
@@ -231,10 +232,13 @@ class HostStage:
         exchanges: dict[int, list[ClockExchange]] = {}
         for batch, some in batches.exchanges.items():
             exchanges.setdefault(int(batches.place[batch]), []).extend(some)
-        clocks = heads[["mono_ns", "utc_ns", "error_ns", "utc_error_ns"]]
+        clocks = zip(*(heads[n].tolist() for n in ("mono_ns", "utc_ns", "error_ns", "utc_error_ns")), strict=True)
+        clock_of = list(clocks)
         for place, batch in last.items():
             session = self._sessions[place]
-            sample = ClockSample(*clocks[batch].item(), batches.many.disciplines.get(batch, ""))
+            mono_ns, utc_ns, error_ns, utc_error_ns = clock_of[batch]
+            discipline = batches.many.disciplines.get(batch, "")
+            sample = ClockSample(mono_ns, utc_ns, error_ns, utc_error_ns, discipline)
             try:
                 session.window.align(sample, exchanges.get(place, ()))
                 if session.serves:
@@ -243,7 +247,7 @@ class HostStage:
                 batches.fail(batch, error)
         self._offsets(list(last))
         introduced = {place for place in last if self._sessions[place].window.introduced}
-        with_news = {b for b in (*batches.marks, *batches.nic)}
+        with_news = {*batches.marks, *batches.nic}
         with_news |= {b for b in good.tolist() if int(batches.place[b]) in introduced} if introduced else set()
         for batch in sorted(with_news):
             place = int(batches.place[batch])
@@ -257,10 +261,13 @@ class HostStage:
                 batches.fail(batch, error)
             if marks or place in introduced:
                 told.add(place)
-        for place in list(self._waiting):
-            if self._sessions[place].window.infer():
-                told.add(place)
-        self._waiting = {place for place in self._waiting if self._sessions[place].window.ranks.waits_for_a_name()}
+        return told | self._infer()
+
+    def _infer(self) -> set[int]:
+        """Take in what the traffic has told; returns the sessions of which it has."""
+        told, self._waiting = self._waiting, set()
+        for place in told:
+            self._sessions[place].window.infer()
         return told
 
     def _offsets(self, places: list[int]) -> None:
@@ -282,11 +289,12 @@ class HostStage:
     def _arrive(self, batches: _Batches, rows: Table, samples: Table) -> None:
         """Account for rows and samples that have arrived."""
         tables, heads = self.tables, batches.many.heads
-        own = samples[[name for name in SAMPLE.names or ()]].astype(SAMPLE)
+        own = samples[list(SAMPLE.names or ())].astype(SAMPLE)
         tables.ledger.sample(own)
         arriving = _as_arrived(rows)
         onsets = tables.flows.seen(arriving)
         tables.pending.add(arriving)
+        batches.settled.arrived.append(arriving)
         tables.touch()
         last_row, last = np.full(len(batches.place), -1, np.int64), heads["horizon_ns"].copy()
         np.maximum.at(last_row, rows["batch"], rows["start_ns"])
@@ -298,21 +306,18 @@ class HostStage:
         arrivals = list(zip(*(column[good].tolist() for column in (heads["sequence"], last_row, last)), strict=True))
         at = edges(batches.place[good], len(tables.places.table))
         begins = edges(arriving["session"], len(tables.places.table))
-        horizon = tables.places.table["horizon_ns"].tolist()
         for place in np.unique(batches.place[good]).tolist():
             mine, session = arrivals[at[place] : at[place + 1]], self._sessions[place]
             session.taken(mine[-1][0])
-            session.window.arrive(mine, arriving[begins[place] : begins[place + 1]], horizon[place])
-        self._take_onsets(arriving, onsets, begins)
+            session.window.arrive(mine, arriving[begins[place] : begins[place + 1]])
+        self._take_onsets(arriving, onsets)
 
-    def _take_onsets(self, rows: Table, places: npt.NDArray[np.int64], begins: npt.NDArray[np.intp]) -> None:
+    def _take_onsets(self, rows: Table, places: npt.NDArray[np.int64]) -> None:
         found = rows[places]
         found = found[found["start_ns"] >= self.tables.places.table["onsets_ns"][found["session"]] + STARTING_NS]
-        latest = np.full(len(self.tables.places.table), -1, np.int64)
-        np.maximum.at(latest, rows["session"], rows["start_ns"])
-        own = edges(found["session"], len(latest))
+        own = edges(found["session"], len(self.tables.places.table))
         for place in np.unique(found["session"]).tolist():
-            self._sessions[place].window.onsets.add(found[own[place] : own[place + 1]], int(latest[place]))
+            self._sessions[place].window.onsets.add(found[own[place] : own[place + 1]])
 
     def _grid(self, places: _Places) -> npt.NDArray[np.int64]:
         row = self.tables.places.table[places]
@@ -329,17 +334,19 @@ class HostStage:
         """Make final what begins before the settled times; heard: sessions of which something is new."""
         tables = self.tables
         busy = [p for p, s in self._sessions.items() if s.window.ranks.busy and p not in self._broken]
-        for place in busy:
-            if place in heard:
-                window = self._sessions[place].window
-                self._guard(settled, place, lambda w=window: w.ranks.align(w.ranks.offset_ns, w.alignment.error_ns))
+        for place in sorted(heard.intersection(busy)):
+            window = self._sessions[place].window
+            self._guard(settled, place, window.align_ranks)
+            (self._unnamed.add if window.ranks.waits_for_a_name() else self._unnamed.discard)(place)
         tables.places.table["trains"] = False
         tables.places.table["trains"][busy] = True
         rows = tables.pending.take(np.ascontiguousarray(tables.places.table["settled_ns"]))
         tables.flows.tell_traffic()
-        steps = tables.steps([self._sessions[place].window for place in busy if place not in self._broken])
+        there = set(np.unique(rows["session"]).tolist())
+        steps = tables.steps([self._sessions[place].window for place in busy if place in there])
         found, buckets = self._final(settled, rows, steps)
         tables.account(found)
+        settled.final.append(found)
         self._output(settled, buckets, found.rows, heard)
         tables.forget()
 
@@ -386,27 +393,27 @@ class HostStage:
         of_link = np.maximum(places.links["session"], 0)
         told, links = self.tables.ledger.rows(settled_ns[of_link], places.table["first_link"][of_link])
         for row, link in zip(told, links, strict=True):
-            ledger.setdefault(int(places.links["session"][link]), []).append(row)
+            place = int(places.links["session"][link])
+            if place >= 0:  # of a session that is not gone
+                ledger.setdefault(place, []).append(row)
         begins = edges(fresh["session"], len(places.table))
-        now = settled_ns.tolist()
         with_rows = set(np.unique(fresh["session"]).tolist())
-        for place, session in self._sessions.items():
-            if place in self._broken:
-                continue
+        due = heard | set(np.flatnonzero(places.table["due_ns"] <= settled_ns).tolist())
+        for place in sorted((with_rows | due | ledger.keys()) - self._broken):
+            session = self._sessions[place]
             window = session.window
-            ended, iterations = [], []
-            if window.ranks.busy and (place in heard or window.due_ns <= now[place]):
+            result = None
+            if window.ranks.busy and place in due:
                 result = self._guard(settled, place, session.settle_ranks)
-                if result:
-                    ended, iterations = result
                 needed = window.ranks.needed_ns
                 places.table["needed_ns"][place] = NEVER if needed is None else needed
+            ended, iterations = result or ([], [])
             if place in with_rows or ended or iterations or place in ledger:
                 output = Output(fresh[begins[place] : begins[place + 1]], iterations, ledger.get(place, []), ended)
                 session.keep(output)
                 settled.outputs.setdefault(place, []).append(output)
 
-    def _guard(self, settled: Settled, place: int, work: "Callable[[], object]") -> "object":
+    def _guard(self, settled: Settled, place: int, work: Callable[[], _T]) -> _T | None:
         """Do something to one session; if that fails, it alone fails."""
         try:
             return work()

@@ -13,15 +13,13 @@ from collector.host.flows import AllFlows
 from collector.host.ledger import LedgerAccounts
 from collector.host.places import Places
 from collector.host.rows import CARRIED, SETTLED, Pending, merge
-from collector.host.series import AllSeries
 from collector.host.steps import AllSteps
 from collector.jobs.common_numbers import Numbers
 from collector.jobs.rank_claims import Claims
 from collector.settings import Settings
 from netmon.dl.account import HostAccounts, row_keys
 from netmon.dl.classify import Windows
-from netmon.dl.grouped import edges
-from netmon.records import Class, Table, empty
+from netmon.records import Class, Table
 
 if TYPE_CHECKING:
     from collector.host.window import HostWindow
@@ -51,8 +49,6 @@ class Tables:
         self.classifier = Classifier(self.flows, self.places, settings)
         self.accounts = HostAccounts()
         self.ledger = LedgerAccounts()
-        self.series = AllSeries(settings.settle_ns)
-        self._provisional: tuple[Table, _Classes, npt.NDArray[np.intp]] | None = None
         self._needed: npt.NDArray[np.int64] | None = None
 
     def link(self, rows: Table) -> npt.NDArray[np.int64]:
@@ -93,8 +89,6 @@ class Tables:
         flow, start, session = (np.ascontiguousarray(rows[name]) for name in ("flow", "start_ns", "session"))
         wire, payload = np.ascontiguousarray(rows["wire_bytes"]), np.ascontiguousarray(rows["payload_bytes"])
         state["shared"][flow[found.classes == Class.DL_SHARED]] = True
-        viewed = self.classifier.view(found.windows, found.classes, keep=True)
-        self.series.add(start, found.link, viewed, wire)
         self.ledger.add(start, found.link, wire)
         places = self.places.table
         keys = row_keys(state["party"][flow], found.classes, state["traffic"][flow], state["link"][flow] % 2)
@@ -113,21 +107,7 @@ class Tables:
 
     def touch(self) -> None:
         """Rows have come or gone: what was computed of them is out of date."""
-        self._provisional = self._needed = None
-
-    def provisional(self, place: int) -> tuple[Table, _Classes]:
-        """The rows of a session that have not settled, in the order of time, and the class that viewers see."""
-        if self._provisional is None:
-            rows = self.pending.all()
-            rows = rows[np.lexsort((rows["start_ns"], rows["session"]))]
-            found = self.classified(rows)
-            viewed = self.classifier.view(found.windows, found.classes, keep=False)
-            self._provisional = rows, viewed, edges(rows["session"], len(self.places.table))
-        rows, viewed, begins = self._provisional
-        if place + 1 >= len(begins):
-            return empty(rows.dtype), viewed[:0]
-        own = slice(int(begins[place]), int(begins[place + 1]))
-        return rows[own], viewed[own]
+        self._needed = None
 
     def ledger_needed_since(self, first: int, links: int, since_ns: int) -> int | None:
         """Start of the earliest interval of some links that began since then and is still open (mono ns)."""

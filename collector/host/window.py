@@ -7,17 +7,15 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from collector.dataset.resume import Resume
 from collector.host.align import Alignment
 from collector.host.flows import FlowTable, Links
 from collector.host.ledger import LedgerAccount, LedgerRow
-from collector.host.onsets import HostOnsets, Onsets
+from collector.host.onsets import Onsets
 from collector.host.rank import Resumed
 from collector.host.ranks import DISTANT, LONGEST_NEED_NS, Ranks
-from collector.host.rows import ARRIVED, CARRIED, SETTLED, arrived, merge
-from collector.host.series import FlowRates, LinkSeries
+from collector.host.rows import ARRIVED, arrived, merge
 from collector.jobs.rank_claims import Holder
 from netmon.dl.account import HostAccount, Tally
 from netmon.dl.classify import NS_PER_S
@@ -25,7 +23,6 @@ from netmon.dl.iterations import Iteration
 from netmon.dl.numbering import Trust
 from netmon.records import (
     AgentCost,
-    Class,
     ClockExchange,
     ClockSample,
     Flow,
@@ -81,24 +78,23 @@ class HostWindow:
         row = tables.places.table[self.place]
         self.window_ns, self.first_link = int(row["window_ns"]), int(row["first_link"])
         own = self.first_link, len(self.links)
-        tables.series.open(*own)
         self.flows = FlowTable(self.links, tables.flows, self.place)
         self.alignment = Alignment(hello.clock, hello.bucket_ns, resume.clock)
         mono = self.alignment.map.mono
         tables.ledger.open(*own, {k: mono(t) for k, t in resume.ledger_until_utc.items()}, resume.ledger_totals)
-        self.ledger, self.series = LedgerAccount(tables.ledger, *own), LinkSeries(tables.series, *own)
-        self.onsets, self.rates = Onsets(), FlowRates()
+        self.ledger = LedgerAccount(tables.ledger, *own)
+        self.onsets = Onsets()
         account = HostAccount(tables.accounts, self.place, self.window_ns)
         holder = Holder(hello.host, hello.session, 0)
         self.ranks = Ranks(holder, account, tables.settings.parameters, tables.numbers, tables.claims)
         self._complete = resume.complete_sequence
         self._arrivals: deque[_Arrival] = deque()
         self._carried: deque[Table] = deque(maxlen=_MOST_CARRIED)
+        self.untold = 0  # rows that nobody took in time
         self._over: deque[Iteration] = deque(maxlen=_MOST_OVER)
         self._introduced = [mark for mark in hello.marks if mark.moment != Moment.JOIN]
         self._inferred: list[Mark] = []  # that the traffic has told, not taken in yet
         self.renamed = 0  # processes
-        self.due_ns = np.iinfo(np.int64).max  # when ranks have something to settle
         self._resume_state(resume)
         self.use_map()
         self.ranks.offset_ns = self.alignment.offset_ns
@@ -155,6 +151,10 @@ class HostWindow:
             by = f"{jump_ns / NS_PER_S:+.3f} s"
             self.ranks.warn(f"rows of {self.hello.host} move by {by}: its clock has jumped, or is only now known")
 
+    def align_ranks(self) -> None:
+        """Find the common numbers of the ranks."""
+        self.ranks.align(self.ranks.offset_ns, self.alignment.error_ns)
+
     def use_map(self) -> None:
         """The clock is mapped anew."""
         self._tables.places.use_map(self.place, self.alignment.map)
@@ -190,10 +190,6 @@ class HostWindow:
             self.describe(flow)
         return True
 
-    def comparable(self) -> HostOnsets:
-        """What the comparison of the hosts' clocks needs of this one."""
-        return HostOnsets(self.alignment, self.onsets.bucket_ns, self.flows.flows, self.onsets.table())
-
     def describe(self, flow: Flow) -> None:
         """Take in what a flow is."""
         self.flows.describe(self.named(flow))
@@ -207,26 +203,21 @@ class HostWindow:
         """What the traffic tells about this host's ranks; it counts from the next tick on."""
         self._inferred += marks
 
-    def infer(self) -> bool:
-        """Take in what the traffic has told; whether it has."""
+    def infer(self) -> None:
+        """Take in what the traffic has told."""
         marks, self._inferred = self._inferred, []
         settled_ns = self.settled_ns
         for mark in marks:
             self.ranks.mark(mark, settled_ns)
-        return bool(marks)
 
-    @property
-    def inferring(self) -> bool:
-        """Whether the traffic has told something that has not been taken in."""
-        return bool(self._inferred)
-
-    def arrive(self, arrivals: Iterable[tuple[int, int, int]], rows: Table, horizon_ns: int) -> None:
+    def arrive(self, arrivals: Iterable[tuple[int, int, int]], rows: Table) -> None:
         """Batches have come: number, last row and latest time of each; and their rows, dtype ARRIVED."""
         self._arrivals += (_Arrival(*arrival) for arrival in arrivals)
         if len(rows):
             rows = rows.copy()  # not to keep those of all other sessions
+            if len(self._carried) == _MOST_CARRIED:
+                self.untold += len(self._carried[0])
             self._carried.append(rows)
-            self.rates.add(horizon_ns, rows)
 
     def take_carried(self) -> Table:
         """Rows that have arrived since the last call, dtype ARRIVED, but times in UTC."""
@@ -244,7 +235,7 @@ class HostWindow:
         ended = self.ranks.ended()  # with the common numbers, of which a rank that has gone has none
         iterations = self.ranks.settle(self.settled_ns, self.flows)
         self._over.extend(iteration for iteration, _ in iterations)
-        self.due_ns = self.ranks.due_ns()
+        self._row["due_ns"] = self.ranks.due_ns()
         return ended, iterations
 
     def full(self, buckets: Table) -> Table:
@@ -265,33 +256,6 @@ class HostWindow:
                 inside &= (whose["job"] == 0) | (whose["rank"] == iteration.rank)
                 settled["iteration"][inside] = iteration.number
         return settled
-
-    def provisional(self) -> Table:
-        """Rows that have not settled, dtype SETTLED, but times in mono, flow_id an index, no iteration.
-
-        Their class is the view's: with hysteresis.
-        """
-        pending, classes = self._tables.provisional(self.place)
-        rows = np.zeros(len(pending), SETTLED)
-        for name in CARRIED:
-            rows[name] = pending[name]
-        rows["flow_id"], rows["bucket_start_ns"] = pending["flow"], pending["start_ns"]
-        rows["link"], rows["class"] = self.flows.state["link"][pending["flow"]], classes
-        return rows
-
-    def mostly_shared(self, rows: Table) -> npt.NDArray[np.bool_]:
-        """Per index, whether most of the flow's rows that have not settled (as `provisional` gives them) are DL-shared.
-
-        With hysteresis: it changes where two thirds of the bytes say so, and stays where there are none.
-        """
-        state, own = self.flows.state, self.flows.indices_of_all
-        wire = np.bincount(rows["flow_id"], weights=rows["wire_bytes"], minlength=len(state))[own]
-        of_shared = np.where(rows["class"] == Class.DL_SHARED, rows["wire_bytes"], 0)
-        shared = np.bincount(rows["flow_id"], weights=of_shared, minlength=len(state))[own]
-        seen = np.where(state["seen_shared"][own], 3 * shared >= wire, 3 * shared > 2 * wire)
-        state["seen_shared"][own] = seen
-        found: npt.NDArray[np.bool_] = state["seen_shared"].copy()
-        return found
 
     def complete(self) -> int:
         """The last batch of which, as of all before it, every row has settled; 0: none."""

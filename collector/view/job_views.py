@@ -2,44 +2,70 @@
 """Training jobs over all hosts: what their ranks' last iterations were like."""
 
 import math
-from collections import deque
+import time
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
+from collector.view.job_history import JobHistory
 from netmon.dl.account import Tally
-from netmon.dl.explain import NOTABLE, RankSteps, slowest
+from netmon.dl.explain import NOTABLE, slowest
 from netmon.dl.iterations import Iteration
 from netmon.dl.scoring import combined
 from netmon.dl.theory import ring_bytes
 from netmon.views import JobView, RankView, SlowIteration, SourceScore
 
 RECENT = 500  # iterations
-_MOST_JOBS = 32
+_MOST_JOBS = 4_096
+_KEPT_S = 3_600.0  # a job without an iteration
 _EXPLAINED = 200  # iterations among which the slowest is looked for
 _FEWEST = 5  # iterations of each rank from which on there is a usual
 _BEHIND = 10  # iterations that the others have finished since a rank's last one
+_ANY_RANK = 1 << 62
+
+
+class JobFacts(NamedTuple):
+    """What a job's place among the others depends on."""
+
+    job: str
+    hosts: frozenset[str]
+    ranks: int
+    shared: int  # ranks whose node was DL-shared in their last iteration
+    stopped: tuple[str, ...]  # a line about each rank that has stopped while the others went on
 
 
 @dataclass
 class _Rank:
     host: str
-    ended: deque[Iteration] = field(default_factory=lambda: deque(maxlen=RECENT))
-    accounted: deque[tuple[Iteration, Tally]] = field(default_factory=lambda: deque(maxlen=_EXPLAINED))
+    last: Iteration
+    accounted: tuple[Iteration, Tally] | None = None  # the last one
 
 
 @dataclass
 class _Job:
     ranks: dict[int, _Rank] = field(default_factory=dict)
+    history: JobHistory = field(default_factory=lambda: JobHistory(RECENT, _EXPLAINED))
     size: int = 0  # as the rank says that was heard last: an elastic job changes it; 0: unknown
     pattern: str = ""  # as the traffic shows it
     scores: tuple[SourceScore, ...] = ()  # the last ones, when the ranks are gone
     slowest: SlowIteration | None = None  # None: not known since the last iteration
+    usual_ns: float = math.nan  # as of iteration usual_of
+    usual_of: int = -1
+    heard_s: float = 0.0
+    view: JobView | None = None  # None: something has changed since it was made
+    facts: JobFacts | None = None  # the same
 
     def members(self) -> dict[int, _Rank]:
         """The ranks that it has now."""
         return {number: rank for number, rank in self.ranks.items() if not self.size or number < self.size}
+
+    @staticmethod
+    def behind(members: dict[int, _Rank]) -> list[tuple[int, _Rank]]:
+        """Those that have stopped while the others went on."""
+        newest = max((rank.last.number for rank in members.values()), default=0)
+        return [(number, rank) for number, rank in sorted(members.items()) if newest - rank.last.number >= _BEHIND]
 
 
 class Jobs:
@@ -49,34 +75,50 @@ class Jobs:
         """Begin without jobs; parameters: the model's size where a job does not tell, 0 where nobody does."""
         self._parameters = parameters
         self._jobs: dict[str, _Job] = {}
+        self.forgotten = 0  # jobs that were let go although they may still train
 
     def ended(self, host: str, iteration: Iteration) -> None:
         """An iteration has ended; its account follows."""
-        job = self._jobs.pop(iteration.job, _Job())
+        job = self._jobs.pop(iteration.job, None) or _Job()
         self._jobs[iteration.job] = job  # the job with the newest iteration is last
-        if len(self._jobs) > _MOST_JOBS:
-            del self._jobs[next(iter(self._jobs))]
+        job.heard_s, job.view, job.facts = time.monotonic(), None, None
+        self._forget_old(job.heard_s)
         job.size = iteration.size or job.size
         rank = job.ranks.get(iteration.rank)
-        if rank is None or (rank.ended and iteration.number <= rank.ended[-1].number):
-            rank = job.ranks[iteration.rank] = _Rank(host)  # or a new process, which counts anew
-        rank.ended.append(iteration)
-        rank.host = host
+        if rank is None or iteration.number <= rank.last.number:
+            if rank:
+                job.history.drop(iteration.rank)
+            job.ranks[iteration.rank] = _Rank(host, iteration)  # or a new process, which counts anew
+        else:
+            rank.host, rank.last = host, iteration
+        job.history.end(iteration, len(job.ranks))
+
+    def _forget_old(self, now_s: float) -> None:
+        while (first := next(iter(self._jobs), None)) is not None:
+            over = self._jobs[first].heard_s < now_s - _KEPT_S
+            if not over and len(self._jobs) <= _MOST_JOBS:
+                return
+            self.forgotten += not over
+            del self._jobs[first]
 
     def accounted(self, iteration: Iteration, tally: Tally) -> None:
         """The bytes of an iteration that has ended."""
-        job = self._jobs.get(iteration.job, _Job())
-        if iteration.rank in job.ranks:
-            job.ranks[iteration.rank].accounted.append((iteration, tally))
-            job.slowest = None
+        job = self._jobs.get(iteration.job)
+        rank = job.ranks.get(iteration.rank) if job else None
+        if job and rank:
+            rank.accounted = iteration, tally
+            job.history.account(rank.host, iteration, tally, len(job.ranks))
+            job.slowest = job.view = job.facts = None
 
     def stands_out(self, iteration: Iteration) -> bool:
         """Whether it took notably longer than its job's iterations usually do (NOTABLE × their median)."""
-        job = self._jobs.get(iteration.job, _Job())
-        last = [i.end_ns - i.start_ns for rank in job.members().values() for i, _ in rank.accounted]
-        if len(last) < _FEWEST * max(1, len(job.ranks)):
+        job = self._jobs.get(iteration.job)
+        if job is None:
             return False
-        return iteration.end_ns - iteration.start_ns >= NOTABLE * float(np.median(last))
+        if job.usual_of != iteration.number:
+            fewest = _FEWEST * max(1, len(job.ranks))
+            job.usual_of, job.usual_ns = iteration.number, job.history.usual_ns(job.size or _ANY_RANK, fewest)
+        return iteration.end_ns - iteration.start_ns >= NOTABLE * job.usual_ns
 
     def hosts(self, job: str) -> tuple[str, ...]:
         """Where its ranks are."""
@@ -89,44 +131,65 @@ class Jobs:
     def pattern(self, job: str, pattern: str) -> None:
         """How the ranks of a job communicate."""
         if job in self._jobs:
-            self._jobs[job].pattern = pattern
+            self._jobs[job].pattern, self._jobs[job].view = pattern, None
 
     def warnings(self) -> list[str]:
         """One line per rank that has stopped while the others went on."""
-        lines = []
-        for name, job in sorted(self._jobs.items()):
-            last = {number: rank.ended[-1].number for number, rank in job.members().items()}
-            for number, rank in sorted(job.members().items()):
-                if max(last.values()) - last[number] >= _BEHIND:
-                    lines.append(f"rank {number} of job {name!r} on {rank.host}: no iteration since {last[number]}")
-        return lines
+        return [line for facts in self.facts() for line in facts.stopped]
 
-    def views(
-        self, scores: Iterable[tuple[str, SourceScore]] = (), stepping: Collection[str] = ()
-    ) -> tuple[JobView, ...]:
-        """One view per job, by name.
+    def facts(self) -> list[JobFacts]:
+        """Of every job, by name."""
+        return [job.facts or self._facts(name, job) for name, job in sorted(self._jobs.items())]
+
+    @staticmethod
+    def _facts(name: str, job: _Job) -> JobFacts:
+        members = job.members()
+        job.facts = JobFacts(
+            job=name,
+            hosts=frozenset(rank.host for rank in members.values()),
+            ranks=max(len(members), job.size),
+            shared=sum(bool(rank.accounted and rank.accounted[1].node_shared) for rank in members.values()),
+            stopped=tuple(
+                f"rank {number} of job {name!r} on {rank.host}: no iteration since {rank.last.number}"
+                for number, rank in job.behind(members)
+            ),
+        )
+        return job.facts
+
+    def take_scores(self, scores: Iterable[tuple[str, SourceScore]], stepping: Collection[str]) -> None:
+        """Take in how the sources of iterations do now.
 
         scores: (job, score of one rank's source); stepping: the jobs that have ranks, so that no score means none.
         """
-        scores = list(scores)
+        told: dict[str, list[SourceScore]] = {}
+        for name, score in scores:
+            told.setdefault(name, []).append(score)
         for name, job in self._jobs.items():
-            told = combined(score for of, score in scores if of == name)
-            job.scores = told if name in stepping else told or job.scores
-        return tuple(self._view(name, job) for name, job in sorted(self._jobs.items()))
+            now = combined(told.get(name, ()))
+            now = now if name in stepping else now or job.scores
+            if now != job.scores:
+                job.scores, job.view = now, None
+
+    def views(self, names: Iterable[str] | None = None) -> tuple[JobView, ...]:
+        """One view for each of these jobs that is known, in their order; of all by name where none is named."""
+        wanted = sorted(self._jobs) if names is None else [name for name in names if name in self._jobs]
+        return tuple(self._kept_view(name, self._jobs[name]) for name in wanted)
+
+    def _kept_view(self, name: str, job: _Job) -> JobView:
+        if job.view is None:
+            job.view = self._view(name, job)
+        return job.view
 
     def _view(self, name: str, job: _Job) -> JobView:
         ranks = job.members()
-        recent = [iteration for rank in ranks.values() for iteration in rank.ended]
-        durations = np.array([iteration.end_ns - iteration.start_ns for iteration in recent], np.int64)
-        numbers, of_iteration = np.unique([iteration.number for iteration in recent], return_inverse=True)
-        slowest_ns = np.zeros(len(numbers), np.int64)
-        np.maximum.at(slowest_ns, of_iteration, durations)
-        latest = max(recent, key=lambda iteration: iteration.number)
+        durations, _, slowest_ns = job.history.durations(job.size or _ANY_RANK)
+        latest = max((rank.last for rank in ranks.values()), key=lambda iteration: iteration.number)
         size = max(len(ranks), job.size)
         parameters = latest.parameters or self._parameters
-        sent = [rank.accounted[-1][1].dl_tx_bytes for rank in ranks.values() if rank.accounted]
+        accounted = {number: rank.accounted for number, rank in sorted(ranks.items()) if rank.accounted}
+        sent = [tally.dl_tx_bytes for _, tally in accounted.values()]
         if job.slowest is None:
-            job.slowest = slowest(_steps(ranks))
+            job.slowest = slowest(job.history.steps(job.size or _ANY_RANK))
         return JobView(
             job=name,
             size=size,
@@ -141,18 +204,17 @@ class Jobs:
             measured_bytes=float(np.median(sent)) if sent else math.nan,
             theory_bytes=ring_bytes(size, parameters),
             durations_ns=slowest_ns[-RECENT:],
-            ranks=tuple(_rank_view(number, rank) for number, rank in sorted(ranks.items()) if rank.accounted),
+            ranks=tuple(_rank_view(number, ranks[number].host, *last) for number, last in accounted.items()),
             pattern=job.pattern,
             scores=job.scores,
             slowest=job.slowest,
         )
 
 
-def _rank_view(number: int, rank: _Rank) -> RankView:
-    iteration, tally = rank.accounted[-1]
+def _rank_view(number: int, host: str, iteration: Iteration, tally: Tally) -> RankView:
     return RankView(
         rank=number,
-        host=rank.host,
+        host=host,
         iteration=iteration.number,
         duration_ns=iteration.end_ns - iteration.start_ns,
         communication_ns=max(0, iteration.communication_ns),
@@ -161,21 +223,4 @@ def _rank_view(number: int, rank: _Rank) -> RankView:
         cross_tx_bytes=tally.cross_tx_bytes,
         cross_rx_bytes=tally.cross_rx_bytes,
         exposed_ns=iteration.exposed_ns,
-    )
-
-
-def _steps(ranks: dict[int, _Rank]) -> RankSteps:
-    rows = [(number, rank.host, *one) for number, rank in ranks.items() for one in rank.accounted]
-    iterations, tallies = [row[2] for row in rows], [row[3] for row in rows]
-    waited = [i.exposed_ns if i.exposed_ns >= 0 else i.communication_ns for i in iterations]
-    return RankSteps(
-        number=np.array([iteration.number for iteration in iterations], np.int64),
-        rank=np.array([row[0] for row in rows], np.int64),
-        duration_ns=np.array([iteration.end_ns - iteration.start_ns for iteration in iterations], np.int64),
-        waited_ns=np.array(waited, np.int64),
-        shared=np.array([tally.node_shared for tally in tallies], np.bool_),
-        cause=[tally.cross_top for tally in tallies],
-        cause_tx_bytes=np.array([tally.cross_top_tx_bytes for tally in tallies], np.int64),
-        cause_rx_bytes=np.array([tally.cross_top_rx_bytes for tally in tallies], np.int64),
-        host=[row[1] for row in rows],
     )

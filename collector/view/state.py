@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the view hears of the host stage (news: rows of ARRIVED and FINAL), and what it reads there at a tick (HostState).
+"""What the view hears of the host stage (rows of ARRIVED and FINAL), and what it reads there at a tick (HostState).
 
-Everything is arrays over all hosts of the worker. A *host number*, *link number* and *flow number* is the index of a row in
-those arrays; it is dense, and may be given out again once `View.forget_links` was told of its links. Times are the host's
-mono unless they say else. Reading changes nothing, and what is handed out is not written any more while it is read: the
-view reads on the thread that tells the news, copies what it keeps, and gives viewers only what it has frozen.
+Everything is arrays over all hosts of the worker. A *host number*, *link number* and *flow number* is the index of a
+row in those arrays; it is dense, and may be given out again once `View.forget_links` was told of its links. Times are
+the host's mono unless they say else. Reading changes nothing, and what is handed out is not written while it is read:
+the view reads on the thread that tells the news, copies what it keeps, and gives viewers only what it has frozen.
 
-`collector/view/sessions.py` is the one module that makes all this of per-session objects; whoever keeps the state of all
-hosts in arrays gives them to the view as they are, and that module goes.
+`collector/view/sessions.py` is the one module that makes all this of per-session objects; whoever keeps the state of
+all hosts in arrays gives them to the view as they are, and that module goes.
 """
 
 from collections.abc import Sequence
@@ -109,8 +109,8 @@ class HostState(Protocol):
     def flow_states(self) -> Table:
         """Dtype FLOW, by flow number."""
 
-    def flow_facts(self, numbers: npt.NDArray[np.int64]) -> Sequence[FlowFacts]:
-        """Of these few flows."""
+    def flow_facts(self, numbers: npt.NDArray[np.int64]) -> Sequence[FlowFacts | None]:
+        """Of these few flows; None of one that is not known any more."""
 
     def scores(self) -> Sequence[tuple[str, SourceScore]]:
         """(job, how one rank's source of iterations does against its best one)."""

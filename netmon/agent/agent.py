@@ -127,6 +127,7 @@ class Agent:
         while not stop.is_set():
             time.sleep(self._rhythm.rest_ns / 1e9)  # a tenth of a second at most: to wait for `stop` costs more
             now = time.monotonic_ns()
+            self._rhythm.asked_ns = self._stream.asked.batch_ns
             self._look(now)
             if self._rhythm.batch_is_due:
                 if self._meter.numbers.next_id > _LAST_FLOW:
@@ -238,7 +239,7 @@ class Agent:
 
     def _backlog(self) -> Backlog:
         late = max(0, self._sequence - self._spool.handed_out) * BATCH_NS / 1e9
-        return Backlog(late, self._spool.size / self._settings.spool_bytes)
+        return Backlog(late, self._spool.size / self._settings.spool_bytes, self._stream.asked.bucket_ns)
 
     def _unusable(self) -> int:
         """Marks and messages that led to nothing, since the start."""

@@ -12,6 +12,7 @@ import grpc
 
 from netmon.agent.carried import described
 from netmon.agent.exchange import ClockExchanges, Questions
+from netmon.agent.pressure import Asked
 from netmon.agent.pulls import Pulls
 from netmon.agent.spool import Spool
 from netmon.errors import DataError
@@ -79,6 +80,7 @@ class Connection:
         self._heard = time.monotonic()
         self._why = ""  # we ended it
         self._silent = False
+        self.asked = Asked()
 
     def run(self, heard: Callable[[], None], strikes: dict[int, int]) -> End:
         """Blocks until the stream has ended. heard: called when the collector answers; strikes: by batch."""
@@ -101,6 +103,7 @@ class Connection:
                 return self._ended(error, strikes)
             finally:
                 self._over.set()
+                self.asked = Asked()
                 if self._questions:
                     self._questions.end()
                 self._pulls.clear()
@@ -125,6 +128,7 @@ class Connection:
     def _take(self, message: netmon_pb2.Acknowledgement) -> None:
         """What the collector says."""
         self._spool.acknowledge(message.sequence)
+        self.asked = Asked(message.bucket_ns, message.batch_ns)
         if message.HasField("request"):
             self._pulls.ask(message.request)
             self._spool.wake()

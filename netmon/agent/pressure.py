@@ -18,11 +18,20 @@ def widths(bucket_ns: int, stream_ns: int) -> tuple[int, ...]:
 
 
 @dataclass(frozen=True)
+class Asked:
+    """What the collector can take now; 0: anything."""
+
+    bucket_ns: int = 0  # rows at least so wide
+    batch_ns: int = 0  # batches no closer together
+
+
+@dataclass(frozen=True)
 class Backlog:
-    """What waits for the collector."""
+    """What waits for the collector, and what it has asked for."""
 
     late_s: float = 0.0  # age of the oldest batch that could not be sent yet
     full: float = 0.0  # share of the spool's bound
+    asked_ns: int = 0  # width of the rows; 0: any
 
 
 class Pressure:
@@ -43,7 +52,9 @@ class Pressure:
             self._hard_ns = now_ns
         elif self._level and now_ns - self._hard_ns >= _EASY_FOR_NS:
             self._level, self._hard_ns = self._level - 1, now_ns
-        return self._steps[self._level]
+        # The collector says itself when it can take more: what it asks for leaves nothing behind.
+        asked = min(sum(step < backlog.asked_ns for step in self._steps), len(self._steps) - 1)
+        return self._steps[max(self._level, asked)]
 
 
 def _reached(value: float, limits: tuple[float, ...]) -> int:

@@ -14,6 +14,7 @@ _BUSY_LOOK_NS = 5_000_000
 _IDLE_LOOK_NS = 100_000_000
 _IDLE_NS = 1_000_000_000  # without anything, after which looks and batches come less often
 _IDLE_BATCH_NS = 1_000_000_000  # the horizon moves on all the same
+_LONGEST_BATCH_NS = 2_000_000_000  # whatever the collector asks for
 _FULL = 1 / 16  # of a ring, from which nobody waits for the batch
 _FAST = 1 / 8  # of a ring, filled from one look to the next: the next one comes sooner
 
@@ -26,6 +27,8 @@ class Rhythm:
         self._looked_ns = self._active_ns = self._sent_ns = now_ns
         self._level, self._growth = 0.0, 0.0
         self._waits = False
+        self.asked_ns = 0
+        """Between two batches at least, if the collector has asked for it."""
 
     def look(self, now_ns: int, level: float, waits: bool) -> None:
         """What a look has shown. level: of the fullest ring, 0 to 1; waits: whether anything is to be taken or sent."""
@@ -42,7 +45,8 @@ class Rhythm:
     @property
     def batch_is_due(self) -> bool:
         """By the last look."""
-        return self._looked_ns - self._sent_ns >= (BATCH_NS if self._waits else _IDLE_BATCH_NS)
+        usual_ns = BATCH_NS if self._waits else _IDLE_BATCH_NS
+        return self._looked_ns - self._sent_ns >= max(usual_ns, min(self.asked_ns, _LONGEST_BATCH_NS))
 
     def drained(self) -> None:
         """The rings are empty."""

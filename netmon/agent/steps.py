@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from netmon.agent.budget import Budget
+from netmon.agent.call_budgets import CallBudgets
 from netmon.dl.cycles import CycleDetector
 from netmon.marks import RankIdentity, is_rank
 from netmon.records import STEP_DROPPED, STEP_RANK, Mark, Moment, Source, Table
@@ -60,6 +61,7 @@ class StepMarks:
         # maps it, so some never will be.
         self._unknown: deque[Table] = deque()
         self._joins = Budget(_JOINS_PER_SECOND, _JOINS_AT_ONCE)  # by user
+        self._calls = CallBudgets()
         self._over_budget: set[int] = set()  # processes that have been named
         self.refused = 0
         """Calls and jobs' set-ups that no training makes, or not so often."""
@@ -76,6 +78,7 @@ class StepMarks:
         held = {pid for table in self._unknown for pid in np.unique(table["pid"]).tolist()}
         self._numbers = {pid: number for pid, number in self._numbers.items() if pid in pids or pid in held}
         alive = self._trainers(processes)
+        self._calls.keep(alive.keys())
         marks: list[Mark] = []
         for pid in [pid for pid, rank in self._ranks.items() if alive.get(pid, {}).get("identity") != rank.identity]:
             marks += self._leave(pid)
@@ -116,7 +119,7 @@ class StepMarks:
         known = np.isin(table["pid"], list(self._ranks))
         self._hold(table[~known])
         for of_process in _by_process(table[known]):
-            marks += self._feed(int(of_process["pid"][0]), of_process)
+            marks += self._feed_within_budget(int(of_process["pid"][0]), of_process)
         self._bound()
         return marks
 
@@ -124,13 +127,26 @@ class StepMarks:
         """Says which processes call so often that not every call is told of."""
         dropped = table["kind"] == STEP_DROPPED
         for pid in np.unique(table["pid"][dropped]).tolist() if dropped.any() else ():
-            if pid not in self._over_budget and len(self._over_budget) < _NAMED:
-                self._over_budget.add(pid)
-                log.warning(
-                    "process %d calls a training library more often than training does: steps may be missing", pid
-                )
+            self._name(pid)
         rest: Table = table[~dropped]
         return rest
+
+    def _name(self, pid: int) -> None:
+        if pid not in self._over_budget and len(self._over_budget) < _NAMED:
+            self._over_budget.add(pid)
+            log.warning("process %d calls a training library more often than training does: steps may be missing", pid)
+
+    def _feed_within_budget(self, pid: int, steps: Table) -> list[Mark]:
+        rank, now_ns = self._ranks[pid], int(steps["time_ns"][-1])
+        if not self._calls.affords(pid, rank.uid, now_ns):
+            self.refused += len(steps)
+            rank.detector.forget()
+            self._name(pid)
+            return []
+        marks = self._feed(pid, steps)
+        begun = sum(mark.moment is Moment.FIRST_ENQUEUE for mark in marks)
+        self._calls.looked_at(pid, rank.uid, len(steps), begun, now_ns)
+        return marks
 
     def _hold(self, table: Table) -> None:
         """Until their process is known as a rank; the oldest are given up."""

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from netmon.agent.backoff import Backoff
 from netmon.agent.connection import Connection, End, Patience
 from netmon.agent.exchange import ClockExchanges
+from netmon.agent.pressure import Asked
 from netmon.agent.pulls import Pulls
 from netmon.agent.spool import Spool
 from netmon.agent.worker import Worker
@@ -68,6 +69,11 @@ class Sender:
         if self._connection:
             self._connection.check()
 
+    @property
+    def asked(self) -> Asked:
+        """What the collector can take now."""
+        return self._connection.asked if self._connection else Asked()
+
     def finish(self) -> None:
         """Nothing more will be appended."""
         self._finishing.set()
@@ -101,6 +107,11 @@ class Stream(Worker):
     def check(self) -> None:
         """To be called now and then: a connection on which nothing is heard is given up."""
         self._sender.check()
+
+    @property
+    def asked(self) -> Asked:
+        """What the collector can take now."""
+        return self._sender.asked
 
     def finish(self, timeout_s: float) -> None:
         """Sends what is left, tells the collector that it is all, and waits for it at most so long.

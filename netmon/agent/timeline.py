@@ -15,6 +15,7 @@ import numpy as np
 
 from netmon.agent.timeline_file import MOST_READ, TimelineFile
 from netmon.dl.cycles import Boundary, CycleDetector
+from netmon.kernel.stalling import StalledError, StallingCalls
 from netmon.kernel.training.timelines import Opened
 from netmon.marks import RankIdentity
 from netmon.records import Mark, Moment, Source
@@ -27,6 +28,7 @@ lasts as long as the slowest rank needs to be given a processor; then the traini
 
 _LEAST_READ = 16 << 10  # bytes of a file at a time, however many there are
 _MOST_HELD = 50_000  # events of one file that have led to no step
+_READ_S = 0.02  # of one file at a time; what takes longer is on a file system that does not answer
 _AHEAD_NS = 50_000_000  # of now: the clock that Horovod began with has been set since
 
 
@@ -45,6 +47,7 @@ class TimelineMarks:
     def __init__(self) -> None:
         """None is known."""
         self._followed: dict[int, _Followed] = {}  # by pid
+        self._reading = StallingCalls(_READ_S)
         self.refused = 0  # files and events that could not be used
 
     def follow(self, opened: Opened, identity: RankIdentity | None, now_ns: int) -> list[Mark]:
@@ -82,6 +85,9 @@ class TimelineMarks:
             most = max(_LEAST_READ, MOST_READ // len(of_user) // of_user[followed.uid])
             try:
                 marks += self._read(pid, followed, now_ns, utc_minus_mono_ns, most)
+            except StalledError as error:
+                self._refuse(f"the timeline of process {pid} is not followed: {error}")
+                marks += self._leave(pid, close=not error.under_way)
             except (OSError, ValueError, OverflowError) as error:
                 self._refuse(f"the timeline of process {pid} is not followed: {error}")
                 marks += self._leave(pid)
@@ -92,7 +98,8 @@ class TimelineMarks:
         return self.keep({})
 
     def _read(self, pid: int, followed: _Followed, now_ns: int, utc_minus_mono_ns: int, most: int) -> list[Mark]:
-        steps = followed.file.read(most)
+        file = followed.file
+        steps = self._reading.call(followed.uid, lambda: file.read(most), lambda late: os.close(file.descriptor))
         if steps is None:
             ended = [_mark(pid, followed, *boundary) for boundary in followed.detector.finish()]
             followed.detector = CycleDetector(late=True, last=followed.detector.iteration)
@@ -114,11 +121,13 @@ class TimelineMarks:
             log.warning("%s; further ones are only counted", reason)
         self.refused += 1
 
-    def _leave(self, pid: int) -> list[Mark]:
+    def _leave(self, pid: int, close: bool = True) -> list[Mark]:
+        """close: False where a call on the file is under way, which will do it."""
         followed = self._followed.pop(pid, None)
         if followed is None:
             return []
-        os.close(followed.file.descriptor)
+        if close:
+            os.close(followed.file.descriptor)
         return [_mark(pid, followed, *boundary) for boundary in self._last(followed)]
 
     @staticmethod

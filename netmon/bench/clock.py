@@ -23,7 +23,7 @@ from netmon.errors import LabError
 from netmon.lab.network import INTERFACE, Host, network
 from netmon.lab.process import Process
 from netmon.lab.record import utc_minus_mono_ns
-from netmon.views import HostView
+from netmon.views import HostView, Selection
 from netmon.wire.watch import watch_once
 
 RATE_BPS = 1_000_000_000
@@ -123,7 +123,7 @@ def recover(injection: Injection, seconds: float, folder: Path) -> Recovery:
             time.sleep(seconds)
             for process in (last, *agents, *senders):
                 process.check_running()
-            view = next(view for view in watch_once(collector, 0).hosts if view.host == testbed.hosts[0].name)
+            view = next(view for view in watch_once(collector, Selection()).hosts if view.host == testbed.hosts[0].name)
         for agent in agents:
             agent.end_in_order(seconds=30)
         last.end_in_order(seconds=60)

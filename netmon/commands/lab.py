@@ -125,10 +125,11 @@ def _sweep(args: argparse.Namespace) -> int:
 def _live_view(address: str, console: Console) -> Iterator[None]:
     """`netmon top` on a thread of its own. Whoever quits it sees the run's end all the same."""
     from netmon.top.live import run_live
+    from netmon.views import Selection
     from netmon.wire.watch import follow
 
     over = threading.Event()
-    updates = follow(address, interval_ms=500, flows=200)
+    updates = follow(address, 500, lambda: Selection(flows=200))
     view = threading.Thread(target=run_live, args=(updates, console, over.is_set), name="view", daemon=True)
     view.start()
     try:

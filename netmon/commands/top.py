@@ -2,15 +2,21 @@
 """`netmon top`: the live view of what the collector knows."""
 
 import argparse
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from netmon.top.options import Options
+    from netmon.views import Selection
+
 HELP = "show hosts, links, jobs and flows live"
 EXAMPLES = """\
   netmon top                                   the collector on this machine
   netmon top --collector gpu-head:9400         another one
+  netmon top --hosts gpu-3,gpu-4               two hosts and what runs there
+  netmon top --job resnet                      one job and the hosts of its ranks
   netmon top --once                            one frame, for a log or a mail
   netmon top --once --json | jq '.jobs[].last_ns'
 """
@@ -18,6 +24,7 @@ EXAMPLES = """\
 _INTERVAL_MS = 500
 _FLOWS = 200  # more than a screen has lines: the reader may want those of one class only
 _FLOWS_ONCE = 20
+_LINKS, _JOBS, _RANKS, _HOSTS = 64, 32, 64, 64  # what comes at once, unless all is asked for
 _ANY_HEIGHT = 1_000_000
 
 
@@ -26,51 +33,79 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--collector", metavar="ADDR", default="localhost:9400", help="HOST:PORT or unix:PATH (default: %(default)s)"
     )
+    parser.add_argument("--hosts", metavar="H1,H2", default="", help="only these hosts and the jobs on them")
+    parser.add_argument(
+        "--job",
+        metavar="J",
+        action="append",
+        default=[],
+        help="only this job and the hosts of its ranks; may be repeated",
+    )
     parser.add_argument("--once", action="store_true", help="print one frame and exit")
     parser.add_argument("--json", action="store_true", help="with --once: print one JSON document and nothing else")
+    parser.add_argument(
+        "--all",
+        action="store_true",
+        help=f"with --once: every link, job and rank, not only the worst {_LINKS} and {_JOBS}",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
     """Show the view until the reader leaves it; 0 also after Ctrl-C."""
-    from rich.console import Console
-
     from netmon.errors import UsageError
 
-    console = Console(highlight=False)
     if args.json and not args.once:
         raise UsageError("cannot print a live view as JSON: add --once")
-    if not args.once and not console.is_terminal:
-        raise UsageError("cannot show a live view: standard output is not a terminal; use --once")
+    if args.all and not args.once:
+        raise UsageError("cannot show everything on a screen: add --once, or turn the pages")
     try:
         if args.json:
-            print(_document(args.collector))
-        elif args.once:
-            _print_frame(args.collector, console)
+            print(_document(args))
+            return 0
+        from rich.console import Console
+
+        console = Console(highlight=False)
+        if args.once:
+            _print_frame(args, console)
+        elif console.is_terminal:
+            _show_live(args, console)
         else:
-            _show_live(args.collector, console)
+            raise UsageError("cannot show a live view: standard output is not a terminal; use --once")
     except KeyboardInterrupt:
         pass
     return 0
 
 
-def _document(address: str) -> str:
+def _selection(args: argparse.Namespace, flows: int) -> "Selection":
+    from netmon.views import Selection
+
+    hosts = tuple(host for host in args.hosts.split(",") if host)
+    chosen = Selection(hosts=hosts, jobs=tuple(args.job), flows=flows)
+    return (
+        chosen
+        if args.all
+        else replace(chosen, most_links=_LINKS, most_jobs=_JOBS, most_ranks=_RANKS, most_hosts=_HOSTS)
+    )
+
+
+def _document(args: argparse.Namespace) -> str:
     from netmon.top.document import document
     from netmon.wire.watch import watch_once
 
-    return document(watch_once(address, _FLOWS_ONCE))
+    return document(watch_once(args.collector, _selection(args, _FLOWS_ONCE)))
 
 
-def _print_frame(address: str, console: "Console") -> None:
+def _print_frame(args: argparse.Namespace, console: "Console") -> None:
     from netmon.top.frame import render
     from netmon.top.options import Options, arrange
     from netmon.wire.watch import watch_once
 
     options = Options(colour=console.is_terminal and not console.no_color)
-    snapshot = arrange(watch_once(address, _FLOWS_ONCE), options)
+    snapshot = arrange(watch_once(args.collector, _selection(args, _FLOWS_ONCE)), options)
     console.print(render(snapshot, options, console.width, _ANY_HEIGHT))
 
 
-def _show_live(address: str, console: "Console") -> None:
+def _show_live(args: argparse.Namespace, console: "Console") -> None:
     import signal
     import sys
 
@@ -80,4 +115,9 @@ def _show_live(address: str, console: "Console") -> None:
     # An exit by exception, so that the terminal is put back as it was.
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda received, _: sys.exit(128 + received))
-    run_live(follow(address, _INTERVAL_MS, _FLOWS), console)
+    asked = [_selection(args, _FLOWS)]
+
+    def turned(options: "Options") -> None:
+        asked[0] = replace(asked[0], links_from=options.links_from, jobs_from=options.jobs_from)
+
+    run_live(follow(args.collector, _INTERVAL_MS, lambda: asked[0]), console, turned=turned)

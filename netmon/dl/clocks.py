@@ -94,6 +94,13 @@ def exchange_bounds(exchanges: Sequence[ClockExchange]) -> Bounds:
     return Bounds(sent, collector_received - sent, received, collector_sent - received)
 
 
+def refutes(exchange: ClockExchange, fit: OffsetFit) -> bool:
+    """Whether an exchange says that a line is not the offset."""
+    most = exchange.collector_received_ns - exchange.agent_sent_ns
+    least = exchange.collector_sent_ns - exchange.agent_received_ns
+    return fit.offset_at(exchange.agent_sent_ns) > most or fit.offset_at(exchange.agent_received_ns) < least
+
+
 def fit_offset(
     bounds: Bounds, at_ns: int, present: OffsetFit | None = None, share: float = 1.0, room_ns: int = ROOM_NS
 ) -> OffsetFit | None:

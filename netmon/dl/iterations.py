@@ -77,13 +77,17 @@ class IterationTracker:
         self._shifts: dict[Source, int] = {}
         self._relative: dict[Source, bool] = {}
         self._spans: list[tuple[int, int, int]] = []  # (start, end, number), ascending, not yet forgotten
+        self._opened: Mark | None = None  # start of the iteration that has begun and not ended, if that is known
+        self._knows_opened = False
 
     def resume(self, end_ns: int, number: int) -> None:
         """Leave out iterations that begin before end_ns and count on: those up to `number` are in the dataset."""
+        self._knows_opened = False
         self.finished_ns, self.last_number = max(self.finished_ns, end_ns), max(self.last_number, number)
 
     def add(self, mark: Mark) -> None:
         """Take in a mark of this rank."""
+        self._knows_opened = False
         if mark.source != Source.INFERRED or not self.size:
             self.size = mark.size or self.size
         self.parameters = mark.parameters or self.parameters
@@ -99,17 +103,20 @@ class IterationTracker:
 
     def join(self, source: Source) -> None:
         """The source looks at this rank from now on; one that had left counts anew."""
+        self._knows_opened = False
         if source in self._sources and self._sources[source].left:
             del self._sources[source]
             self._waiting.pop(source, None)
 
     def leave(self, source: Source) -> None:
         """No more marks of this source will come."""
+        self._knows_opened = False
         if source in self._sources:
             self._sources[source].left = True
 
     def finished(self, leaving: bool = False) -> list[Iteration]:
         """Iterations that have ended since the last call; `leaving`: no more marks of any source will come."""
+        self._knows_opened = False
         for source, marks in self._sources.items():
             marks.left |= leaving
             waiting = self._waiting.setdefault(source, [])
@@ -225,10 +232,13 @@ class IterationTracker:
 
     def forget(self, before_ns: int) -> None:
         """Drop what concerns only the time before before_ns."""
+        self._knows_opened = False
         self._spans = [span for span in self._spans if span[1] > before_ns]
         for marks in self._sources.values():
             marks.forget(before_ns)
 
     def _open(self) -> Mark | None:
-        marks = self._sources.get(self.source) if self.source is not None else None
-        return marks.open(self.finished_ns) if marks else None
+        if not self._knows_opened:
+            marks = self._sources.get(self.source) if self.source is not None else None
+            self._opened, self._knows_opened = marks.open(self.finished_ns) if marks else None, True
+        return self._opened

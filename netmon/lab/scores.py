@@ -6,7 +6,7 @@ from dataclasses import asdict
 from types import TracebackType
 from typing import Any
 
-from netmon.views import Snapshot, SourceScore
+from netmon.views import Selection, Snapshot, SourceScore
 from netmon.wire.watch import UnreachableError, watch
 
 _INTERVAL_MS = 500
@@ -41,7 +41,7 @@ class LiveScores:
 
     def _follow(self) -> None:
         try:
-            for snapshot in watch(self._address, _INTERVAL_MS, flows=0):
+            for snapshot in watch(self._address, _INTERVAL_MS, Selection()):
                 self._keep(snapshot)
                 if self._over.is_set():
                     return

@@ -3,6 +3,7 @@
 
 import json
 from collections.abc import Iterator, Sequence
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -37,15 +38,23 @@ EXPECTED = {
 """Columns that the report asks for; a dataset of another schema version may lack some."""
 _WORD = pa.dictionary(pa.int32(), pa.string())
 _ROWS_PER_BATCH = 1 << 19
+_HOUR_NS = 3_600_000_000_000
+AHEAD = {"batch_readahead": 2, "fragment_readahead": 1}
+"""How far reading is ahead of whoever takes the batches: pyarrow's own 16 can be a gigabyte."""
 
 
-def open_table(data: Path, table: str) -> ds.Dataset:
-    """The table as a lazy pyarrow dataset, `date` and `host` from the path. Raises DataError where there is none."""
+def open_table(data: Path, table: str, begins_ns: tuple[int, int] | None = None) -> ds.Dataset:
+    """The table as a lazy pyarrow dataset, `date` and `host` from the path. Raises DataError where there is none.
+
+    begins_ns: only files that may hold rows which begin in this time (UTC).
+    """
     if not data.is_dir():
         raise DataError(f"cannot read {data}: no such directory; give the --data of a collector")
     paths = table_files(data, table)
     if not paths:
         raise DataError(f"cannot read {table} in {data}: the dataset holds no row of it yet")
+    if begins_ns:
+        paths = [path for path in paths if _may_begin(path, *begins_ns)] or paths[-1:]
     try:
         newest = pq.read_schema(paths[-1])
         schema = _common({path: pq.read_schema(path) for path in (paths[0], paths[-1])})
@@ -63,6 +72,19 @@ def open_table(data: Path, table: str) -> ds.Dataset:
 def table_files(data: Path, table: str) -> list[Path]:
     """The table's files by day: of an hour, or of a host as earlier versions wrote them."""
     return sorted(path for kind in ("hour", "host") for path in (data / table).glob(f"date=*/{kind}=*/*.parquet"))
+
+
+def _may_begin(path: Path, since_ns: int, until_ns: int) -> bool:
+    """Whether the folder that a file lies in is of a time that overlaps [since, until)."""
+    day, part = (folder.partition("=")[2] for folder in path.parts[-3:-1])
+    kind = path.parts[-2].partition("=")[0]
+    try:
+        begin = datetime.strptime(day, "%Y-%m-%d").replace(tzinfo=timezone.utc)
+        hours = (int(part), 1) if kind == "hour" else (0, 24)
+    except ValueError:
+        return True
+    begin_ns = int(begin.timestamp()) * 1_000_000_000 + hours[0] * _HOUR_NS
+    return begin_ns < until_ns and begin_ns + hours[1] * _HOUR_NS > since_ns
 
 
 class Tables:
@@ -93,6 +115,46 @@ class Tables:
         rows = rows.astype({name: object for name in rows if isinstance(rows[name].dtype, pd.CategoricalDtype)})
         return rows.reindex(columns=[*dict.fromkeys([*rows, *EXPECTED.get(table, ())])])
 
+    def sums(self, table: str, by: Sequence[str], columns: Sequence[str]) -> pd.DataFrame:
+        """Columns summed over the rows of each combination of `by`, in memory that grows with those only."""
+        known = [name for name in columns if name in self.columns(table)]
+        pieces = [
+            pa.Table.from_batches([batch]).group_by([*by]).aggregate([(name, "sum") for name in known])
+            for batch in self.batches(table, [*by, *known])
+        ]
+        names = {f"{name}_sum": name for name in known}
+        frames = [piece.to_pandas().rename(columns=names).astype(dict.fromkeys(by, str)) for piece in pieces]
+        if not frames:
+            return pd.DataFrame(columns=[*by, *columns])
+        summed: pd.DataFrame = pd.concat(frames).groupby([*by], as_index=False)[known].sum()
+        return summed.reindex(columns=[*by, *columns])
+
+    def growth(self, table: str, by: Sequence[str], time: str, value: str) -> pd.DataFrame:
+        """The first and the last value by time of each combination of `by`, and how many there are."""
+        found = pd.DataFrame(columns=[*by, "begin", "first", "end", "last", "samples"])
+        for batch in self.batches(table, [*by, time, value]):
+            rows = pa.Table.from_batches([batch]).to_pandas().astype(dict.fromkeys(by, str)).sort_values(time)
+            own = rows.groupby([*by], as_index=False).agg(
+                begin=(time, "first"), first=(value, "first"), end=(time, "last"), last=(value, "last"),
+                samples=(value, "size"),
+            )  # fmt: skip
+            both = pd.concat([found, own]) if len(found) else own
+            firsts = both.sort_values("begin").groupby([*by])[["begin", "first"]].first()
+            lasts = both.sort_values("end").groupby([*by])[["end", "last"]].last()
+            found = firsts.join(lasts).join(both.groupby([*by])["samples"].sum()).reset_index()
+        return found.drop(columns=["begin", "end"])
+
+    def span(self, table: str, time: str) -> tuple[int, int] | None:
+        """The least and the greatest time, by the files' statistics; None where they do not tell."""
+        dataset = self._datasets[table]
+        found = []
+        for fragment in dataset.get_fragments() if dataset else ():
+            for group in fragment.row_groups:
+                if not group.statistics or time not in group.statistics:
+                    return None
+                found.append((group.statistics[time]["min"], group.statistics[time]["max"]))
+        return (min(low for low, _ in found), max(high for _, high in found)) if found else None
+
     def columns(self, table: str) -> list[str]:
         """Names of the table's columns; none where it is missing."""
         dataset = self._datasets[table]
@@ -119,7 +181,11 @@ class Tables:
                 yield from (
                     batch
                     for batch in fragment.to_batches(
-                        schema=dataset.schema, columns=known, filter=condition, batch_size=_ROWS_PER_BATCH
+                        schema=dataset.schema,
+                        columns=known,
+                        filter=condition,
+                        batch_size=_ROWS_PER_BATCH,
+                        **AHEAD,
                     )
                     if batch.num_rows
                 )

@@ -9,7 +9,7 @@ from netmon.report.chapters.accounts import coverage
 from netmon.report.chapters.slowdown import fits_by_profile
 from netmon.report.frames import groups
 from netmon.report.study import Study
-from netmon.report.summary import job_summary, link_accounts
+from netmon.report.summary import job_summary
 from netmon.units import format_bytes, format_duration
 
 BURST, CONSISTENT = "burst", "websearch"
@@ -165,7 +165,7 @@ def _bytes(study: Study) -> list[str]:
 
 
 def _account(study: Study) -> list[str]:
-    accounts = link_accounts(study.tables.read("ledger"))
+    accounts = study.accounts
     if accounts.empty or not accounts["nic_bytes"].sum():
         return ["There is no byte account, so how much the monitor missed cannot be told."]
     worst = accounts.sort_values("coverage").iloc[0]

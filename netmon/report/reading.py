@@ -5,17 +5,23 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pandas as pd
+import pyarrow as pa
 import pyarrow.dataset as ds
 
 from netmon.errors import DataError
-from netmon.report.dataset import Tables
+from netmon.report.dataset import EXPECTED, Tables
 from netmon.report.frames import records
 from netmon.report.runs import read_runs, runs_from_jobs
-from netmon.report.scan import COLUMNS, Scan, Traffic, scan
+from netmon.report.scan import COLUMNS, MS, SLICE_NS, Scan, Traffic, scan
 from netmon.report.study import Study
+from netmon.report.training_times import TrainingTimes, training_times
 
 _AROUND_NS = 1_000_000_000
 _DEFAULT_BUCKET_NS = 10_000
+MOST_CELLS = 10_000_000
+"""Milliseconds of links and classes that are kept: 500 MB."""
+MOST_ITERATIONS = 1_000_000
+"""Rows of the table iterations that are kept: 400 MB."""
 
 
 def read_study(
@@ -30,7 +36,7 @@ def read_study(
     """
     tables = Tables(data)
     runs, senders = read_runs(data, tables.missing)
-    ranks = _of_job(_plausible(tables.read("iterations"), tables.missing), job)
+    ranks, times = _iterations(tables, job)
     rate = rate_bps or _rate(runs, tables)
     if not rate:
         tables.missing.append("nobody told the links' capacity: give --rate; shares of it are not shown")
@@ -40,8 +46,8 @@ def read_study(
     if len(buckets) > 1:
         tables.missing.append(f"buckets of {len(buckets)} widths: bursts and peaks are told at {bucket_ns} ns")
     interval_ns = max([bucket_ns, *_super_packets(tables)])
-    into = Scan(bucket_ns, rate, interval_ns, ranks)
     total = tables.rows("buckets")
+    into = Scan(bucket_ns, rate, interval_ns, times or training_times([ranks]), _detail(tables, total, bucket_ns))
     try:
         batches = tables.batches("buckets", COLUMNS, _around(ranks) if job else None)
         traffic = scan(batches, into, lambda rows: progress(rows, total))
@@ -49,6 +55,44 @@ def read_study(
         traffic = None
     flows = _flows(tables, traffic, runs)
     return Study(tables, runs, senders, ranks, flows, traffic, rate, bucket_ns, interval_ns)
+
+
+def _iterations(tables: Tables, job: str | None) -> tuple[pd.DataFrame, TrainingTimes | None]:
+    """The rows of the table `iterations`, and when there was training where these are not all rows.
+
+    Of more than can be kept, every so many-th iteration is, of all ranks.
+    """
+    every = -(-tables.rows("iterations") // MOST_ITERATIONS)
+    if every <= 1:
+        return _of_job(_plausible(tables.read("iterations"), tables.missing), job), None
+    times, kept = TrainingTimes(), []
+    known = [name for name in EXPECTED["iterations"] if name in tables.columns("iterations")]
+    for batch in tables.batches("iterations", known):
+        rows = pa.Table.from_batches([batch]).to_pandas()
+        rows = rows[rows["end_ns"] > rows["start_ns"]]
+        times.add(rows if job is None else rows[rows["job"] == job])
+        kept.append(rows[rows["iteration"] % every == 0])
+    tables.missing.append(
+        f"{tables.rows('iterations')} rows of iterations: durations are those of every {every}th iteration"
+    )
+    ranks = pd.concat(kept, ignore_index=True).reindex(columns=list(EXPECTED["iterations"]))
+    words = [name for name in ranks if isinstance(ranks[name].dtype, pd.CategoricalDtype)]
+    return _of_job(ranks.astype(dict.fromkeys(words, object)), job), times
+
+
+def _detail(tables: Tables, rows: int, bucket_ns: int) -> tuple[int, int] | None:
+    """The time of which milliseconds are kept: all of it (None), or of more than can be kept a while in its middle."""
+    cells = rows * min(1.0, bucket_ns / MS)
+    span = tables.span("buckets", "bucket_start_ns") if cells > MOST_CELLS else None
+    if span is None:
+        return None
+    length = max(1, int((span[1] - span[0]) * MOST_CELLS / cells) // SLICE_NS) * SLICE_NS
+    begin = (span[0] + span[1] - length) // 2 // SLICE_NS * SLICE_NS
+    tables.missing.append(
+        f"{rows} rows of buckets: sums are of all of them, what is told by milliseconds, slices of 250 ms and single "
+        f"flows' iterations is of {length / 1e9:.0f} s in the middle"
+    )
+    return begin, begin + length
 
 
 def _plausible(ranks: pd.DataFrame, missing: list[str]) -> pd.DataFrame:

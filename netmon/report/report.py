@@ -48,7 +48,7 @@ def write_report(
     """
     from netmon.report.findings import findings
 
-    nothing = not len(study.ranks) and study.traffic is None and not len(study.tables.read("ledger"))
+    nothing = not len(study.ranks) and study.traffic is None and not study.tables.rows("ledger")
     if nothing:
         reasons = "; ".join(study.tables.missing) or "no table has a row"
         raise DataError(f"cannot make a report: nothing in the dataset can be shown: {reasons}")

@@ -18,7 +18,7 @@ from netmon.records import CLASS_NAMES, Class
 from netmon.report.burst_scan import BurstScan
 from netmon.report.bursts import Ints
 from netmon.report.cells import Cells, Codes
-from netmon.report.frames import groups
+from netmon.report.training_times import Span, TrainingTimes
 from netmon.report.words import WITHOUT_JOB, Words, job_of, packed, unpacked
 
 COLUMNS = (
@@ -44,11 +44,13 @@ class Traffic:
     flow_slices: session, flow_id, time_ns, payload_bytes by 250 ms.
     flow_iterations: session, flow_id, iteration, payload_bytes of DL flows.
     phases: series, phase and sums. peaks, spans: see BurstScan.
+    detail_ns: begin and end of the time that milliseconds, flow_slices and flow_iterations are of.
     """
 
     rows: int
     begin_ns: int
     end_ns: int
+    detail_ns: tuple[int, int]
     series: pd.DataFrame
     milliseconds: pd.DataFrame
     flows: pd.DataFrame
@@ -62,12 +64,21 @@ class Traffic:
 class Scan:
     """Takes the batches, one after the other; traffic() tells what was in them."""
 
-    def __init__(self, bucket_ns: int, rate_bps: float, interval_ns: int, iterations: pd.DataFrame) -> None:
+    def __init__(
+        self,
+        bucket_ns: int,
+        rate_bps: float,
+        interval_ns: int,
+        training: TrainingTimes,
+        detail_ns: tuple[int, int] | None = None,
+    ) -> None:
         """interval_ns: how long the largest packet that a hook saw as one takes on the link.
 
-        iterations: rows host, job, start_ns, end_ns by iteration, for before, inside and after.
+        training: for before, inside and after. detail_ns: the time of which milliseconds, slices of flows and
+        iterations of flows are kept; all of it where none is given.
         """
         self._bucket_ns, self._origin_ns = bucket_ns, 0
+        self._detail = detail_ns
         self._words = {name: Words() for name in ("session", "host", "interface", "direction", "class", "job")}
         for name in CLASS_NAMES:
             self._words["class"].number(name)
@@ -76,11 +87,9 @@ class Scan:
         self._milliseconds, self._phases, self._flows = Cells(2), Cells(3), Cells(3)
         self._slices, self._iterations = Cells(1), Cells(1)
         self._bursts = BurstScan(bucket_ns, interval_ns, rate_bps)
-        self._jobs = {
-            str(job): (rows["start_ns"].min(), rows["end_ns"].max()) for (job,), rows in groups(iterations, "job")
-        }
-        self._on_host = {str(host): _trainings(rows) for (host,), rows in groups(iterations, "host")}
-        self._spans = _merged(iterations)
+        self._jobs = training.jobs
+        self._on_host = {host: _by_beginning(jobs) for host, jobs in training.hosts.items()}
+        self._spans = training.starts, training.ends
         self._rows, self._begin, self._end = 0, np.iinfo(np.int64).max, 0
 
     def add(self, batch: pa.RecordBatch) -> None:
@@ -97,15 +106,17 @@ class Scan:
         flow = self._flow_codes.encode(words["session"] << 32 | _numbers(batch, "flow_id"))
         self._remember(flow, series)
         since = time - self._origin_ns
+        detail = slice(None) if self._detail is None else (time >= self._detail[0]) & (time < self._detail[1])
         cells = Cells(2)
         cells.add(*self._spread(series, since // self._bucket_ns, _numbers(batch, "bucket_ns"), wire, packets))
         self._add_cells(*cells.sums())
         iteration = _numbers(batch, "iteration")
         self._phases.add(series * 4 + self._phase(words, time, iteration), packets, wire, payload)
         self._flows.add(flow * 4 + words["class"], packets, wire, payload)
-        self._slices.add(flow << 32 | since // SLICE_NS, payload)
+        self._slices.add((flow << 32 | since // SLICE_NS)[detail], payload[detail])
         training = (iteration >= 0) & np.isin(words["class"], _TRAINING)
-        self._iterations.add((flow << 32 | iteration)[training], payload[training])
+        of_iterations = (flow << 32 | iteration)[detail], payload[detail]
+        self._iterations.add(*(column[training[detail]] for column in of_iterations))
 
     def _spread(self, series: Ints, bins: Ints, width_ns: Ints, *amounts: Ints) -> tuple[Ints, ...]:
         """Keys of cells and amounts: a row that is wider than a cell, as under pressure, evenly over its cells."""
@@ -138,7 +149,14 @@ class Scan:
     def _add_cells(self, key: Ints, sums: list[Ints]) -> None:
         """Cells of the finest bucket: into milliseconds, and into the bursts."""
         series, bins = key >> _BINS, key & ((1 << _BINS) - 1)
-        self._milliseconds.add(series << _BINS | bins * self._bucket_ns // MS, *sums)
+        milliseconds = bins * self._bucket_ns // MS
+        if self._detail is None:
+            self._milliseconds.add(series << _BINS | milliseconds, *sums)
+        else:
+            first, last = ((time - self._origin_ns) // MS for time in self._detail)
+            detail = (milliseconds >= first) & (milliseconds < last)
+            kept = (series << _BINS | milliseconds)[detail]
+            self._milliseconds.add(kept, *(amount[detail] for amount in sums))
         linked = np.array(self._series.values, np.int64)[series] & WITHOUT_JOB
         self._bursts.add(linked, bins, sums[0])
 
@@ -176,10 +194,12 @@ class Scan:
         phases = phases.assign(phase=np.array(PHASES)[key % 4]).join(series.loc[key // 4].reset_index(drop=True))
         slices, (slice_bytes,) = self._slices.sums()
         steps, (step_bytes,) = self._iterations.sums()
+        detail = self._detail or (self._begin, self._end)
         return Traffic(
             rows=self._rows,
             begin_ns=self._begin,
             end_ns=self._end,
+            detail_ns=(max(detail[0], self._begin), min(detail[1], self._end)),
             series=series,
             milliseconds=milliseconds,
             flows=self._flow_table(series),
@@ -215,20 +235,10 @@ def _numbers(batch: pa.RecordBatch, name: str) -> Ints:
     return values.astype(np.int64, copy=False)
 
 
-def _trainings(iterations: pd.DataFrame) -> tuple[Ints, Ints, tuple[str, ...]]:
+def _by_beginning(jobs: dict[str, Span]) -> tuple[Ints, Ints, tuple[str, ...]]:
     """When the jobs of one host began and ended, by their beginning."""
-    jobs = [
-        (int(rows["start_ns"].min()), int(rows["end_ns"].max()), str(j)) for (j,), rows in groups(iterations, "job")
-    ]
-    begins, ends, names = zip(*sorted(jobs), strict=True)
+    begins, ends, names = zip(*sorted((*span, job) for job, span in jobs.items()), strict=True)
     return np.array(begins, np.int64), np.array(ends, np.int64), names
-
-
-def _merged(iterations: pd.DataFrame) -> tuple[Ints, Ints]:
-    """Starts, ascending, and the end by which every iteration that began until then was over."""
-    rows = iterations.sort_values("start_ns")
-    ends = np.maximum.accumulate(rows["end_ns"].to_numpy(np.int64)) if len(rows) else np.empty(0, np.int64)
-    return rows["start_ns"].to_numpy(np.int64), ends
 
 
 def scan(batches: Iterable[pa.RecordBatch], into: Scan, progress: Callable[[int], None] = lambda rows: None) -> Traffic:

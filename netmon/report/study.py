@@ -11,6 +11,7 @@ from netmon.report.dataset import Tables
 from netmon.report.frames import groups
 from netmon.report.iteration_times import add_levels, iteration_times, level_statistics, without_warm_up
 from netmon.report.scan import Traffic
+from netmon.report.summary import ACCOUNT_COLUMNS, LINK, link_accounts
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,11 @@ class Study:
     rate_bps: float  # capacity C of a link; 0: not known
     bucket_ns: int
     interval_ns: int  # least interval in which a rate is true: the bucket, or one super-packet on the link
+
+    @cached_property
+    def accounts(self) -> pd.DataFrame:
+        """link_accounts of the table ledger."""
+        return link_accounts(self.tables.sums("ledger", LINK, ACCOUNT_COLUMNS))
 
     @cached_property
     def all_times(self) -> pd.DataFrame:

@@ -22,7 +22,10 @@ from netmon.units import format_bytes, format_duration
 
 QUIET, SHARED, OUTSIDE = "quiet", "shared", "outside"
 PERIODS = (QUIET, SHARED, OUTSIDE)
-_LINK = ["host", "interface", "direction"]
+LINK = ["host", "interface", "direction"]
+ACCOUNT_COLUMNS = [
+    f"{name}_bytes" for name in ("nic", "attributed", "overflow", "lost_kernel", "lost_agent", "invisible")
+]
 _EXPLAINING = ["comm_start_ns", "comm_end_ns", "exposed_ns", "cross_top", "cross_top_tx_bytes", "cross_top_rx_bytes"]
 _COVERED = 0.999  # less is shown in red
 
@@ -45,7 +48,7 @@ def summarise(data: Path) -> Summary:
     iterations = _read(data, "iterations")
     spans = iteration_spans(iterations)
     volumes = pd.concat([link_volumes(rows, spans) for rows in _buckets(data)])
-    summed = volumes.groupby([*_LINK, "period", "class"], as_index=False, observed=True)[["wire_bytes"]].sum()
+    summed = volumes.groupby([*LINK, "period", "class"], as_index=False, observed=True)[["wire_bytes"]].sum()
     return Summary(job_summary(iterations), summed, link_accounts(_read(data, "ledger")))
 
 
@@ -61,7 +64,7 @@ def _read(data: Path, table: str) -> pd.DataFrame:
 
 def _buckets(data: Path) -> Iterator[pd.DataFrame]:
     dataset = open_table(data, "buckets")
-    for batch in dataset.to_batches(columns=[*_LINK, "class", "bucket_start_ns", "wire_bytes"]):
+    for batch in dataset.to_batches(columns=[*LINK, "class", "bucket_start_ns", "wire_bytes"]):
         if batch.num_rows:
             yield batch.to_pandas()
 
@@ -91,7 +94,7 @@ def link_volumes(rows: pd.DataFrame, spans: pd.DataFrame) -> pd.DataFrame:
         inside = (place >= 0) & (time < spans["end_ns"].to_numpy()[place])
         shared = spans["shared"].to_numpy(dtype=bool)[place]
         period[inside] = np.where(shared, SHARED, QUIET)[inside]
-    by = [*_LINK, "period", "class"]
+    by = [*LINK, "period", "class"]
     return rows.assign(period=period).groupby(by, as_index=False, observed=True)[["wire_bytes"]].sum()
 
 
@@ -99,9 +102,7 @@ def link_accounts(ledger: pd.DataFrame) -> pd.DataFrame:
     """The ledger's rows summed per link, with the coverage of the whole (attributed / NIC)."""
     if ledger.empty:
         return ledger
-    columns = ["nic", "attributed", "overflow", "lost_kernel", "lost_agent", "invisible"]
-    names = [f"{name}_bytes" for name in columns]
-    accounts = ledger.groupby(_LINK, as_index=False, observed=True)[names].sum()
+    accounts = ledger.groupby(LINK, as_index=False, observed=True)[ACCOUNT_COLUMNS].sum()
     accounts["coverage"] = accounts["attributed_bytes"] / accounts["nic_bytes"].where(accounts["nic_bytes"] > 0)
     return accounts
 
@@ -216,7 +217,7 @@ def _link_table(summary: Summary) -> Table:
 
 
 def _link_name(row: Mapping[Hashable, Any]) -> str:
-    return " ".join(row[part] for part in _LINK)
+    return " ".join(row[part] for part in LINK)
 
 
 def _coverage(account: Mapping[Hashable, Any] | None) -> str | Text:

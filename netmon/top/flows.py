@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The largest flows: from where to where, whose, of which class, how fast."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from rich.console import RenderableType
 from rich.text import Text
@@ -11,6 +11,7 @@ from netmon.records import CLASS_NAMES, PROTOCOL_NON_IP, Flow, Owner
 from netmon.top.columns import Column, longest, room, table
 from netmon.top.glyphs import class_style, rate_unit, short_rate, swatch
 from netmon.top.links import ARROWS, WIDE
+from netmon.top.names import short_names
 from netmon.top.options import Options
 from netmon.units import format_bytes
 from netmon.views import FlowView
@@ -19,13 +20,15 @@ _PROTOCOLS = {1: "icmp", 6: "tcp", 17: "udp", 58: "icmpv6", 132: "sctp"}
 _CLASS = max(map(len, CLASS_NAMES)) + 2
 _RATE, _BYTES = 5, 7
 _TUPLE, _WIDE_TUPLE = 36, 49  # IPv4 fits: with usual addresses, and with any and the protocol
+_MOST_JOB, _RANK = 36, 14  # `…/1048575 control`: what is left of the column is the job's name
 _LEAST_PROCESS, _MOST_PROCESS = 12, 48
 
 
 def draw(flows: Sequence[FlowView], options: Options, width: int, lines: int) -> RenderableType:
     """A heading and at most `lines` - 1 flows, in the order given."""
     shown = flows[: max(lines - 1, 0)]
-    return table(_columns(shown, options, width), (_row(view, options, width) for view in shown))
+    names = short_names({view.flow.owner.job for view in shown}, _MOST_JOB - _RANK)
+    return table(_columns(shown, names, options, width), (_row(view, names, options, width) for view in shown))
 
 
 def five_tuple(flow: Flow, wide: bool = True) -> str:
@@ -67,15 +70,15 @@ def owner(who: Owner) -> str:
     return f"{who.process}[{who.pid}]" + (f" ({who.container})" if who.container else "")
 
 
-def rank(who: Owner) -> str:
-    """`job/2`; empty where the flow is no rank's."""
-    return f"{who.job}/{who.rank}" if who.job and who.rank >= 0 else who.job
+def rank(who: Owner, job: str) -> str:
+    """`job/2`; empty where the flow is no rank's. job: its name as it is shown."""
+    return f"{job}/{who.rank}" if job and who.rank >= 0 else job
 
 
-def _job(view: FlowView) -> str:
+def _job(view: FlowView, names: Mapping[str, str]) -> str:
     """The rank, and that a flow of its is none of the gradients."""
     control = view.traffic == TRAFFIC_NAMES[Traffic.CONTROL]
-    return rank(view.flow.owner) + (" control" if control else "")
+    return rank(view.flow.owner, names[view.flow.owner.job]) + (" control" if control else "")
 
 
 def _endpoint(address: str, port: int) -> str:
@@ -84,12 +87,12 @@ def _endpoint(address: str, port: int) -> str:
     return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
 
 
-def _columns(flows: Sequence[FlowView], options: Options, width: int) -> list[Column]:
+def _columns(flows: Sequence[FlowView], names: Mapping[str, str], options: Options, width: int) -> list[Column]:
     wide = width >= WIDE
     host = longest((view.host for view in flows), 5, 16 if wide else 10)
     name = longest((f"{view.interface} ↑" for view in flows), 4, 16 if wide else 8)
     class_ = _CLASS if wide else 1
-    job = longest((_job(view) for view in flows), 8, 32) if wide else 0
+    job = longest((_job(view, names) for view in flows), 8, _MOST_JOB) if wide else 0
     rest = room(width, [host, name, class_, job, _RATE, _BYTES], 2)
     usual = _WIDE_TUPLE if wide else _TUPLE
     wanted = longest((five_tuple(view.flow, wide) for view in flows), usual, max(usual, rest - _LEAST_PROCESS))
@@ -107,7 +110,7 @@ def _columns(flows: Sequence[FlowView], options: Options, width: int) -> list[Co
     ]
 
 
-def _row(view: FlowView, options: Options, width: int) -> list[str | Text]:
+def _row(view: FlowView, names: Mapping[str, str], options: Options, width: int) -> list[str | Text]:
     class_ = swatch(view.class_, options.colour)
     if width >= WIDE:
         class_.append(f" {CLASS_NAMES[view.class_]}")
@@ -118,7 +121,7 @@ def _row(view: FlowView, options: Options, width: int) -> list[str | Text]:
         class_,
         five_tuple(view.flow, width >= WIDE),
         Text(known, "dim" if known == "unknown" else ""),
-        _job(view),
+        _job(view, names),
         Text(short_rate(view.wire_bps, options.bytes_), class_style(view.class_)),
         format_bytes(view.wire_bytes),
     ]

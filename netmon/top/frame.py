@@ -7,7 +7,7 @@ from typing import NamedTuple
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from netmon.top import flows, header, help_page, jobs, links
+from netmon.top import flows, header, help_page, jobs, links, overview
 from netmon.top.glyphs import shown, wrapped
 from netmon.top.options import Options
 from netmon.top.screenful import Screenful
@@ -19,6 +19,7 @@ _LEAST_FLOWS = 6
 _FEWEST_FLOWS, _FEWEST_JOBS = 4, 4
 _COMFORTABLE_FLOWS = 12
 _KEYS = ("q quit", "space pause", "b bits/bytes", "s sort", "c class", "? help")
+_PAGES = ("? help", "n p links", "N P jobs")
 
 
 class Plan(NamedTuple):
@@ -40,11 +41,10 @@ def render(snapshot: Snapshot, options: Options, width: int, height: int) -> Ren
         return help_page.draw(width, height)
     snapshot = replace(snapshot, links=present_links(snapshot))
     lines = plan(snapshot, options, width, height)
-    sections: list[RenderableType] = [Group(*header.draw(snapshot, options, width)[: lines.header])]
-    if lines.links:
-        sections.append(links.draw(snapshot.links, options, width, lines.links))
-    if lines.jobs:
-        sections.append(Group(*jobs.draw(snapshot.jobs, width)[: lines.jobs]))
+    sections: list[RenderableType] = [Group(*header.draw(snapshot, options, width, height)[: lines.header])]
+    many = overview.wanted(snapshot)
+    shown_links, shown_jobs = _links(snapshot, options, width, lines.links), _jobs(snapshot, width, lines.jobs)
+    sections += [*shown_jobs, *shown_links] if many else [*shown_links, *shown_jobs]
     if lines.ranks:
         sections.append(jobs.ranks(snapshot.jobs, width))
     if lines.flows:
@@ -52,27 +52,55 @@ def render(snapshot: Snapshot, options: Options, width: int, height: int) -> Ren
     if lines.warnings:
         sections.append(_warnings(snapshot, width, lines.warnings))
     body = _spaced(sections, lines.gap)
-    return _filled(body, lines, width, height) if options.live else Group(*body)
+    keys = (_KEYS[0], *_PAGES, *_KEYS[1:-1]) if many else _KEYS
+    return _filled(body, keys, width, height) if options.live else Group(*body)
+
+
+def _links(snapshot: Snapshot, options: Options, width: int, lines: int) -> list[RenderableType]:
+    if not lines:
+        return []
+    many = overview.wanted(snapshot)
+    drawn = snapshot.links if many else links.ordered(snapshot.links)
+    return [links.draw(drawn, options, width, lines, snapshot.page, worst_first=many)]
+
+
+def _jobs(snapshot: Snapshot, width: int, lines: int) -> list[RenderableType]:
+    if not lines:
+        return []
+    if overview.jobs_as_table(snapshot):
+        return [overview.draw(snapshot, width, lines)]
+    return [Group(*jobs.draw(snapshot.jobs, width, lines))]
 
 
 def plan(snapshot: Snapshot, options: Options, width: int, height: int) -> Plan:
     """How the lines are shared out: what is small and always wanted first, then links and jobs, flows the rest."""
     warnings = min(len(snapshot.warnings), _MOST_WARNINGS)
     footer = 1 if options.live else 0
-    head = min(len(header.draw(snapshot, options, width)), max(height - footer - warnings, 1))
+    head = min(len(header.draw(snapshot, options, width, height)), max(height - footer - warnings, 1))
     left = max(height - head - warnings - footer, 0)
-    wanted_jobs = len(jobs.draw(snapshot.jobs, width))
-    wanted_links = links.height(snapshot.links) if snapshot.links else 0
+    many = overview.wanted(snapshot)
+    table = overview.jobs_as_table(snapshot)
+    wanted_jobs = overview.height(snapshot) if table else jobs.height(snapshot.jobs, width)
+    wanted_links = links.height(snapshot.links) + (snapshot.page.links > len(snapshot.links)) if snapshot.links else 0
     sections = 2 + bool(wanted_jobs) + bool(warnings)
     gap = 1 if left >= wanted_links + wanted_jobs + _LEAST_FLOWS + sections else 0
     left -= gap * sections
     for_links = min(wanted_links, max(left - wanted_jobs, left // 2, 0))
+    if many:
+        for_links = min(wanted_links, max(left - _FEWEST_FLOWS - min(wanted_jobs, left // 3), 0))
     for_jobs = min(wanted_jobs, max(left - for_links - _FEWEST_FLOWS, min(left - for_links, _FEWEST_JOBS), 0))
     left = max(left - for_links - for_jobs, 0)
-    wanted_ranks = sum(len(job.ranks) for job in snapshot.jobs)
-    for_ranks = wanted_ranks + 1 if wanted_ranks and left >= wanted_ranks + 1 + gap + _COMFORTABLE_FLOWS else 0
+    wanted_ranks = 0 if table else jobs.height_of_ranks(snapshot.jobs)
+    for_ranks = wanted_ranks if wanted_ranks and left >= wanted_ranks + gap + _COMFORTABLE_FLOWS else 0
     left -= for_ranks + (gap if for_ranks else 0)
     return Plan(head, for_links, for_jobs, for_ranks, left if left > 1 else 0, warnings, footer, gap)
+
+
+def shown_rows(snapshot: Snapshot, options: Options, width: int, height: int) -> tuple[int, int]:
+    """How many links and jobs of an overview are on the screen."""
+    lines, page = plan(snapshot, options, width, height), snapshot.page
+    shown = links.fitting(present_links(snapshot), page.links, lines.links)
+    return shown, overview.fitting(len(snapshot.jobs), page.jobs, lines.jobs)
 
 
 def _spaced(sections: list[RenderableType], gap: int) -> list[RenderableType]:
@@ -81,15 +109,15 @@ def _spaced(sections: list[RenderableType], gap: int) -> list[RenderableType]:
     return [part for section in sections for part in (Text(), section)][1:]
 
 
-def _filled(body: list[RenderableType], lines: Plan, width: int, height: int) -> RenderableType:
+def _filled(body: list[RenderableType], names: tuple[str, ...], width: int, height: int) -> RenderableType:
     """The body with the keys on the last line of the screen."""
-    keys = wrapped((Text(key, "dim") for key in _KEYS), width)[0]
+    keys = wrapped((Text(key, "dim") for key in names), width)[0]
     return Screenful(Group(*body), keys, height)
 
 
 def _warnings(snapshot: Snapshot, width: int, lines: int) -> RenderableType:
     drawn = [shown(Text(f"! {warning}", "yellow", no_wrap=True)) for warning in snapshot.warnings[-lines:]]
-    hidden = len(snapshot.warnings) - len(drawn)
+    hidden = max(len(snapshot.warnings), snapshot.totals.warnings) - len(drawn)
     if hidden:
         drawn[0] = Text(f"! {hidden + 1} more warnings", "yellow", no_wrap=True)
     for line in drawn:

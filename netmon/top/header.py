@@ -7,6 +7,7 @@ from datetime import datetime, timezone
 from rich.text import Text
 
 from netmon.records import CLASS_NAMES
+from netmon.top import overview
 from netmon.top.glyphs import STACK, rate_unit, swatch, wrapped
 from netmon.top.options import Options
 from netmon.top.staleness import silent
@@ -19,12 +20,23 @@ _LARGE_OFFSET_NS, _LARGE_SKEW_PPM = 1_000_000, 50
 _LARGE_SPOOL = 16_000_000
 """What an agent holds until the collector has written it is not worth a word below this."""
 
+_LEAST_FACTS, _FACTS_SHARE = 5, 6  # lines; of the height
+_MOST_ABOUT_HOSTS = 4
+"""Facts about single hosts, where there are many hosts."""
 
-def draw(snapshot: Snapshot, options: Options, width: int) -> list[Text]:
-    """Title, then the facts that hold for the whole frame, then the legend."""
+
+def draw(snapshot: Snapshot, options: Options, width: int, height: int) -> list[Text]:
+    """Title, then the facts that hold for the whole frame, then the legend; of an overview a part of the height."""
     legend = [swatch(class_, options.colour).append(f" {CLASS_NAMES[class_]}", "default") for class_ in STACK]
+    facts = wrapped(_facts(snapshot, options), width)
+    if overview.wanted(snapshot):
+        facts = facts[: max(_LEAST_FACTS, height // _FACTS_SHARE)]
     unit = Text(f"rates in {rate_unit(options.bytes_)}", "dim")
-    return [_title(snapshot, options, width), *wrapped(_facts(snapshot), width), *wrapped([*legend, unit], width)]
+    return [
+        _title(snapshot, options, width),
+        *facts,
+        *wrapped([*legend, unit], width),
+    ]
 
 
 def _title(snapshot: Snapshot, options: Options, width: int) -> Text:
@@ -40,18 +52,41 @@ def _title(snapshot: Snapshot, options: Options, width: int) -> Text:
     return title
 
 
-def _facts(snapshot: Snapshot) -> Iterator[Text]:
-    yield from _hosts(snapshot.hosts)
-    if snapshot.hosts:
-        busiest = max(host.cost.cpu_fraction for host in snapshot.hosts)
-        largest = max(host.cost.rss_bytes for host in snapshot.hosts)
-        each = "each ≤ " if len(snapshot.hosts) > 1 else ""
-        yield Text(f"agents: {each}{busiest:.1%} of a core, {format_bytes(largest)}".replace("%", " %"))
-        yield from _clocks(snapshot.hosts)
-    hooks = sorted({link.hook for link in snapshot.links if link.hook})
+def _facts(snapshot: Snapshot, options: Options) -> Iterator[Text]:
+    totals = snapshot.totals
+    if totals.hosts > snapshot.page.hosts or overview.wanted(snapshot) or snapshot.page.unknown:
+        yield from overview.facts(snapshot, options)
+        yield from _a_few([fact for host in snapshot.hosts for fact in _about(host)])
+        yield Text(
+            f"agents: each ≤ {totals.cpu_fraction:.1%} of a core, {format_bytes(totals.rss_bytes)}".replace("%", " %")
+        )
+        by = f" by {', '.join(totals.clock_sources)}" if totals.clock_sources else ""
+        yield Text(f"clocks ± {format_duration(totals.clock_error_ns)}{by}")
+        hooks = list(totals.hooks)
+    else:
+        yield from _few_hosts(snapshot.hosts)
+        hooks = sorted({link.hook for link in snapshot.links if link.hook})
     yield Text("wire bytes, " + (", ".join(hooks) or "hook unknown"))
     threshold = f"{snapshot.share_threshold * 100:g} %"
     yield Text(f"DL-shared: cross payload ≥ {threshold} of the link in {format_duration(snapshot.share_window_ns)}")
+
+
+def _a_few(facts: list[Text]) -> list[Text]:
+    """What is to be said about single hosts; how much more there is."""
+    more = len(facts) - _MOST_ABOUT_HOSTS
+    return [*facts[:_MOST_ABOUT_HOSTS], Text(f"{more} more of such", "yellow")] if more > 0 else facts
+
+
+def _few_hosts(hosts: tuple[HostView, ...]) -> Iterator[Text]:
+    yield Text(f"{len(hosts)} host{'' if len(hosts) == 1 else 's'}" if hosts else "no agent has connected yet")
+    for host in sorted(hosts, key=lambda host: host.host):
+        yield from _about(host)
+    if hosts:
+        busiest = max(host.cost.cpu_fraction for host in hosts)
+        largest = max(host.cost.rss_bytes for host in hosts)
+        each = "each ≤ " if len(hosts) > 1 else ""
+        yield Text(f"agents: {each}{busiest:.1%} of a core, {format_bytes(largest)}".replace("%", " %"))
+        yield from _clocks(hosts)
 
 
 def _clocks(hosts: tuple[HostView, ...]) -> Iterator[Text]:
@@ -66,16 +101,15 @@ def _clocks(hosts: tuple[HostView, ...]) -> Iterator[Text]:
             yield Text(f"{host.host}'s clock {', '.join(off)}", "yellow")
 
 
-def _hosts(hosts: tuple[HostView, ...]) -> Iterator[Text]:
-    yield Text(f"{len(hosts)} host{'' if len(hosts) == 1 else 's'}" if hosts else "no agent has connected yet")
-    for host in sorted(hosts, key=lambda host: host.host):
-        if not host.connected:
-            yield Text(f"{host.host} gone for {format_duration(host.age_ns)}", "bold red")
-        elif silent(host):
-            yield Text(f"{host.host} lags {format_duration(host.age_ns)}", "yellow")
-        if host.cost.spool_bytes > _LARGE_SPOOL:
-            yield Text(f"{host.host} holds {format_bytes(host.cost.spool_bytes)} unacknowledged", "yellow")
-        if host.bucket_ns > host.stream_ns:
-            yield Text(f"{host.host} streams {format_duration(host.bucket_ns)} buckets until it catches up", "yellow")
-        if host.cost.warnings:
-            yield Text(f"{host.host}: {host.cost.warnings} unusable marks or messages", "yellow")
+def _about(host: HostView) -> Iterator[Text]:
+    """What is out of the ordinary."""
+    if not host.connected:
+        yield Text(f"{host.host} gone for {format_duration(host.age_ns)}", "bold red")
+    elif silent(host):
+        yield Text(f"{host.host} lags {format_duration(host.age_ns)}", "yellow")
+    if host.cost.spool_bytes > _LARGE_SPOOL:
+        yield Text(f"{host.host} holds {format_bytes(host.cost.spool_bytes)} unacknowledged", "yellow")
+    if host.bucket_ns > host.stream_ns:
+        yield Text(f"{host.host} streams {format_duration(host.bucket_ns)} buckets until it catches up", "yellow")
+    if host.cost.warnings:
+        yield Text(f"{host.host}: {host.cost.warnings} unusable marks or messages", "yellow")

@@ -12,6 +12,8 @@ _KEYS = (
     ("b", "rates in bit/s or in byte/s"),
     ("s", "sort the flows by rate, bytes, host, process"),
     ("c", "show the flows of one class only"),
+    ("n p", "the next and the previous links, where there are too many for the screen; also the page keys"),
+    ("N P", "the next and the previous jobs"),
     ("?", "this page"),
 )
 _WORDS = (

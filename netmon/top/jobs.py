@@ -10,8 +10,9 @@ from rich.text import Text
 
 from netmon.dl.explain import sentence
 from netmon.records import Class
-from netmon.top.columns import Column, table
+from netmon.top.columns import Column, longest, room, table
 from netmon.top.glyphs import UNKNOWN, class_style, shown, sparkline, wrapped
+from netmon.top.names import short_names
 from netmon.units import format_bytes, format_duration
 from netmon.views import JobView
 
@@ -28,32 +29,60 @@ def ordered(jobs: Iterable[JobView]) -> list[JobView]:
     return sorted(jobs, key=lambda job: job.job)
 
 
-def draw(jobs: Iterable[JobView], width: int) -> list[Text]:
-    """A few lines per job."""
-    lines: list[Text] = []
-    for job in ordered(jobs):
-        lines += _with_sparkline(wrapped(_pace(job), width, _INDENT), job, width)
-        lines += [_indented(line) for line in wrapped(_traffic(job), width - _INDENT)]
-        lines += [_indented(line) for line in wrapped(_sources(job), width - _INDENT)]
-        lines += [_indented(line) for line in _slowest(job, width - _INDENT)]
-    return lines
+def height(jobs: Iterable[JobView], width: int) -> int:
+    """Lines that drawing all of them takes."""
+    return sum(len(_lines(job, width)) for job in jobs)
+
+
+def draw(jobs: Iterable[JobView], width: int, lines: int) -> list[Text]:
+    """A few lines per job, at most `lines` in all; the last one says how many jobs are not there at all."""
+    drawn: list[Text] = []
+    wanted = ordered(jobs)
+    for place, job in enumerate(wanted):
+        if len(drawn) >= lines:
+            hidden = len(wanted) - place
+            drawn = drawn[: max(lines - 1, 0)]
+            return [*drawn, Text(f"… {_count(hidden, 'more job')}", "dim")] if lines else []
+        drawn += _lines(job, width)
+    return drawn[:lines]
+
+
+def _lines(job: JobView, width: int) -> list[Text]:
+    lines = _with_sparkline(wrapped(_pace(job), width, _INDENT), job, width)
+    lines += [_indented(line) for line in wrapped(_traffic(job), width - _INDENT)]
+    lines += [_indented(line) for line in wrapped(_sources(job), width - _INDENT)]
+    return lines + [_indented(line) for line in _slowest(job, width - _INDENT)]
 
 
 def ranks(jobs: Iterable[JobView], width: int) -> RenderableType:
     """One line per rank of every job: its last finished iteration."""
+    jobs = ordered(jobs)
+    wide = width >= _WIDE
+    fixed = [10, 9, 8, 9 if wide else 0, 9 if wide else 0, 7, 7, 7, 9]
+    digits = longest((str(rank.rank) for job in jobs for rank in job.ranks), 1, 7)
+    most = max(room(width, fixed, 1), 12)
+    least = 6 if all(job.known_ranks <= len(job.ranks) for job in jobs) else len("… 1,000,000 more") - digits
+    whose = longest((f"{job.job}/" for job in jobs), least, most - digits) + digits
     columns = [
-        Column(Text("RANKS", "bold"), 12),
-        Column("host", 10),
-        Column("iteration", 10, right=True),
-        Column("duration", 9, right=True),
-        Column("communic.", 9, right=True),
-        Column("exposed", 9 if width >= _WIDE else 0, right=True),
-        Column("DL sent", 8, right=True),
-        Column("cross ↑", 8, right=True),
-        Column("cross ↓", 8, right=True),
-        Column("node", 9),
+        Column(Text("RANKS", "bold"), whose),
+        Column("host", fixed[0]),
+        Column("iteration", fixed[1], right=True),
+        Column("duration", fixed[2], right=True),
+        Column("communic.", fixed[3], right=True),
+        Column("exposed", fixed[4], right=True),
+        Column("DL sent", fixed[5], right=True),
+        Column("cross ↑", fixed[6], right=True),
+        Column("cross ↓", fixed[7], right=True),
+        Column("node", fixed[8]),
     ]
-    return table(columns, (row for job in ordered(jobs) for row in _rank_rows(job)))
+    names = short_names((job.job for job in jobs), whose - digits - 1)
+    return table(columns, (row for job in jobs for row in _rank_rows(job, names[job.job])))
+
+
+def height_of_ranks(jobs: Iterable[JobView]) -> int:
+    """Lines that drawing all ranks takes."""
+    rows = sum(len(job.ranks) + (job.known_ranks > len(job.ranks)) for job in jobs)
+    return rows + 1 if rows else 0
 
 
 def _pace(job: JobView) -> Iterator[Text]:
@@ -111,15 +140,17 @@ def _shared(job: JobView) -> Text:
     shared = [f"rank {rank.rank} ({rank.host})" for rank in job.ranks if rank.node_shared]
     if not shared:
         return Text("no DL-shared node")
-    more = f" and {len(shared) - _SHOWN_RANKS} more" if len(shared) > _SHOWN_RANKS else ""
-    nodes = "node" if len(shared) == 1 else "nodes"
+    count = job.shared_ranks if job.known_ranks else len(shared)
+    hidden = count - min(len(shared), _SHOWN_RANKS)
+    more = f" and {hidden} more" if hidden > 0 else ""
+    nodes = "node" if count == 1 else "nodes"
     return Text(f"DL-shared {nodes}: {', '.join(shared[:_SHOWN_RANKS])}{more}", class_style(Class.DL_SHARED))
 
 
-def _rank_rows(job: JobView) -> Iterator[list[str | Text]]:
+def _rank_rows(job: JobView, name: str) -> Iterator[list[str | Text]]:
     for rank in sorted(job.ranks, key=lambda rank: rank.rank):
         yield [
-            f"{job.job}/{rank.rank}",
+            f"{name}/{rank.rank}",
             rank.host,
             _iteration(rank.iteration, job.relative),
             _duration(rank.duration_ns),
@@ -130,6 +161,8 @@ def _rank_rows(job: JobView) -> Iterator[list[str | Text]]:
             format_bytes(rank.cross_rx_bytes),
             Text("DL-shared", class_style(Class.DL_SHARED)) if rank.node_shared else "DL-only",
         ]
+    if job.known_ranks > len(job.ranks):
+        yield [Text(f"… {job.known_ranks - len(job.ranks):,} more", "dim"), *([""] * 9)]
 
 
 def _indented(line: Text) -> Text:

@@ -10,6 +10,8 @@ import tty
 from types import TracebackType
 from typing import Any, TextIO
 
+_PAGE_UP, _PAGE_DOWN = "\x1b[5~", "\x1b[6~"
+
 
 class Keys:
     """While entered, a terminal hands over keys as they are pressed; it is always put back as it was.
@@ -47,4 +49,5 @@ class Keys:
             time.sleep(timeout_s)
             return ""
         ready, _, _ = select.select([self._descriptor], [], [], timeout_s)
-        return os.read(self._descriptor, 64).decode(errors="ignore") if ready else ""
+        keys = os.read(self._descriptor, 64).decode(errors="ignore") if ready else ""
+        return keys.replace(_PAGE_DOWN, "n").replace(_PAGE_UP, "p")

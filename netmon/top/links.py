@@ -2,7 +2,7 @@
 """Links: how full each is, with what, and whether every byte of it was seen."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -24,8 +24,9 @@ from netmon.top.glyphs import (
     swatch,
 )
 from netmon.top.options import Options
+from netmon.top.paging import left_out
 from netmon.units import format_bytes
-from netmon.views import LinkView
+from netmon.views import FULL_COVERAGE, LinkView, Page
 
 ARROWS = {Direction.RX: "↓", Direction.TX: "↑"}
 WIDE = 120
@@ -35,7 +36,6 @@ _NOW_NS = 1_000_000_000
 """How much of the series the bar and the rates stand for."""
 
 _EDGE_BYTES = 1 << 17
-_FULL_COVERAGE = 0.999
 _SHARE, _COVERAGE, _SHORT, _LONG = 6, 8, 5, 10
 _LEAST_BAR, _LEAST_SPARKLINE, _MOST_BAR = 16, 8, 50
 
@@ -50,19 +50,28 @@ def height(links: Iterable[LinkView]) -> int:
     return 1 + sum(2 if _unattributed(link) else 1 for link in links)
 
 
-def draw(links: Iterable[LinkView], options: Options, width: int, lines: int) -> RenderableType:
-    """At most `lines` lines: one per link, one more where bytes were not attributed, and how many are left out."""
-    links = ordered(links)
-    shown: list[LinkView] = []
-    used = 1
+def fitting(links: Sequence[LinkView], matching: int, lines: int) -> int:
+    """How many of the links fit into `lines`, with a heading, and a line more where not all that match do."""
+    shown, used = 0, 1
     for link in links:
         used += height([link]) - 1
-        if used > lines - (len(shown) + 1 < len(links)):
+        if used > lines - (shown + 1 < max(matching, len(links))):
             break
-        shown.append(link)
-    parts: list[RenderableType] = [_table(shown, options, width)]
-    if len(shown) < len(links):
-        parts.append(Text(f"… {len(links) - len(shown)} more links", "dim"))
+        shown += 1
+    return shown
+
+
+def draw(
+    links: Sequence[LinkView], options: Options, width: int, lines: int, page: Page, worst_first: bool = False
+) -> Group:
+    """At most `lines` lines: one per link, one more where bytes were not attributed, and how many are left out."""
+    matching = max(page.links, len(links))
+    shown = links[: fitting(links, matching, lines)]
+    parts: list[RenderableType] = [_table(list(shown), options, width)]
+    if worst_first and len(shown) < matching:
+        parts.append(left_out("links", page.links_from, len(shown), matching, "n p"))
+    elif len(shown) < matching:
+        parts.append(Text(f"… {matching - len(shown)} more links", "dim"))
     return Group(*parts)
 
 
@@ -138,7 +147,7 @@ def _row(link: LinkView, again: bool, options: Options, columns: list[Column]) -
             Text("0" if now[class_] == 0 else written(now[class_], options.bytes_), style)
             for class_, style in zip(STACK, styles, strict=True)
         ),
-        Text(coverage(link.coverage), "bold red" if link.coverage < _FULL_COVERAGE else "dim"),
+        Text(coverage(link.coverage), "bold red" if link.coverage < FULL_COVERAGE else "dim"),
     ]
 
 
@@ -166,5 +175,5 @@ def _unattributed(link: LinkView) -> Text | None:
     parts = [f"{name} {format_bytes(amount)}" for name, amount in amounts.items() if amount]
     if not parts:
         return None
-    style = "red" if link.coverage < _FULL_COVERAGE else "dim"
+    style = "red" if link.coverage < FULL_COVERAGE else "dim"
     return Text(f"  └ not attributed: {', '.join(parts)}", style, no_wrap=True, overflow="ellipsis")

@@ -11,7 +11,8 @@ from rich.console import Console, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from netmon.top.frame import plan, render
+from netmon.top import overview
+from netmon.top.frame import plan, render, shown_rows
 from netmon.top.keys import Keys
 from netmon.top.options import Options, arrange
 from netmon.top.places import Places
@@ -64,8 +65,11 @@ class _View:
         self.snapshot: Snapshot | None = None
         self._places = Places()
 
-    def press(self, key: str) -> None:
+    def press(self, key: str, width: int, height: int) -> None:
         before, self.options = self.options, self.options.press(key)
+        if self.snapshot and overview.wanted(self.snapshot):
+            on_screen = shown_rows(self.snapshot, self.options, width, height)
+            self.options = self.options.turn(key, *on_screen, self.snapshot.page)
         if (before.sort, before.class_) != (self.options.sort, self.options.class_):
             self._places.clear()
 
@@ -89,9 +93,15 @@ class _View:
         return render(replace(arranged, flows=placed), self.options, width, height)
 
 
-def run_live(updates: Iterable[Snapshot | Outage], console: Console, until: Callable[[], bool] = lambda: False) -> None:
+def run_live(
+    updates: Iterable[Snapshot | Outage],
+    console: Console,
+    until: Callable[[], bool] = lambda: False,
+    turned: Callable[[Options], None] = lambda options: None,
+) -> None:
     """Draw each snapshot as it comes, full screen; blocks until q is pressed, `until()` holds or the updates end.
 
+    turned: told what the reader has chosen after every key: another page has to be asked for.
     The terminal is put back as it was, whatever happens. What the iterator raises is raised here. An iterator
     that blocks is read on a daemon thread and left behind at the end.
     """
@@ -110,7 +120,8 @@ def run_live(updates: Iterable[Snapshot | Outage], console: Console, until: Call
                 for key in keys.read(_TICK_S):
                     if key == "q":
                         return
-                    view.press(key)
+                    view.press(key, width, height)
+                    turned(view.options)
         finally:
             latest.stop()
     if latest.error:

@@ -8,7 +8,7 @@ from typing import Any
 
 from netmon.records import Class
 from netmon.top.staleness import present_flows
-from netmon.views import FlowView, Snapshot
+from netmon.views import FlowView, Page, Snapshot
 
 SORTS: dict[str, Callable[[FlowView], Any]] = {
     "rate": lambda view: (math.isnan(view.wire_bps), -view.wire_bps),
@@ -33,7 +33,21 @@ class Options:
     paused: bool = False
     help: bool = False
     live: bool = False  # fill the screen and name the keys
+    links_from: int = 0  # of an overview: links and jobs that come before those on the screen
+    jobs_from: int = 0
     notice: str = ""  # what has become of the source of the snapshots; empty: all is well
+
+    def turn(self, key: str, links: int, jobs: int, page: Page) -> "Options":
+        """The options after a key that turns a page; so many links and jobs are on the screen now."""
+        if key == "n" and page.links_from + links < page.links:
+            return replace(self, links_from=page.links_from + links)
+        if key == "p":
+            return replace(self, links_from=max(0, page.links_from - max(links, 1)))
+        if key == "N" and page.jobs_from + jobs < page.jobs:
+            return replace(self, jobs_from=page.jobs_from + jobs)
+        if key == "P":
+            return replace(self, jobs_from=max(0, page.jobs_from - max(jobs, 1)))
+        return self
 
     def press(self, key: str) -> "Options":
         """The options after a key; other keys than those of the help change nothing."""

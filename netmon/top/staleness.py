@@ -5,10 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from netmon.views import FlowView, HostView, LinkView, Snapshot
-
-LAG_NS = 2_000_000_000
-"""An agent whose horizon is older than this lags; a collector settles rows for about a second."""
+from netmon.views import LAG_NS, FlowView, HostView, LinkView, Snapshot
 
 
 def silent(host: HostView) -> bool:

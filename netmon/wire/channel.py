@@ -47,6 +47,8 @@ COLLECTOR_OPTIONS = (
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", -1),
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 500),  # agents ask every two seconds
+    # A collector that is late reads several of them at once, and must not cut off who asked in due time.
+    ("grpc.http2.max_ping_strikes", 0),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 5_000),

@@ -62,8 +62,15 @@ class Acknowledgement(_message.Message):
 
     SEQUENCE_FIELD_NUMBER: _builtins.int
     REQUEST_FIELD_NUMBER: _builtins.int
+    BUCKET_NS_FIELD_NUMBER: _builtins.int
+    BATCH_NS_FIELD_NUMBER: _builtins.int
     sequence: _builtins.int
     """Every batch up to here is in the dataset: the agent may forget it. 0: none is, or none is known to be."""
+    bucket_ns: _builtins.int
+    """What the collector can take now, told in every message. Rows at least so wide, if the agent can, and batches no
+    closer together; 0: as the agent likes.
+    """
+    batch_ns: _builtins.int
     @_builtins.property
     def request(self) -> Global___FullRequest:
         """for an agent that lives; nothing to one that sends what was left behind"""
@@ -73,10 +80,12 @@ class Acknowledgement(_message.Message):
         *,
         sequence: _builtins.int = ...,
         request: Global___FullRequest | None = ...,
+        bucket_ns: _builtins.int = ...,
+        batch_ns: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["request", b"request"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["request", b"request", "sequence", b"sequence"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_ns", b"batch_ns", "bucket_ns", b"bucket_ns", "request", b"request", "sequence", b"sequence"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -824,19 +833,52 @@ class WatchRequest(_message.Message):
 
     INTERVAL_MS_FIELD_NUMBER: _builtins.int
     FLOWS_FIELD_NUMBER: _builtins.int
+    HOSTS_FIELD_NUMBER: _builtins.int
+    JOBS_FIELD_NUMBER: _builtins.int
+    MOST_LINKS_FIELD_NUMBER: _builtins.int
+    LINKS_FROM_FIELD_NUMBER: _builtins.int
+    MOST_JOBS_FIELD_NUMBER: _builtins.int
+    JOBS_FROM_FIELD_NUMBER: _builtins.int
+    MOST_RANKS_FIELD_NUMBER: _builtins.int
+    MOST_HOSTS_FIELD_NUMBER: _builtins.int
     interval_ms: _builtins.int
     """0: one snapshot, then the stream ends"""
     flows: _builtins.int
     """how many of the largest flows"""
+    most_links: _builtins.int
+    """At most so many, 0: all; what is worst comes first, and so many before them are left out. What is left out is
+    counted in Page.
+    """
+    links_from: _builtins.int
+    most_jobs: _builtins.int
+    jobs_from: _builtins.int
+    most_ranks: _builtins.int
+    """of each job"""
+    most_hosts: _builtins.int
+    """beside those of the links"""
+    @_builtins.property
+    def hosts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Only these hosts and what is on them, only these jobs and the hosts of their ranks; none: everything."""
+
+    @_builtins.property
+    def jobs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     def __init__(
         self,
         *,
         interval_ms: _builtins.int = ...,
         flows: _builtins.int = ...,
+        hosts: _abc.Iterable[_builtins.str] | None = ...,
+        jobs: _abc.Iterable[_builtins.str] | None = ...,
+        most_links: _builtins.int = ...,
+        links_from: _builtins.int = ...,
+        most_jobs: _builtins.int = ...,
+        jobs_from: _builtins.int = ...,
+        most_ranks: _builtins.int = ...,
+        most_hosts: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["flows", b"flows", "interval_ms", b"interval_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["flows", b"flows", "hosts", b"hosts", "interval_ms", b"interval_ms", "jobs", b"jobs", "jobs_from", b"jobs_from", "links_from", b"links_from", "most_hosts", b"most_hosts", "most_jobs", b"most_jobs", "most_links", b"most_links", "most_ranks", b"most_ranks"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -854,6 +896,8 @@ class Snapshot(_message.Message):
     JOBS_FIELD_NUMBER: _builtins.int
     FLOWS_FIELD_NUMBER: _builtins.int
     WARNINGS_FIELD_NUMBER: _builtins.int
+    TOTALS_FIELD_NUMBER: _builtins.int
+    PAGE_FIELD_NUMBER: _builtins.int
     time_ns: _builtins.int
     """utc"""
     share_threshold: _builtins.float
@@ -867,7 +911,13 @@ class Snapshot(_message.Message):
     @_builtins.property
     def flows(self) -> _containers.RepeatedCompositeFieldContainer[Global___FlowView]: ...
     @_builtins.property
-    def warnings(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    def warnings(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """a few; Totals has their number"""
+
+    @_builtins.property
+    def totals(self) -> Global___Totals: ...
+    @_builtins.property
+    def page(self) -> Global___Page: ...
     def __init__(
         self,
         *,
@@ -879,14 +929,163 @@ class Snapshot(_message.Message):
         jobs: _abc.Iterable[Global___JobView] | None = ...,
         flows: _abc.Iterable[Global___FlowView] | None = ...,
         warnings: _abc.Iterable[_builtins.str] | None = ...,
+        totals: Global___Totals | None = ...,
+        page: Global___Page | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["page", b"page", "totals", b"totals"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["flows", b"flows", "hosts", b"hosts", "jobs", b"jobs", "links", b"links", "share_threshold", b"share_threshold", "share_window_ns", b"share_window_ns", "time_ns", b"time_ns", "warnings", b"warnings"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["flows", b"flows", "hosts", b"hosts", "jobs", b"jobs", "links", b"links", "page", b"page", "share_threshold", b"share_threshold", "share_window_ns", b"share_window_ns", "time_ns", b"time_ns", "totals", b"totals", "warnings", b"warnings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Snapshot: _TypeAlias = Snapshot  # noqa: Y015
+
+@_typing.final
+class Totals(_message.Message):
+    """Everything that the collector knows, whatever of it was asked for."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HOSTS_FIELD_NUMBER: _builtins.int
+    CONNECTED_FIELD_NUMBER: _builtins.int
+    LAGGING_FIELD_NUMBER: _builtins.int
+    OLDEST_NS_FIELD_NUMBER: _builtins.int
+    LINKS_FIELD_NUMBER: _builtins.int
+    LOW_LINKS_FIELD_NUMBER: _builtins.int
+    CAPACITY_BPS_FIELD_NUMBER: _builtins.int
+    NIC_BYTES_FIELD_NUMBER: _builtins.int
+    ATTRIBUTED_BYTES_FIELD_NUMBER: _builtins.int
+    OVERFLOW_BYTES_FIELD_NUMBER: _builtins.int
+    LOST_KERNEL_BYTES_FIELD_NUMBER: _builtins.int
+    LOST_AGENT_BYTES_FIELD_NUMBER: _builtins.int
+    CLASS_BPS_FIELD_NUMBER: _builtins.int
+    JOBS_FIELD_NUMBER: _builtins.int
+    RANKS_FIELD_NUMBER: _builtins.int
+    SHARED_RANKS_FIELD_NUMBER: _builtins.int
+    BEHIND_RANKS_FIELD_NUMBER: _builtins.int
+    FORGOTTEN_JOBS_FIELD_NUMBER: _builtins.int
+    FLOWS_FIELD_NUMBER: _builtins.int
+    WARNINGS_FIELD_NUMBER: _builtins.int
+    CPU_FRACTION_FIELD_NUMBER: _builtins.int
+    RSS_BYTES_FIELD_NUMBER: _builtins.int
+    CLOCK_ERROR_NS_FIELD_NUMBER: _builtins.int
+    CLOCK_SOURCES_FIELD_NUMBER: _builtins.int
+    HOOKS_FIELD_NUMBER: _builtins.int
+    hosts: _builtins.int
+    connected: _builtins.int
+    lagging: _builtins.int
+    """connected, and what they have told last is not the present any more"""
+    oldest_ns: _builtins.int
+    """age of what that connected host has told which lags most"""
+    links: _builtins.int
+    low_links: _builtins.int
+    """that do not cover what their NIC counted"""
+    capacity_bps: _builtins.int
+    nic_bytes: _builtins.int
+    """since the agents' start, as all that follow"""
+    attributed_bytes: _builtins.int
+    overflow_bytes: _builtins.int
+    lost_kernel_bytes: _builtins.int
+    lost_agent_bytes: _builtins.int
+    jobs: _builtins.int
+    ranks: _builtins.int
+    shared_ranks: _builtins.int
+    """whose node was DL-shared in their last iteration"""
+    behind_ranks: _builtins.int
+    """that have stopped while the others of their job went on"""
+    forgotten_jobs: _builtins.int
+    """that were too many to be kept"""
+    flows: _builtins.int
+    """that carried something in the last second"""
+    warnings: _builtins.int
+    cpu_fraction: _builtins.float
+    """of the agent that takes most"""
+    rss_bytes: _builtins.int
+    clock_error_ns: _builtins.int
+    """the worst"""
+    @_builtins.property
+    def class_bps(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """in the last second, by netmon.records.Class"""
+
+    @_builtins.property
+    def clock_sources(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    @_builtins.property
+    def hooks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    def __init__(
+        self,
+        *,
+        hosts: _builtins.int = ...,
+        connected: _builtins.int = ...,
+        lagging: _builtins.int = ...,
+        oldest_ns: _builtins.int = ...,
+        links: _builtins.int = ...,
+        low_links: _builtins.int = ...,
+        capacity_bps: _builtins.int = ...,
+        nic_bytes: _builtins.int = ...,
+        attributed_bytes: _builtins.int = ...,
+        overflow_bytes: _builtins.int = ...,
+        lost_kernel_bytes: _builtins.int = ...,
+        lost_agent_bytes: _builtins.int = ...,
+        class_bps: _abc.Iterable[_builtins.float] | None = ...,
+        jobs: _builtins.int = ...,
+        ranks: _builtins.int = ...,
+        shared_ranks: _builtins.int = ...,
+        behind_ranks: _builtins.int = ...,
+        forgotten_jobs: _builtins.int = ...,
+        flows: _builtins.int = ...,
+        warnings: _builtins.int = ...,
+        cpu_fraction: _builtins.float = ...,
+        rss_bytes: _builtins.int = ...,
+        clock_error_ns: _builtins.int = ...,
+        clock_sources: _abc.Iterable[_builtins.str] | None = ...,
+        hooks: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attributed_bytes", b"attributed_bytes", "behind_ranks", b"behind_ranks", "capacity_bps", b"capacity_bps", "class_bps", b"class_bps", "clock_error_ns", b"clock_error_ns", "clock_sources", b"clock_sources", "connected", b"connected", "cpu_fraction", b"cpu_fraction", "flows", b"flows", "forgotten_jobs", b"forgotten_jobs", "hooks", b"hooks", "hosts", b"hosts", "jobs", b"jobs", "lagging", b"lagging", "links", b"links", "lost_agent_bytes", b"lost_agent_bytes", "lost_kernel_bytes", b"lost_kernel_bytes", "low_links", b"low_links", "nic_bytes", b"nic_bytes", "oldest_ns", b"oldest_ns", "overflow_bytes", b"overflow_bytes", "ranks", b"ranks", "rss_bytes", b"rss_bytes", "shared_ranks", b"shared_ranks", "warnings", b"warnings"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Totals: _TypeAlias = Totals  # noqa: Y015
+
+@_typing.final
+class Page(_message.Message):
+    """What of that matches the request, shown or not, and where the shown part begins."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HOSTS_FIELD_NUMBER: _builtins.int
+    LINKS_FIELD_NUMBER: _builtins.int
+    LINKS_FROM_FIELD_NUMBER: _builtins.int
+    JOBS_FIELD_NUMBER: _builtins.int
+    JOBS_FROM_FIELD_NUMBER: _builtins.int
+    UNKNOWN_FIELD_NUMBER: _builtins.int
+    hosts: _builtins.int
+    links: _builtins.int
+    links_from: _builtins.int
+    jobs: _builtins.int
+    jobs_from: _builtins.int
+    @_builtins.property
+    def unknown(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """hosts and jobs that were asked for and do not exist"""
+
+    def __init__(
+        self,
+        *,
+        hosts: _builtins.int = ...,
+        links: _builtins.int = ...,
+        links_from: _builtins.int = ...,
+        jobs: _builtins.int = ...,
+        jobs_from: _builtins.int = ...,
+        unknown: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["hosts", b"hosts", "jobs", b"jobs", "jobs_from", b"jobs_from", "links", b"links", "links_from", b"links_from", "unknown", b"unknown"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Page: _TypeAlias = Page  # noqa: Y015
 
 @_typing.final
 class HostView(_message.Message):
@@ -1022,6 +1221,8 @@ class JobView(_message.Message):
     PATTERN_FIELD_NUMBER: _builtins.int
     SCORES_FIELD_NUMBER: _builtins.int
     SLOWEST_FIELD_NUMBER: _builtins.int
+    KNOWN_RANKS_FIELD_NUMBER: _builtins.int
+    SHARED_RANKS_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     size: _builtins.int
     iteration: _builtins.int
@@ -1037,6 +1238,10 @@ class JobView(_message.Message):
     durations_ns: _builtins.bytes
     """i64"""
     pattern: _builtins.str
+    known_ranks: _builtins.int
+    """of which the ranks above are some"""
+    shared_ranks: _builtins.int
+    """of those, whose node was DL-shared in their last iteration"""
     @_builtins.property
     def ranks(self) -> _containers.RepeatedCompositeFieldContainer[Global___RankView]: ...
     @_builtins.property
@@ -1063,10 +1268,12 @@ class JobView(_message.Message):
         pattern: _builtins.str = ...,
         scores: _abc.Iterable[Global___SourceScore] | None = ...,
         slowest: Global___SlowIteration | None = ...,
+        known_ranks: _builtins.int = ...,
+        shared_ranks: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["slowest", b"slowest"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["durations_ns", b"durations_ns", "error_ns", b"error_ns", "iteration", b"iteration", "job", b"job", "last_ns", b"last_ns", "measured_bytes", b"measured_bytes", "median_ns", b"median_ns", "p99_ns", b"p99_ns", "parameters", b"parameters", "pattern", b"pattern", "ranks", b"ranks", "relative", b"relative", "scores", b"scores", "size", b"size", "slowest", b"slowest", "source", b"source", "theory_bytes", b"theory_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["durations_ns", b"durations_ns", "error_ns", b"error_ns", "iteration", b"iteration", "job", b"job", "known_ranks", b"known_ranks", "last_ns", b"last_ns", "measured_bytes", b"measured_bytes", "median_ns", b"median_ns", "p99_ns", b"p99_ns", "parameters", b"parameters", "pattern", b"pattern", "ranks", b"ranks", "relative", b"relative", "scores", b"scores", "shared_ranks", b"shared_ranks", "size", b"size", "slowest", b"slowest", "source", b"source", "theory_bytes", b"theory_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

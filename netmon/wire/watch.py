@@ -2,16 +2,15 @@
 """A viewer's end of the collector's Watch call."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import grpc
 
 from netmon.errors import NetmonError
-from netmon.views import Snapshot
-from netmon.wire import netmon_pb2
+from netmon.views import Selection, Snapshot
 from netmon.wire.netmon_pb2_grpc import CollectorStub
-from netmon.wire.snapshots import decode_snapshot
+from netmon.wire.snapshots import decode_snapshot, encode_selection
 
 ONE_SNAPSHOT = 0
 """The interval that asks for a single snapshot."""
@@ -44,14 +43,14 @@ class Outage:
     reason: str
 
 
-def watch(address: str, interval_ms: int, flows: int) -> Iterator[Snapshot]:
-    """Snapshots from the collector at `HOST:PORT` or `unix:PATH`, with its `flows` largest flows; blocks for each.
+def watch(address: str, interval_ms: int, asked: Selection) -> Iterator[Snapshot]:
+    """Snapshots of what is asked for from the collector at `HOST:PORT` or `unix:PATH`; blocks for each.
 
     Interval 0 (ONE_SNAPSHOT) gives one and ends. Raises UnreachableError where the collector does not answer or
     goes away, WireError where it answers nonsense.
     """
     timeout = _ONE_SNAPSHOT_TIMEOUT_S if interval_ms == ONE_SNAPSHOT else None
-    request = netmon_pb2.WatchRequest(interval_ms=interval_ms, flows=flows)
+    request = encode_selection(asked, interval_ms)
     with grpc.insecure_channel(address, options=_OPTIONS) as channel:
         call = CollectorStub(channel).Watch(request, timeout=timeout)  # type: ignore[no-untyped-call]
         try:
@@ -63,26 +62,34 @@ def watch(address: str, interval_ms: int, flows: int) -> Iterator[Snapshot]:
             call.cancel()
 
 
-def watch_once(address: str, flows: int) -> Snapshot:
+def watch_once(address: str, asked: Selection) -> Snapshot:
     """One snapshot; blocks for at most 10 s. Raises as watch does."""
-    for snapshot in watch(address, ONE_SNAPSHOT, flows):
+    for snapshot in watch(address, ONE_SNAPSHOT, asked):
         return snapshot
     raise UnreachableError(f"cannot reach the collector at {address}: it sent no snapshot")
 
 
-def follow(address: str, interval_ms: int, flows: int, retry_s: float = _RETRY_S) -> Iterator[Snapshot | Outage]:
+def follow(
+    address: str, interval_ms: int, asked: Callable[[], Selection], retry_s: float = _RETRY_S
+) -> Iterator[Snapshot | Outage]:
     """Like watch, without end: once there has been a snapshot, an Outage stands for each attempt that failed.
 
-    Raises UnreachableError where the first attempt fails.
+    asked: looked at after every snapshot; it may change. Raises UnreachableError where the first attempt fails.
     """
     since_ns: int | None = None
     seen = False
     while True:
         try:
-            for snapshot in watch(address, interval_ms, flows):
+            now = asked()
+            for snapshot in watch(address, interval_ms, now):
                 seen, since_ns = True, None
                 yield snapshot
-            reason = f"the collector at {address} ended the stream"
+                if asked() != now:
+                    break
+            else:
+                reason = f"the collector at {address} ended the stream"
+            if asked() != now:
+                continue
         except UnreachableError as error:
             if not seen:
                 raise

@@ -10,6 +10,7 @@ import os
 import shutil
 import socket
 import struct
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -145,6 +146,29 @@ def calls():
             ctypes.CDLL(None).prctl(1, 9)  # it dies with the attacker
     ready()
     library.call(ctypes.c_long(10**12))
+
+
+def call_as_many_ranks(action, name):
+    """Ranks of one job, each in a process of its own, that call as fast as they can."""
+    begin_anew(action, RANK="0", WORLD_SIZE="4", NETMON_JOB="attack")
+    children = [
+        subprocess.Popen([sys.executable, *sys.argv], env={**os.environ, "RANK": str(rank)})
+        for rank in range(1, 4)
+        if os.environ["RANK"] == "0"
+    ]
+    ctypes.CDLL(None).prctl(1, 9 if os.environ["RANK"] != "0" else 0)  # they die with the first
+    library = ctypes.CDLL(str(LIBRARY))
+    if children:
+        ready()
+    getattr(library, name)(ctypes.c_long(10**12))
+
+
+def calls_of_ranks():
+    call_as_many_ranks("calls_of_ranks", "call")
+
+
+def steps():
+    call_as_many_ranks("steps", "step")
 
 
 def many_libraries():

@@ -68,15 +68,32 @@ class Both:
         """The traffic within is counted and captured; nothing may be lost anywhere."""
         collector, agent = self.watched.both("--hook", hook)
         before = self.watched.settled()
-        with self._tcpdump() as tcpdump:
+        with self.captured():
             yield
             after = self.watched.settled()
-            wait_for(lambda: _has_all(tcpdump))
             self._counted = {way: after[way] - before[way] for way in after}
-            assert tcpdump.end() == 0
         agent.end_in_order(seconds=60)
         collector.end_in_order(seconds=60)
+
+    @contextmanager
+    def captured(self) -> Iterator[None]:
+        """The traffic within is captured; nothing may be lost."""
+        with self._tcpdump() as tcpdump:
+            yield
+            wait_for(lambda: _has_all(tcpdump))
+            assert tcpdump.end() == 0
         assert re.search(r"^0 packets dropped by kernel", tcpdump.output(), re.MULTILINE), tcpdump.output()
+
+    def frames(self) -> pd.DataFrame:
+        """The capture, a row per frame: FLOW, time_ns (UTC) and COUNTS."""
+        frames = self._frames()
+        keys = frames.words.view(FLOW_KEY)[:, 0].tolist()
+        flows = [
+            (("rx", "tx")[link >> 8 & 1], address(src), address(dst), sport, dport, link & 0xFF)
+            for src, dst, sport, dport, link in keys
+        ]
+        counts = {"wire_bytes": frames.wire_bytes, "payload_bytes": frames.payload_bytes}
+        return pd.DataFrame(flows, columns=FLOW).assign(time_ns=frames.time_ns, packets=1, **counts)
 
     @contextmanager
     def _tcpdump(self) -> Iterator[Process]:

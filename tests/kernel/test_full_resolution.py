@@ -8,8 +8,10 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
+from both import FLOW, Both
 from pair import NETMON, Watched
 from test_agent import check_account
 from waiting import wait_for
@@ -80,6 +82,49 @@ def test_the_stream_and_the_recorder_tell_the_same_to_the_byte(watched: Watched)
     agent.end_in_order(seconds=60)
     collector.end_in_order(seconds=60)
     check_account(watched, before, after)
+
+
+def test_full_resolution_is_what_tcpdump_captures(watched: Watched) -> None:
+    """Each connection to the byte, and at each millisecond as much as tcpdump has by then.
+
+    The two read their clocks one after the other, tcpdump UTC and the agent the monotonic one, which may be micro-
+    seconds apart, or more where the processor is taken away in between; so a time is compared with what is around it.
+    """
+    both = Both(watched, offload=False)
+    collector, agent = watched.both()
+    with both.captured():
+        transferred(watched, 3)
+        watched.settled()
+    frames = both.frames()
+    frames = frames[frames["protocol"] == 6]
+    done = export(watched, frames["time_ns"].min() - 1_000 * MS, frames["time_ns"].max() + 1_000 * MS)
+    assert done.returncode == 0, done.stderr
+    full = pd.read_parquet(watched.folder / "full.parquet").rename(columns={"bucket_start_ns": "time_ns"})
+    full = full[full["protocol"] == 6].astype({"direction": str})
+    agent.end_in_order(seconds=60)
+    collector.end_in_order(seconds=60)
+    totals = [table.groupby(FLOW)[_COUNTS].sum().astype("int64") for table in (full, frames)]
+    pd.testing.assert_frame_equal(*totals, check_index_type=False)
+    assert len(totals[0]) == 4  # iperf3's two connections, both directions
+    close = []
+    for flow, captured in frames.groupby(FLOW):
+        recorded = full[(full[FLOW] == list(flow)).all(axis=1)]
+        times = np.arange(captured["time_ns"].min() // MS * MS, captured["time_ns"].max() + 2 * MS, MS)
+        for around, most_beyond in ((200 * US, 0.05), (50 * MS, 0)):
+            low, by_then, high = (
+                until(table, times + shift) for table, shift in ((captured, -around), (recorded, 0), (captured, around))
+            )
+            beyond = ((by_then < low) | (by_then > high)).mean()
+            close.append(beyond <= most_beyond)
+            print(f"{flow}: {beyond:.2%} of the milliseconds are further apart than {around / 1000} us")
+    assert all(close)
+
+
+def until(table: pd.DataFrame, times: np.ndarray) -> np.ndarray:
+    """Wire bytes that came before each of the times."""
+    ordered = table.sort_values("time_ns")
+    sums = np.concatenate([[0], ordered["wire_bytes"].cumsum().to_numpy()])
+    return sums[np.searchsorted(ordered["time_ns"].to_numpy(), times)]
 
 
 def test_as_wide_as_the_buckets_it_streams_full_resolution(watched: Watched) -> None:

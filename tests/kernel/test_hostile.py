@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -25,6 +26,7 @@ from netmon.lab.process import Process
 pytestmark = pytest.mark.kernel
 
 NOBODY = 65534
+AS_NOBODY = ("setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups")
 ATTACKS = Path(__file__).with_name("attacks.py")
 SAID = {
     "fifo": "its functions are not where its code is",
@@ -33,6 +35,7 @@ SAID = {
     "joins": "that it joins, which its user has done too often",
 }
 STEPS, LAYERS = 25, 5
+SETTLING_S, MEASURED_S = 12, 10
 HONEST = f"""
 import ctypes, pathlib, sys, time
 nccl = ctypes.CDLL(sys.argv[1])
@@ -73,6 +76,14 @@ extern "C" void call(long count)
 		horovod::common::EnqueueTensorAllreduces(things, things, things, things, names);
 	}
 }
+extern "C" void step(long count)
+{
+	horovod::common::Things things;
+	while (count--) {
+		std::vector<std::string> names{std::to_string(count % 5)};
+		horovod::common::EnqueueTensorAllreduces(things, things, things, things, names);
+	}
+}
 """
 
 
@@ -110,19 +121,18 @@ class Scene:
         self.collector, self.agent = watched.both()
         rank = {"RANK": "0", "WORLD_SIZE": "2", "NETMON_JOB": "honest"}
         command = [sys.executable, "-c", HONEST, str(libraries / "libnccl.so.2"), str(watched.folder / "go")]
-        self.honest = self._start("honest", command, rank)
+        self.honest = self.start("honest", command, rank)
         self.honest.wait_output("mapped", 60)
         self.agent.wait_output("probing .*libnccl", 60)
 
-    def _start(self, name: str, command: list[str], environment: dict[str, str]) -> Process:
+    def start(self, name: str, command: list[str], environment: dict[str, str]) -> Process:
         started = Process(name, command, self.watched.folder, host=self.host, environment=environment)
         return self._cleanup.enter_context(started)
 
     def attack(self, name: str) -> Process:
         """Under way when this returns."""
-        user = ["setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups"]
         where = [str(self.folder / ATTACKS.name), name, f"{self.watched.folder}/agent.sock", str(self.folder)]
-        attacker = self._start("attacker", [*user, "/usr/bin/python3", *where], {"HOME": "/nonexistent"})
+        attacker = self.start("attacker", [*AS_NOBODY, "/usr/bin/python3", *where], {"HOME": "/nonexistent"})
         attacker.wait_output("ready", 120)
         return attacker
 
@@ -146,14 +156,33 @@ def scene(watched: Watched, libraries: Path) -> Iterator[Scene]:
         yield Scene(watched, libraries, cleanup)
 
 
+def check_traffic(watched: Watched, before: dict[str, int], after: dict[str, int]) -> None:
+    """Every byte has its flow."""
+    ledger = watched.table("ledger").groupby("direction", observed=True).sum(numeric_only=True)
+    buckets = watched.table("buckets").groupby("direction", observed=True)["wire_bytes"].sum()
+    for way in ("rx", "tx"):
+        assert ledger.loc[way, "nic_counter_bytes"] == after[way] - before[way]
+        assert ledger.loc[way, "attributed_bytes"] == ledger.loc[way, "nic_bytes"] == buckets[way]
+
+
 @pytest.mark.skipif(shutil.which("g++") is None, reason="no g++")
 @pytest.mark.parametrize(
     "attack",
     [
-        *("rank_beyond_32_bits", "many_ranks", "hostile_names", "marks", "calls", "broken_libraries"),
+        *("rank_beyond_32_bits", "many_ranks", "hostile_names", "marks", "calls_of_ranks", "broken_libraries"),
         *(
             pytest.param(name, marks=pytest.mark.long)
-            for name in ("nothing", "rendezvous", "large_environment", "joins", "connections", "many_libraries", "fifo")
+            for name in (
+                "nothing",
+                "rendezvous",
+                "calls",
+                "steps",
+                "large_environment",
+                "joins",
+                "connections",
+                "many_libraries",
+                "fifo",
+            )
         ),
         pytest.param("timelines", marks=pytest.mark.long),
     ],
@@ -176,11 +205,7 @@ def test_traffic_and_steps_are_whole(scene: Scene, attack: str) -> None:
     os.kill(attacker.pid, signal.SIGKILL)
     scene.agent.end_in_order(seconds=120)
     scene.collector.end_in_order(seconds=120)
-    ledger = watched.table("ledger").groupby("direction", observed=True).sum(numeric_only=True)
-    buckets = watched.table("buckets").groupby("direction", observed=True)["wire_bytes"].sum()
-    for way in ("rx", "tx"):
-        assert ledger.loc[way, "nic_counter_bytes"] == after[way] - before[way]
-        assert ledger.loc[way, "attributed_bytes"] == ledger.loc[way, "nic_bytes"] == buckets[way]
+    check_traffic(watched, before, after)
     iterations = watched.table("iterations")
     honest = iterations[iterations["job"] == "honest"]
     # Nothing tells when the last one was over. A rank that the agent of a busy machine has found late may have taken
@@ -191,6 +216,107 @@ def test_traffic_and_steps_are_whole(scene: Scene, attack: str) -> None:
     for name in ("process", "job", "container"):
         assert all(text.isprintable() for text in flows[name].dropna().astype(str))
     assert all(job.isprintable() and len(job.encode()) <= 255 for job in iterations["job"].astype(str))
+
+
+@pytest.mark.long
+@pytest.mark.skipif(shutil.which("g++") is None, reason="no g++")
+@pytest.mark.parametrize("attack", ["calls", "calls_of_ranks", "steps", "broken_libraries", "many_libraries"])
+def test_an_attack_costs_little(scene: Scene, attack: str) -> None:
+    """Processor time and memory of the agent's processes before it and in it, with the same load: none but a rank."""
+    (scene.watched.folder / "go").touch()
+    scene.honest.wait_output("trained", 120)
+    time.sleep(SETTLING_S)
+    before, memory = share_of_a_core(scene), scene.resident_bytes()
+    scene.attack(attack)
+    time.sleep(SETTLING_S)  # what everybody may have at once is spent
+    during, more = share_of_a_core(scene), scene.resident_bytes() - memory
+    print(f"{attack}: {before:.1%} of a core before it, {during:.1%} in it, {more / 1e6:+.1f} MB")
+    assert during - before < 0.05
+    assert more < 25e6
+
+
+def share_of_a_core(scene: Scene) -> float:
+    used, began = scene.cpu_seconds(), time.monotonic()
+    time.sleep(MEASURED_S)
+    return (scene.cpu_seconds() - used) / (time.monotonic() - began)
+
+
+@pytest.mark.long
+@pytest.mark.skipif(shutil.which("g++") is None, reason="no g++")
+@pytest.mark.parametrize("attack", ["calls_of_ranks", "steps", "marks", "joins", "many_libraries", "broken_libraries"])
+def test_an_honest_rank_of_the_same_user_is_whole(scene: Scene, libraries: Path, attack: str) -> None:
+    watched, folder = scene.watched, scene.watched.folder / "same"
+    folder.mkdir()
+    nccl = shutil.copy(libraries / "libnccl.so.2", folder)
+    before = watched.counters()
+    command = [*AS_NOBODY, "/usr/bin/python3", "-c", HONEST, str(nccl), str(folder / "go")]
+    rank = scene.start("same", command, {"RANK": "0", "WORLD_SIZE": "2", "NETMON_JOB": "same"})
+    scene.agent.wait_output("probing .*same/libnccl", 60)
+    attacker = scene.attack(attack)
+    (folder / "go").touch()
+    rank.wait_output("trained", 120)
+    watched.transfer(5)
+    after = watched.settled()
+    os.kill(attacker.pid, signal.SIGKILL)
+    scene.agent.end_in_order(seconds=120)
+    scene.collector.end_in_order(seconds=120)
+    check_traffic(watched, before, after)
+    iterations = watched.table("iterations")
+    of_rank = iterations[iterations["job"] == "same"]
+    assert sorted(of_rank["iteration"]) == list(range(STEPS - 1 - int(of_rank["relative"].any())))
+
+
+HUNG = f"""
+import ctypes, os, sys, time
+library, folder = sys.argv[1:]
+libc = ctypes.CDLL(None, use_errno=True)
+mapped, fuse = open(library, "rb"), os.open("/dev/fuse", os.O_RDWR)
+options = b"fd=%d,rootmode=40000,user_id=0,group_id=0,allow_other" % fuse
+if libc.mount(b"hung", folder.encode(), b"fuse", 6, options):
+    sys.exit(os.strerror(ctypes.get_errno()))
+os.setgroups([])
+os.setgid({NOBODY})
+os.setuid({NOBODY})
+libc.prctl(4, 1)  # it can be looked at all the same
+libc.mmap(None, ctypes.c_size_t(4096), 5, 2, mapped.fileno(), ctypes.c_long(0))
+print("hung", flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/fuse"), reason="no FUSE here")
+@pytest.mark.parametrize("what", ["library", "timeline"])
+def test_a_file_system_that_does_not_answer_holds_nobody_up(scene: Scene, libraries: Path, what: str) -> None:
+    """Such as a network file system whose server is gone. What others do is seen and counted meanwhile."""
+    watched, folder = scene.watched, scene.watched.folder
+    before = watched.counters()
+    hung = folder / "hung"
+    hung.mkdir()
+    library = shutil.copy(libraries / "mpi_lib_v2.so", hung if what == "library" else folder)
+    rank = {"RANK": "0", "WORLD_SIZE": "2", "NETMON_JOB": "hung", "HOROVOD_TIMELINE": str(hung / "timeline")}
+    command = ["unshare", "--mount", sys.executable, "-c", HUNG, str(library), str(hung)]
+    attacker = scene.start("hung", command, rank)
+    attacker.wait_output("hung", 60)
+    if what == "library":
+        scene.agent.wait_output("it has not answered", 60)
+    (folder / "late").mkdir()
+    nccl = shutil.copy(libraries / "libnccl.so.2", folder / "late")
+    go = folder / "go-late"
+    command = [sys.executable, "-c", HONEST, str(nccl), str(go)]
+    late = scene.start("late", command, {"RANK": "0", "WORLD_SIZE": "2", "NETMON_JOB": "late"})
+    scene.agent.wait_output("probing .*late/libnccl", 60)
+    go.touch()
+    watched.transfer(5)
+    late.wait_output("trained", 120)
+    watched.transfer(5)
+    after = watched.settled()
+    os.kill(attacker.pid, signal.SIGKILL)
+    scene.agent.end_in_order(seconds=120)
+    scene.collector.end_in_order(seconds=120)
+    check_traffic(watched, before, after)
+    iterations = watched.table("iterations")
+    of_late = iterations[iterations["job"] == "late"]
+    assert sorted(of_late["iteration"]) == list(range(STEPS - 1 - int(of_late["relative"].any())))
 
 
 def test_what_is_privileged_dies_with_the_other_part(scene: Scene) -> None:

@@ -24,6 +24,7 @@ from netmon.lab.scores import LiveScores
 from netmon.lab.spec import RunSpec
 from netmon.lab.training import Training
 from netmon.lab.truth import read_rank
+from netmon.views import Selection
 from netmon.wire.watch import watch_once
 
 pytestmark = pytest.mark.kernel
@@ -61,7 +62,7 @@ def watched(tmp_path_factory):
         for rank in a.ranks:
             rank.end()
         time.sleep(1)
-        warnings = watch_once(monitor.address, flows=0).warnings
+        warnings = watch_once(monitor.address, Selection()).warnings
         monitor.check()
         monitor.end_in_order()
     return data, inferred, killed_ns, warnings

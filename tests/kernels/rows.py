@@ -16,18 +16,18 @@ class Row:
     suite: str  # of Python, libc, iproute2
     bcc_suite: str
     python: str  # its version, for the wheels; empty: whatever the suite has
-    minutes: int  # an emulated CPU is 10 to 20 times slower
+    minutes: int  # at most: an emulated CPU is 10 to 20 times slower, and the machine may be busy
 
 
 _CLOUD, _CLOUD_ARM, _LARGE_PAGES = "linux-image-cloud-amd64", "linux-image-cloud-arm64", "linux-image-arm64-16k"
 
 ROWS = (
-    Row("5.10", "no tcx; bcc 0.18", "amd64", _CLOUD, "bullseye", "bookworm", "bullseye", "3.11", 20),
-    Row("6.1", "no tcx: clsact", "amd64", _CLOUD, "bookworm", "bookworm", "bookworm", "3.11", 20),
-    Row("6.12", "tcx", "amd64", _CLOUD, "trixie", "trixie", "trixie", "3.13", 20),
-    Row("newest", "newest kernel and bcc", "amd64", _CLOUD, "sid", "sid", "sid", "", 20),
-    Row("arm64", "aarch64; no tcx", "arm64", _CLOUD_ARM, "bookworm", "bookworm", "bookworm", "3.11", 30),
-    Row("arm64-16k", "aarch64; pages of 16 KB", "arm64", _LARGE_PAGES, "trixie", "trixie", "trixie", "3.13", 30),
+    Row("5.10", "no tcx; bcc 0.18", "amd64", _CLOUD, "bullseye", "bookworm", "bullseye", "3.11", 40),
+    Row("6.1", "no tcx: clsact", "amd64", _CLOUD, "bookworm", "bookworm", "bookworm", "3.11", 40),
+    Row("6.12", "tcx", "amd64", _CLOUD, "trixie", "trixie", "trixie", "3.13", 40),
+    Row("newest", "newest kernel and bcc", "amd64", _CLOUD, "sid", "sid", "sid", "", 40),
+    Row("arm64", "aarch64; no tcx", "arm64", _CLOUD_ARM, "bookworm", "bookworm", "bookworm", "3.11", 90),
+    Row("arm64-16k", "aarch64; pages of 16 KB", "arm64", _LARGE_PAGES, "trixie", "trixie", "trixie", "3.13", 90),
 )
 
 PACKAGES = ("python3", "iproute2", "linux-libc-dev", "busybox-static", "kmod", "libcap2-bin", "util-linux")

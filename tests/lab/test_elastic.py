@@ -20,6 +20,7 @@ from netmon.lab.process import Process
 from netmon.lab.record import utc_minus_mono_ns
 from netmon.lab.spec import RunSpec
 from netmon.lab.training import horovod_python
+from netmon.views import Selection
 from netmon.wire.watch import watch_once
 
 pytestmark = pytest.mark.kernel
@@ -142,7 +143,7 @@ def watched(tmp_path_factory):
             job.wait(lambda log: (log["host"] == "h3").sum() >= 8)
             job.end()
             assert job.launcher.status() == 0, job.launcher.output()[-2000:]
-        warnings = watch_once(monitor.address, flows=0).warnings
+        warnings = watch_once(monitor.address, Selection()).warnings
         monitor.check()
         monitor.end_in_order()
     log = logged(folder).sort_values(["host", "enqueue_ns"], ignore_index=True)

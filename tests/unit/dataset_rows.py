@@ -17,9 +17,14 @@ def table(name: str, rows: int, **columns: object) -> pa.Table:
     arrays = []
     for field in SCHEMAS[name]:
         value = columns.get(field.name, "" if pa.types.is_dictionary(field.type) else 0)
-        values = [value] * rows if isinstance(value, str | int | float) else value
         plain = field.type.value_type if pa.types.is_dictionary(field.type) else field.type
-        arrays.append(pa.array(values, plain).cast(field.type))
+        if not isinstance(value, str | int | float):
+            arrays.append(pa.array(value).cast(plain).cast(field.type))
+        elif plain == field.type:
+            arrays.append(pa.array(np.full(rows, value)).cast(plain))
+        else:
+            zeros = pa.array(np.zeros(rows, np.int32))
+            arrays.append(pa.DictionaryArray.from_arrays(zeros, pa.array([value], pa.string())))
     return pa.Table.from_arrays(arrays, schema=SCHEMAS[name])
 
 

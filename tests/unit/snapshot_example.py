@@ -1,10 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
 """A snapshot to draw and to send: three hosts train, a fourth sends cross traffic to the first."""
 
+from dataclasses import replace
+
 import numpy as np
 
 from netmon.records import AgentCost, Class, Direction, Flow, Owner, Source
-from netmon.views import FlowView, HostView, JobView, LinkView, RankView, SlowIteration, Snapshot, SourceScore
+from netmon.views import (
+    FlowView,
+    HostView,
+    JobView,
+    LinkView,
+    Page,
+    RankView,
+    SlowIteration,
+    Snapshot,
+    SourceScore,
+    Totals,
+)
 
 HOSTS = ("h0", "h1", "h2", "h3")
 GIGABIT = 1_000_000_000
@@ -21,6 +34,57 @@ def example(time_ns: int = 1_795_255_933_000_000_000, shift: int = 0) -> Snapsho
         jobs=(_job(),),
         flows=tuple(_flows()),
         warnings=("h3: 2 marks name a job that nobody joined",),
+    )
+
+
+def cluster(links_from: int = 0, jobs_from: int = 0) -> Snapshot:
+    """A thousand hosts with 125 jobs, as far as they travel to a terminal; jobs have the names that launchers give."""
+    few = example()
+    names = [f"198.19.7.{2 + number // 100}:29{500 + number}" for number in range(125)]
+    hosts = [f"gpu-{number:04}" for number in range(1000)]
+    return replace(
+        few,
+        hosts=(
+            *(replace(few.hosts[3], host=name) for name in hosts[:6]),
+            *(replace(few.hosts[0], host=name) for name in hosts[6:70]),
+        ),
+        links=tuple(
+            replace(few.links[number % 4], host=hosts[6 + number])
+            for number in range(links_from, min(64, 2000 - links_from) + links_from)
+        ),
+        jobs=tuple(
+            replace(few.jobs[0], job=name, size=8, known_ranks=8, shared_ranks=number % 3, ranks=())
+            for number, name in enumerate(names[jobs_from : jobs_from + 32])
+        ),
+        flows=tuple(
+            replace(
+                view,
+                host=hosts[7 + number],
+                flow=replace(view.flow, owner=replace(view.flow.owner, job=names[number], rank=number)),
+            )
+            for number in range(12)
+            for view in few.flows[:1]
+        ),
+        warnings=tuple(f"rank {number} of job {names[0]!r}: no iteration since 12" for number in range(5)),
+        totals=Totals(
+            *(
+                1000,
+                994,
+                1,
+                3_100_000_000,
+                2000,
+                17,
+                50_000 * GIGABIT,
+                9 * 10**15,
+                9 * 10**15 - 5 * 10**9,
+                0,
+                5 * 10**9,
+                0,
+            ),
+            *((2e8, 6.1e12, 3.4e11, 8.8e10), 125, 1000, 42, 3, 0, 51_234, 612),
+            *(0.034, 121_000_000, 240_000, ("exchange", "ptp"), ("tcx", "xdp")),
+        ),
+        page=Page(1000, 2000, links_from, 125, jobs_from),
     )
 
 

@@ -16,8 +16,9 @@ import pytest
 from waiting import wait_for
 
 from netmon.bench.pipeline.agents import HostReport, Report
-from netmon.bench.pipeline.host import MS, Account, SimulatedHost, coarser
+from netmon.bench.pipeline.host import Account, SimulatedHost
 from netmon.bench.pipeline.load import Load
+from netmon.bench.pipeline.pattern import MS, coarser
 from netmon.bench.pipeline.truth import judge
 from netmon.errors import UsageError
 
@@ -78,8 +79,9 @@ def test_coarser_rows_carry_the_same_bytes():
             assert wide[name].sum() == rows[name].sum()
 
 
-def test_what_one_host_sends_another_one_receives():
-    first, second = (SimulatedHost(SMALL, number) for number in (0, 1))
+@pytest.mark.parametrize("pair", [(0, 1), (1, 2), (2, 0)])
+def test_what_one_host_sends_another_one_receives(pair):
+    first, second = (SimulatedHost(SMALL, number) for number in pair)
     sent, received = (next(f for f in host.first_flows() if f.flow_id == n) for host, n in ((first, 1), (second, 2)))
     assert (sent.src, sent.dst, sent.src_port, sent.dst_port) == (
         *(received.src, received.dst),

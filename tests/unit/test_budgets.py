@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.text import Text
-from test_steps import NOW, process, set_up, steps
+from test_steps import NOW, moments, process, set_up, steps
 
 from netmon.agent.budget import Budget
 from netmon.agent.markers import MarkSocket
@@ -20,7 +20,7 @@ from netmon.dl.cycles import CycleDetector
 from netmon.kernel.processes import MOST_ENVIRONMENT, Process, in_turn, read_bounded
 from netmon.kernel.training.candidates import MOST_OF_USER, choose_candidates
 from netmon.marks import MOST_MARKS, MarkPacket, RankIdentity, decode, encode, head, printable, rank_from_environment
-from netmon.records import LIBRARY_HOROVOD, STEP, STEP_DROPPED, STEP_ENQUEUE, Moment
+from netmon.records import LIBRARY_HOROVOD, STEP, STEP_DROPPED, STEP_ENQUEUE, Moment, Table
 from netmon.top.glyphs import shown
 
 SECOND = 1_000_000_000
@@ -149,6 +149,33 @@ def test_calls_without_end_and_names_without_end_take_bounded_memory() -> None:
         ]
         marks.steps(np.array(rows, STEP))
     assert sum(rank.detector.held for rank in marks._ranks.values()) <= 100_000
+    assert marks.refused
+
+
+def calls_of(pid: int, begin: int, count: int) -> Table:
+    """No two of one name, 1 µs apart."""
+    rows = [(NOW + i * 1000, i + 1, pid, STEP_ENQUEUE, LIBRARY_HOROVOD, 1) for i in range(begin, begin + count)]
+    return np.array(rows, STEP)
+
+
+def test_calls_that_lead_to_no_step_are_looked_at_no_more_and_who_trains_is_not_hurt() -> None:
+    marks = StepMarks()
+    marks.ranks([process(pid, rank=pid) for pid in range(1, 6)], NOW)
+    trained = moments(marks.steps(steps(5, 4)), Moment.FIRST_ENQUEUE)
+    for drain in range(30):
+        for pid in range(1, 5):
+            marks.steps(calls_of(pid, drain * 2_000, 2_000))
+    assert marks.refused > 4 * 60_000 - 100_000
+    trained += moments(marks.steps(steps(5, 4, NOW + 10_000_000)), Moment.FIRST_ENQUEUE)
+    assert trained == list(range(8))
+
+
+def test_steps_of_a_process_have_a_rate() -> None:
+    marks = StepMarks()
+    marks.ranks([process(5)], NOW)
+    for part in range(100):
+        marks.steps(steps(5, 100, NOW + part * 100_000_000))  # 1,000 a second
+    assert 2_000 < marks._ranks[5].detector.iteration < 5_000
     assert marks.refused
 
 

@@ -5,9 +5,12 @@ import io
 
 import pandas as pd
 import pytest
+from dataset_rows import BEGIN_NS, HOUR_NS, MS, buckets
+from dataset_rows import table as rows_of
 from rich.console import Console
 from test_store import Collector, batches
 
+from collector.dataset.sink import ParquetSink
 from netmon.commands import export
 from netmon.errors import DataError, UsageError
 from netmon.report.dataset import open_table
@@ -112,3 +115,26 @@ def test_the_summary_says_why_the_slowest_iteration_was_slow(data):
     older = iterations.drop(columns=["cross_top", "cross_top_tx_bytes", "cross_top_rx_bytes", "exposed_ns"])
     (line,) = job_summary(older)["slowest"]
     assert line == "iteration 8 of job train took 2.0 × its median (240 ms); no cross traffic met it"
+
+
+def test_only_files_of_the_time_are_opened(tmp_path):
+    sink = ParquetSink(tmp_path)
+    for hour in range(4):
+        begin = BEGIN_NS + hour * HOUR_NS + HOUR_NS // 2
+        when = {"iteration": hour * 14_400 + 7_200, "start_ns": begin, "end_ns": begin + 250 * MS}
+        rows = rows_of("iterations", 1, job="job0", **when)
+        sink.write({"buckets": buckets(2, begin), "iterations": rows}, {})
+    sink.close()
+    unreadable = [path for path in tmp_path.glob("buckets/*/*/*") if path.parent.name in ("hour=01", "hour=03")]
+    for path in unreadable:
+        path.write_bytes(b"no Parquet")
+    out = tmp_path / "x.parquet"
+    run(tmp_path, out, "--table", "buckets", "--job", "job0", "--iterations", "36000:36001")
+    rows = pd.read_parquet(out)
+    assert len(rows) > 0
+    assert set(rows["date"]) == {"2026-11-21"}
+    assert (rows["bucket_start_ns"] // HOUR_NS * HOUR_NS == BEGIN_NS + 2 * HOUR_NS).all()
+    run(tmp_path, out, "--table", "buckets", "--since", "2026-11-21T00:20", "--until", "2026-11-21T00:40")
+    assert len(pd.read_parquet(out)) == 400
+    with pytest.raises(DataError, match="no row of the dataset matches"):
+        run(tmp_path, out, "--table", "buckets", "--since", "2026-11-21T02:40", "--until", "2026-11-21T02:45")

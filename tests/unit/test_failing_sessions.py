@@ -3,7 +3,9 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +15,22 @@ import pytest
 from collector_stream import Host, hello, mark
 from test_collector_server import collector, first_stored, message, send, session
 
-from collector import stream
-from collector.host.session import Session
+from collector import registry, stream
+from collector.dataset.resume import Resume
+from collector.dataset.sink import ParquetSink
+from collector.host.incoming import gather
+from collector.host.session import Flush, Session
+from collector.host.stage import HostStage
+from collector.jobs.clocks import Clocks
+from collector.jobs.common_numbers import Numbers
+from collector.jobs.rank_claims import Claims
+from collector.jobs.remote_ends import Peers
+from collector.registry import Registry
 from collector.set_aside import FOLDER, SetAside, read_messages
+from collector.settings import Settings
+from netmon.errors import WireError
 from netmon.records import Batch, Hello, Moment
+from netmon.wire.many import ManyBatches
 from netmon.wire.netmon_pb2_grpc import CollectorStub
 
 BAD = "bad"
@@ -83,7 +97,7 @@ def test_a_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest
     async def scenario() -> None:
         for _ in range(2):  # the same is sent again to the collector that comes after
             async with collector(tmp_path) as stub:
-                error = await beside_an_honest_one(stub, of_bad(5))
+                error = await beside_an_honest_one(stub, of_bad(3))
                 assert error.code() == grpc.StatusCode.INTERNAL
                 assert ("netmon-sequence", "3") in list(error.trailing_metadata())
                 assert "OverflowError: Python int too large to convert" in error.details()
@@ -100,7 +114,16 @@ def test_a_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest
 
 
 def test_a_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    fail_at(monkeypatch, "_flow_part", lambda part: True)
+    honest = Session.flush
+
+    def failing(self: Session) -> Flush | None:
+        def build() -> dict[str, Any]:
+            raise OverflowError("Python int too large")
+
+        flush = honest(self)
+        return replace(flush, build=build) if flush and self.hello.session == BAD else flush
+
+    monkeypatch.setattr(Session, "flush", failing)
 
     async def scenario() -> None:
         async with collector(tmp_path) as stub:
@@ -108,7 +131,7 @@ def test_a_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
                 error = await beside_an_honest_one(stub, of_bad(30))
                 assert error.code() == grpc.StatusCode.INTERNAL
             with pytest.raises(grpc.aio.AioRpcError, match=r"session bad .* is not taken in: .* 3 times"):
-                await send(stub, of_bad(30))
+                await send(stub, of_bad(0))
 
     asyncio.run(scenario())
     assert rows_of(tmp_path, "h0") == 2 * 3000
@@ -127,7 +150,7 @@ def test_a_hello(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
     async def scenario() -> None:
         async with collector(tmp_path) as stub:
-            error = await beside_an_honest_one(stub, of_bad(5))
+            error = await beside_an_honest_one(stub, of_bad(0))
             assert error.code() == grpc.StatusCode.INTERNAL
             assert "the collector failed at its hello of h1: KeyError: 'what'" in error.details()
 
@@ -268,3 +291,125 @@ def test_a_job_of_4096_ranks(tmp_path: Path) -> None:
             return [acknowledged[-1] for acknowledged in await asyncio.gather(*sent)]
 
     assert asyncio.run(scenario()) == [15] * 8
+
+
+async def agent(stub: CollectorStub, contents: list[Hello | Batch]) -> list[int]:
+    """Sends a session until all is stored, as an agent does; returns the batches that it has set aside."""
+    opening, *batches = contents
+    acknowledged, strikes, given_up = 0, Counter[int](), []
+    while acknowledged < len(batches):
+        left = [batch for batch in batches[acknowledged:] if batch.sequence not in given_up]
+        call = stub.Stream(iter([message(replace(opening, acknowledged=acknowledged)), *map(message, left)]))
+        try:
+            while (answer := await call.read()) is not grpc.aio.EOF:
+                acknowledged = max(acknowledged, answer.sequence)
+        except grpc.aio.AioRpcError as error:
+            at = next((int(value) for key, value in error.trailing_metadata() or () if key == "netmon-sequence"), 0)
+            strikes[at] += 1
+            if at and strikes[at] == 3:
+                given_up.append(at)
+            await asyncio.sleep(0.05)
+    return given_up
+
+
+def test_the_stage_as_a_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One batch makes the work for all hosts fail half-way: it is found, and no other one is lost or stored twice."""
+    honest = HostStage.take
+
+    def failing(self: HostStage, places: Sequence[int], many: ManyBatches, *rest: Any) -> Any:
+        settled = honest(self, places, many, *rest)
+        for place, sequence in zip(places, many.heads["sequence"].tolist(), strict=True):
+            if sequence == 3 and self.session(place).hello.session == BAD:
+                raise IndexError("half-way")
+        return settled
+
+    monkeypatch.setattr(HostStage, "take", failing)
+
+    async def scenario() -> list[list[int]]:
+        async with collector(tmp_path) as stub:
+            others = [[hello(host=f"x{n}", session=f"x{n}"), *session(30)[1:]] for n in range(3)]
+            sessions = [agent(stub, contents) for contents in (of_bad(30), *others)]
+            return await asyncio.wait_for(asyncio.gather(*sessions), DEADLINE_S)
+
+    assert asyncio.run(scenario()) == [[3], [], [], []]
+    assert [rows_of(tmp_path, host) for host in ("h1", "x0", "x1", "x2")] == [2 * 2900, 6000, 6000, 6000]
+    assert set_aside(tmp_path)
+
+
+def test_streams_that_only_say_hello_cost_others_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compared: list[int] = []
+    monkeypatch.setattr(Clocks, "compare", lambda self, hosts: compared.append(len(list(hosts))))
+
+    async def scenario() -> None:
+        async with collector(tmp_path) as stub:
+            over = asyncio.Event()
+
+            async def only_hello(number: int) -> AsyncIterator[Any]:
+                yield message(hello(host=f"x{number}", session=f"x{number}"))
+                await over.wait()
+
+            calls = [stub.Stream(only_hello(number)) for number in range(200)]
+            for call in calls:
+                await call.read()
+            assert (await send(stub, session(30)))[-1] == 30
+            over.set()
+            for call in calls:
+                await last_stored(call)
+
+    asyncio.run(scenario())
+    assert max(compared) <= 1
+    assert rows_of(tmp_path, "h0") == 2 * 3000
+
+
+def test_a_session_that_has_sent_nothing_is_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "_SILENT_AFTER_S", -1.0)
+    monkeypatch.setattr(registry, "MOST_SESSIONS", 2)
+
+    async def scenario() -> None:
+        store = ParquetSink(tmp_path)
+        sessions = Registry(store, Settings())
+        first = await sessions.open(hello(), asyncio.Event())
+        await sessions.open(hello(host="h1", session="s2"), asyncio.Event())
+        with pytest.raises(WireError, match="session s3 of h2 is not taken in: there are 2"):
+            await sessions.open(hello(host="h2", session="s3"), asyncio.Event())
+        sessions.disconnected(first)
+        sessions.tidy()
+        await sessions.open(hello(host="h2", session="s3"), asyncio.Event())
+        store.close()
+
+    asyncio.run(scenario())
+
+
+def test_what_waits_in_memory_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is queued for a tick, and rows whose horizon does not come."""
+    monkeypatch.setattr(registry, "_MOST_QUEUED", 500)
+    monkeypatch.setattr(registry, "_MOST_WAITING", 1_000)
+
+    async def scenario() -> None:
+        store, source = ParquetSink(tmp_path), Host()
+        sessions = Registry(store, Settings())
+        entry = await sessions.open(hello(), asyncio.Event())
+        taken_in = []
+        for _ in range(8):
+            batch = replace(source.batch(), horizon_ns=0)
+            sessions.add(entry, message(batch))
+            taken_in.append(entry.session.received)
+        assert taken_in == [0, 2, 2, 2, 5, 5, 5, 8]  # 200 rows each, and four flows with the first
+        assert any("rows ahead of its horizon" in line for line in entry.session.window.ranks.warnings)
+        assert await sessions.flush()
+        store.close()
+
+    asyncio.run(scenario())
+    assert len(pd.read_parquet(tmp_path / "buckets")) >= 1_000
+
+
+def test_what_a_session_left_when_it_was_discarded() -> None:
+    """Samples whose interval would end later are nobody's."""
+    stage = HostStage(Settings(), Peers(), Numbers(), Claims())
+    places = [stage.open(hello(host=host, session=host), Resume()) for host in ("h0", "h1")]
+    hosts = [Host(), Host()]
+    for _ in range(12):
+        stage.take(places, gather([host.batch() for host in hosts]))
+    stage.close(places[1])
+    for _ in range(30):
+        assert not stage.take(places[:1], gather([hosts[0].batch()])).failed

@@ -8,13 +8,15 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
-from collector_stream import CROSS_RX, DL_TX, MS, UTC, Host, S, hello, mark
+from collector_stream import CROSS_RX, DL_RX, DL_TX, MS, UTC, Host, S, hello, mark
 from test_store import Collector, read
 
 from collector.full_resolution import arrow_stream, bucket_rows, with_addresses
 from collector.host.rows import ARRIVED, merge
 from collector.registry import Entry
+from collector.settings import Settings
 from netmon.dl.coarse import coarsen
 from netmon.errors import DataError, WireError
 from netmon.records import BUCKET, Batch, Hello, Moment, Table, empty
@@ -170,6 +172,39 @@ def test_answers_that_nobody_asked_for_are_no_harm_and_coarse_ones_are_refused(t
         collector.store.close()
 
     asyncio.run(scenario())
+
+
+def test_a_change_of_class_is_stored_in_full_from_both_sides(tmp_path: Path) -> None:
+    """Cross traffic begins at 3 s; then the gradients that come share their link."""
+    batches, full = sent(60, cross_from_ms=3_000)
+
+    async def scenario() -> None:
+        collector = Collector(tmp_path, Settings(full_on=("class",)))
+        entry = await collector.registry.open(INTRODUCTION, asyncio.Event())
+        serving = asyncio.ensure_future(Agent(entry, collector, full).serve())
+        for batch in batches:
+            collector.registry.arrived(entry, entry.session.process(batch))
+            for _ in range(20):
+                await asyncio.sleep(0)
+        serving.cancel()
+        await collector.end(entry)
+
+    asyncio.run(scenario())
+    (part,) = (tmp_path / "full").glob("date=*/host=*/*.parquet")
+    assert pq.read_schema(part).metadata[b"netmon.reason"] == b"h0 eth0 is DL-shared from here on"
+    rows, live = read(tmp_path, "full"), read(tmp_path, "buckets")
+    first = live[live["class"] == "DL-shared"]["bucket_start_ns"].min()
+    assert first == UTC + 3_000 * MS
+    begin, end = first - 50 * MS, first + 50 * MS
+    assert rows["bucket_start_ns"].between(begin, end - 1).all()
+    assert set(rows["bucket_ns"]) == {FINE}
+    live = live[live["bucket_start_ns"].between(begin, end - 1)]
+    by = ["flow_id", "class"]
+    sums = [frame.astype(dict.fromkeys(by, str)).groupby(by)[COUNTS].sum() for frame in (rows, live)]
+    pd.testing.assert_frame_equal(*sums)
+    received = rows[rows["flow_id"] == DL_RX]
+    assert set(received.loc[received["bucket_start_ns"] < first, "class"]) == {"DL-only"}
+    assert set(received.loc[received["bucket_start_ns"] >= first, "class"]) == {"DL-shared"}
 
 
 def with_a_slow_step(count: int, slow: int, iteration_ms: int = 250) -> tuple[list[Batch], list[Table]]:

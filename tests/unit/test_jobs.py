@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Jobs as viewers see them."""
 
-from collector.view.job_views import Jobs
+import time
+from dataclasses import replace
+
+from collector.view.job_views import JobFacts, Jobs
 from netmon.dl.account import Tally
 from netmon.dl.iterations import Iteration
 from netmon.records import Direction, Moment, Source
@@ -10,10 +13,10 @@ from netmon.views import SourceScore
 MS = 1_000_000
 
 
-def iteration(number, rank=0, duration_ms=100, start_ms=None):
+def iteration(number, rank=0, duration_ms=100, start_ms=None, name="train", size=2):
     start = 100 * number if start_ms is None else start_ms
     bounds = start * MS, (start + duration_ms) * MS, Moment.STEP_START, Moment.STEP_END
-    return Iteration("train", rank, 2, number, *bounds, Source.HOOK, 1000, False, 0)
+    return Iteration(name, rank, size, number, *bounds, Source.HOOK, 1000, False, 0)
 
 
 def tally(cross_rx=0):
@@ -66,13 +69,49 @@ def test_an_elastic_job_shows_the_ranks_that_it_has():
 def test_a_source_that_has_left_is_not_scored_any_more():
     jobs = with_ranks(3, 3)
     one = SourceScore(Source.UPROBE, Source.HOOK, 10, 9, 9, 5)
-    assert jobs.views([("train", one)], {"train"})[0].scores
-    assert jobs.views([], {"train"})[0].scores == ()
+    jobs.take_scores([("train", one)], {"train"})
+    assert jobs.views()[0].scores
+    jobs.take_scores([], {"train"})
+    assert jobs.views()[0].scores == ()
 
 
 def test_scores_of_all_ranks_are_one_and_stay_when_the_ranks_are_gone():
     jobs = with_ranks(3, 3)
     one = SourceScore(Source.INFERRED, Source.HOOK, 10, 9, 9, 5)
     for scores in ([("train", one), ("train", one), ("other", one)], []):
-        (view,) = jobs.views(scores)
+        jobs.take_scores(scores, ())
+        (view,) = jobs.views()
         assert view.scores == (SourceScore(Source.INFERRED, Source.HOOK, 20, 18, 18, 5),)
+
+
+def test_no_job_is_hidden_and_one_that_is_long_over_goes(monkeypatch):
+    jobs = Jobs(0)
+    for number in range(100):
+        jobs.ended("h0", replace(iteration(1), job=f"job-{number:03}"))
+    assert len(jobs.views()) == len(jobs.facts()) == 100
+    later = time.monotonic() + 3601
+    monkeypatch.setattr(time, "monotonic", lambda: later)
+    jobs.ended("h0", iteration(1))
+    assert [view.job for view in jobs.views()] == ["train"]
+    assert jobs.forgotten == 0
+
+
+def test_a_job_of_many_ranks_keeps_bounded_tables():
+    jobs = Jobs(0)
+    for number in range(30):
+        for rank in range(1000):
+            jobs.ended(f"h{rank}", replace(iteration(number, rank), size=1000))
+            jobs.accounted(replace(iteration(number, rank), size=1000), tally())
+    (view,) = jobs.views()
+    assert (view.size, view.iteration, len(view.ranks)) == (1000, 29, 1000)
+    assert 16 <= len(view.durations_ns) <= 30
+    assert jobs.stands_out(iteration(30, duration_ms=121))
+    assert not jobs.stands_out(iteration(31, duration_ms=119))
+
+
+def test_what_is_kept_of_a_job_is_its_last_iterations():
+    jobs = with_ranks(1300, 1300)
+    (view,) = jobs.views()
+    assert len(view.durations_ns) == 500
+    assert view.iteration == 1299
+    assert jobs.facts() == [JobFacts("train", frozenset({"h0", "h1"}), 2, 0, ())]

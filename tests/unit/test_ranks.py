@@ -9,8 +9,8 @@ from collector_stream import MS, S, hello, mark
 
 from collector.host.flows import AllFlows, FlowTable, Links
 from collector.host.ranks import DISTANT, GONE, REPEATED, STRANGER, Ranks
-from collector.jobs.common_numbers import Numbers
 from collector.host.steps import AllSteps
+from collector.jobs.common_numbers import Numbers
 from collector.jobs.rank_claims import Claims, Holder
 from netmon.dl.account import HostAccount, HostAccounts
 from netmon.records import Direction, Flow, Moment, Owner, Source

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from netmon.report.cells import Cells, sum_by
 from netmon.report.dataset import Tables, open_table
 from netmon.report.scan import COLUMNS, Scan, Traffic, scan
+from netmon.report.training_times import training_times
 
 LINK = ["host", "interface", "direction"]
 SUMS = ["packets", "wire_bytes", "payload_bytes"]
@@ -39,7 +40,9 @@ def traffic(data, request) -> Traffic:
     tables = Tables(data)
     whole = pa.Table.from_batches(list(tables.batches("buckets", COLUMNS)))
     pieces = whole.to_batches(max_chunksize=request.param)
-    into = Scan(synthetic_dataset.BUCKET_NS, synthetic_dataset.RATE, 128_000, tables.read("iterations"))
+    into = Scan(
+        synthetic_dataset.BUCKET_NS, synthetic_dataset.RATE, 128_000, training_times([tables.read("iterations")])
+    )
     return scan(pieces, into)
 
 
@@ -120,7 +123,9 @@ def test_rows_that_are_wider_are_spread_over_their_time(data, rows):
     coarse = plain.assign(bucket_start_ns=plain["bucket_start_ns"] // wide * wide, bucket_ns=wide)
     found = []
     for table in (plain, coarse):
-        into = Scan(synthetic_dataset.BUCKET_NS, synthetic_dataset.RATE, 0, Tables(data).read("iterations"))
+        into = Scan(
+            synthetic_dataset.BUCKET_NS, synthetic_dataset.RATE, 0, training_times([Tables(data).read("iterations")])
+        )
         found.append(scan(pa.Table.from_pandas(table[list(COLUMNS)], preserve_index=False).to_batches(), into))
     for name in ("wire_bytes", "packets"):
         assert found[0].milliseconds[name].sum() == found[1].milliseconds[name].sum()

@@ -22,13 +22,15 @@ from collector.settings import Settings
 from netmon.errors import DataError
 from netmon.records import Batch, ClockSample, Direction, Hello, Moment
 
+DEFAULTS = Settings()
+
 
 class Collector:
     """A registry on a directory, without the network."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, settings: Settings = DEFAULTS) -> None:
         self.store = ParquetSink(directory)
-        self.registry = Registry(self.store, Settings())
+        self.registry = Registry(self.store, settings)
 
     async def feed(self, batches: list, flush_every: int = 7, introduction: Hello | None = None):
         entry = await self.registry.open(introduction or hello(), asyncio.Event())

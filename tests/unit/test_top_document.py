@@ -20,6 +20,8 @@ def test_a_snapshot_is_plain_json() -> None:
         "jobs",
         "flows",
         "warnings",
+        "totals",
+        "page",
     ]
     link = parsed["links"][0]
     assert link["direction"] == "rx"

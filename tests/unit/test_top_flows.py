@@ -102,5 +102,5 @@ def test_names() -> None:
     assert owner(Owner(1, "sh", "box", source="socket")) == "sh[1] (box)"
     assert owner(Owner()) == "unknown"
     assert owner(Owner(source="protocol")) == "(protocol)"
-    assert rank(Owner(1, "sh", "", "job", 2, "socket")) == "job/2"
-    assert rank(Owner(1, "sh", source="socket")) == ""
+    assert rank(Owner(1, "sh", "", "job", 2, "socket"), "job") == "job/2"
+    assert rank(Owner(1, "sh", source="socket"), "") == ""

@@ -5,18 +5,22 @@ NETMON_WRITE_FRAMES=1 writes them anew; look at the difference before you commit
 """
 
 import os
+import re
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from rich.console import Console
-from snapshot_example import GIGABIT, example, flow
+from snapshot_example import GIGABIT, cluster, example, flow
 
 from netmon.records import Class, Direction, Owner
 from netmon.top.frame import render
+from netmon.top.names import short_names
 from netmon.top.options import Options, arrange
-from netmon.views import Snapshot
+from netmon.views import Page, Snapshot
 
 FRAMES = Path(__file__).parent / "frames"
 PLAIN = Options(colour=False)
@@ -42,13 +46,95 @@ def test_a_frame(width: int, height: int) -> None:
     assert text == path.read_text()
 
 
+@pytest.mark.parametrize(("width", "height"), [(80, 24), (120, 40), (200, 50)])
+def test_an_overview(width: int, height: int) -> None:
+    text = drawn(ordered(cluster()), replace(PLAIN, live=True), width, height)
+    path = FRAMES / f"overview-{width}x{height}.txt"
+    if os.environ.get("NETMON_WRITE_FRAMES") == "1":
+        path.write_text(text)
+    assert text == path.read_text()
+
+
+HEADINGS = "ranks iteration last median p99 sent DL-shared coverage bytes"
+
+
+@pytest.mark.parametrize("width", [80, 100, 120, 140, 200])
+def test_headings_are_whole_and_no_two_jobs_look_alike(width: int) -> None:
+    text = drawn(ordered(cluster()), PLAIN, width, 10**6)
+    assert set(HEADINGS.split()) <= set(text.split())
+    lines = text.splitlines()
+    first = next(place for place, line in enumerate(lines) if line.startswith("JOBS"))
+    names = [line.split()[0] for line in lines[first + 1 : first + 33]]
+    assert len(set(names)) == 32
+    assert "jobs 1–32 of 125" in text
+    assert "links 1–64 of 2,000" in text
+
+
+@pytest.mark.parametrize("width", [80, 100, 105, 120, 200])
+def test_the_headings_of_ranks_are_whole(width: int) -> None:
+    text = drawn(ordered(example()), PLAIN, width, 80)
+    heading = next(line for line in text.splitlines() if line.startswith("RANKS"))
+    for words in ("host", "iteration", "duration", "DL sent", "cross ↑", "cross ↓", "node"):
+        assert words in heading
+
+
+def test_jobs_with_addresses_for_names_are_told_apart_by_their_ranks_lines() -> None:
+    names = [f"fd00:1234:5678:9abc::{number}:29500" for number in (1, 2)]
+    jobs = tuple(replace(example().jobs[0], job=name) for name in names)
+    text = drawn(ordered(replace(example(), jobs=jobs)), PLAIN, 80, 80)
+    shown = [line.split()[0] for line in text.splitlines() if line.rstrip().endswith(("DL-only", "DL-shared"))]
+    assert len(shown) == len(set(shown)) == 6
+
+
+def test_what_is_not_on_the_screen_is_counted() -> None:
+    text = drawn(ordered(cluster(links_from=64, jobs_from=32)), PLAIN, 120, 40)
+    jobs = re.search(r"jobs 33–(\d+) of 125", text)
+    links = re.search(r"links 65–(\d+) of 2,000", text)
+    assert jobs
+    assert links
+    lines = text.splitlines()
+    assert sum("198.19.7.2" in line and "uprobe" in line for line in lines) == int(jobs[1]) - 32
+    assert sum(line.startswith("gpu-") and " eth0 " in line and "%" in line for line in lines) == int(links[1]) - 64
+    assert "610 more warnings" in text
+    few = drawn(replace(example(), jobs=tuple(replace(example().jobs[0], job=str(n)) for n in range(4))), PLAIN, 80, 30)
+    assert re.search(r"… \d more jobs?$", few, re.MULTILINE)
+
+
+def test_one_job_on_many_hosts_is_shown_with_its_ranks_and_how_many_more_there_are() -> None:
+    many = cluster()
+    job = replace(example().jobs[0], known_ranks=1000, shared_ranks=12)
+    text = drawn(ordered(replace(many, jobs=(job,), page=replace(many.page, jobs=1))), PLAIN, 120, 10**6)
+    assert "JOB resnet · 3 ranks" in text
+    assert "… 997 more" in text
+    assert "rank 0 (h0) and 11 more" in text
+    assert "links 1–64 of 2,000" in text
+
+
+def test_links_that_did_not_travel_are_counted_on_few_hosts_too() -> None:
+    text = drawn(ordered(replace(example(), page=Page(hosts=4, links=70, jobs=1))), PLAIN, 120, 10**6)
+    assert "… 62 more links" in text
+
+
+def test_a_host_that_nobody_knows_is_said() -> None:
+    assert "no host or job gpu-77" in drawn(replace(example(), page=Page(unknown=("gpu-77",))), PLAIN, 80, 24)
+
+
+@given(st.lists(st.text("ab.:", max_size=20), max_size=30), st.integers(6, 12))
+def test_short_names_are_short_and_unique(names: list[str], width: int) -> None:
+    short = short_names(names, width)
+    assert short.keys() == set(names)
+    assert len(set(short.values())) == len(short)
+    assert all(len(text) <= width for text in short.values())
+
+
 @pytest.mark.parametrize("width", [20, 40, 60, 79, 80, 100, 119, 120, 160, 300])
 @pytest.mark.parametrize("height", [3, 10, 24, 50])
 @pytest.mark.parametrize("help_", [False, True])
 def test_a_live_frame_is_exactly_as_large_as_the_screen(width: int, height: int, help_: bool) -> None:
-    lines = drawn(ordered(example()), replace(PLAIN, live=True, help=help_), width, height).splitlines()
-    assert len(lines) == height
-    assert max(map(len, lines)) <= width
+    for snapshot in (example(), cluster()):
+        lines = drawn(ordered(snapshot), replace(PLAIN, live=True, help=help_), width, height).splitlines()
+        assert len(lines) == height
+        assert max(map(len, lines)) <= width
 
 
 def test_a_frame_without_anything_is_a_frame() -> None:

@@ -14,11 +14,13 @@ from typing import Any
 
 import pytest
 from rich.console import Console
-from snapshot_example import example
+from snapshot_example import cluster, example
 
 from netmon.errors import WireError
+from netmon.top.frame import shown_rows
 from netmon.top.keys import Keys
 from netmon.top.live import run_live
+from netmon.top.options import Options
 from netmon.views import Snapshot
 from netmon.wire.watch import Outage
 
@@ -123,3 +125,39 @@ def test_an_outage_leaves_the_last_snapshot_and_says_so(screen: Screen) -> None:
         yield example()
 
     run_live(gone(), screen.console)
+
+
+def test_turning_a_page_asks_for_what_comes_next(screen: Screen) -> None:
+    asked, stop, failures = [Options()], threading.Event(), []
+
+    def endless() -> Iterator[Snapshot]:
+        while not stop.wait(0.05):
+            yield cluster(asked[0].links_from, asked[0].jobs_from)
+
+    def reader() -> None:
+        try:
+            for keys, words in (
+                ("", "links 1–"),
+                ("\x1b[6~", f"links {1 + (page := self_shown())}–"),
+                ("N", "jobs "),
+                ("p", "links 1–"),
+            ):
+                screen.press(keys)
+                screen.wait_for(words)
+            assert page > 1
+        except AssertionError as error:
+            failures.append(error)
+        finally:
+            screen.press("q")
+
+    def self_shown() -> int:
+        return shown_rows(cluster(), Options(live=True), 120, 40)[0]
+
+    hands = threading.Thread(target=reader)
+    hands.start()
+    run_live(endless(), screen.console, turned=lambda options: asked.__setitem__(0, options))
+    stop.set()
+    hands.join()
+    assert not failures
+    assert asked[0].links_from == 0
+    assert asked[0].jobs_from > 0

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What flows carry, how views stay steady, and sums over spans."""
+"""What flows carry and sums over spans."""
 
 import numpy as np
 from hypothesis import given
@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 
 from netmon.dl.explain import RankSteps, sentence, slowest
 from netmon.dl.history import GRAIN_NS, PayloadHistory
-from netmon.dl.steadiness import Steady
 from netmon.dl.traffic import Traffic, flow_traffic
 from netmon.records import Direction
 from netmon.views import SlowIteration
@@ -45,38 +44,6 @@ def test_every_bulk_flow_of_the_pair_is_gradient():
 def test_nothing_is_said_before_there_is_something_to_compare_with():
     assert kinds((5000, 20, 0.01), (300, 2, 0.01)).tolist() == [UNKNOWN, UNKNOWN]
     assert kinds((10**9, 10**6, 60), (5000, 20, 60), jobs=[1, 2]).tolist() == [GRADIENT, UNKNOWN]
-
-
-def flags(steady, *on, first=0, keep=True):
-    line = np.zeros(len(on), np.int64)
-    return steady.flags(line, np.arange(first, first + len(on)), np.array(on, bool), keep).astype(int).tolist()
-
-
-def test_a_state_has_to_last():
-    assert flags(Steady(3), 0, 1, 0, 1, 1, 0, 1, 1, 1, 1, 0, 0, 1, 0, 0, 0) == [0] * 8 + [1] * 7 + [0]
-
-
-def test_it_lasts_over_calls_and_a_look_ahead_changes_nothing():
-    steady = Steady(3)
-    assert flags(steady, 0, 1, 1) == [0, 0, 0]
-    assert flags(steady, 1, 1, first=3, keep=False) == [1, 1]
-    assert flags(steady, 0, 1, 1, first=3) == [0, 0, 0]
-    assert flags(steady, 1, 1, first=6) == [1, 1]
-    assert flags(steady, 1, first=9) == [1]  # one window without traffic
-    assert flags(steady, 1, first=20) == [0]  # many
-    assert flags(steady, 1, first=10**9) == [0]
-
-
-@given(st.lists(st.booleans(), min_size=1, max_size=60), st.integers(1, 6), st.integers(0, 60))
-def test_it_never_flickers_and_does_not_depend_on_the_calls(on, hold, cut):
-    whole, parts = Steady(hold), Steady(hold)
-    cut = min(cut, len(on))
-    seen = flags(whole, *on)
-    assert seen == flags(parts, *on[:cut]) + flags(parts, *on[cut:], first=cut)
-    for place in range(1, len(on)):
-        if seen[place] != seen[place - 1]:
-            assert place + 1 >= hold
-            assert set(on[max(0, place + 1 - hold) : place + 1]) == {bool(seen[place])}
 
 
 rows = st.lists(st.tuples(st.integers(0, 200), st.integers(0, 2), st.integers(1, 100)), max_size=80)

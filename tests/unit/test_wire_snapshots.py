@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from snapshot_example import example
+from snapshot_example import cluster, example
 
 from netmon.errors import WireError
-from netmon.views import FlowView, HostView, JobView, LinkView, RankView, Snapshot
+from netmon.views import FlowView, HostView, JobView, LinkView, Page, RankView, Selection, Snapshot, Totals
 from netmon.wire import netmon_pb2
-from netmon.wire.snapshots import decode_snapshot, encode_snapshot
+from netmon.wire.snapshots import decode_selection, decode_snapshot, encode_selection, encode_snapshot
 
 
 def same(one: Any, other: Any) -> bool:
@@ -27,8 +27,8 @@ def same(one: Any, other: Any) -> bool:
     return one == other
 
 
-def test_a_snapshot_survives_the_wire() -> None:
-    snapshot = example()
+@pytest.mark.parametrize("snapshot", [example(), cluster(64, 32)])
+def test_a_snapshot_survives_the_wire(snapshot: Snapshot) -> None:
     message = netmon_pb2.Snapshot.FromString(encode_snapshot(snapshot).SerializeToString())
     assert same(decode_snapshot(message), snapshot)
 
@@ -36,6 +36,21 @@ def test_a_snapshot_survives_the_wire() -> None:
 def test_an_empty_snapshot_survives_the_wire() -> None:
     snapshot = Snapshot(1, 0.01, 10_000_000, (), (), (), ())
     assert decode_snapshot(encode_snapshot(snapshot)) == snapshot
+
+
+def test_a_selection_survives_the_wire() -> None:
+    asked = Selection(("h0", "h1"), ("resnet",), 200, 64, 128, 32, 64, 16, 8)
+    message = encode_selection(asked, 500)
+    assert decode_selection(message) == asked
+    assert message.interval_ms == 500
+    with pytest.raises(WireError, match="5000 characters"):
+        decode_selection(netmon_pb2.WatchRequest(hosts=["x" * 5000]))
+    assert decode_selection(netmon_pb2.WatchRequest(flows=7)) == Selection(flows=7)
+
+
+def test_a_value_that_does_not_fit_is_named() -> None:
+    with pytest.raises(WireError, match=r"LinkView.nic_bytes"):
+        encode_snapshot(replace(example(), links=(replace(example().links[0], nic_bytes=1 << 70),)))
 
 
 def test_bytes_that_are_not_attributed_may_be_negative() -> None:
@@ -69,7 +84,7 @@ def test_a_flow_view_needs_its_flow() -> None:
         decode_snapshot(message)
 
 
-@pytest.mark.parametrize("record", [Snapshot, HostView, LinkView, JobView, RankView, FlowView])
+@pytest.mark.parametrize("record", [Snapshot, HostView, LinkView, JobView, RankView, FlowView, Totals, Page])
 def test_records_and_messages_have_the_same_fields(record: type) -> None:
     message = getattr(netmon_pb2, record.__name__)
     on_wire = set(message.DESCRIPTOR.fields_by_name) - {"columns"}  # the length of LinkView.wire_bps

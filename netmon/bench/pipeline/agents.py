@@ -4,7 +4,7 @@
 As a program: LOAD ADDRESS REPORT, the load as JSON. It says BEGUN when all are connected and the first batches are
 made, ENDED when the last ones are, and writes the file REPORT when everything is acknowledged or time is up.
 
-A batch's rows are encoded once for every part of a second, and its time is patched in; nothing waits in a spool: a
+A batch's rows are encoded once for all batches of its sort, and its time is patched in; nothing waits in a spool: a
 batch is made when gRPC takes it, but as wide as it had to be when it was due.
 """
 
@@ -14,6 +14,7 @@ import json
 import sys
 import time
 from bisect import bisect_right
+from collections.abc import Hashable, Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,8 +22,9 @@ from typing import Any
 import grpc
 import numpy as np
 
-from netmon.bench.pipeline.host import MS, Account, SimulatedHost, boot_ns, coarser
-from netmon.bench.pipeline.load import WIDTH_MS, Load
+from netmon.bench.pipeline.host import Account, SimulatedHost, boot_ns
+from netmon.bench.pipeline.load import WIDTH_MS, WIDTHS_MS, Load
+from netmon.bench.pipeline.pattern import MS, coarser
 from netmon.records import ClockExchange, ClockSample
 from netmon.wire import netmon_pb2
 from netmon.wire.batches import encode_hello, serialise_buckets
@@ -40,19 +42,25 @@ _LEAD_S = 0.5
 _EXCHANGES = 4  # in a burst
 _EXCHANGES_EVERY_S = 2
 _ON_THE_WAY_NS = 60_000
+_PREPARED_S = 40  # of batches; later ones are alike
+_ENCODED: dict[tuple[Hashable, int], tuple[bytes, int]] = {}  # by sort of batch and width
 _COST = netmon_pb2.AgentCost(cpu_fraction=0.02, rss_bytes=160_000_000)
 
 
 @dataclass
 class HostReport:
-    """What became of one host's batches. widths: (first batch, width in ms) from which they were so wide."""
+    """What became of one host's batches, in those that it sends unless it is asked for fewer: spans of the load.
+
+    widths: (first span, width in ms) from which they were so wide. messages: batches as they were sent.
+    """
 
     sent: int = 0
     acknowledged: int = 0
+    messages: int = 0
     widths: list[tuple[int, int]] = field(default_factory=list)
     failed: str = ""  # how its stream ended, if not in order
 
-    def coarse_batches(self) -> int:
+    def coarse_spans(self) -> int:
         """Of those that were sent."""
         ends = [*(first for first, _ in self.widths[1:]), self.sent]
         spans = zip(self.widths, ends, strict=True)
@@ -90,13 +98,15 @@ class _Agent:
         self.silent_s = 0.0
         self._load, self._host, self._epoch = load, host, epoch
         self._phase_s = host / load.hosts / load.batches
-        self._asked: list[tuple[float, int]] = [(0.0, WIDTH_MS)]  # since when, how wide
-        self._encoded: dict[tuple[int, int], tuple[bytes, int]] = {}
+        self._asked: list[tuple[float, int, int]] = [(0.0, WIDTH_MS, 1)]  # since when, how wide, so many spans together
+        self._ends: list[int] = []  # of each batch that was sent: the span after it
+        self._acknowledged = 0
         self._heard = time.monotonic()
         self._simulated = SimulatedHost(load, host)
         self._account = Account(self._simulated)
-        for part in range(load.batches if self._simulated.repeats else 0):
-            self._rows(part, WIDTH_MS)
+        repeats = self._simulated.sort_of(0) is not None
+        for batch in range(min(_PREPARED_S, load.seconds) * load.batches if repeats else 0):
+            self._rows(range(batch, batch + 1), WIDTH_MS)
         self._call: Any = None
         self._reading: asyncio.Task[None] | None = None
 
@@ -117,19 +127,22 @@ class _Agent:
 
     async def send(self) -> None:
         """All batches, each when it is due."""
+        spans = self._load.seconds * self._load.batches * (100 if self._load.cut else 1)
         self._heard = time.monotonic()
         self._reading = asyncio.create_task(self._read())
         try:
-            for batch in range(self._load.seconds * self._load.batches * (100 if self._load.cut else 1)):
-                due = self._due(batch)
+            while self.report.sent < spans and not self._reading.done():
+                first, (width, together) = self.report.sent, self._wanted(self._due(self.report.sent))
+                # A batch lies within one second, so that all hosts' are cut alike.
+                end = min(first + together, (first // self._load.batches + 1) * self._load.batches)
+                due = self._due(end - 1)
                 rest = due - time.monotonic()
                 if rest > 0:
                     await asyncio.sleep(rest)
-                await self._call.write(self._message(batch, self._width(due)))
-                self.report.sent = batch + 1
+                await self._call.write(self._message(range(first, end), width))
+                self.report.sent, self.report.messages = end, self.report.messages + 1
+                self._ends.append(end)
                 self.late.append(time.monotonic() - due)
-                if self._reading.done():
-                    break
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:
             self._failed(error)
 
@@ -166,50 +179,53 @@ class _Agent:
         now = time.monotonic()
         self.silent_s = max(self.silent_s, now - self._heard)
         self._heard = now
-        for sequence in range(self.report.acknowledged + 1, message.sequence + 1):
-            self.delays.append(now - self._due(sequence - 1))
-        self.report.acknowledged = max(self.report.acknowledged, message.sequence)
+        for end in self._ends[self._acknowledged : message.sequence]:
+            self.delays.append(now - self._due(end - 1))
+            self.report.acknowledged = end
+        self._acknowledged = max(self._acknowledged, message.sequence)
+        width = next((width for width in WIDTHS_MS if width * MS >= message.bucket_ns), WIDTHS_MS[-1])
+        together = max(1, -(-message.batch_ns // (self._load.span_ms * MS)))
+        if (width, together) != self._asked[-1][1:]:
+            self._asked.append((now, width, together))
 
-    def _due(self, batch: int) -> float:
-        """When a batch has ended, by this process' monotonic clock."""
-        return self._epoch.mono_s + self._simulated.begin_ns(batch + 1) / 1e9 + self._phase_s
+    def _due(self, span: int) -> float:
+        """When a span has ended, by this process' monotonic clock."""
+        return self._epoch.mono_s + self._simulated.begin_ns(span + 1) / 1e9 + self._phase_s
 
-    def _width(self, due: float) -> int:
-        """What the collector had asked for by then, in ms."""
-        return self._asked[bisect_right(self._asked, (due, 1 << 30)) - 1][1]
+    def _wanted(self, due: float) -> tuple[int, int]:
+        """What the collector had asked for by then: width in ms, spans together."""
+        return self._asked[bisect_right(self._asked, due, key=lambda asked: asked[0]) - 1][1:]
 
     # --- messages
 
-    def _message(self, batch: int, width_ms: int) -> bytes:
+    def _message(self, spans: range, width_ms: int) -> bytes:
         simulated = self._simulated
         if width_ms != self.report.widths[-1][1]:
-            self.report.widths.append((batch, width_ms))
-        rows, base_ns = self._rows(batch, width_ms)
-        begin, end = (boot_ns(self._host) + simulated.begin_ns(number) for number in (batch, batch + 1))
-        head = netmon_pb2.Batch(sequence=batch + 1, horizon_ns=end, cost=_COST)
+            self.report.widths.append((spans.start, width_ms))
+        rows, base_ns = self._rows(spans, width_ms)
+        begin, end = (boot_ns(self._host) + simulated.begin_ns(span) for span in (spans.start, spans.stop))
+        head = netmon_pb2.Batch(sequence=self.report.messages + 1, horizon_ns=end, cost=_COST)
         to_message(self._clock(end - boot_ns(self._host)), head.clock)
         head.buckets.bucket_ns = width_ms * MS
         if rows:
             head.buckets.base_ns = begin + base_ns
-        for name, records in (
-            ("flows", [*(simulated.first_flows() if batch == 0 else ()), *simulated.new_flows(batch)]),
-            ("marks", simulated.marks(batch)),
-            ("ledger", self._account.samples(batch)),
-            ("exchanges", self._exchanges(batch)),
-        ):
-            for record in records:
-                to_message(record, getattr(head, name).add())
+        if spans.start == 0:
+            _add(simulated.first_flows(), head.flows)
+        for span in spans:
+            _add(simulated.new_flows(span), head.flows)
+            _add(simulated.marks(span), head.marks)
+            _add(self._account.samples(span), head.ledger)
+            _add(self._exchanges(span), head.exchanges)
         return rows + netmon_pb2.AgentMessage(batch=head).SerializeToString()
 
-    def _rows(self, batch: int, width_ms: int) -> tuple[bytes, int]:
+    def _rows(self, spans: range, width_ms: int) -> tuple[bytes, int]:
         """A message of nothing but the rows, and when the first one begins within the batch."""
-        simulated = self._simulated
-        if not simulated.repeats:
-            return _encoded(simulated, batch, width_ms)
-        place = batch % self._load.batches, width_ms
-        if place not in self._encoded:
-            self._encoded[place] = _encoded(simulated, *place)
-        return self._encoded[place]
+        sort = tuple(self._simulated.sort_of(span) for span in spans)
+        if None in sort:
+            return _encode(self._simulated, spans, width_ms)
+        if (sort, width_ms) not in _ENCODED:
+            _ENCODED[sort, width_ms] = _encode(self._simulated, spans, width_ms)
+        return _ENCODED[sort, width_ms]
 
     def _clock(self, at_ns: int) -> ClockSample:
         """at_ns: since the simulation began."""
@@ -232,9 +248,17 @@ class _Epoch:
     utc_ns: int
 
 
-def _encoded(host: SimulatedHost, batch: int, width_ms: int) -> tuple[bytes, int]:
-    rows = coarser(host.rows(batch), width_ms)
+def _encode(host: SimulatedHost, spans: range, width_ms: int) -> tuple[bytes, int]:
+    parts = [coarser(host.rows(span), width_ms) for span in spans]
+    for part, span in zip(parts, spans, strict=True):
+        part["bucket_start_ns"] += np.uint64(host.begin_ns(span) - host.begin_ns(spans.start))
+    rows = np.concatenate(parts)
     return serialise_buckets(rows, width_ms * MS), int(rows["bucket_start_ns"].min(initial=1 << 62))
+
+
+def _add(records: Iterable[Any], repeated: Any) -> None:
+    for record in records:
+        to_message(record, repeated.add())
 
 
 async def simulate(load: Load, address: str) -> Report:

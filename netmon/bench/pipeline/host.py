@@ -1,17 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """What one simulated host sends. It follows from the load and the host's number alone: sender and judge share it.
 
-Host i's clock shows (1000 + i) s when the simulation begins; everything repeats every second but the flows' turnover.
+Host i's clock shows (1000 + i) s when the simulation begins.
 A rank steps every 250 ms and sends to the next rank between its first enqueue and its last wait. The rest of the
 traffic is cross, of a known process, but for one flow in eight that nobody owns.
 """
+
+from collections.abc import Hashable
 
 import numpy as np
 import numpy.typing as npt
 
 from netmon.bench.pipeline.load import WIDTH_MS, Load
+from netmon.bench.pipeline.pattern import HEADERS, MS, SECOND_MS, STEP_MS, TX, Kind, coarser, pattern
 from netmon.records import (
-    COARSE,
     ClockSample,
     Direction,
     Flow,
@@ -25,9 +27,9 @@ from netmon.records import (
     Table,
 )
 
-MS = 1_000_000
-SECOND_MS = 1000
-STEP_MS, STEP_END_MS = 250, 240
+STEP_END_MS = 240
+"""Of each step."""
+
 CAPACITY_BPS = 10_000_000_000
 LOST_BYTES = 3028  # of each second and link: overflow of what is sent, lost in the kernel of what is received
 INTERFACE = "eth0"
@@ -35,10 +37,7 @@ INTERFACE = "eth0"
 _INDEX = 2
 _BUCKET_NS = 10_000
 _ENQUEUE_MS, _FIRST_WAIT_MS, _LAST_WAIT_MS = 100, 160, 230
-_SENDING_MS = (100, 220)
-_HEADERS, _FRAME = 66, 1514
 _NOT_COUNTED = 14  # of a frame by the NIC
-_TX, _RX = 0, 1  # places of the job's flows
 _UNOWNED = 8
 _MOMENTS = (
     (0, Moment.STEP_START),
@@ -47,6 +46,7 @@ _MOMENTS = (
     (_LAST_WAIT_MS, Moment.LAST_WAIT),
     (STEP_END_MS, Moment.STEP_END),
 )
+_CARRIED: dict[Hashable, list[tuple[int, int]]] = {}  # by sort of batch
 _Ints = npt.NDArray[np.int64]
 
 
@@ -75,53 +75,31 @@ class SimulatedHost:
         self._others = load.flows - self._own
         self._phase_ms = max(self.job, 0) * 30 % STEP_MS
         self._new = load.new_flows // load.batches
-        self._slots_stay = True  # every second has rows of the same flows
-        self._per_second = self._second()
-        self.repeats = not self._new and self._slots_stay
-        self._parts = [self._rows(number) for number in range(load.batches)] if self.repeats else []
+        kind = Kind(load.rows_of(host), self._own, host - self._previous, self._phase_ms)
+        self._pattern = pattern(load, kind)
+        self._slots_stay = self._pattern.rest >= self._others  # every second has rows of the same flows
 
     # --- rows
 
     def rows(self, batch: int) -> Table:
         """Rows of COARSE, one per flow and bucket of WIDTH_MS; times since the batch began."""
-        return self._parts[batch % self.load.batches] if self.repeats else self._rows(batch)
-
-    def _second(self) -> Table:
-        """A second's rows with slots for flow ids, by time."""
-        rows = self.load.rows_of(self.host)
-        own = min(self.load.rows // 4, 400) if self._own else 0
-        parts = []
-        if own:
-            sending = (np.arange(SECOND_MS) - self._phase_ms) % STEP_MS
-            when = np.flatnonzero((sending >= _SENDING_MS[0]) & (sending < _SENDING_MS[1]))
-            when = when[np.linspace(0, len(when) - 1, own).astype(np.int64)]
-            parts = [_table(_TX, when, self.host), _table(_RX, when, self._previous)]
-        number = np.arange(rows - 2 * own)
-        self._slots_stay = len(number) >= self._others
-        each = -(-len(number) // self._others)
-        slot = number % self._others
-        apart = max(7, SECOND_MS // max(1, min(len(number), self._others)))
-        when = (number // self._others * (SECOND_MS // each) + slot * apart) % SECOND_MS
-        parts.append(_table(self._own + slot, when, self.host + number))
-        table = np.concatenate(parts)
-        return table[np.argsort(table["bucket_start_ns"], kind="stable")]
-
-    def _rows(self, batch: int) -> Table:
         second, part = divmod(batch, self.load.batches)
-        span = np.uint64(self.load.span_ms * MS)
-        begin = np.uint64(part) * span
-        inside = np.searchsorted(self._per_second["bucket_start_ns"], (begin, begin + span))
-        rows = self._per_second[slice(*inside)].copy()
-        rows["bucket_start_ns"] -= begin
+        rows = self._pattern.part(self._pattern.variant(self.host, second), part).copy()
         other = rows["flow_id"] >= self._own
         slot = rows["flow_id"][other].astype(np.int64) - self._own
         if not self._slots_stay:
-            slot = (slot + second * len(self._per_second)) % self._others
+            slot = (slot + second * self._pattern.rest) % self._others
         newest = min(self._new, len(slot))
         slot[:newest] = (self._new * batch + np.arange(newest)) % self._others
         rows["flow_id"][other] = self._ids(slot, batch)
         rows["flow_id"][~other] += np.uint32(1)
         return coarser(rows, WIDTH_MS)
+
+    def sort_of(self, batch: int) -> Hashable:
+        """Batches of one sort have the same rows, also of different hosts; None: there is no other like it."""
+        second, part = divmod(batch, self.load.batches)
+        repeats = self._slots_stay and not self._new
+        return (self._pattern, self._pattern.variant(self.host, second), part) if repeats else None
 
     def _ids(self, slot: _Ints, batch: int) -> _Ints:
         """The flow that lives in each slot: the n-th new one takes slot n modulo the slots."""
@@ -144,7 +122,7 @@ class SimulatedHost:
     def sent(self, flow_id: npt.NDArray[np.uint32]) -> npt.NDArray[np.bool_]:
         """Which flows the host sends."""
         place = flow_id.astype(np.int64) - 1
-        sent: npt.NDArray[np.bool_] = np.where(place < self._own, place == _TX, place % 2 == 0)
+        sent: npt.NDArray[np.bool_] = np.where(place < self._own, place == TX, place % 2 == 0)
         return sent
 
     def flow_classes(self, flow_id: npt.NDArray[np.uint32]) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
@@ -164,9 +142,9 @@ class SimulatedHost:
     def _flow(self, place: int, first_ns: int) -> Flow:
         mine = _address(self.host)
         if place < self._own:
-            sender, receiver = (self.host, self._next) if place == _TX else (self._previous, self.host)
+            sender, receiver = (self.host, self._next) if place == TX else (self._previous, self.host)
             ends = (_address(sender), _address(receiver), 40_000 + self.job, 5_000)
-            direction = Direction.TX if place == _TX else Direction.RX
+            direction = Direction.TX if place == TX else Direction.RX
             owner = Owner(4_000, "python3", "", self.job_name, self.rank, "socket")
         else:
             direction = Direction.TX if place % 2 == 0 else Direction.RX
@@ -232,25 +210,25 @@ class Account:
         self._host = host
         self._wire, self._packets = [0, 0], [0, 0]
         self._lost = 0
-        self._repeated: dict[int, list[tuple[int, int]]] = {}
 
     def samples(self, batch: int) -> list[LedgerSample]:
         """Those of a batch: at the beginning, and when a second is over. To be called for every batch, in order."""
-        host, part = self._host, batch % self._host.load.batches
+        host, sort = self._host, self._host.sort_of(batch)
         first = [self._sample(direction, host.begin_ns(0)) for direction in Direction] if batch == 0 else []
-        if not host.repeats or part not in self._repeated:
-            self._repeated[part] = host.carried(batch)
-        for direction, (wire, packets) in enumerate(self._repeated[part]):
+        carried = _CARRIED.get(sort) or host.carried(batch)
+        if sort:
+            _CARRIED[sort] = carried
+        for direction, (wire, packets) in enumerate(carried):
             self._wire[direction] += wire
             self._packets[direction] += packets
-        if part + 1 < host.load.batches:
+        if (batch + 1) % host.load.batches:
             return first
         self._lost += 1
         return first + [self._sample(direction, host.begin_ns(batch + 1)) for direction in Direction]
 
     def _sample(self, direction: Direction, at_ns: int) -> LedgerSample:
         lost_bytes, lost_packets = self._lost * LOST_BYTES, self._lost * 2
-        lost_payload = lost_bytes - _HEADERS * lost_packets
+        lost_payload = lost_bytes - HEADERS * lost_packets
         wire, packets = self._wire[direction] + lost_bytes, self._packets[direction] + lost_packets
         overflow = (lost_packets, lost_bytes, lost_payload) if direction == Direction.TX else (0, 0, 0)
         lost = (lost_packets, lost_bytes, lost_payload) if direction == Direction.RX else (0, 0, 0)
@@ -258,35 +236,6 @@ class Account:
         when = boot_ns(self._host.host) + at_ns
         seen = (packets, packets, wire, wire)
         return LedgerSample(_INDEX, direction, when, nic, packets, _NOT_COUNTED, *seen, *overflow, *lost, 0, 0, 0)
-
-
-def _table(flow: _Ints | int, when_ms: _Ints, seed: _Ints | int) -> Table:
-    """Rows of COARSE at these times of a second; what they carry follows from time and seed."""
-    table = np.zeros(len(when_ms), COARSE)
-    table["flow_id"], table["bucket_start_ns"] = flow, when_ms * MS
-    packets = 1 + (when_ms * 31 + seed * 17) % 200
-    wire = packets * _FRAME - when_ms % 7 * 100
-    table["packets"], table["wire_bytes"] = packets, wire
-    table["payload_bytes"] = np.maximum(0, wire - packets * _HEADERS)
-    table["peak_bytes"], table["busy_buckets"] = wire // 2 + _FRAME // 2, np.minimum(packets, 3)
-    return table
-
-
-def coarser(rows: Table, width_ms: int) -> Table:
-    """Rows of COARSE → rows of the width, one per flow and bucket, by flow and time."""
-    if not len(rows):
-        return rows
-    bucket = rows["bucket_start_ns"] // np.uint64(width_ms * MS)
-    key = rows["flow_id"].astype(np.uint64) << np.uint64(20) | bucket
-    order = np.argsort(key, kind="stable")
-    key = key[order]
-    first = np.flatnonzero(np.concatenate([[True], key[1:] != key[:-1]]))
-    merged = rows[order[first]]
-    merged["bucket_start_ns"] = bucket[order[first]] * np.uint64(width_ms * MS)
-    for name in ("packets", "wire_bytes", "payload_bytes", "busy_buckets"):
-        merged[name] = np.add.reduceat(rows[name][order], first)
-    merged["peak_bytes"] = np.maximum.reduceat(rows["peak_bytes"][order], first)
-    return merged
 
 
 def _address(host: int) -> str:

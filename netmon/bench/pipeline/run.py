@@ -55,7 +55,7 @@ class PipelineResult:
     stored_rows_per_s: float
     batches_per_s: float
     costs: Mapping[str, Cost]
-    batch_cpu_ms: float  # of the collector, for each batch that it acknowledged
+    batch_cpu_ms: float  # of the collector, for each batch that was sent
     delay_median_s: float
     delay_p99_s: float
     delay_most_s: float
@@ -170,14 +170,14 @@ def _result(
 ) -> PipelineResult:
     sent = [load.rows_of(number) * host.sent / load.batches for number, host in enumerate(told.hosts)]
     stored_rows = [load.rows_of(number) * host.acknowledged / load.batches for number, host in enumerate(told.hosts)]
-    batches = sum(host.acknowledged for host in told.hosts)
+    batches = sum(host.messages for host in told.hosts)
     coarsest = Counter(max(width for _, width in host.widths) for host in told.hosts)
     return PipelineResult(
         load=load,
         seconds=seconds,
         sent_rows_per_s=sum(sent) / seconds,
         stored_rows_per_s=sum(stored_rows) / seconds,
-        batches_per_s=sum(host.sent for host in told.hosts) / seconds,
+        batches_per_s=batches / seconds,
         costs=costs,
         batch_cpu_ms=1e3 * costs["collector"].cores * seconds / max(1, batches),
         delay_median_s=told.delay_median_s,
@@ -190,7 +190,7 @@ def _result(
         bytes_per_row=sum(table.bytes for table in tables.values()) / max(1, tables["buckets"].rows),
         files_per_hour=sum(table.files for table in tables.values()) * 3600 / seconds,
         widths=dict(sorted(coarsest.items())),
-        coarse_batches=sum(host.coarse_batches() for host in told.hosts),
+        coarse_batches=sum(host.coarse_spans() for host in told.hosts),
         open_batches=sum(host.sent - host.acknowledged for host in told.hosts),
         failed=[f"{host_name(number)}: {host.failed}" for number, host in enumerate(told.hosts) if host.failed],
         stop_s=stop[0],

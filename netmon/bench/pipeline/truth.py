@@ -19,15 +19,13 @@ from netmon.bench.pipeline.agents import HostReport, Report
 from netmon.bench.pipeline.host import (
     CAPACITY_BPS,
     LOST_BYTES,
-    MS,
-    SECOND_MS,
     STEP_END_MS,
     SimulatedHost,
     boot_ns,
-    coarser,
     host_name,
 )
 from netmon.bench.pipeline.load import Load
+from netmon.bench.pipeline.pattern import MS, SECOND_MS, coarser
 from netmon.records import CLASS_NAMES, Class, Table
 
 TABLES = ("buckets", "flows", "iterations", "ledger")

@@ -32,8 +32,10 @@ class MappedLibrary:
         """Whether the code at this offset of the file is mapped as code."""
         return any(offset in part for part in self.parts)
 
-    def open(self, pid: int) -> int:
-        """A descriptor for reading, of the very file that is mapped. Raises OSError, and KernelError with the reason.
+    def open(self, pid: int) -> tuple[int, os.stat_result]:
+        """A descriptor for reading, of the very file that is mapped, and what it is.
+
+        Blocks as long as its file system does. Raises OSError, and KernelError with the reason.
 
         What stands at that path now may be something else, such as a pipe that nobody writes to or a device: it is
         looked at before it is opened.
@@ -51,7 +53,8 @@ class MappedLibrary:
                 same = status.st_ino == self.inode or os.major(status.st_dev) == 0
                 if not stat.S_ISREG(status.st_mode) or not same:
                     continue
-                return os.open(f"/proc/self/fd/{place}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+                descriptor = os.open(f"/proc/self/fd/{place}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+                return descriptor, status
             finally:
                 os.close(place)
         raise KernelError("what stands at its path is not what is mapped")

@@ -12,6 +12,7 @@ from itertools import islice
 from typing import NamedTuple
 
 from netmon.kernel.processes import PROC, Process, environment_of, user_ids
+from netmon.kernel.stalling import StallingCalls
 
 _VARIABLE = "HOROVOD_TIMELINE"
 _DYNAMIC = "DYNAMIC"  # the script starts and stops it (hvd.start_timeline), in files that it names
@@ -21,6 +22,7 @@ MOST_AT_ONCE = 16
 """Files in one answer; the others come with the next."""
 _MOST_OF_USER = 8  # ranks 0 that write one
 _MOST_FILES = 1024  # of a process, that are looked at
+_LOOK_S = 0.2  # at one process's files; what takes longer is on a file system that does not answer
 
 _File = tuple[int, int]
 """Device and inode."""
@@ -43,6 +45,7 @@ class Timelines:
         self._names: dict[int, str] = {}  # by pid: as the environment has it
         self._opened: dict[int, _File] = {}  # by pid
         self._others: dict[int, set[_File]] = {}  # by pid: files that it writes and that are no timelines
+        self._looking = StallingCalls(_LOOK_S)
 
     def follow(self, processes: Iterable[Process]) -> list[Opened]:
         """processes: those that train now → files that are new, MOST_AT_ONCE at most.
@@ -62,14 +65,19 @@ class Timelines:
         self._others = {pid: files for pid, files in self._others.items() if pid in self._names}
         found: list[Opened] = []
         for pid, name in self._names.items():
-            descriptor = -1
-            if name == _DYNAMIC and len(found) < MOST_AT_ONCE:
-                descriptor = self._find(pid)
-            elif name and len(found) < MOST_AT_ONCE:
-                descriptor = self._open_new(pid, _path(pid, name))
-            if descriptor >= 0:
-                found.append(Opened(pid, users[pid], name != _DYNAMIC, descriptor))
+            if name and len(found) < MOST_AT_ONCE:
+                descriptor = self._look(pid, name, users[pid])
+                if descriptor >= 0:
+                    found.append(Opened(pid, users[pid], name != _DYNAMIC, descriptor))
         return found
+
+    def _look(self, pid: int, name: str, uid: int) -> int:
+        """−1: none, or none that is new."""
+        look = (lambda: self._find(pid)) if name == _DYNAMIC else (lambda: self._open_new(pid, _path(pid, name)))
+        try:
+            return self._looking.call(uid, look, _close_late)
+        except OSError:  # its file system does not answer
+            return -1
 
     def _open_new(self, pid: int, path: str) -> int:
         """−1 where it is not there yet, or was opened before."""
@@ -101,6 +109,11 @@ class Timelines:
                 continue
             others.add(file)
         return -1
+
+
+def _close_late(descriptor: int | None) -> None:
+    if descriptor is not None and descriptor >= 0:
+        os.close(descriptor)
 
 
 def _written(pid: int) -> Iterator[str]:

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from netmon.errors import KernelError
 from netmon.kernel.pace import Pace
 from netmon.kernel.processes import in_turn, start_ticks, user_ids
+from netmon.kernel.stalling import StalledError, StallingCalls
 from netmon.kernel.training.mapped import MappedLibrary, mapped_libraries
 from netmon.kernel.training.probes import PROBES, Probe, attach_probe
 from netmon.kernel.training.symbols import Offsets, Reading
@@ -24,9 +25,10 @@ from netmon.marks import printable
 
 _SETUP_S = 1.0  # a process needs more than this to import a framework and to set a job up
 _EAGER_LOOKS = 100  # at a new process, which imports its libraries one after the other; later every tenth
-_LOOK_NS = 15_000_000  # at processes' maps; who was not looked at comes first the next time
+_LOOK_NS = 10_000_000  # at processes' maps; who was not looked at comes first the next time
 _WAIT_S = 0.5  # for libraries to be read; what takes longer is attached to later
-_READING_SHARE, _READING_STOCK_NS = 0.02, 1_500_000_000  # of a core, for one user's libraries
+_OPEN_S = 0.2  # to open a library; what takes longer is on a file system that does not answer
+_READING_SHARE, _READING_STOCK_NS = 0.01, 1_500_000_000  # of a core, for one user's libraries
 _MOST_FILES, _MOST_OF_USER = 192, 48  # probed at a time
 _MOST_REFUSED = 4096  # files that are remembered as such
 _MOST_WARNINGS = 16  # at a time
@@ -85,6 +87,7 @@ class Uprobes:
         self._wanted: dict[_File, _Wanted] = {}  # in one call of `follow`, but for the one that is being read
         self._paces: dict[int, Pace] = {}  # by user
         self._calls = 0
+        self._opening = StallingCalls(_OPEN_S)
         self._most_probes = resource.getrlimit(resource.RLIMIT_NOFILE)[0] - _OTHER_DESCRIPTORS
         self._warnings: list[str] = []
         self.late: set[int] = set()
@@ -135,14 +138,16 @@ class Uprobes:
             if path not in process.settled:
                 try:
                     self._want(pid, library)
+                except StalledError as error:  # it may answer again
+                    self._warn(path, str(error))
                 except (KernelError, OSError) as error:
                     process.settled[path] = None
                     self._warn(path, str(error))
 
     def _want(self, pid: int, library: MappedLibrary) -> None:
         """What is known of the file is used, else it will be read."""
-        descriptor = library.open(pid)
-        status = os.fstat(descriptor)
+        uid = self._processes[pid].uid
+        descriptor, status = self._opening.call(uid, lambda: library.open(pid), _close_late)
         file = status.st_dev, status.st_ino
         version = (*file, status.st_size, status.st_mtime_ns)
         if file in self._probed or version in self._refused:
@@ -151,7 +156,7 @@ class Uprobes:
         elif file in self._wanted:
             os.close(descriptor)
         else:
-            self._wanted[file] = _Wanted(pid, self._processes[pid].uid, library, version, descriptor)
+            self._wanted[file] = _Wanted(pid, uid, library, version, descriptor)
 
     def _settle(self, pid: int, path: str, file: _File) -> None:
         """What a process may have done with this library before it was probed; Horovod tells more than what it uses."""
@@ -271,6 +276,11 @@ class Uprobes:
             for descriptor in probed.descriptors:
                 os.close(descriptor)
         self._wanted, self._probed = {}, {}
+
+
+def _close_late(opened: tuple[int, os.stat_result] | None) -> None:
+    if opened:
+        os.close(opened[0])
 
 
 def _begin(pid: int) -> _Watched:

@@ -5,7 +5,6 @@ import pandas as pd
 
 from netmon.report.exhibit import Chapter, Exhibit, Frames, need
 from netmon.report.study import Study
-from netmon.report.summary import link_accounts
 
 
 def _run_frames(study: Study) -> Frames:
@@ -17,7 +16,7 @@ def _run_frames(study: Study) -> Frames:
 
 
 def _account_frames(study: Study) -> Frames:
-    return {"accounts": need(link_accounts(study.tables.read("ledger")), "the table ledger is missing")}
+    return {"accounts": need(study.accounts, "the table ledger is missing")}
 
 
 def _owner_frames(study: Study) -> Frames:
@@ -31,10 +30,9 @@ def _owner_frames(study: Study) -> Frames:
 
 def _nic_frames(study: Study) -> Frames:
     """How much each counter of each device grew."""
-    samples = need(study.tables.read("nic"), "the dataset has no table nic")
     by = ["host", "device", "source", "counter"]
-    grown = samples.sort_values("time_ns").groupby(by)["value"].agg(first="first", last="last", samples="size")
-    grown = grown.assign(growth=grown["last"] - grown["first"]).reset_index()
+    grown = need(study.tables.growth("nic", by, "time_ns", "value"), "the dataset has no table nic")
+    grown = grown.assign(growth=grown["last"] - grown["first"])
     return {"counters": grown[grown["growth"] > 0].reset_index(drop=True)}
 
 

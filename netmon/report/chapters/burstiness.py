@@ -48,7 +48,7 @@ def _coarse_peaks(group: tuple[dict[str, str], pd.DataFrame], traffic: Traffic) 
             "interval_ns": length * MS,
             "peak_bytes": peak_bytes(bins, amount, length),
             "total_bytes": int(amount.sum()),
-            "observed_ns": traffic.end_ns - traffic.begin_ns,
+            "observed_ns": traffic.detail_ns[1] - traffic.detail_ns[0],
         }
         for length in _LENGTHS_MS
     ]

@@ -92,7 +92,8 @@ def _period_frames(study: Study) -> Frames:
         host = ranks.sort_values("rank")["host"].iloc[0]
         series = traffic.series
         own = series.index[(series["host"] == host) & (series["direction"] == "tx") & series["class"].isin(DL)]
-        begin, end = int(times["start_ns"].min()), int(times["end_ns"].max())
+        begin = max(int(times["start_ns"].min()), traffic.detail_ns[0])
+        end = min(int(times["end_ns"].max()), traffic.detail_ns[1])
         cells = traffic.milliseconds
         cells = cells[cells["series"].isin(own) & (cells["time_ns"] >= begin) & (cells["time_ns"] < end)]
         grid = max(MS, int(times["time_s"].median() * 1e9) // _PER_ITERATION // MS * MS)

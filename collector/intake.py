@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What each session brings, how far behind we are with it, and what its agent is asked for therefore."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from collector.shedding import Behind, Order, Sending, Shedding, Storing
+
+_log = logging.getLogger(__name__)
+_DECIDE_EVERY_S = 1.0
+_SILENT_S = 2.0  # agents send more often, also when they are asked for fewer batches
+_MOST_ROWS, _MOST_BATCHES = 1_000_000, 64  # of a session that wait for the tick
+_MOST_ROWS_OF_ALL = 2_000_000
+_BURST_S = 1.0  # a session that is slowed down may save up
+
+
+@dataclass
+class _Coming:
+    """What comes from one session."""
+
+    behind: Behind = field(default_factory=Behind)
+    behind_s: float = 0.0
+    horizon_ns: int = -1  # of the newest batch that waits; −1: none does
+    rows: int = 0  # that wait
+    batches: int = 0
+    counted: int = 0  # rows since the last decision
+    rows_per_s: float = 0.0
+    at_s: float = 0.0  # the last batch was processed
+    free_s: float = 0.0  # when the next batch may come, where it is slowed down
+
+
+class Intake:
+    """Of all sessions that are connected; lives on one event loop."""
+
+    def __init__(self, storing: Callable[[], Storing]) -> None:
+        """Nobody is connected. storing(): how the disk does now."""
+        self._coming: dict[str, _Coming] = {}
+        self._storing = storing
+        self._shedding = Shedding()
+        self._rows = 0  # that wait
+        self._ticked = asyncio.Event()
+        self._decided_s = time.monotonic()
+        self._said = 0
+
+    def order(self, session: str) -> Order:
+        """What its agent is asked for."""
+        return self._shedding.order(session)
+
+    async def turn(self, session: str) -> None:
+        """Wait until the next batch of a session may come: for the tick where too much waits for it already.
+
+        Meanwhile nothing is read from its agent, and no other one is kept waiting. A session that is slowed down waits
+        for its rate besides.
+        """
+        while (coming := self._coming.get(session)) and (
+            coming.rows > _MOST_ROWS or coming.batches >= _MOST_BATCHES or self._rows > _MOST_ROWS_OF_ALL
+        ):
+            await self._ticked.wait()
+        if coming and self.order(session).rows_per_s:
+            await asyncio.sleep(coming.free_s - time.monotonic())
+
+    def came(self, session: str, rows: int, horizon_ns: int) -> None:
+        """A batch waits for the tick."""
+        coming = self._coming.setdefault(session, _Coming())
+        coming.rows, coming.batches = coming.rows + rows, coming.batches + 1
+        coming.horizon_ns = horizon_ns
+        self._rows += rows
+        limit = self.order(session).rows_per_s
+        if limit:
+            coming.free_s = max(coming.free_s, time.monotonic() - _BURST_S) + rows / limit
+
+    def ticked(self) -> None:
+        """All batches that came have been processed."""
+        now, self._rows = time.monotonic(), 0
+        for coming in self._coming.values():
+            if coming.horizon_ns >= 0:
+                coming.behind_s, coming.at_s = coming.behind.processed(coming.horizon_ns, now), now
+                coming.counted += coming.rows
+                coming.rows, coming.batches, coming.horizon_ns = 0, 0, -1
+        self._ticked.set()
+        self._ticked = asyncio.Event()
+        if now - self._decided_s >= _DECIDE_EVERY_S:
+            self._decide(now)
+
+    def left(self, session: str) -> None:
+        """Its connection has ended."""
+        self._coming.pop(session, None)
+
+    def _decide(self, now: float) -> None:
+        elapsed, self._decided_s = now - self._decided_s, now
+        sending = {}
+        for session, coming in self._coming.items():
+            rate, coming.counted = coming.counted / elapsed, 0
+            coming.rows_per_s = (coming.rows_per_s + rate) / 2 if coming.rows_per_s else rate
+            silent_s = max(0.0, now - coming.at_s - _SILENT_S)
+            sending[session] = Sending(coming.rows_per_s, coming.behind_s + silent_s)
+        self._shedding.decide(sending, self._storing(), now)
+        if self._shedding.asked != self._said:
+            self._said = self._shedding.asked
+            _log.warning(f"{self._said} of {len(sending)} agents are asked for coarser rows in fewer batches")

@@ -1,0 +1,189 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rows that have come and are not final yet: looked at when somebody looks, each once, with a provisional class."""
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from collector.view.groups import groups, summed
+from collector.view.series import INTERVAL_NS, SeriesCopy
+from collector.view.state import ARRIVED
+from collector.view.steady import SteadyShares
+from netmon.dl.classify import NS_PER_S
+from netmon.records import Class, Table, empty
+
+RATE_SPAN_NS = NS_PER_S
+_MOST_TABLES = 256  # that nobody has looked at
+_MOST_ROWS = 1 << 20
+
+
+class Seen(NamedTuple):
+    """Rows of one flow and share window as one; arrays of one length."""
+
+    flow: npt.NDArray[np.int64]
+    link: npt.NDArray[np.int64]
+    classes: npt.NDArray[np.uint8]
+    start_ns: npt.NDArray[np.int64]  # of the window
+    wire_bytes: npt.NDArray[np.int64]
+
+    def take(self, places: npt.NDArray[np.intp]) -> "Seen":
+        """Some of the rows."""
+        flow, link, classes, start_ns, wire_bytes = self
+        return Seen(flow[places], link[places], classes[places], start_ns[places], wire_bytes[places])
+
+    def __add__(self, other: tuple[Any, ...]) -> "Seen":
+        """The rows of both."""
+        return Seen(*(np.concatenate(both) for both in zip(self, other, strict=True)))  # type: ignore[arg-type]
+
+
+_NO_NUMBERS = np.empty(0, np.int64)
+_NONE = Seen(_NO_NUMBERS, _NO_NUMBERS, np.empty(0, np.uint8), _NO_NUMBERS, _NO_NUMBERS)
+
+
+@dataclass(frozen=True)
+class Present:
+    """What a look needs to know of the links and flows, by their numbers; a link that is not shown has horizon −1."""
+
+    horizon_ns: npt.NDArray[np.int64]
+    settled_ns: npt.NDArray[np.int64]
+    window_ns: npt.NDArray[np.int64]
+    enough: npt.NDArray[np.float64]  # bytes of foreign payload from which a window is shared
+    flows: Table  # dtype FLOW
+
+
+class Arrivals:
+    """Rows of the last second and more."""
+
+    def __init__(self, hold: int) -> None:
+        """Begin without rows; hold: windows, see SteadyShares."""
+        self._fresh: list[Table] = []
+        self._fresh_rows = 0
+        self._most_rows = _MOST_ROWS
+        self._seen = _NONE
+        self._steady = SteadyShares(hold)
+        self._mostly_shared = np.zeros(0, np.bool_)  # by flow, as it was shown last
+
+    def add(self, rows: Table) -> bool:
+        """Take in rows, dtype ARRIVED; whether so many wait that somebody should look."""
+        self._fresh.append(rows)
+        self._fresh_rows += len(rows)
+        return len(self._fresh) >= _MOST_TABLES or self._fresh_rows >= self._most_rows
+
+    def forget(self, links: npt.NDArray[np.integer]) -> None:
+        """These links have gone."""
+        self._fresh = [rows[~np.isin(rows["link"], links)] for rows in self._fresh]
+        self._seen = self._seen.take(np.flatnonzero(~np.isin(self._seen.link, links)))
+        self._steady.forget(links)
+
+    def prune(self, present: Present) -> None:
+        """Nobody looks: keep only what somebody who began to look would need."""
+        rows = self._take_fresh(present)
+        self._fresh, self._fresh_rows = [rows], len(rows)
+        self._most_rows = max(_MOST_ROWS, 2 * len(rows))
+
+    def look(self, present: Present, final: SteadyShares | None = None) -> None:
+        """Classify what has come since the last look, and drop what is not needed any more.
+
+        final: where nobody has looked for a while, the state of the last final rows, from which this goes on.
+        """
+        if final:
+            self._steady = final.copy()
+        rows = self._classified(self._take_fresh(present), present)
+        kept = self._seen.take(np.flatnonzero(self._seen.start_ns >= _needed_since(present)[self._seen.link]))
+        self._seen = kept + rows
+
+    def _take_fresh(self, present: Present) -> Table:
+        rows = np.concatenate([empty(ARRIVED), *self._fresh])
+        self._fresh, self._fresh_rows = [], 0
+        link = rows["link"]
+        kept: Table = rows[(rows["start_ns"] >= _needed_since(present)[link]) & (present.horizon_ns[link] >= 0)]
+        return kept
+
+    def _classified(self, rows: Table, present: Present) -> Seen:
+        """Rows of ARRIVED, each flow and window as one."""
+        flow, link_of = rows["flow"].astype(np.int64), rows["link"].astype(np.int64)
+        start: npt.NDArray[np.int64] = rows["start_ns"]
+        width = present.window_ns[link_of]
+        # Alike on all hosts, whatever their clocks say.
+        behind: npt.NDArray[np.int64] = present.horizon_ns[link_of] // width - start // width
+        nearest = int(behind.min(initial=0))
+        span = int(behind.max(initial=0)) - nearest + 1
+        keys, of_row = groups(flow * span + (behind - nearest))
+        link, begins = np.empty(len(keys), np.int64), np.empty(len(keys), np.int64)
+        link[of_row], begins[of_row] = link_of, start // width * width
+        payload = summed(of_row, rows["payload_bytes"], len(keys))
+        state = present.flows[keys // span]
+        dl = np.flatnonzero(state["class"] == Class.DL_ONLY)
+        shared = _shared(link, keys % span, span, payload, state, present.enough)[dl]
+        window = begins[dl] // present.window_ns[link[dl]]
+        flags = self._steady.flags(link[dl], state["job"][dl], window, shared)
+        classes = state["class"].copy()
+        classes[dl[flags]] = Class.DL_SHARED
+        return Seen(keys // span, link, classes, begins, summed(of_row, rows["wire_bytes"], len(keys)))
+
+    def add_to(self, series: SeriesCopy, present: Present) -> None:
+        """Add what is not final to a copy of what is."""
+        seen = self._seen
+        rows = seen.take(np.flatnonzero(seen.start_ns >= present.settled_ns[seen.link]))
+        series.add(rows.start_ns // INTERVAL_NS, rows.link, rows.classes, rows.wire_bytes)
+
+    def flow_rates(self, present: Present, begin_ns: npt.NDArray[np.int64]) -> tuple[Seen, npt.NDArray[np.float64]]:
+        """(one row of each flow of the last second of its link, with the class to show; its bit/s).
+
+        begin_ns: by link; before it there was no agent.
+        """
+        since = np.maximum(present.horizon_ns - RATE_SPAN_NS, begin_ns)
+        start, of_link = self._seen.start_ns, self._seen.link
+        rows = self._seen.take(np.flatnonzero((start >= since[of_link]) & (start < present.horizon_ns[of_link])))
+        numbers, of_row = groups(rows.flow)
+        wire = summed(of_row, rows.wire_bytes, len(numbers))
+        of_shared = summed(of_row, np.where(rows.classes == Class.DL_SHARED, rows.wire_bytes, 0), len(numbers))
+        link = np.empty(len(numbers), np.int64)
+        link[of_row] = rows.link
+        own = present.flows["class"][numbers]
+        shared = self._shown_shared(numbers, of_shared, wire) & (own == Class.DL_ONLY)
+        classes = np.where(shared, np.uint8(Class.DL_SHARED), own)
+        span = np.maximum((present.horizon_ns - since)[link], INTERVAL_NS)
+        rates: npt.NDArray[np.float64] = wire * (8 * NS_PER_S) / span
+        return Seen(numbers, link, classes, since[link], wire), rates
+
+    def _shown_shared(
+        self, flow: npt.NDArray[np.int64], shared: npt.NDArray[np.int64], wire: npt.NDArray[np.int64]
+    ) -> npt.NDArray[np.bool_]:
+        """Whether most of a flow's bytes are shared; it changes where two thirds of them say so."""
+        more = int(flow.max(initial=-1)) + 1 - len(self._mostly_shared)
+        if more > 0:
+            self._mostly_shared = np.concatenate([self._mostly_shared, np.zeros(more, np.bool_)])
+        was = self._mostly_shared[flow]
+        now: npt.NDArray[np.bool_] = np.where(was, 3 * shared >= wire, 3 * shared > 2 * wire)
+        self._mostly_shared[:] = False
+        self._mostly_shared[flow] = now
+        return now
+
+
+def _needed_since(present: Present) -> npt.NDArray[np.int64]:
+    return np.minimum(present.settled_ns, present.horizon_ns - RATE_SPAN_NS - INTERVAL_NS)
+
+
+def _shared(
+    link: npt.NDArray[np.int64],
+    window: npt.NDArray[np.int64],
+    span: int,
+    payload: npt.NDArray[np.int64],
+    flows: Table,
+    enough: npt.NDArray[np.float64],
+) -> npt.NDArray[np.bool_]:
+    """Per row, whether its link carries enough foreign payload in its window, cross or other jobs' gradients.
+
+    It is the rule of netmon.dl.classify.Windows.shared; window: alike for rows of one link and window, < span.
+    """
+    cells, of_row = groups(link * span + window)
+    gradient = np.where(flows["gradient"], payload, 0)
+    foreign = summed(of_row, gradient + np.where(flows["class"] == Class.CROSS, payload, 0), len(cells))
+    jobs = int(flows["job"].max(initial=0)) + 1
+    own, of_own = groups(of_row * jobs + flows["job"])
+    others = foreign[of_row] - summed(of_own, gradient, len(own))[of_own]
+    shared: npt.NDArray[np.bool_] = (others > 0) & (others >= enough[link])
+    return shared

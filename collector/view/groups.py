@@ -1,0 +1,29 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Equal keys as one group, without sorting where the keys lie close together."""
+
+import numpy as np
+import numpy.typing as npt
+
+_CLOSE = 4  # × as many places as there are keys
+_SMALL = 1 << 16
+
+
+def groups(keys: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """(the distinct keys, ascending; the group of each key), as np.unique with return_inverse gives them."""
+    if not len(keys):
+        return keys, np.empty(0, np.int64)
+    first = int(keys.min())
+    places = int(keys.max()) - first + 1
+    if places > max(_CLOSE * len(keys), _SMALL):
+        distinct, of_key = np.unique(keys, return_inverse=True)
+        return distinct, of_key.astype(np.int64, copy=False)
+    place = keys - first
+    present = np.zeros(places, np.bool_)
+    present[place] = True
+    number = np.cumsum(present) - 1
+    return np.flatnonzero(present) + first, number[place]
+
+
+def summed(group: npt.NDArray[np.int64], amount: npt.NDArray[np.generic], count: int) -> npt.NDArray[np.int64]:
+    """The sum of amounts of each of `count` groups."""
+    return np.bincount(group, weights=amount, minlength=count).astype(np.int64)

@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The recent iterations of one job's ranks, in tables of bounded length."""
+
+import numpy as np
+import numpy.typing as npt
+
+from collector.view.groups import groups
+from netmon.dl.account import Tally
+from netmon.dl.explain import RankSteps
+from netmon.dl.iterations import Iteration
+from netmon.records import Table, empty
+
+_ENDED = np.dtype([("number", "<i8"), ("rank", "<i8"), ("duration_ns", "<i8")])
+_STEP = np.dtype(
+    [*_ENDED.descr, ("waited_ns", "<i8"), ("shared", "?"), ("cause_tx_bytes", "<i8"), ("cause_rx_bytes", "<i8")]
+)
+_FIRST = 64  # rows
+_MOST = 16_384  # rows: of a job with many ranks fewer iterations are kept
+_NOBODY = -1
+
+
+class _Ring:
+    """The last rows; oldest ones give way once there are `per_rank` of each rank, or _MOST."""
+
+    def __init__(self, dtype: "np.dtype[np.void]", per_rank: int) -> None:
+        self._per_rank = per_rank
+        self._rows = np.zeros(_FIRST, dtype)
+        self._next, self.count = 0, 0
+
+    @property
+    def rows(self) -> Table:
+        """In no order."""
+        return self._rows[: self.count]
+
+    def add(self, row: tuple[object, ...], ranks: int) -> int:
+        """Put it in; returns its place."""
+        limit = min(self._per_rank * max(ranks, 1), _MOST)
+        if self._next == len(self._rows):
+            if self.count < limit:
+                self._rows = np.concatenate([self._rows, np.zeros(len(self._rows), self._rows.dtype)])
+            else:
+                self._next = 0
+        elif self._next >= limit and self.count >= limit:
+            self._next = 0
+        place = self._next
+        self._rows[place] = row
+        self._next, self.count = place + 1, max(self.count, place + 1)
+        return place
+
+    def drop(self, rank: int) -> None:
+        """The rows of a rank are nobody's."""
+        self.rows["rank"][self.rows["rank"] == rank] = _NOBODY
+
+
+class JobHistory:
+    """What a job's ranks have done lately."""
+
+    def __init__(self, recent: int, explained: int) -> None:
+        """Begin empty; recent, explained: iterations of each rank whose durations, and whose accounts, are kept."""
+        self._ended, self._steps = _Ring(_ENDED, recent), _Ring(_STEP, explained)
+        self._causes: list[str] = []  # by place in _steps
+        self._hosts: list[str] = []
+
+    def end(self, iteration: Iteration, ranks: int) -> None:
+        """An iteration has ended."""
+        self._ended.add((iteration.number, iteration.rank, iteration.end_ns - iteration.start_ns), ranks)
+
+    def account(self, host: str, iteration: Iteration, tally: Tally, ranks: int) -> None:
+        """An iteration's rows have settled."""
+        waited = iteration.exposed_ns if iteration.exposed_ns >= 0 else iteration.communication_ns
+        ended = iteration.number, iteration.rank, iteration.end_ns - iteration.start_ns
+        moved = tally.node_shared, tally.cross_top_tx_bytes, tally.cross_top_rx_bytes
+        place = self._steps.add((*ended, waited, *moved), ranks)
+        if place == len(self._causes):
+            self._causes.append("")
+            self._hosts.append("")
+        self._causes[place], self._hosts[place] = tally.cross_top, host
+
+    def drop(self, rank: int) -> None:
+        """A rank has begun anew: what it was is no measure of what it is."""
+        self._ended.drop(rank)
+        self._steps.drop(rank)
+
+    def durations(self, size: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """Of ranks below `size`: (all durations, the numbers of their iterations ascending, the slowest of each)."""
+        rows = self._of_members(self._ended.rows, size)
+        numbers, of_row = groups(rows["number"])
+        slowest = np.zeros(len(numbers), np.int64)
+        np.maximum.at(slowest, of_row, rows["duration_ns"])
+        return rows["duration_ns"], numbers, slowest
+
+    def usual_ns(self, size: int, fewest: int) -> float:
+        """Median duration of iterations that are accounted for; nan below `fewest`."""
+        rows = self._of_members(self._steps.rows, size)
+        return float(np.median(rows["duration_ns"])) if len(rows) >= fewest else float("nan")
+
+    def steps(self, size: int) -> RankSteps:
+        """Those that are accounted for, of ranks below `size`."""
+        members = self._members(self._steps.rows, size)
+        inside, rows = np.flatnonzero(members), self._steps.rows[members]
+        everybody = len(inside) == len(members)
+        return RankSteps(
+            **{name: rows[name] for name in ("number", "rank", "duration_ns", "waited_ns", "shared")},
+            cause=self._causes if everybody else [self._causes[place] for place in inside.tolist()],
+            cause_tx_bytes=rows["cause_tx_bytes"],
+            cause_rx_bytes=rows["cause_rx_bytes"],
+            host=self._hosts if everybody else [self._hosts[place] for place in inside.tolist()],
+        )
+
+    @staticmethod
+    def _members(rows: Table, size: int) -> npt.NDArray[np.bool_]:
+        members: npt.NDArray[np.bool_] = (rows["rank"] >= 0) & (rows["rank"] < size)
+        return members
+
+    def _of_members(self, rows: Table, size: int) -> Table:
+        return rows[self._members(rows, size)] if len(rows) else empty(rows.dtype)

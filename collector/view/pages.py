@@ -1,0 +1,178 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What one viewer asked for of everything that is frozen."""
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from typing import TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from collector.view.frozen import Frozen
+from collector.view.job_views import JobFacts, Jobs
+from collector.view.series import COLUMNS, INTERVAL_NS
+from collector.view.state import CLOCK_SOURCES, FlowFacts, HostState, LinkName
+from netmon.dl.classify import NS_PER_S
+from netmon.marks import printable
+from netmon.records import AgentCost, Class
+from netmon.views import FlowView, HostView, JobView, LinkView, Page, RankView, Selection, Snapshot
+
+MOST_WARNINGS = 32
+LONGEST_WARNING = 400  # characters; a message carries 1,024
+_BPS = 8.0 * NS_PER_S / INTERVAL_NS
+
+Places = npt.NDArray[np.intp]
+T = TypeVar("T", Places, Sequence[JobFacts])
+
+
+def page(frozen: Frozen, asked: Selection, state: HostState, jobs: Jobs) -> Snapshot:
+    """The snapshot for this viewer. state, jobs: asked only for what the few flows and jobs in it are."""
+    chosen = _jobs(frozen, asked)
+    hosts = _hosts(frozen, asked, chosen)
+    order = frozen.worst_first if asked.most_links else frozen.by_name
+    wanted = order if hosts is None else order[np.isin(frozen.links["host"][order], hosts)]
+    links = _part(wanted, asked.links_from, asked.most_links)
+    shown_jobs = _part(chosen, asked.jobs_from, asked.most_jobs)
+    return Snapshot(
+        time_ns=frozen.time_ns,
+        share_threshold=frozen.share_threshold,
+        share_window_ns=frozen.share_window_ns,
+        hosts=tuple(_host(frozen, number) for number in _shown_hosts(frozen, asked, hosts, links)),
+        links=_link_views(frozen, links),
+        jobs=tuple(_limited(job, asked.most_ranks) for job in jobs.views(job.job for job in shown_jobs)),
+        flows=_flow_views(frozen, hosts, asked.flows, state.flow_facts),
+        warnings=tuple(printable_line(line) for line in frozen.warnings[:MOST_WARNINGS]),
+        totals=frozen.totals,
+        page=Page(
+            hosts=len(frozen.hosts) if hosts is None else len(hosts),
+            links=len(wanted),
+            links_from=min(asked.links_from, len(wanted)),
+            jobs=len(chosen),
+            jobs_from=min(asked.jobs_from, len(chosen)),
+            unknown=_unknown(frozen, asked),
+        ),
+    )
+
+
+def printable_line(text: str) -> str:
+    """A line of bounded length."""
+    line = printable(text, 4 * LONGEST_WARNING)
+    return line if len(line) <= LONGEST_WARNING else f"{line[: LONGEST_WARNING - 1]}…"
+
+
+def _jobs(frozen: Frozen, asked: Selection) -> Sequence[JobFacts]:
+    """The jobs that match; where not all may come, first those with stopped ranks, then those with shared nodes."""
+    chosen = frozen.jobs
+    if asked.jobs:
+        chosen = [job for job in chosen if job.job in asked.jobs]
+    if asked.hosts:
+        chosen = [job for job in chosen if not job.hosts.isdisjoint(asked.hosts)]
+    if asked.most_jobs:
+        chosen = sorted(chosen, key=lambda job: (-len(job.stopped), -job.shared, job.job))
+    return chosen
+
+
+def _hosts(frozen: Frozen, asked: Selection, jobs: Iterable[JobFacts]) -> Places | None:
+    """The numbers of the hosts that match; None: all of them."""
+    if not (asked.hosts or asked.jobs):
+        return None
+    wanted = set(asked.hosts) or {host for job in jobs for host in job.hosts}
+    return np.array([number for number, name in enumerate(frozen.host_names) if name in wanted], np.intp)
+
+
+def _unknown(frozen: Frozen, asked: Selection) -> tuple[str, ...]:
+    if not (asked.hosts or asked.jobs):
+        return ()
+    missing = set(asked.hosts) - set(frozen.host_names) | set(asked.jobs) - {job.job for job in frozen.jobs}
+    return tuple(printable_line(name) for name in sorted(missing))[:MOST_WARNINGS]
+
+
+def _part(items: T, begin: int, most: int) -> T:
+    return items[begin : begin + most] if most else items[begin:]
+
+
+def _shown_hosts(frozen: Frozen, asked: Selection, hosts: Places | None, links: Places) -> list[int]:
+    """By name: those of the links, and of the others those about which there is something to say."""
+    matching = np.arange(len(frozen.hosts)) if hosts is None else hosts
+    if asked.most_hosts and len(matching) > asked.most_hosts:
+        notable = frozen.notable_hosts[np.isin(frozen.notable_hosts, matching)][: asked.most_hosts]
+        matching = np.union1d(notable, frozen.links["host"][links])
+    return sorted(matching.tolist(), key=lambda number: frozen.host_names[number])
+
+
+def _host(frozen: Frozen, number: int) -> HostView:
+    host = dict(zip(frozen.hosts.dtype.names or (), frozen.hosts[number].item(), strict=True))
+    cost = AgentCost(host["cpu_fraction"], host["rss_bytes"], host["spool_bytes"], host["warnings"])
+    return HostView(
+        *(frozen.host_names[number], host["connected"], int(frozen.age_ns[number]), host["clock_error_ns"], cost),
+        clock_source=CLOCK_SOURCES[host["clock_source"]],
+        clock_offset_ns=host["clock_offset_ns"],
+        clock_skew_ppm=host["clock_skew_ppm"],
+        bucket_ns=host["bucket_ns"],
+        stream_ns=host["stream_ns"],
+    )
+
+
+def _link_views(frozen: Frozen, links: Places) -> tuple[LinkView, ...]:
+    rates = frozen.series.last(links, COLUMNS) * _BPS
+    unknown = frozen.unknown_columns[links]
+    for place in np.flatnonzero(unknown).tolist():
+        rates[place, : unknown[place]] = np.nan
+    rows = zip(links.tolist(), frozen.links[links].tolist(), rates, strict=True)
+    return tuple(_link(frozen.link_names[number], row, series) for number, row, series in rows)
+
+
+def _link(name: LinkName, row: tuple[int, ...], series: npt.NDArray[np.float64]) -> LinkView:
+    _, capacity, nic, attributed, overflow, lost_kernel, lost_agent = row
+    invisible = nic - attributed - overflow - lost_kernel - lost_agent
+    return LinkView(
+        *(name.host, name.interface, name.direction, capacity, name.hook, INTERVAL_NS, series),
+        attributed / nic if nic else math.nan,
+        *(nic, attributed, overflow, lost_kernel, lost_agent, invisible),
+    )
+
+
+def _limited(job: JobView, most_ranks: int) -> JobView:
+    """The job with its slowest and its shared ranks only."""
+    known, shared = len(job.ranks), sum(rank.node_shared for rank in job.ranks)
+    ranks = job.ranks
+    if most_ranks and known > most_ranks:
+        worst = sorted(ranks, key=lambda rank: (not rank.node_shared, -rank.duration_ns))[:most_ranks]
+        ranks = tuple(sorted(worst, key=_rank_number))
+    return replace(job, ranks=ranks, known_ranks=known, shared_ranks=shared)
+
+
+def _rank_number(rank: RankView) -> int:
+    return rank.rank
+
+
+def _flow_views(
+    frozen: Frozen,
+    hosts: Places | None,
+    count: int,
+    facts: Callable[[npt.NDArray[np.int64]], Sequence[FlowFacts | None]],
+) -> tuple[FlowView, ...]:
+    """The `count` largest of these hosts."""
+    wanted = np.arange(len(frozen.flow_bps))
+    if hosts is not None:
+        wanted = wanted[np.isin(frozen.links["host"][frozen.flows.link], hosts)]
+    rates = frozen.flow_bps[wanted]
+    if len(wanted) > count:
+        wanted = wanted[np.argpartition(-rates, count - 1)[:count]] if count else wanted[:0]
+    wanted = wanted[np.argsort(-frozen.flow_bps[wanted], kind="stable")]
+    flows = frozen.flows.take(wanted)
+    return tuple(
+        FlowView(
+            *(frozen.link_names[link].host, frozen.link_names[link].interface, told.flow, Class(class_), rate),
+            *(told.wire_bytes, told.traffic),
+        )
+        for link, class_, rate, told in zip(
+            flows.link.tolist(),
+            flows.classes.tolist(),
+            frozen.flow_bps[wanted].tolist(),
+            facts(flows.flow),
+            strict=True,
+        )
+        if told
+    )

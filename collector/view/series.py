@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What viewers draw of the last seconds of a link: wire bytes per 100 ms and class, for all links at once."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from netmon.records import Class
+
+INTERVAL_NS = 100_000_000
+COLUMNS = 100
+_SPARE = 20  # columns beyond those that are shown
+
+
+class LinkSeries:
+    """Sums by link, column and class. Column k is [k·INTERVAL_NS, (k+1)·INTERVAL_NS) of the host's mono."""
+
+    def __init__(self, lag_ns: int) -> None:
+        """Begin without links; lag_ns: how far behind the present rows are added."""
+        self._ring = COLUMNS + lag_ns // INTERVAL_NS + _SPARE
+        self._sums: npt.NDArray[np.int64] = np.zeros((0, self._ring, len(Class)), np.int64)
+        self._newest: npt.NDArray[np.int64] = np.empty(0, np.int64)  # column, per link
+
+    def extend(self, links: int) -> None:
+        """Have room for so many links."""
+        more = links - len(self._newest)
+        if more > 0:
+            self._sums = np.concatenate([self._sums, np.zeros((more, *self._sums.shape[1:]), np.int64)])
+            self._newest = np.concatenate([self._newest, np.full(more, -1, np.int64)])
+
+    def forget(self, links: npt.NDArray[np.integer]) -> None:
+        """These links have gone; their numbers may be others' now."""
+        known = links[links < len(self._newest)]
+        self._sums[known], self._newest[known] = 0, -1
+
+    def add(
+        self,
+        start_ns: npt.NDArray[np.int64],
+        link: npt.NDArray[np.integer],
+        classes: npt.NDArray[np.uint8],
+        wire_bytes: npt.NDArray[np.int64],
+    ) -> None:
+        """Add rows, arrays of one length; those that are older than what is kept are left out."""
+        column = start_ns // INTERVAL_NS
+        newest = self._newest.copy()
+        np.maximum.at(newest, link, column)
+        self._advance(newest)
+        kept = column > self._newest[link] - self._ring
+        cell = (link.astype(np.int64) * self._ring + column % self._ring) * len(Class) + classes
+        np.add.at(self._sums.reshape(-1), cell[kept], wire_bytes[kept])
+
+    def _advance(self, newest: npt.NDArray[np.int64]) -> None:
+        """Zero the columns that come in place of the oldest ones."""
+        shift = np.minimum(newest - self._newest, self._ring)
+        self._sums[shift == self._ring] = 0
+        moved = np.flatnonzero((shift > 0) & (shift < self._ring))
+        for step in range(1, int(shift[moved].max(initial=0)) + 1):
+            own = moved[shift[moved] >= step]
+            self._sums[own, (self._newest[own] + step) % self._ring] = 0
+        self._newest = np.maximum(newest, self._newest)
+
+    def copy(self, end: npt.NDArray[np.int64]) -> "SeriesCopy":
+        """As it is now; end: per link, the column after the last one that is shown."""
+        newest = np.maximum(self._newest, end - 1)
+        self._advance(newest)
+        return SeriesCopy(self._sums.copy(), end)
+
+
+@dataclass(frozen=True)
+class SeriesCopy:
+    """Series that are not added to any more but by whoever has asked for them."""
+
+    ring: npt.NDArray[np.int64]  # (links, columns, class): column k is at k modulo their number
+    end: npt.NDArray[np.int64]  # (links,): the column after the last one that is shown
+
+    def add(
+        self,
+        column: npt.NDArray[np.int64],
+        link: npt.NDArray[np.integer],
+        classes: npt.NDArray[np.uint8],
+        wire_bytes: npt.NDArray[np.int64],
+    ) -> None:
+        """Add rows, arrays of one length; those of columns that are not shown are left out."""
+        behind = self.end[link] - column
+        kept = np.flatnonzero((behind > 0) & (behind <= COLUMNS))
+        length = self.ring.shape[1]
+        cell = (link[kept].astype(np.int64) * length + column[kept] % length) * len(Class) + classes[kept]
+        np.add.at(self.ring.reshape(-1), cell, wire_bytes[kept])
+
+    def last(self, links: npt.NDArray[np.integer], columns: int) -> npt.NDArray[np.int64]:
+        """The last columns of these links, (links, columns, class), oldest first."""
+        column = self.end[links][:, None] + np.arange(-columns, 0)
+        wanted: npt.NDArray[np.int64] = self.ring[np.asarray(links)[:, None], column % self.ring.shape[1]]
+        return wanted
+
+    def of(self, links: npt.NDArray[np.integer]) -> "SeriesCopy":
+        """Of these links only, in their order."""
+        return SeriesCopy(self.ring[links], self.end[links])

@@ -1,0 +1,188 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The host stage as the view reads it (HostState): its tables, and of each session what is no column there."""
+
+import time
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from collector.host.session import Session
+from collector.host.stage import Settled
+from collector.host.tables import Tables
+from collector.view.state import ARRIVED, CLOCK_SOURCES, FINAL, FLOW, HOST, LINK, FlowFacts, LinkName
+from collector.view.view import View
+from netmon.dl.traffic import TRAFFIC_NAMES, Traffic
+from netmon.records import Direction, Table
+from netmon.views import SourceScore
+
+_SOURCES = {name: number for number, name in enumerate(CLOCK_SOURCES)}
+_CLOCKS_EVERY_S = 1.0  # they are estimates over seconds
+_OF_PLACE = (
+    "horizon_ns",
+    "settled_ns",
+    "window_ns",
+    "bucket_ns",
+    "cpu_fraction",
+    "rss_bytes",
+    "spool_bytes",
+    "warnings",
+)
+_ASKED_AT_ONCE = 32  # hosts
+_TOTALS = ("nic_bytes", "attributed_bytes", "overflow_bytes", "lost_kernel_bytes", "lost_agent_bytes")
+_NO_LINK = LinkName("", "", Direction.RX, "")
+
+
+class Connected(Protocol):
+    """A session and its connection."""
+
+    session: Session
+    connected: bool
+
+
+class _Ranks(NamedTuple):
+    session: Session
+    scores: list[tuple[str, SourceScore]]
+    stepping: set[str]
+
+
+def _ask(session: Session) -> _Ranks:
+    return _Ranks(session, session.window.ranks.scores(), session.window.ranks.stepping_jobs())
+
+
+class Sessions:
+    """The sessions that viewers see, one of each host; links and flows have the numbers of the stage's tables."""
+
+    def __init__(self, tables: Tables) -> None:
+        """tables: the host stage's."""
+        self._tables = tables
+        self._shown: list[Connected] = []
+        self._places: npt.NDArray[np.int32] = np.empty(0, np.int32)  # of the sessions that are shown
+        self._host_names: tuple[str, ...] = ()
+        self._link_names: list[LinkName] = []
+        self._hosts = np.zeros(0, HOST)
+        self._clocks_s = -np.inf
+        self._ranks: list[_Ranks] = []  # of the sessions that are shown, as they were asked last
+        self._ask_next = 0
+
+    def show(self, newest: Sequence[Connected]) -> None:
+        """These sessions are what viewers see from now on, one of each host."""
+        self._shown = sorted(newest, key=lambda one: one.session.hello.host)
+        sessions = [one.session for one in self._shown]
+        self._places = np.array([session.place for session in sessions], np.int32)
+        self._host_names = tuple(session.hello.host for session in sessions)
+        self._hosts = np.zeros(len(sessions), HOST)
+        self._hosts["begin_ns"] = [session.hello.clock.mono_ns for session in sessions]
+        self._hosts["stream_ns"] = [session.hello.streamed_ns for session in sessions]
+        self._link_names = [_NO_LINK] * len(self._tables.places.links)
+        for session in sessions:
+            links, first = session.window.links, session.window.first_link
+            for number in range(len(links)):
+                about = session.hello.host, links.interface(number).name, links.direction(number), links.hook(number)
+                self._link_names[first + number] = LinkName(*about)
+        self._clocks_s = -np.inf
+        known = {id(ranks.session): ranks for ranks in self._ranks}
+        self._ranks = [known.get(id(session)) or _ask(session) for session in sessions]
+
+    def tell(self, settled: Settled, view: View) -> None:
+        """What a tick of the stage has brought."""
+        for rows in settled.arrived:
+            news = np.empty(len(rows), ARRIVED)
+            news["link"] = self._tables.link(rows)
+            for name in ("flow", "start_ns", "wire_bytes", "payload_bytes"):
+                news[name] = rows[name]
+            view.arrived(news)
+        for found in settled.final:
+            news = np.empty(len(found.rows), FINAL)
+            news["link"], news["class"] = found.link, found.classes
+            news["job"] = self._tables.flows.state["job"][found.rows["flow"]]
+            news["start_ns"], news["wire_bytes"] = found.rows["start_ns"], found.rows["wire_bytes"]
+            view.final(news)
+
+    @staticmethod
+    def links_of(session: Session) -> npt.NDArray[np.int64]:
+        """The numbers of its links."""
+        first = session.window.first_link
+        return np.arange(first, first + len(session.window.links))
+
+    def _read_clocks(self) -> None:
+        """What is known of each host's clock, now and then: it is asked of every session."""
+        now_s = time.monotonic()
+        if now_s - self._clocks_s < _CLOCKS_EVERY_S:
+            return
+        self._clocks_s = now_s
+        clocks = [one.session.window.alignment for one in self._shown]
+        self._hosts["clock_source"] = [_SOURCES.get(clock.source, 0) for clock in clocks]
+        self._hosts["clock_error_ns"] = [clock.error_ns for clock in clocks]
+        self._hosts["clock_offset_ns"] = [clock.host_offset_ns for clock in clocks]
+        self._hosts["clock_skew_ppm"] = [clock.skew_ppm for clock in clocks]
+
+    def host_names(self) -> Sequence[str]:
+        """See HostState."""
+        return self._host_names
+
+    def hosts(self) -> Table:
+        """See HostState."""
+        places = self._tables.places
+        for name in _OF_PLACE:
+            self._hosts[name] = places.table[name][self._places]
+        self._hosts["horizon_utc_ns"] = places.utc(self._places, self._hosts["horizon_ns"])
+        self._hosts["connected"] = [one.connected for one in self._shown]
+        self._read_clocks()
+        return self._hosts
+
+    def link_names(self) -> Sequence[LinkName]:
+        """See HostState."""
+        return self._link_names
+
+    def links(self) -> Table:
+        """See HostState."""
+        own = self._tables.places.links[: len(self._link_names)]
+        host_of = np.full(len(self._tables.places.table) + 1, -1, np.int32)  # the last one: of no session
+        host_of[self._places] = np.arange(len(self._places))
+        links = np.zeros(len(own), LINK)
+        links["host"], links["capacity_bps"] = host_of[own["session"]], own["capacity_bps"]
+        for column, name in enumerate(_TOTALS):
+            links[name] = self._tables.ledger.totals[: len(own), column]
+        return links
+
+    def flow_states(self) -> Table:
+        """See HostState."""
+        state = self._tables.flows.state
+        flows = np.empty(len(state), FLOW)
+        flows["class"], flows["job"] = state["class"], state["job"]
+        flows["gradient"] = state["traffic"] == Traffic.GRADIENT
+        return flows
+
+    def flow_facts(self, numbers: npt.NDArray[np.int64]) -> Sequence[FlowFacts | None]:
+        """See HostState."""
+        return [self._facts(number) for number in numbers.tolist()]
+
+    def _facts(self, number: int) -> FlowFacts | None:
+        table = self._tables.flows
+        flow = table.flows[number] if number < len(table.flows) else None
+        if flow is None:
+            return None
+        row = table.state[number]
+        link = int(self._tables.places.table["first_link"][row["session"]]) + int(row["link"])
+        return FlowFacts(flow, link, int(row["wire_bytes"]), TRAFFIC_NAMES[row["traffic"]])
+
+    def scores(self) -> Sequence[tuple[str, SourceScore]]:
+        """See HostState."""
+        self._ask_some()
+        return [score for ranks in self._ranks for score in ranks.scores]
+
+    def stepping_jobs(self) -> set[str]:
+        """See HostState."""
+        return {job for ranks in self._ranks for job in ranks.stepping}
+
+    def _ask_some(self) -> None:
+        """How the sources of iterations do is asked of some hosts at a time: it takes long."""
+        for _ in range(min(_ASKED_AT_ONCE, len(self._shown))):
+            self._ask_next = (self._ask_next + 1) % len(self._shown)
+            self._ranks[self._ask_next] = _ask(self._shown[self._ask_next].session)
+
+    def warnings(self) -> Sequence[str]:
+        """See HostState."""
+        return [line for one in self._shown for line in one.session.window.ranks.warnings]

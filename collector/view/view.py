@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What viewers can be shown, kept up to date by news of rows, and frozen when somebody looks."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from collector.settings import Settings
+from collector.view.arrivals import Arrivals, Present
+from collector.view.frozen import Frozen
+from collector.view.job_views import Jobs
+from collector.view.series import INTERVAL_NS, LinkSeries
+from collector.view.state import FINAL, HostState
+from collector.view.steady import SteadyShares
+from netmon.dl.classify import NS_PER_S
+from netmon.records import Class, Table, empty
+
+_MOST_TABLES = 256  # of final rows that nobody has looked at
+_MOST_ROWS = 1 << 18
+_LOOKED_NS = NS_PER_S  # after it, what was seen is of the past
+
+
+class View:
+    """The view of one worker's hosts; lives on the thread that tells the news."""
+
+    def __init__(self, state: HostState, jobs: Jobs, settings: Settings) -> None:
+        """Begin with nothing seen."""
+        self._state, self._jobs, self._settings = state, jobs, settings
+        self._arrivals = Arrivals(settings.hold_windows)
+        self._series = LinkSeries(settings.settle_ns)
+        self._steady = SteadyShares(settings.hold_windows)
+        self._final: list[Table] = []
+        self._final_rows = 0
+        self._looked_ns = 0  # utc
+
+    def arrived(self, rows: Table) -> None:
+        """Rows have come, dtype ARRIVED; they are not written any more."""
+        if len(rows) and self._arrivals.add(rows):
+            self._arrivals.prune(self._present())
+
+    def final(self, rows: Table) -> None:
+        """Rows are final, dtype FINAL; they are not written any more."""
+        if not len(rows):
+            return
+        self._final.append(rows)
+        self._final_rows += len(rows)
+        if len(self._final) >= _MOST_TABLES or self._final_rows >= _MOST_ROWS:
+            self._count_final(self._present())
+
+    def forget_links(self, links: npt.NDArray[np.integer]) -> None:
+        """These links have gone; their numbers may be others' from now on."""
+        self._final = [rows[~np.isin(rows["link"], links)] for rows in self._final]
+        self._series.forget(links)
+        self._steady.forget(links)
+        self._arrivals.forget(links)
+
+    def freeze(self, now_utc_ns: int, trouble: Sequence[str] = ()) -> Frozen:
+        """Everything as it is now; trouble: the collector's own, one line each."""
+        present = self._present()
+        self._count_final(present)
+        looked, self._looked_ns = now_utc_ns - self._looked_ns < _LOOKED_NS, now_utc_ns
+        self._arrivals.look(present, None if looked else self._steady)
+        host_names, hosts, links = self._state.host_names(), self._state.hosts().copy(), self._state.links().copy()
+        series = self._series.copy(np.maximum(present.horizon_ns, 0) // INTERVAL_NS)
+        self._arrivals.add_to(series, present)
+        flows, rates = self._arrivals.flow_rates(present, _of_host(hosts["begin_ns"], links["host"], 0))
+        names = self._state.link_names()
+        shown = np.flatnonzero(links["host"] >= 0)
+        jobs = self._jobs.facts()
+        self._jobs.take_scores(self._state.scores(), self._state.stepping_jobs())
+        place = np.full(len(links), -1, np.int64)
+        place[shown] = np.arange(len(shown))
+        live = np.flatnonzero(place[flows.link] >= 0)
+        flows = flows._replace(link=place[flows.link]).take(live)
+        return Frozen(
+            time_ns=now_utc_ns,
+            share_threshold=self._settings.share_threshold,
+            share_window_ns=int(hosts["window_ns"].max(initial=0)) or self._settings.share_window_ns,
+            host_names=host_names,
+            hosts=hosts,
+            link_names=[names[number] for number in shown.tolist()],
+            links=links[shown],
+            series=series.of(shown) if len(shown) < len(links) else series,
+            flows=flows,
+            flow_bps=rates[live],
+            jobs=jobs,
+            forgotten_jobs=self._jobs.forgotten,
+            warnings=(*trouble, *(line for job in jobs for line in job.stopped), *self._state.warnings()),
+        )
+
+    def _present(self) -> Present:
+        hosts, links = self._state.hosts(), self._state.links()
+        self._series.extend(len(links))
+        window_ns = _of_host(hosts["window_ns"], links["host"], 1)
+        enough = self._settings.share_threshold * links["capacity_bps"] / 8 * window_ns / NS_PER_S
+        return Present(
+            _of_host(hosts["horizon_ns"], links["host"], -1),
+            _of_host(hosts["settled_ns"], links["host"], 0),
+            window_ns,
+            enough,
+            self._state.flow_states(),
+        )
+
+    def _count_final(self, present: Present) -> None:
+        rows = np.concatenate([empty(FINAL), *self._final])
+        self._final, self._final_rows = [], 0
+        rows = rows[present.horizon_ns[rows["link"]] >= 0]
+        classes = rows["class"].copy()
+        dl = np.flatnonzero((classes == Class.DL_ONLY) | (classes == Class.DL_SHARED))
+        own = rows[dl]
+        window = own["start_ns"] // present.window_ns[own["link"]]
+        shared = self._steady.flags(own["link"], own["job"], window, own["class"] == Class.DL_SHARED)
+        classes[dl] = np.where(shared, Class.DL_SHARED, Class.DL_ONLY)
+        self._series.add(rows["start_ns"], rows["link"], classes, rows["wire_bytes"])
+
+
+def _of_host(values: npt.NDArray[np.int64], host: npt.NDArray[np.int32], none: int) -> npt.NDArray[np.int64]:
+    """The value of each link's host; none: of a link that is not shown."""
+    if not len(values):
+        return np.full(len(host), none, np.int64)
+    return np.where(host >= 0, values[host], none)

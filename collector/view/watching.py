@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Everybody who looks: one frozen view a tick for all, encoded once for all that ask for the same."""
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Any
+
+import grpc
+
+from collector.view.frozen import Frozen
+from netmon.errors import WireError
+from netmon.views import Selection, Snapshot
+from netmon.wire import netmon_pb2
+from netmon.wire.snapshots import decode_selection, encode_snapshot
+
+_OLDEST_S = 0.5  # a view serves again until then, if nothing has changed
+_SHORTEST_INTERVAL_S = 0.05
+_LET_GO_AFTER_S = 10.0  # a viewer that has not read the last snapshot until then
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class Watching:
+    """Snapshots for viewers, made while there are any. A viewer that reads slowly gets the newest, never a queue."""
+
+    def __init__(
+        self, freeze: Callable[[], Frozen], page: Callable[[Frozen, Selection], Snapshot], ticks: Callable[[], int]
+    ) -> None:
+        """freeze: everything as it is now; page: what of it a viewer has asked for; ticks: how often it has changed."""
+        self._freeze, self._page, self._ticks = freeze, page, ticks
+        self._frozen: Frozen | None = None
+        self._frozen_at, self._frozen_s = 0, 0.0
+        self._encoded: dict[Selection, netmon_pb2.Snapshot] = {}
+        self._viewers = 0
+        self.let_go = 0  # viewers that did not read
+
+    def latest(self, asked: Selection) -> netmon_pb2.Snapshot:
+        """The newest snapshot; it is shared, and only read."""
+        now_s, now_at = time.monotonic(), self._ticks()
+        if self._frozen is None or now_at != self._frozen_at or now_s - self._frozen_s >= _OLDEST_S:
+            self._frozen, self._frozen_at, self._frozen_s = self._freeze(), now_at, now_s
+            self._encoded = {}
+        if asked not in self._encoded:
+            self._encoded[asked] = encode_snapshot(self._page(self._frozen, asked))
+        return self._encoded[asked]
+
+    async def watch(self, request: netmon_pb2.WatchRequest, context: Context) -> None:
+        """Give one snapshot, or one per interval until the viewer goes."""
+        try:
+            asked = decode_selection(request)
+        except WireError as error:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        interval_s = max(request.interval_ms / 1e3, _SHORTEST_INTERVAL_S)
+        self._viewers += 1
+        try:
+            while True:
+                await asyncio.wait_for(context.write(self.latest(asked)), _LET_GO_AFTER_S)
+                if not request.interval_ms:
+                    return
+                await asyncio.sleep(interval_s)
+        except asyncio.TimeoutError:
+            self.let_go += 1
+            reason = f"no snapshot was read for {_LET_GO_AFTER_S:.0f} s"
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, reason)  # it comes when the viewer reads, if ever
+        except asyncio.CancelledError:  # the collector ends, or the viewer has gone; gRPC prints it as an error of ours
+            return
+        finally:
+            self._viewers -= 1
+            if not self._viewers:
+                self._frozen, self._encoded = None, {}
