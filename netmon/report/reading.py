@@ -18,10 +18,10 @@ from netmon.report.training_times import TrainingTimes, training_times
 
 _AROUND_NS = 1_000_000_000
 _DEFAULT_BUCKET_NS = 10_000
-MOST_CELLS = 10_000_000
-"""Milliseconds of links and classes that are kept: 500 MB."""
-MOST_ITERATIONS = 1_000_000
-"""Rows of the table iterations that are kept: 400 MB."""
+MOST_CELLS = 3_000_000
+"""Milliseconds of links and classes that are kept; chapters make a few copies of them."""
+MOST_ITERATIONS = 250_000
+"""Rows of the table iterations that are kept; chapters make a few copies of them."""
 
 
 def read_study(
