@@ -2,14 +2,13 @@
 """The gRPC service, from its first socket to its last acknowledgement."""
 
 import asyncio
-import contextlib
 import logging
 import os
 import signal
 import socket
 import stat
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ import sdnotify
 from collector.dataset.sink import ParquetSink
 from collector.dataset.upkeep import Upkeep
 from collector.full_resolution import arrow_stream, bucket_rows, with_addresses
+from collector.jobs.process import JobsApart
 from collector.registry import Entry, Registry
 from collector.settings import Settings
 from collector.stream import AgentStream
@@ -30,6 +30,7 @@ from netmon.wire.channel import COLLECTOR_OPTIONS
 
 _log = logging.getLogger(__name__)
 _GRACE_S = 1.0
+_END_WITHIN_S = 7.0  # of the signal, before the grace
 _INFER_EVERY_S = 0.3
 _TICK_S = 0.2
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -95,8 +96,16 @@ class CollectorService(netmon_pb2_grpc.CollectorServicer):
         await self._watching.watch(request, context)
 
 
-async def serve(listen: str, data: Path, settings: Settings, stop: asyncio.Event | None = None) -> None:
+async def serve(
+    listen: str,
+    data: Path,
+    settings: Settings,
+    stop: asyncio.Event | None = None,
+    abandon: Callable[[], None] = lambda: None,
+) -> None:
     """Collect until SIGTERM or SIGINT (or `stop`), then store what is left.
+
+    abandon: called where that takes too long; may end the process, as nothing is lost by it.
 
     Raises DataError where data cannot be written, UnsupportedError where it cannot listen.
     """
@@ -104,7 +113,8 @@ async def serve(listen: str, data: Path, settings: Settings, stop: asyncio.Event
     working: list[asyncio.Task[None]] = []
     sink = ParquetSink(data)
     upkeep = Upkeep(sink, settings.keep)
-    registry = Registry(sink, settings)
+    jobs = JobsApart()
+    registry = Registry(sink, settings, jobs)
     server = grpc.aio.server(options=COLLECTOR_OPTIONS)
     netmon_pb2_grpc.add_CollectorServicer_to_server(CollectorService(registry), server)  # type: ignore[no-untyped-call]
     try:
@@ -112,37 +122,51 @@ async def serve(listen: str, data: Path, settings: Settings, stop: asyncio.Event
         await server.start()
         _log.info(f"listening on {listen}, writing to {data}")
         _notify("READY=1")
-        working = [asyncio.create_task(work(registry)) for work in (_tick_for_ever, _infer_for_ever)]
-        closing = asyncio.create_task(_close_intake(registry, stop))
-        working.append(closing)
-        await _flush_until(stop, registry, settings.flush_ns / NS_PER_S)
+        flushing = _flush_for_ever(registry, settings.flush_ns / NS_PER_S)
+        stopped = asyncio.create_task(stop.wait())
+        working = [
+            asyncio.create_task(work) for work in (_tick_for_ever(registry), _infer_for_ever(registry), flushing)
+        ]
+        ended, _ = await asyncio.wait((stopped, *working), return_when=asyncio.FIRST_COMPLETED)
+        for task in ended:
+            task.result()
         _notify("STOPPING=1")
-        await closing
-        registry.settle_everything()
-        if not await registry.flush():
-            raise DataError(f"cannot store the last rows in {data}; agents that spool will send them again")
+        await _store_the_rest(registry, data, abandon)
     finally:
         for task in working:
             task.cancel()
         await server.stop(_GRACE_S)
+        jobs.close()
         upkeep.close()
         sink.close()
 
 
-async def _flush_until(stop: asyncio.Event, registry: Registry, interval_s: float) -> None:
+async def _store_the_rest(registry: Registry, data: Path, abandon: Callable[[], None]) -> None:
+    """What agents have sent until now, as far as there is time: they keep what they have not been told is stored."""
+    registry.close_intake()
+    rest = asyncio.create_task(_settle_and_flush(registry))
+    done, _ = await asyncio.wait((rest,), timeout=_END_WITHIN_S)
+    if not done:
+        _log.warning(
+            f"not all rows are stored in {data} after {_END_WITHIN_S:g} s; agents that spool will send the rest"
+        )
+        abandon()
+    if not await rest:
+        raise DataError(f"cannot store the last rows in {data}; agents that spool will send them again")
+
+
+async def _settle_and_flush(registry: Registry) -> bool:
+    registry.settle_everything()
+    return await registry.flush()
+
+
+async def _flush_for_ever(registry: Registry, interval_s: float) -> None:
     begun = time.monotonic()
-    while not stop.is_set():
-        with contextlib.suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(stop.wait(), max(interval_s / 4, begun + interval_s - time.monotonic()))
+    while True:
+        await asyncio.sleep(max(interval_s / 4, begun + interval_s - time.monotonic()))
         begun = time.monotonic()
         registry.tidy()
         await registry.flush()
-
-
-async def _close_intake(registry: Registry, stop: asyncio.Event) -> None:
-    """At once, also while a flush is under way: there would be no end otherwise of what is left to be stored."""
-    await stop.wait()
-    registry.close_intake()
 
 
 async def _tick_for_ever(registry: Registry) -> None:

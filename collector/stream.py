@@ -183,9 +183,7 @@ class AgentStream:
         hello = entry.session.hello
         _log.info(f"{hello.host} {'left' if complete else 'is cut off'}: session {hello.session}")
         if complete:
-            await self._registry.infer(leaving=entry)
-            self._registry.settle(entry, leaving=True)
-            stored = await self._registry.flush()
+            stored = await self._registry.part(entry)
             self._check()
             if stored:
                 await self._tell()

@@ -311,17 +311,14 @@ class HostStage:
             mine, session = arrivals[at[place] : at[place + 1]], self._sessions[place]
             session.taken(mine[-1][0])
             session.window.arrive(mine, arriving[begins[place] : begins[place + 1]])
-        self._take_onsets(arriving, onsets, begins)
+        self._take_onsets(arriving, onsets)
 
-    def _take_onsets(self, rows: Table, places: npt.NDArray[np.int64], begins: npt.NDArray[np.intp]) -> None:
+    def _take_onsets(self, rows: Table, places: npt.NDArray[np.int64]) -> None:
         found = rows[places]
         found = found[found["start_ns"] >= self.tables.places.table["onsets_ns"][found["session"]] + STARTING_NS]
-        latest = np.full(len(self.tables.places.table), -1, np.int64)
-        first = starts(rows["session"])
-        latest[rows["session"][first]] = latest_of(rows["start_ns"], first)
-        own = edges(found["session"], len(latest))
+        own = edges(found["session"], len(self.tables.places.table))
         for place in np.unique(found["session"]).tolist():
-            self._sessions[place].window.onsets.add(found[own[place] : own[place + 1]], int(latest[place]))
+            self._sessions[place].window.onsets.add(found[own[place] : own[place + 1]])
 
     def _grid(self, places: _Places) -> npt.NDArray[np.int64]:
         row = self.tables.places.table[places]
@@ -397,7 +394,9 @@ class HostStage:
         of_link = np.maximum(places.links["session"], 0)
         told, links = self.tables.ledger.rows(settled_ns[of_link], places.table["first_link"][of_link])
         for row, link in zip(told, links, strict=True):
-            ledger.setdefault(int(places.links["session"][link]), []).append(row)
+            place = int(places.links["session"][link])
+            if place >= 0:  # of a session that is not gone
+                ledger.setdefault(place, []).append(row)
         begins = edges(fresh["session"], len(places.table))
         with_rows = set(np.unique(fresh["session"]).tolist())
         due = heard | set(np.flatnonzero(places.table["due_ns"] <= settled_ns).tolist())

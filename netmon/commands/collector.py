@@ -109,5 +109,6 @@ def run(args: argparse.Namespace) -> int:
         full_rows_per_hour=args.full_rows,
         keep=tuple(args.keep),
     )
-    asyncio.run(serve(args.listen, args.data, settings))
+    # A thread that writes cannot be called off, and what is not whole on the disk is as if it had not been written.
+    asyncio.run(serve(args.listen, args.data, settings, abandon=lambda: os._exit(0)))
     return 0

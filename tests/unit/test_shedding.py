@@ -2,6 +2,7 @@
 """Who is asked for less when more comes than the collector can take, and that the agents hear of it."""
 
 import asyncio
+import threading
 import time
 from pathlib import Path
 
@@ -252,3 +253,56 @@ def test_what_comes_after_the_end_has_begun_is_not_taken_in(tmp_path: Path) -> N
         store.close()
 
     asyncio.run(scenario())
+
+
+def test_a_disk_that_hangs_does_not_keep_the_collector(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "_END_WITHIN_S", 0.1)
+    hangs, abandoned = threading.Event(), threading.Event()
+    write = ParquetSink.write
+    monkeypatch.setattr(ParquetSink, "write", lambda *args: (hangs.wait(60), write(*args)))
+
+    async def scenario() -> None:
+        stop, address = asyncio.Event(), f"unix:{tmp_path}/socket"
+
+        def abandon() -> None:
+            abandoned.set()
+            hangs.set()  # the program would end here
+
+        task = asyncio.create_task(server.serve(address, tmp_path / "data", registry.Settings(), stop, abandon))
+        async with grpc.aio.insecure_channel(address) as channel:
+            call = CollectorStub(channel).Stream(wait_for_ready=True)
+            await call.write(netmon_pb2.AgentMessage(hello=encode_hello(hello())))
+            await call.write(netmon_pb2.AgentMessage(batch=encode_batch(Host().batch())))
+            await call.read()
+            stop.set()
+            await asyncio.wait_for(task, 60)
+
+    asyncio.run(scenario())
+    assert abandoned.is_set()
+
+
+def test_who_leaves_at_the_same_time_is_stored_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    agents, written = 30, []
+    write = ParquetSink.write
+    monkeypatch.setattr(ParquetSink, "write", lambda *args: (written.append(1), time.sleep(0.3), write(*args)))
+
+    async def leave(stub: CollectorStub, number: int) -> int:
+        name = f"h{number}"
+        messages = [netmon_pb2.AgentMessage(hello=encode_hello(hello(host=name, session=name)))]
+        messages.append(netmon_pb2.AgentMessage(batch=encode_batch(Host().batch())))
+        told = [message.sequence async for message in stub.Stream(iter(messages), wait_for_ready=True)]
+        return told[-1]
+
+    async def scenario() -> list[int]:
+        stop, address = asyncio.Event(), f"unix:{tmp_path}/socket"
+        settings = registry.Settings(flush_ns=60_000_000_000)
+        task = asyncio.create_task(server.serve(address, tmp_path / "data", settings, stop))
+        async with grpc.aio.insecure_channel(address) as channel:
+            stub = CollectorStub(channel)
+            told = await asyncio.gather(*(leave(stub, number) for number in range(agents)))
+        stop.set()
+        await task
+        return told
+
+    assert asyncio.run(scenario()) == [1] * agents
+    assert len(written) < agents // 2
