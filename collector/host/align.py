@@ -12,7 +12,7 @@ from netmon.records import ClockExchange, ClockSample
 _SETTLING_NS = 4_000_000_000  # in which an estimate that is near a wall has come most of the way to the middle
 _FIT_EVERY_NS = 1_000_000_000
 _CALM_FIT_EVERY_NS = 4_000_000_000  # once it is well known, and no exchange says else
-_FITS_AT_FIRST = 20
+_FITS_AT_FIRST = 8
 _AHEAD_NS = 1_000_000_000
 _LEAST_TOLERANCE_NS = 1_000
 

@@ -27,7 +27,7 @@ from collector.jobs.common_numbers import Numbers
 from collector.jobs.rank_claims import Claims
 from collector.jobs.remote_ends import Peers
 from collector.settings import Settings
-from netmon.dl.grouped import edges
+from netmon.dl.grouped import edges, latest_of, starts
 from netmon.errors import WireError
 from netmon.records import ClockExchange, ClockSample, Flow, Hello, Mark, NicSample, Table
 from netmon.wire import netmon_pb2
@@ -297,7 +297,8 @@ class HostStage:
         batches.settled.arrived.append(arriving)
         tables.touch()
         last_row, last = np.full(len(batches.place), -1, np.int64), heads["horizon_ns"].copy()
-        np.maximum.at(last_row, rows["batch"], rows["start_ns"])
+        first = starts(rows["batch"])
+        last_row[rows["batch"][first]] = latest_of(rows["start_ns"], first)
         np.maximum.at(last, samples["batch"], samples["time_ns"])
         for batch, marks in batches.marks.items():
             last[batch] = max([int(last[batch]), *(m.time_ns for m in marks)])

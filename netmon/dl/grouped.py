@@ -20,6 +20,12 @@ def starts(*keys: npt.NDArray[np.generic]) -> npt.NDArray[np.intp]:
     return np.flatnonzero(change)
 
 
+def latest_of(value: Numbers, first: npt.NDArray[np.intp]) -> Numbers:
+    """The largest value of each run; first: where the runs begin."""
+    found: Numbers = np.maximum.reduceat(value, first) if len(first) else np.empty(0, np.int64)
+    return found
+
+
 def edges(group: Numbers, groups: int) -> npt.NDArray[np.intp]:
     """Where each of the groups 0…groups−1 begins in ascending `group`, and the end: (groups + 1,)."""
     return np.searchsorted(group, np.arange(groups + 1))

@@ -183,6 +183,8 @@ class PayloadHistory:
         self._blocks.drop(host)
 
     def _last_cut(self, host: _Numbers, time_ns: _Numbers, hosts: int) -> _Numbers:
+        if not self._cuts:
+            return np.full(len(time_ns), np.iinfo(np.int64).min)
         first = np.full(hosts, np.iinfo(np.int64).max)
         np.minimum.at(first, host, time_ns)
         some = [(one, self._cuts[one]) for one in sorted(self._cuts) if first[one] < np.iinfo(np.int64).max]

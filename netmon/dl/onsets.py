@@ -26,17 +26,6 @@ _CLEAR = 1.3  # times as many coincidences as at any other lag
 _Indices = npt.NDArray[np.int64]
 
 
-def find_onsets(flow: _Indices, start_ns: _Indices, before_ns: _Indices) -> _Indices:
-    """Places of the rows that follow a rest, in the order of flow and time.
-
-    flow, start_ns: rows in any order; before_ns: start of the last bucket of the row's flow before these rows.
-    """
-    order = np.lexsort((start_ns, flow))
-    flow, start, before = flow[order], start_ns[order], before_ns[order]
-    before[1:] = np.where(flow[1:] == flow[:-1], start[:-1], before[1:])
-    return order[start - before >= REST_NS]
-
-
 def match_onsets(sent: Table, received: Table, early_ns: int | _Indices) -> tuple[_Indices, _Indices]:
     """Pairs of what is the same packet: places in `sent` and in `received`, both with the columns of ONSET.
 

@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from netmon.dl.iterations import IterationTracker
-from netmon.dl.segments import Segments
 from netmon.records import Moment, Source
 
 START, END, ENQUEUE, WAIT = Moment.STEP_START, Moment.STEP_END, Moment.FIRST_ENQUEUE, Moment.LAST_WAIT
@@ -101,27 +100,6 @@ def test_no_order_invents_an_iteration(marks, data):
 
 
 times = st.lists(st.integers(0, 100), max_size=60)
-
-
-@given(times, st.lists(st.integers(0, 100), min_size=2, max_size=8, unique=True))
-def test_segments_hold_every_row_once(rows, cuts):
-    segments, rows = Segments(2), np.sort(np.array(rows, np.int64))
-    for cut in cuts:
-        segments.cut(cut, 0)
-    for half in np.array_split(rows, 2):
-        segments.add(half, half % 2, half)
-    first, last = min(cuts), max(cuts)
-    expected = rows[(rows >= first) & (rows < last)]
-    assert segments.between(first, last).tolist() == [expected[expected % 2 == c].sum() for c in (0, 1)]
-    segments.forget(first)
-    assert segments.between(first, last).sum() == expected.sum()
-
-
-def test_a_late_cut_is_refused():
-    segments = Segments(1)
-    segments.add(np.array([5]), np.array([0]), np.array([1]))
-    assert not segments.cut(4, added_until_ns=6)
-    assert segments.cut(6, added_until_ns=6)
 
 
 def test_other_sources_are_scored_against_the_one_that_decides():

@@ -3,8 +3,12 @@
 
 import numpy as np
 import pytest
+from collector_stream import hello
 
-from netmon.dl.onsets import MOST_DELAY_NS, ONSET, REST_NS, coarse_lag, find_onsets, match_onsets
+from collector.host.flows import AllFlows, FlowTable, Links
+from collector.host.rows import ARRIVED
+from netmon.dl.onsets import MOST_DELAY_NS, ONSET, REST_NS, coarse_lag, match_onsets
+from netmon.records import Direction, Flow
 
 MS = 1_000_000
 
@@ -20,12 +24,19 @@ def bursts(rng: np.random.Generator, keys: int = 3, seconds: int = 5) -> np.ndar
     return onsets(*[(key, round(time)) for key in range(keys) for time in times[key]])
 
 
-def test_what_follows_a_rest_is_an_onset():
-    flow = np.array([0, 0, 1, 0, 1, 0])
-    start = np.array([5, 8, 7, 3, 90, 60]) * MS
-    before = np.where(flow == 0, 1, -50) * MS
-    assert sorted(find_onsets(flow, start, before).tolist()) == [2, 4, 5]
-    assert not len(find_onsets(flow[:0], start[:0], before[:0]))
+def test_an_onset_follows_a_rest():
+    everything = AllFlows()
+    table = FlowTable(Links(hello()), everything, 0)
+    for number in (0, 1):
+        table.describe(Flow(number, 7, Direction.TX, "a", "b", 1, 2, 6, 0))
+    rows = np.zeros(6, ARRIVED)
+    rows["flow"], rows["start_ns"] = [0, 1, 0, 0, 1, 0], np.array([10, 15, 29, 50, 35, 69]) * MS
+    rows["wire_bytes"] = 1
+    assert everything.seen(rows).tolist() == [0, 1, 3, 4]
+    rows["start_ns"] = np.array([80, 90, 81, 120, 110, 121]) * MS  # flow 0 goes on after 11 ms
+    assert everything.seen(rows).tolist() == [1, 3, 4]
+    assert not len(everything.seen(rows[:0]))
+    assert everything.state["wire_bytes"].tolist() == [8, 4]
 
 
 def test_pairs_are_of_one_flow_and_near():
