@@ -17,6 +17,7 @@ from netmon.errors import DataError, WireError
 from netmon.records import BUCKET, Table, empty
 from netmon.wire import netmon_pb2
 from netmon.wire.buckets import decode_buckets
+from netmon.wire.details import read_sentence
 
 MOST_ROWS = 2_000_000
 """Of one host and request."""
@@ -80,7 +81,7 @@ class FullResolution:
             raise WireError(f"{asked.session.hello.host} answers with other rows, or more, than were asked for")
         pull.tables.append(table)
         pull.rows += len(table)
-        pull.gap, pull.over = message.gap, message.last
+        pull.gap, pull.over = read_sentence(message.gap, "FullAnswer.gap"), message.last
         pull.news.set()
 
     def disconnected(self, asked: Asked) -> None:

@@ -19,11 +19,11 @@ from collector.full_resolution import FullResolution
 from collector.host.incoming import gather
 from collector.host.session import Flush, Session
 from collector.host.stage import HostStage, Settled
+from collector.host.telling import Teller, ToldFlows, apply, tell
 from collector.host.window import Output
 from collector.intake import Intake
-from collector.jobs.clocks import Clocks
 from collector.jobs.common_numbers import Numbers
-from collector.jobs.inferring import Inferring
+from collector.jobs.link import JobLink, JobsHere
 from collector.jobs.rank_claims import Claims
 from collector.jobs.remote_ends import Peers
 from collector.set_aside import SetAside
@@ -35,7 +35,6 @@ from collector.view.job_views import Jobs
 from collector.view.pages import page
 from collector.view.sessions import Sessions
 from collector.view.view import View
-from netmon.dl.inference import Findings
 from netmon.errors import DataError, NetmonError, WireError
 from netmon.records import Batch, Hello
 from netmon.views import Selection, Snapshot
@@ -65,6 +64,7 @@ class Entry:
     """A session and its connection."""
 
     session: Session
+    teller: Teller
     connections: int = 0  # how often it has connected; a newer connection ends an older one
     connected: bool = False
     last_heard: float = 0.0
@@ -82,23 +82,27 @@ class Entry:
 class Registry:
     """Sessions by name; lives on one event loop, only files are touched in threads."""
 
-    def __init__(self, sink: Sink, settings: Settings) -> None:
-        """Begin without sessions."""
+    def __init__(self, sink: Sink, settings: Settings, jobs: JobLink | None = None) -> None:
+        """Begin without sessions. jobs: the way to the job stage; the caller's to close; without one, it is in here."""
         self._sink, self._settings = sink, settings
         self._entries: dict[str, Entry] = {}
         self._newest_of: dict[str, Entry] = {}  # by host
         self._jobs = Jobs(settings.parameters)
-        self._stage = HostStage(settings, Peers(), Numbers(), Claims())
+        self._numbers, self._claims, self._peers = Numbers(), Claims(), Peers()
+        self._stage = HostStage(settings, self._peers, self._numbers, self._claims)
         self._sessions = Sessions(self._stage.tables)
         self._view = View(self._sessions, self._jobs, settings)
         self.ticks = 0  # how often what viewers see has changed
         self._queued: list[tuple[Entry, netmon_pb2.AgentMessage]] = []  # for the next tick
         self._queued_weight = 0
         self._careful_until = 0.0  # until then a tick takes in one batch, so that it is known which one it fails at
-        self._inferring = Inferring()
+        self._job_stage = jobs or JobsHere()
+        self._told_flows = ToldFlows()
+        self._places = 0  # that were given to sessions in what the job stage is told
+        self._ended: list[int] = []  # places of sessions that are over, of which it has not been told
+        self._untold = 0  # rows that it was not told
         self.intake = Intake(self._storing)
         self._writing_s = 0.0  # CPU time of the last flush
-        self._clocks = Clocks()
         self.full, self._triggers = FullResolution(), Triggers(settings)
         self._pulling: set[asyncio.Task[None]] = set()
         self._full_rows: list[pa.Table] = []
@@ -139,7 +143,9 @@ class Registry:
                     async with self._flushing:  # what is on its way to the disk has to be there by then
                         pass
                     resume = await asyncio.to_thread(self._sink.resume, hello)
-                    entry = Entry(self._stage.session(self._stage.open(hello, resume)))
+                    session = self._stage.session(self._stage.open(hello, resume))
+                    self._places += 1
+                    entry = Entry(session, Teller(self._places, session, self._told_flows))
                     self._entries[hello.session] = entry
                     self._find_newest()
                 elif entry.session.hello.host != hello.host:
@@ -172,7 +178,13 @@ class Registry:
 
     def _forget(self, entry: Entry) -> None:
         self._view.forget_links(self._sessions.links_of(entry.session))
+        ranks = entry.session.window.ranks.names()
         self._stage.close(entry.session.place)
+        self._claims.release_session(entry.session.hello.session)
+        for job, rank in ranks:
+            if not self._claims.held(job, rank):  # by a later session
+                self._numbers.forget(job, rank)
+        self._ended.append(entry.teller.place)
         self._triggers.forget(entry.session.hello.session)
         del self._entries[entry.session.hello.session]
         self._find_newest()
@@ -219,8 +231,6 @@ class Registry:
 
     def tick(self) -> None:
         """Take in everything that is queued, and settle what is due on all hosts."""
-        if self._clocks.due(time.monotonic_ns()):
-            self._compare_clocks()
         self._guarded(self._stage.tick)
         if self._stage.tables.pending.count > _MOST_WAITING:
             self._settle_largest()
@@ -266,25 +276,25 @@ class Registry:
         for entry in self._entries.values():
             entry.broken, entry.failure = True, told
             entry.news.set()
+        self._ended += [entry.teller.place for entry in self._entries.values()]
         self._entries.clear()
         self._find_newest()
-        self._stage = HostStage(self._settings, Peers(), Numbers(), Claims())
+        self._numbers, self._claims, self._peers = Numbers(), Claims(), Peers()
+        self._stage = HostStage(self._settings, self._peers, self._numbers, self._claims)
+        self._told_flows = ToldFlows()
         self._sessions = Sessions(self._stage.tables)
         self._view = View(self._sessions, self._jobs, self._settings)
-        self._inferring = Inferring()
         self._careful_until = time.monotonic() + _CAREFUL_S
 
     def take(self, entry: Entry, batch: Batch) -> None:
         """Take in one batch at once."""
         entry.settled, entry.last_heard = False, time.monotonic()
-        if self._clocks.due(time.monotonic_ns()):
-            self._compare_clocks()
         self._guarded(lambda: self._stage.take([entry.session.place], gather([batch])))
 
     def _made(self, settled: Settled) -> None:
         """What a tick has made final, and at what it has failed."""
         self.ticks += 1
-        self._sessions.tell(settled, self._view)
+        self._tell_viewers(settled)
         entries = {entry.session.place: entry for entry in self._entries.values()}
         for place, (sequence, reason) in settled.refused.items():
             entry = entries[place]
@@ -301,6 +311,12 @@ class Registry:
                     self._fail(entries[place], "what has settled", error)
         if self._pending_bytes > MOST_PENDING_BYTES:
             self._room.clear()
+
+    def _tell_viewers(self, settled: Settled) -> None:
+        try:
+            self._sessions.tell(settled, self._view)
+        except Exception as error:  # rows do not need it
+            self._notice(f"what is shown is incomplete: {type(error).__name__}: {error}", error)
 
     def _fail_at(self, entry: Entry, sequence: int, error: Exception) -> None:
         """The collector has failed at a batch: the session begins anew, from the dataset."""
@@ -326,13 +342,6 @@ class Registry:
                 self._pulling.add(task)
                 task.add_done_callback(self._pulling.discard)
 
-    def _compare_clocks(self) -> None:
-        try:
-            live = [entry for entry in self._newest() if entry.connected and entry.session.received]
-            self._clocks.compare(entry.session.window.comparable() for entry in live)
-        except Exception as error:  # the fault may be any host's, and rows do not need it
-            self._notice(f"the hosts' clocks cannot be compared: {type(error).__name__}: {error}", error)
-
     def _notice(self, line: str, error: Exception | None = None) -> None:
         """Log a line once, and keep it for viewers."""
         if line not in self._notices and len(self._notices) < _MOST_NOTICES:
@@ -352,29 +361,39 @@ class Registry:
         self._room.clear()
 
     async def infer(self, leaving: Collection[Entry] = ()) -> None:
-        """Let the traffic tell what it can about training; the computing happens in a thread.
+        """Tell the job stage what is new, and take over what it answers; it computes elsewhere.
 
         It waits for the slowest host that is heard; leaving: sessions that have just said their last word.
         """
         async with self._inferring_now:
-            soon = time.monotonic() - _SILENT_AFTER_S
-            heard = [
-                e for e in self._newest() if any(e is one for one in leaving) or (e.connected and e.last_heard > soon)
-            ]
             try:
-                news = self._inferring.gather([entry.session for entry in heard])
-                if news.until_ns:
-                    self._infer(await asyncio.to_thread(self._inferring.run, news))
+                await self._exchange({entry.session.hello.session for entry in leaving})
             except Exception as error:  # rows do not need it
                 self._notice(f"cannot infer from the traffic: {type(error).__name__}: {error}", error)
 
-    def _infer(self, findings: Findings) -> None:
-        marks, patterns = self._inferring.apply(findings)
-        for entry in self._newest():
-            told = marks.get(entry.session.hello.host)
-            if told and not entry.broken:
-                self._stage.tell(entry.session.place, told)
-        for job, pattern in patterns.items():
+    async def _exchange(self, last_words: Collection[str]) -> None:
+        """last_words: sessions that are heard although they have gone."""
+        soon = time.monotonic() - _SILENT_AFTER_S
+        newest = [entry for entry in self._newest() if not entry.broken]
+        heard = [
+            entry.teller
+            for entry in newest
+            if entry.session.hello.session in last_words or (entry.connected and entry.last_heard > soon)
+        ]
+        if not self._job_stage.alive or not (heard or self._ended):
+            return
+        ended, self._ended = self._ended, []
+        news = tell(heard, [entry.teller for entry in newest if entry.connected and entry.session.received], ended)
+        self._untold += news.untold
+        answer = await self._job_stage.exchange(news)
+        entries = {entry.teller.place: entry for entry in self._entries.values() if not entry.broken}
+        if answer.begins_anew:
+            for entry in entries.values():
+                entry.teller.begin_anew()
+            return
+        for place, marks in apply(answer, {place: entry.session for place, entry in entries.items()}).items():
+            self._stage.tell(entries[place].session.place, marks)
+        for job, pattern in answer.patterns.items():
             self._jobs.pattern(job, pattern)
 
     async def _keep_full(self, wanted: Wanted) -> None:
@@ -559,7 +578,8 @@ class Registry:
 
     def freeze(self) -> Frozen:
         """What viewers can be shown now: the newest session of each host."""
-        lines = self._trouble, self._inferring.trouble, *self._notices
+        untold = f"{self._untold} rows were not told to the inference: it falls behind" if self._untold else ""
+        lines = self._trouble, *self._job_stage.trouble, untold, *self._notices
         return self._view.freeze(time.time_ns(), [line for line in lines if line])
 
     def page(self, frozen: Frozen, asked: Selection) -> Snapshot:

@@ -18,6 +18,7 @@ import sdnotify
 from collector.dataset.sink import ParquetSink
 from collector.dataset.upkeep import Upkeep
 from collector.full_resolution import arrow_stream, bucket_rows, with_addresses
+from collector.jobs.process import JobsApart
 from collector.registry import Entry, Registry
 from collector.settings import Settings
 from collector.stream import AgentStream
@@ -112,7 +113,8 @@ async def serve(
     working: list[asyncio.Task[None]] = []
     sink = ParquetSink(data)
     upkeep = Upkeep(sink, settings.keep)
-    registry = Registry(sink, settings)
+    jobs = JobsApart()
+    registry = Registry(sink, settings, jobs)
     server = grpc.aio.server(options=COLLECTOR_OPTIONS)
     netmon_pb2_grpc.add_CollectorServicer_to_server(CollectorService(registry), server)  # type: ignore[no-untyped-call]
     try:
@@ -134,6 +136,7 @@ async def serve(
         for task in working:
             task.cancel()
         await server.stop(_GRACE_S)
+        jobs.close()
         upkeep.close()
         sink.close()
 

@@ -21,8 +21,7 @@ _QUIET_S = 300  # an hour into which nothing has come for so long is over
 _QUIET_FLOWS_S = 1_200  # a session that comes back goes on in files that are not older
 _SMALL_BYTES = 64 << 20  # files of an hour that together are not larger become one, merged before or not
 _MOST_BYTES = 1 << 30  # of one file
-_ROWS_AT_ONCE = 1 << 19  # of all files that are merged, in memory
-_LEVEL = 6  # of zstd: a fifth smaller times, for half as much more time, once
+_ROWS_AT_ONCE = 1 << 18  # of all files that are merged, in memory
 
 
 def due(files: Iterable[StoredFile], open_paths: Collection[str]) -> list[StoredFile]:
@@ -61,7 +60,7 @@ def merge_files(name: str, sources: list[Path], target: Path, go_on: Callable[[]
     sources' size. Raises OSError, pa.ArrowException.
     """
     waiting: list[pa.RecordBatch] = []
-    with ExitStack() as stack, writer(name, target, _LEVEL) as parquet:
+    with ExitStack() as stack, writer(name, target) as parquet:
         for batch in _rows(name, sources, stack):
             if not go_on():
                 return False

@@ -16,6 +16,7 @@ from collector.dataset.tables import DATASET_VERSION, SCHEMAS, TIMES
 ROWS_PER_GROUP = 1 << 17
 """About half a megabyte: a host's rows of a minute or two, which statistics let a reader skip."""
 
+_PAGE_BYTES = 1 << 16  # whoever merges many files holds a page of each column of each file
 _HOUR_NS = 3_600_000_000_000
 _WITH_STATISTICS = (
     "host",
@@ -72,7 +73,7 @@ def host_ranks(hosts: pa.ChunkedArray) -> npt.NDArray[np.int64]:
 
 
 @contextmanager
-def writer(name: str, path: Path, level: int | None = None) -> Iterator[pq.ParquetWriter]:
+def writer(name: str, path: Path) -> Iterator[pq.ParquetWriter]:
     """Opens a file to write row groups into; it is synced when it is closed. Raises OSError, pa.ArrowException."""
     schema = SCHEMAS[name]
     time = TIMES[name]
@@ -81,7 +82,7 @@ def writer(name: str, path: Path, level: int | None = None) -> Iterator[pq.Parqu
             file,
             schema.with_metadata(_METADATA),
             compression="zstd",
-            compression_level=level,
+            data_page_size=_PAGE_BYTES,
             use_dictionary=[column for column in schema.names if column != time],
             column_encoding={time: "DELTA_BINARY_PACKED"},  # the other columns repeat: half as long by dictionary
             write_statistics=[column for column in schema.names if column in _WITH_STATISTICS],

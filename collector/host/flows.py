@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from collector.jobs.remote_ends import BY_PEER
+from collector.messages import BY_TRAFFIC
 from netmon.dl.account import Party, party
 from netmon.dl.classify import NS_PER_S, flow_class
 from netmon.dl.grouped import order_by, starts
@@ -18,9 +19,6 @@ from netmon.records import Class, Direction, Flow, Hello, Interface, Owner, Tabl
 
 FLOWS_PER_PART = 4096
 """Flows that are forgotten together, in the order of their appearance."""
-
-BY_TRAFFIC = "traffic"
-"""Owner.source of a flow that only the traffic tells about."""
 
 STATE = np.dtype(
     [
@@ -230,6 +228,8 @@ class FlowTable:
         """Begin without flows; session: its place."""
         self.parts: dict[int, list[int]] = {}  # indices of the flows that are forgotten together
         self.jobs_here = {""}  # of its flows and its ranks
+        self.described: set[int] = set()  # indices of flows that are new or have another owner, for who tells of them
+        self.over: list[int] = []  # ids of flows that are forgotten, for who tells of them
         self._all, self._session = everything, session
         self._count = 0  # flows that the session has had
         self._links = links
@@ -289,6 +289,7 @@ class FlowTable:
             if known.owner.source == BY_PEER and not flow.owner.job:
                 flow = replace(flow, owner=replace(flow.owner, job=known.owner.job, source=BY_PEER))
         self.jobs_here.add(flow.owner.job)
+        self.described.add(index)
         self._all.set(index, link, flow)
 
     def unknown(self, flows: Iterable[Flow]) -> list[Flow]:
@@ -342,6 +343,8 @@ class FlowTable:
         flows = [self.flows[index] for index in indices]
         for flow in flows:
             del self._index[flow.flow_id]
+        self.over += [flow.flow_id for flow in flows]
+        self.described.difference_update(indices)
         self._all.remove(indices)
         return flows
 

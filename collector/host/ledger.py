@@ -107,12 +107,16 @@ class LedgerAccounts:
             self._told_until_ns = np.append(self._told_until_ns, np.zeros(more, np.int64))
             self.totals = np.concatenate([self.totals, np.zeros((more, 5), np.int64)])
         own = slice(first, first + links)
-        self._samples = self._samples[(self._samples["link"] < own.start) | (self._samples["link"] >= own.stop)]
         self._stored_until_ns[own], self._told_until_ns[own], self.totals[own] = -1, 0, 0
         for link, until_ns in stored_until_ns.items():
             self._stored_until_ns[first + link] = until_ns
         for link, total in totals.items():
             self.totals[first + link] = total
+
+    def close(self, first: int, links: int) -> None:
+        """Links first…first+links−1 are gone."""
+        link = self._samples["link"]
+        self._samples = self._samples[(link < first) | (link >= first + links)]
 
     def sample(self, samples: Table) -> None:
         """Take in counters, dtype SAMPLE without attributed bytes, in the order of their arrival."""

@@ -113,7 +113,7 @@ class Places:
         row["earlier_knot_ns"] = clock.knots_ns[-2] if several else _LONG_AGO
         row["earlier_offset_ns"] = clock.offsets_ns[-2] if several else clock.offsets_ns[-1]
 
-    def utc(self, session: npt.NDArray[np.int32], mono_ns: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    def utc(self, session: npt.NDArray[np.signedinteger], mono_ns: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Mono times of sessions in UTC; of times before the last two knots of a map see `older`."""
         own = {name: self.table[name][session] for name in ("knot_ns", "offset_ns", "slope")}
         since = mono_ns - own["knot_ns"]
@@ -123,8 +123,9 @@ class Places:
             first, base = (self.table[n][session[inside]] for n in ("earlier_knot_ns", "earlier_offset_ns"))
             rise, span = own["offset_ns"][inside] - base, np.maximum(own["knot_ns"][inside] - first, 1)
             offsets[inside] = base + np.round((mono_ns[inside] - first) * (rise / span)).astype(np.int64)
-        return mono_ns + offsets
+        found: npt.NDArray[np.int64] = mono_ns + offsets
+        return found
 
-    def older(self, session: npt.NDArray[np.int32], mono_ns: npt.NDArray[np.int64]) -> npt.NDArray[np.intp]:
+    def older(self, session: npt.NDArray[np.signedinteger], mono_ns: npt.NDArray[np.int64]) -> npt.NDArray[np.intp]:
         """Which of the times lie before what `utc` knows of the sessions' maps."""
         return np.flatnonzero(mono_ns < self.table["earlier_knot_ns"][session])

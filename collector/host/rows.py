@@ -63,7 +63,7 @@ def merge(rows: Table, full_ns: npt.NDArray[np.int64] | int) -> Table:
 
 
 def _order(rows: Table) -> npt.NDArray[np.intp]:
-    """By session, time, flow, width and whether it is stored. Each host has a clock of its own: times from its first."""
+    """By session, time, flow, width and whether it is stored. Each host has a clock of its own."""
     session, start = np.ascontiguousarray(rows["session"]), np.ascontiguousarray(rows["start_ns"])
     base = np.full(int(session.max()) + 1, np.iinfo(np.int64).max)
     np.minimum.at(base, session, start)

@@ -8,6 +8,7 @@ never change again.
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -33,6 +34,7 @@ from netmon.wire import netmon_pb2
 from netmon.wire.many import ManyBatches, decode_many
 
 _Places = npt.NDArray[np.int64]
+_T = TypeVar("_T")
 
 
 @dataclass
@@ -41,9 +43,7 @@ class Settled:
 
     outputs: dict[int, list[Output]] = field(default_factory=dict)  # by place, where something has become final
     refused: dict[int, tuple[int, str]] = field(default_factory=dict)  # by place: batch, and why it breaks the contract
-    failed: dict[int, tuple[int, Exception]] = field(
-        default_factory=dict
-    )  # by place: batch, 0: none, and how it failed
+    failed: dict[int, tuple[int, Exception]] = field(default_factory=dict)  # by place: batch, 0: none; how it failed
     arrived: list[Table] = field(default_factory=list)  # rows that have come, dtype ARRIVED
     final: list[Classified] = field(default_factory=list)  # rows that have settled
 
@@ -118,6 +118,7 @@ class HostStage:
             some.discard(place)
         tables.pending.drop(place)
         tables.accounts.drop(place)
+        tables.ledger.close(window.first_link, len(window.links))
         tables.places.remove(place, len(window.links))
         tables.touch()
 
@@ -231,10 +232,13 @@ class HostStage:
         exchanges: dict[int, list[ClockExchange]] = {}
         for batch, some in batches.exchanges.items():
             exchanges.setdefault(int(batches.place[batch]), []).extend(some)
-        clocks = heads[["mono_ns", "utc_ns", "error_ns", "utc_error_ns"]]
+        clocks = zip(*(heads[n].tolist() for n in ("mono_ns", "utc_ns", "error_ns", "utc_error_ns")), strict=True)
+        clock_of = list(clocks)
         for place, batch in last.items():
             session = self._sessions[place]
-            sample = ClockSample(*clocks[batch].item(), batches.many.disciplines.get(batch, ""))
+            mono_ns, utc_ns, error_ns, utc_error_ns = clock_of[batch]
+            discipline = batches.many.disciplines.get(batch, "")
+            sample = ClockSample(mono_ns, utc_ns, error_ns, utc_error_ns, discipline)
             try:
                 session.window.align(sample, exchanges.get(place, ()))
                 if session.serves:
@@ -243,7 +247,7 @@ class HostStage:
                 batches.fail(batch, error)
         self._offsets(list(last))
         introduced = {place for place in last if self._sessions[place].window.introduced}
-        with_news = {b for b in (*batches.marks, *batches.nic)}
+        with_news = {*batches.marks, *batches.nic}
         with_news |= {b for b in good.tolist() if int(batches.place[b]) in introduced} if introduced else set()
         for batch in sorted(with_news):
             place = int(batches.place[batch])
@@ -285,7 +289,7 @@ class HostStage:
     def _arrive(self, batches: _Batches, rows: Table, samples: Table) -> None:
         """Account for rows and samples that have arrived."""
         tables, heads = self.tables, batches.many.heads
-        own = samples[[name for name in SAMPLE.names or ()]].astype(SAMPLE)
+        own = samples[list(SAMPLE.names or ())].astype(SAMPLE)
         tables.ledger.sample(own)
         arriving = _as_arrived(rows)
         onsets = tables.flows.seen(arriving)
@@ -306,16 +310,14 @@ class HostStage:
             mine, session = arrivals[at[place] : at[place + 1]], self._sessions[place]
             session.taken(mine[-1][0])
             session.window.arrive(mine, arriving[begins[place] : begins[place + 1]])
-        self._take_onsets(arriving, onsets, begins)
+        self._take_onsets(arriving, onsets)
 
-    def _take_onsets(self, rows: Table, places: npt.NDArray[np.int64], begins: npt.NDArray[np.intp]) -> None:
+    def _take_onsets(self, rows: Table, places: npt.NDArray[np.int64]) -> None:
         found = rows[places]
         found = found[found["start_ns"] >= self.tables.places.table["onsets_ns"][found["session"]] + STARTING_NS]
-        latest = np.full(len(self.tables.places.table), -1, np.int64)
-        np.maximum.at(latest, rows["session"], rows["start_ns"])
-        own = edges(found["session"], len(latest))
+        own = edges(found["session"], len(self.tables.places.table))
         for place in np.unique(found["session"]).tolist():
-            self._sessions[place].window.onsets.add(found[own[place] : own[place + 1]], int(latest[place]))
+            self._sessions[place].window.onsets.add(found[own[place] : own[place + 1]])
 
     def _grid(self, places: _Places) -> npt.NDArray[np.int64]:
         row = self.tables.places.table[places]
@@ -334,7 +336,7 @@ class HostStage:
         busy = [p for p, s in self._sessions.items() if s.window.ranks.busy and p not in self._broken]
         for place in sorted(heard.intersection(busy)):
             window = self._sessions[place].window
-            self._guard(settled, place, lambda w=window: w.ranks.align(w.ranks.offset_ns, w.alignment.error_ns))
+            self._guard(settled, place, window.align_ranks)
             (self._unnamed.add if window.ranks.waits_for_a_name() else self._unnamed.discard)(place)
         tables.places.table["trains"] = False
         tables.places.table["trains"][busy] = True
@@ -391,26 +393,27 @@ class HostStage:
         of_link = np.maximum(places.links["session"], 0)
         told, links = self.tables.ledger.rows(settled_ns[of_link], places.table["first_link"][of_link])
         for row, link in zip(told, links, strict=True):
-            ledger.setdefault(int(places.links["session"][link]), []).append(row)
+            place = int(places.links["session"][link])
+            if place >= 0:  # of a session that is not gone
+                ledger.setdefault(place, []).append(row)
         begins = edges(fresh["session"], len(places.table))
         with_rows = set(np.unique(fresh["session"]).tolist())
         due = heard | set(np.flatnonzero(places.table["due_ns"] <= settled_ns).tolist())
         for place in sorted((with_rows | due | ledger.keys()) - self._broken):
             session = self._sessions[place]
             window = session.window
-            ended, iterations = [], []
+            result = None
             if window.ranks.busy and place in due:
                 result = self._guard(settled, place, session.settle_ranks)
-                if result:
-                    ended, iterations = result
                 needed = window.ranks.needed_ns
                 places.table["needed_ns"][place] = NEVER if needed is None else needed
+            ended, iterations = result or ([], [])
             if place in with_rows or ended or iterations or place in ledger:
                 output = Output(fresh[begins[place] : begins[place + 1]], iterations, ledger.get(place, []), ended)
                 session.keep(output)
                 settled.outputs.setdefault(place, []).append(output)
 
-    def _guard(self, settled: Settled, place: int, work: "Callable[[], object]") -> "object":
+    def _guard(self, settled: Settled, place: int, work: Callable[[], _T]) -> _T | None:
         """Do something to one session; if that fails, it alone fails."""
         try:
             return work()

@@ -35,7 +35,7 @@ class AllSteps:
         self._inferred = _Presence([r for r in self._events(ranks) if not r[-1]], sessions)
 
     def _by_stepper(self, ranks: list[tuple[int, Steps]]) -> list[_Numbers]:
-        """The rank of each stepper, −1: none. One may have been this rank before another one, or before it joined anew."""
+        """The rank of each stepper, −1: none; several times where one has been this rank before another one."""
         passes: list[_Numbers] = []
         for place, (session, steps) in enumerate(ranks):
             stepper = self._flows.stepper(session, int(self._job[place]), steps.rank)

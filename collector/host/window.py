@@ -12,7 +12,7 @@ from collector.dataset.resume import Resume
 from collector.host.align import Alignment
 from collector.host.flows import FlowTable, Links
 from collector.host.ledger import LedgerAccount, LedgerRow
-from collector.host.onsets import HostOnsets, Onsets
+from collector.host.onsets import Onsets
 from collector.host.rank import Resumed
 from collector.host.ranks import DISTANT, LONGEST_NEED_NS, Ranks
 from collector.host.rows import ARRIVED, arrived, merge
@@ -90,6 +90,7 @@ class HostWindow:
         self._complete = resume.complete_sequence
         self._arrivals: deque[_Arrival] = deque()
         self._carried: deque[Table] = deque(maxlen=_MOST_CARRIED)
+        self.untold = 0  # rows that nobody took in time
         self._over: deque[Iteration] = deque(maxlen=_MOST_OVER)
         self._introduced = [mark for mark in hello.marks if mark.moment != Moment.JOIN]
         self._inferred: list[Mark] = []  # that the traffic has told, not taken in yet
@@ -150,6 +151,10 @@ class HostWindow:
             by = f"{jump_ns / NS_PER_S:+.3f} s"
             self.ranks.warn(f"rows of {self.hello.host} move by {by}: its clock has jumped, or is only now known")
 
+    def align_ranks(self) -> None:
+        """Find the common numbers of the ranks."""
+        self.ranks.align(self.ranks.offset_ns, self.alignment.error_ns)
+
     def use_map(self) -> None:
         """The clock is mapped anew."""
         self._tables.places.use_map(self.place, self.alignment.map)
@@ -185,10 +190,6 @@ class HostWindow:
             self.describe(flow)
         return True
 
-    def comparable(self) -> HostOnsets:
-        """What the comparison of the hosts' clocks needs of this one."""
-        return HostOnsets(self.alignment, self.onsets.bucket_ns, self.flows.flows, self.onsets.table())
-
     def describe(self, flow: Flow) -> None:
         """Take in what a flow is."""
         self.flows.describe(self.named(flow))
@@ -214,6 +215,8 @@ class HostWindow:
         self._arrivals += (_Arrival(*arrival) for arrival in arrivals)
         if len(rows):
             rows = rows.copy()  # not to keep those of all other sessions
+            if len(self._carried) == _MOST_CARRIED:
+                self.untold += len(self._carried[0])
             self._carried.append(rows)
 
     def take_carried(self) -> Table:

@@ -1,34 +1,47 @@
 # SPDX-License-Identifier: Apache-2.0
 """The clocks of all hosts against each other, by the traffic between them."""
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
 
-from collector.host.align import Alignment
-from collector.host.onsets import HostOnsets
-from netmon.dl.clocks import Bounds, OffsetFit, fit_offset
-from netmon.dl.corrections import Comparison, combine
-from netmon.dl.onsets import MOST_DELAY_NS, ONSET, REST_NS, coarse_lag, match_onsets
-from netmon.records import Direction, Flow, Table, empty
+from collector.jobs.both_ends import BothEnds
+from collector.jobs.delays import Delays, HostLines
+from collector.messages import ClockTold, HostClock, HostNews
+from netmon.dl.corrections import Comparison, Correction, combine
+from netmon.dl.corridors import Points
+from netmon.dl.offset_fits import Present, fit_offsets
+from netmon.dl.onsets import MOST_DELAY_NS, REST_NS, coarse_lag
+from netmon.records import Table
 
 _INTERVAL_NS = 1_000_000_000
 _MOST_LAG_NS = 10_000_000_000  # of hosts whose clocks nobody knows
 _COARSE_NS = 5_000_000_000
+_MOST_COARSE = 64  # pairs in one round, of those that are about to be brought near each other
 _NEAR_NS = (REST_NS - MOST_DELAY_NS) // 4  # how well two clocks have to be known to match their onsets
 _ROOM_NS = 100_000  # a comparison that is less exact says little: the traffic meets queues
+_MOVED_NS = 1_000_000  # a clock that has moved so far is matched anew
 
 _Numbers = npt.NDArray[np.int64]
+_Flags = npt.NDArray[np.bool_]
 
 
 class Clocks:
-    """Compares the hosts' clocks now and then and tells each alignment what to add."""
+    """Compares the hosts' clocks now and then, and answers what to add to each.
+
+    A round costs as much as there are new onsets, and hosts that exchange traffic: those that do not are not compared.
+    """
 
     def __init__(self) -> None:
         """Begin without hosts."""
         self._due_ns = 0
+        self._ends = BothEnds()
+        self._delays = Delays(self._ends)
+        self._coarse: dict[int, int] = {}  # by place: as the host stage will know it
+        self._corrections: dict[int, Correction | None] = {}
+        self._offsets: dict[int, int] = {}  # of the last round, as far as an exchange held the clock
 
     def due(self, now_ns: int) -> bool:
         """Whether it is time to compare again; at most once a second. now_ns: of any steady clock."""
@@ -37,150 +50,199 @@ class Clocks:
         self._due_ns = now_ns + _INTERVAL_NS
         return True
 
-    def compare(self, hosts: Iterable[HostOnsets]) -> None:
-        """Compare all hosts, one session of each, by the flows that both ends of have been seen."""
-        hosts = list(hosts)
-        alignments = [host.alignment for host in hosts]
-        _choose_utc(alignments)
-        errors = [alignment.fit.error_ns if alignment.fit else _NEAR_NS // 2 for alignment in alignments]
-        traffic = Traffic(hosts)
-        comparisons = traffic.compare(errors)
+    def hear(self, news: HostNews) -> None:
+        """Take in flows and onsets, and what is over."""
+        for flow in news.flows:
+            self._ends.add_flow(flow)
+        self._delays.add_onsets(news.onsets)
+        if len(news.over):
+            self._ends.forget_flows(news.over.tolist())
+        if news.ended:
+            self._delays.keep_pairs(self._ends.forget_sessions(set(news.ended)))
+            for known in (self._coarse, self._corrections, self._offsets):
+                for place in news.ended:
+                    known.pop(place, None)
+
+    def compare(self, clocks: Sequence[HostClock]) -> list[ClockTold]:
+        """Compare the clocks of all hosts, one session of each, by the flows that both ends of have been seen."""
+        if not clocks:
+            return []
+        clocks = sorted(clocks, key=lambda clock: clock.place)
+        hosts = _Hosts(clocks, self._coarse, self._corrections)
+        pairs = hosts.lines.hosts(np.array(self._ends.pairs, np.int64).reshape(-1)).reshape(-1, 2)
+        there = np.logical_and(pairs[:, 0] >= 0, pairs[:, 1] >= 0)
+        held = there & hosts.held[pairs[:, 0]] & hosts.held[pairs[:, 1]]
+        moved = self._moved(hosts)
+        anew = there & (~held | moved[pairs[:, 0]] | moved[pairs[:, 1]])
+        comparisons = self._compare(hosts, pairs, there, held, anew)
         compared = {number for c in comparisons for number in (c.first, c.second)}
-        lost = {number for number, a in enumerate(alignments) if a.fit is None and number not in compared}
-        for number, lag in traffic.coarse(lost).items():
-            alignments[number].coarse_ns += lag
-        corrections = combine(errors, comparisons, traffic.latest_ns)
-        for number, (alignment, correction) in enumerate(zip(alignments, corrections, strict=True)):
-            alignment.correction = correction if number in compared else None
-            if alignment.fit is None and number in compared:
+        lost = [number for number in np.flatnonzero(~hosts.held).tolist() if number not in compared]
+        for number, lag in self._coarse_lags(hosts, pairs, lost).items():
+            hosts.coarse[number] += lag
+        corrections = combine(hosts.lines.error_ns.tolist(), comparisons, hosts.latest_ns)
+        own: dict[int, int] = {}
+        for c in comparisons:
+            for number in (c.first, c.second):
+                own[number] = max(own.get(number, 0), c.error_ns)
+        trusts = _trusts_hosts(clocks)
+        told = []
+        for number, (clock, computed) in enumerate(zip(clocks, corrections, strict=True)):
+            correction = computed if number in compared else None
+            if correction and not clock.held:
                 # Only the traffic holds it: it may drift away for good. The bound is of hosts against each other.
-                alignment.coarse_ns += correction.ns
-                own = max(c.error_ns for c in comparisons if number in (c.first, c.second))
-                alignment.correction = replace(correction, ns=0, error_ns=own)
+                hosts.coarse[number] += correction.ns
+                correction = replace(correction, ns=0, error_ns=own[number])
+            self._coarse[clock.place], self._corrections[clock.place] = hosts.coarse[number], correction
+            told.append(ClockTold(clock.place, correction, hosts.coarse[number], trusts))
+        return told
 
+    def _moved(self, hosts: "_Hosts") -> _Flags:
+        """Whether a clock's offset is another than in the last round, but for what it drifts."""
+        before = np.array([self._offsets.get(clock.place, 0) for clock in hosts.clocks], np.int64)
+        offsets = hosts.lines.offset_ns
+        self._offsets = {
+            clock.place: offset for clock, offset in zip(hosts.clocks, offsets.tolist(), strict=True) if clock.held
+        }
+        moved: _Flags = np.abs(offsets - before) > _MOVED_NS + hosts.lines.error_ns
+        return moved
 
-def _choose_utc(alignments: Sequence[Alignment]) -> None:
-    """Hosts whose UTC is kept share an axis without us, but only all together."""
-    own = [a.sample.utc_error_ns + a.sample.error_ns for a in alignments]
-    kept = all(a.fit and a.sample.utc_error_ns and e < a.fit.error_ns for a, e in zip(alignments, own, strict=True))
-    for alignment in alignments:
-        alignment.trusts_host = kept
+    def _compare(self, hosts: "_Hosts", pairs: _Numbers, there: _Flags, held: _Flags, anew: _Flags) -> list[Comparison]:
+        """Each two hosts that sent each other something: the first's correction minus the second's.
 
+        What is sent by the first bounds it from above, what the second sends from below.
+        """
+        lines = hosts.lines
+        if not len(pairs):
+            return []
+        kept = self._delays.match(lines, _NEAR_NS, anew)
+        kept = kept[there[kept["way"] // 2]]
+        sent, took = self._delays.took(kept, lines)
+        early = lines.error_ns[pairs].sum(axis=1)[kept["way"] // 2]
+        near = (early <= _NEAR_NS) & (took >= -early) & (took <= early + MOST_DELAY_NS)
+        kept, sent, took = kept[near], sent[near], took[near]
+        usable = there & self._agree(kept["way"], lines, there & ~held)
+        counts = np.bincount(kept["way"], minlength=2 * len(pairs)).reshape(-1, 2)
+        usable &= (counts[:, 0] > 0) & (counts[:, 1] > 0)
+        chosen = np.flatnonzero(usable)
+        if not len(chosen):
+            return []
+        of_held = held[kept["way"] // 2] & usable[kept["way"] // 2]
+        hosts.latest_ns = int((sent[of_held] if of_held.any() else sent).max())
+        # A packet's time is the start of its bucket: it was received by the end of one of the receiver's.
+        late = took + kept["bucket_ns"]
+        by_first = kept["way"] % 2 == 0
+        row = np.full(len(pairs), -1)
+        row[chosen] = np.arange(len(chosen))
+        at = row[kept["way"] // 2]
+        above = _padded(at, by_first & (at >= 0), sent - hosts.latest_ns, late, len(chosen), np.inf)
+        below = _padded(at, ~by_first & (at >= 0), sent - hosts.latest_ns, -late, len(chosen), -np.inf)
+        first, second = pairs[chosen].T
+        present = hosts.present(first, second)
+        # Two clocks that are believed stay so until the traffic refutes them: a middle would only tell of its queues.
+        share = np.where(hosts.unrefuted[first] & hosts.unrefuted[second], 0.0, 1.0)
+        base = np.zeros(len(chosen), np.int64)
+        fits = fit_offsets(above, below, base, hosts.latest_ns, present, share, _ROOM_NS)
+        columns = (first, second, fits.offset_ns, fits.skew, fits.error_ns)
+        rows = zip(*(column[fits.there].tolist() for column in columns), strict=True)
+        return [Comparison(*row) for row in rows]
 
-class Traffic:
-    """The onsets of all hosts' flows, each on its host's uncorrected UTC."""
+    def _agree(self, way: _Numbers, lines: HostLines, loose: _Flags) -> _Flags:
+        """Of pairs of which nothing else holds a clock, whether most of what should match does: some meets by chance.
 
-    def __init__(self, hosts: Sequence[HostOnsets]) -> None:
-        """Take them as they are now; hosts are numbered in this order."""
-        self._hosts = hosts
-        keys: dict[tuple[object, ...], int] = {}
-        tables = [_onsets(number, host, keys) for number, host in enumerate(hosts)]
-        self._sent, self._received = (np.concatenate([empty(ONSET), *(t[way] for t in tables)]) for way in ("tx", "rx"))
-        self.latest_ns = int(self._sent["time_ns"].max(initial=0))
+        True of all other pairs.
+        """
+        agree = np.ones(len(loose), np.bool_)
+        if loose.any():
+            matched, shared = np.bincount(way, minlength=2 * len(loose)), self._delays.shared(loose, lines)
+            most = 2 * matched >= shared
+            agree[loose] = (most[::2] & most[1::2])[loose]
+        return agree
 
-    def compare(self, errors_ns: Sequence[int]) -> list[Comparison]:
-        """Each two hosts that sent each other something, at latest_ns. errors_ns: of the hosts' clocks."""
-        found = [self._compare(first, second, errors_ns) for first, second in self._pairs()]
-        return [comparison for comparison in found if comparison]
-
-    def coarse(self, lost: Collection[int]) -> dict[int, int]:
+    def _coarse_lags(self, hosts: "_Hosts", pairs: _Numbers, lost: Iterable[int]) -> dict[int, int]:
         """What brings hosts of which nothing is known near those that they talk to: ns to add, where it is found."""
+        adrift = np.zeros(len(hosts.clocks) + 1, np.bool_)  # the last one stands for hosts that are not there
+        adrift[list(lost)] = True
+        which = (adrift[pairs[:, 0]] | adrift[pairs[:, 1]]) & (pairs[:, 0] >= 0) & (pairs[:, 1] >= 0)
+        which &= np.cumsum(which) <= _MOST_COARSE
+        if not which.any():
+            return {}
+        sent, received = self._delays.of_pairs(which, hosts.lines)
+        links = self._ends.links()
         comparisons = []
-        for first, second in self._pairs():
-            if first in lost or second in lost:
-                lag = coarse_lag(
-                    _newest(self._of(self._sent, first)), _newest(self._of(self._received, second)), _MOST_LAG_NS
-                )
-                if lag is not None:
-                    comparisons.append(Comparison(first, second, lag, 0.0, _NEAR_NS))
-        found = {number for c in comparisons for number in (c.first, c.second)} & set(lost)
-        errors = [_MOST_LAG_NS if number in lost else _NEAR_NS for number in range(len(self._hosts))]
-        corrections = combine(errors, comparisons, self.latest_ns)
+        for pair in np.flatnonzero(which).tolist():
+            first, second = pairs[pair].tolist()
+            own = [
+                table[(links["pair"][table["key"]] == pair) & links["by_first"][table["key"]]]
+                for table in (sent, received)
+            ]
+            lag = coarse_lag(_newest(own[0]), _newest(own[1]), _MOST_LAG_NS)
+            if lag is not None:
+                comparisons.append(Comparison(first, second, lag, 0.0, _NEAR_NS))
+        found = {number for c in comparisons for number in (c.first, c.second) if adrift[number]}
+        errors = np.where(adrift[:-1], _MOST_LAG_NS, _NEAR_NS).tolist()
+        corrections = combine(errors, comparisons, hosts.latest_ns)
         return {number: corrections[number].ns for number in found}
 
-    def _pairs(self) -> list[tuple[int, int]]:
-        ends: dict[int, tuple[set[int], set[int]]] = {}
-        for side, table in enumerate((self._sent, self._received)):
-            for key, host in np.unique(table[["key", "host"]]).tolist():
-                ends.setdefault(key, (set(), set()))[side].add(host)
-        across = ((a, b) for senders, receivers in ends.values() for a in senders for b in receivers if a != b)
-        return sorted({(min(pair), max(pair)) for pair in across})
 
-    def _compare(self, first: int, second: int, errors_ns: Sequence[int]) -> Comparison | None:
-        """What is sent by the first bounds (first's − second's correction) from above, what the second from below."""
-        early = errors_ns[first] + errors_ns[second]
-        if early > _NEAR_NS:
-            return None
-        at, late = self._delays(first, second, early)
-        back_at, back_late = self._delays(second, first, early)
-        held = all(self._hosts[number].alignment.fit for number in (first, second))
-        matched = len(at) >= self._shared(first, second) / 2 and len(back_at) >= self._shared(second, first) / 2
-        if not held and not matched:  # some onsets meet by chance, whatever the clocks are
-            return None
-        # A packet's time is the start of its bucket: it was received by the end of one of the receiver's.
-        width, back_width = self._hosts[second].bucket_ns, self._hosts[first].bucket_ns
-        bounds = Bounds(at, late + width, back_at, -back_late - back_width)
-        # Two clocks that are believed stay so until the traffic refutes them: a middle would only tell of its queues.
-        believed = all(self._hosts[number].alignment.unrefuted for number in (first, second))
-        present, share = self._present(first, second), 0.0 if believed else 1.0
-        fit = fit_offset(bounds, self.latest_ns, present, share, _ROOM_NS)
-        return Comparison(first, second, fit.offset_ns, fit.skew, fit.error_ns) if fit else None
+class _Hosts:
+    """The hosts of one round, by their number."""
 
-    def _present(self, first: int, second: int) -> OffsetFit | None:
-        """The difference as the hosts are corrected now; None where nothing holds one of them."""
-        alignments = [self._hosts[number].alignment for number in (first, second)]
-        if not all(alignment.fit or alignment.correction for alignment in alignments):
-            return None
-        ns, skew = zip(*(_correction(alignment, self.latest_ns) for alignment in alignments), strict=True)
-        return OffsetFit(self.latest_ns, ns[0] - ns[1], skew[0] - skew[1], 0, 0)
+    def __init__(
+        self, clocks: Sequence[HostClock], coarse: dict[int, int], corrections: dict[int, Correction | None]
+    ) -> None:
+        """clocks: by place. coarse, corrections: what was answered before, where anything was."""
+        self.clocks = clocks
+        self.latest_ns = 0  # the time of the comparison
+        self.coarse = [coarse.get(clock.place, clock.coarse_ns) for clock in clocks]
+        self.held = np.array([clock.held for clock in clocks], np.bool_)
+        self.unrefuted = np.array([clock.unrefuted for clock in clocks], np.bool_)
+        lines = np.array(
+            [
+                (clock.place, clock.uncorrected.at_ns, clock.uncorrected.offset_ns, clock.uncorrected.error_ns)
+                for clock in clocks
+            ],
+            np.int64,
+        ).reshape(-1, 4)
+        # What was answered and has not come back yet; where an exchange holds the clock, it is not used.
+        missing = np.array(
+            [own - clock.coarse_ns for own, clock in zip(self.coarse, clocks, strict=True)], np.int64
+        ).reshape(-1)
+        self.lines = HostLines(
+            places=lines[:, 0],
+            at_ns=lines[:, 1],
+            offset_ns=lines[:, 2] + np.where(self.held, 0, missing),
+            skew=np.array([clock.uncorrected.skew for clock in clocks], np.float64),
+            error_ns=np.where(self.held, lines[:, 3], _NEAR_NS // 2),
+        )
+        known = [corrections.get(clock.place, clock.correction) for clock in clocks]
+        self._corrected = self.held | np.array([correction is not None for correction in known], np.bool_)
+        self._correction = [(c.at_ns, c.ns, c.skew) if c else (0, 0, 0.0) for c in known]
 
-    def _delays(self, sender: int, receiver: int, early_ns: int) -> tuple[_Numbers, _Numbers]:
-        """When each packet was sent, and how much later it was received; times to the start of a bucket."""
-        sent, received = self._of(self._sent, sender), self._of(self._received, receiver)
-        i, j = match_onsets(sent, received, early_ns)
-        return sent["time_ns"][i], received["time_ns"][j] - sent["time_ns"][i]
-
-    def _shared(self, sender: int, receiver: int) -> int:
-        """How many onsets the receiver should have seen, too: of its flows, and since it began to look."""
-        sent, received = self._of(self._sent, sender), self._of(self._received, receiver)
-        if not len(received):
-            return 0
-        begin, end = received["time_ns"].min() - REST_NS, received["time_ns"].max() + REST_NS
-        seen = (sent["time_ns"] >= begin) & (sent["time_ns"] <= end) & np.isin(sent["key"], received["key"])
-        return int(seen.sum())
-
-    @staticmethod
-    def _of(table: Table, host: int) -> Table:
-        own: Table = table[table["host"] == host]
-        return own
+    def present(self, first: _Numbers, second: _Numbers) -> Present:
+        """The differences of hosts as they are corrected now; not there where nothing holds one of them."""
+        at, ns, skew = (np.array(column) for column in zip(*self._correction, strict=True))
+        now = ns + np.round(skew * (self.latest_ns - at)).astype(np.int64)
+        there = self._corrected[first] & self._corrected[second]
+        return Present(there, now[first] - now[second], skew[first] - skew[second])
 
 
-def _correction(alignment: Alignment, utc_ns: int) -> tuple[int, float]:
-    """What is added to a host's clock at a time, and its growth."""
-    correction = alignment.correction
-    return (correction.ns_at(utc_ns), correction.skew) if correction else (0, 0.0)
+def _trusts_hosts(clocks: Sequence[HostClock]) -> bool:
+    """Hosts whose UTC is kept share an axis without us, but only all together."""
+    return all(clock.held and 0 < clock.own_error_ns < clock.uncorrected.error_ns for clock in clocks)
+
+
+def _padded(at: _Numbers, which: _Flags, time: _Numbers, value: _Numbers, count: int, none: float) -> Points:
+    """Points by set; at: whose each is, ascending where `which` says that it counts."""
+    at, time, value = at[which], time[which], value[which]
+    first = np.searchsorted(at, np.arange(count))
+    within = np.arange(len(at)) - first[at]
+    shape = count, int(within.max(initial=0)) + 1
+    points = Points(np.zeros(shape), np.full(shape, none))
+    points.time[at, within], points.value[at, within] = time, value
+    return points
 
 
 def _newest(table: Table) -> Table:
     """Of a few seconds: two clocks' skew must not blur the lag between them."""
     newest: Table = table[table["time_ns"] > table["time_ns"].max(initial=0) - _COARSE_NS]
     return newest
-
-
-def _onsets(number: int, host: HostOnsets, keys: dict[tuple[object, ...], int]) -> dict[str, Table]:
-    """One host's onsets, by direction; keys: a number for each 5-tuple, extended."""
-    indices, of_row = np.unique(host.onsets["flow"], return_inverse=True)
-    flows = [host.flows[index] for index in indices.tolist()]
-    numbers = np.array([keys.setdefault(_key(flow, number), len(keys)) for flow in flows], np.int64)
-    transmitted = np.array([flow.direction == Direction.TX for flow in flows], np.bool_)
-    table = np.empty(len(of_row), ONSET)
-    table["key"], table["host"] = numbers[of_row], number
-    mono, offset = host.onsets["time_ns"], host.alignment.uncorrected
-    table["time_ns"] = mono + offset.offset_ns + np.round(offset.skew * (mono - offset.at_ns)).astype(np.int64)
-    return {"tx": table[transmitted[of_row]], "rx": table[~transmitted[of_row]]}
-
-
-def _key(flow: Flow, host: int) -> tuple[object, ...]:
-    if flow.members:  # what two hosts aggregate is not the same
-        return host, flow.flow_id
-    return flow.src, flow.dst, flow.src_port, flow.dst_port, flow.protocol

@@ -1,44 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the traffic alone tells about training: fed with all hosts' rows, turned into marks, classes and patterns."""
+"""What the traffic alone tells about training: told of all hosts' payload, answers marks, owners and patterns."""
 
 import logging
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-import numpy as np
-import numpy.typing as npt
-
-from collector.host.flows import BY_TRAFFIC
-from collector.host.session import Session
-from netmon.dl.inference import (
-    GRADIENT,
-    TRAFFIC,
-    Findings,
-    FlowVerdict,
-    Inference,
-    InferredIteration,
-    InferredJob,
-    LinkFlow,
-)
-from netmon.dl.sums import sums_by_two
-from netmon.records import Mark, Moment, Owner, Source, Table, empty
+from collector.messages import BY_TRAFFIC, GRAIN_NS, FlowTold, HostNews, MarkTold, place_of
+from netmon.dl.inference import GRADIENT, Findings, FlowVerdict, Inference, InferredIteration, InferredJob, LinkFlow
+from netmon.records import Mark, Moment, Owner, Source
 
 _log = logging.getLogger(__name__)
-_GRAIN_NS = 1_000_000
-_OVER_EVERY = 100  # gatherings
 _MISTAKEN = 0.1  # of the flows: so many may have been given to a wrong job
-_SESSION_BITS = 32  # of the inference's number of a flow: the session above the flow's own id
-
-
-@dataclass(frozen=True)
-class Gathered:
-    """News for the inference."""
-
-    flows: Mapping[int, LinkFlow]  # new ones
-    over: Sequence[int]  # flows that are no more
-    rows: Table  # dtype TRAFFIC
-    until_ns: int  # up to here (UTC) all hosts that are heard have told everything; 0: not known
 
 
 @dataclass
@@ -69,107 +42,90 @@ class _Job:
         return self.ranks.get(member, member)
 
 
+@dataclass(frozen=True)
+class Inferred:
+    """What is new by the traffic."""
+
+    marks: list[MarkTold] = field(default_factory=list)
+    owners: dict[int, Owner] = field(default_factory=dict)  # by flow
+    patterns: dict[str, str] = field(default_factory=dict)  # of all jobs
+
+
 class Inferring:
-    """One Inference over all sessions. `gather` and `apply` belong to the event loop, `run` may have a thread."""
+    """One Inference over the flows of all hosts."""
 
     def __init__(self) -> None:
         """Begin without traffic."""
-        self._inference: Inference | None = Inference(_GRAIN_NS)
-        self._sessions: list[Session] = []  # their place is their number
-        self._described: dict[int, set[int]] = {}  # by session, ids of the flows that the inference knows
+        self._inference: Inference | None = Inference(GRAIN_NS)
+        self._flows: dict[int, FlowTold] = {}
+        self._places: dict[str, int] = {}  # newest session by host
         self._jobs: dict[str, _Job] = {}
-        self._gathered = 0
         self.trouble = ""  # why it has stopped
 
-    def gather(self, live: list[Session]) -> Gathered:
-        """What is new of the sessions that are heard."""
-        flows: dict[int, LinkFlow] = {}
-        tables = [empty(TRAFFIC)]
-        for session in live:
-            if session not in self._sessions:
-                self._sessions.append(session)
-            tables.append(self._rows(session, flows))
-        horizons = [session.window.alignment.utc(session.window.horizon_ns) for session in live]
-        self._gathered += 1
-        over = self._over() if self._gathered % _OVER_EVERY == 0 else []
-        return Gathered(flows, over, np.concatenate(tables), min(horizons, default=0))
-
-    def _rows(self, session: Session, flows: dict[int, LinkFlow]) -> Table:
-        window, number = session.window, self._sessions.index(session)
-        rows = window.take_carried()
-        rows = rows[rows["payload_bytes"] > 0]
-        indices, of_row = np.unique(rows["flow"], return_inverse=True)
-        # An aggregate is nobody's gradient: large flows are described one by one.
-        rows = rows[np.array([not window.flows.flows[index].members for index in indices.tolist()], bool)[of_row]]
-        ids = window.flows.state["flow_id"][rows["flow"]].astype(np.int64)
-        known = self._described.setdefault(number, set())
-        for index in np.unique(rows["flow"]).tolist():
-            flow = window.flows.flows[index]
-            if flow.flow_id not in known:
-                known.add(flow.flow_id)
-                link = window.links.interface(int(window.flows.state["link"][index])).name
-                ends = flow.src, flow.dst, flow.src_port, flow.dst_port, flow.protocol
-                flows[number << _SESSION_BITS | flow.flow_id] = LinkFlow(
-                    session.hello.host, link, flow.direction, *ends
-                )
-        return _grains(rows["start_ns"], ids | number << _SESSION_BITS, rows["payload_bytes"])
-
-    def run(self, news: Gathered) -> Findings:
+    def hear(self, news: HostNews) -> Inferred:
         """Infer; computes for some milliseconds."""
         if self._inference is None:
-            return Findings()
+            return Inferred()
         try:
-            for number, flow in news.flows.items():
-                self._inference.describe(number, flow)
-            self._inference.add(news.rows)
-            findings = self._inference.advance(news.until_ns)
-            self._inference.forget(news.over)
-            return findings
+            self._take(self._inference, news.flows)
+            self._inference.add(news.payload)
+            findings = self._inference.advance(news.horizon_ns)
+            found = self._answer(findings)
+            self._forget(self._inference, news)
+            return found
         except Exception as error:  # the other sources and the account go on without it
             _log.exception("the inference from traffic has stopped")
             self._inference, self.trouble = None, f"nothing is inferred from traffic any more: {error!r}"
-            return Findings()
+            return Inferred()
 
-    def _over(self) -> list[int]:
-        """Flows that their sessions have forgotten."""
-        over = []
-        for number, known in self._described.items():
-            gone = known - {flow.flow_id for flow in self._sessions[number].window.flows.flows}
-            over += [number << _SESSION_BITS | flow for flow in gone]
-            known -= gone
-        return over
+    def _take(self, inference: Inference, flows: Iterable[FlowTold]) -> None:
+        for flow in flows:
+            if flow.flow not in self._flows:
+                ends = flow.src, flow.dst, flow.src_port, flow.dst_port, flow.protocol
+                inference.describe(flow.flow, LinkFlow(flow.host, flow.link, flow.direction, *ends))
+                self._places[flow.host] = place_of(flow.flow)
+            self._flows[flow.flow] = flow
 
-    def apply(self, findings: Findings) -> tuple[dict[str, list[Mark]], dict[str, str]]:
-        """Classes to their flows; returns marks by host and patterns by job."""
+    def _forget(self, inference: Inference, news: HostNews) -> None:
+        over: list[int] = news.over.tolist()
+        if news.ended:
+            ended = set(news.ended)
+            over += [number for number in self._flows if place_of(number) in ended]
+            self._places = {host: place for host, place in self._places.items() if place not in ended}
+        if over:
+            inference.forget(over)
+        for number in over:
+            self._flows.pop(number, None)
+
+    def _answer(self, findings: Findings) -> Inferred:
         for found in findings.jobs:
             self._jobs.setdefault(found.name, _Job(found)).found = found
+        owners = {}
         for number, verdict in findings.flows.items():
-            self._own(number, verdict)
-        marks: dict[str, list[Mark]] = {}
+            owner = self._owner(number, verdict)
+            if owner:
+                owners[number] = owner
+        marks: list[MarkTold] = []
         for iteration in findings.iterations:
             self._mark(iteration, marks)
         for found in findings.jobs:
             if found.ended:
                 self._leave(self._jobs.pop(found.name), marks)
         patterns = {job.name: job.found.pattern for job in self._jobs.values() if not job.foreign}
-        return marks, patterns
+        return Inferred(marks, owners, patterns)
 
-    def _own(self, number: int, verdict: FlowVerdict) -> None:
+    def _owner(self, number: int, verdict: FlowVerdict) -> Owner | None:
         """Take a verdict about a flow: by its owner the job gets its name, or by the job the flow gets its owner."""
-        job = self._jobs.get(verdict.job)
-        flows = self._sessions[number >> _SESSION_BITS].window.flows
-        flow = flows.flow(number & (1 << _SESSION_BITS) - 1)
+        job, flow = self._jobs.get(verdict.job), self._flows.get(number)
         if job is None or flow is None:
-            return
-        owner = flow.owner if flow.owner.source != BY_TRAFFIC else Owner()
+            return None
         if verdict.traffic == GRADIENT:
-            job.owners[owner.job, bool(owner.source)] += 1
-            if owner.job and owner.rank >= 0:
-                job.ranks[verdict.member] = owner.rank
-        if not job.foreign:
-            flows.infer(flow.flow_id, Owner(job=job.name, rank=job.rank(verdict.member), source=BY_TRAFFIC))
+            job.owners[flow.job, flow.known] += 1
+            if flow.job and flow.rank >= 0:
+                job.ranks[verdict.member] = flow.rank
+        return None if job.foreign else Owner(job=job.name, rank=job.rank(verdict.member), source=BY_TRAFFIC)
 
-    def _mark(self, iteration: InferredIteration, marks: dict[str, list[Mark]]) -> None:
+    def _mark(self, iteration: InferredIteration, marks: list[MarkTold]) -> None:
         job = self._jobs.get(iteration.job)
         if job is None or job.foreign:
             return
@@ -183,36 +139,19 @@ class Inferring:
             time_ns = ends.get(member, iteration.comm_end_ns)
             self._tell(job, number, Moment.LAST_WAIT, time_ns, iteration.error_ns, marks, member)
 
-    def _leave(self, job: _Job, marks: dict[str, list[Mark]]) -> None:
+    def _leave(self, job: _Job, marks: list[MarkTold]) -> None:
         if not job.foreign and job.told >= 0:
             self._tell(job, job.told, Moment.LEAVE, 0, 0, marks)
 
     def _tell(
-        self,
-        job: _Job,
-        number: int,
-        moment: Moment,
-        time_ns: int,
-        error_ns: int,
-        marks: dict[str, list[Mark]],
-        only: int = -1,
+        self, job: _Job, number: int, moment: Moment, time_ns: int, error_ns: int, marks: list[MarkTold], only: int = -1
     ) -> None:
-        """A moment to every member's host, or to the host of one, in its mono clock. Time 0: now."""
+        """A moment to every member's host, or to the host of one. Time 0: now."""
         size = len(job.found.members)
-        windows = {session.hello.host: session.window for session in self._sessions}
-        for member, host in enumerate(job.found.hosts):
-            if host not in windows or only not in (-1, member):
-                continue
-            window = windows[host]
-            mono = window.alignment.map.mono(time_ns) if time_ns else window.horizon_ns
-            whose = job.name, job.rank(member), size, 0
-            mark = Mark(*whose, number, moment, mono, Source.INFERRED, error_ns, relative=True)
-            marks.setdefault(host, []).append(mark)
-
-
-def _grains(time_ns: npt.NDArray[np.int64], flow: npt.NDArray[np.int64], payload_bytes: npt.NDArray[np.int64]) -> Table:
-    """One row per millisecond and flow, dtype TRAFFIC, sorted by time."""
-    grain, flow, payload_bytes = sums_by_two(time_ns // _GRAIN_NS, flow, payload_bytes)
-    rows = np.empty(len(grain), TRAFFIC)
-    rows["time_ns"], rows["flow"], rows["payload_bytes"] = grain * _GRAIN_NS, flow, payload_bytes
-    return rows
+        members = range(size) if only < 0 else (only,)
+        for member in members:
+            place = self._places.get(job.found.hosts[member])
+            if place is not None:
+                whose = job.name, job.rank(member), size, 0
+                mark = Mark(*whose, number, moment, time_ns, Source.INFERRED, error_ns, relative=True)
+                marks.append(MarkTold(place, mark))

@@ -43,7 +43,10 @@ class Peers:
     def forget(self, flow: Flow) -> None:
         """Drop a flow whose session is over."""
         if self._owners.pop(_key(flow, flow.direction), None):
-            self.addresses -= Counter([_local(flow)])
+            address = _local(flow)
+            self.addresses[address] -= 1
+            if not self.addresses[address]:
+                del self.addresses[address]
 
 
 class Served:

@@ -32,6 +32,7 @@ class Watching:
         self._frozen: Frozen | None = None
         self._frozen_at, self._frozen_s = 0, 0.0
         self._encoded: dict[Selection, netmon_pb2.Snapshot] = {}
+        self._viewers = 0
         self.let_go = 0  # viewers that did not read
 
     def latest(self, asked: Selection) -> netmon_pb2.Snapshot:
@@ -51,6 +52,7 @@ class Watching:
         except WireError as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         interval_s = max(request.interval_ms / 1e3, _SHORTEST_INTERVAL_S)
+        self._viewers += 1
         try:
             while True:
                 await asyncio.wait_for(context.write(self.latest(asked)), _LET_GO_AFTER_S)
@@ -63,3 +65,7 @@ class Watching:
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, reason)  # it comes when the viewer reads, if ever
         except asyncio.CancelledError:  # the collector ends, or the viewer has gone; gRPC prints it as an error of ours
             return
+        finally:
+            self._viewers -= 1
+            if not self._viewers:
+                self._frozen, self._encoded = None, {}

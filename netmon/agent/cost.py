@@ -19,6 +19,7 @@ class CostMeter:
     def __init__(self, pids: Sequence[int]) -> None:
         """pids: of all of the agent's processes."""
         self._pids = pids
+        self._ticks: dict[int, int] = {}  # of each as it was last seen: one that has ended has not given them back
         self._last = (time.monotonic(), self._cpu_seconds())
         self._cost = AgentCost()
 
@@ -32,11 +33,10 @@ class CostMeter:
         return AgentCost(self._cost.cpu_fraction, self._cost.rss_bytes, spool_bytes, warnings)
 
     def _cpu_seconds(self) -> float:
-        ticks = 0
         for pid in self._pids:
-            fields = _read(pid, "stat").rpartition(b")")[2].split()
-            ticks += int(fields[11]) + int(fields[12]) if fields else 0
-        return ticks * _TICK_S
+            if fields := _read(pid, "stat").rpartition(b")")[2].split():
+                self._ticks[pid] = int(fields[11]) + int(fields[12])
+        return sum(self._ticks.values()) * _TICK_S
 
     def _rss_bytes(self) -> int:
         pages = (_read(pid, "statm").split() for pid in self._pids)

@@ -118,9 +118,9 @@ class HostAccount:
         top_rx, top_tx = by_name.get(top, (0, 0))
         first, last = start_ns // self._window_ns, (end_ns - 1) // self._window_ns
         peak, node_shared = self._accounts.windows.between(self._host, job, first, last, first * self._window_ns)
-        columns = ((tx, rx) for rx, tx in (own, shared, control, cross, other, unknown))
         return Tally(
-            *(number for pair in columns for number in pair),
+            *(own[1], own[0], shared[1], shared[0], control[1], control[0], cross[1], cross[0]),
+            *(other[1], other[0], unknown[1], unknown[0]),
             cross_top=top,
             cross_top_tx_bytes=top_tx,
             cross_top_rx_bytes=top_rx,
@@ -175,7 +175,7 @@ class WindowHistory:
             block = self._blocks.take_aside()
             if block is not None:
                 host = block.columns["host"]
-                stay = np.flatnonzero((block.columns["number"] + 1) * window_ns[host] > before_ns[host])  # type: ignore[operator]
+                stay = np.flatnonzero((block.columns["number"] + 1) * window_ns[host] > before_ns[host])
                 order = stay[np.argsort(host[stay], kind="stable")]
                 self._blocks.put_aside({name: c[order] for name, c in block.columns.items()}, block.until_ns)
 

@@ -9,6 +9,11 @@ import numpy.typing as npt
 
 from netmon.dl.clocks import OffsetFit
 
+_EXACT = 1e-12  # of the squared residual that there was at first
+_MOST_STEPS = 500  # whatever is left of it then, the bounds are true to the values
+
+_Numbers = npt.NDArray[np.float64]
+
 
 @dataclass(frozen=True)
 class Comparison:
@@ -48,43 +53,105 @@ def combine(errors_ns: Sequence[int], comparisons: Sequence[Comparison], at_ns: 
 
     The correction is the least squares of all that is known, each weighted by its bound. The error is a bound too:
     the tightest that all bounds together allow (difference constraints, by shortest paths), from the correction.
-    Comparisons that contradict the errors are left out.
+    Comparisons that contradict the errors are left out, and so are all of those clocks whose comparisons, directly or
+    over others, contradict each other. The cost grows with the comparisons, not with pairs of clocks.
     """
-    usable = [c for c in comparisons if abs(c.difference_ns) <= c.error_ns + errors_ns[c.first] + errors_ns[c.second]]
-    reach = _reach(errors_ns, usable)
-    if not errors_ns or np.diagonal(reach).min() < 0:  # comparisons that contradict each other
-        return [Correction(at_ns, 0, 0.0, error) for error in errors_ns]
-    values = _least_squares(errors_ns, usable, [float(c.difference_ns) for c in usable])
-    skews = _least_squares(errors_ns, usable, [c.skew for c in usable])
-    errors = np.maximum(reach[-1, :-1] - values, values + reach[:-1, -1])
-    columns = zip(values.tolist(), skews.tolist(), errors.tolist(), strict=True)
+    errors = np.array(errors_ns, np.float64)
+    pairs = _Pairs.of([c for c in comparisons if c.first != c.second])
+    pairs = pairs.only(np.abs(pairs.difference) <= pairs.error + errors[pairs.first] + errors[pairs.second])
+    lowest, highest, sound = _reach(errors, pairs)
+    pairs = pairs.only(sound[pairs.first])  # and so of the second
+    values = _least_squares(errors, pairs)
+    bounds = np.where(sound, np.maximum(highest - values[:, 0], values[:, 0] - lowest), errors)
+    columns = zip(values[:, 0].tolist(), values[:, 1].tolist(), bounds.tolist(), strict=True)
     return [Correction(at_ns, round(value), skew, int(np.ceil(error))) for value, skew, error in columns]
 
 
-def _reach(errors_ns: Sequence[int], comparisons: Sequence[Comparison]) -> npt.NDArray[np.float64]:
-    """[i, j]: at most so much is j's correction above i's; last row and column: the clock they are set by."""
-    count = len(errors_ns)
-    reach = np.full((count + 1, count + 1), np.inf)
-    np.fill_diagonal(reach, 0.0)
-    reach[count, :count] = reach[:count, count] = errors_ns
-    for c in comparisons:
-        reach[c.second, c.first] = min(reach[c.second, c.first], c.difference_ns + c.error_ns)
-        reach[c.first, c.second] = min(reach[c.first, c.second], c.error_ns - c.difference_ns)
-    for through in range(count + 1):
-        np.minimum(reach, reach[:, through, None] + reach[None, through], out=reach)
-    return reach
+@dataclass(frozen=True)
+class _Pairs:
+    """Comparisons by column."""
+
+    first: npt.NDArray[np.int64]
+    second: npt.NDArray[np.int64]
+    difference: _Numbers
+    skew: _Numbers
+    error: _Numbers
+
+    @classmethod
+    def of(cls, comparisons: Sequence[Comparison]) -> "_Pairs":
+        ends = np.array([(c.first, c.second) for c in comparisons], np.int64).reshape(-1, 2)
+        rest = np.array([(c.difference_ns, c.skew, c.error_ns) for c in comparisons], np.float64).reshape(-1, 3)
+        return cls(ends[:, 0], ends[:, 1], rest[:, 0], rest[:, 1], rest[:, 2])
+
+    def only(self, which: npt.NDArray[np.bool_]) -> "_Pairs":
+        return _Pairs(*(column[which] for column in vars(self).values()))
 
 
-def _least_squares(
-    errors_ns: Sequence[int], comparisons: Sequence[Comparison], differences: Sequence[float]
-) -> npt.NDArray[np.float64]:
-    """The values near 0, by errors_ns, whose differences are near those given, by their errors."""
-    weights, wanted = np.diag([1 / max(1, error) ** 2 for error in errors_ns]), np.zeros(len(errors_ns))
-    for c, difference in zip(comparisons, differences, strict=True):
-        weight = 1 / max(1, c.error_ns) ** 2
-        weights[[c.first, c.second], [c.first, c.second]] += weight
-        weights[[c.first, c.second], [c.second, c.first]] -= weight
-        wanted[c.first] += weight * difference
-        wanted[c.second] -= weight * difference
-    values: npt.NDArray[np.float64] = np.linalg.solve(weights, wanted).astype(np.float64)
+def _reach(errors: _Numbers, pairs: _Pairs) -> tuple[_Numbers, _Numbers, npt.NDArray[np.bool_]]:
+    """The least and the greatest correction that all bounds together allow each clock, and where they allow one.
+
+    Bounds are passed on from clock to clock until none gets tighter (Bellman and Ford's shortest paths, from the clock
+    that all were set by and back to it). Where that leaves no value between the two, or has no end, there is none.
+    """
+    low, high, sound = -errors, errors.copy(), np.ones(len(errors), np.bool_)
+    for step in range(len(errors) + 2):
+        greatest, least = high.copy(), low.copy()
+        np.minimum.at(greatest, pairs.first, high[pairs.second] + pairs.difference + pairs.error)
+        np.minimum.at(greatest, pairs.second, high[pairs.first] - pairs.difference + pairs.error)
+        np.maximum.at(least, pairs.first, low[pairs.second] + pairs.difference - pairs.error)
+        np.maximum.at(least, pairs.second, low[pairs.first] - pairs.difference - pairs.error)
+        tighter = (greatest < high) | (least > low)
+        low, high = least, greatest
+        impossible = (low > high) | (tighter if step > len(errors) else False)
+        if impossible.any():
+            impossible = _spread(impossible, pairs)
+            sound &= ~impossible
+            low[impossible], high[impossible] = -errors[impossible], errors[impossible]
+            pairs = pairs.only(~impossible[pairs.first])
+        if not tighter[sound].any():
+            break
+    return low, high, sound
+
+
+def _spread(flags: npt.NDArray[np.bool_], pairs: _Pairs) -> npt.NDArray[np.bool_]:
+    """To all clocks that are connected with those."""
+    while True:
+        either = flags[pairs.first] | flags[pairs.second]
+        if (flags[pairs.first] & flags[pairs.second])[either].all():
+            return flags
+        flags = flags.copy()
+        flags[pairs.first[either]] = flags[pairs.second[either]] = True
+
+
+def _least_squares(errors: _Numbers, pairs: _Pairs) -> _Numbers:
+    """Differences and skews, (clocks, 2), near 0 by the errors, whose differences are near the pairs', by theirs.
+
+    By conjugate gradients, scaled by the diagonal (Hestenes and Stiefel 1952): the matrix is as sparse as the pairs.
+    """
+    count, own = len(errors), 1 / np.maximum(1.0, errors) ** 2
+    weight = 1 / np.maximum(1.0, pairs.error) ** 2
+    ends = np.concatenate([pairs.first, pairs.second])
+
+    def summed(of_pairs: _Numbers) -> _Numbers:
+        both = np.concatenate([of_pairs, -of_pairs])
+        return np.column_stack([np.bincount(ends, column, count) for column in both.T])
+
+    def times(values: _Numbers) -> _Numbers:
+        return own[:, None] * values + summed(weight[:, None] * (values[pairs.first] - values[pairs.second]))
+
+    diagonal = (own + np.bincount(ends, np.tile(weight, 2), count))[:, None]
+    values = np.zeros((count, 2))
+    rest = summed(weight[:, None] * np.column_stack([pairs.difference, pairs.skew]))
+    ahead = scaled = rest / diagonal
+    size = begun = (rest * scaled).sum(axis=0)
+    for _ in range(min(2 * count, _MOST_STEPS)):
+        going = size > _EXACT * begun
+        if not going.any():
+            break
+        image = times(ahead)
+        step = np.where(going, size / np.where(going, (ahead * image).sum(axis=0), 1.0), 0.0)
+        values, rest = values + step * ahead, rest - step * image
+        scaled = rest / diagonal
+        size, before = (rest * scaled).sum(axis=0), size
+        ahead = scaled + np.where(going, size / np.where(going, before, 1.0), 0.0) * ahead
     return values

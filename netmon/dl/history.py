@@ -4,7 +4,7 @@
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -33,7 +33,7 @@ class Sums(NamedTuple):
 class Block:
     """What has settled on all hosts at one time."""
 
-    columns: dict[str, npt.NDArray[np.generic]]  # sorted by "host"
+    columns: dict[str, npt.NDArray[Any]]  # sorted by "host"
     edges: npt.NDArray[np.intp]  # where each host's rows begin, and the end
     until_ns: _Numbers  # by host: its rows lie before it
 
@@ -52,7 +52,7 @@ class HostBlocks:
         self._blocks: list[Block] = []
         self._aside: list[Block] = []  # rows of hosts that need them for longer than others theirs
 
-    def add(self, columns: dict[str, npt.NDArray[np.generic]], until_ns: _Numbers) -> None:
+    def add(self, columns: dict[str, npt.NDArray[Any]], until_ns: _Numbers) -> None:
         """Add rows, sorted by the column host; until_ns: of each host, before which its rows have been added."""
         if len(columns["host"]):
             self._blocks.append(_block(columns, until_ns.copy()))
@@ -91,7 +91,7 @@ class HostBlocks:
         columns = {name: np.concatenate([block.columns[name] for block in blocks]) for name in blocks[0].columns}
         return Block(columns, blocks[-1].edges, blocks[-1].until_ns)
 
-    def put_aside(self, columns: dict[str, npt.NDArray[np.generic]], until_ns: _Numbers) -> None:
+    def put_aside(self, columns: dict[str, npt.NDArray[Any]], until_ns: _Numbers) -> None:
         """Keep these for the hosts that need them; sorted by the column host."""
         if len(columns["host"]):
             self._aside.append(_block(columns, until_ns))
@@ -107,8 +107,8 @@ class HostBlocks:
                     blocks[place] = _block({n: c[stay] for n, c in block.columns.items()}, block.until_ns)
 
 
-def _block(columns: dict[str, npt.NDArray[np.generic]], until_ns: _Numbers) -> Block:
-    return Block(columns, edges(columns["host"], len(until_ns)), until_ns)  # type: ignore[arg-type]
+def _block(columns: dict[str, npt.NDArray[Any]], until_ns: _Numbers) -> Block:
+    return Block(columns, edges(columns["host"], len(until_ns)), until_ns)
 
 
 class PayloadHistory:
@@ -136,7 +136,7 @@ class PayloadHistory:
     def add(
         self, host: _Numbers, time_ns: _Numbers, key: _Numbers, payload_bytes: _Numbers, until_ns: _Numbers
     ) -> None:
-        """Add rows: four arrays of one length; those without payload change nothing. until_ns: by host, see HostBlocks."""
+        """Add rows, arrays of one length; those without payload change nothing. until_ns: by host, see HostBlocks."""
         some = np.flatnonzero(payload_bytes > 0)
         if len(some):
             host, time_ns, key, payload_bytes = host[some], time_ns[some], key[some], payload_bytes[some]
@@ -155,11 +155,11 @@ class PayloadHistory:
         if not keys:
             return Sums(np.empty(0, np.int64), np.empty(0, np.int64))
         found, of_row = np.unique(np.concatenate(keys), return_inverse=True)
-        sums = np.bincount(of_row, weights=np.concatenate(amounts), minlength=len(found))  # type: ignore[arg-type]
+        sums = np.bincount(of_row, weights=np.concatenate(amounts), minlength=len(found))
         return Sums(found.astype(np.int64), sums.astype(np.int64))
 
     def forget(self, before_ns: _Numbers, now_ns: _Numbers) -> None:
-        """Drop of each host what lies before before_ns unless it is young; of what is old keep the sums between cuts."""
+        """Drop of each host what lies before before_ns and is not young; of what is old keep the sums between cuts."""
         old = now_ns - _KEPT_NS
         since = self._since = np.minimum(before_ns, old)
         if self._blocks.forget(since):
@@ -170,12 +170,12 @@ class PayloadHistory:
         if block is None:
             return
         host, label = block.columns["host"], block.columns["label"]
-        last_cut = self._last_cut(host, label, len(since))  # type: ignore[arg-type]
+        last_cut = self._last_cut(host, label, len(since))
         stay = label >= since[host]
         label = np.where(label < old[host], np.maximum(last_cut, since[host]), label)
         columns = {"host": host, "label": label, **{n: block.columns[n] for n in ("key", "payload_bytes")}}
         kept = {name: column[stay] for name, column in columns.items()}
-        self._blocks.put_aside(_summed(*kept.values()), block.until_ns)  # type: ignore[arg-type]
+        self._blocks.put_aside(_summed(*kept.values()), block.until_ns)
 
     def drop(self, host: int) -> None:
         """The host is gone."""
@@ -196,9 +196,7 @@ class PayloadHistory:
         return np.where(there, times[place], np.iinfo(np.int64).min)
 
 
-def _summed(
-    host: _Numbers, label: _Numbers, key: _Numbers, payload_bytes: _Numbers
-) -> dict[str, npt.NDArray[np.generic]]:
+def _summed(host: _Numbers, label: _Numbers, key: _Numbers, payload_bytes: _Numbers) -> dict[str, npt.NDArray[Any]]:
     order = order_by(host, label, key)
     host, label, key = host[order], label[order], key[order]
     first = starts(host, label, key)

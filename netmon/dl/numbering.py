@@ -7,9 +7,10 @@ have entered it, so their last waits of k lie closer together than those of k an
 is the same iteration, and the difference of the two numbers is the shift between the two counts.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum, IntEnum
+from heapq import heappop, heappush
 from typing import NamedTuple
 
 import numpy as np
@@ -19,6 +20,7 @@ from netmon.records import Moment
 
 _EVIDENCE = 32  # events of a rank that are compared
 _SURE = 3  # votes that may move a number that was already used
+_NEVER = 1 << 62
 
 
 class Beat(Enum):
@@ -104,15 +106,22 @@ class _Count:
     trust: Trust
     shift: int = 0
     decided: bool = False
-    aligned: bool = False  # with the leader's, on evidence
-    known: bool = False  # was aligned with a count from the beginning that has gone since
+    place: int = 0  # of its rank in the order in which they were heard
+    aligned_at: int = _NEVER  # since how many were forgotten it is aligned with the leader's, on evidence
     events: dict[Beat, Events] = field(default_factory=dict)
 
     def shifted(self) -> dict[Beat, Events]:
         return {beat: Events(one.number + self.shift, one.time_ns) for beat, one in self.events.items()}
 
-    def from_the_beginning(self) -> bool:
-        return self.known or self.trust != Trust.RELATIVE
+
+class _Ranked(NamedTuple):
+    """A count in the order of who leads: by trust, then by place."""
+
+    trust: Trust
+    place: int
+    serial: int  # a later count of the same rank comes after it
+    rank: int
+    whose: _Count
 
 
 class JobNumbers:
@@ -120,7 +129,13 @@ class JobNumbers:
 
     def __init__(self) -> None:
         """Begin without ranks."""
-        self._counts: dict[int, _Count] = {}  # in the order in which they were heard
+        self._counts: dict[int, _Count] = {}
+        self._places: dict[int, int] = {}  # of their ranks, in the order in which they were heard
+        self._heard = self._serial = 0
+        self._decided: list[_Ranked] = []  # a heap of those that are, the leader first; some are out of date
+        self._telling: list[_Ranked] = []  # the same, of those that have events
+        self._forgotten = 0
+        self._known_until = 0  # who was aligned before so many were forgotten is known to count from the beginning
         self._elastic = False  # it is: processes join later, and what they number counts from then
 
     def __len__(self) -> int:
@@ -129,10 +144,15 @@ class JobNumbers:
 
     def relative(self, rank: int) -> bool:
         """Whether the rank's numbers count only from when somebody began to look."""
-        count, leader = self._counts.get(rank), self._leader(self._counts.values())
+        count, leader = self._counts.get(rank), self._leader(self._decided)
         if count is None or leader is None:
             return True
-        return not count.from_the_beginning() and not (count.aligned and leader.from_the_beginning())
+        aligned = count.aligned_at != _NEVER
+        return not self._from_the_beginning(count) and not (aligned and self._from_the_beginning(leader))
+
+    def _from_the_beginning(self, count: _Count) -> bool:
+        """Whether it counts from there, or was aligned with one that did and has gone since."""
+        return count.trust != Trust.RELATIVE or count.aligned_at < self._known_until
 
     def state(self, rank: int) -> tuple[Trust, int]:
         """Trust and shift of the rank, for resume."""
@@ -146,43 +166,68 @@ class JobNumbers:
 
     def resume(self, rank: int, trust: Trust, shift: int) -> None:
         """Take up a rank of which iterations are stored with this shift."""
-        self._counts[rank] = _Count(trust, shift, decided=True, aligned=shift != 0)
+        self._take_up(rank, trust, shift)
 
     def go_on(self, rank: int, trust: Trust, shift: int) -> None:
         """A process of the job is this rank now, and counts on, as after an elastic reset."""
         self._elastic = True
-        self._counts[rank] = _Count(trust, shift, decided=True, aligned=shift != 0)
+        self._take_up(rank, trust, shift)
 
     def forget(self, rank: int) -> None:
         """The rank is gone; its process' successor counts anew. The common count goes on with the others."""
-        for other, count in self._counts.items():
-            count.known = not self.relative(other)
+        leader = self._leader(self._decided)
+        before, self._forgotten = self._forgotten, self._forgotten + 1
+        if leader and self._from_the_beginning(leader):
+            self._known_until = before + 1
         self._counts.pop(rank, None)
+        self._places.pop(rank, None)
+
+    def _take_up(self, rank: int, trust: Trust, shift: int) -> None:
+        count = self._begin(rank, trust)
+        count.shift, count.decided = shift, True
+        count.aligned_at = self._forgotten if shift else _NEVER
+        self._push(self._decided, rank, count)
+
+    def _begin(self, rank: int, trust: Trust) -> _Count:
+        self._heard += 1
+        count = self._counts[rank] = _Count(trust, place=self._places.setdefault(rank, self._heard))
+        return count
 
     def tell(self, rank: int, trust: Trust, events: Mapping[Beat, Events], error_ns: int) -> bool:
         """A rank's latest events in UTC, right to error_ns: decide about its shift. True where used numbers moved."""
         count = self._counts.get(rank)
         if count is None or trust < count.trust:
-            count = self._counts[rank] = _Count(trust)
+            count = self._begin(rank, trust)
+        new = not count.events
         count.events = {beat: Events(*(column[-_EVIDENCE:] for column in one)) for beat, one in events.items()}
         if not any(len(one.number) for one in count.events.values()):
             return False
-        heard = [one for one in self._counts.values() if one.events]
-        leader, before, first = self._leader(heard), count.shift, not count.decided
-        count.decided = True
+        if new and count.decided:
+            self._push(self._telling, rank, count)
+        leader, before, first = self._leader(self._telling), count.shift, not count.decided
+        if first:
+            count.decided = True
+            for heap in (self._decided, self._telling):
+                self._push(heap, rank, count)
         if leader is None or leader is count:
             return False
         # Clocks that differ by a good part of a period prove nothing.
         clear = all(error_ns < period(one) / 4 for one in count.events.values())
         told = best_shift(leader.shifted(), count.events) if clear else None
         if told:
-            count.aligned = True
+            count.aligned_at = min(count.aligned_at, self._forgotten)
             self._decide(count, leader, told, first)
         return not first and count.shift != before
 
-    def _leader(self, among: Iterable[_Count]) -> _Count | None:
+    def _push(self, heap: "list[_Ranked]", rank: int, count: _Count) -> None:
+        self._serial += 1
+        heappush(heap, _Ranked(count.trust, count.place, self._serial, rank, count))
+
+    def _leader(self, among: "list[_Ranked]") -> _Count | None:
         """Who all others follow: of the most trusted counts the first heard."""
-        return min((c for c in among if c.decided), key=lambda count: count.trust, default=None)
+        while among and self._counts.get(among[0].rank) is not among[0].whose:
+            heappop(among)
+        return among[0].whose if among else None
 
     def _decide(self, count: _Count, leader: _Count, told: Shift, first: bool) -> None:
         if count.trust < leader.trust:

@@ -37,26 +37,32 @@ def find_onsets(flow: _Indices, start_ns: _Indices, before_ns: _Indices) -> _Ind
     return order[start - before >= REST_NS]
 
 
-def match_onsets(sent: Table, received: Table, early_ns: int) -> tuple[_Indices, _Indices]:
-    """Pairs of what is the same packet: places in `sent` and in `received`, both of dtype ONSET.
+def match_onsets(sent: Table, received: Table, early_ns: int | _Indices) -> tuple[_Indices, _Indices]:
+    """Pairs of what is the same packet: places in `sent` and in `received`, both with the columns of ONSET.
 
-    Times of both are on one axis but for early_ns either way, which with MOST_DELAY_NS has to be below REST_NS.
+    Times of both are on one axis but for early_ns either way, one for all or one for each of `sent`; twice that and
+    MOST_DELAY_NS have to be below REST_NS.
     """
-    sent_order, received_order = (
-        np.lexsort((sent["time_ns"], sent["key"])),
-        np.lexsort((received["time_ns"], received["key"])),
-    )
-    if not (len(sent) and len(received)):
-        return sent_order[:0], received_order[:0]
-    base = min(int(sent["time_ns"].min()), int(received["time_ns"].min())) - early_ns
-    span = max(int(sent["time_ns"].max()), int(received["time_ns"].max())) - base + early_ns + MOST_DELAY_NS + 1
-    keys = np.unique(np.concatenate([sent["key"], received["key"]]))
-    line = np.searchsorted(keys, received["key"][received_order]) * span + received["time_ns"][received_order] - base
-    earliest = np.searchsorted(keys, sent["key"][sent_order]) * span + sent["time_ns"][sent_order] - base - early_ns
-    place = np.searchsorted(line, earliest)
-    found = place < len(line)
-    found[found] = line[place[found]] - earliest[found] <= 2 * early_ns + MOST_DELAY_NS
-    return sent_order[found], received_order[place[found]]
+    count = len(sent)
+    early = np.broadcast_to(np.asarray(early_ns, np.int64), (count,))
+    key = np.concatenate([sent["key"], received["key"]])
+    time = np.concatenate([sent["time_ns"] - early, received["time_ns"]])
+    is_received = np.arange(len(key)) >= count
+    order = _by_key(key, 2 * time + is_received)  # of what is at the same time, the sent first
+    following = np.where(is_received[order], np.arange(len(key)), len(key))
+    following = np.minimum.accumulate(following[::-1])[::-1]
+    followed = np.flatnonzero(~is_received[order] & (following < len(key)))
+    i, j = order[followed], order[following[followed]]
+    near = (key[i] == key[j]) & (time[j] - time[i] <= 2 * early[i] + MOST_DELAY_NS)
+    return i[near], j[near] - count
+
+
+def _by_key(key: _Indices, time: _Indices) -> _Indices:
+    """The order by key, then time. Keys and times are mostly of a few seconds: then one sort does it."""
+    base, bits = int(time.min()), (int(time.max()) - int(time.min())).bit_length()
+    if int(key.min()) >= 0 and int(key.max()).bit_length() + bits < 63:
+        return np.argsort((key << bits) + (time - base), kind="stable")
+    return np.lexsort((time, key))
 
 
 def coarse_lag(sent: Table, received: Table, most_ns: int) -> int | None:

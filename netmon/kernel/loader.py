@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from netmon.errors import KernelError, NetmonError, UnsupportedError
-from netmon.kernel import bpf_calls, layout
+from netmon.kernel import bpf_calls, layout, pages
 from netmon.kernel.meter import memory
 from netmon.kernel.meter.geometry import Geometry
 from netmon.kernel.owners import births
@@ -114,7 +114,6 @@ def compiler_flags(geometry: Geometry) -> list[str]:
     """For bcc, on a machine without kernel headers: bpf/headers stands in for them. Warnings are errors."""
     bpf = sources()
     architecture = sysconfig.get_config_var("MULTIARCH") or f"{os.uname().machine}-linux-gnu"
-    page = resource.getpagesize()
     device, inode = pid_namespace() or (0, 0)
     defines = {
         "NETMON_BUCKET_NS": f"{geometry.bucket_ns}ULL",
@@ -123,8 +122,8 @@ def compiler_flags(geometry: Geometry) -> list[str]:
         "NETMON_LINKS": geometry.links,
         "NETMON_BUCKETS": geometry.ring_records,
         "NETMON_FLOWS": geometry.flow_records,
-        "NETMON_PAGE_BYTES": page,
-        "NETMON_STEP_PAGES": geometry.step_ring_bytes // page,
+        "NETMON_PAGE_BYTES": pages.PAGE_BYTES,
+        "NETMON_STEP_PAGES": geometry.step_ring_bytes // pages.PAGE_BYTES,
         "NETMON_PID_NAMESPACE_DEVICE": device,
         "NETMON_PID_NAMESPACE_INODE": inode,
     }

@@ -42,16 +42,9 @@ def render(snapshot: Snapshot, options: Options, width: int, height: int) -> Ren
     snapshot = replace(snapshot, links=present_links(snapshot))
     lines = plan(snapshot, options, width, height)
     sections: list[RenderableType] = [Group(*header.draw(snapshot, options, width, height)[: lines.header])]
-    if overview.wanted(snapshot):
-        if lines.jobs:
-            sections.append(overview.draw(snapshot, width, lines.jobs))
-        if lines.links:
-            sections.append(links.draw(snapshot.links, options, width, lines.links, snapshot.page))
-    else:
-        if lines.links:
-            sections.append(links.draw(links.ordered(snapshot.links), options, width, lines.links))
-        if lines.jobs:
-            sections.append(Group(*jobs.draw(snapshot.jobs, width, lines.jobs)))
+    many = overview.wanted(snapshot)
+    shown_links, shown_jobs = _links(snapshot, options, width, lines.links), _jobs(snapshot, width, lines.jobs)
+    sections += [*shown_jobs, *shown_links] if many else [*shown_links, *shown_jobs]
     if lines.ranks:
         sections.append(jobs.ranks(snapshot.jobs, width))
     if lines.flows:
@@ -59,8 +52,24 @@ def render(snapshot: Snapshot, options: Options, width: int, height: int) -> Ren
     if lines.warnings:
         sections.append(_warnings(snapshot, width, lines.warnings))
     body = _spaced(sections, lines.gap)
-    keys = (_KEYS[0], *_PAGES, *_KEYS[1:-1]) if overview.wanted(snapshot) else _KEYS
+    keys = (_KEYS[0], *_PAGES, *_KEYS[1:-1]) if many else _KEYS
     return _filled(body, keys, width, height) if options.live else Group(*body)
+
+
+def _links(snapshot: Snapshot, options: Options, width: int, lines: int) -> list[RenderableType]:
+    if not lines:
+        return []
+    many = overview.wanted(snapshot)
+    drawn = snapshot.links if many else links.ordered(snapshot.links)
+    return [links.draw(drawn, options, width, lines, snapshot.page, worst_first=many)]
+
+
+def _jobs(snapshot: Snapshot, width: int, lines: int) -> list[RenderableType]:
+    if not lines:
+        return []
+    if overview.jobs_as_table(snapshot):
+        return [overview.draw(snapshot, width, lines)]
+    return [Group(*jobs.draw(snapshot.jobs, width, lines))]
 
 
 def plan(snapshot: Snapshot, options: Options, width: int, height: int) -> Plan:
@@ -70,10 +79,9 @@ def plan(snapshot: Snapshot, options: Options, width: int, height: int) -> Plan:
     head = min(len(header.draw(snapshot, options, width, height)), max(height - footer - warnings, 1))
     left = max(height - head - warnings - footer, 0)
     many = overview.wanted(snapshot)
-    wanted_jobs = overview.height(snapshot) if many else jobs.height(snapshot.jobs, width)
-    wanted_links = links.height(snapshot.links) if snapshot.links else 0
-    if many and len(snapshot.links) < snapshot.page.links:
-        wanted_links += 1
+    table = overview.jobs_as_table(snapshot)
+    wanted_jobs = overview.height(snapshot) if table else jobs.height(snapshot.jobs, width)
+    wanted_links = links.height(snapshot.links) + (snapshot.page.links > len(snapshot.links)) if snapshot.links else 0
     sections = 2 + bool(wanted_jobs) + bool(warnings)
     gap = 1 if left >= wanted_links + wanted_jobs + _LEAST_FLOWS + sections else 0
     left -= gap * sections
@@ -82,8 +90,8 @@ def plan(snapshot: Snapshot, options: Options, width: int, height: int) -> Plan:
         for_links = min(wanted_links, max(left - _FEWEST_FLOWS - min(wanted_jobs, left // 3), 0))
     for_jobs = min(wanted_jobs, max(left - for_links - _FEWEST_FLOWS, min(left - for_links, _FEWEST_JOBS), 0))
     left = max(left - for_links - for_jobs, 0)
-    wanted_ranks = 0 if many else sum(len(job.ranks) for job in snapshot.jobs)
-    for_ranks = wanted_ranks + 1 if wanted_ranks and left >= wanted_ranks + 1 + gap + _COMFORTABLE_FLOWS else 0
+    wanted_ranks = 0 if table else jobs.height_of_ranks(snapshot.jobs)
+    for_ranks = wanted_ranks if wanted_ranks and left >= wanted_ranks + gap + _COMFORTABLE_FLOWS else 0
     left -= for_ranks + (gap if for_ranks else 0)
     return Plan(head, for_links, for_jobs, for_ranks, left if left > 1 else 0, warnings, footer, gap)
 

@@ -61,7 +61,8 @@ def ranks(jobs: Iterable[JobView], width: int) -> RenderableType:
     fixed = [10, 9, 8, 9 if wide else 0, 9 if wide else 0, 7, 7, 7, 9]
     digits = longest((str(rank.rank) for job in jobs for rank in job.ranks), 1, 7)
     most = max(room(width, fixed, 1), 12)
-    whose = longest((f"{job.job}/" for job in jobs), 6, most - digits) + digits
+    least = 6 if all(job.known_ranks <= len(job.ranks) for job in jobs) else len("… 1,000,000 more") - digits
+    whose = longest((f"{job.job}/" for job in jobs), least, most - digits) + digits
     columns = [
         Column(Text("RANKS", "bold"), whose),
         Column("host", fixed[0]),
@@ -76,6 +77,12 @@ def ranks(jobs: Iterable[JobView], width: int) -> RenderableType:
     ]
     names = short_names((job.job for job in jobs), whose - digits - 1)
     return table(columns, (row for job in jobs for row in _rank_rows(job, names[job.job])))
+
+
+def height_of_ranks(jobs: Iterable[JobView]) -> int:
+    """Lines that drawing all ranks takes."""
+    rows = sum(len(job.ranks) + (job.known_ranks > len(job.ranks)) for job in jobs)
+    return rows + 1 if rows else 0
 
 
 def _pace(job: JobView) -> Iterator[Text]:
@@ -134,7 +141,8 @@ def _shared(job: JobView) -> Text:
     if not shared:
         return Text("no DL-shared node")
     count = job.shared_ranks if job.known_ranks else len(shared)
-    more = f" and {count - _SHOWN_RANKS} more" if count > _SHOWN_RANKS else ""
+    hidden = count - min(len(shared), _SHOWN_RANKS)
+    more = f" and {hidden} more" if hidden > 0 else ""
     nodes = "node" if count == 1 else "nodes"
     return Text(f"DL-shared {nodes}: {', '.join(shared[:_SHOWN_RANKS])}{more}", class_style(Class.DL_SHARED))
 
@@ -153,6 +161,8 @@ def _rank_rows(job: JobView, name: str) -> Iterator[list[str | Text]]:
             format_bytes(rank.cross_rx_bytes),
             Text("DL-shared", class_style(Class.DL_SHARED)) if rank.node_shared else "DL-only",
         ]
+    if job.known_ranks > len(job.ranks):
+        yield [Text(f"… {job.known_ranks - len(job.ranks):,} more", "dim"), *([""] * 9)]
 
 
 def _indented(line: Text) -> Text:

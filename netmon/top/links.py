@@ -61,15 +61,14 @@ def fitting(links: Sequence[LinkView], matching: int, lines: int) -> int:
     return shown
 
 
-def draw(links: Sequence[LinkView], options: Options, width: int, lines: int, page: Page | None = None) -> Group:
-    """At most `lines` lines: one per link, one more where bytes were not attributed, and how many are left out.
-
-    page: of an overview, in which links come in the order in which they are given.
-    """
-    matching = page.links if page else len(links)
+def draw(
+    links: Sequence[LinkView], options: Options, width: int, lines: int, page: Page, worst_first: bool = False
+) -> Group:
+    """At most `lines` lines: one per link, one more where bytes were not attributed, and how many are left out."""
+    matching = max(page.links, len(links))
     shown = links[: fitting(links, matching, lines)]
     parts: list[RenderableType] = [_table(list(shown), options, width)]
-    if page and len(shown) < matching:
+    if worst_first and len(shown) < matching:
         parts.append(left_out("links", page.links_from, len(shown), matching, "n p"))
     elif len(shown) < matching:
         parts.append(Text(f"… {matching - len(shown)} more links", "dim"))

@@ -17,6 +17,7 @@ from netmon.units import format_bytes, format_duration
 from netmon.views import JobView, Snapshot, Totals
 
 _FEW_HOSTS, _FEW_JOBS = 8, 4
+_FULL_JOBS = 2  # of which there is room for all that is known, on however many hosts
 _MORE, _MOST = 100, 140  # widths from which on there are more columns
 _LONGEST_NAME = 40
 _LEAST_SPARKLINE = 10
@@ -25,6 +26,11 @@ _LEAST_SPARKLINE = 10
 def wanted(snapshot: Snapshot) -> bool:
     """Whether there is too much for a few lines about each host and job."""
     return snapshot.page.hosts > _FEW_HOSTS or snapshot.page.jobs > _FEW_JOBS
+
+
+def jobs_as_table(snapshot: Snapshot) -> bool:
+    """Whether each job has one line only."""
+    return wanted(snapshot) and snapshot.page.jobs > _FULL_JOBS
 
 
 def facts(snapshot: Snapshot, options: Options) -> Iterator[Text]:

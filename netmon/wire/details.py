@@ -88,10 +88,11 @@ def read_clock(message: netmon_pb2.ClockSample) -> ClockSample:
 
 
 def read_cost(message: netmon_pb2.AgentCost) -> AgentCost:
-    """What the agent used."""
-    cost = AgentCost(message.cpu_fraction, message.rss_bytes, message.spool_bytes, message.warnings)
-    if not (math.isfinite(cost.cpu_fraction) and cost.cpu_fraction >= 0):
-        raise WireError(f"AgentCost.cpu_fraction is {cost.cpu_fraction}")
+    """What the agent used; a difference of what is not read together may be a little below 0."""
+    if not math.isfinite(message.cpu_fraction):
+        raise WireError(f"AgentCost.cpu_fraction is {message.cpu_fraction}")
+    fraction = max(0.0, message.cpu_fraction)
+    cost = AgentCost(fraction, message.rss_bytes, message.spool_bytes, message.warnings)
     if max(cost.rss_bytes, cost.spool_bytes, cost.warnings) > MAX_BYTES:
         raise WireError(f"AgentCost has {max(cost.rss_bytes, cost.spool_bytes, cost.warnings)}, more than {MAX_BYTES}")
     return cost

@@ -40,7 +40,7 @@ MAX_NAME = 255
 MAX_TEXT = 1024
 """Characters of a sentence."""
 
-MAX_HOST = 200
+MAX_HOST = 253
 """Characters of a host's name as it stands in a directory's: percent-encoded."""
 
 MAX_SESSION = 64

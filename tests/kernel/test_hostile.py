@@ -26,6 +26,7 @@ from netmon.lab.process import Process
 pytestmark = pytest.mark.kernel
 
 NOBODY = 65534
+AS_NOBODY = ("setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups")
 ATTACKS = Path(__file__).with_name("attacks.py")
 SAID = {
     "fifo": "its functions are not where its code is",
@@ -130,9 +131,8 @@ class Scene:
 
     def attack(self, name: str) -> Process:
         """Under way when this returns."""
-        user = ["setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups"]
         where = [str(self.folder / ATTACKS.name), name, f"{self.watched.folder}/agent.sock", str(self.folder)]
-        attacker = self.start("attacker", [*user, "/usr/bin/python3", *where], {"HOME": "/nonexistent"})
+        attacker = self.start("attacker", [*AS_NOBODY, "/usr/bin/python3", *where], {"HOME": "/nonexistent"})
         attacker.wait_output("ready", 120)
         return attacker
 
@@ -239,6 +239,31 @@ def share_of_a_core(scene: Scene) -> float:
     used, began = scene.cpu_seconds(), time.monotonic()
     time.sleep(MEASURED_S)
     return (scene.cpu_seconds() - used) / (time.monotonic() - began)
+
+
+@pytest.mark.long
+@pytest.mark.skipif(shutil.which("g++") is None, reason="no g++")
+@pytest.mark.parametrize("attack", ["calls_of_ranks", "steps", "marks", "joins", "many_libraries", "broken_libraries"])
+def test_an_honest_rank_of_the_same_user_is_whole(scene: Scene, libraries: Path, attack: str) -> None:
+    watched, folder = scene.watched, scene.watched.folder / "same"
+    folder.mkdir()
+    nccl = shutil.copy(libraries / "libnccl.so.2", folder)
+    before = watched.counters()
+    command = [*AS_NOBODY, "/usr/bin/python3", "-c", HONEST, str(nccl), str(folder / "go")]
+    rank = scene.start("same", command, {"RANK": "0", "WORLD_SIZE": "2", "NETMON_JOB": "same"})
+    scene.agent.wait_output("probing .*same/libnccl", 60)
+    attacker = scene.attack(attack)
+    (folder / "go").touch()
+    rank.wait_output("trained", 120)
+    watched.transfer(5)
+    after = watched.settled()
+    os.kill(attacker.pid, signal.SIGKILL)
+    scene.agent.end_in_order(seconds=120)
+    scene.collector.end_in_order(seconds=120)
+    check_traffic(watched, before, after)
+    iterations = watched.table("iterations")
+    of_rank = iterations[iterations["job"] == "same"]
+    assert sorted(of_rank["iteration"]) == list(range(STEPS - 1 - int(of_rank["relative"].any())))
 
 
 HUNG = f"""

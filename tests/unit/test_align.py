@@ -1,16 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """A host's clock on the collector's axis, batch by batch, and the hosts' clocks against each other."""
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 
 from collector.host.align import Alignment
-from collector.host.flows import AllFlows, FlowTable, Links
-from collector.host.onsets import HostOnsets, Onsets
+from collector.host.onsets import Onsets
 from collector.host.rows import ARRIVED
+from collector.host.telling import clock_of, correct
 from collector.jobs.clocks import Clocks
+from collector.messages import ONSET_TOLD, FlowTold, HostNews, flow_numbers
 from netmon.dl.timemap import TimeMap
-from netmon.records import ClockExchange, ClockSample, Direction, Flow, Hello, Interface
+from netmon.records import ClockExchange, ClockSample, Direction
 
 UTC = 1_760_000_000_000_000_000
 S, MS, US = 1_000_000_000, 1_000_000, 1_000
@@ -182,10 +185,16 @@ def test_hosts_that_are_all_kept_by_ptp_share_their_own_utc():
     for host in hosts:
         host.sample = lambda of=host: ClockSample(of.now, of.now + of.theta(BEGIN) + of.told_ns, 100, 500, "ptp")
         host.batches(5)
-    Clocks().compare([HostOnsets(host.alignment, 10 * US, [], Onsets().table()) for host in hosts])
+    compare(Clocks(), hosts)
     for host in hosts:
         host.batches(5)
         assert (host.alignment.source, host.alignment.error_ns) == ("ptp", pytest.approx(600, abs=1_100))
+
+
+def compare(clocks: Clocks, hosts: Sequence[Host]) -> None:
+    """What the job stage does with the clocks of hosts at places 0, 1, …, and what they make of it."""
+    for told in clocks.compare([clock_of(place, f"h{place}", host.alignment) for place, host in enumerate(hosts)]):
+        correct(hosts[told.place].alignment, told)
 
 
 class Ends:
@@ -193,14 +202,13 @@ class Ends:
 
     def __init__(self, *hosts: Host) -> None:
         self.hosts, self.onsets = hosts, [Onsets() for _ in hosts]
-        interface = Interface(1, "eth0", 10**9, "tcx", "tcx")
-        self.tables = [
-            FlowTable(Links(Hello("h", "s", 10 * US, host.sample(), (interface,), "")), AllFlows(), 0) for host in hosts
-        ]
-        for number, table in enumerate(self.tables):
+        self.clocks, told = Clocks(), []
+        for number in range(2):
             for flow_id, direction in ((0, Direction(1 - number)), (1, Direction(number))):
                 ends = ("198.18.0.1", "198.18.0.2", 1, 2) if flow_id == 0 else ("198.18.0.2", "198.18.0.1", 2, 1)
-                table.describe(Flow(flow_id, 1, direction, *ends, 6, BEGIN))
+                known = flow_numbers(number, flow_id), f"h{number}", "eth0", direction
+                told.append(FlowTold(*known, *ends, 6, "", -1, False))
+        self.clocks.hear(HostNews(flows=told))
         self.rng, self.true = np.random.default_rng(1), BEGIN + UTC + 2 * S
 
     def second(self) -> None:
@@ -214,7 +222,7 @@ class Ends:
                 start = mono // (10 * US) * (10 * US)
                 rows = np.zeros(len(start), ARRIVED)
                 rows["flow"], rows["start_ns"], rows["bucket_ns"] = flow, start, 10_000
-                self.onsets[number].add(rows, int(start[-1]))
+                self.onsets[number].add(rows)
 
     @staticmethod
     def _mono(host: Host, utc_ns: int) -> int:
@@ -230,8 +238,11 @@ class Ends:
             self.compare()
 
     def compare(self) -> None:
-        tables = zip(self.hosts, self.tables, self.onsets, strict=True)
-        Clocks().compare([HostOnsets(host.alignment, 10 * US, table.flows, o.table()) for host, table, o in tables])
+        for number, onsets in enumerate(self.onsets):
+            seen = onsets.take().astype(ONSET_TOLD)
+            seen["flow"] = flow_numbers(number, seen["flow"])
+            self.clocks.hear(HostNews(onsets=seen))
+        compare(self.clocks, self.hosts)
 
 
 @pytest.mark.parametrize(("told_ns", "skew"), [(0, 0.0), (4 * S, 0.0), (-4 * S, 200e-6)])

@@ -8,6 +8,8 @@ from hypothesis import strategies as st
 
 from netmon.dl.clocks import Bounds, OffsetFit, exchange_bounds, fit_offset
 from netmon.dl.corrections import Comparison, Correction, combine
+from netmon.dl.corridors import Points
+from netmon.dl.offset_fits import Present, fit_offsets
 from netmon.records import ClockExchange
 
 UTC = 1_760_000_000_000_000_000
@@ -126,6 +128,72 @@ def test_a_single_exchange_tells_the_offset_to_half_of_its_delay():
     fit = fit_offset(exchange_bounds([ClockExchange(1000, UTC + 1400, UTC + 1500, 2000)]), 2000)
     assert fit.offset_ns == pytest.approx(UTC - 50, abs=2)
     assert fit.error_ns == pytest.approx(450, abs=5)
+
+
+def random_bounds(rng: np.random.Generator) -> Bounds:
+    """Of a clock that may jump, with and without load; a few or many."""
+    skew, span, jitter = rng.uniform(-2e-4, 2e-4), rng.uniform(0.1, 60) * S, rng.uniform(1e4, 1e6)
+    columns = []
+    for sign in (1, -1):
+        at = 10**13 + rng.integers(0, int(span), int(rng.integers(1, 60)))
+        delay = rng.exponential(jitter, len(at)) + rng.uniform(0, 1e5) - (rng.random(len(at)) < 0.1) * 1e5
+        columns += [at, UTC + np.round(skew * (at - 10**13) + sign * delay).astype(np.int64)]
+    return Bounds(*columns)
+
+
+def padded(columns: list[tuple[np.ndarray, np.ndarray]], none: float) -> Points:
+    shape = len(columns), max(len(at) for at, _ in columns)
+    points = Points(np.zeros(shape), np.full(shape, none))
+    for row, (at, value) in enumerate(columns):
+        points.time[row, : len(at)], points.value[row, : len(at)] = at, value
+    return points
+
+
+def test_many_clocks_at_once_are_estimated_as_one_by_one():
+    rng = np.random.default_rng(4)
+    bounds = [random_bounds(rng) for _ in range(300)]
+    now = 10**13 + 30 * S  # within the bounds of some, after those of others
+    known = [
+        OffsetFit(now, UTC + int(rng.normal(0, 1e6)), rng.normal(0, 2e-4), 0, 0) if rng.random() < 0.7 else None
+        for _ in bounds
+    ]
+    share = rng.choice([0.0, 0.3, 1.0], len(bounds))
+    base = np.array([b.upper[0] for b in bounds])
+    fits = fit_offsets(
+        padded([(b.upper_at - now, b.upper - b.upper[0]) for b in bounds], np.inf),
+        padded([(b.lower_at - now, b.lower - b.upper[0]) for b in bounds], -np.inf),
+        base,
+        now,
+        Present(
+            np.array([fit is not None for fit in known]),
+            np.array([fit.offset_ns if fit else 0 for fit in known]),
+            np.array([fit.skew if fit else 0.0 for fit in known]),
+        ),
+        share,
+    )
+    for row, (one, fit) in enumerate(zip(bounds, known, strict=True)):
+        alone = fit_offset(one, now, fit, float(share[row]))
+        assert fits.there[row] == (alone is not None)
+        if alone:
+            assert fits.offset_ns[row] == pytest.approx(alone.offset_ns, abs=2)
+            assert fits.error_ns[row] == pytest.approx(alone.error_ns, abs=2)
+            assert fits.skew[row] == pytest.approx(alone.skew, abs=1e-9)
+            assert fits.since_ns[row] == alone.since_ns
+
+
+def test_a_thousand_clocks_are_combined_along_the_pairs_that_there_are():
+    """Rings of eight, and one pair of hosts whose comparisons contradict each other: it costs only its own ring."""
+    rng, count = np.random.default_rng(1), 1024
+    truth = rng.integers(-90_000, 90_000, count).tolist()
+    ring = [(k, k // 8 * 8 + (k + 1) % 8) for k in range(count)]
+    pairs = [Comparison(a, b, truth[a] - truth[b] + int(rng.integers(-900, 900)), 0.0, 1_000) for a, b in ring]
+    wrong = Comparison(0, 1, truth[0] - truth[1] + 50_000, 0.0, 1_000)
+    corrections = combine([100_000] * count, [*pairs, wrong], 0)
+    assert [(c.ns, c.error_ns) for c in corrections[:8]] == [(0, 100_000)] * 8
+    for correction, true in zip(corrections[8:], truth[8:], strict=True):
+        assert abs(correction.ns - true) <= correction.error_ns + 1 < 100_000
+    for a, b in ring[8:]:
+        assert corrections[a].ns - corrections[b].ns == pytest.approx(truth[a] - truth[b], abs=2_000)
 
 
 def test_comparisons_of_pairs_improve_on_the_exchange():

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Small files are merged, old hours go; a reader and a crash never see a row twice or not at all."""
 
+import argparse
 import shutil
 import threading
 from datetime import datetime, timezone
@@ -18,6 +19,8 @@ from collector.dataset.manifest import Manifest
 from collector.dataset.retention import Keep, parse_keep, too_old
 from collector.dataset.sink import ParquetSink
 from collector.dataset.upkeep import Upkeep
+from netmon.commands import collector
+from netmon.config import defaults_from
 from netmon.errors import UsageError
 
 
@@ -190,6 +193,22 @@ def test_what_is_kept_is_told_by_age_or_size(text, keep):
 def test_what_cannot_be_read_is_refused(text):
     with pytest.raises(UsageError, match=r"cannot read '.*': write TABLE=AGE or TABLE=SIZE, such as"):
         parse_keep(text)
+
+
+def test_what_is_kept_stands_in_the_configuration_too(tmp_path):
+    path = tmp_path / "collector.toml"
+    path.write_text('data = "out"\nkeep = ["buckets=7d", "all=90d"]\n')
+    parser = argparse.ArgumentParser()
+    collector.arguments(parser)
+    defaults_from(path, parser)
+    assert parser.parse_args([]).keep == [
+        Keep("buckets", most_ns=7 * 24 * HOUR_NS),
+        Keep("all", most_ns=2160 * HOUR_NS),
+    ]
+    assert parser.parse_args(["--keep", "full=1GB"]).keep == [Keep("full", most_bytes=10**9)]
+    path.write_text('keep = ["cells=7d"]')
+    with pytest.raises(UsageError, match=r"cannot set 'keep' to .*: cannot read 'cells=7d'"):
+        defaults_from(path, parser)
 
 
 def test_old_hours_go_as_a_whole_and_never_the_newest(tmp_path):

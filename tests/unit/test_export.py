@@ -121,9 +121,8 @@ def test_only_files_of_the_time_are_opened(tmp_path):
     sink = ParquetSink(tmp_path)
     for hour in range(4):
         begin = BEGIN_NS + hour * HOUR_NS + HOUR_NS // 2
-        rows = rows_of(
-            "iterations", 1, job="job0", iteration=hour * 14_400 + 7_200, start_ns=begin, end_ns=begin + 250 * MS
-        )
+        when = {"iteration": hour * 14_400 + 7_200, "start_ns": begin, "end_ns": begin + 250 * MS}
+        rows = rows_of("iterations", 1, job="job0", **when)
         sink.write({"buckets": buckets(2, begin), "iterations": rows}, {})
     sink.close()
     unreadable = [path for path in tmp_path.glob("buckets/*/*/*") if path.parent.name in ("hour=01", "hour=03")]

@@ -16,10 +16,15 @@ from collector_stream import Host, hello, mark
 from test_collector_server import collector, first_stored, message, send, session
 
 from collector import registry, stream
+from collector.dataset.resume import Resume
 from collector.dataset.sink import ParquetSink
+from collector.host.incoming import gather
 from collector.host.session import Flush, Session
 from collector.host.stage import HostStage
 from collector.jobs.clocks import Clocks
+from collector.jobs.common_numbers import Numbers
+from collector.jobs.rank_claims import Claims
+from collector.jobs.remote_ends import Peers
 from collector.registry import Registry
 from collector.set_aside import FOLDER, SetAside, read_messages
 from collector.settings import Settings
@@ -373,3 +378,38 @@ def test_a_session_that_has_sent_nothing_is_forgotten(tmp_path: Path, monkeypatc
         store.close()
 
     asyncio.run(scenario())
+
+
+def test_what_waits_in_memory_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is queued for a tick, and rows whose horizon does not come."""
+    monkeypatch.setattr(registry, "_MOST_QUEUED", 500)
+    monkeypatch.setattr(registry, "_MOST_WAITING", 1_000)
+
+    async def scenario() -> None:
+        store, source = ParquetSink(tmp_path), Host()
+        sessions = Registry(store, Settings())
+        entry = await sessions.open(hello(), asyncio.Event())
+        taken_in = []
+        for _ in range(8):
+            batch = replace(source.batch(), horizon_ns=0)
+            sessions.add(entry, message(batch))
+            taken_in.append(entry.session.received)
+        assert taken_in == [0, 2, 2, 2, 5, 5, 5, 8]  # 200 rows each, and four flows with the first
+        assert any("rows ahead of its horizon" in line for line in entry.session.window.ranks.warnings)
+        assert await sessions.flush()
+        store.close()
+
+    asyncio.run(scenario())
+    assert len(pd.read_parquet(tmp_path / "buckets")) >= 1_000
+
+
+def test_what_a_session_left_when_it_was_discarded() -> None:
+    """Samples whose interval would end later are nobody's."""
+    stage = HostStage(Settings(), Peers(), Numbers(), Claims())
+    places = [stage.open(hello(host=host, session=host), Resume()) for host in ("h0", "h1")]
+    hosts = [Host(), Host()]
+    for _ in range(12):
+        stage.take(places, gather([host.batch() for host in hosts]))
+    stage.close(places[1])
+    for _ in range(30):
+        assert not stage.take(places[:1], gather([hosts[0].batch()])).failed

@@ -9,6 +9,7 @@ import pytest
 from collector_stream import MS, clock, hello, mark, rows
 from test_store import Collector, read
 
+from collector.host.telling import tell
 from netmon.records import Batch, Direction, Flow, Moment, Owner, Source
 
 HOSTS = 3
@@ -187,9 +188,9 @@ def test_a_bucket_table_is_told_in_milliseconds(tmp_path):
         entry = await collector.registry.open(hello(), asyncio.Event())
         first = next(batches(0, 1))
         collector.registry.take(entry, replace(first, buckets=rows((TX, 3, 10), (TX, 3, 5), (RX, 3, 7), (TX, 4, 0))))
-        news = collector.registry._inferring.gather([entry.session])
-        assert news.rows["payload_bytes"].tolist() == [15, 7]
-        assert sorted(flow.direction for flow in news.flows.values()) == [Direction.RX, Direction.TX]
+        news = tell([entry.teller], [entry.teller], [])
+        assert news.payload["payload_bytes"].tolist() == [15, 7]
+        assert sorted(flow.direction for flow in news.flows) == [Direction.RX, Direction.TX]
         collector.store.close()
 
     asyncio.run(scenario())

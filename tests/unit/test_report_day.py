@@ -9,9 +9,11 @@ from pathlib import Path
 import pandas as pd
 import pytest
 import synthetic_day
-from dataset_rows import MS
+from dataset_rows import BEGIN_NS, HOUR_NS, MS, table
 
+from collector.dataset.sink import ParquetSink
 from netmon.report import reading
+from netmon.report.dataset import Tables
 from netmon.report.reading import read_study
 from netmon.report.training_times import training_times
 
@@ -33,8 +35,8 @@ def test_sums_are_whole_and_details_are_of_a_part(data, monkeypatch):
     monkeypatch.setattr(reading, "MOST_ITERATIONS", 20_000)
     part = read_study(data)
     assert (whole.traffic.rows, part.traffic.rows) == (112_000, 112_000)
-    for table in ("flows", "phases"):
-        pd.testing.assert_frame_equal(getattr(part.traffic, table), getattr(whole.traffic, table))
+    for name in ("flows", "phases"):
+        pd.testing.assert_frame_equal(getattr(part.traffic, name), getattr(whole.traffic, name))
     begin, end = part.traffic.detail_ns
     assert (end - begin) % (250 * MS) == 0
     cells = whole.traffic.milliseconds
@@ -59,6 +61,17 @@ def test_training_times_of_pieces_are_those_of_the_whole():
         assert found.jobs == {"x": (5, 118), "y": (0, 10)}
         assert found.hosts == {"a": {"x": (5, 118), "y": (0, 10)}, "b": {"x": (20, 110)}}
         assert (found.starts.tolist(), found.ends.tolist()) == ([0, 20, 100], [15, 30, 118])
+
+
+def test_counters_are_followed_over_files_and_batches(tmp_path):
+    sink = ParquetSink(tmp_path)
+    for hour, values in enumerate(([5, 7], [9, 6], [30, 8])):
+        told = {"host": ["a", "b"], "device": "eth0", "source": "sysfs", "counter": "rx_bytes", "value": values}
+        sink.write({"nic": table("nic", 2, time_ns=BEGIN_NS + hour * HOUR_NS, **told)}, {})
+    sink.close()
+    rows = Tables(tmp_path).growth("nic", ["host", "counter"], "time_ns", "value")
+    assert rows[["host", "first", "last", "samples"]].to_numpy().tolist() == [["a", 5, 30, 3], ["b", 7, 8, 3]]
+    assert Tables(tmp_path).sums("nic", ["host"], ["value"])["value"].tolist() == [44, 21]
 
 
 @pytest.mark.long

@@ -100,6 +100,21 @@ def test_what_is_not_on_the_screen_is_counted() -> None:
     assert re.search(r"… \d more jobs?$", few, re.MULTILINE)
 
 
+def test_one_job_on_many_hosts_is_shown_with_its_ranks_and_how_many_more_there_are() -> None:
+    many = cluster()
+    job = replace(example().jobs[0], known_ranks=1000, shared_ranks=12)
+    text = drawn(ordered(replace(many, jobs=(job,), page=replace(many.page, jobs=1))), PLAIN, 120, 10**6)
+    assert "JOB resnet · 3 ranks" in text
+    assert "… 997 more" in text
+    assert "rank 0 (h0) and 11 more" in text
+    assert "links 1–64 of 2,000" in text
+
+
+def test_links_that_did_not_travel_are_counted_on_few_hosts_too() -> None:
+    text = drawn(ordered(replace(example(), page=Page(hosts=4, links=70, jobs=1))), PLAIN, 120, 10**6)
+    assert "… 62 more links" in text
+
+
 def test_a_host_that_nobody_knows_is_said() -> None:
     assert "no host or job gpu-77" in drawn(replace(example(), page=Page(unknown=("gpu-77",))), PLAIN, 80, 24)
 

@@ -278,8 +278,8 @@ BROKEN_HELLOS: dict[str, Callable[[netmon_pb2.Hello], object]] = {
     "Hello.bucket_ns is 0": lambda m: m.ClearField("bucket_ns"),
     "Hello.interfaces is empty": lambda m: m.ClearField("interfaces"),
     "Hello.interfaces has an index twice: [2, 2]": lambda m: m.interfaces.add().CopyFrom(m.interfaces[0]),
-    "Hello.host 'hhh": lambda m: setattr(m, "host", "h" * 201),
-    "Hello.host '\u00fc": lambda m: setattr(m, "host", "\u00fc" * 40),
+    "Hello.host 'hhh": lambda m: setattr(m, "host", "h" * 254),
+    "Hello.host '\u00fc": lambda m: setattr(m, "host", "\u00fc" * 43),
     "Hello.session has 65 characters, more than 64": lambda m: setattr(m, "session", "s" * 65),
     "Hello.session 'a/b' has other characters": lambda m: setattr(m, "session", "a/b"),
     "Hello.bucket_ns is 1000000001, more": lambda m: setattr(m, "bucket_ns", 10**9 + 1),
@@ -332,3 +332,9 @@ def test_records_and_messages_have_the_same_fields(record: type) -> None:
     message = getattr(netmon_pb2, record.__name__)
     names = {field.name for field in fields(record)} - ({"bucket_ns"} if record is Batch else set())  # Buckets has it
     assert names == set(message.DESCRIPTOR.fields_by_name)
+
+
+def test_a_cost_below_nothing_is_nothing() -> None:
+    message = encode_batch(a_batch())
+    message.cost.cpu_fraction = -0.3
+    assert decode_batch(message).cost.cpu_fraction == 0

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A flow as the bursts it consists of, which is all of it that the inference keeps."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -11,6 +11,9 @@ from netmon.records import Table
 
 BURST = np.dtype([("start_ns", "<i8"), ("end_ns", "<i8"), ("level", "<i8"), ("volume", "<i8")])
 """Traffic without a pause, [start, end). level: the flow's bytes before it, volume: its own."""
+
+_END, _VOLUME, _COLUMNS = 1, 3, 4  # of BURST
+_FIRST = 8  # bursts that there is room for at first
 
 _Column = npt.NDArray[np.int64]
 
@@ -28,67 +31,123 @@ class Bursts:
 
     def __init__(self, resolution_ns: int) -> None:
         """No burst yet."""
-        self._pause_ns = _PAUSE_BUCKETS * resolution_ns
-        self._rows: Table = np.zeros(0, BURST)
+        self.pause_ns = _PAUSE_BUCKETS * resolution_ns
+        self._table = np.zeros((_FIRST, _COLUMNS), np.int64)  # the columns of BURST; with room for more
+        self._count = 0
         self.total = 0  # bytes of all bursts, also of the forgotten ones
         self.first_ns = self.last_ns = 0  # when the first burst began and the last one ended
         self.forgetful = False  # the first burst that is kept was not the first
 
+    def __len__(self) -> int:
+        """Bursts that are kept."""
+        return self._count
+
     @property
     def rows(self) -> Table:
         """dtype BURST, shape (bursts,); a view."""
-        return self._rows
+        rows: Table = self._table[: self._count].view(BURST)[:, 0]
+        return rows
 
     def since(self, time_ns: int) -> int:
         """Bytes of the bursts that began at time_ns or later."""
-        place = int(np.searchsorted(self._rows["start_ns"], time_ns))
-        return self.total - int(self._rows["level"][place]) if place < len(self._rows) else 0
+        rows = self.rows
+        place = int(rows["start_ns"].searchsorted(time_ns))
+        return self.total - int(rows["level"][place]) if place < len(rows) else 0
 
     def add(self, time_ns: _Column, volume: _Column, resolution_ns: int) -> None:
         """Add buckets, each with gradient traffic, ascending in time, none earlier than those added before."""
-        if not len(self._rows):
-            self.first_ns, self.last_ns = int(time_ns[0]), int(time_ns[0]) - self._pause_ns
-        ends = time_ns + resolution_ns
-        begins = time_ns - np.concatenate(([self.last_ns], ends[:-1])) >= self._pause_ns
-        self.last_ns = max(self.last_ns, int(ends[-1]))
-        ends = _over(ends, volume, begins, resolution_ns)
-        if not begins[0]:  # goes on where the last burst was
-            count = int(np.argmax(begins)) if begins.any() else len(begins)
-            self._rows["end_ns"][-1] = max(int(ends[count - 1]), int(self._rows["end_ns"][-1]))
-            added = int(volume[:count].sum())
-            self._rows["volume"][-1] += added
-            self.total += added
-            time_ns, volume, ends, begins = time_ns[count:], volume[count:], ends[count:], begins[count:]
-        if len(time_ns):
-            self._append(time_ns, volume, ends, np.flatnonzero(begins))
+        add_buckets([self], np.zeros(1, np.int64), time_ns, volume, resolution_ns)
 
-    def _append(self, time_ns: _Column, volume: _Column, ends: _Column, first: npt.NDArray[np.intp]) -> None:
-        new = np.zeros(len(first), BURST)
-        new["start_ns"] = time_ns[first]
-        new["end_ns"] = ends[np.append(first[1:] - 1, len(ends) - 1)]
-        new["volume"] = np.add.reduceat(volume, first)
-        new["level"] = self.total + np.cumsum(new["volume"]) - new["volume"]
-        self.total += int(new["volume"].sum())
-        self._rows = np.concatenate((self._rows, new))
-        if len(self._rows) > _MOST:
+    def go_on(self, end_ns: int, volume: int) -> None:
+        """The last burst does."""
+        last = self._table[self._count - 1]
+        last[_END] = max(end_ns, last[_END])
+        last[_VOLUME] += volume
+        self.total += volume
+
+    def append(self, new: npt.NDArray[np.int64], total: int) -> None:
+        """New bursts, the columns of BURST, with their levels; total: the flow's bytes with them."""
+        count = self._count + len(new)
+        if count > len(self._table):
+            room = np.zeros((max(count, 2 * len(self._table)), _COLUMNS), np.int64)
+            room[: self._count] = self._table[: self._count]
+            self._table = room
+        self._table[self._count : count] = new
+        self._count, self.total = count, total
+        if self._count > _MOST:
             self._forget()
 
     def _forget(self) -> None:
-        pauses = pauses_before(self._rows)
-        self._pause_ns = max(self._pause_ns, int(np.median(pauses)))
-        first = np.flatnonzero(pauses >= self._pause_ns)
-        merged: Table = self._rows[first].copy()
-        merged["end_ns"] = self._rows["end_ns"][np.append(first[1:] - 1, len(pauses) - 1)]
-        merged["volume"] = np.add.reduceat(self._rows["volume"], first)
-        self._rows = merged[-_MOST // 2 :]
-        self.forgetful |= len(merged) > len(self._rows)
+        rows = self.rows
+        pauses = pauses_before(rows)
+        self.pause_ns = max(self.pause_ns, int(np.median(pauses)))
+        first = np.flatnonzero(pauses >= self.pause_ns)
+        merged: Table = rows[first].copy()
+        merged["end_ns"] = rows["end_ns"][np.append(first[1:] - 1, len(pauses) - 1)]
+        merged["volume"] = np.add.reduceat(rows["volume"], first)
+        kept = merged[-_MOST // 2 :]
+        self._table = np.ascontiguousarray(kept).view(np.int64).reshape(-1, _COLUMNS)
+        self._count = len(kept)
+        self.forgetful |= len(merged) > len(kept)
 
 
-def _over(ends: _Column, volume: _Column, begins: npt.NDArray[np.bool_], resolution_ns: int) -> _Column:
+def add_buckets(
+    flows: Sequence[Bursts], first: npt.NDArray[np.int64], time_ns: _Column, volume: _Column, resolution_ns: int
+) -> None:
+    """Add buckets of several flows, those of the k-th from place first[k] on; each as Bursts.add."""
+    count = np.diff(np.append(first, len(time_ns)))
+    known = np.array([(b.last_ns, b.pause_ns, b.total, len(b)) for b in flows], np.int64).reshape(-1, 4)
+    last, pause, total, kept = known.T
+    last = np.where(kept > 0, last, time_ns[first] - pause)
+    ends = time_ns + resolution_ns
+    before = np.concatenate((ends[:1], ends[:-1]))
+    before[first] = last
+    begins = time_ns - before >= np.repeat(pause, count)
+    last = np.maximum(last, ends[first + count - 1])
+    ends = _over(ends, volume, begins, first, resolution_ns)
+    parts = begins.copy()
+    parts[first] = True
+    starts = np.flatnonzero(parts)
+    new = np.empty(len(starts), BURST)
+    new["start_ns"], new["end_ns"] = time_ns[starts], ends[np.append(starts[1:] - 1, len(ends) - 1)]
+    new["volume"] = np.add.reduceat(volume, starts)
+    where = np.searchsorted(starts, first)
+    through = np.cumsum(new["volume"])
+    # Of bytes, all that came before in the flow: of all flows together, less what there was before its first burst.
+    offset = total - (through[where] - new["volume"][where])
+    new["level"] = through - new["volume"] + np.repeat(offset, np.diff(np.append(where, len(starts))))
+    goes_on = ~begins[first]
+    plain = new.view(np.int64).reshape(-1, _COLUMNS)
+    until = np.append(where[1:], len(starts))
+    totals = new["level"][until - 1] + new["volume"][until - 1]
+    columns = (where, until, goes_on, last, new["start_ns"][where], new["end_ns"][where], new["volume"][where], totals)
+    rows = zip(*(column.tolist() for column in columns), strict=True)
+    for bursts, (begin, end, more, last_ns, start_ns, end_ns, added, now) in zip(flows, rows, strict=True):
+        if not len(bursts):
+            bursts.first_ns = start_ns
+        bursts.last_ns = last_ns
+        if more:
+            bursts.go_on(end_ns, added)
+            begin += 1
+        if begin < end:
+            bursts.append(plain[begin:end], now)
+
+
+def _over(
+    ends: _Column, volume: _Column, begins: npt.NDArray[np.bool_], first: npt.NDArray[np.int64], resolution_ns: int
+) -> _Column:
     """When the traffic of each bucket was over: as soon as at the rate of the bucket before, unless a burst begins."""
     before = np.concatenate((volume[:1], volume[:-1]))
+    before[first] = volume[first]
     filled = np.where(begins, 1.0, np.minimum(1.0, volume / before))
     return ends - np.round((1 - filled) * resolution_ns).astype(np.int64)
+
+
+def joined(tables: Sequence[Table]) -> Table:
+    """Several of dtype BURST, one after the other; np.concatenate takes ten times as long to compare their columns."""
+    plain = [np.ascontiguousarray(table).view(np.int64) for table in tables]
+    whole: Table = np.concatenate([np.empty(0, np.int64), *plain]).view(BURST)
+    return whole
 
 
 def pauses_before(rows: Table) -> npt.NDArray[np.int64]:
@@ -101,7 +160,7 @@ def pauses_before(rows: Table) -> npt.NDArray[np.int64]:
 
 def together(flows: Iterable[Table], resolution_ns: int) -> Table:
     """Several flows as one: bursts are parted where all of them pause. Shape (bursts,), levels from 0 on."""
-    rows = np.concatenate([*flows, np.zeros(0, BURST)])
+    rows = joined([*flows])
     rows = rows[np.argsort(rows["start_ns"], kind="stable")]
     if not len(rows):
         return rows

@@ -28,8 +28,14 @@ def addresses(flows: Sequence[Candidate]) -> set[str]:
 
 def connected(candidates: Sequence[Candidate]) -> Iterator[list[Candidate]]:
     """Those between hosts that can reach each other along them, together."""
-    for members in strongly_connected({c.edge for c in candidates}):
-        yield [c for c in candidates if members.issuperset(c.edge)]
+    groups = strongly_connected({c.edge for c in candidates})
+    group_of = {address: number for number, group in enumerate(groups) for address in group}
+    flows: list[list[Candidate]] = [[] for _ in groups]
+    for c in candidates:
+        number = group_of.get(c.edge[0])
+        if number is not None and number == group_of.get(c.edge[1]):
+            flows[number].append(c)
+    yield from flows
 
 
 def common(flows: Sequence[Candidate], now_ns: int, resolution_ns: int) -> Repetition | None:

@@ -17,6 +17,7 @@ _AS_MUCH = 0.1  # of the bytes of the core's least flow
 _LEAST_BUCKETS = 10  # of an iteration: in a shorter one neither pauses nor beginnings are to be seen
 _SURE = 3 * INTERVALS  # iterations
 _SAME_PERIOD = 0.75
+_MOST_APART = 256  # flows that are told apart by their rhythm, each against each
 _SAME_TIME = 0.15  # of the period: how much the distance of two flows' onsets may vary
 _LATE = 0.15  # of the onsets, at either end
 
@@ -51,8 +52,8 @@ def _of_part(
     part: Sequence[Candidate], candidates: Sequence[Candidate], now_ns: int, resolution_ns: int
 ) -> list[Group]:
     whole = _group(part, candidates, now_ns, resolution_ns)
-    if whole:
-        return [whole]
+    if whole or len(part) > _MOST_APART:
+        return [whole] if whole else []
     alike = (flows for in_rhythm in _in_rhythm(part) for flows in connected(in_rhythm))
     found = (_group(flows, candidates, now_ns, resolution_ns) for flows in alike)
     return [group for group in found if group]
@@ -79,9 +80,10 @@ def _group(core: Sequence[Candidate], candidates: Sequence[Candidate], now_ns: i
     members = addresses(core)
     around = [c for c in candidates if members.intersection(c.edge)]
     near = [c for c in around if _keeps(c, rhythm)]
+    keeping = {c.flow for c in near}
     begun = int(rhythm.onsets_ns[0])
     least = min(c.bursts.since(begun) for c in core)
-    others = [c for c in around if c not in near and c.bursts.since(begun) > _AS_MUCH * least]
+    others = [c for c in around if c.flow not in keeping and c.bursts.since(begun) > _AS_MUCH * least]
     if others and len(rhythm.onsets_ns) <= _SURE:
         return None
     for flows in connected(near):

@@ -35,6 +35,7 @@ class Beginning:
     pause_ns: int
     spread_ns: int  # until half of the flows have begun
     levels: dict[int, int]  # bytes of each flow before
+    ends: dict[int, int]  # when the last burst of each flow before ended
 
 
 class Job:
@@ -140,7 +141,13 @@ class Job:
     def follow(self, bursts: Mapping[int, Bursts], now_ns: int) -> list[InferredIteration]:
         """Iterations that have ended since; every row before now_ns has been added to the bursts."""
         ended: list[InferredIteration] = []
-        while (start := self._find_next(bursts, now_ns)) and self._open and start[0] > self._open.time_ns:
+        while True:
+            if self._open and self._goes_on(self._open, bursts, now_ns):
+                self.given_up = False
+                return ended
+            start = self._find_next(bursts, now_ns)
+            if not (start and self._open and start[0] > self._open.time_ns):
+                break
             iteration = self._next(*start, bursts)
             ended += [iteration] if iteration else []
         rows = self._since(bursts)
@@ -152,14 +159,23 @@ class Job:
             ended += self.end(bursts)
         return ended
 
+    def _goes_on(self, begun: Beginning, bursts: Mapping[int, Bursts], now_ns: int) -> bool:
+        """Whether the open iteration does: it has not all its bytes yet, and the job is not over."""
+        kept = self._kept(bursts)
+        levels = begun.levels
+        if sum(b.total - levels.get(flow, b.total) for flow, b in kept) > (1 + _TOLERANCE) * self.volume:
+            return False
+        last_ns = max((b.last_ns for flow, b in kept if b.total > levels.get(flow, b.total)), default=begun.time_ns)
+        return self.found.ended or not self._is_over(last_ns, now_ns)
+
     def end(self, bursts: Mapping[int, Bursts]) -> list[InferredIteration]:
         """The job is over: its last iteration, if that was a whole one, ends with its traffic."""
         rows = self._since(bursts)
         last: list[InferredIteration] = []
         whole = len(rows) and abs(rows["volume"].sum() - self.volume) <= _TOLERANCE * self.volume
         if self._open and whole and not self._told:
-            levels = {flow: b.total for flow, b in self._kept(bursts)}
-            last = [self._iteration(self._open, int(rows["end_ns"][-1]), levels, bursts)]
+            ends = {flow: int(b.rows["end_ns"][-1]) for flow, b in self._kept(bursts)}
+            last = [self._iteration(self._open, int(rows["end_ns"][-1]), ends)]
             self._told = True
         self.found = replace(self._described(), ended=True)
         return last
@@ -171,6 +187,9 @@ class Job:
 
     def _silent(self, rows: Table, now_ns: int) -> bool:
         last_ns = int(rows["end_ns"][-1]) if len(rows) else self._open.time_ns if self._open else now_ns
+        return self._is_over(last_ns, now_ns)
+
+    def _is_over(self, last_ns: int, now_ns: int) -> bool:
         return now_ns - last_ns > max(_END_NS, _END_PERIODS * self.period_ns)
 
     def _kept(self, bursts: Mapping[int, Bursts]) -> list[tuple[int, Bursts]]:
@@ -181,7 +200,11 @@ class Job:
         if self._open is None:
             return together([], self._resolution_ns)
         levels = self._open.levels
-        kept = [b.rows[np.searchsorted(b.rows["level"], levels.get(flow, b.total)) :] for flow, b in self._kept(bursts)]
+        kept = []
+        for flow, b in self._kept(bursts):
+            if b.total > levels.get(flow, b.total):
+                rows = b.rows
+                kept.append(rows[rows["level"].searchsorted(levels[flow]) :])
         return together(kept, self._resolution_ns)
 
     def _find_next(self, bursts: Mapping[int, Bursts], now_ns: int) -> _Start | None:
@@ -281,43 +304,41 @@ class Job:
         if not told:
             self._periods.append(time_ns - before.time_ns)
         self._pauses.append(self._open.pause_ns)
-        return None if told else self._iteration(before, time_ns - self._open.pause_ns, levels, bursts)
+        return None if told else self._iteration(before, time_ns - self._open.pause_ns, self._open.ends)
 
     def _beginning(self, time_ns: int, levels: Mapping[int, int], bursts: Mapping[int, Bursts]) -> Beginning:
-        ends, starts = [], []
+        ends, starts = {}, []
         for flow, b in self._kept(bursts):
-            place = int(np.searchsorted(b.rows["level"], levels[flow]))
-            ends += [int(b.rows["end_ns"][place - 1])] if place else []
-            starts += [int(b.rows["start_ns"][place])] if place < len(b.rows) else []
-        pause_ns = max(0, time_ns - max(ends)) if ends else 0
+            rows = b.rows
+            place = int(rows["level"].searchsorted(levels[flow]))
+            if place:
+                ends[flow] = int(rows["end_ns"][place - 1])
+            if place < len(rows):
+                starts.append(int(rows["start_ns"][place]))
+        pause_ns = max(0, time_ns - max(ends.values())) if ends else 0
         spread_ns = max(0, int(np.median(starts)) - time_ns) if starts else 0
-        return Beginning(time_ns, pause_ns, spread_ns, dict(levels))
+        return Beginning(time_ns, pause_ns, spread_ns, dict(levels), ends)
 
-    def _iteration(
-        self, begun: Beginning, end_ns: int, levels: Mapping[int, int], bursts: Mapping[int, Bursts]
-    ) -> InferredIteration:
-        """The iteration that begun; its traffic ended at end_ns, when each flow had sent so many bytes."""
+    def _iteration(self, begun: Beginning, end_ns: int, ends: Mapping[int, int]) -> InferredIteration:
+        """The iteration that begun; its traffic ended at end_ns, that of each flow at ends."""
         error = self._resolution_ns + begun.spread_ns
         number, self._number = self._number, self._number + 1
         end_ns = max(end_ns, begun.time_ns)
         start_ns = self._ended_ns or begun.time_ns
-        received = self._received(begun, end_ns, levels, bursts)
+        received = self._received(begun, end_ns, ends)
         self._ended_ns = end_ns = max(received)
         return InferredIteration(self.name, number, start_ns, end_ns, begun.time_ns, end_ns, error, received)
 
-    def _received(
-        self, begun: Beginning, end_ns: int, levels: Mapping[int, int], bursts: Mapping[int, Bursts]
-    ) -> tuple[int, ...]:
+    def _received(self, begun: Beginning, end_ns: int, ends: Mapping[int, int]) -> tuple[int, ...]:
         """Per member, the end of the last burst that came to it after the iteration began and before the next did.
 
         Or when it spoke again, where that was soon after.
         """
         last = dict.fromkeys(self.found.members, begun.time_ns)
-        for flow, b in self._kept(bursts):
-            place = int(np.searchsorted(b.rows["level"], levels.get(flow, b.total)))
+        for flow, flow_end_ns in ends.items():
             receiver = self.flows[flow][1]
-            if place and receiver in last:
-                last[receiver] = max(last[receiver], int(b.rows["end_ns"][place - 1]))
+            if receiver in last:
+                last[receiver] = max(last[receiver], flow_end_ns)
         next_ns = self._open.time_ns if self._open and self._open is not begun else _NEVER
         return tuple(self._through(member, min(time_ns, end_ns), next_ns) for member, time_ns in last.items())
 

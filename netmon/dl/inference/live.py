@@ -1,42 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
 """The inference as it runs: rows in, findings out."""
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
 
-from netmon.dl.inference.bursts import Bursts, are_gradients, summed
-from netmon.dl.inference.candidates import Candidate
+from netmon.dl.inference.bursts import Bursts, add_buckets, are_gradients, summed
+from netmon.dl.inference.candidates import Candidate, addresses
 from netmon.dl.inference.grouping import Group, groups, joined
 from netmon.dl.inference.job import Job
+from netmon.dl.inference.looking import Looking
 from netmon.dl.inference.parting import are_several
-from netmon.dl.inference.pattern import Edge, strongly_connected
-from netmon.dl.inference.repetition import INTERVALS, Repetition, repetition
+from netmon.dl.inference.pattern import Edge
 from netmon.dl.inference.types import TRAFFIC, Findings, InferredIteration, InferredJob, LinkFlow
 from netmon.dl.inference.verdicts import Verdicts, ends_of
 from netmon.dl.inference.words import Words
 from netmon.records import Direction, Table, empty
 
-_RETRY_SHARE, _RETRY_NS = 8, 1_000_000_000
-"""A flow that does not repeat itself is looked at again after an eighth of its age, at most a second."""
-_STALE_NS, _STALE_AGES = 10_000_000_000, 3
-"""A flow that has been silent for so long, or for thrice the time that it was not, is not looked at till it goes on."""
 _FINEST_NS = 100_000
 """With finer buckets every super-packet would be a burst of its own."""
 _FORGOTTEN_NS = 60_000_000_000
-
-
-@dataclass(frozen=True)
-class _Look:
-    """The last time that a flow was looked at, and what was seen."""
-
-    time_ns: int
-    total: int  # its bytes then
-    silent_ns: int
-    found: Repetition | None
+_MANY, _SEARCH_NS = 64, 5_000_000
+"""Where so many flows repeat themselves and make no job, they are searched again only after so long for each."""
 
 
 class Inference:
@@ -53,10 +41,12 @@ class Inference:
         self._resolution_ns = resolution_ns * -(-_FINEST_NS // resolution_ns)
         self._flows: dict[int, LinkFlow] = {}
         self._hosts: dict[str, str] = {}  # by address
+        self._at: Counter[str] = Counter()  # flows by the address of the end at which they are seen
         self._bursts: dict[int, Bursts] = {}
         self._words = Words(self._resolution_ns)
-        self._lively: set[int] = set()  # flows that have paused and gone on, lately
-        self._looks: dict[int, _Look] = {}
+        self._looking = Looking(self._flows, self._bursts, self._resolution_ns)
+        self._taken: list[tuple[dict[int, Edge], int]] = []  # the jobs' flows, and how many there were
+        self._searched: dict[str, int] = {}  # by address, when to search again where many flows made no job
         self._told_until: dict[int, int] = {}  # of flows whose job was a mistake
         self._pending: list[Table] = []
         self._until_ns = 0
@@ -69,7 +59,8 @@ class Inference:
     def describe(self, flow: int, what: LinkFlow) -> None:
         """Say what a flow is, before its rows are added."""
         self._flows[flow] = what
-        self._hosts.setdefault(what.src if what.direction == Direction.TX else what.dst, what.host)
+        self._hosts.setdefault(_local(what), what.host)
+        self._at[_local(what)] += 1
         self._verdicts.described(flow)
 
     def forget(self, flows: Iterable[int]) -> None:
@@ -84,9 +75,14 @@ class Inference:
             job.forget(over)
         for flow in over:
             self._verdicts.forget(flow)
-            for known in (self._flows, self._bursts, self._looks, self._told_until):
+            if flow in self._flows:
+                self._looking.forget(flow)
+                address = _local(self._flows[flow])
+                self._at[address] -= 1
+                if not self._at[address]:
+                    del self._at[address], self._hosts[address]
+            for known in (self._flows, self._bursts, self._told_until):
                 known.pop(flow, None)
-            self._lively.discard(flow)
         self._words.forget(self._until_ns - _FORGOTTEN_NS)
 
     def add(self, rows: Table) -> None:
@@ -100,16 +96,19 @@ class Inference:
         if until_ns <= self._until_ns:
             return Findings()
         rows = self._take(until_ns)
-        self._keep(rows)
+        self._keep(rows, until_ns)
         self._verdicts.count(rows, until_ns)
         iterations, self._last = self._last + self._follow(until_ns), []
         iterations += self._review(until_ns)
-        free = self._repeating(until_ns)
-        if free:
+        self._tell_taken(until_ns)
+        for free in self._repeating(until_ns):
             iterations += self._find_jobs(free, until_ns)
         jobs = tuple(job for each in self._jobs if self._told.get(each.name) != (job := each.describe()))
         self._told |= {job.name: job for job in jobs}
         self._jobs = [job for job in self._jobs if not self._is_over(job)]
+        names = {job.name for job in self._jobs}
+        self._told = {name: job for name, job in self._told.items() if name in names}
+        self._searched = {address: time_ns for address, time_ns in self._searched.items() if time_ns > until_ns}
         self._until_ns = until_ns
         return Findings(jobs, tuple(iterations), self._verdicts.new(self._jobs))
 
@@ -121,17 +120,23 @@ class Inference:
         rows["time_ns"] = np.maximum(rows["time_ns"], self._until_ns)
         return rows
 
-    def _keep(self, rows: Table) -> None:
+    def _keep(self, rows: Table, until_ns: int) -> None:
         flow, time_ns, volume = summed(rows, self._resolution_ns)
+        known = np.array([number in self._flows for number in flow.tolist()], np.bool_)
+        flow, time_ns, volume = flow[known], time_ns[known], volume[known]
         full = are_gradients(volume, self._resolution_ns)
         self._keep_words(flow[~full], time_ns[~full])
         flow, time_ns, volume = flow[full], time_ns[full], volume[full]
-        for number, rows_of in _of_each(flow):
-            if number in self._flows:
-                bursts = self._bursts.get(number) or self._bursts.setdefault(number, Bursts(self._resolution_ns))
-                bursts.add(time_ns[rows_of], volume[rows_of], self._resolution_ns)
-                if len(bursts.rows) >= INTERVALS:
-                    self._lively.add(number)
+        numbers, first = np.unique(flow, return_index=True)
+        if not len(numbers):
+            return
+        grown = [self._bursts.get(number) or self._begun(number) for number in numbers.tolist()]
+        add_buckets(grown, first, time_ns, volume, self._resolution_ns)
+        self._looking.went_on(numbers.tolist(), until_ns)
+
+    def _begun(self, flow: int) -> Bursts:
+        bursts = self._bursts[flow] = Bursts(self._resolution_ns)
+        return bursts
 
     def _keep_words(self, flow: npt.NDArray[np.int64], time_ns: npt.NDArray[np.int64]) -> None:
         """A word counts when it is said: what only its receiver shows may have been on its way for long."""
@@ -162,55 +167,37 @@ class Inference:
                 self._told_until |= dict.fromkeys(job.flows, job.last_ns)
         return iterations
 
-    def _repeating(self, until_ns: int) -> list[Candidate]:
-        """Flows of no job between hosts that both send and receive; empty where none of them shows a new repetition."""
-        free = self._free(until_ns)
-        groups = strongly_connected({(self._flows[flow].src, self._flows[flow].dst) for flow in free})
-        group_of = {address: number for number, group in enumerate(groups) for address in group}
-        mutual = [
-            flow
-            for flow in free
-            if (number := group_of.get(self._flows[flow].src)) is not None
-            and number == group_of.get(self._flows[flow].dst)
-        ]
-        if not sum(self._look_at(flow, until_ns) for flow in mutual):
+    def _repeating(self, until_ns: int) -> list[list[Candidate]]:
+        """Flows of no job between hosts that both send and receive, where one of them shows a new repetition."""
+        found = self._looking.look(until_ns)
+        if not found:
             return []
-        return [self._candidate(flow) for flow in mutual]
+        groups = [[self._candidate(flow) for flow in group] for group in self._looking.around(found, until_ns)]
+        return [group for group in groups if self._searched.get(min(addresses(group)), 0) <= until_ns]
+
+    def _tell_taken(self, until_ns: int) -> None:
+        """Which flows are of jobs, where that has changed."""
+        taken = [(job.flows, len(job.flows)) for job in self._jobs]
+        same = len(taken) == len(self._taken) and all(
+            flows is before and count == number
+            for (flows, count), (before, number) in zip(taken, self._taken, strict=True)
+        )
+        if not same:
+            self._taken = taken
+            ends = (ends_of(self._flows[flow]) for flows, _ in taken for flow in flows if flow in self._flows)
+            self._looking.take(ends, until_ns)
 
     def _candidate(self, flow: int) -> Candidate:
         what = self._flows[flow]
-        return Candidate(flow, (what.src, what.dst), self._bursts[flow], self._looks[flow].found)
-
-    def _free(self, until_ns: int) -> list[int]:
-        """Flows of no job that have paused and gone on, each 5-tuple once: what arrives, where that is watched."""
-        taken = {ends_of(self._flows[f]) for job in self._jobs for f in job.flows if f in self._flows}
-        chosen: dict[tuple[object, ...], int] = {}
-        for flow in list(self._lively):
-            bursts, what = self._bursts[flow], self._flows[flow]
-            if until_ns - bursts.last_ns > min(_STALE_NS, _STALE_AGES * (bursts.last_ns - bursts.first_ns)):
-                self._lively.discard(flow)
-                continue
-            ends = ends_of(what)
-            if ends not in taken and (ends not in chosen or what.direction == Direction.RX):
-                chosen[ends] = flow
-        return list(chosen.values())
-
-    def _look_at(self, flow: int, until_ns: int) -> bool:
-        """Whether a flow repeats itself, where something has changed since the last look."""
-        bursts, last = self._bursts[flow], self._looks.get(flow)
-        silent_ns, age_ns = until_ns - bursts.last_ns, until_ns - bursts.first_ns
-        if last:
-            wait_ns = min(_RETRY_NS, age_ns // _RETRY_SHARE)
-            went_on = bursts.total != last.total and until_ns - last.time_ns >= wait_ns
-            if not went_on and silent_ns < 2 * max(last.silent_ns, self._resolution_ns):
-                return False
-        found = repetition(bursts.rows, until_ns)
-        self._looks[flow] = _Look(until_ns, bursts.total, silent_ns, found)
-        return found is not None
+        return Candidate(flow, (what.src, what.dst), self._bursts[flow], self._looking.looks[flow].found)
 
     def _find_jobs(self, candidates: Sequence[Candidate], until_ns: int) -> list[InferredIteration]:
         iterations: list[InferredIteration] = []
-        for group in groups(candidates, until_ns, self._resolution_ns):
+        found = groups(candidates, until_ns, self._resolution_ns)
+        repeating = sum(c.repetition is not None for c in candidates)
+        if not found and repeating > _MANY:
+            self._searched[min(addresses(candidates))] = until_ns + repeating * _SEARCH_NS
+        for group in found:
             grown = self._grown(group, candidates, until_ns)
             if grown is not None:
                 iterations += grown
@@ -239,6 +226,10 @@ class Inference:
 
     def _is_over(self, job: Job) -> bool:
         return job.found.ended and (job.given_up or not any(flow in self._bursts for flow in job.flows))
+
+
+def _local(flow: LinkFlow) -> str:
+    return flow.src if flow.direction == Direction.TX else flow.dst
 
 
 def _of_each(flow: npt.NDArray[np.int64]) -> Iterator[tuple[int, slice]]:

@@ -8,13 +8,15 @@ from netmon.dl.inference.pattern import blocks
 from netmon.dl.inference.repetition import Repetition
 from netmon.dl.inference.synchrony import Relation, Side, relation
 
+_MOST_BLOCKS = 128  # that are held against each other
+
 
 def parted(flows: Sequence[Candidate], now_ns: int, resolution_ns: int) -> list[tuple[list[Candidate], bool]]:
     """Flows parted where they may be several jobs, and whether it is sure of each part that it is one.
 
     Whoever may belong together stays together.
     """
-    units = [[c for c in flows if c.edge in block] for block in blocks({c.edge for c in flows})]
+    units = _units(flows)
     whole = common(flows, now_ns, resolution_ns) if len(units) > 1 else None
     parts: list[tuple[list[list[Candidate]], bool]] = []
     for unit in units:
@@ -29,6 +31,18 @@ def parted(flows: Sequence[Candidate], now_ns: int, resolution_ns: int) -> list[
             sure &= known and all(r is Relation.ONE_JOB for r in relations)
         parts = [*apart, (together, sure)]
     return [([c for unit in part for c in unit], sure) for part, sure in parts]
+
+
+def _units(flows: Sequence[Candidate]) -> list[list[Candidate]]:
+    """The flows of each block; of very many blocks, those of the ones that carry most."""
+    found = blocks({c.edge for c in flows})
+    block_of = {edge: number for number, block in enumerate(found) for edge in block}
+    units: list[list[Candidate]] = [[] for _ in found]
+    for c in flows:
+        units[block_of[c.edge]].append(c)
+    if len(units) > _MOST_BLOCKS:
+        units = sorted(units, key=lambda unit: -sum(c.bursts.total for c in unit))[:_MOST_BLOCKS]
+    return units
 
 
 def _meet(one: Sequence[Candidate], other: Sequence[Candidate]) -> bool:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Who sends gradients to whom: which addresses are one job, and what their pattern is called."""
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 
 Edge = tuple[str, str]
 """From one address to another."""
@@ -13,32 +13,90 @@ def strongly_connected(edges: Collection[Edge]) -> list[set[str]]:
     After an all-reduce everybody has the sum of everybody's gradients, so each rank's reach every other, whatever
     the algorithm. What only receives, or only sends, trains with nobody.
     """
-    following, preceding = _neighbours(edges), _neighbours((b, a) for a, b in edges)
-    left = {address for edge in edges for address in edge}
+    return [group for group in _components(_neighbours(edges)) if len(group) > 1]
+
+
+def _components(following: Mapping[str, Collection[str]]) -> list[set[str]]:
+    """Strongly connected components, by their least address; one pass over the edges (Tarjan 1972)."""
+    number: dict[str, int] = {}
+    lowest: dict[str, int] = {}
+    path: list[str] = []
+    on_path: set[str] = set()
     found = []
-    while left:
-        start = min(left)
-        group = _reachable(start, following) & _reachable(start, preceding)
-        left -= group
-        if len(group) > 1:
-            found.append(group)
-    return found
+    for root in following:
+        if root in number:
+            continue
+        number[root] = lowest[root] = len(number)
+        path.append(root)
+        on_path.add(root)
+        ahead = [(root, iter(following[root]))]
+        while ahead:
+            here, rest = ahead[-1]
+            there = next(rest, None)
+            if there is None:
+                ahead.pop()
+                if ahead:
+                    before = ahead[-1][0]
+                    lowest[before] = min(lowest[before], lowest[here])
+                if lowest[here] == number[here]:
+                    group = {path.pop()}
+                    while here not in group:
+                        group.add(path.pop())
+                    on_path -= group
+                    found.append(group)
+            elif there not in number:
+                number[there] = lowest[there] = len(number)
+                path.append(there)
+                on_path.add(there)
+                ahead.append((there, iter(following.get(there, ()))))
+            elif there in on_path:
+                lowest[here] = min(lowest[here], number[there])
+    return sorted(found, key=min)
 
 
 def blocks(edges: Collection[Edge]) -> list[set[Edge]]:
     """The edges parted where one address alone holds the rest together (a graph's biconnected components).
 
     A ring and a clique are one block, every spoke of a star is one, and so is each of two jobs that meet on one host.
+    By their least edge; one pass over the edges (Hopcroft and Tarjan 1973).
     """
-    following = _neighbours([*edges, *((b, a) for a, b in edges)])
-    for cut in sorted(following):
-        rest = {address: others - {cut} for address, others in following.items() if address != cut}
-        start = min(rest)
-        near = _reachable(start, rest)
-        if len(near) < len(rest):
-            side = {(a, b) for a, b in edges if a in near or b in near}
-            return blocks(side) + blocks(set(edges) - side)
-    return [set(edges)]
+    neighbours = _neighbours([*edges, *((b, a) for a, b in edges)])
+    number: dict[str, int] = {}
+    lowest: dict[str, int] = {}
+    path: list[Edge] = []
+    block_of: dict[frozenset[str], int] = {}
+    count = 0
+    for root in sorted(neighbours):
+        if root in number:
+            continue
+        number[root] = lowest[root] = len(number)
+        ahead = [(root, "", iter(neighbours[root]))]
+        while ahead:
+            here, before, rest = ahead[-1]
+            there = next(rest, None)
+            if there is None:
+                ahead.pop()
+                if not ahead:
+                    continue
+                lowest[before] = min(lowest[before], lowest[here])
+                if lowest[here] >= number[before]:
+                    while True:
+                        edge = path.pop()
+                        block_of[frozenset(edge)] = count
+                        if edge == (before, here):
+                            break
+                    count += 1
+            elif there not in number:
+                number[there] = lowest[there] = len(number)
+                path.append((here, there))
+                ahead.append((there, here, iter(neighbours[there])))
+            elif there != before and number[there] < number[here]:
+                path.append((here, there))
+                lowest[here] = min(lowest[here], number[there])
+    found: list[set[Edge]] = [set() for _ in range(count)]
+    for edge in edges:
+        found[block_of[frozenset(edge)]].add(edge)
+    return sorted(found, key=min)
 
 
 def pattern_of(edges: Collection[Edge]) -> str:
@@ -97,15 +155,6 @@ def _neighbours(edges: Iterable[Edge]) -> dict[str, set[str]]:
     for start, end in edges:
         found.setdefault(start, set()).add(end)
     return found
-
-
-def _reachable(start: str, following: dict[str, set[str]]) -> set[str]:
-    seen, ahead = {start}, [start]
-    while ahead:
-        new = following.get(ahead.pop(), set()) - seen
-        seen |= new
-        ahead += new
-    return seen
 
 
 def _numerically(address: str) -> tuple[int, str, list[int]]:

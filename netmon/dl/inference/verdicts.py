@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What each flow is to the jobs that were found."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from itertools import permutations
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -37,13 +36,13 @@ class Verdicts:
     def __init__(self, flows: Mapping[int, LinkFlow]) -> None:
         """flows: the caller's, which changes."""
         self._flows = flows
-        self._between: dict[tuple[str, str], set[int]] = {}
+        self._between: dict[Edge, set[int]] = {}
+        self._toward: dict[str, set[str]] = {}  # by sender, to whom a flow is there
         self._first_ns: dict[int, int] = {}
         self._last_ns: dict[int, int] = {}
         self._volume: dict[int, float] = {}  # bytes
         self._news: dict[int, float] = {}  # bytes since the last verdicts
-        self._others: dict[tuple[str, Edge], float] = {}  # by job, bytes between two members beside its own flows'
-        self._known: dict[str, tuple[object, ...]] = {}  # by job, what its last verdicts were based on
+        self._known: dict[str, _Known] = {}  # by job
         self._told: dict[int, FlowVerdict] = {}
         self._now_ns = 0
 
@@ -51,6 +50,7 @@ class Verdicts:
         """A flow is there."""
         what = self._flows[flow]
         self._between.setdefault((what.src, what.dst), set()).add(flow)
+        self._toward.setdefault(what.src, set()).add(what.dst)
 
     def forget(self, flow: int) -> None:
         """A flow is gone; to be said while it is still described."""
@@ -60,9 +60,15 @@ class Verdicts:
             between.discard(flow)
             if not between:
                 self._between.pop((what.src, what.dst), None)
+                toward = self._toward.get(what.src, set())
+                toward.discard(what.dst)
+                if not toward:
+                    self._toward.pop(what.src, None)
         for known in (self._first_ns, self._last_ns, self._volume, self._told):
             known.pop(flow, None)
         self._news.pop(flow, None)
+        for basis in self._known.values():
+            basis.settled.discard(flow)
 
     def count(self, rows: Table, until_ns: int) -> None:
         """Take note of who sends how much."""
@@ -76,55 +82,77 @@ class Verdicts:
     def new(self, jobs: Sequence[Job]) -> dict[int, FlowVerdict]:
         """Verdicts that were not given before."""
         given: dict[int, FlowVerdict] = {}
+        going: dict[Edge, set[int]] = {}
+        for flow in self._news:
+            what = self._flows.get(flow)
+            if what:
+                going.setdefault((what.src, what.dst), set()).add(flow)
         for job in [job for job in jobs if job.flows]:
-            given |= self._of(job)
+            given |= self._of(job, going)
         self._news.clear()
         names = {job.name for job in jobs}
-        self._known = {job: basis for job, basis in self._known.items() if job in names}
-        self._others = {key: volume for key, volume in self._others.items() if key[0] in names}
+        self._known = {job: known for job, known in self._known.items() if job in names}
         changed = {flow: verdict for flow, verdict in given.items() if self._told.get(flow) != verdict}
         self._told |= changed
         return changed
 
-    def _of(self, job: Job) -> dict[int, FlowVerdict]:
-        """Of the flows that have gone on; of all when the job has changed."""
+    def _of(self, job: Job, going: Mapping[Edge, set[int]]) -> dict[int, FlowVerdict]:
+        """Of the flows that have gone on, by sender and receiver; of all when the job has changed."""
         basis = job.found.members, *job.flows
-        changed = self._known.get(job.name) != basis
-        self._known[job.name] = basis
-        gradient = {ends_of(self._flows[flow]) for flow in job.flows if flow in self._flows}
-        reverse = {(dst, src, dst_port, src_port, protocol) for src, dst, src_port, dst_port, protocol in gradient}
-        usual = self._usual(job)
-        verdicts = {}
-        for pair in permutations(job.found.members, 2):
-            between = self._between.get(pair, set())
+        known = self._known.get(job.name)
+        changed = known is None or known.basis != basis
+        if known is None or changed:
+            known = self._known[job.name] = self._basis(job, basis)
+        members, verdicts = known.members, {}
+        for pair, flows in self._within(members, self._between if changed else going):
             others = []
-            for flow in between if changed else between & self._news.keys():
+            for flow in flows:
+                if flow in known.settled:
+                    continue
                 ends = ends_of(self._flows[flow])
-                if ends in gradient or ends in reverse:
-                    verdicts[flow] = self._verdict(job, flow, GRADIENT if ends in gradient else CONTROL)
+                if ends in known.gradient or ends in known.reverse:
+                    traffic = GRADIENT if ends in known.gradient else CONTROL
+                    verdicts[flow] = self._verdict(job, members, flow, traffic)
+                    known.settled.add(flow)
                 elif flow in self._first_ns:
                     others.append(flow)
-            known = [flow for flow in others if flow in self._told and self._told[flow].job == job.name]
-            control = {*known, *(self._at_start(others, usual) if changed else ())}
-            if self._is_quiet((job.name, pair), [flow for flow in others if flow not in control], usual, changed):
+            if not others:
+                continue
+            usual = _Usual(job.period_ns, job.volume / len(job.flows), known.begun_ns)
+            before = [flow for flow in others if flow in self._told and self._told[flow].job == job.name]
+            control = {*before, *(self._at_start(others, usual) if changed else ())}
+            rest = [flow for flow in others if flow not in control]
+            if self._is_quiet(known, pair, rest, usual, changed):
                 control.update(flow for flow in others if self._goes_on(flow, usual))
-            verdicts |= {flow: self._verdict(job, flow, CONTROL) for flow in control}
+            verdicts |= {flow: self._verdict(job, members, flow, CONTROL) for flow in control}
         return verdicts
 
-    def _verdict(self, job: Job, flow: int, traffic: str) -> FlowVerdict:
+    def _basis(self, job: Job, basis: tuple[object, ...]) -> "_Known":
+        gradient = {ends_of(self._flows[flow]) for flow in job.flows if flow in self._flows}
+        reverse = {(dst, src, dst_port, src_port, protocol) for src, dst, src_port, dst_port, protocol in gradient}
+        begun = [self._first_ns[flow] for flow in job.flows if flow in self._first_ns]
+        members = {member: place for place, member in enumerate(job.found.members)}
+        return _Known(basis, members, gradient, reverse, np.array(begun or [self._now_ns]))
+
+    def _within(
+        self, members: Mapping[str, int], flows: Mapping[Edge, set[int]]
+    ) -> Iterator[tuple[Edge, Collection[int]]]:
+        """Of these flows, those between two members, by pair; as many steps as there are pairs that talk."""
+        for sender in members:
+            for receiver in self._toward.get(sender, ()):
+                if receiver in members and receiver != sender and (sender, receiver) in flows:
+                    yield (sender, receiver), flows[sender, receiver]
+
+    def _verdict(self, job: Job, members: Mapping[str, int], flow: int, traffic: str) -> FlowVerdict:
         what = self._flows[flow]
         local = what.src if what.direction == Direction.TX else what.dst
-        return FlowVerdict(job.name, job.found.members.index(local), traffic)
+        return FlowVerdict(job.name, members[local], traffic)
 
-    def _usual(self, job: Job) -> "_Usual":
-        begun = [self._first_ns[flow] for flow in job.flows if flow in self._first_ns]
-        return _Usual(job.period_ns, job.volume / len(job.flows), np.array(begun or [self._now_ns]))
-
-    def _is_quiet(self, way: tuple[str, Edge], others: Sequence[int], usual: "_Usual", anew: bool) -> bool:
+    def _is_quiet(self, known: "_Known", way: Edge, others: Sequence[int], usual: "_Usual", anew: bool) -> bool:
         """Whether little goes from one member of a job to another in these flows and those counted before."""
         volumes = self._volume if anew else self._news
-        before = 0.0 if anew else self._others.get(way, 0.0)
-        self._others[way] = total = before + sum(volumes[flow] for flow in others)
+        before = 0.0 if anew else known.others.get(way, 0.0)
+        known.others[way] = total = before + sum(volumes[flow] for flow in others)
         iterations = (self._now_ns - usual.begun_ns.min()) / usual.period_ns
         return bool(total <= _CONTROL_SHARE * usual.volume * iterations)
 
@@ -136,6 +164,19 @@ class Verdicts:
 
     def _goes_on(self, flow: int, usual: "_Usual") -> bool:
         return self._last_ns[flow] - self._first_ns[flow] >= _CONTROL_PERIODS * usual.period_ns
+
+
+@dataclass
+class _Known:
+    """What the last verdicts on a job's flows were based on."""
+
+    basis: tuple[object, ...]
+    members: dict[str, int]
+    gradient: set[Ends]
+    reverse: set[Ends]
+    begun_ns: npt.NDArray[np.int64]  # when each of its flows did
+    settled: set[int] = field(default_factory=set)  # flows with one of those ends that have their verdict
+    others: dict[Edge, float] = field(default_factory=dict)  # bytes between two members beside its own flows'
 
 
 @dataclass(frozen=True)

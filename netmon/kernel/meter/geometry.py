@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from netmon.errors import UsageError
+from netmon.kernel import pages
 from netmon.records import KERNEL_BUCKET, KERNEL_FLOW, SLOT
 
 _MIN_BUCKET_NS, _MAX_BUCKET_NS = 1_000, 1_000_000_000
@@ -67,7 +68,7 @@ def _asked_slots(slots: int, cpus: int) -> int:
     """The power of two that has room for so many."""
     rounded = max(_MIN_SLOTS, 1 << (slots - 1).bit_length())
     needed = rounded * cpus * SLOT.itemsize
-    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    free = os.sysconf("SC_AVPHYS_PAGES") * pages.PAGE_BYTES
     most = min(free // _MEMORY_SHARE, _MAX_SLOTS * cpus * SLOT.itemsize)
     if needed > most:
         raise UsageError(

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from netmon.kernel import pages
 from netmon.kernel.meter.geometry import Geometry
 from netmon.records import KERNEL_BUCKET, KERNEL_CONSUMER, KERNEL_FLOW, KERNEL_LEDGER, KERNEL_PRODUCER, SLOT, Table
 
@@ -70,9 +71,8 @@ def _arranged(arrays: dict[str, Table], g: Geometry) -> MeterMemory:
 
 def mapped_array(descriptor: int, dtype: "np.dtype[Any]", count: int, writable: bool = False) -> Table:
     """The values of a BPF_F_MMAPABLE array map, live and read-only unless told otherwise: (count,) of dtype."""
-    size = -(-count * dtype.itemsize // mmap.PAGESIZE) * mmap.PAGESIZE
     protection = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
-    memory = mmap.mmap(descriptor, size, mmap.MAP_SHARED, protection)
+    memory = mmap.mmap(descriptor, pages.whole_pages(count * dtype.itemsize), mmap.MAP_SHARED, protection)
     array: Table = np.frombuffer(memory, dtype, count)
     return array
 

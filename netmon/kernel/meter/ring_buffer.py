@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from netmon.kernel import pages
 from netmon.records import Table, empty
 
-_PAGE = mmap.PAGESIZE
 _FLAGS = np.uint32(1 << 30)  # bit 31: busy, bit 30: discarded
 
 
@@ -28,12 +28,13 @@ class RingBuffer:
         self.size = size
         self.complete = True
         """Whether the last view reached the newest reservation that it could see."""
-        self._consumer_page = mmap.mmap(descriptor, _PAGE)
-        self._data_pages = mmap.mmap(descriptor, _PAGE + 2 * size, mmap.MAP_SHARED, mmap.PROT_READ, offset=_PAGE)
+        page = pages.PAGE_BYTES
+        self._consumer_page = mmap.mmap(descriptor, page)
+        self._data_pages = mmap.mmap(descriptor, page + 2 * size, mmap.MAP_SHARED, mmap.PROT_READ, offset=page)
         # As Python reads them fastest: they are looked at far more often than there is something to take.
         self._consumer = memoryview(self._consumer_page).cast("Q")
         self._producer = memoryview(self._data_pages).cast("Q")
-        self._data = np.frombuffer(self._data_pages, np.uint8, 2 * size, _PAGE)
+        self._data = np.frombuffer(self._data_pages, np.uint8, 2 * size, page)
         self._dtype = dtype
         self._nothing = empty(dtype)
 

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """TCP connections as bpf/sockets.c tells of them: whose each is, from the moment at which it is made."""
 
-import mmap
 import os
 import socket
 import time
@@ -12,7 +11,7 @@ from itertools import islice
 import numpy as np
 import numpy.typing as npt
 
-from netmon.kernel import bpf_calls
+from netmon.kernel import bpf_calls, pages
 from netmon.kernel.btf import KernelTypes
 from netmon.kernel.meter.flow_budget import Allowance, Budget
 from netmon.kernel.meter.ring_buffer import RingBuffer
@@ -50,8 +49,8 @@ def definitions() -> dict[str, int]:
     types = KernelTypes()
     defined = {name: types.offset(*place) for name, place in _OFFSETS.items()}
     return defined | {
-        "NETMON_BIRTH_PAGES": RING_BYTES // mmap.PAGESIZE,
-        "NETMON_TOLD_PAGES": TOLD_RING_BYTES // mmap.PAGESIZE,
+        "NETMON_BIRTH_PAGES": RING_BYTES // pages.PAGE_BYTES,
+        "NETMON_TOLD_PAGES": TOLD_RING_BYTES // pages.PAGE_BYTES,
         "NETMON_NAMESPACE": 0 if machine_wide() else namespace_of("self"),
     }
 

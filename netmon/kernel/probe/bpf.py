@@ -9,6 +9,7 @@ import errno
 import os
 import struct
 
+from netmon.kernel import pages
 from netmon.kernel.bpf_calls import (
     LINK_CREATE,
     MAP_CREATE,
@@ -39,8 +40,7 @@ def create_mapped_array() -> None:
 
 def create_ring_buffer() -> None:
     """Makes a ring buffer map (Linux 5.8)."""
-    size = os.sysconf("SC_PAGESIZE")
-    os.close(call(MAP_CREATE, struct.pack("=IIIII", _MAP_RINGBUF, 0, 0, size, 0))[0])
+    os.close(call(MAP_CREATE, struct.pack("=IIIII", _MAP_RINGBUF, 0, 0, pages.PAGE_BYTES, 0))[0])
 
 
 def load_packet_program() -> None:

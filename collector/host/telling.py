@@ -1,0 +1,212 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Builds the messages of which the job stage lives from the sessions' windows, and applies what it answers."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+import numpy.typing as npt
+
+from collector.host.align import Alignment
+from collector.host.session import Session
+from collector.host.window import HostWindow
+from collector.messages import (
+    BY_TRAFFIC,
+    GRAIN_NS,
+    ONSET_TOLD,
+    ClockTold,
+    FlowTold,
+    HostClock,
+    HostNews,
+    JobNews,
+    MarkTold,
+    flow_id_of,
+    flow_numbers,
+    place_of,
+)
+from netmon.dl.inference import TRAFFIC
+from netmon.dl.sums import sums_by_two
+from netmon.records import Flow, Mark, Owner, Table, empty
+
+MOST_ROWS = 2_000_000
+"""Grains of payload in one message; of more, the newest are told."""
+
+_UNTOLD, _TOLD, _AGGREGATE = 0, 1, 2
+
+
+class ToldFlows:
+    """Which flows the job stage knows, by their index over all sessions."""
+
+    def __init__(self) -> None:
+        """None."""
+        self.state: npt.NDArray[np.uint8] = np.zeros(1024, np.uint8)
+
+    def grow(self, count: int) -> None:
+        """There are so many indices."""
+        if count > len(self.state):
+            self.state = np.concatenate([self.state, np.zeros(2 * count - len(self.state), np.uint8)])
+
+
+class Teller:
+    """What the job stage has been told of one session."""
+
+    def __init__(self, place: int, session: Session, told: ToldFlows) -> None:
+        """place: the session's in the messages; told: of all sessions."""
+        self.place, self.session = place, session
+        self._all = told
+        self._known: set[int] = set()  # ids of the flows that were told
+        self._untold = 0
+
+    @property
+    def window(self) -> HostWindow:
+        """The session's."""
+        return self.session.window
+
+    def begin_anew(self) -> None:
+        """The job stage knows nothing any more."""
+        self.window.flows.described.update(self.window.flows.indices_of_all.tolist())
+        self._known.clear()
+
+    def flows(self, over: list[int]) -> list[FlowTold]:
+        """Flows that were told and have changed since; `over` gets those that are no more."""
+        table = self.window.flows
+        gone, table.over = self._known.intersection(table.over), []
+        over += [flow_numbers(self.place, flow_id) for flow_id in gone]
+        self._known -= gone
+        self._all.grow(len(table.state))
+        described, table.described = table.described, set()
+        again = []
+        for index in described:
+            self._all.state[index] = _UNTOLD
+            if table.flows[index].flow_id in self._known:
+                again.append(index)
+        return self._tell(again)
+
+    def rows(self, told: list[FlowTold]) -> tuple[Table, Table]:
+        """New payload (TRAFFIC) and onsets (ONSET_TOLD); flows of which there is something are told first."""
+        carried = self.window.take_carried()
+        carried = carried[carried["payload_bytes"] > 0]
+        seen = self.window.onsets.take()
+        for index in (carried["flow"], seen["flow"]):
+            told += self._tell(np.unique(index[self._all.state[index] == _UNTOLD]).tolist())
+        carried, seen = (table[self._all.state[table["flow"]] == _TOLD] for table in (carried, seen))
+        payload, onsets = np.empty(len(carried), TRAFFIC), np.empty(len(seen), ONSET_TOLD)
+        payload["flow"], onsets["flow"] = self._numbers(carried["flow"]), self._numbers(seen["flow"])
+        payload["time_ns"], payload["payload_bytes"] = carried["start_ns"], carried["payload_bytes"]
+        onsets["time_ns"], onsets["bucket_ns"] = seen["time_ns"], seen["bucket_ns"]
+        return payload, onsets
+
+    def untold(self) -> int:
+        """Rows that came and went before anybody asked, since the last call."""
+        before, self._untold = self._untold, self.window.untold
+        return self._untold - before
+
+    def _numbers(self, index: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        return flow_numbers(self.place, self.window.flows.state["flow_id"][index].astype(np.int64))
+
+    def _tell(self, indices: Iterable[int]) -> list[FlowTold]:
+        told = []
+        for index in indices:
+            flow = self.window.flows.flows[index]
+            # An aggregate is nobody's gradient: large flows are described one by one.
+            self._all.state[index] = _AGGREGATE if flow.members else _TOLD
+            if not flow.members:
+                self._known.add(flow.flow_id)
+                told.append(self._told(index, flow))
+        return told
+
+    def _told(self, index: int, flow: Flow) -> FlowTold:
+        link = self.window.links.interface(int(self.window.flows.state["link"][index])).name
+        owner = flow.owner if flow.owner.source != BY_TRAFFIC else Owner()
+        return FlowTold(
+            flow=flow_numbers(self.place, flow.flow_id),
+            host=self.session.hello.host,
+            link=link,
+            direction=flow.direction,
+            src=flow.src,
+            dst=flow.dst,
+            src_port=flow.src_port,
+            dst_port=flow.dst_port,
+            protocol=flow.protocol,
+            job=owner.job,
+            rank=owner.rank,
+            known=bool(owner.source),
+        )
+
+
+def tell(heard: Sequence[Teller], connected: Iterable[Teller], ended: Sequence[int]) -> HostNews:
+    """All news.
+
+    heard: the newest session of each host that has sent something lately: the horizon waits for the slowest of them;
+    connected: those whose clocks are compared; ended: places of sessions that are over.
+    """
+    over: list[int] = []
+    flows = [flow for teller in heard for flow in teller.flows(over)]
+    tables = [teller.rows(flows) for teller in heard]
+    payload = _grains(np.concatenate([empty(TRAFFIC), *(payload for payload, _ in tables)]))
+    untold = sum(teller.untold() for teller in heard) + max(0, len(payload) - MOST_ROWS)
+    horizons = [teller.window.alignment.utc(teller.window.horizon_ns) for teller in heard]
+    return HostNews(
+        clocks=[clock_of(teller.place, teller.session.hello.host, teller.window.alignment) for teller in connected],
+        flows=flows,
+        payload=payload[-MOST_ROWS:],
+        onsets=np.concatenate([empty(ONSET_TOLD), *(onsets for _, onsets in tables)]),
+        over=np.array(over, np.int64),
+        ended=list(ended),
+        horizon_ns=min(horizons, default=0),
+        untold=untold,
+    )
+
+
+def _grains(rows: Table) -> Table:
+    """One row per millisecond and flow, sorted by time; dtype TRAFFIC in and out."""
+    grain, flow, payload_bytes = sums_by_two(rows["time_ns"] // GRAIN_NS, rows["flow"], rows["payload_bytes"])
+    summed = np.empty(len(grain), TRAFFIC)
+    summed["time_ns"], summed["flow"], summed["payload_bytes"] = grain * GRAIN_NS, flow, payload_bytes
+    return summed
+
+
+def apply(news: JobNews, sessions: Mapping[int, Session]) -> dict[int, list[Mark]]:
+    """Give the sessions (by place) what the job stage says of them; gives the marks that it has for them, by place.
+
+    What is said of a session that is over by now is passed over.
+    """
+    for number, owner in news.owners.items():
+        session = sessions.get(place_of(number))
+        if session:
+            session.window.flows.infer(flow_id_of(number), owner)
+    for clock in news.clocks:
+        session = sessions.get(clock.place)
+        if session:
+            correct(session.window.alignment, clock)
+    marks: dict[int, list[Mark]] = {}
+    for told in news.marks:
+        if told.place in sessions:
+            marks.setdefault(told.place, []).append(_mark(told, sessions[told.place].window))
+    return marks
+
+
+def clock_of(place: int, host: str, alignment: Alignment) -> HostClock:
+    """How well a host's clock is known now."""
+    sample = alignment.sample
+    return HostClock(
+        place=place,
+        host=host,
+        uncorrected=alignment.uncorrected,
+        held=alignment.fit is not None,
+        unrefuted=alignment.unrefuted,
+        own_error_ns=sample.utc_error_ns + sample.error_ns if sample.utc_error_ns else 0,
+        coarse_ns=alignment.coarse_ns,
+        correction=alignment.correction,
+    )
+
+
+def correct(alignment: Alignment, clock: ClockTold) -> None:
+    """Take over what the traffic says of a host's clock."""
+    alignment.correction, alignment.coarse_ns = clock.correction, clock.coarse_ns
+    alignment.trusts_host = clock.trusts_host
+
+
+def _mark(told: MarkTold, window: HostWindow) -> Mark:
+    mono = window.alignment.map.mono(told.mark.time_ns) if told.mark.time_ns else window.horizon_ns
+    return replace(told.mark, time_ns=mono)

@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The way to a job stage in a process of its own."""
+
+import asyncio
+import logging
+import os
+import pickle
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from multiprocessing.connection import Connection
+
+from collector.messages import HostNews, JobNews
+
+_log = logging.getLogger(__name__)
+_PATIENCE_S = 60.0  # for one answer; a process that takes longer hangs
+_BEHIND_S = 3.0
+_RARELY_S = 600.0  # a process that dies so seldom is started again each time
+_END_S = 2.0
+
+
+class JobsApart:
+    """Starts the process when there is something to tell; when it dies, it is started again, once.
+
+    It ends with this process, however that ends. One that keeps dying is done without: hosts go on by themselves.
+    """
+
+    def __init__(self) -> None:
+        """Nothing runs yet."""
+        self._lock = threading.Lock()  # of the connection
+        self._worker: _Worker | None = None
+        self._died_s = -_RARELY_S
+        self._asked_s = 0.0  # when the question was asked that has no answer yet; 0: there is none
+        self._said: Sequence[str] = ()
+        self._closed = False
+        self.alive = True
+
+    @property
+    def trouble(self) -> Sequence[str]:
+        """What viewers are to be told of, a line each."""
+        if not self.alive:
+            return ("the process that compares hosts has died twice: nothing is inferred from traffic any more",)
+        asked_s = self._asked_s
+        behind_s = time.monotonic() - asked_s if asked_s else 0.0
+        late = [f"the comparison of hosts is behind by {behind_s:.0f} s"] if behind_s > _BEHIND_S else []
+        return [*self._said, *late]
+
+    async def exchange(self, news: HostNews) -> JobNews:
+        """Tell and be told; begins_anew where the process has died and knows nothing any more."""
+        return await asyncio.to_thread(self._ask, news)
+
+    def close(self) -> None:
+        """End the process; an exchange that is under way ends, too."""
+        self._closed = True
+        worker = self._worker
+        if worker:
+            worker.end()
+
+    @property
+    def pid(self) -> int:
+        """Of the process; 0: none runs."""
+        return self._worker.process.pid if self._worker else 0
+
+    def _ask(self, news: HostNews) -> JobNews:
+        with self._lock:
+            if self._closed or not self.alive:
+                return JobNews()
+            self._asked_s = time.monotonic()
+            try:
+                self._worker = self._worker or _Worker()
+                if self._closed:  # meanwhile
+                    self._worker.end()
+                    return JobNews()
+                answer = self._worker.ask(news)
+            except (EOFError, OSError) as error:
+                self._died(error)
+                return JobNews(begins_anew=True)
+            finally:
+                self._asked_s = 0.0
+            self._said = answer.trouble
+            return answer
+
+    def _died(self, error: Exception) -> None:
+        worker, self._worker = self._worker, None
+        status = worker.end() if worker else None
+        if self._closed:
+            return
+        now = time.monotonic()
+        self.alive = now - self._died_s >= _RARELY_S
+        self._died_s = now
+        then = "it is started again" if self.alive else "the collector goes on without it"
+        _log.warning(f"the process that compares hosts has ended (status {status}, {error!r}); {then}")
+
+
+class _Worker:
+    """The process, and this end of its connection."""
+
+    def __init__(self) -> None:
+        """Start it. Raises OSError."""
+        ours, theirs = socket.socketpair()
+        with theirs:
+            path = map(os.path.abspath, sys.path)
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "collector.jobs.worker", str(theirs.fileno())],
+                stdin=subprocess.DEVNULL,
+                cwd="/",  # where nobody has put modules
+                env=os.environ | {"PYTHONPATH": os.pathsep.join(path), "OPENBLAS_NUM_THREADS": "1"},
+                pass_fds=[theirs.fileno()],
+            )
+        self._connection: Connection[bytes, bytes] = Connection(ours.detach())
+
+    def ask(self, news: HostNews) -> JobNews:
+        """Raises EOFError or OSError where it does not answer."""
+        self._connection.send_bytes(pickle.dumps(news, protocol=5))
+        if not self._connection.poll(_PATIENCE_S):
+            raise TimeoutError(f"no answer in {_PATIENCE_S:.0f} s")
+        answer: JobNews = pickle.loads(self._connection.recv_bytes())
+        return answer
+
+    def end(self) -> int | None:
+        """Its exit status."""
+        self.process.kill()
+        return self.process.wait(_END_S)

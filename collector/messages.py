@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the host stage and the job stage tell each other; nothing else passes between the two.
+
+A message is never changed once it has been made, holds no reference to the state of either stage, and can be pickled:
+the two may live in processes of their own. A session is known by its place, a number that the host stage gives it and
+gives to another one only after it has told that the session is over; a flow by `flow_numbers`.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple, TypeVar, overload
+
+import numpy as np
+import numpy.typing as npt
+
+from netmon.dl.clocks import OffsetFit
+from netmon.dl.corrections import Correction
+from netmon.dl.inference import TRAFFIC
+from netmon.records import Mark, Owner, Table, empty
+
+BY_TRAFFIC = "traffic"
+"""Owner.source of a flow that only the traffic tells about."""
+
+GRAIN_NS = 1_000_000
+"""Payload is told in sums of a millisecond."""
+
+ONSET_TOLD = np.dtype([("flow", "<i8"), ("time_ns", "<i8"), ("bucket_ns", "<i8")])
+"""A flow began to send after a rest: in the bucket from time_ns (mono, of its host) on, bucket_ns wide."""
+
+_FLOW_ID_BITS = 32
+_Number = TypeVar("_Number", int, npt.NDArray[np.int64])
+
+
+def flow_numbers(place: int, flow_ids: _Number) -> _Number:
+    """Numbers of a session's flows, over all sessions: below 2⁶³ for places below 2³¹."""
+    return flow_ids + (place << _FLOW_ID_BITS)
+
+
+@overload
+def place_of(flow: int) -> int: ...
+@overload
+def place_of(flow: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]: ...
+def place_of(flow: int | npt.NDArray[np.int64]) -> int | npt.NDArray[np.int64]:
+    """The session's place, of a flow's number or of several."""
+    return flow >> _FLOW_ID_BITS
+
+
+def flow_id_of(flow: int) -> int:
+    """The id that the session's agent gave to the flow."""
+    return flow & ((1 << _FLOW_ID_BITS) - 1)
+
+
+class FlowTold(NamedTuple):
+    """A flow that carries payload or begins after rests; told before its first row, and again when its owner changes.
+
+    Aggregates of several flows are not told.
+    """
+
+    flow: int
+    host: str
+    link: str  # name of the interface
+    direction: int  # records.Direction
+    src: str
+    dst: str
+    src_port: int
+    dst_port: int
+    protocol: int
+    job: str  # of its owner, but for what only the traffic told
+    rank: int
+    known: bool  # whether anything but the traffic told of its owner
+
+
+class HostClock(NamedTuple):
+    """How well one host's clock is known, without what the traffic corrects."""
+
+    place: int
+    host: str
+    uncorrected: OffsetFit  # UTC = mono + this line, within its error; by the exchange, or as the host itself says
+    held: bool  # by an exchange
+    unrefuted: bool  # the host's own UTC is what exchanges have not refuted so far
+    own_error_ns: int  # of the host's own UTC; 0: it is not kept
+    coarse_ns: int  # as it was told last, part of `uncorrected`
+    correction: Correction | None  # as it was told last
+
+
+@dataclass(frozen=True)
+class HostNews:
+    """All that the host stage has to tell since the last time."""
+
+    clocks: Sequence[HostClock] = ()  # of the newest session of each host that is connected
+    flows: Sequence[FlowTold] = ()
+    payload: Table = field(default_factory=lambda: empty(TRAFFIC))  # a row per flow and GRAIN_NS, any order
+    onsets: Table = field(default_factory=lambda: empty(ONSET_TOLD))
+    over: npt.NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))  # flows that are forgotten
+    ended: Sequence[int] = ()  # places of sessions that are over, with all their flows
+    horizon_ns: int = 0  # up to here (UTC) all hosts that are heard have told everything; 0: not known
+    untold: int = 0  # rows that were left out because there were too many
+
+
+class MarkTold(NamedTuple):
+    """A moment of a rank on a host, by the traffic. The mark's time is UTC; 0: now, whatever the host's clock says."""
+
+    place: int
+    mark: Mark
+
+
+class ClockTold(NamedTuple):
+    """What the traffic says of one host's clock, from now on."""
+
+    place: int
+    correction: Correction | None
+    coarse_ns: int  # what to add to the host's own UTC where there is no exchange
+    trusts_host: bool  # every host's own UTC is kept, and better than the exchange
+
+
+@dataclass(frozen=True)
+class JobNews:
+    """What the job stage answers to HostNews."""
+
+    marks: Sequence[MarkTold] = ()
+    owners: Mapping[int, Owner] = field(default_factory=dict)  # of flows, by the traffic
+    clocks: Sequence[ClockTold] = ()
+    patterns: Mapping[str, str] = field(default_factory=dict)  # by job, of all that the traffic shows
+    trouble: Sequence[str] = ()  # what viewers are to be told of, a line each
+    begins_anew: bool = False  # the job stage has lost all that it knew, this news included: tell of everything again

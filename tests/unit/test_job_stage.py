@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the job stage knows, and that it forgets what is over."""
+
+import asyncio
+import gc
+import weakref
+
+import numpy as np
+from collector_stream import Host, hello
+from job_news import SLICE_MS, slices
+from lines_run import lines_run
+from training_traffic import MS, Wire, ring
+
+from collector.dataset.sink import ParquetSink
+from collector.jobs.stage import JobStage
+from collector.messages import ONSET_TOLD, HostNews, place_of
+from collector.registry import Registry
+from collector.settings import Settings
+
+
+def test_a_stage_forgets_sessions_that_are_over():
+    wire = Wire()
+    wire.train(ring("1", "2", "3"), [100] * 8)
+    stage, last = JobStage(), 0
+    for news in slices(wire):
+        stage.hear(news)
+        last = news.horizon_ns
+    inferring, clocks = stage._inferring, stage._clocks
+    places = {place_of(flow) for flow in inferring._flows}
+    onsets = np.zeros(len(inferring._flows), ONSET_TOLD)
+    onsets["flow"] = sorted(inferring._flows)
+    stage.hear(HostNews(onsets=onsets, horizon_ns=last))
+    assert (len(places), len(clocks._ends), len(clocks._ends.pairs), len(clocks._ends.links())) == (3, 6, 3, 3)
+    stage.hear(HostNews(ended=[min(places)], horizon_ns=last + 10**9))
+    assert (len(inferring._flows), len(clocks._ends), len(clocks._ends.pairs), len(clocks._ends.links())) == (
+        4,
+        4,
+        1,
+        1,
+    )
+    stage.hear(HostNews(ended=sorted(places)[1:], horizon_ns=last + 2 * 10**9))
+    stage.hear(HostNews(horizon_ns=last + 3 * 10**9))
+    assert (inferring._flows, inferring._places, inferring._jobs) == ({}, {}, {})
+    assert (len(clocks._ends), clocks._ends.pairs, clocks._corrections, clocks._coarse) == (0, [], {}, {})
+    stage.hear(HostNews(horizon_ns=last + 60 * 10**9))
+    inference = inferring._inference
+    looking, verdicts = inference._looking, inference._verdicts
+    for known in (inference._flows, inference._hosts, inference._bursts, inference._told, inference._jobs):
+        assert not known
+    for known in (looking.looks, looking._lively, looking._of_ends, looking._edges, looking._next):
+        assert not known
+    for known in (verdicts._between, verdicts._toward, verdicts._volume, verdicts._told, verdicts._known):
+        assert not known
+
+
+def turn_with(flows: int) -> int:
+    """Lines that a turn takes with so many flows of one host that have paused and gone on, and are silent now."""
+    wire = Wire()
+    for number in range(flows):
+        flow = wire.flow(("1", str(2 + number // 2)) if number % 2 else (str(2 + number // 2), "1"))
+        for time_ms in (5, 600, 1200):
+            wire.send(flow, (time_ms + number % 50) * MS, 5_000 + 17 * number, rate=5_000 + 17 * number)
+    stage, last = JobStage(), 0
+    for news in slices(wire):
+        stage.hear(news)
+        last = news.horizon_ns
+    return lines_run(lambda: stage.hear(HostNews(horizon_ns=last + SLICE_MS * MS)))
+
+
+def test_a_turn_has_an_end():
+    """However many flows might be looked at."""
+    assert turn_with(800) < 3 * turn_with(100)
+
+
+def test_nothing_holds_a_session_that_is_over(tmp_path):
+    async def scenario():
+        store = ParquetSink(tmp_path)
+        registry = Registry(store, Settings())
+        host = Host()
+        entry = await registry.open(hello(), asyncio.Event())
+        for _ in range(20):
+            registry.take(entry, host.batch())
+            await registry.infer()
+        kept = weakref.ref(entry.session)
+        registry.settle(entry, leaving=True)
+        await registry.flush()
+        await registry.discard(entry)
+        for known in (registry._claims._held, registry._numbers._jobs, registry._peers.addresses):
+            assert not known
+        del entry
+        await registry.infer()  # the job stage is told
+        gc.collect()
+        store.close()
+        return kept()
+
+    assert asyncio.run(scenario()) is None
