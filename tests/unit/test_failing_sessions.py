@@ -21,10 +21,11 @@ from collector.dataset.sink import ParquetSink
 from collector.host.incoming import gather
 from collector.host.session import Flush, Session
 from collector.host.stage import HostStage
-from collector.jobs.clocks import Clocks
+from collector.host.telling import Teller, tell
 from collector.jobs.common_numbers import Numbers
 from collector.jobs.rank_claims import Claims
 from collector.jobs.remote_ends import Peers
+from collector.messages import HostNews
 from collector.registry import Registry
 from collector.set_aside import FOLDER, SetAside, read_messages
 from collector.settings import Settings
@@ -338,7 +339,12 @@ def test_the_stage_as_a_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 def test_streams_that_only_say_hello_cost_others_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     compared: list[int] = []
-    monkeypatch.setattr(Clocks, "compare", lambda self, hosts: compared.append(len(list(hosts))))
+
+    def counting(heard: Sequence[Teller], connected: Sequence[Teller], ended: Sequence[int]) -> HostNews:
+        compared.append(len(connected))
+        return tell(heard, connected, ended)
+
+    monkeypatch.setattr(registry, "tell", counting)
 
     async def scenario() -> None:
         async with collector(tmp_path) as stub:

@@ -1,0 +1,28 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the agent costs, also while its processes end."""
+
+import subprocess
+import sys
+
+import pytest
+from waiting import wait_for
+
+from netmon.agent import cost
+from netmon.agent.cost import CostMeter
+
+
+def test_a_process_that_has_ended_gives_nothing_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as child:
+        wait_for(lambda: used(child.pid) > 20)
+        meter = CostMeter((child.pid,))
+        child.kill()
+    began = cost.time.monotonic()
+    monkeypatch.setattr(cost.time, "monotonic", lambda: began + 2)
+    assert meter.measure(0, 0).cpu_fraction == 0
+
+
+def used(pid: int) -> int:
+    """Ticks."""
+    with open(f"/proc/{pid}/stat") as file:
+        fields = file.read().rpartition(")")[2].split()
+    return int(fields[11]) + int(fields[12])
