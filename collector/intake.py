@@ -85,6 +85,10 @@ class Intake:
         if now - self._decided_s >= _DECIDE_EVERY_S:
             self._decide(now)
 
+    async def next_tick(self) -> None:
+        """Wait until everything that has come until now has been processed. One tick serves all who wait."""
+        await self._ticked.wait()
+
     def left(self, session: str) -> None:
         """Its connection has ended."""
         self._coming.pop(session, None)

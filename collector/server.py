@@ -133,9 +133,11 @@ async def serve(
         _notify("STOPPING=1")
         await _store_the_rest(registry, data, abandon)
     finally:
-        for task in working:
+        for task in working[1:]:
             task.cancel()
-        await server.stop(_GRACE_S)
+        await server.stop(_GRACE_S)  # streams that end wait for a tick
+        for task in working[:1]:
+            task.cancel()
         jobs.close()
         upkeep.close()
         sink.close()

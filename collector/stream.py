@@ -52,7 +52,7 @@ class AgentStream:
                 await self._wait(taking)
                 self._check()
             taking.result()
-            self._registry.tick()  # the agent has to know of a batch that is refused while it is there
+            await self._registry.intake.next_tick()  # a refused batch has to be told while the agent is there
             self._check()
             await asyncio.sleep(_BREAK_S)
         except RefusedBatchError as error:

@@ -82,7 +82,7 @@ def _panel(axes: "Axes", name: str, runs: list[PipelineResult]) -> None:
     memory.plot(at, [run.costs["collector"].proportional_bytes / 1e6 for run in runs], "s--", color=_MEMORY)
     memory.set_ylabel("memory, PSS (MB)", color=_MEMORY)
     for one in (axes, memory):
-        one.set_ylim(bottom=0)
+        one.set_ylim(0, 1.1 * one.get_ylim()[1])
     axes.grid(color="#dddddd", linewidth=0.6)
     for run, x in zip(runs, at, strict=True):
         if not run.true or run.coarse_batches:
