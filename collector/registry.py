@@ -5,30 +5,27 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections import Counter, deque
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection
 
 import numpy as np
-import pyarrow as pa
 
-from collector.dataset.resume import SessionState
 from collector.dataset.sink import Sink
-from collector.door import FailedBatchError, FailedSessionError, RefusedBatchError
+from collector.door import FailedSessionError, RefusedBatchError
+from collector.entry import Entry
+from collector.failures import Failures
+from collector.flushing import Flushing
 from collector.full_resolution import FullResolution
+from collector.host.batches import Settled
 from collector.host.incoming import gather
-from collector.host.session import Flush, Session
-from collector.host.stage import HostStage, Settled
-from collector.host.telling import Teller, ToldFlows, apply, tell
+from collector.host.stage import HostStage
 from collector.host.window import Output
 from collector.intake import Intake
+from collector.job_exchange import SILENT_AFTER_S, JobExchange
 from collector.jobs.common_numbers import Numbers
 from collector.jobs.link import JobLink, JobsHere
 from collector.jobs.rank_claims import Claims
 from collector.jobs.remote_ends import Peers
-from collector.set_aside import SetAside
 from collector.settings import Settings
-from collector.shedding import Storing
 from collector.triggers import Triggers, Wanted
 from collector.view.frozen import Frozen
 from collector.view.job_views import Jobs
@@ -39,44 +36,18 @@ from netmon.errors import DataError, NetmonError, WireError
 from netmon.records import Batch, Hello
 from netmon.views import Selection, Snapshot
 from netmon.wire import netmon_pb2
-from netmon.wire.batches import encode_hello
 from netmon.wire.limits import MAX_ROWS
 
 _log = logging.getLogger(__name__)
-MOST_PENDING_BYTES = 512 << 20  # rows in memory while the disk does not take them
 MOST_SESSIONS = 8_192
-_SILENT_AFTER_S = 5.0  # agents send ten times a second; a broken connection may come back before
+_SILENT_AFTER_S = SILENT_AFTER_S
 _LEAVE_AFTER_S = 60.0
 _FORGET_AFTER_S = 3600.0
-_MOST_FAILURES = 3  # of a session, until it is not taken in any more
-_MOST_FAILED = 4_096  # sessions whose failures are remembered
-_MOST_NOTICES = 100
 _OVERLAP_NS = 5_000_000_000  # what an earlier agent left behind is not later than this after the next one's beginning
-_MOST_RECENT = 8  # messages of a session, kept for a bug report
 _CAREFUL_S = 60.0
 _MOST_QUEUED = 1 << 20  # rows, or as much of other things, between two ticks
 _MOST_WAITING = 4 << 20  # rows that have not settled
 _ROWS_PER_FLOW, _ROWS_PER_MARK = 32, 8  # that take as much memory
-
-
-@dataclass
-class Entry:
-    """A session and its connection."""
-
-    session: Session
-    teller: Teller
-    connections: int = 0  # how often it has connected; a newer connection ends an older one
-    connected: bool = False
-    last_heard: float = 0.0
-    settled: bool = True  # nothing has arrived since it was last settled altogether
-    left: bool = False
-    broken: bool = False  # the collector has failed at it: nothing more comes or goes, and it is to be discarded
-    failure: str = ""  # at what, where that was no batch: its agent is to be told
-    refused: RefusedBatchError | None = None  # a batch that was not taken in: its agent is to be told
-    acknowledge: int = 0
-    requests: deque[netmon_pb2.FullRequest] = field(default_factory=deque)  # to be sent
-    recent: deque[netmon_pb2.AgentMessage] = field(default_factory=lambda: deque(maxlen=_MOST_RECENT))
-    news: asyncio.Event = field(default_factory=asyncio.Event)  # acknowledge has risen, or there are requests
 
 
 class Registry:
@@ -89,49 +60,35 @@ class Registry:
         self._newest_of: dict[str, Entry] = {}  # by host
         self._shown = False  # the view knows of these
         self._jobs = Jobs(settings.parameters)
-        self._numbers, self._claims, self._peers = Numbers(), Claims(), Peers()
-        self._stage = HostStage(settings, self._peers, self._numbers, self._claims)
-        self._sessions = Sessions(self._stage.tables)
-        self._view = View(self._sessions, self._jobs, settings)
+        self._begin()
         self.ticks = 0  # how often what viewers see has changed
         self._queued: list[tuple[Entry, netmon_pb2.AgentMessage]] = []  # for the next tick
         self._queued_weight = 0
         self._careful_until = 0.0  # until then a tick takes in one batch, so that it is known which one it fails at
-        self._job_stage = jobs or JobsHere()
-        self._told_flows = ToldFlows()
-        self._places = 0  # that were given to sessions in what the job stage is told
-        self._ended: list[int] = []  # places of sessions that are over, of which it has not been told
-        self._untold = 0  # rows that it was not told
-        self.intake = Intake(self._storing)
-        self._writing_s = 0.0  # CPU time of the last flush
+        self.failures = Failures(sink.directory)
+        self.flushing = Flushing(sink, self._entries.values, self._discard, self.failures)
+        self._job_exchange = JobExchange(jobs or JobsHere(), self._entries.values)
+        self.intake = Intake(self.flushing.storing)
         self.full, self._triggers = FullResolution(), Triggers(settings)
         self._pulling: set[asyncio.Task[None]] = set()
-        self._full_rows: list[pa.Table] = []
-        self._flushing = asyncio.Lock()
-        self._next_flush: asyncio.Future[bool] | None = None  # that has not begun
         self._leaving: list[Entry] = []  # who is to be parted with
         self._parting: asyncio.Future[bool] | None = None  # from them
         self._parting_now = asyncio.Lock()
         self._opening = asyncio.Lock()
-        self._inferring_now = asyncio.Lock()
-        self._room = asyncio.Event()
-        self._room.set()
-        self._closing = False
-        self._trouble = ""  # why the last flush failed
-        self._set_aside = SetAside(sink.directory)
-        self._failures: Counter[str] = Counter()  # of whole sessions, by name
-        self._notices: dict[str, None] = {}  # lines for viewers
+
+    def _begin(self) -> None:
+        """A host stage without sessions, and what is made of it."""
+        self._numbers, self._claims, self._peers = Numbers(), Claims(), Peers()
+        self._stage = HostStage(self._settings, self._peers, self._numbers, self._claims)
+        self._sessions = Sessions(self._stage.tables)
+        self._view = View(self._sessions, self._jobs, self._settings)
 
     async def open(self, hello: Hello, news: asyncio.Event) -> Entry:
         """The session of an agent that connects, new, known or found in the dataset. Raises DataError, WireError.
 
         news: set when something of it is stored, and when it connects again.
         """
-        if self._failures[hello.session] >= _MOST_FAILURES:
-            raise WireError(
-                f"session {hello.session} of {hello.host} is not taken in: the collector has failed at it "
-                f"{_MOST_FAILURES} times; see {self._set_aside.folder}"
-            )
+        self.failures.check(hello)
         if len(self._entries) >= MOST_SESSIONS and hello.session not in self._entries:
             raise WireError(f"session {hello.session} of {hello.host} is not taken in: there are {MOST_SESSIONS}")
         async with self._opening:
@@ -141,13 +98,11 @@ class Registry:
                 entry = None
             try:
                 if entry is None:
-                    async with self._flushing:  # what is on its way to the disk has to be there by then
+                    async with self.flushing.now:  # what is on its way to the disk has to be there by then
                         pass
                     resume = await asyncio.to_thread(self._sink.resume, hello)
                     session = self._stage.session(self._stage.open(hello, resume))
-                    self._places += 1
-                    entry = Entry(session, Teller(self._places, session, self._told_flows))
-                    self._entries[hello.session] = entry
+                    entry = self._entries[hello.session] = Entry(session, self._job_exchange.teller(session))
                     self._find_newest(hello.host)
                 elif entry.session.hello.host != hello.host:
                     raise WireError(f"session {hello.session} of {hello.host} is another host's")
@@ -156,8 +111,7 @@ class Registry:
             except NetmonError:
                 raise
             except Exception as error:
-                self._count_failure(hello)
-                raise FailedSessionError(self.set_aside(hello, "its hello", [], error)) from error
+                raise FailedSessionError(self.failures.at_hello(hello, error)) from error
         entry.news.set()  # the connection before this one has to go
         entry.news = news
         entry.connections += 1
@@ -168,7 +122,7 @@ class Registry:
     async def discard(self, entry: Entry) -> None:
         """Forget a session that is not what it should be; it is taken up from the dataset when it connects again."""
         entry.broken = True
-        async with self._flushing:  # what is on its way to the disk has to be there by then
+        async with self.flushing.now:  # what is on its way to the disk has to be there by then
             self._discard(entry)
 
     def _discard(self, entry: Entry) -> None:
@@ -185,28 +139,10 @@ class Registry:
         for job, rank in ranks:
             if not self._claims.held(job, rank):  # by a later session
                 self._numbers.forget(job, rank)
-        self._ended.append(entry.teller.place)
+        self._job_exchange.over(entry)
         self._triggers.forget(entry.session.hello.session)
         del self._entries[entry.session.hello.session]
         self._find_newest(entry.session.hello.host)
-
-    def set_aside(self, hello: Hello, what: str, messages: Sequence[netmon_pb2.AgentMessage], error: Exception) -> str:
-        """Keep what the collector failed at for a bug report, after the hello; returns what to tell its sender."""
-        opening = netmon_pb2.AgentMessage(hello=encode_hello(hello))
-        return self._set_aside.keep(hello.session, f"{what} of {hello.host}", [opening, *messages], error)
-
-    def _fail(self, entry: Entry, what: str, error: Exception) -> None:
-        """The collector has failed at a session as a whole: it is discarded, and all others go on."""
-        hello = entry.session.hello
-        if not entry.broken:
-            self._count_failure(hello)
-            entry.broken, entry.failure = True, self.set_aside(hello, what, list(entry.recent), error)
-            entry.news.set()
-
-    def _count_failure(self, hello: Hello) -> None:
-        self._failures[hello.session] += 1
-        for name in list(self._failures)[:-_MOST_FAILED]:
-            del self._failures[name]
 
     def heard_at(self, entry: Entry, utc_ns: int) -> None:
         """A batch of that time has come of a session: whether another machine says that it is the same host."""
@@ -216,7 +152,7 @@ class Registry:
         if newest is not entry and newest.connected and utc_ns > begun_ns + _OVERLAP_NS:
             names = entry.session.hello.session, newest.session.hello.session
             line = f"two agents say that they are {host}: sessions {names[0]} and {names[1]}; only the second is shown"
-            self._notice(line)
+            self.failures.notice(line)
 
     def add(self, entry: Entry, message: netmon_pb2.AgentMessage) -> None:
         """Queue a batch for the next tick."""
@@ -259,33 +195,14 @@ class Registry:
         self.intake.ticked()
 
     def _begin_anew(self, error: Exception) -> None:
-        """Nothing in the stage is what it should be: every session is taken up from the dataset, one batch at a time.
-
-        A batch that was alone is to blame; else it is found when it comes again.
-        """
-        queued, told = self._queued, "the collector failed, and takes every session up from the dataset"
-        alone = len(queued) == 1
-        for entry, message in queued[:_MOST_RECENT]:
-            hello, sequence = entry.session.hello, message.batch.sequence
-            if alone:
-                why = self.set_aside(hello, f"batch {sequence}", [message], error)
-                entry.refused = FailedBatchError(sequence, hello.host, why)
-            else:
-                self.set_aside(hello, f"batch {sequence}, or another one of those", [message], error)
-        if not queued:
-            _log.error(told, exc_info=error)
-        for entry in self._entries.values():
-            entry.broken, entry.failure = True, told
-            entry.news.set()
-        self._ended += [entry.teller.place for entry in self._entries.values()]
+        """Nothing in the stage is what it should be: all sessions are taken up from the dataset, one batch a tick."""
+        entries = list(self._entries.values())
+        self.failures.at_everything(entries, self._queued, error)
+        self._job_exchange.begin_anew(entries)
         self._entries.clear()
         self._newest_of.clear()
         self._shown = False
-        self._numbers, self._claims, self._peers = Numbers(), Claims(), Peers()
-        self._stage = HostStage(self._settings, self._peers, self._numbers, self._claims)
-        self._told_flows = ToldFlows()
-        self._sessions = Sessions(self._stage.tables)
-        self._view = View(self._sessions, self._jobs, self._settings)
+        self._begin()
         self._careful_until = time.monotonic() + _CAREFUL_S
 
     def take(self, entry: Entry, batch: Batch) -> None:
@@ -304,33 +221,21 @@ class Registry:
             entry.refused = RefusedBatchError(sequence, entry.session.hello.host, reason)
             entry.news.set()
         for place, (sequence, error) in settled.failed.items():
-            self._fail_at(entries[place], sequence, error)
+            self.failures.at_batch(entries[place], sequence, error)
         for place, outputs in settled.outputs.items():
             for output in outputs:
                 try:
                     self._arrived(entries[place], output)
                 except Exception as error:
-                    self._fail(entries[place], "what has settled", error)
-        if self._pending_bytes > MOST_PENDING_BYTES:
-            self._room.clear()
+                    self.failures.at_session(entries[place], "what has settled", error)
+        self.flushing.check_room()
 
     def _tell_viewers(self, settled: Settled) -> None:
         try:
             self._show()
             self._sessions.tell(settled, self._view)
         except Exception as error:  # rows do not need it
-            self._notice(f"what is shown is incomplete: {type(error).__name__}: {error}", error)
-
-    def _fail_at(self, entry: Entry, sequence: int, error: Exception) -> None:
-        """The collector has failed at a batch: the session begins anew, from the dataset."""
-        hello = entry.session.hello
-        if not sequence:
-            return self._fail(entry, "its rows", error)
-        messages = [message for message in entry.recent if message.batch.sequence == sequence]
-        told = self.set_aside(hello, f"batch {sequence}", messages, error)
-        entry.broken, entry.refused = True, FailedBatchError(sequence, hello.host, told)
-        entry.news.set()
-        return None
+            self.failures.notice(f"what is shown is incomplete: {type(error).__name__}: {error}", error)
 
     def _arrived(self, entry: Entry, output: Output) -> None:
         """Something of a session has become final."""
@@ -345,59 +250,20 @@ class Registry:
                 self._pulling.add(task)
                 task.add_done_callback(self._pulling.discard)
 
-    def _notice(self, line: str, error: Exception | None = None) -> None:
-        """Log a line once, and keep it for viewers."""
-        if line not in self._notices and len(self._notices) < _MOST_NOTICES:
-            self._notices[line] = None
-            _log.warning(line, exc_info=error)
-
-    @property
-    def _pending_bytes(self) -> int:
-        return sum(entry.session.pending_bytes for entry in self._entries.values())
-
-    def _storing(self) -> Storing:
-        return Storing(self._pending_bytes / MOST_PENDING_BYTES, self._writing_s)
-
-    def close_intake(self) -> None:
-        """Take nothing in any more: what agents have not been told is stored, they keep."""
-        self._closing = True
-        self._room.clear()
-
     async def infer(self, leaving: Collection[Entry] = ()) -> None:
         """Tell the job stage what is new, and take over what it answers; it computes elsewhere.
 
         It waits for the slowest host that is heard; leaving: sessions that have just said their last word.
         """
-        async with self._inferring_now:
-            try:
-                await self._exchange({entry.session.hello.session for entry in leaving})
-            except Exception as error:  # rows do not need it
-                self._notice(f"cannot infer from the traffic: {type(error).__name__}: {error}", error)
-
-    async def _exchange(self, last_words: Collection[str]) -> None:
-        """last_words: sessions that are heard although they have gone."""
-        soon = time.monotonic() - _SILENT_AFTER_S
-        newest = [entry for entry in self._newest() if not entry.broken]
-        heard = [
-            entry.teller
-            for entry in newest
-            if entry.session.hello.session in last_words or (entry.connected and entry.last_heard > soon)
-        ]
-        if not self._job_stage.alive or not (heard or self._ended):
-            return
-        ended, self._ended = self._ended, []
-        news = tell(heard, [entry.teller for entry in newest if entry.connected and entry.session.received], ended)
-        self._untold += news.untold
-        answer = await self._job_stage.exchange(news)
-        entries = {entry.teller.place: entry for entry in self._entries.values() if not entry.broken}
-        if answer.begins_anew:
-            for entry in entries.values():
-                entry.teller.begin_anew()
-            return
-        for place, marks in apply(answer, {place: entry.session for place, entry in entries.items()}).items():
-            self._stage.tell(entries[place].session.place, marks)
-        for job, pattern in answer.patterns.items():
-            self._jobs.pattern(job, pattern)
+        try:
+            last_words = {entry.session.hello.session for entry in leaving}
+            marks, patterns = await self._job_exchange.exchange(self._newest(), last_words)
+            for entry, told in marks:
+                self._stage.tell(entry.session.place, told)
+            for job, pattern in patterns.items():
+                self._jobs.pattern(job, pattern)
+        except Exception as error:  # rows do not need it
+            self.failures.notice(f"cannot infer from the traffic: {type(error).__name__}: {error}", error)
 
     async def _keep_full(self, wanted: Wanted) -> None:
         """Full resolution of what a trigger wants, into the table `full`."""
@@ -413,7 +279,7 @@ class Registry:
                 f"{wanted.reason}: {len(pulled.rows)} rows of {hello.host}" + (f"; {pulled.gap}" if pulled.gap else "")
             )
             if len(pulled.rows):
-                self._full_rows.append(entry.session.full(pulled.rows, wanted.reason, pulled.gap))
+                self.flushing.full_rows.append(entry.session.full(pulled.rows, wanted.reason, pulled.gap))
 
     def recording(self, hosts: Collection[str]) -> list[Entry]:
         """Of each of these hosts, of all where none is named, the session that lives."""
@@ -421,10 +287,6 @@ class Registry:
         # One that sends what was left behind may have connected later.
         newest = {e.session.hello.host: e for e in sorted(live, key=lambda e: e.session.hello.clock.utc_ns)}
         return list(newest.values())
-
-    async def room(self) -> None:
-        """Wait until rows may come in; at once unless the disk does not keep up."""
-        await self._room.wait()
 
     def disconnected(self, entry: Entry) -> None:
         """The connection of a session has broken."""
@@ -488,101 +350,11 @@ class Registry:
 
     async def flush(self) -> bool:
         """Write all that has settled, and acknowledge it; False where the disk does not take it."""
-        # Once begun, it runs to its end whoever asked: a thread that writes cannot be called off. Whoever asks while
-        # another one waits for its turn gets the same.
-        if self._next_flush is None:
-            self._next_flush = asyncio.ensure_future(self._flush())
-        return await asyncio.shield(self._next_flush)
-
-    async def _flush(self) -> bool:
-        async with self._flushing:
-            self._next_flush = None
-            # Nothing that a settled session has sent is needed any more, not even for what it leaves open.
-            for entry in [entry for entry in self._entries.values() if entry.broken]:
-                self._discard(entry)
-            whole = [(entry, entry.session.received) for entry in self._entries.values() if entry.settled]
-            due = self._due()
-            full, self._full_rows = self._full_rows, []
-            try:
-                failed = await asyncio.to_thread(self._write, due, full)
-            except BaseException as error:
-                for _, flush in due:
-                    flush.undone()
-                self._full_rows = full + self._full_rows
-                if not isinstance(error, DataError):
-                    raise
-                if str(error) != self._trouble:
-                    _log.error(error)
-                self._trouble = str(error)
-                return False
-            for entry, built in failed:
-                self._fail(entry, "the rows to be stored", built)
-            for entry, flush in due:
-                if not entry.broken:
-                    flush.done()
-                    self._acknowledge(entry, flush.acknowledge or 0)
-            for entry, sequence in whole:
-                if not entry.broken:
-                    self._acknowledge(entry, sequence)
-            if self._trouble:
-                _log.warning(f"{self._sink.directory} takes rows again")
-            self._trouble = ""
-            if not self._closing:
-                self._room.set()
-            return True
-
-    def _due(self) -> list[tuple[Entry, Flush]]:
-        """What each session has to be stored; the collector may fail at one, which costs only that one."""
-        due = []
-        for entry in self._entries.values():
-            try:
-                flush = None if entry.broken else entry.session.flush()
-                if flush:
-                    due.append((entry, flush))
-            except Exception as error:
-                self._fail(entry, "the rows to be stored", error)
-        return due
-
-    def _write(self, due: list[tuple[Entry, Flush]], full: list[pa.Table]) -> list[tuple[Entry, Exception]]:
-        """Write all that can be built; returns the sessions at which that fails. Raises DataError; may be a thread."""
-        began_s = time.thread_time()
-        built, failed = [], []
-        for entry, flush in due:
-            try:
-                built.append((entry, flush.build(), flush.state))
-            except Exception as error:
-                failed.append((entry, error))
-        try:
-            self._store(built, full)
-        except DataError:
-            raise
-        except Exception:  # the rows of one are not what they should be: those of all others are stored without them
-            for one in built:
-                try:
-                    self._store([one], [])
-                except Exception as error:
-                    failed.append((one[0], error))
-        self._writing_s = time.thread_time() - began_s
-        return failed
-
-    def _store(self, built: Sequence[tuple[Entry, Mapping[str, pa.Table], SessionState]], full: list[pa.Table]) -> None:
-        tables: dict[str, list[pa.Table]] = {"full": full} if full else {}
-        for _, own, _ in built:
-            for name, rows in own.items():
-                tables.setdefault(name, []).append(rows)
-        states = {entry.session.hello.session: state for entry, _, state in built}
-        self._sink.write({name: pa.concat_tables(rows) for name, rows in tables.items()}, states)
-
-    @staticmethod
-    def _acknowledge(entry: Entry, sequence: int) -> None:
-        if sequence > entry.acknowledge:
-            entry.acknowledge = sequence
-            entry.news.set()
+        return await self.flushing.flush()
 
     def freeze(self) -> Frozen:
         """What viewers can be shown now: the newest session of each host."""
-        untold = f"{self._untold} rows were not told to the inference: it falls behind" if self._untold else ""
-        lines = self._trouble, *self._job_stage.trouble, untold, *self._notices
+        lines = self.flushing.trouble, *self._job_exchange.trouble, *self.failures.notices
         self._show()
         return self._view.freeze(time.time_ns(), [line for line in lines if line])
 

@@ -17,9 +17,10 @@ import sdnotify
 
 from collector.dataset.sink import ParquetSink
 from collector.dataset.upkeep import Upkeep
+from collector.entry import Entry
 from collector.full_resolution import arrow_stream, bucket_rows, with_addresses
 from collector.jobs.process import JobsApart
-from collector.registry import Entry, Registry
+from collector.registry import Registry
 from collector.settings import Settings
 from collector.stream import AgentStream
 from collector.view.watching import Watching
@@ -145,7 +146,7 @@ async def serve(
 
 async def _store_the_rest(registry: Registry, data: Path, abandon: Callable[[], None]) -> None:
     """What agents have sent until now, as far as there is time: they keep what they have not been told is stored."""
-    registry.close_intake()
+    registry.flushing.close_intake()
     rest = asyncio.create_task(_settle_and_flush(registry))
     done, _ = await asyncio.wait((rest,), timeout=_END_WITHIN_S)
     if not done:

@@ -10,7 +10,8 @@ from typing import Any
 import grpc
 
 from collector.door import BatchOrder, FailedBatchError, FailedSessionError, RefusedBatchError, read_hello
-from collector.registry import Entry, Registry
+from collector.entry import Entry
+from collector.registry import Registry
 from netmon.errors import DataError, NetmonError, WireError
 from netmon.records import Hello
 from netmon.wire import netmon_pb2
@@ -151,7 +152,7 @@ class AgentStream:
             self._waits_since = None
             if message.WhichOneof("message") != "full":
                 await self._registry.intake.turn(hello.session)
-                await self._registry.room()
+                await self._registry.flushing.room()
             if not self._current or entry.broken:
                 return
             await self._process(entry, order, message)
@@ -170,7 +171,7 @@ class AgentStream:
             raise
         except Exception as error:
             sequence = message.batch.sequence
-            told = self._registry.set_aside(entry.session.hello, f"batch {sequence}", [message], error)
+            told = self._registry.failures.set_aside(entry.session.hello, f"batch {sequence}", [message], error)
             await self._registry.discard(entry)
             raise FailedBatchError(sequence, entry.session.hello.host, told) from error
 

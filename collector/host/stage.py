@@ -7,13 +7,13 @@ never change again.
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
 from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from collector.dataset.resume import Resume
+from collector.host.batches import Batches, Settled
 from collector.host.flows import unknown_flow
 from collector.host.ledger import COUNTERS, SAMPLE, LedgerRow
 from collector.host.onsets import STARTING_NS
@@ -29,60 +29,12 @@ from collector.jobs.remote_ends import Peers
 from collector.settings import Settings
 from netmon.dl.grouped import edges, latest_of, starts
 from netmon.errors import WireError
-from netmon.records import ClockExchange, ClockSample, Flow, Hello, Mark, NicSample, Table
+from netmon.records import ClockExchange, ClockSample, Hello, Mark, Table
 from netmon.wire import netmon_pb2
 from netmon.wire.many import ManyBatches, decode_many
 
 _Places = npt.NDArray[np.int64]
 _T = TypeVar("_T")
-
-
-@dataclass
-class Settled:
-    """What a tick has made final, and what it could not take in."""
-
-    outputs: dict[int, list[Output]] = field(default_factory=dict)  # by place, where something has become final
-    refused: dict[int, tuple[int, str]] = field(default_factory=dict)  # by place: batch, and why it breaks the contract
-    failed: dict[int, tuple[int, Exception]] = field(default_factory=dict)  # by place: batch, 0: none; how it failed
-    arrived: list[Table] = field(default_factory=list)  # rows that have come, dtype ARRIVED
-    final: list[Classified] = field(default_factory=list)  # rows that have settled
-
-
-@dataclass
-class _Batches:
-    """The batches of one tick, those that are refused marked as such."""
-
-    many: ManyBatches
-    place: _Places  # of each batch
-    sequences: Sequence[int]  # of each batch
-    settled: Settled
-    flows: dict[int, list[Flow]] = field(default_factory=dict)  # these four by batch
-    marks: dict[int, list[Mark]] = field(default_factory=dict)
-    exchanges: dict[int, list[ClockExchange]] = field(default_factory=dict)
-    nic: dict[int, list[NicSample]] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self.good = np.ones(len(self.place), np.bool_)
-        for name in ("flows", "marks", "exchanges", "nic"):
-            found: dict[int, list[object]] = getattr(self, name)
-            for batch, one in getattr(self.many, name):
-                found.setdefault(batch, []).append(one)
-        for batch, reason in self.many.refused.items():
-            self.refuse(batch, reason)
-
-    def refuse(self, batch: int, reason: str) -> None:
-        """It breaks the contract; what follows it on its session comes again."""
-        place, sequence = int(self.place[batch]), self.sequences[batch]
-        known = self.settled.refused.get(place)
-        if known is None or sequence < known[0]:
-            self.settled.refused[place] = sequence, reason
-        self.good[batch:][self.place[batch:] == place] = False
-
-    def fail(self, batch: int, error: Exception) -> None:
-        """The stage fails at it: nothing of its session is what it should be."""
-        place = int(self.place[batch])
-        self.settled.failed.setdefault(place, (self.sequences[batch], error))
-        self.good[self.place == place] = False
 
 
 class HostStage:
@@ -143,7 +95,7 @@ class HostStage:
         """Take in batches that are decoded, and settle what is due; places: of their sessions, ascending."""
         settled = Settled()
         numbers = many.heads["sequence"].tolist() if sequences is None else sequences
-        batches = _Batches(many, np.array(places, np.int64), numbers, settled)
+        batches = Batches(many, np.array(places, np.int64), numbers, settled)
         self._describe(batches)
         rows = self._rows(batches)
         samples = self._samples(batches)
@@ -172,7 +124,7 @@ class HostStage:
         self._settle(settled, set(places))
         return settled
 
-    def _describe(self, batches: _Batches) -> None:
+    def _describe(self, batches: Batches) -> None:
         heads = batches.many.heads
         for batch, flows in batches.flows.items():
             session = self._sessions[int(batches.place[batch])]
@@ -184,7 +136,7 @@ class HostStage:
             except Exception as error:
                 batches.fail(batch, error)
 
-    def _rows(self, batches: _Batches) -> Table:
+    def _rows(self, batches: Batches) -> Table:
         """The batches' rows with the indices of their flows, as long as the batches are good: a table with `batch`."""
         rows = batches.many.rows
         found = np.empty(len(rows), _ARRIVING)
@@ -206,7 +158,7 @@ class HostStage:
         )
         return found
 
-    def _samples(self, batches: _Batches) -> Table:
+    def _samples(self, batches: Batches) -> Table:
         ledger = batches.many.ledger
         samples = np.zeros(len(ledger), _SAMPLING)
         for name in ("batch", "time_ns", "nic_header_bytes", *COUNTERS):
@@ -222,7 +174,7 @@ class HostStage:
         samples["link"] = links
         return samples
 
-    def _hear(self, batches: _Batches) -> set[int]:
+    def _hear(self, batches: Batches) -> set[int]:
         """Take in what the batches tell beside rows; returns the sessions with marks."""
         heads, places = batches.many.heads, self.tables.places.table
         good = np.flatnonzero(batches.good)
@@ -286,7 +238,7 @@ class HostStage:
         for name in ("cpu_fraction", "rss_bytes", "spool_bytes", "warnings"):
             places[name][place] = heads[name]
 
-    def _arrive(self, batches: _Batches, rows: Table, samples: Table) -> None:
+    def _arrive(self, batches: Batches, rows: Table, samples: Table) -> None:
         """Account for rows and samples that have arrived."""
         tables, heads = self.tables, batches.many.heads
         own = samples[list(SAMPLE.names or ())].astype(SAMPLE)

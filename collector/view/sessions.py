@@ -8,8 +8,8 @@ from typing import NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from collector.host.batches import Settled
 from collector.host.session import Session
-from collector.host.stage import Settled
 from collector.host.tables import Tables
 from collector.view.state import ARRIVED, CLOCK_SOURCES, FINAL, FLOW, HOST, LINK, FlowFacts, LinkName
 from collector.view.view import View

@@ -1,12 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A batch that would be larger than a message may be, as several: whoever was held up has many rows at once."""
+"""Messages no larger than a collector takes: of a batch several, whoever was held up has many rows at once."""
 
-from collections.abc import Iterator
+import itertools
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 import numpy as np
 
 from netmon.records import Batch
+from netmon.wire.channel import MAX_MESSAGE_BYTES
+from netmon.wire.limits import MAX_FLOWS
 
 MOST_ROWS = 1 << 17
 """Of a batch: at most 6 MB of a message, and half of what a collector takes."""
@@ -31,3 +34,13 @@ def batch_parts(batch: Batch, most_rows: int = MOST_ROWS) -> Iterator[Batch]:
         horizon_ns = min(batch.horizon_ns, max(next_ns, batch.horizon_ns - _BEHIND_NS))
         part = replace(batch, sequence=batch.sequence + number, horizon_ns=horizon_ns, buckets=rows[first:end])
         yield replace(part, flows=(), marks=(), ledger=(), exchanges=(), nic=()) if number else part
+
+
+def within_a_message(flows: Iterable[bytes]) -> Iterator[bytes]:
+    """As many as a collector takes in an introduction. Batches whose flows are left out are refused one by one."""
+    size = 0
+    for flow in itertools.islice(flows, MAX_FLOWS):
+        size += len(flow)
+        if size > MAX_MESSAGE_BYTES // 2:
+            return
+        yield flow

@@ -17,15 +17,14 @@ import math
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterator
 
+from netmon.agent.batch_parts import within_a_message
 from netmon.agent.batch_table import BatchTable, Description, Kept
 from netmon.agent.carried import described, summed
 from netmon.agent.spool_folder import SpoolFolder
 from netmon.errors import DataError
 from netmon.records import Table
-from netmon.wire.channel import MAX_MESSAGE_BYTES
-from netmon.wire.limits import MAX_FLOWS
 
 log = logging.getLogger(__name__)
 
@@ -152,7 +151,7 @@ class Spool:
                 if first not in coming and newest.get(number, (-1, b""))[0] < told:
                     newest[number] = told, message
         latest_first = sorted(newest.values(), key=lambda told: told[0], reverse=True)
-        return b"".join(_within_a_message(message for _, message in latest_first))
+        return b"".join(within_a_message(message for _, message in latest_first))
 
     def acknowledge(self, sequence: int) -> None:
         """Forgets all batches up to this one."""
@@ -397,13 +396,3 @@ class Spool:
             self._note(str(error))
             return False
         return True
-
-
-def _within_a_message(flows: Iterable[bytes]) -> Iterator[bytes]:
-    """As many as a collector takes in an introduction. Batches whose flows are left out are refused one by one."""
-    size = 0
-    for flow in itertools.islice(flows, MAX_FLOWS):
-        size += len(flow)
-        if size > MAX_MESSAGE_BYTES // 2:
-            return
-        yield flow

@@ -20,7 +20,8 @@ from mutations import Mutator, honest_batches
 
 from collector.dataset.sink import ParquetSink
 from collector.door import BatchOrder, FailedBatchError, FailedSessionError, RefusedBatchError, read_hello
-from collector.registry import Entry, Registry
+from collector.entry import Entry
+from collector.registry import Registry
 from collector.settings import Settings
 from collector.stream import AgentStream
 from netmon.errors import WireError

@@ -15,21 +15,16 @@ import pytest
 from collector_stream import Host, hello, mark
 from test_collector_server import collector, first_stored, message, send, session
 
-from collector import registry, stream
+from collector import stream
 from collector.dataset.resume import Resume
-from collector.dataset.sink import ParquetSink
 from collector.host.incoming import gather
 from collector.host.session import Flush, Session
 from collector.host.stage import HostStage
-from collector.host.telling import Teller, tell
 from collector.jobs.common_numbers import Numbers
 from collector.jobs.rank_claims import Claims
 from collector.jobs.remote_ends import Peers
-from collector.messages import HostNews
-from collector.registry import Registry
 from collector.set_aside import FOLDER, SetAside, read_messages
 from collector.settings import Settings
-from netmon.errors import WireError
 from netmon.records import Batch, Hello, Moment
 from netmon.wire.many import ManyBatches
 from netmon.wire.netmon_pb2_grpc import CollectorStub
@@ -335,78 +330,6 @@ def test_the_stage_as_a_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert asyncio.run(scenario()) == [[3], [], [], []]
     assert [rows_of(tmp_path, host) for host in ("h1", "x0", "x1", "x2")] == [2 * 2900, 6000, 6000, 6000]
     assert set_aside(tmp_path)
-
-
-def test_streams_that_only_say_hello_cost_others_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    compared: list[int] = []
-
-    def counting(heard: Sequence[Teller], connected: Sequence[Teller], ended: Sequence[int]) -> HostNews:
-        compared.append(len(connected))
-        return tell(heard, connected, ended)
-
-    monkeypatch.setattr(registry, "tell", counting)
-
-    async def scenario() -> None:
-        async with collector(tmp_path) as stub:
-            over = asyncio.Event()
-
-            async def only_hello(number: int) -> AsyncIterator[Any]:
-                yield message(hello(host=f"x{number}", session=f"x{number}"))
-                await over.wait()
-
-            calls = [stub.Stream(only_hello(number)) for number in range(200)]
-            for call in calls:
-                await call.read()
-            assert (await send(stub, session(30)))[-1] == 30
-            over.set()
-            for call in calls:
-                await last_stored(call)
-
-    asyncio.run(scenario())
-    assert max(compared) <= 1
-    assert rows_of(tmp_path, "h0") == 2 * 3000
-
-
-def test_a_session_that_has_sent_nothing_is_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry, "_SILENT_AFTER_S", -1.0)
-    monkeypatch.setattr(registry, "MOST_SESSIONS", 2)
-
-    async def scenario() -> None:
-        store = ParquetSink(tmp_path)
-        sessions = Registry(store, Settings())
-        first = await sessions.open(hello(), asyncio.Event())
-        await sessions.open(hello(host="h1", session="s2"), asyncio.Event())
-        with pytest.raises(WireError, match="session s3 of h2 is not taken in: there are 2"):
-            await sessions.open(hello(host="h2", session="s3"), asyncio.Event())
-        sessions.disconnected(first)
-        sessions.tidy()
-        await sessions.open(hello(host="h2", session="s3"), asyncio.Event())
-        store.close()
-
-    asyncio.run(scenario())
-
-
-def test_what_waits_in_memory_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is queued for a tick, and rows whose horizon does not come."""
-    monkeypatch.setattr(registry, "_MOST_QUEUED", 500)
-    monkeypatch.setattr(registry, "_MOST_WAITING", 1_000)
-
-    async def scenario() -> None:
-        store, source = ParquetSink(tmp_path), Host()
-        sessions = Registry(store, Settings())
-        entry = await sessions.open(hello(), asyncio.Event())
-        taken_in = []
-        for _ in range(8):
-            batch = replace(source.batch(), horizon_ns=0)
-            sessions.add(entry, message(batch))
-            taken_in.append(entry.session.received)
-        assert taken_in == [0, 2, 2, 2, 5, 5, 5, 8]  # 200 rows each, and four flows with the first
-        assert any("rows ahead of its horizon" in line for line in entry.session.window.ranks.warnings)
-        assert await sessions.flush()
-        store.close()
-
-    asyncio.run(scenario())
-    assert len(pd.read_parquet(tmp_path / "buckets")) >= 1_000
 
 
 def test_what_a_session_left_when_it_was_discarded() -> None:

@@ -12,9 +12,9 @@ import pytest
 from collector_stream import CROSS_RX, DL_RX, DL_TX, MS, UTC, Host, S, hello, mark
 from test_store import Collector, read
 
+from collector.entry import Entry
 from collector.full_resolution import arrow_stream, bucket_rows, with_addresses
 from collector.host.rows import ARRIVED, merge
-from collector.registry import Entry
 from collector.settings import Settings
 from netmon.dl.coarse import coarsen
 from netmon.errors import DataError, WireError

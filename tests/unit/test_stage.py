@@ -10,8 +10,9 @@ import pytest
 from collector_stream import MS, UTC, S
 
 from collector.dataset.resume import Resume
+from collector.host.batches import Settled
 from collector.host.incoming import gather
-from collector.host.stage import HostStage, Settled
+from collector.host.stage import HostStage
 from collector.jobs.common_numbers import Numbers
 from collector.jobs.rank_claims import Claims
 from collector.jobs.remote_ends import Peers

@@ -1,0 +1,40 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A session and its connection, as the registry keeps it."""
+
+import asyncio
+from collections import deque
+from dataclasses import dataclass, field
+
+from collector.door import RefusedBatchError
+from collector.host.session import Session
+from collector.host.telling import Teller
+from netmon.wire import netmon_pb2
+
+MOST_RECENT = 8
+"""Messages of a session, kept for a bug report."""
+
+
+@dataclass
+class Entry:
+    """A session and its connection."""
+
+    session: Session
+    teller: Teller
+    connections: int = 0  # how often it has connected; a newer connection ends an older one
+    connected: bool = False
+    last_heard: float = 0.0
+    settled: bool = True  # nothing has arrived since it was last settled altogether
+    left: bool = False
+    broken: bool = False  # the collector has failed at it: nothing more comes or goes, and it is to be discarded
+    failure: str = ""  # at what, where that was no batch: its agent is to be told
+    refused: RefusedBatchError | None = None  # a batch that was not taken in: its agent is to be told
+    acknowledge: int = 0
+    requests: deque[netmon_pb2.FullRequest] = field(default_factory=deque)  # to be sent
+    recent: deque[netmon_pb2.AgentMessage] = field(default_factory=lambda: deque(maxlen=MOST_RECENT))
+    news: asyncio.Event = field(default_factory=asyncio.Event)  # acknowledge has risen, or there are requests
+
+    def stored(self, sequence: int) -> None:
+        """Every batch up to there is."""
+        if sequence > self.acknowledge:
+            self.acknowledge = sequence
+            self.news.set()

@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The way of settled rows to the dataset, and of the news that they are there back to their agents."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+
+import pyarrow as pa
+
+from collector.dataset.resume import SessionState
+from collector.dataset.sink import Sink
+from collector.entry import Entry
+from collector.failures import Failures
+from collector.host.session import Flush
+from collector.shedding import Storing
+from netmon.errors import DataError
+
+_log = logging.getLogger(__name__)
+MOST_PENDING_BYTES = 512 << 20
+"""Rows in memory while the disk does not take them."""
+
+
+class Flushing:
+    """One flush at a time; only its files are touched in a thread."""
+
+    def __init__(
+        self,
+        sink: Sink,
+        entries: Callable[[], Collection[Entry]],
+        discard: Callable[[Entry], None],
+        failures: Failures,
+    ) -> None:
+        """entries: all sessions that are known now; discard: forget one that is broken."""
+        self._sink, self._entries, self._discard, self._failures = sink, entries, discard, failures
+        self.now = asyncio.Lock()
+        """Held while rows are on their way to the disk."""
+        self.trouble = ""
+        """Why the last flush failed; empty: it did not."""
+        self.full_rows: list[pa.Table] = []
+        """Of the table `full`, for the next flush."""
+        self._next: asyncio.Future[bool] | None = None  # that has not begun
+        self._room = asyncio.Event()
+        self._room.set()
+        self._closing = False
+        self._writing_s = 0.0  # CPU time of the last flush
+
+    @property
+    def pending_bytes(self) -> int:
+        """Rows that have settled and are not stored."""
+        return sum(entry.session.pending_bytes for entry in self._entries())
+
+    def storing(self) -> Storing:
+        """How the disk does now."""
+        return Storing(self.pending_bytes / MOST_PENDING_BYTES, self._writing_s)
+
+    async def room(self) -> None:
+        """Wait until rows may come in; at once unless the disk does not keep up."""
+        await self._room.wait()
+
+    def check_room(self) -> None:
+        """After rows have settled."""
+        if self.pending_bytes > MOST_PENDING_BYTES:
+            self._room.clear()
+
+    def close_intake(self) -> None:
+        """Take nothing in any more: what agents have not been told is stored, they keep."""
+        self._closing = True
+        self._room.clear()
+
+    async def flush(self) -> bool:
+        """Write all that has settled, and acknowledge it; False where the disk does not take it."""
+        # Once begun, it runs to its end whoever asked: a thread that writes cannot be called off. Whoever asks while
+        # another one waits for its turn gets the same.
+        if self._next is None:
+            self._next = asyncio.ensure_future(self._flush())
+        return await asyncio.shield(self._next)
+
+    async def _flush(self) -> bool:
+        async with self.now:
+            self._next = None
+            for entry in [entry for entry in self._entries() if entry.broken]:
+                self._discard(entry)
+            # Nothing that a settled session has sent is needed any more, not even for what it leaves open.
+            entries = list(self._entries())
+            whole = [(entry, entry.session.received) for entry in entries if entry.settled]
+            due = self._due(entries)
+            full, self.full_rows = self.full_rows, []
+            try:
+                failed = await asyncio.to_thread(self._write, due, full)
+            except BaseException as error:
+                for _, flush in due:
+                    flush.undone()
+                self.full_rows = full + self.full_rows
+                if not isinstance(error, DataError):
+                    raise
+                if str(error) != self.trouble:
+                    _log.error(error)
+                self.trouble = str(error)
+                return False
+            for entry, built in failed:
+                self._failures.at_session(entry, "the rows to be stored", built)
+            for entry, flush in due:
+                if not entry.broken:
+                    flush.done()
+                    entry.stored(flush.acknowledge or 0)
+            for entry, sequence in whole:
+                if not entry.broken:
+                    entry.stored(sequence)
+            if self.trouble:
+                _log.warning(f"{self._sink.directory} takes rows again")
+            self.trouble = ""
+            if not self._closing:
+                self._room.set()
+            return True
+
+    def _due(self, entries: Sequence[Entry]) -> list[tuple[Entry, Flush]]:
+        """What each session has to be stored; the collector may fail at one, which costs only that one."""
+        due = []
+        for entry in entries:
+            try:
+                flush = entry.session.flush()
+                if flush:
+                    due.append((entry, flush))
+            except Exception as error:
+                self._failures.at_session(entry, "the rows to be stored", error)
+        return due
+
+    def _write(self, due: list[tuple[Entry, Flush]], full: list[pa.Table]) -> list[tuple[Entry, Exception]]:
+        """Write all that can be built; returns the sessions at which that fails. Raises DataError; may be a thread."""
+        began_s = time.thread_time()
+        built, failed = [], []
+        for entry, flush in due:
+            try:
+                built.append((entry, flush.build(), flush.state))
+            except Exception as error:
+                failed.append((entry, error))
+        try:
+            self._store(built, full)
+        except DataError:
+            raise
+        except Exception:  # the rows of one are not what they should be: those of all others are stored without them
+            for one in built:
+                try:
+                    self._store([one], [])
+                except Exception as error:
+                    failed.append((one[0], error))
+        self._writing_s = time.thread_time() - began_s
+        return failed
+
+    def _store(self, built: Sequence[tuple[Entry, Mapping[str, pa.Table], SessionState]], full: list[pa.Table]) -> None:
+        tables: dict[str, list[pa.Table]] = {"full": full} if full else {}
+        for _, own, _ in built:
+            for name, rows in own.items():
+                tables.setdefault(name, []).append(rows)
+        states = {entry.session.hello.session: state for entry, _, state in built}
+        self._sink.write({name: pa.concat_tables(rows) for name, rows in tables.items()}, states)

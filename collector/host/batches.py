@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The batches of one tick of the host stage, and what the tick has made of them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from collector.host.tables import Classified
+from collector.host.window import Output
+from netmon.records import ClockExchange, Flow, Mark, NicSample, Table
+from netmon.wire.many import ManyBatches
+
+_Places = npt.NDArray[np.int64]
+
+
+@dataclass
+class Settled:
+    """What a tick has made final, and what it could not take in."""
+
+    outputs: dict[int, list[Output]] = field(default_factory=dict)  # by place, where something has become final
+    refused: dict[int, tuple[int, str]] = field(default_factory=dict)  # by place: batch, and why it breaks the contract
+    failed: dict[int, tuple[int, Exception]] = field(default_factory=dict)  # by place: batch, 0: none; how it failed
+    arrived: list[Table] = field(default_factory=list)  # rows that have come, dtype ARRIVED
+    final: list[Classified] = field(default_factory=list)  # rows that have settled
+
+
+@dataclass
+class Batches:
+    """The batches of one tick, those that are refused marked as such."""
+
+    many: ManyBatches
+    place: _Places  # of each batch
+    sequences: Sequence[int]  # of each batch
+    settled: Settled
+    flows: dict[int, list[Flow]] = field(default_factory=dict)  # these four by batch
+    marks: dict[int, list[Mark]] = field(default_factory=dict)
+    exchanges: dict[int, list[ClockExchange]] = field(default_factory=dict)
+    nic: dict[int, list[NicSample]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Sort what is told beside rows by its batch."""
+        self.good = np.ones(len(self.place), np.bool_)
+        for name in ("flows", "marks", "exchanges", "nic"):
+            found: dict[int, list[object]] = getattr(self, name)
+            for batch, one in getattr(self.many, name):
+                found.setdefault(batch, []).append(one)
+        for batch, reason in self.many.refused.items():
+            self.refuse(batch, reason)
+
+    def refuse(self, batch: int, reason: str) -> None:
+        """It breaks the contract; what follows it on its session comes again."""
+        place, sequence = int(self.place[batch]), self.sequences[batch]
+        known = self.settled.refused.get(place)
+        if known is None or sequence < known[0]:
+            self.settled.refused[place] = sequence, reason
+        self.good[batch:][self.place[batch:] == place] = False
+
+    def fail(self, batch: int, error: Exception) -> None:
+        """The stage fails at it: nothing of its session is what it should be."""
+        place = int(self.place[batch])
+        self.settled.failed.setdefault(place, (self.sequences[batch], error))
+        self.good[self.place == place] = False

@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Between the sessions and the job stage: what is new is told, and what is answered is taken over."""
+
+import asyncio
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+
+from collector.entry import Entry
+from collector.host.session import Session
+from collector.host.telling import Teller, ToldFlows, apply, tell
+from collector.jobs.link import JobLink
+from netmon.records import Mark
+
+Marks = list[tuple[Entry, list[Mark]]]
+
+SILENT_AFTER_S = 5.0
+"""Agents send several times a second; a broken connection may come back before."""
+
+
+class JobExchange:
+    """One exchange at a time."""
+
+    def __init__(self, stage: JobLink, entries: Callable[[], Collection[Entry]]) -> None:
+        """stage: the way to the job stage; entries: all sessions that are known now."""
+        self._stage, self._entries = stage, entries
+        self._now = asyncio.Lock()
+        self._told_flows = ToldFlows()
+        self._places = 0  # that were given to sessions in what the job stage is told
+        self._ended: list[int] = []  # places of sessions that are over, of which it has not been told
+        self._untold = 0  # rows that it was not told
+
+    @property
+    def trouble(self) -> list[str]:
+        """Lines for viewers."""
+        untold = [f"{self._untold} rows were not told to the inference: it falls behind"] if self._untold else []
+        return [*self._stage.trouble, *untold]
+
+    def teller(self, session: Session) -> Teller:
+        """For a session that is new."""
+        self._places += 1
+        return Teller(self._places, session, self._told_flows)
+
+    def over(self, entry: Entry) -> None:
+        """A session is."""
+        self._ended.append(entry.teller.place)
+
+    def begin_anew(self, entries: Collection[Entry]) -> None:
+        """All of these sessions are over, and so is the host stage of which they were."""
+        self._ended += [entry.teller.place for entry in entries]
+        self._told_flows = ToldFlows()
+
+    async def exchange(self, newest: Sequence[Entry], last_words: Collection[str]) -> tuple[Marks, Mapping[str, str]]:
+        """Tell what is new; returns what the traffic tells: marks of sessions, and the patterns of jobs by name.
+
+        newest: the newest session of each host; last_words: sessions that are heard although they have gone. The
+        horizon waits for the slowest host that is heard.
+        """
+        async with self._now:
+            soon = time.monotonic() - SILENT_AFTER_S
+            newest = [entry for entry in newest if not entry.broken]
+            heard = [
+                entry.teller
+                for entry in newest
+                if entry.session.hello.session in last_words or (entry.connected and entry.last_heard > soon)
+            ]
+            if not self._stage.alive or not (heard or self._ended):
+                return [], {}
+            ended, self._ended = self._ended, []
+            news = tell(heard, [entry.teller for entry in newest if entry.connected and entry.session.received], ended)
+            self._untold += news.untold
+            answer = await self._stage.exchange(news)
+            entries = {entry.teller.place: entry for entry in self._entries() if not entry.broken}
+            if answer.begins_anew:
+                for entry in entries.values():
+                    entry.teller.begin_anew()
+                return [], {}
+            marks = apply(answer, {place: entry.session for place, entry in entries.items()})
+            return [(entries[place], told) for place, told in marks.items()], answer.patterns
