@@ -14,7 +14,6 @@ from netmon.lab.record import FOLDER
 from netmon.lab.truth import lasted, read_cross
 from netmon.records import CLASS_NAMES, Class
 
-_PARTITIONS = ds.partitioning(pa.schema([("date", pa.string()), ("host", pa.string())]), flavor="hive")
 _FLOW = ["host", "session", "flow_id"]
 _DL = (CLASS_NAMES[Class.DL_ONLY], CLASS_NAMES[Class.DL_SHARED])
 _UNCLASSIFIED = CLASS_NAMES[Class.UNCLASSIFIED]
@@ -59,7 +58,7 @@ def classification(data: Path, folder: Path | None = None) -> Classification:
 def _volumes(data: Path, since_ns: int, until_ns: int) -> pd.DataFrame:
     """Wire bytes by flow and class, of a span of UTC."""
     columns = [*_FLOW, "class", "wire_bytes"]
-    buckets = ds.dataset(data / "buckets", format="parquet", partitioning=_PARTITIONS)
+    buckets = ds.dataset(data / "buckets", format="parquet", partitioning="hive")
     begin = ds.field("bucket_start_ns")
     table = buckets.to_table(columns=columns, filter=(begin >= since_ns) & (begin < until_ns))
     sums: pd.DataFrame = _plain(table).group_by([*_FLOW, "class"]).aggregate([("wire_bytes", "sum")]).to_pandas()
@@ -69,7 +68,7 @@ def _volumes(data: Path, since_ns: int, until_ns: int) -> pd.DataFrame:
 def _flows(data: Path) -> pd.DataFrame:
     """The addresses and ports of every flow; a flow may have several rows, one for each owner it was found to have."""
     columns = [*_FLOW, "src", "dst", "src_port", "dst_port", "protocol"]
-    table = ds.dataset(data / "flows", format="parquet", partitioning=_PARTITIONS).to_table(columns=columns)
+    table = ds.dataset(data / "flows", format="parquet", partitioning="hive").to_table(columns=columns)
     flows: pd.DataFrame = _plain(table).to_pandas()
     return flows.drop_duplicates(_FLOW)
 
