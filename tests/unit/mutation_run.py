@@ -193,6 +193,13 @@ def honest_rows(directory: Path) -> list[Any]:
 def run(messages: int, seed: int, behind: float = 1.0) -> dict[str, Any]:
     """Send them, a part of the sessions also past the door; returns what came of it."""
     logging.disable(logging.CRITICAL)
+    try:
+        return _run(messages, seed, behind)
+    finally:
+        logging.disable(logging.NOTSET)
+
+
+def _run(messages: int, seed: int, behind: float) -> dict[str, Any]:
     totals: dict[str, Counter[str]] = {"counts": Counter(), "failures": Counter()}
     mutator, began, peaks = Mutator(seed), time.process_time(), []
     with tempfile.TemporaryDirectory() as scratch:
