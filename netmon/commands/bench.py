@@ -160,7 +160,7 @@ def _progress(what: str, rounds: int) -> Iterator[Callable[[float], None]]:
         bar.update(task, completed=done)
         if bar.disable and time.monotonic() >= said + _APART_S:
             said = time.monotonic()
-            log.info("bench %s: %g of %d rounds", what, done, rounds)
+            log.info("bench %s: %.1f of %d rounds", what, done, rounds)
 
     with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task(f"bench {what}, {rounds} rounds", total=rounds)
