@@ -194,7 +194,7 @@ class Agent:
         """last: the ledger's last samples, of the last batch, which may be none."""
         rows = self._meter.rows.table()
         seen = distinct_ids(rows["flow_id"])
-        self._owners.add(self._aggregate_flows.described(seen, now_ns), now_ns)
+        self._owners.add(self._aggregate_flows.described(seen, now_ns, last=last is not None), now_ns)
         horizon = max(0, now_ns - STALE_NS - self._settings.bucket_ns)
         streamed = self._resolution.stream(rows, horizon, self._backlog(), last=last is not None)
         self._sequence += 1

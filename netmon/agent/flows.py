@@ -54,18 +54,24 @@ class AggregateFlows:
         self._aggregates = aggregates
         self._said: dict[int, tuple[int, Flow]] = {}  # when, and what
 
-    def described(self, seen: npt.NDArray[np.uint32], now_ns: int) -> list[Flow]:
-        """seen: the distinct flow ids of a batch's rows → the aggregates among them that are to be described."""
+    def described(self, seen: npt.NDArray[np.uint32], now_ns: int, last: bool = False) -> list[Flow]:
+        """seen: the distinct flow ids of a batch's rows → the aggregates among them that are to be described.
+
+        last: no batch will follow, so that all that have grown since they were described are.
+        """
         if not self._aggregates:
             return []
         known = np.fromiter(self._aggregates, np.uint32, len(self._aggregates))
-        return [flow for i in known[np.isin(known, seen)].tolist() if (flow := self._describe(i, now_ns))]
+        due = set(known[np.isin(known, seen)].tolist())
+        if last:
+            due |= self._said.keys() & self._aggregates.keys()
+        return [flow for i in sorted(due) if (flow := self._describe(i, now_ns, last))]
 
-    def _describe(self, flow_id: int, now_ns: int) -> Flow | None:
+    def _describe(self, flow_id: int, now_ns: int, last: bool) -> Flow | None:
         aggregate = self._aggregates[flow_id]
         said_ns, flow = self._said.get(flow_id, (0, None))
         grown = flow is None or flow.members != max(1, aggregate.members)
-        if flow and now_ns - said_ns < (_GROWN_NS if grown else _AGAIN_NS):
+        if flow and now_ns - said_ns < (_GROWN_NS if grown else _AGAIN_NS) and not (grown and last):
             return None
         flow = _aggregate_flow(aggregate, flow.first_ns if flow else now_ns)
         self._said[flow_id] = now_ns, flow

@@ -44,6 +44,15 @@ def test_an_aggregate_is_described_when_it_has_traffic_and_when_it_has_grown() -
     assert (again.flow_id, again.first_ns) == (5, S)
 
 
+def test_what_has_grown_is_described_in_the_last_batch() -> None:
+    one, other = crowd(5, "198.51.100.0", Direction.RX, members=3), crowd(6, "198.51.101.0", Direction.RX, members=2)
+    flows = AggregateFlows({5: one, 6: other})
+    assert len(flows.described(seen(5, 6), S)) == 2
+    one.members = 9
+    assert flows.described(seen(), S + 1) == []
+    assert [(flow.flow_id, flow.members) for flow in flows.described(seen(), S + 1, last=True)] == [(5, 9)]
+
+
 def test_it_says_what_it_is() -> None:
     flows = AggregateFlows(
         {
