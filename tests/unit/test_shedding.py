@@ -245,11 +245,11 @@ def test_what_comes_after_the_end_has_begun_is_not_taken_in(tmp_path: Path) -> N
     async def scenario() -> None:
         store = ParquetSink(tmp_path)
         taking = registry.Registry(store, registry.Settings())
-        await asyncio.wait_for(taking.room(), 60)
-        taking.close_intake()
+        await asyncio.wait_for(taking.flushing.room(), 60)
+        taking.flushing.close_intake()
         assert await taking.flush()  # which makes room otherwise
         with pytest.raises(asyncio.TimeoutError):
-            await asyncio.wait_for(taking.room(), 0.05)
+            await asyncio.wait_for(taking.flushing.room(), 0.05)
         store.close()
 
     asyncio.run(scenario())
