@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""All sessions of the collector, and the way of their rows to the disk."""
+"""All sessions of the collector: who is connected, what waits for a tick, and what a tick has made final."""
 
 import asyncio
 import contextlib
