@@ -5,7 +5,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from netmon.records import COARSE, Batch, Table, empty
+from collector.host.rows import fill_counts
+from netmon.records import Batch, Table, empty
 from netmon.wire.many import HEADS, LEDGER, ManyBatches
 from netmon.wire.stacked import ROWS
 
@@ -40,9 +41,5 @@ def _rows(index: int, batch: Batch) -> Table:
     rows = np.empty(len(buckets), ROWS)
     rows["batch"], rows["bucket_ns"] = index, batch.bucket_ns
     rows["flow_id"], rows["start_ns"] = buckets["flow_id"], buckets["bucket_start_ns"]
-    for name in ("packets", "wire_bytes", "payload_bytes"):
-        rows[name] = buckets[name]
-    coarse = buckets.dtype == COARSE
-    rows["peak_bytes"] = buckets["peak_bytes"] if coarse else rows["wire_bytes"]
-    rows["busy_buckets"] = buckets["busy_buckets"] if coarse else 1
+    fill_counts(rows, buckets)
     return rows

@@ -32,12 +32,17 @@ def arrived(buckets: Table, flow: npt.NDArray[np.int64], width_ns: int, session:
     rows = np.empty(len(buckets), ARRIVED)
     rows["session"], rows["stored"] = session, False
     rows["flow"], rows["start_ns"], rows["bucket_ns"] = flow, buckets["bucket_start_ns"], width_ns
+    fill_counts(rows, buckets)
+    return rows
+
+
+def fill_counts(rows: Table, buckets: Table) -> None:
+    """COUNTS of rows of BUCKET or COARSE into the table of as many `rows`: one of BUCKET is its own peak."""
     for name in ("packets", "wire_bytes", "payload_bytes"):
         rows[name] = buckets[name]
     coarse = buckets.dtype == COARSE
     rows["peak_bytes"] = buckets["peak_bytes"] if coarse else rows["wire_bytes"]
     rows["busy_buckets"] = buckets["busy_buckets"] if coarse else 1
-    return rows
 
 
 def merge(rows: Table, full_ns: npt.NDArray[np.int64] | int) -> Table:

@@ -97,13 +97,15 @@ class HostStage:
         numbers = many.heads["sequence"].tolist() if sequences is None else sequences
         batches = Batches(many, np.array(places, np.int64), numbers, settled)
         self._describe(batches)
-        rows = self._rows(batches)
+        rows, of_batch = self._rows(batches)
         samples = self._samples(batches)
         told = self._hear(batches)
         self._broken |= settled.failed.keys()
-        rows = rows[batches.good[rows["batch"]]]
-        samples = samples[batches.good[samples["batch"]]]
-        self._arrive(batches, rows, samples)
+        if not batches.good.all():
+            kept = batches.good[of_batch]
+            rows, of_batch = rows[kept], of_batch[kept]
+            samples = samples[batches.good[samples["batch"]]]
+        self._arrive(batches, rows, of_batch, samples)
         heard = np.unique(batches.place[batches.good])
         self._settle_until(heard, self._grid(heard))
         self._settle(settled, told | self._unnamed)
@@ -136,10 +138,10 @@ class HostStage:
             except Exception as error:
                 batches.fail(batch, error)
 
-    def _rows(self, batches: Batches) -> Table:
-        """The batches' rows with the indices of their flows, as long as the batches are good: a table with `batch`."""
+    def _rows(self, batches: Batches) -> tuple[Table, npt.NDArray[np.int32]]:
+        """The batches' rows, dtype ARRIVED, and the batch of each; refuses batches with flows that are not known."""
         rows = batches.many.rows
-        found = np.empty(len(rows), _ARRIVING)
+        found = np.empty(len(rows), ARRIVED)
         batch = np.ascontiguousarray(rows["batch"])
         session = batches.place[batch]
         flow = self.tables.flows.find(session, rows["flow_id"])
@@ -148,7 +150,7 @@ class HostStage:
         for one in np.unique(batch[unknown]).tolist():
             batches.refuse(one, str(unknown_flow(int(rows["flow_id"][unknown[batch[unknown] == one][0]]))))
         width = np.ascontiguousarray(rows["bucket_ns"])
-        found["batch"], found["session"], found["flow"], found["start_ns"] = batch, session, flow, rows["start_ns"]
+        found["session"], found["flow"], found["start_ns"] = session, flow, rows["start_ns"]
         found["bucket_ns"] = np.where(width > 0, width, places["full_ns"][session])
         for name in CARRIED[1:]:
             found[name] = rows[name]
@@ -156,7 +158,7 @@ class HostStage:
         found["stored"] = (sequence <= places["stored_complete"][session]) | (
             (found["start_ns"] < places["stored_settled_ns"][session]) & (sequence <= places["stored_last"][session])
         )
-        return found
+        return found, batch
 
     def _samples(self, batches: Batches) -> Table:
         ledger = batches.many.ledger
@@ -238,19 +240,18 @@ class HostStage:
         for name in ("cpu_fraction", "rss_bytes", "spool_bytes", "warnings"):
             places[name][place] = heads[name]
 
-    def _arrive(self, batches: Batches, rows: Table, samples: Table) -> None:
-        """Account for rows and samples that have arrived."""
+    def _arrive(self, batches: Batches, rows: Table, of_batch: npt.NDArray[np.int32], samples: Table) -> None:
+        """Account for rows and samples that have arrived; of_batch: of each row."""
         tables, heads = self.tables, batches.many.heads
         own = samples[list(SAMPLE.names or ())].astype(SAMPLE)
         tables.ledger.sample(own)
-        arriving = _as_arrived(rows)
-        onsets = tables.flows.seen(arriving)
-        tables.pending.add(arriving)
-        batches.settled.arrived.append(arriving)
+        onsets = tables.flows.seen(rows)
+        tables.pending.add(rows)
+        batches.settled.arrived.append(rows)
         tables.touch()
         last_row, last = np.full(len(batches.place), -1, np.int64), heads["horizon_ns"].copy()
-        first = starts(rows["batch"])
-        last_row[rows["batch"][first]] = latest_of(rows["start_ns"], first)
+        first = starts(of_batch)
+        last_row[of_batch[first]] = latest_of(rows["start_ns"], first)
         np.maximum.at(last, samples["batch"], samples["time_ns"])
         for batch, marks in batches.marks.items():
             last[batch] = max([int(last[batch]), *(m.time_ns for m in marks)])
@@ -258,12 +259,12 @@ class HostStage:
         good = np.flatnonzero(batches.good)
         arrivals = list(zip(*(column[good].tolist() for column in (heads["sequence"], last_row, last)), strict=True))
         at = edges(batches.place[good], len(tables.places.table))
-        begins = edges(arriving["session"], len(tables.places.table))
+        begins = edges(rows["session"], len(tables.places.table))
         for place in np.unique(batches.place[good]).tolist():
             mine, session = arrivals[at[place] : at[place + 1]], self._sessions[place]
             session.taken(mine[-1][0])
-            session.window.arrive(mine, arriving[begins[place] : begins[place + 1]])
-        self._take_onsets(arriving, onsets)
+            session.window.arrive(mine, rows[begins[place] : begins[place + 1]])
+        self._take_onsets(rows, onsets)
 
     def _take_onsets(self, rows: Table, places: npt.NDArray[np.int64]) -> None:
         found = rows[places]
@@ -379,12 +380,4 @@ class HostStage:
         settled.failed.setdefault(place, (0, error))
 
 
-_ARRIVING = np.dtype([("batch", "<i4"), *((name, ARRIVED[name]) for name in ARRIVED.names or ())])
 _SAMPLING = np.dtype([("batch", "<i4"), *((name, SAMPLE[name]) for name in SAMPLE.names or ())])
-
-
-def _as_arrived(rows: Table) -> Table:
-    found = np.empty(len(rows), ARRIVED)
-    for name in ARRIVED.names or ():
-        found[name] = rows[name]
-    return found
