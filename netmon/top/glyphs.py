@@ -125,6 +125,11 @@ def share(fraction: float) -> str:
     return f"{percent:.0f} %" if percent >= 9.95 or percent == 0 else f"{percent:.1f} %"
 
 
+def iteration(number: int, relative: bool) -> str:
+    """`812`; `~12` where it counts from when somebody began to look."""
+    return f"~{number}" if relative else str(number)
+
+
 def coverage(fraction: float) -> str:
     """`99.98 %`, never rounded up to 100 %; unknown for nan."""
     if math.isnan(fraction):

@@ -11,7 +11,7 @@ from rich.text import Text
 from netmon.dl.explain import sentence
 from netmon.records import Class
 from netmon.top.columns import Column, longest, room, table
-from netmon.top.glyphs import UNKNOWN, class_style, shown, sparkline, wrapped
+from netmon.top.glyphs import UNKNOWN, class_style, iteration, shown, sparkline, wrapped
 from netmon.top.names import short_names
 from netmon.units import format_bytes, format_duration
 from netmon.views import JobView
@@ -91,7 +91,7 @@ def _pace(job: JobView) -> Iterator[Text]:
     if not len(job.durations_ns):
         yield Text("no finished iteration yet", "dim")
         return
-    yield Text.assemble("iteration ", (_iteration(job.iteration, job.relative), "bold"))
+    yield Text.assemble("iteration ", (iteration(job.iteration, job.relative), "bold"))
     yield Text.assemble("last ", (_duration(job.last_ns), "bold"))
     yield Text(f"median {_duration(job.median_ns)}")
     yield Text(f"p99 {_duration(job.p99_ns)}")
@@ -152,7 +152,7 @@ def _rank_rows(job: JobView, name: str) -> Iterator[list[str | Text]]:
         yield [
             f"{name}/{rank.rank}",
             rank.host,
-            _iteration(rank.iteration, job.relative),
+            iteration(rank.iteration, job.relative),
             _duration(rank.duration_ns),
             _duration(rank.communication_ns),
             format_duration(rank.exposed_ns) if rank.exposed_ns >= 0 else UNKNOWN,
@@ -167,10 +167,6 @@ def _rank_rows(job: JobView, name: str) -> Iterator[list[str | Text]]:
 
 def _indented(line: Text) -> Text:
     return Text(" " * _INDENT, no_wrap=True).append_text(line)
-
-
-def _iteration(number: int, relative: bool) -> str:
-    return f"~{number}" if relative else str(number)
 
 
 def _duration(ns: int) -> str:
