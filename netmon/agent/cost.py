@@ -2,10 +2,10 @@
 """What the agent itself costs the host."""
 
 import os
-import resource
 import time
 from collections.abc import Sequence
 
+from netmon.kernel.pages import PAGE_BYTES
 from netmon.kernel.processes import PROC, read_bounded
 from netmon.records import AgentCost
 
@@ -40,7 +40,7 @@ class CostMeter:
 
     def _rss_bytes(self) -> int:
         pages = (_read(pid, "statm").split() for pid in self._pids)
-        return sum(int(fields[1]) for fields in pages if fields) * resource.getpagesize()
+        return sum(int(fields[1]) for fields in pages if fields) * PAGE_BYTES
 
 
 def _read(pid: int, name: str) -> bytes:
