@@ -165,6 +165,20 @@ def check_traffic(watched: Watched, before: dict[str, int], after: dict[str, int
         assert ledger.loc[way, "attributed_bytes"] == ledger.loc[way, "nic_bytes"] == buckets[way]
 
 
+def ends_whole(scene: Scene, attacker: Process, before: dict[str, int], after: dict[str, int], job: str) -> None:
+    """End the attack and all else: every byte has its flow, and every step of the job its iteration."""
+    os.kill(attacker.pid, signal.SIGKILL)
+    scene.agent.end_in_order(seconds=120)
+    scene.collector.end_in_order(seconds=120)
+    check_traffic(scene.watched, before, after)
+    iterations = scene.watched.table("iterations")
+    honest = iterations[iterations["job"] == job]
+    # Nothing tells when the last one was over. A rank that the agent of a busy machine has found late may have taken
+    # steps before, so its first one is left out: it may have been seen in part.
+    late = int(honest["relative"].any())
+    assert sorted(honest["iteration"]) == list(range(STEPS - 1 - late))
+
+
 @pytest.mark.skipif(shutil.which("g++") is None, reason="no g++")
 @pytest.mark.parametrize(
     "attack",
@@ -202,20 +216,11 @@ def test_traffic_and_steps_are_whole(scene: Scene, attack: str) -> None:
     assert scene.agent.status() is None
     assert more < 100e6
     assert SAID.get(attack, "") in scene.agent.output()
-    os.kill(attacker.pid, signal.SIGKILL)
-    scene.agent.end_in_order(seconds=120)
-    scene.collector.end_in_order(seconds=120)
-    check_traffic(watched, before, after)
-    iterations = watched.table("iterations")
-    honest = iterations[iterations["job"] == "honest"]
-    # Nothing tells when the last one was over. A rank that the agent of a busy machine has found late may have taken
-    # steps before, so its first one is left out: it may have been seen in part.
-    late = int(honest["relative"].any())
-    assert sorted(honest["iteration"]) == list(range(STEPS - 1 - late))
+    ends_whole(scene, attacker, before, after, "honest")
     flows = watched.table("flows")
     for name in ("process", "job", "container"):
         assert all(text.isprintable() for text in flows[name].dropna().astype(str))
-    assert all(job.isprintable() and len(job.encode()) <= 255 for job in iterations["job"].astype(str))
+    assert all(job.isprintable() and len(job.encode()) <= 255 for job in watched.table("iterations")["job"].astype(str))
 
 
 @pytest.mark.long
@@ -256,14 +261,7 @@ def test_an_honest_rank_of_the_same_user_is_whole(scene: Scene, libraries: Path,
     (folder / "go").touch()
     rank.wait_output("trained", 120)
     watched.transfer(5)
-    after = watched.settled()
-    os.kill(attacker.pid, signal.SIGKILL)
-    scene.agent.end_in_order(seconds=120)
-    scene.collector.end_in_order(seconds=120)
-    check_traffic(watched, before, after)
-    iterations = watched.table("iterations")
-    of_rank = iterations[iterations["job"] == "same"]
-    assert sorted(of_rank["iteration"]) == list(range(STEPS - 1 - int(of_rank["relative"].any())))
+    ends_whole(scene, attacker, before, watched.settled(), "same")
 
 
 HUNG = f"""
@@ -309,14 +307,7 @@ def test_a_file_system_that_does_not_answer_holds_nobody_up(scene: Scene, librar
     watched.transfer(5)
     late.wait_output("trained", 120)
     watched.transfer(5)
-    after = watched.settled()
-    os.kill(attacker.pid, signal.SIGKILL)
-    scene.agent.end_in_order(seconds=120)
-    scene.collector.end_in_order(seconds=120)
-    check_traffic(watched, before, after)
-    iterations = watched.table("iterations")
-    of_late = iterations[iterations["job"] == "late"]
-    assert sorted(of_late["iteration"]) == list(range(STEPS - 1 - int(of_late["relative"].any())))
+    ends_whole(scene, attacker, before, watched.settled(), "late")
 
 
 def test_what_is_privileged_dies_with_the_other_part(scene: Scene) -> None:
