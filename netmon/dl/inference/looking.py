@@ -232,9 +232,12 @@ class Looking:
             groups = strongly_connected(self._edges.keys())
             self._groups = {address: number for number, group in enumerate(groups) for address in group}
             self._grouped_ns = until_ns
-            for flow in self._apart:
-                self._put_off(flow, until_ns)
-            self._apart.clear()
+            for flow in [*self._apart]:
+                if self._stale(flow, until_ns):
+                    self._remove(flow)
+                elif self._is_mutual(flow, self._groups):
+                    self._apart.discard(flow)
+                    self._put_off(flow, until_ns)
         return self._groups
 
     def _is_mutual(self, flow: int, groups: Mapping[str, int]) -> bool:

@@ -71,7 +71,6 @@ class Verdicts:
         self._news.pop(flow, None)
         self._fresh.discard(flow)
         for basis in self._known.values():
-            basis.settled.discard(flow)
             basis.within.discard(flow)
 
     def count(self, rows: Table, until_ns: int) -> None:
@@ -122,13 +121,11 @@ class Verdicts:
         for pair, flows in self._by_pair(known.within if changed else known.within & self._news.keys()):
             others = []
             for flow in flows:
-                if flow in known.settled:
-                    continue
                 ends = ends_of(self._flows[flow])
                 if ends in known.gradient or ends in known.reverse:
                     traffic = GRADIENT if ends in known.gradient else CONTROL
                     verdicts[flow] = self._verdict(job, members, flow, traffic)
-                    known.settled.add(flow)
+                    known.within.discard(flow)
                 elif flow in self._first_ns:
                     others.append(flow)
             if not others:
@@ -197,8 +194,7 @@ class _Known:
     gradient: set[Ends]
     reverse: set[Ends]
     begun_ns: npt.NDArray[np.int64]  # when each of its flows did
-    within: set[int]  # all flows between two members
-    settled: set[int] = field(default_factory=set)  # flows with one of those ends that have their verdict
+    within: set[int]  # flows between two members, but for those with one of those ends that have their verdict
     others: dict[Edge, float] = field(default_factory=dict)  # bytes between two members beside its own flows'
 
 
