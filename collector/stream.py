@@ -153,7 +153,7 @@ class AgentStream:
             if message.WhichOneof("message") != "full":
                 await self._registry.intake.turn(hello.session)
                 await self._registry.flushing.room()
-            if not self._current or entry.broken:
+            if not self._current or entry.broken or entry.refused:  # nothing is accepted that is not taken in
                 return
             await self._process(entry, order, message)
             self._waits_since = time.monotonic()
