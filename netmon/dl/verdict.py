@@ -8,7 +8,8 @@ rank did longer while another one waited for it, that rank came late. The rest i
 
 Traffic is accused only of what the transfer took, only for bytes beyond those that are usual there, and only if these
 bytes can have taken half of that time at the pace at which the rank's own gradients usually pass. A program that was
-merely present is no cause.
+merely present is no cause. What this does not see: all ranks that are stopped in the midst of a transfer look as if it
+took longer.
 """
 
 from collections.abc import Sequence
