@@ -3,6 +3,7 @@
 
 import logging
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import replace
 
 import numpy as np
@@ -68,6 +69,7 @@ class Ranks:
         self._gone: dict[_Key, None] = {}
         self._left: dict[tuple[str, int], Resumed] = {}  # what the last process that was this rank came to
         self._fresh: list[tuple[Rank, Iteration]] = []
+        self._stepped: dict[int, Rank] = {}  # by id: processes whose latest steps the claims have not heard of
 
     def resume(self, job: str, rank: int, stored: Resumed, trust: Trust, shift: int) -> None:
         """Take up a rank of which iterations are in the dataset, numbered with this shift."""
@@ -87,8 +89,13 @@ class Ranks:
             self._warnings[line] = None
             _log.warning(line)
 
-    def mark(self, mark: Mark, settled_ns: int) -> None:
-        """Take in a mark. Rows before settled_ns have been added."""
+    def hear(self, marks: Iterable[Mark], settled_ns: int) -> None:
+        """Take in marks. Rows before settled_ns have been added."""
+        for mark in marks:
+            self._mark(mark, settled_ns)
+        self._step_on()
+
+    def _mark(self, mark: Mark, settled_ns: int) -> None:
         self._heard |= mark.pid != 0
         key = self._key(mark)
         if mark.moment == Moment.JOIN:
@@ -171,6 +178,8 @@ class Ranks:
             rank.left[mark.source] = mark.time_ns
             rank.tracker.leave(mark.source)
         else:
+            if mark.size != rank.tracker.size:  # what it has stepped as until now was of the other size
+                self._step_on()
             rank.tracker.add(mark)
             rank.add(mark)
             # A mark that the tracker passes over has been heard before, as after a reconnection: no cut.
@@ -178,7 +187,7 @@ class Ranks:
             if not heard and not self.account.cut(mark.time_ns, settled_ns):
                 self._late(rank, mark)
         if rank.name:
-            self._hold(rank)
+            self._stepped[id(rank)] = rank
         self._go_on(rank)
         self.unusable[REPEATED] += rank.tracker.unusable - unusable
 
@@ -192,19 +201,29 @@ class Ranks:
                 self._release(rank)
 
     def _hold(self, rank: Rank) -> bool:
+        self._step_on()
         return self._claims.hold(rank.name, rank.step(self.offset_ns), self._holder_of(rank))
 
+    def _step_on(self) -> None:
+        """Tell the claims who has stepped: before anybody asks them, and when all marks that have come are taken in."""
+        stepped, self._stepped = self._stepped, {}
+        for rank in stepped.values():
+            self._claims.hold(rank.name, rank.step(self.offset_ns), self._holder_of(rank))
+
     def _release(self, rank: Rank) -> None:
+        self._step_on()
         self._claims.release(rank.name, rank.number, self._holder_of(rank))
 
     def _end(self, rank: Rank, leaving: bool) -> None:
         ended = rank.tracker.finished(leaving)
-        rank.ended += ended
-        self._fresh += [(rank, iteration) for iteration in ended]
+        if ended:
+            rank.ended += ended
+            self._fresh += [(rank, iteration) for iteration in ended]
 
     def _claim(self, rank: Rank, wait: bool = True) -> None:
         """The process steps: it is this rank of the job, or of another job of that name, or that cannot be told yet."""
         tracker = rank.tracker
+        self._step_on()
         rank.name = self._claims.claim(tracker.job, rank.step(self.offset_ns), self._holder_of(rank), wait)
         if not rank.name:
             return
@@ -266,8 +285,10 @@ class Ranks:
 
     def _numbered(self, rank: Rank, iteration: Iteration) -> Iteration:
         shift, relative = self._count(rank)
-        number = iteration.number + shift
-        return replace(iteration, job=rank.name, number=number, relative=iteration.relative and relative)
+        relative &= iteration.relative
+        if (rank.name, shift, relative) == (iteration.job, 0, iteration.relative):
+            return iteration
+        return replace(iteration, job=rank.name, number=iteration.number + shift, relative=relative)
 
     def _all(self) -> list[Rank]:
         return [*self._past, *self._ranks.values()]
