@@ -5,6 +5,7 @@ import logging
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
@@ -14,7 +15,7 @@ from collector.jobs.common_numbers import Numbers
 from collector.jobs.rank_claims import Claims, Holder
 from netmon.dl.account import HostAccount, Party, Tally
 from netmon.dl.iterations import Iteration, IterationTracker
-from netmon.dl.numbering import Trust
+from netmon.dl.numbering import RankEvents, Trust
 from netmon.records import Mark, Moment, Source
 from netmon.views import SourceScore
 
@@ -265,18 +266,20 @@ class Ranks:
         for rank in self._ranks.values():
             if rank.unnamed():
                 self._go_on(rank)
-        for rank in [rank for rank in self._stepping() if rank.check_due() and not rank.later]:
-            rank.checked()
-            tracker = rank.tracker
-            events = tracker.events(offset_ns)
-            if self._numbers.tell(rank.name, rank.number, tracker.trust, events, error_ns):
-                shift = self._numbers.shift(rank.name, rank.number)
-                self.warn(
-                    f"iterations of rank {rank.number} of job {rank.name!r} on {self._holder.host} are numbered anew: "
-                    f"its own number {shift:+d}"
-                )
+        for rank in self._stepping():
+            if not rank.later and rank.check_due():
+                rank.checked()
+                events = rank.tracker.events(offset_ns)
+                told = RankEvents(rank.number, rank.tracker.trust, events, error_ns)
+                self._numbers.tell(rank.name, told, partial(self._renumbered, rank))
         for rank in self._stepping():
             rank.settled_count = self._count(rank) if rank.leaving() or not self._heard else None
+
+    def _renumbered(self, rank: Rank, shift: int) -> None:
+        self.warn(
+            f"iterations of rank {rank.number} of job {rank.name!r} on {self._holder.host} are numbered anew: "
+            f"its own number {shift:+d}"
+        )
 
     def _count(self, rank: Rank) -> tuple[int, bool]:
         """What to add to the rank's own numbers, and whether they count only from when somebody began to look."""

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from netmon.dl.numbering import Beat, Events, Trust, best_shift
+from netmon.dl.beats import Beat, Events, best_shifts
+from netmon.dl.numbering import EVIDENCE, Trust
 from netmon.dl.scoring import score
 from netmon.dl.source import Bounds, SourceMarks
 from netmon.records import Mark, Moment, Source
@@ -190,7 +191,7 @@ class IterationTracker:
         """Count on where the source that decided until now has stopped, unless this one knows better."""
         if self.source is None or source < self.source or self.source not in self._sources:
             return
-        found = best_shift(self._events(self.source), self._events(source))
+        (found,) = best_shifts([self._events(self.source)], [self._events(source)])
         if found:
             self._shifts[source] = found.shift + self._shifts.get(self.source, 0)
 
@@ -203,24 +204,24 @@ class IterationTracker:
             return Trust.RELATIVE
         return Trust.TOLD if best == Source.HOOK else Trust.COUNTED
 
-    def _events(self, source: Source, offset_ns: int = 0) -> dict[Beat, Events]:
-        return {beat: self._sources[source].events(beat, offset_ns) for beat in Beat}
+    def _events(self, source: Source) -> dict[Beat, Events]:
+        return {beat: self._sources[source].events(beat) for beat in Beat}
 
     def events(self, offset_ns: int) -> dict[Beat, Events]:
-        """Recent events of the deciding source with the rank's numbers; offset_ns: what to add to mono times."""
-        if self.source not in self._sources:
+        """The latest events of the deciding source with the rank's numbers; offset_ns: what to add to mono times."""
+        if self.source is None or self.source not in self._sources:
             return {}
-        shift = self._shifts.get(self.source, 0)
-        events = self._events(self.source, offset_ns)
-        return {beat: Events(one.number + shift, one.time_ns) for beat, one in events.items()}
+        marks, shift = self._sources[self.source], self._shifts.get(self.source, 0)
+        latest = ((beat, marks.events(beat, EVIDENCE)) for beat in Beat)
+        return {beat: Events(one.number + shift, one.time_ns + offset_ns) for beat, one in latest}
 
     def scores(self) -> list[SourceScore]:
         """Each other source against the one that decides, over its recent marks."""
         if self.source not in self._sources:
             return []
-        true = self._events(self.source)
         heard = [source for source, marks in sorted(self._sources.items()) if not marks.left]
         others = [source for source in heard if source != self.source and source not in self._silent]
+        true = self._events(self.source) if others else {}
         scores = (score(source, self.source, self._events(source), true) for source in others)
         return [one for one in scores if one and one.iterations]
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from netmon.dl.numbering import Beat, Events
+from netmon.dl.beats import Beat, Events
 from netmon.records import Mark, Moment
 
 _MOST_OPEN = 1_000  # iterations of which only some marks are known
@@ -24,6 +24,7 @@ class _Recent:
     def __init__(self) -> None:
         """None."""
         self._numbers, self._times = array("q"), array("q")
+        self._in_order = 0  # so many of the last ones ascend in time
 
     def __bool__(self) -> bool:
         """Whether there are some."""
@@ -31,18 +32,19 @@ class _Recent:
 
     def add(self, number: int, time_ns: int) -> None:
         """Of one more mark."""
+        self._in_order = self._in_order + 1 if not self._times or time_ns >= self._times[-1] else 1
         self._numbers.append(number)
         self._times.append(time_ns)
         if len(self._times) == 2 * _RECENT:  # not one at a time: each would move all others
             del self._numbers[:_RECENT], self._times[:_RECENT]
 
-    def events(self, offset_ns: int) -> Events:
-        """Copies, ascending in time, with offset_ns added to the times."""
+    def events(self, most: int) -> Events:
+        """Copies of the last ones, ascending in time."""
+        if self._in_order >= min(_RECENT, len(self._times)):
+            return Events(np.array(self._numbers[-most:], np.int64), np.array(self._times[-most:], np.int64))
         numbers, times = (np.array(column[-_RECENT:], np.int64) for column in (self._numbers, self._times))
-        if (times[1:] < times[:-1]).any():
-            order = np.argsort(times, kind="stable")
-            numbers, times = numbers[order], times[order]
-        return Events(numbers, times + offset_ns)
+        order = np.argsort(times, kind="stable")[-most:]
+        return Events(numbers[order], times[order])
 
 
 class SourceMarks:
@@ -138,11 +140,11 @@ class SourceMarks:
         )
         return min(enqueues, default=None), max(last_waits, default=None), min(first_waits, default=None)
 
-    def events(self, beat: Beat, offset_ns: int = 0) -> Events:
+    def events(self, beat: Beat, most: int = _RECENT) -> Events:
         """Recent numbers and times of what ends, or begins, its communication (its steps where it tells no more)."""
         for moment in beat.value:
             if self._recent[moment]:
-                return self._recent[moment].events(offset_ns)
+                return self._recent[moment].events(most)
         return Events.none()
 
     def forget(self, before_ns: int) -> None:
