@@ -6,11 +6,10 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
-
-import numpy as np
+from typing import Any
 
 from collector.host.flows import FlowTable
-from collector.host.rank import Earlier, Rank, Resumed, Steps
+from collector.host.rank import NEVER, Earlier, Rank, Resumed, Steps
 from collector.jobs.common_numbers import Numbers
 from collector.jobs.rank_claims import Claims, Holder
 from netmon.dl.account import HostAccount, Party, Tally
@@ -286,6 +285,9 @@ class Ranks:
         whose = rank.name, rank.number
         return rank.settled_count or (self._numbers.shift(*whose), self._numbers.relative(*whose))
 
+    def _shift(self, rank: Rank) -> int:
+        return rank.settled_count[0] if rank.settled_count else self._numbers.shift(rank.name, rank.number)
+
     def _numbered(self, rank: Rank, iteration: Iteration) -> Iteration:
         shift, relative = self._count(rank)
         relative &= iteration.relative
@@ -314,7 +316,7 @@ class Ranks:
         return [
             Steps(
                 *(rank.name, rank.number, rank.pid != 0, not rank.pid and (rank.name, rank.number) in left),
-                *(*rank.present(), self._count(rank)[0], rank.tracker.spans()),
+                *(*rank.present(), self._shift(rank), rank.tracker.spans()),
             )
             for rank in self._stepping()
         ]
@@ -332,7 +334,7 @@ class Ranks:
         """When there is something to settle, or somebody to forget (mono ns); the largest int64: never."""
         times = [iteration.end_ns for rank in self._all() for iteration in rank.ended]
         times += [max(rank.left.values()) + 1 for rank in self._all() if rank.left and rank.leaving()]
-        return min(times, default=np.iinfo(np.int64).max)
+        return min(times, default=NEVER)
 
     def waits_for_a_name(self) -> bool:
         """Whether a process steps and it is not known yet of which job."""
@@ -343,6 +345,8 @@ class Ranks:
         settled = []
         for rank in self._stepping():
             due = [iteration for iteration in rank.ended if iteration.end_ns <= settled_ns]
+            if not due:
+                continue
             rank.ended = [iteration for iteration in rank.ended if iteration.end_ns > settled_ns]
             settled += [(self._whole(rank, one), self._tally(rank, one, flows)) for one in due]
         self._forget(settled_ns)
@@ -351,8 +355,17 @@ class Ranks:
     def _whole(self, rank: Rank, iteration: Iteration) -> Iteration:
         first, last, wait = rank.tracker.communication(iteration.start_ns, iteration.end_ns)
         parameters = iteration.parameters or self._parameters
-        told = replace(iteration, comm_start_ns=first, comm_end_ns=last, wait_start_ns=wait, parameters=parameters)
-        return self._numbered(rank, told)
+        shift, relative = self._count(rank)
+        return replace(
+            iteration,
+            job=rank.name,
+            number=iteration.number + shift,
+            relative=iteration.relative and relative,
+            parameters=parameters,
+            comm_start_ns=first,
+            comm_end_ns=last,
+            wait_start_ns=wait,
+        )
 
     def _tally(self, rank: Rank, iteration: Iteration, flows: FlowTable) -> Tally:
         whose = Party(rank.name, rank.number, "")
@@ -360,7 +373,8 @@ class Ranks:
         return self.account.tally(whose, flows.job(rank.name), flows.parties, *span, alone=iteration.size == 1)
 
     def _forget(self, settled_ns: int) -> None:
-        self._past = [rank for rank in self._past if not rank.gone(settled_ns)]
+        if self._past:
+            self._past = [rank for rank in self._past if not rank.gone(settled_ns)]
         for key in [key for key, rank in self._ranks.items() if rank.gone(settled_ns)]:
             rank = self._ranks.pop(key)
             self._gone[key] = None
@@ -369,10 +383,8 @@ class Ranks:
             taken = (rank.name, rank.number) in self.names() or self._claims.held(rank.name, rank.number)
             if rank.name and not taken:
                 self._numbers.forget(rank.name, rank.number)
-        for key in list(self._gone)[:-_MOST_GONE]:
-            del self._gone[key]
-        for name in list(self._left)[:-_MOST_GONE]:
-            del self._left[name]
+        _keep_newest(self._gone)
+        _keep_newest(self._left)
         oldest = settled_ns
         for rank in self._all():
             needed = rank.needed_since()
@@ -404,3 +416,8 @@ class Ranks:
         told = [rank for rank in self._all() if rank.pid and rank.tracker.source != Source.INFERRED]
         times = [time for time in (rank.needed_since() for rank in told) if time is not None]
         return min((time for time in times if time > horizon_ns - LONGEST_NEED_NS), default=None)
+
+
+def _keep_newest(gone: dict[Any, Any]) -> None:
+    while len(gone) > _MOST_GONE:
+        del gone[next(iter(gone))]

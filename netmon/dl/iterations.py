@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """From marks to iterations, for one rank."""
 
+from array import array
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from netmon.dl.beats import Beat, Events, best_shifts
 from netmon.dl.numbering import EVIDENCE, Trust
@@ -13,6 +15,7 @@ from netmon.records import Mark, Moment, Source
 from netmon.views import SourceScore
 
 _MOST_WAITING = 1_000
+_NEVER = int(np.iinfo(np.int64).max)
 _BY_ENDS = (Source.TIMELINE, Source.INFERRED)  # they know better when a communication ended than when it began
 _SILENT_AFTER = 3  # iterations that another source has seen since a source's last word
 
@@ -77,7 +80,7 @@ class IterationTracker:
         self._waiting: dict[Source, list[Bounds]] = {}  # iterations of each source that are not (yet) the rank's
         self._shifts: dict[Source, int] = {}
         self._relative: dict[Source, bool] = {}
-        self._spans: list[tuple[int, int, int]] = []  # (start, end, number), ascending, not yet forgotten
+        self._spans = array("q")  # start, end and number of each iteration, ascending, not yet forgotten
         self._opened: Mark | None = None  # start of the iteration that has begun and not ended, if that is known
         self._knows_opened = False
         self._unsure = False  # something has changed by which another source may have to decide
@@ -153,7 +156,7 @@ class IterationTracker:
             self._shifts[start.source] = self.last_number + 1 - start.iteration
             number = self.last_number + 1
         self.finished_ns, self.last_number, self._told_by = end.time_ns, number, start.source
-        self._spans.append((start.time_ns, end.time_ns, number))
+        self._spans.extend((start.time_ns, end.time_ns, number))
         error = max(start.error_ns, end.error_ns)
         return Iteration(
             *(self.job, self.rank, self.size, number, start.time_ns, end.time_ns, start.moment, end.moment),
@@ -242,18 +245,20 @@ class IterationTracker:
         start = self._open()
         return start.time_ns if start else None
 
-    def spans(self) -> list[tuple[int, int, int]]:
-        """Start, end and number of the iterations that are not forgotten; the open one ends at the largest int64."""
-        start = self._open()
-        if start is None:
-            return self._spans
-        number = max(start.iteration + self._shifts.get(start.source, 0), self.last_number + 1)
-        return [*self._spans, (start.time_ns, np.iinfo(np.int64).max, number)]
+    def spans(self) -> npt.NDArray[np.int64]:
+        """Start, end and number (n, 3) of the iterations that are not forgotten; the open one ends at the largest."""
+        spans, start = self._spans[:], self._open()
+        if start is not None:
+            number = max(start.iteration + self._shifts.get(start.source, 0), self.last_number + 1)
+            spans.extend((start.time_ns, _NEVER, number))
+        return np.frombuffer(spans, np.int64).reshape(-1, 3)
 
     def forget(self, before_ns: int) -> None:
         """Drop what concerns only the time before before_ns."""
-        self._knows_opened = False
-        self._spans = [span for span in self._spans if span[1] > before_ns]
+        over = 0
+        while over < len(self._spans) and self._spans[over + 1] <= before_ns:
+            over += 3
+        del self._spans[:over]
         for marks in self._sources.values():
             marks.forget(before_ns)
 

@@ -13,6 +13,7 @@ _MOST_OPEN = 1_000  # iterations of which only some marks are known
 _RECENT = 200  # marks of a moment that are kept for comparisons
 _SETTLING = (Moment.STEP_START, Moment.FIRST_ENQUEUE)
 _KEPT = frozenset((*_SETTLING, Moment.FIRST_WAIT, Moment.LAST_WAIT, Moment.STEP_END))
+_COMMUNICATION = ((Moment.FIRST_ENQUEUE, min), (Moment.LAST_WAIT, max), (Moment.FIRST_WAIT, min))
 
 Bounds = tuple[Mark, Mark]
 """The marks that begin and end an iteration."""
@@ -130,15 +131,12 @@ class SourceMarks:
 
     def communication(self, start_ns: int, end_ns: int) -> tuple[int | None, int | None, int | None]:
         """First enqueue, last wait and first wait in [start, end]; None: there is none."""
-        enqueues, last_waits, first_waits = (
-            [
-                moments[moment].time_ns
-                for moments in self._marks.values()
-                if moment in moments and start_ns <= moments[moment].time_ns <= end_ns
-            ]
-            for moment in (Moment.FIRST_ENQUEUE, Moment.LAST_WAIT, Moment.FIRST_WAIT)
-        )
-        return min(enqueues, default=None), max(last_waits, default=None), min(first_waits, default=None)
+        found: list[int | None] = []
+        for moment, choose in _COMMUNICATION:
+            marks = [moments[moment] for moments in self._marks.values() if moment in moments]
+            times = [mark.time_ns for mark in marks if start_ns <= mark.time_ns <= end_ns]
+            found.append(choose(times) if times else None)
+        return found[0], found[1], found[2]
 
     def events(self, beat: Beat, most: int = _RECENT) -> Events:
         """Recent numbers and times of what ends, or begins, its communication (its steps where it tells no more)."""
