@@ -87,7 +87,7 @@ class Flushing:
             due = self._due(entries)
             full, self.full_rows = self.full_rows, []
             try:
-                failed = await asyncio.to_thread(self._write, due, full)
+                failed, elsewhere = await asyncio.to_thread(self._write, due, full)
             except BaseException as error:
                 for _, flush in due:
                     flush.undone()
@@ -100,6 +100,9 @@ class Flushing:
                 return False
             for entry, built in failed:
                 self._failures.at_session(entry, "the rows to be stored", built)
+            for entry in entries:
+                if entry.session.hello.host in elsewhere:  # whoever has it stores what is not acknowledged
+                    entry.broken = True
             for entry, flush in due:
                 if not entry.broken:
                     flush.done()
@@ -126,32 +129,39 @@ class Flushing:
                 self._failures.at_session(entry, "the rows to be stored", error)
         return due
 
-    def _write(self, due: list[tuple[Entry, Flush]], full: list[pa.Table]) -> list[tuple[Entry, Exception]]:
-        """Write all that can be built; returns the sessions at which that fails. Raises DataError; may be a thread."""
+    def _write(
+        self, due: list[tuple[Entry, Flush]], full: list[pa.Table]
+    ) -> tuple[list[tuple[Entry, Exception]], set[str]]:
+        """Write all that can be built; raises DataError; may be a thread.
+
+        Returns the sessions at which that fails, and the hosts that another worker has.
+        """
         began_s = time.thread_time()
-        built, failed = [], []
+        built, failed, elsewhere = [], [], set[str]()
         for entry, flush in due:
             try:
                 built.append((entry, flush.build(), flush.state))
             except Exception as error:
                 failed.append((entry, error))
         try:
-            self._store(built, full)
+            elsewhere |= self._store(built, full)
         except DataError:
             raise
         except Exception:  # the rows of one are not what they should be: those of all others are stored without them
             for one in built:
                 try:
-                    self._store([one], [])
+                    elsewhere |= self._store([one], [])
                 except Exception as error:
                     failed.append((one[0], error))
         self._writing_s = time.thread_time() - began_s
-        return failed
+        return failed, elsewhere
 
-    def _store(self, built: Sequence[tuple[Entry, Mapping[str, pa.Table], SessionState]], full: list[pa.Table]) -> None:
+    def _store(
+        self, built: Sequence[tuple[Entry, Mapping[str, pa.Table], SessionState]], full: list[pa.Table]
+    ) -> frozenset[str]:
         tables: dict[str, list[pa.Table]] = {"full": full} if full else {}
         for _, own, _ in built:
             for name, rows in own.items():
                 tables.setdefault(name, []).append(rows)
         states = {entry.session.hello.session: state for entry, _, state in built}
-        self._sink.write({name: pa.concat_tables(rows) for name, rows in tables.items()}, states)
+        return self._sink.write({name: pa.concat_tables(rows) for name, rows in tables.items()}, states)
