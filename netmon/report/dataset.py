@@ -79,9 +79,9 @@ def stream(
     condition: ds.Expression | None = None,
     damaged: Callable[[Path, Exception], None] | None = None,
 ) -> Iterator[pa.RecordBatch]:
-    """The rows, file by file, in batches of at most half a million: memory grows neither with files nor with their size.
+    """The rows, file by file, in batches of at most half a million: what is held does not grow with the files.
 
-    damaged: told of a file that cannot be read (on), and the next one is taken; without it OSError or ArrowException
+    damaged: told of a file that cannot be read (on), and the next one is taken; without it OSError or pa.ArrowException
     is raised.
     """
     for known in dataset.get_fragments(condition):

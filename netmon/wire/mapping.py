@@ -9,7 +9,6 @@ them in `given` and copies them itself. A keyword of Python loses its trailing u
 import dataclasses
 from collections.abc import Callable, Collection, Sequence
 from enum import IntEnum
-from functools import cache
 from operator import attrgetter
 from typing import Any, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
 
@@ -88,28 +87,37 @@ def _write(message: Message, name: str, value: Any) -> None:
 
 def _add(record: Any, target: Any) -> None:
     """A record's message into a repeated field: its plain fields at once, which takes half of one by one."""
-    names, on_wire, others, values_of = _plain_fields(type(record))
-    plain = dict(zip(on_wire, values_of(record), strict=True))
-    if None in plain.values():  # it would be left out
+    plain = _plain_fields(type(record))
+    values = dict(zip(plain.on_wire, plain.values(record), strict=True))
+    if None in values.values():  # it would be left out
         to_message(record, target.add())
     try:
-        message = target.add(**plain)
+        message = target.add(**values)
     except (TypeError, ValueError):
         to_message(record, target.add())  # says which field it is
         raise
-    if others:
-        to_message(record, message, given=names)
+    if not plain.are_all:
+        to_message(record, message, given=plain.names)
 
 
-@cache
-def _plain_fields(
-    record: Any,
-) -> tuple[tuple[str, ...], tuple[str, ...], bool, Callable[[Any], tuple[Any, ...]]]:
-    """Names of the plain fields, here and on the wire; whether there are others; what gets the values of the plain."""
-    fields = _fields(record)
-    names = tuple(name for name, field in fields.items() if field.plain)
-    get = attrgetter(*names) if len(names) > 1 else lambda value: tuple(getattr(value, name) for name in names)
-    return names, tuple(fields[name].on_wire for name in names), len(names) < len(fields), get
+class _PlainFields(NamedTuple):
+    names: tuple[str, ...]
+    on_wire: tuple[str, ...]
+    values: Callable[[Any], tuple[Any, ...]]
+    are_all: bool
+
+
+_known_plain: dict[type[Any], _PlainFields] = {}
+
+
+def _plain_fields(record: type[Any]) -> _PlainFields:
+    if record not in _known_plain:
+        fields = _fields(record)
+        names = tuple(name for name, field in fields.items() if field.plain)
+        on_wire = tuple(fields[name].on_wire for name in names)
+        values = attrgetter(*names) if len(names) > 1 else lambda value: tuple(getattr(value, name) for name in names)
+        _known_plain[record] = _PlainFields(names, on_wire, values, len(names) == len(fields))
+    return _known_plain[record]
 
 
 def _read(message: Message, name: str, label: str, field: _Field) -> Any:
