@@ -13,6 +13,8 @@ from typing import Any
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
+from netmon.agent.carried import summed
+from netmon.agent.spool_folder import SpoolFolder
 from netmon.bench.cpu import process_seconds
 from netmon.bench.flood import SIZE
 from netmon.bench.memory import memory_bytes
@@ -21,6 +23,7 @@ from netmon.bench.pair import Pair, pair
 from netmon.lab import iproute
 from netmon.lab.network import INTERFACE
 from netmon.lab.process import Process
+from netmon.records import Direction
 
 _READY_SECONDS = 60
 _END_SECONDS = 120
@@ -34,7 +37,9 @@ class FlowsResult:
     """CPU as fractions of one core; memory: the most seen, all processes of the agent, as PSS and as RSS.
 
     described, aggregates: flows and aggregates of them in the dataset. Of the packets that were sent: dropped ones the
-    link did not deliver, overflow and lost ones are in the dataset's ledger as such, missing ones are nowhere.
+    link did not deliver, overflow and lost ones are in the dataset's ledger as such, missing ones are nowhere there.
+    spooled: those in batches that the agent still kept at the end, not acknowledged; the dataset may have some of them.
+    refused: batches that the collector did not take in.
     """
 
     seconds: float
@@ -52,6 +57,8 @@ class FlowsResult:
     overflow_packets: int
     lost_packets: int
     missing_packets: int
+    spooled_packets: int
+    refused_batches: int
     coverage: float
 
     def document(self) -> dict[str, Any]:
@@ -102,6 +109,7 @@ def _measure(hosts: Pair, folder: Path, per_s: int, seconds: float, progress: Ca
         collector_cpu_fraction=cpu[1] / elapsed,
         collector_bytes=most[2],
         dropped_packets=dropped,
+        **_of_spool(SpoolFolder(folder / f"spool-{hosts.receiver.name}")),
         **_of_dataset(data, flows - dropped),
     )
 
@@ -119,6 +127,15 @@ def _dropped(hosts: Pair) -> int:
     """Packets that the sender's end of the link had no room for."""
     command = ["ip", "-n", hosts.sender.namespace, "-json", "-statistics", "link", "show", INTERFACE]
     return int(json.loads(iproute.call(command))[0]["stats64"]["tx"]["dropped"])
+
+
+def _of_spool(spool: SpoolFolder) -> dict[str, Any]:
+    tables = [table for session in spool.left_behind() if (table := spool.take_over(session))]
+    kept = summed([carried for table in tables for carried in table.carried().values()])
+    return {
+        "spooled_packets": int(kept["packets"][kept["direction"] == Direction.RX].sum()),
+        "refused_batches": len(list(spool.refused.glob("*.batch"))),
+    }
 
 
 def _of_dataset(data: Path, delivered: int) -> dict[str, Any]:
