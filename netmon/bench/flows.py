@@ -38,8 +38,8 @@ class FlowsResult:
 
     described, aggregates: flows and aggregates of them in the dataset. Of the packets that were sent: dropped ones the
     link did not deliver, overflow and lost ones are in the dataset's ledger as such, missing ones are nowhere there.
-    spooled: those in batches that the agent still kept at the end, not acknowledged; the dataset may have some of them.
-    refused: batches that the collector did not take in.
+    spooled: those in batches that the agent kept when it ended, because the collector had not acknowledged them by
+    then; another agent has sent them since. refused: batches that the collector did not take in.
     """
 
     seconds: float
@@ -98,6 +98,12 @@ def _measure(hosts: Pair, folder: Path, per_s: int, seconds: float, progress: Ca
         elapsed = time.monotonic() - begin
         cpu = process_seconds(agents) - used[0], process_seconds(collectors) - used[1]
         agent.end_in_order(seconds=_END_SECONDS)
+        spool = SpoolFolder(folder / f"spool-{hosts.receiver.name}")
+        spooled = _spooled_packets(spool)
+        if spool.left_behind():
+            notify = folder / "notify-successor"
+            with Process("successor", watch, folder, host=hosts.receiver, notify=notify) as successor:
+                _send_the_rest(spool, successor)
         collector.end_in_order(seconds=_END_SECONDS)
     return FlowsResult(
         seconds=elapsed,
@@ -109,7 +115,8 @@ def _measure(hosts: Pair, folder: Path, per_s: int, seconds: float, progress: Ca
         collector_cpu_fraction=cpu[1] / elapsed,
         collector_bytes=most[2],
         dropped_packets=dropped,
-        **_of_spool(SpoolFolder(folder / f"spool-{hosts.receiver.name}")),
+        spooled_packets=spooled,
+        refused_batches=len(list(spool.refused.glob("*.batch"))),
         **_of_dataset(data, flows - dropped),
     )
 
@@ -129,13 +136,24 @@ def _dropped(hosts: Pair) -> int:
     return int(json.loads(iproute.call(command))[0]["stats64"]["tx"]["dropped"])
 
 
-def _of_spool(spool: SpoolFolder) -> dict[str, Any]:
-    tables = [table for session in spool.left_behind() if (table := spool.take_over(session))]
-    kept = summed([carried for table in tables for carried in table.carried().values()])
-    return {
-        "spooled_packets": int(kept["packets"][kept["direction"] == Direction.RX].sum()),
-        "refused_batches": len(list(spool.refused.glob("*.batch"))),
-    }
+def _spooled_packets(spool: SpoolFolder) -> int:
+    """Received ones, in what an agent left behind."""
+    kept: list[bytes] = []
+    for session in spool.left_behind():
+        if table := spool.take_over(session):
+            kept += table.carried().values()
+            table.close()
+    rows = summed(kept)
+    return int(rows["packets"][rows["direction"] == Direction.RX].sum())
+
+
+def _send_the_rest(spool: SpoolFolder, successor: Process) -> None:
+    """What an agent could not send in time is its successor's to send."""
+    successor.wait_ready(_READY_SECONDS)
+    end = time.monotonic() + _END_SECONDS
+    while len(spool.left_behind()) > 1 and time.monotonic() < end:  # one is its own
+        time.sleep(_LOOK_SECONDS)
+    successor.end_in_order(seconds=_END_SECONDS)
 
 
 def _of_dataset(data: Path, delivered: int) -> dict[str, Any]:
@@ -146,7 +164,9 @@ def _of_dataset(data: Path, delivered: int) -> dict[str, Any]:
     )
     udp = flows.filter(pc.equal(flows["protocol"], 17))
     aggregates = udp.filter(pc.greater(udp["members"], 0))
-    packets = pc.sum(buckets.filter(pc.is_in(buckets["flow_id"], udp["flow_id"]))["packets"]).as_py()
+    session = udp["session"][0].as_py()  # another agent may have sent what the first one could not
+    of_session = buckets.filter(pc.equal(pc.cast(buckets["session"], "string"), session))
+    packets = pc.sum(of_session.filter(pc.is_in(of_session["flow_id"], udp["flow_id"]))["packets"]).as_py()
     received = ledger.filter(pc.equal(pc.cast(ledger["direction"], "string"), "rx"))
     overflow, lost = (
         round(sum(pc.sum(received[f"{name}_bytes"]).as_py() for name in names) / SIZE)

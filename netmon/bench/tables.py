@@ -149,7 +149,7 @@ def flows_table(result: FlowsResult) -> Table:
         ("packets in the ledger's overflow", f"{result.overflow_packets:,}"),
         ("packets in the ledger as lost", f"{result.lost_packets:,}"),
         ("packets missing in the dataset", f"{result.missing_packets:,}"),
-        ("packets that the agent kept, batches refused", f"{result.spooled_packets:,}, {result.refused_batches:,}"),
+        ("packets that waited at the end, batches refused", f"{result.spooled_packets:,}, {result.refused_batches:,}"),
         ("coverage", f"{result.coverage:.3%}"),
     ):
         table.add_row(name, value)
