@@ -5,7 +5,7 @@ import numpy as np
 import pyarrow as pa
 from collector_stream import clock
 
-from collector.dataset.tables import flow_table
+from collector.dataset.tables import Origin, Origins, flow_table
 from collector.host.flows import STATE, Links
 from netmon.agent.carried import carried
 from netmon.agent.flow_owners import FlowOwners
@@ -74,9 +74,8 @@ def test_it_says_what_it_is() -> None:
 def test_the_dataset_has_its_members() -> None:
     flows = AggregateFlows({1: crowd(1, "198.51.100.0", Direction.RX, members=12)}).described(seen(1), S)
     hello = Hello("h", "s", 10_000, clock(), (Interface(1, "eth0", 0, "tcx", "tcx"),), "1")
-    table: pa.Table = flow_table(
-        hello, Links(hello), TimeMap(np.zeros(1, np.int64), np.zeros(1, np.int64)), flows, np.zeros(1, STATE), [-1]
-    )
+    origins = Origins([Origin(hello, Links(hello), TimeMap.constant(0))])
+    table: pa.Table = flow_table(origins, np.zeros(1, np.int64), flows, np.zeros(1, STATE), [-1])
     assert (table["members"].to_pylist(), table["prefix_bits"].to_pylist()) == ([12], [24])
     assert table["class"].to_pylist() == ["unclassified"]
 
