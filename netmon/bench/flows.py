@@ -13,8 +13,6 @@ from typing import Any
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
-from netmon.agent.carried import summed
-from netmon.agent.spool_folder import SpoolFolder
 from netmon.bench.cpu import process_seconds
 from netmon.bench.flood import SIZE
 from netmon.bench.memory import memory_bytes
@@ -23,7 +21,6 @@ from netmon.bench.pair import Pair, pair
 from netmon.lab import iproute
 from netmon.lab.network import INTERFACE
 from netmon.lab.process import Process
-from netmon.records import Direction
 
 _READY_SECONDS = 60
 _END_SECONDS = 120
@@ -38,8 +35,8 @@ class FlowsResult:
 
     described, aggregates: flows and aggregates of them in the dataset. Of the packets that were sent: dropped ones the
     link did not deliver, overflow and lost ones are in the dataset's ledger as such, missing ones are nowhere there.
-    spooled: those in batches that the agent kept when it ended, because the collector had not acknowledged them by
-    then; another agent has sent them since. refused: batches that the collector did not take in.
+    spooled: what the agent kept in files when it ended, because the collector had not acknowledged it by then; another
+    agent has sent it since. refused: batches that the collector did not take in.
     """
 
     seconds: float
@@ -57,7 +54,7 @@ class FlowsResult:
     overflow_packets: int
     lost_packets: int
     missing_packets: int
-    spooled_packets: int
+    spooled_bytes: int
     refused_batches: int
     coverage: float
 
@@ -98,9 +95,9 @@ def _measure(hosts: Pair, folder: Path, per_s: int, seconds: float, progress: Ca
         elapsed = time.monotonic() - begin
         cpu = process_seconds(agents) - used[0], process_seconds(collectors) - used[1]
         agent.end_in_order(seconds=_END_SECONDS)
-        spool = SpoolFolder(folder / f"spool-{hosts.receiver.name}")
-        spooled = _spooled_packets(spool)
-        if spool.left_behind():
+        spool = folder / f"spool-{hosts.receiver.name}"
+        spooled = sum(path.stat().st_size for path in spool.glob("*.spool*"))
+        if spooled:
             notify = folder / "notify-successor"
             with Process("successor", watch, folder, host=hosts.receiver, notify=notify) as successor:
                 _send_the_rest(spool, successor)
@@ -115,8 +112,8 @@ def _measure(hosts: Pair, folder: Path, per_s: int, seconds: float, progress: Ca
         collector_cpu_fraction=cpu[1] / elapsed,
         collector_bytes=most[2],
         dropped_packets=dropped,
-        spooled_packets=spooled,
-        refused_batches=len(list(spool.refused.glob("*.batch"))),
+        spooled_bytes=spooled,
+        refused_batches=len(list(spool.glob("refused/*.batch"))),
         **_of_dataset(data, flows - dropped),
     )
 
@@ -136,22 +133,11 @@ def _dropped(hosts: Pair) -> int:
     return int(json.loads(iproute.call(command))[0]["stats64"]["tx"]["dropped"])
 
 
-def _spooled_packets(spool: SpoolFolder) -> int:
-    """Received ones, in what an agent left behind."""
-    kept: list[bytes] = []
-    for session in spool.left_behind():
-        if table := spool.take_over(session):
-            kept += table.carried().values()
-            table.close()
-    rows = summed(kept)
-    return int(rows["packets"][rows["direction"] == Direction.RX].sum())
-
-
-def _send_the_rest(spool: SpoolFolder, successor: Process) -> None:
+def _send_the_rest(spool: Path, successor: Process) -> None:
     """What an agent could not send in time is its successor's to send."""
     successor.wait_ready(_READY_SECONDS)
     end = time.monotonic() + _END_SECONDS
-    while len(spool.left_behind()) > 1 and time.monotonic() < end:  # one is its own
+    while len(list(spool.glob("*.spool"))) > 1 and time.monotonic() < end:  # one is its own
         time.sleep(_LOOK_SECONDS)
     successor.end_in_order(seconds=_END_SECONDS)
 
