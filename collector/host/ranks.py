@@ -4,7 +4,6 @@
 import logging
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -98,15 +97,17 @@ class Ranks:
     def _mark(self, mark: Mark, settled_ns: int) -> None:
         self._heard |= mark.pid != 0
         key = self._key(mark)
+        rank = self._ranks.get(key)
         if mark.moment == Moment.JOIN:
             self._join(key, mark, settled_ns)
         elif key in self._gone:
             self.unusable[GONE] += mark.moment != Moment.LEAVE
         elif settled_ns - mark.time_ns > _LONGEST_HISTORY_NS:
             self.unusable[DISTANT] += 1
-        elif key in self._ranks or self._joins_by_stepping(mark):
-            if key not in self._ranks:
-                self._join(key, mark, settled_ns)
+        elif rank:
+            self._apply(rank, mark, settled_ns)
+        elif self._joins_by_stepping(mark):
+            self._join(key, mark, settled_ns)
             self._apply(self._ranks[key], mark, settled_ns)
         else:
             self._keep_aside(key, mark)
@@ -265,13 +266,14 @@ class Ranks:
         for rank in self._ranks.values():
             if rank.unnamed():
                 self._go_on(rank)
-        for rank in self._stepping():
-            if not rank.later and rank.check_due():
+        stepping = self._stepping()
+        for rank in stepping:
+            if rank.fresh and not rank.later and rank.check_due():
                 rank.checked()
                 events = rank.tracker.events(offset_ns)
                 told = RankEvents(rank.number, rank.tracker.trust, events, error_ns)
                 self._numbers.tell(rank.name, told, partial(self._renumbered, rank))
-        for rank in self._stepping():
+        for rank in stepping:
             rank.settled_count = self._count(rank) if rank.leaving() or not self._heard else None
 
     def _renumbered(self, rank: Rank, shift: int) -> None:
@@ -293,7 +295,7 @@ class Ranks:
         relative &= iteration.relative
         if (rank.name, shift, relative) == (iteration.job, 0, iteration.relative):
             return iteration
-        return replace(iteration, job=rank.name, number=iteration.number + shift, relative=relative)
+        return iteration._replace(job=rank.name, number=iteration.number + shift, relative=relative)
 
     def _all(self) -> list[Rank]:
         return [*self._past, *self._ranks.values()]
@@ -356,8 +358,7 @@ class Ranks:
         first, last, wait = rank.tracker.communication(iteration.start_ns, iteration.end_ns)
         parameters = iteration.parameters or self._parameters
         shift, relative = self._count(rank)
-        return replace(
-            iteration,
+        return iteration._replace(
             job=rank.name,
             number=iteration.number + shift,
             relative=iteration.relative and relative,

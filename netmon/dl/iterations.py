@@ -2,7 +2,7 @@
 """From marks to iterations, for one rank."""
 
 from array import array
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -22,8 +22,7 @@ _SILENT_AFTER = 3  # iterations that another source has seen since a source's la
 _ABOUT_PROCESSES = (Moment.JOIN, Moment.LEAVE)
 
 
-@dataclass(frozen=True)
-class Iteration:
+class Iteration(NamedTuple):
     """One finished training step of one rank: [start, end) in the host's mono clock."""
 
     job: str
@@ -84,10 +83,11 @@ class IterationTracker:
         self._opened: Mark | None = None  # start of the iteration that has begun and not ended, if that is known
         self._knows_opened = False
         self._unsure = False  # something has changed by which another source may have to decide
+        self._ending = False  # and something by which an iteration may have ended
 
     def resume(self, end_ns: int, number: int) -> None:
         """Leave out iterations that begin before end_ns and count on: those up to `number` are in the dataset."""
-        self._knows_opened = False
+        self._knows_opened, self._ending = False, True
         self.finished_ns, self.last_number = max(self.finished_ns, end_ns), max(self.last_number, number)
 
     def add(self, mark: Mark) -> None:
@@ -106,6 +106,7 @@ class IterationTracker:
             self.unusable += source != Source.INFERRED  # those nobody has sent
             return
         self._knows_opened = False
+        self._ending |= bool(marks.touched)
         self._relative[source] = mark.relative
         if source in self._silent or before != (marks.begun, marks.left):
             self._silent.discard(source)
@@ -127,6 +128,9 @@ class IterationTracker:
 
     def finished(self, leaving: bool = False) -> list[Iteration]:
         """Iterations that have ended since the last call; `leaving`: no more marks of any source will come."""
+        if not (leaving or self._unsure or self._ending):
+            return []
+        self._ending = False
         for source, marks in self._sources.items():
             if leaving and not marks.left:
                 marks.left = self._unsure = True
@@ -187,7 +191,7 @@ class IterationTracker:
         if chosen is None or chosen == self.source:
             return False
         self._align(chosen)
-        self.source, self._knows_opened = chosen, False
+        self.source, self._knows_opened, self._ending = chosen, False, True
         return True
 
     def _align(self, source: Source) -> None:

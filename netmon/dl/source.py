@@ -12,6 +12,7 @@ from netmon.records import Mark, Moment
 _MOST_OPEN = 1_000  # iterations of which only some marks are known
 _RECENT = 200  # marks of a moment that are kept for comparisons
 _SETTLING = (Moment.STEP_START, Moment.FIRST_ENQUEUE)
+_OF_STEPS = (Moment.STEP_START, Moment.STEP_END)
 _KEPT = frozenset((*_SETTLING, Moment.FIRST_WAIT, Moment.LAST_WAIT, Moment.STEP_END))
 _COMMUNICATION = ((Moment.FIRST_ENQUEUE, min), (Moment.LAST_WAIT, max), (Moment.FIRST_WAIT, min))
 
@@ -67,7 +68,7 @@ class SourceMarks:
         self._steps = False  # it marks steps, not only the communication
         self._marks: dict[int, dict[Moment, Mark]] = {}
         self._recent = {moment: _Recent() for moment in _KEPT}
-        self._touched: set[int] = set()  # iterations of which a bound has come since `finished` was asked
+        self.touched: set[int] = set()  # iterations that a mark may have ended since `finished` was asked
 
     def add(self, mark: Mark) -> bool:
         """Take in a mark; False where it repeats one, comes after its iteration, or bounds nothing."""
@@ -96,20 +97,21 @@ class SourceMarks:
 
     def _touch(self, number: int, moment: Moment) -> None:
         """A mark may bound its own iteration, and the one that it ends or begins beside it."""
-        self._touched.add(number)
-        if self._by_ends:
-            self._touched.add(number + 1)
-        elif moment == Moment.FIRST_ENQUEUE:
-            self._touched.add(number - 1)
+        if moment == Moment.FIRST_ENQUEUE and not self._steps:
+            self.touched.update((number,) if self._by_ends else (number, number - 1))
+        elif self._by_ends and moment == Moment.LAST_WAIT:
+            self.touched.update((number, number + 1))
+        elif moment in _OF_STEPS:
+            self.touched.add(number)
 
     def finished(self) -> list[Bounds]:
         """Bounds of the iterations that have ended since the last call, in the order of their numbers."""
         if self.left and self._marks and not (self._by_ends or self._steps):
-            self._touched.add(max(self._marks))
-        if not self._touched:
+            self.touched.add(max(self._marks))
+        if not self.touched:
             return []
-        numbers = sorted(number for number in self._touched if number > self.done and number in self._marks)
-        self._touched.clear()
+        numbers = sorted(number for number in self.touched if number > self.done and number in self._marks)
+        self.touched.clear()
         found = [bounds for bounds in map(self._bounds, numbers) if bounds]
         if found:
             self.done = found[-1][0].iteration

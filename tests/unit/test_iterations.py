@@ -1,5 +1,4 @@
 # SPDX-License-Identifier: Apache-2.0
-from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -135,7 +134,7 @@ def test_exposed_communication_is_from_the_first_wait_to_the_last():
     moments = ((START, 0), (ENQUEUE, 2), (Moment.FIRST_WAIT, 5), (WAIT, 8), (END, 9))
     tracker, (found,) = track(*(mark(moment, 0, after) for moment, after in moments))
     assert tracker.communication(found.start_ns, found.end_ns) == (2 * MS, 8 * MS, 5 * MS)
-    told = replace(found, comm_start_ns=2 * MS, comm_end_ns=8 * MS, wait_start_ns=5 * MS)
+    told = found._replace(comm_start_ns=2 * MS, comm_end_ns=8 * MS, wait_start_ns=5 * MS)
     assert (told.communication_ns, told.exposed_ns) == (6 * MS, 3 * MS)
     assert (found.communication_ns, found.exposed_ns) == (-1, -1)
 
