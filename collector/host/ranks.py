@@ -194,11 +194,12 @@ class Ranks:
 
     def _go_on(self, rank: Rank) -> None:
         """Name the rank, if that can be, and take what it has come to."""
+        leaving = rank.leaving()
         if rank.unnamed():
-            self._claim(rank, wait=not rank.leaving())
+            self._claim(rank, wait=not leaving)
         if rank.name:
-            self._end(rank, leaving=rank.leaving())
-            if rank.leaving():
+            self._end(rank, leaving)
+            if leaving:
                 self._release(rank)
 
     def _hold(self, rank: Rank) -> bool:

@@ -36,6 +36,10 @@ class Events(NamedTuple):
         """No events."""
         return _NONE
 
+    def latest(self, most: int) -> "Events":
+        """Not more than so many."""
+        return self if len(self.number) <= most else Events(self.number[-most:], self.time_ns[-most:])
+
 
 _NONE = Events(np.empty(0, np.int64), np.empty(0, np.int64))
 

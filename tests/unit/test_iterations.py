@@ -5,8 +5,10 @@ import numpy as np
 from collector_stream import MS, mark
 from hypothesis import given
 from hypothesis import strategies as st
+from lines_run import lines_run
 
 from netmon.dl.iterations import IterationTracker
+from netmon.dl.source import SourceMarks
 from netmon.records import Moment, Source
 
 START, END, ENQUEUE, WAIT = Moment.STEP_START, Moment.STEP_END, Moment.FIRST_ENQUEUE, Moment.LAST_WAIT
@@ -145,3 +147,70 @@ def test_two_sources_in_any_order_never_overlap(marks):
     edges = [edge for i in found for edge in (i.start_ns, i.end_ns)]
     assert edges == sorted(edges)
     assert all(a.number < b.number for a, b in pairwise(found))
+
+
+class Suspicious(IterationTracker):
+    """Looks at everything again after each mark, whatever it may have changed."""
+
+    def add(self, one):
+        self._unsure = True
+        super().add(one)
+
+    def finished(self, leaving=False):
+        for marks in self._sources.values():
+            marks.touched.update(marks._marks)
+        self._unsure = self._ending = True
+        return super().finished(leaving)
+
+
+moments = st.sampled_from([START, END, ENQUEUE, WAIT, Moment.FIRST_WAIT])
+told = st.tuples(moments, st.integers(0, 8), st.integers(0, 120), st.sampled_from(list(Source)))
+events = st.lists(
+    st.one_of(told, st.tuples(st.sampled_from(["join", "leave", "forget"]), st.sampled_from(list(Source))))
+)
+
+
+@given(events)
+def test_what_a_mark_does_not_touch_has_not_changed(told):
+    quick, slow = IterationTracker("train", 0), Suspicious("train", 0)
+    for of in (quick, slow):
+        of.found = []
+        for kind, *about in told:
+            if isinstance(kind, Moment):
+                number, time_ms, source = about
+                of.add(mark(kind, number, time_ms, source=source))
+                of.found.append((of.finished(), of.source, of.open_since(), of.spans().tolist(), of.unusable))
+            elif kind == "forget":
+                of.forget(of.finished_ns - 20 * MS)
+            else:
+                getattr(of, kind)(*about)
+        of.found.append(of.finished(leaving=True))
+    assert quick.found == slow.found
+
+
+@given(st.lists(st.tuples(st.sampled_from([ENQUEUE, WAIT, Moment.FIRST_WAIT]), st.integers(0, 300)), max_size=40))
+def test_the_communication_is_that_of_the_marks_in_the_iteration(told):
+    marks = SourceMarks()
+    for number, (moment, time_ms) in enumerate(told):
+        marks.add(mark(moment, number, time_ms))
+    inside = [[time_ms * MS for of, time_ms in told if of == m and 100 <= time_ms <= 200] for m, _ in COMMUNICATION]
+    expected = [choose(times) if times else None for times, (_, choose) in zip(inside, COMMUNICATION, strict=True)]
+    assert list(marks.communication(100 * MS, 200 * MS)) == expected
+
+
+COMMUNICATION = ((ENQUEUE, min), (WAIT, max), (Moment.FIRST_WAIT, min))
+
+
+def test_a_mark_costs_the_same_however_many_iterations_are_open():
+    def work(first, count):
+        def marking():
+            for number in range(first, first + count):
+                tracker.add(mark(END, number, 10 * number))
+                assert tracker.finished() == []
+
+        return marking
+
+    tracker = IterationTracker("train", 0)
+    few = lines_run(work(0, 100))
+    work(100, 800)()
+    assert lines_run(work(900, 100)) < 1.5 * few
