@@ -69,6 +69,7 @@ class HostStage:
         for some in (self._waiting, self._unnamed, self._broken):
             some.discard(place)
         tables.pending.drop(place)
+        tables.unstored.drop(place)
         tables.accounts.drop(place)
         tables.ledger.close(window.first_link, len(window.links))
         tables.places.remove(place, len(window.links))
@@ -343,6 +344,7 @@ class HostStage:
     def _output(self, settled: Settled, buckets: Table, rows: Table, heard: set[int]) -> None:
         places = self.tables.places
         fresh = buckets[~rows["stored"]] if rows["stored"].any() else buckets
+        self.tables.unstored.add(fresh)
         settled_ns = places.table["settled_ns"]
         ledger: dict[int, list[LedgerRow]] = {}
         of_link = np.maximum(places.links["session"], 0)
