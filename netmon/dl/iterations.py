@@ -115,14 +115,14 @@ class IterationTracker:
 
     def join(self, source: Source) -> None:
         """The source looks at this rank from now on; one that had left counts anew."""
-        self._knows_opened, self._unsure = False, True
+        self._knows_opened, self._unsure, self._ending = False, True, True
         if source in self._sources and self._sources[source].left:
             del self._sources[source]
             self._waiting.pop(source, None)
 
     def leave(self, source: Source) -> None:
         """No more marks of this source will come."""
-        self._knows_opened, self._unsure = False, True
+        self._knows_opened, self._unsure, self._ending = False, True, True
         if source in self._sources:
             self._sources[source].left = True
 

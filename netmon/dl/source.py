@@ -2,7 +2,6 @@
 """What one source tells about one rank: its marks, and which of them bound a step."""
 
 from array import array
-from bisect import bisect_left, bisect_right
 from dataclasses import replace
 
 import numpy as np
@@ -11,12 +10,11 @@ from netmon.dl.beats import Beat, Events
 from netmon.records import Mark, Moment
 
 _MOST_OPEN = 1_000  # iterations of which only some marks are known
-_FEW = 64  # so many may stay for a while though nobody needs them
 _RECENT = 200  # marks of a moment that are kept for comparisons
 _SETTLING = (Moment.STEP_START, Moment.FIRST_ENQUEUE)
+FIRST_ENQUEUE, FIRST_WAIT, LAST_WAIT = Moment.FIRST_ENQUEUE, Moment.FIRST_WAIT, Moment.LAST_WAIT
 _OF_STEPS = (Moment.STEP_START, Moment.STEP_END)
 _KEPT = frozenset((*_SETTLING, Moment.FIRST_WAIT, Moment.LAST_WAIT, Moment.STEP_END))
-_COMMUNICATION = ((Moment.FIRST_ENQUEUE, min), (Moment.LAST_WAIT, max), (Moment.FIRST_WAIT, min))
 
 Bounds = tuple[Mark, Mark]
 """The marks that begin and end an iteration."""
@@ -41,15 +39,6 @@ class _Recent:
         self._times.append(time_ns)
         if len(self._times) == 2 * _RECENT:  # not one at a time: each would move all others
             del self._numbers[:_RECENT], self._times[:_RECENT]
-
-    def between(self, start_ns: int, end_ns: int) -> "array[int] | None":
-        """Times in [start_ns, end_ns], ascending; None: it is not known that these are all."""
-        times = self._times
-        if self._in_order < len(times):
-            return None
-        first = bisect_left(times, start_ns)
-        # Older ones are gone where any are.
-        return times[first : bisect_right(times, end_ns)] if first or len(times) < _RECENT else None
 
     def events(self, most: int) -> Events:
         """Copies of the last ones, ascending in time."""
@@ -144,16 +133,18 @@ class SourceMarks:
 
     def communication(self, start_ns: int, end_ns: int) -> tuple[int | None, int | None, int | None]:
         """First enqueue, last wait and first wait in [start, end]; None: there is none."""
-        found: list[int | None] = []
-        for moment, choose in _COMMUNICATION:
-            recent = self._recent[moment].between(start_ns, end_ns)
-            if recent is not None:
-                found.append(choose(recent) if recent else None)
-                continue
-            marks = [moments[moment] for moments in self._marks.values() if moment in moments]
-            times = [mark.time_ns for mark in marks if start_ns <= mark.time_ns <= end_ns]
-            found.append(choose(times) if times else None)
-        return found[0], found[1], found[2]
+        enqueue = last_wait = first_wait = None
+        for moments in self._marks.values():
+            mark = moments.get(FIRST_ENQUEUE)
+            if mark and start_ns <= mark.time_ns <= end_ns and (enqueue is None or mark.time_ns < enqueue):
+                enqueue = mark.time_ns
+            mark = moments.get(LAST_WAIT)
+            if mark and start_ns <= mark.time_ns <= end_ns and (last_wait is None or mark.time_ns > last_wait):
+                last_wait = mark.time_ns
+            mark = moments.get(FIRST_WAIT)
+            if mark and start_ns <= mark.time_ns <= end_ns and (first_wait is None or mark.time_ns < first_wait):
+                first_wait = mark.time_ns
+        return enqueue, last_wait, first_wait
 
     def events(self, beat: Beat, most: int = _RECENT) -> Events:
         """Recent numbers and times of what ends, or begins, its communication (its steps where it tells no more)."""
@@ -166,14 +157,9 @@ class SourceMarks:
         """Drop the marks of iterations that are over and concern only the time before before_ns."""
         # The open iteration's start may be old; what has no later mark of its own is not thereby over.
         over = self.done + (not self._by_ends)
-        dropped = []
-        for number, moments in self._marks.items():
-            if number < over and all(mark.time_ns < before_ns for mark in moments.values()):
-                dropped.append(number)
-            elif len(self._marks) < _FEW:
-                break  # they mostly come in their order; what is left for later hurts nobody
-        for number in dropped:
-            del self._marks[number]
+        for number in [number for number in self._marks if number < over]:
+            if all(mark.time_ns < before_ns for mark in self._marks[number].values()):
+                del self._marks[number]
 
     def _beginning(self) -> Moment:
         return Moment.STEP_START if self._steps else Moment.FIRST_ENQUEUE

@@ -52,7 +52,7 @@ def test_the_slowest_iteration_has_a_verdict():
             begun = 100 * number * MS
             ended = begun + (200 if slow else 100) * MS
             waited = {"comm_start_ns": begun + 60 * MS, "wait_start_ns": begun + 60 * MS, "comm_end_ns": ended}
-            it = replace(iteration(number, rank), end_ns=ended, **waited)
+            it = iteration(number, rank)._replace(end_ns=ended, **waited)
             jobs.ended(f"h{rank}", it)
             jobs.accounted(it, tally(cross_rx=3_000_000 * (slow and rank == 0), sent=1_000_000))
     (view,) = jobs.views()
