@@ -97,12 +97,15 @@ class SourceMarks:
 
     def _touch(self, number: int, moment: Moment) -> None:
         """A mark may bound its own iteration, and the one that it ends or begins beside it."""
-        if moment == Moment.FIRST_ENQUEUE and not self._steps:
-            self.touched.update((number,) if self._by_ends else (number, number - 1))
-        elif self._by_ends and moment == Moment.LAST_WAIT:
-            self.touched.update((number, number + 1))
+        if self._by_ends:
+            if moment == LAST_WAIT:
+                self.touched.update((number, number + 1))
+            elif moment == FIRST_ENQUEUE:
+                self.touched.add(number)
         elif moment in _OF_STEPS:
             self.touched.add(number)
+        elif moment == FIRST_ENQUEUE and not self._steps:
+            self.touched.update((number - 1, number))
 
     def finished(self) -> list[Bounds]:
         """Bounds of the iterations that have ended since the last call, in the order of their numbers."""

@@ -3,7 +3,7 @@ from itertools import pairwise
 
 import numpy as np
 from collector_stream import MS, mark
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from lines_run import lines_run
 
@@ -171,6 +171,15 @@ events = st.lists(
 
 
 @given(events)
+@example([(START, 1, 9, Source.TIMELINE), (WAIT, 1, 18, Source.TIMELINE), (ENQUEUE, 1, 10, Source.TIMELINE)])
+@example(
+    [
+        (ENQUEUE, 0, 1, Source.UPROBE),
+        (ENQUEUE, 1, 9, Source.UPROBE),
+        (WAIT, 1, 12, Source.UPROBE),
+        ("leave", Source.UPROBE),
+    ]
+)
 def test_what_a_mark_does_not_touch_has_not_changed(told):
     quick, slow = IterationTracker("train", 0), Suspicious("train", 0)
     for of in (quick, slow):
