@@ -285,11 +285,14 @@ class Ranks:
 
     def _count(self, rank: Rank) -> tuple[int, bool]:
         """What to add to the rank's own numbers, and whether they count only from when somebody began to look."""
-        whose = rank.name, rank.number
-        return rank.settled_count or (self._numbers.shift(*whose), self._numbers.relative(*whose))
-
-    def _shift(self, rank: Rank) -> int:
-        return rank.settled_count[0] if rank.settled_count else self._numbers.shift(rank.name, rank.number)
+        if rank.settled_count:
+            return rank.settled_count
+        changes = self._numbers.changes()
+        if rank.counted_at != changes:
+            whose = rank.name, rank.number
+            rank.counted_at = changes
+            rank.count = self._numbers.shift(*whose), self._numbers.relative(*whose)
+        return rank.count
 
     def _numbered(self, rank: Rank, iteration: Iteration) -> Iteration:
         shift, relative = self._count(rank)
@@ -319,7 +322,7 @@ class Ranks:
         return [
             Steps(
                 *(rank.name, rank.number, rank.pid != 0, not rank.pid and (rank.name, rank.number) in left),
-                *(*rank.present(), self._shift(rank), rank.tracker.spans()),
+                *(*rank.present(), self._count(rank)[0], rank.tracker.spans()),
             )
             for rank in self._stepping()
         ]
@@ -335,7 +338,7 @@ class Ranks:
 
     def due_ns(self) -> int:
         """When there is something to settle, or somebody to forget (mono ns); the largest int64: never."""
-        times = [iteration.end_ns for rank in self._all() for iteration in rank.ended]
+        times = [rank.ended[0].end_ns for rank in self._all() if rank.ended]
         times += [max(rank.left.values()) + 1 for rank in self._all() if rank.left and rank.leaving()]
         return min(times, default=NEVER)
 
@@ -377,7 +380,8 @@ class Ranks:
     def _forget(self, settled_ns: int) -> None:
         if self._past:
             self._past = [rank for rank in self._past if not rank.gone(settled_ns)]
-        for key in [key for key, rank in self._ranks.items() if rank.gone(settled_ns)]:
+        gone = [key for key, rank in self._ranks.items() if rank.left and rank.gone(settled_ns)]
+        for key in gone:
             rank = self._ranks.pop(key)
             self._gone[key] = None
             if rank.name:
@@ -385,8 +389,9 @@ class Ranks:
             taken = (rank.name, rank.number) in self.names() or self._claims.held(rank.name, rank.number)
             if rank.name and not taken:
                 self._numbers.forget(rank.name, rank.number)
-        _keep_newest(self._gone)
-        _keep_newest(self._left)
+        if gone:
+            _keep_newest(self._gone)
+            _keep_newest(self._left)
         oldest = settled_ns
         for rank in self._all():
             needed = rank.needed_since()
