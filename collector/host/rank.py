@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from collector.jobs.rank_claims import Step
+from collector.messages import Step
 from netmon.dl.iterations import Iteration, IterationTracker
 from netmon.dl.numbering import Trust
 from netmon.records import Mark, Moment, Source

@@ -10,7 +10,8 @@ from typing import Any
 from collector.host.flows import FlowTable
 from collector.host.rank import NEVER, Earlier, Rank, Resumed, Steps
 from collector.jobs.common_numbers import Numbers
-from collector.jobs.rank_claims import Claims, Holder
+from collector.jobs.rank_claims import Claims
+from collector.messages import Holder
 from netmon.dl.account import HostAccount, Party, Tally
 from netmon.dl.iterations import Iteration, IterationTracker
 from netmon.dl.numbering import RankEvents, Trust

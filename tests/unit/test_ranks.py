@@ -11,7 +11,8 @@ from collector.host.flows import AllFlows, FlowTable, Links
 from collector.host.ranks import DISTANT, GONE, REPEATED, STRANGER, Ranks
 from collector.host.steps import AllSteps
 from collector.jobs.common_numbers import Numbers
-from collector.jobs.rank_claims import Claims, Holder
+from collector.jobs.rank_claims import Claims
+from collector.messages import Holder
 from netmon.dl.account import HostAccount, HostAccounts
 from netmon.records import Direction, Flow, Moment, Owner, Source
 
