@@ -32,6 +32,7 @@ REPEATED, GONE, STRANGER, DISTANT = (
 )
 """Why a mark is not used."""
 
+_RARE = (Moment.JOIN, Moment.LEAVE)
 _Key = tuple[str, int, int]  # job as the process calls it, rank, pid
 
 
@@ -91,9 +92,36 @@ class Ranks:
 
     def hear(self, marks: Iterable[Mark], settled_ns: int) -> None:
         """Take in marks. Rows before settled_ns have been added."""
+        whose: tuple[str, int, int, int, Source] | None = None
+        rank: Rank | None = None
         for mark in marks:
-            self._mark(mark, settled_ns)
+            own = mark.job, mark.rank, mark.pid, mark.size, mark.source
+            if own != whose:
+                whose, rank = own, self._steady(mark)
+            if rank is None or mark.moment in _RARE or settled_ns - mark.time_ns > _LONGEST_HISTORY_NS:
+                self._mark(mark, settled_ns)
+                whose = None
+            else:
+                self._step(rank, mark, settled_ns)
         self._step_on()
+
+    def _steady(self, mark: Mark) -> Rank | None:
+        """The rank that a process told of by itself is, where its next steps change nothing but its iterations."""
+        rank = self._ranks.get((mark.job, mark.rank, mark.pid)) if mark.pid else None
+        if rank is None or rank.left or not rank.name or mark.source == Source.INFERRED:
+            return None
+        return rank if mark.size == rank.tracker.size else None
+
+    def _step(self, rank: Rank, mark: Mark, settled_ns: int) -> None:
+        """As _apply to a steady rank."""
+        tracker = rank.tracker
+        unusable = tracker.unusable
+        self._take(rank, mark, settled_ns)
+        self._stepped[id(rank)] = rank
+        if tracker.ending:
+            self._end(rank, leaving=False)
+        if tracker.unusable > unusable:
+            self.unusable[REPEATED] += tracker.unusable - unusable
 
     def _mark(self, mark: Mark, settled_ns: int) -> None:
         self._heard |= mark.pid != 0
@@ -182,16 +210,20 @@ class Ranks:
         else:
             if mark.size != rank.tracker.size:  # what it has stepped as until now was of the other size
                 self._step_on()
-            rank.tracker.add(mark)
-            rank.add(mark)
-            # A mark that the tracker passes over has been heard before, as after a reconnection: no cut.
-            heard = rank.tracker.unusable > unusable
-            if not heard and not self.account.cut(mark.time_ns, settled_ns):
-                self._late(rank, mark)
+            self._take(rank, mark, settled_ns)
         if rank.name:
             self._stepped[id(rank)] = rank
         self._go_on(rank)
         self.unusable[REPEATED] += rank.tracker.unusable - unusable
+
+    def _take(self, rank: Rank, mark: Mark, settled_ns: int) -> None:
+        unusable = rank.tracker.unusable
+        rank.tracker.add(mark)
+        rank.add(mark)
+        # A mark that the tracker passes over has been heard before, as after a reconnection: no cut.
+        heard = rank.tracker.unusable > unusable
+        if not heard and not self.account.cut(mark.time_ns, settled_ns):
+            self._late(rank, mark)
 
     def _go_on(self, rank: Rank) -> None:
         """Name the rank, if that can be, and take what it has come to."""

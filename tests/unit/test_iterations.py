@@ -159,7 +159,7 @@ class Suspicious(IterationTracker):
     def finished(self, leaving=False):
         for marks in self._sources.values():
             marks.touched.update(marks._marks)
-        self._unsure = self._ending = True
+        self._unsure = self.ending = True
         return super().finished(leaving)
 
 
