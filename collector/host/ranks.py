@@ -11,7 +11,7 @@ from collector.host.flows import FlowTable
 from collector.host.rank import Earlier, Rank, Resumed, Steps
 from collector.jobs.common_numbers import Numbers
 from collector.jobs.rank_claims import Claims, Holder
-from netmon.dl.account import HostAccount, Party, Tally
+from netmon.dl.account import Asked, HostAccount, Party
 from netmon.dl.iterations import Iteration, IterationTracker
 from netmon.dl.numbering import Trust
 from netmon.records import Mark, Moment, Source
@@ -314,13 +314,13 @@ class Ranks:
         """Whether a process steps and it is not known yet of which job."""
         return any(rank.unnamed() for rank in self._ranks.values())
 
-    def settle(self, settled_ns: int, flows: FlowTable) -> list[tuple[Iteration, Tally]]:
-        """The iterations whose rows have all been added, with their account."""
+    def settle(self, settled_ns: int, flows: FlowTable) -> list[tuple[Iteration, Asked]]:
+        """The iterations whose rows have all been added, with what their account is asked for by."""
         settled = []
         for rank in self._stepping():
             due = [iteration for iteration in rank.ended if iteration.end_ns <= settled_ns]
             rank.ended = [iteration for iteration in rank.ended if iteration.end_ns > settled_ns]
-            settled += [(self._whole(rank, one), self._tally(rank, one, flows)) for one in due]
+            settled += [(self._whole(rank, one), self._asked(rank, one, flows)) for one in due]
         self._forget(settled_ns)
         return settled
 
@@ -330,10 +330,10 @@ class Ranks:
         told = replace(iteration, comm_start_ns=first, comm_end_ns=last, wait_start_ns=wait, parameters=parameters)
         return self._numbered(rank, told)
 
-    def _tally(self, rank: Rank, iteration: Iteration, flows: FlowTable) -> Tally:
+    def _asked(self, rank: Rank, iteration: Iteration, flows: FlowTable) -> Asked:
         whose = Party(rank.name, rank.number, "")
         span = iteration.start_ns, iteration.end_ns
-        return self.account.tally(whose, flows.job(rank.name), flows.parties, *span, alone=iteration.size == 1)
+        return self.account.ask(whose, flows.job(rank.name), *span, alone=iteration.size == 1)
 
     def _forget(self, settled_ns: int) -> None:
         self._past = [rank for rank in self._past if not rank.gone(settled_ns)]
