@@ -103,7 +103,7 @@ class Flushing:
             whole = [(entry, entry.session.received) for entry in entries if entry.settled]
             unstored, due = self._tables().unstored, self._due(entries)
             try:
-                failed = await asyncio.to_thread(self._write, due)
+                failed, elsewhere = await asyncio.to_thread(self._write, due)
             except BaseException as error:
                 for _, flush in due.sessions:
                     flush.undone()
@@ -118,6 +118,9 @@ class Flushing:
                 return False
             for entry, built in failed:
                 self._failures.at_session(entry, "the rows to be stored", built)
+            for entry in entries:
+                if entry.session.hello.host in elsewhere:  # whoever has it stores what is not acknowledged
+                    entry.broken = True
             for entry, flush in due.sessions:
                 if not entry.broken:
                     flush.done()
@@ -146,32 +149,36 @@ class Flushing:
         self.full_rows = []
         return _Due(sessions, tables.unstored.take(), list(tables.flows.jobs), full)
 
-    def _write(self, due: _Due) -> list[tuple[Entry, Exception]]:
-        """Write all that can be built; returns the sessions at which that fails. Raises DataError; may be a thread."""
+    def _write(self, due: _Due) -> tuple[list[tuple[Entry, Exception]], set[str]]:
+        """Write all that can be built; raises DataError; may be a thread.
+
+        Returns the sessions at which that fails, and the hosts that another worker has.
+        """
         began_s = time.thread_time()
         sessions, failed = due.sessions, list[tuple[Entry, Exception]]()
+        elsewhere = set[str]()
         try:
             tables = _tables_of(sessions, due.buckets, due.jobs)
         except Exception:  # the rows of one are not what they should be: those of all others are stored without them
             sessions, failed = _tried(due)
             tables = _tables_of(sessions, due.buckets, due.jobs)
         try:
-            self._store(sessions, tables, due.full)
+            elsewhere |= self._store(sessions, tables, due.full)
         except DataError:
             raise
         except Exception:
             buckets = by_session(due.buckets)
             for one in sessions:
                 try:
-                    self._store([one], _tables_of([one], buckets.get(one[1].place, []), due.jobs), [])
+                    elsewhere |= self._store([one], _tables_of([one], buckets.get(one[1].place, []), due.jobs), [])
                 except Exception as error:
                     failed.append((one[0], error))
         self._writing_s = time.thread_time() - began_s
-        return failed
+        return failed, elsewhere
 
-    def _store(self, sessions: _Sessions, tables: dict[str, pa.Table], full: list[pa.Table]) -> None:
+    def _store(self, sessions: _Sessions, tables: dict[str, pa.Table], full: list[pa.Table]) -> frozenset[str]:
         states = {flush.origin.hello.session: flush.state for _, flush in sessions}
-        self._sink.write(tables | ({"full": pa.concat_tables(full)} if full else {}), states)
+        return self._sink.write(tables | ({"full": pa.concat_tables(full)} if full else {}), states)
 
 
 def _tables_of(sessions: _Sessions, buckets: Sequence[Table], jobs: Sequence[str]) -> dict[str, pa.Table]:

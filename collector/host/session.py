@@ -28,6 +28,7 @@ class Session:
         self.received = 0  # sequence of the last batch processed; 0: none since the collector's start
         self.queued = 0  # the same of the last one that waits for a tick, or does no more
         self.stored_before = resume.last_sequence
+        self.complete_before = resume.complete_sequence
         self.missing = 0  # batches that the agent has given up
         self._tables = tables
         self._peers, self._served = peers, Served(peers)

@@ -295,6 +295,7 @@ class HostStage:
             window = self._sessions[place].window
             self._guard(settled, place, window.align_ranks)
             (self._unnamed.add if window.ranks.waits_for_a_name() else self._unnamed.discard)(place)
+        tables.numbers.decide()
         tables.places.table["trains"] = False
         tables.places.table["trains"][busy] = True
         rows = tables.pending.take(np.ascontiguousarray(tables.places.table["settled_ns"]))

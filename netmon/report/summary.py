@@ -17,7 +17,7 @@ from netmon.dl.theory import ring_bytes
 from netmon.dl.verdict import RankSteps, sentence, slowest
 from netmon.errors import DataError
 from netmon.records import CLASS_COLOURS, CLASS_NAMES
-from netmon.report.dataset import open_table
+from netmon.report.dataset import open_table, stream
 from netmon.units import format_bytes, format_duration
 
 QUIET, SHARED, OUTSIDE = "quiet", "shared", "outside"
@@ -66,10 +66,8 @@ def _read(data: Path, table: str) -> pd.DataFrame:
 
 
 def _buckets(data: Path) -> Iterator[pd.DataFrame]:
-    dataset = open_table(data, "buckets")
-    for batch in dataset.to_batches(columns=[*LINK, "class", "bucket_start_ns", "wire_bytes"]):
-        if batch.num_rows:
-            yield batch.to_pandas()
+    for batch in stream(open_table(data, "buckets"), [*LINK, "class", "bucket_start_ns", "wire_bytes"]):
+        yield batch.to_pandas()
 
 
 def iteration_spans(iterations: pd.DataFrame) -> pd.DataFrame:

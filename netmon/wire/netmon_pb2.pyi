@@ -64,6 +64,7 @@ class Acknowledgement(_message.Message):
     REQUEST_FIELD_NUMBER: _builtins.int
     BUCKET_NS_FIELD_NUMBER: _builtins.int
     BATCH_NS_FIELD_NUMBER: _builtins.int
+    WORKER_FIELD_NUMBER: _builtins.int
     sequence: _builtins.int
     """Every batch up to here is in the dataset: the agent may forget it. 0: none is, or none is known to be."""
     bucket_ns: _builtins.int
@@ -71,6 +72,8 @@ class Acknowledgement(_message.Message):
     closer together; 0: as the agent likes.
     """
     batch_ns: _builtins.int
+    worker: _builtins.str
+    """on a bus: whose time to ask for"""
     @_builtins.property
     def request(self) -> Global___FullRequest:
         """for an agent that lives; nothing to one that sends what was left behind"""
@@ -82,10 +85,11 @@ class Acknowledgement(_message.Message):
         request: Global___FullRequest | None = ...,
         bucket_ns: _builtins.int = ...,
         batch_ns: _builtins.int = ...,
+        worker: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["request", b"request"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_ns", b"batch_ns", "bucket_ns", b"bucket_ns", "request", b"request", "sequence", b"sequence"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_ns", b"batch_ns", "bucket_ns", b"bucket_ns", "request", b"request", "sequence", b"sequence", "worker", b"worker"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
