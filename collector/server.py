@@ -2,6 +2,7 @@
 """The gRPC service, from its first socket to its last acknowledgement."""
 
 import asyncio
+import gc
 import logging
 import os
 import signal
@@ -34,6 +35,7 @@ _GRACE_S = 1.0
 _END_WITHIN_S = 7.0  # of the signal, before the grace
 _INFER_EVERY_S = 0.3
 _TICK_S = 0.2
+_LOOKED_OVER = (50_000, 20, 20)  # a tick of a thousand hosts makes so many objects, and lets go of nearly all
 Context = grpc.aio.ServicerContext[Any, Any]
 
 
@@ -122,6 +124,8 @@ async def serve(
         _listen(server, listen)
         await server.start()
         _log.info(f"listening on {listen}, writing to {data}")
+        gc.freeze()  # what is there now stays: it need not be looked over again and again
+        gc.set_threshold(*_LOOKED_OVER)
         _notify("READY=1")
         flushing = _flush_for_ever(registry, settings.flush_ns / NS_PER_S)
         stopped = asyncio.create_task(stop.wait())

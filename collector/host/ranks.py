@@ -12,7 +12,7 @@ from collector.host.rank import NEVER, Earlier, Rank, Resumed, Steps
 from collector.jobs.common_numbers import Numbers
 from collector.jobs.rank_claims import Claims
 from collector.messages import Holder
-from netmon.dl.account import HostAccount, Party, Tally
+from netmon.dl.account import Asked, HostAccount, Party
 from netmon.dl.iterations import Iteration, IterationTracker
 from netmon.dl.numbering import RankEvents, Trust
 from netmon.records import Mark, Moment, Source
@@ -379,15 +379,15 @@ class Ranks:
         """Whether a process steps and it is not known yet of which job."""
         return any(rank.unnamed() for rank in self._ranks.values())
 
-    def settle(self, settled_ns: int, flows: FlowTable) -> list[tuple[Iteration, Tally]]:
-        """The iterations whose rows have all been added, with their account."""
+    def settle(self, settled_ns: int, flows: FlowTable) -> list[tuple[Iteration, Asked]]:
+        """The iterations whose rows have all been added, with what their account is asked for by."""
         settled = []
         for rank in self._stepping():
             due = [iteration for iteration in rank.ended if iteration.end_ns <= settled_ns]
             if not due:
                 continue
             rank.ended = [iteration for iteration in rank.ended if iteration.end_ns > settled_ns]
-            settled += [(self._whole(rank, one), self._tally(rank, one, flows)) for one in due]
+            settled += [(self._whole(rank, one), self._asked(rank, one, flows)) for one in due]
         self._forget(settled_ns)
         return settled
 
@@ -405,10 +405,10 @@ class Ranks:
             wait_start_ns=wait,
         )
 
-    def _tally(self, rank: Rank, iteration: Iteration, flows: FlowTable) -> Tally:
+    def _asked(self, rank: Rank, iteration: Iteration, flows: FlowTable) -> Asked:
         whose = Party(rank.name, rank.number, "")
         span = iteration.start_ns, iteration.end_ns
-        return self.account.tally(whose, flows.job(rank.name), flows.parties, *span, alone=iteration.size == 1)
+        return self.account.ask(whose, flows.job(rank.name), *span, alone=iteration.size == 1)
 
     def _forget(self, settled_ns: int) -> None:
         if self._past:

@@ -199,8 +199,8 @@ def test_a_missed_first_cycle_is_made_up_for():
 def test_a_job_of_one_rank_has_no_shared_node():
     host = ranks()
     told(host, mark(JOIN, 0, 0, size=1), *step(0, 0, size=1))
-    ((_, tally),) = settle(host, 1000 * MS)
-    assert not tally.node_shared
+    ((_, asked),) = settle(host, 1000 * MS)
+    assert asked.alone
 
 
 @pytest.mark.parametrize("after", [1, 3])
