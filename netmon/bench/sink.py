@@ -19,6 +19,7 @@ import numpy as np
 
 from netmon.wire import netmon_pb2, netmon_pb2_grpc
 from netmon.wire.buckets import decode_buckets
+from netmon.wire.channel import COLLECTOR_OPTIONS
 
 LISTENS = "listens"
 _THREADS = 16  # each holds one stream
@@ -95,7 +96,7 @@ def main(address: str, report: str) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: ended.set())
     sink = Sink()
-    server = grpc.server(ThreadPoolExecutor(_THREADS), options=(("grpc.max_receive_message_length", -1),))
+    server = grpc.server(ThreadPoolExecutor(_THREADS), options=COLLECTOR_OPTIONS)
     netmon_pb2_grpc.add_CollectorServicer_to_server(sink, server)  # type: ignore[no-untyped-call]
     server.add_insecure_port(address)
     server.start()
