@@ -9,11 +9,10 @@ from typing import Any
 
 import grpc
 
-from collector.door import BatchOrder, FailedBatchError, FailedSessionError, RefusedBatchError, read_hello
-from collector.entry import Entry
+from collector.connection import Connection
+from collector.door import FailedBatchError, FailedSessionError, RefusedBatchError, read_hello
 from collector.registry import Registry
 from netmon.errors import DataError, NetmonError, WireError
-from netmon.records import Hello
 from netmon.wire import netmon_pb2
 from netmon.wire.channel import ALIVE_EVERY_S
 
@@ -39,8 +38,7 @@ class AgentStream:
     def __init__(self, registry: Registry, messages: AsyncIterator[netmon_pb2.AgentMessage], context: Context) -> None:
         """`serve` does the work."""
         self._registry, self._messages, self._context = registry, messages, context
-        self._entry: Entry | None = None
-        self._connection = 0
+        self._connection: Connection | None = None
         self._news = asyncio.Event()  # of this connection: something is stored, or another one has come
         self._waits_since: float | None = time.monotonic()  # for the next message; None: one is being taken in
 
@@ -63,8 +61,8 @@ class AgentStream:
                 _log.warning(error)
             code = grpc.StatusCode.INTERNAL if failed else grpc.StatusCode.INVALID_ARGUMENT
             await self._leave(complete=False)
-            if failed and self._entry:
-                await self._registry.discard(self._entry)
+            if failed and self._connection:
+                await self._registry.discard(self._connection.entry)
             await self._context.abort(code, str(error), (("netmon-sequence", str(error.sequence)),))
         except FailedSessionError as error:
             taking.cancel()
@@ -100,42 +98,28 @@ class AgentStream:
         finally:
             news.cancel()
         self._news.clear()
-        if self._entry and not self._current and not taking.done():
+        if self._connection and not self._connection.current and not taking.done():
             taking.cancel()
-            name = self._entry.session.hello.session
+            name = self._connection.entry.session.hello.session
             await self._context.abort(grpc.StatusCode.ABORTED, f"session {name} has connected again")
 
     def _check(self) -> None:
         """Raise what the agent is to be told.
 
-        RefusedBatchError: a batch was not taken in; FailedSessionError: the session is not what it should be;
-        _SilentError: nobody is there.
+        As Connection.check; _SilentError: nobody is there.
         """
-        if self._entry and self._entry.refused and self._current:
-            raise self._entry.refused
-        if self._entry and self._entry.failure and self._current:
-            raise FailedSessionError(self._entry.failure)
-        most_s = SILENT_S if self._entry else HELLO_WITHIN_S
+        if self._connection:
+            self._connection.check()
+        most_s = SILENT_S if self._connection else HELLO_WITHIN_S
         if self._waits_since is not None and time.monotonic() - self._waits_since > most_s:
-            who = self._entry.session.hello.host if self._entry else "an agent that has not said who it is"
+            stranger = "an agent that has not said who it is"
+            who = self._connection.entry.session.hello.host if self._connection else stranger
             raise _SilentError(f"nothing was heard of {who} for {most_s:.0f} s: its stream is let go")
 
     async def _tell(self) -> None:
         """What is stored; every message says that we are alive, too."""
-        news = netmon_pb2.Acknowledgement(sequence=self._entry.acknowledge if self._entry else 0)
-        if self._entry:
-            order = self._registry.intake.order(self._entry.session.hello.session)
-            news.bucket_ns, news.batch_ns = order.bucket_ns, order.batch_ns
-        while self._entry and self._current and self._entry.requests:
-            news.request.CopyFrom(self._entry.requests.popleft())
+        for news in self._connection.tell() if self._connection else (netmon_pb2.Acknowledgement(),):
             await self._context.write(news)
-            news.ClearField("request")
-        await self._context.write(news)
-
-    @property
-    def _current(self) -> bool:
-        """Whether the session has not connected again since."""
-        return self._entry is not None and self._entry.connections == self._connection
 
     async def _take(self) -> None:
         first = await anext(self._messages, None)
@@ -143,52 +127,20 @@ class AgentStream:
         if first is None:
             return
         hello = read_hello(first)
-        entry = self._entry = await self._registry.open(hello, self._news)
-        self._connection = entry.connections
-        _log.info(f"{hello.host} connected: session {hello.session}, {_hooks(hello)}")
-        order = BatchOrder(entry.session, hello.acknowledged)
+        connection = await Connection.open(self._registry, hello, hello.acknowledged, self._news)
+        self._connection = connection
         self._waits_since = time.monotonic()
         async for message in self._messages:
             self._waits_since = None
             if message.WhichOneof("message") != "full":
-                await self._registry.intake.turn(hello.session)
-                await self._registry.flushing.room()
-            if not self._current or entry.broken:
+                await connection.room()
+            entry = connection.entry
+            if not connection.current or entry.broken or entry.refused:  # nothing is accepted that is not taken in
                 return
-            await self._process(entry, order, message)
+            await connection.process(message)
             self._waits_since = time.monotonic()
-
-    async def _process(self, entry: Entry, order: BatchOrder, message: netmon_pb2.AgentMessage) -> None:
-        """Raises NetmonError; FailedBatchError where the collector fails."""
-        try:
-            if message.WhichOneof("message") == "full":
-                self._registry.full.answer(entry, message.full)
-                return
-            if order.accept(message):
-                self._registry.add(entry, message)
-            self._registry.heard_at(entry, message.batch.clock.utc_ns)
-        except NetmonError:
-            raise
-        except Exception as error:
-            sequence = message.batch.sequence
-            told = self._registry.failures.set_aside(entry.session.hello, f"batch {sequence}", [message], error)
-            await self._registry.discard(entry)
-            raise FailedBatchError(sequence, entry.session.hello.host, told) from error
 
     async def _leave(self, complete: bool) -> None:
         """The connection has ended; complete: because the agent has said all that it has to say."""
-        entry = self._entry
-        if entry is None or not self._current:
-            return
-        self._registry.disconnected(entry)
-        hello = entry.session.hello
-        _log.info(f"{hello.host} {'left' if complete else 'is cut off'}: session {hello.session}")
-        if complete:
-            stored = await self._registry.part(entry)
-            self._check()
-            if stored:
-                await self._tell()
-
-
-def _hooks(hello: Hello) -> str:
-    return ", ".join(f"{i.name} ({i.hook_rx}/{i.hook_tx})" for i in hello.interfaces)
+        if self._connection and await self._connection.leave(complete):
+            await self._tell()

@@ -64,6 +64,7 @@ class Acknowledgement(_message.Message):
     REQUEST_FIELD_NUMBER: _builtins.int
     BUCKET_NS_FIELD_NUMBER: _builtins.int
     BATCH_NS_FIELD_NUMBER: _builtins.int
+    WORKER_FIELD_NUMBER: _builtins.int
     sequence: _builtins.int
     """Every batch up to here is in the dataset: the agent may forget it. 0: none is, or none is known to be."""
     bucket_ns: _builtins.int
@@ -71,6 +72,8 @@ class Acknowledgement(_message.Message):
     closer together; 0: as the agent likes.
     """
     batch_ns: _builtins.int
+    worker: _builtins.str
+    """on a bus: whose time to ask for"""
     @_builtins.property
     def request(self) -> Global___FullRequest:
         """for an agent that lives; nothing to one that sends what was left behind"""
@@ -82,10 +85,11 @@ class Acknowledgement(_message.Message):
         request: Global___FullRequest | None = ...,
         bucket_ns: _builtins.int = ...,
         batch_ns: _builtins.int = ...,
+        worker: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["request", b"request"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_ns", b"batch_ns", "bucket_ns", b"bucket_ns", "request", b"request", "sequence", b"sequence"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_ns", b"batch_ns", "bucket_ns", b"bucket_ns", "request", b"request", "sequence", b"sequence", "worker", b"worker"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1281,49 +1285,61 @@ Global___JobView: _TypeAlias = JobView  # noqa: Y015
 
 @_typing.final
 class SlowIteration(_message.Message):
-    """The slowest of the recent iterations, and whose cross traffic met it."""
+    """The slowest of the recent iterations, and why. The shares are parts of duration − median."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     ITERATION_FIELD_NUMBER: _builtins.int
     DURATION_NS_FIELD_NUMBER: _builtins.int
     MEDIAN_NS_FIELD_NUMBER: _builtins.int
-    CAUSE_FIELD_NUMBER: _builtins.int
-    CAUSE_BYTES_FIELD_NUMBER: _builtins.int
+    CULPRIT_FIELD_NUMBER: _builtins.int
+    CULPRIT_BYTES_FIELD_NUMBER: _builtins.int
     DIRECTION_FIELD_NUMBER: _builtins.int
     HOST_FIELD_NUMBER: _builtins.int
     RANK_FIELD_NUMBER: _builtins.int
-    WAITED_FIELD_NUMBER: _builtins.int
+    CAUSE_FIELD_NUMBER: _builtins.int
+    TRANSFER_NS_FIELD_NUMBER: _builtins.int
+    LATE_NS_FIELD_NUMBER: _builtins.int
+    PAUSE_NS_FIELD_NUMBER: _builtins.int
+    TOLD_FIELD_NUMBER: _builtins.int
     iteration: _builtins.int
     """-1: none stands out"""
     duration_ns: _builtins.int
     median_ns: _builtins.int
-    cause: _builtins.str
-    """empty: there was no cross traffic"""
-    cause_bytes: _builtins.int
+    culprit: _builtins.str
+    """whose cross traffic; of an unknown cause: who moved the most meanwhile"""
+    culprit_bytes: _builtins.int
     direction: _builtins.int
     host: _builtins.str
+    """where it was, or the straggler is"""
     rank: _builtins.int
-    @_builtins.property
-    def waited(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """other ranks"""
-
+    cause: _builtins.int
+    """netmon.views.Cause"""
+    transfer_ns: _builtins.int
+    late_ns: _builtins.int
+    pause_ns: _builtins.int
+    told: _builtins.bool
+    """whether it is known how long each rank waited"""
     def __init__(
         self,
         *,
         iteration: _builtins.int = ...,
         duration_ns: _builtins.int = ...,
         median_ns: _builtins.int = ...,
-        cause: _builtins.str = ...,
-        cause_bytes: _builtins.int = ...,
+        culprit: _builtins.str = ...,
+        culprit_bytes: _builtins.int = ...,
         direction: _builtins.int = ...,
         host: _builtins.str = ...,
         rank: _builtins.int = ...,
-        waited: _abc.Iterable[_builtins.int] | None = ...,
+        cause: _builtins.int = ...,
+        transfer_ns: _builtins.int = ...,
+        late_ns: _builtins.int = ...,
+        pause_ns: _builtins.int = ...,
+        told: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cause", b"cause", "cause_bytes", b"cause_bytes", "direction", b"direction", "duration_ns", b"duration_ns", "host", b"host", "iteration", b"iteration", "median_ns", b"median_ns", "rank", b"rank", "waited", b"waited"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cause", b"cause", "culprit", b"culprit", "culprit_bytes", b"culprit_bytes", "direction", b"direction", "duration_ns", b"duration_ns", "host", b"host", "iteration", b"iteration", "late_ns", b"late_ns", "median_ns", b"median_ns", "pause_ns", b"pause_ns", "rank", b"rank", "told", b"told", "transfer_ns", b"transfer_ns"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -18,12 +18,12 @@ import pandas as pd
 from collector_stream import hello
 from mutations import Mutator, honest_batches
 
+from collector.connection import Connection
 from collector.dataset.sink import ParquetSink
-from collector.door import BatchOrder, FailedBatchError, FailedSessionError, RefusedBatchError, read_hello
+from collector.door import FailedBatchError, FailedSessionError, RefusedBatchError, read_hello
 from collector.entry import Entry
 from collector.registry import Registry
 from collector.settings import Settings
-from collector.stream import AgentStream
 from netmon.errors import WireError
 from netmon.wire import netmon_pb2
 from netmon.wire.batches import encode_batch, encode_hello
@@ -41,7 +41,7 @@ class Sender:
     def __init__(self, door: "Door", opening: netmon_pb2.AgentMessage, messages: list[netmon_pb2.AgentMessage]) -> None:
         self._door, self._opening, self._messages = door, opening, deque(messages)
         self.entry: Entry | None = None
-        self._order: BatchOrder | None = None
+        self._connection: Connection | None = None
 
     async def send(self) -> bool:
         """The next message, on a new connection where the one before was ended; whether there was one."""
@@ -51,19 +51,20 @@ class Sender:
         if self.entry is None or self.entry.broken or self.entry.refused:
             try:
                 introduction = read_hello(self._opening)
-                self.entry = await self._door.registry.open(introduction, asyncio.Event())
+                known = introduction.acknowledged
+                self._connection = await Connection.open(self._door.registry, introduction, known, asyncio.Event())
+                self.entry = self._connection.entry
             except WireError as error:
                 self._door.count("hello", error)
                 self._messages.clear()
                 return False
-            self._order = BatchOrder(self.entry.session, introduction.acknowledged)
-        stream = AgentStream(self._door.registry, None, None)  # type: ignore[arg-type]
+        assert self._connection
         try:
-            await stream._process(self.entry, self._order, self._messages.popleft())
+            await self._connection.process(self._messages.popleft())
             self._door.counts["let in"] += 1
         except WireError as error:
             self._door.count("batch", error)
-            self._order = BatchOrder(self.entry.session, 0)
+            self._connection = Connection(self._door.registry, self.entry, 0)
         return True
 
     def look(self) -> None:

@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the bus holds for one host: every message that is not acknowledged, in the order in which it came.
+
+The stream keeps a message until it is acknowledged. The consumer that hands them out is therefore nothing to be kept:
+it is in the servers' memory, and is made anew whenever something is odd, which brings everything again that is not
+acknowledged.
+"""
+
+import asyncio
+import contextlib
+import hashlib
+import json
+import time
+from collections import deque
+
+from nats.aio.msg import Msg
+from nats.aio.subscription import Subscription
+from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
+from nats.js.errors import NotFoundError
+
+from netmon.wire.bus import LEAST_PAYLOAD, STREAM, Bus, BusError, batch_subject, token
+
+_AT_A_TIME = 16  # messages asked for
+_ASK_S, _ALIVE_S, _SILENT_S = 30.0, 3.0, 10.0
+_AGAIN_S = 3600.0  # what is not acknowledged comes again: everything comes from a new consumer long before
+_GONE_S = 300.0  # a consumer that nobody asks is removed
+_LONGEST_NAME = 200
+_ON, _OVER = ("100",), ("404", "408")
+_OVER_TEXTS = ("Batch Completed", "Message Size Exceeds MaxBytes", "Exceeded")
+
+
+class Deliveries:
+    """One consumer, of one worker. Lives on one event loop."""
+
+    def __init__(self, bus: Bus, host: str) -> None:
+        """`begin` makes the consumer."""
+        self._bus, self._host = bus, host
+        self.name = consumer_name(host)
+        self._ask = f"$JS.API.CONSUMER.MSG.NEXT.{STREAM}.{self.name}"
+        self._subscription: Subscription | None = None
+        self._come: deque[Msg] = deque()
+        self._news = asyncio.Event()
+        self._asked = 0  # messages that may still come
+        self._heard = 0.0
+        self._broken = ""
+
+    async def begin(self) -> None:
+        """From the oldest message that is not acknowledged. Raises BusError."""
+        await self._unsubscribe()
+        self._come.clear()
+        self._asked, self._broken = 0, ""
+        subject = batch_subject(self._host)
+        with self._bus.errors(f"consume {subject} from"):
+            with contextlib.suppress(NotFoundError):
+                await self._bus.jetstream.delete_consumer(STREAM, self.name)
+            consumer = ConsumerConfig(
+                durable_name=self.name,
+                filter_subject=subject,
+                deliver_policy=DeliverPolicy.ALL,
+                ack_policy=AckPolicy.EXPLICIT,
+                ack_wait=_AGAIN_S,
+                max_ack_pending=-1,
+                max_deliver=-1,
+                mem_storage=True,
+                inactive_threshold=_GONE_S,
+            )
+            await self._bus.jetstream.add_consumer(STREAM, consumer)
+            inbox = self._bus.client.new_inbox()
+            self._subscription = await self._bus.client.subscribe(
+                inbox, cb=self._came, pending_bytes_limit=0, pending_msgs_limit=0
+            )
+            self._inbox = inbox
+
+    async def next(self) -> Msg:
+        """The next message. Raises BusError: `begin` again, also after `interrupt`."""
+        while True:
+            if self._broken:
+                raise BusError(self._broken)
+            if self._come:
+                return self._come.popleft()
+            self._news.clear()
+            if not self._asked:
+                await self._ask_for_more()
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._news.wait(), _ALIVE_S)
+            if time.monotonic() - self._heard > _SILENT_S:
+                self._broken = f"the bus says nothing about {self._host} for {_SILENT_S:g} s"
+
+    def interrupt(self, why: str) -> None:
+        """Whoever waits in `next` begins again."""
+        self._broken = self._broken or why
+        self._news.set()
+
+    async def end(self) -> None:
+        """The consumer goes, what it has handed out stays on the bus. Does not raise."""
+        with contextlib.suppress(Exception):
+            await self._unsubscribe()
+            await self._bus.jetstream.delete_consumer(STREAM, self.name)
+
+    async def _unsubscribe(self) -> None:
+        subscription, self._subscription = self._subscription, None
+        if subscription:
+            with contextlib.suppress(Exception):  # the connection may be gone
+                await subscription.unsubscribe()
+
+    async def _ask_for_more(self) -> None:
+        request = {
+            "batch": _AT_A_TIME,
+            "max_bytes": 2 * LEAST_PAYLOAD,
+            "expires": int(_ASK_S * 1e9),
+            "idle_heartbeat": int(_ALIVE_S * 1e9),
+        }
+        self._asked, self._heard = _AT_A_TIME, time.monotonic()
+        with self._bus.errors("ask"):
+            await self._bus.client.publish(self._ask, json.dumps(request).encode(), self._inbox)
+
+    async def _came(self, message: Msg) -> None:
+        self._heard = time.monotonic()
+        status = (message.headers or {}).get("Status")
+        if not status:
+            self._come.append(message)
+            self._asked = max(0, self._asked - 1)
+        elif status not in _ON:
+            text = (message.headers or {}).get("Description", "")
+            self._asked = 0
+            if status not in _OVER and not any(told in text for told in _OVER_TEXTS):
+                self._broken = self._broken or f"the consumer of {self._host} is gone: {status} {text}"
+        self._news.set()
+
+
+def consumer_name(host: str) -> str:
+    """The host's, where it is not too long for one."""
+    name = token(host)
+    return name if len(name) <= _LONGEST_NAME else hashlib.blake2b(name.encode(), digest_size=16).hexdigest()

@@ -1,0 +1,193 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One host's batches on their way from the bus to the registry, until it is released."""
+
+import asyncio
+import logging
+from collections import Counter
+
+from nats.aio.msg import Msg
+
+from collector.bus.deliveries import Deliveries
+from collector.bus.session import BusSession, Delivered, StrangerError
+from collector.door import FailedBatchError, RefusedBatchError
+from collector.registry import Registry
+from netmon.errors import DataError, NetmonError, WireError
+from netmon.wire import netmon_pb2
+from netmon.wire.bus import Bus, BusError, read_label
+
+_log = logging.getLogger(__name__)
+_STRIKES = 3  # failures at one batch, after which the batch is to blame
+_MOST_SESSIONS = 64  # of a host at a time
+_REST_S, _LONGEST_REST_S = 0.1, 5.0
+
+
+class HostIntake:
+    """Lives on one event loop. What fails costs one batch or one session; what is not stored stays on the bus."""
+
+    def __init__(self, bus: Bus, registry: Registry, host: str, news: asyncio.Event) -> None:
+        """`begin` begins. news: set when something is stored or to be told."""
+        self._bus, self._registry, self._host, self._news = bus, registry, host, news
+        self._deliveries = Deliveries(bus, host)
+        self.sessions: dict[str, BusSession] = {}
+        self._failed: list[tuple[BusSession, NetmonError]] = []
+        self._strikes: Counter[tuple[str, int]] = Counter()
+        self._working: asyncio.Task[None] | None = None
+        self._said = ""
+        self.strange = 0  # messages that were none of an agent's
+
+    async def begin(self) -> None:
+        """Consume from now on. Raises BusError."""
+        await self._deliveries.begin()
+        self._working = asyncio.create_task(self._work())
+
+    def begin_again(self, why: str) -> None:
+        """Everything that is not acknowledged comes again."""
+        self._deliveries.interrupt(why)
+
+    async def tend(self) -> None:
+        """Once a second, and when there is news: acknowledge what is stored, let go of who is silent or over."""
+        for session in list(self.sessions.values()):
+            try:
+                await self._acknowledge(session)
+                session.check()
+                strange = await session.tend()
+                if strange:
+                    await self._strange(f"session {session.name} of {self._host} has not introduced itself", strange)
+                over = session.over
+                if over:
+                    await self._bus.acknowledge([over.reply])
+                    await session.forget()
+                    del self.sessions[session.name]
+            except BusError as error:
+                _log.debug("%s", error)  # it is said where the connection is kept
+            except NetmonError as error:
+                self._fail(session, error)
+
+    def abandon(self) -> None:
+        """Take nothing in any more."""
+        if self._working:
+            self._working.cancel()
+
+    async def end(self) -> None:
+        """Consume no more; what is stored is acknowledged, the rest is forgotten here. Does not raise BusError."""
+        if self._working:
+            self._working.cancel()
+            await asyncio.gather(self._working, return_exceptions=True)
+        await self.settle()
+        for session in self.sessions.values():
+            await session.close()
+        self.sessions.clear()
+        await self._deliveries.end()
+
+    async def settle(self) -> None:
+        """Store all that has come, as far as the disk takes it, and acknowledge it."""
+        self._registry.tick()
+        for session in self.sessions.values():
+            if session.entry and not session.entry.broken:
+                self._registry.settle(session.entry, leaving=session.entry.left)
+        await self._registry.flush()
+        for session in self.sessions.values():
+            try:
+                await self._acknowledge(session)
+            except BusError as error:
+                _log.debug("%s", error)
+
+    async def _work(self) -> None:
+        rest_s = _REST_S
+        while True:
+            try:
+                while True:
+                    await self._take(await self._deliveries.next())
+                    rest_s, self._said = _REST_S, ""
+            except NetmonError as error:
+                self._say(error)
+            await asyncio.sleep(rest_s)
+            rest_s = min(2 * rest_s, _LONGEST_REST_S)
+            try:
+                await self._clear_failed()
+                await self._deliveries.begin()
+            except BusError as error:
+                self._deliveries.interrupt(str(error))
+
+    def _say(self, error: NetmonError) -> None:
+        if self._bus.client.is_connected and str(error) != self._said and not isinstance(error, BusError):
+            _log.warning("%s; its batches wait on the bus", error)
+        self._said = str(error)
+
+    async def _take(self, message: Msg) -> None:
+        """Raises NetmonError: begin again."""
+        try:
+            delivered = _read(message)
+        except WireError as error:
+            self._count(f"a message on {message.subject} is none of an agent's: {error}", 1)
+            await self._bus.acknowledge([message.reply])
+            return
+        session = self._session(delivered.label.session)
+        try:
+            await session.add(delivered)
+        except StrangerError as error:
+            await self._strange(str(error), [delivered])
+        except RefusedBatchError as error:
+            self._fail(session, error)
+        except BusError:
+            raise
+        except DataError:
+            raise
+        except WireError as error:
+            if session.entry is None:  # it cannot be opened: another netmon may be able to
+                session.refused = str(error)
+                self._registry.failures.notice(f"{error}; its batches stay on the bus")
+            else:
+                self._fail(session, error)
+
+    def _session(self, name: str) -> BusSession:
+        found = self.sessions.get(name)
+        if found is None:
+            if len(self.sessions) >= _MOST_SESSIONS:
+                raise WireError(f"{self._host} has more than {_MOST_SESSIONS} sessions at a time")
+            found = self.sessions[name] = BusSession(self._bus, self._registry, self._host, name, self._news)
+        return found
+
+    async def _acknowledge(self, session: BusSession) -> None:
+        replies = list(session.stored())
+        if replies:
+            await self._bus.acknowledge(replies)
+
+    def _fail(self, session: BusSession, error: NetmonError) -> None:
+        """Its session begins anew, from the dataset and the bus."""
+        if isinstance(error, RefusedBatchError):
+            key = session.name, error.sequence
+            self._strikes[key] += 1
+            if not isinstance(error, FailedBatchError) or self._strikes[key] >= _STRIKES:
+                del self._strikes[key]
+                session.blame(error)
+                self._registry.failures.notice(f"{error}; it is left out")
+        self._failed.append((session, error))
+        self._deliveries.interrupt(str(error))
+
+    async def _clear_failed(self) -> None:
+        failed, self._failed = self._failed, []
+        for session, _ in failed:
+            await session.close()
+        for session in [session for session in self.sessions.values() if session.refused]:
+            del self.sessions[session.name]
+
+    async def _strange(self, why: str, messages: list[Delivered]) -> None:
+        self._count(why, len(messages))
+        await self._bus.acknowledge([one.reply for one in messages])
+
+    def _count(self, why: str, count: int) -> None:
+        self.strange += count
+        self._registry.failures.notice(f"{why}; it is left out")
+
+
+def _read(message: Msg) -> Delivered:
+    """Raises WireError."""
+    label = read_label(message.headers)
+    try:
+        decoded = netmon_pb2.AgentMessage.FromString(message.data)
+    except Exception as error:  # protobuf raises its own
+        raise WireError("it cannot be decoded") from error
+    if label.sequence and (decoded.WhichOneof("message"), decoded.batch.sequence) != ("batch", label.sequence):
+        raise WireError(f"it is not batch {label.sequence}")
+    return Delivered(label, decoded, message.reply)

@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A worker's hosts on the bus: taken and released one by one, and told what their agents have to know."""
+
+import asyncio
+import contextlib
+import logging
+import time
+
+from nats.aio.msg import Msg
+
+from collector.bus.host import HostIntake
+from collector.bus.session import BusSession
+from collector.registry import Registry
+from netmon.errors import DataError, NetmonError, WireError
+from netmon.wire import netmon_pb2
+from netmon.wire.bus import Bus, BusError, clock_subject, down_subject, name_of, token, up_subject
+from netmon.wire.channel import ALIVE_EVERY_S
+
+_log = logging.getLogger(__name__)
+_TELL_EVERY_S = 2.0  # an agent that hears nothing for longer does as it likes
+
+
+class BusIntake:
+    """Between `start` and `close`; lives on one event loop."""
+
+    def __init__(self, bus: Bus, registry: Registry, worker: str) -> None:
+        """worker: its name, of which there is one on the bus."""
+        self._bus, self._registry, self._worker = bus, registry, worker
+        self._hosts: dict[str, HostIntake] = {}
+        self._news = asyncio.Event()
+        self._working: list[asyncio.Task[None]] = []
+        self._told: dict[tuple[str, str], float] = {}  # by host and session: when
+        self._mending = asyncio.Lock()
+
+    async def start(self) -> None:
+        """Make what is missing on the bus, tell the time, hear answers, say what is stored. Raises BusError."""
+        await self._bus.make()
+        with self._bus.errors("listen on"):
+            await self._bus.client.subscribe(clock_subject(self._worker), cb=self._tell_time)
+            await self._bus.client.subscribe(f"netmon.v1.up.{token(self._worker)}.>", cb=self._hear)
+        self._bus.when_back(self._back)
+        self._working = [asyncio.create_task(self._tend_for_ever())]
+
+    async def close(self) -> None:
+        """Release everything."""
+        for host in list(self._hosts):
+            await self.release(host)
+        for task in self._working:
+            task.cancel()
+        await asyncio.gather(*self._working, return_exceptions=True)
+
+    def abandon(self) -> None:
+        """Everything as it is: nothing more is stored or acknowledged of what has come."""
+        for host in self._hosts.values():
+            host.abandon()
+        self._hosts.clear()
+
+    async def take(self, host: str) -> None:
+        """Take in what the bus holds of a host and what comes. Raises BusError."""
+        if host in self._hosts:
+            return
+        intake = self._hosts[host] = HostIntake(self._bus, self._registry, host, self._news)
+        try:
+            await intake.begin()
+        except BaseException:
+            del self._hosts[host]
+            raise
+
+    async def release(self, host: str) -> None:
+        """Store and acknowledge what has come of a host, and forget it: another worker may take it then.
+
+        What could not be stored stays on the bus, for that one.
+        """
+        intake = self._hosts.pop(host, None)
+        if intake:
+            await intake.end()
+
+    async def hosts(self) -> frozenset[str]:
+        """Every host that has introduced itself, or of which batches wait. Raises BusError."""
+        return await self._bus.hosts()
+
+    def held(self) -> frozenset[str]:
+        """The hosts that are taken."""
+        return frozenset(self._hosts)
+
+    # --- now and then
+
+    async def _tend_for_ever(self) -> None:
+        while True:
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._news.wait(), ALIVE_EVERY_S)
+            self._news.clear()
+            for host in list(self._hosts.values()):
+                try:
+                    await host.tend()
+                    for session in host.sessions.values():
+                        await self._tell(session)
+                except BusError as error:
+                    _log.debug("%s", error)
+                except Exception as error:  # of one host
+                    self._registry.failures.notice(f"cannot tend a host: {type(error).__name__}: {error}", error)
+
+    async def _tell(self, session: BusSession) -> None:
+        """What its agent has to know, now and then and when there is a request."""
+        connection, key, now = session.connection, (session.host, session.name), time.monotonic()
+        if connection is None or not connection.current:
+            self._told.pop(key, None)
+            return
+        if connection.entry.requests or now - self._told.get(key, 0.0) > _TELL_EVERY_S:
+            self._told[key] = now
+            for news in connection.tell():
+                news.worker = self._worker
+                reply = up_subject(self._worker, *key)
+                with self._bus.errors("tell an agent on"):
+                    await self._bus.client.publish(down_subject(*key), news.SerializeToString(), reply)
+
+    async def _hear(self, message: Msg) -> None:
+        """An answer of an agent, to a request for full resolution."""
+        try:
+            host, session = map(name_of, message.subject.split(".")[-2:])
+            answer = netmon_pb2.AgentMessage.FromString(message.data)
+            found = self._hosts[host].sessions[session].connection
+            if found and answer.WhichOneof("message") == "full":
+                await found.process(answer)
+        except KeyError:
+            return
+        except (WireError, DataError) as error:
+            self._registry.failures.notice(str(error))
+        except NetmonError:
+            return
+        except Exception as error:  # protobuf raises its own
+            self._registry.failures.notice(f"an answer on {message.subject} cannot be read: {error}")
+
+    async def _tell_time(self, message: Msg) -> None:
+        received = time.time_ns()
+        with contextlib.suppress(Exception):
+            probe = netmon_pb2.ClockProbe.FromString(message.data)
+            echo = netmon_pb2.ClockEcho(number=probe.number, received_ns=received)
+            echo.sent_ns = time.time_ns()
+            await self._bus.client.publish(message.reply, echo.SerializeToString())
+
+    async def _back(self) -> None:
+        """The connection was gone: nobody knows what got through."""
+        await self.mend()
+        for host in self._hosts.values():
+            host.begin_again("the bus is back")
+
+    async def mend(self) -> None:
+        """Make what is missing on the bus, and say what that means."""
+        async with self._mending:
+            try:
+                emptied = await self._bus.make()
+            except BusError as error:
+                _log.warning("%s", error)
+                return
+            if emptied:
+                where = self._bus.settings.name
+                self._registry.failures.notice(
+                    f"the bus at {where} has come back empty: what it had and nobody had stored is lost"
+                )

@@ -1,0 +1,203 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One session of a host on the bus: its introduction, its batches in their order, and which of them are stored."""
+
+import asyncio
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from collector.bus.order import InOrder
+from collector.connection import Connection
+from collector.door import RefusedBatchError, read_hello
+from collector.entry import Entry
+from collector.registry import Registry
+from netmon.errors import WireError
+from netmon.records import SCHEMA_VERSION, Hello
+from netmon.wire import netmon_pb2
+from netmon.wire.bus import Bus, Label
+
+SILENT_S = 10.0
+"""An agent that lives sends every second; what is heard of it later connects it again."""
+
+_UNKNOWN_S = 5.0  # for an introduction that is still to come
+_MISSING_S = 600.0  # for a batch that goes before one that is there, of an agent that says nothing more
+_MOST_PARKED = 256
+
+
+class StrangerError(WireError):
+    """A message is none of an agent of this host."""
+
+
+@dataclass(frozen=True)
+class Delivered:
+    """A message as the bus has handed it out. reply: where to acknowledge it."""
+
+    label: Label
+    message: netmon_pb2.AgentMessage
+    reply: str
+
+
+class BusSession:
+    """`add` takes messages in, `stored` says which of them need not come again."""
+
+    def __init__(self, bus: Bus, registry: Registry, host: str, name: str, news: asyncio.Event) -> None:
+        """Nothing has come. news: set when there is something to acknowledge or to tell."""
+        self._bus, self._registry, self._news = bus, registry, news
+        self.host, self.name = host, name
+        self.connection: Connection | None = None
+        self.refused = ""  # why it is not taken in; what comes of it stays on the bus
+        self.lost: set[int] = set()  # batches that are not to be taken in again
+        self._entry: Entry | None = None  # also when it is not connected any more
+        self._order: InOrder[Delivered] | None = None
+        self._replies: dict[int, list[str]] = {}  # of batches that are not stored yet
+        self._parked: list[Delivered] = []  # until it is known who it is
+        self._since = time.monotonic()
+        self._waits_since: float | None = time.monotonic()  # None: a message is being taken in
+        self._end: Delivered | None = None  # its last word
+        self._leaving: asyncio.Task[bool] | None = None
+        self._revision = 0  # of the introduction
+
+    @property
+    def entry(self) -> Entry | None:
+        """As the registry has it."""
+        return self._entry
+
+    async def add(self, delivered: Delivered) -> None:
+        """Take a message in; waits until there is room. Raises BusError, NetmonError; StrangerError."""
+        if self.refused:
+            return
+        self._waits_since = None
+        try:
+            await self._add(delivered)
+        finally:
+            self._waits_since = time.monotonic()
+
+    async def _add(self, delivered: Delivered) -> None:
+        if self._parked or not await self._introduced(delivered):
+            self._parked.append(delivered)
+            if len(self._parked) > _MOST_PARKED:
+                self._since -= _UNKNOWN_S
+            return
+        assert self._order
+        label = delivered.label
+        if not label.sequence:
+            self._end = delivered
+            for ready in self._order.give_up():
+                await self._process(ready)
+            if self.connection and not self._leaving:
+                self._leaving = asyncio.create_task(self.connection.leave(complete=True))
+                self._leaving.add_done_callback(lambda _: self._news.set())
+            return
+        self._replies.setdefault(label.sequence, []).append(delivered.reply)
+        for ready in self._order.add(label, delivered):
+            await self._process(ready)
+
+    async def _process(self, ready: Delivered) -> None:
+        connection, sequence = self.connection, ready.label.sequence
+        if connection is None:
+            return
+        if sequence in self.lost:
+            self._replies.pop(sequence, None)
+            await self._bus.acknowledge([ready.reply])
+            return
+        await connection.room()
+        if connection is self.connection and connection.current and not connection.entry.broken:
+            await connection.process(ready.message)
+
+    async def _introduced(self, delivered: Delivered) -> bool:
+        """Whether it is known who it is, and taken in. Raises NetmonError."""
+        if self.connection and self.connection.current and not self.connection.entry.broken:
+            return True
+        found = await self._bus.hello(self.host, self.name)
+        if found is None:
+            return False
+        self._revision = found[1]
+        if not delivered.label.sequence and self._entry is None:  # everything else of it was stored before
+            self._order = InOrder(delivered.label.previous)
+            return True
+        hello = self._read(found[0])
+        known = self._entry
+        self.connection = await Connection.open(self._registry, hello, 0, self._news)
+        self._entry = self.connection.entry
+        if self._order is None or known is not self._entry:
+            self._order = InOrder(self._entry.session.complete_before)
+        return True
+
+    def _read(self, data: bytes) -> Hello:
+        try:
+            message = netmon_pb2.AgentMessage.FromString(data)
+        except Exception as error:  # protobuf raises its own
+            raise StrangerError(f"the introduction of session {self.name} of {self.host} cannot be read") from error
+        known = message.WhichOneof("message") == "hello" and message.hello.schema_version == SCHEMA_VERSION
+        hello = read_hello(message)
+        if known and (hello.host, hello.session) != (self.host, self.name):
+            raise StrangerError(f"the introduction of session {self.name} of {self.host} is another one's")
+        return hello
+
+    # --- now and then
+
+    def stored(self) -> Iterator[str]:
+        """Where to acknowledge what has been stored since the last call."""
+        if self._entry is None:
+            return
+        for sequence in [sequence for sequence in self._replies if sequence <= self._entry.acknowledge]:
+            yield from self._replies.pop(sequence)
+
+    def check(self) -> None:
+        """Raise RefusedBatchError, FailedSessionError: it has to begin anew."""
+        if self.connection:
+            self.connection.check()
+        if self._leaving and self._leaving.done() and not self._leaving.cancelled():
+            error = self._leaving.exception()
+            if error:
+                self._leaving = None
+                raise error
+
+    async def tend(self) -> list[Delivered]:
+        """Once a second. What nobody has introduced: to be acknowledged and forgotten. As `add`."""
+        now = time.monotonic()
+        if self._parked:
+            first = self._parked[0]
+            if await self._introduced(first):
+                parked, self._parked = self._parked, []
+                for one in parked:
+                    await self._add(one)
+            elif now - self._since > _UNKNOWN_S:
+                parked, self._parked, self._since = self._parked, [], now
+                return parked
+            return []
+        self._since = now
+        quiet_s = now - self._waits_since if self._waits_since is not None else 0.0
+        if self.connection and quiet_s > SILENT_S and not self._end:
+            connection, self.connection = self.connection, None
+            await connection.leave(complete=False)
+        if self._order and self._order.held and quiet_s > _MISSING_S:
+            for ready in self._order.give_up():
+                await self._process(ready)
+        return []
+
+    @property
+    def over(self) -> Delivered | None:
+        """Its last word, where everything is stored."""
+        told = not self._leaving or self._leaving.done()
+        return self._end if told and not (self._replies or self._parked) else None
+
+    async def forget(self) -> None:
+        """It is over. Raises BusError."""
+        if self._revision:
+            await self._bus.forget_hello(self.host, self.name, self._revision)
+
+    async def close(self) -> None:
+        """Whatever is not stored comes again."""
+        if self._leaving:
+            self._leaving.cancel()
+        entry, self.connection, self._order, self._entry = self._entry, None, None, None
+        self._replies.clear()
+        self._parked.clear()
+        self._end = self._leaving = None
+        if entry:
+            await self._registry.discard(entry)
+
+    def blame(self, error: RefusedBatchError) -> None:
+        """It is not taken in again."""
+        self.lost.add(error.sequence)

@@ -1,0 +1,323 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The bus between agents and workers, NATS JetStream: what is called how there, what a message says of itself.
+
+    stream NETMON          netmon.v1.batch.HOST          AgentMessages with a batch, until a worker has stored them
+    bucket netmon-hellos   HOST.SESSION                  AgentMessage with the introduction of a session
+    down to an agent       netmon.v1.down.HOST.SESSION   Acknowledgement; its answers go where it asks for them
+    the time               netmon.v1.clock.WORKER        ClockProbe → ClockEcho
+
+The stream keeps every message until it is acknowledged, and refuses new ones when it is full: nothing goes by itself.
+HOST, SESSION and WORKER stand there as `token` writes them.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from dataclasses import dataclass
+from urllib.parse import quote, unquote, urlsplit
+
+from netmon.errors import NetmonError, UnsupportedError, WireError
+from netmon.wire.channel import MAX_MESSAGE_BYTES
+from netmon.wire.limits import MAX_COUNT, MAX_HOST, MAX_SESSION
+
+try:
+    import nats
+    from nats.aio.client import Client
+    from nats.js import JetStreamContext
+    from nats.js.api import DiscardPolicy, KeyValueConfig, RetentionPolicy, StorageType, StreamConfig
+    from nats.js.errors import BadRequestError, BucketNotFoundError, NotFoundError
+except ImportError as error:
+    raise UnsupportedError(
+        "cannot use a bus: nats-py is not there; install netmon with it: pip install 'netmon[bus]'"
+    ) from error
+
+_log = logging.getLogger(__name__)
+
+STREAM, HELLOS = "NETMON", "netmon-hellos"
+BATCHES = "netmon.v1.batch"
+
+LEAST_PAYLOAD = MAX_MESSAGE_BYTES + (64 << 10)
+"""What the servers have to take in one message; NATS takes 1 MB unless it is told otherwise."""
+
+DUPLICATES_S = 120.0
+"""So long the bus recognises a message that was published twice; later ones are recognised by the workers."""
+
+ID_HEADER, KNOWN_HEADER = "Nats-Msg-Id", "Netmon-Acknowledged"
+
+_ANSWER_S = 5.0
+_CONNECT_S = 3.0
+_PING_S = 2.0  # two that are not answered: the connection is gone
+_END = "end"
+
+
+class BusError(NetmonError):
+    """The bus does not answer, or refuses."""
+
+
+@dataclass(frozen=True)
+class BusSettings:
+    """servers: nats://[USER:PASSWORD@]HOST:PORT each. The rest is for whoever makes the stream."""
+
+    servers: tuple[str, ...]
+    replicas: int = 1
+    most_bytes: int = 16 << 30  # of all batches that wait
+
+    @property
+    def name(self) -> str:
+        """For a line of the log: without a password."""
+        parts = [urlsplit(server) for server in self.servers]
+        return ",".join(part._replace(netloc=part.netloc.rpartition("@")[2]).geturl() for part in parts)
+
+
+# Names
+
+
+def token(name: str) -> str:
+    """A name as one part of a subject: letters, digits, - and _ stay, the rest is =XX by byte."""
+    return quote(name, safe="").replace(".", "%2E").replace("~", "%7E").replace("%", "=")
+
+
+def name_of(part: str) -> str:
+    """The reverse of `token`."""
+    return unquote(part.replace("=", "%"))
+
+
+def batch_subject(host: str) -> str:
+    """Where a host's batches are published."""
+    return f"{BATCHES}.{token(host)}"
+
+
+def down_subject(host: str, session: str) -> str:
+    """Where a session's agent hears what its worker has to say."""
+    return f"netmon.v1.down.{token(host)}.{token(session)}"
+
+
+def up_subject(worker: str, host: str, session: str) -> str:
+    """Where a session's agent answers."""
+    return f"netmon.v1.up.{token(worker)}.{token(host)}.{token(session)}"
+
+
+def clock_subject(worker: str) -> str:
+    """Where a worker tells the time."""
+    return f"netmon.v1.clock.{token(worker)}"
+
+
+def hello_key(host: str, session: str) -> str:
+    """Of the bucket of hellos."""
+    return f"{token(host)}.{token(session)}"
+
+
+def hello_subject(host: str, session: str) -> str:
+    """The same as a subject."""
+    return f"$KV.{HELLOS}.{hello_key(host, session)}"
+
+
+# What a message says of itself
+
+
+@dataclass(frozen=True)
+class Label:
+    """What a message of the stream says of itself, in its headers.
+
+    Batches are published many at a time. Where one is refused, those behind it may be on the bus before it; so each
+    says which one goes before it, and up to which the bus has acknowledged all that the agent had.
+    """
+
+    session: str
+    sequence: int  # 0: the session's last word; previous is its last batch
+    previous: int  # the batch before it; 0: it is the first that this agent knows of
+    acknowledged: int = 0
+
+    def headers(self) -> dict[str, str]:
+        """For publishing. The id is the same each time a batch is sent, unless another one goes before it."""
+        what = str(self.sequence) if self.sequence else _END
+        return {ID_HEADER: f"{self.session}/{what}/{self.previous}", KNOWN_HEADER: str(self.acknowledged)}
+
+
+def read_label(headers: dict[str, str] | None) -> Label:
+    """The reverse of `headers`. Raises WireError."""
+    try:
+        session, what, previous = (headers or {}).get(ID_HEADER, "").rsplit("/", 2)
+        label = Label(
+            *(session, 0 if what == _END else int(what), int(previous)), int((headers or {}).get(KNOWN_HEADER, "0"))
+        )
+    except ValueError:
+        raise WireError(f"its {ID_HEADER} is none of a netmon agent's") from None
+    numbers = label.sequence, label.previous, label.acknowledged
+    if not 0 < len(session) <= MAX_SESSION or min(numbers) < 0 or max(numbers) > MAX_COUNT:
+        raise WireError(f"its {ID_HEADER} is none of a netmon agent's")
+    if label.sequence and not label.previous < label.sequence:
+        raise WireError(f"batch {label.sequence} is said to follow batch {label.previous}")
+    return label
+
+
+def host_of(subject: str) -> str:
+    """Whose batches are published there. Raises WireError where no host's name can stand for it."""
+    host = name_of(subject.removeprefix(f"{BATCHES}."))
+    if not 0 < len(host) <= MAX_HOST or batch_subject(host) != subject:
+        raise WireError(f"{subject} is no host's")
+    return host
+
+
+# The connection
+
+
+class Bus:
+    """A connection to the servers, on one event loop. What does not get through raises BusError."""
+
+    def __init__(self, client: Client, settings: BusSettings) -> None:
+        """`connect` makes one."""
+        self.client, self.settings = client, settings
+        self._back: list[Callable[[], Awaitable[None]]] = []
+        self.jetstream: JetStreamContext = client.jetstream(timeout=_ANSWER_S, publish_async_max_pending=1 << 20)
+
+    @classmethod
+    async def connect(
+        cls,
+        settings: BusSettings,
+        name: str,
+        lasting: bool = False,
+    ) -> "Bus":
+        """name: shown by the servers' tools. lasting: it comes back by itself, and says so.
+
+        Raises BusError where no server can be reached or used.
+        """
+        trouble: list[str] = []
+        made: list[Bus] = []
+
+        async def failed(error: Exception) -> None:
+            trouble[:] = [_said(error)]
+
+        async def lost() -> None:
+            if lasting and made and not made[0].client.is_closed:
+                _log.warning(
+                    "the bus at %s is gone (%s); what was not acknowledged waits there", settings.name, *trouble
+                )
+
+        async def back() -> None:
+            _log.warning("the bus at %s is back", settings.name)
+            for call in made[0]._back if made else ():
+                await call()
+
+        trouble.append("connection lost")
+        try:
+            client = await asyncio.wait_for(
+                nats.connect(
+                    list(settings.servers),
+                    name=name,
+                    error_cb=failed,
+                    disconnected_cb=lost,
+                    reconnected_cb=back,
+                    allow_reconnect=lasting,
+                    connect_timeout=int(_CONNECT_S),
+                    max_reconnect_attempts=1,  # at first
+                    reconnect_time_wait=0,
+                    ping_interval=int(_PING_S),
+                    max_outstanding_pings=2,
+                    pending_size=8 * LEAST_PAYLOAD,
+                ),
+                _CONNECT_S * (1 + len(settings.servers)),
+            )
+        except (OSError, nats.errors.Error, asyncio.TimeoutError, ValueError) as error:
+            why = _said(error) if trouble == ["connection lost"] else trouble[0]
+            raise BusError(f"cannot reach the bus at {settings.name}: {why}") from error
+        client.options["max_reconnect_attempts"], client.options["reconnect_time_wait"] = -1, 0.5
+        bus = cls(client, settings)
+        made.append(bus)
+        if client.max_payload < LEAST_PAYLOAD:
+            await bus.close()
+            raise BusError(
+                f"cannot use the bus at {settings.name}: it takes {client.max_payload} bytes in a message; "
+                "set max_payload: 20MB in the servers' configuration"
+            )
+        return bus
+
+    def when_back(self, call: Callable[[], Awaitable[None]]) -> None:
+        """call: after each time that a lasting connection was gone."""
+        self._back.append(call)
+
+    async def acknowledge(self, replies: Iterable[str]) -> None:
+        """Messages that need not come again. Raises BusError."""
+        with self.errors("acknowledge to"):
+            for reply in replies:
+                await self.client.publish(reply, b"+ACK")
+
+    async def close(self) -> None:
+        """What was published and not answered may be on the bus or not."""
+        with contextlib.suppress(Exception):
+            await asyncio.wait_for(self.client.close(), _ANSWER_S)
+
+    async def make(self) -> bool:
+        """Make the stream and the bucket where they are missing, and leave them as they are where they exist.
+
+        Whether something was missing. Raises BusError.
+        """
+        with self.errors("make the stream on"):
+            stream = StreamConfig(
+                name=STREAM,
+                subjects=[f"{BATCHES}.*"],
+                retention=RetentionPolicy.WORK_QUEUE,
+                storage=StorageType.FILE,
+                discard=DiscardPolicy.NEW,
+                max_bytes=self.settings.most_bytes,
+                max_msg_size=LEAST_PAYLOAD,
+                duplicate_window=DUPLICATES_S,
+                num_replicas=self.settings.replicas,
+            )
+            new = await self._missing(STREAM, lambda: self.jetstream.add_stream(stream))
+            hellos = KeyValueConfig(bucket=HELLOS, storage=StorageType.FILE, replicas=self.settings.replicas)
+            return await self._missing(f"KV_{HELLOS}", lambda: self.jetstream.create_key_value(hellos)) or new
+
+    async def _missing(self, stream: str, make: Callable[[], Awaitable[object]]) -> bool:
+        try:
+            await self.jetstream.stream_info(stream)
+            return False
+        except NotFoundError:
+            pass
+        try:
+            await make()
+        except BadRequestError:  # another worker was faster, and is told otherwise
+            await self.jetstream.stream_info(stream)
+        return True
+
+    async def hosts(self) -> frozenset[str]:
+        """Every host that has introduced itself, or of which batches wait. Raises BusError."""
+        found = set()
+        with self.errors("list the hosts on"):
+            for stream, prefix in ((STREAM, f"{BATCHES}."), (f"KV_{HELLOS}", f"$KV.{HELLOS}.")):
+                info = await self.jetstream.stream_info(stream, subjects_filter=f"{prefix}>")
+                for subject in info.state.subjects or {}:
+                    with contextlib.suppress(WireError):
+                        part = subject.removeprefix(prefix).partition(".")[0]
+                        found.add(host_of(f"{BATCHES}.{part}"))
+        return frozenset(found)
+
+    async def hello(self, host: str, session: str) -> tuple[bytes, int] | None:
+        """A session's introduction, and its revision; None: there is none. Raises BusError."""
+        with self.errors("read an introduction on"):
+            try:
+                found = await self.jetstream.get_last_msg(f"KV_{HELLOS}", hello_subject(host, session))
+            except (NotFoundError, BucketNotFoundError):
+                return None
+            return found.data or b"", found.seq or 0
+
+    async def forget_hello(self, host: str, session: str, revision: int) -> None:
+        """Unless it was told again since. Raises BusError."""
+        with self.errors("forget an introduction on"):
+            subject = hello_subject(host, session)
+            await self.jetstream.purge_stream(f"KV_{HELLOS}", seq=revision + 1, subject=subject)
+
+    @contextlib.contextmanager
+    def errors(self, action: str) -> Iterator[None]:
+        """What the library raises as BusError: cannot ACTION the bus at …"""
+        try:
+            yield
+        except (OSError, nats.errors.Error, asyncio.TimeoutError) as error:
+            raise BusError(f"cannot {action} the bus at {self.settings.name}: {_said(error)}") from error
+
+
+def _said(error: BaseException) -> str:
+    """An error of the library in a few words."""
+    described = getattr(error, "description", None) or str(error) or type(error).__name__
+    return str(described).removeprefix("nats: ")
