@@ -219,7 +219,7 @@ class Agent:
             ledger=self._ledger.due(now_ns) if last is None else last,
             cost=self._cost.measure(self._spool.size, self._unusable()),
             exchanges=self._exchanges.take(),
-            nic=self._nic.due(now_ns),
+            nic=self._nic.due(now_ns, self._rhythm.idle),
         )
         for part in batch_parts(batch):
             message = encode_body(part)
