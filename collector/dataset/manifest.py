@@ -3,18 +3,20 @@
 
 A write is one transaction. Its files lie complete in a folder beside the tables by then, and are renamed into the
 tables after it: before the transaction a reader sees none of them, and after it, whatever happens, all of them will be
-there. SQLite does not need another process's view of it, so it works where memory cannot be shared (NFS).
+there. A manifest has one writer; where there are several on a dataset, each has its own, and who takes a host over
+moves what is stored of it from one manifest to another in one transaction. No memory is shared, so it works on NFS.
 """
 
 import sqlite3
 import time
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from collector.dataset.resume import SessionState
 
+_WAIT_S = 10.0  # for another worker that looks into it
 _FORGET_S = 30 * 86_400  # a session that has been silent for so long does not come back
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS files (
@@ -59,17 +61,17 @@ class Manifest:
 
     def __init__(self, path: Path) -> None:
         """Open or make it; blocks."""
-        self._database = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
-        for setting in (
-            "locking_mode=EXCLUSIVE",
-            "journal_mode=WAL",
-            "synchronous=FULL",
-            "journal_size_limit=16777216",
-        ):
+        self._database = sqlite3.connect(path, _WAIT_S, isolation_level=None, check_same_thread=False)
+        for setting in ("journal_mode=DELETE", "synchronous=FULL", "journal_size_limit=16777216"):
             self._database.execute(f"PRAGMA {setting}")
         self._database.executescript(_SCHEMA)
         self._database.execute("DELETE FROM sessions WHERE seen_s < ?", (int(time.time()) - _FORGET_S,))
         self._database.execute("DELETE FROM members WHERE session NOT IN (SELECT session FROM sessions)")
+
+    def keep_apart(self) -> None:
+        """Nobody else looks into it from now on: a write then costs one sync instead of several."""
+        for setting in ("locking_mode=EXCLUSIVE", "journal_mode=WAL"):
+            self._database.execute(f"PRAGMA {setting}")
 
     def close(self) -> None:
         """Let go of the file."""
@@ -85,15 +87,12 @@ class Manifest:
         """One write: these files, named in the staging folder, come; removed go; members: sessions by path."""
         now = int(time.time())
         with self._transaction() as run:
-            for file in files:
-                row = (file.path, file.name, file.partition, file.bytes, file.generation, now, file.staged)
-                run.execute("INSERT OR REPLACE INTO files VALUES (?,?,?,?,?,?,?)", row)
+            _enter(run, "main", files)
             run.executemany(
                 "INSERT OR REPLACE INTO sessions VALUES (?,?,?,?)",
                 [(session, state.host, now, state.text()) for session, state in states.items()],
             )
-            for path, sessions in members.items():
-                run.executemany("INSERT OR IGNORE INTO members VALUES (?,?)", [(s, path) for s in sessions])
+            run.executemany("INSERT OR IGNORE INTO members VALUES (?,?)", _pairs(members))
             gone = [(path,) for path in removed]
             run.executemany("INSERT OR IGNORE INTO removals VALUES (?)", gone)
             for table in ("files", "members"):
@@ -139,9 +138,17 @@ class Manifest:
         return [path for (path,) in rows]
 
     def _files(self, condition: str, *values: str) -> list[StoredFile]:
-        columns = "name, partition, path, bytes, generation, staged, changed_s"
-        rows = self._database.execute(f"SELECT {columns} FROM files WHERE {condition} ORDER BY path", values)
-        return [StoredFile(n, p, Path(path).stem, b, g, s or "", c) for n, p, path, b, g, s, c in rows]
+        return _read(self._database, "main.files", condition, *values)
+
+    @contextmanager
+    def beside(self, path: Path) -> Iterator["OtherManifest"]:
+        """Another writer's manifest, and what can be moved from there."""
+        self._database.execute("ATTACH DATABASE ? AS other", (str(path),))
+        try:
+            self._database.execute("PRAGMA other.journal_mode=DELETE")  # else two files are not one transaction
+            yield OtherManifest(self._database, self._transaction)
+        finally:
+            self._database.execute("DETACH DATABASE other")
 
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
@@ -153,3 +160,84 @@ class Manifest:
             if self._database.in_transaction:
                 self._database.execute("ROLLBACK")
             raise
+
+
+class OtherManifest:
+    """Another writer's manifest, which is attached to our own as `other`."""
+
+    def __init__(
+        self, database: sqlite3.Connection, transaction: Callable[[], AbstractContextManager[sqlite3.Connection]]
+    ) -> None:
+        """As Manifest.beside has them."""
+        self._database, self._transaction = database, transaction
+
+    def unfinished(self) -> tuple[list[StoredFile], list[str]]:
+        """What it has committed that may not be in its place yet: files that come, paths that go."""
+        removals = [path for (path,) in self._database.execute("SELECT path FROM other.removals")]
+        return _read(self._database, "other.files", "staged IS NOT NULL"), removals
+
+    def placed(self) -> None:
+        """All of it is in its place."""
+        with self._transaction() as run:
+            run.execute("UPDATE other.files SET staged = NULL")
+            run.execute("DELETE FROM other.removals")
+
+    def sessions(self, hosts: Iterable[str]) -> frozenset[str]:
+        """The hosts' sessions of which it holds something."""
+        wanted = frozenset(hosts)
+        rows = self._database.execute("SELECT session, host FROM other.sessions")
+        return frozenset(session for session, host in rows if host in wanted)
+
+    def members(self, sessions: Iterable[str]) -> list[StoredFile]:
+        """Its files with rows of these sessions that may still change."""
+        run = self._database.execute
+        paths = {path for s in sessions for (path,) in run("SELECT path FROM other.members WHERE session = ?", (s,))}
+        return [file for file in _read(self._database, "other.files", "1") if file.path in paths]
+
+    def move(
+        self,
+        sessions: Iterable[str],
+        ours: Iterable[StoredFile],
+        members: Mapping[str, Iterable[str]],
+        theirs: Iterable[StoredFile],
+        emptied: Iterable[str],
+    ) -> None:
+        """Sessions become ours in one transaction, with the files that hold their rows now.
+
+        members: sessions by path of ours; theirs: their files without these rows; emptied: those that had no others.
+        """
+        moved, gone = [(session,) for session in sessions], [(path,) for path in emptied]
+        with self._transaction() as run:
+            run.executemany(
+                "INSERT OR REPLACE INTO main.sessions SELECT * FROM other.sessions WHERE session = ?", moved
+            )
+            for table in ("sessions", "members"):
+                run.executemany(f"DELETE FROM other.{table} WHERE session = ?", moved)
+            _enter(run, "main", ours)
+            run.executemany("INSERT OR IGNORE INTO main.members VALUES (?,?)", _pairs(members))
+            _enter(run, "other", theirs)
+            run.executemany("DELETE FROM other.files WHERE path = ?", gone)
+            run.executemany("INSERT OR IGNORE INTO other.removals VALUES (?)", gone)
+
+    def move_all(self) -> None:
+        """Everything becomes ours."""
+        with self._transaction() as run:
+            for table in ("files", "sessions", "members"):
+                run.execute(f"INSERT OR REPLACE INTO main.{table} SELECT * FROM other.{table}")
+                run.execute(f"DELETE FROM other.{table}")
+
+
+def _enter(run: sqlite3.Connection, schema: str, files: Iterable[StoredFile]) -> None:
+    now = int(time.time())
+    rows = [(f.path, f.name, f.partition, f.bytes, f.generation, now, f.staged) for f in files]
+    run.executemany(f"INSERT OR REPLACE INTO {schema}.files VALUES (?,?,?,?,?,?,?)", rows)
+
+
+def _pairs(members: Mapping[str, Iterable[str]]) -> list[tuple[str, str]]:
+    return [(session, path) for path, sessions in members.items() for session in sessions]
+
+
+def _read(database: sqlite3.Connection, table: str, condition: str, *values: str) -> list[StoredFile]:
+    columns = "name, partition, path, bytes, generation, staged, changed_s"
+    rows = database.execute(f"SELECT {columns} FROM {table} WHERE {condition} ORDER BY path", values)
+    return [StoredFile(n, p, Path(path).stem, b, g, s or "", c) for n, p, path, b, g, s, c in rows]

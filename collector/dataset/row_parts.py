@@ -8,7 +8,7 @@ time, the one that has waited longest first: so the cost does not grow with the 
 
 import itertools
 import time
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -148,6 +148,23 @@ class RowParts:
         kept = ~np.isin(self._of_part, over)
         self._keys, self._of_part, self._place = self._keys[kept], self._of_part[kept], self._place[kept]
         self._order = None
+
+    def drop(self, hosts: Collection[str]) -> None:
+        """Let go of all rows of these hosts; the files do not hold them any more."""
+        theirs = pa.array(sorted(hosts))
+        for number, part in list(self.parts.items()):
+            kept = pc.invert(pc.is_in(part.rows["host"], theirs)).to_numpy(zero_copy_only=False)
+            if kept.all():
+                continue
+            mine = self._of_part == number
+            place = np.cumsum(kept) - 1
+            gone = mine & ~kept[np.where(mine, self._place, 0)]
+            self._place = np.where(mine, place[np.where(mine, self._place, 0)], self._place)
+            self._keys, self._of_part, self._place = self._keys[~gone], self._of_part[~gone], self._place[~gone]
+            self._order = None
+            part.rows = part.rows.filter(pa.array(kept)).combine_chunks()
+            if not len(part.rows):
+                del self.parts[number]
 
     def rows_of(self, session: str, time: str, since_ns: int) -> pa.Table:
         """A session's rows, in the order of their appearance, of the parts that have a time since then."""

@@ -2,18 +2,19 @@
 """Where settled tables go. Parquet files that are complete or absent are one such place."""
 
 import errno
-import fcntl
 import logging
 import os
 import shutil
 import sqlite3
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Protocol, TextIO
+from typing import Protocol
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from collector.dataset.compaction import due, merge_files
@@ -23,12 +24,13 @@ from collector.dataset.manifest import Manifest, StoredFile
 from collector.dataset.resume import Resume, SessionState, over_before, resume_from
 from collector.dataset.retention import Keep, too_old
 from collector.dataset.row_parts import Changes, RowParts
+from collector.dataset.sharing import Alone, Worker
 from collector.dataset.staging import Staging
 from collector.dataset.tables import DATASET_VERSION, SCHEMAS, TIMES
+from collector.dataset.takeover import take_all, take_over
 from netmon.errors import DataError
 from netmon.records import Hello
 
-_LOCK = ".collector.lock"
 _OLDEST_CONTINUED = 3  # schema version whose rows can be read as one table with ours
 _log = logging.getLogger(__name__)
 
@@ -42,11 +44,13 @@ class Sink(Protocol):
     def resume(self, hello: Hello) -> Resume:
         """What is stored of a session. Raises DataError."""
 
-    def write(self, tables: Mapping[str, pa.Table], states: Mapping[str, SessionState]) -> None:
+    def write(self, tables: Mapping[str, pa.Table], states: Mapping[str, SessionState]) -> frozenset[str]:
         """Store rows by table (collector.dataset.tables.SCHEMAS) and states by session, all or nothing; blocks.
 
         When it returns, they outlive a power cut. Rows of `flows` and `sessions` replace earlier ones of the same flow
         (interface). Raises DataError; what was stored before is not touched, and the same call may be made again.
+
+        Returns the hosts that somebody else has: nothing of these is stored.
         """
 
     def close(self) -> None:
@@ -54,10 +58,16 @@ class Sink(Protocol):
 
 
 class ParquetSink:
-    """One dataset directory, written by one collector at a time. Its methods may be called from any thread."""
+    """One dataset directory, written by one collector alone or by several workers, of which this is one.
 
-    def __init__(self, directory: Path) -> None:
-        """Create the directory where it is missing, and take it. Raises DataError where that cannot be."""
+    Its methods may be called from any thread.
+    """
+
+    def __init__(self, directory: Path, worker: str = "") -> None:
+        """Create the directory where it is missing, and take it. Raises DataError where that cannot be.
+
+        worker: its name among several; empty: nobody else is to write there.
+        """
         self.directory = directory
         self._busy = threading.RLock()
         self._flows = RowParts(SCHEMAS["flows"], "flow_id", later=("last_ns", "traffic"))
@@ -66,50 +76,93 @@ class ParquetSink:
         self._changing = {"flows": self._flows, "sessions": self._sessions}
         try:
             directory.mkdir(parents=True, exist_ok=True)
-            self._lock: TextIO = (directory / _LOCK).open("w")
         except OSError as error:
             raise DataError(f"cannot write to {directory}: {error.strerror}; choose another --data") from None
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            self._lock.close()
-            raise DataError(
-                f"cannot write to {directory}: another collector does; stop it or choose another --data"
-            ) from None
+        self._sharing = Worker(directory, worker) if worker else Alone(directory)
         try:
             _check_schema(directory)
             self._manifest = self._opened()
         except BaseException:
-            self._lock.close()
+            self._sharing.close()
             raise
 
     def _opened(self) -> Manifest:
         """The manifest, and the directory as it says: what a crash has interrupted is completed, the rest undone."""
         manifest = None
         try:
-            self._staging = Staging(self.directory)
-            manifest = Manifest(self._staging.folder.parent / "manifest.sqlite")
+            self._staging = Staging(self.directory, self._sharing.folder)
+            manifest = Manifest(self._sharing.folder / "manifest.sqlite")
             self._manifest = manifest
             self._complete()
             self._staging.clear()
-            for unfinished in self.directory.glob("*/date=*/host=*/.part-*"):  # of an earlier version
-                unfinished.unlink(missing_ok=True)
-        except (OSError, sqlite3.Error) as error:
+            if self._sharing.alone:
+                self.take_absent()
+                manifest.keep_apart()
+                for unfinished in self.directory.glob("*/date=*/host=*/.part-*"):  # of an earlier version
+                    unfinished.unlink(missing_ok=True)
+        except BaseException as error:
             if manifest:
                 manifest.close()
+            if not isinstance(error, OSError | sqlite3.Error):
+                raise
             raise DataError(f"cannot write to {self.directory}: {_reason(error)}; choose another --data") from None
         return manifest
+
+    def take(self, epochs: Mapping[str, int]) -> frozenset[str]:
+        """Have these hosts from now on, with all that is stored of them; returns those that somebody else has.
+
+        epochs: by host, each higher than those before it. Blocks; raises DataError, and may be tried again then.
+        """
+        with self._busy:
+            later = self._sharing.take(epochs)
+            hosts = epochs.keys() - later
+            try:
+                with self._sharing.hold(exclusive=True):
+                    self._forget_lost()
+                    for folder in self._sharing.others():
+                        take_over(self._manifest, self._staging, folder, hosts)
+            except (OSError, sqlite3.Error, pa.ArrowException) as error:
+                raise DataError(f"cannot take hosts over in {self.directory}: {_reason(error)}") from None
+            return later
+
+    def take_absent(self) -> None:
+        """Have what writers that are gone have stored, so that somebody looks after it. Raises DataError."""
+        with self._busy:
+            for folder in self._sharing.others():
+                try:
+                    with self._sharing.hold(exclusive=True), self._sharing.absent(folder) as absent:
+                        if absent:
+                            take_all(self._manifest, self._staging, folder)
+                            (folder / "manifest.sqlite").unlink()
+                except (OSError, sqlite3.Error, pa.ArrowException) as error:
+                    raise DataError(f"cannot take over {folder}: {_reason(error)}") from None
+
+    def settle_changes(self) -> None:
+        """Store what has waited of rows that change, as before hosts are given to somebody else. Raises DataError."""
+        with self._busy:
+            self._forget_lost()
+            try:
+                self._write({}, {name: parts.waiting() for name, parts in self._changing.items()}, {})
+            except _LostHostsError:
+                self.settle_changes()
+
+    def _forget_lost(self) -> None:
+        """Rows that change of hosts that somebody else has taken are theirs: our files do not hold them any more."""
+        lost = self._sharing.lost()
+        if lost:
+            for parts in self._changing.values():
+                parts.drop(lost)
 
     def close(self) -> None:
         """Store what has waited, as far as the disk takes it; let others write."""
         with self._busy:
             try:
-                self._write({}, {name: parts.waiting() for name, parts in self._changing.items()}, {})
+                self.settle_changes()
             except DataError as error:
                 _log.warning(error)
             finally:
                 self._manifest.close()
-                self._lock.close()
+                self._sharing.close()
 
     def resume(self, hello: Hello) -> Resume:
         """What is stored of a session; reads a few small files. Raises DataError."""
@@ -144,16 +197,26 @@ class ParquetSink:
             self._flows.adopt(str(path.relative_to(self.directory)), rows.append_column("host", host))
         return resume
 
-    def write(self, tables: Mapping[str, pa.Table], states: Mapping[str, SessionState]) -> None:
-        """Store all of it, or nothing (see Sink.write). Raises DataError."""
+    def write(self, tables: Mapping[str, pa.Table], states: Mapping[str, SessionState]) -> frozenset[str]:
+        """Store all of it, or nothing, but for hosts that are not ours (see Sink.write). Raises DataError."""
         with self._busy:
+            self._forget_lost()
+            hosts = {state.host for state in states.values()}.union(*map(_hosts, tables.values()))
+            refused = self._sharing.foreign(hosts)
+            if refused:
+                tables = {name: _without(rows, refused) for name, rows in tables.items()}
+                states = {session: state for session, state in states.items() if state.host not in refused}
             changes = {
                 name: parts.changes(tables.get(name, SCHEMAS[name].empty_table()))
                 for name, parts in self._changing.items()
             }
             rows = {name: table for name, table in tables.items() if name not in self._changing and len(table)}
-            self._write(rows, changes, states)
+            try:
+                self._write(rows, changes, states)
+            except _LostHostsError:
+                return refused | self.write(tables, states)
             self._flows.forget()
+            return refused
 
     def _write(
         self, tables: Mapping[str, pa.Table], changes: Mapping[str, Changes], states: Mapping[str, SessionState]
@@ -177,11 +240,17 @@ class ParquetSink:
                     earlier = self._changing[name].parts.get(number)
                     if earlier and earlier.path not in ("", file.path):
                         replaced.append(earlier.path)
-            if files or states:
-                if files:
-                    sync_directory(self._staging.folder)
-                self._manifest.commit(files, states, members, replaced)
-            committed = True
+            if files:
+                sync_directory(self._staging.folder)
+            with self._sharing.hold():
+                if self._sharing.would_lose():
+                    raise _LostHostsError
+                if files or states:
+                    self._manifest.commit(files, states, members, replaced)
+                committed = True
+                for name, change in changes.items():
+                    self._changing[name].apply(change, paths[name])
+                self._place_soon(files, replaced)
         except (OSError, sqlite3.Error, pa.ArrowException) as error:
             raise DataError(
                 f"cannot write to {self.directory}: {_reason(error)}; "
@@ -190,8 +259,8 @@ class ParquetSink:
         finally:
             if not committed:
                 self._staging.discard(files)
-        for name, change in changes.items():
-            self._changing[name].apply(change, paths[name])
+
+    def _place_soon(self, files: list[StoredFile], replaced: list[str]) -> None:
         try:
             self._place(files, replaced)
         except (OSError, sqlite3.Error) as error:  # they are stored; the next write puts them into their place first
@@ -217,12 +286,15 @@ class ParquetSink:
         return self._stage(files, name, rows, partition(hour), self._staging.stem())
 
     def _complete(self) -> None:
-        """Put what has been committed into its place. Raises OSError, sqlite3.Error."""
-        self._place(self._manifest.staged(), self._manifest.removals())
-
-    def _place(self, files: list[StoredFile], removed: list[str]) -> None:
+        """Put what has been committed into its place. Raises OSError, sqlite3.Error, DataError."""
+        files, removed = self._manifest.staged(), self._manifest.removals()
         if files or removed:
-            self._staging.place(files, removed)
+            with self._sharing.hold():
+                self._place(self._manifest.staged(), self._manifest.removals())
+
+    def _place(self, files: list[StoredFile], removed: list[str], at_once: bool = False) -> None:
+        if files or removed:
+            self._staging.place(files, removed, at_once or self._sharing.alone)
             self._manifest.placed([file.path for file in files], removed)
 
     def merge_some(self, go_on: Callable[[], bool]) -> bool:
@@ -258,9 +330,11 @@ class ParquetSink:
         return [source for source in sources if source.path not in gone]
 
     def _replace(self, sources: Sequence[StoredFile], staged: Path) -> bool:
-        with self._busy:
+        with self._busy, self._sharing.hold(exclusive=True):
             paths = [source.path for source in sources]
             if not self._open_paths().isdisjoint(paths):  # a session has come back to one of them
+                return False
+            if not set(sources).issubset(self._manifest.files()):  # another worker has taken a host with its rows
                 return False
             first = sources[0]
             folder = self.directory / first.name / first.partition
@@ -269,7 +343,7 @@ class ParquetSink:
             merged = StoredFile(first.name, first.partition, staged.stem, size, generation=1, staged=how)
             self._complete()
             self._manifest.commit([merged], {}, {}, paths)
-            self._complete()
+            self._place([merged], paths, at_once=True)
             return True
 
     def _open_paths(self) -> set[str]:
@@ -278,16 +352,43 @@ class ParquetSink:
     def drop(self, keep: Sequence[Keep]) -> None:
         """Remove the hours that are not to be kept any more, but for those with rows that change. Raises DataError."""
         try:
-            with self._busy:
+            with self._busy, self._sharing.hold(exclusive=True):
                 self._complete()
                 live = {(self.directory / path).parent for path in self._open_paths()}
                 for partition in too_old(self.directory, keep):
-                    if partition not in live:
-                        files = (str(path.relative_to(self.directory)) for path in partition.iterdir())
-                        self._manifest.forget(files)
+                    if partition in live:
+                        continue
+                    paths = [str(path.relative_to(self.directory)) for path in partition.iterdir()]
+                    if self._sharing.alone:
+                        self._manifest.forget(paths)
                         self._staging.drop(partition)
+                    else:
+                        self._drop_own(partition, frozenset(paths))
         except (OSError, sqlite3.Error) as error:
             raise DataError(f"cannot remove old rows from {self.directory}: {_reason(error)}") from None
+
+    def _drop_own(self, partition: Path, paths: Collection[str]) -> None:
+        """Every worker removes its own files; who removes the last one removes the folder."""
+        own = [file.path for file in self._manifest.files() if file.path in paths]
+        self._manifest.forget(own)
+        for path in own:
+            (self.directory / path).unlink(missing_ok=True)
+        for folder in (partition, partition.parent):
+            with suppress(OSError):  # not empty
+                folder.rmdir()
+
+
+class _LostHostsError(Exception):
+    """Somebody has taken a host while its rows were being written: once more without it."""
+
+
+def _hosts(rows: pa.Table) -> set[str]:
+    return set(rows["host"].unique().to_pylist())
+
+
+def _without(rows: pa.Table, hosts: Collection[str]) -> pa.Table:
+    theirs = pc.is_in(rows["host"].cast(pa.string()), pa.array(sorted(hosts)))
+    return rows.filter(pc.invert(theirs))
 
 
 def _reason(error: Exception) -> str:

@@ -12,25 +12,22 @@ from pathlib import Path
 from collector.dataset.files import make_directory, sync_directory
 from collector.dataset.manifest import StoredFile
 
-OWN = ".netmon"
-"""The folder of what is not rows; readers pass over names that begin with a dot."""
-
 _AT_CWD, _EXCHANGE = -100, 2
 
 
 class Staging:
-    """One dataset's."""
+    """One writer's of a dataset."""
 
-    def __init__(self, directory: Path) -> None:
-        """Make it where it is missing. Raises OSError."""
+    def __init__(self, directory: Path, own: Path) -> None:
+        """directory: the dataset's; own: the writer's, below which it is made where it is missing. Raises OSError."""
         self.directory = directory
-        self.folder = directory / OWN / "staging"
+        self.folder = own / "staging"
         self.folder.mkdir(parents=True, exist_ok=True)
-        self._token = secrets.token_hex(4)  # another one in every run: what lies in two datasets can be put together
+        self._token = secrets.token_hex(6)  # another one in every run: what lies in two datasets can be put together
         self._number = 0
 
     def stem(self) -> str:
-        """A name that no other file has."""
+        """A name that no other file has, whoever writes it."""
         self._number += 1
         return f"part-{self._token}-{self._number:06}"
 
@@ -47,11 +44,12 @@ class Staging:
         for file in files:
             (self.folder / file.staged).unlink(missing_ok=True)
 
-    def place(self, files: Iterable[StoredFile], removed: Iterable[str]) -> None:
+    def place(self, files: Iterable[StoredFile], removed: Iterable[str], at_once: bool = True) -> None:
         """Put committed files into their places, and remove what they replace; may be repeated. Raises OSError.
 
         A file that is staged in a folder (its name ends in a slash) comes with all that its hour is to hold from now
         on: the two folders change places at once, so that a reader lists either the old files or the new one.
+        at_once=False: somebody else may have come into the hour since; the file is renamed as all others are.
         """
         folders = set()
         for file in files:
@@ -59,7 +57,7 @@ class Staging:
             make_directory(final.parent)
             folders.add(final.parent)
             if file.staged.endswith("/"):
-                self._swap(self.folder / file.staged, final)
+                self._swap(self.folder / file.staged, final, at_once)
             else:
                 with suppress(FileNotFoundError):  # it was renamed before a crash
                     (self.folder / file.staged).replace(final)
@@ -94,9 +92,9 @@ class Staging:
             partition.parent.rmdir()
 
     @staticmethod
-    def _swap(folder: Path, final: Path) -> None:
+    def _swap(folder: Path, final: Path, at_once: bool) -> None:
         if folder.is_dir():
-            if not final.exists() and not _exchange(folder, final.parent):
+            if not final.exists() and not (at_once and _exchange(folder, final.parent)):
                 (folder / final.name).replace(final)
             shutil.rmtree(folder)
 

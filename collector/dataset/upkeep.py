@@ -36,6 +36,7 @@ class Upkeep:
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
         while not self._stop.wait(_EVERY_S):
             try:
+                self._sink.take_absent()
                 while self._sink.merge_some(lambda: not self._stop.is_set()):
                     pass
                 self._sink.drop(self._keep)

@@ -15,6 +15,7 @@ HELP = "show hosts, links, jobs and flows live"
 EXAMPLES = """\
   netmon top                                   the collector on this machine
   netmon top --collector gpu-head:9400         another one
+  netmon top --collector head-1:9400,head-2:9400   two workers as one
   netmon top --hosts gpu-3,gpu-4               two hosts and what runs there
   netmon top --job resnet                      one job and the hosts of its ranks
   netmon top --once                            one frame, for a log or a mail
@@ -31,7 +32,10 @@ _ANY_HEIGHT = 1_000_000
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's options."""
     parser.add_argument(
-        "--collector", metavar="ADDR", default="localhost:9400", help="HOST:PORT or unix:PATH (default: %(default)s)"
+        "--collector",
+        metavar="ADDR",
+        default="localhost:9400",
+        help="HOST:PORT or unix:PATH; of several workers all, with commas (default: %(default)s)",
     )
     parser.add_argument("--hosts", metavar="H1,H2", default="", help="only these hosts and the jobs on them")
     parser.add_argument(

@@ -1,15 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A viewer's end of the collector's Watch call."""
+"""A viewer's end of the collector's Watch call: of one collector, or of several workers side by side."""
 
+import queue
+import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 
 import grpc
 
-from netmon.errors import NetmonError
+from netmon.errors import NetmonError, UsageError
 from netmon.views import Selection, Snapshot
 from netmon.wire.netmon_pb2_grpc import CollectorStub
+from netmon.wire.several import from_each, merge
 from netmon.wire.snapshots import decode_snapshot, encode_selection
 
 ONE_SNAPSHOT = 0
@@ -62,20 +66,85 @@ def watch(address: str, interval_ms: int, asked: Selection) -> Iterator[Snapshot
             call.cancel()
 
 
-def watch_once(address: str, asked: Selection) -> Snapshot:
-    """One snapshot; blocks for at most 10 s. Raises as watch does."""
+def watch_once(addresses: str, asked: Selection) -> Snapshot:
+    """One snapshot of a collector, or of several workers (`A,B`); blocks for at most 10 s. Raises as watch does."""
+    workers = split(addresses)
+    if len(workers) == 1:
+        return _one(workers[0], asked)
+    with ThreadPoolExecutor(len(workers)) as pool:
+        return merge(list(pool.map(lambda address: _one(address, from_each(asked)), workers)), asked)
+
+
+def split(addresses: str) -> list[str]:
+    """The addresses of a list with commas, each once. Raises UsageError where there is none."""
+    found = list(dict.fromkeys(filter(None, (address.strip() for address in addresses.split(",")))))
+    if not found:
+        raise UsageError("which collector? give its HOST:PORT or unix:PATH; of several workers all, with commas")
+    return found
+
+
+def _one(address: str, asked: Selection) -> Snapshot:
     for snapshot in watch(address, ONE_SNAPSHOT, asked):
         return snapshot
     raise UnreachableError(f"cannot reach the collector at {address}: it sent no snapshot")
 
 
 def follow(
-    address: str, interval_ms: int, asked: Callable[[], Selection], retry_s: float = _RETRY_S
+    addresses: str, interval_ms: int, asked: Callable[[], Selection], retry_s: float = _RETRY_S
 ) -> Iterator[Snapshot | Outage]:
     """Like watch, without end: once there has been a snapshot, an Outage stands for each attempt that failed.
 
-    asked: looked at after every snapshot; it may change. Raises UnreachableError where the first attempt fails.
+    asked: looked at after every snapshot; it may change. Raises UnreachableError where the first attempt fails. Of
+    several workers (`A,B`) those that are gone are missing from the snapshot, which says so; an Outage: all are gone.
     """
+    workers = split(addresses)
+    if len(workers) == 1:
+        yield from _follow_one(workers[0], interval_ms, asked, retry_s)
+        return
+    news: queue.SimpleQueue[tuple[str, Snapshot | Outage | Exception]] = queue.SimpleQueue()
+    over = threading.Event()
+
+    def read(address: str) -> None:
+        try:
+            for update in _follow_one(address, interval_ms, lambda: from_each(asked()), retry_s):
+                news.put((address, update))
+                if over.is_set():
+                    return
+        except Exception as error:
+            news.put((address, error))
+
+    for address in workers:
+        threading.Thread(target=read, args=(address,), name=f"snapshots of {address}", daemon=True).start()
+    latest: dict[str, Snapshot | Outage] = {}
+    heard: set[str] = set()  # since the last frame: there is one for all of them, not one for each
+    try:
+        while True:
+            address, update = news.get()
+            if isinstance(update, Exception):
+                raise update
+            again = address in heard
+            heard.add(address)
+            latest[address] = update
+            gone = {other for other, known in latest.items() if isinstance(known, Outage)}
+            if len(latest) == len(workers) and (again or heard | gone == set(workers)):
+                heard.clear()
+                yield _together(latest, asked())
+    finally:
+        over.set()
+
+
+def _together(latest: dict[str, Snapshot | Outage], asked: Selection) -> Snapshot | Outage:
+    seen = [update for update in latest.values() if isinstance(update, Snapshot)]
+    gone = {address: update for address, update in latest.items() if isinstance(update, Outage)}
+    if not seen:
+        return min(gone.values(), key=lambda outage: outage.since_ns)
+    merged = merge(seen, asked)
+    return replace(merged, warnings=(*(outage.reason for outage in gone.values()), *merged.warnings))
+
+
+def _follow_one(
+    address: str, interval_ms: int, asked: Callable[[], Selection], retry_s: float
+) -> Iterator[Snapshot | Outage]:
     since_ns: int | None = None
     seen = False
     while True:

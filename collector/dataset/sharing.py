@@ -1,0 +1,238 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One dataset directory and several workers: whose turn it is, and whose rows of a host count.
+
+A worker takes a host with an epoch, a number that is higher than that of whoever had the host before. From then on
+nobody else can store anything of it: a write looks whether its hosts are still its own while nobody can take them.
+"""
+
+import fcntl
+import re
+import sqlite3
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from pathlib import Path
+from typing import Protocol, TextIO
+
+from netmon.errors import DataError, UsageError
+
+OWN = ".netmon"
+"""The folder of what is not rows; readers pass over names that begin with a dot."""
+
+_ALONE = ".collector.lock"
+_WORKER = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,31}")
+_WAIT_S = 10.0
+_LOOK_S = 0.5
+_FENCE = "CREATE TABLE IF NOT EXISTS fence (host TEXT PRIMARY KEY, epoch INTEGER NOT NULL) WITHOUT ROWID"
+
+
+class Sharing(Protocol):
+    """How a sink gets on with others on its directory. Used by one thread at a time."""
+
+    folder: Path
+    """The writer's own, for its manifest and the files that it makes."""
+
+    alone: bool
+
+    def hold(self, exclusive: bool = False) -> AbstractContextManager[None]:
+        """While files come into their places or go; exclusive: nobody else's do meanwhile. Raises DataError."""
+
+    def take(self, epochs: Mapping[str, int]) -> frozenset[str]:
+        """Have these hosts from now on; returns those that somebody has with a higher epoch. Raises DataError."""
+
+    def lost(self) -> frozenset[str]:
+        """Hosts that were ours, and that somebody else has taken. Raises DataError."""
+
+    def would_lose(self) -> bool:
+        """Whether there is something that lost would return."""
+
+    def foreign(self, hosts: Iterable[str]) -> frozenset[str]:
+        """Those of them that are not ours."""
+
+    def others(self) -> list[Path]:
+        """The folders of all others that have written, or write."""
+
+    def absent(self, folder: Path) -> AbstractContextManager[bool]:
+        """Whether whoever has this folder is not there; while the context is open, they cannot come."""
+
+    def close(self) -> None:
+        """Let go of the directory."""
+
+
+class Alone:
+    """A collector that has the directory to itself."""
+
+    def __init__(self, directory: Path) -> None:
+        """Take it. Raises DataError where another one writes."""
+        self.folder, self.alone = directory / OWN, True
+        self._lock = _locked(directory, _ALONE, fcntl.LOCK_EX, directory)
+
+    def hold(self, exclusive: bool = False) -> AbstractContextManager[None]:
+        """Nobody is in the way."""
+        return nullcontext()
+
+    def take(self, epochs: Mapping[str, int]) -> frozenset[str]:
+        """All hosts are ours."""
+        return frozenset()
+
+    def lost(self) -> frozenset[str]:
+        """None."""
+        return frozenset()
+
+    def would_lose(self) -> bool:
+        """Nothing."""
+        return False
+
+    def foreign(self, hosts: Iterable[str]) -> frozenset[str]:
+        """None."""
+        return frozenset()
+
+    def others(self) -> list[Path]:
+        """Workers that were here before."""
+        return _workers(self.folder)
+
+    def absent(self, folder: Path) -> AbstractContextManager[bool]:
+        """They all are."""
+        return nullcontext(True)
+
+    def close(self) -> None:
+        """Let go of the directory."""
+        self._lock.close()
+
+
+class Worker:
+    """One of several on the directory. Their turns are transactions of a database, so they end with the process."""
+
+    def __init__(self, directory: Path, name: str) -> None:
+        """Come in. Raises UsageError for a name that is none, DataError where that cannot be."""
+        if not _WORKER.fullmatch(name):
+            raise UsageError(f"a worker's name is up to 32 letters, digits, - and _, not {name!r}")
+        self.alone = False
+        self._own = directory / OWN
+        self.folder = self._own / "workers" / name
+        self._epochs: dict[str, int] = {}
+        self._gone: frozenset[str] = frozenset()  # were somebody else's for a while, and nobody here knows yet
+        self._held = 0
+        with ExitStack() as opened:
+            self._alone = opened.enter_context(_locked(directory, _ALONE, fcntl.LOCK_SH, directory))
+            try:
+                self.folder.mkdir(parents=True, exist_ok=True)
+                self._lock = opened.enter_context(_locked(self.folder, "lock", fcntl.LOCK_EX, directory))
+                self._fence = sqlite3.connect(
+                    self._own / "fence.sqlite", _WAIT_S, isolation_level=None, check_same_thread=False
+                )
+                opened.callback(self._fence.close)
+                self._fence.execute(_FENCE)
+            except (OSError, sqlite3.Error) as error:
+                raise DataError(f"cannot write to {directory}: {error}; choose another --data") from None
+            self._opened = opened.pop_all()
+
+    @contextmanager
+    def hold(self, exclusive: bool = False) -> Iterator[None]:
+        """Wait for our turn, a few seconds at most; raises DataError after that."""
+        if not self._held:
+            try:
+                self._fence.execute("BEGIN EXCLUSIVE" if exclusive else "BEGIN")
+                self._fence.execute("SELECT COUNT(*) FROM fence").fetchone()  # only now nobody can take anything
+            except sqlite3.Error as error:
+                self._end("ROLLBACK")
+                raise DataError(
+                    f"cannot write to {self._own.parent}: {error} for {_WAIT_S:g} s; "
+                    "if a worker is stopped while it writes, continue or kill it"
+                ) from None
+        self._held += 1
+        try:
+            yield
+        finally:
+            self._held -= 1
+            if not self._held:
+                self._end("COMMIT")
+
+    def _end(self, how: str) -> None:
+        if self._fence.in_transaction:
+            self._fence.execute(how)
+
+    def take(self, epochs: Mapping[str, int]) -> frozenset[str]:
+        """Raise the fence; it holds when this returns."""
+        try:
+            with self.hold(exclusive=True):
+                now = self._now()
+                self._gone |= self._taken(now)
+                later = frozenset(host for host, epoch in epochs.items() if now.get(host, -1) > epoch)
+                mine = {host: epoch for host, epoch in epochs.items() if host not in later}
+                self._fence.executemany("INSERT OR REPLACE INTO fence VALUES (?, ?)", mine.items())
+        except sqlite3.Error as error:
+            raise DataError(f"cannot take hosts in {self._own.parent}: {error}") from None
+        self._epochs |= mine
+        return later
+
+    def lost(self) -> frozenset[str]:
+        """Hosts that were ours and that somebody else has taken, even if they are ours again."""
+        taken = self._taken(self._now())
+        self._epochs = {host: epoch for host, epoch in self._epochs.items() if host not in taken}
+        lost, self._gone = self._gone | taken, frozenset()
+        return lost
+
+    def would_lose(self) -> bool:
+        """Whether there are such hosts."""
+        return bool(self._gone or self._taken(self._now()))
+
+    def _now(self) -> dict[str, int]:
+        try:
+            return dict(self._fence.execute("SELECT host, epoch FROM fence"))
+        except sqlite3.Error as error:
+            raise DataError(f"cannot see whose hosts are whose in {self._own.parent}: {error}") from None
+
+    def _taken(self, now: Mapping[str, int]) -> frozenset[str]:
+        return frozenset(host for host, epoch in self._epochs.items() if now.get(host, -1) > epoch)
+
+    def foreign(self, hosts: Iterable[str]) -> frozenset[str]:
+        """Those that were never taken, or are lost."""
+        return frozenset(hosts) - self._epochs.keys()
+
+    def others(self) -> list[Path]:
+        """All but us; a collector that was alone before, too."""
+        before = [self._own] if (self._own / "manifest.sqlite").exists() else []
+        return before + [folder for folder in _workers(self._own) if folder != self.folder]
+
+    @contextmanager
+    def absent(self, folder: Path) -> Iterator[bool]:
+        """Whether its lock is free; a collector alone is not there while we are."""
+        if folder == self._own:
+            yield True
+            return
+        with (folder / "lock").open("a") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                yield False
+                return
+            yield True
+
+    def close(self) -> None:
+        """Let go of the directory."""
+        self._opened.close()
+
+
+def _workers(own: Path) -> list[Path]:
+    return sorted(path.parent for path in own.glob("workers/*/manifest.sqlite"))
+
+
+def _locked(folder: Path, name: str, how: int, directory: Path) -> TextIO:
+    """Take a lock that is let go of with the process. Raises DataError where somebody has it."""
+    try:
+        lock = (folder / name).open("a")
+    except OSError as error:
+        raise DataError(f"cannot write to {directory}: {error.strerror}; choose another --data") from None
+    deadline = time.monotonic() + _LOOK_S  # somebody may just look whether anybody is here
+    while True:
+        try:
+            fcntl.flock(lock, how | fcntl.LOCK_NB)
+            return lock
+        except OSError:
+            if time.monotonic() < deadline:
+                time.sleep(_LOOK_S / 10)
+                continue
+        lock.close()
+        who = "a worker of this name" if name != _ALONE else "another collector"
+        raise DataError(f"cannot write to {directory}: {who} does; stop it or choose another --data")
