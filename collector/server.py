@@ -2,6 +2,7 @@
 """The gRPC service, from its first socket to its last acknowledgement."""
 
 import asyncio
+import gc
 import logging
 import os
 import signal
@@ -10,7 +11,7 @@ import stat
 import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import grpc
 import sdnotify
@@ -29,11 +30,16 @@ from netmon.errors import DataError, UnsupportedError
 from netmon.wire import netmon_pb2, netmon_pb2_grpc
 from netmon.wire.channel import COLLECTOR_OPTIONS
 
+if TYPE_CHECKING:
+    from collector.bus.worker import BusWorker
+    from netmon.wire.bus import BusSettings
+
 _log = logging.getLogger(__name__)
 _GRACE_S = 1.0
 _END_WITHIN_S = 7.0  # of the signal, before the grace
 _INFER_EVERY_S = 0.3
 _TICK_S = 0.2
+_LOOKED_OVER = (50_000, 20, 20)  # a tick of a thousand hosts makes so many objects, and lets go of nearly all
 Context = grpc.aio.ServicerContext[Any, Any]
 
 
@@ -103,15 +109,19 @@ async def serve(
     settings: Settings,
     stop: asyncio.Event | None = None,
     abandon: Callable[[], None] = lambda: None,
+    bus: "BusSettings | None" = None,
+    worker: str = "",
 ) -> None:
     """Collect until SIGTERM or SIGINT (or `stop`), then store what is left.
 
     abandon: called where that takes too long; may end the process, as nothing is lost by it.
+    bus: of which this worker takes all hosts.
 
-    Raises DataError where data cannot be written, UnsupportedError where it cannot listen.
+    Raises DataError where data cannot be written, UnsupportedError where it cannot listen, BusError.
     """
     stop = stop or _stop_on_signals()
     working: list[asyncio.Task[None]] = []
+    on_bus: BusWorker | None = None
     sink = ParquetSink(data)
     upkeep = Upkeep(sink, settings.keep)
     jobs = JobsApart()
@@ -122,26 +132,39 @@ async def serve(
         _listen(server, listen)
         await server.start()
         _log.info(f"listening on {listen}, writing to {data}")
+        gc.freeze()  # what is there now stays: it need not be looked over again and again
+        gc.set_threshold(*_LOOKED_OVER)
+        if bus:
+            on_bus = await _start_worker(bus, registry, worker)
         _notify("READY=1")
         flushing = _flush_for_ever(registry, settings.flush_ns / NS_PER_S)
         stopped = asyncio.create_task(stop.wait())
-        working = [
-            asyncio.create_task(work) for work in (_tick_for_ever(registry), _infer_for_ever(registry), flushing)
-        ]
+        works = [_tick_for_ever(registry), _infer_for_ever(registry), flushing, *([on_bus.work()] if on_bus else [])]
+        working = [asyncio.create_task(work) for work in works]
         ended, _ = await asyncio.wait((stopped, *working), return_when=asyncio.FIRST_COMPLETED)
         for task in ended:
             task.result()
         _notify("STOPPING=1")
+        if on_bus:
+            on_bus.stop()
         await _store_the_rest(registry, data, abandon)
     finally:
         for task in working[1:]:
             task.cancel()
+        if on_bus:
+            await on_bus.close()
         await server.stop(_GRACE_S)  # streams that end wait for a tick
         for task in working[:1]:
             task.cancel()
         jobs.close()
         upkeep.close()
         sink.close()
+
+
+async def _start_worker(bus: "BusSettings", registry: Registry, name: str) -> "BusWorker":
+    from collector.bus.worker import BusWorker  # a collector without a bus needs no nats-py
+
+    return await BusWorker.start(bus, registry, name)
 
 
 async def _store_the_rest(registry: Registry, data: Path, abandon: Callable[[], None]) -> None:

@@ -12,7 +12,7 @@ from collector.host.tables import Tables
 from collector.host.unstored import FlowRows, SessionFlush
 from collector.host.window import HostWindow, News, Output
 from collector.jobs.remote_ends import Peers, Served
-from netmon.dl.account import Tally
+from netmon.dl.account import Asked, Tally
 from netmon.dl.iterations import Iteration
 from netmon.records import Flow, Hello, Mark, Table
 
@@ -81,7 +81,7 @@ class Session:
             self.window.ranks.warn(warning)
         return marks
 
-    def settle_ranks(self) -> tuple[list[Iteration], list[tuple[Iteration, Tally]]]:
+    def settle_ranks(self) -> tuple[list[Iteration], list[tuple[Iteration, Asked]]]:
         """As HostWindow.settle_ranks."""
         return self.window.settle_ranks()
 

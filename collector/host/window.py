@@ -16,8 +16,8 @@ from collector.host.onsets import Onsets
 from collector.host.rank import Resumed
 from collector.host.ranks import DISTANT, LONGEST_NEED_NS, Ranks
 from collector.host.rows import ARRIVED, arrived, merge
-from collector.jobs.rank_claims import Holder
-from netmon.dl.account import HostAccount, Tally
+from collector.messages import Holder
+from netmon.dl.account import Asked, HostAccount, Tally
 from netmon.dl.classify import NS_PER_S
 from netmon.dl.iterations import Iteration
 from netmon.dl.numbering import Trust
@@ -225,8 +225,8 @@ class HostWindow:
         """The latest time that anything has told of."""
         return max([self.horizon_ns, *(arrival.last_ns for arrival in self._arrivals)])
 
-    def settle_ranks(self) -> tuple[list[Iteration], list[tuple[Iteration, Tally]]]:
-        """The iterations that have ended, and those whose rows have all been added, with their account."""
+    def settle_ranks(self) -> tuple[list[Iteration], list[tuple[Iteration, Asked]]]:
+        """The iterations that have ended, and those whose rows have all been added: as Ranks.settle."""
         ended = self.ranks.ended()  # with the common numbers, of which a rank that has gone has none
         iterations = self.ranks.settle(self.settled_ns, self.flows)
         self._over.extend(iteration for iteration, _ in iterations)
