@@ -68,29 +68,25 @@ class HostIntake:
         if self._working:
             self._working.cancel()
 
-    async def end(self) -> None:
-        """Consume no more; what is stored is acknowledged, the rest is forgotten here. Does not raise BusError."""
+    async def stop(self) -> None:
+        """Consume no more."""
         if self._working:
             self._working.cancel()
             await asyncio.gather(self._working, return_exceptions=True)
-        await self.settle()
-        for session in self.sessions.values():
-            await session.close()
-        self.sessions.clear()
-        await self._deliveries.end()
 
-    async def settle(self) -> None:
-        """Store all that has come, as far as the disk takes it, and acknowledge it."""
-        self._registry.tick()
-        for session in self.sessions.values():
-            if session.entry and not session.entry.broken:
-                self._registry.settle(session.entry, leaving=session.entry.left)
-        await self._registry.flush()
+    async def end(self, ours: bool = True) -> None:
+        """After `stop`: what is stored is acknowledged, the rest is forgotten here. Does not raise BusError.
+
+        ours: another worker has not taken the host meanwhile.
+        """
         for session in self.sessions.values():
             try:
                 await self._acknowledge(session)
             except BusError as error:
                 _log.debug("%s", error)
+            await session.close()
+        self.sessions.clear()
+        await self._deliveries.end(ours)
 
     async def _work(self) -> None:
         rest_s = _REST_S

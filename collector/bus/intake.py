@@ -43,8 +43,7 @@ class BusIntake:
 
     async def close(self) -> None:
         """Release everything."""
-        for host in list(self._hosts):
-            await self.release(host)
+        await self.release(*self._hosts)
         for task in self._working:
             task.cancel()
         await asyncio.gather(*self._working, return_exceptions=True)
@@ -66,14 +65,26 @@ class BusIntake:
             del self._hosts[host]
             raise
 
-    async def release(self, host: str) -> None:
-        """Store and acknowledge what has come of a host, and forget it: another worker may take it then.
+    async def release(self, *hosts: str) -> None:
+        """Store what has settled of these hosts, acknowledge it, and forget them: another worker may take them then.
 
-        What could not be stored stays on the bus, for that one.
+        All else stays on the bus for that one, above all what an iteration needs that has not ended.
         """
+        released = [self._hosts.pop(host) for host in hosts if host in self._hosts]
+        for intake in released:
+            await intake.stop()
+        if released:
+            self._registry.tick()
+            await self._registry.flush()
+        for intake in released:
+            await intake.end()
+
+    async def lose(self, host: str) -> None:
+        """Another worker has taken it: forget it."""
         intake = self._hosts.pop(host, None)
         if intake:
-            await intake.end()
+            await intake.stop()
+            await intake.end(ours=False)
 
     async def hosts(self) -> frozenset[str]:
         """Every host that has introduced itself, or of which batches wait. Raises BusError."""

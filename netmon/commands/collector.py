@@ -10,12 +10,14 @@ from netmon.errors import UsageError
 from netmon.units import parse_count, parse_duration
 
 if TYPE_CHECKING:
+    from collector.cluster.worker import WorkerSettings
     from collector.dataset.retention import Keep
 
 HELP = "collect what agents stream: classify it, store it as Parquet, serve live views"
 EXAMPLES = """\
   netmon collector --listen 0.0.0.0:9400 --data /var/lib/netmon
   netmon collector --listen 0.0.0.0:9400 --data /var/lib/netmon --keep buckets=7d full=10GB all=90d
+  netmon collector --bus nats://n1:4222,nats://n2:4222 --worker w1 --listen 0.0.0.0:9400 --data /shared/netmon
   netmon collector --listen unix:/run/netmon/collector.sock --data out --parameters 25.6e6
 """
 
@@ -27,6 +29,27 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--data", type=Path, required=True, metavar="DIR", help="the dataset's directory")
     parser.add_argument("--config", type=Path, metavar="FILE", help="options from a TOML file")
+    parser.add_argument(
+        "--bus",
+        default="",
+        metavar="URLS",
+        help="nats://[USER:PASSWORD@]HOST:PORT,…: one of several workers, whose agents are on NATS JetStream",
+    )
+    parser.add_argument("--worker", default="", metavar="NAME", help="with --bus: this worker's name, one of a kind")
+    parser.add_argument(
+        "--bus-replicas",
+        type=int,
+        default=1,
+        metavar="N",
+        help="with --bus: servers that keep each batch; 3 outlive the loss of a machine (%(default)s)",
+    )
+    parser.add_argument(
+        "--weight",
+        type=float,
+        default=1.0,
+        metavar="X",
+        help="with --bus: hosts that it takes, in relation to the other workers (%(default)s)",
+    )
     parser.add_argument(
         "--settle",
         type=parse_duration,
@@ -109,6 +132,24 @@ def run(args: argparse.Namespace) -> int:
         full_rows_per_hour=args.full_rows,
         keep=tuple(args.keep),
     )
+    worker = _worker(args)
     # A thread that writes cannot be called off, and what is not whole on the disk is as if it had not been written.
-    asyncio.run(serve(args.listen, args.data, settings, abandon=lambda: os._exit(0)))
+    asyncio.run(serve(args.listen, args.data, settings, abandon=lambda: os._exit(0), worker=worker))
     return 0
+
+
+def _worker(args: argparse.Namespace) -> "WorkerSettings | None":
+    """What --bus and --worker say. Raises UsageError, UnsupportedError without the bus's library."""
+    if not args.bus:
+        if args.worker:
+            raise UsageError("--worker is one of several on a bus: add --bus")
+        return None
+    if not args.worker:
+        raise UsageError("--bus needs a name for this worker: add --worker NAME")
+    if not args.weight > 0:
+        raise UsageError(f"--weight has to be more than 0, not {args.weight:g}")
+    from collector.cluster.worker import WorkerSettings
+    from netmon.wire.bus import BusSettings
+
+    servers = tuple(filter(None, (server.strip() for server in args.bus.split(","))))
+    return WorkerSettings(BusSettings(servers, replicas=args.bus_replicas), args.worker, args.weight)
