@@ -4,21 +4,36 @@
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 
 import pyarrow as pa
 
-from collector.dataset.resume import SessionState
 from collector.dataset.sink import Sink
 from collector.entry import Entry
 from collector.failures import Failures
-from collector.host.session import Flush
+from collector.host.tables import Tables
+from collector.host.unstored import SessionFlush, by_session, flush_tables
 from collector.shedding import Storing
 from netmon.errors import DataError
+from netmon.records import Table
 
 _log = logging.getLogger(__name__)
 MOST_PENDING_BYTES = 512 << 20
 """Rows in memory while the disk does not take them."""
+
+
+_Sessions = Sequence[tuple[Entry, SessionFlush]]
+
+
+@dataclass
+class _Due:
+    """What is to be written at one time."""
+
+    sessions: _Sessions
+    buckets: list[Table]
+    jobs: list[str]  # by the rows' number
+    full: list[pa.Table]
 
 
 class Flushing:
@@ -28,11 +43,13 @@ class Flushing:
         self,
         sink: Sink,
         entries: Callable[[], Collection[Entry]],
+        tables: Callable[[], Tables],
         discard: Callable[[Entry], None],
         failures: Failures,
     ) -> None:
-        """entries: all sessions that are known now; discard: forget one that is broken."""
+        """entries: all sessions that are known now; tables: theirs; discard: forget one that is broken."""
         self._sink, self._entries, self._discard, self._failures = sink, entries, discard, failures
+        self._tables = tables
         self.now = asyncio.Lock()
         """Held while rows are on their way to the disk."""
         self.trouble = ""
@@ -48,7 +65,7 @@ class Flushing:
     @property
     def pending_bytes(self) -> int:
         """Rows that have settled and are not stored."""
-        return sum(entry.session.pending_bytes for entry in self._entries())
+        return self._tables().unstored.nbytes
 
     def storing(self) -> Storing:
         """How the disk does now."""
@@ -84,14 +101,15 @@ class Flushing:
             # Nothing that a settled session has sent is needed any more, not even for what it leaves open.
             entries = list(self._entries())
             whole = [(entry, entry.session.received) for entry in entries if entry.settled]
-            due = self._due(entries)
-            full, self.full_rows = self.full_rows, []
+            unstored, due = self._tables().unstored, self._due(entries)
             try:
-                failed, elsewhere = await asyncio.to_thread(self._write, due, full)
+                failed, elsewhere = await asyncio.to_thread(self._write, due)
             except BaseException as error:
-                for _, flush in due:
+                for _, flush in due.sessions:
                     flush.undone()
-                self.full_rows = full + self.full_rows
+                known = set(map(id, self._entries()))
+                unstored.put_back(due.buckets, {flush.place for entry, flush in due.sessions if id(entry) in known})
+                self.full_rows = due.full + self.full_rows
                 if not isinstance(error, DataError):
                     raise
                 if str(error) != self.trouble:
@@ -103,7 +121,7 @@ class Flushing:
             for entry in entries:
                 if entry.session.hello.host in elsewhere:  # whoever has it stores what is not acknowledged
                     entry.broken = True
-            for entry, flush in due:
+            for entry, flush in due.sessions:
                 if not entry.broken:
                     flush.done()
                     entry.stored(flush.acknowledge or 0)
@@ -117,51 +135,64 @@ class Flushing:
                 self._room.set()
             return True
 
-    def _due(self, entries: Sequence[Entry]) -> list[tuple[Entry, Flush]]:
+    def _due(self, entries: Sequence[Entry]) -> _Due:
         """What each session has to be stored; the collector may fail at one, which costs only that one."""
-        due = []
+        sessions = []
         for entry in entries:
             try:
                 flush = entry.session.flush()
                 if flush:
-                    due.append((entry, flush))
+                    sessions.append((entry, flush))
             except Exception as error:
                 self._failures.at_session(entry, "the rows to be stored", error)
-        return due
+        tables, full = self._tables(), self.full_rows
+        self.full_rows = []
+        return _Due(sessions, tables.unstored.take(), list(tables.flows.jobs), full)
 
-    def _write(
-        self, due: list[tuple[Entry, Flush]], full: list[pa.Table]
-    ) -> tuple[list[tuple[Entry, Exception]], set[str]]:
+    def _write(self, due: _Due) -> tuple[list[tuple[Entry, Exception]], set[str]]:
         """Write all that can be built; raises DataError; may be a thread.
 
         Returns the sessions at which that fails, and the hosts that another worker has.
         """
         began_s = time.thread_time()
-        built, failed, elsewhere = [], [], set[str]()
-        for entry, flush in due:
-            try:
-                built.append((entry, flush.build(), flush.state))
-            except Exception as error:
-                failed.append((entry, error))
+        sessions, failed = due.sessions, list[tuple[Entry, Exception]]()
+        elsewhere = set[str]()
         try:
-            elsewhere |= self._store(built, full)
+            tables = _tables_of(sessions, due.buckets, due.jobs)
+        except Exception:  # the rows of one are not what they should be: those of all others are stored without them
+            sessions, failed = _tried(due)
+            tables = _tables_of(sessions, due.buckets, due.jobs)
+        try:
+            elsewhere |= self._store(sessions, tables, due.full)
         except DataError:
             raise
-        except Exception:  # the rows of one are not what they should be: those of all others are stored without them
-            for one in built:
+        except Exception:
+            buckets = by_session(due.buckets)
+            for one in sessions:
                 try:
-                    elsewhere |= self._store([one], [])
+                    elsewhere |= self._store([one], _tables_of([one], buckets.get(one[1].place, []), due.jobs), [])
                 except Exception as error:
                     failed.append((one[0], error))
         self._writing_s = time.thread_time() - began_s
         return failed, elsewhere
 
-    def _store(
-        self, built: Sequence[tuple[Entry, Mapping[str, pa.Table], SessionState]], full: list[pa.Table]
-    ) -> frozenset[str]:
-        tables: dict[str, list[pa.Table]] = {"full": full} if full else {}
-        for _, own, _ in built:
-            for name, rows in own.items():
-                tables.setdefault(name, []).append(rows)
-        states = {entry.session.hello.session: state for entry, _, state in built}
-        return self._sink.write({name: pa.concat_tables(rows) for name, rows in tables.items()}, states)
+    def _store(self, sessions: _Sessions, tables: dict[str, pa.Table], full: list[pa.Table]) -> frozenset[str]:
+        states = {flush.origin.hello.session: flush.state for _, flush in sessions}
+        return self._sink.write(tables | ({"full": pa.concat_tables(full)} if full else {}), states)
+
+
+def _tables_of(sessions: _Sessions, buckets: Sequence[Table], jobs: Sequence[str]) -> dict[str, pa.Table]:
+    return flush_tables([flush for _, flush in sessions], buckets, jobs)
+
+
+def _tried(due: _Due) -> tuple[_Sessions, list[tuple[Entry, Exception]]]:
+    """The sessions whose tables can be built, and those of which they cannot."""
+    buckets = by_session(due.buckets)
+    good, failed = [], []
+    for entry, flush in due.sessions:
+        try:
+            flush_tables([flush], buckets.get(flush.place, []), due.jobs)
+            good.append((entry, flush))
+        except Exception as error:
+            failed.append((entry, error))
+    return good, failed

@@ -10,7 +10,6 @@ from typing import Protocol
 import numpy as np
 import pyarrow as pa
 
-from collector.dataset.tables import bucket_table
 from collector.host.rows import SETTLED
 from collector.host.session import Session
 from netmon.errors import DataError, WireError
@@ -137,11 +136,6 @@ class FullResolution:
         finally:
             del self._open[number]
         return pull
-
-
-def bucket_rows(session: Session, rows: Table) -> pa.Table:
-    """Rows of SETTLED with the columns of the table `buckets`."""
-    return bucket_table(session.hello, session.window.links, session.window.flows.jobs, rows)
 
 
 def arrow_stream(rows: pa.Table) -> bytes:

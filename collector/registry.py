@@ -67,7 +67,7 @@ class Registry:
         self._queued_weight = 0
         self._careful_until = 0.0  # until then a tick takes in one batch, so that it is known which one it fails at
         self.failures = Failures(sink.directory)
-        self.flushing = Flushing(sink, self._entries.values, self._discard, self.failures)
+        self.flushing = Flushing(sink, self._entries.values, lambda: self._stage.tables, self._discard, self.failures)
         self._job_exchange = JobExchange(jobs or JobsHere(), self._entries.values)
         self.intake = Intake(self.flushing.storing)
         self.full, self._triggers = FullResolution(), Triggers(settings)

@@ -18,7 +18,7 @@ import sdnotify
 from collector.dataset.sink import ParquetSink
 from collector.dataset.upkeep import Upkeep
 from collector.entry import Entry
-from collector.full_resolution import arrow_stream, bucket_rows, with_addresses
+from collector.full_resolution import arrow_stream, with_addresses
 from collector.jobs.process import JobsApart
 from collector.registry import Registry
 from collector.settings import Settings
@@ -82,7 +82,7 @@ class CollectorService(netmon_pb2_grpc.CollectorServicer):
 
     async def _part(self, entry: Entry, request: netmon_pb2.FullQuery) -> netmon_pb2.FullPart:
         pulled = await self._registry.full.pull(entry, request.since_ns, request.until_ns)
-        rows = with_addresses(entry.session, bucket_rows(entry.session, pulled.rows))
+        rows = with_addresses(entry.session, entry.session.bucket_rows(pulled.rows))
         data = await asyncio.to_thread(arrow_stream, rows)
         return netmon_pb2.FullPart(host=entry.session.hello.host, rows=data, gap=pulled.gap)
 

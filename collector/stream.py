@@ -134,7 +134,8 @@ class AgentStream:
             self._waits_since = None
             if message.WhichOneof("message") != "full":
                 await connection.room()
-            if not connection.current or connection.entry.broken:
+            entry = connection.entry
+            if not connection.current or entry.broken or entry.refused:  # nothing is accepted that is not taken in
                 return
             await connection.process(message)
             self._waits_since = time.monotonic()

@@ -2,6 +2,7 @@
 """What a viewer sees: frozen views of the last seconds. Times in ns, rates in bit/s."""
 
 from dataclasses import dataclass
+from enum import IntEnum
 
 import numpy as np
 import numpy.typing as npt
@@ -69,19 +70,38 @@ class SourceScore:
         return 2 * self.matched / both if both else float("nan")
 
 
+class Cause(IntEnum):
+    """Why an iteration took longer than its job's usually do."""
+
+    UNKNOWN = 0
+    CROSS = 1  # traffic that is no training
+    OTHER_JOB = 2  # another job's training traffic
+    STRAGGLER = 3  # one rank came late, and the others waited
+    PAUSE = 4  # all ranks did something else: an evaluation, a checkpoint
+    COMPUTE = 5  # of a job of one rank
+
+
 @dataclass(frozen=True)
 class SlowIteration:
-    """The slowest of a job's recent iterations, and whose traffic met it."""
+    """The slowest of a job's recent iterations, and why.
+
+    The shares are parts of its excess, duration − median; what they do not add up to is unknown. The bytes are the
+    culprit's where there is one; where the cause is unknown, of whoever moved the most meanwhile.
+    """
 
     iteration: int = -1  # -1: none stands out
     duration_ns: int = 0
     median_ns: int = 0  # of the recent iterations
-    cause: str = ""  # whose cross traffic was the most on a node of the job; empty: there was none
-    cause_bytes: int = 0  # payload
+    cause: Cause = Cause.UNKNOWN
+    culprit: str = ""  # whose cross traffic; empty: there was none, or it was not to blame
+    culprit_bytes: int = 0  # payload
     direction: Direction = Direction.RX  # of it, as the host sees it
-    host: str = ""
-    rank: int = -1
-    waited: tuple[int, ...] = ()  # other ranks that waited longer than they usually do
+    host: str = ""  # where it was, or the straggler is
+    rank: int = -1  # there
+    transfer_ns: int = 0  # that all ranks waited longer for gradients
+    late_ns: int = 0  # that a straggler came late
+    pause_ns: int = 0  # that all ranks spent longer on something else
+    told: bool = True  # whether it is known how long each rank waited
 
 
 @dataclass(frozen=True)

@@ -5,10 +5,11 @@ Strings that repeat are dictionary-encoded; where there is nothing to say they a
 Times are int64 ns of the UTC epoch.
 """
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from collector.host.flows import STATE, Links
@@ -17,9 +18,9 @@ from collector.host.rows import CARRIED
 from netmon.dl.account import Tally
 from netmon.dl.classify import NS_PER_S
 from netmon.dl.iterations import Iteration
-from netmon.dl.timemap import TimeMap
+from netmon.dl.timemap import TimeMap, TimeMaps
 from netmon.dl.traffic import TRAFFIC_NAMES
-from netmon.records import CLASS_NAMES, Class, Flow, Hello, Interface, NicSample, Table
+from netmon.records import CLASS_NAMES, Class, Flow, Hello, Interface, Moment, NicSample, Source, Table
 
 DATASET_VERSION = 4
 """Of the files' schema; it rises with every change that a reader can tell."""
@@ -27,6 +28,8 @@ DATASET_VERSION = 4
 DIRECTIONS = ("rx", "tx")
 _WORD = pa.dictionary(pa.int32(), pa.string())
 _I64 = pa.int64()
+_MOMENTS, _SOURCES = ({one: one.name.lower() for one in kind} for kind in (Moment, Source))
+_Places = npt.NDArray[np.integer]
 
 
 def _fields(kind: pa.DataType, *names: str) -> list[pa.Field]:
@@ -133,6 +136,58 @@ TIMES = {
 """The column that tells which hour a row belongs to."""
 
 
+class Origin(NamedTuple):
+    """A session of which rows are stored."""
+
+    hello: Hello
+    links: Links
+    clock: TimeMap  # as the rows use it
+
+
+class Origins:
+    """The sessions whose rows are stored together; the rows name them by their places here."""
+
+    def __init__(self, sessions: Sequence[Origin]) -> None:
+        """At least one."""
+        self.sessions = sessions
+        self._clocks = TimeMaps([session.clock for session in sessions])
+        counts = [len(session.links) for session in sessions]
+        self._first_link = np.cumsum([0, *counts[:-1]])
+
+    def table(self, name: str, of: _Places, columns: dict[str, Any]) -> pa.Table:
+        """The rows of a table. of: the session of each; columns: all that do not follow from it."""
+        whose = {key: self.words(of, (getattr(s.hello, key) for s in self.sessions)) for key in ("host", "session")}
+        arrays = whose | columns
+        schema = SCHEMAS[name]
+        converted = [a if isinstance(a, pa.Array) else pa.array(a, f.type) for f in schema for a in [arrays[f.name]]]
+        return pa.Table.from_arrays(converted, schema=schema)
+
+    @staticmethod
+    def words(of: _Places, words: Iterable[str]) -> pa.DictionaryArray:
+        """The word of each row; words: by what `of` says, may repeat."""
+        numbers: dict[str, int] = {}
+        codes = np.array([numbers.setdefault(word, len(numbers)) for word in words], np.int32)
+        return _words(codes[of], list(numbers))
+
+    def interface_words(
+        self, of: _Places, link: npt.NDArray[np.integer], word_of: Callable[[Links, int], str]
+    ) -> pa.DictionaryArray:
+        """A word of each row's link; link: as its session counts them."""
+        words = (word_of(session.links, number) for session in self.sessions for number in range(len(session.links)))
+        return self.words(self._first_link[of] + link, words)
+
+    def link_columns(self, of: _Places, link: npt.NDArray[np.integer]) -> dict[str, Any]:
+        """The columns `interface` and `direction`."""
+        return {
+            "interface": self.interface_words(of, link, lambda links, number: links.interface(number).name),
+            "direction": _words(link % 2, DIRECTIONS),
+        }
+
+    def utcs(self, of: _Places, mono_ns: Sequence[int] | npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Times of the sessions' hosts in UTC."""
+        return self._clocks.utcs(of, np.asarray(mono_ns, np.int64))
+
+
 def _words(numbers: Sequence[int] | np.ndarray, names: Sequence[str]) -> pa.DictionaryArray:
     return pa.DictionaryArray.from_arrays(pa.array(numbers, pa.int32()), pa.array(names, pa.string()))
 
@@ -141,33 +196,17 @@ def _encode(values: Sequence[str]) -> pa.DictionaryArray:
     return pa.array(values, pa.string()).dictionary_encode()
 
 
-def _table(name: str, hello: Hello, rows: int, columns: dict[str, Any]) -> pa.Table:
-    whose = {"host": hello.host, "session": hello.session}
-    arrays = {key: _words(np.zeros(rows, np.int32), [value]) for key, value in whose.items()} | columns
-    schema = SCHEMAS[name]
-    converted = [a if isinstance(a, pa.Array) else pa.array(a, f.type) for f in schema for a in [arrays[f.name]]]
-    return pa.Table.from_arrays(converted, schema=schema)
-
-
-def _link_columns(links: Links, numbers: np.ndarray) -> dict[str, object]:
-    return {
-        "interface": _words(numbers // 2, [interface.name for interface in links.interfaces]),
-        "direction": _words(numbers % 2, DIRECTIONS),
-    }
-
-
-def bucket_table(hello: Hello, links: Links, jobs: Sequence[str], rows: Table) -> pa.Table:
-    """Settled rows (collector.host.rows.SETTLED) as the table `buckets`."""
+def bucket_table(origins: Origins, of: _Places, jobs: Sequence[str], rows: Table) -> pa.Table:
+    """Settled rows (collector.host.rows.SETTLED) as the table `buckets`; jobs: by the rows' number."""
     plain = ("flow_id", "bucket_start_ns", *CARRIED, "iteration")
-    columns = _link_columns(links, rows["link"]) | {name: np.ascontiguousarray(rows[name]) for name in plain}
+    columns = origins.link_columns(of, np.ascontiguousarray(rows["link"]))
+    columns |= {name: np.ascontiguousarray(rows[name]) for name in plain}
     columns["class"] = _words(rows["class"].astype(np.int32), CLASS_NAMES)
     columns["job"] = _words(np.ascontiguousarray(rows["job"]), jobs)
-    return _table("buckets", hello, len(rows), columns)
+    return origins.table("buckets", of, columns)
 
 
-def flow_table(
-    hello: Hello, links: Links, clock: TimeMap, flows: Sequence[Flow], state: Table, peers: Sequence[int]
-) -> pa.Table:
+def flow_table(origins: Origins, of: _Places, flows: Sequence[Flow], state: Table, peers: Sequence[int]) -> pa.Table:
     """Flows with their state (collector.host.flows.STATE, same order) as the table `flows`.
 
     The class is what is known at last; rows that had settled before keep what was known then. That of a DL flow is
@@ -175,7 +214,7 @@ def flow_table(
     """
     assert state.dtype == STATE
     classes = np.where(state["shared"], np.uint8(Class.DL_SHARED), state["class"]).astype(np.int32)
-    columns = _link_columns(links, state["link"])
+    columns = origins.link_columns(of, np.ascontiguousarray(state["link"]))
     plain = ("flow_id", "src_port", "dst_port", "protocol", "members", "prefix_bits")
     columns |= {name: [getattr(flow, name) for flow in flows] for name in plain}
     columns |= {name: _encode([getattr(flow, name) for flow in flows]) for name in ("src", "dst")}
@@ -184,15 +223,15 @@ def flow_table(
     }
     columns |= {name: [getattr(flow.owner, name) for flow in flows] for name in ("pid", "rank")}
     columns["peer_rank"] = peers
-    columns["first_ns"] = clock.utcs(np.array([flow.first_ns for flow in flows], np.int64))
-    columns["last_ns"] = clock.utcs(state["last_ns"])
+    columns["first_ns"] = origins.utcs(of, [flow.first_ns for flow in flows])
+    columns["last_ns"] = origins.utcs(of, state["last_ns"])
     columns["class"] = _words(classes, CLASS_NAMES)
     columns["class_source"] = _encode([flow.owner.source for flow in flows])
     columns["traffic"] = _words(state["traffic"].astype(np.int32), TRAFFIC_NAMES)
-    return _table("flows", hello, len(flows), columns)
+    return origins.table("flows", of, columns)
 
 
-def iteration_table(hello: Hello, clock: TimeMap, rows: Sequence[tuple[Iteration, Tally]]) -> pa.Table:
+def iteration_table(origins: Origins, of: _Places, rows: Sequence[tuple[Iteration, Tally]]) -> pa.Table:
     """Iterations with their account as the table `iterations`."""
     iterations, tallies = [row[0] for row in rows], [row[1] for row in rows]
     same = ("rank", "size", "error_ns", "relative", "parameters")
@@ -200,34 +239,35 @@ def iteration_table(hello: Hello, clock: TimeMap, rows: Sequence[tuple[Iteration
     columns |= {name: [getattr(tally, name) for tally in tallies] for name in Tally.__dataclass_fields__}
     columns["iteration"] = [iteration.number for iteration in iterations]
     for name in ("start_ns", "end_ns"):
-        columns[name] = [clock.utc(getattr(iteration, name)) for iteration in iterations]
+        columns[name] = origins.utcs(of, [getattr(iteration, name) for iteration in iterations])
     columns["cross_top"] = _encode([tally.cross_top for tally in tallies])
     columns["exposed_ns"] = [i.exposed_ns if i.exposed_ns >= 0 else None for i in iterations]
     for name in ("comm_start_ns", "comm_end_ns", "wait_start_ns"):
-        columns[name] = [clock.utc(time) if time else None for time in (getattr(i, name) for i in iterations)]
+        times = np.array([getattr(iteration, name) for iteration in iterations], np.int64)
+        columns[name] = pa.array(origins.utcs(of, times), mask=times == 0)
     columns["job"] = _encode([iteration.job for iteration in iterations])
-    for name in ("start_moment", "end_moment", "source"):
-        columns[name] = _encode([getattr(iteration, name).name.lower() for iteration in iterations])
-    return _table("iterations", hello, len(rows), columns)
+    for name, words in (("start_moment", _MOMENTS), ("end_moment", _MOMENTS), ("source", _SOURCES)):
+        columns[name] = _encode([words[getattr(iteration, name)] for iteration in iterations])
+    return origins.table("iterations", of, columns)
 
 
-def ledger_table(hello: Hello, links: Links, clock: TimeMap, rows: Sequence[LedgerRow]) -> pa.Table:
+def ledger_table(origins: Origins, of: _Places, rows: Sequence[LedgerRow]) -> pa.Table:
     """Ledger rows as the table `ledger`."""
-    numbers = np.array([row.link for row in rows], np.int64)
+    link = np.array([row.link for row in rows], np.int64)
     plain = [f.name for f in SCHEMAS["ledger"] if f.name.endswith("_bytes") or f.name == "nic_packets"]
-    columns = _link_columns(links, numbers) | {name: [getattr(row, name) for row in rows] for name in plain}
+    columns = origins.link_columns(of, link) | {name: [getattr(row, name) for row in rows] for name in plain}
     columns["coverage"] = [row.coverage if row.nic_bytes else None for row in rows]
-    columns["start_ns"] = [clock.utc(row.start_ns) for row in rows]
-    columns["end_ns"] = [clock.utc(row.end_ns) for row in rows]
-    columns["hook"] = _encode([links.hook(row.link) for row in rows])
-    columns["byte_basis"] = _encode([links.interface(row.link).byte_basis for row in rows])
-    return _table("ledger", hello, len(rows), columns)
+    columns["start_ns"] = origins.utcs(of, [row.start_ns for row in rows])
+    columns["end_ns"] = origins.utcs(of, [row.end_ns for row in rows])
+    columns["hook"] = origins.interface_words(of, link, Links.hook)
+    columns["byte_basis"] = origins.interface_words(of, link, lambda links, n: links.interface(n).byte_basis)
+    return origins.table("ledger", of, columns)
 
 
-def nic_table(hello: Hello, clock: TimeMap, samples: Sequence[NicSample]) -> pa.Table:
+def nic_table(origins: Origins, of: _Places, samples: Sequence[NicSample]) -> pa.Table:
     """The NICs' counters as the table `nic`: one row per counter, cumulative since whenever the device began."""
     rows = [len(sample.names) for sample in samples]
-    times = clock.utcs(np.array([sample.time_ns for sample in samples], np.int64))
+    times = origins.utcs(of, [sample.time_ns for sample in samples])
     columns: dict[str, object] = {"time_ns": np.repeat(times, rows)}
     for name in ("device", "source"):
         columns[name] = _encode([getattr(s, name) for s in samples]).take(
@@ -235,7 +275,7 @@ def nic_table(hello: Hello, clock: TimeMap, samples: Sequence[NicSample]) -> pa.
         )
     columns["counter"] = _encode([name for sample in samples for name in sample.names])
     columns["value"] = [value for sample in samples for value in sample.values]
-    return _table("nic", hello, sum(rows), columns)
+    return origins.table("nic", np.repeat(of, rows), columns)
 
 
 def full_table(buckets: pa.Table, reason: str, gap: str) -> pa.Table:
@@ -244,32 +284,35 @@ def full_table(buckets: pa.Table, reason: str, gap: str) -> pa.Table:
     return buckets.append_column("reason", _words(zeros, [reason])).append_column("gap", _words(zeros, [gap]))
 
 
-def session_table(hello: Hello, clock_error_ns: int, clock_source: str, share: tuple[int, float]) -> pa.Table:
-    """What holds for all rows of a session as the table `sessions`. share: window in ns, and threshold."""
-    interfaces = hello.interfaces
+class SessionTold(NamedTuple):
+    """What holds for all rows of a session."""
+
+    clock_error_ns: int
+    clock_source: str
+    share_window_ns: int
+    share_threshold: float
+
+
+def session_table(origins: Origins, told: Mapping[int, SessionTold]) -> pa.Table:
+    """What holds for all rows of some sessions, by their places, as the table `sessions`."""
+    rows = [(place, interface) for place in told for interface in origins.sessions[place].hello.interfaces]
+    of, interfaces = np.array([place for place, _ in rows], np.int64), [interface for _, interface in rows]
+    hellos = [origins.sessions[place].hello for place, _ in rows]
     columns: dict[str, object] = {
         "interface": _encode([interface.name for interface in interfaces]),
         "capacity_bps": [interface.capacity_bps for interface in interfaces],
         "super_packet_ns": [super_packet_ns(interface) for interface in interfaces],
-        **{
-            name: _encode([getattr(interface, name) for interface in interfaces])
-            for name in ("byte_basis", "hook_rx", "hook_tx")
-        },
+        "agent_version": _encode([str(hello.agent_version) for hello in hellos]),
+        "start_ns": [hello.clock.utc_ns for hello in hellos],
+        "bucket_ns": [hello.streamed_ns for hello in hellos],
+        "full_bucket_ns": [hello.bucket_ns for hello in hellos],
+        "clock_source": _encode([str(told[place].clock_source) for place, _ in rows]),
     }
-    same: dict[str, object] = {
-        "agent_version": hello.agent_version,
-        "start_ns": hello.clock.utc_ns,
-        "bucket_ns": hello.streamed_ns,
-        "full_bucket_ns": hello.bucket_ns,
-        "clock_error_ns": clock_error_ns,
-        "clock_source": clock_source,
-        "share_window_ns": share[0],
-        "share_threshold": share[1],
-    }
-    for name, value in same.items():
-        values = [value] * len(interfaces)
-        columns[name] = _encode(list(map(str, values))) if isinstance(value, str) else values
-    return _table("sessions", hello, len(interfaces), columns)
+    for name in ("byte_basis", "hook_rx", "hook_tx"):
+        columns[name] = _encode([getattr(interface, name) for interface in interfaces])
+    for name in ("clock_error_ns", "share_window_ns", "share_threshold"):
+        columns[name] = [getattr(told[place], name) for place, _ in rows]
+    return origins.table("sessions", of, columns)
 
 
 def super_packet_ns(interface: Interface) -> int:

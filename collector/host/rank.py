@@ -5,12 +5,14 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from collector.jobs.rank_claims import Step
 from netmon.dl.iterations import Iteration, IterationTracker
 from netmon.dl.numbering import Trust
 from netmon.records import Mark, Moment, Source
 
+NEVER = int(np.iinfo(np.int64).max)
 _CHECKS_AT_FIRST = 20
 _CHECK_EVERY_NS = 500_000_000
 
@@ -43,7 +45,7 @@ class Steps(NamedTuple):
     since_ns: int  # it was there from here…
     until_ns: int  # …to here
     shift: int  # what to add to its own numbers
-    spans: list[tuple[int, int, int]]  # start, end and own number of its iterations, ascending; the open one ends never
+    spans: npt.NDArray[np.int64]  # as IterationTracker.spans has them
 
 
 @dataclass
@@ -119,8 +121,8 @@ class Rank:
 
     def present(self) -> tuple[int, int]:
         """From when on, and until when, it was seen to be there (mono)."""
-        until = max(self.left.values()) if self.leaving() else np.iinfo(np.int64).max
-        return min(self.joined.values(), default=0), int(until)
+        until = max(self.left.values()) if self.leaving() else NEVER
+        return min(self.joined.values(), default=0), until
 
     def stored(self) -> Resumed:
         """How far it has come."""

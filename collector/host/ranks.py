@@ -3,17 +3,18 @@
 
 import logging
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import replace
-
-import numpy as np
+from functools import partial
+from typing import Any
 
 from collector.host.flows import FlowTable
-from collector.host.rank import Earlier, Rank, Resumed, Steps
+from collector.host.rank import NEVER, Earlier, Rank, Resumed, Steps
 from collector.jobs.common_numbers import Numbers
 from collector.jobs.rank_claims import Claims, Holder
 from netmon.dl.account import HostAccount, Party, Tally
 from netmon.dl.iterations import Iteration, IterationTracker
-from netmon.dl.numbering import Trust
+from netmon.dl.numbering import RankEvents, Trust
 from netmon.records import Mark, Moment, Source
 from netmon.views import SourceScore
 
@@ -68,6 +69,7 @@ class Ranks:
         self._gone: dict[_Key, None] = {}
         self._left: dict[tuple[str, int], Resumed] = {}  # what the last process that was this rank came to
         self._fresh: list[tuple[Rank, Iteration]] = []
+        self._stepped: dict[int, Rank] = {}  # by id: processes whose latest steps the claims have not heard of
 
     def resume(self, job: str, rank: int, stored: Resumed, trust: Trust, shift: int) -> None:
         """Take up a rank of which iterations are in the dataset, numbered with this shift."""
@@ -87,8 +89,13 @@ class Ranks:
             self._warnings[line] = None
             _log.warning(line)
 
-    def mark(self, mark: Mark, settled_ns: int) -> None:
-        """Take in a mark. Rows before settled_ns have been added."""
+    def hear(self, marks: Iterable[Mark], settled_ns: int) -> None:
+        """Take in marks. Rows before settled_ns have been added."""
+        for mark in marks:
+            self._mark(mark, settled_ns)
+        self._step_on()
+
+    def _mark(self, mark: Mark, settled_ns: int) -> None:
         self._heard |= mark.pid != 0
         key = self._key(mark)
         if mark.moment == Moment.JOIN:
@@ -171,6 +178,8 @@ class Ranks:
             rank.left[mark.source] = mark.time_ns
             rank.tracker.leave(mark.source)
         else:
+            if mark.size != rank.tracker.size:  # what it has stepped as until now was of the other size
+                self._step_on()
             rank.tracker.add(mark)
             rank.add(mark)
             # A mark that the tracker passes over has been heard before, as after a reconnection: no cut.
@@ -178,7 +187,7 @@ class Ranks:
             if not heard and not self.account.cut(mark.time_ns, settled_ns):
                 self._late(rank, mark)
         if rank.name:
-            self._hold(rank)
+            self._stepped[id(rank)] = rank
         self._go_on(rank)
         self.unusable[REPEATED] += rank.tracker.unusable - unusable
 
@@ -192,19 +201,29 @@ class Ranks:
                 self._release(rank)
 
     def _hold(self, rank: Rank) -> bool:
+        self._step_on()
         return self._claims.hold(rank.name, rank.step(self.offset_ns), self._holder_of(rank))
 
+    def _step_on(self) -> None:
+        """Tell the claims who has stepped: before anybody asks them, and when all marks that have come are taken in."""
+        stepped, self._stepped = self._stepped, {}
+        for rank in stepped.values():
+            self._claims.hold(rank.name, rank.step(self.offset_ns), self._holder_of(rank))
+
     def _release(self, rank: Rank) -> None:
+        self._step_on()
         self._claims.release(rank.name, rank.number, self._holder_of(rank))
 
     def _end(self, rank: Rank, leaving: bool) -> None:
         ended = rank.tracker.finished(leaving)
-        rank.ended += ended
-        self._fresh += [(rank, iteration) for iteration in ended]
+        if ended:
+            rank.ended += ended
+            self._fresh += [(rank, iteration) for iteration in ended]
 
     def _claim(self, rank: Rank, wait: bool = True) -> None:
         """The process steps: it is this rank of the job, or of another job of that name, or that cannot be told yet."""
         tracker = rank.tracker
+        self._step_on()
         rank.name = self._claims.claim(tracker.job, rank.step(self.offset_ns), self._holder_of(rank), wait)
         if not rank.name:
             return
@@ -246,28 +265,35 @@ class Ranks:
         for rank in self._ranks.values():
             if rank.unnamed():
                 self._go_on(rank)
-        for rank in [rank for rank in self._stepping() if rank.check_due() and not rank.later]:
-            rank.checked()
-            tracker = rank.tracker
-            events = tracker.events(offset_ns)
-            if self._numbers.tell(rank.name, rank.number, tracker.trust, events, error_ns):
-                shift = self._numbers.shift(rank.name, rank.number)
-                self.warn(
-                    f"iterations of rank {rank.number} of job {rank.name!r} on {self._holder.host} are numbered anew: "
-                    f"its own number {shift:+d}"
-                )
+        for rank in self._stepping():
+            if not rank.later and rank.check_due():
+                rank.checked()
+                events = rank.tracker.events(offset_ns)
+                told = RankEvents(rank.number, rank.tracker.trust, events, error_ns)
+                self._numbers.tell(rank.name, told, partial(self._renumbered, rank))
         for rank in self._stepping():
             rank.settled_count = self._count(rank) if rank.leaving() or not self._heard else None
+
+    def _renumbered(self, rank: Rank, shift: int) -> None:
+        self.warn(
+            f"iterations of rank {rank.number} of job {rank.name!r} on {self._holder.host} are numbered anew: "
+            f"its own number {shift:+d}"
+        )
 
     def _count(self, rank: Rank) -> tuple[int, bool]:
         """What to add to the rank's own numbers, and whether they count only from when somebody began to look."""
         whose = rank.name, rank.number
         return rank.settled_count or (self._numbers.shift(*whose), self._numbers.relative(*whose))
 
+    def _shift(self, rank: Rank) -> int:
+        return rank.settled_count[0] if rank.settled_count else self._numbers.shift(rank.name, rank.number)
+
     def _numbered(self, rank: Rank, iteration: Iteration) -> Iteration:
         shift, relative = self._count(rank)
-        number = iteration.number + shift
-        return replace(iteration, job=rank.name, number=number, relative=iteration.relative and relative)
+        relative &= iteration.relative
+        if (rank.name, shift, relative) == (iteration.job, 0, iteration.relative):
+            return iteration
+        return replace(iteration, job=rank.name, number=iteration.number + shift, relative=relative)
 
     def _all(self) -> list[Rank]:
         return [*self._past, *self._ranks.values()]
@@ -290,7 +316,7 @@ class Ranks:
         return [
             Steps(
                 *(rank.name, rank.number, rank.pid != 0, not rank.pid and (rank.name, rank.number) in left),
-                *(*rank.present(), self._count(rank)[0], rank.tracker.spans()),
+                *(*rank.present(), self._shift(rank), rank.tracker.spans()),
             )
             for rank in self._stepping()
         ]
@@ -308,7 +334,7 @@ class Ranks:
         """When there is something to settle, or somebody to forget (mono ns); the largest int64: never."""
         times = [iteration.end_ns for rank in self._all() for iteration in rank.ended]
         times += [max(rank.left.values()) + 1 for rank in self._all() if rank.left and rank.leaving()]
-        return min(times, default=np.iinfo(np.int64).max)
+        return min(times, default=NEVER)
 
     def waits_for_a_name(self) -> bool:
         """Whether a process steps and it is not known yet of which job."""
@@ -319,6 +345,8 @@ class Ranks:
         settled = []
         for rank in self._stepping():
             due = [iteration for iteration in rank.ended if iteration.end_ns <= settled_ns]
+            if not due:
+                continue
             rank.ended = [iteration for iteration in rank.ended if iteration.end_ns > settled_ns]
             settled += [(self._whole(rank, one), self._tally(rank, one, flows)) for one in due]
         self._forget(settled_ns)
@@ -327,8 +355,17 @@ class Ranks:
     def _whole(self, rank: Rank, iteration: Iteration) -> Iteration:
         first, last, wait = rank.tracker.communication(iteration.start_ns, iteration.end_ns)
         parameters = iteration.parameters or self._parameters
-        told = replace(iteration, comm_start_ns=first, comm_end_ns=last, wait_start_ns=wait, parameters=parameters)
-        return self._numbered(rank, told)
+        shift, relative = self._count(rank)
+        return replace(
+            iteration,
+            job=rank.name,
+            number=iteration.number + shift,
+            relative=iteration.relative and relative,
+            parameters=parameters,
+            comm_start_ns=first,
+            comm_end_ns=last,
+            wait_start_ns=wait,
+        )
 
     def _tally(self, rank: Rank, iteration: Iteration, flows: FlowTable) -> Tally:
         whose = Party(rank.name, rank.number, "")
@@ -336,7 +373,8 @@ class Ranks:
         return self.account.tally(whose, flows.job(rank.name), flows.parties, *span, alone=iteration.size == 1)
 
     def _forget(self, settled_ns: int) -> None:
-        self._past = [rank for rank in self._past if not rank.gone(settled_ns)]
+        if self._past:
+            self._past = [rank for rank in self._past if not rank.gone(settled_ns)]
         for key in [key for key, rank in self._ranks.items() if rank.gone(settled_ns)]:
             rank = self._ranks.pop(key)
             self._gone[key] = None
@@ -345,10 +383,8 @@ class Ranks:
             taken = (rank.name, rank.number) in self.names() or self._claims.held(rank.name, rank.number)
             if rank.name and not taken:
                 self._numbers.forget(rank.name, rank.number)
-        for key in list(self._gone)[:-_MOST_GONE]:
-            del self._gone[key]
-        for name in list(self._left)[:-_MOST_GONE]:
-            del self._left[name]
+        _keep_newest(self._gone)
+        _keep_newest(self._left)
         oldest = settled_ns
         for rank in self._all():
             needed = rank.needed_since()
@@ -380,3 +416,8 @@ class Ranks:
         told = [rank for rank in self._all() if rank.pid and rank.tracker.source != Source.INFERRED]
         times = [time for time in (rank.needed_since() for rank in told) if time is not None]
         return min((time for time in times if time > horizon_ns - LONGEST_NEED_NS), default=None)
+
+
+def _keep_newest(gone: dict[Any, Any]) -> None:
+    while len(gone) > _MOST_GONE:
+        del gone[next(iter(gone))]

@@ -1,25 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """One agent's session: its window, what is on its way to the disk, and what may be acknowledged."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
-
 import numpy as np
 import pyarrow as pa
 
 from collector.dataset.resume import FLOW_OVER_NS, RECENT_NS, RankState, Resume, SessionState
-from collector.dataset.tables import (
-    bucket_table,
-    flow_table,
-    full_table,
-    iteration_table,
-    ledger_table,
-    nic_table,
-    session_table,
-)
+from collector.dataset.tables import Origin, Origins, SessionTold, bucket_table, full_table
 from collector.host.ledger import LedgerRow
 from collector.host.nic import NicRows
 from collector.host.tables import Tables
+from collector.host.unstored import FlowRows, SessionFlush
 from collector.host.window import HostWindow, News, Output
 from collector.jobs.remote_ends import Peers, Served
 from netmon.dl.account import Tally
@@ -27,19 +17,8 @@ from netmon.dl.iterations import Iteration
 from netmon.records import Flow, Hello, Mark, Table
 
 
-@dataclass(frozen=True)
-class Flush:
-    """What is to be written, and what that settles."""
-
-    build: Callable[[], dict[str, pa.Table]]  # rows by table; pure, may run in a thread
-    state: SessionState  # once they are stored
-    acknowledge: int | None
-    done: Callable[[], None]
-    undone: Callable[[], None]
-
-
 class Session:
-    """State of one (host, session); used from one thread but for Flush.build."""
+    """State of one (host, session); used from one thread."""
 
     def __init__(self, hello: Hello, resume: Resume, tables: Tables, peers: Peers) -> None:
         """Begin or resume. tables, peers: what the sessions of all hosts share."""
@@ -51,10 +30,9 @@ class Session:
         self.stored_before = resume.last_sequence
         self.complete_before = resume.complete_sequence
         self.missing = 0  # batches that the agent has given up
-        self.pending_bytes = 0
         self._tables = tables
         self._peers, self._served = peers, Served(peers)
-        self._buckets: list[Table] = []
+        self._unstored = False  # whether bucket rows have settled that are not stored, nor on their way to the disk
         self._iterations: list[tuple[Iteration, Tally]] = []
         self._ledger: list[LedgerRow] = []
         self._nic = NicRows(hello.host)
@@ -111,54 +89,32 @@ class Session:
         """Batches up to `last` have been taken in."""
         self.received, self.queued = last, max(self.queued, last)
 
-    def keep(self, output: Output) -> Output:
-        """What has become final waits for its way to the disk."""
-        if len(output.buckets):
-            self._buckets.append(output.buckets)
-            self.pending_bytes += output.buckets.nbytes
+    def keep(self, output: Output) -> None:
+        """What has become final waits for its way to the disk; bucket rows do where those of all sessions are."""
+        self._unstored |= len(output.buckets) > 0
         self._iterations += output.iterations
         self._ledger += output.ledger
-        return output
 
     @property
     def idle(self) -> bool:
         """Whether everything that has settled is stored."""
-        return not (self._buckets or self._iterations or self._ledger or self._nic.rows or self.window.flows.changed)
+        return not (self._unstored or self._iterations or self._ledger or self._nic.rows or self.window.flows.changed)
 
     def forget(self) -> None:
         """The session is over and stored: let go of what other sessions see of it."""
         for flow in self.window.flows.forget_all():
             self._peers.forget(flow)
 
-    def flush(self) -> Flush | None:
+    def flush(self) -> SessionFlush | None:
         """Hand over what has settled; None where there is nothing to write or to acknowledge."""
         acknowledge = self.window.acknowledgeable()
         if self.idle and not acknowledge:
             return None
-        for iteration, _ in self._iterations:
+        for iteration in {(one.job, one.rank): one for one, _ in self._iterations}.values():
             self._stored(iteration)
-        hello, links, clock = self.hello, self.window.links, self.window.alignment.map
-        buckets, iterations, ledger = self._buckets, self._iterations, self._ledger
-        size, jobs, told = self.pending_bytes, list(self.window.flows.jobs), self._told
-        changed = set(self.window.flows.changed)
-        flows, state = self._changed_flows(), self._state()
-        sessions = self._session_rows()
-        self._buckets, self._iterations, self._ledger = [], [], []
+        changed = self.window.flows.changed
+        unstored, iterations, ledger, told = self._unstored, self._iterations, self._ledger, self._told
         nic = self._nic.take()
-        self.pending_bytes = 0
-        self.window.flows.mark_changed(changed, changed=False)
-
-        def build() -> dict[str, pa.Table]:
-            tables = {"flows": flows()} if changed else {}
-            if buckets:
-                tables["buckets"] = bucket_table(hello, links, jobs, np.concatenate(buckets))
-            if iterations:
-                tables["iterations"] = iteration_table(hello, clock, iterations)
-            if ledger:
-                tables["ledger"] = ledger_table(hello, links, clock, ledger)
-            if nic:
-                tables["nic"] = nic_table(hello, clock, nic)
-            return tables if sessions is None else tables | {"sessions": sessions}
 
         def done() -> None:
             if acknowledge:
@@ -167,34 +123,48 @@ class Session:
                 self._peers.forget(flow)
 
         def undone() -> None:
-            self._buckets, self._iterations = buckets + self._buckets, iterations + self._iterations
-            self._ledger, self._nic.rows = ledger + self._ledger, nic + self._nic.rows
-            self.pending_bytes, self._told = size + self.pending_bytes, told
+            self._unstored |= unstored
+            self._iterations, self._ledger = iterations + self._iterations, ledger + self._ledger
+            self._nic.rows, self._told = nic + self._nic.rows, told
             self.window.flows.mark_changed(changed, changed=True)
 
-        return Flush(build, state, acknowledge, done, undone)
+        flush = SessionFlush(
+            *(self.place, self._origin, iterations, ledger, nic, self._flow_rows(changed)),
+            *(self._session_told(), self._state(), acknowledge, done, undone),
+        )
+        self._unstored, self._iterations, self._ledger = False, [], []
+        self.window.flows.mark_changed(changed, changed=False)
+        return flush
+
+    @property
+    def _origin(self) -> Origin:
+        return Origin(self.hello, self.window.links, self.window.alignment.map)
+
+    def bucket_rows(self, rows: Table) -> pa.Table:
+        """Rows of SETTLED with the columns of the table `buckets`."""
+        of = np.zeros(len(rows), np.int64)
+        return bucket_table(Origins([self._origin]), of, list(self.window.flows.jobs), rows)
 
     def full(self, rows: Table, reason: str, gap: str) -> pa.Table:
         """Full resolution (SETTLED) as rows of the table `full`."""
-        buckets = bucket_table(self.hello, self.window.links, list(self.window.flows.jobs), rows)
-        return full_table(buckets, reason, gap)
+        return full_table(self.bucket_rows(rows), reason, gap)
 
-    def _changed_flows(self) -> Callable[[], pa.Table]:
-        """Copies of the flows that have changed, as they are now; the rest can run in a thread."""
-        table, clock = self.window.flows, self.window.alignment.map
-        indices = sorted(table.changed)
-        flows, state = [table.flows[index] for index in indices], table.state[indices]
-        peers = [self._peers.rank(flow) for flow in flows]
-        return lambda: flow_table(self.hello, self.window.links, clock, flows, state, peers)
+    def _flow_rows(self, changed: set[int]) -> FlowRows | None:
+        """Copies of the flows that have changed, as they are now."""
+        if not changed:
+            return None
+        table, indices = self.window.flows, sorted(changed)
+        flows = [table.flows[index] for index in indices]
+        return FlowRows(flows, table.state[indices], [self._peers.rank(flow) for flow in flows])
 
-    def _session_rows(self) -> pa.Table | None:
-        """Rows of the table `sessions`; None: what it has is good enough."""
+    def _session_told(self) -> SessionTold | None:
+        """For the table `sessions`; None: what it has is good enough."""
         window = self.window
         source, error = window.alignment.source, window.alignment.error_ns
         if source == self._told[0] and self._told[1] / 2 <= error <= self._told[1] * 2:
             return None
         self._told = source, error
-        return session_table(self.hello, error, source, (window.window_ns, window.settings.share_threshold))
+        return SessionTold(error, source, window.window_ns, window.settings.share_threshold)
 
     def _stored(self, iteration: Iteration) -> None:
         end = self.window.alignment.utc(iteration.end_ns)

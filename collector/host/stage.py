@@ -69,6 +69,7 @@ class HostStage:
         for some in (self._waiting, self._unnamed, self._broken):
             some.discard(place)
         tables.pending.drop(place)
+        tables.unstored.drop(place)
         tables.accounts.drop(place)
         tables.ledger.close(window.first_link, len(window.links))
         tables.places.remove(place, len(window.links))
@@ -292,6 +293,7 @@ class HostStage:
             window = self._sessions[place].window
             self._guard(settled, place, window.align_ranks)
             (self._unnamed.add if window.ranks.waits_for_a_name() else self._unnamed.discard)(place)
+        tables.numbers.decide()
         tables.places.table["trains"] = False
         tables.places.table["trains"][busy] = True
         rows = tables.pending.take(np.ascontiguousarray(tables.places.table["settled_ns"]))
@@ -342,6 +344,7 @@ class HostStage:
     def _output(self, settled: Settled, buckets: Table, rows: Table, heard: set[int]) -> None:
         places = self.tables.places
         fresh = buckets[~rows["stored"]] if rows["stored"].any() else buckets
+        self.tables.unstored.add(fresh)
         settled_ns = places.table["settled_ns"]
         ledger: dict[int, list[LedgerRow]] = {}
         of_link = np.maximum(places.links["session"], 0)

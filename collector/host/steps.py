@@ -8,7 +8,7 @@ import numpy.typing as npt
 
 from collector.host.flows import AllFlows
 from collector.host.rank import Steps
-from netmon.dl.grouped import GroupedValues, edges
+from netmon.dl.grouped import GroupedValues, edges, starts
 from netmon.records import Table
 
 _Numbers = npt.NDArray[np.int64]
@@ -22,35 +22,38 @@ class AllSteps:
         """of_sessions: place of each session that has ranks, and those; sessions: how many places there are."""
         ranks = [(session, steps) for session, own in of_sessions for steps in own]
         self._flows, self._sessions = flows, sessions
-        self._session = np.array([session for session, _ in ranks], np.int64)
-        self._job = np.array([flows.job(steps.job) for _, steps in ranks], np.int64)
-        self._shift = np.array([steps.shift for _, steps in ranks], np.int64)
-        spans = [span for _, steps in ranks for span in steps.spans]
-        self._begin, self._end, self._number = np.array(spans, np.int64).reshape(-1, 3).T
+        about = [
+            (session, flows.job(one.job), one.rank, one.shift, one.told, one.hidden, one.since_ns, one.until_ns)
+            for session, one in ranks
+        ]
+        columns = np.array(about, np.int64).reshape(-1, 8).T
+        self._session, self._job, rank, self._shift, told, hidden, since_ns, until_ns = columns
+        spans = np.concatenate([np.empty((0, 3), np.int64), *(steps.spans for _, steps in ranks)])
+        self._begin, self._end, self._number = spans.T.copy()
         of_rank = np.repeat(np.arange(len(ranks)), [len(steps.spans) for _, steps in ranks])
         self._of_rank = of_rank
         self._spans = GroupedValues(of_rank, self._begin, len(ranks))
-        self._passes = self._by_stepper(ranks)
-        self._told = _Presence([r for r in self._events(ranks) if r[-1]], sessions)
-        self._inferred = _Presence([r for r in self._events(ranks) if not r[-1]], sessions)
+        self._passes = self._by_stepper(zip(self._session.tolist(), self._job.tolist(), rank.tolist(), strict=True))
+        seen = hidden == 0
+        self._told, self._inferred = (
+            _Presence(self._session[some], since_ns[some], until_ns[some], some, sessions)
+            for some in (np.flatnonzero(seen & (told != 0)), np.flatnonzero(seen & (told == 0)))
+        )
 
-    def _by_stepper(self, ranks: list[tuple[int, Steps]]) -> list[_Numbers]:
+    def _by_stepper(self, ranks: Iterable[tuple[int, int, int]]) -> list[_Numbers]:
         """The rank of each stepper, −1: none; several times where one has been this rank before another one."""
+        stepper = np.array([self._flows.stepper(*one) for one in ranks], np.int64)
+        # Whoever comes n-th of those that are one stepper is in the n-th pass.
+        order = np.argsort(stepper, kind="stable")
+        first = starts(stepper[order])
+        turn = np.empty(len(stepper), np.int64)
+        turn[order] = np.arange(len(stepper)) - np.repeat(first, np.diff(np.append(first, len(stepper))))
         passes: list[_Numbers] = []
-        for place, (session, steps) in enumerate(ranks):
-            stepper = self._flows.stepper(session, int(self._job[place]), steps.rank)
-            for one in passes:
-                if stepper >= len(one) or one[stepper] < 0:
-                    break
-            else:
-                one = np.full(self._flows.steppers + len(ranks), -1)
-                passes.append(one)
-            one[stepper] = place
+        for number in range(int(turn.max(initial=-1)) + 1):
+            own = np.flatnonzero(turn == number)
+            passes.append(np.full(self._flows.steppers, -1))
+            passes[-1][stepper[own]] = own
         return passes
-
-    @staticmethod
-    def _events(ranks: list[tuple[int, Steps]]) -> list[tuple[int, int, int, int, bool]]:
-        return [(s, r.since_ns, r.until_ns, place, r.told) for place, (s, r) in enumerate(ranks) if not r.hidden]
 
     def stamp(self, session: _Numbers, flow: _Numbers, start_ns: _Numbers) -> tuple[_Numbers, _Numbers]:
         """Job and iteration of each row, −1 between iterations; arrays of one length.
@@ -99,14 +102,20 @@ class AllSteps:
 class _Presence:
     """How many ranks are there at a time, and the sum of their numbers: which one it is, if it is one."""
 
-    def __init__(self, ranks: list[tuple[int, int, int, int, bool]], sessions: int) -> None:
-        """ranks: session, since, until, number of each."""
-        events = [(s, since, 1, rank) for s, since, _, rank, _ in ranks]
-        events += [(s, max(since, until), -1, -rank) for s, since, until, rank, _ in ranks if until < _NEVER]
-        session, time_ns, count, number = np.array(sorted(events), np.int64).reshape(-1, 4).T
+    def __init__(
+        self, session: _Numbers, since_ns: _Numbers, until_ns: _Numbers, number: _Numbers, sessions: int
+    ) -> None:
+        """One row per rank; sessions: how many places there are."""
+        ends = np.flatnonzero(until_ns < _NEVER)
+        session = np.concatenate([session, session[ends]])
+        time_ns = np.concatenate([since_ns, np.maximum(since_ns, until_ns)[ends]])
+        count = np.concatenate([np.ones(len(number), np.int64), np.full(len(ends), -1)])
+        number = np.concatenate([number, -number[ends]])
+        order = np.lexsort((number, count, time_ns, session))
+        session, time_ns = session[order], time_ns[order]
         self._values = GroupedValues(session, time_ns, sessions)
         self._first = edges(session, sessions)
-        self._count, self._number = (np.append(0, np.cumsum(column)) for column in (count, number))
+        self._count, self._number = (np.append(0, np.cumsum(column[order])) for column in (count, number))
 
     def at(self, session: _Numbers, time_ns: _Numbers) -> tuple[_Numbers, _Numbers]:
         """Count and sum, by session and time."""

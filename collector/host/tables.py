@@ -14,6 +14,7 @@ from collector.host.ledger import LedgerAccounts
 from collector.host.places import Places
 from collector.host.rows import CARRIED, SETTLED, Pending, merge
 from collector.host.steps import AllSteps
+from collector.host.unstored import Unstored
 from collector.jobs.common_numbers import Numbers
 from collector.jobs.rank_claims import Claims
 from collector.settings import Settings
@@ -46,6 +47,7 @@ class Tables:
         self.places = Places()
         self.flows = AllFlows()
         self.pending = Pending()
+        self.unstored = Unstored()
         self.classifier = Classifier(self.flows, self.places, settings)
         self.accounts = HostAccounts()
         self.ledger = LedgerAccounts()

@@ -113,7 +113,7 @@ class HostWindow:
             self.describe(flow)
         for mark in hello.marks:
             if mark.moment == Moment.JOIN:
-                self.ranks.mark(mark, self.settled_ns)
+                self.ranks.hear([mark], self.settled_ns)
 
     @property
     def _row(self) -> Table:
@@ -165,15 +165,12 @@ class HostWindow:
         marks = [mark for mark in news.marks if mark.time_ns <= news.horizon_ns + FURTHEST_NS]
         self.ranks.unusable[DISTANT] += len(news.marks) - len(marks)
         settled_ns = self.settled_ns
-        for mark in marks:
-            self.ranks.mark(mark, settled_ns)
+        self.ranks.hear(marks, settled_ns)
         # The introduction tells of the step that is under way, which may be later than batches that are sent again.
         if self._introduced:
             due = [mark for mark in self._introduced if mark.time_ns <= news.horizon_ns]
             self._introduced = [mark for mark in self._introduced if mark.time_ns > news.horizon_ns]
-            for mark in due:
-                if mark not in marks:
-                    self.ranks.mark(mark, settled_ns)
+            self.ranks.hear((mark for mark in due if mark not in marks), settled_ns)
         return marks
 
     @property
@@ -206,9 +203,7 @@ class HostWindow:
     def infer(self) -> None:
         """Take in what the traffic has told."""
         marks, self._inferred = self._inferred, []
-        settled_ns = self.settled_ns
-        for mark in marks:
-            self.ranks.mark(mark, settled_ns)
+        self.ranks.hear(marks, self.settled_ns)
 
     def arrive(self, arrivals: Iterable[tuple[int, int, int]], rows: Table) -> None:
         """Batches have come: number, last row and latest time of each; and their rows, dtype ARRIVED."""

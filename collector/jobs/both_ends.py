@@ -25,6 +25,7 @@ class BothEnds:
         """Begin without flows."""
         self.pairs: list[_Pair] = []  # places of two sessions, the lower one first
         self._pair_numbers: dict[_Pair, int] = {}
+        self._places = np.empty(0, np.int64)  # of `pairs`, as far as they were asked for
         self._keys: dict[int, _Key] = {}  # by flow
         self._ends: dict[_Key, tuple[list[int], list[int]]] = {}  # flows at senders, at receivers
         self._links = np.empty(0, LINK)  # by sender
@@ -65,7 +66,7 @@ class BothEnds:
         if gone:
             links = self.links()
             over = np.isin(links["sender"], gone) | np.isin(links["receiver"], gone)
-            self._keep(links[~over])
+            self._keep(links.compress(~over))
 
     def forget_sessions(self, places: set[int]) -> npt.NDArray[np.bool_]:
         """These sessions are over: so are their flows, and pairs of them. Says which pairs stay, in their old order."""
@@ -73,8 +74,15 @@ class BothEnds:
         stay = np.array([places.isdisjoint(pair) for pair in self.pairs], np.bool_)
         self.pairs = [pair for pair in self.pairs if places.isdisjoint(pair)]
         self._pair_numbers = {pair: number for number, pair in enumerate(self.pairs)}
+        self._places = np.empty(0, np.int64)
         self._links["pair"] = (np.cumsum(stay) - 1)[self._links["pair"]]
         return stay
+
+    def places(self) -> _Numbers:
+        """Of both sessions of each pair, shape (2 · pairs,): the sender's of each way."""
+        if len(self._places) != 2 * len(self.pairs):
+            self._places = np.array(self.pairs, np.int64).reshape(-1)
+        return self._places
 
     def links(self) -> Table:
         """All of them, dtype LINK, by sender."""
@@ -94,7 +102,7 @@ class BothEnds:
         return rows, self._by_receiver[place]
 
     def _keep(self, links: Table) -> None:
-        self._links = links[np.argsort(links["sender"], kind="stable")]
+        self._links = links.take(np.argsort(links["sender"], kind="stable"))
         self._by_receiver = np.argsort(self._links["receiver"], kind="stable")
 
     def _pair(self, pair: _Pair) -> int:

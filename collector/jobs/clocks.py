@@ -69,7 +69,7 @@ class Clocks:
             return []
         clocks = sorted(clocks, key=lambda clock: clock.place)
         hosts = _Hosts(clocks, self._coarse, self._corrections)
-        pairs = hosts.lines.hosts(np.array(self._ends.pairs, np.int64).reshape(-1)).reshape(-1, 2)
+        pairs = hosts.lines.hosts(self._ends.places()).reshape(-1, 2)
         there = np.logical_and(pairs[:, 0] >= 0, pairs[:, 1] >= 0)
         held = there & hosts.held[pairs[:, 0]] & hosts.held[pairs[:, 1]]
         moved = self._moved(hosts)
@@ -115,11 +115,11 @@ class Clocks:
         if not len(pairs):
             return []
         kept = self._delays.match(lines, _NEAR_NS, anew)
-        kept = kept[there[kept["way"] // 2]]
+        kept = kept.compress(there[kept["way"] // 2])
         sent, took = self._delays.took(kept, lines)
         early = lines.error_ns[pairs].sum(axis=1)[kept["way"] // 2]
         near = (early <= _NEAR_NS) & (took >= -early) & (took <= early + MOST_DELAY_NS)
-        kept, sent, took = kept[near], sent[near], took[near]
+        kept, sent, took = kept.compress(near), sent[near], took[near]
         usable = there & self._agree(kept["way"], lines, there & ~held)
         counts = np.bincount(kept["way"], minlength=2 * len(pairs)).reshape(-1, 2)
         usable &= (counts[:, 0] > 0) & (counts[:, 1] > 0)

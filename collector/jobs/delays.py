@@ -10,6 +10,7 @@ import numpy.typing as npt
 from collector.jobs.both_ends import BothEnds
 from collector.messages import ONSET_TOLD, place_of
 from netmon.dl.onsets import REST_NS, match_onsets
+from netmon.dl.sums import joined
 from netmon.records import Table, empty
 
 WINDOW_NS = 16_000_000_000
@@ -67,6 +68,7 @@ class Delays:
         self._waiting = empty(ONSET_TOLD)
         self._window: deque[Table] = deque(maxlen=_MOST_ROUNDS)  # of flows of which both ends are seen
         self._kept = empty(DELAY)  # by way
+        self._senders_of: tuple[HostLines, _Numbers] | None = None  # of each way, in this round
 
     def add_onsets(self, onsets: Table) -> None:
         """Take in onsets, dtype ONSET_TOLD, of flows that have been told."""
@@ -75,7 +77,7 @@ class Delays:
 
     def keep_pairs(self, stay: _Flags) -> None:
         """After BothEnds.forget_sessions, which says which pairs stay."""
-        kept = self._kept[stay[self._kept["way"] // 2]]
+        kept = self._kept.compress(stay[self._kept["way"] // 2])
         kept["way"] = 2 * (np.cumsum(stay) - 1)[kept["way"] // 2] + kept["way"] % 2
         self._kept = kept
 
@@ -85,27 +87,25 @@ class Delays:
         anew: which pairs to match from the beginning.
         """
         links_anew = anew[self._ends.links()["pair"]]
-        new = np.concatenate([empty(ONSET_TOLD), *self._new])
+        new = joined([empty(ONSET_TOLD), *self._new])
         self._new = []
-        matched, self._waiting, linked = self._matched(
-            np.concatenate([self._waiting, new]), lines, near_ns, ~links_anew
-        )
-        self._window.append(new[linked[len(linked) - len(new) :]])
+        matched, self._waiting, linked = self._matched(joined([self._waiting, new]), lines, near_ns, ~links_anew)
+        self._window.append(new.compress(linked[len(linked) - len(new) :]))
         found = [self._fastest(matched, lines)]
         if links_anew.any():
-            again, _, _ = self._matched(np.concatenate([*self._window]), lines, near_ns, links_anew)
+            again, _, _ = self._matched(joined([*self._window]), lines, near_ns, links_anew)
             found.append(again)
-            self._kept = self._kept[~anew[self._kept["way"] // 2]]
+            self._kept = self._kept.compress(~anew[self._kept["way"] // 2])
         host = self._senders(lines, self._kept["way"])
         fresh = (host < 0) | (self._kept["sent_ns"] >= lines.at_ns[host] - WINDOW_NS)
-        kept = np.concatenate([self._kept[fresh], *found])
-        self._kept = kept[np.argsort(kept["way"], kind="stable")]
+        kept = joined([self._kept.compress(fresh), *found])
+        self._kept = kept.take(np.argsort(kept["way"], kind="stable"))
         return self._kept
 
     def of_pairs(self, which: _Flags, lines: HostLines) -> tuple[Table, Table]:
         """What some pairs have sent and received in the window, dtypes of key (link) and time_ns (UTC)."""
-        table, links = np.concatenate([empty(ONSET_TOLD), *self._window]), self._ends.links()
-        table = table[lines.hosts(place_of(table["flow"])) >= 0]
+        table, links = joined([empty(ONSET_TOLD), *self._window]), self._ends.links()
+        table = table.compress(lines.hosts(place_of(table["flow"])) >= 0)
         host = lines.hosts(place_of(table["flow"]))
         utc = lines.utc(host, table["time_ns"])
         fresh = table["time_ns"] >= lines.at_ns[host] - WINDOW_NS
@@ -129,7 +129,7 @@ class Delays:
         np.minimum.at(begin, way[received["key"]], received["time_ns"])
         np.maximum.at(end, way[received["key"]], received["time_ns"])
         heard[received["key"]] = True
-        sent = sent[heard[sent["key"]]]
+        sent = sent.compress(heard[sent["key"]])
         at = way[sent["key"]]
         seen = (sent["time_ns"] >= begin[at] - REST_NS) & (sent["time_ns"] <= end[at] + REST_NS)
         return np.bincount(at[seen], minlength=count)
@@ -154,7 +154,7 @@ class Delays:
         if near.any():
             early = lines.error_ns[host[sent_row]] + lines.error_ns[other]
             near &= early <= near_ns
-            sent_row, sent_link, sent, early = sent_row[near], sent_link[near], sent[near], early[near]
+            sent_row, sent_link, sent, early = sent_row[near], sent_link[near], sent.compress(near), early[near]
             i, j = match_onsets(sent, received, early)
         else:
             i = j = np.empty(0, np.int64)
@@ -165,12 +165,14 @@ class Delays:
         left = linked & fresh
         left[sent_row[i]] = left[row[j]] = False
         left[left] = onsets["time_ns"][left] > lines.at_ns[host[left]] - _WAIT_NS
-        return delays, onsets[left], linked
+        return delays, onsets.compress(left), linked
 
     def _senders(self, lines: HostLines, way: _Numbers) -> _Numbers:
         """Numbers of the hosts that send; −1: none of this round's."""
-        places = np.array(self._ends.pairs, np.int64).reshape(-1)  # the sender's of each way
-        return lines.hosts(places)[way] if len(places) else np.empty(0, np.int64)
+        places = self._ends.places()
+        if self._senders_of is None or self._senders_of[0] is not lines or len(self._senders_of[1]) != len(places):
+            self._senders_of = lines, lines.hosts(places)
+        return self._senders_of[1][way] if len(places) else np.empty(0, np.int64)
 
     def took(self, delays: Table, lines: HostLines) -> tuple[_Numbers, _Numbers]:
         """When each was sent, and how much later it was received, by the uncorrected clocks; both are of this round."""
@@ -182,7 +184,8 @@ class Delays:
         age = lines.at_ns[self._senders(lines, delays["way"])] - delays["sent_ns"]
         slot = (age // _SLOT_NS).clip(0, _SLOTS - 1) + _SLOTS * delays["way"]
         took = self.took(delays, lines)[1]
-        least = np.full(2 * _SLOTS * len(self._ends.pairs), _MOST)
-        np.minimum.at(least, slot, took)
-        fastest: Table = delays[took == least[slot]]
+        order = np.lexsort((took, slot))
+        first = np.concatenate(([True], np.diff(slot[order]) > 0))[: len(order)]
+        least = took[order][first][np.cumsum(first) - 1]
+        fastest: Table = delays.take(np.sort(order[took[order] == least]))
         return fastest

@@ -6,14 +6,13 @@ import numpy.typing as npt
 
 from collector.view.groups import groups
 from netmon.dl.account import Tally
-from netmon.dl.explain import RankSteps
 from netmon.dl.iterations import Iteration
+from netmon.dl.verdict import RankSteps
 from netmon.records import Table, empty
 
 _ENDED = np.dtype([("number", "<i8"), ("rank", "<i8"), ("duration_ns", "<i8")])
-_STEP = np.dtype(
-    [*_ENDED.descr, ("waited_ns", "<i8"), ("shared", "?"), ("cause_tx_bytes", "<i8"), ("cause_rx_bytes", "<i8")]
-)
+_ACCOUNTED = "exposed_ns", "communication_ns", "dl_bytes", "other_tx_bytes", "other_rx_bytes"
+_STEP = np.dtype([*_ENDED.descr, *((name, "<i8") for name in _ACCOUNTED)])
 _FIRST = 64  # rows
 _MOST = 16_384  # rows: of a job with many ranks fewer iterations are kept
 _NOBODY = -1
@@ -58,7 +57,7 @@ class JobHistory:
     def __init__(self, recent: int, explained: int) -> None:
         """Begin empty; recent, explained: iterations of each rank whose durations, and whose accounts, are kept."""
         self._ended, self._steps = _Ring(_ENDED, recent), _Ring(_STEP, explained)
-        self._causes: list[str] = []  # by place in _steps
+        self._others: list[str] = []  # whose cross traffic was the most, by place in _steps
         self._hosts: list[str] = []
 
     def end(self, iteration: Iteration, ranks: int) -> None:
@@ -67,14 +66,14 @@ class JobHistory:
 
     def account(self, host: str, iteration: Iteration, tally: Tally, ranks: int) -> None:
         """An iteration's rows have settled."""
-        waited = iteration.exposed_ns if iteration.exposed_ns >= 0 else iteration.communication_ns
         ended = iteration.number, iteration.rank, iteration.end_ns - iteration.start_ns
-        moved = tally.node_shared, tally.cross_top_tx_bytes, tally.cross_top_rx_bytes
-        place = self._steps.add((*ended, waited, *moved), ranks)
-        if place == len(self._causes):
-            self._causes.append("")
+        waited = iteration.exposed_ns, iteration.communication_ns
+        moved = max(tally.dl_tx_bytes, tally.dl_rx_bytes), tally.cross_top_tx_bytes, tally.cross_top_rx_bytes
+        place = self._steps.add((*ended, *waited, *moved), ranks)
+        if place == len(self._others):
+            self._others.append("")
             self._hosts.append("")
-        self._causes[place], self._hosts[place] = tally.cross_top, host
+        self._others[place], self._hosts[place] = tally.cross_top, host
 
     def drop(self, rank: int) -> None:
         """A rank has begun anew: what it was is no measure of what it is."""
@@ -100,10 +99,8 @@ class JobHistory:
         inside, rows = np.flatnonzero(members), self._steps.rows[members]
         everybody = len(inside) == len(members)
         return RankSteps(
-            **{name: rows[name] for name in ("number", "rank", "duration_ns", "waited_ns", "shared")},
-            cause=self._causes if everybody else [self._causes[place] for place in inside.tolist()],
-            cause_tx_bytes=rows["cause_tx_bytes"],
-            cause_rx_bytes=rows["cause_rx_bytes"],
+            **{name: rows[name] for name in _STEP.names or ()},
+            other=self._others if everybody else [self._others[place] for place in inside.tolist()],
             host=self._hosts if everybody else [self._hosts[place] for place in inside.tolist()],
         )
 

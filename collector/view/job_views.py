@@ -11,10 +11,10 @@ import numpy as np
 
 from collector.view.job_history import JobHistory
 from netmon.dl.account import Tally
-from netmon.dl.explain import NOTABLE, slowest
 from netmon.dl.iterations import Iteration
 from netmon.dl.scoring import combined
 from netmon.dl.theory import ring_bytes
+from netmon.dl.verdict import NOTABLE, slowest
 from netmon.views import JobView, RankView, SlowIteration, SourceScore
 
 RECENT = 500  # iterations

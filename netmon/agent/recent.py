@@ -27,13 +27,16 @@ class RecentFlows:
         self._sweep_ns = 0
 
     def over(self, seen: npt.NDArray[np.uint32], now_ns: int, known: Mapping[int, Flow]) -> list[int]:
-        """seen: (n,) distinct, of the rows just sent → those of the known flows that have been idle for too long."""
+        """seen: (n,) distinct, of the rows just sent → those of the known flows that have been idle for too long.
+
+        An aggregate is never over: its members keep their slots, and the next packet of one is a row of it.
+        """
         self._seen_ns.update(dict.fromkeys(seen.tolist(), now_ns))
         crowded = len(known) > _MANY
         if now_ns < self._sweep_ns - (_SWEEP_NS - _CROWDED_SWEEP_NS) * crowded:
             return []
         self._sweep_ns = now_ns + _SWEEP_NS
-        idle = {i: now_ns - self._seen_ns.setdefault(i, now_ns) for i in known}
+        idle = {i: now_ns - self._seen_ns.setdefault(i, now_ns) for i, flow in known.items() if not flow.members}
         over = [i for i, ns in idle.items() if ns > _IDLE_NS]
         if crowded:
             over = [i for i, ns in idle.items() if ns > (_IDLE_NS if known[i].owner.job else _CROWDED_IDLE_NS)]

@@ -86,8 +86,11 @@ class StepMarks:
             if pid not in self._ranks:
                 if self._joins.take(process["uid"], now_ns):  # else it does a little later
                     marks += self._join(pid, process, now_ns)
-            elif not self._ranks[pid].last_ns:
-                self._ranks[pid].watched_from_start(not process["late"])
+                continue
+            rank = self._ranks[pid]
+            rank.uid = process["uid"]  # it may have been root's when it was new
+            if not rank.last_ns:
+                rank.watched_from_start(not process["late"])
         return marks
 
     def identities(self) -> dict[int, RankIdentity]:

@@ -3,7 +3,7 @@
 
 import argparse
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack
 from datetime import datetime, timezone
 from pathlib import Path
@@ -25,6 +25,7 @@ EXAMPLES = """\
 _TABLES = ("iterations", "buckets", "flows", "ledger", "nic", "full")
 _FOR_EVER = 1 << 62
 _AROUND_NS = 60_000_000_000  # clocks are compared again and again: a row is not far from where it was
+_ROWS_AT_ONCE = 1 << 19
 _SUFFIXES = (".parquet", ".csv", ".feather")
 # A row lies in a time span if it begins before the span's end and ends after its start.
 _SPANS = {
@@ -178,17 +179,16 @@ def _write(dataset: Any, condition: Any, out: Path) -> int:
     """Stream the rows into a file that appears when it is complete; returns their number."""
     import pyarrow as pa
 
-    from netmon.report.dataset import AHEAD
+    from netmon.report.dataset import stream
 
     temporary = out.with_name(f".{out.name}.unfinished")
     schema = _plain(dataset.schema)
     rows = 0
     try:
         with _writer(out.suffix)(str(temporary), schema) as writer:
-            for batch in dataset.to_batches(filter=condition, **AHEAD):
-                if batch.num_rows:
-                    writer.write_batch(batch.cast(schema))
-                    rows += batch.num_rows
+            for table in _pieces(stream(dataset, condition=condition)):
+                writer.write_table(table.cast(schema))
+                rows += len(table)
         if not rows:
             raise DataError(f"cannot export to {out}: no row of the dataset matches")
         temporary.replace(out)
@@ -197,6 +197,20 @@ def _write(dataset: Any, condition: Any, out: Path) -> int:
     finally:
         temporary.unlink(missing_ok=True)
     return rows
+
+
+def _pieces(batches: "Iterable[pa.RecordBatch]") -> "Iterator[pa.Table]":
+    """Few and large row groups: the footer, which tells of each, is held until the end."""
+    import pyarrow as pa
+
+    waiting: list[pa.RecordBatch] = []
+    for batch in batches:
+        if sum(map(len, waiting)) + len(batch) > _ROWS_AT_ONCE:
+            yield pa.Table.from_batches(waiting)
+            waiting = []
+        waiting.append(batch)
+    if waiting:
+        yield pa.Table.from_batches(waiting)
 
 
 def _plain(schema: "pa.Schema") -> "pa.Schema":

@@ -104,6 +104,7 @@ def _store(replay: "Replay", directory: Path) -> None:
     from collector.dataset.sink import ParquetSink
     from collector.host.incoming import gather
     from collector.host.stage import HostStage
+    from collector.host.unstored import flush_tables
     from collector.jobs.common_numbers import Numbers
     from collector.jobs.rank_claims import Claims
     from collector.jobs.remote_ends import Peers
@@ -112,13 +113,14 @@ def _store(replay: "Replay", directory: Path) -> None:
     sink = ParquetSink(directory)
     stage = HostStage(Settings(), Peers(), Numbers(), Claims())
     place = stage.open(replay.hello, Resume())
-    session = stage.session(place)
+    session, unstored = stage.session(place), stage.tables.unstored
 
     def flush() -> None:
         flush = session.flush()
         if flush:
             try:
-                sink.write(flush.build(), {session.hello.session: flush.state})
+                tables = flush_tables([flush], unstored.take(), stage.tables.flows.jobs)
+                sink.write(tables, {session.hello.session: flush.state})
             except DataError as error:
                 reason = str(error).split("; ")[0]
                 raise DataError(f"{reason}; nothing has been added to the dataset, make room and try again") from None
@@ -128,7 +130,7 @@ def _store(replay: "Replay", directory: Path) -> None:
     with closing(sink):
         for batch in replay.batches():
             stage.take([place], gather([batch]))
-            if session.pending_bytes > _PENDING_BYTES:
+            if unstored.nbytes > _PENDING_BYTES:
                 flush()
             progress.step()
         stage.settle_all([place], leaving=True)

@@ -19,6 +19,10 @@ _NUMBER_BITS = 44  # of a window's number, where link and number are one key
 _CLASSES, _TRAFFIC, _DIRECTIONS = len(Class), len(Traffic), len(Direction)
 
 
+JOB = "job "
+"""What the names of other jobs begin with among the parties."""
+
+
 class Party(NamedTuple):
     """Whose traffic it is, as people ask for it: not which of a program's processes."""
 
@@ -30,7 +34,7 @@ class Party(NamedTuple):
 def party(owner: Owner) -> Party:
     """The party that an owner belongs to."""
     if owner.job:
-        return Party(owner.job, owner.rank, f"job {owner.job}")
+        return Party(owner.job, owner.rank, JOB + owner.job)
     name = owner.process or owner.source
     return Party("", -1, f"{name} ({owner.container})" if owner.container else name)
 

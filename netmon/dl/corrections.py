@@ -62,8 +62,8 @@ def combine(errors_ns: Sequence[int], comparisons: Sequence[Comparison], at_ns: 
     lowest, highest, sound = _reach(errors, pairs)
     pairs = pairs.only(sound[pairs.first])  # and so of the second
     values = _least_squares(errors, pairs)
-    bounds = np.where(sound, np.maximum(highest - values[:, 0], values[:, 0] - lowest), errors)
-    columns = zip(values[:, 0].tolist(), values[:, 1].tolist(), bounds.tolist(), strict=True)
+    bounds = np.where(sound, np.maximum(highest - values[0], values[0] - lowest), errors)
+    columns = zip(*values.tolist(), bounds.tolist(), strict=True)
     return [Correction(at_ns, round(value), skew, int(np.ceil(error))) for value, skew, error in columns]
 
 
@@ -124,7 +124,7 @@ def _spread(flags: npt.NDArray[np.bool_], pairs: _Pairs) -> npt.NDArray[np.bool_
 
 
 def _least_squares(errors: _Numbers, pairs: _Pairs) -> _Numbers:
-    """Differences and skews, (clocks, 2), near 0 by the errors, whose differences are near the pairs', by theirs.
+    """Differences and skews, (2, clocks), near 0 by the errors, whose differences are near the pairs', by theirs.
 
     By conjugate gradients, scaled by the diagonal (Hestenes and Stiefel 1952): the matrix is as sparse as the pairs.
     """
@@ -133,25 +133,25 @@ def _least_squares(errors: _Numbers, pairs: _Pairs) -> _Numbers:
     ends = np.concatenate([pairs.first, pairs.second])
 
     def summed(of_pairs: _Numbers) -> _Numbers:
-        both = np.concatenate([of_pairs, -of_pairs])
-        return np.column_stack([np.bincount(ends, column, count) for column in both.T])
+        both = np.concatenate([of_pairs, -of_pairs], axis=1)
+        return np.stack([np.bincount(ends, row, count) for row in both])
 
     def times(values: _Numbers) -> _Numbers:
-        return own[:, None] * values + summed(weight[:, None] * (values[pairs.first] - values[pairs.second]))
+        return own * values + summed(weight * (values.take(pairs.first, axis=1) - values.take(pairs.second, axis=1)))
 
-    diagonal = (own + np.bincount(ends, np.tile(weight, 2), count))[:, None]
-    values = np.zeros((count, 2))
-    rest = summed(weight[:, None] * np.column_stack([pairs.difference, pairs.skew]))
+    diagonal = own + np.bincount(ends, np.tile(weight, 2), count)
+    values = np.zeros((2, count))
+    rest = summed(weight * np.stack([pairs.difference, pairs.skew]))
     ahead = scaled = rest / diagonal
-    size = begun = (rest * scaled).sum(axis=0)
+    size = begun = (rest * scaled).sum(axis=1)
     for _ in range(min(2 * count, _MOST_STEPS)):
         going = size > _EXACT * begun
         if not going.any():
             break
         image = times(ahead)
-        step = np.where(going, size / np.where(going, (ahead * image).sum(axis=0), 1.0), 0.0)
+        step = np.where(going, size / np.where(going, (ahead * image).sum(axis=1), 1.0), 0.0)[:, None]
         values, rest = values + step * ahead, rest - step * image
         scaled = rest / diagonal
-        size, before = (rest * scaled).sum(axis=0), size
-        ahead = scaled + np.where(going, size / np.where(going, before, 1.0), 0.0) * ahead
+        size, before = (rest * scaled).sum(axis=1), size
+        ahead = scaled + np.where(going, size / np.where(going, before, 1.0), 0.0)[:, None] * ahead
     return values

@@ -1,21 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
 """From marks to iterations, for one rank."""
 
+from array import array
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
-from netmon.dl.numbering import Beat, Events, Trust, best_shift
+from netmon.dl.beats import Beat, Events, best_shifts
+from netmon.dl.numbering import EVIDENCE, Trust
 from netmon.dl.scoring import score
 from netmon.dl.source import Bounds, SourceMarks
 from netmon.records import Mark, Moment, Source
 from netmon.views import SourceScore
 
 _MOST_WAITING = 1_000
+_NEVER = int(np.iinfo(np.int64).max)
 _BY_ENDS = (Source.TIMELINE, Source.INFERRED)  # they know better when a communication ended than when it began
 _SILENT_AFTER = 3  # iterations that another source has seen since a source's last word
 
-FIRST_ENQUEUE, FIRST_WAIT, LAST_WAIT = Moment.FIRST_ENQUEUE, Moment.FIRST_WAIT, Moment.LAST_WAIT
+_ABOUT_PROCESSES = (Moment.JOIN, Moment.LEAVE)
 
 
 @dataclass(frozen=True)
@@ -76,9 +80,10 @@ class IterationTracker:
         self._waiting: dict[Source, list[Bounds]] = {}  # iterations of each source that are not (yet) the rank's
         self._shifts: dict[Source, int] = {}
         self._relative: dict[Source, bool] = {}
-        self._spans: list[tuple[int, int, int]] = []  # (start, end, number), ascending, not yet forgotten
+        self._spans = array("q")  # start, end and number of each iteration, ascending, not yet forgotten
         self._opened: Mark | None = None  # start of the iteration that has begun and not ended, if that is known
         self._knows_opened = False
+        self._unsure = False  # something has changed by which another source may have to decide
 
     def resume(self, end_ns: int, number: int) -> None:
         """Leave out iterations that begin before end_ns and count on: those up to `number` are in the dataset."""
@@ -87,51 +92,59 @@ class IterationTracker:
 
     def add(self, mark: Mark) -> None:
         """Take in a mark of this rank."""
-        self._knows_opened = False
-        if mark.source != Source.INFERRED or not self.size:
+        source = mark.source
+        if source != Source.INFERRED or not self.size:
             self.size = mark.size or self.size
         self.parameters = mark.parameters or self.parameters
-        if mark.moment in (Moment.JOIN, Moment.LEAVE):
+        if mark.moment in _ABOUT_PROCESSES:
             return
-        marks = self._sources.setdefault(mark.source, SourceMarks(by_ends=mark.source in _BY_ENDS))
+        marks = self._sources.get(source)
+        if marks is None:
+            marks = self._sources[source] = SourceMarks(by_ends=source in _BY_ENDS)
+        before = marks.begun, marks.left
         if not marks.add(mark):
-            self.unusable += mark.source != Source.INFERRED  # those nobody has sent
+            self.unusable += source != Source.INFERRED  # those nobody has sent
             return
-        self._relative[mark.source] = mark.relative
-        self._silent.discard(mark.source)
+        self._knows_opened = False
+        self._relative[source] = mark.relative
+        if source in self._silent or before != (marks.begun, marks.left):
+            self._silent.discard(source)
+            self._unsure = True
         self._choose()
 
     def join(self, source: Source) -> None:
         """The source looks at this rank from now on; one that had left counts anew."""
-        self._knows_opened = False
+        self._knows_opened, self._unsure = False, True
         if source in self._sources and self._sources[source].left:
             del self._sources[source]
             self._waiting.pop(source, None)
 
     def leave(self, source: Source) -> None:
         """No more marks of this source will come."""
-        self._knows_opened = False
+        self._knows_opened, self._unsure = False, True
         if source in self._sources:
             self._sources[source].left = True
 
     def finished(self, leaving: bool = False) -> list[Iteration]:
         """Iterations that have ended since the last call; `leaving`: no more marks of any source will come."""
-        self._knows_opened = False
         for source, marks in self._sources.items():
-            marks.left |= leaving
-            waiting = self._waiting.setdefault(source, [])
-            waiting += marks.finished()
+            if leaving and not marks.left:
+                marks.left = self._unsure = True
+            found = marks.finished()
+            if found:
+                self._knows_opened = False
+                self._waiting.setdefault(source, []).extend(found)
+                self._unsure |= source != self.source
         iterations = self._decided()
-        self._choose()
-        return iterations + self._decided()
+        return iterations + self._decided() if self._choose() else iterations
 
     def _decided(self) -> list[Iteration]:
-        iterations = []
-        if self.source is not None:
-            waiting, self._waiting[self.source] = self._waiting.get(self.source, []), []
+        iterations: list[Iteration] = []
+        waiting = self._waiting.pop(self.source, None) if self.source is not None else None
+        if waiting:
             iterations = [found for start, end in waiting if (found := self._iteration(start, end))]
-        for source, waiting in self._waiting.items():
-            self._waiting[source] = [one for one in waiting if one[0].time_ns >= self.finished_ns][-_MOST_WAITING:]
+        for source, others in self._waiting.items():
+            self._waiting[source] = [one for one in others if one[0].time_ns >= self.finished_ns][-_MOST_WAITING:]
         return iterations
 
     def _iteration(self, start: Mark, end: Mark) -> Iteration | None:
@@ -143,14 +156,22 @@ class IterationTracker:
             self._shifts[start.source] = self.last_number + 1 - start.iteration
             number = self.last_number + 1
         self.finished_ns, self.last_number, self._told_by = end.time_ns, number, start.source
-        self._spans.append((start.time_ns, end.time_ns, number))
+        self._spans.extend((start.time_ns, end.time_ns, number))
         error = max(start.error_ns, end.error_ns)
         return Iteration(
             *(self.job, self.rank, self.size, number, start.time_ns, end.time_ns, start.moment, end.moment),
             *(start.source, error, self.trust == Trust.RELATIVE, self.parameters),
         )
 
-    def _choose(self) -> None:
+    def _choose(self) -> bool:
+        """Which source decides from here on; whether it is another one than before.
+
+        That can change only with who has begun, left, spoken again after a silence, or ended iterations beside the one
+        that decides: a source's newer marks alone make nobody silent.
+        """
+        if not self._unsure:
+            return False
+        self._unsure = False
         begun = [source for source, marks in sorted(self._sources.items()) if marks.begun]
         heard = [self._sources[source] for source in begun if source != Source.INFERRED]
         if heard and all(marks.left for marks in heard):
@@ -163,15 +184,17 @@ class IterationTracker:
         present = [source for source in begun if not self._sources[source].left]
         speaking = [source for source in present or begun if source not in self._silent]
         chosen = min(speaking or begun, default=None)
-        if chosen is not None and chosen != self.source:
-            self._align(chosen)
-            self.source = chosen
+        if chosen is None or chosen == self.source:
+            return False
+        self._align(chosen)
+        self.source, self._knows_opened = chosen, False
+        return True
 
     def _align(self, source: Source) -> None:
         """Count on where the source that decided until now has stopped, unless this one knows better."""
         if self.source is None or source < self.source or self.source not in self._sources:
             return
-        found = best_shift(self._events(self.source), self._events(source))
+        (found,) = best_shifts([self._events(self.source)], [self._events(source)])
         if found:
             self._shifts[source] = found.shift + self._shifts.get(self.source, 0)
 
@@ -184,24 +207,24 @@ class IterationTracker:
             return Trust.RELATIVE
         return Trust.TOLD if best == Source.HOOK else Trust.COUNTED
 
-    def _events(self, source: Source, offset_ns: int = 0) -> dict[Beat, Events]:
-        return {beat: self._sources[source].events(beat, offset_ns) for beat in Beat}
+    def _events(self, source: Source) -> dict[Beat, Events]:
+        return {beat: self._sources[source].events(beat) for beat in Beat}
 
     def events(self, offset_ns: int) -> dict[Beat, Events]:
-        """Recent events of the deciding source with the rank's numbers; offset_ns: what to add to mono times."""
-        if self.source not in self._sources:
+        """The latest events of the deciding source with the rank's numbers; offset_ns: what to add to mono times."""
+        if self.source is None or self.source not in self._sources:
             return {}
-        shift = self._shifts.get(self.source, 0)
-        events = self._events(self.source, offset_ns)
-        return {beat: Events(one.number + shift, one.time_ns) for beat, one in events.items()}
+        marks, shift = self._sources[self.source], self._shifts.get(self.source, 0)
+        latest = ((beat, marks.events(beat, EVIDENCE)) for beat in Beat)
+        return {beat: Events(one.number + shift, one.time_ns + offset_ns) for beat, one in latest}
 
     def scores(self) -> list[SourceScore]:
         """Each other source against the one that decides, over its recent marks."""
         if self.source not in self._sources:
             return []
-        true = self._events(self.source)
         heard = [source for source, marks in sorted(self._sources.items()) if not marks.left]
         others = [source for source in heard if source != self.source and source not in self._silent]
+        true = self._events(self.source) if others else {}
         scores = (score(source, self.source, self._events(source), true) for source in others)
         return [one for one in scores if one and one.iterations]
 
@@ -210,30 +233,32 @@ class IterationTracker:
 
         What traffic alone tells is coarser than a boundary's error bound says, so it counts only where it decides.
         """
-        found = {}
-        for moment, choose in ((FIRST_ENQUEUE, min), (LAST_WAIT, max), (FIRST_WAIT, min)):
-            sources = [s for s in sorted(self._sources) if s != Source.INFERRED or s == self.source]
-            told = (self._sources[source].times(moment, start_ns, end_ns) for source in sources)
-            found[moment] = next((choose(times) for times in told if times), 0)
-        return found[FIRST_ENQUEUE], found[LAST_WAIT], found[FIRST_WAIT]
+        sources = [s for s in sorted(self._sources) if s != Source.INFERRED or s == self.source]
+        told = zip(*(self._sources[source].communication(start_ns, end_ns) for source in sources), strict=True)
+        first, last, wait = (
+            next((time for time in times if time is not None), 0) for times in (told if sources else ((),) * 3)
+        )
+        return first, last, wait
 
     def open_since(self) -> int | None:
         """Start of the iteration that has begun and not ended (mono ns)."""
         start = self._open()
         return start.time_ns if start else None
 
-    def spans(self) -> list[tuple[int, int, int]]:
-        """Start, end and number of the iterations that are not forgotten; the open one ends at the largest int64."""
-        start = self._open()
-        if start is None:
-            return self._spans
-        number = max(start.iteration + self._shifts.get(start.source, 0), self.last_number + 1)
-        return [*self._spans, (start.time_ns, np.iinfo(np.int64).max, number)]
+    def spans(self) -> npt.NDArray[np.int64]:
+        """Start, end and number (n, 3) of the iterations that are not forgotten; the open one ends at the largest."""
+        spans, start = self._spans[:], self._open()
+        if start is not None:
+            number = max(start.iteration + self._shifts.get(start.source, 0), self.last_number + 1)
+            spans.extend((start.time_ns, _NEVER, number))
+        return np.frombuffer(spans, np.int64).reshape(-1, 3)
 
     def forget(self, before_ns: int) -> None:
         """Drop what concerns only the time before before_ns."""
-        self._knows_opened = False
-        self._spans = [span for span in self._spans if span[1] > before_ns]
+        over = 0
+        while over < len(self._spans) and self._spans[over + 1] <= before_ns:
+            over += 3
+        del self._spans[:over]
         for marks in self._sources.values():
             marks.forget(before_ns)
 

@@ -7,90 +7,17 @@ have entered it, so their last waits of k lie closer together than those of k an
 is the same iteration, and the difference of the two numbers is the shift between the two counts.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import Enum, IntEnum
+from enum import IntEnum
 from heapq import heappop, heappush
 from typing import NamedTuple
 
-import numpy as np
-import numpy.typing as npt
+from netmon.dl.beats import Beat, Events, Shift, best_shifts, periods
 
-from netmon.records import Moment
-
-_EVIDENCE = 32  # events of a rank that are compared
+EVIDENCE = 32  # events of a rank that are compared
 _SURE = 3  # votes that may move a number that was already used
 _NEVER = 1 << 62
-
-
-class Beat(Enum):
-    """Which moments of two counts may be held against each other; the value: what stands for it, best first.
-
-    The end comes first: the last wait is a barrier, and the update that follows it takes little.
-    """
-
-    END = (Moment.LAST_WAIT, Moment.STEP_END)
-    BEGIN = (Moment.FIRST_ENQUEUE,)
-    START = (Moment.STEP_START,)
-
-
-class Events(NamedTuple):
-    """Numbers of iterations and times of one beat of each, both (events,), ascending in time."""
-
-    number: npt.NDArray[np.int64]
-    time_ns: npt.NDArray[np.int64]
-
-    @classmethod
-    def none(cls) -> "Events":
-        """No events."""
-        return cls(np.empty(0, np.int64), np.empty(0, np.int64))
-
-
-class Shift(NamedTuple):
-    """What to add to a count's numbers, and how many of its events say so, of how many."""
-
-    shift: int
-    votes: int
-    of: int
-
-
-def period(events: Events) -> float:
-    """Median time from one iteration to the next (ns); inf where fewer than two are known."""
-    steps, times = np.diff(events.number), np.diff(events.time_ns)
-    known = steps > 0
-    return float(np.median(times[known] / steps[known])) if known.any() else float("inf")
-
-
-def nearest(times_ns: npt.NDArray[np.int64], to_ns: npt.NDArray[np.int64]) -> npt.NDArray[np.intp]:
-    """Index of the nearest of times_ns (ascending, not empty) to each of to_ns."""
-    right = np.searchsorted(times_ns, to_ns).clip(0, len(times_ns) - 1)
-    left = (right - 1).clip(0)
-    return np.where(np.abs(times_ns[left] - to_ns) <= np.abs(times_ns[right] - to_ns), left, right)
-
-
-def shift_between(reference: Events, other: Events) -> Shift | None:
-    """The shift that makes simultaneous events of the two counts one iteration; None where nothing tells.
-
-    Each event of `other` votes with the nearest of `reference`, if that is nearer than half a period.
-    """
-    if not len(reference.time_ns) or not len(other.time_ns):
-        return None
-    place = nearest(reference.time_ns, other.time_ns)
-    near = np.abs(reference.time_ns[place] - other.time_ns) < min(period(reference), period(other)) / 2
-    if not near.any():
-        return None
-    shifts, votes = np.unique((reference.number[place] - other.number)[near], return_counts=True)
-    best = int(votes.argmax())
-    return Shift(int(shifts[best]), int(votes[best]), int(votes.sum()))
-
-
-def best_shift(reference: Mapping[Beat, Events], other: Mapping[Beat, Events]) -> Shift | None:
-    """The shift by the first beat that both have."""
-    for beat in Beat:
-        found = shift_between(reference.get(beat, Events.none()), other.get(beat, Events.none()))
-        if found:
-            return found
-    return None
 
 
 class Trust(IntEnum):
@@ -110,9 +37,6 @@ class _Count:
     aligned_at: int = _NEVER  # since how many were forgotten it is aligned with the leader's, on evidence
     events: dict[Beat, Events] = field(default_factory=dict)
 
-    def shifted(self) -> dict[Beat, Events]:
-        return {beat: Events(one.number + self.shift, one.time_ns) for beat, one in self.events.items()}
-
 
 class _Ranked(NamedTuple):
     """A count in the order of who leads: by trust, then by place."""
@@ -122,6 +46,33 @@ class _Ranked(NamedTuple):
     serial: int  # a later count of the same rank comes after it
     rank: int
     whose: _Count
+
+
+class Heard(NamedTuple):
+    """A count whose latest events are there, and the one that it follows."""
+
+    whose: _Count
+    events: Mapping[Beat, Events]
+    error_ns: int
+    leader: _Count | None  # None: there is nothing to follow
+    reference: Mapping[Beat, Events]  # the leader's, by its own numbers
+    first: bool
+
+
+class RankEvents(NamedTuple):
+    """What a rank tells for the common count: its latest events in UTC, right to error_ns."""
+
+    rank: int
+    trust: Trust
+    events: Mapping[Beat, Events]  # by the rank's own numbers
+    error_ns: int
+
+
+class Decided(NamedTuple):
+    """What has become of a rank that has told something."""
+
+    moved: bool  # whether numbers that were used have
+    shift: int  # what to add to the rank's own numbers
 
 
 class JobNumbers:
@@ -195,29 +146,39 @@ class JobNumbers:
 
     def tell(self, rank: int, trust: Trust, events: Mapping[Beat, Events], error_ns: int) -> bool:
         """A rank's latest events in UTC, right to error_ns: decide about its shift. True where used numbers moved."""
-        count = self._counts.get(rank)
-        if count is None or trust < count.trust:
-            count = self._begin(rank, trust)
+        return tell_all([(self, RankEvents(rank, trust, events, error_ns))])[0].moved
+
+    def begins(self, told: RankEvents) -> bool:
+        """Whether the rank counts anew with this."""
+        count = self._counts.get(told.rank)
+        return count is None or told.trust < count.trust
+
+    def hear(self, told: RankEvents) -> Heard | None:
+        """Take in a rank's events; None: there are none. Nothing in here depends on a shift."""
+        rank, trust, events, error_ns = told
+        count = self._begin(rank, trust) if self.begins(told) else self._counts[rank]
         new = not count.events
-        count.events = {beat: Events(*(column[-_EVIDENCE:] for column in one)) for beat, one in events.items()}
+        count.events = {beat: Events(*(column[-EVIDENCE:] for column in one)) for beat, one in events.items()}
         if not any(len(one.number) for one in count.events.values()):
-            return False
+            return None
         if new and count.decided:
             self._push(self._telling, rank, count)
-        leader, before, first = self._leader(self._telling), count.shift, not count.decided
+        leader, first = self._leader(self._telling), not count.decided
         if first:
             count.decided = True
             for heap in (self._decided, self._telling):
                 self._push(heap, rank, count)
         if leader is None or leader is count:
-            return False
-        # Clocks that differ by a good part of a period prove nothing.
-        clear = all(error_ns < period(one) / 4 for one in count.events.values())
-        told = best_shift(leader.shifted(), count.events) if clear else None
-        if told:
+            return Heard(count, count.events, error_ns, None, {}, first)
+        return Heard(count, count.events, error_ns, leader, leader.events, first)
+
+    def follow(self, heard: Heard, told: Shift | None) -> bool:
+        """Decide about the shift of a count of which `told` is known; True where used numbers moved."""
+        count, leader, before = heard.whose, heard.leader, heard.whose.shift
+        if told and leader:
             count.aligned_at = min(count.aligned_at, self._forgotten)
-            self._decide(count, leader, told, first)
-        return not first and count.shift != before
+            self._decide(count, leader, told._replace(shift=told.shift + leader.shift), heard.first)
+        return not heard.first and count.shift != before
 
     def _push(self, heap: "list[_Ranked]", rank: int, count: _Count) -> None:
         self._serial += 1
@@ -250,3 +211,39 @@ class JobNumbers:
         for count in self._counts.values():
             if count is not but:
                 count.shift += by
+
+
+def tell_all(told: Sequence[tuple[JobNumbers, RankEvents]]) -> list[Decided]:
+    """As JobNumbers.tell of each in turn, but what can be is compared together."""
+    decided = [Decided(False, 0)] * len(told)
+    waiting: dict[int, list[int]] = {}  # by job
+    for place, (numbers, _) in enumerate(told):
+        waiting.setdefault(id(numbers), []).append(place)
+    while waiting:
+        together: list[int] = []
+        for job, places in list(waiting.items()):
+            # A count that begins has no part in what those before it decide.
+            begins = (n for n, place in enumerate(places) if n and told[place][0].begins(told[place][1]))
+            end = next(begins, len(places))
+            together += places[:end]
+            waiting[job] = places[end:]
+            if not waiting[job]:
+                del waiting[job]
+        for place, one in zip(together, _tell_together([told[place] for place in together]), strict=True):
+            decided[place] = one
+    return decided
+
+
+def _tell_together(told: Sequence[tuple[JobNumbers, RankEvents]]) -> Iterator[Decided]:
+    heard = [numbers.hear(events) for numbers, events in told]
+    following = [one for one in heard if one and one.leader]
+    # Clocks that differ by a good part of a period prove nothing.
+    beats = list(Beat)
+    of_each = periods([one.events.get(beat, Events.none()) for one in following for beat in beats])
+    shortest = of_each.reshape(-1, len(beats)).min(axis=1)
+    clear = [one for one, period in zip(following, shortest.tolist(), strict=True) if one.error_ns < period / 4]
+    shifts = best_shifts([one.reference for one in clear], [one.events for one in clear])
+    found = dict(zip(map(id, clear), shifts, strict=True))
+    for (numbers, events), one in zip(told, heard, strict=True):
+        moved = one is not None and numbers.follow(one, found.get(id(one)))
+        yield Decided(moved, numbers.shift(events.rank))

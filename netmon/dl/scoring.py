@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 import numpy.typing as npt
 
-from netmon.dl.numbering import Beat, Events, nearest, period
+from netmon.dl.beats import Beat, Events, nearest, period
 from netmon.records import Source
 from netmon.views import SourceScore
 

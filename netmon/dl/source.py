@@ -1,22 +1,51 @@
 # SPDX-License-Identifier: Apache-2.0
 """What one source tells about one rank: its marks, and which of them bound a step."""
 
-from collections import deque
-from collections.abc import Iterator
+from array import array
 from dataclasses import replace
 
 import numpy as np
 
-from netmon.dl.numbering import Beat, Events
+from netmon.dl.beats import Beat, Events
 from netmon.records import Mark, Moment
 
 _MOST_OPEN = 1_000  # iterations of which only some marks are known
 _RECENT = 200  # marks of a moment that are kept for comparisons
 _SETTLING = (Moment.STEP_START, Moment.FIRST_ENQUEUE)
-_KEPT = (*_SETTLING, Moment.FIRST_WAIT, Moment.LAST_WAIT, Moment.STEP_END)
+_KEPT = frozenset((*_SETTLING, Moment.FIRST_WAIT, Moment.LAST_WAIT, Moment.STEP_END))
+_COMMUNICATION = ((Moment.FIRST_ENQUEUE, min), (Moment.LAST_WAIT, max), (Moment.FIRST_WAIT, min))
 
 Bounds = tuple[Mark, Mark]
 """The marks that begin and end an iteration."""
+
+
+class _Recent:
+    """Numbers and times of the latest marks of one moment, in the order of their arrival."""
+
+    def __init__(self) -> None:
+        """None."""
+        self._numbers, self._times = array("q"), array("q")
+        self._in_order = 0  # so many of the last ones ascend in time
+
+    def __bool__(self) -> bool:
+        """Whether there are some."""
+        return bool(self._times)
+
+    def add(self, number: int, time_ns: int) -> None:
+        """Of one more mark."""
+        self._in_order = self._in_order + 1 if not self._times or time_ns >= self._times[-1] else 1
+        self._numbers.append(number)
+        self._times.append(time_ns)
+        if len(self._times) == 2 * _RECENT:  # not one at a time: each would move all others
+            del self._numbers[:_RECENT], self._times[:_RECENT]
+
+    def events(self, most: int) -> Events:
+        """Copies of the last ones, ascending in time."""
+        if self._in_order >= min(_RECENT, len(self._times)):
+            return Events(np.array(self._numbers[-most:], np.int64), np.array(self._times[-most:], np.int64))
+        numbers, times = (np.array(column[-_RECENT:], np.int64) for column in (self._numbers, self._times))
+        order = np.argsort(times, kind="stable")[-most:]
+        return Events(numbers[order], times[order])
 
 
 class SourceMarks:
@@ -37,33 +66,51 @@ class SourceMarks:
         self.done = -1  # last number that can no longer become an iteration
         self._steps = False  # it marks steps, not only the communication
         self._marks: dict[int, dict[Moment, Mark]] = {}
-        self._recent: dict[Moment, deque[tuple[int, int]]] = {m: deque(maxlen=_RECENT) for m in _KEPT}
+        self._recent = {moment: _Recent() for moment in _KEPT}
+        self._touched: set[int] = set()  # iterations of which a bound has come since `finished` was asked
 
     def add(self, mark: Mark) -> bool:
         """Take in a mark; False where it repeats one, comes after its iteration, or bounds nothing."""
-        if mark.moment not in _KEPT:
+        moment, number = mark.moment, mark.iteration
+        if moment not in _KEPT:
             return False
-        moments = self._marks.setdefault(mark.iteration, {})
-        over = mark.iteration <= self.done
-        if self._by_ends and mark.moment == Moment.STEP_END:  # a pause shows later than the iteration's end
-            over = mark.iteration < self.done
-        if over or mark.moment in moments:
-            if not moments:
-                del self._marks[mark.iteration]
+        # A pause shows later than the iteration's end.
+        if number <= self.done and not (self._by_ends and moment == Moment.STEP_END and number == self.done):
             return False
-        moments[mark.moment] = mark
+        moments = self._marks.get(number)
+        if moments is None:
+            moments = self._marks[number] = {}
+        elif moment in moments:
+            return False
+        moments[moment] = mark
         self.left = False
         self.newest_ns = max(self.newest_ns, mark.time_ns)
-        self._recent[mark.moment].append((mark.iteration, mark.time_ns))
-        self.begun |= mark.moment in _SETTLING
-        self._steps |= mark.moment == Moment.STEP_START
+        self._recent[moment].add(number, mark.time_ns)
+        if moment in _SETTLING:
+            self.begun = True
+            self._steps |= moment == Moment.STEP_START
+        self._touch(number, moment)
         if len(self._marks) > _MOST_OPEN:
             del self._marks[min(self._marks)]
         return True
 
+    def _touch(self, number: int, moment: Moment) -> None:
+        """A mark may bound its own iteration, and the one that it ends or begins beside it."""
+        self._touched.add(number)
+        if self._by_ends:
+            self._touched.add(number + 1)
+        elif moment == Moment.FIRST_ENQUEUE:
+            self._touched.add(number - 1)
+
     def finished(self) -> list[Bounds]:
         """Bounds of the iterations that have ended since the last call, in the order of their numbers."""
-        found = [bounds for bounds in self._bounds() if bounds[0].iteration > self.done]
+        if self.left and self._marks and not (self._by_ends or self._steps):
+            self._touched.add(max(self._marks))
+        if not self._touched:
+            return []
+        numbers = sorted(number for number in self._touched if number > self.done and number in self._marks)
+        self._touched.clear()
+        found = [bounds for bounds in map(self._bounds, numbers) if bounds]
         if found:
             self.done = found[-1][0].iteration
         return found
@@ -73,29 +120,37 @@ class SourceMarks:
         if self._by_ends:
             start = self._start_by_ends(self.done + 1)
             return start if start and start.time_ns >= after_ns else None
-        beginning = self._beginning()
-        starts = [m[beginning] for k, m in self._marks.items() if k > self.done and beginning in m]
-        starts = [start for start in starts if start.time_ns >= after_ns]
-        return max(starts, key=lambda start: start.time_ns, default=None)
+        beginning, done = self._beginning(), self.done
+        latest = None
+        for number, moments in self._marks.items():
+            if number > done and beginning in moments:
+                start = moments[beginning]
+                if start.time_ns >= after_ns and (latest is None or start.time_ns > latest.time_ns):
+                    latest = start
+        return latest
 
-    def times(self, moment: Moment, start_ns: int, end_ns: int) -> list[int]:
-        """Times of the marks of a moment in [start, end]."""
-        times = (moments[moment].time_ns for moments in self._marks.values() if moment in moments)
-        return [time for time in times if start_ns <= time <= end_ns]
+    def communication(self, start_ns: int, end_ns: int) -> tuple[int | None, int | None, int | None]:
+        """First enqueue, last wait and first wait in [start, end]; None: there is none."""
+        found: list[int | None] = []
+        for moment, choose in _COMMUNICATION:
+            marks = [moments[moment] for moments in self._marks.values() if moment in moments]
+            times = [mark.time_ns for mark in marks if start_ns <= mark.time_ns <= end_ns]
+            found.append(choose(times) if times else None)
+        return found[0], found[1], found[2]
 
-    def events(self, beat: Beat, offset_ns: int = 0) -> Events:
+    def events(self, beat: Beat, most: int = _RECENT) -> Events:
         """Recent numbers and times of what ends, or begins, its communication (its steps where it tells no more)."""
         for moment in beat.value:
             if self._recent[moment]:
-                numbers, times = np.array(sorted(self._recent[moment], key=lambda event: event[1]), np.int64).T
-                return Events(numbers, times + offset_ns)
+                return self._recent[moment].events(most)
         return Events.none()
 
     def forget(self, before_ns: int) -> None:
         """Drop the marks of iterations that are over and concern only the time before before_ns."""
-        for number in [k for k, m in self._marks.items() if max(mark.time_ns for mark in m.values()) < before_ns]:
-            # The open iteration's start may be old; what has no later mark of its own is not thereby over.
-            if number < self.done + (not self._by_ends):
+        # The open iteration's start may be old; what has no later mark of its own is not thereby over.
+        over = self.done + (not self._by_ends)
+        for number in [number for number in self._marks if number < over]:
+            if all(mark.time_ns < before_ns for mark in self._marks[number].values()):
                 del self._marks[number]
 
     def _beginning(self) -> Moment:
@@ -107,17 +162,16 @@ class SourceMarks:
             return replace(before[Moment.LAST_WAIT], iteration=number)
         return self._marks.get(number, {}).get(Moment.FIRST_ENQUEUE)
 
-    def _bounds(self) -> Iterator[Bounds]:
-        beginning, marks = self._beginning(), self._marks
-        for number in sorted(marks):
-            start = marks[number].get(beginning)
-            if self._by_ends:
-                start, end = self._start_by_ends(number), marks[number].get(Moment.LAST_WAIT)
-            elif self._steps:
-                end = marks[number].get(Moment.STEP_END)
-            else:
-                end = marks.get(number + 1, {}).get(beginning)
-                if end is None and self.left and number == max(marks):
-                    end = marks[number].get(Moment.LAST_WAIT)
-            if start is not None and end is not None:
-                yield start, end
+    def _bounds(self, number: int) -> Bounds | None:
+        """Of an iteration that has marks; None: it has not ended."""
+        marks, beginning = self._marks, self._beginning()
+        start = marks[number].get(beginning)
+        if self._by_ends:
+            start, end = self._start_by_ends(number), marks[number].get(Moment.LAST_WAIT)
+        elif self._steps:
+            end = marks[number].get(Moment.STEP_END)
+        else:
+            end = marks.get(number + 1, {}).get(beginning)
+            if end is None and self.left and number == max(marks):
+                end = marks[number].get(Moment.LAST_WAIT)
+        return (start, end) if start is not None and end is not None else None

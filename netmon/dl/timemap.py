@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """One clock on another's axis: a continuous line of pieces, so that what is in order on one is so on the other."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,6 +52,9 @@ class TimeMap:
 
     def offset(self, mono_ns: int) -> int:
         """UTC − mono at a mono time."""
+        since = mono_ns - int(self.knots_ns[-1])
+        if since >= 0:
+            return int(self.offsets_ns[-1]) + round(since * self.slope)
         return int(self.offsets(np.array([mono_ns], np.int64))[0])
 
     def offsets(self, mono_ns: _Times) -> _Times:
@@ -99,3 +103,25 @@ class TimeMap:
             more = [(since_ns, here), (since_ns + slew, offset_ns + round(slope * slew))]
         knots, offsets = knots + [knot for knot, _ in more], offsets + [offset for _, offset in more]
         return TimeMap(np.array(knots, np.int64), np.array(offsets, np.int64), slope)
+
+
+class TimeMaps:
+    """Several clocks' maps, asked for many times at once."""
+
+    def __init__(self, maps: Sequence[TimeMap]) -> None:
+        """The maps, known by their places."""
+        self._maps = maps
+        self._knot = np.array([one.knots_ns[-1] for one in maps], np.int64)
+        self._offset = np.array([one.offsets_ns[-1] for one in maps], np.int64)
+        self._slope = np.array([one.slope for one in maps], np.float64)
+
+    def utcs(self, of: npt.NDArray[np.integer], mono_ns: _Times) -> _Times:
+        """Mono times in UTC, each by the map at a place; arrays of one shape."""
+        since = mono_ns - self._knot[of]
+        offsets = self._offset[of] + np.round(np.maximum(since, 0) * self._slope[of]).astype(np.int64)
+        earlier = np.flatnonzero(since < 0)
+        for place in np.unique(of[earlier]).tolist():
+            own = earlier[of[earlier] == place]
+            offsets[own] = self._maps[place].offsets(mono_ns[own])
+        found: _Times = mono_ns + offsets
+        return found

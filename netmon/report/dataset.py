@@ -2,7 +2,7 @@
 """Opening the dataset that a collector has written."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -37,10 +37,14 @@ EXPECTED = {
 }
 """Columns that the report asks for; a dataset of another schema version may lack some."""
 _WORD = pa.dictionary(pa.int32(), pa.string())
-_ROWS_PER_BATCH = 1 << 19
 _HOUR_NS = 3_600_000_000_000
-AHEAD = {"batch_readahead": 2, "fragment_readahead": 1}
-"""How far reading is ahead of whoever takes the batches: pyarrow's own 16 can be a gigabyte."""
+_ONE_BY_ONE: dict[str, Any] = {
+    "batch_size": 1 << 19,
+    "use_threads": False,
+    "batch_readahead": 0,
+    "fragment_readahead": 0,
+    "fragment_scan_options": ds.ParquetFragmentScanOptions(pre_buffer=False),  # else a whole file is held
+}
 
 
 def open_table(data: Path, table: str, begins_ns: tuple[int, int] | None = None) -> ds.Dataset:
@@ -67,6 +71,30 @@ def open_table(data: Path, table: str, begins_ns: tuple[int, int] | None = None)
         )
     except (OSError, pa.ArrowException) as error:
         raise DataError(f"cannot read {table} in {data}: {error}") from None
+
+
+def stream(
+    dataset: ds.Dataset,
+    columns: Sequence[str] | None = None,
+    condition: ds.Expression | None = None,
+    damaged: Callable[[Path, Exception], None] | None = None,
+) -> Iterator[pa.RecordBatch]:
+    """The rows, file by file, in batches of at most half a million: what is held does not grow with the files.
+
+    damaged: told of a file that cannot be read (on), and the next one is taken; without it OSError or pa.ArrowException
+    is raised.
+    """
+    for known in dataset.get_fragments(condition):
+        # A fragment keeps the footer that it has read: of a month of large files that is more than their rows.
+        fragment = known.format.make_fragment(known.path, known.filesystem, known.partition_expression)
+        try:
+            for batch in fragment.to_batches(schema=dataset.schema, columns=columns, filter=condition, **_ONE_BY_ONE):
+                if batch.num_rows:
+                    yield batch
+        except (OSError, pa.ArrowException) as error:
+            if damaged is None:
+                raise
+            damaged(Path(known.path), error)
 
 
 def table_files(data: Path, table: str) -> list[Path]:
@@ -100,6 +128,7 @@ class Tables:
             raise DataError(f"cannot read {data}: no such directory; give the --data of a collector")
         self.missing: list[str] = []
         self.metadata: dict[str, list[Any]] = {}
+        self._rows: dict[str, int] = {}
         self._datasets = {table: self._open(data, table) for table in dict.fromkeys((*TABLES, *_OPTIONAL))}
         self._remember_sessions()
         if len(versions := self.metadata.get("schema_version", [])) > 1:
@@ -147,12 +176,15 @@ class Tables:
     def span(self, table: str, time: str) -> tuple[int, int] | None:
         """The least and the greatest time, by the files' statistics; None where they do not tell."""
         dataset = self._datasets[table]
-        found = []
-        for fragment in dataset.get_fragments() if dataset else ():
-            for group in fragment.row_groups:
-                if not group.statistics or time not in group.statistics:
+        found: list[tuple[int, int]] = []
+        for path in dataset.files if dataset else ():
+            footer = pq.read_metadata(path)
+            place = footer.schema.names.index(time) if time in footer.schema.names else -1
+            for group in range(footer.num_row_groups):
+                statistics = footer.row_group(group).column(place).statistics if place >= 0 else None
+                if statistics is None or not statistics.has_min_max:
                     return None
-                found.append((group.statistics[time]["min"], group.statistics[time]["max"]))
+                found.append((statistics.min, statistics.max))
         return (min(low for low, _ in found), max(high for _, high in found)) if found else None
 
     def columns(self, table: str) -> list[str]:
@@ -162,13 +194,12 @@ class Tables:
 
     def rows(self, table: str) -> int:
         """How many rows the readable files hold, by their footers."""
-        dataset = self._datasets[table]
-        return int(dataset.count_rows()) if dataset else 0
+        return self._rows.get(table, 0)
 
     def batches(
         self, table: str, columns: Sequence[str], condition: ds.Expression | None = None
     ) -> Iterator[pa.RecordBatch]:
-        """Rows in batches of at most half a million, file by file; columns that no file has are left out.
+        """Rows in batches, file by file (see `stream`); columns that no file has are left out.
 
         A file that turns out to be damaged is noted in `missing`, and the next one is read.
         """
@@ -176,27 +207,15 @@ class Tables:
         if dataset is None:
             return
         known = [name for name in columns if name in dataset.schema.names]
-        for fragment in dataset.get_fragments(condition):
-            try:
-                yield from (
-                    batch
-                    for batch in fragment.to_batches(
-                        schema=dataset.schema,
-                        columns=known,
-                        filter=condition,
-                        batch_size=_ROWS_PER_BATCH,
-                        **AHEAD,
-                    )
-                    if batch.num_rows
-                )
-            except (OSError, pa.ArrowException) as error:
-                self._miss(table, Path(fragment.path), error)
+        yield from stream(dataset, known, condition, lambda path, error: self._miss(table, path, error))
 
     def _open(self, data: Path, table: str) -> ds.Dataset | None:
         schemas: dict[Path, pa.Schema] = {}
         for path in table_files(data, table):
             try:
-                schemas[path] = pq.read_schema(path)
+                footer = pq.read_metadata(path)
+                schemas[path] = footer.schema.to_arrow_schema()
+                self._rows[table] = self._rows.get(table, 0) + footer.num_rows
             except (OSError, pa.ArrowException) as error:
                 self._miss(table, path, error)
         if not schemas:

@@ -13,11 +13,11 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from netmon.dl.explain import RankSteps, sentence, slowest
 from netmon.dl.theory import ring_bytes
+from netmon.dl.verdict import RankSteps, sentence, slowest
 from netmon.errors import DataError
 from netmon.records import CLASS_COLOURS, CLASS_NAMES
-from netmon.report.dataset import open_table
+from netmon.report.dataset import open_table, stream
 from netmon.units import format_bytes, format_duration
 
 QUIET, SHARED, OUTSIDE = "quiet", "shared", "outside"
@@ -26,7 +26,10 @@ LINK = ["host", "interface", "direction"]
 ACCOUNT_COLUMNS = [
     f"{name}_bytes" for name in ("nic", "attributed", "overflow", "lost_kernel", "lost_agent", "invisible")
 ]
-_EXPLAINING = ["comm_start_ns", "comm_end_ns", "exposed_ns", "cross_top", "cross_top_tx_bytes", "cross_top_rx_bytes"]
+_JUDGED = [
+    *("comm_start_ns", "comm_end_ns", "exposed_ns", "dl_tx_bytes", "dl_rx_bytes"),
+    *("cross_top", "cross_top_tx_bytes", "cross_top_rx_bytes"),
+]
 _COVERED = 0.999  # less is shown in red
 
 
@@ -63,10 +66,8 @@ def _read(data: Path, table: str) -> pd.DataFrame:
 
 
 def _buckets(data: Path) -> Iterator[pd.DataFrame]:
-    dataset = open_table(data, "buckets")
-    for batch in dataset.to_batches(columns=[*LINK, "class", "bucket_start_ns", "wire_bytes"]):
-        if batch.num_rows:
-            yield batch.to_pandas()
+    for batch in stream(open_table(data, "buckets"), [*LINK, "class", "bucket_start_ns", "wire_bytes"]):
+        yield batch.to_pandas()
 
 
 def iteration_spans(iterations: pd.DataFrame) -> pd.DataFrame:
@@ -142,19 +143,20 @@ def _job(job: str, rows: pd.DataFrame) -> dict[str, object]:
 
 
 def _steps(rows: pd.DataFrame) -> RankSteps:
-    """Iterations of one job as `explain` takes them; what an older dataset does not tell is unknown."""
-    known = rows.reindex(columns=[*rows.columns.union(_EXPLAINING)])
+    """Iterations of one job as the verdict takes them; what an older dataset does not tell is unknown."""
+    known = rows.reindex(columns=[*rows.columns.union(_JUDGED)])
     communication = known["comm_end_ns"] - known["comm_start_ns"]
-    moved = known[["cross_top_tx_bytes", "cross_top_rx_bytes"]].fillna(0).to_numpy(np.int64)
+    known = known.fillna({name: 0 for name in _JUDGED if name.endswith("_bytes")})
     return RankSteps(
         number=rows["iteration"].to_numpy(np.int64),
         rank=rows["rank"].to_numpy(np.int64),
         duration_ns=(rows["end_ns"] - rows["start_ns"]).to_numpy(np.int64),
-        waited_ns=known["exposed_ns"].fillna(communication).fillna(-1).to_numpy(np.int64),
-        shared=rows["node_shared"].to_numpy(np.bool_),
-        cause=known["cross_top"].astype(str).tolist(),
-        cause_tx_bytes=moved[:, 0],
-        cause_rx_bytes=moved[:, 1],
+        exposed_ns=known["exposed_ns"].fillna(-1).to_numpy(np.int64),
+        communication_ns=communication.fillna(-1).to_numpy(np.int64),
+        dl_bytes=known[["dl_tx_bytes", "dl_rx_bytes"]].max(axis=1).to_numpy(np.int64),
+        other=known["cross_top"].astype(str).tolist(),
+        other_tx_bytes=known["cross_top_tx_bytes"].to_numpy(np.int64),
+        other_rx_bytes=known["cross_top_rx_bytes"].to_numpy(np.int64),
         host=known["host"].astype(str).tolist(),
     )
 

@@ -8,7 +8,7 @@ import numpy as np
 from rich.console import Console, RenderableType
 from rich.text import Text
 
-from netmon.dl.explain import sentence
+from netmon.dl.verdict import sentence
 from netmon.records import Class
 from netmon.top.columns import Column, longest, room, table
 from netmon.top.glyphs import UNKNOWN, class_style, iteration, shown, sparkline, wrapped

@@ -1285,49 +1285,61 @@ Global___JobView: _TypeAlias = JobView  # noqa: Y015
 
 @_typing.final
 class SlowIteration(_message.Message):
-    """The slowest of the recent iterations, and whose cross traffic met it."""
+    """The slowest of the recent iterations, and why. The shares are parts of duration − median."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     ITERATION_FIELD_NUMBER: _builtins.int
     DURATION_NS_FIELD_NUMBER: _builtins.int
     MEDIAN_NS_FIELD_NUMBER: _builtins.int
-    CAUSE_FIELD_NUMBER: _builtins.int
-    CAUSE_BYTES_FIELD_NUMBER: _builtins.int
+    CULPRIT_FIELD_NUMBER: _builtins.int
+    CULPRIT_BYTES_FIELD_NUMBER: _builtins.int
     DIRECTION_FIELD_NUMBER: _builtins.int
     HOST_FIELD_NUMBER: _builtins.int
     RANK_FIELD_NUMBER: _builtins.int
-    WAITED_FIELD_NUMBER: _builtins.int
+    CAUSE_FIELD_NUMBER: _builtins.int
+    TRANSFER_NS_FIELD_NUMBER: _builtins.int
+    LATE_NS_FIELD_NUMBER: _builtins.int
+    PAUSE_NS_FIELD_NUMBER: _builtins.int
+    TOLD_FIELD_NUMBER: _builtins.int
     iteration: _builtins.int
     """-1: none stands out"""
     duration_ns: _builtins.int
     median_ns: _builtins.int
-    cause: _builtins.str
-    """empty: there was no cross traffic"""
-    cause_bytes: _builtins.int
+    culprit: _builtins.str
+    """whose cross traffic; of an unknown cause: who moved the most meanwhile"""
+    culprit_bytes: _builtins.int
     direction: _builtins.int
     host: _builtins.str
+    """where it was, or the straggler is"""
     rank: _builtins.int
-    @_builtins.property
-    def waited(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """other ranks"""
-
+    cause: _builtins.int
+    """netmon.views.Cause"""
+    transfer_ns: _builtins.int
+    late_ns: _builtins.int
+    pause_ns: _builtins.int
+    told: _builtins.bool
+    """whether it is known how long each rank waited"""
     def __init__(
         self,
         *,
         iteration: _builtins.int = ...,
         duration_ns: _builtins.int = ...,
         median_ns: _builtins.int = ...,
-        cause: _builtins.str = ...,
-        cause_bytes: _builtins.int = ...,
+        culprit: _builtins.str = ...,
+        culprit_bytes: _builtins.int = ...,
         direction: _builtins.int = ...,
         host: _builtins.str = ...,
         rank: _builtins.int = ...,
-        waited: _abc.Iterable[_builtins.int] | None = ...,
+        cause: _builtins.int = ...,
+        transfer_ns: _builtins.int = ...,
+        late_ns: _builtins.int = ...,
+        pause_ns: _builtins.int = ...,
+        told: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cause", b"cause", "cause_bytes", b"cause_bytes", "direction", b"direction", "duration_ns", b"duration_ns", "host", b"host", "iteration", b"iteration", "median_ns", b"median_ns", "rank", b"rank", "waited", b"waited"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cause", b"cause", "culprit", b"culprit", "culprit_bytes", b"culprit_bytes", "direction", b"direction", "duration_ns", b"duration_ns", "host", b"host", "iteration", b"iteration", "late_ns", b"late_ns", "median_ns", b"median_ns", "pause_ns", b"pause_ns", "rank", b"rank", "told", b"told", "transfer_ns", b"transfer_ns"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -28,6 +28,11 @@ pytestmark = pytest.mark.kernel
 NOBODY = 65534
 AS_NOBODY = ("setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups")
 ATTACKS = Path(__file__).with_name("attacks.py")
+SHORT = ("rank_beyond_32_bits", "many_ranks", "hostile_names", "marks", "calls_of_ranks", "broken_libraries")
+LONG = (
+    *("rendezvous", "calls", "steps", "large_environment", "joins", "connections", "many_libraries", "fifo"),
+    "timelines",
+)
 SAID = {
     "fifo": "its functions are not where its code is",
     "broken_libraries": "it is no library of this machine",
@@ -182,24 +187,7 @@ def ends_whole(scene: Scene, attacker: Process, before: dict[str, int], after: d
 @pytest.mark.skipif(shutil.which("g++") is None, reason="no g++")
 @pytest.mark.parametrize(
     "attack",
-    [
-        *("rank_beyond_32_bits", "many_ranks", "hostile_names", "marks", "calls_of_ranks", "broken_libraries"),
-        *(
-            pytest.param(name, marks=pytest.mark.long)
-            for name in (
-                "nothing",
-                "rendezvous",
-                "calls",
-                "steps",
-                "large_environment",
-                "joins",
-                "connections",
-                "many_libraries",
-                "fifo",
-            )
-        ),
-        pytest.param("timelines", marks=pytest.mark.long),
-    ],
+    [*SHORT, *(pytest.param(name, marks=pytest.mark.long) for name in ("nothing", *LONG))],
 )
 def test_traffic_and_steps_are_whole(scene: Scene, attack: str) -> None:
     watched = scene.watched
@@ -225,7 +213,7 @@ def test_traffic_and_steps_are_whole(scene: Scene, attack: str) -> None:
 
 @pytest.mark.long
 @pytest.mark.skipif(shutil.which("g++") is None, reason="no g++")
-@pytest.mark.parametrize("attack", ["calls", "calls_of_ranks", "steps", "broken_libraries", "many_libraries"])
+@pytest.mark.parametrize("attack", [*SHORT, *LONG])
 def test_an_attack_costs_little(scene: Scene, attack: str) -> None:
     """Processor time and memory of the agent's processes before it and in it, with the same load: none but a rank."""
     (scene.watched.folder / "go").touch()
@@ -237,7 +225,7 @@ def test_an_attack_costs_little(scene: Scene, attack: str) -> None:
     during, more = share_of_a_core(scene), scene.resident_bytes() - memory
     print(f"{attack}: {before:.1%} of a core before it, {during:.1%} in it, {more / 1e6:+.1f} MB")
     assert during - before < 0.05
-    assert more < 25e6
+    assert more < 20e6
 
 
 def share_of_a_core(scene: Scene) -> float:
@@ -272,6 +260,7 @@ mapped, fuse = open(library, "rb"), os.open("/dev/fuse", os.O_RDWR)
 options = b"fd=%d,rootmode=40000,user_id=0,group_id=0,allow_other" % fuse
 if libc.mount(b"hung", folder.encode(), b"fuse", 6, options):
     sys.exit(os.strerror(ctypes.get_errno()))
+time.sleep(1)  # it is seen as root's at first
 os.setgroups([])
 os.setgid({NOBODY})
 os.setuid({NOBODY})

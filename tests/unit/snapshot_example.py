@@ -7,6 +7,7 @@ import numpy as np
 
 from netmon.records import AgentCost, Class, Direction, Flow, Owner, Source
 from netmon.views import (
+    Cause,
     FlowView,
     HostView,
     JobView,
@@ -153,7 +154,8 @@ def _job() -> JobView:
         pattern="ring",
         scores=(SourceScore(Source.INFERRED, Source.UPROBE, 400, 398, 397, 420_000),),
         slowest=SlowIteration(
-            *(409, 590_000_000, 312_000_000, "backup (backup.service)", 310_000_000, Direction.RX, "h0", 0, (1, 2))
+            *(409, 590_000_000, 312_000_000, Cause.CROSS, "backup (backup.service)", 310_000_000),
+            *(Direction.RX, "h0", 0, 261_000_000),
         ),
     )
 

@@ -5,8 +5,9 @@ import numpy as np
 import pyarrow as pa
 from collector_stream import clock
 
-from collector.dataset.tables import flow_table
+from collector.dataset.tables import Origin, Origins, flow_table
 from collector.host.flows import STATE, Links
+from netmon.agent.carried import carried
 from netmon.agent.flow_owners import FlowOwners
 from netmon.agent.flows import AggregateFlows
 from netmon.agent.recent import RecentFlows
@@ -73,9 +74,8 @@ def test_it_says_what_it_is() -> None:
 def test_the_dataset_has_its_members() -> None:
     flows = AggregateFlows({1: crowd(1, "198.51.100.0", Direction.RX, members=12)}).described(seen(1), S)
     hello = Hello("h", "s", 10_000, clock(), (Interface(1, "eth0", 0, "tcx", "tcx"),), "1")
-    table: pa.Table = flow_table(
-        hello, Links(hello), TimeMap(np.zeros(1, np.int64), np.zeros(1, np.int64)), flows, np.zeros(1, STATE), [-1]
-    )
+    origins = Origins([Origin(hello, Links(hello), TimeMap.constant(0))])
+    table: pa.Table = flow_table(origins, np.zeros(1, np.int64), flows, np.zeros(1, STATE), [-1])
     assert (table["members"].to_pylist(), table["prefix_bits"].to_pylist()) == ([12], [24])
     assert table["class"].to_pylist() == ["unclassified"]
 
@@ -144,3 +144,17 @@ def test_in_a_crowd_flows_are_over_sooner_and_those_of_ranks_are_not() -> None:
     few = {n: known[n] for n in range(10)}
     assert recent.over(seen(), 40 * S, few) == []
     assert recent.over(seen(), 400 * S, few) == list(few)
+
+
+def test_rows_of_an_aggregate_have_a_flow_however_long_it_was_silent() -> None:
+    """A member sends again, from the slot that it has kept: nothing is new, so nothing is described."""
+    one = crowd(7000, "198.51.100.0", Direction.RX, members=3)
+    flows, owners, recent = AggregateFlows({7000: one}), FlowOwners(), RecentFlows()
+    owners.add([flow(n, n) for n in range(6000)], S)
+    rows = np.zeros(1, BUCKET)
+    rows["flow_id"], rows["packets"], rows["wire_bytes"] = 7000, 1, 60
+    for now in (S, 31 * S, 1000 * S):
+        owners.add(flows.described(seen(7000), now), now)
+        assert carried(rows, owners.flows)["packets"].tolist() == [1]
+        owners.forget(recent.over(seen(7000), now, owners.flows))
+        owners.forget(recent.over(seen(), now + 15 * S, owners.flows))

@@ -276,6 +276,33 @@ def test_a_broken_connection_carries_on(tmp_path: Path) -> None:
     check_forty_batches(tmp_path / "data")
 
 
+def test_what_comes_on_the_heels_of_a_refused_batch_is_taken_in_when_it_comes_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The agent goes on sending until it hears of the refusal, then begins again behind the batch it is about."""
+    opening, *batches = session(300)
+    object.__setattr__(batches[1], "buckets", rows((99, 150, 1)))
+
+    async def scenario() -> list[int]:
+        async with collector(tmp_path) as stub:
+
+            async def stream() -> AsyncIterator[netmon_pb2.AgentMessage]:
+                for content in (opening, *batches):
+                    yield message(content)
+                    await asyncio.sleep(0.001)
+
+            with pytest.raises(grpc.aio.AioRpcError):  # its reason is lost where the client is just sending
+                async for _ in stub.Stream(stream()):
+                    pass
+            assert "batch 2 of h0" in caplog.text
+            return await send(stub, [opening, batches[0], *batches[2:]])
+
+    assert asyncio.run(scenario())[-1] == 300
+    starts = pd.read_parquet(tmp_path / "data/buckets")["bucket_start_ns"]
+    assert len(starts) == 2 * 29_900
+    assert starts.nunique() == 29_900
+
+
 def check_forty_batches(data: Path) -> None:
     buckets = pd.read_parquet(data / "buckets")
     assert not buckets.duplicated(["flow_id", "bucket_start_ns"]).any()

@@ -110,11 +110,17 @@ def test_the_summary_says_why_the_slowest_iteration_was_slow(data):
     assert job_summary(iterations)["slowest"].tolist() == [""]
     slow = iterations["iteration"] == 8
     iterations.loc[slow, "end_ns"] += 240_000_000
+    met = "24 MB of iperf3 entered h0 (rank 0)"
     (line,) = job_summary(iterations)["slowest"]
-    assert line == "iteration 8 of job train took 2.0 × its median (240 ms): 24 MB of iperf3 entered h0 (rank 0)"
+    said = "iteration 8 of job train took 2.0 × its median (240 ms): "
+    assert line == f"{said}the cause is unknown, as the ranks' waiting is not told; meanwhile {met}"
+    iterations["exposed_ns"] = 80_000_000
+    iterations.loc[slow, "exposed_ns"] += 240_000_000
+    (line,) = job_summary(iterations)["slowest"]
+    assert line == f"{said}{met} and held the transfer up by 240 ms"
     older = iterations.drop(columns=["cross_top", "cross_top_tx_bytes", "cross_top_rx_bytes", "exposed_ns"])
     (line,) = job_summary(older)["slowest"]
-    assert line == "iteration 8 of job train took 2.0 × its median (240 ms); no cross traffic met it"
+    assert line == f"{said}the cause is unknown, as the ranks' waiting is not told"
 
 
 def test_only_files_of_the_time_are_opened(tmp_path):

@@ -18,8 +18,9 @@ from test_collector_server import collector, first_stored, message, send, sessio
 from collector import stream
 from collector.dataset.resume import Resume
 from collector.host.incoming import gather
-from collector.host.session import Flush, Session
+from collector.host.session import Session
 from collector.host.stage import HostStage
+from collector.host.unstored import SessionFlush
 from collector.jobs.common_numbers import Numbers
 from collector.jobs.rank_claims import Claims
 from collector.jobs.remote_ends import Peers
@@ -112,12 +113,9 @@ def test_a_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest
 def test_a_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     honest = Session.flush
 
-    def failing(self: Session) -> Flush | None:
-        def build() -> dict[str, Any]:
-            raise OverflowError("Python int too large")
-
+    def failing(self: Session) -> SessionFlush | None:
         flush = honest(self)
-        return replace(flush, build=build) if flush and self.hello.session == BAD else flush
+        return replace(flush, ledger=[None]) if flush and self.hello.session == BAD else flush
 
     monkeypatch.setattr(Session, "flush", failing)
 

@@ -13,7 +13,7 @@ from collector_stream import CROSS_RX, DL_RX, DL_TX, MS, UTC, Host, S, hello, ma
 from test_store import Collector, read
 
 from collector.entry import Entry
-from collector.full_resolution import arrow_stream, bucket_rows, with_addresses
+from collector.full_resolution import arrow_stream, with_addresses
 from collector.host.rows import ARRIVED, merge
 from collector.settings import Settings
 from netmon.dl.coarse import coarsen
@@ -117,7 +117,7 @@ def test_full_resolution_has_the_classes_of_the_live_rows(tmp_path: Path) -> Non
         entry = await collector.feed(batches, introduction=INTRODUCTION)
         serving = asyncio.ensure_future(Agent(entry, collector, full, "a gap").serve())
         pulled = await collector.registry.full.pull(entry, UTC + 1_203 * MS, UTC + 1_807 * MS)
-        table = with_addresses(entry.session, bucket_rows(entry.session, pulled.rows))
+        table = with_addresses(entry.session, entry.session.bucket_rows(pulled.rows))
         serving.cancel()
         await collector.end(entry)
         assert pulled.gap == "a gap"

@@ -8,7 +8,7 @@ from collector.view.job_views import JobFacts, Jobs
 from netmon.dl.account import Tally
 from netmon.dl.iterations import Iteration
 from netmon.records import Direction, Moment, Source
-from netmon.views import SourceScore
+from netmon.views import Cause, SourceScore
 
 MS = 1_000_000
 
@@ -19,8 +19,8 @@ def iteration(number, rank=0, duration_ms=100, start_ms=None, name="train", size
     return Iteration(name, rank, size, number, *bounds, Source.HOOK, 1000, False, 0)
 
 
-def tally(cross_rx=0):
-    return Tally(*([0] * 12), "backup" if cross_rx else "", 0, cross_rx, 0, cross_rx > 0)
+def tally(cross_rx=0, sent=0):
+    return Tally(sent, *([0] * 11), "backup" if cross_rx else "", 0, cross_rx, 0, cross_rx > 0)
 
 
 def with_ranks(*counts):
@@ -45,14 +45,21 @@ def test_a_job_that_begins_again_shows_its_new_iterations():
     assert (view.iteration, len(view.durations_ns)) == (0, 1)
 
 
-def test_the_slowest_iteration_is_explained():
-    jobs = with_ranks(20, 20)
-    slow = iteration(20, 0, duration_ms=200)
-    jobs.ended("h0", slow)
-    jobs.accounted(slow, tally(cross_rx=3_000_000))
+def test_the_slowest_iteration_has_a_verdict():
+    jobs = Jobs(0)
+    for number in range(21):
+        slow = number == 20
+        for rank in (0, 1):
+            begun = 100 * number * MS
+            ended = begun + (200 if slow else 100) * MS
+            waited = {"comm_start_ns": begun + 60 * MS, "wait_start_ns": begun + 60 * MS, "comm_end_ns": ended}
+            it = replace(iteration(number, rank), end_ns=ended, **waited)
+            jobs.ended(f"h{rank}", it)
+            jobs.accounted(it, tally(cross_rx=3_000_000 * (slow and rank == 0), sent=1_000_000))
     (view,) = jobs.views()
-    assert (view.slowest.iteration, view.slowest.cause, view.slowest.cause_bytes) == (20, "backup", 3_000_000)
-    assert (view.slowest.host, view.slowest.direction) == ("h0", Direction.RX)
+    slow = view.slowest
+    assert (slow.iteration, slow.cause, slow.culprit, slow.culprit_bytes) == (20, Cause.CROSS, "backup", 3_000_000)
+    assert (slow.host, slow.direction, slow.transfer_ns) == ("h0", Direction.RX, 100 * MS)
 
 
 def test_an_elastic_job_shows_the_ranks_that_it_has():

@@ -45,6 +45,21 @@ def test_everything_seen_is_full_coverage():
     assert (row.nic_bytes, row.invisible_bytes, row.coverage) == (1000, 0, 1)
 
 
+def test_what_was_counted_as_lost_and_is_delivered_after_all_is_taken_off():
+    ledger = Ledger()
+    counts = {"nic_bytes": 1000, "nic_packets": 1, "frames": 1, "packets": 1, "frame_bytes": 1000, "wire_bytes": 1000}
+    for time_s, lost, overflow in ((0, 0, 0), (1, 300, 0), (2, 100, 500)):
+        counters = {name: time_s * count for name, count in counts.items()}
+        told = sample(time_s, lost_kernel_wire_bytes=lost, overflow_wire_bytes=overflow, **counters)
+        ledger.accounts.sample(told)
+    rows = ledger.rows(2 * S)
+    assert [(row.nic_bytes, row.lost_kernel_bytes, row.overflow_bytes) for row in rows] == [
+        (1000, 300, 0),
+        (1000, -200, 500),
+    ]
+    assert ledger.accounts.resets == 0
+
+
 def test_a_super_packet_counts_its_headers_on_the_wire():
     # A software NIC counts a super-packet of 45 segments with one header of 66 bytes; the wire carries 45 of them.
     seen = {"frames": 1, "packets": 45, "frame_bytes": 65_226, "wire_bytes": 65_226 + 44 * 66}

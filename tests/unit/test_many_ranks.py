@@ -8,8 +8,9 @@ from lines_run import lines_run
 
 from collector.jobs.common_numbers import Numbers
 from collector.jobs.rank_claims import Claims, Holder, Step
+from netmon.dl.beats import Beat, Events
 from netmon.dl.inference.pattern import blocks, strongly_connected
-from netmon.dl.numbering import Beat, Events, Trust
+from netmon.dl.numbering import RankEvents, Trust
 
 RANKS, HOSTS = 4096, 512
 S = 1_000_000_000
@@ -34,7 +35,7 @@ def telling(numbers: Numbers, ranks: int, begin: int) -> Callable[[], None]:
         for rank in range(ranks):
             number = np.arange(8)
             events = {Beat.END: Events(number, begin + number * S + rank)}
-            numbers.tell("train", rank, Trust.COUNTED, events, 1_000)
+            numbers.tell("train", RankEvents(rank, Trust.COUNTED, events, 1_000), lambda shift: None)
             numbers.shift("train", rank)
             numbers.relative("train", rank)
 

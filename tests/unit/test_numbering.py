@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from netmon.dl.numbering import Beat, Events, JobNumbers, Trust, period, shift_between
+from netmon.dl.beats import Beat, Events, best_shifts, period
+from netmon.dl.numbering import JobNumbers, Trust
 from netmon.dl.scoring import combined, score
 from netmon.records import Source
 from netmon.views import SourceScore
@@ -21,6 +22,11 @@ def events(first, count, start_ms=0.0, period_ms=100.0, jitter=()):
 
 def ends(*args, **kwargs):
     return {Beat.END: events(*args, **kwargs)}
+
+
+def shift_between(reference, other):
+    (found,) = best_shifts([{Beat.END: reference}], [{Beat.END: other}])
+    return found
 
 
 def test_the_same_moment_is_the_same_iteration():

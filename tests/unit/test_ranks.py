@@ -26,8 +26,7 @@ def ranks(host="h0", numbers=None, claims=None):
 
 
 def told(of, *marks, settled_ns=-1):
-    for one in marks:
-        of.mark(one, settled_ns)
+    of.hear(marks, settled_ns)
     of.align(0, 0)
     return [(i.job, i.number, i.start_ns // MS, i.end_ns // MS) for i in of.ended()]
 
@@ -181,8 +180,7 @@ def test_a_rank_whose_numbers_are_true_makes_the_others_true():
     counted = [replace(m, rank=1, iteration=m.iteration + 800) for m in enqueues(5, 1.0)]
     told(second, mark(JOIN, 0, 0, rank=1, **UPROBE), *counted)
     later = [replace(m, time_ns=m.time_ns + 500 * MS, iteration=m.iteration + 5) for m in enqueues(3, relative=True)]
-    for one in later:
-        first.mark(one, -1)
+    first.hear(later, -1)
     first.align(0, 0)
     assert [(i.number, i.relative) for i in first.ended()] == [(804, False), (805, False), (806, False)]
 

@@ -6,13 +6,14 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import synthetic_dataset
 from hypothesis import given
 from hypothesis import strategies as st
 
 from netmon.report.cells import Cells, sum_by
-from netmon.report.dataset import Tables, open_table
+from netmon.report.dataset import Tables, open_table, stream
 from netmon.report.scan import COLUMNS, Scan, Traffic, scan
 from netmon.report.training_times import training_times
 
@@ -130,3 +131,18 @@ def test_rows_that_are_wider_are_spread_over_their_time(data, rows):
     for name in ("wire_bytes", "packets"):
         assert found[0].milliseconds[name].sum() == found[1].milliseconds[name].sum()
     assert found[1].peaks["peak_bytes"].max() <= found[0].peaks["peak_bytes"].max()
+
+
+def test_a_large_file_is_not_held_while_it_is_read(tmp_path):
+    folder = tmp_path / "buckets" / "date=2026-11-21" / "hour=00"
+    folder.mkdir(parents=True)
+    numbers = np.random.default_rng(1).integers(0, 2**62, (8, 800_000))
+    table = pa.table({f"column{place}": values for place, values in enumerate(numbers)})
+    pq.write_table(table, folder / "part-0.parquet", row_group_size=40_000)
+    del table
+    before, rows, most = pa.total_allocated_bytes(), 0, 0
+    for batch in stream(open_table(tmp_path, "buckets")):
+        rows += len(batch)
+        most = max(most, pa.total_allocated_bytes() - before)
+    assert rows == 800_000
+    assert most < numbers.nbytes / 2

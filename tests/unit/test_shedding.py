@@ -259,7 +259,7 @@ def test_a_disk_that_hangs_does_not_keep_the_collector(tmp_path: Path, monkeypat
     monkeypatch.setattr(server, "_END_WITHIN_S", 0.1)
     hangs, abandoned = threading.Event(), threading.Event()
     write = ParquetSink.write
-    monkeypatch.setattr(ParquetSink, "write", lambda *args: (hangs.wait(60), write(*args)))
+    monkeypatch.setattr(ParquetSink, "write", lambda *args: (hangs.wait(60), write(*args))[-1])
 
     async def scenario() -> None:
         stop, address = asyncio.Event(), f"unix:{tmp_path}/socket"
@@ -284,7 +284,7 @@ def test_a_disk_that_hangs_does_not_keep_the_collector(tmp_path: Path, monkeypat
 def test_who_leaves_at_the_same_time_is_stored_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     agents, written = 30, []
     write = ParquetSink.write
-    monkeypatch.setattr(ParquetSink, "write", lambda *args: (written.append(1), time.sleep(0.3), write(*args)))
+    monkeypatch.setattr(ParquetSink, "write", lambda *args: (written.append(1), time.sleep(0.3), write(*args))[-1])
 
     async def leave(stub: CollectorStub, number: int) -> int:
         name = f"h{number}"

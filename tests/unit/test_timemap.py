@@ -5,7 +5,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from netmon.dl.timemap import STEP_NS, TimeMap
+from netmon.dl.timemap import STEP_NS, TimeMap, TimeMaps
 
 UTC = 1_760_000_000_000_000_000
 S = 1_000_000_000
@@ -62,3 +62,17 @@ def test_its_document_is_the_same_clock():
     clock = TimeMap.constant(UTC).steered(S, UTC + 1_000, 1e-5).steered(3 * S, UTC + 4 * S, -1e-5)
     times = np.arange(0, 9 * S, 123_456_789, dtype=np.int64)
     assert (TimeMap.from_document(clock.document()).utcs(times) == clock.utcs(times)).all()
+
+
+def test_many_maps_say_what_each_of_them_does():
+    random = np.random.default_rng(4)
+    maps = [TimeMap.constant(UTC)]
+    for number in range(6):
+        clock = TimeMap.constant(UTC + number, number * S)
+        for second in random.integers(2, 60, 3).cumsum().tolist():
+            clock = clock.steered(second * S, UTC + int(random.integers(-20_000_000, 20_000_000)), 1e-4 * number)
+        maps.append(clock)
+    of, times = random.integers(0, len(maps), 5_000), random.integers(-S, 300 * S, 5_000)
+    expected = [maps[place].utcs(np.array([time]))[0] for place, time in zip(of, times, strict=True)]
+    assert TimeMaps(maps).utcs(of, times).tolist() == expected
+    assert [maps[place].utc(time) for place, time in zip(of.tolist(), times.tolist(), strict=True)] == expected

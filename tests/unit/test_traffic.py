@@ -5,11 +5,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from netmon.dl.explain import RankSteps, sentence, slowest
 from netmon.dl.history import GRAIN_NS, PayloadHistory
 from netmon.dl.traffic import Traffic, flow_traffic
-from netmon.records import Direction
-from netmon.views import SlowIteration
 
 MS = 1_000_000
 GRADIENT, CONTROL, UNKNOWN = Traffic.GRADIENT, Traffic.CONTROL, Traffic.UNKNOWN
@@ -76,41 +73,3 @@ def test_a_late_cut_is_right_to_the_millisecond():
     history.add(none, times, none, none + 1, np.array([10 * MS]))
     assert not history.cut(0, 3 * MS + 50_000, added_until_ns=10 * MS)
     assert history.between(0, 3 * MS, 7 * MS).payload_bytes.tolist() == [40]
-
-
-def steps(durations, cause_rx, waited=None):
-    """durations: (iterations, ranks) in ms; cause_rx: payload of `backup` that entered each node."""
-    shape = np.shape(durations)
-    number, rank = np.indices(shape)
-    waited = durations if waited is None else waited
-    return RankSteps(
-        *(
-            number.ravel(),
-            rank.ravel(),
-            np.ravel(durations) * MS,
-            np.ravel(waited if waited is not None else durations) * MS,
-        ),
-        *(np.ravel(cause_rx) > 0, ["backup"] * number.size, np.zeros(number.size, np.int64), np.ravel(cause_rx)),
-        [f"h{r}" for r in rank.ravel()],
-    )
-
-
-def test_the_sentence_an_engineer_wants():
-    durations, cross = np.full((20, 3), 300), np.zeros((20, 3), np.int64)
-    durations[12], cross[12, 0] = 570, 310_000_000
-    slow = slowest(steps(durations, cross))
-    assert slow == SlowIteration(12, 570 * MS, 300 * MS, "backup", 310_000_000, Direction.RX, "h0", 0, (1, 2))
-    assert sentence("resnet", slow) == (
-        "iteration 12 of job resnet took 1.9 × its median (300 ms): "
-        "310 MB of backup entered h0 (rank 0) while ranks 1 and 2 waited"
-    )
-
-
-def test_nobody_is_blamed_without_traffic():
-    durations = np.full((20, 3), 300)
-    assert slowest(steps(durations, np.zeros((20, 3), np.int64))) == SlowIteration()
-    assert sentence("resnet", SlowIteration()) == ""
-    durations[3, 1] = 600
-    text = sentence("resnet", slowest(steps(durations, np.zeros((20, 3), np.int64))), relative=True)
-    assert text == "iteration ~3 of job resnet took 2.0 × its median (300 ms); no cross traffic met it"
-    assert slowest(steps(durations[:4], np.zeros((4, 3), np.int64))) == SlowIteration()

@@ -56,9 +56,10 @@ class Timelines:
         of_user = Counter[int]()
         users: dict[int, int] = {}
         for process in writers:
-            of_user[process.uid] += 1
-            if of_user[process.uid] <= _MOST_OF_USER:
-                users[process.pid] = process.uid
+            uid = (*user_ids(process.pid), process.uid)[0]  # it may have been root's when it was new
+            of_user[uid] += 1
+            if of_user[uid] <= _MOST_OF_USER:
+                users[process.pid] = uid
         ranks = list(users)
         self._names = {pid: self._names[pid] if pid in self._names else _name(pid) for pid in ranks}
         self._opened = {pid: file for pid, file in self._opened.items() if pid in self._names}

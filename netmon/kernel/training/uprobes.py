@@ -146,7 +146,8 @@ class Uprobes:
 
     def _want(self, pid: int, library: MappedLibrary) -> None:
         """What is known of the file is used, else it will be read."""
-        uid = self._processes[pid].uid
+        process = self._processes[pid]
+        uid = process.uid = (*user_ids(pid), process.uid)[0]  # it may have been root's when it was new
         descriptor, status = self._opening.call(uid, lambda: library.open(pid), _close_late)
         file = status.st_dev, status.st_ino
         version = (*file, status.st_size, status.st_mtime_ns)

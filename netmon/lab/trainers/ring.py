@@ -95,6 +95,7 @@ class Trainer:
                 steps.first_enqueue()
             reduced.append(self._enqueue(block))
         wait_until(start + self._compute_ns)
+        steps.first_wait()
         for block_reduced in reduced:
             block_reduced.result()
         steps.last_wait()

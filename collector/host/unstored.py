@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What has settled and is not stored yet: the bucket rows of all sessions in one place, and the tables of a flush."""
+
+from collections.abc import Callable, Container, Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from collector.dataset.resume import SessionState
+from collector.dataset.tables import (
+    Origin,
+    Origins,
+    SessionTold,
+    bucket_table,
+    flow_table,
+    iteration_table,
+    ledger_table,
+    nic_table,
+    session_table,
+)
+from collector.host.ledger import LedgerRow
+from collector.host.rows import SETTLED
+from netmon.dl.account import Tally
+from netmon.dl.grouped import starts
+from netmon.dl.iterations import Iteration
+from netmon.records import Flow, NicSample, Table
+
+
+class Unstored:
+    """Rows of SETTLED of all sessions, in the pieces in which they settled."""
+
+    def __init__(self) -> None:
+        """Begin without rows."""
+        self._pieces: list[Table] = []
+        self.nbytes = 0
+        """Of all rows."""
+
+    def add(self, rows: Table) -> None:
+        """Add rows of any sessions."""
+        if len(rows):
+            self._pieces.append(rows)
+            self.nbytes += rows.nbytes
+
+    def take(self) -> list[Table]:
+        """Hand all of it over."""
+        pieces, self._pieces, self.nbytes = self._pieces, [], 0
+        return pieces
+
+    def put_back(self, pieces: Sequence[Table], places: Container[int]) -> None:
+        """What was handed over is not stored; places: of the sessions that are still there."""
+        later, self._pieces, self.nbytes = self._pieces, [], 0
+        for rows in (*pieces, *later):
+            gone = [place for place in np.unique(rows["session"]).tolist() if place not in places]
+            self.add(rows[~np.isin(rows["session"], gone)] if gone else rows)
+
+    def drop(self, place: int) -> None:
+        """The session is gone."""
+        pieces, self._pieces, self.nbytes = self._pieces, [], 0
+        for rows in pieces:
+            own = rows["session"] == place
+            self.add(rows[~own] if own.any() else rows)
+
+
+def by_session(pieces: Iterable[Table]) -> dict[int, list[Table]]:
+    """The same rows, by the place of their session."""
+    found: dict[int, list[Table]] = {}
+    for rows in pieces:
+        ordered = rows[np.argsort(rows["session"], kind="stable")]
+        first = starts(ordered["session"])
+        for own in np.split(ordered, first[1:]):
+            found.setdefault(int(own["session"][0]), []).append(own)
+    return found
+
+
+@dataclass(frozen=True)
+class FlowRows:
+    """Flows that have changed, as they are now."""
+
+    flows: Sequence[Flow]
+    state: Table  # dtype STATE
+    peers: Sequence[int]  # ranks at their other ends
+
+
+@dataclass(frozen=True)
+class SessionFlush:
+    """What one session has to be stored beside its bucket rows, and what that settles."""
+
+    place: int
+    origin: Origin
+    iterations: Sequence[tuple[Iteration, Tally]]
+    ledger: Sequence[LedgerRow]
+    nic: Sequence[NicSample]
+    flows: FlowRows | None
+    told: SessionTold | None  # None: what the dataset has is good enough
+    state: SessionState  # once it is stored
+    acknowledge: int | None
+    done: Callable[[], None]
+    undone: Callable[[], None]
+
+
+def flush_tables(
+    sessions: Sequence[SessionFlush], buckets: Sequence[Table], jobs: Sequence[str]
+) -> dict[str, pa.Table]:
+    """All that these sessions have to be stored, by table; pure, may run in a thread.
+
+    buckets: rows of SETTLED, those of other sessions are left out; jobs: by the rows' number.
+    """
+    if not sessions:
+        return {}
+    origins = Origins([session.origin for session in sessions])
+    tables = {}
+    rows, of = _own(sessions, buckets)
+    if len(rows):
+        tables["buckets"] = bucket_table(origins, of, jobs, rows)
+    flows = [(place, session.flows) for place, session in enumerate(sessions) if session.flows]
+    if flows:
+        of = np.repeat([place for place, _ in flows], [len(own.flows) for _, own in flows])
+        state = np.concatenate([own.state for _, own in flows])
+        peers = [peer for _, own in flows for peer in own.peers]
+        tables["flows"] = flow_table(origins, of, [flow for _, own in flows for flow in own.flows], state, peers)
+    iterations = [(place, row) for place, session in enumerate(sessions) for row in session.iterations]
+    if iterations:
+        tables["iterations"] = iteration_table(origins, _places(iterations), [row for _, row in iterations])
+    ledger = [(place, row) for place, session in enumerate(sessions) for row in session.ledger]
+    if ledger:
+        tables["ledger"] = ledger_table(origins, _places(ledger), [row for _, row in ledger])
+    nic = [(place, sample) for place, session in enumerate(sessions) for sample in session.nic]
+    if nic:
+        tables["nic"] = nic_table(origins, _places(nic), [sample for _, sample in nic])
+    told = {place: session.told for place, session in enumerate(sessions) if session.told}
+    if told:
+        tables["sessions"] = session_table(origins, told)
+    return tables
+
+
+def _places(rows: Iterable[tuple[int, object]]) -> npt.NDArray[np.int64]:
+    return np.array([place for place, _ in rows], np.int64)
+
+
+def _own(sessions: Sequence[SessionFlush], buckets: Sequence[Table]) -> tuple[Table, npt.NDArray[np.int64]]:
+    """The rows of these sessions, and the session of each."""
+    if not buckets:
+        return np.empty(0, SETTLED), np.empty(0, np.int64)
+    rows = np.concatenate(buckets) if len(buckets) > 1 else buckets[0]
+    places = [session.place for session in sessions]
+    number = np.full(max(max(places), int(rows["session"].max())) + 1, -1)
+    number[places] = np.arange(len(places))
+    of = number[rows["session"]]
+    return (rows, of) if (of >= 0).all() else (rows[of >= 0], of[of >= 0])
