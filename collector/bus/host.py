@@ -2,7 +2,6 @@
 """One host's batches on their way from the bus to the registry, until it is released."""
 
 import asyncio
-import contextlib
 import logging
 from collections import Counter
 
@@ -12,7 +11,6 @@ from nats.aio.msg import Msg
 from collector.bus.deliveries import Deliveries
 from collector.bus.session import BusSession, Delivered, StrangerError
 from collector.door import FailedBatchError, RefusedBatchError
-from collector.entry import Entry
 from collector.registry import Registry
 from netmon.errors import DataError, NetmonError, WireError
 from netmon.wire import netmon_pb2
@@ -66,29 +64,30 @@ class HostIntake:
             except NetmonError as error:
                 self._fail(session, error)
 
-    def stop(self) -> None:
+    def abandon(self) -> None:
         """Take nothing in any more."""
         if self._working:
             self._working.cancel()
 
-    async def stopped(self) -> None:
-        """Wait until nothing more comes in."""
+    async def stop(self) -> None:
+        """Consume no more."""
         if self._working:
+            self._working.cancel()
             await asyncio.gather(self._working, return_exceptions=True)
 
-    def entries(self) -> list[Entry]:
-        """What the registry knows of the host by this."""
-        found = [session.entry for session in self.sessions.values()]
-        return [entry for entry in found if entry and not entry.broken]
+    async def end(self, ours: bool = True) -> None:
+        """After `stop`: what is stored is acknowledged, the rest is forgotten here. Does not raise BusError.
 
-    async def end(self) -> None:
-        """After `stopped`: what is stored is acknowledged, the rest is forgotten here. Does not raise BusError."""
+        ours: another worker has not taken the host meanwhile.
+        """
         for session in self.sessions.values():
-            with contextlib.suppress(BusError):  # it comes again, and is known to be stored
+            try:
                 await self._acknowledge(session)
+            except BusError as error:
+                _log.debug("%s", error)
             await session.close()
         self.sessions.clear()
-        await self._deliveries.end()
+        await self._deliveries.end(ours)
 
     async def _work(self) -> None:
         rest_s = _REST_S

@@ -42,21 +42,17 @@ class BusIntake:
         self._bus.when_back(self._back)
         self._working = [asyncio.create_task(self._tend_for_ever())]
 
-    def stop(self) -> None:
-        """Take nothing in any more."""
-        for host in self._hosts.values():
-            host.stop()
-
     async def close(self) -> None:
         """Release everything."""
-        await self._release(list(self._hosts))
+        await self.release(*self._hosts)
         for task in self._working:
             task.cancel()
         await asyncio.gather(*self._working, return_exceptions=True)
 
     def abandon(self) -> None:
-        """Leave everything as it is: nothing more is stored or acknowledged of what has come."""
-        self.stop()
+        """Everything as it is: nothing more is stored or acknowledged of what has come."""
+        for host in self._hosts.values():
+            host.abandon()
         self._hosts.clear()
 
     async def take(self, host: str) -> None:
@@ -70,26 +66,26 @@ class BusIntake:
             del self._hosts[host]
             raise
 
-    async def release(self, host: str) -> None:
-        """Store and acknowledge what has come of a host, and forget it: another worker may take it then.
+    async def release(self, *hosts: str) -> None:
+        """Store what has settled of these hosts, acknowledge it, and forget them: another worker may take them then.
 
-        What could not be stored stays on the bus, for that one.
+        All else stays on the bus for that one, above all what an iteration needs that has not ended.
         """
-        if host in self._hosts:
-            await self._release([host])
+        released = [self._hosts.pop(host) for host in hosts if host in self._hosts]
+        for intake in released:
+            await intake.stop()
+        if released:
+            self._registry.tick()
+            await self._registry.flush()
+        for intake in released:
+            await intake.end()
 
-    async def _release(self, names: list[str]) -> None:
-        hosts = [self._hosts[name] for name in names]
-        for host in hosts:
-            host.stop()
-        await asyncio.gather(*(host.stopped() for host in hosts))
-        self._registry.tick()
-        for entry in [entry for host in hosts for entry in host.entries()]:
-            self._registry.settle(entry, leaving=entry.left)
-        await self._registry.flush()
-        for name in names:
-            self._hosts.pop(name, None)
-        await asyncio.gather(*(host.end() for host in hosts))
+    async def lose(self, host: str) -> None:
+        """Another worker has taken it: forget it."""
+        intake = self._hosts.pop(host, None)
+        if intake:
+            await intake.stop()
+            await intake.end(ours=False)
 
     async def hosts(self) -> frozenset[str]:
         """Every host that has introduced itself, or of which batches wait. Raises BusError."""

@@ -17,6 +17,7 @@ from sent_agent import Sent, check_whole
 from tcp_relay import TcpRelay
 from waiting import wait_for
 
+from collector.cluster.worker import WorkerSettings
 from collector.intake import Intake
 from collector.shedding import STEPS
 from netmon.agent import bus_connection, leftovers
@@ -38,7 +39,7 @@ def agent(directory: Path, where: BusSettings, session: str = "s1") -> Sent:
 
 
 def working(directory: Path, server: NatsServer):
-    return collecting(f"unix:{directory}/socket", directory / "data", bus=server.settings, worker="w1")
+    return collecting(f"unix:{directory}/socket", directory / "data", worker=WorkerSettings(server.settings, "w1"))
 
 
 def test_batches_are_stored_once_and_the_time_is_told(tmp_path, server):

@@ -31,7 +31,7 @@ class Processes:
 
     def start_worker(self) -> None:
         command = [sys.executable, "-m", "netmon", "collector", "--listen", f"unix:{self.directory}/socket"]
-        more = ["--bus", self.server.settings.servers[0], "--worker", "w1", "--data", self.data, "--flush", "200ms"]
+        more = ["--bus", self.server.settings.servers[0], "--worker", "w1", "--data", self.data, "--flush", "200ms", "--bus-bytes", "1GB"]
         with open(self.directory / "worker.log", "a") as log:
             self.worker = subprocess.Popen([*command, *more], stderr=log)
 
