@@ -97,7 +97,8 @@ class Deliveries:
         if not ours:
             return
         with contextlib.suppress(Exception):
-            await self._bus.jetstream.delete_consumer(STREAM, self.name)
+            if self._bus.client.is_connected:
+                await self._bus.jetstream.delete_consumer(STREAM, self.name)
 
     async def _unsubscribe(self) -> None:
         subscription, self._subscription = self._subscription, None

@@ -6,12 +6,13 @@ import contextlib
 import logging
 import time
 
+from google.protobuf.message import DecodeError
 from nats.aio.msg import Msg
 
 from collector.bus.host import HostIntake
 from collector.bus.session import BusSession
 from collector.registry import Registry
-from netmon.errors import DataError, NetmonError, WireError
+from netmon.errors import NetmonError
 from netmon.wire import netmon_pb2
 from netmon.wire.bus import Bus, BusError, clock_subject, down_subject, name_of, token, up_subject
 from netmon.wire.channel import ALIVE_EVERY_S
@@ -41,6 +42,11 @@ class BusIntake:
         self._bus.when_back(self._back)
         self._working = [asyncio.create_task(self._tend_for_ever())]
 
+    def stop(self) -> None:
+        """Take nothing in any more."""
+        for host in self._hosts.values():
+            host.stop()
+
     async def close(self) -> None:
         """Release everything."""
         await self.release(*self._hosts)
@@ -49,9 +55,8 @@ class BusIntake:
         await asyncio.gather(*self._working, return_exceptions=True)
 
     def abandon(self) -> None:
-        """Everything as it is: nothing more is stored or acknowledged of what has come."""
-        for host in self._hosts.values():
-            host.abandon()
+        """Leave everything as it is: nothing more is stored or acknowledged of what has come."""
+        self.stop()
         self._hosts.clear()
 
     async def take(self, host: str) -> None:
@@ -70,20 +75,23 @@ class BusIntake:
 
         All else stays on the bus for that one, above all what an iteration needs that has not ended.
         """
-        released = [self._hosts.pop(host) for host in hosts if host in self._hosts]
+        released = [self._hosts[host] for host in hosts if host in self._hosts]
         for intake in released:
-            await intake.stop()
+            intake.stop()
+        await asyncio.gather(*(intake.stopped() for intake in released))
         if released:
             self._registry.tick()
             await self._registry.flush()
-        for intake in released:
-            await intake.end()
+        for host in hosts:
+            self._hosts.pop(host, None)
+        await asyncio.gather(*(intake.end() for intake in released))
 
     async def lose(self, host: str) -> None:
         """Another worker has taken it: forget it."""
         intake = self._hosts.pop(host, None)
         if intake:
-            await intake.stop()
+            intake.stop()
+            await intake.stopped()
             await intake.end(ours=False)
 
     async def hosts(self) -> frozenset[str]:
@@ -133,18 +141,14 @@ class BusIntake:
             found = self._hosts[host].sessions[session].connection
             if found and answer.WhichOneof("message") == "full":
                 await found.process(answer)
-        except KeyError:
+        except (KeyError, DecodeError):
             return
-        except (WireError, DataError) as error:
+        except NetmonError as error:
             self._registry.failures.notice(str(error))
-        except NetmonError:
-            return
-        except Exception as error:  # protobuf raises its own
-            self._registry.failures.notice(f"an answer on {message.subject} cannot be read: {error}")
 
     async def _tell_time(self, message: Msg) -> None:
         received = time.time_ns()
-        with contextlib.suppress(Exception):
+        with contextlib.suppress(DecodeError, BusError), self._bus.errors("answer on"):
             probe = netmon_pb2.ClockProbe.FromString(message.data)
             echo = netmon_pb2.ClockEcho(number=probe.number, received_ns=received)
             echo.sent_ns = time.time_ns()

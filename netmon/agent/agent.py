@@ -13,6 +13,7 @@ import numpy as np
 from netmon import __version__
 from netmon.agent.batch_parts import batch_parts
 from netmon.agent.carried import carried
+from netmon.agent.channel import channel
 from netmon.agent.clock import Clock
 from netmon.agent.cost import CostMeter
 from netmon.agent.exchange import ClockExchanges
@@ -115,8 +116,9 @@ class Agent:
         self._resolution = Resolution(settings.bucket_ns, self._stream_ns, self._recorder)
         self._news, self._hello_due_ns = False, 0
         self._write_hello()
-        self._stream = Stream(settings.collector, self._spool, Pulls(self._recorder), self._exchanges)
-        self._leftovers = Leftovers(settings.collector, self._spool, settings.spool_bytes)
+        where, connect = channel(settings)
+        self._stream = Stream(where, connect, self._spool, Pulls(self._recorder), self._exchanges)
+        self._leftovers = Leftovers(connect, self._spool, settings.spool_bytes)
 
     def run(self, stop: threading.Event) -> None:
         """Works until told to stop. Raises KernelError when the kernel side is gone, or a thread has ended."""

@@ -5,7 +5,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import grpc
 
@@ -16,7 +16,7 @@ log = logging.getLogger(__name__)
 
 METHOD = "/netmon.Collector/Clock"
 
-_BURST = 4  # the first question after a rest pays for waking everybody up
+BURST = 4  # the first question after a rest pays for waking everybody up
 _REST_S, _LONGEST_REST_S = 1.0, 2.0
 _AS_GOOD = 1.5  # a burst whose best answer took at most so much longer than the best one lately: rest longer
 _LATELY = 24  # bursts
@@ -51,6 +51,25 @@ class ClockExchanges:
         if not self._warned:
             self._warned = True
             log.warning("the collector tells no time: it is older than this agent")
+
+
+class Pace:
+    """How long to rest after each burst of questions, as long as one connection lasts."""
+
+    def __init__(self) -> None:
+        """Nothing was asked."""
+        self._best: deque[int] = deque(maxlen=_LATELY)  # of each burst, ns
+        self._rest_s = _REST_S
+        self._bursts = 0
+
+    def rest_s(self, took: Sequence[int]) -> float:
+        """After a burst whose answers took so many ns."""
+        self._bursts += 1
+        self._best.append(min(took))
+        as_good = self._best[-1] <= _AS_GOOD * min(self._best)
+        more = as_good and len(self._best) == _LATELY
+        self._rest_s = min(2 * self._rest_s, _LONGEST_REST_S) if more else _REST_S
+        return _EAGER_REST_S if self._bursts <= _EAGER_BURSTS else self._rest_s
 
 
 class Questions:
@@ -93,11 +112,10 @@ class Questions:
     def _ask(self, called: threading.Event) -> Iterator[bytes]:
         """Bursts of questions, the answers of which are read here, until the stream ends."""
         called.wait()
-        call, number, rest_s = self._call, 0, _REST_S
-        best: deque[int] = deque(maxlen=_LATELY)  # of each burst, ns
+        call, number, pace = self._call, 0, Pace()
         while not self._ended.is_set():
             took = []
-            for _ in range(_BURST):
+            for _ in range(BURST):
                 number += 1
                 question = netmon_pb2.ClockProbe(number=number).SerializeToString()
                 sent = time.monotonic_ns()
@@ -108,10 +126,7 @@ class Questions:
                     return
                 self._exchanges.add(ClockExchange(sent, echo.received_ns, echo.sent_ns, received))
                 took.append(received - sent)
-            best.append(min(took))
-            as_good = best[-1] <= _AS_GOOD * min(best)
-            rest_s = min(2 * rest_s, _LONGEST_REST_S) if as_good and len(best) == _LATELY else _REST_S
-            self._ended.wait(_EAGER_REST_S if number <= _BURST * _EAGER_BURSTS else rest_s)
+            self._ended.wait(pace.rest_s(took))
 
 
 def _answer(call: Iterator[netmon_pb2.ClockEcho]) -> netmon_pb2.ClockEcho | None:

@@ -3,11 +3,13 @@
 
 import argparse
 import os
+import re
+import socket
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from netmon.errors import UsageError
-from netmon.units import parse_count, parse_duration
+from netmon.units import parse_count, parse_duration, parse_size
 
 if TYPE_CHECKING:
     from collector.cluster.worker import WorkerSettings
@@ -17,7 +19,7 @@ HELP = "collect what agents stream: classify it, store it as Parquet, serve live
 EXAMPLES = """\
   netmon collector --listen 0.0.0.0:9400 --data /var/lib/netmon
   netmon collector --listen 0.0.0.0:9400 --data /var/lib/netmon --keep buckets=7d full=10GB all=90d
-  netmon collector --bus nats://n1:4222,nats://n2:4222 --worker w1 --listen 0.0.0.0:9400 --data /shared/netmon
+  netmon collector --bus nats://bus1:4222,nats://bus2:4222 --worker w1 --listen 0.0.0.0:9400 --data /shared/netmon
   netmon collector --listen unix:/run/netmon/collector.sock --data out --parameters 25.6e6
 """
 
@@ -32,16 +34,25 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--bus",
         default="",
-        metavar="URLS",
-        help="nats://[USER:PASSWORD@]HOST:PORT,…: one of several workers, whose agents are on NATS JetStream",
+        metavar="URL[,URL]",
+        help="nats://[USER:PASSWORD@]HOST:4222 of each server: a worker, whose agents are on NATS JetStream",
     )
-    parser.add_argument("--worker", default="", metavar="NAME", help="with --bus: this worker's name, one of a kind")
+    parser.add_argument(
+        "--worker", default=_here(), metavar="NAME", help="with --bus: its name, one of a kind (%(default)s)"
+    )
     parser.add_argument(
         "--bus-replicas",
         type=int,
         default=1,
         metavar="N",
-        help="with --bus: servers that keep each batch; 3 outlive the loss of a machine (%(default)s)",
+        help="with --bus: servers that keep a batch; 3 outlive the loss of a machine (%(default)s)",
+    )
+    parser.add_argument(
+        "--bus-bytes",
+        type=parse_size,
+        default="16GB",
+        metavar="SIZE",
+        help="with --bus: that wait there at most (%(default)s)",
     )
     parser.add_argument(
         "--weight",
@@ -138,18 +149,20 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
+def _here() -> str:
+    """This host's name, as a worker's."""
+    name = re.sub(r"[^A-Za-z0-9_-]", "-", socket.gethostname()).strip("-_")
+    return name[:32] or "worker"
+
+
 def _worker(args: argparse.Namespace) -> "WorkerSettings | None":
     """What --bus and --worker say. Raises UsageError, UnsupportedError without the bus's library."""
     if not args.bus:
-        if args.worker:
-            raise UsageError("--worker is one of several on a bus: add --bus")
         return None
-    if not args.worker:
-        raise UsageError("--bus needs a name for this worker: add --worker NAME")
     if not args.weight > 0:
         raise UsageError(f"--weight has to be more than 0, not {args.weight:g}")
     from collector.cluster.worker import WorkerSettings
-    from netmon.wire.bus import BusSettings
+    from netmon.wire.bus import BusSettings, read_servers
 
-    servers = tuple(filter(None, (server.strip() for server in args.bus.split(","))))
-    return WorkerSettings(BusSettings(servers, replicas=args.bus_replicas), args.worker, args.weight)
+    bus = BusSettings(read_servers(args.bus), args.bus_replicas, args.bus_bytes)
+    return WorkerSettings(bus, args.worker, args.weight)

@@ -16,7 +16,8 @@ from collector import intake, registry, server, stream
 from collector.dataset.sink import ParquetSink
 from collector.intake import Intake
 from collector.shedding import STEPS, Behind, Order, Sending, Shedding, Storing
-from netmon.agent.connection import Connection
+from netmon.agent.grpc_connection import GrpcConnection
+from netmon.agent.outgoing import Outgoing
 from netmon.agent.pressure import Asked
 from netmon.agent.pulls import Pulls
 from netmon.agent.spool import Spool
@@ -208,7 +209,7 @@ def test_an_agent_hears_what_it_is_asked_for(tmp_path: Path, monkeypatch: pytest
     spool = Spool(SpoolFolder(tmp_path / "spool"), "s1", 1 << 20, lambda lost: None)
     spool.hello = netmon_pb2.AgentMessage(hello=encode_hello(hello())).SerializeToString()
     address = f"unix:{tmp_path}/socket"
-    connection = Connection(address, spool, Pulls(None), None, complete=lambda: False, silent_s=60)
+    connection = GrpcConnection(address, Outgoing(spool, Pulls(None), lambda: False), None, 60)
     with collecting(address, tmp_path / "data"), grpc.insecure_channel(address) as channel:
         grpc.channel_ready_future(channel).result(60)
         seen: list[Asked] = []
