@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 _GRACE_S = 1.0
+_BUS_WITHIN_S = 15.0
 _END_WITHIN_S = 7.0  # of the signal, before the grace
 _INFER_EVERY_S = 0.3
 _TICK_S = 0.2
@@ -176,8 +177,16 @@ async def _or_stopped(work: Coroutine[Any, Any, _T], stop: asyncio.Event) -> _T 
 
 async def _among(settings: "WorkerSettings", registry: Registry, sink: ParquetSink) -> "ClusterWorker":
     from collector.cluster.worker import ClusterWorker  # needs the bus's library
+    from netmon.wire.bus import BusError
 
-    return await ClusterWorker.begin(settings, registry, sink)
+    deadline = time.monotonic() + _BUS_WITHIN_S  # its servers may be starting beside us
+    while True:
+        try:
+            return await ClusterWorker.begin(settings, registry, sink)
+        except BusError:
+            if time.monotonic() > deadline:
+                raise
+        await asyncio.sleep(_TICK_S)
 
 
 async def _store_the_rest(

@@ -94,10 +94,11 @@ class Deliveries:
     async def end(self, ours: bool) -> None:
         """The consumer goes if it is ours, what it has handed out stays on the bus. Does not raise."""
         await self._unsubscribe()
-        if not ours or not self._bus.client.is_connected:
+        if not ours:
             return
         with contextlib.suppress(Exception):
-            await self._bus.jetstream.delete_consumer(STREAM, self.name)
+            if self._bus.client.is_connected:
+                await self._bus.jetstream.delete_consumer(STREAM, self.name)
 
     async def _unsubscribe(self) -> None:
         subscription, self._subscription = self._subscription, None

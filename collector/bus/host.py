@@ -2,6 +2,7 @@
 """One host's batches on their way from the bus to the registry, until it is released."""
 
 import asyncio
+import contextlib
 import logging
 from collections import Counter
 
@@ -64,27 +65,24 @@ class HostIntake:
             except NetmonError as error:
                 self._fail(session, error)
 
-    def abandon(self) -> None:
+    def stop(self) -> None:
         """Take nothing in any more."""
         if self._working:
             self._working.cancel()
 
-    async def stop(self) -> None:
-        """Consume no more."""
+    async def stopped(self) -> None:
+        """Wait until nothing more comes in."""
         if self._working:
-            self._working.cancel()
             await asyncio.gather(self._working, return_exceptions=True)
 
     async def end(self, ours: bool = True) -> None:
-        """After `stop`: what is stored is acknowledged, the rest is forgotten here. Does not raise BusError.
+        """After `stopped`: what is stored is acknowledged, the rest is forgotten here. Does not raise BusError.
 
         ours: another worker has not taken the host meanwhile.
         """
         for session in self.sessions.values():
-            try:
+            with contextlib.suppress(BusError):  # it comes again, and is known to be stored
                 await self._acknowledge(session)
-            except BusError as error:
-                _log.debug("%s", error)
             await session.close()
         self.sessions.clear()
         await self._deliveries.end(ours)

@@ -42,6 +42,11 @@ class BusIntake:
         self._bus.when_back(self._back)
         self._working = [asyncio.create_task(self._tend_for_ever())]
 
+    def stop(self) -> None:
+        """Take nothing in any more."""
+        for host in self._hosts.values():
+            host.stop()
+
     async def close(self) -> None:
         """Release everything."""
         await self.release(*self._hosts)
@@ -50,9 +55,8 @@ class BusIntake:
         await asyncio.gather(*self._working, return_exceptions=True)
 
     def abandon(self) -> None:
-        """Everything as it is: nothing more is stored or acknowledged of what has come."""
-        for host in self._hosts.values():
-            host.abandon()
+        """Leave everything as it is: nothing more is stored or acknowledged of what has come."""
+        self.stop()
         self._hosts.clear()
 
     async def take(self, host: str) -> None:
@@ -71,20 +75,23 @@ class BusIntake:
 
         All else stays on the bus for that one, above all what an iteration needs that has not ended.
         """
-        released = [self._hosts.pop(host) for host in hosts if host in self._hosts]
+        released = [self._hosts[host] for host in hosts if host in self._hosts]
         for intake in released:
-            await intake.stop()
+            intake.stop()
+        await asyncio.gather(*(intake.stopped() for intake in released))
         if released:
             self._registry.tick()
             await self._registry.flush()
-        for intake in released:
-            await intake.end()
+        for host in hosts:
+            self._hosts.pop(host, None)
+        await asyncio.gather(*(intake.end() for intake in released))
 
     async def lose(self, host: str) -> None:
         """Another worker has taken it: forget it."""
         intake = self._hosts.pop(host, None)
         if intake:
-            await intake.stop()
+            intake.stop()
+            await intake.stopped()
             await intake.end(ours=False)
 
     async def hosts(self) -> frozenset[str]:

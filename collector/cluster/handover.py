@@ -45,6 +45,9 @@ class HostIntakes(Protocol):
     def held(self) -> frozenset[str]:
         """Those that are taken."""
 
+    async def mend(self) -> None:
+        """Make what is missing on the bus."""
+
 
 class Fenced(Protocol):
     """The dataset, as several workers share it."""
@@ -87,6 +90,7 @@ class Handover:
                     if str(error) != self._said:
                         _log.warning("%s", error)
                     self._said = str(error)
+                    await self._intake.mend()
                 with contextlib.suppress(asyncio.TimeoutError):
                     await asyncio.wait_for(self._over.wait(), _LOOK_EVERY_S)
 
@@ -95,9 +99,11 @@ class Handover:
         own = self._members.worker
         seen = await self._members.look()
         held = self._intake.held()
-        for host in [host for host in held if seen.owners.get(host) != own]:
-            _log.warning("%s has been taken over by %s", host, seen.owners.get(host, "nobody"))
+        for host in [host for host in held if seen.owners.get(host, own) != own]:
+            _log.warning("%s has been taken over by %s", host, seen.owners[host])
             await self._intake.lose(host)
+        # A bus that has come back empty knows no owners: what was taken in is still ours to store.
+        await self._raise_fence([host for host in held if host not in seen.owners])
         held = self._intake.held()
         await self._tell(held, seen)
         hosts = await self._intake.hosts()
@@ -149,21 +155,25 @@ class Handover:
         own, held = self._members.worker, self._intake.held()
         if time.monotonic() - self._begun_s < self._members.ttl_s / 4:  # who begins with us is to have a share
             return
-        epochs: dict[str, int] = {}
+        wanted: list[str] = []
         for part in parts:
             missing = [host for host in part if host not in held]
             if all(seen.owners.get(host, own) == own or seen.owners[host] not in seen.workers for host in missing):
-                for host in missing:
-                    epochs[host] = await self._members.claim(host)
+                wanted += missing
+        taken = await self._raise_fence(wanted)
+        for host in taken:
+            await self._intake.take(host)
+        if taken:
+            _log.info("took %s", _names(taken))
+
+    async def _raise_fence(self, hosts: Iterable[str]) -> list[str]:
+        """Become the owner of these hosts, on the bus and in the dataset; returns those of which that is true now."""
+        epochs = {host: await self._members.claim(host) for host in hosts}
         epochs = {host: epoch for host, epoch in epochs.items() if epoch}
-        if not epochs:
-            return
-        later = await asyncio.to_thread(self._sink.take, epochs)
+        later = await asyncio.to_thread(self._sink.take, epochs) if epochs else ()
         if later:
             raise DataError(f"cannot take {_names(later)}: the dataset knows of a later owner than the bus")
-        for host in epochs:
-            await self._intake.take(host)
-        _log.info("took %s", _names(epochs))
+        return list(epochs)
 
 
 def _names(hosts: Collection[str]) -> str:

@@ -12,7 +12,7 @@ from collector.messages import BY_TRAFFIC
 from netmon.records import Direction, Flow
 
 LEAST_PAYLOAD = 1 << 20
-"""Bytes: a flow of a process that does not train ties two hosts once it has carried so much."""
+"""Bytes: a flow whose owner nobody knows ties two hosts once it has carried so much: it may be a job's."""
 
 _LATELY_NS = 60_000_000_000
 _MOST = 4_096  # ends or jobs of a host
@@ -72,10 +72,14 @@ def _seen(sessions: Iterable[Session]) -> HostTies:
 
 
 def _weighty(session: Session) -> list[Flow]:
-    """Flows of late that tie: those of jobs, and those that carry much."""
+    """Flows of late that tie: those of jobs, and those that carry much and may be a job's.
+
+    Those of processes that are known not to train do not: a file server would tie all its clients.
+    """
     flows = session.window.flows
     own = flows.indices_of_all
     state = flows.state
     late = state["last_ns"][own] > session.window.horizon_ns - _LATELY_NS
     chosen = own[late & ((state["job"][own] > 0) | (state["payload_bytes"][own] >= LEAST_PAYLOAD))]
-    return [flow for flow in (flows.flows[index] for index in chosen.tolist()) if not flow.members]
+    found = (flows.flows[index] for index in chosen.tolist())
+    return [flow for flow in found if not flow.members and (flow.owner.job or not flow.owner.pid)]

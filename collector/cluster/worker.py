@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """One worker of several: its connection to the bus, its hosts there, and its part in who has which."""
 
+import asyncio
+import contextlib
 import logging
 from dataclasses import dataclass
 
@@ -13,6 +15,7 @@ from collector.registry import Registry
 from netmon.errors import NetmonError
 from netmon.wire.bus import Bus, BusSettings
 
+_CLOSE_S = 2.0
 _log = logging.getLogger(__name__)
 
 
@@ -46,6 +49,7 @@ class ClusterWorker:
         except BaseException:
             await bus.close()
             raise
+        _log.info("taking in from the bus at %s as %s", settings.bus.name, settings.name)
         return worker
 
     async def run(self) -> None:
@@ -61,5 +65,6 @@ class ClusterWorker:
 
     async def close(self) -> None:
         """Let go of the bus."""
-        await self.intake.close()
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(self.intake.close(), _CLOSE_S)
         await self._bus.close()

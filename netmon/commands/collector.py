@@ -3,6 +3,8 @@
 
 import argparse
 import os
+import re
+import socket
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,7 +19,7 @@ HELP = "collect what agents stream: classify it, store it as Parquet, serve live
 EXAMPLES = """\
   netmon collector --listen 0.0.0.0:9400 --data /var/lib/netmon
   netmon collector --listen 0.0.0.0:9400 --data /var/lib/netmon --keep buckets=7d full=10GB all=90d
-  netmon collector --bus nats://n1:4222,nats://n2:4222 --worker w1 --listen 0.0.0.0:9400 --data /shared/netmon
+  netmon collector --bus nats://bus1:4222,nats://bus2:4222 --worker w1 --listen 0.0.0.0:9400 --data /shared/netmon
   netmon collector --listen unix:/run/netmon/collector.sock --data out --parameters 25.6e6
 """
 
@@ -32,23 +34,25 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--bus",
         default="",
-        metavar="URLS",
-        help="nats://[USER:PASSWORD@]HOST:PORT,…: one of several workers, whose agents are on NATS JetStream",
+        metavar="URL[,URL]",
+        help="nats://[USER:PASSWORD@]HOST:4222 of each server: a worker, whose agents are on NATS JetStream",
+    )
+    parser.add_argument(
+        "--worker", default=_here(), metavar="NAME", help="with --bus: its name, one of a kind (%(default)s)"
+    )
+    parser.add_argument(
+        "--bus-replicas",
+        type=int,
+        default=1,
+        metavar="N",
+        help="with --bus: servers that keep a batch; 3 outlive the loss of a machine (%(default)s)",
     )
     parser.add_argument(
         "--bus-bytes",
         type=parse_size,
         default="4GB",
         metavar="SIZE",
-        help="with --bus: of batches that wait there, at most, where it makes the stream (%(default)s)",
-    )
-    parser.add_argument("--worker", default="", metavar="NAME", help="with --bus: this worker's name, one of a kind")
-    parser.add_argument(
-        "--bus-replicas",
-        type=int,
-        default=1,
-        metavar="N",
-        help="with --bus: servers that keep each batch; 3 outlive the loss of a machine (%(default)s)",
+        help="with --bus: that wait there at most (%(default)s)",
     )
     parser.add_argument(
         "--weight",
@@ -145,14 +149,16 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
+def _here() -> str:
+    """This host's name, as a worker's."""
+    name = re.sub(r"[^A-Za-z0-9_-]", "-", socket.gethostname()).strip("-_")
+    return name[:32] or "worker"
+
+
 def _worker(args: argparse.Namespace) -> "WorkerSettings | None":
     """What --bus and --worker say. Raises UsageError, UnsupportedError without the bus's library."""
     if not args.bus:
-        if args.worker:
-            raise UsageError("--worker is one of several on a bus: add --bus")
         return None
-    if not args.worker:
-        raise UsageError("--bus needs a name for this worker: add --worker NAME")
     if not args.weight > 0:
         raise UsageError(f"--weight has to be more than 0, not {args.weight:g}")
     from collector.cluster.worker import WorkerSettings

@@ -191,7 +191,8 @@ def processes(folder: Path, settings: BusSettings, *names: str) -> Iterator[list
     try:
         yield started
         for one in started:
-            one.end()
+            if one.process.poll() is None:
+                one.end()
     finally:
         for one in started:
             one.process.kill()

@@ -2,12 +2,15 @@
 """Several workers on one bus, with real servers: what they store together is what was sent, whoever moves or dies."""
 
 import asyncio
+import signal
+import time
 
 import pytest
-from bus_cluster import Working, assert_true, simulated
+from bus_cluster import Working, assert_true, processes, simulated
 from bus_host import wait_until
 from nats_server import running
 
+from collector.cluster.bucket import Bucket
 from netmon.bench.pipeline.load import Load
 
 LOAD = Load(hosts=6, rows=200, flows=8, jobs=3, seconds=6)
@@ -82,5 +85,55 @@ def test_a_job_moves_while_it_trains(server, tmp_path):
                     await hosts.end()
                     await wait_until(all_stored(hosts))
         assert_true(hosts.verdict(data))
+
+    run(test())
+
+
+def owned(hosts, worker):
+    """Hosts that a worker has by the bus."""
+
+    async def several():
+        owners = (await Bucket(hosts.bus, "netmon-owners").read()).values
+        own = [host for host, value in owners.items() if value.data == worker.name.encode()]
+        return owners.keys() == HOSTS and len(own) >= LOAD.hosts // LOAD.jobs
+
+    return several
+
+
+def test_a_worker_that_is_killed_is_taken_over(server, tmp_path):
+    async def test():
+        async with simulated(server.settings, LOAD) as hosts:
+            with processes(tmp_path, server.settings, "w1", "w2") as (one, other):
+                for worker in (one, other):
+                    await wait_until(owned(hosts, worker))
+                await hosts.publish(0, 15, every_s=0.2)
+                one.process.kill()
+                await hosts.publish(15, hosts.spans, every_s=0.2)
+                await hosts.end()
+                await wait_until(all_stored(hosts))
+        assert_true(hosts.verdict(tmp_path / "data"))
+
+    run(test())
+
+
+def test_a_worker_that_was_paused_stores_nothing_that_the_other_one_stores(server, tmp_path):
+    async def test():
+        async with simulated(server.settings, LOAD) as hosts:
+            with processes(tmp_path, server.settings, "w1", "w2") as (one, other):
+                for worker in (one, other):
+                    await wait_until(owned(hosts, worker))
+                await hosts.publish(0, 12, every_s=0.2)
+                one.process.send_signal(signal.SIGSTOP)
+                stopped = time.monotonic()
+                try:
+                    await hosts.publish(12, 18, every_s=0.1)
+                    # Where it was stopped in its turn nobody can take anything until it goes on.
+                    await wait_until(lambda: other.said().count("took") > 1 or time.monotonic() - stopped > 20)
+                finally:
+                    one.process.send_signal(signal.SIGCONT)
+                await hosts.publish(18, hosts.spans, every_s=0.2)
+                await hosts.end()
+                await wait_until(all_stored(hosts))
+        assert_true(hosts.verdict(tmp_path / "data"))
 
     run(test())
