@@ -67,7 +67,7 @@ def by_session(pieces: Iterable[Table]) -> dict[int, list[Table]]:
     """The same rows, by the place of their session."""
     found: dict[int, list[Table]] = {}
     for rows in pieces:
-        ordered = rows[np.argsort(rows["session"], kind="stable")]
+        ordered = rows.take(np.argsort(rows["session"], kind="stable"))
         first = starts(ordered["session"])
         for own in np.split(ordered, first[1:]):
             found.setdefault(int(own["session"][0]), []).append(own)
