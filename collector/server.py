@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import grpc
 import sdnotify
@@ -30,6 +30,10 @@ from netmon.dl.classify import NS_PER_S
 from netmon.errors import DataError, UnsupportedError
 from netmon.wire import netmon_pb2, netmon_pb2_grpc
 from netmon.wire.channel import COLLECTOR_OPTIONS
+
+if TYPE_CHECKING:
+    from collector.bus.worker import BusWorker
+    from netmon.wire.bus import BusSettings
 
 _log = logging.getLogger(__name__)
 _GRACE_S = 1.0
@@ -107,16 +111,20 @@ async def serve(
     settings: Settings,
     stop: asyncio.Event | None = None,
     abandon: Callable[[], None] = lambda: None,
+    bus: "BusSettings | None" = None,
+    worker: str = "",
 ) -> None:
     """Collect until SIGTERM or SIGINT (or `stop`), then store what is left.
 
     abandon: called where that takes too long; may end the process, as nothing is lost by it.
+    bus: of which this worker takes all hosts.
 
-    Raises DataError where data cannot be written, UnsupportedError where it cannot listen.
+    Raises DataError where data cannot be written, UnsupportedError where it cannot listen, BusError.
     """
     overdue = _overdue(data, abandon)
     stop = stop or _stop_on_signals(overdue)
     working: list[asyncio.Task[None]] = []
+    on_bus: BusWorker | None = None
     sink = ParquetSink(data)
     upkeep = Upkeep(sink, settings.keep)
     jobs = JobsApart()
@@ -129,20 +137,25 @@ async def serve(
         _log.info(f"listening on {listen}, writing to {data}")
         gc.freeze()  # what is there now stays: it need not be looked over again and again
         gc.set_threshold(*_LOOKED_OVER)
+        if bus:
+            on_bus = await _start_worker(bus, registry, worker)
         _notify("READY=1")
         flushing = _flush_for_ever(registry, settings.flush_ns / NS_PER_S)
         stopped = asyncio.create_task(stop.wait())
-        working = [
-            asyncio.create_task(work) for work in (_tick_for_ever(registry), _infer_for_ever(registry), flushing)
-        ]
+        works = [_tick_for_ever(registry), _infer_for_ever(registry), flushing, *([on_bus.work()] if on_bus else [])]
+        working = [asyncio.create_task(work) for work in works]
         ended, _ = await asyncio.wait((stopped, *working), return_when=asyncio.FIRST_COMPLETED)
         for task in ended:
             task.result()
         _notify("STOPPING=1")
+        if on_bus:
+            on_bus.stop()
         await _store_the_rest(registry, data, abandon)
     finally:
         for task in working[1:]:
             task.cancel()
+        if on_bus:
+            await on_bus.close()
         await server.stop(_GRACE_S)  # streams that end wait for a tick
         for task in working[:1]:
             task.cancel()
@@ -150,6 +163,12 @@ async def serve(
         upkeep.close()
         sink.close()
         overdue.cancel()
+
+
+async def _start_worker(bus: "BusSettings", registry: Registry, name: str) -> "BusWorker":
+    from collector.bus.worker import BusWorker  # a collector without a bus needs no nats-py
+
+    return await BusWorker.start(bus, registry, name)
 
 
 async def _store_the_rest(registry: Registry, data: Path, abandon: Callable[[], None]) -> None:

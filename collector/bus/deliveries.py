@@ -95,7 +95,8 @@ class Deliveries:
         """The consumer goes, what it has handed out stays on the bus. Does not raise."""
         with contextlib.suppress(Exception):
             await self._unsubscribe()
-            await self._bus.jetstream.delete_consumer(STREAM, self.name)
+            if self._bus.client.is_connected:
+                await self._bus.jetstream.delete_consumer(STREAM, self.name)
 
     async def _unsubscribe(self) -> None:
         subscription, self._subscription = self._subscription, None

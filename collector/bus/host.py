@@ -2,14 +2,17 @@
 """One host's batches on their way from the bus to the registry, until it is released."""
 
 import asyncio
+import contextlib
 import logging
 from collections import Counter
 
+from google.protobuf.message import DecodeError
 from nats.aio.msg import Msg
 
 from collector.bus.deliveries import Deliveries
 from collector.bus.session import BusSession, Delivered, StrangerError
 from collector.door import FailedBatchError, RefusedBatchError
+from collector.entry import Entry
 from collector.registry import Registry
 from netmon.errors import DataError, NetmonError, WireError
 from netmon.wire import netmon_pb2
@@ -63,34 +66,29 @@ class HostIntake:
             except NetmonError as error:
                 self._fail(session, error)
 
-    def abandon(self) -> None:
+    def stop(self) -> None:
         """Take nothing in any more."""
         if self._working:
             self._working.cancel()
 
-    async def end(self) -> None:
-        """Consume no more; what is stored is acknowledged, the rest is forgotten here. Does not raise BusError."""
+    async def stopped(self) -> None:
+        """Wait until nothing more comes in."""
         if self._working:
-            self._working.cancel()
             await asyncio.gather(self._working, return_exceptions=True)
-        await self.settle()
+
+    def entries(self) -> list[Entry]:
+        """What the registry knows of the host by this."""
+        found = [session.entry for session in self.sessions.values()]
+        return [entry for entry in found if entry and not entry.broken]
+
+    async def end(self) -> None:
+        """After `stopped`: what is stored is acknowledged, the rest is forgotten here. Does not raise BusError."""
         for session in self.sessions.values():
+            with contextlib.suppress(BusError):  # it comes again, and is known to be stored
+                await self._acknowledge(session)
             await session.close()
         self.sessions.clear()
         await self._deliveries.end()
-
-    async def settle(self) -> None:
-        """Store all that has come, as far as the disk takes it, and acknowledge it."""
-        self._registry.tick()
-        for session in self.sessions.values():
-            if session.entry and not session.entry.broken:
-                self._registry.settle(session.entry, leaving=session.entry.left)
-        await self._registry.flush()
-        for session in self.sessions.values():
-            try:
-                await self._acknowledge(session)
-            except BusError as error:
-                _log.debug("%s", error)
 
     async def _work(self) -> None:
         rest_s = _REST_S
@@ -186,7 +184,7 @@ def _read(message: Msg) -> Delivered:
     label = read_label(message.headers)
     try:
         decoded = netmon_pb2.AgentMessage.FromString(message.data)
-    except Exception as error:  # protobuf raises its own
+    except DecodeError as error:
         raise WireError("it cannot be decoded") from error
     if label.sequence and (decoded.WhichOneof("message"), decoded.batch.sequence) != ("batch", label.sequence):
         raise WireError(f"it is not batch {label.sequence}")

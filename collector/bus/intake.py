@@ -6,12 +6,13 @@ import contextlib
 import logging
 import time
 
+from google.protobuf.message import DecodeError
 from nats.aio.msg import Msg
 
 from collector.bus.host import HostIntake
 from collector.bus.session import BusSession
 from collector.registry import Registry
-from netmon.errors import DataError, NetmonError, WireError
+from netmon.errors import NetmonError
 from netmon.wire import netmon_pb2
 from netmon.wire.bus import Bus, BusError, clock_subject, down_subject, name_of, token, up_subject
 from netmon.wire.channel import ALIVE_EVERY_S
@@ -41,18 +42,21 @@ class BusIntake:
         self._bus.when_back(self._back)
         self._working = [asyncio.create_task(self._tend_for_ever())]
 
+    def stop(self) -> None:
+        """Take nothing in any more."""
+        for host in self._hosts.values():
+            host.stop()
+
     async def close(self) -> None:
         """Release everything."""
-        for host in list(self._hosts):
-            await self.release(host)
+        await self._release(list(self._hosts))
         for task in self._working:
             task.cancel()
         await asyncio.gather(*self._working, return_exceptions=True)
 
     def abandon(self) -> None:
-        """Everything as it is: nothing more is stored or acknowledged of what has come."""
-        for host in self._hosts.values():
-            host.abandon()
+        """Leave everything as it is: nothing more is stored or acknowledged of what has come."""
+        self.stop()
         self._hosts.clear()
 
     async def take(self, host: str) -> None:
@@ -71,9 +75,21 @@ class BusIntake:
 
         What could not be stored stays on the bus, for that one.
         """
-        intake = self._hosts.pop(host, None)
-        if intake:
-            await intake.end()
+        if host in self._hosts:
+            await self._release([host])
+
+    async def _release(self, names: list[str]) -> None:
+        hosts = [self._hosts[name] for name in names]
+        for host in hosts:
+            host.stop()
+        await asyncio.gather(*(host.stopped() for host in hosts))
+        self._registry.tick()
+        for entry in [entry for host in hosts for entry in host.entries()]:
+            self._registry.settle(entry, leaving=entry.left)
+        await self._registry.flush()
+        for name in names:
+            self._hosts.pop(name, None)
+        await asyncio.gather(*(host.end() for host in hosts))
 
     async def hosts(self) -> frozenset[str]:
         """Every host that has introduced itself, or of which batches wait. Raises BusError."""
@@ -122,18 +138,14 @@ class BusIntake:
             found = self._hosts[host].sessions[session].connection
             if found and answer.WhichOneof("message") == "full":
                 await found.process(answer)
-        except KeyError:
+        except (KeyError, DecodeError):
             return
-        except (WireError, DataError) as error:
+        except NetmonError as error:
             self._registry.failures.notice(str(error))
-        except NetmonError:
-            return
-        except Exception as error:  # protobuf raises its own
-            self._registry.failures.notice(f"an answer on {message.subject} cannot be read: {error}")
 
     async def _tell_time(self, message: Msg) -> None:
         received = time.time_ns()
-        with contextlib.suppress(Exception):
+        with contextlib.suppress(DecodeError, BusError), self._bus.errors("answer on"):
             probe = netmon_pb2.ClockProbe.FromString(message.data)
             echo = netmon_pb2.ClockEcho(number=probe.number, received_ns=received)
             echo.sent_ns = time.time_ns()

@@ -6,6 +6,8 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from google.protobuf.message import DecodeError
+
 from collector.bus.order import InOrder
 from collector.connection import Connection
 from collector.door import RefusedBatchError, read_hello
@@ -126,7 +128,7 @@ class BusSession:
     def _read(self, data: bytes) -> Hello:
         try:
             message = netmon_pb2.AgentMessage.FromString(data)
-        except Exception as error:  # protobuf raises its own
+        except DecodeError as error:
             raise StrangerError(f"the introduction of session {self.name} of {self.host} cannot be read") from error
         known = message.WhichOneof("message") == "hello" and message.hello.schema_version == SCHEMA_VERSION
         hello = read_hello(message)

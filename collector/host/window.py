@@ -16,7 +16,7 @@ from collector.host.onsets import Onsets
 from collector.host.rank import Resumed
 from collector.host.ranks import DISTANT, LONGEST_NEED_NS, Ranks
 from collector.host.rows import arrived, merge
-from collector.jobs.rank_claims import Holder
+from collector.messages import Holder
 from netmon.dl.account import Asked, HostAccount, Tally
 from netmon.dl.classify import NS_PER_S
 from netmon.dl.iterations import Iteration

@@ -7,7 +7,7 @@ import sqlite3
 import threading
 
 from netmon.agent.carried import described
-from netmon.agent.connection import End
+from netmon.agent.connection import Connect, End
 from netmon.agent.pulls import Pulls
 from netmon.agent.spool import Spool
 from netmon.agent.stream import Sender
@@ -26,10 +26,10 @@ class Leftovers(Worker):
     A session that is over has no ledger any more: what is given up of it is counted here, and named in the log.
     """
 
-    def __init__(self, address: str, own: Spool, limit_bytes: int) -> None:
+    def __init__(self, connect: Connect, own: Spool, limit_bytes: int) -> None:
         """own: the spool of the session that lives. limit_bytes: of all; others get half of it, it has the rest."""
         super().__init__("leftovers")
-        self._address, self._own, self._folder = address, own, own.folder
+        self._connect, self._own, self._folder = connect, own, own.folder
         self._limit_bytes = limit_bytes
         self._ended = threading.Event()
         self._sender: Sender | None = None
@@ -106,7 +106,7 @@ class Leftovers(Worker):
             refused.extend([end.reason] if end.refused else [])
             return end.refused
 
-        self._sender = sender = Sender(self._address, spool, Pulls(None), None, lambda connected, reason: None)
+        self._sender = sender = Sender(self._connect, spool, Pulls(None), None, lambda connected, reason: None)
         sender.finish()
         if not self._ended.is_set():
             sender.send(last_word)

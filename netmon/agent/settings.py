@@ -10,8 +10,9 @@ class Settings:
     """Durations in ns, rates in bit/s."""
 
     interfaces: tuple[str, ...]
-    collector: str  # HOST:PORT or unix:PATH
+    collector: str  # HOST:PORT or unix:PATH; empty: there is a bus
     host: str
+    bus: tuple[str, ...] = ()  # nats://HOST:PORT, instead of a collector
     bucket_ns: int = 10_000
     hook: str = "auto"
     capacity_bps: int = 0  # 0: as the interface says

@@ -7,8 +7,9 @@ import time
 from collections.abc import Callable
 
 from netmon.agent.backoff import Backoff
-from netmon.agent.connection import Connection, End, Patience
+from netmon.agent.connection import Connect, Connection, End, Patience
 from netmon.agent.exchange import ClockExchanges
+from netmon.agent.outgoing import Outgoing
 from netmon.agent.pressure import Asked
 from netmon.agent.pulls import Pulls
 from netmon.agent.spool import Spool
@@ -27,14 +28,14 @@ class Sender:
 
     def __init__(
         self,
-        address: str,
+        connect: Connect,
         spool: Spool,
         pulls: Pulls,
         exchanges: ClockExchanges | None,
         note: Callable[[bool, str], None],
     ) -> None:
         """note(connected, reason): told at each beginning and end. exchanges: None: the time is not asked for."""
-        self._address, self._spool, self._pulls, self._exchanges = address, spool, pulls, exchanges
+        self._connect, self._spool, self._pulls, self._exchanges = connect, spool, pulls, exchanges
         self._note = note
         self._ended = threading.Event()
         self._finishing = threading.Event()
@@ -46,11 +47,8 @@ class Sender:
         unreached, answered, patience = Backoff(_UNREACHED_S), Backoff(_ANSWERED_S), Patience()
         while not self._done():
             before, since = self._spool.acknowledged, time.monotonic()
-            self._connection = Connection(
-                *(self._address, self._spool, self._pulls, self._exchanges),
-                complete=self._finishing.is_set,
-                silent_s=patience.most_s,
-            )
+            outgoing = Outgoing(self._spool, self._pulls, self._finishing.is_set)
+            self._connection = self._connect(outgoing, self._exchanges, patience.most_s)
             end = self._connection.run(lambda: self._note(True, ""), self._strikes)
             if self._done() or last_word(end):
                 return
@@ -92,11 +90,11 @@ class Sender:
 class Stream(Worker):
     """The thread that sends the agent's own session."""
 
-    def __init__(self, address: str, spool: Spool, pulls: Pulls, exchanges: ClockExchanges) -> None:
-        """address: HOST:PORT or unix:PATH; exchanges: with the collector's clock, to which new ones are added."""
+    def __init__(self, where: str, connect: Connect, spool: Spool, pulls: Pulls, exchanges: ClockExchanges) -> None:
+        """where: for the log, as "the collector at …"; exchanges: with its clock, to which new ones are added."""
         super().__init__("stream")
-        self._address = address
-        self._sender = Sender(address, spool, pulls, exchanges, self._note)
+        self._where = where
+        self._sender = Sender(connect, spool, pulls, exchanges, self._note)
         self._connected = False
         self._reasons: set[str] = set()  # named since the last connection
 
@@ -126,9 +124,9 @@ class Stream(Worker):
     def _note(self, connected: bool, reason: str) -> None:
         if connected:
             if not self._connected:
-                log.info("connected to the collector at %s", self._address)
+                log.info("connected to %s", self._where)
             self._reasons.clear()
         elif reason not in self._reasons and len(self._reasons) < _REASONS:
-            log.warning("no connection to the collector at %s (%s); batches wait", self._address, reason)
+            log.warning("no connection to %s (%s); batches wait", self._where, reason)
             self._reasons.add(reason)
         self._connected = connected

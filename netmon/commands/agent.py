@@ -19,6 +19,7 @@ EXAMPLES = """
   netmon agent --interface eth0 --collector collector.example:9400
   netmon agent --interface eth0 eth1 --collector unix:/run/netmon/collector.sock --bucket 100us
   netmon agent --interface physical --collector collector.example:9400
+  netmon agent --interface physical --bus nats://bus1.example:4222,nats://bus2.example:4222
   netmon agent --config /etc/netmon/agent.toml
 """
 
@@ -38,7 +39,13 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         help="the interfaces to watch: names, patterns ('ens*f?np*'), or `physical` for all with a device behind "
         "them (of a bond its members; no virtual functions). What matches later is found at the next start",
     )
-    parser.add_argument("--collector", required=True, metavar="HOST:PORT", help="the collector, or unix:PATH")
+    parser.add_argument("--collector", default="", metavar="HOST:PORT", help="the collector, or unix:PATH")
+    parser.add_argument(
+        "--bus",
+        default="",
+        metavar="URL[,URL]",
+        help="NATS JetStream instead of a collector: nats://HOST:4222 of each server",
+    )
     parser.add_argument("--bucket", type=parse_duration, default="10us", metavar="TIME", help="width, 1us to 1s (10us)")
     parser.add_argument(
         "--stream-bucket",
@@ -86,11 +93,13 @@ def run(args: argparse.Namespace) -> int:
     import sdnotify
 
     from netmon.agent.agent import Agent
+    from netmon.agent.heap import keep_heap
     from netmon.agent.settings import Settings
     from netmon.kernel.probe import choose_interfaces, interface_facts
     from netmon.wire.channel import wait_quietly
 
     stream_ns = _stream_width(args.bucket, args.stream_bucket)
+    bus = _bus(args.collector, args.bus)
     stop = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stop.set())
@@ -100,6 +109,7 @@ def run(args: argparse.Namespace) -> int:
     settings = Settings(
         interfaces=chosen.names,
         collector=args.collector,
+        bus=bus,
         host=args.host,
         bucket_ns=args.bucket,
         hook=args.hook,
@@ -114,6 +124,7 @@ def run(args: argparse.Namespace) -> int:
         record_bytes=args.record_bytes,
     )
     wait_quietly()
+    keep_heap()
     agent = Agent(settings)
     for interface in agent.interfaces:
         capacity = format_rate(interface.capacity_bps) if interface.capacity_bps else "unknown; give --capacity"
@@ -130,6 +141,17 @@ def run(args: argparse.Namespace) -> int:
         for number in (signal.SIGINT, signal.SIGTERM):  # told twice is told once
             signal.signal(number, signal.SIG_IGN)
     return 0
+
+
+def _bus(collector: str, bus: str) -> tuple[str, ...]:
+    """Its servers; none: there is a collector. Raises UsageError."""
+    if bool(collector) == bool(bus):
+        raise UsageError("an agent sends to a collector or to a bus: give either --collector or --bus")
+    if not bus:
+        return ()
+    from netmon.wire.bus import read_servers
+
+    return read_servers(bus)
 
 
 def _stream_width(bucket_ns: int, stream_ns: int | None) -> int:

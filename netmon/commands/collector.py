@@ -3,11 +3,12 @@
 
 import argparse
 import os
+import socket
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from netmon.errors import UsageError
-from netmon.units import parse_count, parse_duration
+from netmon.units import parse_count, parse_duration, parse_size
 
 if TYPE_CHECKING:
     from collector.dataset.retention import Keep
@@ -17,6 +18,7 @@ EXAMPLES = """\
   netmon collector --listen 0.0.0.0:9400 --data /var/lib/netmon
   netmon collector --listen 0.0.0.0:9400 --data /var/lib/netmon --keep buckets=7d full=10GB all=90d
   netmon collector --listen unix:/run/netmon/collector.sock --data out --parameters 25.6e6
+  netmon collector --bus nats://bus1:4222,nats://bus2:4222 --bus-replicas 3 --data /shared/netmon
 """
 
 
@@ -27,6 +29,27 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--data", type=Path, required=True, metavar="DIR", help="the dataset's directory")
     parser.add_argument("--config", type=Path, metavar="FILE", help="options from a TOML file")
+    parser.add_argument(
+        "--bus",
+        default="",
+        metavar="URL[,URL]",
+        help="take in from NATS JetStream as well: nats://HOST:4222 of each server",
+    )
+    parser.add_argument("--worker", default=socket.gethostname(), metavar="NAME", help="on the bus (this host's name)")
+    parser.add_argument(
+        "--bus-replicas",
+        type=int,
+        default=1,
+        metavar="N",
+        help="servers that keep a batch, where it makes the stream (1)",
+    )
+    parser.add_argument(
+        "--bus-bytes",
+        type=parse_size,
+        default="16GB",
+        metavar="SIZE",
+        help="that wait on the bus at most (%(default)s)",
+    )
     parser.add_argument(
         "--settle",
         type=parse_duration,
@@ -109,6 +132,12 @@ def run(args: argparse.Namespace) -> int:
         full_rows_per_hour=args.full_rows,
         keep=tuple(args.keep),
     )
+    bus = None
+    if args.bus:
+        from netmon.wire.bus import BusSettings, read_servers
+
+        bus = BusSettings(read_servers(args.bus), args.bus_replicas, args.bus_bytes)
     # A thread that writes cannot be called off, and what is not whole on the disk is as if it had not been written.
-    asyncio.run(serve(args.listen, args.data, settings, abandon=lambda: os._exit(0)))
+    collecting = serve(args.listen, args.data, settings, abandon=lambda: os._exit(0), bus=bus, worker=args.worker)
+    asyncio.run(collecting)
     return 0

@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator
 from dataclasses import dataclass
 from urllib.parse import quote, unquote, urlsplit
 
-from netmon.errors import NetmonError, UnsupportedError, WireError
+from netmon.errors import NetmonError, UnsupportedError, UsageError, WireError
 from netmon.wire.channel import MAX_MESSAGE_BYTES
 from netmon.wire.limits import MAX_COUNT, MAX_HOST, MAX_SESSION
 
@@ -26,7 +26,7 @@ try:
     from nats.aio.client import Client
     from nats.js import JetStreamContext
     from nats.js.api import DiscardPolicy, KeyValueConfig, RetentionPolicy, StorageType, StreamConfig
-    from nats.js.errors import BadRequestError, BucketNotFoundError, NotFoundError
+    from nats.js.errors import BadRequestError, BucketNotFoundError, NoStreamResponseError, NotFoundError
 except ImportError as error:
     raise UnsupportedError(
         "cannot use a bus: nats-py is not there; install netmon with it: pip install 'netmon[bus]'"
@@ -68,6 +68,18 @@ class BusSettings:
         """For a line of the log: without a password."""
         parts = [urlsplit(server) for server in self.servers]
         return ",".join(part._replace(netloc=part.netloc.rpartition("@")[2]).geturl() for part in parts)
+
+
+def read_servers(text: str) -> tuple[str, ...]:
+    """nats://HOST:PORT,…; the scheme and the port may be left out. Raises UsageError."""
+    servers = tuple(server if "://" in server else f"nats://{server}" for server in text.split(",") if server)
+    for server in servers:
+        parts = urlsplit(server)
+        if parts.scheme not in ("nats", "tls") or not parts.hostname:
+            raise UsageError(f"--bus {server} is no server's address; give nats://HOST:PORT, or tls://HOST:PORT")
+    if not servers:
+        raise UsageError("--bus names no server; give nats://HOST:PORT")
+    return servers
 
 
 # Names
@@ -169,8 +181,9 @@ class Bus:
     def __init__(self, client: Client, settings: BusSettings) -> None:
         """`connect` makes one."""
         self.client, self.settings = client, settings
+        self.closing = False
         self._back: list[Callable[[], Awaitable[None]]] = []
-        self.jetstream: JetStreamContext = client.jetstream(timeout=_ANSWER_S, publish_async_max_pending=1 << 20)
+        self.jetstream: JetStreamContext = client.jetstream(timeout=_ANSWER_S)
 
     @classmethod
     async def connect(
@@ -178,8 +191,9 @@ class Bus:
         settings: BusSettings,
         name: str,
         lasting: bool = False,
+        gone: Callable[[str], None] = lambda why: None,
     ) -> "Bus":
-        """name: shown by the servers' tools. lasting: it comes back by itself, and says so.
+        """name: shown by the servers' tools. lasting: it comes back by itself, and says so; else gone(why) is called.
 
         Raises BusError where no server can be reached or used.
         """
@@ -187,10 +201,10 @@ class Bus:
         made: list[Bus] = []
 
         async def failed(error: Exception) -> None:
-            trouble[:] = [_said(error)]
+            trouble[:] = [said(error)]
 
         async def lost() -> None:
-            if lasting and made and not made[0].client.is_closed:
+            if lasting and made and not made[0].closing:
                 _log.warning(
                     "the bus at %s is gone (%s); what was not acknowledged waits there", settings.name, *trouble
                 )
@@ -200,15 +214,21 @@ class Bus:
             for call in made[0]._back if made else ():
                 await call()
 
+        async def closed() -> None:
+            if not (made and made[0].closing):
+                gone(trouble[0])
+
         trouble.append("connection lost")
+        client = Client()
         try:
-            client = await asyncio.wait_for(
-                nats.connect(
+            await asyncio.wait_for(
+                client.connect(
                     list(settings.servers),
                     name=name,
                     error_cb=failed,
                     disconnected_cb=lost,
                     reconnected_cb=back,
+                    closed_cb=closed,
                     allow_reconnect=lasting,
                     connect_timeout=int(_CONNECT_S),
                     max_reconnect_attempts=1,  # at first
@@ -220,7 +240,9 @@ class Bus:
                 _CONNECT_S * (1 + len(settings.servers)),
             )
         except (OSError, nats.errors.Error, asyncio.TimeoutError, ValueError) as error:
-            why = _said(error) if trouble == ["connection lost"] else trouble[0]
+            with contextlib.suppress(Exception):
+                await asyncio.wait_for(client.close(), _ANSWER_S)
+            why = said(error) if trouble == ["connection lost"] else trouble[0]
             raise BusError(f"cannot reach the bus at {settings.name}: {why}") from error
         client.options["max_reconnect_attempts"], client.options["reconnect_time_wait"] = -1, 0.5
         bus = cls(client, settings)
@@ -245,6 +267,7 @@ class Bus:
 
     async def close(self) -> None:
         """What was published and not answered may be on the bus or not."""
+        self.closing = True
         with contextlib.suppress(Exception):
             await asyncio.wait_for(self.client.close(), _ANSWER_S)
 
@@ -314,10 +337,12 @@ class Bus:
         try:
             yield
         except (OSError, nats.errors.Error, asyncio.TimeoutError) as error:
-            raise BusError(f"cannot {action} the bus at {self.settings.name}: {_said(error)}") from error
+            raise BusError(f"cannot {action} the bus at {self.settings.name}: {said(error)}") from error
 
 
-def _said(error: BaseException) -> str:
+def said(error: BaseException) -> str:
     """An error of the library in a few words."""
+    if isinstance(error, NoStreamResponseError):
+        return f"it has no stream {STREAM}: no worker has made it yet, or its servers are not ready"
     described = getattr(error, "description", None) or str(error) or type(error).__name__
     return str(described).removeprefix("nats: ")

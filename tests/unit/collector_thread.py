@@ -6,6 +6,7 @@ import contextlib
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from collector.server import serve
 from collector.settings import Settings
@@ -14,14 +15,14 @@ FAST = Settings(flush_ns=50_000_000)
 
 
 @contextlib.contextmanager
-def collecting(address: str, data: Path) -> Iterator[None]:
-    """Until the context ends; then everything that it has received is stored."""
+def collecting(address: str, data: Path, **more: Any) -> Iterator[None]:
+    """Until the context ends; then everything that it has received is stored. more: of `serve`."""
     loop, stop = asyncio.new_event_loop(), asyncio.Event()
     failed: list[BaseException] = []
 
     def work() -> None:
         try:
-            loop.run_until_complete(serve(address, data, FAST, stop))
+            loop.run_until_complete(serve(address, data, FAST, stop, **more))
         except BaseException as error:
             failed.append(error)
         finally:

@@ -11,7 +11,8 @@ from collector.host.flows import AllFlows, FlowTable, Links
 from collector.host.ranks import DISTANT, GONE, REPEATED, STRANGER, Ranks
 from collector.host.steps import AllSteps
 from collector.jobs.common_numbers import Numbers
-from collector.jobs.rank_claims import Claims, Holder
+from collector.jobs.rank_claims import Claims
+from collector.messages import Holder
 from netmon.dl.account import HostAccount, HostAccounts
 from netmon.records import Direction, Flow, Moment, Owner, Source
 
@@ -322,3 +323,15 @@ def test_with_two_sources_the_first_that_tells_of_the_new_size_ends_the_old_one(
     told(other, mark(JOIN, 0, 1100, **joined), *steps)
     assert stamps(other, [1305], "train", 2)[1] == [5]
     assert not any("another job" in line for line in (*host.warnings, *other.warnings))
+
+
+@pytest.mark.parametrize("together", [True, False])
+def test_claims_hear_of_all_steps_before_somebody_else_claims(together):
+    """The second process steps while the first one does: what came before its claim counts, in one batch or in many."""
+    host = ranks()
+    marks = [
+        *(mark(JOIN, 0, 0), mark(JOIN, 0, 0, pid=11), mark(START, 0, 0), mark(START, 0, 5, pid=11)),
+        *(mark(END, 0, 9), mark(END, 0, 14, pid=11)),
+    ]
+    found = told(host, *marks) if together else [one for m in marks for one in told(host, m)]
+    assert sorted(found) == [("train", 0, 0, 9), ("train#2", 0, 5, 14)]

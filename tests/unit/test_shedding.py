@@ -17,7 +17,8 @@ from collector import intake, registry, server, stream
 from collector.dataset.sink import ParquetSink
 from collector.intake import Intake
 from collector.shedding import STEPS, Behind, Order, Sending, Shedding, Storing
-from netmon.agent.connection import Connection
+from netmon.agent.grpc_connection import GrpcConnection
+from netmon.agent.outgoing import Outgoing
 from netmon.agent.pressure import Asked
 from netmon.agent.pulls import Pulls
 from netmon.agent.spool import Spool
@@ -210,7 +211,7 @@ def test_an_agent_hears_what_it_is_asked_for(tmp_path: Path, monkeypatch: pytest
     spool = Spool(SpoolFolder(tmp_path / "spool"), "s1", 1 << 20, lambda lost: None)
     spool.hello = netmon_pb2.AgentMessage(hello=encode_hello(hello())).SerializeToString()
     address = f"unix:{tmp_path}/socket"
-    connection = Connection(address, spool, Pulls(None), None, complete=lambda: False, silent_s=60)
+    connection = GrpcConnection(address, Outgoing(spool, Pulls(None), lambda: False), None, 60)
     with collecting(address, tmp_path / "data"), grpc.insecure_channel(address) as channel:
         grpc.channel_ready_future(channel).result(60)
         seen: list[Asked] = []
@@ -261,7 +262,7 @@ def test_a_disk_that_hangs_does_not_keep_the_collector(tmp_path: Path, monkeypat
     monkeypatch.setattr(server, "_END_WITHIN_S", 0.1)
     hangs, abandoned = threading.Event(), threading.Event()
     write = ParquetSink.write
-    monkeypatch.setattr(ParquetSink, "write", lambda *args: (hangs.wait(60), write(*args)))
+    monkeypatch.setattr(ParquetSink, "write", lambda *args: (hangs.wait(60), write(*args))[-1])
 
     async def scenario() -> None:
         stop, address = asyncio.Event(), f"unix:{tmp_path}/socket"
@@ -305,7 +306,7 @@ def test_a_tick_that_does_not_end_does_not_keep_the_collector(tmp_path: Path) ->
 def test_who_leaves_at_the_same_time_is_stored_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     agents, written = 30, []
     write = ParquetSink.write
-    monkeypatch.setattr(ParquetSink, "write", lambda *args: (written.append(1), time.sleep(0.3), write(*args)))
+    monkeypatch.setattr(ParquetSink, "write", lambda *args: (written.append(1), time.sleep(0.3), write(*args))[-1])
 
     async def leave(stub: CollectorStub, number: int) -> int:
         name = f"h{number}"

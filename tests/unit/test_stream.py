@@ -8,9 +8,8 @@ import itertools
 import logging
 import socket
 import sqlite3
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -20,85 +19,20 @@ import pandas as pd
 import pytest
 from collector_stream import DL_RX, DL_TX, Host, hello, rows
 from collector_thread import collecting
+from sent_agent import LIMIT, Sent, check_whole, introduction, put
 from tcp_relay import TcpRelay
 from waiting import free_port, wait_for
 
 from collector.host.window import HostWindow, News
-from netmon.agent import connection, leftovers
+from netmon.agent import grpc_connection, leftovers
 from netmon.agent.backoff import Backoff
-from netmon.agent.carried import NOTHING, carried
 from netmon.agent.connection import Patience
-from netmon.agent.exchange import ClockExchanges
-from netmon.agent.leftovers import Leftovers
-from netmon.agent.pulls import Pulls
 from netmon.agent.spool import Spool
 from netmon.agent.spool_folder import SpoolFolder
-from netmon.agent.stream import Stream
 from netmon.agent.worker import Worker, check_alive
 from netmon.errors import KernelError
-from netmon.records import BUCKET, Batch, Hello, Table, empty
+from netmon.records import BUCKET, empty
 from netmon.wire import netmon_pb2
-from netmon.wire.batches import encode_body, encode_hello, serialise_buckets, serialise_flow
-
-LIMIT = 64 << 20
-
-
-class Sent:
-    """An agent's end: its spool, its stream, and a thread that looks at both as the agent's loop does."""
-
-    def __init__(self, directory: Path, address: str, session: str = "s1") -> None:
-        self.lost = NOTHING
-        self.session = session
-        self.host = Host()
-        self.rows = 0
-        self.spool = Spool(SpoolFolder(directory), session, LIMIT, self._lose)
-        self.spool.hello = introduction(hello(session=session))
-        self.stream = Stream(address, self.spool, Pulls(None), ClockExchanges())
-        self.leftovers = Leftovers(address, self.spool, LIMIT)
-        self._ended = threading.Event()
-        self._looking = threading.Thread(target=self._look, daemon=True)
-
-    def _lose(self, lost: Table) -> None:
-        self.lost = lost
-
-    def _look(self) -> None:
-        while not self._ended.wait(0.02):
-            self.stream.check()
-            self.leftovers.check()
-
-    def start(self) -> None:
-        for thread in (self.stream, self.leftovers, self._looking):
-            thread.start()
-
-    def append(self, batches: int = 1, change: Callable[[Batch], Batch] = lambda batch: batch) -> None:
-        for _ in range(batches):
-            batch = change(self.host.batch())
-            self.rows += len(batch.buckets)
-            put(self.spool, batch)
-
-    def finish(self, seconds: float = 60) -> None:
-        self.leftovers.finish(seconds)
-        self.stream.finish(seconds)
-        self._ended.set()
-        self._looking.join()
-        self.spool.close()
-
-
-def introduction(opening: Hello) -> bytes:
-    return netmon_pb2.AgentMessage(hello=encode_hello(opening)).SerializeToString()
-
-
-def put(spool: Spool, batch: Batch) -> None:
-    known = {flow.flow_id: flow for flow in Host().batch().flows}
-    message = encode_body(batch)
-    body = netmon_pb2.AgentMessage(batch=message).SerializeToString()
-    loss = carried(batch.buckets[np_known(batch.buckets, known)], known).tobytes()
-    described = [(flow.flow_id, serialise_flow(flow)) for flow in message.flows]
-    spool.append(batch.sequence, body, serialise_buckets(batch.buckets, batch.bucket_ns), loss, described)
-
-
-def np_known(buckets: Table, known: dict[int, object]) -> list[bool]:
-    return [flow in known for flow in buckets["flow_id"].tolist()]
 
 
 @pytest.fixture
@@ -107,18 +41,6 @@ def network(tmp_path: Path) -> Iterator[tuple[str, TcpRelay]]:
     port = free_port()
     with TcpRelay(("127.0.0.1", port)) as relay:
         yield f"127.0.0.1:{port}", relay
-
-
-def check_whole(data: Path, sent: Sent) -> None:
-    """Every row is stored, none twice, none is counted as lost."""
-    buckets = pd.read_parquet(data / "buckets")
-    buckets = buckets[buckets["session"] == sent.session]
-    assert not buckets.duplicated(["flow_id", "bucket_start_ns"]).any()
-    assert len(buckets) == sent.rows
-    ledger = pd.read_parquet(data / "ledger")
-    assert (ledger["lost_agent_bytes"] == 0).all()
-    assert (ledger["coverage"] == 1).all()
-    assert sent.lost.tolist() == []
 
 
 def test_two_hundred_reconnections_with_batches_waiting(
@@ -380,4 +302,4 @@ def test_a_thread_that_dies_ends_the_agent() -> None:
 
 def test_the_method_is_the_contracts() -> None:
     (stream,) = (m for m in netmon_pb2.DESCRIPTOR.services_by_name["Collector"].methods if m.name == "Stream")
-    assert f"/{stream.containing_service.full_name}/{stream.name}" == connection.METHOD
+    assert f"/{stream.containing_service.full_name}/{stream.name}" == grpc_connection.METHOD

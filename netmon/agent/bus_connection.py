@@ -1,0 +1,272 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One connection to the bus: batches go out many at a time, and the spool forgets what the bus has acknowledged.
+
+What that promises is the servers' to keep: a batch that JetStream has acknowledged is on the disks of as many servers
+as the stream has replicas, if they sync what they write (sync_interval: always).
+"""
+
+import asyncio
+import contextlib
+import functools
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from google.protobuf.message import DecodeError
+from nats.aio.msg import Msg
+from nats.js.api import PubAck
+
+from netmon.agent.bus_questions import ask_for_the_time
+from netmon.agent.connection import Connect, End
+from netmon.agent.exchange import ClockExchanges
+from netmon.agent.outgoing import Message, Outgoing
+from netmon.agent.pressure import Asked
+from netmon.errors import DataError
+from netmon.wire import netmon_pb2
+from netmon.wire.bus import Bus, BusError, BusSettings, Label, batch_subject, down_subject, hello_subject, said
+
+MOST_ON_THE_WAY, MOST_BYTES_ON_THE_WAY = 64, 8 << 20
+"""Batches that are published and not acknowledged."""
+
+_ASKED_FOR_S = 10.0  # a worker that says nothing for so long asks for nothing
+_REFRESH_S = 10.0  # the introduction is told again at the earliest, if it has changed
+_REFRESH_RATE = 50_000  # and no more bytes a second of it than this
+_LONGEST_S = 3600.0  # for the answer to a batch; `check` looks at it before
+_WORD_S = 5.0  # for an answer that everything else waits for
+
+
+@dataclass
+class _Sent:
+    sequence: int
+    size: int
+    at_s: float
+    done: bool = False
+
+
+def connect_by_bus(settings: BusSettings) -> Connect:
+    """Each time a connection of its own."""
+    return lambda outgoing, exchanges, silent_s: BusConnection(settings, outgoing, exchanges, silent_s)
+
+
+class BusConnection:
+    """A netmon.agent.connection.Connection. `run`'s thread has the event loop; another one reads the spool."""
+
+    def __init__(
+        self, settings: BusSettings, outgoing: Outgoing, exchanges: ClockExchanges | None, silent_s: float
+    ) -> None:
+        """silent_s: so long the bus may leave a batch unanswered. exchanges: None: the time is not asked for."""
+        self._settings, self._outgoing, self._spool = settings, outgoing, outgoing.spool
+        self._exchanges, self._silent_s = exchanges, silent_s
+        self._over = threading.Event()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._ended: asyncio.Event | None = None
+        self._room = threading.Condition()
+        self._sent: deque[_Sent] = deque()  # oldest first
+        self._bytes = self._on_the_way = 0  # read from the spool, and not acknowledged
+        self._answers: set[asyncio.Task[PubAck]] = set()
+        self._previous = 0
+        self._answered = self._silent = False
+        self._why = ""
+        self._heard: Callable[[], None] = lambda: None
+        self._told_s = 0.0  # when a worker has said something
+        self._worker, self._up = "", ""
+        self.asked = Asked()
+
+    def run(self, heard: Callable[[], None], strikes: dict[int, int]) -> End:
+        """Blocks until the connection has ended. heard: called when a batch is acknowledged."""
+        self._heard = heard
+        try:
+            asyncio.run(self._work())
+        except (BusError, DataError) as error:
+            self._why = self._why or str(error)
+        except Exception as error:  # whatever a server does ends no agent
+            self._why = self._why or f"{type(error).__name__}: {error}"
+        finally:
+            self._over.set()
+            self.asked = Asked()
+            self._outgoing.pulls.clear()
+            self._spool.wake()
+        return End(self._why, self._answered, silent=self._silent)
+
+    def check(self) -> None:
+        """To be called now and then, from another thread: gives up a bus that does not answer."""
+        now = time.monotonic()
+        with self._room:
+            late = bool(self._sent) and now - self._sent[0].at_s > self._silent_s
+        if late:
+            self._silent = True
+            self.end(f"it has not acknowledged for {self._silent_s:.0f} s")
+        if self._told_s and now - self._told_s > _ASKED_FOR_S:
+            self.asked = Asked()
+
+    def end(self, why: str) -> None:
+        """From any thread; `run` returns soon."""
+        self._why = self._why or why
+        self._over.set()
+        self._spool.wake()
+        with self._room:
+            self._room.notify_all()
+        loop, ended = self._loop, self._ended
+        if loop and ended:
+            with contextlib.suppress(RuntimeError):  # it is closed
+                loop.call_soon_threadsafe(ended.set)
+
+    # --- on the event loop
+
+    async def _work(self) -> None:
+        self._loop, self._ended = asyncio.get_running_loop(), asyncio.Event()
+        opening = await asyncio.to_thread(self._outgoing.introduction)
+        hello = netmon_pb2.AgentMessage.FromString(opening).hello
+        self._host, self._session = hello.host, hello.session
+        bus = self._bus = await Bus.connect(self._settings, f"netmon agent of {self._host}", gone=self.end)
+        tasks: list[asyncio.Task[None]] = []
+        try:
+            await self._introduce(opening)
+            self._answered = True
+            with bus.errors("listen on"):
+                await bus.client.subscribe(down_subject(self._host, self._session), cb=self._hear)
+            tasks.append(asyncio.create_task(self._refresh()))
+            if self._exchanges:
+                tasks.append(asyncio.create_task(ask_for_the_time(bus, lambda: self._worker, self._exchanges)))
+            await self._publish_all()
+        finally:
+            self._over.set()
+            self._spool.wake()
+            leaving = [*tasks, *self._answers]
+            for task in leaving:
+                task.cancel()
+            await asyncio.gather(*leaving, return_exceptions=True)
+            await bus.close()
+
+    async def _introduce(self, opening: bytes) -> None:
+        with self._bus.errors("introduce the agent to"):
+            await self._bus.jetstream.publish(hello_subject(self._host, self._session), opening, timeout=_WORD_S)
+        self._introduced = self._spool.hello
+
+    async def _refresh(self) -> None:
+        """A worker that takes the host over begins with the introduction."""
+        rest_s = _REFRESH_S
+        while True:
+            await asyncio.sleep(rest_s)
+            if self._spool.hello is not self._introduced:
+                try:
+                    opening = await asyncio.to_thread(self._outgoing.introduction)
+                    await self._introduce(opening)
+                except (BusError, DataError) as error:
+                    return self.end(str(error))
+                rest_s = max(_REFRESH_S, len(opening) / _REFRESH_RATE)
+
+    async def _publish_all(self) -> None:
+        """Until everything is acknowledged, or the connection ends."""
+        assert self._ended
+        queue: asyncio.Queue[Message | None] = asyncio.Queue()
+        reading = threading.Thread(target=self._read, args=(queue,), name="spool", daemon=True)
+        reading.start()
+        ended = asyncio.create_task(self._ended.wait())
+        try:
+            while True:
+                coming = asyncio.create_task(queue.get())
+                await asyncio.wait((coming, ended), return_when=asyncio.FIRST_COMPLETED)
+                if not coming.done():
+                    coming.cancel()
+                    return
+                message = coming.result()
+                if message is None:
+                    break
+                await self._publish(message)
+            while self._sent and not ended.done():
+                await asyncio.wait((ended,), timeout=0.01)
+            if not ended.done() and not self._sent and self._outgoing.complete():
+                await self._say_goodbye()
+        finally:
+            ended.cancel()
+            self._over.set()
+            self._spool.wake()
+            with self._room:
+                self._room.notify_all()
+            await asyncio.to_thread(reading.join)
+
+    async def _publish(self, message: Message) -> None:
+        with self._bus.errors("publish to"):
+            if not message.sequence:
+                if self._up:
+                    await self._bus.client.publish(self._up, message.data)
+                return
+            known = self._spool.acknowledged
+            label = Label(self._session, message.sequence, max(self._previous, known), known)
+            self._previous = message.sequence
+            sent = _Sent(message.sequence, len(message.data), time.monotonic())
+            with self._room:
+                self._sent.append(sent)
+            # nats-py's publish_async never hears of an error (2.16).
+            publishing = self._bus.jetstream.publish(
+                batch_subject(self._host), message.data, timeout=_LONGEST_S, headers=label.headers()
+            )
+            answer = asyncio.create_task(publishing)
+            self._answers.add(answer)
+            answer.add_done_callback(functools.partial(self._answer, sent))
+
+    def _answer(self, sent: _Sent, answer: "asyncio.Task[PubAck]") -> None:
+        """The bus has it, or will not have it."""
+        self._answers.discard(answer)
+        if answer.cancelled():
+            return
+        error = answer.exception()
+        if error is not None:
+            self.end(f"it does not take batches: {said(error)}")
+            return
+        sent.done, last = True, 0
+        with self._room:
+            while self._sent and self._sent[0].done:
+                done = self._sent.popleft()
+                self._bytes -= done.size
+                self._on_the_way -= 1
+                last = done.sequence
+            self._room.notify_all()
+        if last:
+            self._spool.acknowledge(last)
+            self._heard()
+
+    async def _say_goodbye(self) -> None:
+        last = self._spool.acknowledged
+        if last:
+            label = Label(self._session, 0, last, last)
+            with self._bus.errors("say goodbye to"):
+                headers = label.headers()
+                await self._bus.jetstream.publish(batch_subject(self._host), b"", timeout=_WORD_S, headers=headers)
+
+    async def _hear(self, message: Msg) -> None:
+        """What the worker says that has this host."""
+        try:
+            said = netmon_pb2.Acknowledgement.FromString(message.data)
+        except DecodeError:  # it is a stranger's
+            return
+        self._told_s = time.monotonic()
+        self._worker, self._up = said.worker, message.reply
+        self.asked = Asked(said.bucket_ns, said.batch_ns)
+        if said.HasField("request"):
+            self._outgoing.pulls.ask(said.request)
+            self._spool.wake()
+
+    # --- in the thread that reads the spool
+
+    def _read(self, queue: "asyncio.Queue[Message | None]") -> None:
+        assert self._loop
+        try:
+            for message in self._outgoing.messages(self._over.is_set):
+                with self._room:
+                    while not self._over.is_set() and not self._fits(len(message.data)):
+                        self._room.wait()
+                    if message.sequence:
+                        self._bytes += len(message.data)
+                        self._on_the_way += 1
+                self._loop.call_soon_threadsafe(queue.put_nowait, message)
+            self._loop.call_soon_threadsafe(queue.put_nowait, None)
+        except Exception as error:
+            self.end(str(error))
+
+    def _fits(self, size: int) -> bool:
+        few = self._on_the_way < MOST_ON_THE_WAY
+        return self._on_the_way == 0 or (few and self._bytes + size <= MOST_BYTES_ON_THE_WAY)

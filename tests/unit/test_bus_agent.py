@@ -1,0 +1,200 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The agent's way to a bus that is cut, full, slow, gone or comes back empty: real spool, stream, server and worker."""
+
+import logging
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from collector_thread import collecting
+from nats_server import NatsServer, running
+from sent_agent import Sent, check_whole
+from tcp_relay import TcpRelay
+from waiting import wait_for
+
+from collector.intake import Intake
+from collector.shedding import STEPS
+from netmon.agent import bus_connection, leftovers
+from netmon.agent.backoff import Backoff
+from netmon.agent.bus_connection import connect_by_bus
+from netmon.agent.connection import Patience
+from netmon.agent.pressure import Asked
+from netmon.wire.bus import BusSettings, read_servers
+
+
+@pytest.fixture
+def server(tmp_path):
+    with running(tmp_path) as server:
+        yield server
+
+
+def agent(directory: Path, where: BusSettings, session: str = "s1") -> Sent:
+    return Sent(directory / "spool", where.name, session, connect_by_bus(where))
+
+
+def working(directory: Path, server: NatsServer):
+    return collecting(f"unix:{directory}/socket", directory / "data", bus=server.settings, worker="w1")
+
+
+def test_batches_are_stored_once_and_the_time_is_told(tmp_path, server):
+    sent = agent(tmp_path, server.settings)
+    with working(tmp_path, server):
+        sent.append(30)
+        sent.start()
+        sent.append(30)
+        wait_for(lambda: len(sent.exchanges.take()) > 0)
+        sent.finish()
+        wait_for(lambda: stored(tmp_path) == sent.rows)
+    check_whole(tmp_path / "data", sent)
+    assert sent.spool.acknowledged == 60
+
+
+def stored(directory: Path) -> int:
+    files = list((directory / "data" / "buckets").rglob("*.parquet"))
+    return sum(len(pd.read_parquet(file)) for file in files)
+
+
+def test_a_network_that_breaks_with_batches_on_the_way_loses_nothing(tmp_path, server, monkeypatch):
+    monkeypatch.setattr(Backoff, "after_failure", lambda self: 0.0)
+    with TcpRelay(("127.0.0.1", server.port)) as relay, working(tmp_path, server):
+        sent = agent(tmp_path, BusSettings((f"nats://127.0.0.1:{relay.port}",)))
+        sent.append(40)
+        sent.start()
+        for _ in range(40):
+            sent.append(2)
+            before = relay.accepted
+            relay.reset()
+            wait_for(lambda before=before: relay.accepted > before)
+        sent.finish()
+    check_whole(tmp_path / "data", sent)
+
+
+def test_a_bus_that_swallows_everything_is_given_up_and_tried_again(tmp_path, server, monkeypatch):
+    monkeypatch.setattr(Patience, "__init__", lambda self: setattr(self, "most_s", 1.5))
+    with TcpRelay(("127.0.0.1", server.port)) as relay, working(tmp_path, server):
+        sent = agent(tmp_path, BusSettings((f"nats://127.0.0.1:{relay.port}",)))
+        sent.start()
+        sent.append(10)
+        wait_for(lambda: sent.spool.acknowledged == 10)
+        before = relay.accepted
+        relay.stall()
+        sent.append(10)
+        wait_for(lambda: relay.accepted > before)
+        relay.heal()
+        wait_for(lambda: sent.spool.acknowledged == 20)
+        sent.finish()
+    check_whole(tmp_path / "data", sent)
+
+
+def test_a_full_bus_is_said_once_and_batches_wait_in_the_spool(tmp_path, caplog):
+    caplog.set_level(logging.INFO, "netmon.agent")
+    with running(tmp_path, most_bytes=20_000) as server:
+        with working(tmp_path, server):
+            pass  # it has made the stream
+        sent = agent(tmp_path, server.settings)
+        sent.append(60)
+        sent.start()
+        wait_for(lambda: "maximum bytes exceeded" in caplog.text)
+        before = sent.spool.acknowledged
+        time.sleep(2)  # it tries again and again
+        assert sent.spool.acknowledged <= before + 2 < 60
+        assert caplog.text.count("batches wait") == 1
+        with working(tmp_path, server):
+            wait_for(lambda: sent.spool.acknowledged == 60)
+            sent.finish()
+        check_whole(tmp_path / "data", sent)
+
+
+def test_a_bus_that_comes_back_empty_gets_what_the_spool_has(tmp_path, server, caplog):
+    caplog.set_level(logging.INFO)
+    sent = agent(tmp_path, server.settings)
+    with working(tmp_path, server):
+        sent.start()
+        sent.append(20)
+        wait_for(lambda: stored(tmp_path) > 0 and sent.spool.acknowledged == 20)
+        caplog.clear()
+        server.kill()
+        wait_for(lambda: "batches wait" in caplog.text)
+        sent.append(20)
+        server.wipe()
+        server.start()
+        wait_for(lambda: sent.spool.acknowledged == 40)
+        assert "has come back empty" in caplog.text
+        said = [line.partition(": ")[2] for line in caplog.text.splitlines() if "batches wait" in line]
+        assert len(said) == len(set(said))  # each reason once
+        sent.finish()
+    rows = pd.read_parquet(tmp_path / "data" / "buckets")
+    assert not rows.duplicated(["flow_id", "bucket_start_ns"]).any()
+    # The worker had taken in what the bus lost.
+    assert len(rows) == sent.rows
+
+
+def test_what_an_agent_that_was_killed_left_behind_is_sent_by_the_next(tmp_path, server, monkeypatch):
+    monkeypatch.setattr(leftovers, "_LOOK_AGAIN_S", 0.2)
+    earlier = agent(tmp_path, BusSettings(("nats://127.0.0.1:9",)))
+    earlier.append(25)
+    earlier.spool.close()
+    with working(tmp_path, server):
+        sent = agent(tmp_path, server.settings, "s2")
+        sent.start()
+        wait_for(lambda: stored(tmp_path) == earlier.rows)
+        sent.finish()
+    check_whole(tmp_path / "data", earlier)
+
+
+def test_an_agent_hears_what_it_is_asked_for(tmp_path, server, monkeypatch):
+    monkeypatch.setattr(Intake, "order", lambda self, session: STEPS[2])
+    monkeypatch.setattr(bus_connection, "_ASKED_FOR_S", 4.0)
+    sent = agent(tmp_path, server.settings)
+    sent.append(5)
+    sent.start()
+    with working(tmp_path, server):
+        wait_for(lambda: sent.stream.asked == Asked(STEPS[2].bucket_ns, STEPS[2].batch_ns))
+    wait_for(lambda: sent.stream.asked == Asked())  # nobody asks any more
+    sent.finish()
+
+
+@pytest.mark.parametrize("says", [b"", b"-ERR 'no'\r\n", b"\x00" * 4096, b"INFO {}\r\n", b"INFO not json\r\n"])
+def test_nothing_that_a_server_does_ends_the_agent(tmp_path, says):
+    listener = socket.create_server(("127.0.0.1", 0))
+    accepted = []
+
+    def answer() -> None:
+        while True:
+            try:
+                one, _ = listener.accept()
+            except OSError:
+                return
+            accepted.append(one)
+            one.sendall(says)
+
+    thread = threading.Thread(target=answer, daemon=True)
+    thread.start()
+    sent = agent(tmp_path, BusSettings((f"nats://127.0.0.1:{listener.getsockname()[1]}",)))
+    sent.append(3)
+    sent.start()
+    wait_for(lambda: len(accepted) >= 2)
+    assert sent.stream.is_alive()
+    assert sent.spool.acknowledged == 0
+    sent.finish(0.1)
+    listener.shutdown(socket.SHUT_RDWR)
+    listener.close()
+    thread.join()
+    for one in accepted:
+        one.close()
+
+
+def test_servers_that_take_too_little_are_said_to():
+    with pytest.raises(Exception, match="no server's address"):
+        read_servers("http://bus")
+    assert read_servers("a:4222,tls://b") == ("nats://a:4222", "tls://b")
+
+
+def test_who_has_no_bus_needs_no_nats():
+    program = "import sys, netmon.agent.agent, collector.server; assert 'nats' not in sys.modules"
+    subprocess.run([sys.executable, "-c", program], check=True)
