@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from collector.dataset.tables import DATASET_VERSION, SCHEMAS, TIMES
+from netmon.dl.grouped import order_by
 
 ROWS_PER_GROUP = 1 << 17
 """About half a megabyte: a host's rows of a minute or two, which statistics let a reader skip."""
@@ -56,8 +57,8 @@ def in_order(name: str, rows: pa.Table) -> pa.Table:
     rows = rows.unify_dictionaries()
     rank = host_ranks(rows["host"])
     time = rows[TIMES[name]].to_numpy()
-    by = (rows["flow_id"].to_numpy(), time, rank) if "flow_id" in rows.column_names else (time, rank)
-    order = np.lexsort(by)
+    by = (rank, time, rows["flow_id"].to_numpy()) if "flow_id" in rows.column_names else (rank, time)
+    order = order_by(*by)
     return rows if (np.diff(order) == 1).all() else rows.take(pa.array(order))
 
 

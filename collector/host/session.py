@@ -142,8 +142,8 @@ class Session:
 
     def bucket_rows(self, rows: Table) -> pa.Table:
         """Rows of SETTLED with the columns of the table `buckets`."""
-        of = np.zeros(len(rows), np.int64)
-        return bucket_table(Origins([self._origin]), of, list(self.window.flows.jobs), rows)
+        of = np.zeros(len(rows), np.int32)
+        return bucket_table(Origins([self._origin]), of, list(self.window.flows.jobs), [rows])
 
     def full(self, rows: Table, reason: str, gap: str) -> pa.Table:
         """Full resolution (SETTLED) as rows of the table `full`."""

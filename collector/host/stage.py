@@ -106,7 +106,7 @@ class HostStage:
         self._broken |= settled.failed.keys()
         if not batches.good.all():
             kept = batches.good[of_batch]
-            rows, of_batch = rows[kept], of_batch[kept]
+            rows, of_batch = rows.take(np.flatnonzero(kept)), of_batch[kept]
             samples = samples[batches.good[samples["batch"]]]
         self._arrive(batches, rows, of_batch, samples)
         heard = np.unique(batches.place[batches.good])
@@ -270,7 +270,7 @@ class HostStage:
         self._take_onsets(rows, onsets)
 
     def _take_onsets(self, rows: Table, places: npt.NDArray[np.int64]) -> None:
-        found = rows[places]
+        found = rows.take(places)
         found = found[found["start_ns"] >= self.tables.places.table["onsets_ns"][found["session"]] + STARTING_NS]
         own = edges(found["session"], len(self.tables.places.table))
         for place in np.unique(found["session"]).tolist():
@@ -345,7 +345,7 @@ class HostStage:
 
     def _output(self, settled: Settled, buckets: Table, rows: Table, heard: set[int]) -> None:
         places = self.tables.places
-        fresh = buckets[~rows["stored"]] if rows["stored"].any() else buckets
+        fresh = buckets.take(np.flatnonzero(~rows["stored"])) if rows["stored"].any() else buckets
         self.tables.unstored.add(fresh)
         settled_ns = places.table["settled_ns"]
         ledger: dict[int, list[LedgerRow]] = {}
