@@ -7,13 +7,14 @@ never change again.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from collector.dataset.resume import Resume
-from collector.host.batches import Batches, Settled
+from collector.host.batches import Batches, Settled, failing
 from collector.host.flows import unknown_flow
 from collector.host.ledger import COUNTERS, SAMPLE, LedgerRow
 from collector.host.onsets import STARTING_NS
@@ -278,10 +279,8 @@ class HostStage:
 
     def _grid(self, places: _Places) -> npt.NDArray[np.int64]:
         row = self.tables.places.table[places]
-        grid: npt.NDArray[np.int64] = (
-            (row["horizon_ns"] - self._settings.settle_ns) // row["window_ns"] * row["window_ns"]
-        )
-        return grid
+        grid: npt.NDArray[np.int64] = (row["horizon_ns"] - self._settings.settle_ns) // row["window_ns"]
+        return grid * row["window_ns"]
 
     def _settle_until(self, places: _Places, until_ns: npt.NDArray[np.int64]) -> None:
         settled_ns = self.tables.places.table["settled_ns"]
@@ -313,7 +312,8 @@ class HostStage:
         try:
             return self._computed(rows, steps)
         except Exception:
-            for place, error in self._failing(rows, steps, np.unique(rows["session"]).tolist()):
+            parts = partial(self._computed_of, rows, steps)
+            for place, error in failing(parts, np.unique(rows["session"]).tolist()):
                 self._fail(settled, place, error)
                 rows = rows[rows["session"] != place]
             return self._computed(rows, steps)
@@ -325,17 +325,8 @@ class HostStage:
         self._mend_old(rows, buckets)
         return found, buckets
 
-    def _failing(self, rows: Table, steps: AllSteps, places: list[int]) -> list[tuple[int, Exception]]:
-        """The sessions at whose rows it fails: of those that fail together each half."""
-        own = rows[np.isin(rows["session"], places)]
-        try:
-            self._computed(own, steps)
-        except Exception as error:
-            if len(places) == 1:
-                return [(places[0], error)]
-            middle = len(places) // 2
-            return self._failing(own, steps, places[:middle]) + self._failing(own, steps, places[middle:])
-        return []
+    def _computed_of(self, rows: Table, steps: AllSteps, places: list[int]) -> None:
+        self._computed(rows[np.isin(rows["session"], places)], steps)
 
     def _mend_old(self, rows: Table, buckets: Table) -> None:
         older = self.tables.places.older(rows["session"], rows["start_ns"])
