@@ -279,8 +279,8 @@ class HostStage:
 
     def _grid(self, places: _Places) -> npt.NDArray[np.int64]:
         row = self.tables.places.table[places]
-        grid: npt.NDArray[np.int64] = (row["horizon_ns"] - self._settings.settle_ns) // row["window_ns"]
-        return grid * row["window_ns"]
+        until_ns: npt.NDArray[np.int64] = row["horizon_ns"] - self._settings.settle_ns
+        return until_ns - until_ns % row["window_ns"]  # type: ignore[no-any-return]
 
     def _settle_until(self, places: _Places, until_ns: npt.NDArray[np.int64]) -> None:
         settled_ns = self.tables.places.table["settled_ns"]

@@ -327,7 +327,7 @@ def test_with_two_sources_the_first_that_tells_of_the_new_size_ends_the_old_one(
     steps = [m for k in range(3) for m in step(k, 100 * k + 1101, **joined)]
     told(other, mark(JOIN, 0, 1100, **joined), *steps)
     assert stamps(other, [1305], "train", 2)[1] == [5]
-    assert not any("another job" in line for line in (*host.odd.warnings, *other.warnings))
+    assert not any("another job" in line for line in (*host.odd.warnings, *other.odd.warnings))
 
 
 @pytest.mark.parametrize("together", [True, False])
