@@ -136,11 +136,14 @@ class Rank:
         return (known_as, self.number) == (job, number)
 
     def needed_since(self) -> int | None:
-        """Start of the earliest iteration that is open or waits for its rows (mono ns)."""
+        """Start of the earliest iteration that is open or waits for its rows (mono ns); before the first one, its join.
+
+        A collector that takes the session up knows of ranks with stored iterations only.
+        """
         times = [iteration.start_ns for iteration in self.ended]
         open_since = self.tracker.open_since()
         if open_since is not None:
             times.append(open_since)
-        elif self.name and self.tracker.finished_ns < 0:
+        elif self.tracker.finished_ns < 0 and not self.leaving():
             times += self.joined.values()
         return min(times, default=None)
