@@ -35,6 +35,7 @@ BPF_F_TABLE("array", u32, struct netmon_producer, producers, NETMON_CPUS, BPF_F_
 BPF_F_TABLE("array", u32, struct netmon_consumer, consumers, NETMON_CPUS, BPF_F_MMAPABLE);
 BPF_F_TABLE("array", u32, struct netmon_bucket, buckets, NETMON_CPUS *NETMON_BUCKETS, BPF_F_MMAPABLE);
 BPF_F_TABLE("array", u32, struct netmon_flow, flows, NETMON_CPUS *NETMON_FLOWS, BPF_F_MMAPABLE);
+BPF_RINGBUF_OUTPUT(wakes, 1);
 
 /* The unit of `opened` is half a millisecond; it wraps after half a minute, which costs a worse choice at most. */
 #define OPENED_SHIFT 19
@@ -182,6 +183,24 @@ static __always_inline int has_room(u64 position, u64 *limit, u32 cpu, int of_fl
 }
 
 /*
+ * Ends user space's sleep when it has waited for what was just published, once. Where both sides move at the same moment the
+ * record may go unnoticed until the next one or until user space wakes by itself: it is late then, and not lost.
+ */
+static __always_inline void wake(struct netmon_producer *producer, u32 cpu)
+{
+	struct netmon_consumer *consumer = consumers.lookup(&cpu);
+	u64 sleep;
+
+	if (!consumer || (producer->buckets <= consumer->wake_buckets && producer->flows <= consumer->wake_flows))
+		return;
+	sleep = consumer->sleep;
+	if (producer->woken == sleep)
+		return;
+	producer->woken = sleep;
+	wakes.ringbuf_output(&sleep, sizeof(sleep), BPF_RB_FORCE_WAKEUP);
+}
+
+/*
  * Closes the slot's bucket and opens the next one. The record is published after the slot was rewritten: whoever has
  * seen the record will not find the same bucket open in the slot any more.
  */
@@ -241,6 +260,7 @@ static __always_inline void next_flow(struct set *s, struct netmon_ledger *l, co
 	opened->generation = slot->generation;
 	publish(producer);
 	producer->flows++;
+	wake(producer, cpu);
 }
 
 static __always_inline void add(struct netmon_slot *slot, struct set *s, const struct place *at, const struct amount *a)
@@ -256,6 +276,7 @@ static __always_inline void add(struct netmon_slot *slot, struct set *s, const s
 			return;
 		s->opened[at->way & (NETMON_WAYS - 1)] = a->now >> OPENED_SHIFT;
 		next_bucket(slot, producer, at, a);
+		wake(producer, cpu);
 		return;
 	}
 	slot->wire_bytes = wire_bytes;

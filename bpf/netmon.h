@@ -85,12 +85,16 @@ struct netmon_producer {
 	u64 buckets_limit, flows_limit; /* up to here there is room, as far as the programs have looked */
 	u64 losses;			/* closed buckets that had no room */
 	u64 fences;			/* counted up where that keeps stores in order */
-	u64 pad[2];
+	u64 woken;			/* the sleep of user space that was ended last */
+	u64 pad;
 };
 
+/* User space sleeps until a record stands at one of the positions in wake_*; one word in the ring `wakes` ends a sleep. */
 struct netmon_consumer {
 	u64 buckets, flows; /* positions up to which user space has read */
-	u64 pad[6];
+	u64 wake_buckets, wake_flows;
+	u64 sleep; /* its number, counted up */
+	u64 pad[3];
 };
 
 /*

@@ -151,7 +151,7 @@ static __always_inline void tell(u32 pid, u64 now, u8 library, u8 kind, u64 name
 	step->kind = kind;
 	step->library = library;
 	step->tensors = tensors;
-	steps.ringbuf_submit(step, BPF_RB_NO_WAKEUP);
+	steps.ringbuf_submit(step, 0); /* the first of them wakes user space if it sleeps, none while it is behind */
 }
 
 static __always_inline int submit(u8 library, u8 kind, u64 name_hash, u16 tensors)

@@ -70,6 +70,23 @@ class FlowTold(NamedTuple):
     known: bool  # whether anything but the traffic told of its owner
 
 
+class Holder(NamedTuple):
+    """A process that trains, as an agent knows it; pid 0: only its traffic is known."""
+
+    host: str
+    session: str
+    pid: int
+
+
+class Step(NamedTuple):
+    """What a process steps as, and when: UTC (ns)."""
+
+    rank: int
+    size: int  # of its job; 0: unknown
+    since_ns: int  # its first step as this rank
+    last_ns: int
+
+
 class HostClock(NamedTuple):
     """How well one host's clock is known, without what the traffic corrects."""
 

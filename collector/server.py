@@ -2,15 +2,17 @@
 """The gRPC service, from its first socket to its last acknowledgement."""
 
 import asyncio
+import gc
 import logging
 import os
 import signal
 import socket
 import stat
+import threading
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import grpc
 import sdnotify
@@ -35,9 +37,12 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 _GRACE_S = 1.0
 _BUS_WITHIN_S = 15.0
-_END_WITHIN_S = 7.0  # of the signal, before the grace
+_END_WITHIN_S = 7.0  # of the end of the tick in which the signal came, before the grace
+_OVER_WITHIN_S = 9.0  # of the signal, whatever happens
 _INFER_EVERY_S = 0.3
 _TICK_S = 0.2
+_LOOKED_OVER = (50_000, 20, 20)  # a tick of a thousand hosts makes so many objects, and lets go of nearly all
+_T = TypeVar("_T")
 Context = grpc.aio.ServicerContext[Any, Any]
 
 
@@ -119,7 +124,8 @@ async def serve(
 
     Raises DataError where data cannot be written, UnsupportedError where it cannot listen, BusError without the bus.
     """
-    stop = stop or _stop_on_signals()
+    overdue = _overdue(data, abandon)
+    stop = stop or _stop_on_signals(overdue)
     working: list[asyncio.Task[None]] = []
     sink = ParquetSink(data, worker.name if worker else "")
     upkeep = Upkeep(sink, settings.keep)
@@ -131,9 +137,14 @@ async def serve(
     among: ClusterWorker | None = None
     try:
         _listen(server, listen)
-        among = await _among(worker, registry, sink) if worker else None
+        if worker:
+            among = await _or_stopped(_among(worker, registry, sink), stop)
+            if among is None:
+                return
         await server.start()
         _log.info(f"listening on {listen}, writing to {data}")
+        gc.freeze()  # what is there now stays: it need not be looked over again and again
+        gc.set_threshold(*_LOOKED_OVER)
         _notify("READY=1")
         flushing = _flush_for_ever(registry, settings.flush_ns / NS_PER_S)
         stopped = asyncio.create_task(stop.wait())
@@ -157,6 +168,19 @@ async def serve(
         jobs.close()
         upkeep.close()
         sink.close()
+        overdue.cancel()
+
+
+async def _or_stopped(work: Coroutine[Any, Any, _T], stop: asyncio.Event) -> _T | None:
+    """What it leads to; None: it was told to stop before."""
+    working, stopped = asyncio.create_task(work), asyncio.create_task(stop.wait())
+    await asyncio.wait((working, stopped), return_when=asyncio.FIRST_COMPLETED)
+    stopped.cancel()
+    if working.done():
+        return working.result()
+    working.cancel()
+    await asyncio.gather(working, return_exceptions=True)
+    return None
 
 
 async def _among(settings: "WorkerSettings", registry: Registry, sink: ParquetSink) -> "ClusterWorker":
@@ -229,10 +253,30 @@ def _notify(state: str) -> None:
         notifier.socket.close()
 
 
-def _stop_on_signals() -> asyncio.Event:
-    stop = asyncio.Event()
+def _overdue(data: Path, abandon: Callable[[], None]) -> threading.Timer:
+    """Once started, ends it all in time: also where the loop is busy for longer than that."""
+
+    def end() -> None:
+        _log.warning(f"{_OVER_WITHIN_S:g} s are over, and not all is stored in {data}; agents that spool send the rest")
+        abandon()
+
+    timer = threading.Timer(_OVER_WITHIN_S, end)
+    timer.daemon = True
+    return timer
+
+
+def _stop_on_signals(overdue: threading.Timer) -> asyncio.Event:
+    """Set by SIGTERM and SIGINT, from when on it has so long; the loop may be in the middle of a tick."""
+    stop, loop = asyncio.Event(), asyncio.get_running_loop()
+
+    def ask(*_: object) -> None:
+        if not (overdue.is_alive() or overdue.finished.is_set()):
+            overdue.start()
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(stop.set)
+
     for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+        signal.signal(number, ask)
     return stop
 
 

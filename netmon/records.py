@@ -67,10 +67,12 @@ KERNEL_LEDGER = np.dtype(
     + [("pad", "V48")]
 )
 KERNEL_PRODUCER = np.dtype(
-    [(name, "<u8") for name in ("buckets", "flows", "buckets_limit", "flows_limit", "losses", "fences")]
-    + [("pad", "V16")]
+    [(name, "<u8") for name in ("buckets", "flows", "buckets_limit", "flows_limit", "losses", "fences", "woken")]
+    + [("pad", "<u8")]
 )
-KERNEL_CONSUMER = np.dtype([("buckets", "<u8"), ("flows", "<u8"), ("pad", "V48")])
+KERNEL_CONSUMER = np.dtype(
+    [(name, "<u8") for name in ("buckets", "flows", "wake_buckets", "wake_flows", "sleep")] + [("pad", "V24")]
+)
 STEP = np.dtype(
     [
         ("time_ns", "<u8"),

@@ -152,7 +152,7 @@ class Origins:
         self.sessions = sessions
         self._clocks = TimeMaps([session.clock for session in sessions])
         counts = [len(session.links) for session in sessions]
-        self._first_link = np.cumsum([0, *counts[:-1]])
+        self._first_link = np.cumsum([0, *counts[:-1]]).astype(np.int32)
 
     def table(self, name: str, of: _Places, columns: dict[str, Any]) -> pa.Table:
         """The rows of a table. of: the session of each; columns: all that do not follow from it."""
@@ -180,7 +180,7 @@ class Origins:
         """The columns `interface` and `direction`."""
         return {
             "interface": self.interface_words(of, link, lambda links, number: links.interface(number).name),
-            "direction": _words(link % 2, DIRECTIONS),
+            "direction": _words(link & 1, DIRECTIONS),
         }
 
     def utcs(self, of: _Places, mono_ns: Sequence[int] | npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
@@ -196,14 +196,19 @@ def _encode(values: Sequence[str]) -> pa.DictionaryArray:
     return pa.array(values, pa.string()).dictionary_encode()
 
 
-def bucket_table(origins: Origins, of: _Places, jobs: Sequence[str], rows: Table) -> pa.Table:
+def bucket_table(origins: Origins, of: _Places, jobs: Sequence[str], pieces: Sequence[Table]) -> pa.Table:
     """Settled rows (collector.host.rows.SETTLED) as the table `buckets`; jobs: by the rows' number."""
     plain = ("flow_id", "bucket_start_ns", *CARRIED, "iteration")
-    columns = origins.link_columns(of, np.ascontiguousarray(rows["link"]))
-    columns |= {name: np.ascontiguousarray(rows[name]) for name in plain}
-    columns["class"] = _words(rows["class"].astype(np.int32), CLASS_NAMES)
-    columns["job"] = _words(np.ascontiguousarray(rows["job"]), jobs)
+    columns = origins.link_columns(of, column_of(pieces, "link"))
+    columns |= {name: column_of(pieces, name) for name in plain}
+    columns["class"] = _words(column_of(pieces, "class").astype(np.int32), CLASS_NAMES)
+    columns["job"] = _words(column_of(pieces, "job"), jobs)
     return origins.table("buckets", of, columns)
+
+
+def column_of(pieces: Sequence[Table], name: str) -> npt.NDArray[Any]:
+    """A column of tables of one dtype, one after the other."""
+    return np.concatenate([rows[name] for rows in pieces])
 
 
 def flow_table(origins: Origins, of: _Places, flows: Sequence[Flow], state: Table, peers: Sequence[int]) -> pa.Table:

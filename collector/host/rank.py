@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from collector.jobs.rank_claims import Step
+from collector.messages import Step
 from netmon.dl.iterations import Iteration, IterationTracker
 from netmon.dl.numbering import Trust
 from netmon.records import Mark, Moment, Source
@@ -55,7 +55,7 @@ class Rank:
     tracker: IterationTracker  # of the job as the process calls it
     pid: int
     name: str = ""  # the job's, as claimed; empty: it has not stepped
-    ended: list[Iteration] = field(default_factory=list)  # wait until their rows have settled
+    ended: list[Iteration] = field(default_factory=list)  # wait until their rows have settled; ascending
     joined: dict[Source, int] = field(default_factory=dict)  # when, mono
     left: dict[Source, int] = field(default_factory=dict)
     fresh: bool = False  # it has marks that its number in the job has not been checked with
@@ -68,6 +68,8 @@ class Rank:
     # What to add to its numbers, and whether they are relative, once it has left or its host is heard no more: the
     # common count goes on without it.
     settled_count: tuple[int, bool] | None = None
+    count: tuple[int, bool] = (0, True)  # the same until then…
+    counted_at: int = -1  # …as it was after so many changes of the common numbers
 
     @property
     def number(self) -> int:
@@ -140,10 +142,9 @@ class Rank:
 
         A collector that takes the session up knows of ranks with stored iterations only.
         """
-        times = [iteration.start_ns for iteration in self.ended]
+        if self.ended:  # before any that is open
+            return self.ended[0].start_ns
         open_since = self.tracker.open_since()
-        if open_since is not None:
-            times.append(open_since)
-        elif self.tracker.finished_ns < 0 and not self.leaving():
-            times += self.joined.values()
-        return min(times, default=None)
+        if open_since is None and self.tracker.finished_ns < 0 and not self.leaving():
+            return min(self.joined.values(), default=None)
+        return open_since

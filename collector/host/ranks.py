@@ -4,15 +4,15 @@
 import logging
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from collector.host.flows import FlowTable
 from collector.host.rank import NEVER, Earlier, Rank, Resumed, Steps
 from collector.jobs.common_numbers import Numbers
-from collector.jobs.rank_claims import Claims, Holder
-from netmon.dl.account import HostAccount, Party, Tally
+from collector.jobs.rank_claims import Claims
+from collector.messages import Holder
+from netmon.dl.account import Asked, HostAccount, Party
 from netmon.dl.iterations import Iteration, IterationTracker
 from netmon.dl.numbering import RankEvents, Trust
 from netmon.records import Mark, Moment, Source
@@ -32,6 +32,7 @@ REPEATED, GONE, STRANGER, DISTANT = (
 )
 """Why a mark is not used."""
 
+_RARE = (Moment.JOIN, Moment.LEAVE)
 _Key = tuple[str, int, int]  # job as the process calls it, rank, pid
 
 
@@ -91,22 +92,52 @@ class Ranks:
 
     def hear(self, marks: Iterable[Mark], settled_ns: int) -> None:
         """Take in marks. Rows before settled_ns have been added."""
+        whose: tuple[str, int, int, int, Source] | None = None
+        rank: Rank | None = None
         for mark in marks:
-            self._mark(mark, settled_ns)
+            own = mark.job, mark.rank, mark.pid, mark.size, mark.source
+            if own != whose:
+                whose, rank = own, self._steady(mark)
+            if rank is None or mark.moment in _RARE or settled_ns - mark.time_ns > _LONGEST_HISTORY_NS:
+                self._mark(mark, settled_ns)
+                whose = None
+            else:
+                self._step(rank, mark, settled_ns)
         self._step_on()
+
+    def _steady(self, mark: Mark) -> Rank | None:
+        """The rank that a process told of by itself is, where its next steps change nothing but its iterations."""
+        rank = self._ranks.get((mark.job, mark.rank, mark.pid)) if mark.pid else None
+        if rank is None or rank.left or not rank.name or mark.source == Source.INFERRED:
+            return None
+        return rank if mark.size == rank.tracker.size else None
+
+    def _step(self, rank: Rank, mark: Mark, settled_ns: int) -> None:
+        """As _apply to a steady rank."""
+        self._heard = True
+        tracker = rank.tracker
+        unusable = tracker.unusable
+        self._take(rank, mark, settled_ns)
+        self._stepped[id(rank)] = rank
+        if tracker.ending:
+            self._end(rank, leaving=False)
+        if tracker.unusable > unusable:
+            self.unusable[REPEATED] += tracker.unusable - unusable
 
     def _mark(self, mark: Mark, settled_ns: int) -> None:
         self._heard |= mark.pid != 0
         key = self._key(mark)
+        rank = self._ranks.get(key)
         if mark.moment == Moment.JOIN:
             self._join(key, mark, settled_ns)
         elif key in self._gone:
             self.unusable[GONE] += mark.moment != Moment.LEAVE
         elif settled_ns - mark.time_ns > _LONGEST_HISTORY_NS:
             self.unusable[DISTANT] += 1
-        elif key in self._ranks or self._joins_by_stepping(mark):
-            if key not in self._ranks:
-                self._join(key, mark, settled_ns)
+        elif rank:
+            self._apply(rank, mark, settled_ns)
+        elif self._joins_by_stepping(mark):
+            self._join(key, mark, settled_ns)
             self._apply(self._ranks[key], mark, settled_ns)
         else:
             self._keep_aside(key, mark)
@@ -180,24 +211,29 @@ class Ranks:
         else:
             if mark.size != rank.tracker.size:  # what it has stepped as until now was of the other size
                 self._step_on()
-            rank.tracker.add(mark)
-            rank.add(mark)
-            # A mark that the tracker passes over has been heard before, as after a reconnection: no cut.
-            heard = rank.tracker.unusable > unusable
-            if not heard and not self.account.cut(mark.time_ns, settled_ns):
-                self._late(rank, mark)
+            self._take(rank, mark, settled_ns)
         if rank.name:
             self._stepped[id(rank)] = rank
         self._go_on(rank)
         self.unusable[REPEATED] += rank.tracker.unusable - unusable
 
+    def _take(self, rank: Rank, mark: Mark, settled_ns: int) -> None:
+        unusable = rank.tracker.unusable
+        rank.tracker.add(mark)
+        rank.add(mark)
+        # A mark that the tracker passes over has been heard before, as after a reconnection: no cut.
+        heard = rank.tracker.unusable > unusable
+        if not heard and not self.account.cut(mark.time_ns, settled_ns):
+            self._late(rank, mark)
+
     def _go_on(self, rank: Rank) -> None:
         """Name the rank, if that can be, and take what it has come to."""
+        leaving = rank.leaving()
         if rank.unnamed():
-            self._claim(rank, wait=not rank.leaving())
+            self._claim(rank, wait=not leaving)
         if rank.name:
-            self._end(rank, leaving=rank.leaving())
-            if rank.leaving():
+            self._end(rank, leaving)
+            if leaving:
                 self._release(rank)
 
     def _hold(self, rank: Rank) -> bool:
@@ -265,13 +301,14 @@ class Ranks:
         for rank in self._ranks.values():
             if rank.unnamed():
                 self._go_on(rank)
-        for rank in self._stepping():
-            if not rank.later and rank.check_due():
+        stepping = self._stepping()
+        for rank in stepping:
+            if rank.fresh and not rank.later and rank.check_due():
                 rank.checked()
                 events = rank.tracker.events(offset_ns)
                 told = RankEvents(rank.number, rank.tracker.trust, events, error_ns)
                 self._numbers.tell(rank.name, told, partial(self._renumbered, rank))
-        for rank in self._stepping():
+        for rank in stepping:
             rank.settled_count = self._count(rank) if rank.leaving() or not self._heard else None
 
     def _renumbered(self, rank: Rank, shift: int) -> None:
@@ -282,18 +319,21 @@ class Ranks:
 
     def _count(self, rank: Rank) -> tuple[int, bool]:
         """What to add to the rank's own numbers, and whether they count only from when somebody began to look."""
-        whose = rank.name, rank.number
-        return rank.settled_count or (self._numbers.shift(*whose), self._numbers.relative(*whose))
-
-    def _shift(self, rank: Rank) -> int:
-        return rank.settled_count[0] if rank.settled_count else self._numbers.shift(rank.name, rank.number)
+        if rank.settled_count:
+            return rank.settled_count
+        changes = self._numbers.changes()
+        if rank.counted_at != changes:
+            whose = rank.name, rank.number
+            rank.counted_at = changes
+            rank.count = self._numbers.shift(*whose), self._numbers.relative(*whose)
+        return rank.count
 
     def _numbered(self, rank: Rank, iteration: Iteration) -> Iteration:
         shift, relative = self._count(rank)
         relative &= iteration.relative
         if (rank.name, shift, relative) == (iteration.job, 0, iteration.relative):
             return iteration
-        return replace(iteration, job=rank.name, number=iteration.number + shift, relative=relative)
+        return iteration._replace(job=rank.name, number=iteration.number + shift, relative=relative)
 
     def _all(self) -> list[Rank]:
         return [*self._past, *self._ranks.values()]
@@ -316,7 +356,7 @@ class Ranks:
         return [
             Steps(
                 *(rank.name, rank.number, rank.pid != 0, not rank.pid and (rank.name, rank.number) in left),
-                *(*rank.present(), self._shift(rank), rank.tracker.spans()),
+                *(*rank.present(), self._count(rank)[0], rank.tracker.spans()),
             )
             for rank in self._stepping()
         ]
@@ -332,7 +372,7 @@ class Ranks:
 
     def due_ns(self) -> int:
         """When there is something to settle, or somebody to forget (mono ns); the largest int64: never."""
-        times = [iteration.end_ns for rank in self._all() for iteration in rank.ended]
+        times = [rank.ended[0].end_ns for rank in self._all() if rank.ended]
         times += [max(rank.left.values()) + 1 for rank in self._all() if rank.left and rank.leaving()]
         return min(times, default=NEVER)
 
@@ -340,15 +380,15 @@ class Ranks:
         """Whether a process steps and it is not known yet of which job."""
         return any(rank.unnamed() for rank in self._ranks.values())
 
-    def settle(self, settled_ns: int, flows: FlowTable) -> list[tuple[Iteration, Tally]]:
-        """The iterations whose rows have all been added, with their account."""
+    def settle(self, settled_ns: int, flows: FlowTable) -> list[tuple[Iteration, Asked]]:
+        """The iterations whose rows have all been added, with what their account is asked for by."""
         settled = []
         for rank in self._stepping():
             due = [iteration for iteration in rank.ended if iteration.end_ns <= settled_ns]
             if not due:
                 continue
             rank.ended = [iteration for iteration in rank.ended if iteration.end_ns > settled_ns]
-            settled += [(self._whole(rank, one), self._tally(rank, one, flows)) for one in due]
+            settled += [(self._whole(rank, one), self._asked(rank, one, flows)) for one in due]
         self._forget(settled_ns)
         return settled
 
@@ -356,8 +396,7 @@ class Ranks:
         first, last, wait = rank.tracker.communication(iteration.start_ns, iteration.end_ns)
         parameters = iteration.parameters or self._parameters
         shift, relative = self._count(rank)
-        return replace(
-            iteration,
+        return iteration._replace(
             job=rank.name,
             number=iteration.number + shift,
             relative=iteration.relative and relative,
@@ -367,15 +406,16 @@ class Ranks:
             wait_start_ns=wait,
         )
 
-    def _tally(self, rank: Rank, iteration: Iteration, flows: FlowTable) -> Tally:
+    def _asked(self, rank: Rank, iteration: Iteration, flows: FlowTable) -> Asked:
         whose = Party(rank.name, rank.number, "")
         span = iteration.start_ns, iteration.end_ns
-        return self.account.tally(whose, flows.job(rank.name), flows.parties, *span, alone=iteration.size == 1)
+        return self.account.ask(whose, flows.job(rank.name), *span, alone=iteration.size == 1)
 
     def _forget(self, settled_ns: int) -> None:
         if self._past:
             self._past = [rank for rank in self._past if not rank.gone(settled_ns)]
-        for key in [key for key, rank in self._ranks.items() if rank.gone(settled_ns)]:
+        gone = [key for key, rank in self._ranks.items() if rank.left and rank.gone(settled_ns)]
+        for key in gone:
             rank = self._ranks.pop(key)
             self._gone[key] = None
             if rank.name:
@@ -383,8 +423,9 @@ class Ranks:
             taken = (rank.name, rank.number) in self.names() or self._claims.held(rank.name, rank.number)
             if rank.name and not taken:
                 self._numbers.forget(rank.name, rank.number)
-        _keep_newest(self._gone)
-        _keep_newest(self._left)
+        if gone:
+            _keep_newest(self._gone)
+            _keep_newest(self._left)
         oldest = settled_ns
         for rank in self._all():
             needed = rank.needed_since()

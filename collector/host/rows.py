@@ -54,10 +54,10 @@ def merge(rows: Table, full_ns: npt.NDArray[np.int64] | int) -> Table:
     """
     if not len(rows):
         return rows
-    rows = rows[_order(rows)]
+    rows = rows.take(_order(rows))  # which copies whole rows; brackets copy field by field
     first = starts(*(np.ascontiguousarray(rows[name]) for name in ("start_ns", "flow", "bucket_ns", "stored")))
     if len(first) < len(rows):
-        merged = rows[first]
+        merged = rows.take(first)
         for name in ("packets", "wire_bytes", "payload_bytes", "busy_buckets"):
             merged[name] = np.add.reduceat(rows[name], first)
         merged["peak_bytes"] = np.maximum.reduceat(rows["peak_bytes"], first)
@@ -108,8 +108,8 @@ class Pending:
             if count == len(rows):
                 due.append(rows)
             elif count:
-                due.append(rows[over])
-                kept.append(rows[~over])
+                due.append(rows.take(np.flatnonzero(over)))
+                kept.append(rows.take(np.flatnonzero(~over)))
             else:
                 kept.append(rows)
         self._pieces = kept

@@ -12,7 +12,7 @@ from collector.host.tables import Tables
 from collector.host.unstored import FlowRows, SessionFlush
 from collector.host.window import HostWindow, News, Output
 from collector.jobs.remote_ends import Peers, Served
-from netmon.dl.account import Tally
+from netmon.dl.account import Asked, Tally
 from netmon.dl.iterations import Iteration
 from netmon.records import Flow, Hello, Mark, Table
 
@@ -81,7 +81,7 @@ class Session:
             self.window.ranks.warn(warning)
         return marks
 
-    def settle_ranks(self) -> tuple[list[Iteration], list[tuple[Iteration, Tally]]]:
+    def settle_ranks(self) -> tuple[list[Iteration], list[tuple[Iteration, Asked]]]:
         """As HostWindow.settle_ranks."""
         return self.window.settle_ranks()
 
@@ -142,8 +142,8 @@ class Session:
 
     def bucket_rows(self, rows: Table) -> pa.Table:
         """Rows of SETTLED with the columns of the table `buckets`."""
-        of = np.zeros(len(rows), np.int64)
-        return bucket_table(Origins([self._origin]), of, list(self.window.flows.jobs), rows)
+        of = np.zeros(len(rows), np.int32)
+        return bucket_table(Origins([self._origin]), of, list(self.window.flows.jobs), [rows])
 
     def full(self, rows: Table, reason: str, gap: str) -> pa.Table:
         """Full resolution (SETTLED) as rows of the table `full`."""

@@ -6,7 +6,7 @@ iteration may still arrive. Then rows of the same flow and bucket become one, ge
 never change again.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeVar
 
 import numpy as np
@@ -27,7 +27,9 @@ from collector.jobs.common_numbers import Numbers
 from collector.jobs.rank_claims import Claims
 from collector.jobs.remote_ends import Peers
 from collector.settings import Settings
+from netmon.dl.account import Asked, Tally
 from netmon.dl.grouped import edges, latest_of, starts
+from netmon.dl.iterations import Iteration
 from netmon.errors import WireError
 from netmon.records import ClockExchange, ClockSample, Hello, Mark, Table
 from netmon.wire import netmon_pb2
@@ -104,7 +106,7 @@ class HostStage:
         self._broken |= settled.failed.keys()
         if not batches.good.all():
             kept = batches.good[of_batch]
-            rows, of_batch = rows[kept], of_batch[kept]
+            rows, of_batch = rows.take(np.flatnonzero(kept)), of_batch[kept]
             samples = samples[batches.good[samples["batch"]]]
         self._arrive(batches, rows, of_batch, samples)
         heard = np.unique(batches.place[batches.good])
@@ -268,7 +270,7 @@ class HostStage:
         self._take_onsets(rows, onsets)
 
     def _take_onsets(self, rows: Table, places: npt.NDArray[np.int64]) -> None:
-        found = rows[places]
+        found = rows.take(places)
         found = found[found["start_ns"] >= self.tables.places.table["onsets_ns"][found["session"]] + STARTING_NS]
         own = edges(found["session"], len(self.tables.places.table))
         for place in np.unique(found["session"]).tolist():
@@ -343,7 +345,7 @@ class HostStage:
 
     def _output(self, settled: Settled, buckets: Table, rows: Table, heard: set[int]) -> None:
         places = self.tables.places
-        fresh = buckets[~rows["stored"]] if rows["stored"].any() else buckets
+        fresh = buckets.take(np.flatnonzero(~rows["stored"])) if rows["stored"].any() else buckets
         self.tables.unstored.add(fresh)
         settled_ns = places.table["settled_ns"]
         ledger: dict[int, list[LedgerRow]] = {}
@@ -356,19 +358,40 @@ class HostStage:
         begins = edges(fresh["session"], len(places.table))
         with_rows = set(np.unique(fresh["session"]).tolist())
         due = heard | set(np.flatnonzero(places.table["due_ns"] <= settled_ns).tolist())
-        for place in sorted((with_rows | due | ledger.keys()) - self._broken):
-            session = self._sessions[place]
-            window = session.window
-            result = None
-            if window.ranks.busy and place in due:
-                result = self._guard(settled, place, session.settle_ranks)
+        told_by: dict[int, tuple[list[Iteration], list[tuple[Iteration, Asked]]]] = {}
+        for place in sorted(due - self._broken):
+            window = self._sessions[place].window
+            if window.ranks.busy:
+                result = self._guard(settled, place, self._sessions[place].settle_ranks)
                 needed = window.ranks.needed_ns
                 places.table["needed_ns"][place] = NEVER if needed is None else needed
-            ended, iterations = result or ([], [])
-            if place in with_rows or ended or iterations or place in ledger:
-                output = Output(fresh[begins[place] : begins[place + 1]], iterations, ledger.get(place, []), ended)
-                session.keep(output)
-                settled.outputs.setdefault(place, []).append(output)
+                if result and (result[0] or result[1]):
+                    told_by[place] = result
+        accounts = self._accounts(settled, told_by)
+        for place in sorted((with_rows | told_by.keys() | ledger.keys()) - self._broken):
+            ended = told_by[place][0] if place in told_by else []
+            rows_here = fresh[begins[place] : begins[place + 1]]
+            output = Output(rows_here, accounts.get(place, []), ledger.get(place, []), ended)
+            self._sessions[place].keep(output)
+            settled.outputs.setdefault(place, []).append(output)
+
+    def _accounts(
+        self, settled: Settled, told_by: Mapping[int, tuple[list[Iteration], list[tuple[Iteration, Asked]]]]
+    ) -> dict[int, list[tuple[Iteration, Tally]]]:
+        """The iterations of each session with their account."""
+        iterations = [(place, *one) for place, (_, due) in told_by.items() for one in due]
+        try:
+            tallies = self.tables.accounts.tally([asked for _, _, asked in iterations], self.tables.flows.parties)
+        except Exception as error:
+            if len(told_by) == 1:
+                self._fail(settled, next(iter(told_by)), error)
+                return {}
+            single = ({place: told} for place, told in told_by.items())
+            return {place: own for one in single for place, own in self._accounts(settled, one).items()}
+        found: dict[int, list[tuple[Iteration, Tally]]] = {}
+        for (place, iteration, _), tally in zip(iterations, tallies, strict=True):
+            found.setdefault(place, []).append((iteration, tally))
+        return found
 
     def _guard(self, settled: Settled, place: int, work: Callable[[], _T]) -> _T | None:
         """Do something to one session; if that fails, it alone fails."""

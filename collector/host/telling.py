@@ -85,7 +85,6 @@ class Teller:
     def rows(self, told: list[FlowTold]) -> tuple[Table, Table]:
         """New payload (TRAFFIC) and onsets (ONSET_TOLD); flows of which there is something are told first."""
         carried = self.window.take_carried()
-        carried = carried[carried["payload_bytes"] > 0]
         seen = self.window.onsets.take()
         for index in (carried["flow"], seen["flow"]):
             told += self._tell(np.unique(index[self._all.state[index] == _UNTOLD]).tolist())

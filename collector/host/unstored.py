@@ -14,6 +14,7 @@ from collector.dataset.tables import (
     Origins,
     SessionTold,
     bucket_table,
+    column_of,
     flow_table,
     iteration_table,
     ledger_table,
@@ -21,7 +22,6 @@ from collector.dataset.tables import (
     session_table,
 )
 from collector.host.ledger import LedgerRow
-from collector.host.rows import SETTLED
 from netmon.dl.account import Tally
 from netmon.dl.grouped import starts
 from netmon.dl.iterations import Iteration
@@ -67,7 +67,7 @@ def by_session(pieces: Iterable[Table]) -> dict[int, list[Table]]:
     """The same rows, by the place of their session."""
     found: dict[int, list[Table]] = {}
     for rows in pieces:
-        ordered = rows[np.argsort(rows["session"], kind="stable")]
+        ordered = rows.take(np.argsort(rows["session"], kind="stable"))
         first = starts(ordered["session"])
         for own in np.split(ordered, first[1:]):
             found.setdefault(int(own["session"][0]), []).append(own)
@@ -112,7 +112,7 @@ def flush_tables(
     origins = Origins([session.origin for session in sessions])
     tables = {}
     rows, of = _own(sessions, buckets)
-    if len(rows):
+    if len(of):
         tables["buckets"] = bucket_table(origins, of, jobs, rows)
     flows = [(place, session.flows) for place, session in enumerate(sessions) if session.flows]
     if flows:
@@ -139,13 +139,14 @@ def _places(rows: Iterable[tuple[int, object]]) -> npt.NDArray[np.int64]:
     return np.array([place for place, _ in rows], np.int64)
 
 
-def _own(sessions: Sequence[SessionFlush], buckets: Sequence[Table]) -> tuple[Table, npt.NDArray[np.int64]]:
-    """The rows of these sessions, and the session of each."""
+def _own(sessions: Sequence[SessionFlush], buckets: Sequence[Table]) -> tuple[list[Table], npt.NDArray[np.int32]]:
+    """The rows of these sessions, in pieces, and the session of each."""
     if not buckets:
-        return np.empty(0, SETTLED), np.empty(0, np.int64)
-    rows = np.concatenate(buckets) if len(buckets) > 1 else buckets[0]
-    places = [session.place for session in sessions]
-    number = np.full(max(max(places), int(rows["session"].max())) + 1, -1)
-    number[places] = np.arange(len(places))
-    of = number[rows["session"]]
-    return (rows, of) if (of >= 0).all() else (rows[of >= 0], of[of >= 0])
+        return [], np.empty(0, np.int32)
+    places = column_of(buckets, "session")
+    number = np.full(max(max(session.place for session in sessions), int(places.max())) + 1, -1, np.int32)
+    number[[session.place for session in sessions]] = np.arange(len(sessions))
+    of = number[places]
+    if (of >= 0).all():
+        return list(buckets), of
+    return [rows[number[rows["session"]] >= 0] for rows in buckets], of[of >= 0]

@@ -15,9 +15,9 @@ from collector.host.ledger import LedgerAccount, LedgerRow
 from collector.host.onsets import Onsets
 from collector.host.rank import Resumed
 from collector.host.ranks import DISTANT, LONGEST_NEED_NS, Ranks
-from collector.host.rows import ARRIVED, arrived, merge
-from collector.jobs.rank_claims import Holder
-from netmon.dl.account import HostAccount, Tally
+from collector.host.rows import arrived, merge
+from collector.messages import Holder
+from netmon.dl.account import Asked, HostAccount, Tally
 from netmon.dl.classify import NS_PER_S
 from netmon.dl.iterations import Iteration
 from netmon.dl.numbering import Trust
@@ -37,6 +37,9 @@ from netmon.wire.limits import FURTHEST_NS
 
 if TYPE_CHECKING:
     from collector.host.tables import Tables
+
+PAYLOAD = np.dtype([("flow", "<i8"), ("start_ns", "<i8"), ("payload_bytes", "<i8")])
+"""A row with payload, for the inference: index of its flow."""
 
 _MOST_OVER = 4_096  # iterations that full resolution which is asked for later can still be part of
 _MOST_CARRIED = 300  # batches whose rows wait for the inference
@@ -90,7 +93,7 @@ class HostWindow:
         self._complete = resume.complete_sequence
         self._arrivals: deque[_Arrival] = deque()
         self._carried: deque[Table] = deque(maxlen=_MOST_CARRIED)
-        self.untold = 0  # rows that nobody took in time
+        self.untold = 0  # rows with payload that nobody took in time
         self._over: deque[Iteration] = deque(maxlen=_MOST_OVER)
         self._introduced = [mark for mark in hello.marks if mark.moment != Moment.JOIN]
         self._inferred: list[Mark] = []  # that the traffic has told, not taken in yet
@@ -208,15 +211,20 @@ class HostWindow:
     def arrive(self, arrivals: Iterable[tuple[int, int, int]], rows: Table) -> None:
         """Batches have come: number, last row and latest time of each; and their rows, dtype ARRIVED."""
         self._arrivals += (_Arrival(*arrival) for arrival in arrivals)
-        if len(rows):
-            rows = rows.copy()  # not to keep those of all other sessions
+        some = np.flatnonzero(rows["payload_bytes"])
+        if len(some):
             if len(self._carried) == _MOST_CARRIED:
                 self.untold += len(self._carried[0])
-            self._carried.append(rows)
+            carried = np.empty(len(some), PAYLOAD)
+            for name in PAYLOAD.names or ():
+                carried[name] = rows[name][some]
+            self._carried.append(carried)
 
     def take_carried(self) -> Table:
-        """Rows that have arrived since the last call, dtype ARRIVED, but times in UTC."""
-        rows = np.concatenate([empty(ARRIVED), *self._carried])
+        """Payload that has arrived since the last call, dtype PAYLOAD, times in UTC."""
+        if not self._carried:
+            return empty(PAYLOAD)
+        rows = np.concatenate(self._carried)
         self._carried.clear()
         rows["start_ns"] = self.alignment.map.utcs(rows["start_ns"])
         return rows
@@ -225,8 +233,8 @@ class HostWindow:
         """The latest time that anything has told of."""
         return max([self.horizon_ns, *(arrival.last_ns for arrival in self._arrivals)])
 
-    def settle_ranks(self) -> tuple[list[Iteration], list[tuple[Iteration, Tally]]]:
-        """The iterations that have ended, and those whose rows have all been added, with their account."""
+    def settle_ranks(self) -> tuple[list[Iteration], list[tuple[Iteration, Asked]]]:
+        """The iterations that have ended, and those whose rows have all been added: as Ranks.settle."""
         ended = self.ranks.ended()  # with the common numbers, of which a rank that has gone has none
         iterations = self.ranks.settle(self.settled_ns, self.flows)
         self._over.extend(iteration for iteration, _ in iterations)

@@ -149,9 +149,10 @@ class Inferring:
         """A moment to every member's host, or to the host of one. Time 0: now."""
         size = len(job.found.members)
         members = range(size) if only < 0 else (only,)
+        name = job.name
         for member in members:
             place = self._places.get(job.found.hosts[member])
             if place is not None:
-                whose = job.name, job.rank(member), size, 0
+                whose = name, job.rank(member), size, 0
                 mark = Mark(*whose, number, moment, time_ns, Source.INFERRED, error_ns, relative=True)
                 marks.append(MarkTold(place, mark))

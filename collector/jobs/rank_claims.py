@@ -3,27 +3,11 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
+
+from collector.messages import Holder, Step
 
 _EVER = -(1 << 63)
 _PATIENCE_NS = 10_000_000_000  # a process that has given its rank up, or died, is known to have by then
-
-
-class Holder(NamedTuple):
-    """A process that trains, as an agent knows it; pid 0: only its traffic is known."""
-
-    host: str
-    session: str
-    pid: int
-
-
-class Step(NamedTuple):
-    """What a process steps as, and when: UTC (ns)."""
-
-    rank: int
-    size: int  # of its job; 0: unknown
-    since_ns: int  # its first step as this rank
-    last_ns: int
 
 
 @dataclass

@@ -98,7 +98,8 @@ class Arrivals:
         rows = np.concatenate([empty(ARRIVED), *self._fresh])
         self._fresh, self._fresh_rows = [], 0
         link = rows["link"]
-        kept: Table = rows[(rows["start_ns"] >= _needed_since(present)[link]) & (present.horizon_ns[link] >= 0)]
+        needed = (rows["start_ns"] >= _needed_since(present)[link]) & (present.horizon_ns[link] >= 0)
+        kept: Table = rows.take(np.flatnonzero(needed))
         return kept
 
     def _classified(self, rows: Table, present: Present) -> Seen:

@@ -31,6 +31,7 @@ from netmon.agent.recorder import start_recorder
 from netmon.agent.resolution import Resolution
 from netmon.agent.rhythm import BATCH_NS, LOOK_NS, Rhythm
 from netmon.agent.settings import Settings
+from netmon.agent.sleep import Sleep
 from netmon.agent.spool import Spool
 from netmon.agent.spool_folder import SpoolFolder
 from netmon.agent.steps import StepMarks
@@ -45,6 +46,7 @@ from netmon.kernel.meter.geometry import choose_geometry
 from netmon.kernel.meter.memory import map_memory, mapped_array
 from netmon.kernel.meter.meter import STALE_NS, Meter
 from netmon.kernel.meter.ring_buffer import RingBuffer
+from netmon.kernel.meter.wakes import WAKES, Wakes
 from netmon.kernel.nic import Nic
 from netmon.kernel.owners.births import TOLD_MAP, TOLD_RING_BYTES, BirthTable
 from netmon.kernel.privileged import Privileged
@@ -79,11 +81,14 @@ class Agent:
         geometry = choose_geometry(settings.bucket_ns, len(nics), settings.flows)
         self._privileged = Privileged()
         started = self._privileged.start([(card.name, card.index) for card in nics], settings.hook, geometry)
-        self._meter = Meter(map_memory(started.descriptors, geometry), geometry)
+        memory = map_memory(started.descriptors, geometry)
+        self._meter = Meter(memory, geometry)
         self._steps_ring = RingBuffer(started.descriptors["steps"], geometry.step_ring_bytes, STEP)
         self._steps_lost = mapped_array(started.descriptors["steps_lost"], np.dtype("<u8"), 2)
         told = started.descriptors.get(TOLD_MAP)
         births = BirthTable(told, TOLD_RING_BYTES) if told is not None else None
+        wakes = Wakes(started.descriptors[WAKES], memory, geometry)
+        self._sleep = Sleep(wakes, self._privileged.descriptor, started.descriptors["steps"])
         for descriptor in started.descriptors.values():
             os.close(descriptor)
         privilege.drop_capabilities()
@@ -127,27 +132,31 @@ class Agent:
         for thread in threads:
             thread.start()
         while not stop.is_set():
-            time.sleep(self._rhythm.rest_ns / 1e9)  # a tenth of a second at most: to wait for `stop` costs more
+            ranks = time.monotonic_ns() - self._marked_ns < _MARKED_NS
+            woken = self._sleep.rest(self._rhythm.rest(ranks), ranks)  # short: to wait for `stop` costs more
             now = time.monotonic_ns()
             self._rhythm.asked_ns = self._stream.asked.batch_ns
-            self._look(now)
+            self._look(now, woken)
             if self._rhythm.batch_is_due:
                 if self._meter.numbers.next_id > _LAST_FLOW:
                     raise KernelError("this session has used all flow ids: start the agent again, for a new session")
                 self._send_batch(now)
+                self._exchanges.idle = self._rhythm.idle
                 self._rhythm.sent()
                 check_alive(threads)
                 self._stream.check()
                 self._leftovers.check()
 
-    def _look(self, now_ns: int) -> None:
-        """Sees what waits, and takes in what it is time for."""
+    def _look(self, now_ns: int, woken: bool) -> None:
+        """Sees what waits, and takes in what it is time for. woken: because something has come."""
         if now_ns - self._marked_ns < _MARKED_NS:
             self._hear_ranks(now_ns)
         asked, kernel = self._surroundings.waits(now_ns), self._meter.look()
         told = kernel.anything or len(self._steps_ring) or self._marks or self._owners.has_changes
         level = max(kernel.level, self._steps_ring.level, self._owners.level)
-        self._rhythm.look(now_ns, level, bool(told or len(self._meter.rows)))
+        waits = bool(told or len(self._meter.rows))
+        hurried = kernel.opened or self._owners.pending or (woken and not (waits or asked))
+        self._rhythm.look(now_ns, level, waits, hurried)
         drains = kernel.opened or self._rhythm.full or self._rhythm.batch_is_due
         if drains:
             self._drain(now_ns)
@@ -175,6 +184,7 @@ class Agent:
         if self._recorder:
             self._recorder.close()
         self._marks_socket.close()
+        self._sleep.close()
 
     def _drain(self, now_ns: int) -> None:
         drained = self._meter.drain(now_ns)
@@ -187,7 +197,7 @@ class Agent:
         hooked = self._marks_socket.take()
         steps = self._steps_ring.take()
         marks = [*hooked, *self._steps.rename(hooked), *(self._steps.steps(steps) if len(steps) else ())]
-        if hooked:
+        if hooked or len(steps):
             self._marked_ns = now_ns
         self._owners.marks(marks)
         self._marks += marks
@@ -211,7 +221,7 @@ class Agent:
             ledger=self._ledger.due(now_ns) if last is None else last,
             cost=self._cost.measure(self._spool.size, self._unusable()),
             exchanges=self._exchanges.take(),
-            nic=self._nic.due(now_ns),
+            nic=self._nic.due(now_ns, self._rhythm.idle),
         )
         for part in batch_parts(batch):
             message = encode_body(part)

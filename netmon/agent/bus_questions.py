@@ -35,4 +35,4 @@ async def ask_for_the_time(bus: Bus, worker: Callable[[], str], exchanges: Clock
                     took.append(received - sent)
         except (nats.errors.Error, asyncio.TimeoutError, DecodeError, OSError):
             took.clear()
-        await asyncio.sleep(pace.rest_s(took) if took else _AGAIN_S)
+        await asyncio.sleep(pace.rest_s(took, exchanges.idle) if took else _AGAIN_S)

@@ -18,7 +18,9 @@ METHOD = "/netmon.Collector/Clock"
 
 BURST = 4  # the first question after a rest pays for waking everybody up
 _REST_S, _LONGEST_REST_S = 1.0, 2.0
+_IDLE_REST_S = 4.0  # as long as there are no rows whose time anybody wants to know
 _AS_GOOD = 1.5  # a burst whose best answer took at most so much longer than the best one lately: rest longer
+_GOOD = 1.2  # the same of an answer that is good enough to be the burst's last
 _LATELY = 24  # bursts
 _EAGER_REST_S = 0.05
 _EAGER_BURSTS = 20  # after a connection: no row is to be stored before the first estimate
@@ -28,7 +30,7 @@ _MOST_WAITING = 512
 
 
 class ClockExchanges:
-    """One per agent: a few questions at a time, a few dozen bytes each; two to four a second.
+    """One per agent: a few questions at a time, a few dozen bytes each; one to four a second, on an idle host fewer.
 
     The fewer, the quieter it is: an answer that came as fast as any says all that can be known for a while.
     """
@@ -37,6 +39,8 @@ class ClockExchanges:
         """Nobody is asked yet."""
         self._waiting: deque[ClockExchange] = deque(maxlen=_MOST_WAITING)
         self._warned = False
+        self.idle = False
+        """Whether the host has nothing to tell, and so no use for a clock that is known to the microsecond."""
 
     def take(self) -> list[ClockExchange]:
         """The exchanges since the last call, at most 512, oldest first; does not block."""
@@ -62,14 +66,20 @@ class Pace:
         self._rest_s = _REST_S
         self._bursts = 0
 
-    def rest_s(self, took: Sequence[int]) -> float:
-        """After a burst whose answers took so many ns."""
+    def enough(self, took: int) -> bool:
+        """Whether an answer that took so many ns is as good as a burst can bring."""
+        return len(self._best) == _LATELY and took <= _GOOD * min(self._best)
+
+    def rest_s(self, took: Sequence[int], idle: bool) -> float:
+        """After a burst whose answers took so many ns; idle: the host has nothing to tell."""
         self._bursts += 1
         self._best.append(min(took))
         as_good = self._best[-1] <= _AS_GOOD * min(self._best)
         more = as_good and len(self._best) == _LATELY
         self._rest_s = min(2 * self._rest_s, _LONGEST_REST_S) if more else _REST_S
-        return _EAGER_REST_S if self._bursts <= _EAGER_BURSTS else self._rest_s
+        if self._bursts <= _EAGER_BURSTS:
+            return _EAGER_REST_S
+        return _IDLE_REST_S if idle else self._rest_s
 
 
 class Questions:
@@ -126,7 +136,9 @@ class Questions:
                     return
                 self._exchanges.add(ClockExchange(sent, echo.received_ns, echo.sent_ns, received))
                 took.append(received - sent)
-            self._ended.wait(pace.rest_s(took))
+                if pace.enough(took[-1]):
+                    break
+            self._ended.wait(pace.rest_s(took, self._exchanges.idle))
 
 
 def _answer(call: Iterator[netmon_pb2.ClockEcho]) -> netmon_pb2.ClockEcho | None:

@@ -172,6 +172,11 @@ class FlowOwners:
         """Whether `changed` has something to give."""
         return bool(self._changed)
 
+    @property
+    def pending(self) -> bool:
+        """Whether owners are still looked for."""
+        return bool(self._pending)
+
     def asks(self, now_ns: int) -> bool:
         """Whether there are endpoints to ask for now."""
         return any(pending.due_ns <= now_ns for pending in self._pending.values())

@@ -10,6 +10,7 @@ from netmon.kernel.pace import Pace
 from netmon.records import NicSample
 
 _WHOLE_NS = 60_000_000_000
+_STILL = 4  # intervals between samples of counters that stand still, on a host without traffic
 
 
 class NicSamples:
@@ -23,11 +24,15 @@ class NicSamples:
         self._pace = Pace(share=0.005, stock_ns=20_000_000)
         self._due_ns = time.monotonic_ns()
         self._sent: dict[tuple[str, str, str], int] = {}
-        self._whole_ns = 0
+        self._whole_ns, self._still = 0, False
 
-    def due(self, now_ns: int) -> list[NicSample]:
-        """A sample per device when an interval is over: of what has changed, now and then of everything."""
-        if not self._interval_ns or now_ns < self._due_ns or not self._pace.allows():
+    def due(self, now_ns: int, idle: bool = False) -> list[NicSample]:
+        """A sample per device when an interval is over: of what has changed, now and then of everything.
+
+        idle: there is no traffic that we see; as long as the counters show none either, they are read less often.
+        """
+        more_ns = (_STILL - 1) * self._interval_ns if idle and self._still else 0
+        if not self._interval_ns or now_ns < self._due_ns + more_ns or not self._pace.allows():
             return []
         self._due_ns = now_ns + self._interval_ns
         if now_ns >= self._whole_ns:
@@ -35,7 +40,9 @@ class NicSamples:
             self._whole_ns = now_ns + _WHOLE_NS
         with self._pace:
             samples = self._counters.read(filter(None, map(self._links.name, self._numbers)))
-        return [changed for sample in samples if (changed := self._changed(sample)).names]
+        changed = [news for sample in samples if (news := self._changed(sample)).names]
+        self._still = not changed
+        return changed
 
     def _changed(self, sample: NicSample) -> NicSample:
         """Only the counters that are not as they were sent last: most of a driver's count what never happens."""

@@ -13,16 +13,18 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from netmon.agent.record_store import CHUNK_BYTES, Chunk, Store, in_memory, on_disk
 from netmon.agent.settings import Settings
 from netmon.errors import DataError
-from netmon.records import BUCKET, Table, empty
+from netmon.records import BUCKET, Table
 from netmon.wire import netmon_pb2
 from netmon.wire.buckets import decode_buckets, encode_buckets
 
 log = logging.getLogger(__name__)
 
+_Words = npt.NDArray[np.uint64]
 _BLOCK_ROWS = 1 << 14
 _BLOCK_NS = 1_000_000_000
 
@@ -44,7 +46,7 @@ class Recorder:
         self._store, self._bucket_ns, self._time_ns, self._limit = store, bucket_ns, time_ns, limit_bytes
         self._lock = threading.Lock()
         self._blocks: deque[_Block] = deque()
-        self._waiting: list[Table] = []
+        self._waiting: list[_Words] = []
         self._waiting_rows, self._block_due_ns = 0, since_ns + _BLOCK_NS
         self._since_ns = since_ns  # what began before is not here
         self._until_ns = since_ns  # what ended before is here
@@ -60,7 +62,7 @@ class Recorder:
                 self.lost_rows += len(rows)
                 return
             if len(rows):
-                self._waiting.append(rows.copy())
+                self._waiting.append(_words(rows).copy())
                 self._waiting_rows += len(rows)
             self._until_ns = until_ns
             if self._waiting_rows >= _BLOCK_ROWS or until_ns >= self._block_due_ns:
@@ -103,7 +105,9 @@ class Recorder:
             self._store.close()
 
     def _write(self) -> None:
-        rows = np.concatenate([empty(BUCKET), *self._waiting])
+        if not self._waiting:
+            return
+        rows: Table = np.concatenate(self._waiting).view(BUCKET)
         self._waiting, self._waiting_rows = [], 0
         for first in range(0, len(rows), _BLOCK_ROWS):
             block = rows[first : first + _BLOCK_ROWS]
@@ -131,6 +135,11 @@ class Recorder:
             self._since_ns = max(self._since_ns, gone.end_ns + self._bucket_ns)
             if not self._blocks or self._blocks[0].chunk is not gone.chunk:
                 self._store.drop(gone.chunk)
+
+
+def _words(rows: Table) -> _Words:
+    """Rows of BUCKET, to be copied in a fraction of the time."""
+    return rows.view(np.uint64)
 
 
 def start_recorder(settings: Settings) -> Recorder | None:

@@ -58,6 +58,7 @@ class Spool:
         self._disk = left
         self._hello = left.hello() if left else b""
         self._newest = left.last() if left else 0
+        self._latest: Kept | None = None  # the newest, as it was appended: it need not be read from the disk
         # Of the batches on the disk, in their order: to count them should it not give them back.
         self._carried = left.carried() if left else {}
         self._files = 0
@@ -117,7 +118,7 @@ class Spool:
                 self._carried[sequence] = carried
             else:
                 self._memory.insert(batch, flows)
-            self._newest = sequence
+            self._newest, self._latest = sequence, batch
             self._bound()
             self._changed.notify_all()
 
@@ -159,6 +160,8 @@ class Spool:
             if not self.acknowledged < sequence <= self._newest:
                 return
             self.acknowledged = sequence
+            if sequence == self._newest:
+                self._latest = None
             for done in list(itertools.takewhile(lambda number: number <= sequence, self._carried)):
                 del self._carried[done]
             self._memory.delete_to(sequence)
@@ -201,6 +204,7 @@ class Spool:
             lost = summed([batch.carried])
             self._lose(lost)
             self.given_up += 1
+            self._latest = None
             self._delete(self._memory if self._memory.first_after(sequence - 1) == sequence else self._disk, batch)
             return lost
 
@@ -296,6 +300,8 @@ class Spool:
         return numbers
 
     def _first_after(self, sequence: int) -> Kept | None:
+        if self._latest and sequence == self._latest.sequence - 1:
+            return self._latest
         try:
             numbers = self._numbers_after(sequence)
             batch = None
@@ -319,6 +325,7 @@ class Spool:
             *(self.folder.directory, error, len(self._carried), described(lost)),
         )
         self._lose(lost)
+        self._latest = None
         self.given_up += len(self._carried)
         self._carried.clear()
         self._unreadable_since = 0.0

@@ -34,7 +34,9 @@ class FlowsResult:
     """CPU as fractions of one core; memory: the most seen, all processes of the agent, as PSS and as RSS.
 
     described, aggregates: flows and aggregates of them in the dataset. Of the packets that were sent: dropped ones the
-    link did not deliver, overflow and lost ones are in the dataset's ledger as such, missing ones are nowhere.
+    link did not deliver, overflow and lost ones are in the dataset's ledger as such, missing ones are nowhere there.
+    spooled: what the agent kept in files when it ended, because the collector had not acknowledged it by then; another
+    agent has sent it since. refused: batches that the collector did not take in.
     """
 
     seconds: float
@@ -52,6 +54,8 @@ class FlowsResult:
     overflow_packets: int
     lost_packets: int
     missing_packets: int
+    spooled_bytes: int
+    refused_batches: int
     coverage: float
 
     def document(self) -> dict[str, Any]:
@@ -91,6 +95,12 @@ def _measure(hosts: Pair, folder: Path, per_s: int, seconds: float, progress: Ca
         elapsed = time.monotonic() - begin
         cpu = process_seconds(agents) - used[0], process_seconds(collectors) - used[1]
         agent.end_in_order(seconds=_END_SECONDS)
+        spool = folder / f"spool-{hosts.receiver.name}"
+        spooled = sum(path.stat().st_size for path in spool.glob("*.spool*"))
+        if spooled:
+            notify = folder / "notify-successor"
+            with Process("successor", watch, folder, host=hosts.receiver, notify=notify) as successor:
+                _send_the_rest(spool, successor)
         collector.end_in_order(seconds=_END_SECONDS)
     return FlowsResult(
         seconds=elapsed,
@@ -102,6 +112,8 @@ def _measure(hosts: Pair, folder: Path, per_s: int, seconds: float, progress: Ca
         collector_cpu_fraction=cpu[1] / elapsed,
         collector_bytes=most[2],
         dropped_packets=dropped,
+        spooled_bytes=spooled,
+        refused_batches=len(list(spool.glob("refused/*.batch"))),
         **_of_dataset(data, flows - dropped),
     )
 
@@ -121,6 +133,15 @@ def _dropped(hosts: Pair) -> int:
     return int(json.loads(iproute.call(command))[0]["stats64"]["tx"]["dropped"])
 
 
+def _send_the_rest(spool: Path, successor: Process) -> None:
+    """What an agent could not send in time is its successor's to send."""
+    successor.wait_ready(_READY_SECONDS)
+    end = time.monotonic() + _END_SECONDS
+    while len(list(spool.glob("*.spool"))) > 1 and time.monotonic() < end:  # one is its own
+        time.sleep(_LOOK_SECONDS)
+    successor.end_in_order(seconds=_END_SECONDS)
+
+
 def _of_dataset(data: Path, delivered: int) -> dict[str, Any]:
     """delivered: packets of the flood, which are all that comes in but for a few."""
     flows, buckets, ledger = (
@@ -129,7 +150,9 @@ def _of_dataset(data: Path, delivered: int) -> dict[str, Any]:
     )
     udp = flows.filter(pc.equal(flows["protocol"], 17))
     aggregates = udp.filter(pc.greater(udp["members"], 0))
-    packets = pc.sum(buckets.filter(pc.is_in(buckets["flow_id"], udp["flow_id"]))["packets"]).as_py()
+    session = udp["session"][0].as_py()  # another agent may have sent what the first one could not
+    of_session = buckets.filter(pc.equal(pc.cast(buckets["session"], "string"), session))
+    packets = pc.sum(of_session.filter(pc.is_in(of_session["flow_id"], udp["flow_id"]))["packets"]).as_py()
     received = ledger.filter(pc.equal(pc.cast(ledger["direction"], "string"), "rx"))
     overflow, lost = (
         round(sum(pc.sum(received[f"{name}_bytes"]).as_py() for name in names) / SIZE)

@@ -19,6 +19,7 @@ import numpy as np
 
 from netmon.wire import netmon_pb2, netmon_pb2_grpc
 from netmon.wire.buckets import decode_buckets
+from netmon.wire.channel import ALIVE_EVERY_S, COLLECTOR_OPTIONS
 
 LISTENS = "listens"
 _THREADS = 16  # each holds one stream
@@ -52,15 +53,20 @@ class Sink(netmon_pb2_grpc.CollectorServicer):
     def Stream(  # noqa: N802 (gRPC's name)
         self, messages: Iterator[netmon_pb2.AgentMessage], context: grpc.ServicerContext
     ) -> Iterator[netmon_pb2.Acknowledgement]:
-        """Acknowledges at once."""
-        session = ""
+        """Acknowledges as often as a collector says that it is alive; at the end, everything."""
+        session, told, held, due = "", 0, 0, time.monotonic()
         for message in messages:
             if message.HasField("batch"):
                 with self._lock:
                     self._count(session, message.batch)
-                yield netmon_pb2.Acknowledgement(sequence=message.batch.sequence)
+                held = message.batch.sequence
             else:
                 session = message.hello.session
+            if held > told and time.monotonic() >= due:
+                told, due = held, time.monotonic() + ALIVE_EVERY_S * 0.9  # a batch a second is acknowledged each time
+                yield netmon_pb2.Acknowledgement(sequence=told)
+        if held > told:
+            yield netmon_pb2.Acknowledgement(sequence=held)
 
     def _count(self, session: str, batch: netmon_pb2.Batch) -> None:
         received = self.received
@@ -95,7 +101,7 @@ def main(address: str, report: str) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: ended.set())
     sink = Sink()
-    server = grpc.server(ThreadPoolExecutor(_THREADS), options=(("grpc.max_receive_message_length", -1),))
+    server = grpc.server(ThreadPoolExecutor(_THREADS), options=COLLECTOR_OPTIONS)
     netmon_pb2_grpc.add_CollectorServicer_to_server(sink, server)  # type: ignore[no-untyped-call]
     server.add_insecure_port(address)
     server.start()

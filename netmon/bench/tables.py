@@ -149,6 +149,8 @@ def flows_table(result: FlowsResult) -> Table:
         ("packets in the ledger's overflow", f"{result.overflow_packets:,}"),
         ("packets in the ledger as lost", f"{result.lost_packets:,}"),
         ("packets missing in the dataset", f"{result.missing_packets:,}"),
+        ("sent by another agent, as it waited at the end", format_bytes(result.spooled_bytes)),
+        ("batches refused", f"{result.refused_batches:,}"),
         ("coverage", f"{result.coverage:.3%}"),
     ):
         table.add_row(name, value)

@@ -93,6 +93,7 @@ def run(args: argparse.Namespace) -> int:
     import sdnotify
 
     from netmon.agent.agent import Agent
+    from netmon.agent.heap import keep_heap
     from netmon.agent.settings import Settings
     from netmon.kernel.probe import choose_interfaces, interface_facts
     from netmon.wire.channel import wait_quietly
@@ -123,6 +124,7 @@ def run(args: argparse.Namespace) -> int:
         record_bytes=args.record_bytes,
     )
     wait_quietly()
+    keep_heap()
     agent = Agent(settings)
     for interface in agent.interfaces:
         capacity = format_rate(interface.capacity_bps) if interface.capacity_bps else "unknown; give --capacity"

@@ -50,7 +50,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--bus-bytes",
         type=parse_size,
-        default="16GB",
+        default="4GB",
         metavar="SIZE",
         help="with --bus: that wait there at most (%(default)s)",
     )

@@ -9,7 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 from netmon.dl.classify import NS_PER_S, Windows
+from netmon.dl.grouped import order_by, starts
 from netmon.dl.history import HostBlocks, PayloadHistory
+from netmon.dl.sums import sums_by_two
 from netmon.dl.traffic import Traffic
 from netmon.records import Class, Direction, Owner
 
@@ -72,6 +74,26 @@ class Tally:
     node_shared: bool  # some link carried a shared window
 
 
+_AMOUNTS = tuple(
+    f"{what}_{way}_bytes"
+    for what in ("dl", "dl_shared", "dl_control", "cross", "other_job", "unclassified")
+    for way in ("tx", "rx")
+)
+_TOP = ("cross_top", "cross_top_tx_bytes", "cross_top_rx_bytes")
+
+
+class Asked(NamedTuple):
+    """An iteration of which the account is asked for."""
+
+    host: int
+    window_ns: int  # width of the host's share windows
+    rank: Party
+    job: int  # its number in the windows
+    start_ns: int
+    end_ns: int
+    alone: bool  # nobody to send gradients to
+
+
 class HostAccounts:
     """Payload of every host by party, class and direction, and the share windows of its links."""
 
@@ -79,11 +101,105 @@ class HostAccounts:
         """Begin with nothing counted."""
         self.payload = PayloadHistory()
         self.windows = WindowHistory()
+        self._parties = _Parties()
 
     def drop(self, host: int) -> None:
         """The host is gone."""
         self.payload.drop(host)
         self.windows.drop(host)
+
+    def tally(self, asked: Sequence[Asked], parties: Sequence[Party]) -> list[Tally]:
+        """The account of each iteration's [start, end); parties: by the index that row_keys was given."""
+        if not asked:
+            return []
+        self._parties.learn(parties)
+        numbers = np.array([(one.host, one.window_ns, one.job, one.start_ns, one.end_ns) for one in asked], np.int64)
+        host, window_ns, job, start_ns, end_ns = numbers.T
+        first, last = start_ns // window_ns, (end_ns - 1) // window_ns
+        most, shared = self.windows.between(host, job, first, last, first * window_ns)
+        peak = most * 8 * NS_PER_S // window_ns
+        alone = np.array([one.alone for one in asked])
+        sums = self._sums([one.rank for one in asked], *self.payload.between(host, start_ns, end_ns))
+        amounts = {name: column.tolist() for name, column in zip(_AMOUNTS, sums.amounts, strict=True)}
+        top = (list(column) for column in zip(*sums.top, strict=True))
+        columns = amounts | dict(zip(_TOP, top, strict=True))
+        columns |= {"peak_bps": peak.tolist(), "node_shared": (shared & ~alone).tolist()}
+        return [Tally(*row) for row in zip(*(columns[name] for name in Tally.__dataclass_fields__), strict=True)]
+
+    def _sums(self, ranks: Sequence[Party], question: _Numbers, key: _Numbers, payload: _Numbers) -> "_Sums":
+        rest, way = np.divmod(key, _DIRECTIONS)
+        rest, class_ = np.divmod(rest, _CLASSES)
+        whose, traffic = np.divmod(rest, _TRAFFIC)
+        job, rank = np.array([self._parties.key(one) for one in ranks], np.int64).T
+        dl = (class_ == Class.DL_ONLY) | (class_ == Class.DL_SHARED)
+        of_job = dl & (self._parties.job[whose] == job[question])
+        own = of_job & (self._parties.rank[whose] == rank[question])
+        other = dl & ~of_job
+        cross = other | (class_ == Class.CROSS)
+        amounts = []
+        for some in (
+            *(own, own & (class_ == Class.DL_SHARED), own & (traffic == Traffic.CONTROL)),
+            *(cross, other, class_ == Class.UNCLASSIFIED),
+        ):
+            rows = np.flatnonzero(some)
+            cell = question[rows] * _DIRECTIONS + way[rows]
+            sums = np.bincount(cell, weights=payload[rows], minlength=len(ranks) * _DIRECTIONS).astype(np.int64)
+            rx, tx = sums.reshape(-1, _DIRECTIONS).T
+            amounts += [tx, rx]
+        rows = np.flatnonzero(cross)
+        top = self._parties.top(len(ranks), question[rows], whose[rows], way[rows], payload[rows])
+        return _Sums(amounts, top)
+
+
+class _Sums(NamedTuple):
+    amounts: list[_Numbers]  # _AMOUNTS
+    top: list[tuple[str, int, int]]  # who moved the most of the cross traffic, sent and received
+
+
+class _Parties:
+    """Parties by index, as columns."""
+
+    def __init__(self) -> None:
+        self.job, self.rank, self.name = (np.empty(0, np.int64) for _ in range(3))
+        self._jobs: dict[str, int] = {}
+        self._names: dict[str, int] = {}
+        self._words: list[str] = []
+
+    def learn(self, parties: Sequence[Party]) -> None:
+        """There may be more parties than before."""
+        new = parties[len(self.job) :]
+        if new:
+            keys = [(*self.key(one), self._names.setdefault(one.name, len(self._names))) for one in new]
+            self._words = list(self._names)
+            columns = np.array(keys, np.int64).T
+            self.job, self.rank, self.name = (
+                np.concatenate(pair) for pair in zip((self.job, self.rank, self.name), columns, strict=True)
+            )
+
+    def key(self, one: Party) -> tuple[int, int]:
+        """Job and rank."""
+        return self._jobs.setdefault(one.job, len(self._jobs)), one.rank
+
+    def top(
+        self, questions: int, question: _Numbers, whose: _Numbers, way: _Numbers, payload: _Numbers
+    ) -> list[tuple[str, int, int]]:
+        """Of each question the name with the most payload, the last by the alphabet of several; tx, rx."""
+        found = [("", 0, 0)] * questions
+        asked, name, _ = sums_by_two(question, self.name[whose], payload)
+        if not len(asked):
+            return found
+        names = len(self._words)
+        pair = asked * names + name
+        cell = np.searchsorted(pair, question * names + self.name[whose]) * _DIRECTIONS + way
+        sums = np.bincount(cell, weights=payload, minlength=len(pair) * _DIRECTIONS).astype(np.int64)
+        rx, tx = sums.reshape(-1, _DIRECTIONS).T
+        first = starts(asked)
+        most = np.repeat(np.maximum.reduceat(rx + tx, first), np.diff(np.append(first, len(asked))))
+        best = np.flatnonzero(rx + tx == most)
+        for place, one, *sent_received in zip(*(c[best].tolist() for c in (asked, name, tx, rx)), strict=True):
+            if self._words[one] >= found[place][0]:
+                found[place] = self._words[one], *sent_received
+        return found
 
 
 class HostAccount:
@@ -97,40 +213,9 @@ class HostAccount:
         """As PayloadHistory.cut."""
         return self._accounts.payload.cut(self._host, time_ns, added_until_ns)
 
-    def tally(self, rank: Party, job: int, parties: Sequence[Party], start_ns: int, end_ns: int, alone: bool) -> Tally:
-        """The account of a rank's [start, end); job: its number in the windows; alone: nobody to send gradients to."""
-        sums = self._accounts.payload.between(self._host, start_ns, end_ns)
-        own, shared, control, cross, other, unknown = ([0, 0] for _ in range(6))
-        by_name: dict[str, list[int]] = {}
-        for key, payload in zip(sums.key.tolist(), sums.payload_bytes.tolist(), strict=True):
-            rest, way = divmod(key, _DIRECTIONS)
-            rest, class_ = divmod(rest, _CLASSES)
-            whose, traffic = divmod(rest, _TRAFFIC)
-            owner = parties[whose]
-            dl = class_ in (Class.DL_ONLY, Class.DL_SHARED)
-            if dl and owner[:2] == rank[:2]:
-                own[way] += payload
-                shared[way] += payload * (class_ == Class.DL_SHARED)
-                control[way] += payload * (traffic == Traffic.CONTROL)
-            if dl and owner.job != rank.job:
-                other[way] += payload
-            if class_ == Class.CROSS or (dl and owner.job != rank.job):
-                cross[way] += payload
-                by_name.setdefault(owner.name, [0, 0])[way] += payload
-            unknown[way] += payload * (class_ == Class.UNCLASSIFIED)
-        top = max(by_name, key=lambda name: (sum(by_name[name]), name), default="")
-        top_rx, top_tx = by_name.get(top, (0, 0))
-        first, last = start_ns // self._window_ns, (end_ns - 1) // self._window_ns
-        peak, node_shared = self._accounts.windows.between(self._host, job, first, last, first * self._window_ns)
-        return Tally(
-            *(own[1], own[0], shared[1], shared[0], control[1], control[0], cross[1], cross[0]),
-            *(other[1], other[0], unknown[1], unknown[0]),
-            cross_top=top,
-            cross_top_tx_bytes=top_tx,
-            cross_top_rx_bytes=top_rx,
-            peak_bps=peak * 8 * NS_PER_S // self._window_ns,
-            node_shared=not alone and node_shared,
-        )
+    def ask(self, rank: Party, job: int, start_ns: int, end_ns: int, alone: bool) -> Asked:
+        """What HostAccounts.tally is to be asked for a rank's iteration; see Asked."""
+        return Asked(self._host, self._window_ns, rank, job, start_ns, end_ns, alone)
 
 
 class WindowHistory:
@@ -149,7 +234,7 @@ class WindowHistory:
         # An entry as a job sees it that has no rows in it, job −1; and as each sees it that has.
         whole = np.concatenate([entry, windows.pair_entry[pair]])
         host = host_of_link[windows.link[whole]]
-        order = np.argsort(host, kind="stable")
+        order = order_by(host, windows.number[whole])
         columns = {
             "host": host,
             "number": windows.number[whole],
@@ -160,17 +245,20 @@ class WindowHistory:
         }
         self._blocks.add({name: column[order] for name, column in columns.items()}, until_ns)
 
-    def between(self, host: int, job: int, first: int, last: int, first_ns: int) -> tuple[int, bool]:
-        """Of the host's windows first…last: the most wire bytes of one, and whether the job sees one as shared."""
-        most, shared = 0, False
-        for block, rows in self._blocks.of(host, first_ns):
-            number = block.columns["number"][rows]
-            inside = np.flatnonzero((number >= first) & (number <= last))
-            if len(inside):
-                most = max(most, int(block.columns["wire_bytes"][rows][inside].max()))
-                shared = shared or _sees_shared(
-                    job, *(block.columns[n][rows][inside] for n in ("job", "entry", "shared"))
-                )
+    def between(
+        self, host: _Numbers, job: _Numbers, first: _Numbers, last: _Numbers, first_ns: _Numbers
+    ) -> tuple[_Numbers, npt.NDArray[np.bool_]]:
+        """Of hosts' windows first…last: the most wire bytes of one, and whether the job sees one as shared.
+
+        Arrays (questions,).
+        """
+        most, shared = np.zeros(len(host), np.int64), np.zeros(len(host), np.bool_)
+        for block, question, row in self._blocks.within("number", host, first_ns, first, last + 1):
+            begin = starts(question)
+            asked = question[begin]
+            most[asked] = np.maximum(most[asked], np.maximum.reduceat(block.columns["wire_bytes"][row], begin))
+            seen = (block.columns[name][row] for name in ("job", "entry", "shared"))
+            shared[_seeing_shared(job, question, *seen)] = True
         return most, shared
 
     def forget(self, before_ns: _Numbers, window_ns: _Numbers) -> None:
@@ -180,7 +268,7 @@ class WindowHistory:
             if block is not None:
                 host = block.columns["host"]
                 stay = np.flatnonzero((block.columns["number"] + 1) * window_ns[host] > before_ns[host])
-                order = stay[np.argsort(host[stay], kind="stable")]
+                order = stay[order_by(host[stay], block.columns["number"][stay])]
                 self._blocks.put_aside({name: c[order] for name, c in block.columns.items()}, block.until_ns)
 
     def drop(self, host: int) -> None:
@@ -188,11 +276,14 @@ class WindowHistory:
         self._blocks.drop(host)
 
 
-def _sees_shared(job: int, jobs: _Numbers, entry: _Numbers, shared: npt.NDArray[np.bool_]) -> bool:
-    if not shared.any():
-        return False
-    own = jobs == job
-    if shared[own].any():
-        return True
-    others = entry[shared & (jobs == -1)]
-    return len(others) > 0 and not set(others.tolist()) <= set(entry[own].tolist())
+def _seeing_shared(
+    job: _Numbers, question: _Numbers, jobs: _Numbers, entry: _Numbers, shared: npt.NDArray[np.bool_]
+) -> _Numbers:
+    """The questions, by their jobs, that see a shared window; the other arrays (rows,)."""
+    own = jobs == job[question]
+    others = np.flatnonzero(shared & (jobs == -1))
+    if len(others):  # a window in which the job has rows is as the job sees it
+        _, entry = np.unique(entry, return_inverse=True)
+        window = question * (int(entry.max()) + 1) + entry
+        others = others[~np.isin(window[others], window[own])]
+    return question[np.append(np.flatnonzero(own & shared), others)]

@@ -1,19 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """The beat of a training as two counts of its iterations hear it, held against each other; many pairs at once."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from enum import Enum
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from netmon.dl.grouped import GroupedValues, starts
 from netmon.records import Moment
 
 _Numbers = npt.NDArray[np.int64]
-
-_LAST = np.iinfo(np.int64).max
-_ROWS = 512  # pairs that are compared together: each takes the square of its events
 
 
 class Beat(Enum):
@@ -38,6 +36,10 @@ class Events(NamedTuple):
         """No events."""
         return _NONE
 
+    def latest(self, most: int) -> "Events":
+        """Not more than so many."""
+        return self if len(self.number) <= most else Events(self.number[-most:], self.time_ns[-most:])
+
 
 _NONE = Events(np.empty(0, np.int64), np.empty(0, np.int64))
 
@@ -50,41 +52,32 @@ class Shift(NamedTuple):
     of: int
 
 
-class _Stack(NamedTuple):
-    """Events of several counts, a row each, (counts, most events)."""
+class _Flat:
+    """Events of several counts, one behind the other."""
 
-    number: _Numbers
-    time_ns: _Numbers  # behind the last event the largest int64
-    there: npt.NDArray[np.bool_]
-
-    @classmethod
-    def of(cls, counts: Sequence[Events]) -> "_Stack":
-        """Two columns at least."""
-        lengths = np.array([len(one.time_ns) for one in counts], np.intp)
-        there = np.arange(max(2, int(lengths.max(initial=0)))) < lengths[:, None]
-        number, time_ns = np.zeros(there.shape, np.int64), np.full(there.shape, _LAST)
-        if len(counts):
-            number[there] = np.concatenate([one.number for one in counts])
-            time_ns[there] = np.concatenate([one.time_ns for one in counts])
-        return cls(number, time_ns, there)
-
-    def rows(self, rows: npt.NDArray[np.intp]) -> "_Stack":
-        return _Stack(self.number[rows], self.time_ns[rows], self.there[rows])
+    def __init__(self, counts: Sequence[Events]) -> None:
+        self.lengths = np.array([len(one.time_ns) for one in counts], np.intp)
+        self.first = np.cumsum(self.lengths) - self.lengths
+        self.row = np.repeat(np.arange(len(counts)), self.lengths)
+        self.number = np.concatenate([_NONE.number, *(one.number for one in counts)])
+        self.time_ns = np.concatenate([_NONE.time_ns, *(one.time_ns for one in counts)])
 
     def periods(self) -> npt.NDArray[np.float64]:
-        steps, times = np.diff(self.number, axis=1), np.diff(self.time_ns, axis=1)
-        known = (steps > 0) & self.there[:, 1:]
-        each = np.full(steps.shape, np.inf)
-        np.divide(times, steps, out=each, where=known)
-        each.sort(axis=1)
-        count, row = known.sum(axis=1), np.arange(len(each))
-        low, high = each[row, np.maximum(count - 1, 0) // 2], each[row, np.minimum(count // 2, steps.shape[1] - 1)]
-        return np.where(count > 0, (low + high) / 2, np.inf)
+        steps, times = np.diff(self.number), np.diff(self.time_ns)
+        known = np.flatnonzero((steps > 0) & (self.row[1:] == self.row[:-1]))
+        row, each = self.row[known], times[known] / steps[known]
+        each = each[np.lexsort((each, row))]
+        count = np.bincount(row, minlength=len(self.lengths))
+        first, some = np.cumsum(count) - count, np.flatnonzero(count)
+        found = np.full(len(self.lengths), np.inf)
+        low, high = (each[(first + place)[some]] for place in ((count - 1) // 2, count // 2))
+        found[some] = (low + high) / 2
+        return found
 
 
 def periods(counts: Sequence[Events]) -> npt.NDArray[np.float64]:
     """Of each count the median time from one iteration to the next (ns); inf where fewer than two are known."""
-    return _Stack.of(counts).periods()
+    return _Flat(counts).periods()
 
 
 def period(events: Events) -> float:
@@ -101,39 +94,37 @@ def best_shifts(
         rest = [place for place, shift in enumerate(found) if shift is None]
         pairs = [(place, reference[place].get(beat, _NONE), other[place].get(beat, _NONE)) for place in rest]
         both = [pair for pair in pairs if len(pair[1].time_ns) and len(pair[2].time_ns)]
-        for first in range(0, len(both), _ROWS):
-            places, references, others = zip(*both[first : first + _ROWS], strict=True)
-            for place, shift in zip(places, _shifts(references, others), strict=True):
-                found[place] = shift
+        shifts = _shifts([pair[1] for pair in both], [pair[2] for pair in both]) if both else ()
+        for (place, _, _), shift in zip(both, shifts, strict=True):
+            found[place] = shift
     return found
 
 
-def _shifts(reference: Sequence[Events], other: Sequence[Events]) -> Iterable[Shift | None]:
+def _shifts(reference: Sequence[Events], other: Sequence[Events]) -> Iterator[Shift | None]:
     """Each event of `other` votes with the nearest of `reference`, if that is nearer than half a period."""
-    theirs = _distinct(reference)
-    ours = _Stack.of(other)
-    half = np.minimum(theirs.periods(), ours.periods()) / 2
-    row, last = np.arange(len(other))[:, None], theirs.there.sum(axis=1)[:, None] - 1
-    right = np.minimum((theirs.time_ns[:, None, :] < ours.time_ns[:, :, None]).sum(axis=2), last)
-    left = np.maximum(right - 1, 0)
-    before, after = (np.abs(theirs.time_ns[row, place] - ours.time_ns) for place in (left, right))
-    place, distance = np.where(before <= after, left, right), np.minimum(before, after)
-    near = (distance < half[:, None]) & ours.there
-    shift = theirs.number[row, place] - ours.number
-    votes = ((shift[:, :, None] == shift[:, None, :]) & near[:, None, :]).sum(axis=2) * near
-    most = votes.max(axis=1)
-    best = np.where(near & (votes == most[:, None]), shift, _LAST).min(axis=1)
-    for one, count, of in zip(best.tolist(), most.tolist(), near.sum(axis=1).tolist(), strict=True):
-        yield Shift(one, count, of) if of else None
-
-
-def _distinct(counts: Sequence[Events]) -> _Stack:
-    """As _Stack.of, of counts of which most are the same."""
-    place: dict[int, int] = {}
-    for one in counts:
-        place.setdefault(id(one), len(place))
-    distinct = list({id(one): one for one in counts}.values())
-    return _Stack.of(distinct).rows(np.array([place[id(one)] for one in counts], np.intp))
+    known = {id(one): one for one in reference}  # many have one reference
+    number_of = {one: number for number, one in enumerate(known)}
+    theirs, ours = _Flat(list(known.values())), _Flat(other)
+    whose = np.array([number_of[id(one)] for one in reference], np.intp)
+    half = np.minimum(theirs.periods()[whose], ours.periods()) / 2
+    group = whose[ours.row]
+    first, last = theirs.first[group], (theirs.first + theirs.lengths - 1)[group]
+    grouped = GroupedValues(theirs.row, theirs.time_ns, len(known))
+    right = np.minimum(grouped.places(group, ours.time_ns, "left"), last)
+    left = np.maximum(right - 1, first)
+    before, after = (np.abs(theirs.time_ns[place] - ours.time_ns) for place in (left, right))
+    near = np.flatnonzero(np.minimum(before, after) < half[ours.row])
+    shift = (theirs.number[np.where(before <= after, left, right)] - ours.number)[near]
+    row, of = ours.row[near], np.bincount(ours.row[near], minlength=len(other))
+    order = np.lexsort((shift, row))
+    shift, row = shift[order], row[order]
+    run = starts(row, shift)
+    votes, shift, row = np.diff(np.append(run, len(row))), shift[run], row[run]
+    order = np.lexsort((shift, -votes, row))  # of each row the most votes first, of as many the least shift
+    best = order[starts(row[order])]
+    told = iter(zip(shift[best].tolist(), votes[best].tolist(), strict=True))
+    for count in of.tolist():
+        yield Shift(*next(told), count) if count else None
 
 
 def nearest(times_ns: _Numbers, to_ns: _Numbers) -> npt.NDArray[np.intp]:

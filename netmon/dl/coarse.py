@@ -58,9 +58,10 @@ class Coarsener:
 
         until_ns: a multiple of width_ns, before which nothing is to come but stragglers, which make rows of their own.
         """
-        words = np.concatenate(
-            [_words(self._waiting), _words(rows)]
-        )  # a row as words is copied in a fraction of the time
+        if not len(rows) and not len(self._waiting):
+            return empty(COARSE)
+        # A row as words is copied in a fraction of the time.
+        words = np.concatenate([_words(self._waiting), _words(rows)])
         due = words[:, 0] < np.uint64(max(0, until_ns))
         self._waiting = _rows(words.take(np.flatnonzero(~due), axis=0))
         return coarsen(_rows(words.take(np.flatnonzero(due), axis=0)), self._bucket_ns, width_ns)

@@ -32,7 +32,7 @@ def edges(group: Numbers, groups: int) -> npt.NDArray[np.intp]:
 
 
 def order_by(*keys: npt.NDArray[np.integer]) -> npt.NDArray[np.intp]:
-    """The order of rows by the keys, the first one first. In one pass where all of them fit 62 bits together."""
+    """The stable order of rows by the keys, the first one first. In one pass where they fit 62 bits together."""
     if not len(keys[0]):
         return np.empty(0, np.intp)
     lows = [int(key.min()) for key in keys]
@@ -47,7 +47,21 @@ def order_by(*keys: npt.NDArray[np.integer]) -> npt.NDArray[np.intp]:
         if span > 1:
             packed *= span
             packed += key.astype(np.int64) - low
-    return np.argsort(packed, kind="stable")
+    return _order(packed, size)
+
+
+def _order(packed: Numbers, size: int) -> npt.NDArray[np.intp]:
+    """The stable order of numbers 0…size−1."""
+    if (packed[1:] >= packed[:-1]).all():
+        return np.arange(len(packed))
+    bits = len(packed).bit_length()
+    if size << bits >= _MOST:
+        return np.argsort(packed, kind="stable")
+    packed <<= bits  # with its place behind it, each number is another one: the fastest sort will do
+    packed |= np.arange(len(packed))
+    packed.sort()
+    packed &= (1 << bits) - 1
+    return packed
 
 
 class GroupedValues:

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from netmon.dl.grouped import GroupedValues, edges, order_by, starts
+from netmon.dl.sums import sums_by_two
 
 GRAIN_NS = 1_000_000
 """Rows of one grain that no cut separates become one."""
@@ -23,8 +24,9 @@ _Numbers = npt.NDArray[np.int64]
 
 
 class Sums(NamedTuple):
-    """Payload per key, both (keys,); a key is what the caller added it under."""
+    """Payload per question and key, ascending, arrays of one length; a key is what the caller added it under."""
 
+    question: _Numbers
     key: _Numbers
     payload_bytes: _Numbers
 
@@ -57,18 +59,23 @@ class HostBlocks:
         if len(columns["host"]):
             self._blocks.append(_block(columns, until_ns.copy()))
 
-    def of(self, host: int, start_ns: int) -> Iterator[tuple[Block, slice]]:
-        """Where the rows of a host lie that are not all before start_ns."""
+    def within(
+        self, column: str, host: _Numbers, since_ns: _Numbers, low: _Numbers, high: _Numbers
+    ) -> Iterator[tuple[Block, _Numbers, _Numbers]]:
+        """Rows of several hosts with low ≤ column < high, by block: the block, which question, which row.
+
+        Arrays (questions,); the blocks are sorted by host and this column. since_ns: what settled before is left out.
+        """
+        asked = np.arange(len(host))
         for block in reversed(self._blocks):
-            if host >= len(block.until_ns) or block.until_ns[host] <= start_ns:
-                return
-            rows = block.of(host)
-            if rows.stop > rows.start:
-                yield block, rows
+            known = asked[host[asked] < len(block.until_ns)]
+            asked = known[block.until_ns[host[known]] > since_ns[known]]
+            if not len(asked):
+                break
+            yield from _between(block, column, asked, host[asked], low[asked], high[asked])
         for block in self._aside:
-            rows = block.of(host)
-            if rows.stop > rows.start:
-                yield block, rows
+            known = np.flatnonzero(host < len(block.until_ns))
+            yield from _between(block, column, known, host[known], low[known], high[known])
 
     def forget(self, since_ns: _Numbers) -> bool:
         """Drop of each host the blocks that lie before since_ns; whether it is time to put in order what is aside."""
@@ -111,6 +118,18 @@ def _block(columns: dict[str, npt.NDArray[Any]], until_ns: _Numbers) -> Block:
     return Block(columns, edges(columns["host"], len(until_ns)), until_ns)
 
 
+def _between(
+    block: Block, column: str, asked: _Numbers, host: _Numbers, low: _Numbers, high: _Numbers
+) -> Iterator[tuple[Block, _Numbers, _Numbers]]:
+    values = GroupedValues(block.columns["host"], block.columns[column], len(block.until_ns))
+    first, last = (values.places(host, limit, side="left") for limit in (low, high))
+    counts = np.maximum(last - first, 0)
+    total = int(counts.sum())
+    if total:
+        before = np.repeat(np.cumsum(counts) - counts, counts)
+        yield block, np.repeat(asked, counts), np.repeat(first, counts) + np.arange(total) - before
+
+
 class PayloadHistory:
     """Sums of a host between any two times: exact between cuts that were made before the rows came, else to 1 ms."""
 
@@ -143,20 +162,15 @@ class PayloadHistory:
             label = np.maximum(time_ns // GRAIN_NS * GRAIN_NS, self._last_cut(host, time_ns, len(until_ns)))
             self._blocks.add(_summed(host, label, key, payload_bytes), until_ns)
 
-    def between(self, host: int, start_ns: int, end_ns: int) -> Sums:
-        """Payload of [start, end) of a host by key."""
-        keys, amounts = [], []
-        for block, rows in self._blocks.of(host, start_ns):
-            label = block.columns["label"][rows]
-            first, last = label.searchsorted(start_ns), label.searchsorted(end_ns)
-            if last > first:
-                keys.append(block.columns["key"][rows][first:last])
-                amounts.append(block.columns["payload_bytes"][rows][first:last])
-        if not keys:
-            return Sums(np.empty(0, np.int64), np.empty(0, np.int64))
-        found, of_row = np.unique(np.concatenate(keys), return_inverse=True)
-        sums = np.bincount(of_row, weights=np.concatenate(amounts), minlength=len(found))
-        return Sums(found.astype(np.int64), sums.astype(np.int64))
+    def between(self, host: _Numbers, start_ns: _Numbers, end_ns: _Numbers) -> Sums:
+        """Payload of [start, end) of hosts by key; arrays (questions,)."""
+        parts = [
+            (question, block.columns["key"][row], block.columns["payload_bytes"][row])
+            for block, question, row in self._blocks.within("label", host, start_ns, start_ns, end_ns)
+        ]
+        if not parts:
+            return Sums(*(np.empty(0, np.int64) for _ in range(3)))
+        return Sums(*sums_by_two(*(np.concatenate(column) for column in zip(*parts, strict=True))))
 
     def forget(self, before_ns: _Numbers, now_ns: _Numbers) -> None:
         """Drop of each host what lies before before_ns and is not young; of what is old keep the sums between cuts."""

@@ -2,7 +2,7 @@
 """From marks to iterations, for one rank."""
 
 from array import array
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -22,8 +22,7 @@ _SILENT_AFTER = 3  # iterations that another source has seen since a source's la
 _ABOUT_PROCESSES = (Moment.JOIN, Moment.LEAVE)
 
 
-@dataclass(frozen=True)
-class Iteration:
+class Iteration(NamedTuple):
     """One finished training step of one rank: [start, end) in the host's mono clock."""
 
     job: str
@@ -72,6 +71,7 @@ class IterationTracker:
         self.size = self.parameters = 0
         self.unusable = 0  # marks that repeat, contradict or come after their iteration
         self.finished_ns = -1  # end of the last finished iteration
+        self.ending = False  # something has come by which an iteration may have ended: `finished` is to be asked
         self.source: Source | None = None  # the one that decides
         self.last_number = -1  # of the last finished iteration
         self._told_by: Source | None = None
@@ -87,7 +87,7 @@ class IterationTracker:
 
     def resume(self, end_ns: int, number: int) -> None:
         """Leave out iterations that begin before end_ns and count on: those up to `number` are in the dataset."""
-        self._knows_opened = False
+        self._knows_opened, self.ending = False, True
         self.finished_ns, self.last_number = max(self.finished_ns, end_ns), max(self.last_number, number)
 
     def add(self, mark: Mark) -> None:
@@ -106,6 +106,7 @@ class IterationTracker:
             self.unusable += source != Source.INFERRED  # those nobody has sent
             return
         self._knows_opened = False
+        self.ending |= bool(marks.touched)
         self._relative[source] = mark.relative
         if source in self._silent or before != (marks.begun, marks.left):
             self._silent.discard(source)
@@ -114,19 +115,22 @@ class IterationTracker:
 
     def join(self, source: Source) -> None:
         """The source looks at this rank from now on; one that had left counts anew."""
-        self._knows_opened, self._unsure = False, True
+        self._knows_opened, self._unsure, self.ending = False, True, True
         if source in self._sources and self._sources[source].left:
             del self._sources[source]
             self._waiting.pop(source, None)
 
     def leave(self, source: Source) -> None:
         """No more marks of this source will come."""
-        self._knows_opened, self._unsure = False, True
+        self._knows_opened, self._unsure, self.ending = False, True, True
         if source in self._sources:
             self._sources[source].left = True
 
     def finished(self, leaving: bool = False) -> list[Iteration]:
         """Iterations that have ended since the last call; `leaving`: no more marks of any source will come."""
+        if not (leaving or self.ending):
+            return []
+        self.ending = False
         for source, marks in self._sources.items():
             if leaving and not marks.left:
                 marks.left = self._unsure = True
@@ -187,7 +191,7 @@ class IterationTracker:
         if chosen is None or chosen == self.source:
             return False
         self._align(chosen)
-        self.source, self._knows_opened = chosen, False
+        self.source, self._knows_opened, self.ending = chosen, False, True
         return True
 
     def _align(self, source: Source) -> None:

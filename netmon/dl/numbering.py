@@ -158,7 +158,7 @@ class JobNumbers:
         rank, trust, events, error_ns = told
         count = self._begin(rank, trust) if self.begins(told) else self._counts[rank]
         new = not count.events
-        count.events = {beat: Events(*(column[-EVIDENCE:] for column in one)) for beat, one in events.items()}
+        count.events = {beat: one.latest(EVIDENCE) for beat, one in events.items()}
         if not any(len(one.number) for one in count.events.values()):
             return None
         if new and count.decided:

@@ -12,8 +12,9 @@ from netmon.records import Mark, Moment
 _MOST_OPEN = 1_000  # iterations of which only some marks are known
 _RECENT = 200  # marks of a moment that are kept for comparisons
 _SETTLING = (Moment.STEP_START, Moment.FIRST_ENQUEUE)
+FIRST_ENQUEUE, FIRST_WAIT, LAST_WAIT = Moment.FIRST_ENQUEUE, Moment.FIRST_WAIT, Moment.LAST_WAIT
+_OF_STEPS = (Moment.STEP_START, Moment.STEP_END)
 _KEPT = frozenset((*_SETTLING, Moment.FIRST_WAIT, Moment.LAST_WAIT, Moment.STEP_END))
-_COMMUNICATION = ((Moment.FIRST_ENQUEUE, min), (Moment.LAST_WAIT, max), (Moment.FIRST_WAIT, min))
 
 Bounds = tuple[Mark, Mark]
 """The marks that begin and end an iteration."""
@@ -67,7 +68,7 @@ class SourceMarks:
         self._steps = False  # it marks steps, not only the communication
         self._marks: dict[int, dict[Moment, Mark]] = {}
         self._recent = {moment: _Recent() for moment in _KEPT}
-        self._touched: set[int] = set()  # iterations of which a bound has come since `finished` was asked
+        self.touched: set[int] = set()  # iterations that a mark may have ended since `finished` was asked
 
     def add(self, mark: Mark) -> bool:
         """Take in a mark; False where it repeats one, comes after its iteration, or bounds nothing."""
@@ -96,20 +97,24 @@ class SourceMarks:
 
     def _touch(self, number: int, moment: Moment) -> None:
         """A mark may bound its own iteration, and the one that it ends or begins beside it."""
-        self._touched.add(number)
         if self._by_ends:
-            self._touched.add(number + 1)
-        elif moment == Moment.FIRST_ENQUEUE:
-            self._touched.add(number - 1)
+            if moment == LAST_WAIT:
+                self.touched.update((number, number + 1))
+            elif moment == FIRST_ENQUEUE:
+                self.touched.add(number)
+        elif moment in _OF_STEPS:
+            self.touched.add(number)
+        elif moment == FIRST_ENQUEUE and not self._steps:
+            self.touched.update((number - 1, number))
 
     def finished(self) -> list[Bounds]:
         """Bounds of the iterations that have ended since the last call, in the order of their numbers."""
         if self.left and self._marks and not (self._by_ends or self._steps):
-            self._touched.add(max(self._marks))
-        if not self._touched:
+            self.touched.add(max(self._marks))
+        if not self.touched:
             return []
-        numbers = sorted(number for number in self._touched if number > self.done and number in self._marks)
-        self._touched.clear()
+        numbers = sorted(number for number in self.touched if number > self.done and number in self._marks)
+        self.touched.clear()
         found = [bounds for bounds in map(self._bounds, numbers) if bounds]
         if found:
             self.done = found[-1][0].iteration
@@ -131,12 +136,18 @@ class SourceMarks:
 
     def communication(self, start_ns: int, end_ns: int) -> tuple[int | None, int | None, int | None]:
         """First enqueue, last wait and first wait in [start, end]; None: there is none."""
-        found: list[int | None] = []
-        for moment, choose in _COMMUNICATION:
-            marks = [moments[moment] for moments in self._marks.values() if moment in moments]
-            times = [mark.time_ns for mark in marks if start_ns <= mark.time_ns <= end_ns]
-            found.append(choose(times) if times else None)
-        return found[0], found[1], found[2]
+        enqueue = last_wait = first_wait = None
+        for moments in self._marks.values():
+            mark = moments.get(FIRST_ENQUEUE)
+            if mark and start_ns <= mark.time_ns <= end_ns and (enqueue is None or mark.time_ns < enqueue):
+                enqueue = mark.time_ns
+            mark = moments.get(LAST_WAIT)
+            if mark and start_ns <= mark.time_ns <= end_ns and (last_wait is None or mark.time_ns > last_wait):
+                last_wait = mark.time_ns
+            mark = moments.get(FIRST_WAIT)
+            if mark and start_ns <= mark.time_ns <= end_ns and (first_wait is None or mark.time_ns < first_wait):
+                first_wait = mark.time_ns
+        return enqueue, last_wait, first_wait
 
     def events(self, beat: Beat, most: int = _RECENT) -> Events:
         """Recent numbers and times of what ends, or begins, its communication (its steps where it tells no more)."""

@@ -24,6 +24,7 @@ from netmon.errors import KernelError, NetmonError, UnsupportedError
 from netmon.kernel import bpf_calls, layout, pages
 from netmon.kernel.meter import memory
 from netmon.kernel.meter.geometry import Geometry
+from netmon.kernel.meter.wakes import WAKES
 from netmon.kernel.owners import births
 from netmon.kernel.processes import pid_namespace
 from netmon.kernel.refusal import because
@@ -41,7 +42,7 @@ XDP_FRAGS = "meter_xdp_frags"
 
 log = logging.getLogger(__name__)
 
-METER_MAPS = (*memory.MAPS, "interfaces")
+METER_MAPS = (*memory.MAPS, "interfaces", WAKES)
 STEP_MAPS = ("steps", "steps_lost")
 MAPS = (*METER_MAPS, *STEP_MAPS)
 

@@ -231,6 +231,11 @@ class Privileged:
         """Of the privileged process."""
         return self._child.pid
 
+    @property
+    def descriptor(self) -> int:
+        """Readable when a reply has come, or the process has ended."""
+        return self._socket.fileno()
+
     def start(self, interfaces: list[tuple[str, int]], hook: str, geometry: Geometry) -> Started:
         """Loads and attaches; blocks until everything is attached. Raises KernelError.
 

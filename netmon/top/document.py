@@ -14,13 +14,13 @@ from netmon.views import Snapshot
 
 
 def document(snapshot: Snapshot) -> str:
-    """The fields of Snapshot by name, indented. LinkView.wire_bps is an object: class → rates, oldest first."""
-    return json.dumps(_plain(snapshot), indent=2, allow_nan=False, ensure_ascii=False)
+    """The fields of Snapshot by name, on one line. LinkView.wire_bps is an object: class → rates, oldest first."""
+    return json.dumps(_plain(snapshot), allow_nan=False, ensure_ascii=False)
 
 
 def _plain(value: Any) -> Any:
     if dataclasses.is_dataclass(value):
-        return {field.name.rstrip("_"): _plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+        return {name.rstrip("_"): _plain(item) for name, item in vars(value).items()}
     if isinstance(value, Class):
         return CLASS_NAMES[value]
     if isinstance(value, IntEnum):
@@ -28,7 +28,7 @@ def _plain(value: Any) -> Any:
     if isinstance(value, np.ndarray):
         if value.ndim == 2:
             return {name: _plain(column) for name, column in zip(CLASS_NAMES, value.T, strict=True)}
-        return _plain(value.tolist())
+        return value.tolist() if np.isfinite(value).all() else [_plain(item) for item in value.tolist()]
     if isinstance(value, tuple | list):
         return [_plain(item) for item in value]
     if isinstance(value, float) and not math.isfinite(value):

@@ -14,6 +14,8 @@ ALIVE_EVERY_S = 1.0
 
 QUIET_WAIT_S = 10.0
 
+_LOOKAHEAD_BYTES = 4 << 20  # of one stream: 80 MB/s over 50 ms
+
 
 def wait_quietly() -> None:
     """To be called once by a process whose threads wait for gRPC's messages: they are woken when one has come.
@@ -46,6 +48,9 @@ COLLECTOR_OPTIONS = (
     ("grpc.so_reuseport", 0),  # a second collector on the port must fail, not take half of the agents
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", -1),
+    # To find out how much fits into the way, gRPC would answer every batch with a ping: it takes as much as is good.
+    ("grpc.http2.bdp_probe", 0),
+    ("grpc.http2.lookahead_bytes", _LOOKAHEAD_BYTES),
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 500),  # agents ask every two seconds
     # A collector that is late reads several of them at once, and must not cut off who asked in due time.
     ("grpc.http2.max_ping_strikes", 0),

@@ -9,6 +9,7 @@ them in `given` and copies them itself. A keyword of Python loses its trailing u
 import dataclasses
 from collections.abc import Callable, Collection, Sequence
 from enum import IntEnum
+from operator import attrgetter
 from typing import Any, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
 
 from google.protobuf.message import Message
@@ -28,6 +29,8 @@ Read = Callable[[Any, str], Any]
 class _Field(NamedTuple):
     read: Read
     has_default: bool
+    on_wire: str  # its name there
+    plain: bool  # a number, a text or an IntEnum
 
 
 def to_message(record: Any, message: M, given: Collection[str] = ()) -> M:
@@ -35,10 +38,13 @@ def to_message(record: Any, message: M, given: Collection[str] = ()) -> M:
 
     Raises WireError where a value does not fit its field.
     """
-    for name in _fields(type(record)):
+    for name, field in _fields(type(record)).items():
         if name not in given:
             try:
-                _write(message, name.rstrip("_"), getattr(record, name))
+                if field.plain:
+                    setattr(message, field.on_wire, getattr(record, name))
+                else:
+                    _write(message, field.on_wire, getattr(record, name))
             except (TypeError, ValueError) as error:
                 raise WireError(f"cannot send {type(record).__name__}.{name}: {error}") from None
     return message
@@ -72,16 +78,53 @@ def _write(message: Message, name: str, value: Any) -> None:
         target = getattr(message, name)
         for item in value:
             if dataclasses.is_dataclass(item):
-                to_message(item, target.add())
+                _add(item, target)
             else:
                 target.append(item)
     else:
         setattr(message, name, value)
 
 
+def _add(record: Any, target: Any) -> None:
+    """A record's message into a repeated field: its plain fields at once, which takes half of one by one."""
+    plain = _plain_fields(type(record))
+    values = dict(zip(plain.on_wire, plain.values(record), strict=True))
+    if None in values.values():  # it would be left out
+        to_message(record, target.add())
+    try:
+        message = target.add(**values)
+    except (TypeError, ValueError):
+        to_message(record, target.add())  # says which field it is
+        raise
+    if not plain.are_all:
+        to_message(record, message, given=plain.names)
+
+
+class _PlainFields(NamedTuple):
+    names: tuple[str, ...]
+    on_wire: tuple[str, ...]
+    values: Callable[[Any], tuple[Any, ...]]
+    are_all: bool
+
+
+_known_plain: dict[type[Any], _PlainFields] = {}
+
+
+def _plain_fields(record: type[Any]) -> _PlainFields:
+    if record not in _known_plain:
+        fields = _fields(record)
+        names = tuple(name for name, field in fields.items() if field.plain)
+        on_wire = tuple(fields[name].on_wire for name in names)
+        values = attrgetter(*names) if len(names) > 1 else lambda value: tuple(getattr(value, name) for name in names)
+        _known_plain[record] = _PlainFields(names, on_wire, values, len(names) == len(fields))
+    return _known_plain[record]
+
+
 def _read(message: Message, name: str, label: str, field: _Field) -> Any:
-    on_wire = name.rstrip("_")
+    on_wire = field.on_wire
     value = getattr(message, on_wire)
+    if field.plain:
+        return field.read(value, label)
     if isinstance(value, Message) and not message.HasField(on_wire):
         check(field.has_default, f"{label} is missing")
         return dataclasses.MISSING
@@ -96,9 +139,16 @@ def _fields(record: type[Any]) -> dict[str, _Field]:
     if record not in _known:
         hints = get_type_hints(record)
         _known[record] = {
-            field.name: _Field(_reader(hints[field.name]), _has_default(field)) for field in dataclasses.fields(record)
+            field.name: _Field(
+                _reader(hints[field.name]), _has_default(field), field.name.rstrip("_"), _is_plain(hints[field.name])
+            )
+            for field in dataclasses.fields(record)
         }
     return _known[record]
+
+
+def _is_plain(hint: Any) -> bool:
+    return isinstance(hint, type) and issubclass(hint, int | float | str)
 
 
 def _has_default(field: dataclasses.Field[Any]) -> bool:

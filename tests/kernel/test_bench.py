@@ -117,5 +117,6 @@ def test_flows() -> None:
     assert document["aggregates"] > 0
     # On a machine that stands still the ring of new flows may be full for a moment; then the ledger says so.
     assert (document["missing_packets"], document["lost_packets"]) == (0, 0)
+    assert document["refused_batches"] == 0
     assert (document["coverage"] == 1) == (document["overflow_packets"] == 0)
     assert document["agent_resident_bytes"] > document["agent_bytes"] > 0

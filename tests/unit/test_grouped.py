@@ -42,5 +42,6 @@ def test_order_and_runs(factor: int, entries: list[tuple[int, int]]) -> None:
     order = order_by(table[:, 0], table[:, 1])
     ordered = table[order]
     assert ordered.tolist() == sorted(table.tolist())
+    assert order.tolist() == sorted(range(len(table)), key=lambda row: (*table[row].tolist(), row))
     first = starts(ordered[:, 0], ordered[:, 1])
     assert len(first) == len({tuple(row) for row in table.tolist()})

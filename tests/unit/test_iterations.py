@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
 from collector_stream import MS, mark
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
+from lines_run import lines_run
 
 from netmon.dl.iterations import IterationTracker
+from netmon.dl.source import SourceMarks
 from netmon.records import Moment, Source
 
 START, END, ENQUEUE, WAIT = Moment.STEP_START, Moment.STEP_END, Moment.FIRST_ENQUEUE, Moment.LAST_WAIT
@@ -135,7 +136,7 @@ def test_exposed_communication_is_from_the_first_wait_to_the_last():
     moments = ((START, 0), (ENQUEUE, 2), (Moment.FIRST_WAIT, 5), (WAIT, 8), (END, 9))
     tracker, (found,) = track(*(mark(moment, 0, after) for moment, after in moments))
     assert tracker.communication(found.start_ns, found.end_ns) == (2 * MS, 8 * MS, 5 * MS)
-    told = replace(found, comm_start_ns=2 * MS, comm_end_ns=8 * MS, wait_start_ns=5 * MS)
+    told = found._replace(comm_start_ns=2 * MS, comm_end_ns=8 * MS, wait_start_ns=5 * MS)
     assert (told.communication_ns, told.exposed_ns) == (6 * MS, 3 * MS)
     assert (found.communication_ns, found.exposed_ns) == (-1, -1)
 
@@ -146,3 +147,79 @@ def test_two_sources_in_any_order_never_overlap(marks):
     edges = [edge for i in found for edge in (i.start_ns, i.end_ns)]
     assert edges == sorted(edges)
     assert all(a.number < b.number for a, b in pairwise(found))
+
+
+class Suspicious(IterationTracker):
+    """Looks at everything again after each mark, whatever it may have changed."""
+
+    def add(self, one):
+        self._unsure = True
+        super().add(one)
+
+    def finished(self, leaving=False):
+        for marks in self._sources.values():
+            marks.touched.update(marks._marks)
+        self._unsure = self.ending = True
+        return super().finished(leaving)
+
+
+moments = st.sampled_from([START, END, ENQUEUE, WAIT, Moment.FIRST_WAIT])
+told = st.tuples(moments, st.integers(0, 8), st.integers(0, 120), st.sampled_from(list(Source)))
+events = st.lists(
+    st.one_of(told, st.tuples(st.sampled_from(["join", "leave", "forget"]), st.sampled_from(list(Source))))
+)
+
+
+@given(events)
+@example([(START, 1, 9, Source.TIMELINE), (WAIT, 1, 18, Source.TIMELINE), (ENQUEUE, 1, 10, Source.TIMELINE)])
+@example(
+    [
+        (ENQUEUE, 0, 1, Source.UPROBE),
+        (ENQUEUE, 1, 9, Source.UPROBE),
+        (WAIT, 1, 12, Source.UPROBE),
+        ("leave", Source.UPROBE),
+    ]
+)
+def test_what_a_mark_does_not_touch_has_not_changed(told):
+    quick, slow = IterationTracker("train", 0), Suspicious("train", 0)
+    for of in (quick, slow):
+        of.found = []
+        for kind, *about in told:
+            if isinstance(kind, Moment):
+                number, time_ms, source = about
+                of.add(mark(kind, number, time_ms, source=source))
+                of.found.append((of.finished(), of.source, of.open_since(), of.spans().tolist(), of.unusable))
+            elif kind == "forget":
+                of.forget(of.finished_ns - 20 * MS)
+            else:
+                getattr(of, kind)(*about)
+        of.found.append(of.finished(leaving=True))
+    assert quick.found == slow.found
+
+
+@given(st.lists(st.tuples(st.sampled_from([ENQUEUE, WAIT, Moment.FIRST_WAIT]), st.integers(0, 300)), max_size=40))
+def test_the_communication_is_that_of_the_marks_in_the_iteration(told):
+    marks = SourceMarks()
+    for number, (moment, time_ms) in enumerate(told):
+        marks.add(mark(moment, number, time_ms))
+    inside = [[time_ms * MS for of, time_ms in told if of == m and 100 <= time_ms <= 200] for m, _ in COMMUNICATION]
+    expected = [choose(times) if times else None for times, (_, choose) in zip(inside, COMMUNICATION, strict=True)]
+    assert list(marks.communication(100 * MS, 200 * MS)) == expected
+
+
+COMMUNICATION = ((ENQUEUE, min), (WAIT, max), (Moment.FIRST_WAIT, min))
+
+
+def test_a_mark_costs_the_same_however_many_iterations_are_open():
+    def work(first, count):
+        def marking():
+            for number in range(first, first + count):
+                tracker.add(mark(END, number, 10 * number))
+                assert tracker.finished() == []
+
+        return marking
+
+    tracker = IterationTracker("train", 0)
+    few = lines_run(work(0, 100))
+    work(100, 800)()
+    assert lines_run(work(900, 100)) < 1.5 * few

@@ -2,7 +2,6 @@
 """Jobs as viewers see them."""
 
 import time
-from dataclasses import replace
 
 from collector.view.job_views import JobFacts, Jobs
 from netmon.dl.account import Tally
@@ -53,7 +52,7 @@ def test_the_slowest_iteration_has_a_verdict():
             begun = 100 * number * MS
             ended = begun + (200 if slow else 100) * MS
             waited = {"comm_start_ns": begun + 60 * MS, "wait_start_ns": begun + 60 * MS, "comm_end_ns": ended}
-            it = replace(iteration(number, rank), end_ns=ended, **waited)
+            it = iteration(number, rank)._replace(end_ns=ended, **waited)
             jobs.ended(f"h{rank}", it)
             jobs.accounted(it, tally(cross_rx=3_000_000 * (slow and rank == 0), sent=1_000_000))
     (view,) = jobs.views()
@@ -94,7 +93,7 @@ def test_scores_of_all_ranks_are_one_and_stay_when_the_ranks_are_gone():
 def test_no_job_is_hidden_and_one_that_is_long_over_goes(monkeypatch):
     jobs = Jobs(0)
     for number in range(100):
-        jobs.ended("h0", replace(iteration(1), job=f"job-{number:03}"))
+        jobs.ended("h0", iteration(1)._replace(job=f"job-{number:03}"))
     assert len(jobs.views()) == len(jobs.facts()) == 100
     later = time.monotonic() + 3601
     monkeypatch.setattr(time, "monotonic", lambda: later)
@@ -107,8 +106,8 @@ def test_a_job_of_many_ranks_keeps_bounded_tables():
     jobs = Jobs(0)
     for number in range(30):
         for rank in range(1000):
-            jobs.ended(f"h{rank}", replace(iteration(number, rank), size=1000))
-            jobs.accounted(replace(iteration(number, rank), size=1000), tally())
+            jobs.ended(f"h{rank}", iteration(number, rank)._replace(size=1000))
+            jobs.accounted(iteration(number, rank)._replace(size=1000), tally())
     (view,) = jobs.views()
     assert (view.size, view.iteration, len(view.ranks)) == (1000, 29, 1000)
     assert 16 <= len(view.durations_ns) <= 30

@@ -7,7 +7,8 @@ import numpy as np
 from lines_run import lines_run
 
 from collector.jobs.common_numbers import Numbers
-from collector.jobs.rank_claims import Claims, Holder, Step
+from collector.jobs.rank_claims import Claims
+from collector.messages import Holder, Step
 from netmon.dl.beats import Beat, Events
 from netmon.dl.inference.pattern import blocks, strongly_connected
 from netmon.dl.numbering import RankEvents, Trust

@@ -15,3 +15,15 @@ def test_only_what_has_changed_is_sent() -> None:
     assert "tx_errors" not in again
     whole = {name for sample in samples.due(now + 61 * S) for name in sample.names}
     assert whole == first
+
+
+def test_counters_that_stand_still_are_read_less_often_until_there_is_traffic() -> None:
+    samples, now = NicSamples(Links([1], ["lo"]), 1, S), 10**18
+    reads = []
+    samples._counters.read = lambda names: reads.append(len(reads)) or []
+    for second in range(9):
+        samples.due(now + second * S, idle=True)
+    assert len(reads) == 3
+    samples.due(now + 9 * S)
+    samples.due(now + 10 * S)
+    assert len(reads) == 5

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from netmon.dl.beats import Beat, Events, best_shifts, period
-from netmon.dl.numbering import JobNumbers, Trust
+from netmon.dl.beats import Beat, Events, best_shifts, nearest, period
+from netmon.dl.numbering import JobNumbers, RankEvents, Trust, tell_all
 from netmon.dl.scoring import combined, score
 from netmon.records import Source
 from netmon.views import SourceScore
@@ -145,3 +145,58 @@ def test_a_source_is_scored_in_the_time_that_both_cover():
     assert half.f1 == pytest.approx(2 / 3, abs=0.01)
     assert score(Source.INFERRED, Source.HOOK, all_beats(Events.none()), true) is None
     assert combined([late, late, half])[0].iterations == 2 * late.iterations + half.iterations
+
+
+def one_shift(reference, other):
+    """The same of one pair, event by event."""
+    if not len(reference.time_ns) or not len(other.time_ns):
+        return None
+    place = nearest(reference.time_ns, other.time_ns)
+    near = np.abs(reference.time_ns[place] - other.time_ns) < min(one_period(reference), one_period(other)) / 2
+    if not near.any():
+        return None
+    shifts, votes = np.unique((reference.number[place] - other.number)[near], return_counts=True)
+    return int(shifts[votes.argmax()]), int(votes.max()), int(votes.sum())
+
+
+def one_period(of):
+    steps, times = np.diff(of.number), np.diff(of.time_ns)
+    known = steps > 0
+    return float(np.median(times[known] / steps[known])) if known.any() else float("inf")
+
+
+counts = st.lists(st.tuples(st.integers(0, 12), st.integers(0, 200)), max_size=12).map(
+    lambda told: Events(
+        np.array([number for number, _ in told], np.int64), np.sort(np.array([time for _, time in told], np.int64))
+    )
+)
+
+
+@given(st.lists(counts, min_size=1, max_size=3), st.lists(counts, max_size=8), st.data())
+def test_many_pairs_are_compared_as_each_alone(references, others, data):
+    pairs = [(data.draw(st.sampled_from(references)), other) for other in others]
+    found = best_shifts([{Beat.END: one} for one, _ in pairs], [{Beat.END: other} for _, other in pairs])
+    assert found == [one_shift(*pair) for pair in pairs]
+    assert [period(of) for of in others] == [one_period(of) for of in others]
+
+
+tells = st.tuples(
+    *(st.integers(0, 1), st.integers(0, 4), st.sampled_from(list(Trust))),
+    *(st.integers(0, 5), st.integers(1, 8), st.integers(0, 5), st.sampled_from([0, 30 * MS])),
+)
+
+
+@given(st.lists(tells, max_size=30))
+def test_what_is_told_together_is_decided_in_its_order(told):
+    together, alone = ([JobNumbers(), JobNumbers()] for _ in range(2))
+    news = [
+        (job, RankEvents(rank, trust, ends(first, count, start_ms=100 * start), error))
+        for job, rank, trust, first, count, start, error in told
+    ]
+    decided = tell_all([(together[job], events) for job, events in news])
+    for (job, events), one in zip(news, decided, strict=True):
+        assert alone[job].tell(*events) == one.moved
+        assert alone[job].shift(events.rank) == one.shift
+    for one, other in zip(together, alone, strict=True):
+        assert [one.state(r) for r in range(5)] == [other.state(r) for r in range(5)]
+        assert [one.relative(r) for r in range(5)] == [other.relative(r) for r in range(5)]

@@ -8,11 +8,14 @@ import pytest
 from collector_stream import MS, S, hello, mark
 
 from collector.host.flows import AllFlows, FlowTable, Links
+from collector.host.rank import Rank
 from collector.host.ranks import DISTANT, GONE, REPEATED, STRANGER, Ranks
 from collector.host.steps import AllSteps
 from collector.jobs.common_numbers import Numbers
-from collector.jobs.rank_claims import Claims, Holder
+from collector.jobs.rank_claims import Claims
+from collector.messages import Holder
 from netmon.dl.account import HostAccount, HostAccounts
+from netmon.dl.iterations import IterationTracker
 from netmon.records import Direction, Flow, Moment, Owner, Source
 
 START, END, ENQUEUE, WAIT = Moment.STEP_START, Moment.STEP_END, Moment.FIRST_ENQUEUE, Moment.LAST_WAIT
@@ -173,13 +176,17 @@ def test_a_host_that_is_heard_no_more_keeps_its_numbers_whoever_takes_its_ranks(
     assert [(one.number, one.relative) for one in settled] == [(number, False) for number in range(4, 10)]
 
 
-def test_a_rank_whose_numbers_are_true_makes_the_others_true():
+@pytest.mark.parametrize("cut_off", [False, True])
+def test_a_rank_whose_numbers_are_true_makes_the_others_true(cut_off):
+    """Also where the host of the others was not heard for a while."""
     numbers, claims = Numbers(), Claims()
     first, second = (ranks(host, numbers, claims) for host in ("h0", "h1"))
     told(first, mark(JOIN, 0, 0, **UPROBE, relative=True), *enqueues(5, relative=True))
     counted = [replace(m, rank=1, iteration=m.iteration + 800) for m in enqueues(5, 1.0)]
     told(second, mark(JOIN, 0, 0, rank=1, **UPROBE), *counted)
     later = [replace(m, time_ns=m.time_ns + 500 * MS, iteration=m.iteration + 5) for m in enqueues(3, relative=True)]
+    if cut_off:
+        first.release()
     first.hear(later, -1)
     first.align(0, 0)
     assert [(i.number, i.relative) for i in first.ended()] == [(804, False), (805, False), (806, False)]
@@ -198,8 +205,8 @@ def test_a_missed_first_cycle_is_made_up_for():
 def test_a_job_of_one_rank_has_no_shared_node():
     host = ranks()
     told(host, mark(JOIN, 0, 0, size=1), *step(0, 0, size=1))
-    ((_, tally),) = settle(host, 1000 * MS)
-    assert not tally.node_shared
+    ((_, asked),) = settle(host, 1000 * MS)
+    assert asked.alone
 
 
 @pytest.mark.parametrize("after", [1, 3])
@@ -322,3 +329,25 @@ def test_with_two_sources_the_first_that_tells_of_the_new_size_ends_the_old_one(
     told(other, mark(JOIN, 0, 1100, **joined), *steps)
     assert stamps(other, [1305], "train", 2)[1] == [5]
     assert not any("another job" in line for line in (*host.warnings, *other.warnings))
+
+
+@pytest.mark.parametrize("together", [True, False])
+def test_claims_hear_of_all_steps_before_somebody_else_claims(together):
+    """The second process steps while the first one does: what came before its claim counts, in one batch or in many."""
+    host = ranks()
+    marks = [
+        *(mark(JOIN, 0, 0), mark(JOIN, 0, 0, pid=11), mark(START, 0, 0), mark(START, 0, 5, pid=11)),
+        *(mark(END, 0, 9), mark(END, 0, 14, pid=11)),
+    ]
+    found = told(host, *marks) if together else [one for m in marks for one in told(host, m)]
+    assert sorted(found) == [("train", 0, 0, 9), ("train#2", 0, 5, 14)]
+
+
+def test_a_rank_that_has_not_stepped_yet_holds_back_its_join():
+    """Who takes the session up from the dataset knows of ranks with stored iterations only."""
+    rank = Rank(IterationTracker("train", 0), pid=10)
+    assert rank.needed_since() is None
+    rank.joined[Source.UPROBE] = 5 * MS
+    assert rank.needed_since() == 5 * MS
+    rank.left[Source.UPROBE] = 6 * MS
+    assert rank.needed_since() is None

@@ -6,40 +6,69 @@ from netmon.agent.rhythm import BATCH_NS, LOOK_NS, Rhythm
 MS, S = 1_000_000, 1_000_000_000
 
 
-def looks(rhythm: Rhythm, begin_ns: int, until_ns: int, *, level: float = 0.0, waits: bool = False) -> list[int]:
-    """Looks as the agent does, with the same result each time; the times of the batches."""
-    batches, now = [], begin_ns
+def looks(rhythm: Rhythm, begin_ns: int, until_ns: int, *, waits: bool = False) -> tuple[list[int], int]:
+    """Looks as an agent does that nothing wakes, with the same result each time: the times of the batches, and how
+    many looks there were.
+    """
+    batches, now, count = [], begin_ns, 0
     while now < until_ns:
-        now += rhythm.rest_ns
-        rhythm.look(now, level, waits)
-        if rhythm.full or rhythm.batch_is_due:
-            rhythm.drained()
+        now, count = now + rhythm.rest().ns, count + 1
+        rhythm.look(now, 0.0, waits)
         if rhythm.batch_is_due:
             rhythm.sent()
             batches.append(now)
-    return batches
+    return batches, count
 
 
 def test_an_idle_host_is_left_alone_and_its_horizon_moves_on() -> None:
     rhythm = Rhythm(0)
-    batches = looks(rhythm, 0, 10 * S)
-    assert all(S <= later - batch <= S + 2 * LOOK_NS for batch, later in zip([0, *batches], batches, strict=False))
-    assert batches[-1] > 8 * S
-    assert rhythm.rest_ns == 2 * LOOK_NS
+    batches, count = looks(rhythm, 0, 10 * S)
+    assert batches == [n * S for n in range(1, 11)]
+    assert count == 30
+    assert rhythm.idle
 
 
-def test_what_waits_leaves_after_a_fifth_of_a_second() -> None:
+def test_what_waits_leaves_after_a_fifth_of_a_second_and_nobody_looks_between() -> None:
     rhythm = Rhythm(0)
-    assert looks(rhythm, 0, S, waits=True) == [n * BATCH_NS for n in range(1, 6)]
-    assert rhythm.rest_ns == LOOK_NS
+    rhythm.look(300 * MS, 0.0, True)
+    first = rhythm.rest().ns + 300 * MS
+    rhythm.look(first, 0.0, True)
+    rhythm.sent()
+    assert looks(rhythm, first, first + S, waits=True) == ([first + n * BATCH_NS for n in range(1, 6)], 5)
+    assert not rhythm.idle
 
 
-def test_after_a_rest_the_first_look_that_finds_something_sends_it() -> None:
+def test_an_idle_host_is_woken_by_anything_and_a_busy_one_by_a_ring_that_fills() -> None:
     rhythm = Rhythm(0)
-    last = looks(rhythm, 0, 5 * S + 300 * MS)[-1]
+    assert rhythm.rest().wakes
+    assert rhythm.rest().level == 0
+    rhythm.look(100 * MS, 0.0001, True)
+    assert rhythm.rest().wakes
+    assert 0 < rhythm.rest().level < 0.1
+
+
+def test_the_end_of_a_silence_is_sent_with_what_is_open_then() -> None:
+    rhythm = Rhythm(0)
+    last = looks(rhythm, 0, 5 * S)[0][-1]
     rhythm.look(last + 400 * MS, 0.0001, True)
+    assert not rhythm.batch_is_due
+    assert rhythm.rest().ns == LOOK_NS
+    rhythm.look(last + 400 * MS + LOOK_NS, 0.0, True)
     assert rhythm.batch_is_due
-    assert rhythm.rest_ns == LOOK_NS
+
+
+def test_while_one_thing_follows_the_other_nobody_is_woken_for_each() -> None:
+    rhythm = Rhythm(0)
+    rhythm.look(LOOK_NS, 0.0001, True, hurried=True)
+    assert not rhythm.rest().wakes
+    assert rhythm.rest().ns == LOOK_NS
+
+
+def test_ranks_that_tell_of_their_steps_are_heard_more_often() -> None:
+    rhythm = Rhythm(0)
+    assert rhythm.rest(ranks=True).ns == 100 * MS
+    rhythm.look(100 * MS, 0.0, True)
+    assert rhythm.rest(ranks=True).ns == 100 * MS
 
 
 def test_a_ring_that_fills_is_drained_before_the_batch_is_due() -> None:
@@ -55,8 +84,13 @@ def test_looks_come_sooner_only_while_a_ring_fills_fast() -> None:
     rhythm = Rhythm(0)
     rhythm.look(LOOK_NS, 0.3, True)
     rhythm.drained()
-    assert rhythm.rest_ns < LOOK_NS
-    rhythm.look(LOOK_NS + rhythm.rest_ns, 0.03, True)
-    assert rhythm.rest_ns == LOOK_NS
-    rhythm.look(2 * LOOK_NS, 0.06, True)
-    assert rhythm.rest_ns == LOOK_NS
+    assert rhythm.rest().ns < LOOK_NS
+    rhythm.look(LOOK_NS + rhythm.rest().ns, 0.03, True)
+    assert rhythm.rest().ns > LOOK_NS
+
+
+def test_a_collector_that_asks_for_it_gets_fewer_batches() -> None:
+    rhythm = Rhythm(0)
+    rhythm.asked_ns = 2 * S
+    batches, _ = looks(rhythm, 0, 6 * S, waits=True)
+    assert batches == [2 * S, 4 * S, 6 * S]

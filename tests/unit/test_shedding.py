@@ -2,6 +2,7 @@
 """Who is asked for less when more comes than the collector can take, and that the agents hear of it."""
 
 import asyncio
+import sys
 import threading
 import time
 from pathlib import Path
@@ -22,6 +23,7 @@ from netmon.agent.pressure import Asked
 from netmon.agent.pulls import Pulls
 from netmon.agent.spool import Spool
 from netmon.agent.spool_folder import SpoolFolder
+from netmon.lab.process import Process
 from netmon.records import Batch
 from netmon.wire import netmon_pb2
 from netmon.wire.batches import encode_batch, encode_hello
@@ -280,6 +282,25 @@ def test_a_disk_that_hangs_does_not_keep_the_collector(tmp_path: Path, monkeypat
 
     asyncio.run(scenario())
     assert abandoned.is_set()
+
+
+_BUSY = """
+import sys, time
+from collector import registry, server
+from netmon.cli import main
+server._OVER_WITHIN_S = 0.5
+registry.Registry.tick = lambda self: time.sleep(600)
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def test_a_tick_that_does_not_end_does_not_keep_the_collector(tmp_path: Path) -> None:
+    arguments = ["collector", "--listen", f"unix:{tmp_path}/socket", "--data", str(tmp_path / "data")]
+    command = [sys.executable, "-c", _BUSY, *arguments]
+    with Process("collector", command, tmp_path, notify=tmp_path / "notify") as collector:
+        collector.wait_ready(60)
+        assert collector.end(seconds=60) == 0
+        assert "are over, and not all is stored" in collector.output()
 
 
 def test_who_leaves_at_the_same_time_is_stored_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

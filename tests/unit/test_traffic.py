@@ -62,7 +62,7 @@ def test_a_history_holds_every_byte_once(entries, cuts):
     expected = {int(k): int(inside[inside[:, 1] == k, 2].sum()) for k in np.unique(inside[:, 1])}
     for now_ns in (0, 10**12):
         history.forget(np.array([0, first * quarter]), np.array([0, now_ns]))
-        sums = history.between(1, first * quarter, last * quarter)
+        sums = history.between(*np.array([[1], [first * quarter], [last * quarter]]))
         assert dict(zip(sums.key.tolist(), sums.payload_bytes.tolist(), strict=True)) == expected
 
 
@@ -72,4 +72,4 @@ def test_a_late_cut_is_right_to_the_millisecond():
     none = np.zeros(len(times), np.int64)
     history.add(none, times, none, none + 1, np.array([10 * MS]))
     assert not history.cut(0, 3 * MS + 50_000, added_until_ns=10 * MS)
-    assert history.between(0, 3 * MS, 7 * MS).payload_bytes.tolist() == [40]
+    assert history.between(*np.array([[0], [3 * MS], [7 * MS]])).payload_bytes.tolist() == [40]

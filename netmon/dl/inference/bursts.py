@@ -33,19 +33,19 @@ class Bursts:
         """No burst yet."""
         self.pause_ns = _PAUSE_BUCKETS * resolution_ns
         self._table = np.zeros((_FIRST, _COLUMNS), np.int64)  # the columns of BURST; with room for more
-        self._count = 0
+        self.count = 0  # of bursts that are kept
         self.total = 0  # bytes of all bursts, also of the forgotten ones
         self.first_ns = self.last_ns = 0  # when the first burst began and the last one ended
         self.forgetful = False  # the first burst that is kept was not the first
 
     def __len__(self) -> int:
         """Bursts that are kept."""
-        return self._count
+        return self.count
 
     @property
     def rows(self) -> Table:
         """dtype BURST, shape (bursts,); a view."""
-        rows: Table = self._table[: self._count].view(BURST)[:, 0]
+        rows: Table = self._table[: self.count].view(BURST)[:, 0]
         return rows
 
     def since(self, time_ns: int) -> int:
@@ -60,21 +60,21 @@ class Bursts:
 
     def go_on(self, end_ns: int, volume: int) -> None:
         """The last burst does."""
-        last = self._table[self._count - 1]
+        last = self._table[self.count - 1]
         last[_END] = max(end_ns, last[_END])
         last[_VOLUME] += volume
         self.total += volume
 
     def append(self, new: npt.NDArray[np.int64], total: int) -> None:
         """New bursts, the columns of BURST, with their levels; total: the flow's bytes with them."""
-        count = self._count + len(new)
+        count = self.count + len(new)
         if count > len(self._table):
             room = np.zeros((max(count, 2 * len(self._table)), _COLUMNS), np.int64)
-            room[: self._count] = self._table[: self._count]
+            room[: self.count] = self._table[: self.count]
             self._table = room
-        self._table[self._count : count] = new
-        self._count, self.total = count, total
-        if self._count > _MOST:
+        self._table[self.count : count] = new
+        self.count, self.total = count, total
+        if self.count > _MOST:
             self._forget()
 
     def _forget(self) -> None:
@@ -87,7 +87,7 @@ class Bursts:
         merged["volume"] = np.add.reduceat(rows["volume"], first)
         kept = merged[-_MOST // 2 :]
         self._table = np.ascontiguousarray(kept).view(np.int64).reshape(-1, _COLUMNS)
-        self._count = len(kept)
+        self.count = len(kept)
         self.forgetful |= len(merged) > len(kept)
 
 
@@ -96,8 +96,10 @@ def add_buckets(
 ) -> None:
     """Add buckets of several flows, those of the k-th from place first[k] on; each as Bursts.add."""
     count = np.diff(np.append(first, len(time_ns)))
-    known = np.array([(b.last_ns, b.pause_ns, b.total, len(b)) for b in flows], np.int64).reshape(-1, 4)
-    last, pause, total, kept = known.T
+    last, pause, total, kept = (
+        np.fromiter(column, np.int64, len(flows))
+        for column in zip(*[(b.last_ns, b.pause_ns, b.total, b.count) for b in flows], strict=True)
+    )
     last = np.where(kept > 0, last, time_ns[first] - pause)
     ends = time_ns + resolution_ns
     before = np.concatenate((ends[:1], ends[:-1]))
@@ -123,7 +125,7 @@ def add_buckets(
     columns = (where, until, goes_on, last, new["start_ns"][where], new["end_ns"][where], new["volume"][where], totals)
     rows = zip(*(column.tolist() for column in columns), strict=True)
     for bursts, (begin, end, more, last_ns, start_ns, end_ns, added, now) in zip(flows, rows, strict=True):
-        if not len(bursts):
+        if not bursts.count:
             bursts.first_ns = start_ns
         bursts.last_ns = last_ns
         if more:

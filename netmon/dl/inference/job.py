@@ -4,6 +4,7 @@
 from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from statistics import median
 
 import numpy as np
 import numpy.typing as npt
@@ -108,17 +109,17 @@ class Job:
     @property
     def volume(self) -> float:
         """Bytes of all flows per iteration."""
-        return float(np.median(self._volumes))
+        return float(median(self._volumes))
 
     @property
     def period_ns(self) -> float:
         """Median of the last iterations."""
-        return float(np.median(self._periods))
+        return float(median(self._periods))
 
     @property
     def _usual_ns(self) -> float:
         """A pause of at least so long may be one in which the ranks compute."""
-        return SHORT * float(np.median(self._pauses))
+        return SHORT * float(median(self._pauses))
 
     def begin(self, found: Repetition, bursts: Mapping[int, Bursts]) -> list[InferredIteration]:
         """Take a repetition of the flows together for this job's iterations; gives those that have ended."""

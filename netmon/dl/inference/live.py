@@ -18,6 +18,7 @@ from netmon.dl.inference.pattern import Edge
 from netmon.dl.inference.types import TRAFFIC, Findings, InferredIteration, InferredJob, LinkFlow
 from netmon.dl.inference.verdicts import Verdicts, ends_of
 from netmon.dl.inference.words import Words
+from netmon.dl.sums import joined as joined_rows
 from netmon.records import Direction, Table, empty
 
 _FINEST_NS = 100_000
@@ -113,17 +114,19 @@ class Inference:
         return Findings(jobs, tuple(iterations), self._verdicts.new(self._jobs))
 
     def _take(self, until_ns: int) -> Table:
-        rows = np.concatenate([*self._pending, empty(TRAFFIC)])
+        rows = joined_rows([empty(TRAFFIC), *self._pending])
         due = rows["time_ns"] < until_ns
-        self._pending = [rows[~due]]
-        rows = rows[due]
+        self._pending = [rows.compress(~due)]
+        rows = rows.compress(due)
         rows["time_ns"] = np.maximum(rows["time_ns"], self._until_ns)
         return rows
 
     def _keep(self, rows: Table, until_ns: int) -> None:
         flow, time_ns, volume = summed(rows, self._resolution_ns)
-        known = np.array([number in self._flows for number in flow.tolist()], np.bool_)
-        flow, time_ns, volume = flow[known], time_ns[known], volume[known]
+        distinct, place = np.unique(flow, return_inverse=True)
+        known = np.fromiter(map(self._flows.__contains__, distinct.tolist()), np.bool_, len(distinct))
+        if not known.all():
+            flow, time_ns, volume = (column[known[place]] for column in (flow, time_ns, volume))
         full = are_gradients(volume, self._resolution_ns)
         self._keep_words(flow[~full], time_ns[~full])
         flow, time_ns, volume = flow[full], time_ns[full], volume[full]

@@ -50,6 +50,7 @@ class Looking:
         self._grouped_ns = 0  # when they were found
         self._changed = False  # the edges, since
         self._taken: set[Ends] = set()
+        self._of_jobs: set[int] = set()  # flows with those ends that have gone on since
         self._due: list[tuple[int, int]] = []  # a heap of (when, flow)
         self._next: dict[int, int] = {}  # of each flow in it, its earliest time there
         self._waiting: list[tuple[int, int]] = []  # a heap of (−bytes, flow): due, but there was no time
@@ -58,7 +59,7 @@ class Looking:
     def went_on(self, flows: Iterable[int], until_ns: int) -> None:
         """These flows have new bytes."""
         for flow in flows:
-            if len(self._bursts[flow]) < INTERVALS:
+            if flow in self._apart or flow in self._of_jobs or self._bursts[flow].count < INTERVALS:
                 continue
             if flow not in self._lively:
                 self._add(flow)
@@ -73,6 +74,7 @@ class Looking:
             return
         freed = self._taken - taken
         self._taken = taken
+        self._of_jobs.clear()
         for flow in [flow for flow in self._lively if ends_of(self._flows[flow]) in taken]:
             self._remove(flow)
         if freed:
@@ -85,6 +87,7 @@ class Looking:
         """The flow is over; to be said while it is still described."""
         self.looks.pop(flow, None)
         self._next.pop(flow, None)
+        self._of_jobs.discard(flow)
         if flow in self._lively:
             self._remove(flow)
 
@@ -190,6 +193,8 @@ class Looking:
     def _add(self, flow: int) -> None:
         what = self._flows[flow]
         ends = ends_of(what)
+        if ends in self._taken:
+            self._of_jobs.add(flow)
         if ends in self._taken or flow in self._lively:
             return
         self._lively.add(flow)
@@ -227,9 +232,12 @@ class Looking:
             groups = strongly_connected(self._edges.keys())
             self._groups = {address: number for number, group in enumerate(groups) for address in group}
             self._grouped_ns = until_ns
-            for flow in self._apart:
-                self._put_off(flow, until_ns)
-            self._apart.clear()
+            for flow in [*self._apart]:
+                if self._stale(flow, until_ns):
+                    self._remove(flow)
+                elif self._is_mutual(flow, self._groups):
+                    self._apart.discard(flow)
+                    self._put_off(flow, until_ns)
         return self._groups
 
     def _is_mutual(self, flow: int, groups: Mapping[str, int]) -> bool:

@@ -72,7 +72,7 @@ def repetition(rows: Table, now_ns: int) -> Repetition | None:
     total = int(rows["level"][-1] + rows["volume"][-1])
     levels = np.append(rows["level"], total)
     pauses = np.append(pauses_before(rows), now_ns - rows["end_ns"][-1])
-    chain = _best([chain for scale in _scales(pauses) for chain in _chains(levels, pauses, scale)])
+    chain = _best([chain for points in _points(pauses) for chain in _chains(levels, pauses, points)])
     if chain is None:
         return None
     volume = int(np.median(np.diff(levels[chain.points])))
@@ -103,11 +103,16 @@ def beginning(
     return int(long[long < middle][-1] if long[0] < middle else long[0])
 
 
-def _scales(pauses: npt.NDArray[np.int64]) -> list[int]:
-    """Powers of two, from the longest known pause to the shortest."""
+def _points(pauses: npt.NDArray[np.int64]) -> list[npt.NDArray[np.int64]]:
+    """The last pauses of at least a power of two, from the longest known pause to the shortest; each choice once."""
     known = pauses[1:]
     high, low = int(known.max()), max(1, int(known.min()))
-    return [1 << power for power in range(high.bit_length() - 1, low.bit_length() - 2, -1)]
+    found: list[npt.NDArray[np.int64]] = []
+    for power in range(high.bit_length() - 1, low.bit_length() - 2, -1):
+        points = np.flatnonzero(pauses >= 1 << power)[-_POINTS:]
+        if len(points) > INTERVALS and not (found and np.array_equal(points, found[-1])):
+            found.append(points)
+    return found
 
 
 def _best(chains: list[_Chain]) -> _Chain | None:
@@ -121,11 +126,10 @@ def _best(chains: list[_Chain]) -> _Chain | None:
     return min(left, key=lambda chain: chain.log_chance)
 
 
-def _chains(levels: npt.NDArray[np.int64], pauses: npt.NDArray[np.int64], scale: int) -> list[_Chain]:
-    """Those through the last pauses of at least `scale` that are not chance."""
-    points = np.flatnonzero(pauses >= scale)[-_POINTS:]
-    if len(points) <= INTERVALS:
-        return []
+def _chains(
+    levels: npt.NDArray[np.int64], pauses: npt.NDArray[np.int64], points: npt.NDArray[np.int64]
+) -> list[_Chain]:
+    """Those through these pauses that are not chance."""
     level = levels[points]
     ends, volumes = _candidates(level, int(levels[-1]))
     if not len(ends):
@@ -161,7 +165,7 @@ def _follow_back(
     going = np.ones(len(ends), bool)
     while going.any() and len(path) < len(level):
         wanted = level[here] - volumes
-        after = np.clip(np.searchsorted(level, wanted), 1, len(level) - 1)
+        after = np.minimum(np.maximum(np.searchsorted(level, wanted), 1), len(level) - 1)  # np.clip takes far longer
         nearest = np.where(wanted - level[after - 1] <= level[after] - wanted, after - 1, after)
         going = going & (np.abs(level[nearest] - wanted) <= VOLUME_TOLERANCE * volumes) & (nearest < here)
         here = np.where(going, nearest, here)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What each flow is to the jobs that were found."""
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -44,6 +44,7 @@ class Verdicts:
         self._news: dict[int, float] = {}  # bytes since the last verdicts
         self._known: dict[str, _Known] = {}  # by job
         self._told: dict[int, FlowVerdict] = {}
+        self._fresh: set[int] = set()  # described since the last verdicts
         self._now_ns = 0
 
     def described(self, flow: int) -> None:
@@ -51,6 +52,7 @@ class Verdicts:
         what = self._flows[flow]
         self._between.setdefault((what.src, what.dst), set()).add(flow)
         self._toward.setdefault(what.src, set()).add(what.dst)
+        self._fresh.add(flow)
 
     def forget(self, flow: int) -> None:
         """A flow is gone; to be said while it is still described."""
@@ -67,53 +69,63 @@ class Verdicts:
         for known in (self._first_ns, self._last_ns, self._volume, self._told):
             known.pop(flow, None)
         self._news.pop(flow, None)
+        self._fresh.discard(flow)
         for basis in self._known.values():
-            basis.settled.discard(flow)
+            basis.within.discard(flow)
 
     def count(self, rows: Table, until_ns: int) -> None:
         """Take note of who sends how much."""
-        for flow, volume in zip(*_sums(rows), strict=True):
-            self._first_ns.setdefault(flow, until_ns)
-            self._last_ns[flow] = until_ns
-            self._volume[flow] = self._volume.get(flow, 0.0) + volume
-            self._news[flow] = self._news.get(flow, 0.0) + volume
+        self._news = news = dict(zip(*_sums(rows), strict=True))
+        self._first_ns |= dict.fromkeys(news.keys() - self._first_ns.keys(), until_ns)
+        self._last_ns |= dict.fromkeys(news, until_ns)
+        before = self._volume.get
+        self._volume |= {flow: before(flow, 0.0) + volume for flow, volume in news.items()}
         self._now_ns = until_ns
 
     def new(self, jobs: Sequence[Job]) -> dict[int, FlowVerdict]:
         """Verdicts that were not given before."""
         given: dict[int, FlowVerdict] = {}
-        going: dict[Edge, set[int]] = {}
-        for flow in self._news:
-            what = self._flows.get(flow)
-            if what:
-                going.setdefault((what.src, what.dst), set()).add(flow)
-        for job in [job for job in jobs if job.flows]:
-            given |= self._of(job, going)
-        self._news.clear()
         names = {job.name for job in jobs}
         self._known = {job: known for job, known in self._known.items() if job in names}
+        self._meet_fresh()
+        for job in [job for job in jobs if job.flows]:
+            given |= self._of(job)
         changed = {flow: verdict for flow, verdict in given.items() if self._told.get(flow) != verdict}
         self._told |= changed
         return changed
 
-    def _of(self, job: Job, going: Mapping[Edge, set[int]]) -> dict[int, FlowVerdict]:
-        """Of the flows that have gone on, by sender and receiver; of all when the job has changed."""
+    def _meet_fresh(self) -> None:
+        """Flows that have come since: those between two members of a job are its from now on."""
+        if not self._fresh:
+            return
+        of_address: dict[str, list[_Known]] = {}
+        for known in self._known.values():
+            for member in known.members:
+                of_address.setdefault(member, []).append(known)
+        for flow in self._fresh:
+            what = self._flows.get(flow)
+            if what and what.src != what.dst:
+                for known in of_address.get(what.src, ()):
+                    if what.dst in known.members:
+                        known.within.add(flow)
+        self._fresh.clear()
+
+    def _of(self, job: Job) -> dict[int, FlowVerdict]:
+        """Of the flows between its members that have gone on; of all when the job has changed."""
         basis = job.found.members, *job.flows
         known = self._known.get(job.name)
         changed = known is None or known.basis != basis
         if known is None or changed:
             known = self._known[job.name] = self._basis(job, basis)
         members, verdicts = known.members, {}
-        for pair, flows in self._within(members, self._between if changed else going):
+        for pair, flows in self._by_pair(known.within if changed else known.within & self._news.keys()):
             others = []
             for flow in flows:
-                if flow in known.settled:
-                    continue
                 ends = ends_of(self._flows[flow])
                 if ends in known.gradient or ends in known.reverse:
                     traffic = GRADIENT if ends in known.gradient else CONTROL
                     verdicts[flow] = self._verdict(job, members, flow, traffic)
-                    known.settled.add(flow)
+                    known.within.discard(flow)
                 elif flow in self._first_ns:
                     others.append(flow)
             if not others:
@@ -132,16 +144,23 @@ class Verdicts:
         reverse = {(dst, src, dst_port, src_port, protocol) for src, dst, src_port, dst_port, protocol in gradient}
         begun = [self._first_ns[flow] for flow in job.flows if flow in self._first_ns]
         members = {member: place for place, member in enumerate(job.found.members)}
-        return _Known(basis, members, gradient, reverse, np.array(begun or [self._now_ns]))
+        return _Known(basis, members, gradient, reverse, np.array(begun or [self._now_ns]), self._within(members))
 
-    def _within(
-        self, members: Mapping[str, int], flows: Mapping[Edge, set[int]]
-    ) -> Iterator[tuple[Edge, Collection[int]]]:
-        """Of these flows, those between two members, by pair; as many steps as there are pairs that talk."""
+    def _within(self, members: Collection[str]) -> set[int]:
+        """The flows between two members; as many steps as there are pairs that talk."""
+        found: set[int] = set()
         for sender in members:
             for receiver in self._toward.get(sender, ()):
-                if receiver in members and receiver != sender and (sender, receiver) in flows:
-                    yield (sender, receiver), flows[sender, receiver]
+                if receiver in members and receiver != sender:
+                    found |= self._between[sender, receiver]
+        return found
+
+    def _by_pair(self, flows: Iterable[int]) -> Iterable[tuple[Edge, list[int]]]:
+        pairs: dict[Edge, list[int]] = {}
+        for flow in flows:
+            what = self._flows[flow]
+            pairs.setdefault((what.src, what.dst), []).append(flow)
+        return pairs.items()
 
     def _verdict(self, job: Job, members: Mapping[str, int], flow: int, traffic: str) -> FlowVerdict:
         what = self._flows[flow]
@@ -175,7 +194,7 @@ class _Known:
     gradient: set[Ends]
     reverse: set[Ends]
     begun_ns: npt.NDArray[np.int64]  # when each of its flows did
-    settled: set[int] = field(default_factory=set)  # flows with one of those ends that have their verdict
+    within: set[int]  # flows between two members, but for those with one of those ends that have their verdict
     others: dict[Edge, float] = field(default_factory=dict)  # bytes between two members beside its own flows'
 
 

@@ -110,9 +110,10 @@ class Meter:
         Rows come in no particular order, and several may be of the same flow and bucket: they add up.
         """
         self._now_ns = now_ns
-        if not self.look().anything:
+        produced = self._producers.tobytes()
+        if produced == self._taken and not self.slots.live:
             return _NOTHING
-        self._taken = self._producers.tobytes()
+        self._taken = produced
         unrecorded = self.slots.unrecorded()
         self._fence()
         self._buckets.look()

@@ -1,0 +1,37 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An agent on the bus as a process: python bus_agent_run.py SPOOL URL SESSION NUMBER RECORD.
+
+It appends a batch every 20 ms until SIGTERM, and writes down after each how many there are; then it sends what is left.
+"""
+
+import signal
+import sys
+import threading
+from pathlib import Path
+
+from collector_stream import Host, clock, hello
+from sent_agent import Sent, introduction
+
+from netmon.agent import leftovers
+from netmon.agent.bus_connection import connect_by_bus
+from netmon.wire.bus import BusSettings
+
+APART_MS = 1_000_000  # between two sessions, on the host's clock
+
+
+def main(spool: str, url: str, session: str, number: int, record: Path) -> None:
+    leftovers._LOOK_AGAIN_S = 0.2
+    ended = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: ended.set())
+    sent = Sent(Path(spool), url, session, connect_by_bus(BusSettings((url,))))
+    sent.host = Host(now_ms=number * APART_MS)
+    sent.spool.hello = introduction(hello(session=session, clock=clock(number * APART_MS * 1_000_000)))
+    sent.start()
+    while not ended.wait(0.02):
+        sent.append()
+        record.write_text(str(sent.host.sequence))
+    sent.finish(30)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2], sys.argv[3], int(sys.argv[4]), Path(sys.argv[5]))
