@@ -138,10 +138,13 @@ class Rank:
         return (known_as, self.number) == (job, number)
 
     def needed_since(self) -> int | None:
-        """Start of the earliest iteration that is open or waits for its rows (mono ns)."""
+        """Start of the earliest iteration that is open or waits for its rows (mono ns); before the first one, its join.
+
+        A collector that takes the session up knows of ranks with stored iterations only.
+        """
         if self.ended:  # before any that is open
             return self.ended[0].start_ns
         open_since = self.tracker.open_since()
-        if open_since is None and self.name and self.tracker.finished_ns < 0:
+        if open_since is None and self.tracker.finished_ns < 0 and not self.leaving():
             return min(self.joined.values(), default=None)
         return open_since

@@ -91,7 +91,7 @@ def _nearest(log: pd.DataFrame, iterations: pd.DataFrame, to_utc: int) -> pd.Dat
     ours = (
         log.drop(columns="iteration").assign(begun_ns=log["first_enqueue_ns"].astype("int64")).sort_values("begun_ns")
     )
-    theirs = iterations.assign(begun_ns=begun).sort_values("begun_ns")
+    theirs = iterations.assign(begun_ns=begun, rank=iterations["rank"].astype("int64")).sort_values("begun_ns")
     reach = int((log["step_end_ns"] - log["step_start_ns"]).median() / 2)
     pairs = pd.merge_asof(ours, theirs, on="begun_ns", by="rank", direction="nearest", tolerance=reach)
     return pairs[pairs["start_ns"].notna()].drop_duplicates(["rank", "start_ns"])

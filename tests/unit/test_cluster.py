@@ -2,11 +2,12 @@
 """Several workers on one bus, with real servers: what they store together is what was sent, whoever moves or dies."""
 
 import asyncio
+import random
 import signal
 import time
 
 import pytest
-from bus_cluster import Working, assert_true, processes, simulated
+from bus_cluster import Process, Working, assert_true, processes, simulated
 from bus_host import wait_until
 from nats_server import running
 
@@ -134,6 +135,30 @@ def test_a_worker_that_was_paused_stores_nothing_that_the_other_one_stores(serve
                 await hosts.publish(18, hosts.spans, every_s=0.2)
                 await hosts.end()
                 await wait_until(all_stored(hosts))
+        assert_true(hosts.verdict(tmp_path / "data"))
+
+    run(test())
+
+
+@pytest.mark.long
+def test_workers_that_are_killed_again_and_again_lose_nothing(server, tmp_path):
+    """At any moment: while hosts are taken, released, written or acknowledged."""
+    load = Load(hosts=6, rows=200, flows=8, jobs=3, seconds=12)
+    chance = random.Random(1)
+
+    async def test():
+        async with simulated(server.settings, load) as hosts:
+            with processes(tmp_path, server.settings, "w1", "w2") as started:
+                publishing = asyncio.create_task(hosts.publish(0, hosts.spans, every_s=0.8))
+                while not publishing.done():
+                    await asyncio.sleep(chance.uniform(1, 5))
+                    victim = chance.randrange(2)
+                    started[victim].process.kill()
+                    started[victim].process.wait()
+                    started[victim] = Process(tmp_path, server.settings, started[victim].name)
+                await publishing
+                await hosts.end()
+                await wait_until(all_stored(hosts), 120)
         assert_true(hosts.verdict(tmp_path / "data"))
 
     run(test())

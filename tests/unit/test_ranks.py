@@ -9,12 +9,14 @@ from collector_stream import MS, S, hello, mark
 
 from collector.host.flows import AllFlows, FlowTable, Links
 from collector.host.odd_marks import DISTANT, GONE, REPEATED, STRANGER
+from collector.host.rank import Rank
 from collector.host.ranks import Ranks
 from collector.host.steps import AllSteps
 from collector.jobs.common_numbers import Numbers
 from collector.jobs.rank_claims import Claims
 from collector.messages import Holder
 from netmon.dl.account import HostAccount, HostAccounts
+from netmon.dl.iterations import IterationTracker
 from netmon.records import Direction, Flow, Moment, Owner, Source
 
 START, END, ENQUEUE, WAIT = Moment.STEP_START, Moment.STEP_END, Moment.FIRST_ENQUEUE, Moment.LAST_WAIT
@@ -340,3 +342,13 @@ def test_claims_hear_of_all_steps_before_somebody_else_claims(together):
     ]
     found = told(host, *marks) if together else [one for m in marks for one in told(host, m)]
     assert sorted(found) == [("train", 0, 0, 9), ("train#2", 0, 5, 14)]
+
+
+def test_a_rank_that_has_not_stepped_yet_holds_back_its_join():
+    """Who takes the session up from the dataset knows of ranks with stored iterations only."""
+    rank = Rank(IterationTracker("train", 0), pid=10)
+    assert rank.needed_since() is None
+    rank.joined[Source.UPROBE] = 5 * MS
+    assert rank.needed_since() == 5 * MS
+    rank.left[Source.UPROBE] = 6 * MS
+    assert rank.needed_since() is None
