@@ -10,7 +10,7 @@ export PIP_RETRIES := 10
 export PIP_TIMEOUT := 60
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-unit test-kernel test-kernels test-lab test-readers test-long lint format proto horovod \
+.PHONY: help setup demo demo-cluster test test-unit test-kernel test-kernels test-lab test-readers test-long lint format proto horovod \
   horovod-tensorflow frameworks clean
 
 help: ## list the targets
@@ -23,6 +23,9 @@ setup: .venv/.complete ## make .venv on the interpreter that can import bcc, wit
 
 demo: setup ## watch a training job meet cross traffic, on this machine, for half a minute (root)
 	@$(python) -m netmon lab demo --data out/demo
+
+demo-cluster: setup horovod ## the same on three NATS servers and two workers, with real Horovod (root)
+	@$(python) -m netmon lab run --bus --trainer horovod --iterations 40 --overwrite --data out/demo-cluster
 
 # Real training and real traffic share a few cores with whatever else runs there: a test that fails has to fail twice,
 # the second time by itself. Both failures are printed.

@@ -17,6 +17,7 @@ from collector.flushing import Flushing
 from collector.full_resolution import FullResolution
 from collector.host.batches import Settled
 from collector.host.incoming import gather
+from collector.host.session import Session
 from collector.host.stage import HostStage
 from collector.host.window import Output
 from collector.intake import Intake
@@ -365,6 +366,10 @@ class Registry:
     def snapshot(self, flows: int) -> Snapshot:
         """Everything as it is now, with so many of the largest flows."""
         return self.page(self.freeze(), Selection(flows=flows))
+
+    def sessions(self) -> list[Session]:
+        """The newest session of each host."""
+        return [entry.session for entry in self._newest() if not entry.broken]
 
     def _newest(self) -> list[Entry]:
         """The newest session of each host."""

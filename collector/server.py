@@ -10,9 +10,9 @@ import socket
 import stat
 import threading
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import grpc
 import sdnotify
@@ -32,31 +32,35 @@ from netmon.wire import netmon_pb2, netmon_pb2_grpc
 from netmon.wire.channel import COLLECTOR_OPTIONS
 
 if TYPE_CHECKING:
-    from collector.bus.worker import BusWorker
-    from netmon.wire.bus import BusSettings
+    from collector.cluster.worker import ClusterWorker, WorkerSettings
 
 _log = logging.getLogger(__name__)
 _GRACE_S = 1.0
+_BUS_WITHIN_S = 15.0
 _END_WITHIN_S = 7.0  # of the end of the tick in which the signal came, before the grace
 _OVER_WITHIN_S = 9.0  # of the signal, whatever happens
 _INFER_EVERY_S = 0.3
 _TICK_S = 0.2
 _LOOKED_OVER = (50_000, 20, 20)  # a tick of a thousand hosts makes so many objects, and lets go of nearly all
+_T = TypeVar("_T")
 Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class CollectorService(netmon_pb2_grpc.CollectorServicer):
     """The calls of proto/netmon.proto."""
 
-    def __init__(self, registry: Registry) -> None:
-        """Serve the sessions of a registry."""
-        self._registry = registry
+    def __init__(self, registry: Registry, streams: bool = True) -> None:
+        """Serve the sessions of a registry. streams: agents may connect, and do not come by the bus."""
+        self._registry, self._streams = registry, streams
         self._watching = Watching(registry.freeze, registry.page, lambda: registry.ticks)
 
     async def Stream(  # noqa: N802 (the contract's name)
         self, request_iterator: AsyncIterator[netmon_pb2.AgentMessage], context: Context
     ) -> None:
         """Take in one agent's stream."""
+        if not self._streams:
+            line = "this collector takes agents in by the bus: use --bus instead of --collector"
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, line)
         await AgentStream(self._registry, request_iterator, context).serve()
 
     async def Full(  # noqa: N802 (the contract's name)
@@ -111,70 +115,94 @@ async def serve(
     settings: Settings,
     stop: asyncio.Event | None = None,
     abandon: Callable[[], None] = lambda: None,
-    bus: "BusSettings | None" = None,
-    worker: str = "",
+    worker: "WorkerSettings | None" = None,
 ) -> None:
     """Collect until SIGTERM or SIGINT (or `stop`), then store what is left.
 
-    abandon: called where that takes too long; may end the process, as nothing is lost by it.
-    bus: of which this worker takes all hosts.
+    abandon: called where that takes too long; may end the process, as nothing is lost by it. worker: one of several,
+    whose agents are on a bus; without it the collector is alone, and agents connect to it.
 
-    Raises DataError where data cannot be written, UnsupportedError where it cannot listen, BusError.
+    Raises DataError where data cannot be written, UnsupportedError where it cannot listen, BusError without the bus.
     """
     overdue = _overdue(data, abandon)
     stop = stop or _stop_on_signals(overdue)
     working: list[asyncio.Task[None]] = []
-    on_bus: BusWorker | None = None
-    sink = ParquetSink(data)
+    sink = ParquetSink(data, worker.name if worker else "")
     upkeep = Upkeep(sink, settings.keep)
     jobs = JobsApart()
     registry = Registry(sink, settings, jobs)
     server = grpc.aio.server(options=COLLECTOR_OPTIONS)
-    netmon_pb2_grpc.add_CollectorServicer_to_server(CollectorService(registry), server)  # type: ignore[no-untyped-call]
+    service = CollectorService(registry, streams=worker is None)
+    netmon_pb2_grpc.add_CollectorServicer_to_server(service, server)  # type: ignore[no-untyped-call]
+    among: ClusterWorker | None = None
     try:
         _listen(server, listen)
+        if worker:
+            among = await _or_stopped(_among(worker, registry, sink), stop)
+            if among is None:
+                return
         await server.start()
         _log.info(f"listening on {listen}, writing to {data}")
         gc.freeze()  # what is there now stays: it need not be looked over again and again
         gc.set_threshold(*_LOOKED_OVER)
-        if bus:
-            on_bus = await _start_worker(bus, registry, worker)
         _notify("READY=1")
         flushing = _flush_for_ever(registry, settings.flush_ns / NS_PER_S)
         stopped = asyncio.create_task(stop.wait())
-        works = [_tick_for_ever(registry), _infer_for_ever(registry), flushing, *([on_bus.work()] if on_bus else [])]
-        working = [asyncio.create_task(work) for work in works]
+        working = [
+            asyncio.create_task(work) for work in (_tick_for_ever(registry), _infer_for_ever(registry), flushing)
+        ]
+        working += [asyncio.create_task(among.run())] if among else []
         ended, _ = await asyncio.wait((stopped, *working), return_when=asyncio.FIRST_COMPLETED)
         for task in ended:
             task.result()
         _notify("STOPPING=1")
-        if on_bus:
-            on_bus.stop()
-        await _store_the_rest(registry, data, abandon)
+        await _store_the_rest(registry, data, abandon, among)
     finally:
         for task in working[1:]:
             task.cancel()
-        if on_bus:
-            await on_bus.close()
         await server.stop(_GRACE_S)  # streams that end wait for a tick
         for task in working[:1]:
             task.cancel()
+        if among:
+            await among.close()
         jobs.close()
         upkeep.close()
         sink.close()
         overdue.cancel()
 
 
-async def _start_worker(bus: "BusSettings", registry: Registry, name: str) -> "BusWorker":
-    from collector.bus.worker import BusWorker  # a collector without a bus needs no nats-py
+async def _or_stopped(work: Coroutine[Any, Any, _T], stop: asyncio.Event) -> _T | None:
+    """What it leads to; None: it was told to stop before."""
+    working, stopped = asyncio.create_task(work), asyncio.create_task(stop.wait())
+    await asyncio.wait((working, stopped), return_when=asyncio.FIRST_COMPLETED)
+    stopped.cancel()
+    if working.done():
+        return working.result()
+    working.cancel()
+    await asyncio.gather(working, return_exceptions=True)
+    return None
 
-    return await BusWorker.start(bus, registry, name)
+
+async def _among(settings: "WorkerSettings", registry: Registry, sink: ParquetSink) -> "ClusterWorker":
+    from collector.cluster.worker import ClusterWorker  # needs the bus's library
+    from netmon.wire.bus import BusError
+
+    deadline = time.monotonic() + _BUS_WITHIN_S  # its servers may be starting beside us
+    while True:
+        try:
+            return await ClusterWorker.begin(settings, registry, sink)
+        except BusError:
+            if time.monotonic() > deadline:
+                raise
+        await asyncio.sleep(_TICK_S)
 
 
-async def _store_the_rest(registry: Registry, data: Path, abandon: Callable[[], None]) -> None:
+async def _store_the_rest(
+    registry: Registry, data: Path, abandon: Callable[[], None], among: "ClusterWorker | None"
+) -> None:
     """What agents have sent until now, as far as there is time: they keep what they have not been told is stored."""
     registry.flushing.close_intake()
-    rest = asyncio.create_task(_settle_and_flush(registry))
+    rest = asyncio.create_task(_leave(registry, among) if among else _settle_and_flush(registry))
     done, _ = await asyncio.wait((rest,), timeout=_END_WITHIN_S)
     if not done:
         _log.warning(
@@ -183,6 +211,11 @@ async def _store_the_rest(registry: Registry, data: Path, abandon: Callable[[], 
         abandon()
     if not await rest:
         raise DataError(f"cannot store the last rows in {data}; agents that spool will send them again")
+
+
+async def _leave(registry: Registry, among: "ClusterWorker") -> bool:
+    await among.leave()
+    return await registry.flush()
 
 
 async def _settle_and_flush(registry: Registry) -> bool:

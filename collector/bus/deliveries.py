@@ -91,10 +91,12 @@ class Deliveries:
         self._broken = self._broken or why
         self._news.set()
 
-    async def end(self) -> None:
-        """The consumer goes, what it has handed out stays on the bus. Does not raise."""
+    async def end(self, ours: bool) -> None:
+        """The consumer goes if it is ours, what it has handed out stays on the bus. Does not raise."""
+        await self._unsubscribe()
+        if not ours:
+            return
         with contextlib.suppress(Exception):
-            await self._unsubscribe()
             if self._bus.client.is_connected:
                 await self._bus.jetstream.delete_consumer(STREAM, self.name)
 

@@ -12,7 +12,6 @@ from nats.aio.msg import Msg
 from collector.bus.deliveries import Deliveries
 from collector.bus.session import BusSession, Delivered, StrangerError
 from collector.door import FailedBatchError, RefusedBatchError
-from collector.entry import Entry
 from collector.registry import Registry
 from netmon.errors import DataError, NetmonError, WireError
 from netmon.wire import netmon_pb2
@@ -76,19 +75,17 @@ class HostIntake:
         if self._working:
             await asyncio.gather(self._working, return_exceptions=True)
 
-    def entries(self) -> list[Entry]:
-        """What the registry knows of the host by this."""
-        found = [session.entry for session in self.sessions.values()]
-        return [entry for entry in found if entry and not entry.broken]
+    async def end(self, ours: bool = True) -> None:
+        """After `stopped`: what is stored is acknowledged, the rest is forgotten here. Does not raise BusError.
 
-    async def end(self) -> None:
-        """After `stopped`: what is stored is acknowledged, the rest is forgotten here. Does not raise BusError."""
+        ours: another worker has not taken the host meanwhile.
+        """
         for session in self.sessions.values():
             with contextlib.suppress(BusError):  # it comes again, and is known to be stored
                 await self._acknowledge(session)
             await session.close()
         self.sessions.clear()
-        await self._deliveries.end()
+        await self._deliveries.end(ours)
 
     async def _work(self) -> None:
         rest_s = _REST_S

@@ -49,7 +49,7 @@ class BusIntake:
 
     async def close(self) -> None:
         """Release everything."""
-        await self._release(list(self._hosts))
+        await self.release(*self._hosts)
         for task in self._working:
             task.cancel()
         await asyncio.gather(*self._working, return_exceptions=True)
@@ -70,26 +70,29 @@ class BusIntake:
             del self._hosts[host]
             raise
 
-    async def release(self, host: str) -> None:
-        """Store and acknowledge what has come of a host, and forget it: another worker may take it then.
+    async def release(self, *hosts: str) -> None:
+        """Store what has settled of these hosts, acknowledge it, and forget them: another worker may take them then.
 
-        What could not be stored stays on the bus, for that one.
+        All else stays on the bus for that one, above all what an iteration needs that has not ended.
         """
-        if host in self._hosts:
-            await self._release([host])
-
-    async def _release(self, names: list[str]) -> None:
-        hosts = [self._hosts[name] for name in names]
+        released = [self._hosts[host] for host in hosts if host in self._hosts]
+        for intake in released:
+            intake.stop()
+        await asyncio.gather(*(intake.stopped() for intake in released))
+        if released:
+            self._registry.tick()
+            await self._registry.flush()
         for host in hosts:
-            host.stop()
-        await asyncio.gather(*(host.stopped() for host in hosts))
-        self._registry.tick()
-        for entry in [entry for host in hosts for entry in host.entries()]:
-            self._registry.settle(entry, leaving=entry.left)
-        await self._registry.flush()
-        for name in names:
-            self._hosts.pop(name, None)
-        await asyncio.gather(*(host.end() for host in hosts))
+            self._hosts.pop(host, None)
+        await asyncio.gather(*(intake.end() for intake in released))
+
+    async def lose(self, host: str) -> None:
+        """Another worker has taken it: forget it."""
+        intake = self._hosts.pop(host, None)
+        if intake:
+            intake.stop()
+            await intake.stopped()
+            await intake.end(ours=False)
 
     async def hosts(self) -> frozenset[str]:
         """Every host that has introduced itself, or of which batches wait. Raises BusError."""

@@ -29,8 +29,11 @@ class InOrder(Generic[T]):
     """Of one session. Labels of batches in, as the bus has them; batches out, ascending, each once."""
 
     def __init__(self, stored: int) -> None:
-        """stored: every batch up to there is in the dataset."""
-        self.last = stored  # that was given out
+        """stored: the rows of every batch up to there are in the dataset; what is missing of those does not come.
+
+        One that does come is given out: an iteration, or the ledger, may need what it says beside its rows.
+        """
+        self.last = 0  # that was given out
         self._known = stored  # nothing up to there comes later
         self._held: dict[int, _Held[T]] = {}
 

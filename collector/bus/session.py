@@ -103,7 +103,8 @@ class BusSession:
             await self._bus.acknowledge([ready.reply])
             return
         await connection.room()
-        if connection is self.connection and connection.current and not connection.entry.broken:
+        entry = connection.entry
+        if connection is self.connection and connection.current and not (entry.broken or entry.refused):
             await connection.process(ready.message)
 
     async def _introduced(self, delivered: Delivered) -> bool:

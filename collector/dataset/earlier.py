@@ -16,10 +16,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from collector.dataset.resume import RankState, Resume, over_before, recent, stored_flows
+from collector.dataset.tables import DATASET_VERSION
 from netmon.dl.timemap import TimeMap
 from netmon.errors import DataError
 from netmon.records import Hello
 
+_OLDEST_CONTINUED = 3  # schema version whose rows can be read as one table with ours
 _STATE_KEY = b"netmon.state"
 _NUMBERED = ("buckets", "ledger", "iterations", "nic")  # tables whose parts are named after batches
 
@@ -74,3 +76,20 @@ def last_seen(path: Path) -> int:
     """The newest last_ns of a file of flows, by its statistics. Raises OSError."""
     groups, column = pq.ParquetFile(path).metadata, pq.read_schema(path).get_field_index("last_ns")
     return max(int(groups.row_group(i).column(column).statistics.max) for i in range(groups.num_row_groups))
+
+
+def check_schema(directory: Path) -> None:
+    """Raise DataError where a table's newest day holds rows of another schema: they cannot be read as one table."""
+    for table in sorted(path for path in directory.iterdir() if path.is_dir()):
+        newest = max(table.glob("date=*"), default=None)
+        part = next(newest.glob("*=*/part-*.parquet"), None) if newest else None
+        try:
+            metadata = (pq.read_schema(part).metadata or {}) if part else {}
+        except (OSError, pa.ArrowException) as error:
+            raise DataError(f"cannot continue the dataset in {directory}: {part}: {error}; move it away") from None
+        version = int(metadata.get(b"netmon.schema_version", DATASET_VERSION))
+        if not _OLDEST_CONTINUED <= version <= DATASET_VERSION:
+            raise DataError(
+                f"cannot continue the dataset in {directory}: its {table.name} have schema version {version}, "
+                f"this netmon writes {DATASET_VERSION}; choose another --data (`netmon report` and `export` read both)"
+            )

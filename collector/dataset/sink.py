@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from collector.dataset.compaction import due, merge_files
-from collector.dataset.earlier import earlier_resume, last_seen
+from collector.dataset.earlier import check_schema, earlier_resume, last_seen
 from collector.dataset.files import in_order, make_directory, partition, split_by_hour, sync_directory, write_file
 from collector.dataset.manifest import Manifest, StoredFile
 from collector.dataset.resume import Resume, SessionState, over_before, resume_from
@@ -26,12 +26,11 @@ from collector.dataset.retention import Keep, too_old
 from collector.dataset.row_parts import Changes, RowParts
 from collector.dataset.sharing import Alone, Worker
 from collector.dataset.staging import Staging
-from collector.dataset.tables import DATASET_VERSION, SCHEMAS, TIMES
+from collector.dataset.tables import SCHEMAS, TIMES
 from collector.dataset.takeover import take_all, take_over
 from netmon.errors import DataError
 from netmon.records import Hello
 
-_OLDEST_CONTINUED = 3  # schema version whose rows can be read as one table with ours
 _log = logging.getLogger(__name__)
 
 
@@ -80,7 +79,7 @@ class ParquetSink:
             raise DataError(f"cannot write to {directory}: {error.strerror}; choose another --data") from None
         self._sharing = Worker(directory, worker) if worker else Alone(directory)
         try:
-            _check_schema(directory)
+            check_schema(directory)
             self._manifest = self._opened()
         except BaseException:
             self._sharing.close()
@@ -395,20 +394,3 @@ def _reason(error: Exception) -> str:
     if isinstance(error, sqlite3.Error) and "full" in str(error):
         return os.strerror(errno.ENOSPC)
     return getattr(error, "strerror", None) or str(error)
-
-
-def _check_schema(directory: Path) -> None:
-    """Raise DataError where a table's newest day holds rows of another schema: they cannot be read as one table."""
-    for table in sorted(path for path in directory.iterdir() if path.is_dir()):
-        newest = max(table.glob("date=*"), default=None)
-        part = next(newest.glob("*=*/part-*.parquet"), None) if newest else None
-        try:
-            metadata = (pq.read_schema(part).metadata or {}) if part else {}
-        except (OSError, pa.ArrowException) as error:
-            raise DataError(f"cannot continue the dataset in {directory}: {part}: {error}; move it away") from None
-        version = int(metadata.get(b"netmon.schema_version", DATASET_VERSION))
-        if not _OLDEST_CONTINUED <= version <= DATASET_VERSION:
-            raise DataError(
-                f"cannot continue the dataset in {directory}: its {table.name} have schema version {version}, "
-                f"this netmon writes {DATASET_VERSION}; choose another --data (`netmon report` and `export` read both)"
-            )

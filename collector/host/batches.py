@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The batches of one tick of the host stage, and what the tick has made of them."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -62,3 +62,17 @@ class Batches:
         place = int(self.place[batch])
         self.settled.failed.setdefault(place, (self.sequences[batch], error))
         self.good[self.place == place] = False
+
+
+def failing(work: Callable[[list[int]], object], places: list[int]) -> list[tuple[int, Exception]]:
+    """The sessions at which work(places) fails, and how: of those at which it fails together it tries each half."""
+    if not places:
+        return []
+    try:
+        work(places)
+    except Exception as error:
+        if len(places) == 1:
+            return [(places[0], error)]
+        middle = len(places) // 2
+        return failing(work, places[:middle]) + failing(work, places[middle:])
+    return []

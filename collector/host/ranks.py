@@ -114,6 +114,7 @@ class Ranks:
 
     def _step(self, rank: Rank, mark: Mark, settled_ns: int) -> None:
         """As _apply to a steady rank."""
+        self._heard = True
         tracker = rank.tracker
         unusable = tracker.unusable
         self._take(rank, mark, settled_ns)

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from collector.dataset.resume import Resume
-from collector.host.batches import Batches, Settled
+from collector.host.batches import Batches, Settled, failing
 from collector.host.flows import unknown_flow
 from collector.host.ledger import COUNTERS, SAMPLE, LedgerRow
 from collector.host.onsets import STARTING_NS
@@ -313,7 +313,11 @@ class HostStage:
         try:
             return self._computed(rows, steps)
         except Exception:
-            for place, error in self._failing(rows, steps, np.unique(rows["session"]).tolist()):
+            whole = rows
+            for place, error in failing(
+                lambda some: self._computed(whole[np.isin(whole["session"], some)], steps),
+                np.unique(rows["session"]).tolist(),
+            ):
                 self._fail(settled, place, error)
                 rows = rows[rows["session"] != place]
             return self._computed(rows, steps)
@@ -324,18 +328,6 @@ class HostStage:
         buckets = self.tables.stamped(rows, found.classes, steps)
         self._mend_old(rows, buckets)
         return found, buckets
-
-    def _failing(self, rows: Table, steps: AllSteps, places: list[int]) -> list[tuple[int, Exception]]:
-        """The sessions at whose rows it fails: of those that fail together each half."""
-        own = rows[np.isin(rows["session"], places)]
-        try:
-            self._computed(own, steps)
-        except Exception as error:
-            if len(places) == 1:
-                return [(places[0], error)]
-            middle = len(places) // 2
-            return self._failing(own, steps, places[:middle]) + self._failing(own, steps, places[middle:])
-        return []
 
     def _mend_old(self, rows: Table, buckets: Table) -> None:
         older = self.tables.places.older(rows["session"], rows["start_ns"])

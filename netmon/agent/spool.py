@@ -17,7 +17,7 @@ import math
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 
 from netmon.agent.batch_parts import within_a_message
 from netmon.agent.batch_table import BatchTable, Description, Kept
@@ -303,11 +303,8 @@ class Spool:
         if self._latest and sequence == self._latest.sequence - 1:
             return self._latest
         try:
-            numbers = self._numbers_after(sequence)
-            batch = None
-            if numbers:
-                number, table = min(numbers, key=lambda pair: pair[0])
-                batch = table.read(number)
+            number, table = min(self._numbers_after(sequence), key=lambda pair: pair[0], default=(0, self._memory))
+            batch = table.read(number) if number else None
         except sqlite3.Error as error:
             self._unreadable(error)
             raise DataError(f"cannot read {self.folder.directory}: {error}") from error
@@ -349,10 +346,8 @@ class Spool:
                 while self._over(table) and give_up(table):
                     pass
 
-    def _tables(self) -> Iterator[BatchTable]:
-        if self._disk:
-            yield self._disk
-        yield self._memory
+    def _tables(self) -> list[BatchTable]:
+        return [self._disk, self._memory] if self._disk else [self._memory]
 
     def _over(self, table: BatchTable) -> bool:
         return self.size > self.limit_bytes or (table is self._memory and table.size > MOST_IN_MEMORY)

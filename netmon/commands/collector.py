@@ -3,6 +3,7 @@
 
 import argparse
 import os
+import re
 import socket
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,14 +12,15 @@ from netmon.errors import UsageError
 from netmon.units import parse_count, parse_duration, parse_size
 
 if TYPE_CHECKING:
+    from collector.cluster.worker import WorkerSettings
     from collector.dataset.retention import Keep
 
 HELP = "collect what agents stream: classify it, store it as Parquet, serve live views"
 EXAMPLES = """\
   netmon collector --listen 0.0.0.0:9400 --data /var/lib/netmon
   netmon collector --listen 0.0.0.0:9400 --data /var/lib/netmon --keep buckets=7d full=10GB all=90d
+  netmon collector --bus nats://bus1:4222,nats://bus2:4222 --worker w1 --listen 0.0.0.0:9400 --data /shared/netmon
   netmon collector --listen unix:/run/netmon/collector.sock --data out --parameters 25.6e6
-  netmon collector --bus nats://bus1:4222,nats://bus2:4222 --bus-replicas 3 --data /shared/netmon
 """
 
 
@@ -33,22 +35,31 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--bus",
         default="",
         metavar="URL[,URL]",
-        help="take in from NATS JetStream as well: nats://HOST:4222 of each server",
+        help="nats://[USER:PASSWORD@]HOST:4222 of each server: a worker, whose agents are on NATS JetStream",
     )
-    parser.add_argument("--worker", default=socket.gethostname(), metavar="NAME", help="on the bus (this host's name)")
+    parser.add_argument(
+        "--worker", default=_here(), metavar="NAME", help="with --bus: its name, one of a kind (%(default)s)"
+    )
     parser.add_argument(
         "--bus-replicas",
         type=int,
         default=1,
         metavar="N",
-        help="servers that keep a batch, where it makes the stream (1)",
+        help="with --bus: servers that keep a batch; 3 outlive the loss of a machine (%(default)s)",
     )
     parser.add_argument(
         "--bus-bytes",
         type=parse_size,
-        default="16GB",
+        default="4GB",
         metavar="SIZE",
-        help="that wait on the bus at most (%(default)s)",
+        help="with --bus: that wait there at most (%(default)s)",
+    )
+    parser.add_argument(
+        "--weight",
+        type=float,
+        default=1.0,
+        metavar="X",
+        help="with --bus: hosts that it takes, in relation to the other workers (%(default)s)",
     )
     parser.add_argument(
         "--settle",
@@ -132,12 +143,26 @@ def run(args: argparse.Namespace) -> int:
         full_rows_per_hour=args.full_rows,
         keep=tuple(args.keep),
     )
-    bus = None
-    if args.bus:
-        from netmon.wire.bus import BusSettings, read_servers
-
-        bus = BusSettings(read_servers(args.bus), args.bus_replicas, args.bus_bytes)
+    worker = _worker(args)
     # A thread that writes cannot be called off, and what is not whole on the disk is as if it had not been written.
-    collecting = serve(args.listen, args.data, settings, abandon=lambda: os._exit(0), bus=bus, worker=args.worker)
-    asyncio.run(collecting)
+    asyncio.run(serve(args.listen, args.data, settings, abandon=lambda: os._exit(0), worker=worker))
     return 0
+
+
+def _here() -> str:
+    """This host's name, as a worker's."""
+    name = re.sub(r"[^A-Za-z0-9_-]", "-", socket.gethostname()).strip("-_")
+    return name[:32] or "worker"
+
+
+def _worker(args: argparse.Namespace) -> "WorkerSettings | None":
+    """What --bus and --worker say. Raises UsageError, UnsupportedError without the bus's library."""
+    if not args.bus:
+        return None
+    if not args.weight > 0:
+        raise UsageError(f"--weight has to be more than 0, not {args.weight:g}")
+    from collector.cluster.worker import WorkerSettings
+    from netmon.wire.bus import BusSettings, read_servers
+
+    bus = BusSettings(read_servers(args.bus), args.bus_replicas, args.bus_bytes)
+    return WorkerSettings(bus, args.worker, args.weight)

@@ -39,6 +39,7 @@ Iteration time against cross traffic. The defaults are a small study of about te
 Interrupted, the same command goes on with what is left.
 """
 _DEMO_ITERATIONS = 70
+_ANY_HEIGHT = 1_000_000
 _DEMO_DATA = Path("out/demo")
 
 
@@ -89,7 +90,10 @@ def _run_spec(spec: RunSpec, live: bool, as_json: bool) -> int:
     from netmon.lab.run import run as run_lab
 
     console = Console(highlight=False)
-    if live and spec.monitor and console.is_terminal:
+    if spec.bus and spec.monitor and not as_json:
+        with shown(spec) as progress:
+            result = run_lab(spec, progress=progress, view=lambda addresses: _last_frame(addresses, console))
+    elif live and spec.monitor and console.is_terminal:
         result = run_lab(spec, view=lambda address: _live_view(address, console))
     else:
         with shown(spec) as progress:
@@ -137,6 +141,24 @@ def _live_view(address: str, console: Console) -> Iterator[None]:
     finally:
         over.set()
         view.join()
+
+
+@contextlib.contextmanager
+def _last_frame(addresses: str, console: Console) -> Iterator[None]:
+    """What `netmon top` shows of all workers when the training is over."""
+    from netmon.top.frame import render
+    from netmon.top.options import Options, arrange
+    from netmon.views import Selection
+    from netmon.wire.watch import split, watch_once
+
+    yield
+    options = Options(colour=console.is_terminal and not console.no_color)
+    for address in split(addresses):
+        own = watch_once(address, Selection())
+        hosts = ", ".join(host.host for host in own.hosts) or "none"
+        console.print(f"{Path(address).stem}: hosts {hosts}; jobs {', '.join(job.job for job in own.jobs) or 'none'}")
+    snapshot = arrange(watch_once(addresses, Selection(flows=8)), options)
+    console.print(render(snapshot, options, console.width, _ANY_HEIGHT))
 
 
 def _clean(args: argparse.Namespace) -> int:

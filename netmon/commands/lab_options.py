@@ -68,6 +68,9 @@ def add_run_options(parser: argparse.ArgumentParser, iterations: int) -> None:
     cross.add_argument("--cross-file", type=Path, metavar="FILE", help="the flows of a load file instead")
     cross.add_argument("--cross-after", type=float, default=0.5, metavar="SHARE", help="of the iterations (0.5)")
     _add_watch_options(parser)
+    parser.add_argument(
+        "--bus", action="store_true", help="by three NATS servers and two workers instead of one collector"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON document")
 
 
@@ -92,6 +95,7 @@ def run_spec(args: argparse.Namespace, overwrite: bool) -> RunSpec:
     spec = _base(args, overwrite)
     spec = replace(
         spec,
+        bus=args.bus,
         marks=args.marks,
         timeline=args.timeline,
         pattern={"ps": "star"}.get(args.pattern, args.pattern),

@@ -64,7 +64,7 @@ def run(
     with Record(folder, spec) as record, network(spec.hosts, spec.rate_bps) as testbed, contextlib.ExitStack() as stack:
         monitor = stack.enter_context(Monitor(spec, testbed, folder / "log", spec.parameters)) if spec.monitor else None
         if monitor:
-            record.event("monitor ready", (monitor.collector, *monitor.agents))
+            record.event("monitor ready", (*monitor.collectors, *monitor.agents))
             with view(monitor.address), LiveScores(monitor.address) as live:
                 result = train(spec, testbed, monitor, python, record, progress)
             record.scores(live.of(result.job))

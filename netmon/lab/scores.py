@@ -7,7 +7,7 @@ from types import TracebackType
 from typing import Any
 
 from netmon.views import Selection, Snapshot, SourceScore
-from netmon.wire.watch import UnreachableError, watch
+from netmon.wire.watch import UnreachableError, follow
 
 _INTERVAL_MS = 500
 
@@ -19,7 +19,7 @@ class LiveScores:
     """
 
     def __init__(self, address: str) -> None:
-        """address: of a collector that is ready."""
+        """address: of a collector that is ready, or of several workers."""
         self._address = address
         self._over = threading.Event()
         self._scores: dict[str, tuple[SourceScore, ...]] = {}
@@ -41,8 +41,9 @@ class LiveScores:
 
     def _follow(self) -> None:
         try:
-            for snapshot in watch(self._address, _INTERVAL_MS, Selection()):
-                self._keep(snapshot)
+            for snapshot in follow(self._address, _INTERVAL_MS, Selection):
+                if isinstance(snapshot, Snapshot):
+                    self._keep(snapshot)
                 if self._over.is_set():
                     return
         except UnreachableError:  # the run itself says so

@@ -51,6 +51,7 @@ class RunSpec:
     bucket_ns: int = 10_000
     stream_ns: int = 0  # what agents stream; 0: full resolution
     hook: str = "auto"
+    bus: bool = False  # agents and two workers on NATS JetStream, instead of one collector
     monitor: bool = True  # False: the same run, unobserved
     overwrite: bool = False
 

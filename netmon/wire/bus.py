@@ -26,7 +26,7 @@ try:
     from nats.aio.client import Client
     from nats.js import JetStreamContext
     from nats.js.api import DiscardPolicy, KeyValueConfig, RetentionPolicy, StorageType, StreamConfig
-    from nats.js.errors import BadRequestError, BucketNotFoundError, NoStreamResponseError, NotFoundError
+    from nats.js.errors import APIError, BadRequestError, BucketNotFoundError, NoStreamResponseError, NotFoundError
 except ImportError as error:
     raise UnsupportedError(
         "cannot use a bus: nats-py is not there; install netmon with it: pip install 'netmon[bus]'"
@@ -47,12 +47,18 @@ ID_HEADER, KNOWN_HEADER = "Nats-Msg-Id", "Netmon-Acknowledged"
 
 _ANSWER_S = 5.0
 _CONNECT_S = 3.0
+_AGAIN_S = 0.5
 _PING_S = 2.0  # two that are not answered: the connection is gone
 _END = "end"
+_NO_ROOM = 10047  # insufficient storage resources available
 
 
 class BusError(NetmonError):
     """The bus does not answer, or refuses."""
+
+
+class UnreachedError(BusError):
+    """No server is there."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +67,7 @@ class BusSettings:
 
     servers: tuple[str, ...]
     replicas: int = 1
-    most_bytes: int = 16 << 30  # of all batches that wait
+    most_bytes: int = 4_000_000_000  # of all batches that wait
 
     @property
     def name(self) -> str:
@@ -72,7 +78,9 @@ class BusSettings:
 
 def read_servers(text: str) -> tuple[str, ...]:
     """nats://HOST:PORT,…; the scheme and the port may be left out. Raises UsageError."""
-    servers = tuple(server if "://" in server else f"nats://{server}" for server in text.split(",") if server)
+    servers = tuple(
+        server if "://" in server else f"nats://{server}" for server in map(str.strip, text.split(",")) if server
+    )
     for server in servers:
         parts = urlsplit(server)
         if parts.scheme not in ("nats", "tls") or not parts.hostname:
@@ -193,10 +201,23 @@ class Bus:
         lasting: bool = False,
         gone: Callable[[str], None] = lambda why: None,
     ) -> "Bus":
-        """name: shown by the servers' tools. lasting: it comes back by itself, and says so; else gone(why) is called.
+        """name: shown by the servers' tools. lasting: it waits for them, now and later; else gone(why) is called.
 
-        Raises BusError where no server can be reached or used.
+        Raises BusError where no server can be used, or reached and it does not wait.
         """
+        said_before = ""
+        while lasting:
+            try:
+                return await cls._connect(settings, name, lasting, gone)
+            except UnreachedError as error:
+                if str(error) != said_before:
+                    said_before = str(error)
+                    _log.warning("%s; waiting for it", error)
+            await asyncio.sleep(_AGAIN_S)
+        return await cls._connect(settings, name, lasting, gone)
+
+    @classmethod
+    async def _connect(cls, settings: BusSettings, name: str, lasting: bool, gone: Callable[[str], None]) -> "Bus":
         trouble: list[str] = []
         made: list[Bus] = []
 
@@ -243,7 +264,7 @@ class Bus:
             with contextlib.suppress(Exception):
                 await asyncio.wait_for(client.close(), _ANSWER_S)
             why = said(error) if trouble == ["connection lost"] else trouble[0]
-            raise BusError(f"cannot reach the bus at {settings.name}: {why}") from error
+            raise UnreachedError(f"cannot reach the bus at {settings.name}: {why}") from error
         client.options["max_reconnect_attempts"], client.options["reconnect_time_wait"] = -1, 0.5
         bus = cls(client, settings)
         made.append(bus)
@@ -342,6 +363,8 @@ class Bus:
 
 def said(error: BaseException) -> str:
     """An error of the library in a few words."""
+    if isinstance(error, APIError) and error.err_code == _NO_ROOM:
+        return "it has not so much storage: give a smaller --bus-bytes, or the servers a larger max_file_store"
     if isinstance(error, NoStreamResponseError):
         return f"it has no stream {STREAM}: no worker has made it yet, or its servers are not ready"
     described = getattr(error, "description", None) or str(error) or type(error).__name__

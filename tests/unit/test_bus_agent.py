@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The agent's way to a bus that is cut, full, slow, gone or comes back empty: real spool, stream, server and worker."""
 
+import asyncio
 import logging
 import socket
 import subprocess
@@ -17,6 +18,7 @@ from sent_agent import Sent, check_whole
 from tcp_relay import TcpRelay
 from waiting import wait_for
 
+from collector.cluster.worker import WorkerSettings
 from collector.intake import Intake
 from collector.shedding import STEPS
 from netmon.agent import bus_connection, leftovers
@@ -24,7 +26,7 @@ from netmon.agent.backoff import Backoff
 from netmon.agent.bus_connection import connect_by_bus
 from netmon.agent.connection import Patience
 from netmon.agent.pressure import Asked
-from netmon.wire.bus import BusSettings, read_servers
+from netmon.wire.bus import Bus, BusSettings, read_servers
 
 
 @pytest.fixture
@@ -38,7 +40,9 @@ def agent(directory: Path, where: BusSettings, session: str = "s1") -> Sent:
 
 
 def working(directory: Path, server: NatsServer):
-    return collecting(f"unix:{directory}/socket", directory / "data", bus=server.settings, worker="w1")
+    return collecting(
+        f"unix:{directory}/socket", directory / "data", worker=WorkerSettings(server.settings, "w1", ttl_s=1.0)
+    )
 
 
 def test_batches_are_stored_once_and_the_time_is_told(tmp_path, server):
@@ -52,6 +56,12 @@ def test_batches_are_stored_once_and_the_time_is_told(tmp_path, server):
         wait_for(lambda: stored(tmp_path) == sent.rows)
     check_whole(tmp_path / "data", sent)
     assert sent.spool.acknowledged == 60
+
+
+async def made(server: NatsServer) -> None:
+    bus = await Bus.connect(server.settings, "test")
+    await bus.make()
+    await bus.close()
 
 
 def stored(directory: Path) -> int:
@@ -94,8 +104,7 @@ def test_a_bus_that_swallows_everything_is_given_up_and_tried_again(tmp_path, se
 def test_a_full_bus_is_said_once_and_batches_wait_in_the_spool(tmp_path, caplog):
     caplog.set_level(logging.INFO, "netmon.agent")
     with running(tmp_path, most_bytes=20_000) as server:
-        with working(tmp_path, server):
-            pass  # it has made the stream
+        asyncio.run(made(server))
         sent = agent(tmp_path, server.settings)
         sent.append(60)
         sent.start()
@@ -125,7 +134,7 @@ def test_a_bus_that_comes_back_empty_gets_what_the_spool_has(tmp_path, server, c
         server.start()
         wait_for(lambda: sent.spool.acknowledged == 40)
         assert "has come back empty" in caplog.text
-        said = [line.partition(": ")[2] for line in caplog.text.splitlines() if "batches wait" in line]
+        said = [line.partition("no connection")[2] for line in caplog.text.splitlines() if "batches wait" in line]
         assert len(said) == len(set(said))  # each reason once
         sent.finish()
     rows = pd.read_parquet(tmp_path / "data" / "buckets")

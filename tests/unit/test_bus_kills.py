@@ -31,9 +31,9 @@ class Processes:
 
     def start_worker(self) -> None:
         command = [sys.executable, "-m", "netmon", "collector", "--listen", f"unix:{self.directory}/socket"]
-        more = ["--bus", self.server.settings.servers[0], "--worker", "w1", "--data", self.data, "--flush", "200ms"]
+        more = ["--bus", self.server.settings.servers[0], "--bus-bytes", "1GB", "--worker", "w1"]
         with open(self.directory / "worker.log", "a") as log:
-            self.worker = subprocess.Popen([*command, *more], stderr=log)
+            self.worker = subprocess.Popen([*command, *more, "--data", self.data, "--flush", "200ms"], stderr=log)
 
     def start_agent(self) -> None:
         number = next(self._numbers)

@@ -79,7 +79,7 @@ def test_two_jobs_taken_for_one_count_against_the_one_that_they_are_most_like():
     one = replace(first, members=tuple(dict.fromkeys((*first.members, *second.members))), pattern="star")
     said.jobs.clear()
     said.jobs[first.name] = one
-    said.iterations[:] = [i._replace(job=first.name) for i in said.iterations]
+    said.iterations[:] = [replace(i, job=first.name) for i in said.iterations]
     results = scores(run, said)
     assert [result.run for result in results] == ["two-60-61:a", "two-60-61:b"]
     assert sorted(result.jobs for result in results) == [0, 1]

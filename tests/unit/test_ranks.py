@@ -174,13 +174,17 @@ def test_a_host_that_is_heard_no_more_keeps_its_numbers_whoever_takes_its_ranks(
     assert [(one.number, one.relative) for one in settled] == [(number, False) for number in range(4, 10)]
 
 
-def test_a_rank_whose_numbers_are_true_makes_the_others_true():
+@pytest.mark.parametrize("cut_off", [False, True])
+def test_a_rank_whose_numbers_are_true_makes_the_others_true(cut_off):
+    """Also where the host of the others was not heard for a while."""
     numbers, claims = Numbers(), Claims()
     first, second = (ranks(host, numbers, claims) for host in ("h0", "h1"))
     told(first, mark(JOIN, 0, 0, **UPROBE, relative=True), *enqueues(5, relative=True))
     counted = [replace(m, rank=1, iteration=m.iteration + 800) for m in enqueues(5, 1.0)]
     told(second, mark(JOIN, 0, 0, rank=1, **UPROBE), *counted)
     later = [replace(m, time_ns=m.time_ns + 500 * MS, iteration=m.iteration + 5) for m in enqueues(3, relative=True)]
+    if cut_off:
+        first.release()
     first.hear(later, -1)
     first.align(0, 0)
     assert [(i.number, i.relative) for i in first.ended()] == [(804, False), (805, False), (806, False)]

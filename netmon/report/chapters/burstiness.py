@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """How bursty each class is, from the finest bucket to a second."""
 
+from collections.abc import Iterator
+
 import numpy as np
 import pandas as pd
 
 from netmon.report.burst_scan import ALL
-from netmon.report.bursts import HOT, peak_bytes, peak_to_mean
+from netmon.report.bursts import HOT, Ints, peak_bytes, peak_to_mean
+from netmon.report.cells import sum_by
 from netmon.report.chapters.volumes import traffic_of
 from netmon.report.exhibit import Chapter, Exhibit, Frames, need
 from netmon.report.figures import burstiness as draw
@@ -22,7 +25,7 @@ _PER_DECADE = 10
 def _peak_frames(study: Study) -> Frames:
     """peak_to_mean and peak_bps by link, class and interval."""
     traffic = traffic_of(study)
-    coarse = [row for group in _milliseconds(traffic) for row in _coarse_peaks(group, traffic)]
+    coarse = [row for group in _milliseconds(traffic) for row in _coarse_peaks(*group, traffic)]
     rows = pd.concat([traffic.peaks, pd.DataFrame(coarse)], ignore_index=True)
     rows = need(rows[rows["total_bytes"] >= _LEAST_BYTES], "no class sent a megabyte on any link")
     ratios = [peak_to_mean(row.peak_bytes, row.total_bytes, row.interval_ns, row.observed_ns) for row in records(rows)]
@@ -31,17 +34,22 @@ def _peak_frames(study: Study) -> Frames:
     return {"peaks": told.sort_values([*_LINK, "class", "interval_ns"], ignore_index=True)}
 
 
-def _milliseconds(traffic: Traffic) -> list[tuple[dict[str, str], pd.DataFrame]]:
-    cells = traffic.milliseconds.merge(traffic.series, left_on="series", right_index=True)
-    by_class = [(dict(zip([*_LINK, "class"], key, strict=True)), rows) for key, rows in groups(cells, *_LINK, "class")]
-    in_all = [({**dict(zip(_LINK, key, strict=True)), "class": ALL}, rows) for key, rows in groups(cells, *_LINK)]
-    return by_class + in_all
+def _milliseconds(traffic: Traffic) -> Iterator[tuple[dict[str, str], Ints, Ints]]:
+    """Of each link and class, and of each link: whose they are, times in ms, ascending, and bytes."""
+    cells = traffic.milliseconds
+    of_series = cells["series"].to_numpy()
+    order = np.argsort(of_series, kind="stable")
+    edges = np.searchsorted(of_series[order], np.arange(len(traffic.series) + 1))
+    time, amount = (cells[name].to_numpy(np.int64) for name in ("time_ns", "wire_bytes"))
+    for by, also in (([*_LINK, "class"], {}), (_LINK, {"class": ALL})):
+        for key, own in groups(traffic.series, *by):
+            places = np.concatenate([order[edges[number] : edges[number + 1]] for number in own.index])
+            if len(places):
+                times, (sums,) = sum_by(time[places] // MS, amount[places])
+                yield {**dict(zip(by, key, strict=True)), **also}, times, sums
 
 
-def _coarse_peaks(group: tuple[dict[str, str], pd.DataFrame], traffic: Traffic) -> list[dict[str, object]]:
-    named, cells = group
-    sums = cells.groupby("time_ns")["wire_bytes"].sum()
-    bins, amount = sums.index.to_numpy(np.int64) // MS, sums.to_numpy(np.int64)
+def _coarse_peaks(named: dict[str, str], bins: Ints, amount: Ints, traffic: Traffic) -> list[dict[str, object]]:
     return [
         {
             **named,

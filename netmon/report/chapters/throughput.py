@@ -16,6 +16,7 @@ from netmon.report.scan import MS, SLICE_NS
 from netmon.report.study import Study
 
 _PER_ITERATION = 40  # intervals of the series whose period is sought
+_MOST_INTERVALS = 1 << 18  # of it: thousands of iterations
 
 
 def _slices(study: Study) -> pd.DataFrame:
@@ -94,9 +95,10 @@ def _period_frames(study: Study) -> Frames:
         own = series.index[(series["host"] == host) & (series["direction"] == "tx") & series["class"].isin(DL)]
         begin = max(int(times["start_ns"].min()), traffic.detail_ns[0])
         end = min(int(times["end_ns"].max()), traffic.detail_ns[1])
+        grid = max(MS, int(times["time_s"].median() * 1e9) // _PER_ITERATION // MS * MS)
+        end = min(end, begin + _MOST_INTERVALS * grid)
         cells = traffic.milliseconds
         cells = cells[cells["series"].isin(own) & (cells["time_ns"] >= begin) & (cells["time_ns"] < end)]
-        grid = max(MS, int(times["time_s"].median() * 1e9) // _PER_ITERATION // MS * MS)
         sums = np.bincount(((cells["time_ns"] - begin) // grid).to_numpy(), weights=cells["wire_bytes"].to_numpy(float))
         found = period(sums, least=2) * grid / 1e9 if len(sums) > 4 else 0.0
         rows.append(

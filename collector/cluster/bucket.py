@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A key-value bucket of the bus, read as a whole: what is there now, and who may change it."""
+
+import asyncio
+import contextlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from nats.js.api import KeyValueConfig, StorageType, StreamInfo
+from nats.js.errors import BadRequestError, KeyNotFoundError, KeyWrongLastSequenceError, NotFoundError
+from nats.js.kv import KeyValue
+
+from netmon.wire.bus import Bus, name_of, token
+
+_NS_PER_S = 1_000_000_000
+_AT_A_TIME = 100
+
+
+class Value(NamedTuple):
+    """What a key says."""
+
+    data: bytes
+    revision: int
+
+
+@dataclass(frozen=True)
+class Content:
+    """Everything that is in a bucket."""
+
+    values: dict[str, Value]
+    born_s: int  # when the bucket was made: one that is made anew counts its revisions from 1 again
+
+
+class Bucket:
+    """Keys are names of hosts or workers. Methods raise BusError where the bus does not answer."""
+
+    def __init__(self, bus: Bus, name: str, ttl_s: float = 0.0) -> None:
+        """ttl_s: so long a value stays; 0: until it is deleted."""
+        self._bus, self._name, self._ttl_s = bus, name, ttl_s
+        self._kv: KeyValue | None = None
+        self._content: Content | None = None
+        self._state = (0, 0, 0)  # of the stream when it was read
+
+    async def read(self) -> Content:
+        """All of it; asks for one line where nothing has changed since."""
+        with self._bus.errors(f"read {self._name} on"):
+            kv, info = await self._opened()
+            state = (_born_s(info), info.state.last_seq, info.state.messages)
+            if self._content is None or state != self._state:
+                self._content = Content(await self._values(kv, info.state.subjects or {}), _born_s(info))
+                self._state = state
+            return self._content
+
+    async def put(self, key: str, data: bytes) -> None:
+        """Whatever it said before."""
+        with self._bus.errors(f"write {self._name} on"):
+            kv, _ = await self._opened()
+            await kv.put(token(key), data)
+
+    async def claim(self, key: str, data: bytes, known: Value | None) -> int:
+        """Say so if it still says what is known (None: nothing); the new revision, 0: it says something else."""
+        with self._bus.errors(f"write {self._name} on"):
+            kv, _ = await self._opened()
+            try:
+                if known is None:
+                    return await kv.create(token(key), data)
+                return await kv.update(token(key), data, last=known.revision)
+            except KeyWrongLastSequenceError:
+                return 0
+
+    async def delete(self, key: str, known: Value | None = None) -> None:
+        """If it still says what is known; whatever it says, where nothing is."""
+        with self._bus.errors(f"write {self._name} on"):
+            kv, _ = await self._opened()
+            with contextlib.suppress(BadRequestError):
+                await kv.delete(token(key), last=known.revision if known else None)
+
+    async def _opened(self) -> tuple[KeyValue, StreamInfo]:
+        jetstream = self._bus.jetstream
+        if self._kv is not None:
+            with contextlib.suppress(NotFoundError):
+                return self._kv, await self._info()
+        config = KeyValueConfig(
+            bucket=self._name,
+            ttl=self._ttl_s or None,
+            storage=StorageType.FILE,
+            replicas=self._bus.settings.replicas,
+        )
+        with contextlib.suppress(BadRequestError):  # another worker has made it, and was told otherwise
+            await jetstream.create_key_value(config)
+        self._kv = await jetstream.key_value(self._name)
+        return self._kv, await self._info()
+
+    async def _info(self) -> StreamInfo:
+        prefix = f"$KV.{self._name}."
+        return await self._bus.jetstream.stream_info(f"KV_{self._name}", subjects_filter=f"{prefix}>")
+
+    async def _values(self, kv: KeyValue, subjects: Iterable[str]) -> dict[str, Value]:
+        """Read one by one, many at a time: a watcher would be a consumer, of which the servers allow only so many."""
+        found: dict[str, Value] = {}
+        prefix = f"$KV.{self._name}."
+        keys = [subject.removeprefix(prefix) for subject in subjects]
+        for begin in range(0, len(keys), _AT_A_TIME):
+            some = keys[begin : begin + _AT_A_TIME]
+            for key, entry in zip(some, await asyncio.gather(*(_get(kv, key) for key in some)), strict=True):
+                if entry:
+                    found[name_of(key)] = entry
+        return found
+
+
+def epoch(born_s: int, revision: int) -> int:
+    """A number that rises with every change of a key, also over a bucket that was lost and made anew."""
+    return born_s * _NS_PER_S + revision
+
+
+def _born_s(info: StreamInfo) -> int:
+    return int(info.created.timestamp()) if info.created else 0
+
+
+async def _get(kv: KeyValue, key: str) -> Value | None:
+    try:
+        entry = await kv.get(key)
+    except KeyNotFoundError:  # deleted, or its time is over
+        return None
+    return Value(entry.value or b"", entry.revision or 0)
