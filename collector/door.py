@@ -87,4 +87,4 @@ class BatchOrder:
         if sequence > first:
             host = self._session.hello.host
             self._session.missing += sequence - first
-            self._session.window.ranks.warn(f"batches {first} to {sequence - 1} of {host} never arrived")
+            self._session.window.ranks.odd.warn(f"batches {first} to {sequence - 1} of {host} never arrived")

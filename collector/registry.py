@@ -179,7 +179,7 @@ class Registry:
         place = int(waiting.argmax())
         for entry in self._entries.values():
             if entry.session.place == place:
-                entry.session.window.ranks.warn(
+                entry.session.window.ranks.odd.warn(
                     f"{entry.session.hello.host} is {waiting[place]} rows ahead of its horizon"
                 )
                 self._settle([entry], leaving=False)

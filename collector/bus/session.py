@@ -21,6 +21,7 @@ from netmon.wire.bus import Bus, Label
 SILENT_S = 10.0
 """An agent that lives sends every second; what is heard of it later connects it again."""
 
+_QUIET_S = 2.5  # an agent sends more often, also one that is asked for few batches
 _UNKNOWN_S = 5.0  # for an introduction that is still to come
 _MISSING_S = 600.0  # for a batch that goes before one that is there, of an agent that says nothing more
 _MOST_PARKED = 256
@@ -171,6 +172,8 @@ class BusSession:
             return []
         self._since = now
         quiet_s = now - self._waits_since if self._waits_since is not None else 0.0
+        if quiet_s > _QUIET_S:  # nothing waits for us: that it is late is not our load
+            self._registry.intake.left(self.name)
         if self.connection and quiet_s > SILENT_S and not self._end:
             connection, self.connection = self.connection, None
             await connection.leave(complete=False)

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """The ranks of one host: their marks, their iterations and whose bytes went by meanwhile."""
 
-import logging
-from collections import Counter
 from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
+from collector.host.counting import Counting
 from collector.host.flows import FlowTable
+from collector.host.odd_marks import DISTANT, GONE, REPEATED, Key, OddMarks
 from collector.host.rank import NEVER, Earlier, Rank, Resumed, Steps
 from collector.jobs.common_numbers import Numbers
 from collector.jobs.rank_claims import Claims
@@ -18,22 +18,11 @@ from netmon.dl.numbering import RankEvents, Trust
 from netmon.records import Mark, Moment, Source
 from netmon.views import SourceScore
 
-_log = logging.getLogger(__name__)
-_MOST_ASIDE = 1_000  # marks kept per process that has not joined
 _MOST_GONE = 1_000  # processes remembered as gone
 LONGEST_NEED_NS = 30_000_000_000  # an older open iteration or interval no longer holds back acknowledgements
 _LONGEST_HISTORY_NS = 3_600_000_000_000  # of a longer iteration, the account is that of its last hour
 
-REPEATED, GONE, STRANGER, DISTANT = (
-    "repeated, out of order or out of any iteration",
-    "of a process that is gone",
-    "of a process that never joined",
-    "from a distant past or future",
-)
-"""Why a mark is not used."""
-
 _RARE = (Moment.JOIN, Moment.LEAVE)
-_Key = tuple[str, int, int]  # job as the process calls it, rank, pid
 
 
 class Ranks:
@@ -53,21 +42,19 @@ class Ranks:
         numbers, claims: what the sessions of all hosts share.
         """
         self.account = account
+        self.odd = OddMarks(holder.host)
         self.needed_ns: int | None = None  # start of the earliest iteration that may still ask for the account
-        self.unusable: Counter[str] = Counter()  # marks that led to nothing, by reason
         self.renamed: dict[tuple[str, int], str] = {}  # (job, pid) → name, where they differ
-        self._warnings: dict[str, None] = {}  # an ordered set of lines
         self._holder = holder
-        self._parameters = parameters
         self._numbers = numbers
+        self._counting = Counting(numbers, parameters)
         self._claims = claims
         self.offset_ns = 0  # from mono to UTC
         self._heard = True  # the host, lately
-        self._ranks: dict[_Key, Rank] = {}
+        self._ranks: dict[Key, Rank] = {}
         self._past: list[Rank] = []  # whose processes have joined as the same rank again; their rows have not settled
         self._resumed: dict[tuple[str, int], Resumed] = {}
-        self._aside: dict[_Key, list[Mark]] = {}
-        self._gone: dict[_Key, None] = {}
+        self._gone: dict[Key, None] = {}
         self._left: dict[tuple[str, int], Resumed] = {}  # what the last process that was this rank came to
         self._fresh: list[tuple[Rank, Iteration]] = []
         self._stepped: dict[int, Rank] = {}  # by id: processes whose latest steps the claims have not heard of
@@ -76,19 +63,6 @@ class Ranks:
         """Take up a rank of which iterations are in the dataset, numbered with this shift."""
         self._resumed[job, rank] = stored
         self._numbers.resume(job, rank, trust, shift)
-
-    @property
-    def warnings(self) -> list[str]:
-        """One line each; the last one counts the marks that were not used."""
-        counts = ", ".join(f"{count} {reason}" for reason, count in self.unusable.items() if count)
-        unused = [f"{self._holder.host}: marks that were not used: {counts}"] if counts else []
-        return [*self._warnings, *unused]
-
-    def warn(self, line: str) -> None:
-        """Log a line and keep it for viewers, once."""
-        if line not in self._warnings:
-            self._warnings[line] = None
-            _log.warning(line)
 
     def hear(self, marks: Iterable[Mark], settled_ns: int) -> None:
         """Take in marks. Rows before settled_ns have been added."""
@@ -122,7 +96,7 @@ class Ranks:
         if tracker.ending:
             self._end(rank, leaving=False)
         if tracker.unusable > unusable:
-            self.unusable[REPEATED] += tracker.unusable - unusable
+            self.odd.unusable[REPEATED] += tracker.unusable - unusable
 
     def _mark(self, mark: Mark, settled_ns: int) -> None:
         self._heard |= mark.pid != 0
@@ -131,16 +105,16 @@ class Ranks:
         if mark.moment == Moment.JOIN:
             self._join(key, mark, settled_ns)
         elif key in self._gone:
-            self.unusable[GONE] += mark.moment != Moment.LEAVE
+            self.odd.unusable[GONE] += mark.moment != Moment.LEAVE
         elif settled_ns - mark.time_ns > _LONGEST_HISTORY_NS:
-            self.unusable[DISTANT] += 1
+            self.odd.unusable[DISTANT] += 1
         elif rank:
             self._apply(rank, mark, settled_ns)
         elif self._joins_by_stepping(mark):
             self._join(key, mark, settled_ns)
             self._apply(self._ranks[key], mark, settled_ns)
         else:
-            self._keep_aside(key, mark)
+            self.odd.keep_aside(key, mark)
 
     def _joins_by_stepping(self, mark: Mark) -> bool:
         """Whether nobody will say that the process joins: its join was stored, or it is known by its traffic only."""
@@ -149,9 +123,9 @@ class Ranks:
     def ended(self) -> list[Iteration]:
         """Iterations that have ended since the last call; their account follows when their rows have settled."""
         fresh, self._fresh = self._fresh, []
-        return [self._numbered(rank, iteration) for rank, iteration in fresh]
+        return [self._counting.numbered(rank, iteration) for rank, iteration in fresh]
 
-    def _key(self, mark: Mark) -> _Key:
+    def _key(self, mark: Mark) -> Key:
         """Whose mark it is. The traffic knows no process: what it tells is about whoever steps as that rank."""
         if mark.pid == 0:
             steps = [key for key, rank in self._ranks.items() if rank.is_rank(mark.job, mark.rank)]
@@ -159,7 +133,7 @@ class Ranks:
                 return steps[-1]
         return mark.job, mark.rank, mark.pid
 
-    def _join(self, key: _Key, mark: Mark, settled_ns: int) -> None:
+    def _join(self, key: Key, mark: Mark, settled_ns: int) -> None:
         self._gone.pop(key, None)
         rank = self._ranks.get(key)
         if rank and mark.source in rank.left and rank.name and not rank.leaving():
@@ -172,10 +146,10 @@ class Ranks:
         rank.tracker.join(mark.source)
         rank.joined[mark.source] = mark.time_ns
         rank.left.pop(mark.source, None)
-        for early in self._aside.pop(key, []):
+        for early in self.odd.take_aside(key):
             self._apply(rank, early, settled_ns)
 
-    def _earlier(self, key: _Key, mark: Mark) -> Earlier | None:
+    def _earlier(self, key: Key, mark: Mark) -> Earlier | None:
         """What the process has been until now, if it was of the job: it is that no more."""
         job, _, pid = key
         lives = [rank for rank in self._all() if pid and rank.pid == pid and rank.tracker.job == job and rank.name]
@@ -189,15 +163,6 @@ class Ranks:
                 self._release(rank)
         last = max(lives, key=lambda rank: rank.tracker.finished_ns)
         return Earlier(last.name, last.stored(), *self._numbers.state(last.name, last.number))
-
-    def _keep_aside(self, key: _Key, mark: Mark) -> None:
-        aside = self._aside.setdefault(key, [])
-        self.unusable[STRANGER] += 1
-        if not aside:
-            host = self._holder.host
-            self.warn(f"marks of rank {mark.rank} of job {mark.job!r} on {host} are kept aside: it never joined")
-        if len(aside) < _MOST_ASIDE:
-            aside.append(mark)
 
     def _apply(self, rank: Rank, mark: Mark, settled_ns: int) -> None:
         if not rank.pid and rank.name and not self._hold(rank):
@@ -215,7 +180,7 @@ class Ranks:
         if rank.name:
             self._stepped[id(rank)] = rank
         self._go_on(rank)
-        self.unusable[REPEATED] += rank.tracker.unusable - unusable
+        self.odd.unusable[REPEATED] += rank.tracker.unusable - unusable
 
     def _take(self, rank: Rank, mark: Mark, settled_ns: int) -> None:
         unusable = rank.tracker.unusable
@@ -224,7 +189,7 @@ class Ranks:
         # A mark that the tracker passes over has been heard before, as after a reconnection: no cut.
         heard = rank.tracker.unusable > unusable
         if not heard and not self.account.cut(mark.time_ns, settled_ns):
-            self._late(rank, mark)
+            self.odd.late(mark, first=rank.tracker.finished_ns < 0)
 
     def _go_on(self, rank: Rank) -> None:
         """Name the rank, if that can be, and take what it has come to."""
@@ -265,7 +230,7 @@ class Ranks:
             return
         if rank.name != tracker.job:
             self.renamed[tracker.job, rank.pid] = rank.name
-            self.warn(
+            self.odd.warn(
                 f"process {rank.pid} on {self._holder.host} steps as rank {tracker.rank} of job {tracker.job!r} while "
                 f"another process does: it is taken for another job, {rank.name!r}"
             )
@@ -284,17 +249,6 @@ class Ranks:
     def _holder_of(self, rank: Rank) -> Holder:
         return self._holder._replace(pid=rank.pid)
 
-    def _late(self, rank: Rank, mark: Mark) -> None:
-        # Waits bound an iteration only where nothing follows; their lateness costs no other one. What the traffic
-        # tells comes late by its nature, and is no finer than the account of what has settled.
-        # The first step of a process is told when the second one has shown what a step is.
-        first = rank.tracker.finished_ns < 0
-        if mark.moment not in (Moment.FIRST_WAIT, Moment.LAST_WAIT) and mark.source != Source.INFERRED and not first:
-            self.warn(
-                f"marks of rank {mark.rank} of job {mark.job!r} on {self._holder.host} came after their rows had "
-                "settled; near the iteration's edges rows carry its neighbour's number: raise --settle"
-            )
-
     def align(self, offset_ns: int, error_ns: int) -> None:
         """Find the common numbers of the ranks; offset_ns: what to add to mono times, right to error_ns."""
         self.offset_ns = offset_ns
@@ -309,31 +263,13 @@ class Ranks:
                 told = RankEvents(rank.number, rank.tracker.trust, events, error_ns)
                 self._numbers.tell(rank.name, told, partial(self._renumbered, rank))
         for rank in stepping:
-            rank.settled_count = self._count(rank) if rank.leaving() or not self._heard else None
+            rank.settled_count = self._counting.of(rank) if rank.leaving() or not self._heard else None
 
     def _renumbered(self, rank: Rank, shift: int) -> None:
-        self.warn(
+        self.odd.warn(
             f"iterations of rank {rank.number} of job {rank.name!r} on {self._holder.host} are numbered anew: "
             f"its own number {shift:+d}"
         )
-
-    def _count(self, rank: Rank) -> tuple[int, bool]:
-        """What to add to the rank's own numbers, and whether they count only from when somebody began to look."""
-        if rank.settled_count:
-            return rank.settled_count
-        changes = self._numbers.changes()
-        if rank.counted_at != changes:
-            whose = rank.name, rank.number
-            rank.counted_at = changes
-            rank.count = self._numbers.shift(*whose), self._numbers.relative(*whose)
-        return rank.count
-
-    def _numbered(self, rank: Rank, iteration: Iteration) -> Iteration:
-        shift, relative = self._count(rank)
-        relative &= iteration.relative
-        if (rank.name, shift, relative) == (iteration.job, 0, iteration.relative):
-            return iteration
-        return iteration._replace(job=rank.name, number=iteration.number + shift, relative=relative)
 
     def _all(self) -> list[Rank]:
         return [*self._past, *self._ranks.values()]
@@ -356,7 +292,7 @@ class Ranks:
         return [
             Steps(
                 *(rank.name, rank.number, rank.pid != 0, not rank.pid and (rank.name, rank.number) in left),
-                *(*rank.present(), self._count(rank)[0], rank.tracker.spans()),
+                *(*rank.present(), self._counting.of(rank)[0], rank.tracker.spans()),
             )
             for rank in self._stepping()
         ]
@@ -388,23 +324,9 @@ class Ranks:
             if not due:
                 continue
             rank.ended = [iteration for iteration in rank.ended if iteration.end_ns > settled_ns]
-            settled += [(self._whole(rank, one), self._asked(rank, one, flows)) for one in due]
+            settled += [(self._counting.whole(rank, one), self._asked(rank, one, flows)) for one in due]
         self._forget(settled_ns)
         return settled
-
-    def _whole(self, rank: Rank, iteration: Iteration) -> Iteration:
-        first, last, wait = rank.tracker.communication(iteration.start_ns, iteration.end_ns)
-        parameters = iteration.parameters or self._parameters
-        shift, relative = self._count(rank)
-        return iteration._replace(
-            job=rank.name,
-            number=iteration.number + shift,
-            relative=iteration.relative and relative,
-            parameters=parameters,
-            comm_start_ns=first,
-            comm_end_ns=last,
-            wait_start_ns=wait,
-        )
 
     def _asked(self, rank: Rank, iteration: Iteration, flows: FlowTable) -> Asked:
         whose = Party(rank.name, rank.number, "")
@@ -446,7 +368,7 @@ class Ranks:
         """Nothing is heard of this host any more: its ranks may be taken by others, their numbers stay as they are."""
         self._heard = False
         for rank in self._stepping():
-            rank.settled_count = self._count(rank)
+            rank.settled_count = self._counting.of(rank)
         self._claims.release_session(self._holder.session)
 
     def needed_since(self, horizon_ns: int) -> int | None:

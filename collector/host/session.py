@@ -78,7 +78,7 @@ class Session:
             for flow in self.window.flows.flows:
                 self._peers.add(flow)
         for warning in self._nic.add(news.nic, stored=news.sequence <= self._resume.nic_sequence):
-            self.window.ranks.warn(warning)
+            self.window.ranks.odd.warn(warning)
         return marks
 
     def settle_ranks(self) -> tuple[list[Iteration], list[tuple[Iteration, Asked]]]:

@@ -7,6 +7,7 @@ never change again.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import TypeVar
 
 import numpy as np
@@ -279,10 +280,8 @@ class HostStage:
 
     def _grid(self, places: _Places) -> npt.NDArray[np.int64]:
         row = self.tables.places.table[places]
-        grid: npt.NDArray[np.int64] = (
-            (row["horizon_ns"] - self._settings.settle_ns) // row["window_ns"] * row["window_ns"]
-        )
-        return grid
+        until_ns: npt.NDArray[np.int64] = row["horizon_ns"] - self._settings.settle_ns
+        return until_ns - until_ns % row["window_ns"]  # type: ignore[no-any-return]
 
     def _settle_until(self, places: _Places, until_ns: npt.NDArray[np.int64]) -> None:
         settled_ns = self.tables.places.table["settled_ns"]
@@ -314,11 +313,8 @@ class HostStage:
         try:
             return self._computed(rows, steps)
         except Exception:
-            whole = rows
-            for place, error in failing(
-                lambda some: self._computed(whole[np.isin(whole["session"], some)], steps),
-                np.unique(rows["session"]).tolist(),
-            ):
+            parts = partial(self._computed_of, rows, steps)
+            for place, error in failing(parts, np.unique(rows["session"]).tolist()):
                 self._fail(settled, place, error)
                 rows = rows[rows["session"] != place]
             return self._computed(rows, steps)
@@ -329,6 +325,9 @@ class HostStage:
         buckets = self.tables.stamped(rows, found.classes, steps)
         self._mend_old(rows, buckets)
         return found, buckets
+
+    def _computed_of(self, rows: Table, steps: AllSteps, places: list[int]) -> None:
+        self._computed(rows[np.isin(rows["session"], places)], steps)
 
     def _mend_old(self, rows: Table, buckets: Table) -> None:
         older = self.tables.places.older(rows["session"], rows["start_ns"])

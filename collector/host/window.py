@@ -12,9 +12,10 @@ from collector.dataset.resume import Resume
 from collector.host.align import Alignment
 from collector.host.flows import FlowTable, Links
 from collector.host.ledger import LedgerAccount, LedgerRow
+from collector.host.odd_marks import DISTANT
 from collector.host.onsets import Onsets
 from collector.host.rank import Resumed
-from collector.host.ranks import DISTANT, LONGEST_NEED_NS, Ranks
+from collector.host.ranks import LONGEST_NEED_NS, Ranks
 from collector.host.rows import arrived, merge
 from collector.messages import Holder
 from netmon.dl.account import Asked, HostAccount, Tally
@@ -152,7 +153,7 @@ class HostWindow:
             self.use_map()
         if jump_ns:
             by = f"{jump_ns / NS_PER_S:+.3f} s"
-            self.ranks.warn(f"rows of {self.hello.host} move by {by}: its clock has jumped, or is only now known")
+            self.ranks.odd.warn(f"rows of {self.hello.host} move by {by}: its clock has jumped, or is only now known")
 
     def align_ranks(self) -> None:
         """Find the common numbers of the ranks."""
@@ -166,7 +167,7 @@ class HostWindow:
         """Take in a batch's marks; returns those that count for it."""
         # A mark's time is what a training process says: one from the future is left out, the batch is not to blame.
         marks = [mark for mark in news.marks if mark.time_ns <= news.horizon_ns + FURTHEST_NS]
-        self.ranks.unusable[DISTANT] += len(news.marks) - len(marks)
+        self.ranks.odd.unusable[DISTANT] += len(news.marks) - len(marks)
         settled_ns = self.settled_ns
         self.ranks.hear(marks, settled_ns)
         # The introduction tells of the step that is under way, which may be later than batches that are sent again.

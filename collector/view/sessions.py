@@ -185,4 +185,4 @@ class Sessions:
 
     def warnings(self) -> Sequence[str]:
         """See HostState."""
-        return [line for one in self._shown for line in one.session.window.ranks.warnings]
+        return [line for one in self._shown for line in one.session.window.ranks.odd.warnings]

@@ -123,7 +123,9 @@ def _pipeline_arguments(what: argparse.ArgumentParser) -> None:
     ):
         shown = text if not default else f"{text} (%(default)s)"
         what.add_argument(option, type=parse_count, default=default, metavar="N", help=shown)
-    what.add_argument("--bus", choices=("grpc",), default="grpc", help="between agents and collector (%(default)s)")
+    what.add_argument(
+        "--bus", choices=("grpc", "nats"), default="grpc", help="between agents and collector (%(default)s)"
+    )
     what.add_argument("--cut", action="store_true", help="end the collector while the agents still send")
     what.add_argument("--data", type=Path, metavar="DIR", help="where the dataset stays (nowhere)")
     what.add_argument("--json", action="store_true", help="one JSON document on standard output")
@@ -261,6 +263,8 @@ def _pipeline(args: argparse.Namespace) -> None:
     flows = args.flows or enough_flows(args.rows * args.greedy)
     counts = (args.hosts, args.rows, flows, args.jobs, args.seconds, args.batches, args.new_flows, args.greedy)
     load = Load(*counts, cut=args.cut)
+    if args.plot and args.bus != "grpc":
+        raise UsageError("--plot is of one collector over gRPC: leave --bus out")
     if args.plot:
         check_plottable(args.plot)
         with _progress("pipeline", 1) as progress:
@@ -269,7 +273,7 @@ def _pipeline(args: argparse.Namespace) -> None:
         draw(swept, args.plot)
         return
     with _progress("pipeline", 1) as progress:
-        result = measure(load, progress, args.data)
+        result = measure(load, progress, args.data, bus=args.bus == "nats")
     _print(args, result, pipeline_table)
 
 

@@ -29,7 +29,9 @@ def main(spool: str, url: str, session: str, number: int, record: Path) -> None:
     sent.start()
     while not ended.wait(0.02):
         sent.append()
-        record.write_text(str(sent.host.sequence))
+        written = record.with_name(f".{record.name}")
+        written.write_text(str(sent.host.sequence))
+        written.replace(record)  # a kill leaves the old one or the new one
     sent.finish(30)
 
 

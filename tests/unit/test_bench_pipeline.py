@@ -19,6 +19,7 @@ from netmon.bench.pipeline.agents import HostReport, Report
 from netmon.bench.pipeline.host import Account, SimulatedHost
 from netmon.bench.pipeline.load import Load
 from netmon.bench.pipeline.pattern import MS, coarser
+from netmon.bench.pipeline.run import measure
 from netmon.bench.pipeline.truth import judge
 from netmon.errors import UsageError
 
@@ -139,3 +140,10 @@ def _read(path: Path) -> bytes:
         return path.read_bytes()
     except OSError:  # it has ended
         return b""
+
+
+def test_over_a_bus_the_dataset_is_the_truth_too():
+    result = measure(Load(hosts=2, rows=50, flows=8, jobs=1, seconds=3), bus=True)
+    assert result.true, result.verdict
+    assert not result.failed
+    assert set(result.costs) == {"collector", "agents", "bus"}

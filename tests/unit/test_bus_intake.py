@@ -181,6 +181,18 @@ def test_a_batch_that_breaks_the_contract_is_left_out_alone(server, tmp_path):
     run(test())
 
 
+def test_an_agent_that_is_silent_is_no_load(server, tmp_path):
+    async def test():
+        async with publisher(server.settings) as sender, working(tmp_path / "data", server.settings) as worker:
+            await worker.intake.take("h0")
+            for sequence in (1, 2, 3):
+                await sender.send(sequence)
+            await asyncio.sleep(5)
+            assert worker.registry.intake._shedding.asked == 0
+
+    run(test())
+
+
 def test_a_bus_that_is_gone_or_comes_back_empty_is_taken_up_again(server, tmp_path):
     async def test():
         async with publisher(server.settings) as sender:

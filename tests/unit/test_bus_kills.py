@@ -59,7 +59,7 @@ class Processes:
 
     def sent(self) -> dict[str, int]:
         """Batches by session, at least: the last one of a killed agent may not be written down."""
-        return {path.name: int(path.read_text() or 0) for path in self.records.iterdir()}
+        return {path.name: int(path.read_text() or 0) for path in self.records.glob("s*")}
 
     def stored(self) -> pd.Series:
         """Rows by session."""

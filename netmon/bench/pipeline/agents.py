@@ -17,7 +17,7 @@ from bisect import bisect_right
 from collections.abc import Hashable, Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import grpc
 import numpy as np
@@ -30,6 +30,9 @@ from netmon.wire import netmon_pb2
 from netmon.wire.batches import encode_hello, serialise_buckets
 from netmon.wire.channel import AGENT_OPTIONS
 from netmon.wire.mapping import to_message
+
+if TYPE_CHECKING:
+    from netmon.wire.bus import Bus
 
 BEGUN, ENDED = "begun", "ended"
 
@@ -108,18 +111,28 @@ class _Agent:
         for batch in range(min(_PREPARED_S, load.seconds) * load.batches if repeats else 0):
             self._rows(range(batch, batch + 1), WIDTH_MS)
         self._call: Any = None
+        self._channel: grpc.aio.Channel | None = None
         self._reading: asyncio.Task[None] | None = None
 
-    async def connect(self, address: str) -> None:
-        """Until the collector has answered."""
+    async def connect(self, address: str, bus: "Bus | None") -> None:
+        """Until the collector has answered, or the bus."""
+        if bus:
+            from netmon.bench.pipeline.bus import BusCall
+
+            hello = self._hello()
+            self._call = BusCall(bus, hello.hello.host, hello.hello.session)
+            await self._call.begin(hello.SerializeToString())
+            return
         self._channel = grpc.aio.insecure_channel(address, options=AGENT_OPTIONS)
         self._call = self._channel.stream_stream(
             METHOD, request_serializer=None, response_deserializer=netmon_pb2.Acknowledgement.FromString
         )(wait_for_ready=True)
-        now_ns = round((time.monotonic() - self._epoch.mono_s) * 1e9)
-        hello = netmon_pb2.AgentMessage(hello=encode_hello(self._simulated.hello(self._clock(now_ns))))
-        await self._call.write(hello.SerializeToString())
+        await self._call.write(self._hello().SerializeToString())
         await asyncio.wait_for(self._call.read(), _CONNECT_S)
+
+    def _hello(self) -> netmon_pb2.AgentMessage:
+        now_ns = round((time.monotonic() - self._epoch.mono_s) * 1e9)
+        return netmon_pb2.AgentMessage(hello=encode_hello(self._simulated.hello(self._clock(now_ns))))
 
     def begin_at(self, since_s: int) -> None:
         """The first batch begins then, since the simulation began."""
@@ -158,7 +171,8 @@ class _Agent:
         except asyncio.TimeoutError:
             self._failed(f"not acknowledged within {FAREWELL_S:g} s")
         self._call.cancel()
-        await self._channel.close()
+        if self._channel:
+            await self._channel.close()
 
     def _failed(self, why: BaseException | str) -> None:
         if isinstance(why, grpc.aio.AioRpcError):
@@ -262,10 +276,11 @@ def _add(records: Iterable[Any], repeated: Any) -> None:
 
 
 async def simulate(load: Load, address: str) -> Report:
-    """Until everything is acknowledged, or time is up."""
+    """Until everything is acknowledged, or time is up. address: of a collector, or nats://… of a bus."""
+    bus = await _bus(address) if address.startswith("nats:") else None
     epoch = _Epoch(time.monotonic(), time.time_ns())
     agents = [_Agent(load, host, epoch) for host in range(load.hosts)]
-    await asyncio.gather(*(agent.connect(address) for agent in agents))
+    await asyncio.gather(*(agent.connect(address, bus) for agent in agents))
     since_s = 1 + int(time.monotonic() - epoch.mono_s + _LEAD_S)
     for agent in agents:
         agent.begin_at(since_s)
@@ -277,7 +292,15 @@ async def simulate(load: Load, address: str) -> Report:
     print(ENDED, flush=True)
     until = time.monotonic() + FAREWELL_S
     await asyncio.gather(*(agent.finish(until) for agent in agents))
+    if bus:
+        await bus.close()
     return _report(agents, since_s, epoch)
+
+
+async def _bus(address: str) -> "Bus":
+    from netmon.wire.bus import Bus, BusSettings  # who measures without one needs no nats-py
+
+    return await Bus.connect(BusSettings((address,)), "netmon bench", lasting=True)
 
 
 def _report(agents: list[_Agent], since_s: int, epoch: _Epoch) -> Report:

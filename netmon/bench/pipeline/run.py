@@ -2,6 +2,7 @@
 """One run: a real collector, simulated agents, a viewer; then the dataset is held against the truth."""
 
 import json
+import socket
 import sys
 import tempfile
 import time
@@ -111,21 +112,50 @@ class _Account:
         return {name: Cost((used[name] - self._cpu[name]) / elapsed, *self.most[name]) for name in self.pids}
 
 
-def measure(load: Load, progress: Callable[[float], None] = lambda _: None, keep: Path | None = None) -> PipelineResult:
-    """Blocks for some seconds longer than the load. keep: where the dataset stays. Raises LabError."""
-    with tempfile.TemporaryDirectory(prefix="netmon-bench-") as folder:
-        return _measure(load, Path(folder), keep or Path(folder) / "data", progress)
+def measure(
+    load: Load, progress: Callable[[float], None] = lambda _: None, keep: Path | None = None, bus: bool = False
+) -> PipelineResult:
+    """Blocks for some seconds longer than the load. keep: where the dataset stays. bus: NATS is between the two.
+
+    Raises LabError, UnsupportedError.
+    """
+    with tempfile.TemporaryDirectory(prefix="netmon-bench-") as name:
+        folder = Path(name)
+        data = keep or folder / "data"
+        if not bus:
+            return _measure(load, folder, data, progress)
+        from netmon.bench.pipeline.bus import serving  # who measures without one needs no nats-py
+
+        with serving(folder, _free_port()) as (server, settings):
+            return _measure(load, folder, data, progress, settings.servers[0], {"bus": server.pid})
 
 
-def _measure(load: Load, folder: Path, data: Path, progress: Callable[[float], None]) -> PipelineResult:
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port: int = free.getsockname()[1]
+        return port
+
+
+def _measure(
+    load: Load,
+    folder: Path,
+    data: Path,
+    progress: Callable[[float], None],
+    bus: str = "",
+    beside: Mapping[str, int] | None = None,
+) -> PipelineResult:
+    """bus: its address, where there is one; beside: other processes to account for."""
     address, report = f"unix:{folder / 'collector.sock'}", folder / "report.json"
     collect = [sys.executable, "-m", "netmon", "collector", "--listen", address, "--data", str(data)]
-    simulate = [sys.executable, "-m", "netmon.bench.pipeline.agents", json.dumps(load.document()), address, str(report)]
+    collect += ["--bus", bus, "--worker", "w1"] if bus else []
+    to = bus or address
+    simulate = [sys.executable, "-m", "netmon.bench.pipeline.agents", json.dumps(load.document()), to, str(report)]
     with Process("collector", collect, folder, notify=folder / "notify") as collector:
         collector.wait_ready(_READY_S)
         with Process("agents", simulate, folder) as agents, Viewer(address) as viewer:
             agents.wait_output(BEGUN, _BEGIN_S)
-            account, begin = _Account({"collector": collector.pid, "agents": agents.pid}), time.monotonic()
+            pids = {"collector": collector.pid, "agents": agents.pid, **(beside or {})}
+            account, begin = _Account(pids), time.monotonic()
             viewer.begin()
             while not (ENDED in agents.output() or (load.cut and time.monotonic() > begin + load.seconds)):
                 agents.check_running()

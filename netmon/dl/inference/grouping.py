@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which flows that repeat themselves do so together, and so make a job."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -39,36 +39,56 @@ def groups(candidates: Sequence[Candidate], now_ns: int, resolution_ns: int) -> 
     show that they wait for each other; as long as that is open, nothing is told.
     """
     repeating = [c for c in candidates if c.repetition]
+    at_hosts = _AtHosts(candidates)
     found: list[Group] = []
     for flows in connected(repeating):
         parts = parted(flows, now_ns, resolution_ns)
         for part in [part for part, sure in parts if sure]:
             apart = {c.flow for other, _ in parts if other is not part for c in other}
-            found += _of_part(part, [c for c in candidates if c.flow not in apart], now_ns, resolution_ns)
+            found += _of_part(part, at_hosts, apart, now_ns, resolution_ns)
     return found
 
 
+class _AtHosts:
+    """Candidates by the addresses between which they are, so that a part looks at its own and at no others."""
+
+    def __init__(self, candidates: Sequence[Candidate]) -> None:
+        self._candidates = candidates
+        self._places: dict[str, list[int]] = {}
+        for place, candidate in enumerate(candidates):
+            for address in candidate.edge:
+                self._places.setdefault(address, []).append(place)
+
+    def around(self, members: Iterable[str], apart: Collection[int]) -> list[Candidate]:
+        """Those from or to the members, in their order, but for the flows that are apart."""
+        places = sorted({place for member in members for place in self._places.get(member, ())})
+        found = [self._candidates[place] for place in places]
+        return [candidate for candidate in found if candidate.flow not in apart] if apart else found
+
+
 def _of_part(
-    part: Sequence[Candidate], candidates: Sequence[Candidate], now_ns: int, resolution_ns: int
+    part: Sequence[Candidate], at_hosts: _AtHosts, apart: Collection[int], now_ns: int, resolution_ns: int
 ) -> list[Group]:
-    whole = _group(part, candidates, now_ns, resolution_ns)
+    whole = _group(part, at_hosts, apart, now_ns, resolution_ns)
     if whole or len(part) > _MOST_APART:
         return [whole] if whole else []
     alike = (flows for in_rhythm in _in_rhythm(part) for flows in connected(in_rhythm))
-    found = (_group(flows, candidates, now_ns, resolution_ns) for flows in alike)
+    found = (_group(flows, at_hosts, apart, now_ns, resolution_ns) for flows in alike)
     return [group for group in found if group]
 
 
 def joined(group: Sequence[Candidate], job: Sequence[Candidate], now_ns: int, resolution_ns: int) -> Group | None:
     """A group and a job on one of its hosts as one group, if all their flows keep one rhythm."""
     both = [*group, *job]
-    whole = _group(both, both, now_ns, resolution_ns)
+    whole = _group(both, _AtHosts(both), (), now_ns, resolution_ns)
     if whole is None or len(whole.flows) < len(both):
         return None
     return whole if len(one_with(both, both, now_ns, resolution_ns)) == len(both) else None
 
 
-def _group(core: Sequence[Candidate], candidates: Sequence[Candidate], now_ns: int, resolution_ns: int) -> Group | None:
+def _group(
+    core: Sequence[Candidate], at_hosts: _AtHosts, apart: Collection[int], now_ns: int, resolution_ns: int
+) -> Group | None:
     """The core, if it repeats itself together, with the other flows that keep its rhythm.
 
     Where hosts of the core exchange as much in another rhythm, it may be a part of a job, at a part of its iteration.
@@ -78,7 +98,7 @@ def _group(core: Sequence[Candidate], candidates: Sequence[Candidate], now_ns: i
     if rhythm is None or rhythm.period_ns < _LEAST_BUCKETS * resolution_ns:
         return None
     members = addresses(core)
-    around = [c for c in candidates if members.intersection(c.edge)]
+    around = at_hosts.around(members, apart)
     near = [c for c in around if _keeps(c, rhythm)]
     keeping = {c.flow for c in near}
     begun = int(rhythm.onsets_ns[0])

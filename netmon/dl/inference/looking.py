@@ -18,7 +18,7 @@ _RETRY_SHARE, _RETRY_NS = 8, 1_000_000_000
 _STALE_NS, _STALE_AGES = 10_000_000_000, 3
 """A flow that has been silent for so long, or for thrice the time that it was not, is not looked at till it goes on."""
 _WEIGHTY = 1_000_000  # bytes since the last look: what trains sends as much
-_MOST_WEIGHTY, _MOST_LIGHT = 1024, 24  # looks in one turn
+_MOST_WEIGHTY, _MOST_LIGHT = 256, 24  # looks in one turn
 _MOST_TIMES = 4  # that a flow waits, on average
 _REGROUP_NS = 100_000  # for each pair of addresses: so long their groups are taken to stay as they are
 
