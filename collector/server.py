@@ -224,12 +224,21 @@ async def _settle_and_flush(registry: Registry) -> bool:
 
 
 async def _flush_for_ever(registry: Registry, interval_s: float) -> None:
-    begun = time.monotonic()
+    took_s = 0.0
     while True:
-        await asyncio.sleep(max(interval_s / 4, begun + interval_s - time.monotonic()))
+        await asyncio.sleep(flush_pause_s(interval_s, took_s))
         begun = time.monotonic()
         registry.tidy()
         await registry.flush()
+        took_s = time.monotonic() - begun
+
+
+def flush_pause_s(interval_s: float, took_s: float) -> float:
+    """From one flush to the next, after one that took so long: what has settled is stored within the interval.
+
+    Where the disk, or we, need half of it and longer, a quarter of it remains for everything else.
+    """
+    return max(interval_s / 4, interval_s - 2 * took_s)
 
 
 async def _tick_for_ever(registry: Registry) -> None:

@@ -38,6 +38,7 @@ from netmon.wire.many import ManyBatches, decode_many
 
 _Places = npt.NDArray[np.int64]
 _T = TypeVar("_T")
+_Ended = tuple[list[Iteration], list[tuple[Iteration, Asked]]]  # as HostWindow.settle_ranks gives it
 
 
 class HostStage:
@@ -349,7 +350,7 @@ class HostStage:
         begins = edges(fresh["session"], len(places.table))
         with_rows = set(np.unique(fresh["session"]).tolist())
         due = heard | set(np.flatnonzero(places.table["due_ns"] <= settled_ns).tolist())
-        told_by: dict[int, tuple[list[Iteration], list[tuple[Iteration, Asked]]]] = {}
+        told_by: dict[int, _Ended] = {}
         for place in sorted(due - self._broken):
             window = self._sessions[place].window
             if window.ranks.busy:
@@ -366,9 +367,7 @@ class HostStage:
             self._sessions[place].keep(output)
             settled.outputs.setdefault(place, []).append(output)
 
-    def _accounts(
-        self, settled: Settled, told_by: Mapping[int, tuple[list[Iteration], list[tuple[Iteration, Asked]]]]
-    ) -> dict[int, list[tuple[Iteration, Tally]]]:
+    def _accounts(self, settled: Settled, told_by: Mapping[int, _Ended]) -> dict[int, list[tuple[Iteration, Tally]]]:
         """The iterations of each session with their account."""
         iterations = [(place, *one) for place, (_, due) in told_by.items() for one in due]
         try:

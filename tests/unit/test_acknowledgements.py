@@ -3,6 +3,7 @@
 
 from dataclasses import replace
 
+import pytest
 from collector_stream import MS, Host, S, hello, mark
 
 from collector.dataset.resume import Resume
@@ -11,6 +12,7 @@ from collector.host.stage import HostStage
 from collector.jobs.common_numbers import Numbers
 from collector.jobs.rank_claims import Claims
 from collector.jobs.remote_ends import Peers
+from collector.server import flush_pause_s
 from collector.settings import Settings
 from netmon.records import Batch, Direction, Mark, Moment, Source
 
@@ -65,3 +67,14 @@ def test_an_interface_that_is_gone_does_for_half_a_minute() -> None:
     ]
     assert acknowledged_after(cut[:250], {}) < 40
     assert acknowledged_after(cut, {}) >= 500 - SETTLE_BATCHES - 2 * 5
+
+
+@pytest.mark.parametrize("took_s", [0.0, 0.1, 0.5, 0.75])
+def test_rows_are_stored_within_the_interval_also_where_a_flush_takes_its_time(took_s: float) -> None:
+    waits_s = took_s + flush_pause_s(2.0, took_s)  # of a row that settled when a flush had just begun
+    assert waits_s + took_s <= 2.0
+    assert waits_s >= 1.0
+
+
+def test_a_disk_that_is_slow_leaves_time_for_everything_else() -> None:
+    assert flush_pause_s(2.0, 30.0) == 0.5

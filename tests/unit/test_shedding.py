@@ -289,7 +289,7 @@ import sys, time
 from collector import registry, server
 from netmon.cli import main
 server._OVER_WITHIN_S = 0.5
-registry.Registry.tick = lambda self: time.sleep(600)
+registry.Registry.tick = lambda self: (print("busy", flush=True), time.sleep(600))
 sys.exit(main(sys.argv[1:]))
 """
 
@@ -299,6 +299,7 @@ def test_a_tick_that_does_not_end_does_not_keep_the_collector(tmp_path: Path) ->
     command = [sys.executable, "-c", _BUSY, *arguments]
     with Process("collector", command, tmp_path, notify=tmp_path / "notify") as collector:
         collector.wait_ready(60)
+        collector.wait_output("busy", 60)
         assert collector.end(seconds=60) == 0
         assert "are over, and not all is stored" in collector.output()
 
