@@ -170,7 +170,7 @@ class ProcessTable:
         self._known: dict[int, Process] = {}
         self._first_seen_ns: dict[int, int] = {}
         self._looked_ns: dict[int, int] = {}
-        self._stats: dict[int, _Stat] = {}  # of those that are not settled
+        self._stats: dict[int, int] = {}  # of those that are known: hash of their _Stat when they were looked at
         self._alive: set[int] = set()
         self._young: set[int] = set()  # not settled
 
@@ -197,24 +197,20 @@ class ProcessTable:
     def _look_again(self, pid: int, settled: bool) -> None:
         """Only as far as it needs: what was started is another program after exec. settled: for the last time."""
         stat = _stat(pid)
-        if settled or stat is None or stat != self._stats.get(pid) or pid not in self._known:
+        if settled or stat is None or hash(stat) != self._stats.get(pid):
             self._look(pid)
-        if settled or stat is None:
-            self._stats.pop(pid, None)
-        else:
-            self._stats[pid] = stat
 
     def _forget(self, pid: int) -> None:
         for memory in (self._known, self._first_seen_ns, self._looked_ns, self._stats):
             memory.pop(pid, None)
 
     def _look(self, pid: int) -> None:
-        process = describe(pid)
-        if process is None:
+        stat, process = _stat(pid), describe(pid)
+        if stat is None or process is None:
             self._forget(pid)
             self._alive.discard(pid)  # who gets this pid next is looked at anew
         else:
-            self._known[pid] = process
+            self._known[pid], self._stats[pid] = process, hash(stat)
 
     def get(self, pid: int) -> Process | None:
         """The process of this pid, looked at now if it is unknown."""
@@ -223,10 +219,9 @@ class ProcessTable:
         return self._known.get(pid)
 
     def current(self, pid: int) -> Process | None:
-        """As get, but never a process that had the number before."""
-        known = self._known.get(pid)
-        if known and known.start_ticks != start_ticks(pid):
-            del self._known[pid]
+        """As get, but never a process that had the number before, or what it was before exec."""
+        if pid in self._known and hash(_stat(pid)) != self._stats.get(pid):
+            self._look(pid)
         return self.get(pid)
 
     def ranks(self) -> list[Process]:

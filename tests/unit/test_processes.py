@@ -6,6 +6,8 @@ import subprocess
 import sys
 import time
 
+from waiting import wait_for
+
 from netmon.kernel.processes import ProcessTable
 from netmon.marks import RankIdentity
 
@@ -52,4 +54,17 @@ def test_a_process_that_becomes_a_rank_by_exec_is_seen_at_the_next_scan() -> Non
         while not any(rank.pid == process.pid for rank in table.ranks()) and time.monotonic() < deadline:
             table.scan(now)
         assert table.get(process.pid).rank == RankIdentity("became", 1, 2)
+        process.kill()
+
+
+def test_a_connection_is_that_of_the_program_after_exec() -> None:
+    """As with `ip netns exec`: who was looked at just before is asked again when it connects."""
+    table = ProcessTable()
+    script = "import os; input(); os.execvp('sleep', ['sleep', '60'])"
+    with subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE) as process:
+        table.scan(0)
+        wait_for(lambda: table.current(process.pid).name.startswith("python"))
+        process.stdin.write(b"\n")
+        process.stdin.flush()
+        wait_for(lambda: table.current(process.pid).name == "sleep")
         process.kill()
