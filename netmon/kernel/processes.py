@@ -108,6 +108,11 @@ def user_ids(pid: int) -> tuple[int, ...]:
     return tuple(map(int, text.partition(b"\nUid:")[2].split(None, 4)[:4]))
 
 
+def uid_of(pid: int, gone: int) -> int:
+    """Its real uid; `gone` where it is gone."""
+    return (*user_ids(pid), gone)[0]
+
+
 def environment_of(pid: int) -> dict[str, str]:
     """What a process was started with, as far as it is read; empty where it is gone or not ours to see."""
     text = os.fsdecode(read_bounded(PROC / str(pid) / "environ", MOST_ENVIRONMENT))
@@ -132,16 +137,13 @@ def read_bounded(path: Path | str, most: int) -> bytes:
     return b"".join(parts)
 
 
-def describe(pid: int) -> Process | None:
-    """One process; None where it is gone. What we may not read is left empty."""
-    before = _stat(pid)
-    if before is None:
-        return None
+def _describe(pid: int, before: _Stat) -> Process | None:
+    """One process; None where it is gone. What we may not read is left empty. before: as it was just now."""
     directory = PROC / str(pid)
     name = printable(read_bounded(directory / "comm", _MOST_SMALL).decode(errors="replace").strip())
     container = printable(container_name(read_bounded(directory / "cgroup", _MOST_SMALL).decode(errors="replace")))
     rank = rank_from_environment(environment_of(pid))
-    uid = (*user_ids(pid), 0)[0]
+    uid = uid_of(pid, gone=0)
     if start_ticks(pid) != before.start_ticks:  # it went while we looked: half of that may be empty
         return None
     mine = rank if rank and on_this_host(pid) else None
@@ -198,15 +200,16 @@ class ProcessTable:
         """Only as far as it needs: what was started is another program after exec. settled: for the last time."""
         stat = _stat(pid)
         if settled or stat is None or hash(stat) != self._stats.get(pid):
-            self._look(pid)
+            self._look(pid, stat)
 
     def _forget(self, pid: int) -> None:
         for memory in (self._known, self._first_seen_ns, self._looked_ns, self._stats):
             memory.pop(pid, None)
 
-    def _look(self, pid: int) -> None:
-        stat, process = _stat(pid), describe(pid)
-        if stat is None or process is None:
+    def _look(self, pid: int, stat: _Stat | None) -> None:
+        """stat: as it is now; None: it is gone."""
+        process = _describe(pid, stat) if stat else None
+        if process is None:
             self._forget(pid)
             self._alive.discard(pid)  # who gets this pid next is looked at anew
         else:
@@ -215,13 +218,15 @@ class ProcessTable:
     def get(self, pid: int) -> Process | None:
         """The process of this pid, looked at now if it is unknown."""
         if pid not in self._known:
-            self._look(pid)
+            self._look(pid, _stat(pid))
         return self._known.get(pid)
 
     def current(self, pid: int) -> Process | None:
         """As get, but never a process that had the number before, or what it was before exec."""
-        if pid in self._known and hash(_stat(pid)) != self._stats.get(pid):
-            self._look(pid)
+        if pid in self._known:
+            stat = _stat(pid)
+            if hash(stat) != self._stats.get(pid):
+                self._look(pid, stat)
         return self.get(pid)
 
     def ranks(self) -> list[Process]:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import NamedTuple
 
-from netmon.kernel.processes import PROC, Process, environment_of, user_ids
+from netmon.kernel.processes import PROC, Process, environment_of, uid_of, user_ids
 from netmon.kernel.stalling import StallingCalls
 
 _VARIABLE = "HOROVOD_TIMELINE"
@@ -56,7 +56,7 @@ class Timelines:
         of_user = Counter[int]()
         users: dict[int, int] = {}
         for process in writers:
-            uid = (*user_ids(process.pid), process.uid)[0]  # it may have been root's when it was new
+            uid = uid_of(process.pid, gone=process.uid)  # it may have been root's when it was new
             of_user[uid] += 1
             if of_user[uid] <= _MOST_OF_USER:
                 users[process.pid] = uid

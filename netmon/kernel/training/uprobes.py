@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 from netmon.errors import KernelError
 from netmon.kernel.pace import Pace
-from netmon.kernel.processes import in_turn, start_ticks, user_ids
+from netmon.kernel.processes import in_turn, start_ticks, uid_of
 from netmon.kernel.stalling import StalledError, StallingCalls
 from netmon.kernel.training.mapped import MappedLibrary, mapped_libraries
 from netmon.kernel.training.probes import PROBES, Probe, attach_probe
@@ -147,7 +147,7 @@ class Uprobes:
     def _want(self, pid: int, library: MappedLibrary) -> None:
         """What is known of the file is used, else it will be read."""
         process = self._processes[pid]
-        uid = process.uid = (*user_ids(pid), process.uid)[0]  # it may have been root's when it was new
+        uid = process.uid = uid_of(pid, gone=process.uid)  # it may have been root's when it was new
         descriptor, status = self._opening.call(uid, lambda: library.open(pid), _close_late)
         file = status.st_dev, status.st_ino
         version = (*file, status.st_size, status.st_mtime_ns)
@@ -286,7 +286,7 @@ def _close_late(opened: tuple[int, os.stat_result] | None) -> None:
 
 def _begin(pid: int) -> _Watched:
     began_s = start_ticks(pid) / os.sysconf("SC_CLK_TCK")  # seconds since boot
-    return _Watched((*user_ids(pid), -1)[0], began_s)
+    return _Watched(uid_of(pid, gone=-1), began_s)
 
 
 def _probes(library: MappedLibrary) -> list[Probe]:
