@@ -240,15 +240,12 @@ class BusConnection:
     async def _hear(self, message: Msg) -> None:
         """What the worker says that has this host."""
         try:
-            said = netmon_pb2.Acknowledgement.FromString(message.data)
+            news = netmon_pb2.Acknowledgement.FromString(message.data)
         except DecodeError:  # it is a stranger's
             return
         self._told_s = time.monotonic()
-        self._worker, self._up = said.worker, message.reply
-        self.asked = Asked(said.bucket_ns, said.batch_ns)
-        if said.HasField("request"):
-            self._outgoing.pulls.ask(said.request)
-            self._spool.wake()
+        self._worker, self._up = news.worker, message.reply
+        self.asked = self._outgoing.hear(news)
 
     # --- in the thread that reads the spool
 

@@ -93,10 +93,7 @@ class GrpcConnection:
     def _take(self, message: netmon_pb2.Acknowledgement) -> None:
         """What the collector says."""
         self._spool.acknowledge(message.sequence)
-        self.asked = Asked(message.bucket_ns, message.batch_ns)
-        if message.HasField("request"):
-            self._pulls.ask(message.request)
-            self._spool.wake()
+        self.asked = self._outgoing.hear(message)
 
     def _messages(self) -> Iterator[bytes]:
         try:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from netmon.agent.carried import described
+from netmon.agent.pressure import Asked
 from netmon.agent.pulls import Pulls
 from netmon.agent.spool import Spool
 from netmon.errors import DataError
@@ -64,6 +65,13 @@ class Outgoing:
                 continue
             last = batch.sequence
             yield Message(last, batch.body + batch.buckets)
+
+    def hear(self, news: netmon_pb2.Acknowledgement) -> Asked:
+        """What the other end wants beside batches; returns what it can take now."""
+        if news.HasField("request"):
+            self.pulls.ask(news.request)
+            self.spool.wake()
+        return Asked(news.bucket_ns, news.batch_ns)
 
     def _leave(self, last: int, over: Callable[[], bool]) -> bool:
         return over() or (self.complete() and self.spool.newest <= max(last, self.spool.acknowledged))
