@@ -124,9 +124,7 @@ class HostIntake:
             await self._strange(str(error), [delivered])
         except RefusedBatchError as error:
             self._fail(session, error)
-        except BusError:
-            raise
-        except DataError:
+        except (BusError, DataError):
             raise
         except WireError as error:
             if session.entry is None:  # it cannot be opened: another netmon may be able to

@@ -37,10 +37,6 @@ class InOrder(Generic[T]):
         self._known = stored  # nothing up to there comes later
         self._held: dict[int, _Held[T]] = {}
 
-    def __contains__(self, sequence: int) -> bool:
-        """Whether the batch is held."""
-        return sequence in self._held
-
     @property
     def held(self) -> int:
         """Batches that wait for one before them."""

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 import numpy as np
 import numpy.typing as npt
 
+from netmon.dl import sums
 from netmon.dl.grouped import order_by, starts
 from netmon.records import COARSE, Table
 
@@ -129,4 +130,4 @@ def joined(tables: Iterable[Table]) -> Table:
     tables = list(tables)
     if len(tables) == 1:
         return tables[0]
-    return np.concatenate(tables) if tables else np.empty(0, ARRIVED)
+    return sums.joined(tables) if tables else np.empty(0, ARRIVED)

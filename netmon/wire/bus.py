@@ -123,14 +123,9 @@ def clock_subject(worker: str) -> str:
     return f"netmon.v1.clock.{token(worker)}"
 
 
-def hello_key(host: str, session: str) -> str:
-    """Of the bucket of hellos."""
-    return f"{token(host)}.{token(session)}"
-
-
 def hello_subject(host: str, session: str) -> str:
-    """The same as a subject."""
-    return f"$KV.{HELLOS}.{hello_key(host, session)}"
+    """Where a session's introduction stands in the bucket of hellos."""
+    return f"$KV.{HELLOS}.{token(host)}.{token(session)}"
 
 
 # What a message says of itself
