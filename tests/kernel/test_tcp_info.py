@@ -48,7 +48,10 @@ for _ in range(int(megabytes) * 16):
     sender.sendall(bytes(1 << 16))
 reader.join()
 deadline = time.monotonic() + 30
-while (now := here.look([end]))["sent_bytes"][0] - now["retransmitted_bytes"][0] < total and time.monotonic() < deadline:
+def arrived():
+    (now,) = here.look([end])
+    return now["sent_bytes"] - now["retransmitted_bytes"] >= total
+while not arrived() and time.monotonic() < deadline:
     time.sleep(0.05)
 def told(table):
     return [dict(zip(TCP_INFO.names, row)) for row in table.tolist()]
