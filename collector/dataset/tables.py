@@ -241,7 +241,7 @@ def iteration_table(origins: Origins, of: _Places, rows: Sequence[tuple[Iteratio
     iterations, tallies = [row[0] for row in rows], [row[1] for row in rows]
     same = ("rank", "size", "error_ns", "relative", "parameters")
     columns: dict[str, object] = {name: [getattr(iteration, name) for iteration in iterations] for name in same}
-    columns |= {name: [getattr(tally, name) for tally in tallies] for name in Tally.__dataclass_fields__}
+    columns |= {name: [getattr(tally, name) for tally in tallies] for name in Tally._fields}
     columns["iteration"] = [iteration.number for iteration in iterations]
     for name in ("start_ns", "end_ns"):
         columns[name] = origins.utcs(of, [getattr(iteration, name) for iteration in iterations])

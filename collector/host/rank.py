@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """One process that trains: its marks, and what of its iterations still waits."""
 
+from array import array
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from collector.messages import Step
 from netmon.dl.iterations import Iteration, IterationTracker
@@ -47,7 +47,7 @@ class Steps(NamedTuple):
     since_ns: int  # it was there from here…
     until_ns: int  # …to here
     shift: int  # what to add to its own numbers
-    spans: npt.NDArray[np.int64]  # as IterationTracker.spans has them
+    spans: "array[int]"  # as IterationTracker.spans has them
 
 
 @dataclass
