@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """One agent's session: its window, what is on its way to the disk, and what may be acknowledged."""
 
+from collections.abc import Sequence
+
 import numpy as np
 import pyarrow as pa
 
@@ -15,7 +17,8 @@ from collector.host.window import HostWindow, News, Output
 from netmon.dl.account import Asked, Tally
 from netmon.dl.iterations import Iteration
 from netmon.dl.numbering import Trust
-from netmon.records import Flow, Hello, Mark, Table
+from netmon.mark_runs import MarkRun
+from netmon.records import Flow, Hello, Table
 
 
 class Session:
@@ -81,7 +84,7 @@ class Session:
             self._tables.flows.ends.tell(index, rank)
         self._served.tell(flow_id, job)
 
-    def hear(self, news: News) -> list[Mark]:
+    def hear(self, news: News) -> Sequence[MarkRun]:
         """Take in what a batch tells beside its rows; returns the marks that count."""
         marks = self.window.mark(news)
         for warning in self._nic.add(news.nic, stored=news.sequence <= self._resume.nic_sequence):

@@ -21,6 +21,7 @@ from collector.messages import Holder
 from collector.stages import talk
 from netmon.dl.account import HostAccount, HostAccounts
 from netmon.dl.iterations import IterationTracker
+from netmon.mark_runs import mark_runs
 from netmon.records import Direction, Flow, Moment, Owner, Source
 
 START, END, ENQUEUE, WAIT = Moment.STEP_START, Moment.STEP_END, Moment.FIRST_ENQUEUE, Moment.LAST_WAIT
@@ -61,7 +62,7 @@ def ranks(host="h0"):
 
 
 def hear(of, marks, settled_ns=-1):
-    of.hear(marks, settled_ns)
+    of.hear(mark_runs(marks), settled_ns)
     align(of)
 
 
