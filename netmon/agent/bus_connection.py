@@ -26,6 +26,7 @@ from netmon.agent.pressure import Asked
 from netmon.errors import DataError
 from netmon.wire import netmon_pb2
 from netmon.wire.bus import Bus, BusError, BusSettings, Label, batch_subject, down_subject, hello_subject, said
+from netmon.wire.bus_sessions import reason_of, refusal, refusal_subject
 
 MOST_ON_THE_WAY, MOST_BYTES_ON_THE_WAY = 64, 8 << 20
 """Batches that are published and not acknowledged."""
@@ -67,7 +68,7 @@ class BusConnection:
         self._bytes = self._on_the_way = 0  # read from the spool, and not acknowledged
         self._answers: set[asyncio.Task[PubAck]] = set()
         self._previous = 0
-        self._answered = self._silent = False
+        self._answered = self._silent = self._refused = False
         self._why = ""
         self._heard: Callable[[], None] = lambda: None
         self._told_s = 0.0  # when a worker has said something
@@ -88,7 +89,7 @@ class BusConnection:
             self.asked = Asked()
             self._outgoing.pulls.clear()
             self._spool.wake()
-        return End(self._why, self._answered, silent=self._silent)
+        return End(self._why, self._answered, refused=self._refused, silent=self._silent)
 
     def check(self) -> None:
         """To be called now and then, from another thread: gives up a bus that does not answer."""
@@ -127,6 +128,10 @@ class BusConnection:
             self._answered = True
             with bus.errors("listen on"):
                 await bus.client.subscribe(down_subject(self._host, self._session), cb=self._hear)
+                await bus.client.subscribe(refusal_subject(self._host, self._session), cb=self._hear_refusal)
+            refused = await refusal(bus, self._host, self._session)
+            if refused:
+                return self._be_refused(refused)
             tasks.append(asyncio.create_task(self._refresh()))
             if self._exchanges:
                 tasks.append(asyncio.create_task(ask_for_the_time(bus, lambda: self._worker, self._exchanges)))
@@ -246,6 +251,14 @@ class BusConnection:
         self._told_s = time.monotonic()
         self._worker, self._up = news.worker, message.reply
         self.asked = self._outgoing.hear(news)
+
+    async def _hear_refusal(self, message: Msg) -> None:
+        self._be_refused(reason_of(message.data))
+
+    def _be_refused(self, why: str) -> None:
+        """No worker takes the session in: what is published would only fill the bus."""
+        self._refused = True
+        self.end(why)
 
     # --- in the thread that reads the spool
 

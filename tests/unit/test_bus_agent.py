@@ -19,6 +19,8 @@ from sent_agent import Sent, check_whole
 from tcp_relay import TcpRelay
 from waiting import wait_for
 
+from collector import door
+from collector.bus import session as bus_session
 from collector.cluster.worker import WorkerSettings
 from collector.intake import Intake
 from collector.shedding import STEPS
@@ -27,6 +29,7 @@ from netmon.agent.backoff import Backoff
 from netmon.agent.bus_connection import connect_by_bus
 from netmon.agent.connection import Patience
 from netmon.agent.pressure import Asked
+from netmon.wire import netmon_pb2
 from netmon.wire.bus import Bus, BusSettings, read_servers
 
 
@@ -160,6 +163,41 @@ def test_what_an_agent_that_was_killed_left_behind_is_sent_by_the_next(tmp_path,
         wait_for(lambda: stored(tmp_path) == earlier.rows)
         sent.finish()
     check_whole(tmp_path / "data", earlier)
+
+
+def test_an_agent_of_another_schema_is_told_so_and_publishes_nothing_until_somebody_understands_it(
+    tmp_path, server, monkeypatch, caplog
+):
+    caplog.set_level(logging.INFO, "netmon.agent")
+    asyncio.run(made(server))
+    sent = agent(tmp_path, server.settings)
+    opening = netmon_pb2.AgentMessage.FromString(sent.spool.hello)
+    opening.hello.schema_version = 99
+    sent.spool.hello = opening.SerializeToString()
+    sent.append(5)
+    sent.start()
+    with working(tmp_path, server):
+        wait_for(lambda: "hello of h0: schema version 99" in caplog.text)
+        sent.append(20)
+        before = asyncio.run(on_the_bus(server))
+        time.sleep(3)  # it asks again and again
+        assert asyncio.run(on_the_bus(server)) == before <= 6
+        assert caplog.text.count("batches wait") == 1
+    for module in (door, bus_session):  # the next worker has been made for such agents
+        monkeypatch.setattr(module, "SCHEMA_VERSION", 99)
+    with working(tmp_path, server):
+        wait_for(lambda: sent.spool.acknowledged == 25)
+        sent.finish()
+        wait_for(lambda: stored(tmp_path) == sent.rows)
+    check_whole(tmp_path / "data", sent)
+
+
+async def on_the_bus(server: NatsServer) -> int:
+    """Batches that wait there."""
+    bus = await Bus.connect(server.settings, "test")
+    found = (await bus.jetstream.stream_info("NETMON")).state.messages
+    await bus.close()
+    return found
 
 
 def test_an_agent_hears_what_it_is_asked_for(tmp_path, server, monkeypatch):
