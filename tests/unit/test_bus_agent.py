@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from collector_stream import UTC
+from collector_stream import MS, UTC, S
 from collector_thread import collecting
 from nats_server import NatsServer, running
 from sent_agent import Sent, check_whole
@@ -29,8 +29,13 @@ from netmon.agent.backoff import Backoff
 from netmon.agent.bus_connection import connect_by_bus
 from netmon.agent.connection import Patience
 from netmon.agent.pressure import Asked
+from netmon.agent.pulls import Pulls
+from netmon.agent.record_store import in_memory
+from netmon.agent.recorder import Recorder
+from netmon.records import Batch
 from netmon.wire import netmon_pb2
 from netmon.wire.bus import Bus, BusSettings, read_servers
+from netmon.wire.full import get_full
 
 
 @pytest.fixture
@@ -190,6 +195,31 @@ def test_an_agent_of_another_schema_is_told_so_and_publishes_nothing_until_someb
         sent.finish()
         wait_for(lambda: stored(tmp_path) == sent.rows)
     check_whole(tmp_path / "data", sent)
+
+
+def test_full_resolution_is_pulled_over_the_bus(tmp_path, server):
+    recorder = Recorder(in_memory(1 << 16), MS, 600 * S, 10**9, 0)
+
+    def recorded(batch: Batch) -> Batch:
+        recorder.add(batch.buckets, batch.horizon_ns)
+        return batch
+
+    sent = Sent(tmp_path / "spool", server.settings.name, "s1", connect_by_bus(server.settings), Pulls(recorder))
+    with working(tmp_path, server):
+        sent.start()
+        sent.append(30, recorded)
+        wait_for(lambda: stored(tmp_path) > 0 and sent.spool.acknowledged == 30)
+        since, until = UTC + 700 * MS, UTC + 2_150 * MS
+        (part,) = get_full(f"unix:{tmp_path}/socket", ["h0"], since, until)
+        sent.finish()
+        wait_for(lambda: stored(tmp_path) == sent.rows)
+    check_whole(tmp_path / "data", sent)
+    live = pd.read_parquet(tmp_path / "data" / "buckets")
+    live = live[(live["bucket_start_ns"] >= since) & (live["bucket_start_ns"] < until)]
+    rows = part.rows.to_pandas()
+    assert (part.gap, len(rows), len(live)) == ("", 2 * 1450, 2 * 1450)
+    pulled, streamed = (table.groupby("flow_id")["wire_bytes"].sum().to_dict() for table in (rows, live))
+    assert pulled == streamed
 
 
 async def on_the_bus(server: NatsServer) -> int:
