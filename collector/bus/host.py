@@ -67,6 +67,14 @@ class HostIntake:
             except NetmonError as error:
                 self._fail(session, error)
 
+    def quiet(self, session: str) -> bool:
+        """Whether nothing of a session is being taken in, or waits to be stored."""
+        return session not in self.sessions or self.sessions[session].idle
+
+    async def drained(self) -> bool:
+        """Whether everything that the bus holds of the host has been handed out. Raises BusError."""
+        return await self._deliveries.drained()
+
     def stop(self) -> None:
         """Take nothing in any more."""
         if self._working:

@@ -195,6 +195,13 @@ class BusSession:
         told = not self._leaving or self._leaving.done()
         return self._end if told and not (self._replies or self._parked) else None
 
+    @property
+    def idle(self) -> bool:
+        """Its agent is not connected, and nothing of it waits here or, because it is refused, on the bus."""
+        held = self._order is not None and self._order.held
+        waits = self._replies or self._parked or self._end or held or self.refused
+        return self.connection is None and self._waits_since is not None and not waits
+
     async def forget(self) -> None:
         """It is over. Raises BusError."""
         if self._revision:

@@ -32,6 +32,9 @@ MOST_ON_THE_WAY, MOST_BYTES_ON_THE_WAY = 64, 8 << 20
 """Batches that are published and not acknowledged."""
 
 _ASKED_FOR_S = 10.0  # a worker that says nothing for so long asks for nothing
+SAYS_AGAIN_S = 600.0
+"""So often an agent introduces itself again although nothing has changed: who does not for long is dead."""
+
 _REFRESH_S = 10.0  # the introduction is told again at the earliest, if it has changed
 _REFRESH_RATE = 50_000  # and no more bytes a second of it than this
 _LONGEST_S = 3600.0  # for the answer to a batch; `check` looks at it before
@@ -148,14 +151,14 @@ class BusConnection:
     async def _introduce(self, opening: bytes) -> None:
         with self._bus.errors("introduce the agent to"):
             await self._bus.jetstream.publish(hello_subject(self._host, self._session), opening, timeout=_WORD_S)
-        self._introduced = self._spool.hello
+        self._introduced, self._said_s = self._spool.hello, time.monotonic()
 
     async def _refresh(self) -> None:
         """A worker that takes the host over begins with the introduction."""
         rest_s = _REFRESH_S
         while True:
             await asyncio.sleep(rest_s)
-            if self._spool.hello is not self._introduced:
+            if self._spool.hello is not self._introduced or time.monotonic() - self._said_s > SAYS_AGAIN_S:
                 try:
                     opening = await asyncio.to_thread(self._outgoing.introduction)
                     await self._introduce(opening)
