@@ -131,12 +131,7 @@ class Registry:
 
     def _forget(self, entry: Entry) -> None:
         self._view.forget_links(self._sessions.links_of(entry.session))
-        ranks = entry.session.window.ranks.names()
         self._stage.close(entry.session.place)
-        self._stages.claims.release_session(entry.session.hello.session)
-        for job, rank in ranks:
-            if not self._stages.claims.held(job, rank):  # by a later session
-                self._stages.numbers.forget(job, rank)
         self._job_exchange.over(entry)
         self._triggers.forget(entry.session.hello.session)
         del self._entries[entry.session.hello.session]
