@@ -11,11 +11,12 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 
-TYPES = {"records", "views", "errors", "units", "config", "marks"}
+TYPES = {"records", "views", "errors", "units", "config", "marks", "evidence"}
 SHARED = TYPES | {"wire", "dl", "version"}
 MAY_IMPORT = {
     "version": set(),  # netmon/__init__.py
-    "records": {"errors"},
+    "evidence": set(),
+    "records": {"errors", "evidence"},
     "errors": set(),
     "views": {"records"},
     "units": {"errors"},
@@ -24,7 +25,7 @@ MAY_IMPORT = {
     "training": {"marks"},
     "horovod": {"training"},
     "wire": TYPES,
-    "dl": {"records", "errors", "views", "units"},
+    "dl": {"records", "evidence", "errors", "views", "units"},
     "kernel": SHARED,
     "agent": SHARED | {"kernel"},
     "top": SHARED,
