@@ -11,12 +11,13 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 
-TYPES = {"records", "views", "errors", "units", "config", "marks", "evidence"}
+TYPES = {"records", "mark_runs", "evidence", "views", "errors", "units", "config", "marks"}
 SHARED = TYPES | {"wire", "dl", "version"}
 MAY_IMPORT = {
     "version": set(),  # netmon/__init__.py
     "evidence": set(),
     "records": {"errors", "evidence"},
+    "mark_runs": {"records"},
     "errors": set(),
     "views": {"records"},
     "units": {"errors"},
@@ -25,7 +26,7 @@ MAY_IMPORT = {
     "training": {"marks"},
     "horovod": {"training"},
     "wire": TYPES,
-    "dl": {"records", "evidence", "errors", "views", "units"},
+    "dl": {"records", "mark_runs", "evidence", "errors", "views", "units"},
     "kernel": SHARED,
     "agent": SHARED | {"kernel"},
     "top": SHARED,
