@@ -16,7 +16,7 @@ LONGEST_NS = 20_000_000_000
 _NEEDS_RANK = ("stop", "hog", "quota")
 _NEEDS_LINK = ("slow-link", "loss", "small-queue")
 ASKED_OF_THE_TRAINER = ("evaluate", "checkpoint")
-"""Done by the script itself, between two steps."""
+"""Done by the script itself, after a step: the lab's own trainer within it, the others between it and the next."""
 
 CAUSES = {
     "cross": "cross",
