@@ -3,14 +3,18 @@
 
 import io
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from rich.console import Console
 
 from netmon.bench.verdict.campaign import VerdictResult
+from netmon.bench.verdict.fluid import GOODPUT, Squeeze, phases, transfer
+from netmon.bench.verdict.on_tables import judge_one, judge_simulated
 from netmon.bench.verdict.plan import KINDS, PER_RUN, plan
 from netmon.bench.verdict.scoring import score
+from netmon.bench.verdict.simulated import scenario
 from netmon.bench.verdict.table import print_verdicts
 from netmon.bench.verdict.truth import Truth
 
@@ -124,3 +128,47 @@ def test_the_result_is_printed_and_is_a_document(run):
     print_verdicts(result, Console(file=out, width=100))
     assert "wrong cause: cross" in out.getvalue()
     print_verdicts(VerdictResult(0), Console(file=out, width=100))
+
+
+def test_a_link_moves_what_it_has_to_whatever_squeezes_it():
+    for pattern, ranks in (("ring", 4), ("tree", 7), ("star", 5), ("clique", 3)):
+        parts = phases(pattern, ranks, 1e7)
+        plain = transfer(5e6, parts, 1e9, None)
+        assert plain.payload[:, -1] == pytest.approx(sum(parts))
+        squeeze = Squeeze(2, plain.end_ns / 2, plain.end_ns, 0.2)
+        squeezed = transfer(5e6, parts, 1e9, squeeze)
+        assert squeezed.payload[:, -1] == pytest.approx(sum(parts))
+        assert squeezed.end_ns >= plain.end_ns
+        first, buckets = squeezed.in_buckets(1_000_000)
+        assert first == 5
+        assert buckets.sum(axis=1) == pytest.approx(sum(parts))
+        assert (buckets <= 1e9 / 8e3 * GOODPUT + 1).all()
+
+
+def test_a_ring_takes_as_long_as_equation_3_1_says():
+    moved = transfer(0.0, phases("ring", 4, 1e6), 1e9, None)
+    assert moved.end_ns == pytest.approx(2 * 3 / 4 * 1e6 * 8 / GOODPUT)
+    moved = transfer(0.0, phases("ring", 4, 1e6), 1e9, Squeeze(3, 0.0, 1e12, 0.25))
+    assert moved.end_ns == pytest.approx(4 * 2 * 3 / 4 * 1e6 * 8 / GOODPUT)
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_simulated_causes_are_told(seed):
+    its = scenario(seed)
+    if its.ranks > 12:
+        its = replace(its, ranks=12, victim=its.victim % 12, unseen=min(its.unseen, 11))  # soon over
+    outcome = judge_one(its)
+    assert outcome == judge_one(its)
+    if its.cause == "slow_link":  # not always to be told from its traffic alone
+        assert outcome.told in ("slow_link", "unknown", "nothing")
+    else:
+        assert outcome.outcome in ("right", "no effect")
+        assert outcome.share_error is None or outcome.share_error < 0.1
+
+
+def test_simulated_ones_count_like_those_of_the_lab():
+    result, done = VerdictResult(0), []
+    judge_simulated(4, 0, result, done.append)
+    assert len(result.outcomes) == 4
+    assert done == [0, 1, 2, 3]
+    assert result.accusations == []

@@ -79,18 +79,19 @@ def _outcome(run: str, truth: Truth, injection: Mapping[str, Any], told: Sequenc
     verdict = _of_iteration(truth, worst, told) if worst >= 0 else None
     cause = injection["cause"] or NOTHING
     said = verdict["cause"] if verdict else NOTHING
-    share = float(verdict.get(_share_of(cause), 0) or 0) if verdict and cause != NOTHING else None
+    share = float(verdict.get(share_of(cause), 0) or 0) if verdict and cause != NOTHING else None
     after = int(verdict["told_ns"]) - int(verdict["end_ns"]) if verdict and verdict.get("told_ns") else None
     return Outcome(
         *(run, truth.trainer, injection["kind"], cause, said),
-        _judged(cause, said, lasted >= NOTABLE * usual, injection, verdict),
+        judged(cause, said, lasted >= NOTABLE * usual, injection, verdict),
         *(int(injection["start_ns"]), usual, lasted - usual, share, after),
         injection,
         verdict,
     )
 
 
-def _judged(cause: str, said: str, stands_out: bool, injection: Mapping[str, Any], verdict: Told | None) -> str:
+def judged(cause: str, said: str, stands_out: bool, injection: Mapping[str, Any], verdict: Told | None) -> str:
+    """What a verdict is worth. said: its cause; NOTHING where there is none."""
     if cause == NOTHING:
         return WRONG_CAUSE if said in NETWORK else RIGHT  # the machine is not idle: something may be slow all the same
     if not stands_out and said != cause:
@@ -139,7 +140,8 @@ def _accused(run: str, truth: Truth, verdict: Told) -> Accusation | None:
     return Accusation(run, truth.trainer, tuple(each["kind"] for each in under_way), verdict)
 
 
-def _share_of(cause: str) -> str:
+def share_of(cause: str) -> str:
+    """The column of a verdict that has a cause's share of the delay."""
     return {"straggler": "late_ns"}.get(cause, f"{cause}_ns")
 
 

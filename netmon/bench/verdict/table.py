@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What came of a campaign, for a terminal."""
 
+from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
@@ -24,16 +25,16 @@ def print_verdicts(result: VerdictResult, console: Console) -> None:
 def _confusion(result: VerdictResult) -> Table:
     confusion = result.confusion
     told = [cause for cause in _ORDER if any(cause in row for row in confusion.values())]
-    table = Table(title="rows: injected; columns: told")
+    table = Table(title="rows: injected; columns: told", padding=(0, 0), box=SIMPLE)
     table.add_column("cause")
     for cause in told:
-        table.add_column(cause, justify="right")
+        table.add_column(cause.replace("_", " "), justify="right")
     table.add_column("no effect", justify="right", style="dim")
     for cause in _ORDER:
         without = sum(each.cause == cause and each.outcome == NO_EFFECT for each in result.outcomes)
         if cause in confusion or without:
             row = confusion.get(cause, {})
-            table.add_row(cause, *(str(row.get(each) or "") for each in told), str(without or ""))
+            table.add_row(cause.replace("_", " "), *(str(row.get(each) or "") for each in told), str(without or ""))
     return table
 
 
