@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A transfer as a fluid: every link of a job carries its share of a collective, and waits for the others at each step."""
+"""A transfer as a fluid: every link carries its share of a collective, and at each step waits for the others."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
