@@ -4,7 +4,7 @@
 from collections.abc import Callable
 
 from netmon.bench.verdict.campaign import VerdictResult
-from netmon.bench.verdict.scoring import NOTABLE, NOTHING, Accusation, Outcome, judged, share_of
+from netmon.bench.verdict.scoring import ASKED, NOTHING, Accusation, Outcome, judged, share_of
 from netmon.bench.verdict.simulated import JOB, Scenario, scenario, simulate
 from netmon.dl.verdict import judge
 from netmon.dl.verdict.words import columns
@@ -32,7 +32,7 @@ def judge_simulated(
 def judge_one(its: Scenario) -> Outcome:
     """One scenario's. A verdict is asked for whether the iteration stands out or not, but told only if it does."""
     made = simulate(its)
-    stands_out = made.usual_ns + made.excess_ns >= NOTABLE * made.usual_ns
+    stands_out = made.usual_ns + made.excess_ns >= ASKED * made.usual_ns
     verdict = columns(judge(JOB, made.steps, made.carried, made.number)) if stands_out else None
     cause = made.injection["cause"] or NOTHING
     told = str(verdict["cause"]) if verdict else NOTHING

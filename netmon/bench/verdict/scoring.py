@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Verdicts held against the truth.
 
-Of an injection, the iteration counts that it made longest by the trainers' own log. Where that is not NOTABLE × the
-usual, it had no effect, and no verdict is asked for. Verdicts are matched by time, not by number. Every verdict counts
-for whether it accuses: the network is accused falsely where nothing of the network's was injected while the
-iteration lasted.
+Of an injection, the iteration counts that it made longest by the trainers' own log. Where that is not ASKED × the
+usual, no verdict is asked for, but a verdict that names the cause counts. Of a slow or lossy link, either end is
+the right culprit: bytes and retransmissions at the ends cannot tell where between them it was. Verdicts are matched by
+time, not by number. Every verdict counts for whether it accuses: the network is accused falsely where nothing of the
+network's was injected while the iteration lasted.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,8 +18,8 @@ import numpy.typing as npt
 from netmon.bench.verdict.truth import Truth
 from netmon.lab.injections.spec import NETWORK
 
-NOTABLE = 1.2
-"""An iteration that takes so many times the usual should be told of."""
+ASKED = 1.3
+"""Of an iteration that takes so many times the usual there has to be a verdict; there may be one from 1.2 on."""
 
 NOTHING = "nothing"
 """In the place of a cause: none was injected, or none was told."""
@@ -83,7 +84,7 @@ def _outcome(run: str, truth: Truth, injection: Mapping[str, Any], told: Sequenc
     after = int(verdict["told_ns"]) - int(verdict["end_ns"]) if verdict and verdict.get("told_ns") else None
     return Outcome(
         *(run, truth.trainer, injection["kind"], cause, said),
-        judged(cause, said, lasted >= NOTABLE * usual, injection, verdict),
+        judged(cause, said, lasted >= ASKED * usual, injection, verdict),
         *(int(injection["start_ns"]), usual, lasted - usual, share, after),
         injection,
         verdict,
@@ -112,7 +113,9 @@ def right_culprit(injection: Mapping[str, Any], verdict: Told) -> bool:
         return str(injection["job"]) in named
     if cause == "straggler":
         return bool(verdict["rank"] == injection["rank"])
-    if cause in ("loss", "slow_link", "host"):
+    if cause in ("loss", "slow_link"):
+        return verdict["host"] in (injection["host"], *injection.get("other_ends", ()))
+    if cause == "host":
         return bool(verdict["host"] == injection["host"])
     return True
 

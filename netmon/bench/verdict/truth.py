@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from netmon.errors import DataError
 from netmon.lab.injections.injector import FILE
+from netmon.lab.labelled import sends_upwards
 from netmon.lab.record import FOLDER
 from netmon.lab.truth import read_rank
 
@@ -74,4 +75,18 @@ def read_truth(data: Path) -> Truth:
     else:
         lasted = np.diff(end, prepend=start[:1])
     spec = run["spec"]
-    return Truth(run["job"], spec["trainer"], start + to_utc, end + to_utc, lasted, tuple(injections))
+    told = tuple({**each, "other_ends": _other_ends(each, run)} for each in injections)
+    return Truth(run["job"], spec["trainer"], start + to_utc, end + to_utc, lasted, told)
+
+
+def _other_ends(injection: dict[str, Any], run: dict[str, Any]) -> list[str]:
+    """Whom the link of an injection connects to whom, besides its own host: of a ring, one neighbour."""
+    spec = run["spec"]
+    host_of = {host["rank"]: host["name"] for host in run["hosts"] if host["rank"] is not None}
+    own = next((rank for rank, name in host_of.items() if name == injection["host"]), None)
+    if own is None or not injection["direction"]:
+        return []
+    if spec["pattern"] != "ring":
+        return [name for rank, name in host_of.items() if rank != own]
+    forwards = sends_upwards(spec["trainer"]) == (injection["direction"] == "tx")
+    return [host_of[(own + (1 if forwards else -1)) % len(host_of)]]

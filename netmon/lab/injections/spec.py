@@ -75,6 +75,11 @@ class Injection:
         return self.strength or _STRENGTHS.get(self.kind, (0.0, 0.0, 0.0))[2]
 
     @property
+    def way(self) -> str:
+        """Which way of the link it is, rx or tx; a queue of the switch is on the way to the host."""
+        return Direction(Direction.RX if self.kind == "small-queue" else self.direction).name.lower()
+
+    @property
     def share_left(self) -> float:
         """Of the rate, for the training, roughly."""
         return self.effective_strength if self.kind == "slow-link" else 1.0
