@@ -30,12 +30,13 @@ def plan(
     generator.shuffle(every)
     runs = [every[begin : begin + PER_RUN] for begin in range(0, injections, PER_RUN)]
     return [
-        _run(generator, data / f"run-{number:03}", trainers[number % len(trainers)], some, seed + number)
+        draw_run(generator, data / f"run-{number:03}", trainers[number % len(trainers)], some, seed + number)
         for number, some in enumerate(runs)
     ]
 
 
-def _run(generator: np.random.Generator, data: Path, trainer: str, kinds: Sequence[str], seed: int) -> RunSpec:
+def draw_run(generator: np.random.Generator, data: Path, trainer: str, kinds: Sequence[str], seed: int) -> RunSpec:
+    """One run, with these injections in this order and quiet iterations between them."""
     ring = _RINGS[generator.integers(len(_RINGS))]
     spec = RunSpec(
         data,
@@ -48,6 +49,7 @@ def _run(generator: np.random.Generator, data: Path, trainer: str, kinds: Sequen
         parameters=int(generator.integers(400_000, 1_500_000)),
         compute_ns=int(generator.integers(20, 80)) * 1_000_000,
         backward_share=float(generator.choice([0.0, 0.5])),
+        stream_ns=1_000_000,
         seed=seed,
     )
     usual_ns = usual_iteration_ns(spec)

@@ -6,6 +6,7 @@ from rich.console import Console
 from rich.table import Table
 
 from netmon.bench.verdict.campaign import VerdictResult
+from netmon.bench.verdict.rerun import RerunResult
 from netmon.bench.verdict.scoring import MISSED, NO_EFFECT, NOTHING, WRONG_CAUSE, WRONG_CULPRIT, Outcome
 from netmon.lab.injections.spec import CAUSES
 from netmon.units import format_duration
@@ -19,6 +20,26 @@ def print_verdicts(result: VerdictResult, console: Console) -> None:
     console.print(_confusion(result))
     console.print(_figures(result))
     for line in _wrong(result):
+        console.print(line, soft_wrap=True, markup=False)
+
+
+def print_reruns(result: RerunResult, console: Console) -> None:
+    """What was predicted, and what it was when it was done."""
+    table = Table(title="without the culprit: predicted, and done", box=SIMPLE, padding=(0, 0))
+    for name in ("run", "trainer", "culprit", "with it", "predicted", "measured", "error"):
+        table.add_column(name, justify="left" if name in ("run", "trainer", "culprit") else "right")
+    for each in result.reruns:
+        told = "nothing" if each.predicted_ns is None else format_duration(each.predicted_ns)
+        medians = (format_duration(each.slowed_ns), told, format_duration(each.measured_ns))
+        table.add_row(each.run, each.trainer, each.culprit, *medians, _share(each.error))
+    console.print(table)
+    document = result.document()
+    console.print(
+        f"{document['predicted']} of {result.planned} predicted; error: median {_share(result.error(50))}, "
+        f"largest {_share(result.error(100))}; within 5 %: {document['within_5_percent']}",
+        soft_wrap=True,
+    )
+    for line in result.failed:
         console.print(line, soft_wrap=True, markup=False)
 
 
