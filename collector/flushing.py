@@ -71,6 +71,11 @@ class Flushing:
         """How the disk does now."""
         return Storing(self.pending_bytes / MOST_PENDING_BYTES, self._writing_s)
 
+    @property
+    def open(self) -> bool:
+        """Whether rows may come in."""
+        return self._room.is_set()
+
     async def room(self) -> None:
         """Wait until rows may come in; at once unless the disk does not keep up."""
         await self._room.wait()

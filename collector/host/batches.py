@@ -9,7 +9,8 @@ import numpy.typing as npt
 
 from collector.host.tables import Classified
 from collector.host.window import Output
-from netmon.records import ClockExchange, Flow, Mark, NicSample, Table
+from netmon.mark_runs import MarkRun
+from netmon.records import ClockExchange, Flow, NicSample, Table
 from netmon.wire.many import ManyBatches
 
 _Places = npt.NDArray[np.int64]
@@ -35,7 +36,7 @@ class Batches:
     sequences: Sequence[int]  # of each batch
     settled: Settled
     flows: dict[int, list[Flow]] = field(default_factory=dict)  # these four by batch
-    marks: dict[int, list[Mark]] = field(default_factory=dict)
+    marks: dict[int, Sequence[MarkRun]] = field(default_factory=dict)
     exchanges: dict[int, list[ClockExchange]] = field(default_factory=dict)
     nic: dict[int, list[NicSample]] = field(default_factory=dict)
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from collector.host.rows import fill_counts
+from netmon.mark_runs import mark_runs
 from netmon.records import Batch, Table, empty
 from netmon.wire.many import HEADS, LEDGER, ManyBatches
 from netmon.wire.stacked import ROWS
@@ -28,7 +29,7 @@ def gather(batches: Sequence[Batch]) -> ManyBatches:
         ledger=np.array(samples, LEDGER),
         heads=heads,
         flows=[(index, flow) for index, batch in there for flow in batch.flows],
-        marks=[(index, mark) for index, batch in there for mark in batch.marks],
+        marks=[(index, run) for index, batch in there for run in mark_runs(batch.marks)],
         exchanges=[(index, exchange) for index, batch in there for exchange in batch.exchanges],
         nic=[(index, sample) for index, batch in there for sample in batch.nic],
         disciplines={index: batch.clock.discipline for index, batch in there if batch.clock.discipline},

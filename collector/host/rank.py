@@ -10,9 +10,11 @@ import numpy.typing as npt
 from collector.messages import Step
 from netmon.dl.iterations import Iteration, IterationTracker
 from netmon.dl.numbering import Trust
+from netmon.mark_runs import MarkRun
 from netmon.records import Mark, Moment, Source
 
 NEVER = int(np.iinfo(np.int64).max)
+_STEPPING = (Moment.STEP_START, Moment.FIRST_ENQUEUE)
 _CHECKS_AT_FIRST = 20
 _CHECK_EVERY_NS = 500_000_000
 
@@ -86,8 +88,16 @@ class Rank:
         if mark.source == Source.INFERRED and self.pid:
             return
         self.last_ns = max(self.last_ns, mark.time_ns)
-        if not self.first_ns and mark.moment in (Moment.STEP_START, Moment.FIRST_ENQUEUE):
+        if not self.first_ns and mark.moment in _STEPPING:
             self.first_ns = mark.time_ns
+
+    def add_run(self, run: MarkRun) -> None:
+        """As `add` of marks that its process has made."""
+        self.fresh = True
+        self.last_ns = max(self.last_ns, *run.times_ns)
+        if not self.first_ns:
+            told = zip(run.moments, run.times_ns, strict=True)
+            self.first_ns = next((time for moment, time in told if moment in _STEPPING and time), 0)
 
     def step(self, offset_ns: int) -> Step:
         """What it steps as; offset_ns: from mono to UTC."""

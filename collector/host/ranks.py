@@ -15,6 +15,7 @@ from collector.messages import Holder
 from netmon.dl.account import Asked, HostAccount, Party
 from netmon.dl.iterations import Iteration, IterationTracker
 from netmon.dl.numbering import RankEvents, Trust
+from netmon.mark_runs import MarkRun
 from netmon.records import Mark, Moment, Source
 from netmon.views import SourceScore
 
@@ -22,7 +23,7 @@ _MOST_GONE = 1_000  # processes remembered as gone
 LONGEST_NEED_NS = 30_000_000_000  # an older open iteration or interval no longer holds back acknowledgements
 _LONGEST_HISTORY_NS = 3_600_000_000_000  # of a longer iteration, the account is that of its last hour
 
-_RARE = (Moment.JOIN, Moment.LEAVE)
+_RARE = frozenset((Moment.JOIN, Moment.LEAVE))
 
 
 class Ranks:
@@ -64,39 +65,36 @@ class Ranks:
         self._resumed[job, rank] = stored
         self._numbers.resume(job, rank, trust, shift)
 
-    def hear(self, marks: Iterable[Mark], settled_ns: int) -> None:
+    def hear(self, runs: Iterable[MarkRun], settled_ns: int) -> None:
         """Take in marks. Rows before settled_ns have been added."""
-        whose: tuple[str, int, int, int, Source] | None = None
-        rank: Rank | None = None
-        for mark in marks:
-            own = mark.job, mark.rank, mark.pid, mark.size, mark.source
-            if own != whose:
-                whose, rank = own, self._steady(mark)
-            if rank is None or mark.moment in _RARE or settled_ns - mark.time_ns > _LONGEST_HISTORY_NS:
-                self._mark(mark, settled_ns)
-                whose = None
+        for run in runs:
+            rank = self._steady(run, settled_ns)
+            if rank:
+                self._step(rank, run)
             else:
-                self._step(rank, mark, settled_ns)
+                for mark in run.marks():
+                    self._mark(mark, settled_ns)
         self._step_on()
 
-    def _steady(self, mark: Mark) -> Rank | None:
-        """The rank that a process told of by itself is, where its next steps change nothing but its iterations."""
-        rank = self._ranks.get((mark.job, mark.rank, mark.pid)) if mark.pid else None
-        if rank is None or rank.left or not rank.name or mark.source == Source.INFERRED:
+    def _steady(self, run: MarkRun, settled_ns: int) -> Rank | None:
+        """The rank that a process told of by itself is, where these marks change nothing but its iterations."""
+        rank = self._ranks.get((run.job, run.rank, run.pid)) if run.pid else None
+        if rank is None or rank.left or not rank.name or run.source == Source.INFERRED:
             return None
-        return rank if mark.size == rank.tracker.size else None
+        late = min(run.times_ns) < settled_ns
+        return None if late or run.size != rank.tracker.size or not _RARE.isdisjoint(run.moments) else rank
 
-    def _step(self, rank: Rank, mark: Mark, settled_ns: int) -> None:
-        """As _apply to a steady rank."""
+    def _step(self, rank: Rank, run: MarkRun) -> None:
+        """As _apply of each to a steady rank."""
         self._heard = True
-        tracker = rank.tracker
-        unusable = tracker.unusable
-        self._take(rank, mark, settled_ns)
+        unusable = rank.tracker.unusable
+        ended, used_ns = rank.tracker.add_run(run)
+        rank.add_run(run)
+        self.account.cut_all(used_ns)
         self._stepped[id(rank)] = rank
-        if tracker.ending:
-            self._end(rank, leaving=False)
-        if tracker.unusable > unusable:
-            self.odd.unusable[REPEATED] += tracker.unusable - unusable
+        self._keep(rank, ended)
+        if rank.tracker.unusable > unusable:
+            self.odd.unusable[REPEATED] += rank.tracker.unusable - unusable
 
     def _mark(self, mark: Mark, settled_ns: int) -> None:
         self._heard |= mark.pid != 0
@@ -216,7 +214,9 @@ class Ranks:
         self._claims.release(rank.name, rank.number, self._holder_of(rank))
 
     def _end(self, rank: Rank, leaving: bool) -> None:
-        ended = rank.tracker.finished(leaving)
+        self._keep(rank, rank.tracker.finished(leaving))
+
+    def _keep(self, rank: Rank, ended: list[Iteration]) -> None:
         if ended:
             rank.ended += ended
             self._fresh += [(rank, iteration) for iteration in ended]

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """One agent's session: its window, what is on its way to the disk, and what may be acknowledged."""
 
+from collections.abc import Sequence
+
 import numpy as np
 import pyarrow as pa
 
@@ -14,7 +16,8 @@ from collector.host.window import HostWindow, News, Output
 from collector.jobs.remote_ends import Peers, Served
 from netmon.dl.account import Asked, Tally
 from netmon.dl.iterations import Iteration
-from netmon.records import Flow, Hello, Mark, Table
+from netmon.mark_runs import MarkRun
+from netmon.records import Flow, Hello, Table
 
 
 class Session:
@@ -71,7 +74,7 @@ class Session:
         for flow in self._served.take(self.window.flows.jobs_here, horizon_ns):
             self.window.flows.describe(flow)
 
-    def hear(self, news: News) -> list[Mark]:
+    def hear(self, news: News) -> Sequence[MarkRun]:
         """Take in what a batch tells beside its rows; returns the marks that count."""
         marks = self.window.mark(news)
         if self.window.rename():

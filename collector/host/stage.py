@@ -259,7 +259,7 @@ class HostStage:
         last_row[of_batch[first]] = latest_of(rows["start_ns"], first)
         np.maximum.at(last, samples["batch"], samples["time_ns"])
         for batch, marks in batches.marks.items():
-            last[batch] = max([int(last[batch]), *(m.time_ns for m in marks)])
+            last[batch] = max([int(last[batch]), *(max(run.times_ns) for run in marks)])
         last = np.maximum(last, last_row)
         good = np.flatnonzero(batches.good)
         arrivals = list(zip(*(column[good].tolist() for column in (heads["sequence"], last_row, last)), strict=True))

@@ -8,7 +8,7 @@ from collector.view.groups import groups
 from netmon.dl.account import Tally
 from netmon.dl.iterations import Iteration
 from netmon.dl.verdict import RankSteps
-from netmon.records import Table, empty
+from netmon.records import Table
 
 _ENDED = np.dtype([("number", "<i8"), ("rank", "<i8"), ("duration_ns", "<i8")])
 _ACCOUNTED = "exposed_ns", "communication_ns", "dl_bytes", "other_tx_bytes", "other_rx_bytes"
@@ -82,16 +82,28 @@ class JobHistory:
 
     def durations(self, size: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """Of ranks below `size`: (all durations, the numbers of their iterations ascending, the slowest of each)."""
-        rows = self._of_members(self._ended.rows, size)
-        numbers, of_row = groups(rows["number"])
+        rows = self._ended.rows
+        members = self._members(rows, size)
+        durations = rows["duration_ns"][members]
+        numbers, of_row = groups(rows["number"][members])
         slowest = np.zeros(len(numbers), np.int64)
-        np.maximum.at(slowest, of_row, rows["duration_ns"])
-        return rows["duration_ns"], numbers, slowest
+        np.maximum.at(slowest, of_row, durations)
+        return durations, numbers, slowest
 
     def usual_ns(self, size: int, fewest: int) -> float:
         """Median duration of iterations that are accounted for; nan below `fewest`."""
-        rows = self._of_members(self._steps.rows, size)
-        return float(np.median(rows["duration_ns"])) if len(rows) >= fewest else float("nan")
+        rows = self._steps.rows
+        durations = rows["duration_ns"][self._members(rows, size)]
+        return float(np.median(durations)) if len(durations) >= fewest else float("nan")
+
+    def slowest(self, size: int) -> tuple[int, int]:
+        """(the iteration that took the longest of those that are accounted for, of how many ranks it is)."""
+        rows = self._steps.rows
+        members = self._members(rows, size)
+        if not members.any():
+            return -1, 0
+        number = int(rows["number"][np.where(members, rows["duration_ns"], -1).argmax()])
+        return number, int(np.count_nonzero(members & (rows["number"] == number)))
 
     def steps(self, size: int) -> RankSteps:
         """Those that are accounted for, of ranks below `size`."""
@@ -108,6 +120,3 @@ class JobHistory:
     def _members(rows: Table, size: int) -> npt.NDArray[np.bool_]:
         members: npt.NDArray[np.bool_] = (rows["rank"] >= 0) & (rows["rank"] < size)
         return members
-
-    def _of_members(self, rows: Table, size: int) -> Table:
-        return rows[self._members(rows, size)] if len(rows) else empty(rows.dtype)

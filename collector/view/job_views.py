@@ -5,9 +5,11 @@ import math
 import time
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
+from statistics import median
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from collector.view.job_history import JobHistory
 from netmon.dl.account import Tally
@@ -23,6 +25,7 @@ _KEPT_S = 3_600.0  # a job without an iteration
 _EXPLAINED = 200  # iterations among which the slowest is looked for
 _FEWEST = 5  # iterations of each rank from which on there is a usual
 _BEHIND = 10  # iterations that the others have finished since a rank's last one
+_EXPLAINED_S = 10.0  # then the slowest iteration is held against what is usual by then
 _ANY_RANK = 1 << 62
 
 
@@ -50,7 +53,9 @@ class _Job:
     size: int = 0  # as the rank says that was heard last: an elastic job changes it; 0: unknown
     pattern: str = ""  # as the traffic shows it
     scores: tuple[SourceScore, ...] = ()  # the last ones, when the ranks are gone
-    slowest: SlowIteration | None = None  # None: not known since the last iteration
+    slowest: SlowIteration = field(default_factory=SlowIteration)
+    slowest_of: tuple[int, int] = (-1, 0)  # which iteration that was, and of how many ranks
+    slowest_s: float = 0.0  # when it was explained
     usual_ns: float = math.nan  # as of iteration usual_of
     usual_of: int = -1
     heard_s: float = 0.0
@@ -108,7 +113,7 @@ class Jobs:
         if job and rank:
             rank.accounted = iteration, tally
             job.history.account(rank.host, iteration, tally, len(job.ranks))
-            job.slowest = job.view = job.facts = None
+            job.view = job.facts = None
 
     def stands_out(self, iteration: Iteration) -> bool:
         """Whether it took notably longer than its job's iterations usually do (NOTABLE × their median)."""
@@ -188,27 +193,45 @@ class Jobs:
         parameters = latest.parameters or self._parameters
         accounted = {number: rank.accounted for number, rank in sorted(ranks.items()) if rank.accounted}
         sent = [tally.dl_tx_bytes for _, tally in accounted.values()]
-        if job.slowest is None:
-            job.slowest = slowest(job.history.steps(job.size or _ANY_RANK))
+        median_ns, p99_ns = _median_and_p99(durations)
         return JobView(
             job=name,
             size=size,
             iteration=latest.number,
             last_ns=int(slowest_ns[-1]),
-            median_ns=int(np.median(durations)),
-            p99_ns=int(np.percentile(durations, 99)),
+            median_ns=median_ns,
+            p99_ns=p99_ns,
             source=latest.source,
             error_ns=latest.error_ns,
             relative=latest.relative,
             parameters=parameters,
-            measured_bytes=float(np.median(sent)) if sent else math.nan,
+            measured_bytes=float(median(sent)) if sent else math.nan,
             theory_bytes=ring_bytes(size, parameters),
             durations_ns=slowest_ns[-RECENT:],
             ranks=tuple(_rank_view(number, ranks[number].host, *last) for number, last in accounted.items()),
             pattern=job.pattern,
             scores=job.scores,
-            slowest=job.slowest,
+            slowest=self._slowest(job),
         )
+
+    @staticmethod
+    def _slowest(job: _Job) -> SlowIteration:
+        """The slowest iteration; why it was slow is work, and the same while it is the slowest."""
+        size, now = job.size or _ANY_RANK, time.monotonic()
+        which = job.history.slowest(size)
+        if which != job.slowest_of or job.slowest.iteration < 0 or now - job.slowest_s > _EXPLAINED_S:
+            job.slowest, job.slowest_of, job.slowest_s = slowest(job.history.steps(size)), which, now
+        return job.slowest
+
+
+def _median_and_p99(durations: npt.NDArray[np.int64]) -> tuple[int, int]:
+    """In ns, as np.quantile interpolates them, in a tenth of its time."""
+    ordered = np.sort(durations)
+    places = np.array((0.5, 0.99)) * (len(ordered) - 1)
+    below = places.astype(np.int64)
+    low, high = ordered[below], ordered[np.minimum(below + 1, len(ordered) - 1)]
+    median, p99 = (low + (high - low) * (places - below)).tolist()
+    return int(median), int(p99)
 
 
 def _rank_view(number: int, host: str, iteration: Iteration, tally: Tally) -> RankView:

@@ -213,6 +213,10 @@ class HostAccount:
         """As PayloadHistory.cut."""
         return self._accounts.payload.cut(self._host, time_ns, added_until_ns)
 
+    def cut_all(self, times_ns: Sequence[int]) -> None:
+        """As `cut` at several times from which on no row has been added."""
+        self._accounts.payload.cut_all(self._host, times_ns)
+
     def ask(self, rank: Party, job: int, start_ns: int, end_ns: int, alone: bool) -> Asked:
         """What HostAccounts.tally is to be asked for a rank's iteration; see Asked."""
         return Asked(self._host, self._window_ns, rank, job, start_ns, end_ns, alone)

@@ -14,7 +14,8 @@ from typing import TypeVar
 import numpy as np
 
 from netmon.errors import WireError
-from netmon.records import ClockExchange, Flow, Mark, NicSample, Table
+from netmon.mark_runs import MarkRun
+from netmon.records import ClockExchange, Flow, NicSample, Table
 from netmon.wire import netmon_pb2
 from netmon.wire.details import (
     LEDGER_MOST,
@@ -24,7 +25,7 @@ from netmon.wire.details import (
     read_cost,
     read_exchange,
     read_flow,
-    read_mark,
+    read_mark_runs,
     read_nic,
 )
 from netmon.wire.head import check_counts, check_head
@@ -51,7 +52,7 @@ class ManyBatches:
     ledger: Table  # dtype LEDGER
     heads: Table  # (n,), dtype HEADS
     flows: Sequence[tuple[int, Flow]]
-    marks: Sequence[tuple[int, Mark]]
+    marks: Sequence[tuple[int, MarkRun]]
     exchanges: Sequence[tuple[int, ClockExchange]]
     nic: Sequence[tuple[int, NicSample]]
     disciplines: Mapping[int, str]  # who keeps the host's clock, of the batches that say so
@@ -66,7 +67,7 @@ class _Gathered:
         self.heads: list[tuple[int, ...]] = []
         self.loads: list[float] = []
         self.flows: list[tuple[int, Flow]] = []
-        self.marks: list[tuple[int, Mark]] = []
+        self.marks: list[tuple[int, MarkRun]] = []
         self.exchanges: list[tuple[int, ClockExchange]] = []
         self.nic: list[tuple[int, NicSample]] = []
         self.ledger: list[tuple[int, ...]] = []
@@ -81,7 +82,7 @@ class _Gathered:
         clock, cost = read_clock(message.clock), read_cost(message.cost)
         sequence, horizon_ns = check_head(message)
         flows = [read_flow(flow) for flow in message.flows]
-        marks = [read_mark(mark) for mark in message.marks]
+        marks = read_mark_runs(message.marks)
         exchanges = [read_exchange(exchange) for exchange in message.exchanges]
         nic = read_nic(message.nic)
         ledger = [_sample(sample) for sample in message.ledger]
@@ -101,7 +102,7 @@ class _Gathered:
         if flows:
             self.flows += [(index, flow) for flow in flows]
         if marks:
-            self.marks += [(index, mark) for mark in marks]
+            self.marks += [(index, run) for run in marks]
         if exchanges:
             self.exchanges += [(index, exchange) for exchange in exchanges]
         if nic:

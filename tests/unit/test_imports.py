@@ -11,11 +11,12 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 
-TYPES = {"records", "views", "errors", "units", "config", "marks"}
+TYPES = {"records", "mark_runs", "views", "errors", "units", "config", "marks"}
 SHARED = TYPES | {"wire", "dl", "version"}
 MAY_IMPORT = {
     "version": set(),  # netmon/__init__.py
     "records": {"errors"},
+    "mark_runs": {"records"},
     "errors": set(),
     "views": {"records"},
     "units": {"errors"},
@@ -24,7 +25,7 @@ MAY_IMPORT = {
     "training": {"marks"},
     "horovod": {"training"},
     "wire": TYPES,
-    "dl": {"records", "errors", "views", "units"},
+    "dl": {"records", "mark_runs", "errors", "views", "units"},
     "kernel": SHARED,
     "agent": SHARED | {"kernel"},
     "top": SHARED,

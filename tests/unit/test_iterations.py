@@ -201,7 +201,7 @@ def test_what_a_mark_does_not_touch_has_not_changed(told):
 def test_the_communication_is_that_of_the_marks_in_the_iteration(told):
     marks = SourceMarks()
     for number, (moment, time_ms) in enumerate(told):
-        marks.add(mark(moment, number, time_ms))
+        marks.add(moment, number, time_ms * MS, 0)
     inside = [[time_ms * MS for of, time_ms in told if of == m and 100 <= time_ms <= 200] for m, _ in COMMUNICATION]
     expected = [choose(times) if times else None for times, (_, choose) in zip(inside, COMMUNICATION, strict=True)]
     assert list(marks.communication(100 * MS, 200 * MS)) == expected

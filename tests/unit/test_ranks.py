@@ -17,6 +17,7 @@ from collector.jobs.rank_claims import Claims
 from collector.messages import Holder
 from netmon.dl.account import HostAccount, HostAccounts
 from netmon.dl.iterations import IterationTracker
+from netmon.mark_runs import mark_runs
 from netmon.records import Direction, Flow, Moment, Owner, Source
 
 START, END, ENQUEUE, WAIT = Moment.STEP_START, Moment.STEP_END, Moment.FIRST_ENQUEUE, Moment.LAST_WAIT
@@ -30,7 +31,7 @@ def ranks(host="h0", numbers=None, claims=None):
 
 
 def told(of, *marks, settled_ns=-1):
-    of.hear(marks, settled_ns)
+    of.hear(mark_runs(marks), settled_ns)
     of.align(0, 0)
     return [(i.job, i.number, i.start_ns // MS, i.end_ns // MS) for i in of.ended()]
 
@@ -188,7 +189,7 @@ def test_a_rank_whose_numbers_are_true_makes_the_others_true(cut_off):
     later = [replace(m, time_ns=m.time_ns + 500 * MS, iteration=m.iteration + 5) for m in enqueues(3, relative=True)]
     if cut_off:
         first.release()
-    first.hear(later, -1)
+    first.hear(mark_runs(later), -1)
     first.align(0, 0)
     assert [(i.number, i.relative) for i in first.ended()] == [(804, False), (805, False), (806, False)]
 
