@@ -37,7 +37,6 @@ class Evidence:
         self._flows, self._places = flows, places
         self._transport, self._host = Unstored(), Unstored()
         self._latest = np.zeros(0, LATEST)  # by flow
-        self._checked: npt.NDArray[np.int64] = np.zeros(0, np.int64)  # flow of each row that was checked last
         self.waiting: set[int] = set()
         """Sessions with rows that are not stored."""
         self.renamed: dict[int, Mapping[tuple[str, int], str]] = {}
@@ -54,8 +53,7 @@ class Evidence:
         To be called when their flows are described.
         """
         told = many.transport
-        self._checked = self._flows.find(place[told["batch"]], told["flow_id"])
-        unknown = np.flatnonzero(self._checked < 0)
+        unknown = np.flatnonzero(self._flows.find(place[told["batch"]], told["flow_id"]) < 0)
         return {int(told["batch"][row]): str(unknown_flow(int(told["flow_id"][row]))) for row in unknown.tolist()}
 
     def add(self, many: ManyBatches, place: _Places, good: npt.NDArray[np.bool_]) -> None:
@@ -66,8 +64,9 @@ class Evidence:
             self._add_host_part(many, place, np.flatnonzero(good[many.host["batch"]]))
 
     def _add_transport(self, many: ManyBatches, place: _Places, good: _Places) -> None:
-        told, flow = many.transport[good], self._checked[good]
+        told = many.transport[good]
         session = place[told["batch"]]
+        flow = self._flows.find(session, told["flow_id"])
         rows = np.zeros(len(told), STORED_TRANSPORT)
         for name in TRANSPORT.names or ():
             rows[name] = told[name]

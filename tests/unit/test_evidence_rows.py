@@ -72,13 +72,14 @@ class Stage:
     """A host stage with one session that has described its flows."""
 
     def __init__(self) -> None:
-        self.stage = Stages(Settings()).hosts
+        self._stages = Stages(Settings())
+        self.stage = self._stages.hosts
         self.place = self.stage.open(hello(), Resume())
         self.source = Host()
         self.take(self.source.batch())
 
     def take(self, batch) -> object:
-        return self.stage.take([self.place], gather([batch]))
+        return self._stages.take([self.place], gather([batch]))
 
     @property
     def rows(self) -> list:
