@@ -129,6 +129,9 @@ def test_a_crash_at_any_moment_stores_everything_once(tmp_path, crash_after):
     assert sorted(nic["time_ns"] - UTC) == [number * 500 * MS for number in range(1, 9) for _ in range(2)]
     received = nic[nic["counter"] == "rx_bytes"]["value"]
     assert np.ptp(received) == ledger[ledger["direction"] == "rx"]["nic_bytes"].sum()
+    for table, each in (("transport", 1), ("host", 2)):
+        told = read(after, table)
+        assert sorted(told["end_ns"] - UTC) == [number * 500 * MS for number in range(1, 9) for _ in range(each)]
     assert len(read(after, "flows")) == 4
 
 
