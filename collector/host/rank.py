@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """One process that trains: its marks, and what of its iterations still waits."""
 
+from array import array
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from collector.messages import Step
 from collector.tick_messages import UNTOLD, Count
@@ -49,7 +49,7 @@ class Steps(NamedTuple):
     since_ns: int  # it was there from here…
     until_ns: int  # …to here
     shift: int  # what to add to its own numbers
-    spans: npt.NDArray[np.int64]  # as IterationTracker.spans has them
+    spans: "array[int]"  # as IterationTracker.spans has them
 
 
 @dataclass

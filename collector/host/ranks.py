@@ -322,10 +322,10 @@ class Ranks:
         """The iterations whose rows have all been added, with what their account is asked for by."""
         settled = []
         for rank in self._stepping():
-            due = [iteration for iteration in rank.ended if iteration.end_ns <= settled_ns]
-            if not due:
+            if not rank.ended or rank.ended[0].end_ns > settled_ns:  # they ascend
                 continue
-            rank.ended = [iteration for iteration in rank.ended if iteration.end_ns > settled_ns]
+            due = [iteration for iteration in rank.ended if iteration.end_ns <= settled_ns]
+            rank.ended = rank.ended[len(due) :]
             settled += [(self._counting.whole(rank, one), self._asked(rank, one, flows)) for one in due]
         self._forget(settled_ns)
         return settled

@@ -11,11 +11,12 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 
-TYPES = {"records", "mark_runs", "views", "errors", "units", "config", "marks"}
+TYPES = {"records", "mark_runs", "evidence", "views", "errors", "units", "config", "marks"}
 SHARED = TYPES | {"wire", "dl", "version"}
 MAY_IMPORT = {
     "version": set(),  # netmon/__init__.py
-    "records": {"errors"},
+    "evidence": set(),
+    "records": {"errors", "evidence"},
     "mark_runs": {"records"},
     "errors": set(),
     "views": {"records"},
@@ -25,7 +26,7 @@ MAY_IMPORT = {
     "training": {"marks"},
     "horovod": {"training"},
     "wire": TYPES,
-    "dl": {"records", "mark_runs", "errors", "views", "units"},
+    "dl": {"records", "mark_runs", "evidence", "errors", "views", "units"},
     "kernel": SHARED,
     "agent": SHARED | {"kernel"},
     "top": SHARED,
