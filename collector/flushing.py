@@ -15,8 +15,8 @@ from collector.failures import Failures
 from collector.host.tables import Tables
 from collector.host.unstored import SessionFlush, by_session, flush_tables
 from collector.shedding import Storing
+from netmon.columnar import Columns
 from netmon.errors import DataError
-from netmon.records import Table
 
 _log = logging.getLogger(__name__)
 MOST_PENDING_BYTES = 512 << 20
@@ -31,7 +31,7 @@ class _Due:
     """What is to be written at one time."""
 
     sessions: _Sessions
-    buckets: list[Table]
+    buckets: list[Columns]
     jobs: list[str]  # by the rows' number
     full: list[pa.Table]
 
@@ -181,7 +181,7 @@ class Flushing:
         return self._sink.write(tables | ({"full": pa.concat_tables(full)} if full else {}), states)
 
 
-def _tables_of(sessions: _Sessions, buckets: Sequence[Table], jobs: Sequence[str]) -> dict[str, pa.Table]:
+def _tables_of(sessions: _Sessions, buckets: Sequence[Columns], jobs: Sequence[str]) -> dict[str, pa.Table]:
     return flush_tables([flush for _, flush in sessions], buckets, jobs)
 
 

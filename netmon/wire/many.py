@@ -13,6 +13,7 @@ from typing import TypeVar
 
 import numpy as np
 
+from netmon.columnar import Columns
 from netmon.errors import WireError
 from netmon.records import ClockExchange, Flow, Mark, NicSample, Table
 from netmon.wire import netmon_pb2
@@ -28,7 +29,7 @@ from netmon.wire.details import (
     read_nic,
 )
 from netmon.wire.head import check_counts, check_head
-from netmon.wire.stacked import Split, split_buckets, stack_buckets
+from netmon.wire.stacked import Runs, Split, split_buckets, stack_buckets
 
 _LEDGER_FIELDS = ("interface", "direction", *LEDGER_MOST)
 LEDGER = np.dtype([("batch", "<i4"), *((name, "<i8") for name in _LEDGER_FIELDS)])
@@ -47,7 +48,8 @@ _T = TypeVar("_T")
 class ManyBatches:
     """What n messages hold; `batch` and the first of each pair: which of them, from 0. All in the messages' order."""
 
-    rows: Table  # dtype ROWS: all their bucket rows; a batch's in its order
+    rows: Columns  # of ROWS: all their bucket rows; a batch's in its order
+    runs: Runs  # of the rows, in their order
     ledger: Table  # dtype LEDGER
     heads: Table  # (n,), dtype HEADS
     flows: Sequence[tuple[int, Flow]]
@@ -123,7 +125,7 @@ def decode_many(messages: Sequence[netmon_pb2.Batch]) -> ManyBatches:
             refused[index] = str(error)
     ledger = _ledger(gathered, refused)
     horizons = [head[1] for head in gathered.heads]
-    rows, faults = stack_buckets(gathered.buckets, gathered.indices, horizons)
+    rows, runs, faults = stack_buckets(gathered.buckets, gathered.indices, horizons)
     for index, reason in faults.items():
         refused.setdefault(index, reason)
     heads = np.zeros(len(messages), HEADS)
@@ -133,7 +135,7 @@ def decode_many(messages: Sequence[netmon_pb2.Batch]) -> ManyBatches:
             heads[name][gathered.indices] = column
         heads["cpu_fraction"][gathered.indices] = gathered.loads
     many = ManyBatches(
-        *(rows, ledger, heads, gathered.flows, gathered.marks, gathered.exchanges, gathered.nic),
+        *(rows, runs, ledger, heads, gathered.flows, gathered.marks, gathered.exchanges, gathered.nic),
         *(gathered.disciplines, refused),
     )
     late = refused.keys() & set(gathered.indices)
@@ -164,10 +166,12 @@ def _without(many: ManyBatches, late: set[int]) -> ManyBatches:
     gone = np.array(sorted(late))
     heads = many.heads.copy()
     heads[gone] = np.zeros(1, HEADS)
-    rows, ledger = (table[~np.isin(table["batch"], gone)] for table in (many.rows, many.ledger))
+    good = np.ones(len(heads), np.bool_)
+    good[gone] = False
+    rows, ledger = many.rows[good[many.rows["batch"]]], many.ledger[good[many.ledger["batch"]]]
     disciplines = {index: discipline for index, discipline in many.disciplines.items() if index not in late}
     return ManyBatches(
-        *(rows, ledger, heads, _others(many.flows, late), _others(many.marks, late)),
+        *(rows, many.runs.of(good), ledger, heads, _others(many.flows, late), _others(many.marks, late)),
         *(_others(many.exchanges, late), _others(many.nic, late), disciplines, many.refused),
     )
 

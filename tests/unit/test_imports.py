@@ -11,10 +11,11 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 
-TYPES = {"records", "views", "errors", "units", "config", "marks"}
+TYPES = {"columnar", "records", "views", "errors", "units", "config", "marks"}
 SHARED = TYPES | {"wire", "dl", "version"}
 MAY_IMPORT = {
     "version": set(),  # netmon/__init__.py
+    "columnar": set(),
     "records": {"errors"},
     "errors": set(),
     "views": {"records"},
@@ -24,7 +25,7 @@ MAY_IMPORT = {
     "training": {"marks"},
     "horovod": {"training"},
     "wire": TYPES,
-    "dl": {"records", "errors", "views", "units"},
+    "dl": {"columnar", "records", "errors", "views", "units"},
     "kernel": SHARED,
     "agent": SHARED | {"kernel"},
     "top": SHARED,

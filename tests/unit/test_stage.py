@@ -12,11 +12,13 @@ from collector_stream import MS, UTC, S
 from collector.dataset.resume import Resume
 from collector.host.batches import Settled
 from collector.host.incoming import gather
+from collector.host.rows import SETTLED
 from collector.host.stage import HostStage
 from collector.jobs.common_numbers import Numbers
 from collector.jobs.rank_claims import Claims
 from collector.jobs.remote_ends import Peers
 from collector.settings import Settings
+from netmon.columnar import joined
 from netmon.records import (
     BUCKET,
     Batch,
@@ -142,7 +144,8 @@ class Stored:
 
     def tables(self, stage: HostStage) -> dict[str, pd.DataFrame]:
         outputs = [(p, output) for one in self.settled for p, outputs in one.outputs.items() for output in outputs]
-        rows = pd.DataFrame(np.concatenate([output.buckets for _, output in outputs]))
+        buckets = joined([output.buckets for _, output in outputs])
+        rows = pd.DataFrame({name: buckets[name].astype(SETTLED[name]) for name in buckets.names})
         jobs = stage.tables.flows.jobs
         iterations = [(place, *i, *vars(t).values()) for place, o in outputs for i, t in o.iterations]
         ledger = [(place, *vars(row).values()) for place, output in outputs for row in output.ledger]
@@ -243,5 +246,5 @@ def test_a_session_that_goes_leaves_nothing_to_the_one_that_gets_its_place() -> 
     assert not window.ledger.totals.any()
     settled = [stage.take([again], gather([batch])) for batch in batches]
     settled.append(stage.settle_all([again], leaving=True))
-    rows = np.concatenate([output.buckets for one in settled for output in one.outputs.get(again, [])])
+    rows = joined([output.buckets for one in settled for output in one.outputs.get(again, [])])
     assert rows["wire_bytes"].sum() == sum(int(batch.buckets["wire_bytes"].sum()) for batch in batches)
