@@ -36,6 +36,11 @@ class Connection:
         """Whether the session has not connected again since."""
         return self.entry.connections == self._number
 
+    @property
+    def free(self) -> bool:
+        """Whether the session's next batch may come at once."""
+        return self._registry.flushing.open and self._registry.intake.free(self.entry.session.hello.session)
+
     async def room(self) -> None:
         """Wait until the session's next batch may come."""
         await self._registry.intake.turn(self.entry.session.hello.session)

@@ -55,12 +55,18 @@ class Intake:
         Meanwhile nothing is read from its agent, and no other one is kept waiting. A session that is slowed down waits
         for its rate besides.
         """
-        while (coming := self._coming.get(session)) and (
-            coming.rows > _MOST_ROWS or coming.batches >= _MOST_BATCHES or self._rows > _MOST_ROWS_OF_ALL
-        ):
+        while (coming := self._coming.get(session)) and self._full(coming):
             await self._ticked.wait()
         if coming and self.order(session).rows_per_s:
             await asyncio.sleep(coming.free_s - time.monotonic())
+
+    def free(self, session: str) -> bool:
+        """Whether the next batch of a session may come at once."""
+        coming = self._coming.get(session)
+        return not (coming and (self._full(coming) or self.order(session).rows_per_s))
+
+    def _full(self, coming: _Coming) -> bool:
+        return coming.rows > _MOST_ROWS or coming.batches >= _MOST_BATCHES or self._rows > _MOST_ROWS_OF_ALL
 
     def came(self, session: str, rows: int, horizon_ns: int) -> None:
         """A batch waits for the tick."""

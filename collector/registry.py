@@ -18,15 +18,13 @@ from collector.full_resolution import FullResolution
 from collector.host.batches import Settled
 from collector.host.incoming import gather
 from collector.host.session import Session
-from collector.host.stage import HostStage
 from collector.host.window import Output
 from collector.intake import Intake
 from collector.job_exchange import SILENT_AFTER_S, JobExchange
-from collector.jobs.common_numbers import Numbers
 from collector.jobs.link import JobLink, JobsHere
-from collector.jobs.rank_claims import Claims
-from collector.jobs.remote_ends import Peers
+from collector.judging.judging import Judging
 from collector.settings import Settings
+from collector.stages import Stages
 from collector.triggers import Triggers, Wanted
 from collector.view.frozen import Frozen
 from collector.view.job_views import Jobs
@@ -79,10 +77,11 @@ class Registry:
 
     def _begin(self) -> None:
         """A host stage without sessions, and what is made of it."""
-        self._numbers, self._claims, self._peers = Numbers(), Claims(), Peers()
-        self._stage = HostStage(self._settings, self._peers, self._numbers, self._claims)
+        self._stages = Stages(self._settings)
+        self._stage = self._stages.hosts
         self._sessions = Sessions(self._stage.tables)
         self._view = View(self._sessions, self._jobs, self._settings)
+        self.judging = Judging(self._stages, self._jobs, lambda verdict: self.flushing.verdicts.append(verdict))
 
     async def open(self, hello: Hello, news: asyncio.Event) -> Entry:
         """The session of an agent that connects, new, known or found in the dataset. Raises DataError, WireError.
@@ -134,12 +133,8 @@ class Registry:
 
     def _forget(self, entry: Entry) -> None:
         self._view.forget_links(self._sessions.links_of(entry.session))
-        ranks = entry.session.window.ranks.names()
+        self.judging.forget(entry.session.place)
         self._stage.close(entry.session.place)
-        self._claims.release_session(entry.session.hello.session)
-        for job, rank in ranks:
-            if not self._claims.held(job, rank):  # by a later session
-                self._numbers.forget(job, rank)
         self._job_exchange.over(entry)
         self._triggers.forget(entry.session.hello.session)
         del self._entries[entry.session.hello.session]
@@ -169,7 +164,7 @@ class Registry:
 
     def tick(self) -> None:
         """Take in everything that is queued, and settle what is due on all hosts."""
-        self._guarded(self._stage.tick)
+        self._guarded(self._stages.tick)
         if self._stage.tables.pending.count > _MOST_WAITING:
             self._settle_largest()
 
@@ -209,7 +204,7 @@ class Registry:
     def take(self, entry: Entry, batch: Batch) -> None:
         """Take in one batch at once."""
         entry.settled, entry.last_heard = False, time.monotonic()
-        self._guarded(lambda: self._stage.take([entry.session.place], gather([batch])))
+        self._guarded(lambda: self._stages.take([entry.session.place], gather([batch])))
 
     def _made(self, settled: Settled) -> None:
         """What a tick has made final, and at what it has failed."""
@@ -229,6 +224,7 @@ class Registry:
                     self._arrived(entries[place], output)
                 except Exception as error:
                     self.failures.at_session(entries[place], "what has settled", error)
+        self.judging.tick(settled)
         self.flushing.check_room()
 
     def _tell_viewers(self, settled: Settled) -> None:
@@ -246,6 +242,7 @@ class Registry:
                 self._jobs.ended(host, iteration)
             for iteration, tally in output.iterations:
                 self._jobs.accounted(iteration, tally)
+            self.judging.take(entry.session, output)
             for wanted in self._triggers.look(entry.session, output, self._jobs):
                 task = asyncio.get_running_loop().create_task(self._keep_full(wanted))
                 self._pulling.add(task)
@@ -304,7 +301,7 @@ class Registry:
     def _settle(self, entries: list[Entry], leaving: bool) -> None:
         places = sorted(entry.session.place for entry in entries if not entry.broken)
         if places:
-            self._guarded(lambda: self._stage.settle_all(places, leaving))
+            self._guarded(lambda: self._stages.settle_all(places, leaving))
         for entry in entries:
             entry.settled, entry.left = True, leaving
 

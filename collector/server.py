@@ -61,7 +61,7 @@ class CollectorService(netmon_pb2_grpc.CollectorServicer):
         if not self._streams:
             line = "this collector takes agents in by the bus: use --bus instead of --collector"
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, line)
-        await AgentStream(self._registry, request_iterator, context).serve()
+        await AgentStream(self._registry, context).serve()
 
     async def Full(  # noqa: N802 (the contract's name)
         self, request: netmon_pb2.FullQuery, context: Context
@@ -220,6 +220,7 @@ async def _leave(registry: Registry, among: "ClusterWorker") -> bool:
 
 async def _settle_and_flush(registry: Registry) -> bool:
     registry.settle_everything()
+    await registry.judging.finish()
     return await registry.flush()
 
 

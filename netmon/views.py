@@ -79,29 +79,60 @@ class Cause(IntEnum):
     STRAGGLER = 3  # one rank came late, and the others waited
     PAUSE = 4  # all ranks did something else: an evaluation, a checkpoint
     COMPUTE = 5  # of a job of one rank
+    LOSS = 6  # packets that the network dropped, with nobody else on the link
+    SLOW_LINK = 7  # a link that gave less than it usually does, with nobody else on it
+    HOST = 8  # the host itself: its CPU, memory or storage
+
+
+SHARES = ("compute", "late", "transfer", "cross", "other_job", "loss", "slow_link", "host", "pause", "unknown")
+"""Of an iteration's excess; Verdict has NAME_ns of each, which add up to excess_ns."""
 
 
 @dataclass(frozen=True)
-class SlowIteration:
-    """The slowest of a job's recent iterations, and why.
+class Verdict:
+    """Why an iteration took as long as it did; times in ns, of the UTC epoch where they are moments.
 
-    The shares are parts of its excess, duration − median; what they do not add up to is unknown. The bytes are the
-    culprit's where there is one; where the cause is unknown, of whoever moved the most meanwhile.
+    The shares are parts of its excess over the job's usual iterations and add up to it.
     """
 
-    iteration: int = -1  # -1: none stands out
-    duration_ns: int = 0
-    median_ns: int = 0  # of the recent iterations
+    job: str
+    iteration: int
+    start_ns: int  # of its slowest rank
+    end_ns: int
+    duration_ns: int
+    usual_ns: int  # 0: not known
+    excess_ns: int
     cause: Cause = Cause.UNKNOWN
-    culprit: str = ""  # whose cross traffic; empty: there was none, or it was not to blame
-    culprit_bytes: int = 0  # payload
-    direction: Direction = Direction.RX  # of it, as the host sees it
-    host: str = ""  # where it was, or the straggler is
-    rank: int = -1  # there
-    transfer_ns: int = 0  # that all ranks waited longer for gradients
-    late_ns: int = 0  # that a straggler came late
-    pause_ns: int = 0  # that all ranks spent longer on something else
-    told: bool = True  # whether it is known how long each rank waited
+    culprit: str = ""  # whose bytes; of a rank that came late, its name; empty: nobody's, or not known
+    host: str = ""  # where
+    interface: str = ""
+    direction: Direction = Direction.RX  # of that interface; without one it says nothing
+    rank: int = -1  # that came late, or whose link it was
+    bytes: int = 0  # payload of the culprit on that link during the iteration
+    compute_ns: int = 0  # a job of one rank computed longer
+    late_ns: int = 0  # a rank came late, or stopped in the midst of a transfer, and the others waited for it
+    transfer_ns: int = 0  # there was more to transfer
+    cross_ns: int = 0  # the transfer was held up by traffic that is no training
+    other_job_ns: int = 0  # by another job's
+    loss_ns: int = 0  # by packets that were dropped, with nobody else on the link
+    slow_link_ns: int = 0  # by a link that gave less, with nobody else on it
+    host_ns: int = 0  # by the host itself
+    pause_ns: int = 0  # all ranks did something else, or stopped
+    unknown_ns: int = 0
+    error_ns: int = 0  # of the shares: the usual iterations' spread and the clocks' bounds
+    counterfactual_ns: int = -1  # without the culprit's bytes; −1: nobody's bytes held it up
+    counterfactual_low_ns: int = -1
+    counterfactual_high_ns: int = -1
+    confidence: float = 0.0  # 0 to 1
+    second_cause: Cause = Cause.UNKNOWN  # UNKNOWN: there is none
+    second_culprit: str = ""
+    told_ns: int = 0  # when
+    relative: bool = False  # its number is counted since somebody looked
+
+    @property
+    def network(self) -> bool:
+        """Whether the network or its users are to blame."""
+        return self.cause in (Cause.CROSS, Cause.OTHER_JOB, Cause.LOSS, Cause.SLOW_LINK)
 
 
 @dataclass(frozen=True)
@@ -124,7 +155,7 @@ class JobView:
     ranks: tuple[RankView, ...]
     pattern: str = ""  # "ring", "tree", "star", "clique", "hierarchical"; empty: not known
     scores: tuple[SourceScore, ...] = ()
-    slowest: SlowIteration = SlowIteration()
+    verdicts: tuple[Verdict, ...] = ()  # on the last iterations that stood out, newest first
     known_ranks: int = 0  # of which `ranks` are some; 0: it is all of them
     shared_ranks: int = 0  # of those, whose node was DL-shared in their last iteration
 

@@ -10,7 +10,8 @@ import numpy.typing as npt
 from collector.host.tables import Classified
 from collector.host.window import Output
 from netmon.columnar import Columns
-from netmon.records import ClockExchange, Flow, Mark, NicSample
+from netmon.mark_runs import MarkRun
+from netmon.records import ClockExchange, Flow, NicSample
 from netmon.wire.many import ManyBatches
 
 _Places = npt.NDArray[np.int64]
@@ -36,7 +37,7 @@ class Batches:
     sequences: Sequence[int]  # of each batch
     settled: Settled
     flows: dict[int, list[Flow]] = field(default_factory=dict)  # these four by batch
-    marks: dict[int, list[Mark]] = field(default_factory=dict)
+    marks: dict[int, Sequence[MarkRun]] = field(default_factory=dict)
     exchanges: dict[int, list[ClockExchange]] = field(default_factory=dict)
     nic: dict[int, list[NicSample]] = field(default_factory=dict)
 
@@ -60,8 +61,11 @@ class Batches:
 
     def fail(self, batch: int, error: Exception) -> None:
         """The stage fails at it: nothing of its session is what it should be."""
-        place = int(self.place[batch])
-        self.settled.failed.setdefault(place, (self.sequences[batch], error))
+        self.fail_session(int(self.place[batch]), error, self.sequences[batch])
+
+    def fail_session(self, place: int, error: Exception, sequence: int = 0) -> None:
+        """The stage fails at it; sequence: at which batch."""
+        self.settled.failed.setdefault(place, (sequence, error))
         self.good[self.place == place] = False
 
 

@@ -23,6 +23,7 @@ from netmon.dl.account import Asked, HostAccount, Tally
 from netmon.dl.classify import NS_PER_S
 from netmon.dl.iterations import Iteration
 from netmon.dl.numbering import Trust
+from netmon.mark_runs import MarkRun, mark_runs, marks_of
 from netmon.records import (
     AgentCost,
     ClockExchange,
@@ -62,7 +63,7 @@ class News(NamedTuple):
 
     sequence: int
     horizon_ns: int
-    marks: Sequence[Mark] = ()
+    marks: Sequence[MarkRun] = ()
     nic: Sequence[NicSample] = ()
 
 
@@ -91,7 +92,7 @@ class HostWindow:
         self.onsets = Onsets()
         account = HostAccount(tables.accounts, self.place, self.window_ns)
         holder = Holder(hello.host, hello.session, 0)
-        self.ranks = Ranks(holder, account, tables.settings.parameters, tables.numbers, tables.claims)
+        self.ranks = Ranks(self.place, holder, account, tables.settings.parameters, tables.rank_log)
         self._complete = resume.complete_sequence
         self._arrivals: deque[_Arrival] = deque()
         self._carried: deque[Table] = deque(maxlen=_MOST_CARRIED)
@@ -118,7 +119,7 @@ class HostWindow:
             self.describe(flow)
         for mark in hello.marks:
             if mark.moment == Moment.JOIN:
-                self.ranks.hear([mark], self.settled_ns)
+                self.ranks.hear(mark_runs([mark]), self.settled_ns)
 
     @property
     def _row(self) -> Table:
@@ -157,26 +158,29 @@ class HostWindow:
             self.ranks.odd.warn(f"rows of {self.hello.host} move by {by}: its clock has jumped, or is only now known")
 
     def align_ranks(self) -> None:
-        """Find the common numbers of the ranks."""
+        """Ask for the common numbers of the ranks."""
         self.ranks.align(self.ranks.offset_ns, self.alignment.error_ns)
 
     def use_map(self) -> None:
         """The clock is mapped anew."""
         self._tables.places.use_map(self.place, self.alignment.map)
 
-    def mark(self, news: News) -> list[Mark]:
+    def mark(self, news: News) -> Sequence[MarkRun]:
         """Take in a batch's marks; returns those that count for it."""
+        runs, latest_ns, settled_ns = news.marks, news.horizon_ns + FURTHEST_NS, self.settled_ns
         # A mark's time is what a training process says: one from the future is left out, the batch is not to blame.
-        marks = [mark for mark in news.marks if mark.time_ns <= news.horizon_ns + FURTHEST_NS]
-        self.ranks.odd.unusable[DISTANT] += len(news.marks) - len(marks)
-        settled_ns = self.settled_ns
-        self.ranks.hear(marks, settled_ns)
+        if any(max(run.times_ns) > latest_ns for run in runs):
+            marks = marks_of(runs)
+            runs = mark_runs(mark for mark in marks if mark.time_ns <= latest_ns)
+            self.ranks.odd.unusable[DISTANT] += len(marks) - sum(len(run.times_ns) for run in runs)
+        self.ranks.hear(runs, settled_ns)
         # The introduction tells of the step that is under way, which may be later than batches that are sent again.
         if self._introduced:
             due = [mark for mark in self._introduced if mark.time_ns <= news.horizon_ns]
             self._introduced = [mark for mark in self._introduced if mark.time_ns > news.horizon_ns]
-            self.ranks.hear((mark for mark in due if mark not in marks), settled_ns)
-        return marks
+            known = set(marks_of(runs))
+            self.ranks.hear(mark_runs(mark for mark in due if mark not in known), settled_ns)
+        return runs
 
     @property
     def introduced(self) -> bool:
@@ -208,7 +212,7 @@ class HostWindow:
     def infer(self) -> None:
         """Take in what the traffic has told."""
         marks, self._inferred = self._inferred, []
-        self.ranks.hear(marks, self.settled_ns)
+        self.ranks.hear(mark_runs(marks), self.settled_ns)
 
     def arrive(self, arrivals: Iterable[tuple[int, int, int]], rows: Columns) -> None:
         """Batches have come: number, last row and latest time of each; and their rows, of ARRIVED."""

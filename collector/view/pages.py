@@ -3,7 +3,7 @@
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import TypeVar
 
 import numpy as np
@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from collector.view.frozen import Frozen
 from collector.view.job_views import JobFacts, Jobs
-from collector.view.series import COLUMNS, INTERVAL_NS
+from collector.view.series import INTERVAL_NS
 from collector.view.state import CLOCK_SOURCES, FlowFacts, HostState, LinkName
 from netmon.dl.classify import NS_PER_S
 from netmon.marks import printable
@@ -21,6 +21,8 @@ from netmon.views import FlowView, HostView, JobView, LinkView, Page, RankView, 
 MOST_WARNINGS = 32
 LONGEST_WARNING = 400  # characters; a message carries 1,024
 _BPS = 8.0 * NS_PER_S / INTERVAL_NS
+_OF_COST = tuple(field.name for field in fields(AgentCost))
+_OF_HOST = "clock_offset_ns", "clock_skew_ppm", "bucket_ns", "stream_ns"  # the last ones of HostView
 
 Places = npt.NDArray[np.intp]
 T = TypeVar("T", Places, Sequence[JobFacts])
@@ -38,7 +40,7 @@ def page(frozen: Frozen, asked: Selection, state: HostState, jobs: Jobs) -> Snap
         time_ns=frozen.time_ns,
         share_threshold=frozen.share_threshold,
         share_window_ns=frozen.share_window_ns,
-        hosts=tuple(_host(frozen, number) for number in _shown_hosts(frozen, asked, hosts, links)),
+        hosts=_host_views(frozen, _shown_hosts(frozen, asked, hosts, links)),
         links=_link_views(frozen, links),
         jobs=tuple(_limited(job, asked.most_ranks) for job in jobs.views(job.job for job in shown_jobs)),
         flows=_flow_views(frozen, hosts, asked.flows, state.flow_facts),
@@ -101,21 +103,25 @@ def _shown_hosts(frozen: Frozen, asked: Selection, hosts: Places | None, links: 
     return sorted(matching.tolist(), key=lambda number: frozen.host_names[number])
 
 
-def _host(frozen: Frozen, number: int) -> HostView:
-    host = dict(zip(frozen.hosts.dtype.names or (), frozen.hosts[number].item(), strict=True))
-    cost = AgentCost(host["cpu_fraction"], host["rss_bytes"], host["spool_bytes"], host["warnings"])
-    return HostView(
-        *(frozen.host_names[number], host["connected"], int(frozen.age_ns[number]), host["clock_error_ns"], cost),
-        clock_source=CLOCK_SOURCES[host["clock_source"]],
-        clock_offset_ns=host["clock_offset_ns"],
-        clock_skew_ppm=host["clock_skew_ppm"],
-        bucket_ns=host["bucket_ns"],
-        stream_ns=host["stream_ns"],
+def _host_views(frozen: Frozen, numbers: list[int]) -> tuple[HostView, ...]:
+    hosts = frozen.hosts[numbers]
+    cost = map(AgentCost, *(hosts[name].tolist() for name in _OF_COST))
+    return tuple(
+        map(
+            HostView,
+            [frozen.host_names[number] for number in numbers],
+            hosts["connected"].tolist(),
+            frozen.age_ns[numbers].tolist(),
+            hosts["clock_error_ns"].tolist(),
+            cost,
+            [CLOCK_SOURCES[source] for source in hosts["clock_source"].tolist()],
+            *(hosts[name].tolist() for name in _OF_HOST),
+        )
     )
 
 
 def _link_views(frozen: Frozen, links: Places) -> tuple[LinkView, ...]:
-    rates = frozen.series.last(links, COLUMNS) * _BPS
+    rates = frozen.series.sums[links] * _BPS
     unknown = frozen.unknown_columns[links]
     for place in np.flatnonzero(unknown).tolist():
         rates[place, : unknown[place]] = np.nan

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from netmon.commands.lab_load import add_load_commands
-from netmon.commands.lab_options import add_run_options, add_sweep_options, run_spec, sweep_spec
+from netmon.commands.lab_options import INJECTIONS, add_run_options, add_sweep_options, run_spec, sweep_spec
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -46,7 +46,10 @@ _DEMO_DATA = Path("out/demo")
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the subcommands."""
     commands = parser.add_subparsers(required=True, metavar="WHAT")
-    run_parser = commands.add_parser("run", help="one run of a training job, watched")
+    raw = argparse.RawDescriptionHelpFormatter
+    run_parser = commands.add_parser(
+        "run", help="one run of a training job, watched", epilog=INJECTIONS, formatter_class=raw
+    )
     run_parser.add_argument("--data", type=Path, required=True, metavar="DIR", help="where the dataset goes")
     add_run_options(run_parser, iterations=50)
     run_parser.set_defaults(lab=_run)

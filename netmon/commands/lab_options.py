@@ -15,6 +15,22 @@ if TYPE_CHECKING:
     from netmon.lab.spec import RunSpec
     from netmon.lab.sweep import SweepSpec
 
+INJECTIONS = """\
+--inject KIND:name=value,… does something to the training, then undoes it; DATA/lab/injections.json says what and when.
+All take at=ITERATION, the moment in finished iterations (20.5: half a usual iteration after the 20th), and for=TIME;
+some a strength=:
+  cross        from=HOST,to=HOST[,profile=iperf]   other traffic; strength: its load, a share of the rate
+  job          hosts=A+B[,params=4e6]              another training job
+  stop         rank=R                              one rank stands still (SIGSTOP)
+  stop-all                                         all ranks do
+  evaluate, checkpoint                             all ranks pause after a step, as their script has it
+  slow-link    host=H[,direction=tx]               the link's shaper is slowed; strength: the share of its rate
+  loss         host=H[,direction=tx]               the switch drops super-packets; strength: the share of them
+  small-queue  host=H                              of the switch's port to a host; strength: the share of its bytes
+  hog          rank=R                              busy loops on the one CPU that it is left; strength: how many
+  quota        rank=R                              the kernel throttles the rank; strength: the cores that are left
+  nothing                                          a moment to compare with
+"""
 _SHARE = "of the link's rate, as payload"
 
 
@@ -67,6 +83,13 @@ def add_run_options(parser: argparse.ArgumentParser, iterations: int) -> None:
     )
     cross.add_argument("--cross-file", type=Path, metavar="FILE", help="the flows of a load file instead")
     cross.add_argument("--cross-after", type=float, default=0.5, metavar="SHARE", help="of the iterations (0.5)")
+    cross.add_argument(
+        "--inject",
+        action="append",
+        default=[],
+        metavar="KIND:…",
+        help="something that slows an iteration, such as stop:rank=1,at=20.5,for=300ms; repeatable; see below",
+    )
     _add_watch_options(parser)
     parser.add_argument(
         "--bus", action="store_true", help="by three NATS servers and two workers instead of one collector"
@@ -92,6 +115,8 @@ def add_sweep_options(parser: argparse.ArgumentParser) -> None:
 
 def run_spec(args: argparse.Namespace, overwrite: bool) -> RunSpec:
     """The run that the options describe. Raises UsageError."""
+    from netmon.lab.injections.spec import injection
+
     spec = _base(args, overwrite)
     spec = replace(
         spec,
@@ -103,6 +128,7 @@ def run_spec(args: argparse.Namespace, overwrite: bool) -> RunSpec:
         cross_profile="file" if args.cross_file else args.cross_profile,
         cross_file=args.cross_file.resolve() if args.cross_file else None,
         cross_after=args.cross_after,
+        injections=tuple(injection(text) for text in args.inject),
     )
     if args.model and args.params:
         raise UsageError("--model says how many parameters there are; leave --params out")

@@ -103,15 +103,13 @@ def _store(replay: "Replay", directory: Path) -> None:
     from collector.dataset.resume import Resume
     from collector.dataset.sink import ParquetSink
     from collector.host.incoming import gather
-    from collector.host.stage import HostStage
     from collector.host.unstored import flush_tables
-    from collector.jobs.common_numbers import Numbers
-    from collector.jobs.rank_claims import Claims
-    from collector.jobs.remote_ends import Peers
     from collector.settings import Settings
+    from collector.stages import Stages
 
     sink = ParquetSink(directory)
-    stage = HostStage(Settings(), Peers(), Numbers(), Claims())
+    stages = Stages(Settings())
+    stage = stages.hosts
     place = stage.open(replay.hello, Resume())
     session, unstored = stage.session(place), stage.tables.unstored
 
@@ -129,11 +127,11 @@ def _store(replay: "Replay", directory: Path) -> None:
     progress = _Progress(replay)
     with closing(sink):
         for batch in replay.batches():
-            stage.take([place], gather([batch]))
+            stages.take([place], gather([batch]))
             if unstored.nbytes > _PENDING_BYTES:
                 flush()
             progress.step()
-        stage.settle_all([place], leaving=True)
+        stages.settle_all([place], leaving=True)
         flush()
 
 

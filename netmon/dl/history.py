@@ -2,7 +2,7 @@
 """What has settled on each host lately, kept so that any span of one host can be asked for."""
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -148,9 +148,24 @@ class PayloadHistory:
         if time_ns < added_until_ns:
             return False
         cuts.insert(place, time_ns)
+        self._tidy_cuts(host, cuts)
+        return True
+
+    def cut_all(self, host: int, times_ns: Sequence[int]) -> None:
+        """As `cut` at several times from which on no row has been added."""
+        cuts = self._cuts.setdefault(host, [])
+        for time_ns in times_ns:
+            if not cuts or time_ns > cuts[-1]:
+                cuts.append(time_ns)
+            else:
+                place = bisect_left(cuts, time_ns)
+                if cuts[place] != time_ns:
+                    cuts.insert(place, time_ns)
+        self._tidy_cuts(host, cuts)
+
+    def _tidy_cuts(self, host: int, cuts: list[int]) -> None:
         if len(cuts) > _MOST_CUTS and host < len(self._since):
             del cuts[: max(0, bisect_right(cuts, int(self._since[host])) - 1)]
-        return True
 
     def add(
         self, host: _Numbers, time_ns: _Numbers, key: _Numbers, payload_bytes: _Numbers, until_ns: _Numbers

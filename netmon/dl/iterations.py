@@ -5,12 +5,12 @@ from array import array
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from netmon.dl.beats import Beat, Events, best_shifts
 from netmon.dl.numbering import EVIDENCE, Trust
 from netmon.dl.scoring import score
-from netmon.dl.source import Bounds, SourceMarks
+from netmon.dl.source import Bound, Bounds, SourceMarks
+from netmon.mark_runs import MarkRun
 from netmon.records import Mark, Moment, Source
 from netmon.views import SourceScore
 
@@ -20,6 +20,7 @@ _BY_ENDS = (Source.TIMELINE, Source.INFERRED)  # they know better when a communi
 _SILENT_AFTER = 3  # iterations that another source has seen since a source's last word
 
 _ABOUT_PROCESSES = (Moment.JOIN, Moment.LEAVE)
+_MOMENTS = {int(moment): moment for moment in Moment}
 
 
 class Iteration(NamedTuple):
@@ -81,7 +82,7 @@ class IterationTracker:
         self._shifts: dict[Source, int] = {}
         self._relative: dict[Source, bool] = {}
         self._spans = array("q")  # start, end and number of each iteration, ascending, not yet forgotten
-        self._opened: Mark | None = None  # start of the iteration that has begun and not ended, if that is known
+        self._opened: Bound | None = None  # start of the iteration that has begun and not ended, if that is known
         self._knows_opened = False
         self._unsure = False  # something has changed by which another source may have to decide
 
@@ -92,26 +93,52 @@ class IterationTracker:
 
     def add(self, mark: Mark) -> None:
         """Take in a mark of this rank."""
-        source = mark.source
-        if source != Source.INFERRED or not self.size:
-            self.size = mark.size or self.size
-        self.parameters = mark.parameters or self.parameters
-        if mark.moment in _ABOUT_PROCESSES:
-            return
+        self._learn(mark)
+        if mark.moment not in _ABOUT_PROCESSES:
+            self._take(self._marks_of(mark.source), mark, mark.moment, mark.iteration, mark.time_ns, mark.error_ns)
+
+    def add_run(self, run: MarkRun) -> tuple[list[Iteration], list[int]]:
+        """As `add` of marks of steps, and `finished` after each: iterations that have ended, times of marks of use."""
+        self._learn(run)
+        marks = self._marks_of(run.source)
+        ended, used = list[Iteration](), list[int]()
+        for moment, number, time_ns, error_ns in zip(
+            run.moments, run.iterations, run.times_ns, run.errors_ns, strict=True
+        ):
+            if self._take(marks, run, moment, number, time_ns, error_ns):
+                used.append(time_ns)
+            if self.ending:
+                ended += self.finished()
+        return ended, used
+
+    def _learn(self, told: Mark | MarkRun) -> None:
+        if told.source != Source.INFERRED or not self.size:
+            self.size = told.size or self.size
+        self.parameters = told.parameters or self.parameters
+
+    def _marks_of(self, source: Source) -> SourceMarks:
         marks = self._sources.get(source)
         if marks is None:
             marks = self._sources[source] = SourceMarks(by_ends=source in _BY_ENDS)
-        before = marks.begun, marks.left
-        if not marks.add(mark):
+        return marks
+
+    def _take(
+        self, marks: SourceMarks, told: Mark | MarkRun, moment: int, number: int, time_ns: int, error_ns: int
+    ) -> bool:
+        source, begun, left = told.source, marks.begun, marks.left
+        if not marks.add(moment, number, time_ns, error_ns):
             self.unusable += source != Source.INFERRED  # those nobody has sent
-            return
+            return False
         self._knows_opened = False
-        self.ending |= bool(marks.touched)
-        self._relative[source] = mark.relative
-        if source in self._silent or before != (marks.begun, marks.left):
+        if marks.touched:
+            self.ending = True
+        self._relative[source] = told.relative
+        if begun != marks.begun or left != marks.left or source in self._silent:
             self._silent.discard(source)
             self._unsure = True
-        self._choose()
+        if self._unsure:
+            self._choose()
+        return True
 
     def join(self, source: Source) -> None:
         """The source looks at this rank from now on; one that had left counts anew."""
@@ -144,27 +171,28 @@ class IterationTracker:
 
     def _decided(self) -> list[Iteration]:
         iterations: list[Iteration] = []
-        waiting = self._waiting.pop(self.source, None) if self.source is not None else None
-        if waiting:
-            iterations = [found for start, end in waiting if (found := self._iteration(start, end))]
+        source = self.source
+        if source is not None and source in self._waiting:
+            waiting = self._waiting.pop(source)
+            iterations = [found for bounds in waiting if (found := self._iteration(source, *bounds))]
         for source, others in self._waiting.items():
             self._waiting[source] = [one for one in others if one[0].time_ns >= self.finished_ns][-_MOST_WAITING:]
         return iterations
 
-    def _iteration(self, start: Mark, end: Mark) -> Iteration | None:
+    def _iteration(self, source: Source, start: Bound, end: Bound) -> Iteration | None:
         if not self.finished_ns <= start.time_ns < end.time_ns:
-            self.unusable += 2 * (start.source == self._told_by)  # else a better source has told of this time
+            self.unusable += 2 * (source == self._told_by)  # else a better source has told of this time
             return None
-        number = start.iteration + self._shifts.get(start.source, 0)
+        number = start.number + self._shifts.get(source, 0)
         if number <= self.last_number:  # it cannot be an earlier one again
-            self._shifts[start.source] = self.last_number + 1 - start.iteration
+            self._shifts[source] = self.last_number + 1 - start.number
             number = self.last_number + 1
-        self.finished_ns, self.last_number, self._told_by = end.time_ns, number, start.source
+        self.finished_ns, self.last_number, self._told_by = end.time_ns, number, source
         self._spans.extend((start.time_ns, end.time_ns, number))
-        error = max(start.error_ns, end.error_ns)
         return Iteration(
-            *(self.job, self.rank, self.size, number, start.time_ns, end.time_ns, start.moment, end.moment),
-            *(start.source, error, self.trust == Trust.RELATIVE, self.parameters),
+            *(self.job, self.rank, self.size, number, start.time_ns, end.time_ns),
+            *(_MOMENTS[start.moment], _MOMENTS[end.moment], source, max(start.error_ns, end.error_ns)),
+            *(self.trust == Trust.RELATIVE, self.parameters),
         )
 
     def _choose(self) -> bool:
@@ -237,6 +265,9 @@ class IterationTracker:
 
         What traffic alone tells is coarser than a boundary's error bound says, so it counts only where it decides.
         """
+        if len(self._sources) == 1 and self.source in self._sources:
+            told_by = self._sources[self.source].communication(start_ns, end_ns)
+            return told_by[0] or 0, told_by[1] or 0, told_by[2] or 0
         sources = [s for s in sorted(self._sources) if s != Source.INFERRED or s == self.source]
         told = zip(*(self._sources[source].communication(start_ns, end_ns) for source in sources), strict=True)
         first, last, wait = (
@@ -249,24 +280,26 @@ class IterationTracker:
         start = self._open()
         return start.time_ns if start else None
 
-    def spans(self) -> npt.NDArray[np.int64]:
-        """Start, end and number (n, 3) of the iterations that are not forgotten; the open one ends at the largest."""
+    def spans(self) -> "array[int]":
+        """Start, end, number, start, … of the iterations that are not forgotten; the open one ends at the largest."""
         spans, start = self._spans[:], self._open()
         if start is not None:
-            number = max(start.iteration + self._shifts.get(start.source, 0), self.last_number + 1)
+            shift = self._shifts.get(self.source, 0) if self.source is not None else 0
+            number = max(start.number + shift, self.last_number + 1)
             spans.extend((start.time_ns, _NEVER, number))
-        return np.frombuffer(spans, np.int64).reshape(-1, 3)
+        return spans
 
     def forget(self, before_ns: int) -> None:
         """Drop what concerns only the time before before_ns."""
-        over = 0
-        while over < len(self._spans) and self._spans[over + 1] <= before_ns:
+        spans, over = self._spans, 0
+        while over < len(spans) and spans[over + 1] <= before_ns:
             over += 3
-        del self._spans[:over]
+        if over:
+            del spans[:over]
         for marks in self._sources.values():
             marks.forget(before_ns)
 
-    def _open(self) -> Mark | None:
+    def _open(self) -> Bound | None:
         if not self._knows_opened:
             marks = self._sources.get(self.source) if self.source is not None else None
             self._opened, self._knows_opened = marks.open(self.finished_ns) if marks else None, True

@@ -2,21 +2,38 @@
 """What one source tells about one rank: its marks, and which of them bound a step."""
 
 from array import array
-from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 
 from netmon.dl.beats import Beat, Events
-from netmon.records import Mark, Moment
+from netmon.records import Moment
 
 _MOST_OPEN = 1_000  # iterations of which only some marks are known
+_SOME = 16
 _RECENT = 200  # marks of a moment that are kept for comparisons
-_SETTLING = (Moment.STEP_START, Moment.FIRST_ENQUEUE)
-FIRST_ENQUEUE, FIRST_WAIT, LAST_WAIT = Moment.FIRST_ENQUEUE, Moment.FIRST_WAIT, Moment.LAST_WAIT
-_OF_STEPS = (Moment.STEP_START, Moment.STEP_END)
-_KEPT = frozenset((*_SETTLING, Moment.FIRST_WAIT, Moment.LAST_WAIT, Moment.STEP_END))
+# Plain numbers: an enum's own cost more to look up, and there is one for every mark.
+_STEP_START, _STEP_END = int(Moment.STEP_START), int(Moment.STEP_END)
+_FIRST_ENQUEUE, _FIRST_WAIT, _LAST_WAIT = int(Moment.FIRST_ENQUEUE), int(Moment.FIRST_WAIT), int(Moment.LAST_WAIT)
+_KEPT = (_STEP_START, _FIRST_ENQUEUE, _FIRST_WAIT, _LAST_WAIT, _STEP_END)
+_MOMENTS = max(Moment) + 1
+_NONE = -(1 << 63)  # no mark
+_ERROR = _MOMENTS  # where the errors begin
+_NEWEST = 2 * _MOMENTS
+_EMPTY = [_NONE] * _MOMENTS + [0] * _MOMENTS + [_NONE]
+"""What is known of an iteration: times by moment, errors by moment, and the latest time."""
 
-Bounds = tuple[Mark, Mark]
+
+class Bound(NamedTuple):
+    """A mark that begins or ends an iteration."""
+
+    number: int  # of the iteration
+    moment: int  # a Moment
+    time_ns: int
+    error_ns: int
+
+
+Bounds = tuple[Bound, Bound]
 """The marks that begin and end an iteration."""
 
 
@@ -66,45 +83,51 @@ class SourceMarks:
         self.newest_ns = -1
         self.done = -1  # last number that can no longer become an iteration
         self._steps = False  # it marks steps, not only the communication
-        self._marks: dict[int, dict[Moment, Mark]] = {}
-        self._recent = {moment: _Recent() for moment in _KEPT}
+        self._marks: dict[int, list[int]] = {}  # by number, as _EMPTY
+        self._recent: list[_Recent | None] = [_Recent() if moment in _KEPT else None for moment in range(_MOMENTS)]
+        self._many = _SOME  # marks of so many iterations are looked through for those that are not needed
         self.touched: set[int] = set()  # iterations that a mark may have ended since `finished` was asked
 
-    def add(self, mark: Mark) -> bool:
+    def add(self, moment: int, number: int, time_ns: int, error_ns: int) -> bool:
         """Take in a mark; False where it repeats one, comes after its iteration, or bounds nothing."""
-        moment, number = mark.moment, mark.iteration
-        if moment not in _KEPT:
+        recent = self._recent[moment]
+        if recent is None:
             return False
         # A pause shows later than the iteration's end.
-        if number <= self.done and not (self._by_ends and moment == Moment.STEP_END and number == self.done):
+        if number <= self.done and not (self._by_ends and moment == _STEP_END and number == self.done):
             return False
-        moments = self._marks.get(number)
-        if moments is None:
-            moments = self._marks[number] = {}
-        elif moment in moments:
+        times = self._marks.get(number)
+        if times is None:
+            times = self._marks[number] = _EMPTY.copy()
+        elif times[moment] != _NONE:
             return False
-        moments[moment] = mark
+        times[moment], times[_ERROR + moment] = time_ns, error_ns
+        if time_ns > times[_NEWEST]:
+            times[_NEWEST] = time_ns
         self.left = False
-        self.newest_ns = max(self.newest_ns, mark.time_ns)
-        self._recent[moment].add(number, mark.time_ns)
-        if moment in _SETTLING:
+        if time_ns > self.newest_ns:
+            self.newest_ns = time_ns
+        recent.add(number, time_ns)
+        if moment == _STEP_START:
+            self.begun = self._steps = True
+        elif moment == _FIRST_ENQUEUE:
             self.begun = True
-            self._steps |= moment == Moment.STEP_START
-        self._touch(number, moment)
+        self._touch(number, moment, times)
         if len(self._marks) > _MOST_OPEN:
             del self._marks[min(self._marks)]
         return True
 
-    def _touch(self, number: int, moment: Moment) -> None:
+    def _touch(self, number: int, moment: int, times: list[int]) -> None:
         """A mark may bound its own iteration, and the one that it ends or begins beside it."""
         if self._by_ends:
-            if moment == LAST_WAIT:
+            if moment == _LAST_WAIT:
                 self.touched.update((number, number + 1))
-            elif moment == FIRST_ENQUEUE:
+            elif moment == _FIRST_ENQUEUE:
                 self.touched.add(number)
-        elif moment in _OF_STEPS:
-            self.touched.add(number)
-        elif moment == FIRST_ENQUEUE and not self._steps:
+        elif moment in (_STEP_START, _STEP_END):
+            if times[_STEP_START] != _NONE != times[_STEP_END]:
+                self.touched.add(number)
+        elif moment == _FIRST_ENQUEUE and not self._steps:
             self.touched.update((number - 1, number))
 
     def finished(self) -> list[Bounds]:
@@ -117,72 +140,85 @@ class SourceMarks:
         self.touched.clear()
         found = [bounds for bounds in map(self._bounds, numbers) if bounds]
         if found:
-            self.done = found[-1][0].iteration
+            self.done = found[-1][0].number
         return found
 
-    def open(self, after_ns: int) -> Mark | None:
+    def open(self, after_ns: int) -> Bound | None:
         """The latest beginning, not before after_ns, of which no end is known."""
         if self._by_ends:
             start = self._start_by_ends(self.done + 1)
             return start if start and start.time_ns >= after_ns else None
         beginning, done = self._beginning(), self.done
-        latest = None
-        for number, moments in self._marks.items():
-            if number > done and beginning in moments:
-                start = moments[beginning]
-                if start.time_ns >= after_ns and (latest is None or start.time_ns > latest.time_ns):
-                    latest = start
-        return latest
+        latest, latest_ns = None, after_ns - 1
+        for number, times in self._marks.items():
+            if number > done and times[beginning] > latest_ns:
+                latest, latest_ns = number, times[beginning]
+        return None if latest is None else self._bound(latest, beginning)
 
     def communication(self, start_ns: int, end_ns: int) -> tuple[int | None, int | None, int | None]:
         """First enqueue, last wait and first wait in [start, end]; None: there is none."""
         enqueue = last_wait = first_wait = None
-        for moments in self._marks.values():
-            mark = moments.get(FIRST_ENQUEUE)
-            if mark and start_ns <= mark.time_ns <= end_ns and (enqueue is None or mark.time_ns < enqueue):
-                enqueue = mark.time_ns
-            mark = moments.get(LAST_WAIT)
-            if mark and start_ns <= mark.time_ns <= end_ns and (last_wait is None or mark.time_ns > last_wait):
-                last_wait = mark.time_ns
-            mark = moments.get(FIRST_WAIT)
-            if mark and start_ns <= mark.time_ns <= end_ns and (first_wait is None or mark.time_ns < first_wait):
-                first_wait = mark.time_ns
+        for times in self._marks.values():
+            if times[_NEWEST] < start_ns:
+                continue
+            time_ns = times[_FIRST_ENQUEUE]
+            if start_ns <= time_ns <= end_ns and (enqueue is None or time_ns < enqueue):
+                enqueue = time_ns
+            time_ns = times[_LAST_WAIT]
+            if start_ns <= time_ns <= end_ns and (last_wait is None or time_ns > last_wait):
+                last_wait = time_ns
+            time_ns = times[_FIRST_WAIT]
+            if start_ns <= time_ns <= end_ns and (first_wait is None or time_ns < first_wait):
+                first_wait = time_ns
         return enqueue, last_wait, first_wait
 
     def events(self, beat: Beat, most: int = _RECENT) -> Events:
         """Recent numbers and times of what ends, or begins, its communication (its steps where it tells no more)."""
         for moment in beat.value:
-            if self._recent[moment]:
-                return self._recent[moment].events(most)
+            recent: _Recent | None = self._recent[moment]
+            if recent:
+                return recent.events(most)
         return Events.none()
 
     def forget(self, before_ns: int) -> None:
         """Drop the marks of iterations that are over and concern only the time before before_ns."""
         # The open iteration's start may be old; what has no later mark of its own is not thereby over.
+        if not self._marks:
+            return
         over = self.done + (not self._by_ends)
-        for number in [number for number in self._marks if number < over]:
-            if all(mark.time_ns < before_ns for mark in self._marks[number].values()):
-                del self._marks[number]
+        first, times = next(iter(self._marks.items()))
+        if len(self._marks) < self._many and not (first < over and times[_NEWEST] < before_ns):
+            return  # mostly they come in order: then all others are needed, too
+        gone = [number for number, times in self._marks.items() if number < over and times[_NEWEST] < before_ns]
+        for number in gone:
+            del self._marks[number]
+        self._many = 2 * len(self._marks) + _SOME
 
-    def _beginning(self) -> Moment:
-        return Moment.STEP_START if self._steps else Moment.FIRST_ENQUEUE
+    def _beginning(self) -> int:
+        return _STEP_START if self._steps else _FIRST_ENQUEUE
 
-    def _start_by_ends(self, number: int) -> Mark | None:
-        before = self._marks.get(number - 1, {})
-        if Moment.LAST_WAIT in before and Moment.STEP_END not in before:
-            return replace(before[Moment.LAST_WAIT], iteration=number)
-        return self._marks.get(number, {}).get(Moment.FIRST_ENQUEUE)
+    def _bound(self, number: int, moment: int) -> Bound | None:
+        """A mark of an iteration; None: there is none."""
+        times = self._marks.get(number)
+        if times is None or times[moment] == _NONE:
+            return None
+        return Bound(number, moment, times[moment], times[_ERROR + moment])
+
+    def _start_by_ends(self, number: int) -> Bound | None:
+        before = self._bound(number - 1, _LAST_WAIT)
+        if before and self._marks[number - 1][_STEP_END] == _NONE:
+            return before._replace(number=number)
+        return self._bound(number, _FIRST_ENQUEUE)
 
     def _bounds(self, number: int) -> Bounds | None:
         """Of an iteration that has marks; None: it has not ended."""
-        marks, beginning = self._marks, self._beginning()
-        start = marks[number].get(beginning)
+        beginning = self._beginning()
         if self._by_ends:
-            start, end = self._start_by_ends(number), marks[number].get(Moment.LAST_WAIT)
+            start, end = self._start_by_ends(number), self._bound(number, _LAST_WAIT)
         elif self._steps:
-            end = marks[number].get(Moment.STEP_END)
+            start, end = self._bound(number, beginning), self._bound(number, _STEP_END)
         else:
-            end = marks.get(number + 1, {}).get(beginning)
-            if end is None and self.left and number == max(marks):
-                end = marks[number].get(Moment.LAST_WAIT)
+            start, end = self._bound(number, beginning), self._bound(number + 1, beginning)
+            if end is None and self.left and number == max(self._marks):
+                end = self._bound(number, _LAST_WAIT)
         return (start, end) if start is not None and end is not None else None

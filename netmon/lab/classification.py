@@ -43,9 +43,10 @@ def classification(data: Path, folder: Path | None = None) -> Classification:
     """
     run = json.loads(((folder or data / FOLDER) / "run.json").read_text())
     volumes = _volumes(data, *lasted(run)).merge(_flows(data), on=_FLOW, how="left")
-    ranks = [host["address"] for host in run["hosts"] if host["rank"] is not None]
     is_cross = _is_cross(run, read_cross(data, folder), volumes)
-    training = volumes["src"].isin(ranks) & volumes["dst"].isin(ranks) & ~is_cross
+    training = pd.Series(False, index=volumes.index)
+    for ranks in _addresses_of_jobs(run):
+        training |= volumes["src"].isin(ranks) & volumes["dst"].isin(ranks) & ~is_cross
     told_training = volumes["class"].isin(_DL)
     unclassified = volumes["class"] == _UNCLASSIFIED
     right = (training == told_training) & ~unclassified
@@ -53,6 +54,13 @@ def classification(data: Path, folder: Path | None = None) -> Classification:
     return Classification(
         int(count[right].sum()), int(count[~right & ~unclassified].sum()), int(count[unclassified].sum())
     )
+
+
+def _addresses_of_jobs(run: dict[str, Any]) -> list[list[str]]:
+    """Of the job that was run, and of those that were injected."""
+    address = {host["name"]: host["address"] for host in run["hosts"]}
+    own = [host["address"] for host in run["hosts"] if host["rank"] is not None]
+    return [own, *([address[host] for host in other["hosts"]] for other in run.get("other_jobs", []))]
 
 
 def _volumes(data: Path, since_ns: int, until_ns: int) -> pd.DataFrame:

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from netmon.errors import UnsupportedError
 from netmon.lab import iproute
+from netmon.lab.injections.quota import remove_groups
 
 PREFIX = "netmon-"
 RUNS = Path("/run/netmon-lab")
@@ -72,6 +73,7 @@ def remove(run: str) -> None:
     _end_processes(names)
     for name in names:
         iproute.call(["ip", "netns", "delete", name])
+    remove_groups(run)
     for folder in ETC_NETNS.glob(f"{PREFIX}{run}-*"):
         shutil.rmtree(folder)
     with contextlib.suppress(OSError):  # somebody else's namespaces may have their files there

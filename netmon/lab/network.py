@@ -74,9 +74,8 @@ def network(hosts: int, rate_bps: int) -> Iterator[Network]:
         built = tuple(_host(lease, number) for number in range(hosts))
         congestion_control = _make_namespaces([*(host.namespace for host in built), lease.namespace("switch")])
         _write_names(built)
-        super_packet = _super_packet(rate_bps)
-        _connect(built, lease.namespace("switch"), super_packet)
-        _shape(built, lease.namespace("switch"), rate_bps, super_packet)
+        _connect(built, lease.namespace("switch"), shaping(rate_bps).super_packet)
+        _shape(built, lease.namespace("switch"), rate_bps)
         yield Network(lease, built, rate_bps, congestion_control)
 
 
@@ -112,8 +111,18 @@ def _connect(hosts: tuple[Host, ...], switch: str, super_packet: int) -> None:
     iproute.batch("ip", switch, [f"link set port{number} master br0 up" for number in range(len(hosts))])
 
 
-def _shape(hosts: tuple[Host, ...], switch: str, rate_bps: int, super_packet: int) -> None:
-    """Limit every port's rate with tbf; only the switch may drop.
+@dataclass(frozen=True)
+class Shaping:
+    """How ports of a rate are shaped, in bytes."""
+
+    super_packet: int
+    burst_bytes: int
+    port_limit: int  # of the queue of a switch's port
+    host_limit: str = "256mb"
+
+
+def shaping(rate_bps: int) -> Shaping:
+    """Limits of tbf for a rate; only the switch may drop.
 
     A super-packet has to fit into the bucket, or tbf would cut it up and a host's frames would be counted
     differently before and after its queue. A port of the switch buffers BUFFER_US of its rate, the bucket counted: what
@@ -121,13 +130,18 @@ def _shape(hosts: tuple[Host, ...], switch: str, rate_bps: int, super_packet: in
     before that queue and the interface after it, so a drop between the two would stand in the ledger as bytes
     that never were.
     """
-    bytes_per_ms = rate_bps // 8000
+    super_packet, bytes_per_ms = _super_packet(rate_bps), rate_bps // 8000
     burst = max(2 * super_packet, bytes_per_ms // 2)
-    shaper = f"root tbf rate {rate_bps}bit burst {burst}"
     queue = max(_FEWEST_SUPER_PACKETS * super_packet, bytes_per_ms * BUFFER_US // 1000 - burst)
+    return Shaping(super_packet, burst, queue)
+
+
+def _shape(hosts: tuple[Host, ...], switch: str, rate_bps: int) -> None:
+    shape = shaping(rate_bps)
+    shaper = f"root tbf rate {rate_bps}bit burst {shape.burst_bytes}"
     for host in hosts:
-        iproute.batch("tc", host.namespace, [f"qdisc add dev {INTERFACE} {shaper} limit 256mb"])
-    ports = [f"qdisc add dev port{number} {shaper} limit {queue}" for number in range(len(hosts))]
+        iproute.batch("tc", host.namespace, [f"qdisc add dev {INTERFACE} {shaper} limit {shape.host_limit}"])
+    ports = [f"qdisc add dev port{number} {shaper} limit {shape.port_limit}" for number in range(len(hosts))]
     iproute.batch("tc", switch, ports)
 
 

@@ -8,6 +8,7 @@ run.json      spec (what was asked: ring, pattern, model, size_scale, cross_load
               job, events with both clocks, outcome: "complete", "failed" or "interrupted". Of a single run also
               scores: each source that did not decide against the one that did (netmon.views.SourceScore)
               In a sweep also id, model, profile, level, repetition
+injections.json  where something was injected: a list of what was done when (netmon.lab.injections.injector)
 cross.json    a list: each sender's profile, ports, what it sent and when
 layers.json   parameters of each tensor, as the trainers read them
 rank-R.csv    the moments of every iteration of rank R, in CLOCK_MONOTONIC (trainers/iteration_log.py)
@@ -23,7 +24,7 @@ import json
 import shutil
 import socket
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
@@ -99,6 +100,10 @@ class Record:
     def job(self, job: str) -> None:
         """The name under which the training job appears in the dataset."""
         self._run["job"] = job
+
+    def other_job(self, job: str, hosts: Sequence[str]) -> None:
+        """Another job that trains meanwhile, and where."""
+        self._run.setdefault("other_jobs", []).append({"job": job, "hosts": list(hosts)})
 
     def scores(self, scores: list[dict[str, Any]]) -> None:
         """How the sources of iterations did against each other, as the collector told last."""

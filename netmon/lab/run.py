@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from netmon.errors import LabError
+from netmon.lab.injections.injector import Injector
 from netmon.lab.monitor import Monitor
 from netmon.lab.network import Network, network
 from netmon.lab.process import PRIORITY
@@ -94,8 +95,11 @@ def train(
         crosses = [stack.enter_context(cross) for cross in _cross_traffic(spec, testbed, record.folder / "log")]
         if spec.cross_after == 0:
             _begin(crosses, record)
+        injector = stack.enter_context(Injector(spec, testbed, record))
         training = stack.enter_context(_training(spec, testbed, record, python))
+        stack.enter_context(injector.during(training))
         for done in _iterations(training, spec.patience_seconds):
+            injector.check()
             if not _begun(crosses) and done >= spec.cross_after * spec.iterations:
                 _begin(crosses, record)
             progress(Progress(done, spec.iterations, bool(crosses) and _begun(crosses)))

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from netmon.errors import UsageError
+from netmon.lab.injections.spec import ASKED_OF_THE_TRAINER, Injection, pauses_of
 from netmon.lab.models import workload
 from netmon.lab.traffic.profiles import PROFILES
 from netmon.lab.trainers.layers import layer_sizes
@@ -44,6 +45,7 @@ class RunSpec:
     cross_profile: str = "iperf"
     cross_file: Path | None = None  # of the profile "file": its flows, again and again
     cross_after: float = 0.5  # of the iterations
+    injections: tuple[Injection, ...] = ()
     seed: int = 1
     job: str = ""  # the job's name; "": the trainer's own
     marks: bool = False  # Horovod's script uses netmon.horovod; the lab's own trainer always does
@@ -99,6 +101,11 @@ class RunSpec:
             (self.compute_ns < 0, "a negative compute time"),
             (not 0 <= self.backward_share <= 1, f"a backward share of {self.backward_share:g}; 0 to 1"),
             (self.iterations < 1, "no iterations"),
+            *(wrong for each in self.injections for wrong in each.objections(self.ring, self.hosts, self.iterations)),
+            (
+                self.trainer.startswith("horovod-") and bool(pauses_of(self.injections)),
+                f"no {' or '.join(ASKED_OF_THE_TRAINER)} of --trainer {self.trainer}: only ring, horovod and ddp pause",
+            ),
         ]
 
     @property
@@ -115,4 +122,5 @@ class RunSpec:
     def patience_seconds(self) -> float:
         """How long an iteration may take before the run is given up: generously more than it should."""
         communication = 2 * self.parameters * 32 / self.rate_bps
+        communication /= min((each.share_left for each in self.injections), default=1.0)
         return 60 + 20 * (self.compute_ns / 1e9 + communication)

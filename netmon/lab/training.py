@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 from netmon.errors import LabError
+from netmon.lab.injections.spec import pauses_of
 from netmon.lab.network import INTERFACE, Network
 from netmon.lab.process import PRIORITY, Process
 from netmon.lab.spec import RunSpec
@@ -182,6 +183,8 @@ class Training:
     def _start_rank(self, rank: int, command: list[str], environment: dict[str, str]) -> None:
         host = self._hosts[rank]
         log = ["--iterations", str(self._spec.iterations), "--log", str(self._folder / f"rank-{rank}.csv")]
+        if pauses := pauses_of(self._spec.injections):
+            log += ["--pauses", pauses]
         environment["NETMON_SOCKET"] = str(self._sockets / f"{host.name}.sock")
         name, logs = f"rank-{rank}", self._folder / "log"
         process = Process(name, [*PRIORITY, *command, *log], logs, host=host, environment=environment)

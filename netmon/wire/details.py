@@ -8,8 +8,11 @@ import ipaddress
 import math
 from collections.abc import Iterable
 from functools import lru_cache
+from itertools import groupby
+from operator import attrgetter
 
 from netmon.errors import WireError
+from netmon.mark_runs import MarkRun
 from netmon.marks import MOST_RANKS, printable
 from netmon.records import (
     PROTOCOL_NON_IP,
@@ -187,6 +190,33 @@ def read_mark(message: netmon_pb2.Mark) -> Mark:
         *(job, rank, size, message.pid, iteration, moment, time_ns, source, error_ns),
         *(message.parameters, message.relative),
     )
+
+
+def read_mark_runs(messages: Iterable[netmon_pb2.Mark]) -> list[MarkRun]:
+    """As read_mark of each, in columns of those that are one rank's."""
+    runs = []
+    for _, group in groupby(messages, _WHOSE):
+        own = list(group)
+        first = read_mark(own[0])  # with whatever is wrong about the rank
+        moments, iterations, times_ns, errors_ns = (list(column) for column in zip(*map(_TOLD, own), strict=True))
+        wrong = (
+            *(min(iterations) < 0, min(times_ns) < 0, min(errors_ns) < 0, not _MOMENTS.keys() >= set(moments)),
+            *(max(iterations) > MAX_COUNT, max(times_ns) > MAX_MONO_NS, max(errors_ns) > MAX_SPAN_NS),
+        )
+        if any(wrong):
+            for message in own:
+                read_mark(message)  # raises at the first that it is true of
+        runs.append(
+            MarkRun(
+                *(first.job, first.rank, first.size, first.pid, first.source, first.parameters, first.relative),
+                *(moments, iterations, times_ns, errors_ns),
+            )
+        )
+    return runs
+
+
+_WHOSE = attrgetter("job", "rank", "size", "pid", "source", "parameters", "relative")
+_TOLD = attrgetter("moment", "iteration", "time_ns", "error_ns")
 
 
 def read_exchange(message: netmon_pb2.ClockExchange) -> ClockExchange:

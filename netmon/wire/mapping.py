@@ -96,15 +96,17 @@ def _add(record: Any, target: Any) -> None:
     except (TypeError, ValueError):
         to_message(record, target.add())  # says which field it is
         raise
-    if not plain.are_all:
-        to_message(record, message, given=plain.names)
+    for name, on_wire in plain.others:
+        try:
+            _write(message, on_wire, getattr(record, name))
+        except (TypeError, ValueError) as error:
+            raise WireError(f"cannot send {type(record).__name__}.{name}: {error}") from None
 
 
 class _PlainFields(NamedTuple):
-    names: tuple[str, ...]
     on_wire: tuple[str, ...]
     values: Callable[[Any], tuple[Any, ...]]
-    are_all: bool
+    others: tuple[tuple[str, str], ...]  # fields that are not plain, and their names on the wire
 
 
 _known_plain: dict[type[Any], _PlainFields] = {}
@@ -116,7 +118,8 @@ def _plain_fields(record: type[Any]) -> _PlainFields:
         names = tuple(name for name, field in fields.items() if field.plain)
         on_wire = tuple(fields[name].on_wire for name in names)
         values = attrgetter(*names) if len(names) > 1 else lambda value: tuple(getattr(value, name) for name in names)
-        _known_plain[record] = _PlainFields(names, on_wire, values, len(names) == len(fields))
+        others = tuple((name, field.on_wire) for name, field in fields.items() if not field.plain)
+        _known_plain[record] = _PlainFields(on_wire, values, others)
     return _known_plain[record]
 
 

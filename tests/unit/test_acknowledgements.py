@@ -8,12 +8,9 @@ from collector_stream import MS, Host, S, hello, mark
 
 from collector.dataset.resume import Resume
 from collector.host.incoming import gather
-from collector.host.stage import HostStage
-from collector.jobs.common_numbers import Numbers
-from collector.jobs.rank_claims import Claims
-from collector.jobs.remote_ends import Peers
 from collector.server import flush_pause_s
 from collector.settings import Settings
+from collector.stages import Stages
 from netmon.records import Batch, Direction, Mark, Moment, Source
 
 SETTINGS = Settings()
@@ -22,14 +19,14 @@ SETTLE_BATCHES = SETTINGS.settle_ns // (100 * MS)
 
 def acknowledged_after(batches: list[Batch], told: dict[int, list[Mark]]) -> int:
     """The last batch that may be acknowledged; told: what the traffic tells after which batch."""
-    stage = HostStage(SETTINGS, Peers(), Numbers(), Claims())
-    place = stage.open(hello(), Resume())
-    session = stage.session(place)
+    stage = Stages(SETTINGS)
+    place = stage.hosts.open(hello(), Resume())
+    session = stage.hosts.session(place)
     last = 0
     for batch in batches:
         stage.take([place], gather([batch]))
         if batch.sequence in told:
-            stage.tell(place, told[batch.sequence])
+            stage.hosts.tell(place, told[batch.sequence])
             stage.tick()
         flush = session.flush()
         if flush:

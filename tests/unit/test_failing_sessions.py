@@ -21,11 +21,9 @@ from collector.host.incoming import gather
 from collector.host.session import Session
 from collector.host.stage import HostStage
 from collector.host.unstored import SessionFlush
-from collector.jobs.common_numbers import Numbers
-from collector.jobs.rank_claims import Claims
-from collector.jobs.remote_ends import Peers
 from collector.set_aside import FOLDER, SetAside, read_messages
 from collector.settings import Settings
+from collector.stages import Stages
 from netmon.records import Batch, Hello, Moment
 from netmon.wire.many import ManyBatches
 from netmon.wire.netmon_pb2_grpc import CollectorStub
@@ -332,11 +330,11 @@ def test_the_stage_as_a_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 def test_what_a_session_left_when_it_was_discarded() -> None:
     """Samples whose interval would end later are nobody's."""
-    stage = HostStage(Settings(), Peers(), Numbers(), Claims())
-    places = [stage.open(hello(host=host, session=host), Resume()) for host in ("h0", "h1")]
+    stage = Stages(Settings())
+    places = [stage.hosts.open(hello(host=host, session=host), Resume()) for host in ("h0", "h1")]
     hosts = [Host(), Host()]
     for _ in range(12):
         stage.take(places, gather([host.batch() for host in hosts]))
-    stage.close(places[1])
+    stage.hosts.close(places[1])
     for _ in range(30):
         assert not stage.take(places[:1], gather([hosts[0].batch()])).failed

@@ -71,7 +71,10 @@ def assert_same(many: ManyBatches, messages: list[netmon_pb2.Batch]) -> None:
             *(cost.rss_bytes, cost.spool_bytes, cost.warnings, cost.cpu_fraction),
         )
         assert many.disciplines.get(index, "") == clock.discipline
-    for name in ("flows", "marks", "exchanges", "nic"):
+    assert [(index, mark) for index, run in many.marks for mark in run.marks()] == [
+        (index, mark) for index, batch in batches.items() for mark in batch.marks
+    ]
+    for name in ("flows", "exchanges", "nic"):
         wanted_pairs = [(index, item) for index, batch in batches.items() for item in getattr(batch, name)]
         assert list(getattr(many, name)) == wanted_pairs
     ledger = [(index, *astuple(sample)) for index, batch in batches.items() for sample in batch.ledger]

@@ -5,10 +5,11 @@ import os
 import socket
 from collections.abc import Iterable, Iterator
 
-from netmon.kernel.owners.diag import LISTEN, Found
+from netmon.kernel.owners.diag import Found
 from netmon.kernel.owners.endpoint import Endpoint, address_text
 from netmon.kernel.pace import Pace
 from netmon.kernel.processes import PROC, pids
+from netmon.kernel.sock_diag import LISTEN
 
 _TABLES = {socket.IPPROTO_TCP: ("tcp", "tcp6"), socket.IPPROTO_UDP: ("udp", "udp6")}
 _SOCKET = "socket:["

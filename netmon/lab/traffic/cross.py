@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Cross traffic from one host of a testbed to another, and the truth about it."""
 
+import os
+import signal
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
@@ -25,19 +27,28 @@ class CrossTraffic:
         offer: Offer,
         logs: Path,
         priority: Sequence[str] = (),
+        *,
+        held: bool = False,
     ) -> None:
         """Start the receiver and block until it listens. Nothing is sent before begin().
 
-        priority: a command that starts sender and receiver, such as PRIORITY of netmon.lab.process.
+        held: the sender is started now, where it can wait, so that its start costs no CPU time later. priority: a
+        command that starts sender and receiver, such as PRIORITY of netmon.lab.process.
         """
         self._name, self._source, self._offer, self._logs, self._priority = name, source, offer, logs, priority
         self._profile = PROFILES[profile]
         self._sender: Process | None = None
+        self._begun = False
         command = [*self._priority, *self._profile.receiver(offer)]
         self._receiver = Process(f"{name}-receiver", command, logs, host=target)
         try:
             self._receiver.wait_output(self._profile.listening, 10)
+            if held and self._profile.held:
+                self._sender = self._start(self._profile.held)
+                self._sender.wait_output("held", 30)
         except BaseException:
+            if self._sender:
+                self._sender.end()
             self._receiver.end()
             raise
         self.truth: dict[str, Any] = {
@@ -51,8 +62,8 @@ class CrossTraffic:
 
     @property
     def begun(self) -> bool:
-        """Whether the sender was started."""
-        return self._sender is not None
+        """Whether the sender was told to send."""
+        return self._begun
 
     def begin(self) -> None:
         """Start the sender and block until it sends. Raises LabError.
@@ -60,12 +71,20 @@ class CrossTraffic:
         `started` in the truth is when it began, as it says itself; iperf3 does not, and begins some milliseconds later.
         """
         started = now()
-        command = [*self._priority, *self._profile.sender(self._offer)]
-        self._sender = Process(f"{self._name}-sender", command, self._logs, host=self._source)
+        self._begun = True
+        if self._sender:
+            os.kill(self._sender.pid, signal.SIGUSR1)
+        else:
+            self._sender = self._start()
         self.truth["started"] = started
         if self._profile.sending:
             since = int(self._sender.wait_output(self._profile.sending, 10)[1])
             self.truth["started"] = {"mono_ns": since, "utc_ns": since + started["utc_ns"] - started["mono_ns"]}
+
+    @property
+    def processes(self) -> list[Process]:
+        """Receiver and, once it was started, sender."""
+        return [self._receiver, *([self._sender] if self._sender else [])]
 
     def check(self) -> None:
         """Raise LabError if sender or receiver has ended: neither does by itself."""
@@ -75,7 +94,7 @@ class CrossTraffic:
 
     def stop(self) -> None:
         """Stop the sender, if it was started, and complete the truth with what it sent. Raises LabError."""
-        if not self._sender or "ended" in self.truth:
+        if not self._sender or not self._begun or "ended" in self.truth:
             return
         self._sender.check_running()
         self._sender.end()
@@ -85,6 +104,10 @@ class CrossTraffic:
         except (ValueError, LookupError):
             name, log = self._sender.name, self._sender.log
             raise LabError(f"cannot tell what {name} sent: it ended without its account; see {log}") from None
+
+    def _start(self, options: Sequence[str] = ()) -> Process:
+        command = [*self._priority, *self._profile.sender(self._offer), *options]
+        return Process(f"{self._name}-sender", command, self._logs, host=self._source)
 
     def __enter__(self) -> "CrossTraffic":
         """Nothing: the receiver runs already."""

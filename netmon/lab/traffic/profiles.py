@@ -33,6 +33,7 @@ class Profile:
     sender: Callable[[Offer], list[str]]
     listening: str  # what the receiver prints when it is ready, a regular expression
     account: Callable[[str], dict[str, Any]]  # the sender's output → at least bytes_sent
+    held: tuple[str, ...] = ()  # options with which the sender gets ready and begins at SIGUSR1; (): it cannot
     sending: str = ""  # what the sender prints before its first flow, with the moment (CLOCK_MONOTONIC); "": nothing
 
 
@@ -73,7 +74,8 @@ def _flows_account(output: str) -> dict[str, Any]:
 
 
 def _flows(description: str, sender: Callable[[Offer], list[str]]) -> Profile:
-    return Profile(description, _flows_receiver, sender, "listening", _flows_account, r"sending since (\d+)")
+    sending = r"sending since (\d+)"
+    return Profile(description, _flows_receiver, sender, "listening", _flows_account, ("--hold",), sending)
 
 
 PROFILES = {

@@ -32,6 +32,7 @@ _ZEROS = memoryview(bytes(1 << 18))
 _OPEN_FLOWS = 1000  # at most; later ones wait, and are late
 _LINGER = struct.pack("ii", 1, 10)  # close() returns when the receiver has acknowledged everything, or after 10 s
 _NAP_SECONDS = 0.05  # SIGTERM is noticed this soon
+_HELD_SECONDS = 0.5
 _PR_SET_TIMERSLACK = 29
 
 
@@ -58,6 +59,11 @@ class Sender:
     def stop(self, number: int = 0, frame: FrameType | None = None) -> None:
         """End soon; may be a signal's handler."""
         self._stopped.set()
+
+    @property
+    def stopped(self) -> bool:
+        """Whether it was told to."""
+        return self._stopped.is_set()
 
     def run(self, loads: Iterable[Table], begun: Callable[[int], None] = lambda _: None) -> dict[str, Any]:
         """Replay loads (dtype LOAD, one after the other, in order of time) and return the account; blocks.
@@ -156,12 +162,15 @@ def main() -> None:
     parser.add_argument("--load-bps", type=float, default=800e6)
     parser.add_argument("--rate-bps", type=float, default=1e9)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--hold", action="store_true", help="be ready, and begin at SIGUSR1")
     args = parser.parse_args()
     host, _, port = args.address.rpartition(":")
     sender = Sender((host, int(port)))
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, sender.stop)
     precise_sleeps()
+    if args.hold:
+        _hold(sender)
     if args.file:
         from netmon.lab.traffic.load_file import read_load  # pandas takes a second to import
 
@@ -171,6 +180,15 @@ def main() -> None:
         recipe = Recipe(args.profile, args.load_bps, args.rate_bps, args.seed)
         account = {**sender.run(endless(recipe), _say), "size_scale": recipe.size_scale}
     print(json.dumps(account), flush=True)
+
+
+def _hold(sender: Sender) -> None:
+    """Block until SIGUSR1, or until the sender is stopped."""
+    begin = threading.Event()
+    signal.signal(signal.SIGUSR1, lambda number, frame: begin.set())
+    print("held", flush=True)
+    while not begin.wait(_HELD_SECONDS) and not sender.stopped:
+        pass
 
 
 def _say(begin_ns: int) -> None:

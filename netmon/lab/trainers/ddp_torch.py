@@ -15,6 +15,7 @@ from iteration_log import IterationLog, wait_until  # type: ignore[import-not-fo
 from layers import gradient_times_ns, read_layers  # type: ignore[import-not-found]
 from options import options  # type: ignore[import-not-found]
 from paced_model import build_model, forward, interruptions  # type: ignore[import-not-found]
+from pauses import Pauses  # type: ignore[import-not-found]
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel
 
@@ -85,6 +86,7 @@ def main() -> None:
     model.register_comm_hook(None, moments.hand_over)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
 
+    pauses, metric = Pauses(args.pauses), torch.zeros(1)
     with IterationLog(args.log, rank) as log:
         for iteration in range(args.iterations):
             start = time.monotonic_ns()
@@ -97,6 +99,7 @@ def main() -> None:
             optimizer.step()
             noted = moments.first_enqueue, moments.last_wait, time.monotonic_ns(), moments.interrupted
             log.add(iteration, start, *noted)
+            pauses.keep(iteration + 1, lambda: dist.all_reduce(metric))
     dist.destroy_process_group()
 
 

@@ -13,6 +13,7 @@ from iteration_log import IterationLog, wait_until  # type: ignore[import-not-fo
 from layers import gradient_times_ns, read_layers  # type: ignore[import-not-found]
 from options import options  # type: ignore[import-not-found]
 from paced_model import build_model, forward, interruptions  # type: ignore[import-not-found]
+from pauses import Pauses  # type: ignore[import-not-found]
 
 
 class Moments:
@@ -88,6 +89,7 @@ def main() -> None:
 
         optimizer = watch(optimizer)
 
+    pauses, metric = Pauses(args.pauses), torch.zeros(1)
     with IterationLog(args.log, hvd.rank()) as log:
         for iteration in range(args.iterations):
             start = time.monotonic_ns()
@@ -100,6 +102,7 @@ def main() -> None:
             optimizer.step()
             moments.end()
             log.add(iteration, start, moments.first_enqueue, moments.last_wait, moments.step_end, moments.interrupted)
+            pauses.keep(iteration + 1, lambda: hvd.allreduce(metric, name="metric"))
     hvd.shutdown()
 
 

@@ -24,6 +24,7 @@ from netmon.lab.trainers.iteration_log import IterationLog, wait_until
 from netmon.lab.trainers.layers import gradient_times_ns, read_layers
 from netmon.lab.trainers.mesh import PORT, Floats
 from netmon.lab.trainers.patterns import PATTERNS, Collective
+from netmon.lab.trainers.pauses import Pauses
 
 FUSION_BYTES = 4 << 20
 OVERLAPPED_FUSION_BYTES = 1 << 20  # small enough that a block can be on its way while the next one is computed
@@ -37,7 +38,7 @@ class Gradients:
         self.ends = fused_ends(layers, fusion_bytes, size)
         self.values: Floats = np.empty(self.ends[-1], np.float32)
         self._pattern = (np.arange(self.ends[-1]) % 251).astype(np.float32)
-        self._rank, self._size = rank, size
+        self._rank, self.size = rank, size
         self._layer_ends = list(accumulate(reversed(layers)))
 
     def blocks(self) -> list[Floats]:
@@ -57,7 +58,7 @@ class Gradients:
 
     def check(self, iteration: int) -> None:
         """Raise LabError unless `values` is the sum over all ranks."""
-        expected = self._pattern * (self._size * (self._size + 1) // 2) + self._size * (iteration % 1024)
+        expected = self._pattern * (self.size * (self.size + 1) // 2) + self.size * (iteration % 1024)
         if not np.array_equal(self.values, expected):
             wrong = int(np.argmax(self.values != expected))
             got, wanted = self.values[wrong], expected[wrong]
@@ -77,12 +78,15 @@ class Trainer:
         # A daemon: whoever ends this rank need not wait for peers that will not answer any more.
         threading.Thread(target=self._communicate, name="communication", daemon=True).start()
 
-    def train(self, iterations: int, steps: Steps, log: IterationLog) -> None:
+    def train(self, iterations: int, steps: Steps, log: IterationLog, pauses: Pauses) -> None:
         """Train; blocks."""
+        metric = np.zeros(self._gradients.size, np.float32)
         for iteration in range(iterations):
             with steps.step():
-                moments = self._step(iteration, steps)
-            log.add(iteration, *moments)
+                start, first_enqueue, last_wait, end = self._step(iteration, steps)
+                if pauses.keep(iteration + 1, lambda: self._enqueue(metric).result()):  # the last thing in its step
+                    end = time.monotonic_ns()
+            log.add(iteration, start, first_enqueue, last_wait, end)
 
     def _step(self, iteration: int, steps: Steps) -> tuple[int, int, int, int]:
         start = time.monotonic_ns()
@@ -130,6 +134,7 @@ def main() -> None:
     parser.add_argument("--compute-ns", type=int, required=True)
     parser.add_argument("--backward-share", type=float, default=0.0)
     parser.add_argument("--iterations", type=int, required=True)
+    parser.add_argument("--pauses", default="", help="AFTER:SECONDS:evaluate or checkpoint, comma-separated")
     parser.add_argument("--log", required=True, help="CSV file for the moments of every iteration")
     args = parser.parse_args()
     rank, addresses = int(os.environ["RANK"]), args.addresses.split(",")
@@ -139,7 +144,8 @@ def main() -> None:
         collective = PATTERNS[args.pattern](rank, addresses, args.port)
         gradients = Gradients(layers, rank, len(addresses), fusion_bytes)
         steps = Steps(parameters=sum(layers))
-        Trainer(collective, gradients, args.compute_ns, args.backward_share).train(args.iterations, steps, log)
+        trainer = Trainer(collective, gradients, args.compute_ns, args.backward_share)
+        trainer.train(args.iterations, steps, log, Pauses(args.pauses))
         steps.close()
         collective.close()
 

@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a verdict is judged by: the iterations of one job, and who carried what over its hosts' links, and when."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from netmon.records import Direction, Table
+
+CELL_NS = 250_000
+"""Bytes are told in cells of this width. The cell k is [k·CELL_NS, (k+1)·CELL_NS) of the UTC epoch."""
+
+Numbers = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Steps:
+    """Finished iterations of the ranks of one job, one entry per rank and iteration, in any order; moments in UTC."""
+
+    number: Numbers
+    rank: Numbers
+    start_ns: Numbers
+    end_ns: Numbers
+    comm_start_ns: Numbers  # first gradient handed over; 0: unknown
+    comm_end_ns: Numbers  # last one reduced; 0: unknown
+    exposed_ns: Numbers  # of the communication, in which nothing was computed; −1: unknown
+    error_ns: Numbers  # of either boundary
+    shared: npt.NDArray[np.bool_]  # the host carried foreign traffic meanwhile
+    host: Numbers  # index into hosts
+    hosts: Sequence[str]
+    size: int  # ranks of the job; 0: unknown
+    relative: bool = False  # numbers are counted since somebody looked
+
+
+class Link(NamedTuple):
+    """One direction of an interface of a host."""
+
+    host: str
+    interface: str
+    direction: Direction
+    capacity_bps: int  # 0: unknown
+
+
+class Whose(NamedTuple):
+    """Whose bytes they are."""
+
+    job: str  # empty: not a rank's
+    rank: int
+    peer: int  # rank at the other end; −1: unknown
+    control: bool  # a rank's, and no gradients
+    name: str  # for people: the program, with its container; empty: not known
+
+
+CARRIED = np.dtype([(name, "<i8") for name in ("link", "of", "cell", "wire_bytes", "payload_bytes")])
+"""Bytes of one owner on one link in one cell: link and of are indices."""
+
+
+@dataclass(frozen=True)
+class Carried:
+    """Bytes by link, owner and cell."""
+
+    links: Sequence[Link]
+    whose: Sequence[Whose]
+    rows: Table  # dtype CARRIED, in any order; a link, owner and cell may occur several times
+    clock_error_ns: int = 0  # the largest bound of the hosts' clocks
+
+    def between(self, since_ns: int, until_ns: int) -> Table:
+        """The rows whose cells overlap a time (UTC)."""
+        cell = self.rows["cell"]
+        inside: Table = self.rows[(cell >= since_ns // CELL_NS) & (cell <= (until_ns - 1) // CELL_NS)]
+        return inside
+
+
+def nothing_carried() -> Carried:
+    """Where nobody kept the rows."""
+    return Carried((), (), np.empty(0, CARRIED))
+
+
+def in_cells(
+    link: Numbers, of: Numbers, start_ns: Numbers, width_ns: Numbers, wire: Numbers, payload: Numbers
+) -> Table:
+    """Rows of buckets (start in UTC) as cells, dtype CARRIED. What is wider than a cell is spread evenly over them."""
+    parts = np.maximum(1, width_ns // CELL_NS)
+    row = np.repeat(np.arange(len(link)), parts)
+    step = np.arange(len(row)) - np.repeat(np.cumsum(parts) - parts, parts)
+    cells = np.empty(len(row), CARRIED)
+    cells["link"], cells["of"], cells["cell"] = link[row], of[row], start_ns[row] // CELL_NS + step
+    for name, values in (("wire_bytes", wire), ("payload_bytes", payload)):
+        even, rest = np.divmod(values[row], parts[row])
+        cells[name] = even + (step < rest)
+    return cells

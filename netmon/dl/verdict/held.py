@@ -1,0 +1,174 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What held a transfer up, cell by cell.
+
+The model: alone, the job's gradients move as they usually do, and all of them take `usual_ns`. In a cell of width dt in
+which the share p of the iteration's gradients arrived, the transfer therefore lost dt − usual_ns · p. Summed over the
+transfer that is its length less the usual one, whatever the cells are called, so that the parts always add up. A cell
+is called by what was to be seen in it:
+
+* foreign: beside the job's own bytes a link that still had gradients to carry was full with somebody else's;
+* lost: packets had just been dropped (bytes that left a host and did not arrive), and nobody else was there;
+* stopped: no rank sent anything, and nothing had been dropped that TCP's timer could have waited for;
+* slow: none of these.
+"""
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+import numpy as np
+import numpy.typing as npt
+
+from netmon.dl.verdict.evidence import CELL_NS
+from netmon.dl.verdict.window import Window, around
+
+_MS = 1_000_000 // CELL_NS  # cells
+_FULL = 0.75  # of a link's capacity, over some milliseconds
+_FOREIGN = 0.05  # of it: less does not hold anybody up
+_REACH = 5 * _MS  # a queue that was full delays what follows
+_AFTER_LOSS = 30 * _MS
+_STOPPED = 5 * _MS  # without a byte
+_TIMER_NS = 180_000_000  # TCP's shortest timeout is 200 ms
+_ONE_WINDOW = 6_000  # bytes: what TCP sends first after a timeout
+_LOST_LEAST = 4_500  # bytes
+
+_Floats = npt.NDArray[np.float64]
+
+
+class Held(IntEnum):
+    """What a cell is called."""
+
+    SLOW = 0
+    FOREIGN = 1
+    LOST = 2
+    STOPPED = 3
+
+
+@dataclass(frozen=True)
+class Stop:
+    """A time without a byte."""
+
+    begin: int  # cells
+    end: int
+    rank: int  # that went on first, so that the others had waited for it; −1: several did at once
+
+
+@dataclass(frozen=True)
+class Cells:
+    """What the cells of a transfer, from `begin` on, are called, and what each of them lost (ns)."""
+
+    begin: int
+    kind: npt.NDArray[np.uint8]  # Held
+    lost_ns: _Floats
+    link: npt.NDArray[np.int64]  # of a foreign cell: the link
+    party: npt.NDArray[np.int64]  # of a foreign cell: who carried most there
+    stops: tuple[Stop, ...]
+
+    def sum(self, kind: Held) -> float:
+        """ns; may be below 0."""
+        return float(self.lost_ns[self.kind == kind].sum())
+
+
+def held(seen: Window, since_ns: float, until_ns: float, usual_ns: float, capacity: _Floats) -> Cells:
+    """Call the cells of the transfer [since, until) (UTC), which takes usual_ns by itself.
+
+    capacity: (links,) wire bytes per cell, as far as known, else the most that was ever seen.
+    """
+    begin, end = seen.cell(since_ns), max(seen.cell(until_ns), seen.cell(since_ns) + 1)
+    span = slice(begin, min(end, seen.cells))
+    total = seen.moved.sum()
+    count = span.stop - span.start
+    lost_ns = np.full(count, float(CELL_NS)) - usual_ns * seen.moved[span] / max(total, 1.0)
+    kind = np.zeros(count, np.uint8)
+    contested, link, party = _contested(seen, capacity)
+    dropped = _dropped(seen)
+    after_loss = _spread_forward(dropped > 0, _AFTER_LOSS)
+    kind[after_loss[span]] = Held.LOST
+    kind[contested[span]] = Held.FOREIGN
+    stops = []
+    for first, last in _silences(seen, span):
+        stop = Stop(first, last, _who_went_on(seen, last))
+        inside = slice(first - span.start, last - span.start)
+        waited_for_timer = _is_timeout(seen, dropped, first, last)
+        if not waited_for_timer:
+            kind[inside] = Held.STOPPED
+            stops.append(stop)
+        elif contested[max(0, first - 50 * _MS) : first].any():
+            kind[inside] = Held.FOREIGN
+            near = max(0, first - 50 * _MS) + int(np.flatnonzero(contested[max(0, first - 50 * _MS) : first])[-1])
+            link[first:last], party[first:last] = link[near], party[near]
+        else:
+            kind[inside] = Held.LOST
+    return Cells(span.start, kind, lost_ns, link[span], party[span], tuple(stops))
+
+
+def _contested(
+    seen: Window, capacity: _Floats
+) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """(cells,): whether a link that has gradients to carry is full with others' bytes; which; whose."""
+    nobody = np.full(seen.cells, -1, np.int64)
+    if not len(seen.names):
+        return np.zeros(seen.cells, np.bool_), nobody, nobody.copy()
+    foreign = seen.foreign.sum(axis=0)
+    full = np.zeros(foreign.shape, np.bool_)
+    for reach in (_MS, 5 * _MS):
+        room = capacity[:, None] * (2 * reach + 1)
+        others, everybody = around(foreign, reach), around(foreign + seen.own, reach)
+        full |= (others >= _FOREIGN * room) & (everybody >= _FULL * room)
+    to_come = np.cumsum(seen.own[:, ::-1], axis=1)[:, ::-1] > 0.002 * seen.own.sum(axis=1, keepdims=True)
+    near = around(full.astype(np.float64), _REACH) > 0
+    near &= to_come
+    weight = np.where(near, around(foreign, _REACH) / np.maximum(capacity[:, None], 1.0), 0.0)
+    link = weight.argmax(axis=0)
+    contested = weight.max(axis=0) > 0
+    party = around(seen.foreign, _REACH)[:, link, np.arange(seen.cells)].argmax(axis=0)
+    return contested, np.where(contested, link, -1), np.where(contested, party, -1)
+
+
+def _dropped(seen: Window) -> _Floats:
+    """(cells,): payload that left some host and never arrived, as far as both ends are seen.
+
+    What had left until then less what had arrived is what is lost and what is under way: the least of it from then on
+    is the most that can have been lost.
+    """
+    left, arrived = np.cumsum(seen.sent.sum(axis=0)), np.cumsum(seen.taken.sum(axis=0))
+    both = set(seen.ranks[seen.sent.sum(axis=1) > 0].tolist()) == set(seen.ranks[seen.taken.sum(axis=1) > 0].tolist())
+    if not both or left[-1] - arrived[-1] < _LOST_LEAST:
+        return np.zeros(seen.cells)
+    least = np.minimum.accumulate((left - arrived)[::-1])[::-1]
+    return np.maximum(np.diff(least, prepend=min(least[0], 0.0)), 0.0)
+
+
+def _spread_forward(flags: npt.NDArray[np.bool_], reach: int) -> npt.NDArray[np.bool_]:
+    place = np.where(flags, np.arange(len(flags)), -reach - 1)
+    return np.arange(len(flags)) - np.maximum.accumulate(place) <= reach
+
+
+def _silences(seen: Window, span: slice) -> list[tuple[int, int]]:
+    """Cells [first, last) within the span in which no rank sent or received, of at least 5 ms."""
+    quiet = (seen.sent.sum(axis=0) + seen.taken.sum(axis=0))[span] == 0
+    edge = np.flatnonzero(np.diff(np.concatenate([[False], quiet, [False]]).astype(np.int8)))
+    runs = edge.reshape(-1, 2) + span.start
+    return [(int(a), int(b)) for a, b in runs.tolist() if b - a >= _STOPPED]
+
+
+def _is_timeout(seen: Window, dropped: _Floats, first: int, last: int) -> bool:
+    """Whether TCP may have waited for its timer: something was dropped, and it began again with a packet or two."""
+    if (last - first) * CELL_NS < _TIMER_NS:
+        return False
+    resumed = seen.sent[:, last : last + 2].sum()
+    return bool(dropped[max(0, first - _AFTER_LOSS) : first].sum() >= 1 and resumed <= _ONE_WINDOW)
+
+
+def _who_went_on(seen: Window, last: int) -> int:
+    """The rank that sent first after a silence, if it did so alone; −1: half of them or more did at once.
+
+    In a ring, rank k sends on when it has received what comes before. Where one rank had stopped, all others lack its
+    bytes; where all had, at least every second one has what it needs.
+    """
+    after = seen.sent[:, last : last + 400 * _MS] > 0
+    begins = np.where(after.any(axis=1), after.argmax(axis=1), np.iinfo(np.int64).max)
+    order = np.argsort(begins, kind="stable")
+    if len(begins) < 2 or begins[order[0]] == np.iinfo(np.int64).max:
+        return -1
+    alone = begins[order[1]] - begins[order[0]] > 1 + 2 * seen.clock_cells
+    return int(seen.ranks[order[0]]) if alone else -1

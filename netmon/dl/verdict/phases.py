@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What each rank spent beyond its usual beside the transfer, who came late, and when the transfer was."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from netmon.dl.verdict.evidence import CELL_NS
+from netmon.dl.verdict.usual import Matrix, middle, spread
+from netmon.dl.verdict.window import Window
+
+_CLEAR = 0.1  # of the lateness: clocks that err more are not asked
+
+_Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Phases:
+    """Times in ns; parts are beyond the usual and may be below 0."""
+
+    known: bool = False  # it is known what every rank did beside waiting
+    timed: bool = False  # it is known when the transfer was
+    pause_ns: float = 0.0  # what all ranks did longer beside waiting
+    late: tuple[tuple[int, float], ...] = ()  # (rank, what the slowest rank lost by it)
+    waited_ns: float = 0.0  # by the slowest rank for gradients when everybody was there
+    since_ns: float = 0.0  # of the transfer, UTC: everybody is there
+    until_ns: float = 0.0
+    usual_transfer_ns: float = 0.0
+    error_ns: float = 0.0
+    usual_spans: Mapping[int, tuple[float, float]] = field(default_factory=dict)  # of usual transfers, by row
+
+
+@dataclass(frozen=True)
+class _Moments:
+    """Arrays (iterations, ranks), ns since base, nan: unknown."""
+
+    arrive: _Floats  # the first gradient is handed over
+    done: _Floats  # the last one has been reduced
+    exposed: _Floats  # how long the rank only waited
+
+
+def phases(
+    table: Matrix, row: int, usual: npt.NDArray[np.intp], seen: Window | None, references: Mapping[int, Window]
+) -> Phases:
+    """What the iteration of `row` was like beside its usual ones."""
+    told = _moments(table, row, seen, references)
+    slow = int(np.nanargmax(table.duration[row]))
+    error = float(np.nanmax(table.error[row])) + (2 * CELL_NS * seen.clock_cells if seen else 0.0)
+    found = _transfer(table, row, usual, told, references, error)
+    rest = table.duration - told.exposed
+    more_rest = rest[row] - middle(rest[usual])
+    more_wait = float(told.exposed[row, slow] - middle(told.exposed[usual])[slow])
+    if not np.isfinite(more_rest[slow]) or not np.isfinite(more_wait):
+        return found
+    if len(table.rank) == 1:
+        return replace(found, known=True, pause_ns=float(more_rest[slow]), waited_ns=more_wait)
+    whole = bool(np.isfinite(more_rest).all())
+    pause = max(0.0, float(more_rest.min())) if whole else 0.0
+    late = [(int(table.rank[slow]), float(more_rest[slow]) - pause)]
+    last, apart = _latest(told.arrive, row, usual, slow, more_rest, found.error_ns)
+    # What it did itself made it late, now or at the end of the iteration before; the rest is what that one's transfer
+    # left behind, which did not end everywhere at once.
+    itself = sum(max(0.0, float(more[last] - more[slow])) for more in (more_rest, _more_before(rest, row, usual)))
+    waited_for = float(np.clip(min(apart, itself), 0.0, max(more_wait, 0.0)))
+    if waited_for > 0:
+        late.append((int(table.rank[last]), waited_for))
+    left = max(0.0, apart - waited_for)
+    return replace(
+        found,
+        known=True,
+        pause_ns=pause,
+        late=tuple(late),
+        waited_ns=more_wait - waited_for,
+        since_ns=found.since_ns - left,
+    )
+
+
+def _more_before(rest: _Floats, row: int, usual: npt.NDArray[np.intp]) -> _Floats:
+    """(ranks,): what each rank did longer beside waiting in the iteration before; 0 where that is not known."""
+    if row == 0:
+        return np.zeros(rest.shape[1])
+    return np.asarray(np.nan_to_num(rest[row - 1] - middle(rest[usual])))
+
+
+def _moments(table: Matrix, row: int, seen: Window | None, references: Mapping[int, Window]) -> _Moments:
+    """As the marks tell; what they do not, as the traffic shows it where it is known."""
+    arrive, done, exposed = table.comm_start.copy(), table.comm_end.copy(), table.exposed.copy()
+    windows = dict(references) | ({row: seen} if seen else {})
+    for one, found in windows.items():
+        for column, rank in enumerate(table.rank.tolist()):
+            place = np.flatnonzero(found.ranks == rank)
+            if not len(place) or (np.isfinite(arrive[one, column]) and np.isfinite(done[one, column])):
+                continue
+            begin, end = table.start[one, column], table.end[one, column]
+            base = found.first * CELL_NS - table.base_ns
+            at = base + CELL_NS * np.arange(found.cells)
+            inside = (at + CELL_NS > begin) & (at < end) if np.isfinite(begin) else np.ones(found.cells, np.bool_)
+            sent = np.flatnonzero((found.sent[place[0]] > 0) & inside)
+            both = np.flatnonzero((found.sent[place[0]] + found.taken[place[0]] > 0) & inside)
+            if len(sent) and not np.isfinite(arrive[one, column]):
+                arrive[one, column] = max(at[sent[0]], begin) if np.isfinite(begin) else at[sent[0]]
+            if len(both) and not np.isfinite(done[one, column]):
+                done[one, column] = min(at[both[-1]] + CELL_NS, end) if np.isfinite(end) else at[both[-1]] + CELL_NS
+    unknown = ~np.isfinite(exposed)
+    exposed[unknown] = (done - arrive)[unknown]
+    return _Moments(arrive, done, exposed)
+
+
+def _transfer(
+    table: Matrix,
+    row: int,
+    usual: npt.NDArray[np.intp],
+    told: _Moments,
+    references: Mapping[int, Window],
+    error_ns: float,
+) -> Phases:
+    """When the transfer was and how long it usually is, as far as that is known of every rank."""
+    begin = np.where(np.isfinite(told.arrive).all(axis=1), told.arrive.max(axis=1), np.nan)
+    end = np.fmax.reduce(told.done, axis=1)
+    lengths = (end - begin)[usual]
+    lengths = lengths[np.isfinite(lengths)]
+    error = error_ns + spread(table.slowest[usual]) / max(1.0, float(np.sqrt(len(usual))))
+    if not np.isfinite(begin[row] + end[row]) or not len(lengths) or end[row] <= begin[row]:
+        return Phases(error_ns=error)
+    spans = {
+        one: (table.base_ns + float(begin[one]), table.base_ns + float(end[one]))
+        for one in references
+        if np.isfinite(begin[one] + end[one])
+    }
+    return Phases(
+        timed=True,
+        since_ns=table.base_ns + float(begin[row]),
+        until_ns=table.base_ns + float(end[row]),
+        usual_transfer_ns=float(np.median(lengths)),
+        error_ns=error,
+        usual_spans=spans,
+    )
+
+
+def _latest(
+    arrive: _Floats, row: int, usual: npt.NDArray[np.intp], slow: int, more_rest: _Floats, error_ns: float
+) -> tuple[int, float]:
+    """The rank whose first gradient came latest beside the slowest rank's, compared with usual, and by how much.
+
+    By the clocks of their hosts; where these err too much, by what each did longer since its own start.
+    """
+    apart = arrive - arrive[:, [slow]]
+    later = apart[row] - middle(apart[usual])
+    longer = more_rest - more_rest[slow]
+    found = later if np.isfinite(later).all() and np.nanmax(later) * _CLEAR >= error_ns else longer
+    if not np.isfinite(found).any():
+        return slow, 0.0
+    last = int(np.nanargmax(found))
+    return (last, float(found[last])) if last != slow else (slow, 0.0)

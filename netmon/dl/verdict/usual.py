@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The iterations of a job as a matrix of iterations and ranks, and what is usual among them."""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from netmon.dl.verdict.evidence import Steps
+
+FEWEST = 5
+"""Iterations from which on there is a usual."""
+
+_MOST = 200  # iterations that make it: the nearest
+
+_Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """Arrays (iterations, ranks), nan where a rank has no row or does not tell; moments in ns since `base_ns`."""
+
+    base_ns: int
+    number: npt.NDArray[np.int64]  # (iterations,), ascending
+    rank: npt.NDArray[np.int64]  # (ranks,)
+    host: npt.NDArray[np.int64]  # (iterations, ranks), −1: no row
+    start: _Floats
+    end: _Floats
+    comm_start: _Floats
+    comm_end: _Floats
+    exposed: _Floats
+    error: _Floats
+    shared: npt.NDArray[np.bool_]
+
+    @cached_property
+    def duration(self) -> _Floats:
+        """Of each rank."""
+        return self.end - self.start
+
+    @cached_property
+    def whole(self) -> npt.NDArray[np.bool_]:
+        """(iterations,): every rank that the job had has a row."""
+        return np.asarray((self.host >= 0).all(axis=1))
+
+    @cached_property
+    def slowest(self) -> _Floats:
+        """(iterations,): duration of the slowest rank."""
+        return np.asarray(np.fmax.reduce(self.duration, axis=1))
+
+
+def matrix(steps: Steps) -> Matrix:
+    """The iterations of a job, at least one; of ranks that the job has by its size, where that is known."""
+    ranks = np.unique(steps.rank)
+    if steps.size:
+        ranks = np.arange(steps.size) if steps.size <= 2 * len(ranks) + 8 else ranks
+    kept = np.flatnonzero(np.isin(steps.rank, ranks))
+    numbers, row = np.unique(steps.number[kept], return_inverse=True)
+    column = np.searchsorted(ranks, steps.rank[kept])
+    base = int(steps.start_ns[kept].min(initial=np.iinfo(np.int64).max))
+    shape = len(numbers), len(ranks)
+
+    def filled(values: npt.NDArray[np.int64], known: npt.NDArray[np.bool_] | None = None) -> _Floats:
+        cells = np.full(shape, np.nan)
+        chosen = values[kept].astype(np.float64)
+        cells[row, column] = chosen if known is None else np.where(known[kept], chosen, np.nan)
+        return cells
+
+    host = np.full(shape, -1, np.int64)
+    host[row, column] = steps.host[kept]
+    shared = np.zeros(shape, np.bool_)
+    shared[row, column] = steps.shared[kept]
+    return Matrix(
+        *(base, numbers, ranks, host, filled(steps.start_ns - base), filled(steps.end_ns - base)),
+        comm_start=filled(steps.comm_start_ns - base, steps.comm_start_ns > 0),
+        comm_end=filled(steps.comm_end_ns - base, steps.comm_end_ns > 0),
+        exposed=filled(steps.exposed_ns, steps.exposed_ns >= 0),
+        error=filled(steps.error_ns),
+        shared=shared,
+    )
+
+
+def usual_rows(table: Matrix, row: int | None = None) -> npt.NDArray[np.intp]:
+    """The iterations that one is held against: whole, not the job's first, those that met no foreign traffic if
+    there are enough of them; the nearest 200, all where none is judged. None where there are too few."""
+    others = table.whole.copy()
+    if row is not None:
+        others[row] = False
+    if others.sum() > FEWEST:
+        others[0] = False  # connections begin slowly
+    quiet = others & ~table.shared.any(axis=1)
+    chosen = np.flatnonzero(quiet if quiet.sum() >= FEWEST else others)
+    if len(chosen) < FEWEST:
+        return chosen[:0]
+    if row is None:
+        return chosen
+    return np.sort(chosen[np.argsort(np.abs(chosen - row), kind="stable")[:_MOST]])
+
+
+def spread(values: _Floats) -> float:
+    """A robust standard deviation: 1.4826 × the median distance from the median."""
+    known = values[np.isfinite(values)]
+    return float(1.4826 * np.median(np.abs(known - np.median(known)))) if len(known) else 0.0
+
+
+def middle(values: _Floats) -> _Floats:
+    """The median of each column, nan where nothing is known."""
+    found = np.full(values.shape[1], np.nan)
+    for column in range(values.shape[1]):
+        known = values[:, column][np.isfinite(values[:, column])]
+        if len(known):
+            found[column] = np.median(known)
+    return found

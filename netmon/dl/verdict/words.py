@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Verdicts in words, and as the columns that the dataset and JSON have."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import fields
+from typing import Any
+
+from netmon.records import Direction
+from netmon.units import format_bytes, format_duration
+from netmon.views import SHARES, Cause, Verdict
+
+_SHARES = {
+    "compute": "computed longer",
+    "late": "waiting for a rank that was late or had stopped",
+    "transfer": "there was more to transfer",
+    "cross": "the transfer was held up by traffic that is no training",
+    "other_job": "the transfer was held up by another job",
+    "loss": "the transfer was held up by lost packets",
+    "slow_link": "the transfer was held up by a slow link that nobody shared",
+    "host": "the host itself",
+    "pause": "all ranks paused",
+    "unknown": "not known",
+}
+
+
+def columns(verdict: Verdict) -> dict[str, object]:
+    """Name → value, causes and directions in words; '' or None where there is nothing to say."""
+    row: dict[str, object] = {field.name: getattr(verdict, field.name) for field in fields(verdict)}
+    row["cause"] = verdict.cause.name.lower()
+    row["second_cause"] = verdict.second_cause.name.lower() if verdict.second_cause else ""
+    row["direction"] = verdict.direction.name.lower() if verdict.interface else ""
+    for name in ("counterfactual_ns", "counterfactual_low_ns", "counterfactual_high_ns"):
+        row[name] = row[name] if verdict.counterfactual_ns >= 0 else None
+    return row
+
+
+def from_columns(row: Mapping[str, Any]) -> Verdict:
+    """The reverse of `columns`; what is missing or null is the default."""
+    known = {field.name: row.get(field.name) for field in fields(Verdict)}
+    values = {name: value for name, value in known.items() if value is not None}
+    values["cause"] = Cause[str(row["cause"]).upper()]
+    values["second_cause"] = Cause[str(row.get("second_cause") or "unknown").upper()]
+    values["direction"] = Direction[str(row.get("direction") or "rx").upper()]
+    return Verdict(**values)
+
+
+def sentence(verdict: Verdict) -> str:
+    """One sentence."""
+    number = f"~{verdict.iteration}" if verdict.relative else str(verdict.iteration)
+    text = f"iteration {number} of job {verdict.job} took "
+    if not verdict.usual_ns:
+        return f"{text}{format_duration(verdict.duration_ns)}; there is no usual one to hold it against"
+    text += f"{verdict.duration_ns / verdict.usual_ns:.1f} × its usual {format_duration(verdict.usual_ns)}"
+    if verdict.excess_ns <= 0:
+        return f"{text}: not longer than usual"
+    reason = _reason(verdict)
+    if verdict.second_cause:
+        who = f" ({verdict.second_culprit})" if verdict.second_culprit else ""
+        ns = getattr(verdict, f"{_NAMES[verdict.second_cause]}_ns")
+        reason += f"; also {_SHARES[_NAMES[verdict.second_cause]]}{who}, {format_duration(ns)}"
+    return f"{text} because {reason}" if verdict.cause else f"{text}; {reason}"
+
+
+_NAMES = {
+    Cause.CROSS: "cross",
+    Cause.OTHER_JOB: "other_job",
+    Cause.STRAGGLER: "late",
+    Cause.PAUSE: "pause",
+    Cause.COMPUTE: "compute",
+    Cause.LOSS: "loss",
+    Cause.SLOW_LINK: "slow_link",
+    Cause.HOST: "host",
+    Cause.UNKNOWN: "unknown",
+}
+
+
+def _reason(verdict: Verdict) -> str:
+    ns = format_duration(getattr(verdict, f"{_NAMES[verdict.cause]}_ns"))
+    at = verdict.host + (f" (rank {verdict.rank})" if verdict.rank >= 0 else "")
+    if verdict.cause in (Cause.CROSS, Cause.OTHER_JOB):
+        way = "left" if verdict.direction == Direction.TX else "entered"
+        text = f"{format_bytes(verdict.bytes)} of {verdict.culprit} {way} {at} and held the transfer up by {ns}"
+        return text + _without(verdict)
+    if verdict.cause == Cause.STRAGGLER:
+        return f"rank {verdict.rank} ({verdict.host}) was {ns} late, and the others waited; no network cause"
+    if verdict.cause == Cause.PAUSE:
+        return f"all ranks paused for {ns}; no network cause"
+    if verdict.cause == Cause.COMPUTE:
+        return f"it computed {ns} longer; no network cause"
+    if verdict.cause == Cause.LOSS:
+        return f"packets were lost with nobody else on the link, which cost {ns}"
+    if verdict.cause == Cause.SLOW_LINK:
+        way = "leaves" if verdict.direction == Direction.TX else "enters"
+        return f"the link that {way} {at} gave less than usual with nobody else on it, which cost {ns}"
+    if verdict.cause == Cause.HOST:
+        return f"{at} itself was slow, which cost {ns}; no network cause"
+    return "the cause is not known"
+
+
+def _without(verdict: Verdict) -> str:
+    if verdict.counterfactual_ns < 0:
+        return ""
+    low, high = verdict.counterfactual_low_ns, verdict.counterfactual_high_ns
+    about = format_duration(max(verdict.counterfactual_ns - low, high - verdict.counterfactual_ns))
+    return f"; without it, it would have taken {format_duration(verdict.counterfactual_ns)} ± {about}"
+
+
+def arithmetic(verdict: Verdict) -> Iterator[str]:
+    """Lines: what the excess is made of."""
+    if not verdict.usual_ns:
+        return
+    yield (
+        f"{format_duration(verdict.duration_ns)} − {format_duration(verdict.usual_ns)} = "
+        f"{format_duration(verdict.excess_ns)} ± {format_duration(verdict.error_ns)}, of which"
+    )
+    for name in SHARES:
+        ns = getattr(verdict, f"{name}_ns")
+        if ns and verdict.excess_ns > 0:
+            yield f"{format_duration(ns):>8}  {ns / verdict.excess_ns:4.0%}  {_SHARES[name]}"
+    yield f"confidence {verdict.confidence:.2f}"

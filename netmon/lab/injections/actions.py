@@ -1,0 +1,323 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How each kind of injection is begun and ended. What takes CPU time to start is started before the training."""
+
+import contextlib
+import re
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+from netmon.lab.injections import links
+from netmon.lab.injections.quota import Quota, throttle
+from netmon.lab.injections.spec import ASKED_OF_THE_TRAINER, Injection
+from netmon.lab.network import Host, Network
+from netmon.lab.process import PRIORITY, Process
+from netmon.lab.record import Record
+from netmon.lab.spec import RunSpec
+from netmon.lab.traffic.cross import CrossTraffic
+from netmon.lab.traffic.profiles import Offer
+from netmon.lab.training import Training
+
+_HERE = Path(__file__).parent
+_CROSS_PORT = 5301
+_JOB_PORT = 30_500
+_JOB_PORTS = 200  # of one job
+_MOST_ITERATIONS = 1_000_000
+_READY_SECONDS = 30.0
+_GRACE_SECONDS = 0.1
+_STANDING_BY = 86_400
+
+
+class Action(Protocol):
+    """One injection's doing. Moments are CLOCK_MONOTONIC in ns."""
+
+    def begin(self, training: Training) -> int:
+        """Begin; returns when it began. Raises LabError."""
+
+    def end(self) -> int:
+        """Undo it; returns when it ended. Raises LabError."""
+
+    def close(self) -> None:
+        """Undo what is left, after the training or instead of end()."""
+
+    def truth(self) -> dict[str, Any]:
+        """What else is to be written down."""
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """What injections are made in."""
+
+    spec: RunSpec
+    network: Network
+    record: Record
+
+    @property
+    def logs(self) -> Path:
+        """Where processes print to."""
+        return self.record.folder / "log"
+
+    def host_of(self, rank: int) -> Host:
+        """Where a rank runs."""
+        return self.network.hosts[self.spec.ring[rank]]
+
+
+def action(number: int, injection: Injection, where: Surroundings) -> Action:
+    """What does an injection. number: its place among the run's. Blocks while what it needs gets ready."""
+    kind = injection.kind
+    if kind == "cross":
+        return _Cross(number, injection, where)
+    if kind == "job":
+        return _Job(number, injection, where)
+    if kind in ("stop", "stop-all", "hog"):
+        return _Script(number, injection, where)
+    if kind == "quota":
+        return _Throttled(injection, where)
+    if kind in ASKED_OF_THE_TRAINER:
+        return _Asked(injection)
+    return _Changed(injection, where.network)
+
+
+class _Cross:
+    def __init__(self, number: int, injection: Injection, where: Surroundings) -> None:
+        source, target = (where.network.hosts[end] for end in (injection.source, injection.target))
+        rate, seed = where.network.rate_bps, where.spec.seed + number
+        offer = Offer(target.address, _CROSS_PORT + number, injection.effective_strength * rate, rate, seed)
+        name = f"injected-{number}"
+        self._cross = CrossTraffic(name, injection.profile, source, target, offer, where.logs, PRIORITY, held=True)
+        self._record = where.record
+        self._ends = [source.name, target.name]
+        self._programs: list[str] = []
+
+    def begin(self, training: Training) -> int:
+        self._record.cross(self._cross.truth)
+        self._cross.begin()
+        began: int = self._cross.truth["started"]["mono_ns"]
+        return began
+
+    def end(self) -> int:
+        self._programs = sorted({_program(process.pid) for process in self._cross.processes})
+        self._cross.stop()
+        ended: int = self._cross.truth["ended"]["mono_ns"]
+        return ended
+
+    def close(self) -> None:
+        with contextlib.suppress(Exception):  # what the sender sent is told if it can be
+            self._cross.stop()
+        self._cross.__exit__(None, None, None)
+
+    def truth(self) -> dict[str, Any]:
+        return {"hosts": self._ends, "processes": self._programs, "bytes_sent": self._cross.truth.get("bytes_sent")}
+
+
+class _Job:
+    """Another training job. It trains from the first iteration on that it is let; until then, its ranks are stopped."""
+
+    def __init__(self, number: int, injection: Injection, where: Surroundings) -> None:
+        self.job = f"injected-{number}"
+        folder = where.record.folder / self.job
+        (folder / "log").mkdir(parents=True)
+        self._logs, self._held = where.logs, 0
+        self._hosts = [where.network.hosts[host].name for host in injection.hosts]
+        spec = replace(
+            where.spec,
+            trainer="ring",
+            job=self.job,
+            ring=injection.hosts,
+            parameters=injection.parameters,
+            layers=(),
+            compute_ns=20_000_000,
+            backward_share=0.0,
+            iterations=_MOST_ITERATIONS,
+            injections=(),
+        )
+        self._training = Training(spec, where.network, folder, port=_JOB_PORT + number * _JOB_PORTS)
+        self._guard: Process | None = None
+        try:
+            deadline = time.monotonic() + _READY_SECONDS
+            while not self._training.iterations_done() and time.monotonic() < deadline:
+                self._training.finished()
+                time.sleep(0.02)
+            self._hold()
+        except BaseException:
+            self.close()
+            raise
+        where.record.other_job(self.job, self._hosts)
+
+    def begin(self, training: Training) -> int:
+        return self._let_go()
+
+    def end(self) -> int:
+        return self._hold()
+
+    def close(self) -> None:
+        self._let_go()
+        self._training.__exit__(None, None, None)
+
+    def truth(self) -> dict[str, Any]:
+        return {"job": self.job, "hosts": self._hosts}
+
+    def _hold(self) -> int:
+        ranks = [str(rank.pid) for rank in self._training.ranks]
+        self._held += 1
+        command = [*PRIORITY, *_script("stopping.py"), str(_STANDING_BY), *ranks]
+        self._guard = Process(f"{self.job}-held-{self._held}", command, self._logs)
+        return int(self._guard.wait_output(r"begun (\d+)", _READY_SECONDS)[1])
+
+    def _let_go(self) -> int:
+        if self._guard:
+            self._guard.end()
+            self._guard = None
+        return time.monotonic_ns()
+
+
+class _Script:
+    """A process that stops ranks or keeps a CPU busy, for as long as it was told or until SIGTERM."""
+
+    def __init__(self, number: int, injection: Injection, where: Surroundings) -> None:
+        self._number, self._injection, self._where = number, injection, where
+        self._process: Process | None = None
+
+    def begin(self, training: Training) -> int:
+        injection = self._injection
+        seconds = str(injection.duration_ns / 1e9)
+        ranks = range(len(training.ranks)) if injection.kind == "stop-all" else [injection.rank]
+        pids = [str(training.ranks[rank].pid) for rank in ranks]
+        what = ["stopping.py", seconds] if injection.kind != "hog" else ["busy.py", str(self._loops), seconds]
+        # Hogs are of the rank's host, as other services there are; who stops ranks is nobody's.
+        host = self._where.host_of(injection.rank) if injection.kind == "hog" else None
+        command = [*PRIORITY, *_script(what[0]), *what[1:], *pids]
+        self._process = Process(f"injected-{self._number}", command, self._where.logs, host=host)
+        return int(self._process.wait_output(r"begun (\d+)", _READY_SECONDS)[1])
+
+    def end(self) -> int:
+        assert self._process, "ended before it was begun"
+        deadline = time.monotonic() + _GRACE_SECONDS  # it knows best when its time is over
+        while self._process.status() is None and time.monotonic() < deadline:
+            time.sleep(0.01)
+        self._process.end()
+        ended = re.search(r"ended (\d+)", self._process.output())
+        return int(ended[1]) if ended else time.monotonic_ns()
+
+    def close(self) -> None:
+        if self._process:
+            self._process.end()
+
+    def truth(self) -> dict[str, Any]:
+        rank = self._injection.rank
+        return {"hosts": [self._where.host_of(rank).name] if rank >= 0 else []}
+
+    @property
+    def _loops(self) -> int:
+        return round(self._injection.effective_strength)
+
+
+class _Throttled:
+    def __init__(self, injection: Injection, where: Surroundings) -> None:
+        self._injection, self._where = injection, where
+        self._quota: Quota | None = None
+
+    def begin(self, training: Training) -> int:
+        process = training.ranks[self._injection.rank].pid
+        self._quota = throttle(self._where.network.lease.run, process, self._injection.effective_strength)
+        return time.monotonic_ns()
+
+    def end(self) -> int:
+        self.close()
+        return time.monotonic_ns()
+
+    def close(self) -> None:
+        if self._quota:
+            self._quota.end()
+            self._quota = None
+
+    def truth(self) -> dict[str, Any]:
+        return {"hosts": [self._where.host_of(self._injection.rank).name]}
+
+
+def _nothing(network: Network, injection: Injection) -> None:
+    pass
+
+
+_Change = Callable[[Network, Injection], None]
+_CHANGES: dict[str, tuple[_Change, _Change]] = {
+    "slow-link": (
+        lambda network, its: links.slow(network, its.host, its.direction, its.effective_strength),
+        lambda network, its: links.slow(network, its.host, its.direction, 1.0),
+    ),
+    "small-queue": (
+        lambda network, its: links.shorten(network, its.host, its.effective_strength),
+        lambda network, its: links.shorten(network, its.host, 1.0),
+    ),
+    "loss": (
+        lambda network, its: links.lose(network, its.host, its.direction, its.effective_strength),
+        lambda network, its: links.keep(network, its.host),
+    ),
+}
+
+
+class _Changed:
+    """A link that is made worse, and better again; or nothing at all."""
+
+    def __init__(self, injection: Injection, network: Network) -> None:
+        host = injection.host
+        self._do, self._undo = _CHANGES.get(injection.kind, (_nothing, _nothing))
+        self._injection, self._network = injection, network
+        self._hosts = [network.hosts[host].name] if host >= 0 else []
+        self._begun = False
+
+    def begin(self, training: Training) -> int:
+        began = time.monotonic_ns()
+        self._begun = True
+        self._do(self._network, self._injection)
+        return began
+
+    def end(self) -> int:
+        self._begun = False
+        self._undo(self._network, self._injection)
+        return time.monotonic_ns()
+
+    def close(self) -> None:
+        if self._begun:
+            self.end()
+
+    def truth(self) -> dict[str, Any]:
+        return {"hosts": self._hosts}
+
+
+class _Asked:
+    """A pause that the script itself makes; its moments are in the script's output."""
+
+    def __init__(self, injection: Injection) -> None:
+        self._after, self._kind = int(injection.at), injection.kind
+        self._duration = injection.duration_ns
+        self._begun = 0
+
+    def begin(self, training: Training) -> int:
+        told = training.ranks[0].wait_output(
+            rf"paused {self._kind} {self._after} (\d+) (\d+)", self._duration / 1e9 + _READY_SECONDS
+        )
+        self._begun, self._ended = int(told[1]), int(told[2])
+        return self._begun
+
+    def end(self) -> int:
+        return self._ended
+
+    def close(self) -> None:
+        pass
+
+    def truth(self) -> dict[str, Any]:
+        return {"hosts": []}
+
+
+def _script(name: str) -> Sequence[str]:
+    return (sys.executable, "-I", "-S", str(_HERE / name))
+
+
+def _program(process: int) -> str:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{process}/comm").read_text().strip()
+    return ""

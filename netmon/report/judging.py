@@ -1,0 +1,246 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Verdicts on the iterations of a dataset: read in pieces, so that memory does not grow with it."""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from itertools import groupby, islice
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+import pyarrow as pa
+import pyarrow.dataset as ds
+
+from netmon.dl.verdict import Carried, Link, Steps, Whose, in_cells, judge, nothing_carried, standing_out, wanted_times
+from netmon.dl.verdict.words import from_columns, sentence
+from netmon.errors import DataError
+from netmon.records import Direction
+from netmon.report.dataset import open_table, stream
+from netmon.views import Verdict
+
+_ITERATION = [
+    *("host", "session", "job", "rank", "size", "iteration", "start_ns", "end_ns", "comm_start_ns", "comm_end_ns"),
+    *("exposed_ns", "error_ns", "relative", "node_shared"),
+]
+_BUCKET = [
+    *("host", "session", "interface", "direction", "flow_id", "bucket_start_ns", "bucket_ns"),
+    *("wire_bytes", "payload_bytes"),
+]
+_FLOW = ["session", "flow_id", "process", "container", "class_source", "job", "rank", "peer_rank", "traffic"]
+_T = TypeVar("_T", Link, Whose)
+_PIECE, _OVERLAP = 1_000, 200  # iterations that are looked at together
+_MADE_NOW = 200
+_TOGETHER = 20  # iterations whose rows are read together
+_TIMES = ("start_ns", "end_ns", "comm_start_ns", "comm_end_ns", "exposed_ns", "error_ns")
+
+
+def verdicts(data: Path, job: str | None = None, iteration: int | None = None) -> Iterator[Verdict]:
+    """Verdicts on every iteration that stands out, by job and time; on one that is named, whether it does or not.
+
+    Raises DataError where there is no such dataset, job or iteration.
+    """
+    rows = _iterations(data, job)
+    found = False
+    for name, own in rows.groupby("job", sort=True):
+        for run in _runs(own):
+            for judged in _of_run(data, str(name), run, iteration):
+                found = True
+                yield judged
+    if iteration is not None and not found:
+        of = f" of job {job}" if job else ""
+        raise DataError(f"cannot judge iteration {iteration}{of}: {data} holds no such iteration")
+
+
+def told(data: Path) -> list[Verdict]:
+    """What the collector told while it happened; where it stored no verdicts, up to 200 that are made now.
+
+    By job and time. Raises DataError where there is no such dataset.
+    """
+    try:
+        table = open_table(data, "verdicts")
+        found = [from_columns(row) for batch in stream(table) for row in batch.to_pylist()]
+        return sorted(found, key=lambda verdict: (verdict.job, verdict.start_ns))
+    except DataError:
+        if not data.is_dir():
+            raise
+    try:
+        return list(islice(verdicts(data), _MADE_NOW))
+    except DataError:  # no iteration
+        return []
+
+
+def worst_sentences(found: Sequence[Verdict]) -> list[str]:
+    """Of each job: the iteration that took the longest beyond its usual, and how many stood out for which cause."""
+    lines = []
+    for _, own in groupby(found, key=lambda verdict: verdict.job):
+        rows = list(own)
+        lines.append(sentence(max(rows, key=lambda verdict: verdict.excess_ns)))
+        if len(rows) > 1:
+            causes = Counter(f"{row.cause.name.lower().replace('_', ' ')} {row.culprit}".strip() for row in rows)
+            text = ", ".join(f"{count} {cause}" for cause, count in causes.most_common())
+            lines.append(f"{len(rows)} iterations of job {rows[0].job} stood out: {text}")
+    return lines
+
+
+def _iterations(data: Path, job: str | None) -> pd.DataFrame:
+    table = open_table(data, "iterations")
+    known = [name for name in _ITERATION if name in table.schema.names]
+    condition = ds.field("job") == job if job is not None else None
+    batches = list(stream(table, known, condition))
+    if not batches and job is not None:
+        names = sorted({str(n) for batch in stream(table, ["job"]) for n in batch.column(0).unique().to_pylist()})
+        raise DataError(f"cannot judge job {job}: the dataset has no iteration of it; it has jobs: {', '.join(names)}")
+    rows = pa.Table.from_batches(batches).to_pandas() if batches else pd.DataFrame()
+    rows = rows.reindex(columns=_ITERATION)
+    words = ("host", "session", "job")
+    rows[list(words)] = rows[list(words)].astype(str)
+    return rows[rows["end_ns"] > rows["start_ns"]]
+
+
+def _runs(rows: pd.DataFrame) -> Iterator[pd.DataFrame]:
+    """The rows of one job in pieces in which numbers do not repeat: a job of the same name counts anew."""
+    rows = rows.sort_values(["rank", "start_ns"], kind="stable")
+    again = rows.groupby("rank")["iteration"].diff() <= 0
+    run = again.groupby(rows["rank"]).cumsum()
+    for _, own in rows.groupby(run):
+        yield own
+
+
+def _of_run(data: Path, job: str, rows: pd.DataFrame, iteration: int | None) -> Iterator[Verdict]:
+    numbers = np.unique(rows["iteration"].to_numpy(np.int64))
+    if iteration is not None:
+        if iteration not in numbers:
+            return
+        place = int(np.searchsorted(numbers, iteration))
+        pieces = [(max(0, place - _OVERLAP), place + _OVERLAP + 1, {iteration})]
+    else:
+        pieces = [
+            (max(0, begin - _OVERLAP), begin + _PIECE + _OVERLAP, set(numbers[begin : begin + _PIECE].tolist()))
+            for begin in range(0, len(numbers), _PIECE)
+        ]
+    for begin, end, own in pieces:
+        inside = rows["iteration"].isin(numbers[begin:end])
+        steps = steps_of(rows[inside])
+        due = sorted(own) if iteration is not None else [n for n in standing_out(steps) if n in own]
+        for first in range(0, len(due), _TOGETHER):
+            some = due[first : first + _TOGETHER]
+            carried = read_carried(data, rows[inside], wanted_times(steps, some))
+            for number in some:
+                yield judge(job, steps, carried, number)
+
+
+def steps_of(rows: pd.DataFrame) -> Steps:
+    """Rows of the table `iterations`, of one job and run; what they do not tell is unknown."""
+    hosts, host = np.unique(rows["host"].to_numpy(str), return_inverse=True)
+    times = {name: rows[name].fillna(-1 if name == "exposed_ns" else 0).to_numpy(np.int64) for name in _TIMES}
+    return Steps(
+        number=rows["iteration"].to_numpy(np.int64),
+        rank=rows["rank"].to_numpy(np.int64),
+        **times,
+        shared=rows["node_shared"].fillna(False).to_numpy(np.bool_),
+        host=host.astype(np.int64),
+        hosts=hosts.tolist(),
+        size=int(rows["size"].max()) if rows["size"].notna().any() else 0,
+        relative=bool(rows["relative"].fillna(False).all()),
+    )
+
+
+def read_carried(data: Path, rows: pd.DataFrame, times: Sequence[tuple[int, int]]) -> Carried:
+    """What the hosts of these iterations carried in some times (UTC ns); nothing where the dataset has no buckets."""
+    if not times:
+        return nothing_carried()
+    hosts = sorted(rows["host"].unique())
+    begin, end = min(t[0] for t in times), max(t[1] for t in times)
+    try:
+        table = open_table(data, "buckets", (begin - _AROUND_NS, end))
+    except DataError:
+        return nothing_carried()
+    when = ds.field("bucket_start_ns")
+    condition = ds.field("host").isin(hosts) & (when >= begin - _AROUND_NS) & (when < end)
+    pieces = []
+    for batch in stream(table, _BUCKET, condition):
+        start = batch.column("bucket_start_ns").to_numpy()
+        inside = np.zeros(len(start), np.bool_)
+        for since, until in times:
+            inside |= (start >= since - _AROUND_NS) & (start < until)
+        pieces.append(pa.Table.from_batches([batch]).filter(pa.array(inside)).to_pandas())
+    found = pd.concat(pieces, ignore_index=True) if pieces else pd.DataFrame(columns=_BUCKET)
+    words = ["host", "session", "interface", "direction"]
+    found[words] = found[words].astype(str)
+    return _carried(data, found, hosts)
+
+
+_AROUND_NS = 1_000_000_000  # a row's bucket is not wider
+
+
+def _carried(data: Path, rows: pd.DataFrame, hosts: Sequence[str]) -> Carried:
+    if not len(rows):
+        return nothing_carried()
+    capacity, clock_error = _sessions(data, set(rows["session"]))
+    told, link_of_row = _distinct(rows, ["session", "host", "interface", "direction"])
+    links = [Link(h, name, Direction[way.upper()], capacity.get((session, name), 0)) for session, h, name, way in told]
+    # A host that was restarted has the same links in two sessions.
+    names, same = _numbered(links)
+    told, flow_of_row = _distinct(rows, ["session", "flow_id"])
+    whose, one = _numbered(_flows(data, [(session, int(flow)) for session, flow in told]))
+    plain = ("bucket_start_ns", "bucket_ns", "wire_bytes", "payload_bytes")
+    cells = in_cells(same[link_of_row], one[flow_of_row], *(rows[name].to_numpy(np.int64) for name in plain))
+    return Carried(names, whose, cells, clock_error)
+
+
+def _distinct(rows: pd.DataFrame, columns: list[str]) -> tuple[list[tuple[str, ...]], npt.NDArray[np.integer]]:
+    """The combinations that occur, and which one each row has."""
+    groups = rows.groupby(columns, sort=True)
+    first = rows.drop_duplicates(columns)
+    number = groups.ngroup().to_numpy(np.int64)
+    order = np.argsort(number[first.index.to_numpy()])
+    return [tuple(row) for row in first[columns].iloc[order].itertuples(index=False)], number
+
+
+def _numbered(values: Sequence[_T]) -> tuple[list[_T], npt.NDArray[np.int64]]:
+    """Each value once, and the place of each of them there."""
+    place: dict[_T, int] = {}
+    numbers = np.array([place.setdefault(value, len(place)) for value in values], np.int64)
+    return list(place), numbers
+
+
+def _sessions(data: Path, sessions: set[str]) -> tuple[dict[tuple[str, str], int], int]:
+    """Capacity by session and interface; the largest bound of their clocks."""
+    try:
+        table = open_table(data, "sessions")
+    except DataError:
+        return {}, 0
+    capacity, error = dict[tuple[str, str], int](), 0
+    for batch in stream(table, ["session", "interface", "capacity_bps", "clock_error_ns"]):
+        for row in batch.to_pylist():
+            if row["session"] in sessions:
+                capacity[row["session"], row["interface"]] = row["capacity_bps"] or 0
+                error = max(error, row["clock_error_ns"] or 0)
+    return capacity, error
+
+
+def _flows(data: Path, wanted: Sequence[tuple[str, int]]) -> list[Whose]:
+    """Whose each flow (session, number) is, as it was known at last."""
+    told: dict[tuple[str, int], Whose] = {}
+    missing = set(wanted)
+    try:
+        table = open_table(data, "flows")
+    except DataError:
+        table = None
+    condition = ds.field("session").isin(sorted({session for session, _ in wanted}))
+    for batch in stream(table, _FLOW, condition) if table is not None else ():
+        for row in batch.to_pylist():
+            key = row["session"], row["flow_id"]
+            if key in missing:
+                told[key] = _whose(row)
+    return [told.get(key, Whose("", -1, -1, False, "")) for key in wanted]
+
+
+def _whose(row: dict[str, object]) -> Whose:
+    job = str(row["job"] or "")
+    name = str(row["process"] or row["class_source"] or "")
+    named = f"{name} ({row['container']})" if row["container"] else name
+    rank, peer = (int(str(row[key])) if row[key] is not None else -1 for key in ("rank", "peer_rank"))
+    return Whose(job, rank, peer, row["traffic"] == "control", named)

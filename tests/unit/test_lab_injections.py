@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Injections: how they are written, what is refused, and that what stops or disturbs a process lets it go again."""
+
+import os
+import subprocess
+import sys
+import time
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+from waiting import wait_for
+
+from netmon.errors import UsageError
+from netmon.lab.injections import busy, stopping
+from netmon.lab.injections.spec import CAUSES, Injection, from_document, injection, pauses_of
+from netmon.lab.spec import RunSpec
+from netmon.lab.trainers.pauses import METRICS, Pauses
+from netmon.records import Direction
+
+SPEC = RunSpec(Path("out"))
+
+
+def test_an_injection_is_written_in_a_line():
+    text = "cross:from=2,to=0,at=20.5,for=300ms,load=0.6,profile=burst"
+    expected = Injection("cross", 20.5, 300_000_000, 0.6, source=2, target=0, profile="burst")
+    assert injection(text) == expected
+    assert injection("job:hosts=0+2,params=2e6").hosts == (0, 2)
+    assert injection("slow-link:host=1,direction=rx").direction == Direction.RX
+    assert injection("stop-all").kind == "stop-all"
+    assert from_document(asdict(expected)) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("fire", "choose cross, job"),
+        ("stop:who=1", "no 'who'"),
+        ("stop:rank=one", "'one' is no value of rank"),
+        ("slow-link:direction=up", "'up' is no value of direction"),
+    ],
+)
+def test_what_is_no_injection(text, reason):
+    with pytest.raises(UsageError, match=reason) as caught:
+        injection(text)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("stop:rank=3", "needs a rank="),
+        ("stop", "needs a rank="),
+        ("cross:from=2,to=2", "needs from= and to="),
+        ("cross:from=2,to=0,profile=voip", "no cross profile"),
+        ("job:hosts=0", "two hosts or more"),
+        ("slow-link:host=4", "needs a host="),
+        ("loss:host=1,strength=0.9", "0 to 0.5"),
+        ("stop:rank=1,at=50", "1 to 49"),
+        ("stop:rank=1,for=30s", "at most 20 s"),
+    ],
+)
+def test_what_cannot_be_done_to_a_run(text, reason):
+    with pytest.raises(UsageError, match=reason):
+        replace(SPEC, injections=(injection(text),)).check()
+
+
+def test_every_kind_can_be_done_to_a_run():
+    whole = Injection("nothing", rank=1, host=1, source=2, target=0, hosts=(0, 2))
+    replace(SPEC, injections=tuple(replace(whole, kind=kind) for kind in CAUSES)).check()
+    with pytest.raises(UsageError, match="only ring, horovod and ddp"):
+        replace(SPEC, trainer="horovod-keras", injections=(injection("evaluate"),)).check()
+
+
+def test_trainers_pause_when_they_are_asked_to(capsys):
+    asked = (injection("evaluate:at=3,for=2ms"), injection("stop:rank=1"), injection("checkpoint:at=5.5,for=1ms"))
+    pauses, averaged = Pauses(pauses_of(asked)), []
+    for finished in range(8):
+        pauses.keep(finished, lambda finished=finished: averaged.append(finished))
+    assert averaged == [3] * METRICS
+    (_, kind, after, begun, ended), (_, other, later, *_) = (
+        line.split() for line in capsys.readouterr().out.splitlines()
+    )
+    assert (kind, after, other, later) == ("evaluate", "3", "checkpoint", "5")
+    assert int(ended) - int(begun) >= 2_000_000
+    assert pauses_of(()) == ""
+
+
+@pytest.fixture
+def sleeper():
+    with subprocess.Popen(["sleep", "600"]) as process:
+        yield process
+        process.kill()
+
+
+def state(process):
+    return Path(f"/proc/{process.pid}/stat").read_text().rpartition(") ")[2][0]
+
+
+def script(module, *words):
+    command = [sys.executable, "-I", "-S", module.__file__, *map(str, words)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+
+
+def test_a_process_is_stopped_for_as_long_as_asked(sleeper):
+    with script(stopping, 0.2, sleeper.pid) as stopper:
+        told = dict(line.split() for line in stopper.stdout)
+    assert stopper.returncode == 0
+    assert int(told["ended"]) - int(told["begun"]) >= 200_000_000
+    wait_for(lambda: state(sleeper) == "S")
+
+
+def test_a_process_is_let_go_when_its_stopper_has_to_end(sleeper):
+    with script(stopping, 600, sleeper.pid, 2**22 - 1) as stopper:
+        assert stopper.stdout.readline().startswith("begun")
+        wait_for(lambda: state(sleeper) == "T")
+        stopper.terminate()
+        stopper.wait(60)
+    assert stopper.returncode == 0
+    wait_for(lambda: state(sleeper) == "S")
+
+
+def test_busy_loops_leave_nothing_behind(sleeper):
+    before = os.sched_getaffinity(sleeper.pid)
+    with script(busy, 2, 600, sleeper.pid) as disturber:
+        assert disturber.stdout.readline().startswith("begun")
+        assert len(os.sched_getaffinity(sleeper.pid)) == 1
+        children = Path(f"/proc/{disturber.pid}/task/{disturber.pid}/children").read_text().split()
+        assert len(children) == 2
+        disturber.terminate()
+        disturber.wait(60)
+    assert disturber.returncode == 0
+    assert os.sched_getaffinity(sleeper.pid) == before
+    assert not any(Path(f"/proc/{child}").exists() for child in children)
+
+
+def test_busy_loops_end_by_themselves(sleeper):
+    begun = time.monotonic()
+    with script(busy, 1, 0.05, sleeper.pid) as disturber:
+        disturber.wait(60)
+    assert disturber.returncode == 0
+    assert time.monotonic() - begun >= 0.05
