@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from collector.dataset.sink import Sink
+from collector.dataset.verdict_rows import verdict_table
 from collector.entry import Entry
 from collector.failures import Failures
 from collector.host.tables import Tables
@@ -17,6 +18,7 @@ from collector.host.unstored import SessionFlush, by_session, flush_tables
 from collector.shedding import Storing
 from netmon.errors import DataError
 from netmon.records import Table
+from netmon.views import Verdict
 
 _log = logging.getLogger(__name__)
 MOST_PENDING_BYTES = 512 << 20
@@ -34,6 +36,7 @@ class _Due:
     buckets: list[Table]
     jobs: list[str]  # by the rows' number
     full: list[pa.Table]
+    verdicts: list[Verdict]
 
 
 class Flushing:
@@ -56,6 +59,8 @@ class Flushing:
         """Why the last flush failed; empty: it did not."""
         self.full_rows: list[pa.Table] = []
         """Of the table `full`, for the next flush."""
+        self.verdicts: list[Verdict] = []
+        """For the next flush."""
         self._next: asyncio.Future[bool] | None = None  # that has not begun
         self._room = asyncio.Event()
         self._room.set()
@@ -114,7 +119,7 @@ class Flushing:
                     flush.undone()
                 known = set(map(id, self._entries()))
                 unstored.put_back(due.buckets, {flush.place for entry, flush in due.sessions if id(entry) in known})
-                self.full_rows = due.full + self.full_rows
+                self.full_rows, self.verdicts = due.full + self.full_rows, due.verdicts + self.verdicts
                 if not isinstance(error, DataError):
                     raise
                 if str(error) != self.trouble:
@@ -150,9 +155,9 @@ class Flushing:
                     sessions.append((entry, flush))
             except Exception as error:
                 self._failures.at_session(entry, "the rows to be stored", error)
-        tables, full = self._tables(), self.full_rows
-        self.full_rows = []
-        return _Due(sessions, tables.unstored.take(), list(tables.flows.jobs), full)
+        tables, full, verdicts = self._tables(), self.full_rows, self.verdicts
+        self.full_rows, self.verdicts = [], []
+        return _Due(sessions, tables.unstored.take(), list(tables.flows.jobs), full, verdicts)
 
     def _write(self, due: _Due) -> tuple[list[tuple[Entry, Exception]], set[str]]:
         """Write all that can be built; raises DataError; may be a thread.
@@ -168,22 +173,26 @@ class Flushing:
             sessions, failed = _tried(due)
             tables = _tables_of(sessions, due.buckets, due.jobs)
         try:
-            elsewhere |= self._store(sessions, tables, due.full)
+            elsewhere |= self._store(sessions, tables, due)
         except DataError:
             raise
         except Exception:
             buckets = by_session(due.buckets)
             for one in sessions:
                 try:
-                    elsewhere |= self._store([one], _tables_of([one], buckets.get(one[1].place, []), due.jobs), [])
+                    elsewhere |= self._store([one], _tables_of([one], buckets.get(one[1].place, []), due.jobs))
                 except Exception as error:
                     failed.append((one[0], error))
         self._writing_s = time.thread_time() - began_s
         return failed, elsewhere
 
-    def _store(self, sessions: _Sessions, tables: dict[str, pa.Table], full: list[pa.Table]) -> frozenset[str]:
+    def _store(self, sessions: _Sessions, tables: dict[str, pa.Table], due: _Due | None = None) -> frozenset[str]:
         states = {flush.origin.hello.session: flush.state for _, flush in sessions}
-        return self._sink.write(tables | ({"full": pa.concat_tables(full)} if full else {}), states)
+        if due and due.full:
+            tables = tables | {"full": pa.concat_tables(due.full)}
+        if due and due.verdicts:
+            tables = tables | {"verdicts": verdict_table(due.verdicts)}
+        return self._sink.write(tables, states)
 
 
 def _tables_of(sessions: _Sessions, buckets: Sequence[Table], jobs: Sequence[str]) -> dict[str, pa.Table]:

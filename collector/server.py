@@ -219,6 +219,7 @@ async def _leave(registry: Registry, among: "ClusterWorker") -> bool:
 
 async def _settle_and_flush(registry: Registry) -> bool:
     registry.settle_everything()
+    await registry.judging.finish()
     return await registry.flush()
 
 

@@ -21,6 +21,7 @@ from netmon.dl.iterations import Iteration
 from netmon.dl.timemap import TimeMap, TimeMaps
 from netmon.dl.traffic import TRAFFIC_NAMES
 from netmon.records import CLASS_NAMES, Class, Flow, Hello, Interface, Moment, NicSample, Source, Table
+from netmon.views import SHARES
 
 DATASET_VERSION = 4
 """Of the files' schema; it rises with every change that a reader can tell."""
@@ -104,6 +105,20 @@ SCHEMAS = {
             *_fields(_I64, "value"),
         ]
     ),
+    "verdicts": pa.schema(
+        [
+            *_fields(_WORD, "host", "job"),
+            *_fields(_I64, "iteration", "start_ns", "end_ns", "duration_ns", "usual_ns", "excess_ns"),
+            *_fields(_WORD, "cause", "culprit", "interface", "direction"),
+            *_fields(pa.int32(), "rank"),
+            *_fields(_I64, "bytes", *(f"{share}_ns" for share in SHARES), "error_ns"),
+            *_fields(_I64, "counterfactual_ns", "counterfactual_low_ns", "counterfactual_high_ns"),
+            *_fields(pa.float64(), "confidence"),
+            *_fields(_WORD, "second_cause", "second_culprit"),
+            *_fields(_I64, "told_ns"),
+            *_fields(pa.bool_(), "relative"),
+        ]
+    ),
     "sessions": pa.schema(
         [
             *_fields(_WORD, "host", "session", "interface", "agent_version"),
@@ -120,6 +135,9 @@ SCHEMAS = {
 }
 """Arrow schema per table; comm_start_ns and comm_end_ns are null where unknown, coverage where the NIC was idle.
 
+verdicts has a row per job and iteration that stood out (netmon.views.Verdict); the counterfactual is null where
+nobody's bytes held it up.
+
 sessions has a row per interface of each session; super_packet_ns is how long the largest packet that the hook sees as
 one takes on the link: below it, a row's bucket is finer than its truth. 0: not known.
 """
@@ -131,6 +149,7 @@ TIMES = {
     "iterations": "start_ns",
     "ledger": "start_ns",
     "nic": "time_ns",
+    "verdicts": "start_ns",
     "sessions": "start_ns",
 }
 """The column that tells which hour a row belongs to."""
@@ -241,7 +260,7 @@ def iteration_table(origins: Origins, of: _Places, rows: Sequence[tuple[Iteratio
     iterations, tallies = [row[0] for row in rows], [row[1] for row in rows]
     same = ("rank", "size", "error_ns", "relative", "parameters")
     columns: dict[str, object] = {name: [getattr(iteration, name) for iteration in iterations] for name in same}
-    columns |= {name: [getattr(tally, name) for tally in tallies] for name in Tally.__dataclass_fields__}
+    columns |= {name: [getattr(tally, name) for tally in tallies] for name in Tally._fields}
     columns["iteration"] = [iteration.number for iteration in iterations]
     for name in ("start_ns", "end_ns"):
         columns[name] = origins.utcs(of, [getattr(iteration, name) for iteration in iterations])

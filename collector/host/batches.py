@@ -60,8 +60,11 @@ class Batches:
 
     def fail(self, batch: int, error: Exception) -> None:
         """The stage fails at it: nothing of its session is what it should be."""
-        place = int(self.place[batch])
-        self.settled.failed.setdefault(place, (self.sequences[batch], error))
+        self.fail_session(int(self.place[batch]), error, self.sequences[batch])
+
+    def fail_session(self, place: int, error: Exception, sequence: int = 0) -> None:
+        """The stage fails at it; sequence: at which batch."""
+        self.settled.failed.setdefault(place, (sequence, error))
         self.good[self.place == place] = False
 
 

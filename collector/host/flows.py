@@ -7,8 +7,9 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
-from collector.jobs.remote_ends import BY_PEER
+from collector.host.asked_ends import AskedEnds
 from collector.messages import BY_TRAFFIC
+from collector.tick_messages import BY_PEER
 from netmon.dl.account import Party, party
 from netmon.dl.classify import NS_PER_S, flow_class
 from netmon.dl.grouped import order_by, starts
@@ -97,6 +98,7 @@ class AllFlows:
         self._of_key: npt.NDArray[np.int64] = np.empty(0, np.int64)
         self._new: list[tuple[int, int]] = []  # key and index, not in there yet
         self._gone: list[int] = []  # keys that are still in there
+        self.ends = AskedEnds()
 
     @property
     def state(self) -> Table:
@@ -147,11 +149,13 @@ class AllFlows:
         row["class"], row["party"], row["link"] = flow_class(flow.owner), self._party[whose], link
         row["job"], row["rank"], row["changed"] = self.job(flow.owner.job), flow.owner.rank, True
         row["stepper"] = self.stepper(int(row["session"]), int(row["job"]), flow.owner.rank)
+        self.ends.described(index, flow)
 
     def remove(self, indices: Sequence[int]) -> None:
         """Their flows are known no more."""
         for index in indices:
             row = self._state[index]
+            self.ends.give_up(index, int(row["session"]), int(row["flow_id"]))
             self._gone.append(int(row["session"]) << _ID_BITS | int(row["flow_id"]))
             self.flows[index] = None
             self._state[index] = 0
@@ -295,6 +299,10 @@ class FlowTable:
     def unknown(self, flows: Iterable[Flow]) -> list[Flow]:
         """Those of the flows that nobody has described."""
         return [flow for flow in flows if flow.flow_id not in self._index]
+
+    def index_of(self, flow_id: int) -> int | None:
+        """Index of a flow, while it is known."""
+        return self._index.get(flow_id)
 
     def flow(self, flow_id: int) -> Flow | None:
         """The flow with this id, while it is known."""

@@ -6,8 +6,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from collector.host.rows import fill_counts
+from netmon.evidence import HOST_PART, TRANSPORT
 from netmon.mark_runs import mark_runs
 from netmon.records import Batch, Table, empty
+from netmon.wire.evidence_columns import with_batch
 from netmon.wire.many import HEADS, LEDGER, ManyBatches
 from netmon.wire.stacked import ROWS
 
@@ -34,7 +36,18 @@ def gather(batches: Sequence[Batch]) -> ManyBatches:
         nic=[(index, sample) for index, batch in there for sample in batch.nic],
         disciplines={index: batch.clock.discipline for index, batch in there if batch.clock.discipline},
         refused={},
+        transport=_evidence([batch.transport for batch in batches], TRANSPORT),
+        host=_evidence([batch.host for batch in batches], HOST_PART),
+        host_jobs={index: batch.host_jobs for index, batch in there if batch.host_jobs},
     )
+
+
+def _evidence(tables: Sequence[Table], dtype: np.dtype[np.void]) -> Table:
+    found = np.zeros(sum(map(len, tables)), with_batch(dtype))
+    found["batch"] = np.repeat(np.arange(len(tables)), [len(table) for table in tables])
+    for name in dtype.names or ():
+        found[name] = np.concatenate([table[name] for table in tables])
+    return found
 
 
 def _rows(index: int, batch: Batch) -> Table:

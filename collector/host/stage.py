@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from collector.dataset.resume import Resume
 from collector.host.batches import Batches, Settled, failing
+from collector.host.exchange import Talk, ask_names, end_ranks, exchange, find_served
 from collector.host.flows import unknown_flow
 from collector.host.ledger import COUNTERS, SAMPLE, LedgerRow
 from collector.host.onsets import STARTING_NS
@@ -24,9 +25,6 @@ from collector.host.session import Session
 from collector.host.steps import AllSteps
 from collector.host.tables import Classified, Tables
 from collector.host.window import News, Output
-from collector.jobs.common_numbers import Numbers
-from collector.jobs.rank_claims import Claims
-from collector.jobs.remote_ends import Peers
 from collector.settings import Settings
 from netmon.dl.account import Asked, Tally
 from netmon.dl.grouped import edges, latest_of, starts
@@ -44,10 +42,10 @@ _Ended = tuple[list[Iteration], list[tuple[Iteration, Asked]]]  # as HostWindow.
 class HostStage:
     """The host stage of a worker. Its sessions are known by their places."""
 
-    def __init__(self, settings: Settings, peers: Peers, numbers: Numbers, claims: Claims) -> None:
-        """Begin without sessions. peers, numbers, claims: of the jobs, over all hosts."""
-        self.tables = Tables(settings, numbers, claims)
-        self._settings, self._peers = settings, peers
+    def __init__(self, settings: Settings) -> None:
+        """Begin without sessions."""
+        self.tables = Tables(settings)
+        self._settings = settings
         self._sessions: dict[int, Session] = {}
         self._queue: list[tuple[int, netmon_pb2.Batch]] = []
         self._broken: set[int] = set()  # sessions at which it has failed, until they are closed
@@ -56,7 +54,7 @@ class HostStage:
 
     def open(self, hello: Hello, resume: Resume) -> int:
         """Begin or resume a session; returns its place."""
-        session = Session(hello, resume, self.tables, self._peers)
+        session = Session(hello, resume, self.tables)
         self._sessions[session.place] = session
         return session.place
 
@@ -89,14 +87,15 @@ class HostStage:
         self._sessions[place].window.tell(marks)
         self._waiting.add(place)
 
-    def tick(self) -> Settled:
+    def tick(self) -> Talk[Settled]:
         """Take in everything that is queued, and settle what is due on all hosts."""
         queue, self._queue = self._queue, []
         queue.sort(key=lambda entry: entry[0])
         messages = [message for _, message in queue]
-        return self.take([place for place, _ in queue], decode_many(messages), [m.sequence for m in messages])
+        sequences = [message.sequence for message in messages]
+        return (yield from self.take([place for place, _ in queue], decode_many(messages), sequences))
 
-    def take(self, places: Sequence[int], many: ManyBatches, sequences: Sequence[int] | None = None) -> Settled:
+    def take(self, places: Sequence[int], many: ManyBatches, sequences: Sequence[int] | None = None) -> Talk[Settled]:
         """Take in batches that are decoded, and settle what is due; places: of their sessions, ascending."""
         settled = Settled()
         numbers = many.heads["sequence"].tolist() if sequences is None else sequences
@@ -104,7 +103,7 @@ class HostStage:
         self._describe(batches)
         rows, of_batch = self._rows(batches)
         samples = self._samples(batches)
-        told = self._hear(batches)
+        told = yield from self._hear(batches)
         self._broken |= settled.failed.keys()
         if not batches.good.all():
             kept = batches.good[of_batch]
@@ -113,22 +112,21 @@ class HostStage:
         self._arrive(batches, rows, of_batch, samples)
         heard = np.unique(batches.place[batches.good])
         self._settle_until(heard, self._grid(heard))
-        self._settle(settled, told | self._unnamed)
+        yield from self._settle(settled, told | self._unnamed)
         return settled
 
-    def settle_all(self, places: Sequence[int], leaving: bool) -> Settled:
+    def settle_all(self, places: Sequence[int], leaving: bool) -> Talk[Settled]:
         """Settle everything that has arrived of some sessions; `leaving`: they are over, no mark will follow."""
-        settled = self.tick()
+        settled = yield from self.tick()
         if leaving:
-            for place in places:
-                self._sessions[place].window.ranks.end_of_stream()
+            yield from end_ranks(self.tables, self._sessions, partial(self._fail, settled), places)
         last = np.array([self._sessions[place].window.latest_ns() for place in places], np.int64)
         rows = self.tables.pending.all()
         latest = np.full(len(self.tables.places.table), -1, np.int64)
         np.maximum.at(latest, rows["session"], rows["start_ns"])
         at = np.array(places, np.int64)
         self._settle_until(at, np.maximum(last, latest[at] + 1))
-        self._settle(settled, set(places))
+        yield from self._settle(settled, set(places))
         return settled
 
     def _describe(self, batches: Batches) -> None:
@@ -181,9 +179,9 @@ class HostStage:
         samples["link"] = links
         return samples
 
-    def _hear(self, batches: Batches) -> set[int]:
+    def _hear(self, batches: Batches) -> Talk[set[int]]:
         """Take in what the batches tell beside rows; returns the sessions with marks."""
-        heads, places = batches.many.heads, self.tables.places.table
+        heads = batches.many.heads
         good = np.flatnonzero(batches.good)
         self._advance(heads[good], batches.place[good])
         told: set[int] = set()
@@ -200,8 +198,6 @@ class HostStage:
             sample = ClockSample(mono_ns, utc_ns, error_ns, utc_error_ns, discipline)
             try:
                 session.window.align(sample, exchanges.get(place, ()))
-                if session.serves:
-                    session.find_served(int(places["horizon_ns"][place]))
             except Exception as error:
                 batches.fail(batch, error)
         self._offsets(list(last))
@@ -220,14 +216,14 @@ class HostStage:
                 batches.fail(batch, error)
             if marks or place in introduced:
                 told.add(place)
-        return told | self._infer()
-
-    def _infer(self) -> set[int]:
-        """Take in what the traffic has told; returns the sessions of which it has."""
-        told, self._waiting = self._waiting, set()
-        for place in told:
+        common = self.tables, self._sessions, batches.fail_session
+        yield from ask_names(*common, (told | self._unnamed) - self._broken)
+        find_served(*common, last)
+        inferred, self._waiting = self._waiting, set()
+        for place in inferred:  # what the traffic has told, now that it is known who is a process' rank
             self._sessions[place].window.infer()
-        return told
+        yield from ask_names(*common, inferred)
+        return told | inferred
 
     def _offsets(self, places: list[int]) -> None:
         """Tell the ranks what their clocks are off by now."""
@@ -287,15 +283,18 @@ class HostStage:
         settled_ns = self.tables.places.table["settled_ns"]
         settled_ns[places] = np.maximum(settled_ns[places], until_ns)
 
-    def _settle(self, settled: Settled, heard: set[int]) -> None:
+    def _settle(self, settled: Settled, heard: set[int]) -> Talk[None]:
         """Make final what begins before the settled times; heard: sessions of which something is new."""
         tables = self.tables
         busy = [p for p, s in self._sessions.items() if s.window.ranks.busy and p not in self._broken]
-        for place in sorted(heard.intersection(busy)):
+        training = sorted(heard.intersection(busy))
+        for place in training:
             window = self._sessions[place].window
             self._guard(settled, place, window.align_ranks)
-            (self._unnamed.add if window.ranks.waits_for_a_name() else self._unnamed.discard)(place)
-        tables.numbers.decide()
+            (self._unnamed.add if window.ranks.unnamed else self._unnamed.discard)(place)
+        yield from exchange(self.tables, self._sessions, partial(self._fail, settled))
+        for place in training:
+            self._sessions[place].window.ranks.aligned()
         tables.places.table["trains"] = False
         tables.places.table["trains"][busy] = True
         rows = tables.pending.take(np.ascontiguousarray(tables.places.table["settled_ns"]))

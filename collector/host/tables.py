@@ -12,11 +12,10 @@ from collector.host.classes import Classifier
 from collector.host.flows import AllFlows
 from collector.host.ledger import LedgerAccounts
 from collector.host.places import Places
+from collector.host.rank_log import RankLog
 from collector.host.rows import CARRIED, SETTLED, Pending, merge
 from collector.host.steps import AllSteps
 from collector.host.unstored import Unstored
-from collector.jobs.common_numbers import Numbers
-from collector.jobs.rank_claims import Claims
 from collector.settings import Settings
 from netmon.dl.account import HostAccounts, row_keys
 from netmon.dl.classify import Windows
@@ -41,9 +40,10 @@ class Classified:
 class Tables:
     """Everything that is one table for all sessions."""
 
-    def __init__(self, settings: Settings, numbers: Numbers, claims: Claims) -> None:
-        """Begin without sessions. numbers, claims: of the jobs, over all hosts."""
-        self.settings, self.numbers, self.claims = settings, numbers, claims
+    def __init__(self, settings: Settings) -> None:
+        """Begin without sessions."""
+        self.settings = settings
+        self.rank_log = RankLog()
         self.places = Places()
         self.flows = AllFlows()
         self.pending = Pending()

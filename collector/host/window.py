@@ -91,7 +91,7 @@ class HostWindow:
         self.onsets = Onsets()
         account = HostAccount(tables.accounts, self.place, self.window_ns)
         holder = Holder(hello.host, hello.session, 0)
-        self.ranks = Ranks(holder, account, tables.settings.parameters, tables.numbers, tables.claims)
+        self.ranks = Ranks(self.place, holder, account, tables.settings.parameters, tables.rank_log)
         self._complete = resume.complete_sequence
         self._arrivals: deque[_Arrival] = deque()
         self._carried: deque[Table] = deque(maxlen=_MOST_CARRIED)
@@ -157,7 +157,7 @@ class HostWindow:
             self.ranks.odd.warn(f"rows of {self.hello.host} move by {by}: its clock has jumped, or is only now known")
 
     def align_ranks(self) -> None:
-        """Find the common numbers of the ranks."""
+        """Ask for the common numbers of the ranks."""
         self.ranks.align(self.ranks.offset_ns, self.alignment.error_ns)
 
     def use_map(self) -> None:

@@ -126,6 +126,7 @@ class Tables:
         """Look at every file's footer; blocks. Raises DataError where `data` is no directory."""
         if not data.is_dir():
             raise DataError(f"cannot read {data}: no such directory; give the --data of a collector")
+        self.data = data
         self.missing: list[str] = []
         self.metadata: dict[str, list[Any]] = {}
         self._rows: dict[str, int] = {}

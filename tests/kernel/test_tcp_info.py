@@ -115,15 +115,17 @@ def test_what_a_full_queue_drops_is_sent_again_and_told_as_ss_tells_it(routed) -
     assert nobody == []  # the left end, asked for where the right one is
 
 
-def test_nothing_is_sent_again_where_nothing_is_lost(namespaces: Callable) -> None:
+def test_next_to_nothing_is_sent_again_where_nothing_is_lost(namespaces: Callable) -> None:
     left, right = namespaces()
     with transfer(left, right, 8) as (said, process):
         _, (now,), (other,), _ = said["looks"]
         process.stdin.write("\n")
         process.stdin.flush()
         assert process.stdout.readline() == "0\n"  # a connection that is over is not told of, in TIME_WAIT or gone
-    assert now["retransmitted_bytes"] == other["out_of_order_packets"] == 0
-    assert now["sent_bytes"] == 8 << 20
+    assert other["out_of_order_packets"] == 0
+    # A busy machine answers late at times, and TCP probes whether its last segments were lost: a few of thousands.
+    assert now["retransmitted_bytes"] < (8 << 20) / 100
+    assert now["sent_bytes"] == (8 << 20) + now["retransmitted_bytes"]
     assert 0 < now["rtt_min_us"] <= now["rtt_us"]
 
 
@@ -149,5 +151,5 @@ def test_ipv6_is_told_of_too(namespaces: Callable) -> None:
         end.namespace.run("ip", "address", "add", f"fd00::{number}/64", "dev", end.interface, "nodad")
     with transfer(left, right, 2, address="fd00::2") as (said, _):
         _, (now,), (other,), _ = said["looks"]
-    assert now["sent_bytes"] == 2 << 20
+    assert now["sent_bytes"] == (2 << 20) + now["retransmitted_bytes"]
     assert other["sent_bytes"] == 0

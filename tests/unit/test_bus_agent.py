@@ -12,13 +12,15 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from collector_stream import UTC
+from collector_stream import MS, UTC, S
 from collector_thread import collecting
 from nats_server import NatsServer, running
 from sent_agent import Sent, check_whole
 from tcp_relay import TcpRelay
 from waiting import wait_for
 
+from collector import door
+from collector.bus import session as bus_session
 from collector.cluster.worker import WorkerSettings
 from collector.intake import Intake
 from collector.shedding import STEPS
@@ -27,7 +29,13 @@ from netmon.agent.backoff import Backoff
 from netmon.agent.bus_connection import connect_by_bus
 from netmon.agent.connection import Patience
 from netmon.agent.pressure import Asked
+from netmon.agent.pulls import Pulls
+from netmon.agent.record_store import in_memory
+from netmon.agent.recorder import Recorder
+from netmon.records import Batch
+from netmon.wire import netmon_pb2
 from netmon.wire.bus import Bus, BusSettings, read_servers
+from netmon.wire.full import get_full
 
 
 @pytest.fixture
@@ -160,6 +168,66 @@ def test_what_an_agent_that_was_killed_left_behind_is_sent_by_the_next(tmp_path,
         wait_for(lambda: stored(tmp_path) == earlier.rows)
         sent.finish()
     check_whole(tmp_path / "data", earlier)
+
+
+def test_an_agent_of_another_schema_is_told_so_and_publishes_nothing_until_somebody_understands_it(
+    tmp_path, server, monkeypatch, caplog
+):
+    caplog.set_level(logging.INFO, "netmon.agent")
+    asyncio.run(made(server))
+    sent = agent(tmp_path, server.settings)
+    opening = netmon_pb2.AgentMessage.FromString(sent.spool.hello)
+    opening.hello.schema_version = 99
+    sent.spool.hello = opening.SerializeToString()
+    sent.append(5)
+    sent.start()
+    with working(tmp_path, server):
+        wait_for(lambda: "hello of h0: schema version 99" in caplog.text)
+        sent.append(20)
+        before = asyncio.run(on_the_bus(server))
+        time.sleep(3)  # it asks again and again
+        assert asyncio.run(on_the_bus(server)) == before <= 6
+        assert caplog.text.count("batches wait") == 1
+    for module in (door, bus_session):  # the next worker has been made for such agents
+        monkeypatch.setattr(module, "SCHEMA_VERSION", 99)
+    with working(tmp_path, server):
+        wait_for(lambda: sent.spool.acknowledged == 25)
+        sent.finish()
+        wait_for(lambda: stored(tmp_path) == sent.rows)
+    check_whole(tmp_path / "data", sent)
+
+
+def test_full_resolution_is_pulled_over_the_bus(tmp_path, server):
+    recorder = Recorder(in_memory(1 << 16), MS, 600 * S, 10**9, 0)
+
+    def recorded(batch: Batch) -> Batch:
+        recorder.add(batch.buckets, batch.horizon_ns)
+        return batch
+
+    sent = Sent(tmp_path / "spool", server.settings.name, "s1", connect_by_bus(server.settings), Pulls(recorder))
+    with working(tmp_path, server):
+        sent.start()
+        sent.append(30, recorded)
+        wait_for(lambda: stored(tmp_path) > 0 and sent.spool.acknowledged == 30)
+        since, until = UTC + 700 * MS, UTC + 2_150 * MS
+        (part,) = get_full(f"unix:{tmp_path}/socket", ["h0"], since, until)
+        sent.finish()
+        wait_for(lambda: stored(tmp_path) == sent.rows)
+    check_whole(tmp_path / "data", sent)
+    live = pd.read_parquet(tmp_path / "data" / "buckets")
+    live = live[(live["bucket_start_ns"] >= since) & (live["bucket_start_ns"] < until)]
+    rows = part.rows.to_pandas()
+    assert (part.gap, len(rows), len(live)) == ("", 2 * 1450, 2 * 1450)
+    pulled, streamed = (table.groupby("flow_id")["wire_bytes"].sum().to_dict() for table in (rows, live))
+    assert pulled == streamed
+
+
+async def on_the_bus(server: NatsServer) -> int:
+    """Batches that wait there."""
+    bus = await Bus.connect(server.settings, "test")
+    found = (await bus.jetstream.stream_info("NETMON")).state.messages
+    await bus.close()
+    return found
 
 
 def test_an_agent_hears_what_it_is_asked_for(tmp_path, server, monkeypatch):

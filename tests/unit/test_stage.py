@@ -141,7 +141,7 @@ class Stored:
         outputs = [(p, output) for one in self.settled for p, outputs in one.outputs.items() for output in outputs]
         rows = pd.DataFrame(np.concatenate([output.buckets for _, output in outputs]))
         jobs = stage.hosts.tables.flows.jobs
-        iterations = [(place, *i, *vars(t).values()) for place, o in outputs for i, t in o.iterations]
+        iterations = [(place, *i, *t) for place, o in outputs for i, t in o.iterations]
         ledger = [(place, *vars(row).values()) for place, output in outputs for row in output.ledger]
         rows["job"] = [jobs[job] for job in rows["job"]]
         tables = {"rows": rows, "iterations": pd.DataFrame(iterations), "ledger": pd.DataFrame(ledger)}

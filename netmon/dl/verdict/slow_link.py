@@ -20,6 +20,7 @@ _SLOWER = 0.75  # of the usual pace
 _EVEN = 0.35  # the middle 80 % of the paces lie within so much of their median
 _BUSY = 0.8  # of the slow windows
 _FEWEST = 3  # windows
+_DROPPED = 0.001  # of the bytes
 
 _Floats = npt.NDArray[np.float64]
 
@@ -53,7 +54,20 @@ def slow_link(seen: Window, cells: Cells, references: Mapping[int, Window]) -> i
         low, high = np.quantile(paces, (0.1, 0.9))
         if high - low <= _EVEN * pace:
             found.append((pace / usual, link))
-    return min(found)[1] if found else None
+    return _slow_end(seen, min(found)[1]) if found else None
+
+
+def _slow_end(seen: Window, link: int) -> int:
+    """Of the way that ends with a link, the slow part: the sender's own link where nothing was dropped on the way.
+
+    A host queues what its own link cannot take, and TCP waits for that queue; what a switch cannot take, it drops.
+    """
+    rank, peer = seen.ends[link]
+    for other, ends in enumerate(seen.ends):
+        if seen.links[other].direction == Direction.TX and peer >= 0 and ends == (peer, rank):
+            lost = seen.own[other].sum() - seen.own[link].sum()
+            return other if lost <= _DROPPED * seen.own[link].sum() else link
+    return link
 
 
 def _usual_pace(link: Link, references: Mapping[int, Window]) -> float:
