@@ -97,9 +97,10 @@ def _deltas(name: str) -> list[str]:
     """The columns that are written as differences from row to row.
 
     Most numbers of a bucket or a flow repeat, and are half as long by dictionary; those of an iteration, of the ledger
-    and of the NICs' counters hardly ever do: a dictionary makes them twice as long and takes five times as long.
+    of the NICs' counters and of the evidence hardly ever do: a dictionary makes them twice as long and takes five times
+    as long.
     """
-    if name in ("iterations", "ledger", "nic"):
+    if name in ("iterations", "ledger", "nic", "transport", "host"):
         return [field.name for field in SCHEMAS[name] if pa.types.is_int64(field.type)]
     return [TIMES[name]]
 
