@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What agents tell of connections and of their hosts' part, on its way to the dataset: all hosts in one table."""
 
+import math
 from collections.abc import Container, Mapping
 
 import numpy as np
@@ -11,7 +12,7 @@ from collector.host.places import Places
 from collector.host.unstored import EvidencePieces, Unstored
 from netmon.columnar import Columns
 from netmon.evidence import HOST_PART, TRANSPORT, UNKNOWN
-from netmon.records import Table
+from netmon.records import Direction, Table
 from netmon.wire.many import ManyBatches
 
 STORED_TRANSPORT = np.dtype([("session", "<i4"), ("link", "<i4"), *((name, "<i8") for name in TRANSPORT.names or ())])
@@ -26,6 +27,9 @@ LATEST = np.dtype(
 )
 """What was told last of a flow's connection, whichever way the flow goes. flow_id 0: nothing."""
 
+
+LATELY_NS = 3_000_000_000
+"""What was said longer ago is not the present."""
 
 _Places = npt.NDArray[np.int64]
 
@@ -111,16 +115,23 @@ class Evidence:
         unstored.add(fresh)
         self.waiting |= set(np.unique(fresh["session"]).tolist())
 
-    def latest(self, flow: int, since_ns: int) -> np.void | None:
-        """What was told last of a flow's connection (LATEST), if that ended since then (mono).
+    def said(self, flow: int, direction: Direction) -> tuple[float, float, float]:
+        """What TCP said last of a flow's connection: RTT and its minimum in ns, and the share of what was sent that was
+        sent again; nan: nothing, or not lately.
 
-        flow: its index among the flows of all sessions.
+        flow: its index among the flows of all sessions. What comes in is sent again elsewhere.
         """
+        nothing = math.nan, math.nan, math.nan
         if flow >= len(self._latest):
-            return None
+            return nothing
         row, state = self._latest[flow], self._flows.state[flow]
-        same = row["flow_id"] == state["flow_id"] and row["session"] == state["session"]
-        return row if same and row["flow_id"] and row["end_ns"] >= since_ns else None
+        if not row["flow_id"] or row["flow_id"] != state["flow_id"] or row["session"] != state["session"]:
+            return nothing
+        if row["end_ns"] < self._places.table["horizon_ns"][row["session"]] - LATELY_NS:
+            return nothing
+        rtt_ns, least_ns = (float(row[name]) if row[name] > 0 else math.nan for name in ("rtt_ns", "rtt_min_ns"))
+        told = direction == Direction.TX and row["sent_bytes"] > 0 and row["retransmitted_bytes"] >= 0
+        return rtt_ns, least_ns, float(row["retransmitted_bytes"] / row["sent_bytes"]) if told else math.nan
 
     def take(self) -> EvidencePieces:
         """Hand all of it over."""

@@ -2,12 +2,13 @@
 """What agents tell of connections and of their hosts' part, from the batch to the dataset."""
 
 import asyncio
+import math
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
-from collector_stream import DL_RX, DL_TX, MS, UTC, Host, evidence, hello
+from collector_stream import CROSS_RX, DL_RX, DL_TX, MS, UTC, Host, evidence, hello
 from test_store import Collector, batches, read
 
 from collector.dataset.resume import Resume
@@ -15,6 +16,7 @@ from collector.host.incoming import gather
 from collector.settings import Settings
 from collector.stages import Stages
 from netmon.evidence import HOST_PART, TRANSPORT
+from netmon.records import Direction
 
 
 @pytest.fixture
@@ -105,17 +107,22 @@ def test_a_flow_that_nobody_knows_is_refused_by_its_number_and_nothing_of_its_ba
 def test_the_latest_is_known_of_both_ways_and_not_of_who_has_the_index_next() -> None:
     stage = Stage()
     batch = stage.source.batch()
-    object.__setattr__(batch, "transport", a_row(DL_TX, reverse_flow_id=DL_RX, rtt_ns=5, sent_bytes=100))
+    told = a_row(DL_TX, reverse_flow_id=DL_RX, rtt_ns=5, rtt_min_ns=3, sent_bytes=100, retransmitted_bytes=7)
+    object.__setattr__(batch, "transport", told)
     stage.take(batch)
     tables = stage.stage.tables
-    places = np.array([stage.place] * 2)
-    tx, rx = tables.flows.find(places, np.array([DL_TX, DL_RX])).tolist()
-    for flow in (tx, rx):
-        assert tables.evidence.latest(flow, since_ns=MS)["rtt_ns"] == 5
-        assert tables.evidence.latest(flow, since_ns=3 * MS) is None  # too long ago
+    places = np.array([stage.place] * 3)
+    tx, rx, cross = tables.flows.find(places, np.array([DL_TX, DL_RX, CROSS_RX])).tolist()
+    assert tables.evidence.said(tx, Direction.TX) == (5, 3, 0.07)
+    rtt_ns, _, loss = tables.evidence.said(rx, Direction.RX)  # what comes in is sent again elsewhere
+    assert (rtt_ns, math.isnan(loss)) == (5, True)
+    assert all(map(math.isnan, tables.evidence.said(cross, Direction.RX)))
+    assert all(map(math.isnan, tables.evidence.said(10**6, Direction.TX)))
+    tables.places.table["horizon_ns"][stage.place] += 4_000 * MS
+    assert all(map(math.isnan, tables.evidence.said(tx, Direction.TX)))  # too long ago
+    tables.places.table["horizon_ns"][stage.place] -= 4_000 * MS
     tables.flows.state["flow_id"][tx] = 1234
-    assert tables.evidence.latest(tx, since_ns=MS) is None
-    assert tables.evidence.latest(10**6, since_ns=MS) is None
+    assert all(map(math.isnan, tables.evidence.said(tx, Direction.TX)))
 
 
 def test_what_could_not_be_stored_comes_back_and_a_session_that_is_gone_takes_its_rows_along() -> None:
