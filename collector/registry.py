@@ -133,13 +133,8 @@ class Registry:
 
     def _forget(self, entry: Entry) -> None:
         self._view.forget_links(self._sessions.links_of(entry.session))
-        ranks = entry.session.window.ranks.names()
         self.judging.forget(entry.session.place)
         self._stage.close(entry.session.place)
-        self._stages.claims.release_session(entry.session.hello.session)
-        for job, rank in ranks:
-            if not self._stages.claims.held(job, rank):  # by a later session
-                self._stages.numbers.forget(job, rank)
         self._job_exchange.over(entry)
         self._triggers.forget(entry.session.hello.session)
         del self._entries[entry.session.hello.session]
@@ -253,6 +248,11 @@ class Registry:
                 self._pulling.add(task)
                 task.add_done_callback(self._pulling.discard)
 
+    @property
+    def infer_rest_s(self) -> float:
+        """How long to wait with it after the last time."""
+        return self._job_exchange.rest_s
+
     async def infer(self, leaving: Collection[Entry] = ()) -> None:
         """Tell the job stage what is new, and take over what it answers; it computes elsewhere.
 
@@ -260,7 +260,7 @@ class Registry:
         """
         try:
             last_words = {entry.session.hello.session for entry in leaving}
-            marks, patterns = await self._job_exchange.exchange(self._newest(), last_words)
+            marks, patterns = await self._job_exchange.exchange(self._newest(), last_words, self._jobs.marked())
             for entry, told in marks:
                 self._stage.tell(entry.session.place, told)
             for job, pattern in patterns.items():

@@ -5,17 +5,21 @@ import asyncio
 import contextlib
 import logging
 from collections import Counter
+from collections.abc import Awaitable, Callable
 
 from google.protobuf.message import DecodeError
 from nats.aio.msg import Msg
 
 from collector.bus.deliveries import Deliveries
-from collector.bus.session import BusSession, Delivered, StrangerError
+from collector.bus.session import BusSession, Delivered, RefusedHelloError, StrangerError
 from collector.door import FailedBatchError, RefusedBatchError
 from collector.registry import Registry
 from netmon.errors import DataError, NetmonError, WireError
 from netmon.wire import netmon_pb2
 from netmon.wire.bus import Bus, BusError, read_label
+from netmon.wire.bus_sessions import lift_refusals, refuse
+
+Owned = Callable[[str], Awaitable[bool]]
 
 _log = logging.getLogger(__name__)
 _STRIKES = 3  # failures at one batch, after which the batch is to blame
@@ -26,10 +30,11 @@ _REST_S, _LONGEST_REST_S = 0.1, 5.0
 class HostIntake:
     """Lives on one event loop. What fails costs one batch or one session; what is not stored stays on the bus."""
 
-    def __init__(self, bus: Bus, registry: Registry, host: str, news: asyncio.Event) -> None:
-        """`begin` begins. news: set when something is stored or to be told."""
+    def __init__(self, bus: Bus, registry: Registry, host: str, worker: str, owned: Owned, news: asyncio.Event) -> None:
+        """`begin` begins. owned: asks the bus whether the host is this worker's; news: set when something is stored."""
         self._bus, self._registry, self._host, self._news = bus, registry, host, news
-        self._deliveries = Deliveries(bus, host)
+        self._owned = owned
+        self._deliveries = Deliveries(bus, host, worker)
         self.sessions: dict[str, BusSession] = {}
         self._failed: list[tuple[BusSession, NetmonError]] = []
         self._strikes: Counter[tuple[str, int]] = Counter()
@@ -39,6 +44,7 @@ class HostIntake:
 
     async def begin(self) -> None:
         """Consume from now on. Raises BusError."""
+        await lift_refusals(self._bus, self._host)
         await self._deliveries.begin()
         self._working = asyncio.create_task(self._work())
 
@@ -64,6 +70,14 @@ class HostIntake:
                 _log.debug("%s", error)  # it is said where the connection is kept
             except NetmonError as error:
                 self._fail(session, error)
+
+    def quiet(self, session: str) -> bool:
+        """Whether nothing of a session is being taken in, or waits to be stored."""
+        return session not in self.sessions or self.sessions[session].idle
+
+    async def drained(self) -> bool:
+        """Whether everything that the bus holds of the host has been handed out. Raises BusError."""
+        return await self._deliveries.drained()
 
     def stop(self) -> None:
         """Take nothing in any more."""
@@ -100,6 +114,9 @@ class HostIntake:
             rest_s = min(2 * rest_s, _LONGEST_REST_S)
             try:
                 await self._clear_failed()
+                if not await self._owned(self._host):  # it is about to be lost: its new worker is not to be disturbed
+                    self._deliveries.interrupt(f"another worker has {self._host}")
+                    continue
                 await self._deliveries.begin()
             except BusError as error:
                 self._deliveries.interrupt(str(error))
@@ -129,6 +146,8 @@ class HostIntake:
         except WireError as error:
             if session.entry is None:  # it cannot be opened: another netmon may be able to
                 session.refused = str(error)
+                if isinstance(error, RefusedHelloError):
+                    await refuse(self._bus, self._host, session.name, session.refused)
                 self._registry.failures.notice(f"{error}; its batches stay on the bus")
             else:
                 self._fail(session, error)

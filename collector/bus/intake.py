@@ -9,7 +9,8 @@ import time
 from google.protobuf.message import DecodeError
 from nats.aio.msg import Msg
 
-from collector.bus.host import HostIntake
+from collector.bus.forgetting import Forgetting
+from collector.bus.host import HostIntake, Owned
 from collector.bus.session import BusSession
 from collector.registry import Registry
 from netmon.errors import NetmonError
@@ -24,14 +25,15 @@ _TELL_EVERY_S = 2.0  # an agent that hears nothing for longer does as it likes
 class BusIntake:
     """Between `start` and `close`; lives on one event loop."""
 
-    def __init__(self, bus: Bus, registry: Registry, worker: str) -> None:
-        """worker: its name, of which there is one on the bus."""
-        self._bus, self._registry, self._worker = bus, registry, worker
+    def __init__(self, bus: Bus, registry: Registry, worker: str, owned: Owned) -> None:
+        """worker: its name, of which there is one on the bus; owned: asks the bus whether a host is this worker's."""
+        self._bus, self._registry, self._worker, self._owned = bus, registry, worker, owned
         self._hosts: dict[str, HostIntake] = {}
         self._news = asyncio.Event()
         self._working: list[asyncio.Task[None]] = []
         self._told: dict[tuple[str, str], float] = {}  # by host and session: when
         self._mending = asyncio.Lock()
+        self._forgetting = Forgetting(bus)
 
     async def start(self) -> None:
         """Make what is missing on the bus, tell the time, hear answers, say what is stored. Raises BusError."""
@@ -63,7 +65,7 @@ class BusIntake:
         """Take in what the bus holds of a host and what comes. Raises BusError."""
         if host in self._hosts:
             return
-        intake = self._hosts[host] = HostIntake(self._bus, self._registry, host, self._news)
+        intake = self._hosts[host] = HostIntake(self._bus, self._registry, host, self._worker, self._owned, self._news)
         try:
             await intake.begin()
         except BaseException:
@@ -118,6 +120,10 @@ class BusIntake:
                     _log.debug("%s", error)
                 except Exception as error:  # of one host
                     self._registry.failures.notice(f"cannot tend a host: {type(error).__name__}: {error}", error)
+            try:
+                await self._forgetting.look(self._hosts)
+            except BusError as error:
+                _log.debug("%s", error)
 
     async def _tell(self, session: BusSession) -> None:
         """What its agent has to know, now and then and when there is a request."""

@@ -12,11 +12,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
+from netmon.commands.bench_verdict import add_verdict
 from netmon.errors import UsageError
 from netmon.units import parse_count
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
+
+    from netmon.bench.pipeline.load import Load
 
 log = logging.getLogger(__name__)
 
@@ -31,6 +34,9 @@ EXAMPLES = """\
   netmon bench clock               offsets and skews injected into a host's clock, and how well they are recovered
   netmon bench inference           jobs and iterations found in the recorded traffic of runs, against their truth
   netmon bench pipeline --hosts 64  the collector under simulated agents, and its dataset against the truth
+  netmon bench verdict --lab 100    causes brought about in the lab, and what `netmon why` says of them
+  netmon bench pipeline --bus nats --collectors 2 --hosts 64 --jobs 8 --rows 1000 --seconds 60
+                                   two workers beside one, over the same batches and CPU for each worker
   netmon bench inference out/one   the same for a `netmon lab run --data out/one`, or for other recordings
 """
 
@@ -40,7 +46,7 @@ _HOOK = "ns of the training's time per step that netmon.horovod marks, with an a
 _CLOCK = "offset and skew injected into a host's clock, recovered by the exchange and by the traffic (two minutes)"
 _PIPELINE = "the collector under simulated agents: what it costs, how late it is, what it stores (needs no root)"
 _INFERENCE = "jobs and iterations found in traffic alone, against runs of which the truth is known (needs no root)"
-
+_VERDICT = "known causes of slow iterations, brought about in the lab, and what `netmon why` says of each"
 
 _MOST_CPUS = 1024
 _APART_S = 10.0  # of lines that tell the progress
@@ -81,6 +87,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     _clock_arguments(whats.add_parser("clock", help=_CLOCK, description=_CLOCK))
     _inference_arguments(whats.add_parser("inference", help=_INFERENCE, description=_INFERENCE))
     _pipeline_arguments(whats.add_parser("pipeline", help=_PIPELINE, description=_PIPELINE))
+    add_verdict(whats.add_parser("verdict", help=_VERDICT, description=_VERDICT))
 
 
 def _flows_arguments(what: argparse.ArgumentParser) -> None:
@@ -119,12 +126,15 @@ def _pipeline_arguments(what: argparse.ArgumentParser) -> None:
         ("--batches", 5, "of each agent in a second"),
         ("--new-flows", 0, "that begin on each host in a second, and as many end"),
         ("--greedy", 1, "the first agent sends so many times its share"),
-        ("--collectors", 1, "processes that collect"),
+        ("--collectors", 1, "workers that collect, beside one alone; more than 1: with --bus nats, as root"),
     ):
         shown = text if not default else f"{text} (%(default)s)"
         what.add_argument(option, type=parse_count, default=default, metavar="N", help=shown)
     what.add_argument(
         "--bus", choices=("grpc", "nats"), default="grpc", help="between agents and collector (%(default)s)"
+    )
+    what.add_argument(
+        "--cpu", type=float, default=0, metavar="CORES", help="of each of several collectors (0.4 of all, shared out)"
     )
     what.add_argument("--cut", action="store_true", help="end the collector while the agents still send")
     what.add_argument("--data", type=Path, metavar="DIR", help="where the dataset stays (nowhere)")
@@ -256,10 +266,8 @@ def _pipeline(args: argparse.Namespace) -> None:
     from netmon.bench.pipeline.table import pipeline_table, sweep_table
     from netmon.bench.plot import check_plottable
 
-    if args.collectors != 1:
-        raise UsageError(
-            f"cannot share agents out to {args.collectors} collectors over {args.bus}: give --collectors 1"
-        )
+    if args.collectors != 1 and args.bus != "nats":
+        raise UsageError(f"cannot share agents out to {args.collectors} collectors over {args.bus}: give --bus nats")
     flows = args.flows or enough_flows(args.rows * args.greedy)
     counts = (args.hosts, args.rows, flows, args.jobs, args.seconds, args.batches, args.new_flows, args.greedy)
     load = Load(*counts, cut=args.cut)
@@ -272,9 +280,25 @@ def _pipeline(args: argparse.Namespace) -> None:
         _print(args, swept, sweep_table)
         draw(swept, args.plot)
         return
+    if args.collectors != 1:
+        _workers(args, load)
+        return
     with _progress("pipeline", 1) as progress:
         result = measure(load, progress, args.data, bus=args.bus == "nats")
     _print(args, result, pipeline_table)
+
+
+def _workers(args: argparse.Namespace, load: Load) -> None:
+    from netmon.bench.pipeline.workers import measure
+    from netmon.bench.pipeline.workers_table import workers_table
+
+    if args.collectors < 1 or args.cpu < 0:
+        raise UsageError(f"cannot measure {args.collectors} collectors with {args.cpu:g} cores each: give more than 0")
+    if args.cut or args.data or args.plot or args.greedy != 1:
+        raise UsageError("--cut, --data, --plot and --greedy are of one collector: leave --collectors out")
+    with _progress("pipeline", 1) as progress:
+        result = measure(load, args.collectors, args.cpu, progress)
+    _print(args, result, workers_table)
 
 
 def _print(args: argparse.Namespace, result: _R, table: Callable[[_R], RenderableType]) -> None:

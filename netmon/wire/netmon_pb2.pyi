@@ -482,6 +482,8 @@ class Batch(_message.Message):
     COST_FIELD_NUMBER: _builtins.int
     EXCHANGES_FIELD_NUMBER: _builtins.int
     NIC_FIELD_NUMBER: _builtins.int
+    TRANSPORT_FIELD_NUMBER: _builtins.int
+    HOST_FIELD_NUMBER: _builtins.int
     sequence: _builtins.int
     horizon_ns: _builtins.int
     """mono; every bucket that ended before it has been sent"""
@@ -503,6 +505,10 @@ class Batch(_message.Message):
     def exchanges(self) -> _containers.RepeatedCompositeFieldContainer[Global___ClockExchange]: ...
     @_builtins.property
     def nic(self) -> _containers.RepeatedCompositeFieldContainer[Global___NicSample]: ...
+    @_builtins.property
+    def transport(self) -> Global___Transport: ...
+    @_builtins.property
+    def host(self) -> Global___HostPart: ...
     def __init__(
         self,
         *,
@@ -516,14 +522,72 @@ class Batch(_message.Message):
         cost: Global___AgentCost | None = ...,
         exchanges: _abc.Iterable[Global___ClockExchange] | None = ...,
         nic: _abc.Iterable[Global___NicSample] | None = ...,
+        transport: Global___Transport | None = ...,
+        host: Global___HostPart | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["buckets", b"buckets", "clock", b"clock", "cost", b"cost"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["buckets", b"buckets", "clock", b"clock", "cost", b"cost", "host", b"host", "transport", b"transport"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["buckets", b"buckets", "clock", b"clock", "cost", b"cost", "exchanges", b"exchanges", "flows", b"flows", "horizon_ns", b"horizon_ns", "ledger", b"ledger", "marks", b"marks", "nic", b"nic", "sequence", b"sequence"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["buckets", b"buckets", "clock", b"clock", "cost", b"cost", "exchanges", b"exchanges", "flows", b"flows", "horizon_ns", b"horizon_ns", "host", b"host", "ledger", b"ledger", "marks", b"marks", "nic", b"nic", "sequence", b"sequence", "transport", b"transport"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Batch: _TypeAlias = Batch  # noqa: Y015
+
+@_typing.final
+class Transport(_message.Message):
+    """What TCP itself says of connections. `columns` is a zlib stream of all columns of netmon.evidence.TRANSPORT, one after
+    the other, each of unsigned 64-bit numbers: the value plus one, 0 where it is not known.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ROWS_FIELD_NUMBER: _builtins.int
+    COLUMNS_FIELD_NUMBER: _builtins.int
+    rows: _builtins.int
+    columns: _builtins.bytes
+    def __init__(
+        self,
+        *,
+        rows: _builtins.int = ...,
+        columns: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["columns", b"columns", "rows", b"rows"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Transport: _TypeAlias = Transport  # noqa: Y015
+
+@_typing.final
+class HostPart(_message.Message):
+    """The host's part in what happened: columns of netmon.evidence.HOST_PART, as Transport's."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ROWS_FIELD_NUMBER: _builtins.int
+    COLUMNS_FIELD_NUMBER: _builtins.int
+    JOBS_FIELD_NUMBER: _builtins.int
+    rows: _builtins.int
+    columns: _builtins.bytes
+    @_builtins.property
+    def jobs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """that the column `job` names by their places here"""
+
+    def __init__(
+        self,
+        *,
+        rows: _builtins.int = ...,
+        columns: _builtins.bytes = ...,
+        jobs: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["columns", b"columns", "jobs", b"jobs", "rows", b"rows"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___HostPart: _TypeAlias = HostPart  # noqa: Y015
 
 @_typing.final
 class Buckets(_message.Message):
@@ -1505,12 +1569,20 @@ class FlowView(_message.Message):
     WIRE_BPS_FIELD_NUMBER: _builtins.int
     WIRE_BYTES_FIELD_NUMBER: _builtins.int
     TRAFFIC_FIELD_NUMBER: _builtins.int
+    RTT_NS_FIELD_NUMBER: _builtins.int
+    RTT_MIN_NS_FIELD_NUMBER: _builtins.int
+    LOSS_FIELD_NUMBER: _builtins.int
     host: _builtins.str
     interface: _builtins.str
     wire_bps: _builtins.float
     wire_bytes: _builtins.int
     traffic: _builtins.str
     """of a DL flow: "gradient", "control" or empty"""
+    rtt_ns: _builtins.float
+    """What TCP said of its connection last; nan: nothing."""
+    rtt_min_ns: _builtins.float
+    loss: _builtins.float
+    """share of what was sent that was sent again"""
     @_builtins.property
     def flow(self) -> Global___Flow: ...
     def __init__(
@@ -1522,10 +1594,13 @@ class FlowView(_message.Message):
         wire_bps: _builtins.float = ...,
         wire_bytes: _builtins.int = ...,
         traffic: _builtins.str = ...,
+        rtt_ns: _builtins.float = ...,
+        rtt_min_ns: _builtins.float = ...,
+        loss: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["flow", b"flow"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["class", b"class", "flow", b"flow", "host", b"host", "interface", b"interface", "traffic", b"traffic", "wire_bps", b"wire_bps", "wire_bytes", b"wire_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["class", b"class", "flow", b"flow", "host", b"host", "interface", b"interface", "loss", b"loss", "rtt_min_ns", b"rtt_min_ns", "rtt_ns", b"rtt_ns", "traffic", b"traffic", "wire_bps", b"wire_bps", "wire_bytes", b"wire_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
