@@ -104,7 +104,7 @@ class VerdictResult:
 
     @property
     def told_otherwise(self) -> tuple[int, int]:
-        """Of the injections with a verdict: those whose cause was another one while it happened, and those told then."""
+        """Of the injections with a verdict: those whose cause was another one at once, and those told then."""
         both = [each.verdict for each in self.outcomes if each.verdict and each.verdict.get("live_cause")]
         return sum(each["live_cause"] != each["cause"] for each in both), len(both)
 
