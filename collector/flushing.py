@@ -16,8 +16,8 @@ from collector.failures import Failures
 from collector.host.tables import Tables
 from collector.host.unstored import EvidencePieces, SessionFlush, by_session, flush_tables
 from collector.shedding import Storing
+from netmon.columnar import Columns
 from netmon.errors import DataError
-from netmon.records import Table
 from netmon.views import Verdict
 
 _log = logging.getLogger(__name__)
@@ -33,7 +33,7 @@ class _Due:
     """What is to be written at one time."""
 
     sessions: _Sessions
-    buckets: list[Table]
+    buckets: list[Columns]
     evidence: EvidencePieces
     jobs: list[str]  # by the rows' number
     full: list[pa.Table]
@@ -199,7 +199,7 @@ class Flushing:
         return self._sink.write(tables, states)
 
 
-def _tables_of(sessions: _Sessions, buckets: Sequence[Table], due: _Due) -> dict[str, pa.Table]:
+def _tables_of(sessions: _Sessions, buckets: Sequence[Columns], due: _Due) -> dict[str, pa.Table]:
     return flush_tables([flush for _, flush in sessions], buckets, due.jobs, due.evidence)
 
 

@@ -9,13 +9,13 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from collector.dataset.tables import SCHEMAS, Origins, column_of
+from netmon.columnar import Columns
 from netmon.evidence import UNKNOWN
-from netmon.records import Table
 
 _Places = npt.NDArray[np.integer]
 
 
-def transport_table(origins: Origins, of: _Places, pieces: Sequence[Table]) -> pa.Table:
+def transport_table(origins: Origins, of: _Places, pieces: Sequence[Columns]) -> pa.Table:
     """Rows of collector.host.evidence.STORED_TRANSPORT as the table `transport`; null: the kernel does not tell."""
     columns = _numbers("transport", pieces) | _times(origins, of, pieces)
     limited = column_of(pieces, "application_limited")
@@ -23,7 +23,7 @@ def transport_table(origins: Origins, of: _Places, pieces: Sequence[Table]) -> p
     return origins.table("transport", of, columns | origins.link_columns(of, column_of(pieces, "link")))
 
 
-def host_table(origins: Origins, of: _Places, jobs: Sequence[str], pieces: Sequence[Table]) -> pa.Table:
+def host_table(origins: Origins, of: _Places, jobs: Sequence[str], pieces: Sequence[Columns]) -> pa.Table:
     """Rows of collector.host.evidence.STORED_HOST_PART as the table `host`; jobs: by the rows' number."""
     columns = _numbers("host", pieces) | _times(origins, of, pieces)
     job = column_of(pieces, "job")
@@ -34,13 +34,13 @@ def host_table(origins: Origins, of: _Places, jobs: Sequence[str], pieces: Seque
     return origins.table("host", of, columns)
 
 
-def _times(origins: Origins, of: _Places, pieces: Sequence[Table]) -> dict[str, Any]:
+def _times(origins: Origins, of: _Places, pieces: Sequence[Columns]) -> dict[str, Any]:
     return {name: origins.utcs(of, column_of(pieces, name)) for name in ("start_ns", "end_ns")}
 
 
-def _numbers(name: str, pieces: Sequence[Table]) -> dict[str, Any]:
+def _numbers(name: str, pieces: Sequence[Columns]) -> dict[str, Any]:
     """The columns that are numbers or not known."""
-    there = [field for field in SCHEMAS[name] if field.name in (pieces[0].dtype.names or ())]
+    there = [field for field in SCHEMAS[name] if field.name in pieces[0].names]
     numbers = {}
     for field in there:
         if pa.types.is_integer(field.type):

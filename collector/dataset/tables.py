@@ -15,6 +15,7 @@ import pyarrow as pa
 from collector.host.flows import STATE, Links
 from collector.host.ledger import LedgerRow
 from collector.host.rows import CARRIED
+from netmon.columnar import Columns
 from netmon.dl.account import Tally
 from netmon.dl.classify import NS_PER_S
 from netmon.dl.iterations import Iteration
@@ -243,19 +244,19 @@ def _encode(values: Sequence[str]) -> pa.DictionaryArray:
     return pa.array(values, pa.string()).dictionary_encode()
 
 
-def bucket_table(origins: Origins, of: _Places, jobs: Sequence[str], pieces: Sequence[Table]) -> pa.Table:
+def bucket_table(origins: Origins, of: _Places, jobs: Sequence[str], pieces: Sequence[Columns]) -> pa.Table:
     """Settled rows (collector.host.rows.SETTLED) as the table `buckets`; jobs: by the rows' number."""
     plain = ("flow_id", "bucket_start_ns", *CARRIED, "iteration")
     columns = origins.link_columns(of, column_of(pieces, "link"))
     columns |= {name: column_of(pieces, name) for name in plain}
     columns["class"] = _words(column_of(pieces, "class").astype(np.int32), CLASS_NAMES)
-    columns["job"] = _words(column_of(pieces, "job"), jobs)
+    columns["job"] = _words(column_of(pieces, "job").astype(np.int32), jobs)
     return origins.table("buckets", of, columns)
 
 
-def column_of(pieces: Sequence[Table], name: str) -> npt.NDArray[Any]:
-    """A column of tables of one dtype, one after the other."""
-    return np.concatenate([rows[name] for rows in pieces])
+def column_of(pieces: Sequence[Columns], name: str) -> npt.NDArray[Any]:
+    """A column of tables, one after the other."""
+    return pieces[0][name] if len(pieces) == 1 else np.concatenate([rows[name] for rows in pieces])
 
 
 def flow_table(origins: Origins, of: _Places, flows: Sequence[Flow], state: Table, peers: Sequence[int]) -> pa.Table:

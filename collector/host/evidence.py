@@ -10,6 +10,7 @@ import numpy.typing as npt
 from collector.host.flows import AllFlows, unknown_flow
 from collector.host.places import Places
 from collector.host.unstored import EvidencePieces, Unstored
+from netmon.columnar import Columns
 from netmon.evidence import HOST_PART, TRANSPORT, UNKNOWN
 from netmon.records import Direction, Table
 from netmon.wire.many import ManyBatches
@@ -71,7 +72,7 @@ class Evidence:
         told = many.transport[good]
         session = place[told["batch"]]
         flow = self._flows.find(session, told["flow_id"])
-        rows = np.zeros(len(told), STORED_TRANSPORT)
+        rows = Columns.zeros(len(told), STORED_TRANSPORT)
         for name in TRANSPORT.names or ():
             rows[name] = told[name]
         rows["session"], rows["link"] = session, self._flows.state["link"][flow]
@@ -94,7 +95,7 @@ class Evidence:
 
     def _add_host_part(self, many: ManyBatches, place: _Places, good: _Places) -> None:
         told = many.host[good]
-        rows = np.zeros(len(told), STORED_HOST_PART)
+        rows = Columns.zeros(len(told), STORED_HOST_PART)
         for name in HOST_PART.names or ():
             rows[name] = told[name]
         rows["session"] = place[told["batch"]]
@@ -107,7 +108,7 @@ class Evidence:
         rows["job"][of_rank] = jobs
         self._keep(self._host, many, told["batch"], rows)
 
-    def _keep(self, unstored: Unstored, many: ManyBatches, batch: npt.NDArray[np.int32], rows: Table) -> None:
+    def _keep(self, unstored: Unstored, many: ManyBatches, batch: npt.NDArray[np.int32], rows: Columns) -> None:
         """Those that the dataset does not have."""
         sequence = many.heads["sequence"][batch]
         fresh = rows[sequence > self._places.table["stored_last"][rows["session"]]]

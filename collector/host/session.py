@@ -14,11 +14,12 @@ from collector.host.served import Served
 from collector.host.tables import Tables
 from collector.host.unstored import FlowRows, SessionFlush
 from collector.host.window import HostWindow, News, Output
+from netmon.columnar import Columns
 from netmon.dl.account import Asked, Tally
 from netmon.dl.iterations import Iteration
 from netmon.dl.numbering import Trust
 from netmon.mark_runs import MarkRun
-from netmon.records import Flow, Hello, Table
+from netmon.records import Flow, Hello
 
 
 class Session:
@@ -152,12 +153,12 @@ class Session:
     def _origin(self) -> Origin:
         return Origin(self.hello, self.window.links, self.window.alignment.map)
 
-    def bucket_rows(self, rows: Table) -> pa.Table:
+    def bucket_rows(self, rows: Columns) -> pa.Table:
         """Rows of SETTLED with the columns of the table `buckets`."""
         of = np.zeros(len(rows), np.int32)
         return bucket_table(Origins([self._origin]), of, list(self.window.flows.jobs), [rows])
 
-    def full(self, rows: Table, reason: str, gap: str) -> pa.Table:
+    def full(self, rows: Columns, reason: str, gap: str) -> pa.Table:
         """Full resolution (SETTLED) as rows of the table `full`."""
         return full_table(self.bucket_rows(rows), reason, gap)
 

@@ -19,6 +19,7 @@ from collector.host.flows import FLOWS_PER_PART
 from collector.host.rows import ARRIVED, merge
 from collector.registry import Registry
 from collector.settings import Settings
+from netmon.columnar import Columns
 from netmon.errors import DataError
 from netmon.records import Batch, ClockSample, Direction, Hello, Moment
 
@@ -242,12 +243,12 @@ counts = st.tuples(st.integers(0, 3), st.integers(0, 5), st.integers(1, 2**32 - 
 
 @given(st.lists(counts, max_size=100))
 def test_merging_keeps_every_byte(entries):
-    rows = np.zeros(len(entries), ARRIVED)
-    for row, (flow, start, wire, stored) in zip(rows, entries, strict=True):
-        row["flow"], row["start_ns"], row["wire_bytes"], row["stored"] = flow, start, wire, stored
+    rows = Columns.zeros(len(entries), ARRIVED)
+    if entries:
+        rows["flow"], rows["start_ns"], rows["wire_bytes"], rows["stored"] = zip(*entries, strict=True)
     merged = merge(rows, 1)
     assert merged["wire_bytes"].sum() == rows["wire_bytes"].sum()
-    keys = merged[["flow", "start_ns", "stored"]].tolist()
+    keys = list(zip(*(merged[name].tolist() for name in ("flow", "start_ns", "stored")), strict=True))
     assert len(keys) == len(set(keys)) == len({(f, t, s) for f, t, _, s in entries})
     assert (np.diff(merged["start_ns"]) >= 0).all()
 

@@ -72,6 +72,8 @@ def _figures(result: VerdictResult) -> Table:
     table.add_row("share of the delay against the truth: median error", _share(result.share_error(50)))
     after = [result.told_after_s(share) for share in (50, 99)]
     table.add_row("told after, s: median, p99", ", ".join("not told" if s is None else f"{s:.2f}" for s in after))
+    otherwise, both = result.told_otherwise
+    table.add_row("another cause was told at once", f"{otherwise} of {both}")
     if result.failed:
         table.add_row("runs that failed", str(len(result.failed)))
     return table
