@@ -10,13 +10,15 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from collector.dataset.sink import Sink
+from collector.dataset.verdict_rows import verdict_table
 from collector.entry import Entry
 from collector.failures import Failures
 from collector.host.tables import Tables
-from collector.host.unstored import SessionFlush, by_session, flush_tables
+from collector.host.unstored import EvidencePieces, SessionFlush, by_session, flush_tables
 from collector.shedding import Storing
+from netmon.columnar import Columns
 from netmon.errors import DataError
-from netmon.records import Table
+from netmon.views import Verdict
 
 _log = logging.getLogger(__name__)
 MOST_PENDING_BYTES = 512 << 20
@@ -31,9 +33,11 @@ class _Due:
     """What is to be written at one time."""
 
     sessions: _Sessions
-    buckets: list[Table]
+    buckets: list[Columns]
+    evidence: EvidencePieces
     jobs: list[str]  # by the rows' number
     full: list[pa.Table]
+    verdicts: list[Verdict]
 
 
 class Flushing:
@@ -56,6 +60,8 @@ class Flushing:
         """Why the last flush failed; empty: it did not."""
         self.full_rows: list[pa.Table] = []
         """Of the table `full`, for the next flush."""
+        self.verdicts: list[Verdict] = []
+        """For the next flush."""
         self._next: asyncio.Future[bool] | None = None  # that has not begun
         self._room = asyncio.Event()
         self._room.set()
@@ -65,7 +71,7 @@ class Flushing:
     @property
     def pending_bytes(self) -> int:
         """Rows that have settled and are not stored."""
-        return self._tables().unstored.nbytes
+        return self._tables().unstored.nbytes + self._tables().evidence.nbytes
 
     def storing(self) -> Storing:
         """How the disk does now."""
@@ -106,15 +112,17 @@ class Flushing:
             # Nothing that a settled session has sent is needed any more, not even for what it leaves open.
             entries = list(self._entries())
             whole = [(entry, entry.session.received) for entry in entries if entry.settled]
-            unstored, due = self._tables().unstored, self._due(entries)
+            unstored, evidence, due = self._tables().unstored, self._tables().evidence, self._due(entries)
             try:
                 failed, elsewhere = await asyncio.to_thread(self._write, due)
             except BaseException as error:
                 for _, flush in due.sessions:
                     flush.undone()
                 known = set(map(id, self._entries()))
-                unstored.put_back(due.buckets, {flush.place for entry, flush in due.sessions if id(entry) in known})
-                self.full_rows = due.full + self.full_rows
+                there = {flush.place for entry, flush in due.sessions if id(entry) in known}
+                unstored.put_back(due.buckets, there)
+                evidence.put_back(due.evidence, there)
+                self.full_rows, self.verdicts = due.full + self.full_rows, due.verdicts + self.verdicts
                 if not isinstance(error, DataError):
                     raise
                 if str(error) != self.trouble:
@@ -150,9 +158,10 @@ class Flushing:
                     sessions.append((entry, flush))
             except Exception as error:
                 self._failures.at_session(entry, "the rows to be stored", error)
-        tables, full = self._tables(), self.full_rows
-        self.full_rows = []
-        return _Due(sessions, tables.unstored.take(), list(tables.flows.jobs), full)
+        tables, full, verdicts = self._tables(), self.full_rows, self.verdicts
+        self.full_rows, self.verdicts = [], []
+        jobs = list(tables.flows.jobs)
+        return _Due(sessions, tables.unstored.take(), tables.evidence.take(), jobs, full, verdicts)
 
     def _write(self, due: _Due) -> tuple[list[tuple[Entry, Exception]], set[str]]:
         """Write all that can be built; raises DataError; may be a thread.
@@ -163,31 +172,35 @@ class Flushing:
         sessions, failed = due.sessions, list[tuple[Entry, Exception]]()
         elsewhere = set[str]()
         try:
-            tables = _tables_of(sessions, due.buckets, due.jobs)
+            tables = _tables_of(sessions, due.buckets, due)
         except Exception:  # the rows of one are not what they should be: those of all others are stored without them
             sessions, failed = _tried(due)
-            tables = _tables_of(sessions, due.buckets, due.jobs)
+            tables = _tables_of(sessions, due.buckets, due)
         try:
-            elsewhere |= self._store(sessions, tables, due.full)
+            elsewhere |= self._store(sessions, tables, due)
         except DataError:
             raise
         except Exception:
             buckets = by_session(due.buckets)
             for one in sessions:
                 try:
-                    elsewhere |= self._store([one], _tables_of([one], buckets.get(one[1].place, []), due.jobs), [])
+                    elsewhere |= self._store([one], _tables_of([one], buckets.get(one[1].place, []), due))
                 except Exception as error:
                     failed.append((one[0], error))
         self._writing_s = time.thread_time() - began_s
         return failed, elsewhere
 
-    def _store(self, sessions: _Sessions, tables: dict[str, pa.Table], full: list[pa.Table]) -> frozenset[str]:
+    def _store(self, sessions: _Sessions, tables: dict[str, pa.Table], due: _Due | None = None) -> frozenset[str]:
         states = {flush.origin.hello.session: flush.state for _, flush in sessions}
-        return self._sink.write(tables | ({"full": pa.concat_tables(full)} if full else {}), states)
+        if due and due.full:
+            tables = tables | {"full": pa.concat_tables(due.full)}
+        if due and due.verdicts:
+            tables = tables | {"verdicts": verdict_table(due.verdicts)}
+        return self._sink.write(tables, states)
 
 
-def _tables_of(sessions: _Sessions, buckets: Sequence[Table], jobs: Sequence[str]) -> dict[str, pa.Table]:
-    return flush_tables([flush for _, flush in sessions], buckets, jobs)
+def _tables_of(sessions: _Sessions, buckets: Sequence[Columns], due: _Due) -> dict[str, pa.Table]:
+    return flush_tables([flush for _, flush in sessions], buckets, due.jobs, due.evidence)
 
 
 def _tried(due: _Due) -> tuple[_Sessions, list[tuple[Entry, Exception]]]:
@@ -196,7 +209,7 @@ def _tried(due: _Due) -> tuple[_Sessions, list[tuple[Entry, Exception]]]:
     good, failed = [], []
     for entry, flush in due.sessions:
         try:
-            flush_tables([flush], buckets.get(flush.place, []), due.jobs)
+            flush_tables([flush], buckets.get(flush.place, []), due.jobs, due.evidence)
             good.append((entry, flush))
         except Exception as error:
             failed.append((entry, error))

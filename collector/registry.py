@@ -22,6 +22,7 @@ from collector.host.window import Output
 from collector.intake import Intake
 from collector.job_exchange import SILENT_AFTER_S, JobExchange
 from collector.jobs.link import JobLink, JobsHere
+from collector.judging.judging import Judging
 from collector.settings import Settings
 from collector.stages import Stages
 from collector.triggers import Triggers, Wanted
@@ -80,6 +81,7 @@ class Registry:
         self._stage = self._stages.hosts
         self._sessions = Sessions(self._stage.tables)
         self._view = View(self._sessions, self._jobs, self._settings)
+        self.judging = Judging(self._stages, self._jobs, lambda verdict: self.flushing.verdicts.append(verdict))
 
     async def open(self, hello: Hello, news: asyncio.Event) -> Entry:
         """The session of an agent that connects, new, known or found in the dataset. Raises DataError, WireError.
@@ -131,12 +133,8 @@ class Registry:
 
     def _forget(self, entry: Entry) -> None:
         self._view.forget_links(self._sessions.links_of(entry.session))
-        ranks = entry.session.window.ranks.names()
+        self.judging.forget(entry.session.place)
         self._stage.close(entry.session.place)
-        self._stages.claims.release_session(entry.session.hello.session)
-        for job, rank in ranks:
-            if not self._stages.claims.held(job, rank):  # by a later session
-                self._stages.numbers.forget(job, rank)
         self._job_exchange.over(entry)
         self._triggers.forget(entry.session.hello.session)
         del self._entries[entry.session.hello.session]
@@ -226,6 +224,7 @@ class Registry:
                     self._arrived(entries[place], output)
                 except Exception as error:
                     self.failures.at_session(entries[place], "what has settled", error)
+        self.judging.tick(settled)
         self.flushing.check_room()
 
     def _tell_viewers(self, settled: Settled) -> None:
@@ -243,10 +242,16 @@ class Registry:
                 self._jobs.ended(host, iteration)
             for iteration, tally in output.iterations:
                 self._jobs.accounted(iteration, tally)
+            self.judging.take(entry.session, output)
             for wanted in self._triggers.look(entry.session, output, self._jobs):
                 task = asyncio.get_running_loop().create_task(self._keep_full(wanted))
                 self._pulling.add(task)
                 task.add_done_callback(self._pulling.discard)
+
+    @property
+    def infer_rest_s(self) -> float:
+        """How long to wait with it after the last time."""
+        return self._job_exchange.rest_s
 
     async def infer(self, leaving: Collection[Entry] = ()) -> None:
         """Tell the job stage what is new, and take over what it answers; it computes elsewhere.
@@ -255,7 +260,7 @@ class Registry:
         """
         try:
             last_words = {entry.session.hello.session for entry in leaving}
-            marks, patterns = await self._job_exchange.exchange(self._newest(), last_words)
+            marks, patterns = await self._job_exchange.exchange(self._newest(), last_words, self._jobs.marked())
             for entry, told in marks:
                 self._stage.tell(entry.session.place, told)
             for job, pattern in patterns.items():

@@ -1,15 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The host stage and what of the job stage answers within a tick."""
+"""The host stage, and what of the job stage answers it within a tick: hands on the messages between them."""
 
 from collections.abc import Sequence
+from typing import TypeVar
 
 from collector.host.batches import Settled
+from collector.host.exchange import Talk
 from collector.host.stage import HostStage
-from collector.jobs.common_numbers import Numbers
-from collector.jobs.rank_claims import Claims
-from collector.jobs.remote_ends import Peers
+from collector.jobs.answering import Answering
 from collector.settings import Settings
 from netmon.wire.many import ManyBatches
+
+_T = TypeVar("_T")
 
 
 class Stages:
@@ -17,17 +19,33 @@ class Stages:
 
     def __init__(self, settings: Settings) -> None:
         """Begin without sessions."""
-        self.numbers, self.claims, self.peers = Numbers(), Claims(), Peers()
-        self.hosts = HostStage(settings, self.peers, self.numbers, self.claims)
+        self.hosts = HostStage(settings)
+        self._answering = Answering()
+
+    @property
+    def shared(self) -> int:
+        """How much is known of what several hosts have to do with each other, as Answering counts it."""
+        return len(self._answering)
 
     def tick(self) -> Settled:
         """As HostStage.tick."""
-        return self.hosts.tick()
+        return talk(self.hosts.tick(), self._answering)
 
     def take(self, places: Sequence[int], many: ManyBatches) -> Settled:
         """As HostStage.take."""
-        return self.hosts.take(places, many)
+        return talk(self.hosts.take(places, many), self._answering)
 
     def settle_all(self, places: Sequence[int], leaving: bool) -> Settled:
         """As HostStage.settle_all."""
-        return self.hosts.settle_all(places, leaving)
+        return talk(self.hosts.settle_all(places, leaving), self._answering)
+
+
+def talk(work: Talk[_T], answering: Answering) -> _T:
+    """Do the host stage's work; each message that it yields is answered."""
+    try:
+        news = next(work)
+        while True:
+            news = work.send(answering.hear(news))
+    except StopIteration as done:
+        found: _T = done.value
+        return found

@@ -15,6 +15,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from netmon.evidence import HOST_PART, TRANSPORT
+
 SCHEMA_VERSION = 3
 
 Table = npt.NDArray[np.void]
@@ -364,6 +366,9 @@ class Batch:
     exchanges: Sequence[ClockExchange] = ()
     nic: Sequence[NicSample] = ()
     bucket_ns: int = 0  # width of the rows; 0: the hello's bucket_ns
+    transport: Table = field(default_factory=lambda: empty(TRANSPORT))
+    host: Table = field(default_factory=lambda: empty(HOST_PART))
+    host_jobs: Sequence[str] = ()  # that `host` names
 
 
 def address(packed: bytes) -> str:

@@ -84,29 +84,6 @@ class Cause(IntEnum):
     HOST = 8  # the host itself: its CPU, memory or storage
 
 
-@dataclass(frozen=True)
-class SlowIteration:
-    """The slowest of a job's recent iterations, and why.
-
-    The shares are parts of its excess, duration − median; what they do not add up to is unknown. The bytes are the
-    culprit's where there is one; where the cause is unknown, of whoever moved the most meanwhile.
-    """
-
-    iteration: int = -1  # -1: none stands out
-    duration_ns: int = 0
-    median_ns: int = 0  # of the recent iterations
-    cause: Cause = Cause.UNKNOWN
-    culprit: str = ""  # whose cross traffic; empty: there was none, or it was not to blame
-    culprit_bytes: int = 0  # payload
-    direction: Direction = Direction.RX  # of it, as the host sees it
-    host: str = ""  # where it was, or the straggler is
-    rank: int = -1  # there
-    transfer_ns: int = 0  # that all ranks waited longer for gradients
-    late_ns: int = 0  # that a straggler came late
-    pause_ns: int = 0  # that all ranks spent longer on something else
-    told: bool = True  # whether it is known how long each rank waited
-
-
 SHARES = ("compute", "late", "transfer", "cross", "other_job", "loss", "slow_link", "host", "pause", "unknown")
 """Of an iteration's excess; Verdict has NAME_ns of each, which add up to excess_ns."""
 
@@ -129,7 +106,7 @@ class Verdict:
     culprit: str = ""  # whose bytes; of a rank that came late, its name; empty: nobody's, or not known
     host: str = ""  # where
     interface: str = ""
-    direction: Direction | None = None
+    direction: Direction = Direction.RX  # of that interface; without one it says nothing
     rank: int = -1  # that came late, or whose link it was
     bytes: int = 0  # payload of the culprit on that link during the iteration
     compute_ns: int = 0  # a job of one rank computed longer
@@ -143,11 +120,11 @@ class Verdict:
     pause_ns: int = 0  # all ranks did something else, or stopped
     unknown_ns: int = 0
     error_ns: int = 0  # of the shares: the usual iterations' spread and the clocks' bounds
-    counterfactual_ns: int | None = None  # without the culprit's bytes; None: nobody's bytes held it up
-    counterfactual_low_ns: int | None = None
-    counterfactual_high_ns: int | None = None
+    counterfactual_ns: int = -1  # without the culprit's bytes; −1: nobody's bytes held it up
+    counterfactual_low_ns: int = -1
+    counterfactual_high_ns: int = -1
     confidence: float = 0.0  # 0 to 1
-    second_cause: Cause | None = None
+    second_cause: Cause = Cause.UNKNOWN  # UNKNOWN: there is none
     second_culprit: str = ""
     told_ns: int = 0  # when
     relative: bool = False  # its number is counted since somebody looked
@@ -178,7 +155,7 @@ class JobView:
     ranks: tuple[RankView, ...]
     pattern: str = ""  # "ring", "tree", "star", "clique", "hierarchical"; empty: not known
     scores: tuple[SourceScore, ...] = ()
-    slowest: SlowIteration = SlowIteration()
+    verdicts: tuple[Verdict, ...] = ()  # on the last iterations that stood out, newest first
     known_ranks: int = 0  # of which `ranks` are some; 0: it is all of them
     shared_ranks: int = 0  # of those, whose node was DL-shared in their last iteration
 
@@ -194,6 +171,12 @@ class FlowView:
     wire_bps: float
     wire_bytes: int  # since the flow's start
     traffic: str = ""  # of a DL flow: "gradient" or "control"; empty: not known
+    # What TCP said of its connection last (netmon.evidence.TRANSPORT); nan: nothing.
+    rtt_ns: float = float("nan")
+    rtt_min_ns: float = float("nan")
+    loss: float = float(
+        "nan"
+    )  # share of the payload sent that was sent again; of a flow that comes in nobody here knows
 
 
 @dataclass(frozen=True)

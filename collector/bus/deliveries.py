@@ -108,6 +108,12 @@ class Deliveries:
             if time.monotonic() - self._heard > _SILENT_S:
                 self._broken = f"the bus says nothing about {self._host} for {_SILENT_S:g} s"
 
+    async def drained(self) -> bool:
+        """Whether there is nothing that has not been handed out. Raises BusError."""
+        with self._bus.errors("ask"):
+            info = await self._bus.jetstream.consumer_info(STREAM, self.name)
+        return not (info.num_pending or self._come or self._broken)
+
     def interrupt(self, why: str) -> None:
         """Whoever waits in `next` begins again."""
         self._broken = self._broken or why

@@ -11,12 +11,13 @@ from google.protobuf.message import DecodeError
 from nats.aio.msg import Msg
 
 from collector.bus.deliveries import Deliveries
-from collector.bus.session import BusSession, Delivered, StrangerError
+from collector.bus.session import BusSession, Delivered, RefusedHelloError, StrangerError
 from collector.door import FailedBatchError, RefusedBatchError
 from collector.registry import Registry
 from netmon.errors import DataError, NetmonError, WireError
 from netmon.wire import netmon_pb2
 from netmon.wire.bus import Bus, BusError, read_label
+from netmon.wire.bus_sessions import lift_refusals, refuse
 
 Owned = Callable[[str], Awaitable[bool]]
 
@@ -43,6 +44,7 @@ class HostIntake:
 
     async def begin(self) -> None:
         """Consume from now on. Raises BusError."""
+        await lift_refusals(self._bus, self._host)
         await self._deliveries.begin()
         self._working = asyncio.create_task(self._work())
 
@@ -68,6 +70,14 @@ class HostIntake:
                 _log.debug("%s", error)  # it is said where the connection is kept
             except NetmonError as error:
                 self._fail(session, error)
+
+    def quiet(self, session: str) -> bool:
+        """Whether nothing of a session is being taken in, or waits to be stored."""
+        return session not in self.sessions or self.sessions[session].idle
+
+    async def drained(self) -> bool:
+        """Whether everything that the bus holds of the host has been handed out. Raises BusError."""
+        return await self._deliveries.drained()
 
     def stop(self) -> None:
         """Take nothing in any more."""
@@ -136,6 +146,8 @@ class HostIntake:
         except WireError as error:
             if session.entry is None:  # it cannot be opened: another netmon may be able to
                 session.refused = str(error)
+                if isinstance(error, RefusedHelloError):
+                    await refuse(self._bus, self._host, session.name, session.refused)
                 self._registry.failures.notice(f"{error}; its batches stay on the bus")
             else:
                 self._fail(session, error)

@@ -9,6 +9,7 @@ import time
 from google.protobuf.message import DecodeError
 from nats.aio.msg import Msg
 
+from collector.bus.forgetting import Forgetting
 from collector.bus.host import HostIntake, Owned
 from collector.bus.session import BusSession
 from collector.registry import Registry
@@ -32,6 +33,7 @@ class BusIntake:
         self._working: list[asyncio.Task[None]] = []
         self._told: dict[tuple[str, str], float] = {}  # by host and session: when
         self._mending = asyncio.Lock()
+        self._forgetting = Forgetting(bus)
 
     async def start(self) -> None:
         """Make what is missing on the bus, tell the time, hear answers, say what is stored. Raises BusError."""
@@ -118,6 +120,10 @@ class BusIntake:
                     _log.debug("%s", error)
                 except Exception as error:  # of one host
                     self._registry.failures.notice(f"cannot tend a host: {type(error).__name__}: {error}", error)
+            try:
+                await self._forgetting.look(self._hosts)
+            except BusError as error:
+                _log.debug("%s", error)
 
     async def _tell(self, session: BusSession) -> None:
         """What its agent has to know, now and then and when there is a request."""

@@ -31,6 +31,10 @@ class StrangerError(WireError):
     """A message is none of an agent of this host."""
 
 
+class RefusedHelloError(WireError):
+    """An introduction that this netmon does not understand."""
+
+
 @dataclass(frozen=True)
 class Delivered:
     """A message as the bus has handed it out. reply: where to acknowledge it."""
@@ -133,7 +137,10 @@ class BusSession:
         except DecodeError as error:
             raise StrangerError(f"the introduction of session {self.name} of {self.host} cannot be read") from error
         known = message.WhichOneof("message") == "hello" and message.hello.schema_version == SCHEMA_VERSION
-        hello = read_hello(message)
+        try:
+            hello = read_hello(message)
+        except WireError as error:
+            raise RefusedHelloError(str(error)) from error
         if known and (hello.host, hello.session) != (self.host, self.name):
             raise StrangerError(f"the introduction of session {self.name} of {self.host} is another one's")
         return hello
@@ -187,6 +194,13 @@ class BusSession:
         """Its last word, where everything is stored."""
         told = not self._leaving or self._leaving.done()
         return self._end if told and not (self._replies or self._parked) else None
+
+    @property
+    def idle(self) -> bool:
+        """Its agent is not connected, and nothing of it waits here or, because it is refused, on the bus."""
+        held = self._order is not None and self._order.held
+        waits = self._replies or self._parked or self._end or held or self.refused
+        return self.connection is None and self._waits_since is not None and not waits
 
     async def forget(self) -> None:
         """It is over. Raises BusError."""

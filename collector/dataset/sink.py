@@ -384,7 +384,7 @@ class _LostHostsError(Exception):
 
 
 def _hosts(rows: pa.Table) -> set[str]:
-    return set(rows["host"].unique().to_pylist())
+    return set(rows["host"].unique().to_pylist()) - {""}  # a verdict may be about no host
 
 
 def _without(rows: pa.Table, hosts: Collection[str]) -> pa.Table:

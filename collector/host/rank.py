@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """One process that trains: its marks, and what of its iterations still waits."""
 
+from array import array
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from collector.messages import Step
+from collector.tick_messages import UNTOLD, Count
 from netmon.dl.iterations import Iteration, IterationTracker
 from netmon.dl.numbering import Trust
 from netmon.mark_runs import MarkRun
@@ -16,6 +17,7 @@ from netmon.records import Mark, Moment, Source
 NEVER = int(np.iinfo(np.int64).max)
 _STEPPING = (Moment.STEP_START, Moment.FIRST_ENQUEUE)
 _CHECKS_AT_FIRST = 20
+_MOST_GONE = 1_000  # processes remembered as gone
 _CHECK_EVERY_NS = 500_000_000
 
 
@@ -47,7 +49,7 @@ class Steps(NamedTuple):
     since_ns: int  # it was there from here…
     until_ns: int  # …to here
     shift: int  # what to add to its own numbers
-    spans: npt.NDArray[np.int64]  # as IterationTracker.spans has them
+    spans: "array[int]"  # as IterationTracker.spans has them
 
 
 @dataclass
@@ -67,11 +69,12 @@ class Rank:
     last_ns: int = 0  # its latest mark of a step
     earlier: Earlier | None = None
     later: bool = False  # the process is another rank now, or this one anew
-    # What to add to its numbers, and whether they are relative, once it has left or its host is heard no more: the
-    # common count goes on without it.
-    settled_count: tuple[int, bool] | None = None
-    count: tuple[int, bool] = (0, True)  # the same until then…
-    counted_at: int = -1  # …as it was after so many changes of the common numbers
+    serial: int = 0  # by which the job stage knows it
+    asked: bool = False  # it claims a name, and has not been answered
+    lives: "list[Rank]" = field(default_factory=list)  # what its process has been before, where that has no name yet
+    lost: bool = False  # only its traffic is known, and a process is this rank now
+    count: Count = UNTOLD  # what the job stage says of its numbers
+    settled_count: Count | None = None  # the same once it has left or its host is heard no more: the others go on
 
     @property
     def number(self) -> int:
@@ -118,9 +121,21 @@ class Rank:
         """Its number in the job is checked with all its marks."""
         self.fresh, self.checks, self.checked_ns = False, self.checks + 1, self.last_ns
 
+    @property
+    def claimed(self) -> bool:
+        """It has a name, or is about to be told one."""
+        return bool(self.name) or self.asked
+
+    def find_earlier(self) -> None:
+        """What its process has been before, now that this has its name, if it gets one."""
+        lives, self.lives = [life for life in self.lives if life.name], []
+        if lives:
+            last = max(lives, key=lambda life: life.tracker.finished_ns)
+            self.earlier = Earlier(last.name, last.stored(), last.count.trust, last.count.shift)
+
     def resized(self, size: int) -> bool:
         """Its job has another size by now: it has been set up anew."""
-        return bool(self.name) and bool(size) and self.tracker.size not in (0, size)
+        return self.claimed and bool(size) and self.tracker.size not in (0, size)
 
     def unnamed(self) -> bool:
         """It steps, and it is not known yet of which job."""
@@ -158,3 +173,9 @@ class Rank:
         if open_since is None and self.tracker.finished_ns < 0 and not self.leaving():
             return min(self.joined.values(), default=None)
         return open_since
+
+
+def keep_newest(gone: dict[Any, Any]) -> None:
+    """Forget the oldest of those that are gone, of more than some."""
+    while len(gone) > _MOST_GONE:
+        del gone[next(iter(gone))]

@@ -2,24 +2,21 @@
 """The ranks of one host: their marks, their iterations and whose bytes went by meanwhile."""
 
 from collections.abc import Iterable
-from functools import partial
-from typing import Any
 
 from collector.host.counting import Counting
 from collector.host.flows import FlowTable
 from collector.host.odd_marks import DISTANT, GONE, REPEATED, Key, OddMarks
-from collector.host.rank import NEVER, Earlier, Rank, Resumed, Steps
-from collector.jobs.common_numbers import Numbers
-from collector.jobs.rank_claims import Claims
+from collector.host.rank import NEVER, Rank, Resumed, Steps, keep_newest
+from collector.host.rank_log import RankLog
 from collector.messages import Holder
+from collector.tick_messages import About, BeatsTold
 from netmon.dl.account import Asked, HostAccount, Party
 from netmon.dl.iterations import Iteration, IterationTracker
-from netmon.dl.numbering import RankEvents, Trust
+from netmon.dl.numbering import Trust
 from netmon.mark_runs import MarkRun
 from netmon.records import Mark, Moment, Source
 from netmon.views import SourceScore
 
-_MOST_GONE = 1_000  # processes remembered as gone
 LONGEST_NEED_NS = 30_000_000_000  # an older open iteration or interval no longer holds back acknowledgements
 _LONGEST_HISTORY_NS = 3_600_000_000_000  # of a longer iteration, the account is that of its last hour
 
@@ -31,39 +28,39 @@ class Ranks:
 
     def __init__(
         self,
+        place: int,
         holder: Holder,
         account: HostAccount,
         parameters: int,
-        numbers: Numbers,
-        claims: Claims,
+        log: RankLog,
     ) -> None:
         """Begin without ranks.
 
-        holder: host and session; account: of the host's bytes; parameters: of models that do not tell theirs;
-        numbers, claims: what the sessions of all hosts share.
+        place, holder: of the session; account: of the host's bytes; parameters: of models that do not tell theirs;
+        log: of what the ranks of all hosts tell the job stage.
         """
         self.account = account
         self.odd = OddMarks(holder.host)
         self.needed_ns: int | None = None  # start of the earliest iteration that may still ask for the account
         self.renamed: dict[tuple[str, int], str] = {}  # (job, pid) → name, where they differ
-        self._holder = holder
-        self._numbers = numbers
-        self._counting = Counting(numbers, parameters)
-        self._claims = claims
+        self.place, self._host = place, holder.host
+        self._log, self._number = log, log.open(holder)
+        self._counting = Counting(parameters)
+        self.unnamed = False  # whether a process steps and it is not known yet of which job
         self.offset_ns = 0  # from mono to UTC
-        self._heard = True  # the host, lately
+        self._heard, self._freezes = True, False  # the host, lately; a count stays as it is
         self._ranks: dict[Key, Rank] = {}
         self._past: list[Rank] = []  # whose processes have joined as the same rank again; their rows have not settled
         self._resumed: dict[tuple[str, int], Resumed] = {}
         self._gone: dict[Key, None] = {}
         self._left: dict[tuple[str, int], Resumed] = {}  # what the last process that was this rank came to
         self._fresh: list[tuple[Rank, Iteration]] = []
-        self._stepped: dict[int, Rank] = {}  # by id: processes whose latest steps the claims have not heard of
+        self._stepped: dict[int, Rank] = {}  # by id: processes whose latest steps are not told
 
     def resume(self, job: str, rank: int, stored: Resumed, trust: Trust, shift: int) -> None:
         """Take up a rank of which iterations are in the dataset, numbered with this shift."""
         self._resumed[job, rank] = stored
-        self._numbers.resume(job, rank, trust, shift)
+        self._log.resume(job, rank, trust, shift)
 
     def hear(self, runs: Iterable[MarkRun], settled_ns: int) -> None:
         """Take in marks. Rows before settled_ns have been added."""
@@ -134,12 +131,15 @@ class Ranks:
     def _join(self, key: Key, mark: Mark, settled_ns: int) -> None:
         self._gone.pop(key, None)
         rank = self._ranks.get(key)
-        if rank and mark.source in rank.left and rank.name and not rank.leaving():
-            self._numbers.go_on(rank.name, rank.number, *self._numbers.state(rank.name, rank.number))
+        if rank and mark.source in rank.left and rank.claimed and not rank.leaving():
+            self._log.tell(About.REJOIN, rank)
         if rank is None or rank.leaving() or rank.resized(mark.size):
-            earlier = self._earlier(key, mark)
+            lives = self._lives(key, mark)
             self._past += [rank] if rank else []
-            rank = self._ranks[key] = Rank(IterationTracker(mark.job, mark.rank), key[2], earlier=earlier)
+            rank = self._ranks[key] = Rank(IterationTracker(mark.job, mark.rank), key[2], lives=lives)
+            self._log.add(self, rank)
+            if all(life.name for life in lives):
+                rank.find_earlier()
         rank.tracker.size, rank.tracker.parameters = mark.size, mark.parameters or rank.tracker.parameters
         rank.tracker.join(mark.source)
         rank.joined[mark.source] = mark.time_ns
@@ -147,23 +147,21 @@ class Ranks:
         for early in self.odd.take_aside(key):
             self._apply(rank, early, settled_ns)
 
-    def _earlier(self, key: Key, mark: Mark) -> Earlier | None:
+    def _lives(self, key: Key, mark: Mark) -> list[Rank]:
         """What the process has been until now, if it was of the job: it is that no more."""
         job, _, pid = key
-        lives = [rank for rank in self._all() if pid and rank.pid == pid and rank.tracker.job == job and rank.name]
-        if not lives:
-            return None
+        lives = [rank for rank in self._all() if pid and rank.pid == pid and rank.tracker.job == job and rank.claimed]
         for rank in lives:
             rank.later = True
             if not rank.leaving():
                 rank.leave(mark.time_ns)
-                self._end(rank, leaving=True)
+                if rank.name:
+                    self._end(rank, leaving=True)
                 self._release(rank)
-        last = max(lives, key=lambda rank: rank.tracker.finished_ns)
-        return Earlier(last.name, last.stored(), *self._numbers.state(last.name, last.number))
+        return lives
 
     def _apply(self, rank: Rank, mark: Mark, settled_ns: int) -> None:
-        if not rank.pid and rank.name and not self._hold(rank):
+        if not rank.pid and rank.lost:
             return  # a process is this rank now, somewhere, and tells more
         if mark.source == Source.INFERRED and rank.earlier and not rank.first_ns:
             return  # what it did when the job was set up anew
@@ -175,7 +173,7 @@ class Ranks:
             if mark.size != rank.tracker.size:  # what it has stepped as until now was of the other size
                 self._step_on()
             self._take(rank, mark, settled_ns)
-        if rank.name:
+        if rank.claimed:
             self._stepped[id(rank)] = rank
         self._go_on(rank)
         self.odd.unusable[REPEATED] += rank.tracker.unusable - unusable
@@ -190,28 +188,24 @@ class Ranks:
             self.odd.late(mark, first=rank.tracker.finished_ns < 0)
 
     def _go_on(self, rank: Rank) -> None:
-        """Name the rank, if that can be, and take what it has come to."""
+        """Ask for the rank's name, if it has none, and take what it has come to."""
         leaving = rank.leaving()
-        if rank.unnamed():
+        if rank.unnamed() and (leaving or not rank.asked):
             self._claim(rank, wait=not leaving)
         if rank.name:
             self._end(rank, leaving)
-            if leaving:
-                self._release(rank)
-
-    def _hold(self, rank: Rank) -> bool:
-        self._step_on()
-        return self._claims.hold(rank.name, rank.step(self.offset_ns), self._holder_of(rank))
+        if rank.claimed and leaving:
+            self._release(rank)
 
     def _step_on(self) -> None:
-        """Tell the claims who has stepped: before anybody asks them, and when all marks that have come are taken in."""
+        """Tell who has stepped: before somebody claims, and when all marks that have come are taken in."""
         stepped, self._stepped = self._stepped, {}
         for rank in stepped.values():
-            self._claims.hold(rank.name, rank.step(self.offset_ns), self._holder_of(rank))
+            self._log.step(rank, rank.step(self.offset_ns))
 
     def _release(self, rank: Rank) -> None:
         self._step_on()
-        self._claims.release(rank.name, rank.number, self._holder_of(rank))
+        self._log.tell(About.RELEASE, rank)
 
     def _end(self, rank: Rank, leaving: bool) -> None:
         self._keep(rank, rank.tracker.finished(leaving))
@@ -222,16 +216,18 @@ class Ranks:
             self._fresh += [(rank, iteration) for iteration in ended]
 
     def _claim(self, rank: Rank, wait: bool = True) -> None:
-        """The process steps: it is this rank of the job, or of another job of that name, or that cannot be told yet."""
-        tracker = rank.tracker
         self._step_on()
-        rank.name = self._claims.claim(tracker.job, rank.step(self.offset_ns), self._holder_of(rank), wait)
-        if not rank.name:
-            return
+        self.unnamed = True
+        self._log.claim(self._number, rank, rank.step(self.offset_ns), wait)
+
+    def named(self, rank: Rank, name: str) -> None:
+        """A process that steps is a rank of its job, or of another job of that name."""
+        rank.name, tracker = name, rank.tracker
+        rank.find_earlier()
         if rank.name != tracker.job:
             self.renamed[tracker.job, rank.pid] = rank.name
             self.odd.warn(
-                f"process {rank.pid} on {self._holder.host} steps as rank {tracker.rank} of job {tracker.job!r} while "
+                f"process {rank.pid} on {self._host} steps as rank {tracker.rank} of job {tracker.job!r} while "
                 f"another process does: it is taken for another job, {rank.name!r}"
             )
         stored = self._resumed.pop((rank.name, tracker.rank), None)
@@ -239,35 +235,45 @@ class Ranks:
             stored = self._left.get((rank.name, tracker.rank))
         if stored is None and rank.earlier:
             stored = rank.earlier.came_to
-            self._numbers.go_on(rank.name, tracker.rank, rank.earlier.trust, rank.earlier.shift)
+            self._log.tell(About.GO_ON, rank, rank.earlier.trust, rank.earlier.shift)
         elif stored is None and rank.pid:
-            self._numbers.forget(rank.name, tracker.rank)
+            self._log.tell(About.FRESH, rank)
         if stored:
             tracker.size, tracker.parameters = tracker.size or stored.size, tracker.parameters or stored.parameters
             tracker.resume(stored.end_ns, stored.number)
+        unusable = tracker.unusable
+        self._end(rank, rank.leaving())
+        self.odd.unusable[REPEATED] += tracker.unusable - unusable
 
-    def _holder_of(self, rank: Rank) -> Holder:
-        return self._holder._replace(pid=rank.pid)
+    def ask(self) -> None:
+        """Ask for the names of those that step and have none, with all that is known of them by now."""
+        waiting = [rank for rank in self._all() if rank.unnamed()]
+        for rank in waiting:
+            self._claim(rank, wait=not rank.leaving())
+            if rank.leaving():
+                self._release(rank)
+        self.unnamed = bool(waiting)
 
     def align(self, offset_ns: int, error_ns: int) -> None:
-        """Find the common numbers of the ranks; offset_ns: what to add to mono times, right to error_ns."""
+        """Ask for the common numbers of the ranks; offset_ns: what to add to mono times, right to error_ns."""
         self.offset_ns = offset_ns
-        for rank in self._ranks.values():
-            if rank.unnamed():
-                self._go_on(rank)
         stepping = self._stepping()
+        self._freezes = not self._heard or any(rank.left or rank.settled_count for rank in stepping)
         for rank in stepping:
             if rank.fresh and not rank.later and rank.check_due():
                 rank.checked()
                 events = rank.tracker.events(offset_ns)
-                told = RankEvents(rank.number, rank.tracker.trust, events, error_ns)
-                self._numbers.tell(rank.name, told, partial(self._renumbered, rank))
-        for rank in stepping:
+                self._log.beats(BeatsTold(rank.serial, rank.tracker.trust, events, error_ns))
+
+    def aligned(self) -> None:
+        """That has been answered: the count of who has left, or is not heard, stays as it is."""
+        for rank in self._stepping() if self._freezes else ():
             rank.settled_count = self._counting.of(rank) if rank.leaving() or not self._heard else None
 
-    def _renumbered(self, rank: Rank, shift: int) -> None:
+    def renumbered(self, rank: Rank, shift: int) -> None:
+        """Numbers of a rank that were used have moved; shift: what is added to its own ones now."""
         self.odd.warn(
-            f"iterations of rank {rank.number} of job {rank.name!r} on {self._holder.host} are numbered anew: "
+            f"iterations of rank {rank.number} of job {rank.name!r} on {self._host} are numbered anew: "
             f"its own number {shift:+d}"
         )
 
@@ -292,7 +298,7 @@ class Ranks:
         return [
             Steps(
                 *(rank.name, rank.number, rank.pid != 0, not rank.pid and (rank.name, rank.number) in left),
-                *(*rank.present(), self._counting.of(rank)[0], rank.tracker.spans()),
+                *(*rank.present(), self._counting.of(rank).shift, rank.tracker.spans()),
             )
             for rank in self._stepping()
         ]
@@ -312,18 +318,14 @@ class Ranks:
         times += [max(rank.left.values()) + 1 for rank in self._all() if rank.left and rank.leaving()]
         return min(times, default=NEVER)
 
-    def waits_for_a_name(self) -> bool:
-        """Whether a process steps and it is not known yet of which job."""
-        return any(rank.unnamed() for rank in self._ranks.values())
-
     def settle(self, settled_ns: int, flows: FlowTable) -> list[tuple[Iteration, Asked]]:
         """The iterations whose rows have all been added, with what their account is asked for by."""
         settled = []
         for rank in self._stepping():
-            due = [iteration for iteration in rank.ended if iteration.end_ns <= settled_ns]
-            if not due:
+            if not rank.ended or rank.ended[0].end_ns > settled_ns:  # they ascend
                 continue
-            rank.ended = [iteration for iteration in rank.ended if iteration.end_ns > settled_ns]
+            due = [iteration for iteration in rank.ended if iteration.end_ns <= settled_ns]
+            rank.ended = rank.ended[len(due) :]
             settled += [(self._counting.whole(rank, one), self._asked(rank, one, flows)) for one in due]
         self._forget(settled_ns)
         return settled
@@ -335,19 +337,20 @@ class Ranks:
 
     def _forget(self, settled_ns: int) -> None:
         if self._past:
-            self._past = [rank for rank in self._past if not rank.gone(settled_ns)]
+            for rank in self._past:
+                if rank.gone(settled_ns):
+                    self._log.forget(About.DROP, rank)
+            self._past = [rank for rank in self._past if rank.serial in self._log.ranks]
         gone = [key for key, rank in self._ranks.items() if rank.left and rank.gone(settled_ns)]
         for key in gone:
             rank = self._ranks.pop(key)
             self._gone[key] = None
             if rank.name:
                 self._left[rank.name, rank.number] = rank.stored()
-            taken = (rank.name, rank.number) in self.names() or self._claims.held(rank.name, rank.number)
-            if rank.name and not taken:
-                self._numbers.forget(rank.name, rank.number)
+            self._log.forget(About.FORGET, rank)
         if gone:
-            _keep_newest(self._gone)
-            _keep_newest(self._left)
+            keep_newest(self._gone)
+            keep_newest(self._left)
         oldest = settled_ns
         for rank in self._all():
             needed = rank.needed_since()
@@ -356,11 +359,14 @@ class Ranks:
             oldest = min(oldest, before)
         self.needed_ns = max(oldest, settled_ns - _LONGEST_HISTORY_NS) if self.busy else None
 
-    def end_of_stream(self) -> None:
-        """No more marks will come: this may end iterations."""
-        for rank in self._ranks.values():
+    def ask_last(self) -> None:
+        """No more marks will come of those that step and have no name."""
+        for rank in self._all():
             if rank.unnamed():
                 self._claim(rank, wait=False)
+
+    def end_of_stream(self) -> None:
+        """No more marks will come: this may end iterations. Who has no name has asked for it: see ask_last."""
         for rank in self._stepping():
             self._end(rank, leaving=True)
 
@@ -369,7 +375,15 @@ class Ranks:
         self._heard = False
         for rank in self._stepping():
             rank.settled_count = self._counting.of(rank)
-        self._claims.release_session(self._holder.session)
+        self._log.tell_session(About.SILENT, self._number)
+
+    def close(self) -> None:
+        """The session is over."""
+        self._log.close(self._number, self._all())
+
+    def states(self) -> dict[tuple[str, int], tuple[Trust, int]]:
+        """By job and rank, what its count is taken up again by."""
+        return {(rank.name, rank.number): (rank.count.trust, rank.count.shift) for rank in self._stepping()}
 
     def needed_since(self, horizon_ns: int) -> int | None:
         """Start of the earliest iteration that is still open, unless it is too old to wait for (mono ns).
@@ -379,8 +393,3 @@ class Ranks:
         told = [rank for rank in self._all() if rank.pid and rank.tracker.source != Source.INFERRED]
         times = [time for time in (rank.needed_since() for rank in told) if time is not None]
         return min((time for time in times if time > horizon_ns - LONGEST_NEED_NS), default=None)
-
-
-def _keep_newest(gone: dict[Any, Any]) -> None:
-    while len(gone) > _MOST_GONE:
-        del gone[next(iter(gone))]

@@ -10,31 +10,33 @@ from collector.dataset.resume import FLOW_OVER_NS, RECENT_NS, RankState, Resume,
 from collector.dataset.tables import Origin, Origins, SessionTold, bucket_table, full_table
 from collector.host.ledger import LedgerRow
 from collector.host.nic import NicRows
+from collector.host.served import Served
 from collector.host.tables import Tables
 from collector.host.unstored import FlowRows, SessionFlush
 from collector.host.window import HostWindow, News, Output
-from collector.jobs.remote_ends import Peers, Served
+from netmon.columnar import Columns
 from netmon.dl.account import Asked, Tally
 from netmon.dl.iterations import Iteration
+from netmon.dl.numbering import Trust
 from netmon.mark_runs import MarkRun
-from netmon.records import Flow, Hello, Table
+from netmon.records import Flow, Hello
 
 
 class Session:
     """State of one (host, session); used from one thread."""
 
-    def __init__(self, hello: Hello, resume: Resume, tables: Tables, peers: Peers) -> None:
-        """Begin or resume. tables, peers: what the sessions of all hosts share."""
+    def __init__(self, hello: Hello, resume: Resume, tables: Tables) -> None:
+        """Begin or resume. tables: of all sessions."""
         self.hello = hello
-        self._numbers = tables.numbers
         self.window = HostWindow(hello, resume, tables)
+        tables.evidence.renamed[self.window.place] = self.window.ranks.renamed
         self.received = 0  # sequence of the last batch processed; 0: none since the collector's start
         self.queued = 0  # the same of the last one that waits for a tick, or does no more
         self.stored_before = resume.last_sequence
         self.complete_before = resume.complete_sequence
         self.missing = 0  # batches that the agent has given up
         self._tables = tables
-        self._peers, self._served = peers, Served(peers)
+        self._served = Served()
         self._unstored = False  # whether bucket rows have settled that are not stored, nor on their way to the disk
         self._iterations: list[tuple[Iteration, Tally]] = []
         self._ledger: list[LedgerRow] = []
@@ -43,8 +45,6 @@ class Session:
         self._told: tuple[str, int] = ("", 0)  # what the table `sessions` says of the clock: source, bound
         self._resume = resume
         self._ranks = {(rank.job, rank.rank): rank for rank in resume.ranks}
-        for flow in (*(stored.flow for stored in resume.flows), *hello.flows):
-            peers.add(flow)
 
     @property
     def place(self) -> int:
@@ -54,15 +54,15 @@ class Session:
     def introduce_again(self, hello: Hello) -> None:
         """Take in the flows of a later introduction that no batch has described: it was given up."""
         for flow in map(self.window.named, self.window.flows.unknown(hello.flows)):
-            self._peers.add(flow)
             self.window.flows.describe(flow)
 
     def describe(self, flow: Flow, horizon_ns: int) -> None:
         """Take in a flow of a batch. Raises WireError where its link is unknown."""
         self.window.describe(flow)
         flow = self.window.named(flow)
-        self._peers.add(flow)
-        self._served.add(flow, horizon_ns)
+        index = self.window.flows.index_of(flow.flow_id)
+        if self._served.add(flow, horizon_ns) and index is not None:
+            self._tables.flows.ends.ask(index)
 
     @property
     def serves(self) -> bool:
@@ -71,15 +71,24 @@ class Session:
 
     def find_served(self, horizon_ns: int) -> None:
         """Flows that are a job's by their other end; the other end may be described before or after."""
-        for flow in self._served.take(self.window.flows.jobs_here, horizon_ns):
-            self.window.flows.describe(flow)
+        flows = self.window.flows
+        for flow in self._served.take(flows.jobs_here):
+            flows.describe(flow)
+        for flow_id in self._served.give_up(horizon_ns):
+            index = flows.index_of(flow_id)
+            if index is not None and not flows.flows[index].owner.job:
+                self._tables.flows.ends.give_up(index, self.place, flow_id)
+
+    def tell_peer(self, flow_id: int, job: str, rank: int) -> None:
+        """The other end of a flow is this rank's; an empty job: no rank's that is known."""
+        index = self.window.flows.index_of(flow_id)
+        if index is not None:
+            self._tables.flows.ends.tell(index, rank)
+        self._served.tell(flow_id, job)
 
     def hear(self, news: News) -> Sequence[MarkRun]:
         """Take in what a batch tells beside its rows; returns the marks that count."""
         marks = self.window.mark(news)
-        if self.window.rename():
-            for flow in self.window.flows.flows:
-                self._peers.add(flow)
         for warning in self._nic.add(news.nic, stored=news.sequence <= self._resume.nic_sequence):
             self.window.ranks.odd.warn(warning)
         return marks
@@ -101,20 +110,22 @@ class Session:
     @property
     def idle(self) -> bool:
         """Whether everything that has settled is stored."""
-        return not (self._unstored or self._iterations or self._ledger or self._nic.rows or self.window.flows.changed)
+        waits = self._unstored or self._iterations or self._ledger or self._nic.rows or self.window.flows.changed
+        return not (waits or self.place in self._tables.evidence.waiting)
 
     def forget(self) -> None:
         """The session is over and stored: let go of what other sessions see of it."""
-        for flow in self.window.flows.forget_all():
-            self._peers.forget(flow)
+        self.window.ranks.close()
+        self.window.flows.forget_all()
 
     def flush(self) -> SessionFlush | None:
         """Hand over what has settled; None where there is nothing to write or to acknowledge."""
         acknowledge = self.window.acknowledgeable()
         if self.idle and not acknowledge:
             return None
+        states = self.window.ranks.states() if self._iterations else {}
         for iteration in {(one.job, one.rank): one for one, _ in self._iterations}.values():
-            self._stored(iteration)
+            self._stored(iteration, *states.get((iteration.job, iteration.rank), (Trust.RELATIVE, 0)))
         changed = self.window.flows.changed
         unstored, iterations, ledger, told = self._unstored, self._iterations, self._ledger, self._told
         nic = self._nic.take()
@@ -122,8 +133,7 @@ class Session:
         def done() -> None:
             if acknowledge:
                 self.window.acknowledged(acknowledge)
-            for flow in self.window.flows.forget(self.window.settled_ns - FLOW_OVER_NS):
-                self._peers.forget(flow)
+            self.window.flows.forget(self.window.settled_ns - FLOW_OVER_NS)
 
         def undone() -> None:
             self._unstored |= unstored
@@ -143,12 +153,12 @@ class Session:
     def _origin(self) -> Origin:
         return Origin(self.hello, self.window.links, self.window.alignment.map)
 
-    def bucket_rows(self, rows: Table) -> pa.Table:
+    def bucket_rows(self, rows: Columns) -> pa.Table:
         """Rows of SETTLED with the columns of the table `buckets`."""
         of = np.zeros(len(rows), np.int32)
         return bucket_table(Origins([self._origin]), of, list(self.window.flows.jobs), [rows])
 
-    def full(self, rows: Table, reason: str, gap: str) -> pa.Table:
+    def full(self, rows: Columns, reason: str, gap: str) -> pa.Table:
         """Full resolution (SETTLED) as rows of the table `full`."""
         return full_table(self.bucket_rows(rows), reason, gap)
 
@@ -158,7 +168,7 @@ class Session:
             return None
         table, indices = self.window.flows, sorted(changed)
         flows = [table.flows[index] for index in indices]
-        return FlowRows(flows, table.state[indices], [self._peers.rank(flow) for flow in flows])
+        return FlowRows(flows, table.state[indices], self._tables.flows.ends.ranks(indices, flows))
 
     def _session_told(self) -> SessionTold | None:
         """For the table `sessions`; None: what it has is good enough."""
@@ -169,10 +179,9 @@ class Session:
         self._told = source, error
         return SessionTold(error, source, window.window_ns, window.settings.share_threshold)
 
-    def _stored(self, iteration: Iteration) -> None:
+    def _stored(self, iteration: Iteration, trust: Trust, shift: int) -> None:
         end = self.window.alignment.utc(iteration.end_ns)
         own = iteration.job, iteration.rank
-        trust, shift = self._numbers.state(*own)
         counted = iteration.number - shift
         state = RankState(*own, iteration.size, iteration.parameters, end, counted, trust, shift)
         self._ranks[iteration.job, iteration.rank] = state

@@ -14,20 +14,19 @@ import numpy as np
 import numpy.typing as npt
 
 from collector.dataset.resume import Resume
+from collector.host.arriving import rows_of
 from collector.host.batches import Batches, Settled, failing
+from collector.host.exchange import Talk, ask_names, end_ranks, exchange, find_served
 from collector.host.flows import unknown_flow
 from collector.host.ledger import COUNTERS, SAMPLE, LedgerRow
 from collector.host.onsets import STARTING_NS
 from collector.host.places import NEVER
-from collector.host.rows import ARRIVED, CARRIED
 from collector.host.session import Session
 from collector.host.steps import AllSteps
 from collector.host.tables import Classified, Tables
 from collector.host.window import News, Output
-from collector.jobs.common_numbers import Numbers
-from collector.jobs.rank_claims import Claims
-from collector.jobs.remote_ends import Peers
 from collector.settings import Settings
+from netmon.columnar import Columns
 from netmon.dl.account import Asked, Tally
 from netmon.dl.grouped import edges, latest_of, starts
 from netmon.dl.iterations import Iteration
@@ -44,10 +43,10 @@ _Ended = tuple[list[Iteration], list[tuple[Iteration, Asked]]]  # as HostWindow.
 class HostStage:
     """The host stage of a worker. Its sessions are known by their places."""
 
-    def __init__(self, settings: Settings, peers: Peers, numbers: Numbers, claims: Claims) -> None:
-        """Begin without sessions. peers, numbers, claims: of the jobs, over all hosts."""
-        self.tables = Tables(settings, numbers, claims)
-        self._settings, self._peers = settings, peers
+    def __init__(self, settings: Settings) -> None:
+        """Begin without sessions."""
+        self.tables = Tables(settings)
+        self._settings = settings
         self._sessions: dict[int, Session] = {}
         self._queue: list[tuple[int, netmon_pb2.Batch]] = []
         self._broken: set[int] = set()  # sessions at which it has failed, until they are closed
@@ -56,7 +55,7 @@ class HostStage:
 
     def open(self, hello: Hello, resume: Resume) -> int:
         """Begin or resume a session; returns its place."""
-        session = Session(hello, resume, self.tables, self._peers)
+        session = Session(hello, resume, self.tables)
         self._sessions[session.place] = session
         return session.place
 
@@ -72,9 +71,7 @@ class HostStage:
         self._queue = [(of, message) for of, message in self._queue if of != place]
         for some in (self._waiting, self._unnamed, self._broken):
             some.discard(place)
-        tables.pending.drop(place)
-        tables.unstored.drop(place)
-        tables.accounts.drop(place)
+        tables.drop(place)
         tables.ledger.close(window.first_link, len(window.links))
         tables.places.remove(place, len(window.links))
         tables.touch()
@@ -89,14 +86,15 @@ class HostStage:
         self._sessions[place].window.tell(marks)
         self._waiting.add(place)
 
-    def tick(self) -> Settled:
+    def tick(self) -> Talk[Settled]:
         """Take in everything that is queued, and settle what is due on all hosts."""
         queue, self._queue = self._queue, []
         queue.sort(key=lambda entry: entry[0])
         messages = [message for _, message in queue]
-        return self.take([place for place, _ in queue], decode_many(messages), [m.sequence for m in messages])
+        sequences = [message.sequence for message in messages]
+        return (yield from self.take([place for place, _ in queue], decode_many(messages), sequences))
 
-    def take(self, places: Sequence[int], many: ManyBatches, sequences: Sequence[int] | None = None) -> Settled:
+    def take(self, places: Sequence[int], many: ManyBatches, sequences: Sequence[int] | None = None) -> Talk[Settled]:
         """Take in batches that are decoded, and settle what is due; places: of their sessions, ascending."""
         settled = Settled()
         numbers = many.heads["sequence"].tolist() if sequences is None else sequences
@@ -104,31 +102,33 @@ class HostStage:
         self._describe(batches)
         rows, of_batch = self._rows(batches)
         samples = self._samples(batches)
-        told = self._hear(batches)
+        for batch, reason in self.tables.evidence.check(many, batches.place).items():
+            batches.refuse(batch, reason)
+        told = yield from self._hear(batches)
         self._broken |= settled.failed.keys()
         if not batches.good.all():
             kept = batches.good[of_batch]
-            rows, of_batch = rows.take(np.flatnonzero(kept)), of_batch[kept]
+            rows, of_batch = rows[kept], of_batch[kept]
             samples = samples[batches.good[samples["batch"]]]
         self._arrive(batches, rows, of_batch, samples)
+        self.tables.evidence.add(many, batches.place, batches.good)
         heard = np.unique(batches.place[batches.good])
         self._settle_until(heard, self._grid(heard))
-        self._settle(settled, told | self._unnamed)
+        yield from self._settle(settled, told | self._unnamed)
         return settled
 
-    def settle_all(self, places: Sequence[int], leaving: bool) -> Settled:
+    def settle_all(self, places: Sequence[int], leaving: bool) -> Talk[Settled]:
         """Settle everything that has arrived of some sessions; `leaving`: they are over, no mark will follow."""
-        settled = self.tick()
+        settled = yield from self.tick()
         if leaving:
-            for place in places:
-                self._sessions[place].window.ranks.end_of_stream()
+            yield from end_ranks(self.tables, self._sessions, partial(self._fail, settled), places)
         last = np.array([self._sessions[place].window.latest_ns() for place in places], np.int64)
         rows = self.tables.pending.all()
         latest = np.full(len(self.tables.places.table), -1, np.int64)
         np.maximum.at(latest, rows["session"], rows["start_ns"])
         at = np.array(places, np.int64)
         self._settle_until(at, np.maximum(last, latest[at] + 1))
-        self._settle(settled, set(places))
+        yield from self._settle(settled, set(places))
         return settled
 
     def _describe(self, batches: Batches) -> None:
@@ -143,27 +143,13 @@ class HostStage:
             except Exception as error:
                 batches.fail(batch, error)
 
-    def _rows(self, batches: Batches) -> tuple[Table, npt.NDArray[np.int32]]:
-        """The batches' rows, dtype ARRIVED, and the batch of each; refuses batches with flows that are not known."""
-        rows = batches.many.rows
-        found = np.empty(len(rows), ARRIVED)
-        batch = np.ascontiguousarray(rows["batch"])
-        session = batches.place[batch]
-        flow = self.tables.flows.find(session, rows["flow_id"])
-        places, heads = self.tables.places.table, batches.many.heads
-        unknown = np.flatnonzero(flow < 0)
-        for one in np.unique(batch[unknown]).tolist():
-            batches.refuse(one, str(unknown_flow(int(rows["flow_id"][unknown[batch[unknown] == one][0]]))))
-        width = np.ascontiguousarray(rows["bucket_ns"])
-        found["session"], found["flow"], found["start_ns"] = session, flow, rows["start_ns"]
-        found["bucket_ns"] = np.where(width > 0, width, places["full_ns"][session])
-        for name in CARRIED[1:]:
-            found[name] = rows[name]
-        sequence = heads["sequence"][batch]
-        found["stored"] = (sequence <= places["stored_complete"][session]) | (
-            (found["start_ns"] < places["stored_settled_ns"][session]) & (sequence <= places["stored_last"][session])
-        )
-        return found, batch
+    def _rows(self, batches: Batches) -> tuple[Columns, npt.NDArray[np.int32]]:
+        """The batches' rows, of ARRIVED, and the batch of each; refuses batches with flows that are not known."""
+        many = batches.many
+        flow = self.tables.flows.find(batches.place[many.runs.batch], many.runs.flow_id)
+        for run in np.flatnonzero(flow < 0)[::-1].tolist():  # of each batch the first one counts
+            batches.refuse(int(many.runs.batch[run]), str(unknown_flow(int(many.runs.flow_id[run]))))
+        return rows_of(many, batches.place, flow, self.tables.places.table), many.rows["batch"]
 
     def _samples(self, batches: Batches) -> Table:
         ledger = batches.many.ledger
@@ -181,9 +167,9 @@ class HostStage:
         samples["link"] = links
         return samples
 
-    def _hear(self, batches: Batches) -> set[int]:
+    def _hear(self, batches: Batches) -> Talk[set[int]]:
         """Take in what the batches tell beside rows; returns the sessions with marks."""
-        heads, places = batches.many.heads, self.tables.places.table
+        heads = batches.many.heads
         good = np.flatnonzero(batches.good)
         self._advance(heads[good], batches.place[good])
         told: set[int] = set()
@@ -200,8 +186,6 @@ class HostStage:
             sample = ClockSample(mono_ns, utc_ns, error_ns, utc_error_ns, discipline)
             try:
                 session.window.align(sample, exchanges.get(place, ()))
-                if session.serves:
-                    session.find_served(int(places["horizon_ns"][place]))
             except Exception as error:
                 batches.fail(batch, error)
         self._offsets(list(last))
@@ -220,14 +204,14 @@ class HostStage:
                 batches.fail(batch, error)
             if marks or place in introduced:
                 told.add(place)
-        return told | self._infer()
-
-    def _infer(self) -> set[int]:
-        """Take in what the traffic has told; returns the sessions of which it has."""
-        told, self._waiting = self._waiting, set()
-        for place in told:
+        common = self.tables, self._sessions, batches.fail_session
+        yield from ask_names(*common, (told | self._unnamed) - self._broken)
+        find_served(*common, last)
+        inferred, self._waiting = self._waiting, set()
+        for place in inferred:  # what the traffic has told, now that it is known who is a process' rank
             self._sessions[place].window.infer()
-        return told
+        yield from ask_names(*common, inferred)
+        return told | inferred
 
     def _offsets(self, places: list[int]) -> None:
         """Tell the ranks what their clocks are off by now."""
@@ -245,7 +229,7 @@ class HostStage:
         for name in ("cpu_fraction", "rss_bytes", "spool_bytes", "warnings"):
             places[name][place] = heads[name]
 
-    def _arrive(self, batches: Batches, rows: Table, of_batch: npt.NDArray[np.int32], samples: Table) -> None:
+    def _arrive(self, batches: Batches, rows: Columns, of_batch: npt.NDArray[np.int32], samples: Table) -> None:
         """Account for rows and samples that have arrived; of_batch: of each row."""
         tables, heads = self.tables, batches.many.heads
         own = samples[list(SAMPLE.names or ())].astype(SAMPLE)
@@ -271,7 +255,7 @@ class HostStage:
             session.window.arrive(mine, rows[begins[place] : begins[place + 1]])
         self._take_onsets(rows, onsets)
 
-    def _take_onsets(self, rows: Table, places: npt.NDArray[np.int64]) -> None:
+    def _take_onsets(self, rows: Columns, places: npt.NDArray[np.intp]) -> None:
         found = rows.take(places)
         found = found[found["start_ns"] >= self.tables.places.table["onsets_ns"][found["session"]] + STARTING_NS]
         own = edges(found["session"], len(self.tables.places.table))
@@ -287,15 +271,18 @@ class HostStage:
         settled_ns = self.tables.places.table["settled_ns"]
         settled_ns[places] = np.maximum(settled_ns[places], until_ns)
 
-    def _settle(self, settled: Settled, heard: set[int]) -> None:
+    def _settle(self, settled: Settled, heard: set[int]) -> Talk[None]:
         """Make final what begins before the settled times; heard: sessions of which something is new."""
         tables = self.tables
         busy = [p for p, s in self._sessions.items() if s.window.ranks.busy and p not in self._broken]
-        for place in sorted(heard.intersection(busy)):
+        training = sorted(heard.intersection(busy))
+        for place in training:
             window = self._sessions[place].window
             self._guard(settled, place, window.align_ranks)
-            (self._unnamed.add if window.ranks.waits_for_a_name() else self._unnamed.discard)(place)
-        tables.numbers.decide()
+            (self._unnamed.add if window.ranks.unnamed else self._unnamed.discard)(place)
+        yield from exchange(self.tables, self._sessions, partial(self._fail, settled))
+        for place in training:
+            self._sessions[place].window.ranks.aligned()
         tables.places.table["trains"] = False
         tables.places.table["trains"][busy] = True
         rows = tables.pending.take(np.ascontiguousarray(tables.places.table["settled_ns"]))
@@ -308,7 +295,7 @@ class HostStage:
         self._output(settled, buckets, found.rows, heard)
         tables.forget()
 
-    def _final(self, settled: Settled, rows: Table, steps: AllSteps) -> tuple[Classified, Table]:
+    def _final(self, settled: Settled, rows: Columns, steps: AllSteps) -> tuple[Classified, Columns]:
         """Rows with their class, and as the dataset has them. Those of a session at which this fails are left out."""
         try:
             return self._computed(rows, steps)
@@ -319,25 +306,25 @@ class HostStage:
                 rows = rows[rows["session"] != place]
             return self._computed(rows, steps)
 
-    def _computed(self, rows: Table, steps: AllSteps) -> tuple[Classified, Table]:
+    def _computed(self, rows: Columns, steps: AllSteps) -> tuple[Classified, Columns]:
         rows = self.tables.merged(rows)
         found = self.tables.classified(rows)
         buckets = self.tables.stamped(rows, found.classes, steps)
         self._mend_old(rows, buckets)
         return found, buckets
 
-    def _computed_of(self, rows: Table, steps: AllSteps, places: list[int]) -> None:
+    def _computed_of(self, rows: Columns, steps: AllSteps, places: list[int]) -> None:
         self._computed(rows[np.isin(rows["session"], places)], steps)
 
-    def _mend_old(self, rows: Table, buckets: Table) -> None:
+    def _mend_old(self, rows: Columns, buckets: Columns) -> None:
         older = self.tables.places.older(rows["session"], rows["start_ns"])
         for place in np.unique(rows["session"][older]).tolist():
             own = older[rows["session"][older] == place]
             buckets["bucket_start_ns"][own] = self._sessions[place].window.alignment.map.utcs(rows["start_ns"][own])
 
-    def _output(self, settled: Settled, buckets: Table, rows: Table, heard: set[int]) -> None:
+    def _output(self, settled: Settled, buckets: Columns, rows: Columns, heard: set[int]) -> None:
         places = self.tables.places
-        fresh = buckets.take(np.flatnonzero(~rows["stored"])) if rows["stored"].any() else buckets
+        fresh = buckets[~rows["stored"]] if rows["stored"].any() else buckets
         self.tables.unstored.add(fresh)
         settled_ns = places.table["settled_ns"]
         ledger: dict[int, list[LedgerRow]] = {}

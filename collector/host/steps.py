@@ -28,9 +28,9 @@ class AllSteps:
         ]
         columns = np.array(about, np.int64).reshape(-1, 8).T
         self._session, self._job, rank, self._shift, told, hidden, since_ns, until_ns = columns
-        spans = np.concatenate([np.empty((0, 3), np.int64), *(steps.spans for _, steps in ranks)])
+        spans = np.frombuffer(b"".join(steps.spans for _, steps in ranks), np.int64).reshape(-1, 3)
         self._begin, self._end, self._number = spans.T.copy()
-        of_rank = np.repeat(np.arange(len(ranks)), [len(steps.spans) for _, steps in ranks])
+        of_rank = np.repeat(np.arange(len(ranks)), np.array([len(steps.spans) // 3 for _, steps in ranks], np.int64))
         self._of_rank = of_rank
         self._spans = GroupedValues(of_rank, self._begin, len(ranks))
         self._passes = self._by_stepper(zip(self._session.tolist(), self._job.tolist(), rank.tolist(), strict=True))

@@ -18,6 +18,7 @@ from collector.host.rank import Resumed
 from collector.host.ranks import LONGEST_NEED_NS, Ranks
 from collector.host.rows import arrived, merge
 from collector.messages import Holder
+from netmon.columnar import Columns
 from netmon.dl.account import Asked, HostAccount, Tally
 from netmon.dl.classify import NS_PER_S
 from netmon.dl.iterations import Iteration
@@ -51,7 +52,7 @@ _MOST_CARRIED = 300  # batches whose rows wait for the inference
 class Output:
     """What has become final of one session."""
 
-    buckets: Table  # dtype SETTLED
+    buckets: Columns  # of SETTLED
     iterations: list[tuple[Iteration, Tally]]
     ledger: list[LedgerRow]
     ended: list[Iteration]  # just ended; their account follows when their rows have settled
@@ -91,7 +92,7 @@ class HostWindow:
         self.onsets = Onsets()
         account = HostAccount(tables.accounts, self.place, self.window_ns)
         holder = Holder(hello.host, hello.session, 0)
-        self.ranks = Ranks(holder, account, tables.settings.parameters, tables.numbers, tables.claims)
+        self.ranks = Ranks(self.place, holder, account, tables.settings.parameters, tables.rank_log)
         self._complete = resume.complete_sequence
         self._arrivals: deque[_Arrival] = deque()
         self._carried: deque[Table] = deque(maxlen=_MOST_CARRIED)
@@ -157,7 +158,7 @@ class HostWindow:
             self.ranks.odd.warn(f"rows of {self.hello.host} move by {by}: its clock has jumped, or is only now known")
 
     def align_ranks(self) -> None:
-        """Find the common numbers of the ranks."""
+        """Ask for the common numbers of the ranks."""
         self.ranks.align(self.ranks.offset_ns, self.alignment.error_ns)
 
     def use_map(self) -> None:
@@ -213,8 +214,8 @@ class HostWindow:
         marks, self._inferred = self._inferred, []
         self.ranks.hear(mark_runs(marks), self.settled_ns)
 
-    def arrive(self, arrivals: Iterable[tuple[int, int, int]], rows: Table) -> None:
-        """Batches have come: number, last row and latest time of each; and their rows, dtype ARRIVED."""
+    def arrive(self, arrivals: Iterable[tuple[int, int, int]], rows: Columns) -> None:
+        """Batches have come: number, last row and latest time of each; and their rows, of ARRIVED."""
         self._arrivals += (_Arrival(*arrival) for arrival in arrivals)
         some = np.flatnonzero(rows["payload_bytes"])
         if len(some):
@@ -246,7 +247,7 @@ class HostWindow:
         self._row["due_ns"] = self.ranks.due_ns()
         return ended, iterations
 
-    def full(self, buckets: Table) -> Table:
+    def full(self, buckets: Table) -> Columns:
         """Rows of full resolution that were asked for, dtype BUCKET, of whole share windows → rows of SETTLED.
 
         Classes are what is known now, iterations those of the last minutes, as they were stored. Rows of flows that

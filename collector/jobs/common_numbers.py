@@ -15,7 +15,6 @@ class Numbers:
     def __init__(self) -> None:
         """Begin without jobs."""
         self._jobs: dict[str, JobNumbers] = {}
-        self._changes = 0
         self._told: list[tuple[str, RankEvents, Callable[[int], None]]] = []
 
     def tell(self, job: str, told: RankEvents, moved: Callable[[int], None]) -> None:
@@ -26,27 +25,28 @@ class Numbers:
         """About all that was told, in the order in which it was."""
         if self._told:
             told, self._told = self._told, []
-            self._changes += 1
             decided = tell_all([(self._jobs.setdefault(job, JobNumbers()), events) for job, events, _ in told])
             for (_, _, moved), one in zip(told, decided, strict=True):
                 if one.moved:
                     moved(one.shift)
 
-    def changes(self) -> int:
-        """How often shifts may have changed so far."""
+    def __len__(self) -> int:
+        """Jobs."""
+        return len(self._jobs)
+
+    def version(self, job: str) -> int:
+        """Another one than before where what is said of a rank of the job may have changed; 0: there is no such job."""
         self.decide()
-        return self._changes
+        return self._jobs[job].version if job in self._jobs else 0
 
     def resume(self, job: str, rank: int, trust: Trust, shift: int) -> None:
         """As JobNumbers.resume."""
         self.decide()
-        self._changes += 1
         self._jobs.setdefault(job, JobNumbers()).resume(rank, trust, shift)
 
     def go_on(self, job: str, rank: int, trust: Trust, shift: int) -> None:
         """As JobNumbers.go_on."""
         self.decide()
-        self._changes += 1
         self._jobs.setdefault(job, JobNumbers()).go_on(rank, trust, shift)
 
     def shift(self, job: str, rank: int) -> int:
@@ -67,7 +67,6 @@ class Numbers:
     def forget(self, job: str, rank: int) -> None:
         """The rank is gone."""
         self.decide()
-        self._changes += 1
         if job in self._jobs:
             self._jobs[job].forget(rank)
             if not len(self._jobs[job]):

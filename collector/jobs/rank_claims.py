@@ -116,6 +116,14 @@ class Claims:
             held.stepped(claim)
         return claim.holder == holder
 
+    def __len__(self) -> int:
+        """Jobs of which somebody is a rank."""
+        return len(self._held)
+
+    def holder(self, name: str, rank: int) -> Holder | None:
+        """Who is this rank."""
+        return self._held[name].claims[rank].holder if self.held(name, rank) else None
+
     def held(self, name: str, rank: int) -> bool:
         """Whether somebody is this rank."""
         return name in self._held and rank in self._held[name].claims

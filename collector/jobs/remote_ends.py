@@ -1,107 +1,83 @@
 # SPDX-License-Identifier: Apache-2.0
 """Who is at the other end of a flow: the rank that owns the same 5-tuple in the opposite direction."""
 
-from collections import Counter
-from collections.abc import Container
-from dataclasses import replace
+from collections.abc import Iterable, Iterator
 
-from netmon.records import Direction, Flow
+from collector.messages import BY_TRAFFIC
+from collector.tick_messages import BY_PEER, PeerTold
+from netmon.records import Flow
 
 _Key = tuple[int, str, str, int, int, int]
+_Owner = tuple[str, int]  # job and rank
 
-BY_PEER = "peer"
-"""Owner.source of a flow that belongs to a job by its other end."""
-
-_UNDECIDED_NS = 2_000_000_000  # the two ends are described about as far apart as their hosts' batches
+_NOBODY: _Owner = ("", -1)
+_OTHERS = (BY_PEER, BY_TRAFFIC)  # what they say of a flow says nothing of its other end
 
 
-class Peers:
-    """The flows of all hosts' ranks by 5-tuple and direction."""
+class RemoteEnds:
+    """The flows of all hosts whose other end is asked for, or is a rank's, by 5-tuple and direction."""
 
     def __init__(self) -> None:
         """Begin without flows."""
-        self.addresses: Counter[str] = Counter()  # of the ranks, as their flows show them
-        self._owners: dict[_Key, tuple[str, int]] = {}  # job and rank
+        self._at: dict[
+            _Key, dict[int, _Owner]
+        ] = {}  # flows by number, and whose they are: several where links are stacked
+        self._keys: dict[int, _Key] = {}  # by flow
+        self._told: dict[int, _Owner] = {}  # what was said of each flow's other end, but nobody
 
-    def add(self, flow: Flow) -> None:
-        """Take in a flow, if a rank owns it; if one did and another process does now, it is forgotten."""
-        if flow.owner.job and flow.owner.source != BY_PEER:
-            key = _key(flow, flow.direction)
-            self.addresses[_local(flow)] += key not in self._owners
-            self._owners[key] = flow.owner.job, flow.owner.rank
-        elif flow.owner.pid and not flow.owner.job:
-            self.forget(flow)
+    def __len__(self) -> int:
+        """Flows."""
+        return len(self._keys)
 
-    def rank(self, flow: Flow) -> int:
-        """Rank of the peer; −1 where it is not known."""
-        return self.owner(flow)[1] if flow.owner.job else -1
+    def hear(self, over: Iterable[int], flows: Iterable[tuple[int, Flow]]) -> list[PeerTold]:
+        """Forget some flows, take in others or what is new of them; gives what has changed."""
+        changed: dict[_Key, None] = {}  # whose owners may have
+        asking: dict[int, _Key] = {}
+        for number in over:
+            key = self._forget(number)
+            if key:
+                changed[key] = None
+        for number, flow in flows:
+            key = asking[number] = _key(flow)
+            if self._keys.get(number, key) != key:  # an agent should not do that
+                changed[self._keys[number]] = None
+                self._forget(number)
+            self._keys[number] = key
+            owner = flow.owner
+            owned = bool(owner.job) and owner.source not in _OTHERS
+            at = self._at.setdefault(key, {})
+            at.pop(number, None)  # the latest to be told is the last
+            at[number] = (owner.job, owner.rank) if owned else _NOBODY
+            changed[key] = None
+        for key in changed:
+            asking |= dict.fromkeys(self._at.get(_opposite(key), ()), _opposite(key))
+        return list(self._say(asking))
 
-    def owner(self, flow: Flow) -> tuple[str, int]:
-        """Job and rank of the peer; an empty job where no rank is known there."""
-        return self._owners.get(_key(flow, Direction(1 - flow.direction)), ("", -1))
+    def _say(self, asking: dict[int, _Key]) -> Iterator[PeerTold]:
+        for number, key in asking.items():
+            owner = self._owner(_opposite(key))
+            if owner != self._told.get(number, _NOBODY) and number in self._keys:
+                self._told[number] = owner
+                if owner == _NOBODY:
+                    del self._told[number]
+                yield PeerTold(number, *owner)
 
-    def forget(self, flow: Flow) -> None:
-        """Drop a flow whose session is over."""
-        if self._owners.pop(_key(flow, flow.direction), None):
-            address = _local(flow)
-            self.addresses[address] -= 1
-            if not self.addresses[address]:
-                del self.addresses[address]
+    def _owner(self, key: _Key) -> _Owner:
+        return next((owner for owner in reversed(self._at.get(key, {}).values()) if owner != _NOBODY), _NOBODY)
 
-
-class Served:
-    """Flows of one host's processes that are no ranks, until it is known whether a rank is at the other end.
-
-    Such a process beside ranks of the same job works for it: above all the launcher, with its rendezvous.
-    """
-
-    def __init__(self, peers: Peers) -> None:
-        """peers: of all hosts."""
-        self._peers = peers
-        self._undecided: dict[str, dict[int, tuple[int, Flow]]] = {}  # by remote address and flow: since when
-
-    def __bool__(self) -> bool:
-        """Whether there are any."""
-        return bool(self._undecided)
-
-    def add(self, flow: Flow, now_ns: int) -> None:
-        """Take in a flow as it is described, if its owner is known and no rank."""
-        if flow.owner.pid and not flow.owner.job:
-            self._undecided.setdefault(_remote(flow), {})[flow.flow_id] = (now_ns, flow)
-        elif flow.owner.job:
-            self._undecided.get(_remote(flow), {}).pop(flow.flow_id, None)
-
-    def take(self, jobs: Container[str], now_ns: int) -> list[Flow]:
-        """The flows whose other end turned out to be a rank's of one of these jobs, as the job's."""
-        found = []
-        for address in [address for address in self._undecided if address in self._peers.addresses]:
-            flows = self._undecided[address]
-            for flow_id, (_, flow) in list(flows.items()):
-                job, _ = self._peers.owner(flow)
-                if job and job in jobs:
-                    del flows[flow_id]
-                    found.append(replace(flow, owner=replace(flow.owner, job=job, source=BY_PEER)))
-        self._give_up(now_ns - _UNDECIDED_NS)
-        return found
-
-    def _give_up(self, before_ns: int) -> None:
-        for address, flows in list(self._undecided.items()):
-            while flows:
-                flow_id, (since_ns, _) = next(iter(flows.items()))
-                if since_ns >= before_ns:
-                    break
-                del flows[flow_id]
-            if not flows:
-                del self._undecided[address]
+    def _forget(self, number: int) -> _Key | None:
+        key = self._keys.pop(number, None)
+        if key:
+            self._told.pop(number, None)
+            del self._at[key][number]
+            if not self._at[key]:
+                del self._at[key]
+        return key
 
 
-def _key(flow: Flow, direction: Direction) -> _Key:
-    return (direction, flow.src, flow.dst, flow.src_port, flow.dst_port, flow.protocol)
+def _key(flow: Flow) -> _Key:
+    return (flow.direction, flow.src, flow.dst, flow.src_port, flow.dst_port, flow.protocol)
 
 
-def _local(flow: Flow) -> str:
-    return flow.src if flow.direction == Direction.TX else flow.dst
-
-
-def _remote(flow: Flow) -> str:
-    return flow.dst if flow.direction == Direction.TX else flow.src
+def _opposite(key: _Key) -> _Key:
+    return (1 - key[0], *key[1:])

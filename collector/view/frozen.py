@@ -54,7 +54,7 @@ class Frozen:
     @cached_property
     def now_bps(self) -> npt.NDArray[np.float64]:
         """(links, class), of the last second."""
-        rates: npt.NDArray[np.float64] = self.series.last(np.arange(len(self.links)), _NOW).sum(axis=1) * (
+        rates: npt.NDArray[np.float64] = self.series.sums[:, -_NOW:].sum(axis=1) * (
             8.0 * NS_PER_S / (INTERVAL_NS * _NOW)
         )
         return rates
@@ -87,8 +87,8 @@ class Frozen:
         capacity = self.links["capacity_bps"]
         total = np.where(capacity > 0, capacity, self.now_bps.sum(axis=1))
         cross = np.divide(self.now_bps[:, Class.CROSS], total, out=np.zeros(len(total)), where=total > 0)
-        ring = self.series.ring
-        trains = (ring[:, :, Class.DL_ONLY] | ring[:, :, Class.DL_SHARED]).any(axis=1)
+        sums = self.series.sums
+        trains = (sums[:, :, Class.DL_ONLY] | sums[:, :, Class.DL_SHARED]).any(axis=1)
         met = trains & (cross >= self.share_threshold) & ~self.silent[self.links["host"]]
         lost = self.links["overflow_bytes"] + self.links["lost_kernel_bytes"] + self.links["lost_agent_bytes"]
         kind = np.select([met, self.low | (lost > 0), trains], [0, 1, 2], 3)

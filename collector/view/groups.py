@@ -4,8 +4,7 @@
 import numpy as np
 import numpy.typing as npt
 
-_CLOSE = 4  # × as many places as there are keys
-_SMALL = 1 << 16
+_CLOSE = 16  # × as many places as there are keys
 
 
 def groups(keys: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
@@ -14,14 +13,16 @@ def groups(keys: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDAr
         return keys, np.empty(0, np.int64)
     first = int(keys.min())
     places = int(keys.max()) - first + 1
-    if places > max(_CLOSE * len(keys), _SMALL):
+    if places > _CLOSE * len(keys):
         distinct, of_key = np.unique(keys, return_inverse=True)
         return distinct, of_key.astype(np.int64, copy=False)
     place = keys - first
     present = np.zeros(places, np.bool_)
     present[place] = True
-    number = np.cumsum(present) - 1
-    return np.flatnonzero(present) + first, number[place]
+    distinct = np.flatnonzero(present)
+    number = np.empty(places, np.int64)  # what is not written is not read
+    number[distinct] = np.arange(len(distinct))
+    return distinct + first, number[place]
 
 
 def summed(group: npt.NDArray[np.int64], amount: npt.NDArray[np.generic], count: int) -> npt.NDArray[np.int64]:

@@ -5,14 +5,10 @@ import numpy as np
 import numpy.typing as npt
 
 from collector.view.groups import groups
-from netmon.dl.account import Tally
 from netmon.dl.iterations import Iteration
-from netmon.dl.verdict import RankSteps
 from netmon.records import Table
 
 _ENDED = np.dtype([("number", "<i8"), ("rank", "<i8"), ("duration_ns", "<i8")])
-_ACCOUNTED = "exposed_ns", "communication_ns", "dl_bytes", "other_tx_bytes", "other_rx_bytes"
-_STEP = np.dtype([*_ENDED.descr, *((name, "<i8") for name in _ACCOUNTED)])
 _FIRST = 64  # rows
 _MOST = 16_384  # rows: of a job with many ranks fewer iterations are kept
 _NOBODY = -1
@@ -54,26 +50,17 @@ class _Ring:
 class JobHistory:
     """What a job's ranks have done lately."""
 
-    def __init__(self, recent: int, explained: int) -> None:
-        """Begin empty; recent, explained: iterations of each rank whose durations, and whose accounts, are kept."""
-        self._ended, self._steps = _Ring(_ENDED, recent), _Ring(_STEP, explained)
-        self._others: list[str] = []  # whose cross traffic was the most, by place in _steps
-        self._hosts: list[str] = []
+    def __init__(self, recent: int, accounted: int) -> None:
+        """Begin empty; recent, accounted: iterations of each rank whose durations are kept, as they end and settle."""
+        self._ended, self._steps = _Ring(_ENDED, recent), _Ring(_ENDED, accounted)
 
     def end(self, iteration: Iteration, ranks: int) -> None:
         """An iteration has ended."""
         self._ended.add((iteration.number, iteration.rank, iteration.end_ns - iteration.start_ns), ranks)
 
-    def account(self, host: str, iteration: Iteration, tally: Tally, ranks: int) -> None:
+    def account(self, iteration: Iteration, ranks: int) -> None:
         """An iteration's rows have settled."""
-        ended = iteration.number, iteration.rank, iteration.end_ns - iteration.start_ns
-        waited = iteration.exposed_ns, iteration.communication_ns
-        moved = max(tally.dl_tx_bytes, tally.dl_rx_bytes), tally.cross_top_tx_bytes, tally.cross_top_rx_bytes
-        place = self._steps.add((*ended, *waited, *moved), ranks)
-        if place == len(self._others):
-            self._others.append("")
-            self._hosts.append("")
-        self._others[place], self._hosts[place] = tally.cross_top, host
+        self._steps.add((iteration.number, iteration.rank, iteration.end_ns - iteration.start_ns), ranks)
 
     def drop(self, rank: int) -> None:
         """A rank has begun anew: what it was is no measure of what it is."""
@@ -95,26 +82,6 @@ class JobHistory:
         rows = self._steps.rows
         durations = rows["duration_ns"][self._members(rows, size)]
         return float(np.median(durations)) if len(durations) >= fewest else float("nan")
-
-    def slowest(self, size: int) -> tuple[int, int]:
-        """(the iteration that took the longest of those that are accounted for, of how many ranks it is)."""
-        rows = self._steps.rows
-        members = self._members(rows, size)
-        if not members.any():
-            return -1, 0
-        number = int(rows["number"][np.where(members, rows["duration_ns"], -1).argmax()])
-        return number, int(np.count_nonzero(members & (rows["number"] == number)))
-
-    def steps(self, size: int) -> RankSteps:
-        """Those that are accounted for, of ranks below `size`."""
-        members = self._members(self._steps.rows, size)
-        inside, rows = np.flatnonzero(members), self._steps.rows[members]
-        everybody = len(inside) == len(members)
-        return RankSteps(
-            **{name: rows[name] for name in _STEP.names or ()},
-            other=self._others if everybody else [self._others[place] for place in inside.tolist()],
-            host=self._hosts if everybody else [self._hosts[place] for place in inside.tolist()],
-        )
 
     @staticmethod
     def _members(rows: Table, size: int) -> npt.NDArray[np.bool_]:

@@ -3,6 +3,7 @@
 
 import math
 import time
+from collections import deque
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from statistics import median
@@ -16,16 +17,17 @@ from netmon.dl.account import Tally
 from netmon.dl.iterations import Iteration
 from netmon.dl.scoring import combined
 from netmon.dl.theory import ring_bytes
-from netmon.dl.verdict import NOTABLE, slowest
-from netmon.views import JobView, RankView, SlowIteration, SourceScore
+from netmon.dl.verdict import NOTABLE
+from netmon.records import Source
+from netmon.views import JobView, RankView, SourceScore, Verdict
 
 RECENT = 500  # iterations
 _MOST_JOBS = 4_096
 _KEPT_S = 3_600.0  # a job without an iteration
-_EXPLAINED = 200  # iterations among which the slowest is looked for
+_USUAL = 200  # iterations that make what is usual
 _FEWEST = 5  # iterations of each rank from which on there is a usual
 _BEHIND = 10  # iterations that the others have finished since a rank's last one
-_EXPLAINED_S = 10.0  # then the slowest iteration is held against what is usual by then
+_VERDICTS = 5  # the newest
 _ANY_RANK = 1 << 62
 
 
@@ -49,13 +51,11 @@ class _Rank:
 @dataclass
 class _Job:
     ranks: dict[int, _Rank] = field(default_factory=dict)
-    history: JobHistory = field(default_factory=lambda: JobHistory(RECENT, _EXPLAINED))
+    history: JobHistory = field(default_factory=lambda: JobHistory(RECENT, _USUAL))
     size: int = 0  # as the rank says that was heard last: an elastic job changes it; 0: unknown
     pattern: str = ""  # as the traffic shows it
     scores: tuple[SourceScore, ...] = ()  # the last ones, when the ranks are gone
-    slowest: SlowIteration = field(default_factory=SlowIteration)
-    slowest_of: tuple[int, int] = (-1, 0)  # which iteration that was, and of how many ranks
-    slowest_s: float = 0.0  # when it was explained
+    verdicts: deque[Verdict] = field(default_factory=lambda: deque(maxlen=_VERDICTS))  # newest first
     usual_ns: float = math.nan  # as of iteration usual_of
     usual_of: int = -1
     heard_s: float = 0.0
@@ -112,8 +112,15 @@ class Jobs:
         rank = job.ranks.get(iteration.rank) if job else None
         if job and rank:
             rank.accounted = iteration, tally
-            job.history.account(rank.host, iteration, tally, len(job.ranks))
+            job.history.account(iteration, len(job.ranks))
             job.view = job.facts = None
+
+    def judged(self, verdict: Verdict) -> None:
+        """Why an iteration that stands out took so long."""
+        job = self._jobs.get(verdict.job)
+        if job:
+            job.verdicts.appendleft(verdict)
+            job.view = None
 
     def stands_out(self, iteration: Iteration) -> bool:
         """Whether it took notably longer than its job's iterations usually do (NOTABLE × their median)."""
@@ -132,6 +139,14 @@ class Jobs:
     def known(self, job: str) -> bool:
         """Whether the job has had an iteration."""
         return job in self._jobs
+
+    def marked(self) -> frozenset[str]:
+        """The jobs all of whose ranks tell their iterations themselves: those need no inference."""
+        return frozenset(
+            name
+            for name, job in self._jobs.items()
+            if all(rank.last.source != Source.INFERRED for rank in job.members().values())
+        )
 
     def pattern(self, job: str, pattern: str) -> None:
         """How the ranks of a job communicate."""
@@ -211,17 +226,8 @@ class Jobs:
             ranks=tuple(_rank_view(number, ranks[number].host, *last) for number, last in accounted.items()),
             pattern=job.pattern,
             scores=job.scores,
-            slowest=self._slowest(job),
+            verdicts=tuple(job.verdicts),
         )
-
-    @staticmethod
-    def _slowest(job: _Job) -> SlowIteration:
-        """The slowest iteration; why it was slow is work, and the same while it is the slowest."""
-        size, now = job.size or _ANY_RANK, time.monotonic()
-        which = job.history.slowest(size)
-        if which != job.slowest_of or job.slowest.iteration < 0 or now - job.slowest_s > _EXPLAINED_S:
-            job.slowest, job.slowest_of, job.slowest_s = slowest(job.history.steps(size)), which, now
-        return job.slowest
 
 
 def _median_and_p99(durations: npt.NDArray[np.int64]) -> tuple[int, int]:

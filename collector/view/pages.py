@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from collector.view.frozen import Frozen
 from collector.view.job_views import JobFacts, Jobs
-from collector.view.series import COLUMNS, INTERVAL_NS
+from collector.view.series import INTERVAL_NS
 from collector.view.state import CLOCK_SOURCES, FlowFacts, HostState, LinkName
 from netmon.dl.classify import NS_PER_S
 from netmon.marks import printable
@@ -121,7 +121,7 @@ def _host_views(frozen: Frozen, numbers: list[int]) -> tuple[HostView, ...]:
 
 
 def _link_views(frozen: Frozen, links: Places) -> tuple[LinkView, ...]:
-    rates = frozen.series.last(links, COLUMNS) * _BPS
+    rates = frozen.series.sums[links] * _BPS
     unknown = frozen.unknown_columns[links]
     for place in np.flatnonzero(unknown).tolist():
         rates[place, : unknown[place]] = np.nan
@@ -171,7 +171,7 @@ def _flow_views(
     return tuple(
         FlowView(
             *(frozen.link_names[link].host, frozen.link_names[link].interface, told.flow, Class(class_), rate),
-            *(told.wire_bytes, told.traffic),
+            *(told.wire_bytes, told.traffic, told.rtt_ns, told.rtt_min_ns, told.loss),
         )
         for link, class_, rate, told in zip(
             flows.link.tolist(),

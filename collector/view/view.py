@@ -37,7 +37,7 @@ class View:
     def arrived(self, rows: Table) -> None:
         """Rows have come, dtype ARRIVED; they are not written any more."""
         if len(rows) and self._arrivals.add(rows):
-            self._arrivals.prune(self._present())
+            self._arrivals.prune(self._present(self._state.hosts(), self._state.links()))
 
     def final(self, rows: Table) -> None:
         """Rows are final, dtype FINAL; they are not written any more."""
@@ -46,7 +46,7 @@ class View:
         self._final.append(rows)
         self._final_rows += len(rows)
         if len(self._final) >= _MOST_TABLES or self._final_rows >= _MOST_ROWS:
-            self._count_final(self._present())
+            self._count_final(self._present(self._state.hosts(), self._state.links()))
 
     def forget_links(self, links: npt.NDArray[np.integer]) -> None:
         """These links have gone; their numbers may be others' from now on."""
@@ -57,11 +57,11 @@ class View:
 
     def freeze(self, now_utc_ns: int, trouble: Sequence[str] = ()) -> Frozen:
         """Everything as it is now; trouble: the collector's own, one line each."""
-        present = self._present()
+        host_names, hosts, links = self._state.host_names(), self._state.hosts().copy(), self._state.links()
+        present = self._present(hosts, links)
         self._count_final(present)
         looked, self._looked_ns = now_utc_ns - self._looked_ns < _LOOKED_NS, now_utc_ns
         self._arrivals.look(present, None if looked else self._steady)
-        host_names, hosts, links = self._state.host_names(), self._state.hosts().copy(), self._state.links().copy()
         series = self._series.copy(np.maximum(present.horizon_ns, 0) // INTERVAL_NS)
         self._arrivals.add_to(series, present)
         flows, rates = self._arrivals.flow_rates(present, _of_host(hosts["begin_ns"], links["host"], 0))
@@ -89,8 +89,7 @@ class View:
             warnings=(*trouble, *(line for job in jobs for line in job.stopped), *self._state.warnings()),
         )
 
-    def _present(self) -> Present:
-        hosts, links = self._state.hosts(), self._state.links()
+    def _present(self, hosts: Table, links: Table) -> Present:
         self._series.extend(len(links))
         window_ns = _of_host(hosts["window_ns"], links["host"], 1)
         enough = self._settings.share_threshold * links["capacity_bps"] / 8 * window_ns / NS_PER_S

@@ -15,6 +15,7 @@ from netmon.wire import netmon_pb2
 from netmon.wire.snapshots import decode_selection, encode_snapshot
 
 _OLDEST_S = 0.5  # a view serves again until then, if nothing has changed
+_REST = 4  # × what a view takes to make: it serves so long whatever has changed, so that viewers take a fifth at most
 _SHORTEST_INTERVAL_S = 0.05
 _LET_GO_AFTER_S = 10.0  # a viewer that has not read the last snapshot until then
 
@@ -30,19 +31,22 @@ class Watching:
         """freeze: everything as it is now; page: what of it a viewer has asked for; ticks: how often it has changed."""
         self._freeze, self._page, self._ticks = freeze, page, ticks
         self._frozen: Frozen | None = None
-        self._frozen_at, self._frozen_s = 0, 0.0
+        self._frozen_at, self._frozen_s, self._took_s = 0, 0.0, 0.0
         self._encoded: dict[Selection, netmon_pb2.Snapshot] = {}
         self._viewers = 0
         self.let_go = 0  # viewers that did not read
 
     def latest(self, asked: Selection) -> netmon_pb2.Snapshot:
         """The newest snapshot; it is shared, and only read."""
-        now_s, now_at = time.monotonic(), self._ticks()
-        if self._frozen is None or now_at != self._frozen_at or now_s - self._frozen_s >= _OLDEST_S:
-            self._frozen, self._frozen_at, self._frozen_s = self._freeze(), now_at, now_s
+        now_s, now_at, began_s = time.monotonic(), self._ticks(), time.thread_time()
+        age_s = now_s - self._frozen_s
+        rested = age_s >= min(_OLDEST_S, _REST * self._took_s)
+        if self._frozen is None or (now_at != self._frozen_at and rested) or age_s >= _OLDEST_S:
+            self._frozen, self._frozen_at, self._frozen_s, self._took_s = self._freeze(), now_at, now_s, 0.0
             self._encoded = {}
         if asked not in self._encoded:
             self._encoded[asked] = encode_snapshot(self._page(self._frozen, asked))
+            self._took_s += time.thread_time() - began_s
         return self._encoded[asked]
 
     async def watch(self, request: netmon_pb2.WatchRequest, context: Context) -> None:

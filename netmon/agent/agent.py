@@ -19,6 +19,7 @@ from netmon.agent.cost import CostMeter
 from netmon.agent.exchange import ClockExchanges
 from netmon.agent.flow_owners import FlowOwners
 from netmon.agent.flows import AggregateFlows, describe_flows
+from netmon.agent.host_part import HostPart
 from netmon.agent.ledger import Ledger
 from netmon.agent.leftovers import Leftovers
 from netmon.agent.links import Links
@@ -38,6 +39,7 @@ from netmon.agent.steps import StepMarks
 from netmon.agent.stream import Stream
 from netmon.agent.surroundings import Surroundings
 from netmon.agent.timeline import TimelineMarks
+from netmon.agent.transport import TransportLooks
 from netmon.agent.worker import check_alive
 from netmon.errors import KernelError
 from netmon.kernel import nic, privilege
@@ -104,6 +106,7 @@ class Agent:
         numbers = self._meter.numbers
         self._owners = FlowOwners(births, numbers.aggregates)
         numbers.training = self._owners.training
+        self._transport, self._host_part = TransportLooks(self._owners.flows), HostPart(self._nic)
         self._aggregate_flows = AggregateFlows(numbers.aggregates.by_id)
         self._steps, self._timelines = StepMarks(), TimelineMarks()
         self._recent_flows, self._recent_marks = RecentFlows(), RecentMarks()
@@ -185,6 +188,8 @@ class Agent:
             self._recorder.close()
         self._marks_socket.close()
         self._sleep.close()
+        self._transport.close()
+        self._host_part.close()
 
     def _drain(self, now_ns: int) -> None:
         drained = self._meter.drain(now_ns)
@@ -210,6 +215,10 @@ class Agent:
         horizon = max(0, now_ns - STALE_NS - self._settings.bucket_ns)
         streamed = self._resolution.stream(rows, horizon, self._backlog(), last=last is not None)
         self._sequence += 1
+        self._transport.count(streamed.buckets)
+        self._host_part.hear(self._marks)
+        nic = self._nic.due(now_ns, self._rhythm.idle)
+        host, host_jobs = self._host_part.due(now_ns, self._rhythm.idle)
         batch = Batch(
             sequence=self._sequence,
             clock=self._clock.sample(),
@@ -221,7 +230,10 @@ class Agent:
             ledger=self._ledger.due(now_ns) if last is None else last,
             cost=self._cost.measure(self._spool.size, self._unusable()),
             exchanges=self._exchanges.take(),
-            nic=self._nic.due(now_ns, self._rhythm.idle),
+            nic=nic,
+            transport=self._transport.due(now_ns),
+            host=host,
+            host_jobs=host_jobs,
         )
         for part in batch_parts(batch):
             message = encode_body(part)

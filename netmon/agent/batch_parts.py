@@ -4,16 +4,20 @@
 import itertools
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
-from netmon.records import Batch
+from netmon.evidence import HOST_PART, TRANSPORT
+from netmon.records import Batch, empty
 from netmon.wire.channel import MAX_MESSAGE_BYTES
 from netmon.wire.limits import MAX_FLOWS
 
 MOST_ROWS = 1 << 17
 """Of a batch: at most 6 MB of a message, and half of what a collector takes."""
 
+_NOTHING_ELSE: dict[str, Any] = dict.fromkeys(("flows", "marks", "ledger", "exchanges", "nic", "host_jobs"), ())
+_NOTHING_ELSE |= {"transport": empty(TRANSPORT), "host": empty(HOST_PART)}
 _BEHIND_NS = 5_000_000_000  # what else is in the batch must not lie too long after its horizon
 
 
@@ -33,7 +37,7 @@ def batch_parts(batch: Batch, most_rows: int = MOST_ROWS) -> Iterator[Batch]:
         next_ns = int(rows["bucket_start_ns"][end]) if end < len(rows) else batch.horizon_ns
         horizon_ns = min(batch.horizon_ns, max(next_ns, batch.horizon_ns - _BEHIND_NS))
         part = replace(batch, sequence=batch.sequence + number, horizon_ns=horizon_ns, buckets=rows[first:end])
-        yield replace(part, flows=(), marks=(), ledger=(), exchanges=(), nic=()) if number else part
+        yield replace(part, **_NOTHING_ELSE) if number else part
 
 
 def within_a_message(flows: Iterable[bytes]) -> Iterator[bytes]:

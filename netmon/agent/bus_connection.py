@@ -19,6 +19,7 @@ from nats.aio.msg import Msg
 from nats.js.api import PubAck
 
 from netmon.agent.bus_questions import ask_for_the_time
+from netmon.agent.bus_share import BusShare
 from netmon.agent.connection import Connect, End
 from netmon.agent.exchange import ClockExchanges
 from netmon.agent.outgoing import Message, Outgoing
@@ -26,14 +27,19 @@ from netmon.agent.pressure import Asked
 from netmon.errors import DataError
 from netmon.wire import netmon_pb2
 from netmon.wire.bus import Bus, BusError, BusSettings, Label, batch_subject, down_subject, hello_subject, said
+from netmon.wire.bus_sessions import reason_of, refusal, refusal_subject
 
 MOST_ON_THE_WAY, MOST_BYTES_ON_THE_WAY = 64, 8 << 20
 """Batches that are published and not acknowledged."""
 
 _ASKED_FOR_S = 10.0  # a worker that says nothing for so long asks for nothing
+SAYS_AGAIN_S = 600.0
+"""So often an agent introduces itself again although nothing has changed: who does not for long is dead."""
+
 _REFRESH_S = 10.0  # the introduction is told again at the earliest, if it has changed
 _REFRESH_RATE = 50_000  # and no more bytes a second of it than this
 _LONGEST_S = 3600.0  # for the answer to a batch; `check` looks at it before
+_LOOK_AGAIN_S = 1.0  # for our share of the bus
 _WORD_S = 5.0  # for an answer that everything else waits for
 
 
@@ -47,16 +53,26 @@ class _Sent:
 
 def connect_by_bus(settings: BusSettings) -> Connect:
     """Each time a connection of its own."""
-    return lambda outgoing, exchanges, silent_s: BusConnection(settings, outgoing, exchanges, silent_s)
+    share = BusShare()
+    return lambda outgoing, exchanges, silent_s: BusConnection(settings, outgoing, exchanges, silent_s, share)
 
 
 class BusConnection:
     """A netmon.agent.connection.Connection. `run`'s thread has the event loop; another one reads the spool."""
 
     def __init__(
-        self, settings: BusSettings, outgoing: Outgoing, exchanges: ClockExchanges | None, silent_s: float
+        self,
+        settings: BusSettings,
+        outgoing: Outgoing,
+        exchanges: ClockExchanges | None,
+        silent_s: float,
+        share: BusShare,
     ) -> None:
-        """silent_s: so long the bus may leave a batch unanswered. exchanges: None: the time is not asked for."""
+        """silent_s: so long the bus may leave a batch unanswered. exchanges: None: the time is not asked for.
+
+        share: of the bus, for all connections of the host.
+        """
+        self._share = share
         self._settings, self._outgoing, self._spool = settings, outgoing, outgoing.spool
         self._exchanges, self._silent_s = exchanges, silent_s
         self._over = threading.Event()
@@ -67,7 +83,7 @@ class BusConnection:
         self._bytes = self._on_the_way = 0  # read from the spool, and not acknowledged
         self._answers: set[asyncio.Task[PubAck]] = set()
         self._previous = 0
-        self._answered = self._silent = False
+        self._answered = self._silent = self._refused = False
         self._why = ""
         self._heard: Callable[[], None] = lambda: None
         self._told_s = 0.0  # when a worker has said something
@@ -88,7 +104,7 @@ class BusConnection:
             self.asked = Asked()
             self._outgoing.pulls.clear()
             self._spool.wake()
-        return End(self._why, self._answered, silent=self._silent)
+        return End(self._why, self._answered, refused=self._refused, silent=self._silent)
 
     def check(self) -> None:
         """To be called now and then, from another thread: gives up a bus that does not answer."""
@@ -127,6 +143,11 @@ class BusConnection:
             self._answered = True
             with bus.errors("listen on"):
                 await bus.client.subscribe(down_subject(self._host, self._session), cb=self._hear)
+                await bus.client.subscribe(refusal_subject(self._host, self._session), cb=self._hear_refusal)
+            refused = await refusal(bus, self._host, self._session)
+            if refused:
+                return self._be_refused(refused)
+            self._share.learn(await bus.most_bytes())
             tasks.append(asyncio.create_task(self._refresh()))
             if self._exchanges:
                 tasks.append(asyncio.create_task(ask_for_the_time(bus, lambda: self._worker, self._exchanges)))
@@ -143,14 +164,14 @@ class BusConnection:
     async def _introduce(self, opening: bytes) -> None:
         with self._bus.errors("introduce the agent to"):
             await self._bus.jetstream.publish(hello_subject(self._host, self._session), opening, timeout=_WORD_S)
-        self._introduced = self._spool.hello
+        self._introduced, self._said_s = self._spool.hello, time.monotonic()
 
     async def _refresh(self) -> None:
         """A worker that takes the host over begins with the introduction."""
         rest_s = _REFRESH_S
         while True:
             await asyncio.sleep(rest_s)
-            if self._spool.hello is not self._introduced:
+            if self._spool.hello is not self._introduced or time.monotonic() - self._said_s > SAYS_AGAIN_S:
                 try:
                     opening = await asyncio.to_thread(self._outgoing.introduction)
                     await self._introduce(opening)
@@ -194,6 +215,9 @@ class BusConnection:
                 if self._up:
                     await self._bus.client.publish(self._up, message.data)
                 return
+            if not await self._has_room(len(message.data)):
+                return
+            self._share.published(len(message.data))
             known = self._spool.acknowledged
             label = Label(self._session, message.sequence, max(self._previous, known), known)
             self._previous = message.sequence
@@ -207,6 +231,17 @@ class BusConnection:
             answer = asyncio.create_task(publishing)
             self._answers.add(answer)
             answer.add_done_callback(functools.partial(self._answer, sent))
+
+    async def _has_room(self, size: int) -> bool:
+        """Waits until workers have taken enough of this host's batches off the bus; False: the connection has ended."""
+        while not self._share.fits(size):
+            self._share.waiting(await self._bus.waiting(self._host) + len(self._answers))
+            if not self._share.fits(size):
+                self._share.say(self._host)
+                await asyncio.sleep(_LOOK_AGAIN_S)
+            if self._over.is_set():
+                return False
+        return True
 
     def _answer(self, sent: _Sent, answer: "asyncio.Task[PubAck]") -> None:
         """The bus has it, or will not have it."""
@@ -246,6 +281,14 @@ class BusConnection:
         self._told_s = time.monotonic()
         self._worker, self._up = news.worker, message.reply
         self.asked = self._outgoing.hear(news)
+
+    async def _hear_refusal(self, message: Msg) -> None:
+        self._be_refused(reason_of(message.data))
+
+    def _be_refused(self, why: str) -> None:
+        """No worker takes the session in: what is published would only fill the bus."""
+        self._refused = True
+        self.end(why)
 
     # --- in the thread that reads the spool
 

@@ -19,9 +19,11 @@ _AGAIN_S = 1.0
 
 async def ask_for_the_time(bus: Bus, worker: Callable[[], str], exchanges: ClockExchanges) -> None:
     """Until it is cancelled. worker(): its name; empty: nobody is known to have this host."""
-    number, pace = 0, Pace()
+    number, pace, before = 0, Pace(), ""
     while True:
         asked, took = worker(), []
+        if asked != before:
+            before, pace = asked, Pace()
         try:
             for _ in range(BURST if asked else 0):
                 number += 1
@@ -33,6 +35,8 @@ async def ask_for_the_time(bus: Bus, worker: Callable[[], str], exchanges: Clock
                 if echo.number == number:
                     exchanges.add(ClockExchange(sent, echo.received_ns, echo.sent_ns, received))
                     took.append(received - sent)
+                    if pace.enough(took[-1]):
+                        break
         except (nats.errors.Error, asyncio.TimeoutError, DecodeError, OSError):
             took.clear()
         await asyncio.sleep(pace.rest_s(took, exchanges.idle) if took else _AGAIN_S)

@@ -88,7 +88,7 @@ class FlowOwners:
                 self._set(flow, self._owner_of_all(flow))
                 continue
             self._set(flow, flow.owner)
-            endpoint = _endpoint(flow)
+            endpoint = local_end(flow)
             pending = self._pending.get(endpoint) or self._expect(endpoint, now_ns)
             pending.flows.append(flow.flow_id)
             if self._births and flow.protocol == _TCP:
@@ -99,7 +99,7 @@ class FlowOwners:
 
     def _owner_of_all(self, aggregate: Flow) -> Owner:
         """Whose the members of an aggregate are, where that is one process."""
-        end = _endpoint(aggregate)
+        end = local_end(aggregate)
         if end.remote_port:
             return self._services.get((end.protocol, end.remote, end.remote_port)) or Owner()
         return self._served.get((end.protocol, end.local_port), Owner())
@@ -147,7 +147,7 @@ class FlowOwners:
             flows = [flow_id for flow_id in flows if self.flows[flow_id].owner.source not in ("birth", "socket")]
         if not flows:
             return None
-        pending = self._expect(_endpoint(self.flows[flows[0]]), now_ns)
+        pending = self._expect(local_end(self.flows[flows[0]]), now_ns)
         pending.flows = flows
         return pending
 
@@ -263,7 +263,7 @@ class FlowOwners:
             self._signs.learn(flow)
         if self._local_services and flow.owner.pid and flow.owner.source != "service":
             self._local_services.learn(flow)
-            port = flow.protocol, _endpoint(flow).local_port
+            port = flow.protocol, local_end(flow).local_port
             self._served.pop(port, None)
             self._served[port] = replace(flow.owner, source="aggregate")
             if len(self._served) > _PROCESSES:
@@ -304,10 +304,11 @@ class FlowOwners:
         for flow_id in flow_ids:
             flow = self.flows.pop(flow_id, None)
             if flow and flow.protocol == _TCP:
-                self._of_ends.pop(packed(_endpoint(flow)), None)
+                self._of_ends.pop(packed(local_end(flow)), None)
 
 
-def _endpoint(flow: Flow) -> Endpoint:
+def local_end(flow: Flow) -> Endpoint:
+    """A flow of either direction as this host's socket has it."""
     if flow.direction is Direction.TX:
         return Endpoint(flow.protocol, flow.src, flow.src_port, flow.dst, flow.dst_port)
     return Endpoint(flow.protocol, flow.dst, flow.dst_port, flow.src, flow.src_port)

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The NICs' own counters, as often as they are wanted and as they are cheap to read."""
 
+import re
 import time
 from dataclasses import replace
 
@@ -25,6 +26,7 @@ class NicSamples:
         self._due_ns = time.monotonic_ns()
         self._sent: dict[tuple[str, str, str], int] = {}
         self._whole_ns, self._still = 0, False
+        self._latest: list[NicSample] = []
 
     def due(self, now_ns: int, idle: bool = False) -> list[NicSample]:
         """A sample per device when an interval is over: of what has changed, now and then of everything.
@@ -40,9 +42,22 @@ class NicSamples:
             self._whole_ns = now_ns + _WHOLE_NS
         with self._pace:
             samples = self._counters.read(filter(None, map(self._links.name, self._numbers)))
+        self._latest = samples
         changed = [news for sample in samples if (news := self._changed(sample)).names]
         self._still = not changed
         return changed
+
+    def most(self, counter: re.Pattern[str]) -> int:
+        """Of the last samples, summed over interfaces: the largest of each one's counters that match; -1: none does.
+
+        Drivers call the same packets by several names.
+        """
+        found: dict[str, int] = {}
+        for sample in self._latest:
+            for name, value in zip(sample.names, sample.values, strict=True):
+                if sample.source != "rdma" and counter.search(name):
+                    found[sample.device] = max(found.get(sample.device, 0), value)
+        return sum(found.values()) if found else -1
 
     def _changed(self, sample: NicSample) -> NicSample:
         """Only the counters that are not as they were sent last: most of a driver's count what never happens."""

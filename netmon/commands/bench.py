@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
+from netmon.commands.bench_verdict import add_verdict
 from netmon.errors import UsageError
 from netmon.units import parse_count
 
@@ -33,6 +34,7 @@ EXAMPLES = """\
   netmon bench clock               offsets and skews injected into a host's clock, and how well they are recovered
   netmon bench inference           jobs and iterations found in the recorded traffic of runs, against their truth
   netmon bench pipeline --hosts 64  the collector under simulated agents, and its dataset against the truth
+  netmon bench verdict --lab 100    causes brought about in the lab, and what `netmon why` says of them
   netmon bench pipeline --bus nats --collectors 2 --hosts 64 --jobs 8 --rows 1000 --seconds 60
                                    two workers beside one, over the same batches and CPU for each worker
   netmon bench inference out/one   the same for a `netmon lab run --data out/one`, or for other recordings
@@ -44,7 +46,7 @@ _HOOK = "ns of the training's time per step that netmon.horovod marks, with an a
 _CLOCK = "offset and skew injected into a host's clock, recovered by the exchange and by the traffic (two minutes)"
 _PIPELINE = "the collector under simulated agents: what it costs, how late it is, what it stores (needs no root)"
 _INFERENCE = "jobs and iterations found in traffic alone, against runs of which the truth is known (needs no root)"
-
+_VERDICT = "known causes of slow iterations, brought about in the lab, and what `netmon why` says of each"
 
 _MOST_CPUS = 1024
 _APART_S = 10.0  # of lines that tell the progress
@@ -85,6 +87,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     _clock_arguments(whats.add_parser("clock", help=_CLOCK, description=_CLOCK))
     _inference_arguments(whats.add_parser("inference", help=_INFERENCE, description=_INFERENCE))
     _pipeline_arguments(whats.add_parser("pipeline", help=_PIPELINE, description=_PIPELINE))
+    add_verdict(whats.add_parser("verdict", help=_VERDICT, description=_VERDICT))
 
 
 def _flows_arguments(what: argparse.ArgumentParser) -> None:

@@ -23,7 +23,7 @@ some a strength=:
   job          hosts=A+B[,params=4e6]              another training job
   stop         rank=R                              one rank stands still (SIGSTOP)
   stop-all                                         all ranks do
-  evaluate, checkpoint                             all ranks pause between two steps, as their script has it
+  evaluate, checkpoint                             all ranks pause after a step, as their script has it
   slow-link    host=H[,direction=tx]               the link's shaper is slowed; strength: the share of its rate
   loss         host=H[,direction=tx]               the switch drops super-packets; strength: the share of them
   small-queue  host=H                              of the switch's port to a host; strength: the share of its bytes

@@ -50,12 +50,12 @@ def document(verdict: "Verdict") -> dict[str, object]:
 
 
 def _print(found: "Iterable[Verdict]") -> None:
-    from netmon.dl.verdict.words import arithmetic, told
+    from netmon.dl.verdict.words import arithmetic, sentence
 
     told_any = False
     for verdict in found:
         told_any = True
-        print(told(verdict))
+        print(sentence(verdict))
         for line in arithmetic(verdict):
             print(f"  {line}")
     if not told_any:

@@ -2,7 +2,6 @@
 """Whose bytes went over a host's links during each iteration of a rank."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -51,8 +50,7 @@ def row_keys(
     return ((party_.astype(np.int64) * _TRAFFIC + traffic) * _CLASSES + classes) * _DIRECTIONS + direction
 
 
-@dataclass(frozen=True)
-class Tally:
+class Tally(NamedTuple):
     """Payload bytes of one iteration by class and direction, and what its windows saw."""
 
     dl_tx_bytes: int  # the rank's own flows, shared or not
@@ -124,7 +122,7 @@ class HostAccounts:
         top = (list(column) for column in zip(*sums.top, strict=True))
         columns = amounts | dict(zip(_TOP, top, strict=True))
         columns |= {"peak_bps": peak.tolist(), "node_shared": (shared & ~alone).tolist()}
-        return [Tally(*row) for row in zip(*(columns[name] for name in Tally.__dataclass_fields__), strict=True)]
+        return [Tally(*row) for row in zip(*(columns[name] for name in Tally._fields), strict=True)]
 
     def _sums(self, ranks: Sequence[Party], question: _Numbers, key: _Numbers, payload: _Numbers) -> "_Sums":
         rest, way = np.divmod(key, _DIRECTIONS)

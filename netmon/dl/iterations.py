@@ -5,7 +5,6 @@ from array import array
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from netmon.dl.beats import Beat, Events, best_shifts
 from netmon.dl.numbering import EVIDENCE, Trust
@@ -266,6 +265,9 @@ class IterationTracker:
 
         What traffic alone tells is coarser than a boundary's error bound says, so it counts only where it decides.
         """
+        if len(self._sources) == 1 and self.source in self._sources:
+            told_by = self._sources[self.source].communication(start_ns, end_ns)
+            return told_by[0] or 0, told_by[1] or 0, told_by[2] or 0
         sources = [s for s in sorted(self._sources) if s != Source.INFERRED or s == self.source]
         told = zip(*(self._sources[source].communication(start_ns, end_ns) for source in sources), strict=True)
         first, last, wait = (
@@ -278,21 +280,22 @@ class IterationTracker:
         start = self._open()
         return start.time_ns if start else None
 
-    def spans(self) -> npt.NDArray[np.int64]:
-        """Start, end and number (n, 3) of the iterations that are not forgotten; the open one ends at the largest."""
+    def spans(self) -> "array[int]":
+        """Start, end, number, start, … of the iterations that are not forgotten; the open one ends at the largest."""
         spans, start = self._spans[:], self._open()
         if start is not None:
             shift = self._shifts.get(self.source, 0) if self.source is not None else 0
             number = max(start.number + shift, self.last_number + 1)
             spans.extend((start.time_ns, _NEVER, number))
-        return np.frombuffer(spans, np.int64).reshape(-1, 3)
+        return spans
 
     def forget(self, before_ns: int) -> None:
         """Drop what concerns only the time before before_ns."""
-        over = 0
-        while over < len(self._spans) and self._spans[over + 1] <= before_ns:
+        spans, over = self._spans, 0
+        while over < len(spans) and spans[over + 1] <= before_ns:
             over += 3
-        del self._spans[:over]
+        if over:
+            del spans[:over]
         for marks in self._sources.values():
             marks.forget(before_ns)
 

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from heapq import heappop, heappush
+from itertools import count as counting
 from typing import NamedTuple
 
 from netmon.dl.beats import Beat, Events, Shift, best_shifts, periods
@@ -18,6 +19,7 @@ from netmon.dl.beats import Beat, Events, Shift, best_shifts, periods
 EVIDENCE = 32  # events of a rank that are compared
 _SURE = 3  # votes that may move a number that was already used
 _NEVER = 1 << 62
+_VERSIONS = counting(1)
 
 
 class Trust(IntEnum):
@@ -88,6 +90,9 @@ class JobNumbers:
         self._forgotten = 0
         self._known_until = 0  # who was aligned before so many were forgotten is known to count from the beginning
         self._elastic = False  # it is: processes join later, and what they number counts from then
+        self.version = next(
+            _VERSIONS
+        )  # another one, that no job has had, where what is said of a rank may have changed
 
     def __len__(self) -> int:
         """Ranks that count."""
@@ -126,6 +131,7 @@ class JobNumbers:
 
     def forget(self, rank: int) -> None:
         """The rank is gone; its process' successor counts anew. The common count goes on with the others."""
+        self.version = next(_VERSIONS)
         leader = self._leader(self._decided)
         before, self._forgotten = self._forgotten, self._forgotten + 1
         if leader and self._from_the_beginning(leader):
@@ -141,6 +147,7 @@ class JobNumbers:
 
     def _begin(self, rank: int, trust: Trust) -> _Count:
         self._heard += 1
+        self.version = next(_VERSIONS)
         count = self._counts[rank] = _Count(trust, place=self._places.setdefault(rank, self._heard))
         return count
 
@@ -176,12 +183,17 @@ class JobNumbers:
         """Decide about the shift of a count of which `told` is known; True where used numbers moved."""
         count, leader, before = heard.whose, heard.leader, heard.whose.shift
         if told and leader:
+            if count.aligned_at == _NEVER:
+                self.version = next(_VERSIONS)
             count.aligned_at = min(count.aligned_at, self._forgotten)
             self._decide(count, leader, told._replace(shift=told.shift + leader.shift), heard.first)
+            if count.shift != before:
+                self.version = next(_VERSIONS)
         return not heard.first and count.shift != before
 
     def _push(self, heap: "list[_Ranked]", rank: int, count: _Count) -> None:
         self._serial += 1
+        self.version = next(_VERSIONS)
         heappush(heap, _Ranked(count.trust, count.place, self._serial, rank, count))
 
     def _leader(self, among: "list[_Ranked]") -> _Count | None:
@@ -208,6 +220,7 @@ class JobNumbers:
             count.shift = told.shift
 
     def _move(self, by: int, but: _Count) -> None:
+        self.version = next(_VERSIONS)
         for count in self._counts.values():
             if count is not but:
                 count.shift += by

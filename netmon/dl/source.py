@@ -10,6 +10,7 @@ from netmon.dl.beats import Beat, Events
 from netmon.records import Moment
 
 _MOST_OPEN = 1_000  # iterations of which only some marks are known
+_SOME = 16
 _RECENT = 200  # marks of a moment that are kept for comparisons
 # Plain numbers: an enum's own cost more to look up, and there is one for every mark.
 _STEP_START, _STEP_END = int(Moment.STEP_START), int(Moment.STEP_END)
@@ -84,6 +85,7 @@ class SourceMarks:
         self._steps = False  # it marks steps, not only the communication
         self._marks: dict[int, list[int]] = {}  # by number, as _EMPTY
         self._recent: list[_Recent | None] = [_Recent() if moment in _KEPT else None for moment in range(_MOMENTS)]
+        self._many = _SOME  # marks of so many iterations are looked through for those that are not needed
         self.touched: set[int] = set()  # iterations that a mark may have ended since `finished` was asked
 
     def add(self, moment: int, number: int, time_ns: int, error_ns: int) -> bool:
@@ -181,10 +183,16 @@ class SourceMarks:
     def forget(self, before_ns: int) -> None:
         """Drop the marks of iterations that are over and concern only the time before before_ns."""
         # The open iteration's start may be old; what has no later mark of its own is not thereby over.
+        if not self._marks:
+            return
         over = self.done + (not self._by_ends)
+        first, times = next(iter(self._marks.items()))
+        if len(self._marks) < self._many and not (first < over and times[_NEWEST] < before_ns):
+            return  # mostly they come in order: then all others are needed, too
         gone = [number for number, times in self._marks.items() if number < over and times[_NEWEST] < before_ns]
         for number in gone:
             del self._marks[number]
+        self._many = 2 * len(self._marks) + _SOME
 
     def _beginning(self) -> int:
         return _STEP_START if self._steps else _FIRST_ENQUEUE

@@ -5,7 +5,6 @@ import struct
 from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 
 from netmon.kernel.owners.endpoint import Endpoint
 from netmon.kernel.sock_diag import INFO, LISTEN, DiagnosisSocket
@@ -19,6 +18,7 @@ _FIELDS = {  # name → (format, offset)
     "congestion_window": ("<u4", 80),  # segments
     "rtt_min_us": ("<u4", 148),
     "delivery_rate": ("<u8", 160),  # bytes a second
+    "received_bytes": ("<u8", 128),
     "busy_us": ("<u8", 168),
     "receiver_limited_us": ("<u8", 176),
     "sender_limited_us": ("<u8", 184),
@@ -92,9 +92,3 @@ def _find_info(body: bytes) -> int:
             return offset + _ATTRIBUTE.size
         offset += max(_ATTRIBUTE.size, length + 3 & ~3)
     return len(body)
-
-
-def since(before: Table, now: Table, name: str) -> npt.NDArray[np.int64]:
-    """By how much a counter has grown between two looks at the same sockets; it wraps at its width."""
-    grown: npt.NDArray[np.int64] = (now[name] - before[name]).astype(np.int64)
-    return grown

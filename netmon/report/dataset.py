@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 from netmon.errors import DataError
 
 TABLES = ("buckets", "flows", "iterations", "ledger")
-_OPTIONAL = ("nic", "sessions")  # not a gap where it is missing
+_OPTIONAL = ("nic", "transport", "host", "sessions")  # not a gap where it is missing
 _PARTITIONS = ds.partitioning(pa.schema([("date", pa.string()), ("host", pa.string())]), flavor="hive")
 _LINK = ("session", "host", "interface", "direction")
 EXPECTED = {
@@ -126,6 +126,7 @@ class Tables:
         """Look at every file's footer; blocks. Raises DataError where `data` is no directory."""
         if not data.is_dir():
             raise DataError(f"cannot read {data}: no such directory; give the --data of a collector")
+        self.data = data
         self.missing: list[str] = []
         self.metadata: dict[str, list[Any]] = {}
         self._rows: dict[str, int] = {}

@@ -8,8 +8,8 @@ import pandas as pd
 from netmon.report.chapters.accounts import coverage
 from netmon.report.chapters.slowdown import fits_by_profile
 from netmon.report.frames import groups
+from netmon.report.judging import told, worst_sentences
 from netmon.report.study import Study
-from netmon.report.summary import job_summary
 from netmon.units import format_bytes, format_duration
 
 BURST, CONSISTENT = "burst", "websearch"
@@ -133,11 +133,13 @@ def _burst(study: Study) -> list[str]:
 
 
 def _slowest(study: Study) -> list[str]:
-    """Why the slowest iteration of the run in focus was slow, and of every job where no lab made the runs."""
+    """Why iterations of the run in focus were slow, and of every job where no lab made the runs."""
     rows = study.ranks if study.senders.empty else study.ranks[study.ranks["run"] == study.focus]
-    if rows["cross_top"].isna().all():
-        return []  # of an older dataset, which does not tell whose the cross traffic was
-    return [f"{sentence[0].upper()}{sentence[1:]}." for sentence in job_summary(rows)["slowest"] if sentence]
+    if rows.empty:
+        return []
+    begin, end, jobs = rows["start_ns"].min(), rows["end_ns"].max(), set(rows["job"])
+    found = [v for v in told(study.tables.data) if v.job in jobs and begin <= v.start_ns and v.end_ns <= end]
+    return [f"{sentence[0].upper()}{sentence[1:]}." for sentence in worst_sentences(found)]
 
 
 def _chance(times: pd.DataFrame) -> float:

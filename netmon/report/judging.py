@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Verdicts on the iterations of a dataset: read in pieces, so that memory does not grow with it."""
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
+from itertools import groupby, islice
 from pathlib import Path
 from typing import TypeVar
 
@@ -12,6 +14,7 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 
 from netmon.dl.verdict import Carried, Link, Steps, Whose, in_cells, judge, nothing_carried, standing_out, wanted_times
+from netmon.dl.verdict.words import from_columns, sentence
 from netmon.errors import DataError
 from netmon.records import Direction
 from netmon.report.dataset import open_table, stream
@@ -28,6 +31,7 @@ _BUCKET = [
 _FLOW = ["session", "flow_id", "process", "container", "class_source", "job", "rank", "peer_rank", "traffic"]
 _T = TypeVar("_T", Link, Whose)
 _PIECE, _OVERLAP = 1_000, 200  # iterations that are looked at together
+_MADE_NOW = 200
 _TOGETHER = 20  # iterations whose rows are read together
 _TIMES = ("start_ns", "end_ns", "comm_start_ns", "comm_end_ns", "exposed_ns", "error_ns")
 
@@ -47,6 +51,37 @@ def verdicts(data: Path, job: str | None = None, iteration: int | None = None) -
     if iteration is not None and not found:
         of = f" of job {job}" if job else ""
         raise DataError(f"cannot judge iteration {iteration}{of}: {data} holds no such iteration")
+
+
+def told(data: Path) -> list[Verdict]:
+    """What the collector told while it happened; where it stored no verdicts, up to 200 that are made now.
+
+    By job and time. Raises DataError where there is no such dataset.
+    """
+    try:
+        table = open_table(data, "verdicts")
+        found = [from_columns(row) for batch in stream(table) for row in batch.to_pylist()]
+        return sorted(found, key=lambda verdict: (verdict.job, verdict.start_ns))
+    except DataError:
+        if not data.is_dir():
+            raise
+    try:
+        return list(islice(verdicts(data), _MADE_NOW))
+    except DataError:  # no iteration
+        return []
+
+
+def worst_sentences(found: Sequence[Verdict]) -> list[str]:
+    """Of each job: the iteration that took the longest beyond its usual, and how many stood out for which cause."""
+    lines = []
+    for _, own in groupby(found, key=lambda verdict: verdict.job):
+        rows = list(own)
+        lines.append(sentence(max(rows, key=lambda verdict: verdict.excess_ns)))
+        if len(rows) > 1:
+            causes = Counter(f"{row.cause.name.lower().replace('_', ' ')} {row.culprit}".strip() for row in rows)
+            text = ", ".join(f"{count} {cause}" for cause, count in causes.most_common())
+            lines.append(f"{len(rows)} iterations of job {rows[0].job} stood out: {text}")
+    return lines
 
 
 def _iterations(data: Path, job: str | None) -> pd.DataFrame:

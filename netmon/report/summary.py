@@ -14,10 +14,10 @@ from rich.table import Table
 from rich.text import Text
 
 from netmon.dl.theory import ring_bytes
-from netmon.dl.verdict import RankSteps, sentence, slowest
 from netmon.errors import DataError
 from netmon.records import CLASS_COLOURS, CLASS_NAMES
 from netmon.report.dataset import open_table, stream
+from netmon.report.judging import told, worst_sentences
 from netmon.units import format_bytes, format_duration
 
 QUIET, SHARED, OUTSIDE = "quiet", "shared", "outside"
@@ -26,20 +26,17 @@ LINK = ["host", "interface", "direction"]
 ACCOUNT_COLUMNS = [
     f"{name}_bytes" for name in ("nic", "attributed", "overflow", "lost_kernel", "lost_agent", "invisible")
 ]
-_JUDGED = [
-    *("comm_start_ns", "comm_end_ns", "exposed_ns", "dl_tx_bytes", "dl_rx_bytes"),
-    *("cross_top", "cross_top_tx_bytes", "cross_top_rx_bytes"),
-]
 _COVERED = 0.999  # less is shown in red
 
 
 @dataclass(frozen=True)
 class Summary:
-    """Three data frames: what job_summary, link_volumes and link_accounts give."""
+    """Three data frames: what job_summary, link_volumes and link_accounts give; and why iterations were slow."""
 
     jobs: pd.DataFrame
     volumes: pd.DataFrame
     accounts: pd.DataFrame
+    verdicts: tuple[str, ...] = ()  # sentences
 
     def print(self, console: Console) -> None:
         """Draw it on the console."""
@@ -52,7 +49,8 @@ def summarise(data: Path) -> Summary:
     spans = iteration_spans(iterations)
     volumes = pd.concat([link_volumes(rows, spans) for rows in _buckets(data)])
     summed = volumes.groupby([*LINK, "period", "class"], as_index=False, observed=True)[["wire_bytes"]].sum()
-    return Summary(job_summary(iterations), summed, link_accounts(_read(data, "ledger")))
+    why = tuple(worst_sentences(told(data)))
+    return Summary(job_summary(iterations), summed, link_accounts(_read(data, "ledger")), why)
 
 
 def _read(data: Path, table: str) -> pd.DataFrame:
@@ -109,8 +107,7 @@ def link_accounts(ledger: pd.DataFrame) -> pd.DataFrame:
 
 
 def job_summary(iterations: pd.DataFrame) -> pd.DataFrame:
-    """One row per job: ranks, iterations, median duration (ns) of quiet and shared iterations, payload and theory,
-    and a sentence about the slowest iteration, empty where none stands out.
+    """One row per job: ranks, iterations, median duration (ns) of quiet and shared iterations, payload and theory.
 
     An iteration lasts as long as its slowest rank. measured_bytes: median payload that a rank sent in an iteration;
     theory_bytes: equation 3.1 of the thesis, nan where the model's size is unknown.
@@ -138,27 +135,7 @@ def _job(job: str, rows: pd.DataFrame) -> dict[str, object]:
         "shared_ns": durations[shared].median(),
         "measured_bytes": rows["dl_tx_bytes"].median(),
         "theory_bytes": ring_bytes(int(ranks), int(rows["parameters"].max())),
-        "slowest": sentence(job, slowest(_steps(rows)), bool(rows["relative"].all())),
     }
-
-
-def _steps(rows: pd.DataFrame) -> RankSteps:
-    """Iterations of one job as the verdict takes them; what an older dataset does not tell is unknown."""
-    known = rows.reindex(columns=[*rows.columns.union(_JUDGED)])
-    communication = known["comm_end_ns"] - known["comm_start_ns"]
-    known = known.fillna({name: 0 for name in _JUDGED if name.endswith("_bytes")})
-    return RankSteps(
-        number=rows["iteration"].to_numpy(np.int64),
-        rank=rows["rank"].to_numpy(np.int64),
-        duration_ns=(rows["end_ns"] - rows["start_ns"]).to_numpy(np.int64),
-        exposed_ns=known["exposed_ns"].fillna(-1).to_numpy(np.int64),
-        communication_ns=communication.fillna(-1).to_numpy(np.int64),
-        dl_bytes=known[["dl_tx_bytes", "dl_rx_bytes"]].max(axis=1).to_numpy(np.int64),
-        other=known["cross_top"].astype(str).tolist(),
-        other_tx_bytes=known["cross_top_tx_bytes"].to_numpy(np.int64),
-        other_rx_bytes=known["cross_top_rx_bytes"].to_numpy(np.int64),
-        host=known["host"].astype(str).tolist(),
-    )
 
 
 def render(summary: Summary) -> RenderableType:
@@ -168,7 +145,7 @@ def render(summary: Summary) -> RenderableType:
         parts.append(Text("no iteration was seen: did the training make itself known to its agents?"))
     else:
         parts.append(_job_table(summary.jobs))
-        parts += [Text(line) for line in summary.jobs["slowest"] if line]
+        parts += [Text(line) for line in summary.verdicts]
     parts.append(_link_table(summary))
     return Group(*parts)
 

@@ -51,7 +51,7 @@ def _lines(job: JobView, width: int) -> list[Text]:
     lines = _with_sparkline(wrapped(_pace(job), width, _INDENT), job, width)
     lines += [_indented(line) for line in wrapped(_traffic(job), width - _INDENT)]
     lines += [_indented(line) for line in wrapped(_sources(job), width - _INDENT)]
-    return lines + [_indented(line) for line in _slowest(job, width - _INDENT)]
+    return lines + [_indented(line) for line in _verdict(job, width - _INDENT)]
 
 
 def ranks(jobs: Iterable[JobView], width: int) -> RenderableType:
@@ -129,9 +129,9 @@ def _sources(job: JobView) -> Iterator[Text]:
         yield Text(f"{found}{apart} against {score.reference.name.lower()}", "dim" if score.f1 >= _GOOD else "yellow")
 
 
-def _slowest(job: JobView, width: int) -> list[Text]:
-    text = sentence(job.job, job.slowest, job.relative)
-    return list(shown(text).wrap(_MEASURE, width)) if text else []
+def _verdict(job: JobView, width: int) -> list[Text]:
+    """On the last iteration that stood out."""
+    return [line for verdict in job.verdicts[:1] for line in shown(sentence(verdict)).wrap(_MEASURE, width)]
 
 
 def _shared(job: JobView) -> Text:

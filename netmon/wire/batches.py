@@ -4,6 +4,10 @@
 import re
 from urllib.parse import quote
 
+import numpy as np
+
+from netmon.errors import WireError
+from netmon.evidence import HOST_PART, TRANSPORT
 from netmon.records import Batch, Hello, Table
 from netmon.wire import netmon_pb2
 from netmon.wire.buckets import decode_buckets, encode_buckets
@@ -19,6 +23,7 @@ from netmon.wire.details import (
     read_name,
     read_nic,
 )
+from netmon.wire.evidence_columns import Columns, encode_evidence, read_jobs, split_evidence, stack_evidence
 from netmon.wire.head import check_counts, check_head
 from netmon.wire.limits import (
     MAX_COUNT,
@@ -93,8 +98,14 @@ def encode_batch(batch: Batch) -> netmon_pb2.Batch:
 
 def encode_body(batch: Batch) -> netmon_pb2.Batch:
     """Everything but the rows. Raises WireError where a value does not fit its field."""
-    message = to_message(batch, netmon_pb2.Batch(), given=("buckets", "bucket_ns"))
+    tables = ("buckets", "bucket_ns", "transport", "host", "host_jobs")
+    message = to_message(batch, netmon_pb2.Batch(), given=tables)
     message.buckets.bucket_ns = batch.bucket_ns
+    if len(batch.transport):
+        encode_evidence(batch.transport, message.transport)
+    if len(batch.host):
+        encode_evidence(batch.host, message.host)
+        message.host.jobs.extend(batch.host_jobs)
     return message
 
 
@@ -122,6 +133,7 @@ def decode_batch(message: netmon_pb2.Batch) -> Batch:
     rows = decode_buckets(message.buckets)
     check_counts(message)
     sequence, horizon_ns = check_head(message)
+    host = split_evidence(message.host, HOST_PART)
     batch = Batch(
         sequence=sequence,
         clock=read_clock(message.clock),
@@ -134,7 +146,17 @@ def decode_batch(message: netmon_pb2.Batch) -> Batch:
         exchanges=tuple(map(read_exchange, message.exchanges)),
         nic=tuple(read_nic(message.nic)),
         bucket_ns=width,
+        transport=_evidence(split_evidence(message.transport, TRANSPORT), horizon_ns, TRANSPORT),
+        host=_evidence(host, horizon_ns, HOST_PART),
+        host_jobs=read_jobs(message.host, host),
     )
     latest = int(rows["bucket_start_ns"].max(initial=0))
     check_times(horizon_ns, latest, batch.flows, max((sample.time_ns for sample in batch.ledger), default=0))
     return batch
+
+
+def _evidence(columns: Columns, horizon_ns: int, dtype: np.dtype[np.void]) -> Table:
+    table, faults = stack_evidence([columns], [0], [horizon_ns], dtype)
+    if faults:
+        raise WireError(faults[0])
+    return table[list(dtype.names or ())].astype(dtype)

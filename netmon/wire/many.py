@@ -6,16 +6,18 @@ counts and names. What only the session can tell (whether a flow or a link is kn
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
 from operator import attrgetter
 from typing import TypeVar
 
 import numpy as np
 
+from netmon.columnar import Columns
 from netmon.errors import WireError
+from netmon.evidence import HOST_PART, TRANSPORT
 from netmon.mark_runs import MarkRun
-from netmon.records import ClockExchange, Flow, NicSample, Table
+from netmon.records import ClockExchange, Flow, NicSample, Table, empty
 from netmon.wire import netmon_pb2
 from netmon.wire.details import (
     LEDGER_MOST,
@@ -28,8 +30,10 @@ from netmon.wire.details import (
     read_mark_runs,
     read_nic,
 )
+from netmon.wire.evidence_columns import Columns as EvidenceColumns
+from netmon.wire.evidence_columns import read_jobs, split_evidence, stack_evidence, with_batch
 from netmon.wire.head import check_counts, check_head
-from netmon.wire.stacked import Split, split_buckets, stack_buckets
+from netmon.wire.stacked import Runs, Split, split_buckets, stack_buckets
 
 _LEDGER_FIELDS = ("interface", "direction", *LEDGER_MOST)
 LEDGER = np.dtype([("batch", "<i4"), *((name, "<i8") for name in _LEDGER_FIELDS)])
@@ -48,7 +52,8 @@ _T = TypeVar("_T")
 class ManyBatches:
     """What n messages hold; `batch` and the first of each pair: which of them, from 0. All in the messages' order."""
 
-    rows: Table  # dtype ROWS: all their bucket rows; a batch's in its order
+    rows: Columns  # of ROWS: all their bucket rows; a batch's in its order
+    runs: Runs  # of the rows, in their order
     ledger: Table  # dtype LEDGER
     heads: Table  # (n,), dtype HEADS
     flows: Sequence[tuple[int, Flow]]
@@ -57,6 +62,9 @@ class ManyBatches:
     nic: Sequence[tuple[int, NicSample]]
     disciplines: Mapping[int, str]  # who keeps the host's clock, of the batches that say so
     refused: Mapping[int, str]  # why, in one line; nothing of such a batch is in the tables
+    transport: Table = field(default_factory=lambda: empty(with_batch(TRANSPORT)))  # with `batch`, as the next one
+    host: Table = field(default_factory=lambda: empty(with_batch(HOST_PART)))
+    host_jobs: Mapping[int, Sequence[str]] = field(default_factory=dict)  # that `host` names, by batch
 
 
 class _Gathered:
@@ -74,6 +82,9 @@ class _Gathered:
         self.ledger_of: list[int] = []
         self.buckets: list[Split] = []
         self.disciplines: dict[int, str] = {}
+        self.evidence: tuple[list[EvidenceColumns], list[EvidenceColumns]] = [], []  # of TRANSPORT, of HOST_PART
+        self.evidence_of: tuple[list[int], list[int]] = [], []
+        self.host_jobs: dict[int, tuple[str, ...]] = {}
 
     def add(self, index: int, message: netmon_pb2.Batch) -> None:
         """Read one completely, then keep it. Raises WireError."""
@@ -90,6 +101,7 @@ class _Gathered:
             check_ledger("direction", sample[1], 1)
             check_ledger("time_ns", sample[2], LEDGER_MOST["time_ns"])
         check_times(horizon_ns, 0, flows, max((sample[2] for sample in ledger), default=0))
+        self._add_evidence(index, message)
         self.indices.append(index)
         self.heads.append(
             (
@@ -113,6 +125,16 @@ class _Gathered:
         if clock.discipline:
             self.disciplines[index] = clock.discipline
 
+    def _add_evidence(self, index: int, message: netmon_pb2.Batch) -> None:
+        if message.HasField("transport"):
+            self.evidence[0].append(split_evidence(message.transport, TRANSPORT))
+            self.evidence_of[0].append(index)
+        if message.HasField("host"):
+            columns = split_evidence(message.host, HOST_PART)
+            self.host_jobs[index] = read_jobs(message.host, columns)
+            self.evidence[1].append(columns)
+            self.evidence_of[1].append(index)
+
 
 def decode_many(messages: Sequence[netmon_pb2.Batch]) -> ManyBatches:
     """Messages → tables. A message that breaks the contract is in `refused`, and costs no other one anything."""
@@ -124,9 +146,16 @@ def decode_many(messages: Sequence[netmon_pb2.Batch]) -> ManyBatches:
             refused[index] = str(error)
     ledger = _ledger(gathered, refused)
     horizons = [head[1] for head in gathered.heads]
-    rows, faults = stack_buckets(gathered.buckets, gathered.indices, horizons)
+    rows, runs, faults = stack_buckets(gathered.buckets, gathered.indices, horizons)
     for index, reason in faults.items():
         refused.setdefault(index, reason)
+    horizon_of = dict(zip(gathered.indices, horizons, strict=True))
+    evidence = []
+    for pieces, of, dtype in zip(gathered.evidence, gathered.evidence_of, (TRANSPORT, HOST_PART), strict=True):
+        table, faults = stack_evidence(pieces, of, [horizon_of.get(index, 0) for index in of], dtype)
+        evidence.append(table)
+        for index, reason in faults.items():
+            refused.setdefault(index, reason)
     heads = np.zeros(len(messages), HEADS)
     if gathered.indices:
         columns = np.array(gathered.heads, np.int64).T
@@ -134,8 +163,11 @@ def decode_many(messages: Sequence[netmon_pb2.Batch]) -> ManyBatches:
             heads[name][gathered.indices] = column
         heads["cpu_fraction"][gathered.indices] = gathered.loads
     many = ManyBatches(
-        *(rows, ledger, heads, gathered.flows, gathered.marks, gathered.exchanges, gathered.nic),
+        *(rows, runs, ledger, heads, gathered.flows, gathered.marks, gathered.exchanges, gathered.nic),
         *(gathered.disciplines, refused),
+        transport=evidence[0],
+        host=evidence[1],
+        host_jobs=gathered.host_jobs,
     )
     late = refused.keys() & set(gathered.indices)
     return _without(many, late) if late else many
@@ -165,11 +197,17 @@ def _without(many: ManyBatches, late: set[int]) -> ManyBatches:
     gone = np.array(sorted(late))
     heads = many.heads.copy()
     heads[gone] = np.zeros(1, HEADS)
-    rows, ledger = (table[~np.isin(table["batch"], gone)] for table in (many.rows, many.ledger))
+    good = np.ones(len(heads), np.bool_)
+    good[gone] = False
+    rows = many.rows[good[many.rows["batch"]]]
+    ledger, transport, host = (table[good[table["batch"]]] for table in (many.ledger, many.transport, many.host))
     disciplines = {index: discipline for index, discipline in many.disciplines.items() if index not in late}
     return ManyBatches(
-        *(rows, ledger, heads, _others(many.flows, late), _others(many.marks, late)),
+        *(rows, many.runs.of(good), ledger, heads, _others(many.flows, late), _others(many.marks, late)),
         *(_others(many.exchanges, late), _others(many.nic, late), disciplines, many.refused),
+        transport=transport,
+        host=host,
+        host_jobs=many.host_jobs,
     )
 
 

@@ -482,6 +482,8 @@ class Batch(_message.Message):
     COST_FIELD_NUMBER: _builtins.int
     EXCHANGES_FIELD_NUMBER: _builtins.int
     NIC_FIELD_NUMBER: _builtins.int
+    TRANSPORT_FIELD_NUMBER: _builtins.int
+    HOST_FIELD_NUMBER: _builtins.int
     sequence: _builtins.int
     horizon_ns: _builtins.int
     """mono; every bucket that ended before it has been sent"""
@@ -503,6 +505,10 @@ class Batch(_message.Message):
     def exchanges(self) -> _containers.RepeatedCompositeFieldContainer[Global___ClockExchange]: ...
     @_builtins.property
     def nic(self) -> _containers.RepeatedCompositeFieldContainer[Global___NicSample]: ...
+    @_builtins.property
+    def transport(self) -> Global___Transport: ...
+    @_builtins.property
+    def host(self) -> Global___HostPart: ...
     def __init__(
         self,
         *,
@@ -516,14 +522,72 @@ class Batch(_message.Message):
         cost: Global___AgentCost | None = ...,
         exchanges: _abc.Iterable[Global___ClockExchange] | None = ...,
         nic: _abc.Iterable[Global___NicSample] | None = ...,
+        transport: Global___Transport | None = ...,
+        host: Global___HostPart | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["buckets", b"buckets", "clock", b"clock", "cost", b"cost"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["buckets", b"buckets", "clock", b"clock", "cost", b"cost", "host", b"host", "transport", b"transport"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["buckets", b"buckets", "clock", b"clock", "cost", b"cost", "exchanges", b"exchanges", "flows", b"flows", "horizon_ns", b"horizon_ns", "ledger", b"ledger", "marks", b"marks", "nic", b"nic", "sequence", b"sequence"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["buckets", b"buckets", "clock", b"clock", "cost", b"cost", "exchanges", b"exchanges", "flows", b"flows", "horizon_ns", b"horizon_ns", "host", b"host", "ledger", b"ledger", "marks", b"marks", "nic", b"nic", "sequence", b"sequence", "transport", b"transport"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Batch: _TypeAlias = Batch  # noqa: Y015
+
+@_typing.final
+class Transport(_message.Message):
+    """What TCP itself says of connections. `columns` is a zlib stream of all columns of netmon.evidence.TRANSPORT, one after
+    the other, each of unsigned 64-bit numbers: the value plus one, 0 where it is not known.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ROWS_FIELD_NUMBER: _builtins.int
+    COLUMNS_FIELD_NUMBER: _builtins.int
+    rows: _builtins.int
+    columns: _builtins.bytes
+    def __init__(
+        self,
+        *,
+        rows: _builtins.int = ...,
+        columns: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["columns", b"columns", "rows", b"rows"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Transport: _TypeAlias = Transport  # noqa: Y015
+
+@_typing.final
+class HostPart(_message.Message):
+    """The host's part in what happened: columns of netmon.evidence.HOST_PART, as Transport's."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ROWS_FIELD_NUMBER: _builtins.int
+    COLUMNS_FIELD_NUMBER: _builtins.int
+    JOBS_FIELD_NUMBER: _builtins.int
+    rows: _builtins.int
+    columns: _builtins.bytes
+    @_builtins.property
+    def jobs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """that the column `job` names by their places here"""
+
+    def __init__(
+        self,
+        *,
+        rows: _builtins.int = ...,
+        columns: _builtins.bytes = ...,
+        jobs: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["columns", b"columns", "jobs", b"jobs", "rows", b"rows"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___HostPart: _TypeAlias = HostPart  # noqa: Y015
 
 @_typing.final
 class Buckets(_message.Message):
@@ -1224,9 +1288,9 @@ class JobView(_message.Message):
     RANKS_FIELD_NUMBER: _builtins.int
     PATTERN_FIELD_NUMBER: _builtins.int
     SCORES_FIELD_NUMBER: _builtins.int
-    SLOWEST_FIELD_NUMBER: _builtins.int
     KNOWN_RANKS_FIELD_NUMBER: _builtins.int
     SHARED_RANKS_FIELD_NUMBER: _builtins.int
+    VERDICTS_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     size: _builtins.int
     iteration: _builtins.int
@@ -1251,7 +1315,9 @@ class JobView(_message.Message):
     @_builtins.property
     def scores(self) -> _containers.RepeatedCompositeFieldContainer[Global___SourceScore]: ...
     @_builtins.property
-    def slowest(self) -> Global___SlowIteration: ...
+    def verdicts(self) -> _containers.RepeatedCompositeFieldContainer[Global___Verdict]:
+        """on the last iterations that stood out, newest first"""
+
     def __init__(
         self,
         *,
@@ -1271,79 +1337,140 @@ class JobView(_message.Message):
         ranks: _abc.Iterable[Global___RankView] | None = ...,
         pattern: _builtins.str = ...,
         scores: _abc.Iterable[Global___SourceScore] | None = ...,
-        slowest: Global___SlowIteration | None = ...,
         known_ranks: _builtins.int = ...,
         shared_ranks: _builtins.int = ...,
+        verdicts: _abc.Iterable[Global___Verdict] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["slowest", b"slowest"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["durations_ns", b"durations_ns", "error_ns", b"error_ns", "iteration", b"iteration", "job", b"job", "known_ranks", b"known_ranks", "last_ns", b"last_ns", "measured_bytes", b"measured_bytes", "median_ns", b"median_ns", "p99_ns", b"p99_ns", "parameters", b"parameters", "pattern", b"pattern", "ranks", b"ranks", "relative", b"relative", "scores", b"scores", "shared_ranks", b"shared_ranks", "size", b"size", "slowest", b"slowest", "source", b"source", "theory_bytes", b"theory_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["durations_ns", b"durations_ns", "error_ns", b"error_ns", "iteration", b"iteration", "job", b"job", "known_ranks", b"known_ranks", "last_ns", b"last_ns", "measured_bytes", b"measured_bytes", "median_ns", b"median_ns", "p99_ns", b"p99_ns", "parameters", b"parameters", "pattern", b"pattern", "ranks", b"ranks", "relative", b"relative", "scores", b"scores", "shared_ranks", b"shared_ranks", "size", b"size", "source", b"source", "theory_bytes", b"theory_bytes", "verdicts", b"verdicts"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___JobView: _TypeAlias = JobView  # noqa: Y015
 
 @_typing.final
-class SlowIteration(_message.Message):
-    """The slowest of the recent iterations, and why. The shares are parts of duration − median."""
+class Verdict(_message.Message):
+    """Why an iteration took as long as it did. The shares are parts of excess_ns and add up to it."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    JOB_FIELD_NUMBER: _builtins.int
     ITERATION_FIELD_NUMBER: _builtins.int
+    START_NS_FIELD_NUMBER: _builtins.int
+    END_NS_FIELD_NUMBER: _builtins.int
     DURATION_NS_FIELD_NUMBER: _builtins.int
-    MEDIAN_NS_FIELD_NUMBER: _builtins.int
-    CULPRIT_FIELD_NUMBER: _builtins.int
-    CULPRIT_BYTES_FIELD_NUMBER: _builtins.int
-    DIRECTION_FIELD_NUMBER: _builtins.int
-    HOST_FIELD_NUMBER: _builtins.int
-    RANK_FIELD_NUMBER: _builtins.int
+    USUAL_NS_FIELD_NUMBER: _builtins.int
+    EXCESS_NS_FIELD_NUMBER: _builtins.int
     CAUSE_FIELD_NUMBER: _builtins.int
-    TRANSFER_NS_FIELD_NUMBER: _builtins.int
+    CULPRIT_FIELD_NUMBER: _builtins.int
+    HOST_FIELD_NUMBER: _builtins.int
+    INTERFACE_FIELD_NUMBER: _builtins.int
+    DIRECTION_FIELD_NUMBER: _builtins.int
+    RANK_FIELD_NUMBER: _builtins.int
+    BYTES_FIELD_NUMBER: _builtins.int
+    COMPUTE_NS_FIELD_NUMBER: _builtins.int
     LATE_NS_FIELD_NUMBER: _builtins.int
+    TRANSFER_NS_FIELD_NUMBER: _builtins.int
+    CROSS_NS_FIELD_NUMBER: _builtins.int
+    OTHER_JOB_NS_FIELD_NUMBER: _builtins.int
+    LOSS_NS_FIELD_NUMBER: _builtins.int
+    SLOW_LINK_NS_FIELD_NUMBER: _builtins.int
+    HOST_NS_FIELD_NUMBER: _builtins.int
     PAUSE_NS_FIELD_NUMBER: _builtins.int
-    TOLD_FIELD_NUMBER: _builtins.int
+    UNKNOWN_NS_FIELD_NUMBER: _builtins.int
+    ERROR_NS_FIELD_NUMBER: _builtins.int
+    COUNTERFACTUAL_NS_FIELD_NUMBER: _builtins.int
+    COUNTERFACTUAL_LOW_NS_FIELD_NUMBER: _builtins.int
+    COUNTERFACTUAL_HIGH_NS_FIELD_NUMBER: _builtins.int
+    CONFIDENCE_FIELD_NUMBER: _builtins.int
+    SECOND_CAUSE_FIELD_NUMBER: _builtins.int
+    SECOND_CULPRIT_FIELD_NUMBER: _builtins.int
+    TOLD_NS_FIELD_NUMBER: _builtins.int
+    RELATIVE_FIELD_NUMBER: _builtins.int
+    job: _builtins.str
     iteration: _builtins.int
-    """-1: none stands out"""
+    start_ns: _builtins.int
+    """UTC, of its slowest rank"""
+    end_ns: _builtins.int
     duration_ns: _builtins.int
-    median_ns: _builtins.int
-    culprit: _builtins.str
-    """whose cross traffic; of an unknown cause: who moved the most meanwhile"""
-    culprit_bytes: _builtins.int
-    direction: _builtins.int
-    host: _builtins.str
-    """where it was, or the straggler is"""
-    rank: _builtins.int
+    usual_ns: _builtins.int
+    """0: not known"""
+    excess_ns: _builtins.int
     cause: _builtins.int
     """netmon.views.Cause"""
-    transfer_ns: _builtins.int
+    culprit: _builtins.str
+    host: _builtins.str
+    interface: _builtins.str
+    direction: _builtins.int
+    rank: _builtins.int
+    """-1: none"""
+    bytes: _builtins.int
+    compute_ns: _builtins.int
     late_ns: _builtins.int
+    transfer_ns: _builtins.int
+    cross_ns: _builtins.int
+    other_job_ns: _builtins.int
+    loss_ns: _builtins.int
+    slow_link_ns: _builtins.int
+    host_ns: _builtins.int
     pause_ns: _builtins.int
-    told: _builtins.bool
-    """whether it is known how long each rank waited"""
+    unknown_ns: _builtins.int
+    error_ns: _builtins.int
+    counterfactual_ns: _builtins.int
+    """-1: nobody's bytes held it up"""
+    counterfactual_low_ns: _builtins.int
+    counterfactual_high_ns: _builtins.int
+    confidence: _builtins.float
+    second_cause: _builtins.int
+    """0: none"""
+    second_culprit: _builtins.str
+    told_ns: _builtins.int
+    relative: _builtins.bool
     def __init__(
         self,
         *,
+        job: _builtins.str = ...,
         iteration: _builtins.int = ...,
+        start_ns: _builtins.int = ...,
+        end_ns: _builtins.int = ...,
         duration_ns: _builtins.int = ...,
-        median_ns: _builtins.int = ...,
-        culprit: _builtins.str = ...,
-        culprit_bytes: _builtins.int = ...,
-        direction: _builtins.int = ...,
-        host: _builtins.str = ...,
-        rank: _builtins.int = ...,
+        usual_ns: _builtins.int = ...,
+        excess_ns: _builtins.int = ...,
         cause: _builtins.int = ...,
-        transfer_ns: _builtins.int = ...,
+        culprit: _builtins.str = ...,
+        host: _builtins.str = ...,
+        interface: _builtins.str = ...,
+        direction: _builtins.int = ...,
+        rank: _builtins.int = ...,
+        bytes: _builtins.int = ...,
+        compute_ns: _builtins.int = ...,
         late_ns: _builtins.int = ...,
+        transfer_ns: _builtins.int = ...,
+        cross_ns: _builtins.int = ...,
+        other_job_ns: _builtins.int = ...,
+        loss_ns: _builtins.int = ...,
+        slow_link_ns: _builtins.int = ...,
+        host_ns: _builtins.int = ...,
         pause_ns: _builtins.int = ...,
-        told: _builtins.bool = ...,
+        unknown_ns: _builtins.int = ...,
+        error_ns: _builtins.int = ...,
+        counterfactual_ns: _builtins.int = ...,
+        counterfactual_low_ns: _builtins.int = ...,
+        counterfactual_high_ns: _builtins.int = ...,
+        confidence: _builtins.float = ...,
+        second_cause: _builtins.int = ...,
+        second_culprit: _builtins.str = ...,
+        told_ns: _builtins.int = ...,
+        relative: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cause", b"cause", "culprit", b"culprit", "culprit_bytes", b"culprit_bytes", "direction", b"direction", "duration_ns", b"duration_ns", "host", b"host", "iteration", b"iteration", "late_ns", b"late_ns", "median_ns", b"median_ns", "pause_ns", b"pause_ns", "rank", b"rank", "told", b"told", "transfer_ns", b"transfer_ns"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "cause", b"cause", "compute_ns", b"compute_ns", "confidence", b"confidence", "counterfactual_high_ns", b"counterfactual_high_ns", "counterfactual_low_ns", b"counterfactual_low_ns", "counterfactual_ns", b"counterfactual_ns", "cross_ns", b"cross_ns", "culprit", b"culprit", "direction", b"direction", "duration_ns", b"duration_ns", "end_ns", b"end_ns", "error_ns", b"error_ns", "excess_ns", b"excess_ns", "host", b"host", "host_ns", b"host_ns", "interface", b"interface", "iteration", b"iteration", "job", b"job", "late_ns", b"late_ns", "loss_ns", b"loss_ns", "other_job_ns", b"other_job_ns", "pause_ns", b"pause_ns", "rank", b"rank", "relative", b"relative", "second_cause", b"second_cause", "second_culprit", b"second_culprit", "slow_link_ns", b"slow_link_ns", "start_ns", b"start_ns", "told_ns", b"told_ns", "transfer_ns", b"transfer_ns", "unknown_ns", b"unknown_ns", "usual_ns", b"usual_ns"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___SlowIteration: _TypeAlias = SlowIteration  # noqa: Y015
+Global___Verdict: _TypeAlias = Verdict  # noqa: Y015
 
 @_typing.final
 class SourceScore(_message.Message):
@@ -1442,12 +1569,20 @@ class FlowView(_message.Message):
     WIRE_BPS_FIELD_NUMBER: _builtins.int
     WIRE_BYTES_FIELD_NUMBER: _builtins.int
     TRAFFIC_FIELD_NUMBER: _builtins.int
+    RTT_NS_FIELD_NUMBER: _builtins.int
+    RTT_MIN_NS_FIELD_NUMBER: _builtins.int
+    LOSS_FIELD_NUMBER: _builtins.int
     host: _builtins.str
     interface: _builtins.str
     wire_bps: _builtins.float
     wire_bytes: _builtins.int
     traffic: _builtins.str
     """of a DL flow: "gradient", "control" or empty"""
+    rtt_ns: _builtins.float
+    """What TCP said of its connection last; nan: nothing."""
+    rtt_min_ns: _builtins.float
+    loss: _builtins.float
+    """share of what was sent that was sent again"""
     @_builtins.property
     def flow(self) -> Global___Flow: ...
     def __init__(
@@ -1459,10 +1594,13 @@ class FlowView(_message.Message):
         wire_bps: _builtins.float = ...,
         wire_bytes: _builtins.int = ...,
         traffic: _builtins.str = ...,
+        rtt_ns: _builtins.float = ...,
+        rtt_min_ns: _builtins.float = ...,
+        loss: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["flow", b"flow"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["class", b"class", "flow", b"flow", "host", b"host", "interface", b"interface", "traffic", b"traffic", "wire_bps", b"wire_bps", "wire_bytes", b"wire_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["class", b"class", "flow", b"flow", "host", b"host", "interface", b"interface", "loss", b"loss", "rtt_min_ns", b"rtt_min_ns", "rtt_ns", b"rtt_ns", "traffic", b"traffic", "wire_bps", b"wire_bps", "wire_bytes", b"wire_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

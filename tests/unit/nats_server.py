@@ -22,10 +22,10 @@ PROGRAM = Path(sys.executable).with_name("nats-server")
 class NatsServer:
     """One server on the loopback. `start` waits until it answers."""
 
-    def __init__(self, directory: Path, most_bytes: int = 1 << 30, port: int = 0, cluster: str = "") -> None:
-        """cluster: a part of the configuration, of one of several."""
+    def __init__(self, directory: Path, port: int = 0, cluster: str = "", **bounds: int) -> None:
+        """cluster: a part of the configuration, of one of several. bounds: of BusSettings."""
         self.port, self._storage = port or free_port(), directory / "nats"
-        self.settings = BusSettings((f"nats://127.0.0.1:{self.port}",), most_bytes=most_bytes)
+        self.settings = BusSettings((f"nats://127.0.0.1:{self.port}",), **{"most_bytes": 1 << 30, **bounds})
         self._config = directory / "nats.conf"
         self._config.write_text(
             f"listen: 127.0.0.1:{self.port}\nmax_payload: 20MB\nwrite_deadline: 10s\n"
@@ -58,10 +58,10 @@ class NatsServer:
 
 
 @contextlib.contextmanager
-def running(directory: Path, most_bytes: int = 1 << 30) -> Iterator[NatsServer]:
+def running(directory: Path, **bounds: int) -> Iterator[NatsServer]:
     if not PROGRAM.exists():
         pytest.skip("nats-server is not there: make setup")
-    server = NatsServer(directory, most_bytes)
+    server = NatsServer(directory, **bounds)
     server.start()
     try:
         yield server

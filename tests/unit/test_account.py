@@ -115,7 +115,7 @@ def test_many_iterations_at_once_have_the_account_of_each(seed):
     classes = np.concatenate([classes for _, classes, _ in seen])
     whole, _ = add(HostAccounts(), rows, 2000 * MS)
     tallies = accounts.tally(asked, PARTIES)
-    assert [vars(tally) for tally in tallies] == [expected(one, rows, classes, whole) for one in asked]
+    assert [tally._asdict() for tally in tallies] == [expected(one, rows, classes, whole) for one in asked]
     accounts.payload.forget(np.full(HOSTS, 0), np.full(HOSTS, 10**12))
     accounts.windows.forget(np.full(HOSTS, 0), np.full(HOSTS, WINDOW_NS))
     assert accounts.tally(asked, PARTIES) == tallies

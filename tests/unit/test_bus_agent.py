@@ -10,15 +10,18 @@ import threading
 import time
 from pathlib import Path
 
+import nats
 import pandas as pd
 import pytest
-from collector_stream import UTC
+from collector_stream import MS, UTC, S, hello
 from collector_thread import collecting
 from nats_server import NatsServer, running
-from sent_agent import Sent, check_whole
+from sent_agent import Sent, check_whole, introduction
 from tcp_relay import TcpRelay
 from waiting import wait_for
 
+from collector import door
+from collector.bus import session as bus_session
 from collector.cluster.worker import WorkerSettings
 from collector.intake import Intake
 from collector.shedding import STEPS
@@ -27,7 +30,13 @@ from netmon.agent.backoff import Backoff
 from netmon.agent.bus_connection import connect_by_bus
 from netmon.agent.connection import Patience
 from netmon.agent.pressure import Asked
-from netmon.wire.bus import Bus, BusSettings, read_servers
+from netmon.agent.pulls import Pulls
+from netmon.agent.record_store import in_memory
+from netmon.agent.recorder import Recorder
+from netmon.records import Batch
+from netmon.wire import netmon_pb2
+from netmon.wire.bus import Bus, BusSettings, batch_subject, read_servers
+from netmon.wire.full import get_full
 
 
 @pytest.fixture
@@ -105,7 +114,7 @@ def test_a_bus_that_swallows_everything_is_given_up_and_tried_again(tmp_path, se
 def test_a_full_bus_is_said_once_and_batches_wait_in_the_spool(tmp_path, caplog):
     caplog.set_level(logging.INFO, "netmon.agent")
     with running(tmp_path, most_bytes=20_000) as server:
-        asyncio.run(made(server))
+        asyncio.run(filled(server))
         sent = agent(tmp_path, server.settings)
         sent.append(60)
         sent.start()
@@ -113,11 +122,47 @@ def test_a_full_bus_is_said_once_and_batches_wait_in_the_spool(tmp_path, caplog)
         before = sent.spool.acknowledged
         time.sleep(2)  # it tries again and again
         assert sent.spool.acknowledged <= before + 2 < 60
-        assert caplog.text.count("batches wait") == 1
+        assert caplog.text.count("does not take batches") == 1
         with working(tmp_path, server):
             wait_for(lambda: sent.spool.acknowledged == 60)
             sent.finish()
         check_whole(tmp_path / "data", sent)
+
+
+async def filled(server: NatsServer) -> None:
+    """By somebody else."""
+    bus = await Bus.connect(server.settings, "test")
+    await bus.make()
+    for _ in range(1000):
+        try:
+            await bus.jetstream.publish(batch_subject("other"), b"x" * 100)
+        except nats.js.errors.APIError:
+            break
+    await bus.close()
+
+
+@pytest.mark.parametrize("bounds", [{"most_bytes": 200_000}, {"most_batches": 25}])
+def test_one_host_does_not_fill_the_bus_for_another(tmp_path, caplog, bounds):
+    caplog.set_level(logging.INFO, "netmon.agent")
+    with running(tmp_path, **bounds) as server:
+        asyncio.run(made(server))
+        large, small = (agent(tmp_path / host, server.settings, host) for host in ("h0", "h1"))
+        small.spool.hello = introduction(hello(host="h1", session="h1"))
+        large.append(150)
+        large.start()
+        wait_for(lambda: "one host may" in caplog.text or "per subject" in caplog.text)
+        small.append(15)
+        small.start()
+        wait_for(lambda: small.spool.acknowledged == 15)
+        assert 10 < large.spool.acknowledged < 130  # the rest is in its spool
+        assert len(caplog.text.splitlines()) < 10
+        with working(tmp_path, server):
+            wait_for(lambda: large.spool.acknowledged == 150)
+            for one in (large, small):
+                one.finish()
+            wait_for(lambda: stored(tmp_path) == large.rows + small.rows)
+        for one in (large, small):
+            check_whole(tmp_path / "data", one)
 
 
 def test_a_bus_that_comes_back_empty_gets_what_the_spool_has(tmp_path, server, caplog):
@@ -160,6 +205,66 @@ def test_what_an_agent_that_was_killed_left_behind_is_sent_by_the_next(tmp_path,
         wait_for(lambda: stored(tmp_path) == earlier.rows)
         sent.finish()
     check_whole(tmp_path / "data", earlier)
+
+
+def test_an_agent_of_another_schema_is_told_so_and_publishes_nothing_until_somebody_understands_it(
+    tmp_path, server, monkeypatch, caplog
+):
+    caplog.set_level(logging.INFO, "netmon.agent")
+    asyncio.run(made(server))
+    sent = agent(tmp_path, server.settings)
+    opening = netmon_pb2.AgentMessage.FromString(sent.spool.hello)
+    opening.hello.schema_version = 99
+    sent.spool.hello = opening.SerializeToString()
+    sent.append(5)
+    sent.start()
+    with working(tmp_path, server):
+        wait_for(lambda: "hello of h0: schema version 99" in caplog.text)
+        sent.append(20)
+        before = asyncio.run(on_the_bus(server))
+        time.sleep(3)  # it asks again and again
+        assert asyncio.run(on_the_bus(server)) == before <= 6
+        assert caplog.text.count("batches wait") == 1
+    for module in (door, bus_session):  # the next worker has been made for such agents
+        monkeypatch.setattr(module, "SCHEMA_VERSION", 99)
+    with working(tmp_path, server):
+        wait_for(lambda: sent.spool.acknowledged == 25)
+        sent.finish()
+        wait_for(lambda: stored(tmp_path) == sent.rows)
+    check_whole(tmp_path / "data", sent)
+
+
+def test_full_resolution_is_pulled_over_the_bus(tmp_path, server):
+    recorder = Recorder(in_memory(1 << 16), MS, 600 * S, 10**9, 0)
+
+    def recorded(batch: Batch) -> Batch:
+        recorder.add(batch.buckets, batch.horizon_ns)
+        return batch
+
+    sent = Sent(tmp_path / "spool", server.settings.name, "s1", connect_by_bus(server.settings), Pulls(recorder))
+    with working(tmp_path, server):
+        sent.start()
+        sent.append(30, recorded)
+        wait_for(lambda: stored(tmp_path) > 0 and sent.spool.acknowledged == 30)
+        since, until = UTC + 700 * MS, UTC + 2_150 * MS
+        (part,) = get_full(f"unix:{tmp_path}/socket", ["h0"], since, until)
+        sent.finish()
+        wait_for(lambda: stored(tmp_path) == sent.rows)
+    check_whole(tmp_path / "data", sent)
+    live = pd.read_parquet(tmp_path / "data" / "buckets")
+    live = live[(live["bucket_start_ns"] >= since) & (live["bucket_start_ns"] < until)]
+    rows = part.rows.to_pandas()
+    assert (part.gap, len(rows), len(live)) == ("", 2 * 1450, 2 * 1450)
+    pulled, streamed = (table.groupby("flow_id")["wire_bytes"].sum().to_dict() for table in (rows, live))
+    assert pulled == streamed
+
+
+async def on_the_bus(server: NatsServer) -> int:
+    """Batches that wait there."""
+    bus = await Bus.connect(server.settings, "test")
+    found = (await bus.jetstream.stream_info("NETMON")).state.messages
+    await bus.close()
+    return found
 
 
 def test_an_agent_hears_what_it_is_asked_for(tmp_path, server, monkeypatch):

@@ -10,6 +10,8 @@ import pytest
 from bus_host import Publisher, changed, wait_until, waiting, working
 from nats_server import running
 
+from collector import registry
+from collector.bus import forgetting, session
 from netmon.wire.bus import Bus, Label
 
 BATCHES = 12
@@ -183,6 +185,66 @@ def test_an_agent_of_another_schema_is_refused_by_name_and_its_batches_stay(serv
                 await worker.intake.take("h0")
                 await wait_until(lambda: any("schema version 99" in line for line in worker.registry.failures.notices))
             assert (await sender.bus.jetstream.stream_info("NETMON")).state.messages == 1
+
+    run(test())
+
+
+@pytest.fixture
+def impatient(monkeypatch):
+    monkeypatch.setattr(forgetting, "FORGET_AFTER_S", 1.0)
+    monkeypatch.setattr(session, "SILENT_S", 0.5)
+    monkeypatch.setattr(registry, "_SILENT_AFTER_S", 0.5)
+    monkeypatch.setattr(registry, "_LEAVE_AFTER_S", 1.0)
+
+
+@pytest.mark.usefixtures("impatient")
+def test_who_was_killed_is_forgotten_when_all_that_it_left_is_stored(server, tmp_path):
+    async def test():
+        async with publisher(server.settings) as sender:
+            bus, data = sender.bus, tmp_path / "data"
+            for sequence in range(1, BATCHES + 1):
+                await sender.send(sequence)
+            alive = Publisher(bus, host="h1", session="s2")
+            await alive.introduce()
+            async with working(data, server.settings) as worker:
+                for host in ("h0", "h1"):
+                    await worker.intake.take(host)
+
+                async def forgotten():
+                    await alive.introduce()  # as one that lives does now and then
+                    return await bus.hello("h0", "s1") is None
+
+                await wait_until(forgotten)
+                assert stored(data) == whole()
+                assert (await bus.jetstream.stream_info("NETMON")).state.messages == 0
+                assert await worker.intake.hosts() == {"h1"}
+                assert not worker.intake._hosts["h0"].sessions
+                await wait_until(waiting_for(bus, "h1", "s2"))
+
+    run(test())
+
+
+def waiting_for(bus, host, session):
+    """→ whether a session that introduces itself no more is forgotten."""
+
+    async def gone():
+        return await bus.hello(host, session) is None
+
+    return gone
+
+
+@pytest.mark.usefixtures("impatient")
+def test_who_has_left_something_on_the_bus_is_not_forgotten(server, tmp_path):
+    async def test():
+        async with publisher(server.settings) as sender:
+            await sender.introduce_as_schema(99)
+            await sender.send(1)
+            other = Publisher(sender.bus, host="h0", session="s2")
+            await other.introduce()
+            async with working(tmp_path / "data", server.settings) as worker:
+                await worker.intake.take("h0")
+                await wait_until(waiting_for(sender.bus, "h0", "s2"))
+                assert await sender.bus.hello("h0", "s1") is not None
 
     run(test())
 

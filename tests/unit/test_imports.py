@@ -11,11 +11,13 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 
-TYPES = {"records", "mark_runs", "views", "errors", "units", "config", "marks"}
+TYPES = {"columnar", "records", "mark_runs", "evidence", "views", "errors", "units", "config", "marks"}
 SHARED = TYPES | {"wire", "dl", "version"}
 MAY_IMPORT = {
     "version": set(),  # netmon/__init__.py
-    "records": {"errors"},
+    "columnar": set(),
+    "evidence": set(),
+    "records": {"errors", "evidence"},
     "mark_runs": {"records"},
     "errors": set(),
     "views": {"records"},
@@ -25,7 +27,7 @@ MAY_IMPORT = {
     "training": {"marks"},
     "horovod": {"training"},
     "wire": TYPES,
-    "dl": {"records", "mark_runs", "errors", "views", "units"},
+    "dl": {"records", "mark_runs", "evidence", "errors", "views", "units"},
     "kernel": SHARED,
     "agent": SHARED | {"kernel"},
     "top": SHARED,
@@ -126,3 +128,30 @@ def test_an_arrow_the_wrong_way_is_found(tmp_path, monkeypatch):
         "netmon/top/draw.py:1 imports netmon.kernel.ring: top may not import kernel",
         "netmon/top/draw.py:3 imports netmon.agent.loop: top may not import agent",
     ]
+
+
+APART = {"host": "collector.jobs", "jobs": "collector.host"}  # rooms of the collector that know messages only
+
+
+def across(path: Path) -> list[str]:
+    """Where one of the two stages knows the other."""
+    parts = path.relative_to(ROOT).parts
+    other = APART.get(parts[1], "") if parts[0] == "collector" else ""
+    where = path.relative_to(ROOT)
+    return [
+        f"{where}:{n} imports {name}"
+        for n, name in imported_names(path)
+        if other and f"{name}.".startswith(f"{other}.")
+    ]
+
+
+def test_the_two_stages_know_each_others_messages_and_not_each_other():
+    assert [line for path in modules() for line in across(path)] == []
+
+
+def test_a_stage_that_knows_the_other_is_found(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys.modules[__name__], "ROOT", tmp_path)
+    wrong = tmp_path / "collector/jobs/who.py"
+    wrong.parent.mkdir(parents=True)
+    wrong.write_text("from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from ..host import session\n")
+    assert across(wrong) == ["collector/jobs/who.py:3 imports collector.host.session"]

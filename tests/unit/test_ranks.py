@@ -1,20 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
 """The ranks of one host: who they are, and marks that nobody should send."""
 
+import pickle
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from collector_stream import MS, S, hello, mark
 
+from collector.host.exchange import exchange
 from collector.host.flows import AllFlows, FlowTable, Links
 from collector.host.odd_marks import DISTANT, GONE, REPEATED, STRANGER
 from collector.host.rank import Rank
+from collector.host.rank_log import RankLog
 from collector.host.ranks import Ranks
 from collector.host.steps import AllSteps
-from collector.jobs.common_numbers import Numbers
-from collector.jobs.rank_claims import Claims
+from collector.jobs.answering import Answering
 from collector.messages import Holder
+from collector.stages import talk
 from netmon.dl.account import HostAccount, HostAccounts
 from netmon.dl.iterations import IterationTracker
 from netmon.mark_runs import mark_runs
@@ -25,14 +29,53 @@ JOIN, LEAVE = Moment.JOIN, Moment.LEAVE
 UPROBE = {"source": Source.UPROBE}
 
 
-def ranks(host="h0", numbers=None, claims=None):
-    account = HostAccount(HostAccounts(), 0, 10 * MS)
-    return Ranks(Holder(host, f"s-{host}", 0), account, 0, numbers or Numbers(), claims or Claims())
+class Apart(Answering):
+    """As from another process: nothing but what the messages say gets across."""
+
+    def hear(self, news):
+        return pickle.loads(pickle.dumps(super().hear(pickle.loads(pickle.dumps(news)))))
+
+
+class Hosts:
+    """What several hosts tell the job stage, and its answers."""
+
+    def __init__(self):
+        self.rank_log, self.flows, self._sessions = RankLog(), AllFlows(), {}
+        self._answering = Apart()
+
+    def ranks(self, host="h0"):
+        account, place = HostAccount(HostAccounts(), 0, 10 * MS), len(self._sessions)
+        found = Ranks(place, Holder(host, f"s-{host}", 0), account, 0, self.rank_log)
+        found.hosts = self
+        self._sessions[place] = SimpleNamespace(window=SimpleNamespace(rename=lambda: None))
+        return found
+
+    def talk(self):
+        def fail(place, error):
+            raise error
+
+        talk(exchange(self, self._sessions, fail), self._answering)
+
+
+def ranks(host="h0"):
+    return Hosts().ranks(host)
+
+
+def hear(of, marks, settled_ns=-1):
+    of.hear(mark_runs(marks), settled_ns)
+    align(of)
+
+
+def align(of):
+    of.ask()
+    of.hosts.talk()
+    of.align(0, 0)
+    of.hosts.talk()
+    of.aligned()
 
 
 def told(of, *marks, settled_ns=-1):
-    of.hear(mark_runs(marks), settled_ns)
-    of.align(0, 0)
+    hear(of, marks, settled_ns)
     return [(i.job, i.number, i.start_ns // MS, i.end_ns // MS) for i in of.ended()]
 
 
@@ -94,19 +137,19 @@ def test_two_jobs_of_one_name_are_two_jobs(caplog):
     both = [m for k in range(3) for m in (*step(k, 20 * k), *step(k, 20 * k + 5, pid=11))]
     found = told(host, mark(JOIN, 0, 0), mark(JOIN, 0, 0, pid=11), *both)
     assert found == [
-        (job, k, 20 * k + o, 20 * k + o + 9) for k in range(3) for job, o in (("train", 0), ("train#2", 5))
+        (job, k, 20 * k + o, 20 * k + o + 9) for job, o in (("train", 0), ("train#2", 5)) for k in range(3)
     ]
     assert "process 11 on h0 steps as rank 0 of job 'train' while another process does" in caplog.messages[0]
     assert host.renamed == {("train", 11): "train#2"}
 
 
 def test_two_jobs_of_one_name_on_two_hosts_are_two_jobs():
-    claims, numbers = Claims(), Numbers()
-    first, second = (ranks(host, numbers, claims) for host in ("h0", "h1"))
+    hosts = Hosts()
+    first, second = (hosts.ranks(host) for host in ("h0", "h1"))
     assert told(first, mark(JOIN, 0, 0), *step(0, 0)) == [("train", 0, 0, 9)]
     assert told(second, mark(JOIN, 0, 0), *step(0, 0)) == [("train#2", 0, 0, 9)]
     first.release()  # its agent is cut off; the job goes on elsewhere
-    assert told(ranks("h2", numbers, claims), mark(JOIN, 0, 0), *step(0, 20)) == [("train", 0, 20, 29)]
+    assert told(hosts.ranks("h2"), mark(JOIN, 0, 0), *step(0, 20)) == [("train", 0, 20, 29)]
 
 
 def test_a_child_that_only_looks_like_the_rank_changes_nothing():
@@ -142,8 +185,8 @@ def enqueues(count, first_ms=0.0, **changes):
 
 
 def test_ranks_that_began_to_look_at_different_times_agree():
-    numbers, claims = Numbers(), Claims()
-    first, second = (ranks(host, numbers, claims) for host in ("h0", "h1"))
+    hosts = Hosts()
+    first, second = (hosts.ranks(host) for host in ("h0", "h1"))
     told(first, mark(JOIN, 0, 0, **UPROBE), *enqueues(10, relative=True))
     late = {"rank": 1, "relative": True}
     found = told(second, mark(JOIN, 0, 0, **UPROBE, **late), *enqueues(6, 402.0, **late))
@@ -152,8 +195,8 @@ def test_ranks_that_began_to_look_at_different_times_agree():
 
 
 def test_the_last_iteration_of_a_late_rank_is_numbered_as_the_others_though_they_are_gone():
-    numbers, claims = Numbers(), Claims()
-    first, second = (ranks(host, numbers, claims) for host in ("h0", "h1"))
+    hosts = Hosts()
+    first, second = (hosts.ranks(host) for host in ("h0", "h1"))
     late = {"rank": 1, "relative": True}
     told(first, mark(JOIN, 0, 0, **UPROBE), *enqueues(10), mark(LEAVE, 9, 980, **UPROBE))
     told(second, mark(JOIN, 0, 0, **UPROBE, **late), *enqueues(6, 402.0, **late), mark(LEAVE, 5, 980, **UPROBE, **late))
@@ -163,8 +206,8 @@ def test_the_last_iteration_of_a_late_rank_is_numbered_as_the_others_though_they
 
 
 def test_a_host_that_is_heard_no_more_keeps_its_numbers_whoever_takes_its_ranks():
-    numbers, claims = Numbers(), Claims()
-    first, second = (ranks(host, numbers, claims) for host in ("h0", "h1"))
+    hosts = Hosts()
+    first, second = (hosts.ranks(host) for host in ("h0", "h1"))
     late = {"rank": 1, "relative": True}
     told(first, mark(JOIN, 0, 0, **UPROBE), *enqueues(10), mark(LEAVE, 9, 980, **UPROBE))
     told(second, mark(JOIN, 0, 0, **UPROBE, **late), *enqueues(6, 402.0, **late))
@@ -172,8 +215,10 @@ def test_a_host_that_is_heard_no_more_keeps_its_numbers_whoever_takes_its_ranks(
     second.release()
     by_traffic = {"rank": 1, "relative": True, "pid": 0, "source": Source.INFERRED}
     told(first, *(replace(m, **by_traffic) for m in enqueues(6, 402.0)))
+    second.ask_last()
+    second.hosts.talk()
     second.end_of_stream()
-    second.align(0, 0)
+    align(second)
     settled = [iteration for iteration, _ in settle(second, 2000 * MS)]
     assert [(one.number, one.relative) for one in settled] == [(number, False) for number in range(4, 10)]
 
@@ -181,26 +226,25 @@ def test_a_host_that_is_heard_no_more_keeps_its_numbers_whoever_takes_its_ranks(
 @pytest.mark.parametrize("cut_off", [False, True])
 def test_a_rank_whose_numbers_are_true_makes_the_others_true(cut_off):
     """Also where the host of the others was not heard for a while."""
-    numbers, claims = Numbers(), Claims()
-    first, second = (ranks(host, numbers, claims) for host in ("h0", "h1"))
+    hosts = Hosts()
+    first, second = (hosts.ranks(host) for host in ("h0", "h1"))
     told(first, mark(JOIN, 0, 0, **UPROBE, relative=True), *enqueues(5, relative=True))
     counted = [replace(m, rank=1, iteration=m.iteration + 800) for m in enqueues(5, 1.0)]
     told(second, mark(JOIN, 0, 0, rank=1, **UPROBE), *counted)
     later = [replace(m, time_ns=m.time_ns + 500 * MS, iteration=m.iteration + 5) for m in enqueues(3, relative=True)]
     if cut_off:
         first.release()
-    first.hear(mark_runs(later), -1)
-    first.align(0, 0)
+    hear(first, later)
     assert [(i.number, i.relative) for i in first.ended()] == [(804, False), (805, False), (806, False)]
 
 
 def test_a_missed_first_cycle_is_made_up_for():
-    numbers, claims = Numbers(), Claims()
-    first, second = (ranks(host, numbers, claims) for host in ("h0", "h1"))
+    hosts = Hosts()
+    first, second = (hosts.ranks(host) for host in ("h0", "h1"))
     told(first, mark(JOIN, 0, 0, **UPROBE), *enqueues(3, 100.0))  # it missed the one from 0 to 100 ms
     found = told(second, mark(JOIN, 0, 0, rank=1, **UPROBE), *enqueues(4, 1.0, rank=1))
     assert [number for _, number, *_ in found] == [0, 1, 2]
-    first.align(0, 0)
+    align(first)
     assert stamps(first, [150, 350], "train", 0)[1] == [1, 3]
 
 
@@ -254,8 +298,8 @@ def test_what_the_traffic_tells_late_does_not_make_a_rank_train_that_has_left():
 
 def test_an_elastic_job_gives_its_ranks_out_anew():
     """Rank 0 of three dies; the others' agents tell of it one after the other, and a new process joins."""
-    numbers, claims = Numbers(), Claims()
-    a, b, c, d = (ranks(host, numbers, claims) for host in "abcd")
+    hosts = Hosts()
+    a, b, c, d = (hosts.ranks(host) for host in "abcd")
     joined = [mark(JOIN, 0, 0, rank=r, size=3, **UPROBE) for r in range(3)]
     for rank, host in enumerate((a, b, c)):
         assert len(told(host, joined[rank], *enqueues(5, rank=rank, size=3))) == 4
@@ -278,16 +322,16 @@ def test_an_elastic_job_gives_its_ranks_out_anew():
     told(d, *again(2, 3, 0, 4, 4000))
     told(c, mark(LEAVE, 8, 2380, rank=1, size=2, **UPROBE), *again(1, 3, 9, 4, 4000))
     for host in (b, d, c):
-        host.align(0, 0)
+        align(host)
     last = [host.steps()[-1] for host in (b, d, c)]
-    spans = [(rank, span) for rank in last for span in rank.spans if span[0] <= 4250 * MS < span[1]]
-    assert {rank.shift + number for rank, (_, _, number) in spans} == {11}
+    spans = [(rank, *rank.spans[place : place + 3]) for rank in last for place in range(0, len(rank.spans), 3)]
+    assert {rank.shift + number for rank, begin, end, number in spans if begin <= 4250 * MS < end} == {11}
     assert not any("another job" in line for host in (a, b, c, d) for line in host.odd.warnings)
 
 
 def test_a_rival_that_has_not_stepped_since_is_waited_for_but_not_for_ever():
-    numbers, claims = Numbers(), Claims()
-    first, second = (ranks(host, numbers, claims) for host in ("h0", "h1"))
+    hosts = Hosts()
+    first, second = (hosts.ranks(host) for host in ("h0", "h1"))
     told(first, mark(JOIN, 0, 0), *step(0, 0))
     assert told(second, mark(JOIN, 0, 0), *step(0, 20), *step(1, 30)) == []
     assert told(second, *step(2, 20_000)) == [
@@ -296,8 +340,8 @@ def test_a_rival_that_has_not_stepped_since_is_waited_for_but_not_for_ever():
 
 
 def test_a_job_that_is_known_by_its_traffic_only_gives_way():
-    numbers, claims = Numbers(), Claims()
-    first, second = (ranks(host, numbers, claims) for host in ("h0", "h1"))
+    hosts = Hosts()
+    first, second = (hosts.ranks(host) for host in ("h0", "h1"))
     traffic = {"pid": 0, "source": Source.INFERRED, "size": 3}
     marks = [mark(moment, k, 10 * k + at, **traffic) for k in range(3) for moment, at in ((ENQUEUE, 2), (WAIT, 8))]
     assert len(told(first, *marks)) == 3
@@ -316,8 +360,8 @@ def test_what_the_traffic_tells_of_a_process_that_has_left_is_not_counted_as_unu
 
 def test_with_two_sources_the_first_that_tells_of_the_new_size_ends_the_old_one():
     """The probes see the job set up anew before the script marks anything; a new process has then the third rank."""
-    numbers, claims = Numbers(), Claims()
-    host, other = (ranks(name, numbers, claims) for name in ("h0", "h1"))
+    hosts = Hosts()
+    host, other = (hosts.ranks(name) for name in ("h0", "h1"))
     two, three = {"size": 2}, {"size": 3}
     hooked = [m for k in range(3) for m in step(k, 100 * k, **two)]
     told(host, mark(JOIN, 0, 0, **two), mark(JOIN, 0, 0, **two, **UPROBE), *hooked, *enqueues(3, 1.0, **two))

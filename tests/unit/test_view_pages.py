@@ -250,11 +250,32 @@ def test_who_asks_for_the_same_gets_the_same(monkeypatch: pytest.MonkeyPatch) ->
     counted.watching.latest(Selection(most_links=5))
     assert (counted.frozen, counted.pages) == (1, 2)
     counted.ticks += 1
+    clock[0] += 0.4
     assert counted.watching.latest(Selection(most_links=4)) is not first[0]
     assert (counted.frozen, counted.pages) == (2, 3)
     clock[0] += 1.0  # a host that says nothing gets older
     counted.watching.latest(Selection(most_links=4))
     assert (counted.frozen, counted.pages) == (3, 4)
+
+
+def test_viewers_take_a_fifth_of_the_time_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, used = [100.0], [0.0]
+    monkeypatch.setattr(watching.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(watching.time, "thread_time", lambda: used[0])
+    counted = Counted()
+
+    def slow(frozen: Any, asked: Selection) -> Snapshot:
+        used[0] += 0.05
+        return counted.page(frozen, asked)
+
+    watch = Watching(counted.freeze, slow, lambda: counted.ticks)
+    first = watch.latest(Selection())
+    for step, fresh in ((0.1, False), (0.05, False), (0.1, True), (0.1, False)):
+        clock[0] += step
+        counted.ticks += 1
+        latest = watch.latest(Selection())
+        assert (latest is not first) == fresh, clock
+        first = latest
 
 
 def test_a_viewer_that_does_not_read_is_let_go_and_others_are_not_kept_waiting(

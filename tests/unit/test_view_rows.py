@@ -85,7 +85,7 @@ def test_a_series_is_the_sum_of_its_rows(rows):
         if len(part):
             series.add(part[:, 1] * INTERVAL_NS + 7, part[:, 0], np.full(len(part), Class.CROSS, np.uint8), part[:, 2])
     newest = np.array([table[table[:, 0] == link, 1].max(initial=-1) for link in range(3)])
-    sums = series.copy(newest + 1).last(np.arange(3), COLUMNS)
+    sums = series.copy(newest + 1).sums
     for link in range(3):
         for place in range(COLUMNS):
             column = newest[link] + 1 - COLUMNS + place
@@ -114,9 +114,9 @@ def present(horizon_ms, settled_ms=0, links=2):
 
 
 def shown(arrivals, now):
-    series = SeriesCopy(np.zeros((2, COLUMNS + 1, len(Class)), np.int64), now.horizon_ns // INTERVAL_NS)
+    series = SeriesCopy(np.zeros((2, COLUMNS, len(Class)), np.int64), now.horizon_ns // INTERVAL_NS)
     arrivals.add_to(series, now)
-    return series.last(np.arange(2), COLUMNS)
+    return series.sums
 
 
 @pytest.mark.parametrize("other", [OTHER, BACKUP])

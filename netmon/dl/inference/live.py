@@ -64,6 +64,10 @@ class Inference:
         self._at[_local(what)] += 1
         self._verdicts.described(flow)
 
+    def spare(self, flows: Iterable[int]) -> None:
+        """These flows, and no others, are of jobs whose iterations are told better: little is spent on finding them."""
+        self._looking.spare(frozenset(flows))
+
     def forget(self, flows: Iterable[int]) -> None:
         """These flows are over, and their numbers may be given to others. Say so after the advance() over their end.
 

@@ -1,23 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """Why an iteration took as long as it did: where its time went, whose bytes held it up, and who was only present."""
 
-from netmon.dl.verdict.by_shares import RankSteps, sentence, slowest
 from netmon.dl.verdict.evidence import CELL_NS, Carried, Link, Steps, Whose, in_cells, nothing_carried
 from netmon.dl.verdict.judge import NOTABLE, judge, standing_out, wanted_times
+from netmon.dl.verdict.words import sentence
 
 __all__ = [
     "CELL_NS",
     "NOTABLE",
     "Carried",
     "Link",
-    "RankSteps",
     "Steps",
     "Whose",
     "in_cells",
     "judge",
     "nothing_carried",
     "sentence",
-    "slowest",
     "standing_out",
     "wanted_times",
 ]

@@ -16,10 +16,13 @@ from netmon.dl.verdict.window import Window
 from netmon.records import Direction
 
 _WINDOW = 20_000_000 // CELL_NS  # cells over which a pace is taken
+_PART = _WINDOW // 10
+_FAST = 0.85  # of the usual pace
 _SLOWER = 0.75  # of the usual pace
 _EVEN = 0.35  # the middle 80 % of the paces lie within so much of their median
 _BUSY = 0.8  # of the slow windows
 _FEWEST = 3  # windows
+_DROPPED = 0.001  # of the bytes
 
 _Floats = npt.NDArray[np.float64]
 
@@ -46,14 +49,30 @@ def slow_link(seen: Window, cells: Cells, references: Mapping[int, Window]) -> i
             continue
         usual = _usual_pace(seen.links[link], references)
         paces = seen.own[link, used].reshape(shape).sum(axis=1)[looked] / _WINDOW
-        busy = (seen.own[link, used].reshape(whole, -1, _WINDOW // 10).sum(axis=2) > 0).mean(axis=1)[looked]
+        parts = seen.own[link, used].reshape(whole, -1, _PART).sum(axis=2)[looked] / _PART
+        busy = (parts > 0).mean(axis=1)
         pace = float(np.median(paces))
         if not usual or pace <= 0 or pace > _SLOWER * usual or (busy > 0.9).mean() < _BUSY:
+            continue
+        if np.quantile(parts, 0.9) > _FAST * usual:  # it goes as fast as ever, now and then
             continue
         low, high = np.quantile(paces, (0.1, 0.9))
         if high - low <= _EVEN * pace:
             found.append((pace / usual, link))
-    return min(found)[1] if found else None
+    return _slow_end(seen, min(found)[1]) if found else None
+
+
+def _slow_end(seen: Window, link: int) -> int:
+    """Of the way that ends with a link, the slow part: the sender's own link where nothing was dropped on the way.
+
+    A host queues what its own link cannot take, and TCP waits for that queue; what a switch cannot take, it drops.
+    """
+    rank, peer = seen.ends[link]
+    for other, ends in enumerate(seen.ends):
+        if seen.links[other].direction == Direction.TX and peer >= 0 and ends == (peer, rank):
+            lost = seen.own[other].sum() - seen.own[link].sum()
+            return other if lost <= _DROPPED * seen.own[link].sum() else link
+    return link
 
 
 def _usual_pace(link: Link, references: Mapping[int, Window]) -> float:

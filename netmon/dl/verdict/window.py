@@ -24,6 +24,7 @@ class Window:
 
     first: int
     links: tuple[Link, ...]
+    ends: tuple[tuple[int, int], ...]  # of each link, the rank there and the one at the other end with most payload
     names: tuple[str, ...]  # of the foreign parties
     own: _Floats  # (links, cells) wire bytes of the job's gradients
     foreign: _Floats  # (parties, links, cells) wire bytes
@@ -87,6 +88,7 @@ def window(carried: Carried, job: str, since_ns: int, until_ns: int) -> Window |
     return Window(
         first=first,
         links=tuple(carried.links[number] for number in used.tolist()),
+        ends=_ends(carried.whose, place[link[own]], of[own], rows["payload_bytes"][own], len(used)),
         names=names,
         own=table(own, place[link[own]], len(used), "wire_bytes"),
         foreign=table(other, pair, len(names) * len(used), "wire_bytes").reshape(shape),
@@ -96,6 +98,18 @@ def window(carried: Carried, job: str, since_ns: int, until_ns: int) -> Window |
         taken=table(arriving, rank_of[of[arriving]], len(ranks), "payload_bytes"),
         clock_cells=-(-carried.clock_error_ns // CELL_NS),
     )
+
+
+def _ends(
+    whose: Sequence[Whose],
+    link: npt.NDArray[np.int64],
+    of: npt.NDArray[np.int64],
+    payload: npt.NDArray[np.int64],
+    links: int,
+) -> tuple[tuple[int, int], ...]:
+    size = links * len(whose)
+    sums = np.bincount(link * len(whose) + of, weights=payload, minlength=size).reshape(links, -1)
+    return tuple((whose[one].rank, whose[one].peer) for one in sums.argmax(axis=1).tolist())
 
 
 def _foreign(whose: Sequence[Whose], own: npt.NDArray[np.bool_]) -> tuple[tuple[str, ...], npt.NDArray[np.int64]]:

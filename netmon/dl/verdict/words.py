@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Verdicts in words, and as the columns that the dataset and JSON have."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import fields
+from typing import Any
 
 from netmon.records import Direction
 from netmon.units import format_bytes, format_duration
@@ -27,11 +28,23 @@ def columns(verdict: Verdict) -> dict[str, object]:
     row: dict[str, object] = {field.name: getattr(verdict, field.name) for field in fields(verdict)}
     row["cause"] = verdict.cause.name.lower()
     row["second_cause"] = verdict.second_cause.name.lower() if verdict.second_cause else ""
-    row["direction"] = verdict.direction.name.lower() if verdict.direction is not None else ""
+    row["direction"] = verdict.direction.name.lower() if verdict.interface else ""
+    for name in ("counterfactual_ns", "counterfactual_low_ns", "counterfactual_high_ns"):
+        row[name] = row[name] if verdict.counterfactual_ns >= 0 else None
     return row
 
 
-def told(verdict: Verdict) -> str:
+def from_columns(row: Mapping[str, Any]) -> Verdict:
+    """The reverse of `columns`; what is missing or null is the default."""
+    known = {field.name: row.get(field.name) for field in fields(Verdict)}
+    values = {name: value for name, value in known.items() if value is not None}
+    values["cause"] = Cause[str(row["cause"]).upper()]
+    values["second_cause"] = Cause[str(row.get("second_cause") or "unknown").upper()]
+    values["direction"] = Direction[str(row.get("direction") or "rx").upper()]
+    return Verdict(**values)
+
+
+def sentence(verdict: Verdict) -> str:
     """One sentence."""
     number = f"~{verdict.iteration}" if verdict.relative else str(verdict.iteration)
     text = f"iteration {number} of job {verdict.job} took "
@@ -85,9 +98,9 @@ def _reason(verdict: Verdict) -> str:
 
 
 def _without(verdict: Verdict) -> str:
-    if verdict.counterfactual_ns is None:
+    if verdict.counterfactual_ns < 0:
         return ""
-    low, high = verdict.counterfactual_low_ns or 0, verdict.counterfactual_high_ns or 0
+    low, high = verdict.counterfactual_low_ns, verdict.counterfactual_high_ns
     about = format_duration(max(verdict.counterfactual_ns - low, high - verdict.counterfactual_ns))
     return f"; without it, it would have taken {format_duration(verdict.counterfactual_ns)} ± {about}"
 

@@ -29,7 +29,6 @@ from netmon.lab.network import Network
 from netmon.lab.record import Record, utc_minus_mono_ns
 from netmon.lab.spec import RunSpec
 from netmon.lab.training import Training
-from netmon.records import Direction
 
 FILE = "injections.json"
 _LOOK_SECONDS = 0.01
@@ -159,6 +158,6 @@ class Injector:
             "strength": injection.effective_strength,
             "at": injection.at,
             "duration_ns": injection.duration_ns,
-            "direction": Direction(injection.direction).name.lower() if injection.host >= 0 else "",
+            "direction": injection.way if injection.host >= 0 else "",
             **known,
         }

@@ -16,7 +16,7 @@ LONGEST_NS = 20_000_000_000
 _NEEDS_RANK = ("stop", "hog", "quota")
 _NEEDS_LINK = ("slow-link", "loss", "small-queue")
 ASKED_OF_THE_TRAINER = ("evaluate", "checkpoint")
-"""Done by the script itself, between two steps."""
+"""Done by the script itself, after a step: the lab's own trainer within it, the others between it and the next."""
 
 CAUSES = {
     "cross": "cross",
@@ -73,6 +73,11 @@ class Injection:
     def effective_strength(self) -> float:
         """The strength, or the usual one of its kind where none was given."""
         return self.strength or _STRENGTHS.get(self.kind, (0.0, 0.0, 0.0))[2]
+
+    @property
+    def way(self) -> str:
+        """Which way of the link it is, rx or tx; a queue of the switch is on the way to the host."""
+        return Direction(Direction.RX if self.kind == "small-queue" else self.direction).name.lower()
 
     @property
     def share_left(self) -> float:

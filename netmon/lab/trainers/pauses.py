@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What all ranks do between two steps now and then: evaluate, or write a checkpoint. Standard library only.
+"""What all ranks do after a step now and then: evaluate, or write a checkpoint. Standard library only.
 
 The work is a wait, as the trainers' computing is. An evaluation ends with its metrics averaged over the ranks: small
 all-reduces, as scripts have them.
@@ -21,12 +21,17 @@ class Pauses:
             after, seconds, kind = pause.split(":")
             self._after.setdefault(int(after), []).append((float(seconds), kind))
 
-    def keep(self, finished: int, average_metric: Callable[[], object]) -> None:
-        """Pause if it is due after so many iterations; blocks. Prints both moments, CLOCK_MONOTONIC in ns."""
-        for seconds, kind in self._after.get(finished, ()):
+    def keep(self, finished: int, average_metric: Callable[[], object]) -> bool:
+        """Pause if it is due after so many iterations, and say whether it was; blocks.
+
+        Prints both moments, CLOCK_MONOTONIC in ns.
+        """
+        due = self._after.get(finished, [])
+        for seconds, kind in due:
             begun = time.monotonic_ns()
             time.sleep(seconds)
             if kind == "evaluate":
                 for _ in range(METRICS):
                     average_metric()
             print(f"paused {kind} {finished} {begun} {time.monotonic_ns()}", flush=True)
+        return bool(due)

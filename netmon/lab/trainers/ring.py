@@ -83,9 +83,10 @@ class Trainer:
         metric = np.zeros(self._gradients.size, np.float32)
         for iteration in range(iterations):
             with steps.step():
-                moments = self._step(iteration, steps)
-            log.add(iteration, *moments)
-            pauses.keep(iteration + 1, lambda: self._enqueue(metric).result())
+                start, first_enqueue, last_wait, end = self._step(iteration, steps)
+                if pauses.keep(iteration + 1, lambda: self._enqueue(metric).result()):  # the last thing in its step
+                    end = time.monotonic_ns()
+            log.add(iteration, start, first_enqueue, last_wait, end)
 
     def _step(self, iteration: int, steps: Steps) -> tuple[int, int, int, int]:
         start = time.monotonic_ns()

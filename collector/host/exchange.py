@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How the host stage talks to the job stage within a tick: it tells what is new, and goes on with the answer."""
+
+from collections.abc import Callable, Generator, Iterable, Mapping
+from typing import TypeVar
+
+from collector.host.session import Session
+from collector.host.tables import Tables
+from collector.messages import flow_id_of, place_of
+from collector.tick_messages import TickAnswer, TickNews
+
+_T = TypeVar("_T")
+
+Talk = Generator[TickNews, TickAnswer, _T]
+"""Work that tells the job stage what it has to, and goes on when it is sent the answer."""
+
+Fail = Callable[[int, Exception], None]
+"""Something has failed at the session at a place."""
+
+
+def exchange(tables: Tables, sessions: Mapping[int, Session], fail: Fail) -> Talk[None]:
+    """Tell all that is new, if anything is, and take over what is answered; sessions: by place."""
+    log, flows = tables.rank_log, tables.flows
+    over, ends = flows.ends.take(flows.flows, flows.state)
+    if not (log or len(over) or ends):
+        return
+    answer = yield TickNews(**log.take(), flows_over=over, flows=ends)
+    log.hear(answer.counts, answer.lost)
+    for serial, name in answer.names:
+        if serial in log.ranks:
+            ranks, rank = log.ranks[serial]
+            try:
+                ranks.named(rank, name)
+                sessions[ranks.place].window.rename()
+            except Exception as error:
+                fail(ranks.place, error)
+    for serial, shift in answer.moved:
+        if serial in log.ranks:
+            ranks, rank = log.ranks[serial]
+            ranks.renumbered(rank, shift)
+    for flow, job, number in answer.peers:
+        session = sessions.get(place_of(flow))
+        if session:
+            session.tell_peer(flow_id_of(flow), job, number)
+
+
+def ask_names(tables: Tables, sessions: Mapping[int, Session], fail: Fail, places: Iterable[int]) -> Talk[None]:
+    """The same when those ranks of some sessions that have no name have asked for it."""
+    for place in sorted(places):
+        ranks = sessions[place].window.ranks
+        try:
+            if ranks.unnamed:
+                ranks.ask()
+        except Exception as error:
+            fail(place, error)
+    yield from exchange(tables, sessions, fail)
+
+
+def end_ranks(tables: Tables, sessions: Mapping[int, Session], fail: Fail, places: Iterable[int]) -> Talk[None]:
+    """No marks will come of some sessions any more: their ranks have names now or never, and end."""
+    ranks = [sessions[place].window.ranks for place in places]
+    for own in ranks:
+        own.ask_last()
+    yield from exchange(tables, sessions, fail)
+    for own in ranks:
+        own.end_of_stream()
+
+
+def find_served(tables: Tables, sessions: Mapping[int, Session], fail: Fail, places: Iterable[int]) -> None:
+    """Flows of some sessions that are a job's by their other end; the other end may be described before or after."""
+    horizon_ns = tables.places.table["horizon_ns"]
+    for place in places:
+        session = sessions[place]
+        if session.serves:
+            try:
+                session.find_served(int(horizon_ns[place]))
+            except Exception as error:
+                fail(place, error)

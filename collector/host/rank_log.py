@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the ranks of all hosts have to tell the job stage, in the order in which it came to be."""
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from collector.host.rank import Rank
+from collector.messages import Holder, Step
+from collector.tick_messages import RANKS_TOLD, STEPS_TOLD, About, BeatsTold, Count
+from netmon.dl.numbering import Trust
+from netmon.records import Table
+
+if TYPE_CHECKING:
+    from collector.host.ranks import Ranks
+
+_FAR = 1 << 62  # beyond any time that is one
+
+
+class RankLog:
+    """One for all sessions. It knows the ranks by their serials until they are forgotten."""
+
+    def __init__(self) -> None:
+        """Begin without sessions."""
+        self.ranks: dict[int, tuple[Ranks, Rank]] = {}
+        self._serials = self._sessions = 0
+        self._opened: list[tuple[int, Holder]] = []
+        self._jobs: dict[str, int] = {}
+        self._rows: list[tuple[int, ...]] = []
+        self._steps: list[tuple[int, int, int, int]] = []
+        self._beats: list[BeatsTold] = []
+        self._asked: list[Rank] = []
+
+    def __bool__(self) -> bool:
+        """Whether there is something to tell."""
+        return bool(self._opened or self._rows or self._steps or self._beats)
+
+    def open(self, holder: Holder) -> int:
+        """A number for a session."""
+        self._sessions += 1
+        self._opened.append((self._sessions, holder))
+        return self._sessions
+
+    def add(self, whose: "Ranks", rank: Rank) -> None:
+        """A rank that is new gets its serial."""
+        self._serials += 1
+        rank.serial = self._serials
+        self.ranks[rank.serial] = whose, rank
+
+    def claim(self, session: int, rank: Rank, step: Step, wait: bool) -> None:
+        """The rank steps; wait: False where there is no later."""
+        rank.asked = True
+        self._asked.append(rank)
+        job = self._job(rank.tracker.job)
+        about = About.CLAIM if wait else About.LAST_CLAIM
+        self._rows.append((about, session, rank.serial, job, step.rank, rank.pid, *step[1:], 0, 0))
+
+    def step(self, rank: Rank, step: Step) -> None:
+        """The rank has stepped on."""
+        self._steps.append((len(self._rows), rank.serial, step.size, step.last_ns))
+
+    def tell(self, about: About, rank: Rank, trust: Trust = Trust.RELATIVE, shift: int = 0) -> None:
+        """What has become of a rank that has claimed."""
+        self._rows.append((about, 0, rank.serial, 0, 0, 0, 0, 0, 0, trust, shift))
+
+    def beats(self, told: BeatsTold) -> None:
+        """The rank's number in its job is to be found."""
+        self._beats.append(told)
+
+    def forget(self, about: About, rank: Rank) -> None:
+        """It is no more."""
+        if self.ranks.pop(rank.serial, None):
+            self.tell(about, rank)
+
+    def resume(self, job: str, number: int, trust: Trust, shift: int) -> None:
+        """The dataset has iterations of this rank of the job."""
+        self._rows.append((About.RESUME, 0, 0, self._job(job), number, 0, 0, 0, 0, trust, shift))
+
+    def tell_session(self, about: About, session: int) -> None:
+        """Nothing is heard of a session, or it is over."""
+        self._rows.append((about, session, *(0,) * 9))
+
+    def close(self, session: int, ranks: Iterable[Rank]) -> None:
+        """A session is over, with its ranks."""
+        for rank in ranks:
+            self.ranks.pop(rank.serial, None)
+        self.tell_session(About.OVER, session)
+
+    def _job(self, name: str) -> int:
+        return self._jobs.setdefault(name, len(self._jobs))
+
+    def take(self) -> dict[str, Any]:
+        """All of it, as the fields of TickNews."""
+        told = {
+            "opened": self._opened,
+            "jobs": list(self._jobs),
+            "ranks": _table(self._rows, RANKS_TOLD),
+            "steps": _table(self._steps, STEPS_TOLD),
+            "beats": self._beats,
+        }
+        for rank in self._asked:
+            rank.asked = False
+        self._opened, self._jobs, self._rows, self._steps, self._beats, self._asked = [], {}, [], [], [], []
+        return told
+
+    def hear(self, counts: Iterable[tuple[int, Count]], lost: Iterable[tuple[int, bool]]) -> None:
+        """How jobs count the iterations of some ranks, and whether processes are now what the traffic told of some."""
+        for serial, count in counts:
+            if serial in self.ranks:
+                self.ranks[serial][1].count = count
+        for serial, is_lost in lost:
+            if serial in self.ranks:
+                self.ranks[serial][1].lost = is_lost
+
+
+def _table(rows: list[Any], dtype: "np.dtype[Any]") -> Table:
+    try:
+        return np.array(rows, dtype)
+    except OverflowError:  # a time that is none
+        return np.array([tuple(max(-_FAR, min(_FAR, value)) for value in row) for row in rows], dtype)

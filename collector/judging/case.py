@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One iteration that stands out with all that is kept about it: taken at once, judged wherever there is time."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from collector.judging.job_steps import steps_in_utc
+from collector.judging.settled_rows import of_sessions
+from netmon.columnar import Columns
+from netmon.dl.timemap import TimeMap, TimeMaps
+from netmon.dl.verdict import Carried, Link, Whose, in_cells, judge, wanted_times
+from netmon.records import Table
+from netmon.views import Verdict
+
+_MOMENTS = ("start_ns", "end_ns", "comm_start_ns", "comm_end_ns")
+
+
+@dataclass(frozen=True)
+class Case:
+    """Nothing in it changes any more."""
+
+    job: str
+    number: int
+    size: int
+    relative: bool
+    steps: Table  # dtype STEP
+    hosts: Mapping[int, str]  # names by place of session
+    clocks: Mapping[int, TimeMap]  # by place of session; those of sessions that are there
+    clock_error_ns: int
+    links: Mapping[int, Link]  # by number, of those sessions
+    parts: list[tuple[Columns, npt.NDArray[np.int64]]]
+    whose: Sequence[Whose]  # distinct
+    of_flow: npt.NDArray[np.int64]  # by flow: index into whose, −1: of another session
+
+    def judged(self) -> Verdict | None:
+        """The verdict; None where nothing that it needs is left. Blocks for some milliseconds; may be a thread's."""
+        there = np.array(sorted(self.clocks), np.int64)
+        rows = self.steps[np.isin(self.steps["place"], there)]
+        if self.number not in rows["number"]:
+            return None
+        maps = TimeMaps([self.clocks[place] for place in there.tolist()])
+        of = np.searchsorted(there, rows["place"])
+        utc = np.stack([maps.utcs(of, np.ascontiguousarray(rows[name])) for name in _MOMENTS])
+        steps = steps_in_utc(rows, utc, [self.hosts[place] for place in rows["place"].tolist()], self.size)
+        times = wanted_times(steps, [self.number])
+        verdict = judge(self.job, steps, self._carried(maps, there, times), self.number)
+        return replace(verdict, relative=self.relative)
+
+    def _carried(self, maps: TimeMaps, there: npt.NDArray[np.int64], times: list[tuple[int, int]]) -> Carried:
+        rows, link = of_sessions(self.parts, there.tolist())
+        flow, width = rows["flow"], np.ascontiguousarray(rows["bucket_ns"])
+        start = maps.utcs(np.searchsorted(there, rows["session"]), np.ascontiguousarray(rows["start_ns"]))
+        known = (flow < len(self.of_flow)) & np.isin(link, list(self.links))
+        inside = np.zeros(len(rows), np.bool_)
+        for since, until in times:
+            inside |= (start + width > since) & (start < until)
+        kept = np.flatnonzero(known & inside)
+        numbers = np.array(sorted(self.links), np.int64)
+        cells = in_cells(
+            *(np.searchsorted(numbers, link[kept]), self.of_flow[flow[kept]], start[kept], width[kept]),
+            *(np.ascontiguousarray(rows[name][kept]) for name in ("wire_bytes", "payload_bytes")),
+        )
+        links = [self.links[number] for number in numbers.tolist()]
+        return Carried(links, self.whose, cells[cells["of"] >= 0], self.clock_error_ns)

@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The last iterations of one job as verdicts need them, and which of them stand out."""
+
+from collections import deque
+
+import numpy as np
+import numpy.typing as npt
+
+from netmon.dl.iterations import Iteration
+from netmon.dl.verdict import NOTABLE, Steps
+from netmon.dl.verdict.usual import FEWEST
+
+STEP = np.dtype(
+    [
+        *((name, "<i8") for name in ("number", "rank", "start_ns", "end_ns")),
+        *((name, "<i8") for name in ("comm_start_ns", "comm_end_ns", "exposed_ns", "error_ns")),
+        ("shared", "?"),
+        ("place", "<i4"),
+    ]
+)
+"""An iteration of a rank; times in its host's mono, place of its session."""
+
+_MOST = 32_768  # rows: of a job with many ranks fewer iterations are kept
+_ITERATIONS = 250
+_OPEN = 64  # iterations of which some rank may still be missing
+_AGAIN = 16  # iterations after which the usual is looked at again
+
+
+class JobSteps:
+    """Of one job."""
+
+    def __init__(self) -> None:
+        """Begin without iterations."""
+        self._rows = np.zeros(64, STEP)
+        self._next = self._count = 0
+        self.size = 0  # of the job, as it says; 0: unknown
+        self.relative = False
+        self.host_of: dict[int, str] = {}  # by place of its session
+        self.heard_s = 0.0
+        self._last: dict[int, int] = {}  # iteration of each rank
+        self._open: dict[int, tuple[int, int, bool]] = {}  # ranks that have ended it, longest, whether it was shared
+        self._durations: deque[tuple[int, bool]] = deque(maxlen=200)  # of whole iterations
+        self._usual_ns, self._usual_until = float("nan"), 0
+
+    def add(self, place: int, host: str, iteration: Iteration, shared: bool) -> int | None:
+        """An iteration whose rows have settled; its number, if it is whole by that and stands out."""
+        if iteration.number <= self._last.get(iteration.rank, -1):
+            self._begin_anew(iteration.rank)
+        self._last[iteration.rank] = iteration.number
+        self.size, self.relative = iteration.size or self.size, iteration.relative
+        self.host_of[place] = host
+        i = iteration
+        times = i.start_ns, i.end_ns, i.comm_start_ns, i.comm_end_ns, i.exposed_ns, i.error_ns
+        self._put((i.number, i.rank, *times, shared, place))
+        return self._whole(iteration.number, iteration.end_ns - iteration.start_ns, shared)
+
+    def _put(self, row: tuple[object, ...]) -> None:
+        limit = min(_MOST, _ITERATIONS * max(1, len(self._last)))
+        if self._next == len(self._rows) and self._count < limit:
+            self._rows = np.concatenate([self._rows, np.zeros(len(self._rows), STEP)])
+        elif self._next >= min(limit, len(self._rows)):
+            self._next = 0
+        self._rows[self._next] = row
+        self._next += 1
+        self._count = max(self._count, self._next)
+
+    def _begin_anew(self, rank: int) -> None:
+        """A new process, which counts from the start: what it was is no measure of what it is."""
+        rows = self._rows[: self._count]
+        rows["rank"][rows["rank"] == rank] = -1
+        self._open.clear()
+        self._durations.clear()
+        self._usual_until = 0
+
+    def _whole(self, number: int, duration_ns: int, shared: bool) -> int | None:
+        ranks, longest, any_shared = self._open.get(number, (0, 0, False))
+        ranks, longest, any_shared = ranks + 1, max(longest, duration_ns), any_shared or shared
+        if ranks < max(self.size or len(self._last), 1):
+            self._open[number] = ranks, longest, any_shared
+            while len(self._open) > _OPEN:
+                del self._open[next(iter(self._open))]
+            return None
+        self._open.pop(number, None)
+        stands_out = longest >= NOTABLE * self._usual()
+        self._durations.append((longest, any_shared))
+        return number if stands_out else None
+
+    def _usual(self) -> float:
+        """Median duration of whole iterations: those without foreign traffic where there are enough; nan: too few."""
+        if self._usual_until > 0:
+            self._usual_until -= 1
+            return self._usual_ns
+        quiet = [ns for ns, shared in self._durations if not shared]
+        chosen = quiet if len(quiet) >= FEWEST else [ns for ns, _ in self._durations]
+        if len(chosen) < FEWEST:
+            return float("nan")
+        self._usual_ns = float(np.median(chosen))
+        self._usual_until = _AGAIN if len(chosen) >= _AGAIN else 0
+        return self._usual_ns
+
+    def rows(self) -> npt.NDArray[np.void]:
+        """A copy, dtype STEP, in no order."""
+        rows = self._rows[: self._count]
+        return rows[rows["rank"] >= 0]
+
+
+def steps_in_utc(rows: npt.NDArray[np.void], utc: npt.NDArray[np.int64], hosts: list[str], size: int) -> Steps:
+    """Rows of STEP as the verdict takes them; utc: (4, rows), of the four moments; hosts: of each row."""
+    names = sorted(set(hosts))
+    place = {name: number for number, name in enumerate(names)}
+    start, end, comm_start, comm_end = utc
+    return Steps(
+        *(rows["number"], rows["rank"], start, end),
+        comm_start_ns=np.where(rows["comm_start_ns"] > 0, comm_start, 0),
+        comm_end_ns=np.where(rows["comm_end_ns"] > 0, comm_end, 0),
+        exposed_ns=rows["exposed_ns"],
+        error_ns=rows["error_ns"],
+        shared=rows["shared"],
+        host=np.array([place[host] for host in hosts], np.int64),
+        hosts=names,
+        size=size,
+    )

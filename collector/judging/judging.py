@@ -1,0 +1,165 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which iterations stand out, as their rows settle, and the verdicts on them: told once, by whoever asks for them."""
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import numpy as np
+import numpy.typing as npt
+
+from collector.host.batches import Settled
+from collector.host.session import Session
+from collector.host.window import Output
+from collector.judging.case import Case
+from collector.judging.job_steps import JobSteps
+from collector.judging.settled_rows import SettledRows
+from collector.stages import Stages
+from collector.view.job_views import Jobs
+from netmon.dl.traffic import Traffic
+from netmon.dl.verdict import Link, Whose
+from netmon.views import Verdict
+
+_log = logging.getLogger(__name__)
+_MOST_JOBS = 4_096
+_KEPT_S = 3_600.0  # a job without an iteration
+_MOST_WAITING = 64  # iterations that are to be judged: the newest
+_CPU_SHARE = 0.1  # of a core: what verdicts may take
+_FINISH_S = 2.0
+_SAVED_S = 1.0  # of CPU time that has not been used
+
+
+class Judging:
+    """Of one worker; lives on the thread of its event loop, judges beside it."""
+
+    def __init__(self, stages: Stages, viewed: Jobs, store: Callable[[Verdict], None]) -> None:
+        """stages: of all sessions. viewed: are told of each verdict, on the loop; store: the same."""
+        self._tables = stages.hosts.tables
+        self._viewed, self._store = viewed, store
+        self._rows = SettledRows()
+        self._jobs: dict[str, JobSteps] = {}
+        self._sessions: dict[int, Session] = {}  # by place, of ranks that have told something
+        self._due: deque[tuple[str, int]] = deque(maxlen=_MOST_WAITING)
+        self._working: asyncio.Task[None] | None = None
+        self._budget_s, self._budget_at = _SAVED_S, time.monotonic()
+
+    def take(self, session: Session, output: Output) -> None:
+        """Iterations of a session whose rows have settled."""
+        for iteration, tally in output.iterations:
+            job = self._jobs.pop(iteration.job, None) or JobSteps()
+            self._jobs[iteration.job] = job  # the job with the newest iteration is last
+            job.heard_s = time.monotonic()
+            self._sessions[session.place] = session
+            number = job.add(session.place, session.hello.host, iteration, tally.node_shared)
+            if number is not None:
+                self._due.append((iteration.job, number))
+
+    def tick(self, settled: Settled) -> None:
+        """Keep what a tick has made final, and judge what is due, if nothing is being judged now."""
+        self._rows.add(settled)
+        self._forget_old()
+        now = time.monotonic()
+        self._budget_s = min(_SAVED_S, self._budget_s + _CPU_SHARE * (now - self._budget_at))
+        self._budget_at = now
+        if self._due and self._budget_s > 0:
+            self._begin()
+
+    def forget(self, place: int) -> None:
+        """A session is gone."""
+        self._sessions.pop(place, None)
+        for job in self._jobs.values():
+            job.host_of.pop(place, None)
+
+    def _begin(self) -> None:
+        if self._working is None or self._working.done():
+            with contextlib.suppress(RuntimeError):  # nothing runs beside whoever calls
+                loop = asyncio.get_running_loop()
+                self._working = loop.create_task(self._judge())
+
+    async def finish(self) -> None:
+        """Judge what is due, as far as there is time: the collector stops."""
+        until = time.monotonic() + _FINISH_S
+        while (self._due or (self._working and not self._working.done())) and time.monotonic() < until:
+            self._budget_s = _FINISH_S
+            self._begin()
+            assert self._working
+            await asyncio.wait((self._working,), timeout=_FINISH_S)
+
+    async def _judge(self) -> None:
+        while self._due:
+            job, number = self._due.popleft()
+            try:
+                case = self._case(job, number)
+                if case is None:
+                    continue
+                verdict, took_s = await asyncio.to_thread(_judged, case)
+                self._budget_s -= took_s
+                if verdict is not None and verdict.excess_ns > 0:
+                    verdict = replace(verdict, told_ns=time.time_ns())
+                    self._viewed.judged(verdict)
+                    self._store(verdict)
+            except Exception:  # rows do not need it
+                _log.exception(f"cannot judge iteration {number} of job {job}")
+            if self._budget_s <= 0:
+                return
+
+    def _case(self, name: str, number: int) -> Case | None:
+        job = self._jobs.get(name)
+        if job is None:
+            return None
+        sessions = {place: self._sessions[place] for place in job.host_of if place in self._sessions}
+        whose, of_flow = self._whose(name, list(sessions))
+        return Case(
+            *(name, number, job.size, job.relative, job.rows(), dict(job.host_of)),
+            clocks={place: session.window.alignment.map for place, session in sessions.items()},
+            clock_error_ns=max((s.window.alignment.error_ns for s in sessions.values()), default=0),
+            links={number: link for session in sessions.values() for number, link in _links(session)},
+            parts=self._rows.parts(),
+            whose=whose,
+            of_flow=of_flow,
+        )
+
+    def _whose(self, job: str, places: Sequence[int]) -> tuple[list[Whose], npt.NDArray[np.int64]]:
+        """Whose the flows of some sessions are; of the job's own, whom they go to."""
+        flows, state = self._tables.flows, self._tables.flows.state
+        own = np.flatnonzero(np.isin(state["session"], places))
+        found = np.full(len(state), -1, np.int64)
+        numbers: dict[Whose, int] = {}
+        control = state["traffic"][own] == Traffic.CONTROL
+        for flow, party, is_control in zip(own.tolist(), state["party"][own].tolist(), control.tolist(), strict=True):
+            who = flows.parties[party]
+            description = flows.flows[flow] if who.job == job else None
+            peer = flows.ends.ranks([flow], [description])[0] if description else -1
+            one = Whose(who.job, who.rank, peer, is_control, "" if who.job else who.name)
+            found[flow] = numbers.setdefault(one, len(numbers))
+        return list(numbers), found
+
+    def _forget_old(self) -> None:
+        before = time.monotonic() - _KEPT_S
+        while self._jobs:
+            first = next(iter(self._jobs))
+            if len(self._jobs) <= _MOST_JOBS and self._jobs[first].heard_s >= before:
+                return
+            del self._jobs[first]
+
+
+def _judged(case: Case) -> tuple[Verdict | None, float]:
+    """With the CPU time that it took (s)."""
+    began = time.thread_time()
+    return case.judged(), time.thread_time() - began
+
+
+def _links(session: Session) -> list[tuple[int, Link]]:
+    window, host = session.window, session.hello.host
+    links = window.links
+    return [
+        (
+            window.first_link + n,
+            Link(host, links.interface(n).name, links.direction(n), int(links.capacity_bps[n])),
+        )
+        for n in range(len(links))
+    ]

@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The verdict held against causes that are known, because they were brought about."""

@@ -1,0 +1,192 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A campaign on the lab: runs with injections, and what `netmon why` says of each dataset afterwards."""
+
+import json
+import logging
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pyarrow.dataset as ds
+
+from netmon.bench.verdict.scoring import (
+    MISSED,
+    NO_EFFECT,
+    NOTHING,
+    RIGHT,
+    WRONG_CAUSE,
+    WRONG_CULPRIT,
+    Accusation,
+    Outcome,
+    accused,
+    percentile,
+    score,
+)
+from netmon.bench.verdict.truth import complete, read_truth
+from netmon.errors import DataError, NetmonError
+from netmon.lab.run import run as run_lab
+from netmon.lab.spec import RunSpec
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class CampaignProgress:
+    """How far it is."""
+
+    runs_done: int
+    runs: int
+    injections: int  # that were judged
+    seconds_left: float | None  # None: not known yet
+
+
+@dataclass
+class VerdictResult:
+    """What came of it; may still grow while the campaign goes on."""
+
+    planned: int  # runs
+    outcomes: list[Outcome] = field(default_factory=list)
+    accusations: list[Accusation] = field(default_factory=list)
+    verdicts: int = 0  # told in all
+    failed: list[str] = field(default_factory=list)  # runs that could not be done or judged, with the reason
+    interrupted: bool = False
+
+    def add(self, run: str, outcomes: Sequence[Outcome], accusations: Sequence[Accusation], verdicts: int) -> None:
+        """One more run."""
+        self.outcomes += outcomes
+        self.accusations += accusations
+        self.verdicts += verdicts
+
+    @property
+    def confusion(self) -> dict[str, dict[str, int]]:
+        """Injections by true cause and told cause; those that had no effect are left out."""
+        table: dict[str, dict[str, int]] = {}
+        for each in self.outcomes:
+            if each.outcome != NO_EFFECT:
+                row = table.setdefault(each.cause, {})
+                row[each.told] = row.get(each.told, 0) + 1
+        return table
+
+    def count(self, *outcomes: str) -> int:
+        """Injections that came to one of these."""
+        return sum(each.outcome in outcomes for each in self.outcomes)
+
+    @property
+    def asked(self) -> list[Outcome]:
+        """Injections that a verdict was asked on: something was done, and it hurt."""
+        return [each for each in self.outcomes if each.cause != NOTHING and each.outcome != NO_EFFECT]
+
+    @property
+    def right_cause_share(self) -> float | None:
+        """Of those asked."""
+        right = sum(each.outcome in (RIGHT, WRONG_CULPRIT) for each in self.asked)
+        return right / len(self.asked) if self.asked else None
+
+    @property
+    def right_culprit_share(self) -> float | None:
+        """Of those whose cause was told."""
+        known = [each for each in self.asked if each.outcome in (RIGHT, WRONG_CULPRIT)]
+        return sum(each.outcome == RIGHT for each in known) / len(known) if known else None
+
+    def share_error(self, share: float) -> float | None:
+        """Percentile of |told − true| / true of the delay, where the cause was told."""
+        return percentile([error for each in self.outcomes if (error := each.share_error) is not None], share)
+
+    def told_after_s(self, share: float) -> float | None:
+        """Percentile of how long after the end of an iteration its verdict was told."""
+        after = [each.told_after_ns / 1e9 for each in self.outcomes if each.told_after_ns is not None]
+        return percentile(after, share)
+
+    @property
+    def told_otherwise(self) -> tuple[int, int]:
+        """Of the injections with a verdict: those whose cause was another one at once, and those told then."""
+        both = [each.verdict for each in self.outcomes if each.verdict and each.verdict.get("live_cause")]
+        return sum(each["live_cause"] != each["cause"] for each in both), len(both)
+
+    def document(self) -> dict[str, Any]:
+        """For JSON."""
+        return {
+            "runs": self.planned,
+            "injections": len(self.outcomes),
+            "asked": len(self.asked),
+            "verdicts": self.verdicts,
+            **{name.replace(" ", "_"): self.count(name) for name in _OUTCOMES},
+            "right_cause_share": self.right_cause_share,
+            "right_culprit_share": self.right_culprit_share,
+            "false_accusations": len(self.accusations),
+            "share_error_median": self.share_error(50),
+            "told_after_s": {"median": self.told_after_s(50), "p99": self.told_after_s(99)},
+            "told_otherwise_at_once": self.told_otherwise[0],
+            "confusion": self.confusion,
+            "outcomes": [{**asdict(each), "share_error": each.share_error} for each in self.outcomes],
+            "accusations": [asdict(each) for each in self.accusations],
+            "failed": self.failed,
+            "interrupted": self.interrupted,
+        }
+
+
+_OUTCOMES = (RIGHT, WRONG_CAUSE, WRONG_CULPRIT, MISSED, NO_EFFECT)
+
+
+def campaign(
+    specs: Sequence[RunSpec], progress: Callable[[CampaignProgress], None] = lambda _: None, *, keep: bool = True
+) -> VerdictResult:
+    """Do all runs that are not there already, and judge each; blocks. Ctrl-C ends it with what is there.
+
+    keep: the datasets stay. A run that fails is named in the result, and the next one is done.
+    """
+    result = VerdictResult(len(specs))
+    begun, lab_runs = time.monotonic(), 0
+    try:
+        for number, spec in enumerate(specs):
+            left = (time.monotonic() - begun) / lab_runs * (len(specs) - number) if lab_runs else None
+            progress(CampaignProgress(number, len(specs), len(result.outcomes), left))
+            try:
+                if not complete(spec.data):
+                    lab_runs += 1
+                    spec.data.parent.mkdir(parents=True, exist_ok=True)
+                    run_lab(RunSpec(**{**spec.__dict__, "overwrite": True}))
+                judge_run(spec.data, result)
+            except NetmonError as error:
+                result.failed.append(f"{spec.data.name}: {error}")
+                log.warning("bench verdict: %s: %s", spec.data.name, error)
+            if not keep:
+                shutil.rmtree(spec.data, ignore_errors=True)
+    except KeyboardInterrupt:
+        result.interrupted = True
+    return result
+
+
+def judge_run(data: Path, result: VerdictResult) -> None:
+    """Add what is said of a run that lies there. Raises DataError."""
+    truth = read_truth(data)
+    live = {each["iteration"]: each for each in stored(data) if each["job"] == truth.job}
+    told = [each for each in why(data, "") if each["job"] == truth.job]
+    for each in told:
+        if at_once := live.get(each["iteration"]):
+            each |= {"told_ns": at_once["told_ns"], "live_cause": at_once["cause"]}
+    outcomes, accusations = score(data.name, truth, told)
+    accusations += accused(data.name, truth, live.values(), {each.verdict["iteration"] for each in accusations})
+    result.add(data.name, outcomes, accusations, len(told))
+
+
+def why(data: Path, job: str) -> list[dict[str, Any]]:
+    """What `netmon why --data DATA --json` says, as a user sees it. job: "" for all. Raises DataError."""
+    command = [sys.executable, "-m", "netmon", "why", *([job] if job else []), "--data", str(data), "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise DataError(f"cannot judge {data}: {(done.stderr.strip().splitlines() or ['it ended'])[-1]}")
+    verdicts: list[dict[str, Any]] = json.loads(done.stdout)["verdicts"]
+    return verdicts
+
+
+def stored(data: Path) -> list[dict[str, Any]]:
+    """What the collector told while the training went on."""
+    files = [str(path) for path in (data / "verdicts").rglob("*.parquet")]
+    rows: list[dict[str, Any]] = ds.dataset(files, format="parquet").to_table().to_pylist() if files else []
+    return rows

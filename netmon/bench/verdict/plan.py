@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs of the lab in which something is injected now and then, drawn from a seed."""
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from netmon.dl.theory import ring_bytes
+from netmon.lab.injections.spec import CAUSES, Injection
+from netmon.lab.spec import RunSpec
+from netmon.records import Direction
+
+KINDS = tuple(CAUSES)
+PER_RUN = 10
+_QUIET_BEFORE = 14  # iterations, until there is a usual
+_QUIET_BETWEEN = 5
+_PROFILES = ("iperf", "websearch", "burst")
+_HOSTS = 5
+_RINGS = ((0, 1, 3), (0, 1, 2, 3), (0, 2), (3, 1, 0))
+
+
+def plan(
+    injections: int, seed: int, trainers: Sequence[str], data: Path, kinds: Sequence[str] = KINDS
+) -> list[RunSpec]:
+    """Runs with so many injections in all, PER_RUN in each; run N writes to DATA/run-N. Every kind is as frequent."""
+    generator = np.random.default_rng(seed)
+    every = [kinds[number % len(kinds)] for number in range(injections)]
+    generator.shuffle(every)
+    runs = [every[begin : begin + PER_RUN] for begin in range(0, injections, PER_RUN)]
+    return [
+        draw_run(generator, data / f"run-{number:03}", trainers[number % len(trainers)], some, seed + number)
+        for number, some in enumerate(runs)
+    ]
+
+
+def draw_run(generator: np.random.Generator, data: Path, trainer: str, kinds: Sequence[str], seed: int) -> RunSpec:
+    """One run, with these injections in this order and quiet iterations between them."""
+    ring = _RINGS[generator.integers(len(_RINGS))]
+    spec = RunSpec(
+        data,
+        trainer=trainer,
+        hosts=_HOSTS,
+        ring=ring,
+        cross=(),
+        cross_load=0.0,
+        rate_bps=int(generator.choice([200, 300, 500])) * 1_000_000,
+        parameters=int(generator.integers(400_000, 1_500_000)),
+        compute_ns=int(generator.integers(20, 80)) * 1_000_000,
+        backward_share=float(generator.choice([0.0, 0.5])),
+        stream_ns=1_000_000,
+        seed=seed,
+    )
+    usual_ns = usual_iteration_ns(spec)
+    at, injections = float(_QUIET_BEFORE), []
+    for kind in kinds:
+        injection = _injection(generator, kind, spec, at + float(generator.uniform()), usual_ns)
+        injections.append(injection)
+        at += math.ceil(injection.duration_ns / usual_ns) + 1 + _QUIET_BETWEEN
+    return RunSpec(**{**spec.__dict__, "injections": tuple(injections), "iterations": math.ceil(at)})
+
+
+def usual_iteration_ns(spec: RunSpec) -> float:
+    """As theory has it: computing, and communicating after the part of the backward pass in which gradients come."""
+    communication = 8e9 * ring_bytes(len(spec.ring), spec.parameters) / spec.rate_bps
+    overlap = spec.backward_share * spec.compute_ns
+    return spec.compute_ns - overlap + max(overlap, communication)
+
+
+def _injection(generator: np.random.Generator, kind: str, spec: RunSpec, at: float, usual_ns: float) -> Injection:
+    ranks, hosts = len(spec.ring), range(spec.hosts)
+    rank = int(generator.integers(ranks))
+    one = int(generator.choice(spec.ring))
+    other = int(generator.choice([host for host in hosts if host != one]))
+    ends = (one, other) if generator.integers(2) else (other, one)
+    lasts = float(generator.uniform(0.6, 3.0)) * usual_ns
+    low, high = _STRENGTHS.get(kind, (0.0, 0.0))
+    return Injection(
+        kind,
+        at=round(at, 3),
+        duration_ns=round(max(100e6, lasts)),
+        strength=round(float(generator.uniform(low, high)), 3),
+        rank=rank,
+        host=spec.ring[rank],
+        direction=int(generator.choice([Direction.TX, Direction.RX])),
+        source=ends[0],
+        target=ends[1],
+        profile=str(generator.choice(_PROFILES)),
+        hosts=(one, other),
+        parameters=int(generator.integers(500_000, 3_000_000)),
+    )
+
+
+_STRENGTHS = {
+    "cross": (0.4, 0.95),
+    "slow-link": (0.1, 0.5),
+    "loss": (0.02, 0.1),
+    "small-queue": (0.01, 0.3),
+    "hog": (3.0, 8.0),
+    "quota": (0.05, 0.3),
+}

@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Small recordings of injections, for tests: the rows of a few iterations out of runs, as one dataset with its truth.
+
+OUT has the tables of a dataset, one file each, cut to the time around each recorded injection, and truth.json: a list
+of what scoring.Outcome has of each, with the name under which its job appears there: names are unique.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.dataset as ds
+import pyarrow.parquet as pq
+
+from netmon.bench.verdict.scoring import Outcome
+from netmon.bench.verdict.truth import read_truth
+from netmon.errors import DataError
+
+TRUTH = "truth.json"
+_TIMED = {"buckets": "bucket_start_ns", "iterations": "start_ns", "transport": "start_ns", "host": "start_ns"}
+_WHOLE = ("flows", "sessions")
+_LEFT_OUT = {"buckets": ("peak_bytes", "busy_buckets", "packets", "class", "iteration")}
+_BEFORE = 9  # iterations, so that there is a usual
+
+
+def record(data: Path, chosen: Sequence[Outcome], out: Path) -> None:
+    """Write OUT. data: the campaign's --data, which has the runs of the outcomes chosen. Raises DataError."""
+    pieces: dict[str, list[pa.Table]] = {}
+    truths: list[dict[str, Any]] = []
+    for number, outcome in enumerate(chosen):
+        run, name = data / outcome.run, f"{outcome.trainer}-{number}"
+        truth = read_truth(run)
+        since, until = _span(truth.start_ns, truth.end_ns, outcome)
+        for table in (*_TIMED, *_WHOLE):
+            if (run / table).is_dir():
+                rows = _renamed(_cut(run, table, since, until), truth.job, name)
+                pieces.setdefault(table, []).append(rows)
+        truths.append({**asdict(outcome), "job": name, "verdict": None})
+    if not pieces:
+        raise DataError(f"cannot record from {data}: nothing was chosen, or it holds no dataset")
+    used = _sessions_and_flows(pieces)
+    for table, rows in {**pieces, **used}.items():
+        folder = out / table / "date=2026-01-01"
+        folder.mkdir(parents=True, exist_ok=True)
+        whole = pa.concat_tables(rows, promote_options="permissive").combine_chunks()
+        pq.write_table(_narrow(whole), folder / "part.parquet", compression="zstd", compression_level=19)
+    (out / TRUTH).write_text(json.dumps(truths, indent=1) + "\n")
+
+
+def _span(start: np.ndarray[Any, Any], end: np.ndarray[Any, Any], outcome: Outcome) -> tuple[int, int]:
+    """From some iterations before the injection to one after the last that it met. ns of UTC."""
+    first = int(np.searchsorted(end, outcome.at_ns))
+    last = int(np.searchsorted(start, outcome.injection["end_ns"] or outcome.at_ns))
+    return int(start[max(0, first - _BEFORE)]), int(end[min(len(end) - 1, last)])
+
+
+def _cut(run: Path, table: str, since: int, until: int) -> pa.Table:
+    files = sorted(str(path) for path in (run / table).rglob("*.parquet"))
+    dataset = ds.dataset(files, format="parquet")
+    columns = [name for name in dataset.schema.names if name not in _LEFT_OUT.get(table, ())]
+    moment = _TIMED.get(table)
+    condition = (ds.field(moment) >= since) & (ds.field(moment) <= until) if moment else None
+    rows = dataset.to_table(columns=columns, filter=condition)
+    plain = [pa.field(f.name, pa.string()) if pa.types.is_dictionary(f.type) else f for f in rows.schema]
+    return rows.cast(pa.schema(plain)).replace_schema_metadata(rows.schema.metadata)
+
+
+def _renamed(rows: pa.Table, job: str, name: str) -> pa.Table:
+    if "job" not in rows.schema.names:
+        return rows
+    place, column = rows.schema.get_field_index("job"), rows["job"]
+    return rows.set_column(place, "job", pc.if_else(pc.equal(column, job), name, column))
+
+
+def _sessions_and_flows(pieces: dict[str, list[pa.Table]]) -> dict[str, list[pa.Table]]:
+    """Of the flows, those that have rows; of the iterations, only the recorded jobs'."""
+    kept: dict[str, list[pa.Table]] = {"flows": []}
+    for flows, buckets in zip(pieces["flows"], pieces["buckets"], strict=True):
+        pairs = set(zip(buckets["session"].to_pylist(), buckets["flow_id"].to_pylist(), strict=True))
+        own = [pair in pairs for pair in zip(flows["session"].to_pylist(), flows["flow_id"].to_pylist(), strict=True)]
+        kept["flows"].append(flows.filter(pa.array(own)))
+    return kept
+
+
+def _narrow(rows: pa.Table) -> pa.Table:
+    """Words as dictionaries: a file of few rows is mostly words."""
+    narrow = [
+        pa.field(f.name, pa.dictionary(pa.int32(), pa.string())) if pa.types.is_string(f.type) else f
+        for f in rows.schema
+    ]
+    return rows.cast(pa.schema(narrow, metadata=rows.schema.metadata))

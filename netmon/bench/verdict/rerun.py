@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The counterfactual held against doing it: the same run again, without the culprit.
+
+With it, each iteration that the culprit slowed has a verdict that says how long it would have taken; the median of
+those is the prediction. Without it, the same iterations of the same run are measured: their median, by what netmon saw,
+and beside it by the trainers' own log.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from netmon.bench.verdict.campaign import why
+from netmon.bench.verdict.plan import draw_run, usual_iteration_ns
+from netmon.bench.verdict.scoring import percentile
+from netmon.bench.verdict.truth import Truth, complete, read_truth
+from netmon.errors import DataError, NetmonError
+from netmon.lab.injections.spec import Injection
+from netmon.lab.run import run as run_lab
+from netmon.lab.spec import RunSpec
+
+CULPRITS = ("cross", "job")
+_ITERATIONS_HIT = 12
+_FEWEST = 3  # verdicts that make a prediction
+_BLAMES = ("cross", "other_job")
+WITHIN = 0.05
+"""What a prediction is held to."""
+
+
+@dataclass(frozen=True)
+class Rerun:
+    """One configuration. Medians in ns; predicted is None where no verdict blamed the culprit often enough."""
+
+    run: str
+    trainer: str
+    culprit: str
+    slowed_ns: float  # with the culprit, by the log
+    measured_ns: float  # without it, by the log
+    predicted_ns: float | None
+    verdicts: int
+
+    @property
+    def error(self) -> float | None:
+        """|predicted − measured| / measured."""
+        return None if self.predicted_ns is None else abs(self.predicted_ns - self.measured_ns) / self.measured_ns
+
+
+@dataclass
+class RerunResult:
+    """All of them; may still grow."""
+
+    planned: int
+    reruns: list[Rerun] = field(default_factory=list)
+    failed: list[str] = field(default_factory=list)
+    interrupted: bool = False
+
+    @property
+    def predicted(self) -> list[Rerun]:
+        """Those with a prediction."""
+        return [each for each in self.reruns if each.predicted_ns is not None]
+
+    def error(self, share: float) -> float | None:
+        """Percentile of the predictions' errors."""
+        return percentile([each.error for each in self.predicted if each.error is not None], share)
+
+    def document(self) -> dict[str, Any]:
+        """For JSON."""
+        return {
+            "configurations": self.planned,
+            "predicted": len(self.predicted),
+            "error": {"median": self.error(50), "p90": self.error(90), "largest": self.error(100)},
+            "within_5_percent": sum((each.error or 0.0) <= WITHIN for each in self.predicted),
+            "reruns": [{**asdict(each), "error": each.error} for each in self.reruns],
+            "failed": self.failed,
+            "interrupted": self.interrupted,
+        }
+
+
+def plan_reruns(count: int, seed: int, trainers: Sequence[str], data: Path) -> list[RunSpec]:
+    """Runs with a culprit that stays for _ITERATIONS_HIT iterations; the same ones without it have no injection."""
+    generator = np.random.default_rng([seed, 1])
+    specs = []
+    for number in range(count):
+        kinds = (CULPRITS[number % len(CULPRITS)],)
+        spec = draw_run(generator, data / f"rerun-{number:03}", trainers[number % len(trainers)], kinds, seed + number)
+        lasts = round(min(15e9, 1.5 * _ITERATIONS_HIT * usual_iteration_ns(spec)))
+        (drawn,) = spec.injections
+        ends = [spec.ring[0], spec.hosts - 1]  # the last host never trains
+        source, target = ends if generator.integers(2) else reversed(ends)
+        culprit = replace(drawn, duration_ns=lasts, strength=max(drawn.strength, 0.7), source=source, target=target)
+        iterations = math.ceil(drawn.at) + 2 * _ITERATIONS_HIT
+        specs.append(replace(spec, injections=(culprit,), iterations=iterations))
+    return specs
+
+
+def rerun(specs: Sequence[RunSpec], progress: Callable[[int], None] = lambda _: None) -> RerunResult:
+    """Do each with and without its culprit; blocks. Ctrl-C ends it with what is there. progress: how many are done."""
+    result = RerunResult(len(specs))
+    try:
+        for number, spec in enumerate(specs):
+            progress(number)
+            try:
+                result.reruns.append(_one(spec))
+            except NetmonError as error:
+                result.failed.append(f"{spec.data.name}: {error}")
+    except KeyboardInterrupt:
+        result.interrupted = True
+    return result
+
+
+def _one(spec: RunSpec) -> Rerun:
+    with_it, without = spec.data / "with", spec.data / "without"
+    nothing = tuple(Injection("nothing", each.at, each.duration_ns) for each in spec.injections)
+    for data, injections in ((with_it, spec.injections), (without, nothing)):
+        if not complete(data):
+            data.parent.mkdir(parents=True, exist_ok=True)
+            run_lab(replace(spec, data=data, injections=injections, overwrite=True))
+    disturbed, quiet = read_truth(with_it), read_truth(without)
+    if not disturbed.injections:
+        raise DataError(f"cannot predict by {with_it}: the training ended before anything was injected")
+    (injection,) = disturbed.injections
+    hit = disturbed.hit(injection)
+    told = [
+        each["counterfactual_ns"]
+        for each in why(with_it, disturbed.job)
+        if each["cause"] in _BLAMES and each["counterfactual_ns"] and _within(each, disturbed, injection)
+    ]
+    return Rerun(
+        spec.data.name,
+        spec.trainer,
+        injection["kind"],
+        float(np.median(disturbed.lasted_ns[hit])),
+        float(np.median(quiet.lasted_ns[hit[0] :])),
+        float(np.median(told)) if len(told) >= _FEWEST else None,
+        len(told),
+    )
+
+
+def _within(verdict: dict[str, Any], truth: Truth, injection: dict[str, Any]) -> bool:
+    until = injection["end_ns"] or int(truth.end_ns[-1])
+    return bool(injection["start_ns"] < verdict["end_ns"] and verdict["start_ns"] < until)

@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Verdicts held against the truth.
+
+Of an injection, the iteration counts that it made longest by the trainers' own log. Where that is not ASKED × the
+usual, no verdict is asked for, but a verdict that names the cause counts. Of a slow or lossy link, either end is
+the right culprit: bytes and retransmissions at the ends cannot tell where between them it was. Verdicts are matched by
+time, not by number. Every verdict counts for whether it accuses: the network is accused falsely where nothing of the
+network's was injected while the iteration lasted.
+"""
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from netmon.bench.verdict.truth import Truth
+from netmon.lab.injections.spec import NETWORK
+
+ASKED = 1.3
+"""Of an iteration that takes so many times the usual there has to be a verdict; there may be one from 1.2 on."""
+
+NOTHING = "nothing"
+"""In the place of a cause: none was injected, or none was told."""
+
+RIGHT, WRONG_CAUSE, WRONG_CULPRIT, MISSED, NO_EFFECT = "right", "wrong cause", "wrong culprit", "missed", "no effect"
+_AFTER_NS = 1_000_000  # of an injection's end, for clocks and what was on its way
+
+Told = Mapping[str, Any]
+"""A verdict, as `netmon why --json` has it."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One injection, and what was said of it. Times in ns."""
+
+    run: str
+    trainer: str
+    kind: str
+    cause: str  # NOTHING: nothing was done
+    told: str  # a cause; NOTHING: no verdict
+    outcome: str  # RIGHT, …
+    at_ns: int  # UTC, when it began
+    usual_ns: float
+    excess_ns: float  # of the iteration that it made longest
+    told_share_ns: float | None  # of the same iteration, that was given to this cause
+    told_after_ns: int | None  # the iteration's end
+    injection: Mapping[str, Any]
+    verdict: Told | None
+
+    @property
+    def share_error(self) -> float | None:
+        """|told − true| / true, where the cause was told."""
+        known = self.told_share_ns is not None and self.told == self.cause and self.excess_ns > 0
+        return abs(float(self.told_share_ns or 0) - self.excess_ns) / self.excess_ns if known else None
+
+
+@dataclass(frozen=True)
+class Accusation:
+    """A verdict that blames the network for an iteration to which it did nothing."""
+
+    run: str
+    trainer: str
+    injected: tuple[str, ...]  # kinds that were under way
+    verdict: Told
+
+
+def score(run: str, truth: Truth, told: Sequence[Told]) -> tuple[list[Outcome], list[Accusation]]:
+    """One run's. told: verdicts on its job."""
+    of_job = [each for each in told if each["job"] == truth.job]
+    outcomes = [_outcome(run, truth, each, of_job) for each in truth.injections]
+    return outcomes, accused(run, truth, of_job)
+
+
+def accused(run: str, truth: Truth, told: Iterable[Told], without: Collection[int] = ()) -> list[Accusation]:
+    """Verdicts that blame the network for what it did not do. without: iterations that are left out."""
+    wrong = (_accused(run, truth, each) for each in told if each["iteration"] not in without)
+    return [each for each in wrong if each]
+
+
+def _outcome(run: str, truth: Truth, injection: Mapping[str, Any], told: Sequence[Told]) -> Outcome:
+    usual, hit = truth.usual_ns, truth.hit(dict(injection))
+    worst = int(hit[truth.lasted_ns[hit].argmax()]) if len(hit) else -1
+    lasted = float(truth.lasted_ns[worst]) if worst >= 0 else usual
+    verdict = _of_iteration(truth, worst, told) if worst >= 0 else None
+    cause = injection["cause"] or NOTHING
+    said = verdict["cause"] if verdict else NOTHING
+    share = float(verdict.get(share_of(cause), 0) or 0) if verdict and cause != NOTHING else None
+    after = int(verdict["told_ns"]) - int(verdict["end_ns"]) if verdict and verdict.get("told_ns") else None
+    return Outcome(
+        *(run, truth.trainer, injection["kind"], cause, said),
+        judged(cause, said, lasted >= ASKED * usual, injection, verdict),
+        *(int(injection["start_ns"]), usual, lasted - usual, share, after),
+        injection,
+        verdict,
+    )
+
+
+def judged(cause: str, said: str, stands_out: bool, injection: Mapping[str, Any], verdict: Told | None) -> str:
+    """What a verdict is worth. said: its cause; NOTHING where there is none."""
+    if cause == NOTHING:
+        return WRONG_CAUSE if said in NETWORK else RIGHT  # the machine is not idle: something may be slow all the same
+    if not stands_out and said != cause:
+        return WRONG_CAUSE if said in NETWORK else NO_EFFECT
+    if verdict is None:
+        return MISSED
+    if said != cause:
+        return WRONG_CAUSE
+    return RIGHT if right_culprit(injection, verdict) else WRONG_CULPRIT
+
+
+def right_culprit(injection: Mapping[str, Any], verdict: Told) -> bool:
+    """Whether it names who it was, or where: the program, the job, the rank or the host."""
+    named, cause = str(verdict.get("culprit") or ""), injection["cause"]
+    if cause == "cross":
+        return any(program in named for program in injection["processes"]) and verdict["host"] in injection["hosts"]
+    if cause == "other_job":
+        return str(injection["job"]) in named
+    if cause == "straggler":
+        return bool(verdict["rank"] == injection["rank"])
+    if cause in ("loss", "slow_link"):
+        return verdict["host"] in (injection["host"], *injection.get("other_ends", ()))
+    if cause == "host":
+        return bool(verdict["host"] == injection["host"])
+    return True
+
+
+def _of_iteration(truth: Truth, iteration: int, told: Sequence[Told]) -> Told | None:
+    """The verdict that shares the most time with a logged iteration, at least half of its own."""
+    end = int(truth.end_ns[iteration])
+    start = end - int(truth.lasted_ns[iteration])
+    shared = [min(end, int(each["end_ns"])) - max(start, int(each["start_ns"])) for each in told]
+    best = int(np.argmax(shared)) if shared else -1
+    return told[best] if best >= 0 and 2 * shared[best] > int(told[best]["duration_ns"]) else None
+
+
+def _accused(run: str, truth: Truth, verdict: Told) -> Accusation | None:
+    if verdict["cause"] not in NETWORK:
+        return None
+    under_way = [
+        each
+        for each in truth.injections
+        if each["start_ns"] < verdict["end_ns"]
+        and (each["end_ns"] or np.iinfo(np.int64).max) + _AFTER_NS > verdict["start_ns"]
+    ]
+    if any(each["cause"] in NETWORK for each in under_way):
+        return None
+    return Accusation(run, truth.trainer, tuple(each["kind"] for each in under_way), verdict)
+
+
+def share_of(cause: str) -> str:
+    """The column of a verdict that has a cause's share of the delay."""
+    return {"straggler": "late_ns"}.get(cause, f"{cause}_ns")
+
+
+def percentile(values: Sequence[float], share: float) -> float | None:
+    """None of nothing."""
+    numbers: npt.NDArray[np.float64] = np.array(values, np.float64)
+    return float(np.percentile(numbers, share)) if len(numbers) else None

@@ -1,0 +1,239 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tables of jobs that never ran, with a known cause in one iteration, for what no lab has: 64 ranks, 400 Gbit/s.
+
+Transfers are fluid (netmon.bench.verdict.fluid), computing has a jitter of a hundredth, the links' series have
+buckets of a quarter to one millisecond, hosts' clocks are off by up to a bound that the tables state, and now and then
+a host's rows are missing. What TCP does is not in here, nor are loss, or a rank that stops in the midst of a transfer:
+the lab is for those.
+Beside the cause there may be bystanders: traffic over a job's link while nobody transfers. They must not be accused.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from netmon.bench.verdict.fluid import GOODPUT, PATTERNS, Moved, Squeeze, phases, transfer
+from netmon.dl.verdict import Carried, Link, Steps, Whose, in_cells
+from netmon.lab.injections.spec import NETWORK
+from netmon.records import Direction
+
+CAUSES = ("cross", "other_job", "straggler", "pause", "slow_link", "nothing")
+JOB = "simulated"
+_INTERFACE = "eth0"
+_EPOCH_NS = 1_800_000_000_000_000_000
+_UPDATE_NS = 1_500_000
+_BEFORE, _AFTER = 14, 3  # usual iterations
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """One job, and what happens to one of its iterations. Drawn by scenario()."""
+
+    cause: str
+    ranks: int
+    pattern: str
+    rate_bps: float
+    compute_ns: float
+    transfer_ns: float  # as it usually lasts
+    victim: int  # rank
+    direction: Direction  # of the victim's link
+    strength: float  # cross: offered load; slow_link: share taken away; straggler, pause: of the usual duration
+    flows: int  # of the others, that share a full link with the job's one
+    offset: float  # of the transfer, when the others begin
+    lasts: float  # of the transfer, for how long
+    bystander: bool
+    clock_bound_ns: int
+    unseen: int  # rank whose host's rows are missing; −1: none
+    bucket_ns: int
+    seed: int
+
+    @property
+    def duration_ns(self) -> float:
+        """Of a usual iteration."""
+        return self.compute_ns + self.transfer_ns + _UPDATE_NS
+
+
+@dataclass(frozen=True)
+class Simulated:
+    """The tables, and the truth."""
+
+    steps: Steps
+    carried: Carried
+    number: int  # of the iteration that something happened to
+    excess_ns: float  # true one, of its slowest rank
+    usual_ns: float
+    injection: dict[str, Any]  # as the lab's injections.json has them
+
+
+def scenario(seed: int) -> Scenario:
+    """The scenario of a seed."""
+    generator = np.random.default_rng(seed)
+    ranks = int(np.round(2 ** generator.uniform(1, 6)))
+    duration = 10 ** generator.uniform(7.5, 8.7)
+    cause = CAUSES[seed % len(CAUSES)]
+    share = generator.uniform(0.35, 0.85) if cause in NETWORK else generator.uniform(0.15, 0.7)  # of the transfer
+    return Scenario(
+        cause=cause,
+        ranks=ranks,
+        pattern=str(generator.choice(PATTERNS)),
+        rate_bps=float(10 ** generator.uniform(9, np.log10(400e9))),
+        compute_ns=duration * (1 - share),
+        transfer_ns=duration * share,
+        victim=int(generator.integers(ranks)),
+        direction=Direction(int(generator.integers(2))),
+        strength=float(generator.uniform(0.5, 0.95)),
+        flows=int(generator.choice([1, 2, 4, 16])),
+        offset=float(generator.uniform(-0.4, 0.2)),
+        lasts=float(generator.uniform(0.8, 2.5)),
+        bystander=bool(generator.uniform() < 0.3),
+        clock_bound_ns=int(generator.choice([0, 10_000, 100_000, 500_000])),
+        unseen=int(generator.integers(ranks)) if generator.uniform() < 0.15 else -1,
+        bucket_ns=int(generator.choice([250_000, 500_000, 1_000_000])),
+        seed=seed,
+    )
+
+
+class _Tables:
+    """Rows that grow iteration by iteration."""
+
+    def __init__(self, its: Scenario) -> None:
+        self._its = its
+        self._random = np.random.default_rng(its.seed + 1_000_003)
+        self.clock = self._random.uniform(-1, 1, its.ranks) * its.clock_bound_ns
+        self.rows: list[list[np.ndarray[Any, Any]]] = []
+        self.steps: list[tuple[float, ...]] = []
+        self.lasted: list[float] = []
+        usual = phases(its.pattern, its.ranks, 1.0)
+        per_byte = transfer(0.0, usual, its.rate_bps, None).end_ns
+        self._parts = [carried * its.transfer_ns / per_byte for carried in usual]
+        self._now = float(self._random.uniform(0, 1e6))
+
+    def iterate(self, cause: str) -> None:
+        """One more iteration. cause: "" for a usual one."""
+        its, start = self._its, self._now
+        jitter = 1 + 0.01 * np.abs(self._random.normal(size=its.ranks))
+        extra = its.strength * its.duration_ns
+        ready = start + its.compute_ns * jitter
+        if cause == "pause":
+            ready += extra
+        elif cause == "straggler":
+            ready[its.victim] += extra
+        begin = float(ready.max())
+        squeeze = self._squeeze(cause, begin)
+        parts = [carried * self._random.uniform(0.99, 1.01) for carried in self._parts]
+        moved = transfer(begin, parts, its.rate_bps, squeeze)
+        over = moved.end_ns
+        end = over + _UPDATE_NS
+        self._pour(0, *moved.in_buckets(its.bucket_ns))
+        if squeeze and cause in ("cross", "other_job"):
+            self._others(squeeze, moved)
+        if its.bystander and cause in ("straggler", "pause", "nothing"):
+            self._bystander(start, float(ready.min()))
+        for rank in range(its.ranks):
+            self.steps.append((rank, start, end, float(ready[rank]), over, over - float(ready[rank])))
+        self.lasted.append(end - start)
+        self._now = end + 100_000
+
+    def _squeeze(self, cause: str, begin: float) -> Squeeze | None:
+        its = self._its
+        since = begin + its.offset * its.transfer_ns
+        until = since + its.lasts * its.transfer_ns
+        link = 2 * its.victim + int(its.direction)
+        if cause in ("cross", "other_job"):
+            return Squeeze(link, since, until, max(1 - its.strength, 1 / (its.flows + 1)))
+        if cause == "slow_link":
+            return Squeeze(link, since, until, 1 - its.strength)
+        return None
+
+    def _others(self, squeeze: Squeeze, moved: Moved) -> None:
+        """What the others carry: what they offer, as far as the job leaves room."""
+        its = self._its
+        pace = its.rate_bps / 8e9 * GOODPUT
+        ends = np.array([[squeeze.since_ns, squeeze.until_ns]])
+        first, offered = Moved(ends, np.array([[0.0, its.strength * pace * (ends[0, 1] - ends[0, 0])]])).in_buckets(
+            its.bucket_ns
+        )
+        theirs, own = moved.in_buckets(its.bucket_ns)
+        room = np.full(offered.shape[1], pace * its.bucket_ns)
+        place = np.arange(offered.shape[1]) + first - theirs
+        inside = (place >= 0) & (place < own.shape[1])
+        room[inside] -= own[squeeze.link, place[inside]]
+        total = np.zeros((2 * its.ranks, offered.shape[1]))
+        total[squeeze.link] = np.minimum(offered[0], np.clip(room, 0, None))
+        self._pour(1, first, total)
+
+    def _bystander(self, since: float, until: float) -> None:
+        its = self._its
+        ends = np.array([[since + 0.2 * (until - since), until - 0.1 * (until - since)]])
+        carried = 0.9 * its.rate_bps / 8e9 * GOODPUT * (ends[0, 1] - ends[0, 0])
+        first, own = Moved(ends, np.array([[0.0, carried]])).in_buckets(its.bucket_ns)
+        total = np.zeros((2 * its.ranks, own.shape[1]))
+        total[2 * its.victim + int(its.direction)] = own[0]
+        self._pour(2, first, total)
+
+    def _pour(self, whose: int, first: int, total: npt.NDArray[np.float64]) -> None:
+        """Rows of ranks (0), of what disturbs (1) or of a bystander (2)."""
+        width = self._its.bucket_ns
+        link, bucket = np.nonzero(total >= 1)
+        seen = link // 2 != self._its.unseen
+        link, bucket = link[seen], bucket[seen]
+        start = _EPOCH_NS + (first + bucket) * width + self.clock[link // 2].astype(np.int64)
+        payload = total[link, bucket]
+        of = link // 2 if not whose else np.full(len(link), self._its.ranks + whose - 1)
+        self.rows.append([link, of, start, np.full(len(link), width), payload / GOODPUT, payload])
+
+
+def simulate(its: Scenario) -> Simulated:
+    """The tables of a scenario."""
+    tables = _Tables(its)
+    for number in range(_BEFORE + 1 + _AFTER):
+        tables.iterate(its.cause if number == _BEFORE else "")
+    hosts = [f"h{rank}" for rank in range(its.ranks)]
+    links = [Link(host, _INTERFACE, way, round(its.rate_bps)) for host in hosts for way in (Direction.RX, Direction.TX)]
+    ranks = [Whose(JOB, rank, -1, False, "python3") for rank in range(its.ranks)]
+    other = Whose("other", 0, 1, False, "python3") if its.cause == "other_job" else Whose("", -1, -1, False, "iperf3")
+    whose = [*ranks, other, Whose("", -1, -1, False, "rsync")]
+    columns = [np.concatenate(column).astype(np.int64) for column in zip(*tables.rows, strict=True)]
+    rows = in_cells(*columns)
+    usual = float(np.median(tables.lasted[:_BEFORE]))
+    excess = tables.lasted[_BEFORE] - usual
+    return Simulated(
+        _steps(its, tables, hosts),
+        Carried(links, whose, rows, its.clock_bound_ns),
+        _BEFORE,
+        excess,
+        usual,
+        {
+            "kind": its.cause,
+            "cause": "" if its.cause == "nothing" else its.cause,
+            "host": hosts[its.victim],
+            "hosts": [hosts[its.victim]],
+            "rank": its.victim,
+            "processes": ["iperf3"],
+            "job": "other",
+        },
+    )
+
+
+def _steps(its: Scenario, tables: _Tables, hosts: list[str]) -> Steps:
+    size = its.ranks
+    table = np.array(tables.steps)
+    rank = table[:, 0].astype(np.int64)
+    clock = tables.clock[rank]
+    start, end, first, last = (_EPOCH_NS + (table[:, column] + clock).astype(np.int64) for column in (1, 2, 3, 4))
+    return Steps(
+        number=np.repeat(np.arange(len(tables.lasted), dtype=np.int64), size),
+        rank=rank,
+        start_ns=start,
+        end_ns=end,
+        comm_start_ns=first,
+        comm_end_ns=last,
+        exposed_ns=table[:, 5].astype(np.int64),
+        error_ns=np.full(len(table), its.clock_bound_ns, np.int64),
+        shared=np.zeros(len(table), np.bool_),
+        host=rank,
+        hosts=hosts,
+        size=size,
+    )

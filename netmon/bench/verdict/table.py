@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What came of a campaign, for a terminal."""
+
+from rich.box import SIMPLE
+from rich.console import Console
+from rich.table import Table
+
+from netmon.bench.verdict.campaign import VerdictResult
+from netmon.bench.verdict.rerun import RerunResult
+from netmon.bench.verdict.scoring import MISSED, NO_EFFECT, NOTHING, WRONG_CAUSE, WRONG_CULPRIT, Outcome
+from netmon.lab.injections.spec import CAUSES
+from netmon.units import format_duration
+
+ORDER = (*dict.fromkeys(cause for cause in CAUSES.values() if cause), "compute", "unknown", NOTHING)
+"""Of causes, in tables and pictures."""
+_MOST_NAMED = 20
+
+
+def print_verdicts(result: VerdictResult, console: Console) -> None:
+    """The confusion matrix, the figures, and what was wrong."""
+    console.print(_confusion(result))
+    console.print(_figures(result))
+    for line in _wrong(result):
+        console.print(line, soft_wrap=True, markup=False)
+
+
+def print_reruns(result: RerunResult, console: Console) -> None:
+    """What was predicted, and what it was when it was done."""
+    table = Table(title="without the culprit: predicted, and done", box=SIMPLE, padding=(0, 0))
+    for name in ("run", "trainer", "culprit", "with it", "predicted", "measured", "error"):
+        table.add_column(name, justify="left" if name in ("run", "trainer", "culprit") else "right")
+    for each in result.reruns:
+        told = "nothing" if each.predicted_ns is None else format_duration(each.predicted_ns)
+        medians = (format_duration(each.slowed_ns), told, format_duration(each.measured_ns))
+        table.add_row(each.run, each.trainer, each.culprit, *medians, _share(each.error))
+    console.print(table)
+    document = result.document()
+    console.print(
+        f"{document['predicted']} of {result.planned} predicted; error: median {_share(result.error(50))}, "
+        f"largest {_share(result.error(100))}; within 5 %: {document['within_5_percent']}",
+        soft_wrap=True,
+    )
+    for line in result.failed:
+        console.print(line, soft_wrap=True, markup=False)
+
+
+def _confusion(result: VerdictResult) -> Table:
+    confusion = result.confusion
+    told = [cause for cause in ORDER if any(cause in row for row in confusion.values())]
+    table = Table(title="rows: injected; columns: told", padding=(0, 0), box=SIMPLE)
+    table.add_column("cause")
+    for cause in told:
+        table.add_column(cause.replace("_", " "), justify="right")
+    table.add_column("no effect", justify="right", style="dim")
+    for cause in ORDER:
+        without = sum(each.cause == cause and each.outcome == NO_EFFECT for each in result.outcomes)
+        if cause in confusion or without:
+            row = confusion.get(cause, {})
+            table.add_row(cause.replace("_", " "), *(str(row.get(each) or "") for each in told), str(without or ""))
+    return table
+
+
+def _figures(result: VerdictResult) -> Table:
+    table = Table(show_header=False)
+    table.add_column("figure")
+    table.add_column("value", justify="right")
+    asked = f"{len(result.asked)} of {len(result.outcomes)}"
+    table.add_row("injections that made an iteration stand out", asked)
+    table.add_row("right cause", _share(result.right_cause_share))
+    table.add_row("right culprit, where the cause was right", _share(result.right_culprit_share))
+    table.add_row("network accused, and it was not", f"{len(result.accusations)} of {result.verdicts} verdicts")
+    table.add_row("share of the delay against the truth: median error", _share(result.share_error(50)))
+    after = [result.told_after_s(share) for share in (50, 99)]
+    table.add_row("told after, s: median, p99", ", ".join("not told" if s is None else f"{s:.2f}" for s in after))
+    otherwise, both = result.told_otherwise
+    table.add_row("another cause was told at once", f"{otherwise} of {both}")
+    if result.failed:
+        table.add_row("runs that failed", str(len(result.failed)))
+    return table
+
+
+def _wrong(result: VerdictResult) -> list[str]:
+    wrong = [each for each in result.outcomes if each.outcome in (WRONG_CAUSE, WRONG_CULPRIT, MISSED)]
+    lines = [_line(each) for each in wrong[:_MOST_NAMED]]
+    lines += [
+        f"{each.run}, iteration {each.verdict['iteration']}: {each.verdict['cause']} "
+        f"({each.verdict['culprit'] or each.verdict['host']}) accused, done: {', '.join(each.injected) or 'nothing'}"
+        for each in result.accusations[:_MOST_NAMED]
+    ]
+    lines += result.failed
+    if result.interrupted:
+        lines.append("interrupted: this is what was there")
+    return lines
+
+
+def _line(each: Outcome) -> str:
+    verdict = each.verdict
+    said = f"{each.told} ({verdict['culprit'] or verdict['host']})" if verdict else "no verdict"
+    number = f", iteration {verdict['iteration']}" if verdict else ""
+    longer = f"{format_duration(max(0.0, each.excess_ns))} longer than {format_duration(each.usual_ns)}"
+    return f"{each.run}{number} ({each.trainer}): {each.outcome}: {each.kind}, {longer}; told: {said}"
+
+
+def _share(value: float | None) -> str:
+    return "unknown" if value is None else f"{value:.1%}"

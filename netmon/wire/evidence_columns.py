@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What TCP says of connections, and the host's part: tables ↔ protobuf, a message's columns at once."""
+
+import zlib
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from netmon.errors import WireError
+from netmon.evidence import HOST_PART, TRANSPORT, UNKNOWN
+from netmon.marks import MOST_RANKS
+from netmon.records import Table
+from netmon.wire import netmon_pb2
+from netmon.wire.details import read_name
+from netmon.wire.limits import (
+    FURTHEST_NS,
+    MAX_BYTES,
+    MAX_COUNT,
+    MAX_HOST_PART,
+    MAX_MONO_NS,
+    MAX_PACKETS,
+    MAX_SPAN_NS,
+    MAX_TRANSPORT,
+)
+
+_U32 = 2**32 - 1
+_FIXED = {
+    "flow_id": _U32,
+    "reverse_flow_id": _U32,
+    "start_ns": MAX_MONO_NS,
+    "end_ns": MAX_MONO_NS,
+    "application_limited": 1,
+    "delivery_bps": MAX_COUNT,
+    "job": MAX_HOST_PART,
+    "rank": MOST_RANKS - 1,
+    "pid": _U32,
+    "softnet_dropped": MAX_PACKETS,
+    "softnet_squeezed": MAX_PACKETS,
+}
+_BY_UNIT = {"ns": MAX_SPAN_NS, "bytes": MAX_BYTES, "packets": MAX_PACKETS}
+_MOST_ROWS = {TRANSPORT: MAX_TRANSPORT, HOST_PART: MAX_HOST_PART}
+_NAMES = {TRANSPORT: "Transport", HOST_PART: "HostPart"}
+_NEEDED = ("flow_id", "start_ns", "end_ns")
+
+Columns = npt.NDArray[np.uint64]
+"""Of one message: (columns, rows), each number plus one."""
+
+
+def _most(dtype: np.dtype[np.void]) -> Columns:
+    """The most that each column may hold, (columns, 1), as it travels."""
+    names = dtype.names or ()
+    return np.array([[_FIXED.get(name) or _BY_UNIT[name.rpartition("_")[2]]] for name in names], np.uint64) + np.uint64(
+        1
+    )
+
+
+_MOST = {dtype: _most(dtype) for dtype in _MOST_ROWS}
+
+
+def encode_evidence(table: Table, message: netmon_pb2.Transport | netmon_pb2.HostPart) -> None:
+    """A table of TRANSPORT or HOST_PART into an empty message."""
+    names = table.dtype.names or ()
+    message.rows = len(table)
+    matrix = np.empty((len(names), len(table)), np.int64)
+    for place, name in enumerate(names):
+        matrix[place] = table[name]
+    message.columns = zlib.compress((matrix + 1).astype("<u8").tobytes(), 1)
+
+
+def split_evidence(message: netmon_pb2.Transport | netmon_pb2.HostPart, dtype: np.dtype[np.void]) -> Columns:
+    """Inflate a message's columns. Raises WireError with a one-line reason."""
+    rows, columns, name = message.rows, len(dtype.names or ()), _NAMES[dtype]
+    if rows > _MOST_ROWS[dtype]:
+        raise WireError(f"{name}.rows is {rows}, more than {_MOST_ROWS[dtype]}")
+    size = 8 * rows * columns
+    inflater = zlib.decompressobj()
+    try:
+        data = inflater.decompress(message.columns, size + 1) if rows else b""
+    except zlib.error as error:
+        raise WireError(f"{name}.columns cannot be inflated: {error}") from None
+    if len(data) != size:
+        raise WireError(f"{name}.columns has {len(data)} bytes or more where {rows} rows need {size}")
+    return np.frombuffer(data, "<u8").reshape(columns, rows)
+
+
+def stack_evidence(
+    pieces: Sequence[Columns], of: Sequence[int], horizons: Sequence[int], dtype: np.dtype[np.void]
+) -> tuple[Table, dict[int, str]]:
+    """The columns of many messages → one table, dtype with `batch` in front, and why some messages are refused.
+
+    of, horizons: of each piece, the number of its batch, and that batch's horizon.
+    """
+    table = np.zeros(sum(piece.shape[1] for piece in pieces), with_batch(dtype))
+    if not len(table):
+        return table, {}
+    stacked, counts = np.concatenate(pieces, axis=1), [piece.shape[1] for piece in pieces]
+    table["batch"] = np.repeat(of, counts)
+    over = stacked > _MOST[dtype]
+    values = np.where(over, 0, stacked).astype(np.int64) - 1
+    for place, name in enumerate(dtype.names or ()):
+        table[name] = values[place]
+    latest = np.repeat(np.asarray(horizons, np.int64), counts) + FURTHEST_NS
+    reasons = {
+        "a number that is out of its range": over.any(axis=0),
+        "a row that does not say of what": np.any([table[n] == UNKNOWN for n in _NEEDED if n in table.dtype.fields], 0),
+        "a time that ends before it begins": table["end_ns"] < table["start_ns"],
+        "a time long after the batch's horizon": table["end_ns"] > latest,
+    }
+    faults: dict[int, str] = {}
+    for reason, wrong in reasons.items():
+        for batch in np.unique(table["batch"][wrong]).tolist():
+            faults.setdefault(batch, f"{_NAMES[dtype]}.columns has {reason}")
+    return table, faults
+
+
+def with_batch(dtype: np.dtype[np.void]) -> np.dtype[np.void]:
+    """The dtype, and before it the number of the batch."""
+    return np.dtype([("batch", "<i4"), *((name, "<i8") for name in dtype.names or ())])
+
+
+def read_jobs(message: netmon_pb2.HostPart, columns: Columns) -> tuple[str, ...]:
+    """The jobs that a message names; every place in `columns` is one of them. Raises WireError."""
+    if len(message.jobs) > MAX_HOST_PART:
+        raise WireError(f"HostPart.jobs are {len(message.jobs)}, more than {MAX_HOST_PART}")
+    place = (HOST_PART.names or ()).index("job")
+    if columns.size and int(columns[place].max()) > len(message.jobs):
+        raise WireError("HostPart.columns names a job that HostPart.jobs does not have")
+    return tuple(read_name(job, "HostPart.jobs") for job in message.jobs)

@@ -1,0 +1,224 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The campaign's plan, and how what was told is held against what was done."""
+
+import io
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from netmon.bench.verdict.campaign import VerdictResult
+from netmon.bench.verdict.fluid import GOODPUT, Squeeze, phases, transfer
+from netmon.bench.verdict.on_tables import judge_one, judge_simulated
+from netmon.bench.verdict.plan import KINDS, PER_RUN, plan, usual_iteration_ns
+from netmon.bench.verdict.rerun import Rerun, RerunResult, plan_reruns
+from netmon.bench.verdict.scoring import score
+from netmon.bench.verdict.simulated import scenario
+from netmon.bench.verdict.table import print_reruns, print_verdicts
+from netmon.bench.verdict.truth import Truth
+from netmon.cli import main
+
+MS = 1_000_000
+USUAL = 100 * MS
+
+
+def test_every_planned_run_can_be_done_and_the_same_seed_plans_the_same(tmp_path):
+    specs = plan(45, 7, ("ring", "horovod", "ddp"), tmp_path)
+    for spec in specs:
+        spec.check()
+    assert specs == plan(45, 7, ("ring", "horovod", "ddp"), tmp_path)
+    assert specs != plan(45, 8, ("ring", "horovod", "ddp"), tmp_path)
+    assert [spec.trainer for spec in specs] == ["ring", "horovod", "ddp", "ring", "horovod"]
+    injections = [each for spec in specs for each in spec.injections]
+    assert len(injections) == 45
+    counts = [sum(each.kind == kind for each in injections) for kind in KINDS]
+    assert max(counts) - min(counts) <= 1
+    assert all(len(spec.injections) <= PER_RUN for spec in specs)
+
+
+def injected(kind, cause, begin, end, **more):
+    blank = {"host": "", "hosts": [], "rank": None, "processes": [], "job": ""}
+    return {**blank, "kind": kind, "cause": cause, "start_ns": begin, "end_ns": end, **more}
+
+
+def told(number, cause, durations, **more):
+    """A verdict on an iteration of a run with these durations."""
+    end = int(np.cumsum(durations)[number])
+    blank = {"culprit": "", "host": "", "rank": -1, "direction": "", "told_ns": end + 500 * MS}
+    duration = int(durations[number])
+    return {
+        **blank,
+        "job": "ring",
+        "iteration": number,
+        "start_ns": end - duration,
+        "end_ns": end,
+        "duration_ns": duration,
+        "cause": cause,
+        **more,
+    }
+
+
+@pytest.fixture
+def run():
+    """Ten iterations, of which the fourth and the eighth take three times as long."""
+    durations = np.full(10, USUAL)
+    durations[[3, 7]] = 3 * USUAL
+    end = np.cumsum(durations)
+    stop = injected("stop", "straggler", int(end[2]) + MS, int(end[2]) + 200 * MS, rank=1, host="h1", hosts=["h1"])
+    cross = injected("cross", "cross", int(end[6]) + MS, int(end[7]), hosts=["h2", "h0"], processes=["iperf3"])
+    nothing = injected("nothing", "", int(end[4]) + MS, int(end[5]))
+    return Truth("ring", "ring", end - durations, end, durations, (stop, nothing, cross)), durations
+
+
+def outcome_of(run, *verdicts):
+    outcomes, accusations = score("run", run[0], verdicts)
+    return [each.outcome for each in outcomes], accusations, outcomes
+
+
+def test_a_right_verdict_is_right(run):
+    late = told(3, "straggler", run[1], rank=1, late_ns=180 * MS)
+    cross = told(7, "cross", run[1], culprit="iperf3", host="h0", cross_ns=200 * MS)
+    outcomes, accusations, all_of_it = outcome_of(run, late, cross)
+    assert (outcomes, accusations) == (["right", "right", "right"], [])
+    assert all_of_it[0].share_error == pytest.approx(0.1)
+    assert all_of_it[0].told_after_ns == 500 * MS
+
+
+def test_wrong_ones_are_told_apart(run):
+    other_rank = told(3, "straggler", run[1], rank=2)
+    wrong = told(7, "unknown", run[1])
+    assert outcome_of(run, other_rank, wrong)[0] == ["wrong culprit", "right", "wrong cause"]
+    assert outcome_of(run)[0] == ["missed", "right", "missed"]
+
+
+def test_accusing_the_network_of_a_stopped_rank_counts_twice(run):
+    accused = told(3, "cross", run[1], culprit="iperf3", host="h0")
+    outcomes, accusations, _ = outcome_of(run, accused)
+    assert outcomes[0] == "wrong cause"
+    assert [each.injected for each in accusations] == [("stop",)]
+
+
+def test_accusing_the_network_of_what_nobody_did(run):
+    (accusation,) = outcome_of(run, told(5, "cross", run[1]), told(1, "straggler", run[1]))[1]
+    assert accusation.injected == ("nothing",)
+
+
+def test_what_did_not_hurt_is_not_asked_for(run):
+    truth, durations = run
+    quiet = injected("cross", "cross", int(np.cumsum(durations)[4]), int(np.cumsum(durations)[5]))
+    truth = Truth("ring", "ring", truth.start_ns, truth.end_ns, truth.lasted_ns, (quiet,))
+    assert [each.outcome for each in score("run", truth, [])[0]] == ["no effect"]
+
+
+def test_the_result_is_printed_and_is_a_document(run):
+    truth, durations = run
+    result = VerdictResult(1)
+    verdicts = [told(3, "straggler", durations, rank=1, late_ns=190 * MS), told(7, "loss", durations, host="h0")]
+    result.add("run", *score("run", truth, verdicts), len(verdicts))
+    assert result.confusion == {
+        "straggler": {"straggler": 1},
+        "nothing": {"nothing": 1},
+        "cross": {"loss": 1},
+    }
+    document = json.loads(json.dumps(result.document()))
+    assert document["right_cause_share"] == 0.5
+    assert document["right_culprit_share"] == 1
+    assert document["told_after_s"]["p99"] == pytest.approx(0.5)
+    out = io.StringIO()
+    print_verdicts(result, Console(file=out, width=100))
+    assert "wrong cause: cross" in out.getvalue()
+    print_verdicts(VerdictResult(0), Console(file=out, width=100))
+
+
+def test_a_link_moves_what_it_has_to_whatever_squeezes_it():
+    for pattern, ranks in (("ring", 4), ("tree", 7), ("star", 5), ("clique", 3)):
+        parts = phases(pattern, ranks, 1e7)
+        plain = transfer(5e6, parts, 1e9, None)
+        assert plain.payload[:, -1] == pytest.approx(sum(parts))
+        squeeze = Squeeze(2, plain.end_ns / 2, plain.end_ns, 0.2)
+        squeezed = transfer(5e6, parts, 1e9, squeeze)
+        assert squeezed.payload[:, -1] == pytest.approx(sum(parts))
+        assert squeezed.end_ns >= plain.end_ns
+        first, buckets = squeezed.in_buckets(1_000_000)
+        assert first == 5
+        assert buckets.sum(axis=1) == pytest.approx(sum(parts))
+        assert (buckets <= 1e9 / 8e3 * GOODPUT + 1).all()
+
+
+def test_a_ring_takes_as_long_as_equation_3_1_says():
+    moved = transfer(0.0, phases("ring", 4, 1e6), 1e9, None)
+    assert moved.end_ns == pytest.approx(2 * 3 / 4 * 1e6 * 8 / GOODPUT)
+    moved = transfer(0.0, phases("ring", 4, 1e6), 1e9, Squeeze(3, 0.0, 1e12, 0.25))
+    assert moved.end_ns == pytest.approx(4 * 2 * 3 / 4 * 1e6 * 8 / GOODPUT)
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_simulated_causes_are_told(seed):
+    its = scenario(seed)
+    if its.ranks > 12:
+        its = replace(its, ranks=12, victim=its.victim % 12, unseen=min(its.unseen, 11))  # soon over
+    outcome = judge_one(its)
+    assert outcome == judge_one(its)
+    if its.cause == "slow_link":  # not always to be told from its traffic alone
+        assert outcome.told in ("slow_link", "unknown", "nothing")
+    else:
+        assert outcome.outcome in ("right", "no effect")
+        assert outcome.share_error is None or outcome.share_error < 0.1
+
+
+def test_simulated_ones_count_like_those_of_the_lab():
+    result, done = VerdictResult(0), []
+    judge_simulated(4, 0, result, done.append)
+    assert len(result.outcomes) == 4
+    assert done == [0, 1, 2, 3]
+    assert result.accusations == []
+
+
+def test_a_rerun_is_a_run_with_one_culprit_for_long(tmp_path):
+    specs = plan_reruns(6, 3, ("ring", "ddp"), tmp_path)
+    for spec in specs:
+        spec.check()
+        (culprit,) = spec.injections
+        assert culprit.kind in ("cross", "job")
+        assert culprit.duration_ns > 10 * usual_iteration_ns(spec)
+    assert len({spec.data for spec in specs}) == 6
+
+
+def test_predictions_are_held_against_what_was_measured():
+    result = RerunResult(3)
+    result.reruns += [
+        Rerun("one", "ring", "cross", 300e6, 100e6, 103e6, 9),
+        Rerun("two", "ddp", "job", 300e6, 100e6, 90e6, 9),
+        Rerun("three", "ddp", "cross", 110e6, 100e6, None, 1),
+    ]
+    document = json.loads(json.dumps(result.document()))
+    assert document["predicted"] == 2
+    assert document["within_5_percent"] == 1
+    assert document["error"]["median"] == pytest.approx(0.065)
+    out = io.StringIO()
+    print_reruns(result, Console(file=out, width=100))
+    assert "2 of 3 predicted" in out.getvalue()
+
+
+def test_the_command_judges_tables_without_root(tmp_path, capsys):
+    picture = tmp_path / "matrix.png"
+    words = ["bench", "verdict", "--lab", "0", "--simulated", "2", "--json", "--plot", str(picture)]
+    assert main(words) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["injections"] == 2
+    assert document["counterfactual"]["configurations"] == 0
+    assert picture.stat().st_size > 0
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        (["--lab", "0", "--simulated", "0"], "cannot judge nothing"),
+        (["--lab", "0", "--kinds", "fire"], "cannot inject 'fire'"),
+    ],
+)
+def test_what_cannot_be_judged(options, reason, capsys):
+    assert main(["bench", "verdict", *options]) != 0
+    assert reason in capsys.readouterr().err

@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The host's row and the ranks', on this very machine; what the kernel has no name for is unknown."""
+
+import os
+import subprocess
+import time
+
+import pytest
+
+from netmon.agent.host_part import INTERVAL_NS, MOST_RANKS, HostPart
+from netmon.agent.links import Links
+from netmon.agent.nic import NicSamples
+from netmon.evidence import UNKNOWN
+from netmon.kernel.host_load import Softnet
+from netmon.kernel.open_files import OpenFiles
+from netmon.records import Mark, Moment, NicSample, Source
+
+S = INTERVAL_NS
+
+
+def mark(pid: int, moment: Moment = Moment.JOIN, rank: int = 3) -> Mark:
+    return Mark("job", rank, 4, pid, 0, moment, 1, Source.HOOK, 0)
+
+
+@pytest.fixture
+def part() -> HostPart:
+    return HostPart(NicSamples(Links([1], ["lo"]), 1, S))
+
+
+def test_there_is_a_row_of_the_host_and_one_of_each_rank(part: HostPart) -> None:
+    part.hear([mark(os.getpid())])
+    now = time.monotonic_ns()
+    assert len(part.due(now, idle=False)[0]) == 0  # the first look: nothing has been seen yet
+    while time.process_time_ns() % 2 and time.monotonic_ns() < now:
+        pass
+    before = time.process_time_ns()
+    while time.process_time_ns() < before + 20_000_000:
+        pass
+    (host, rank), jobs = part.due(now + S, idle=False)
+    assert jobs == ("job",)
+    assert (host["job"], host["rank"], host["pid"], host["cpu_ns"]) == (UNKNOWN,) * 4
+    assert (host["start_ns"], host["end_ns"]) == (now, now + S)
+    assert host["softnet_dropped"] >= 0
+    assert host["softnet_squeezed"] >= 0
+    assert (rank["job"], rank["rank"], rank["pid"]) == (0, 3, os.getpid())
+    assert rank["cpu_ns"] >= 20_000_000
+    assert rank["run_delay_ns"] >= 0
+    assert rank["missed_packets"] == rank["softnet_dropped"] == UNKNOWN
+
+
+def test_who_has_left_or_is_gone_is_not_told_of(part: HostPart) -> None:
+    child = subprocess.Popen(["sleep", "600"])
+    part.hear([mark(os.getpid(), rank=0), mark(child.pid, rank=1)])
+    now = time.monotonic_ns()
+    part.due(now, idle=False)
+    assert sorted(part.due(now + S, idle=False)[0]["rank"]) == [UNKNOWN, 0, 1]
+    child.kill()
+    child.wait()
+    assert sorted(part.due(now + 2 * S, idle=False)[0]["rank"]) == [UNKNOWN, 0]
+    part.hear([mark(os.getpid(), Moment.LEAVE)])
+    assert part.due(now + 3 * S, idle=False)[0]["rank"].tolist() == [UNKNOWN]
+    part.close()
+
+
+def test_nobody_looks_while_there_is_nothing_to_hold_up(part: HostPart) -> None:
+    now = time.monotonic_ns()
+    part.due(now, idle=False)
+    assert len(part.due(now + S, idle=True)[0]) == 0
+    assert len(part.due(now + 60 * S, idle=False)[0]) == 0  # a minute is nobody's interval: it begins anew
+    assert len(part.due(now + 61 * S, idle=False)[0]) == 1
+    part.hear([mark(pid) for pid in range(1 << 22, (1 << 22) + 10_000)])
+    assert len(part._ranks) == MOST_RANKS
+
+
+def test_drops_of_the_cards_are_those_that_their_drivers_name(part: HostPart) -> None:
+    names = ("rx_missed_errors", "rx_out_of_buffer", "rx_no_buffer_count", "rx_alloc_failed", "rx_bytes")
+    for grown in (0, 5):
+        values = (100 + grown, 7, 3 + 2 * grown, 0, 10**9)
+        part._nic._latest = [NicSample("eth0", "ethtool", 1, names, values), NicSample("x/1", "rdma", 1, names, values)]
+        now = time.monotonic_ns() + 2 * grown * S
+        part.due(now, idle=False)
+        (row,) = part.due(now + S, idle=False)[0] if not grown else [*part.due(now + S, idle=False)[0]]
+    assert row["missed_packets"] == 0
+    part._nic._latest = [NicSample("eth0", "ethtool", 1, names, (112, 30, 3, 0, 1))]
+    (row,) = part.due(now + 2 * S, idle=False)[0]
+    assert (row["missed_packets"], row["no_buffer_packets"]) == (7, 17)
+
+
+def test_softnet_counts_wrap_and_a_cpu_that_comes_is_no_drop(tmp_path) -> None:
+    file = tmp_path / "softnet_stat"
+    softnet = Softnet(OpenFiles())
+    softnet._path = str(file)
+
+    def told(*cpus: tuple[int, int]) -> tuple[int, int]:
+        file.write_text("".join(f"{1:08x} {dropped:08x} {squeezed:08x} {0:08x}\n" for dropped, squeezed in cpus))
+        return softnet.read()
+
+    told((0xFFFFFFFE, 7), (3, 3))
+    assert told((1, 9), (4, 3)) == (4, 2)
+    assert told((1, 9), (4, 3), (900, 900)) == (UNKNOWN, UNKNOWN)
+    assert told((2, 9), (4, 3), (900, 901)) == (1, 1)

@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which connections are looked at, and what is told of them: real sockets over the loopback."""
+
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, closing
+
+import numpy as np
+import pytest
+
+from netmon.agent.transport import INTERVAL_NS, MOST_OTHERS, TransportLooks
+from netmon.evidence import UNKNOWN
+from netmon.records import BUCKET, Direction, Flow, Owner, Table
+
+NOBODY = Owner()
+RANK = Owner(pid=1, process="train", job="job", rank=0, source="socket")
+
+
+class Connections:
+    """Connections over the loopback, and their flows as if they were seen on a link."""
+
+    def __init__(self, cleanup: ExitStack) -> None:
+        self._cleanup = cleanup
+        self.flows: dict[int, Flow] = {}
+        self._listener = cleanup.enter_context(socket.create_server(("127.0.0.1", 0)))
+
+    def connect(self, owner: Owner = NOBODY, first_ns: int | None = None) -> tuple[int, socket.socket, socket.socket]:
+        """The number of its tx flow (its rx flow has the next), and both sockets."""
+        near = self._cleanup.enter_context(socket.create_connection(self._listener.getsockname()))
+        far = self._cleanup.enter_context(self._listener.accept()[0])
+        first_ns = time.monotonic_ns() if first_ns is None else first_ns
+        number = len(self.flows) + 1
+        here, there = near.getsockname(), near.getpeername()
+        for place, way in enumerate((Direction.TX, Direction.RX)):
+            source, destination = (here, there) if way is Direction.TX else (there, here)
+            addresses = source[0], destination[0], source[1], destination[1]
+            self.flows[number + place] = Flow(number + place, 1, way, *addresses, 6, first_ns, owner)
+        return number, near, far
+
+    def looks(self) -> TransportLooks:
+        return self._cleanup.enter_context(closing(TransportLooks(self.flows)))
+
+
+@pytest.fixture
+def connections() -> Iterator[Connections]:
+    with ExitStack() as cleanup:
+        yield Connections(cleanup)
+
+
+def rows(*counts: tuple[int, int]) -> Table:
+    """(flow, payload bytes)"""
+    table = np.zeros(len(counts), BUCKET)
+    for row, (flow_id, payload) in zip(table, counts, strict=True):
+        row["flow_id"], row["payload_bytes"] = flow_id, payload
+    return table
+
+
+def send(near: socket.socket, far: socket.socket, count: int) -> None:
+    near.sendall(bytes(count))
+    left = count
+    while left:
+        left -= len(far.recv(left))
+
+
+def a_look(looks: TransportLooks, *counts: tuple[int, int]) -> Table:
+    looks.count(rows(*counts))
+    return looks.due(looks._looked_ns + INTERVAL_NS)
+
+
+def test_a_row_tells_what_has_happened_between_two_looks(connections: Connections) -> None:
+    number, near, far = connections.connect(RANK, first_ns=1)
+    send(near, far, 5000)
+    looks = connections.looks()
+    assert len(a_look(looks, (number, 400))) == 0  # it may have begun long ago: nothing is told of before
+    between = time.monotonic_ns()
+    send(near, far, 700)
+    (row,) = a_look(looks, (number, 700))
+    assert (row["flow_id"], row["sent_bytes"], row["retransmitted_bytes"]) == (number, 700, 0)
+    assert row["start_ns"] <= between <= row["end_ns"]
+    assert 0 < row["rtt_min_ns"] <= row["rtt_ns"]
+    assert row["ecn_marked_packets"] == UNKNOWN  # nobody speaks ECN on the loopback
+    assert row["congestion_window_bytes"] > 0
+    assert a_look(looks, (number + 1, 0), (number, 0))["reverse_flow_id"].tolist() == [number + 1]
+
+
+def test_a_connection_that_began_since_the_last_look_is_told_from_its_beginning(connections: Connections) -> None:
+    looks = connections.looks()
+    number, near, far = connections.connect(RANK)
+    older, *ends = connections.connect(RANK)
+    for some in ((near, far), ends):
+        send(*some, 3000)
+    told = a_look(looks, (number, 3000), (older, 2000))  # of the older one less was seen than it has sent
+    assert told[["flow_id", "sent_bytes"]].tolist() == [(number, 3000)]
+    assert told["start_ns"].tolist() == [connections.flows[number].first_ns]
+
+
+def test_nothing_is_told_of_a_connection_that_is_over_nor_of_the_next_one_on_its_port(connections: Connections) -> None:
+    number, near, far = connections.connect(RANK, first_ns=1)
+    looks = connections.looks()
+    a_look(looks, (number, 1))
+    port = near.getsockname()[1]
+    near.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")  # no TIME_WAIT: the port is free
+    address = near.getpeername()
+    near.close()
+    far.close()
+    assert len(a_look(looks, (number, 9000))) == 0
+    with socket.create_connection(address, source_address=("127.0.0.1", port)) as again:
+        other, _ = connections._listener.accept()
+        with other:
+            send(again, other, 100)
+            assert len(a_look(looks, (number, 100))) == 0  # another socket: its first look
+            send(again, other, 50)
+            assert a_look(looks, (number, 50))["sent_bytes"].tolist() == [50]
+
+
+def test_ranks_come_first_and_of_the_others_only_the_largest(connections: Connections) -> None:
+    counts = []
+    for place in range(MOST_OTHERS + 8):
+        number, *_ = connections.connect(first_ns=1)
+        counts.append((number, 1_000_000 + place))
+    small, *_ = connections.connect(first_ns=1)
+    rank, *_ = connections.connect(RANK, first_ns=1)
+    counts += [(small, 100), (rank, 100)]
+    looks = connections.looks()
+    a_look(looks, *counts)
+    told = a_look(looks, *counts)
+    assert set(told["flow_id"]) == {rank, *(number for number, _ in counts[8 : 8 + MOST_OTHERS])}
+
+
+def test_what_is_no_tcp_and_what_carries_nothing_is_not_asked_for(connections: Connections) -> None:
+    number, *_ = connections.connect(RANK, first_ns=1)
+    datagrams = Flow(90, 1, Direction.TX, "127.0.0.1", "127.0.0.1", 1, 2, 17, 1, RANK)
+    connections.flows[90] = datagrams
+    looks = connections.looks()
+    asked: list[int] = []
+    ask = looks._tcp.look
+    looks._tcp.look = lambda endpoints: asked.append(len(endpoints)) or ask(endpoints)
+    for _ in range(3):
+        assert len(a_look(looks, (90, 10**9))) == 0
+    assert asked == []
+    a_look(looks, (90, 10**9), (number, 10))
+    assert asked == [1]
