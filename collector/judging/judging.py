@@ -22,6 +22,8 @@ from collector.stages import Stages
 from collector.view.job_views import Jobs
 from netmon.dl.traffic import Traffic
 from netmon.dl.verdict import Link, Whose
+from netmon.dl.verdict.host_part import WAITED, nothing_waited
+from netmon.records import Table
 from netmon.views import Verdict
 
 _log = logging.getLogger(__name__)
@@ -113,6 +115,7 @@ class Judging:
             return None
         sessions = {place: self._sessions[place] for place in job.host_of if place in self._sessions}
         whose, of_flow = self._whose(name, list(sessions))
+        waited, waited_place = self._waited(name)
         return Case(
             *(name, number, job.size, job.relative, job.rows(), dict(job.host_of)),
             clocks={place: session.window.alignment.map for place, session in sessions.items()},
@@ -120,8 +123,24 @@ class Judging:
             links={number: link for session in sessions.values() for number, link in _links(session)},
             parts=self._rows.parts(),
             whose=whose,
+            waited=waited,
+            waited_place=waited_place,
             of_flow=of_flow,
         )
+
+    def _waited(self, job: str) -> tuple[Table, npt.NDArray[np.int64]]:
+        """How long the job's ranks waited for CPUs, as the hosts told lately; and the places of their sessions."""
+        number = self._tables.flows.job(job)
+        found, places = [nothing_waited()], [np.empty(0, np.int64)]
+        for told in self._tables.evidence.lately:
+            own = np.flatnonzero(told["job"] == number)
+            waited = np.empty(len(own), WAITED)
+            for name in ("rank", "start_ns", "end_ns"):
+                waited[name] = told[name][own]
+            waited["waited_ns"] = np.maximum(np.maximum(told["run_delay_ns"], told["throttled_ns"])[own], 0)
+            found.append(waited)
+            places.append(told["session"][own])
+        return np.concatenate(found), np.concatenate(places)
 
     def _whose(self, job: str, places: Sequence[int]) -> tuple[list[Whose], npt.NDArray[np.int64]]:
         """Whose the flows of some sessions are; of the job's own, whom they go to."""
