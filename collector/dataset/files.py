@@ -102,10 +102,10 @@ def _deltas(name: str, rows: pa.Table) -> list[str]:
     """The columns that are written as differences from row to row.
 
     Most numbers of a bucket or a flow repeat, and are half as long by dictionary; those of an iteration, of the ledger
-    and of the NICs' counters hardly ever do: a dictionary makes them twice as long and takes five times as long. So do
-    the counts of buckets where hardly two are alike.
+    of the NICs' counters and of the evidence hardly ever do: a dictionary makes them twice as long and takes five times
+    as long. So do the counts of buckets where hardly two are alike.
     """
-    if name in ("iterations", "ledger", "nic"):
+    if name in ("iterations", "ledger", "nic", "transport", "host"):
         return [field.name for field in SCHEMAS[name] if pa.types.is_int64(field.type)]
     if name not in ("buckets", "full"):
         return [TIMES[name]]

@@ -107,6 +107,29 @@ SCHEMAS = {
             *_fields(_I64, "value"),
         ]
     ),
+    "transport": pa.schema(
+        [
+            *_fields(_WORD, "host", "session", "interface", "direction"),
+            *_fields(pa.uint32(), "flow_id", "reverse_flow_id"),
+            *_fields(_I64, "start_ns", "end_ns", "sent_bytes", "retransmitted_bytes", "out_of_order_packets"),
+            *_fields(_I64, "ecn_marked_packets", "rtt_ns", "rtt_min_ns", "busy_ns", "receiver_limited_ns"),
+            *_fields(_I64, "sender_limited_ns"),
+            *_fields(pa.bool_(), "application_limited"),
+            *_fields(_I64, "congestion_window_bytes", "delivery_bps"),
+        ]
+    ),
+    "host": pa.schema(
+        [
+            *_fields(_WORD, "host", "session"),
+            *_fields(_I64, "start_ns", "end_ns"),
+            *_fields(_WORD, "job"),
+            *_fields(pa.int32(), "rank"),
+            *_fields(pa.uint32(), "pid"),
+            *_fields(_I64, "missed_packets", "no_buffer_packets", "softnet_dropped", "softnet_squeezed"),
+            *_fields(_I64, "cpu_pressure_ns", "memory_pressure_ns", "io_pressure_ns"),
+            *_fields(_I64, "throttled_ns", "run_delay_ns", "cpu_ns"),
+        ]
+    ),
     "verdicts": pa.schema(
         [
             *_fields(_WORD, "host", "job"),
@@ -137,6 +160,9 @@ SCHEMAS = {
 }
 """Arrow schema per table; comm_start_ns and comm_end_ns are null where unknown, coverage where the NIC was idle.
 
+transport and host are null where the kernel does not tell: see netmon.evidence. host has a row of the host itself (rank
+−1), and one of each rank on it.
+
 verdicts has a row per job and iteration that stood out (netmon.views.Verdict); the counterfactual is null where
 nobody's bytes held it up.
 
@@ -151,6 +177,8 @@ TIMES = {
     "iterations": "start_ns",
     "ledger": "start_ns",
     "nic": "time_ns",
+    "transport": "start_ns",
+    "host": "start_ns",
     "verdicts": "start_ns",
     "sessions": "start_ns",
 }

@@ -29,6 +29,7 @@ class Session:
         """Begin or resume. tables: of all sessions."""
         self.hello = hello
         self.window = HostWindow(hello, resume, tables)
+        tables.evidence.renamed[self.window.place] = self.window.ranks.renamed
         self.received = 0  # sequence of the last batch processed; 0: none since the collector's start
         self.queued = 0  # the same of the last one that waits for a tick, or does no more
         self.stored_before = resume.last_sequence
@@ -109,7 +110,8 @@ class Session:
     @property
     def idle(self) -> bool:
         """Whether everything that has settled is stored."""
-        return not (self._unstored or self._iterations or self._ledger or self._nic.rows or self.window.flows.changed)
+        waits = self._unstored or self._iterations or self._ledger or self._nic.rows or self.window.flows.changed
+        return not (waits or self.place in self._tables.evidence.waiting)
 
     def forget(self) -> None:
         """The session is over and stored: let go of what other sessions see of it."""

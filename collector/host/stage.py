@@ -71,9 +71,7 @@ class HostStage:
         self._queue = [(of, message) for of, message in self._queue if of != place]
         for some in (self._waiting, self._unnamed, self._broken):
             some.discard(place)
-        tables.pending.drop(place)
-        tables.unstored.drop(place)
-        tables.accounts.drop(place)
+        tables.drop(place)
         tables.ledger.close(window.first_link, len(window.links))
         tables.places.remove(place, len(window.links))
         tables.touch()
@@ -104,6 +102,8 @@ class HostStage:
         self._describe(batches)
         rows, of_batch = self._rows(batches)
         samples = self._samples(batches)
+        for batch, reason in self.tables.evidence.check(many, batches.place).items():
+            batches.refuse(batch, reason)
         told = yield from self._hear(batches)
         self._broken |= settled.failed.keys()
         if not batches.good.all():
@@ -111,6 +111,7 @@ class HostStage:
             rows, of_batch = rows[kept], of_batch[kept]
             samples = samples[batches.good[samples["batch"]]]
         self._arrive(batches, rows, of_batch, samples)
+        self.tables.evidence.add(many, batches.place, batches.good)
         heard = np.unique(batches.place[batches.good])
         self._settle_until(heard, self._grid(heard))
         yield from self._settle(settled, told | self._unnamed)

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from collector.host.classes import Classifier
+from collector.host.evidence import Evidence
 from collector.host.flows import AllFlows
 from collector.host.ledger import LedgerAccounts
 from collector.host.places import Places
@@ -50,10 +51,16 @@ class Tables:
         self.flows = AllFlows()
         self.pending = Pending()
         self.unstored = Unstored()
+        self.evidence = Evidence(self.flows, self.places)
         self.classifier = Classifier(self.flows, self.places, settings)
         self.accounts = HostAccounts()
         self.ledger = LedgerAccounts()
         self._needed: npt.NDArray[np.int64] | None = None
+
+    def drop(self, place: int) -> None:
+        """The session is gone, and with it its rows."""
+        for rows in (self.pending, self.unstored, self.evidence, self.accounts):
+            rows.drop(place)
 
     def link(self, rows: Columns) -> npt.NDArray[np.int64]:
         """The link of each row, of ARRIVED, among all sessions' links."""

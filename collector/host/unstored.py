@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from collector.dataset.evidence_tables import host_table, transport_table
 from collector.dataset.resume import SessionState
 from collector.dataset.tables import (
     Origin,
@@ -80,6 +81,17 @@ def by_session(pieces: Iterable[Columns]) -> dict[int, list[Columns]]:
 
 
 @dataclass(frozen=True)
+class EvidencePieces:
+    """Rows of STORED_TRANSPORT and of STORED_HOST_PART (collector.host.evidence), in the pieces in which they came."""
+
+    transport: Sequence[Columns] = ()
+    host: Sequence[Columns] = ()
+
+
+NO_EVIDENCE = EvidencePieces()
+
+
+@dataclass(frozen=True)
 class FlowRows:
     """Flows that have changed, as they are now."""
 
@@ -106,11 +118,15 @@ class SessionFlush:
 
 
 def flush_tables(
-    sessions: Sequence[SessionFlush], buckets: Sequence[Columns], jobs: Sequence[str]
+    sessions: Sequence[SessionFlush],
+    buckets: Sequence[Columns],
+    jobs: Sequence[str],
+    evidence: EvidencePieces = NO_EVIDENCE,
 ) -> dict[str, pa.Table]:
     """All that these sessions have to be stored, by table; pure, may run in a thread.
 
-    buckets: rows of SETTLED, those of other sessions are left out; jobs: by the rows' number.
+    buckets: rows of SETTLED; those of other sessions are left out, as they are of the evidence; jobs: by the rows'
+    number.
     """
     if not sessions:
         return {}
@@ -134,6 +150,12 @@ def flush_tables(
     nic = [(place, sample) for place, session in enumerate(sessions) for sample in session.nic]
     if nic:
         tables["nic"] = nic_table(origins, _places(nic), [sample for _, sample in nic])
+    rows, of = _own(sessions, evidence.transport)
+    if len(of):
+        tables["transport"] = transport_table(origins, of, rows)
+    rows, of = _own(sessions, evidence.host)
+    if len(of):
+        tables["host"] = host_table(origins, of, jobs, rows)
     told = {place: session.told for place, session in enumerate(sessions) if session.told}
     if told:
         tables["sessions"] = session_table(origins, told)

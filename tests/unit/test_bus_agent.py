@@ -2,6 +2,7 @@
 """The agent's way to a bus that is cut, full, slow, gone or comes back empty: real spool, stream, server and worker."""
 
 import asyncio
+import contextlib
 import logging
 import socket
 import subprocess
@@ -10,12 +11,13 @@ import threading
 import time
 from pathlib import Path
 
+import nats
 import pandas as pd
 import pytest
-from collector_stream import MS, UTC, S
+from collector_stream import MS, UTC, S, hello
 from collector_thread import collecting
 from nats_server import NatsServer, running
-from sent_agent import Sent, check_whole
+from sent_agent import Sent, check_whole, introduction
 from tcp_relay import TcpRelay
 from waiting import wait_for
 
@@ -34,8 +36,9 @@ from netmon.agent.record_store import in_memory
 from netmon.agent.recorder import Recorder
 from netmon.records import Batch
 from netmon.wire import netmon_pb2
-from netmon.wire.bus import Bus, BusSettings, read_servers
+from netmon.wire.bus import Bus, BusSettings, batch_subject, read_servers
 from netmon.wire.full import get_full
+from netmon.wire.watch import UnreachableError
 
 
 @pytest.fixture
@@ -113,7 +116,7 @@ def test_a_bus_that_swallows_everything_is_given_up_and_tried_again(tmp_path, se
 def test_a_full_bus_is_said_once_and_batches_wait_in_the_spool(tmp_path, caplog):
     caplog.set_level(logging.INFO, "netmon.agent")
     with running(tmp_path, most_bytes=20_000) as server:
-        asyncio.run(made(server))
+        asyncio.run(filled(server))
         sent = agent(tmp_path, server.settings)
         sent.append(60)
         sent.start()
@@ -121,11 +124,47 @@ def test_a_full_bus_is_said_once_and_batches_wait_in_the_spool(tmp_path, caplog)
         before = sent.spool.acknowledged
         time.sleep(2)  # it tries again and again
         assert sent.spool.acknowledged <= before + 2 < 60
-        assert caplog.text.count("batches wait") == 1
+        assert caplog.text.count("does not take batches") == 1
         with working(tmp_path, server):
             wait_for(lambda: sent.spool.acknowledged == 60)
             sent.finish()
         check_whole(tmp_path / "data", sent)
+
+
+async def filled(server: NatsServer) -> None:
+    """By somebody else."""
+    bus = await Bus.connect(server.settings, "test")
+    await bus.make()
+    for _ in range(1000):
+        try:
+            await bus.jetstream.publish(batch_subject("other"), b"x" * 100)
+        except nats.js.errors.APIError:
+            break
+    await bus.close()
+
+
+@pytest.mark.parametrize("bounds", [{"most_bytes": 200_000}, {"most_batches": 25}])
+def test_one_host_does_not_fill_the_bus_for_another(tmp_path, caplog, bounds):
+    caplog.set_level(logging.INFO, "netmon.agent")
+    with running(tmp_path, **bounds) as server:
+        asyncio.run(made(server))
+        large, small = (agent(tmp_path / host, server.settings, host) for host in ("h0", "h1"))
+        small.spool.hello = introduction(hello(host="h1", session="h1"))
+        large.append(150)
+        large.start()
+        wait_for(lambda: "one host may" in caplog.text or "per subject" in caplog.text)
+        small.append(15)
+        small.start()
+        wait_for(lambda: small.spool.acknowledged == 15)
+        assert 10 < large.spool.acknowledged < 130  # the rest is in its spool
+        assert len(caplog.text.splitlines()) < 10
+        with working(tmp_path, server):
+            wait_for(lambda: large.spool.acknowledged == 150)
+            for one in (large, small):
+                one.finish()
+            wait_for(lambda: stored(tmp_path) == large.rows + small.rows)
+        for one in (large, small):
+            check_whole(tmp_path / "data", one)
 
 
 def test_a_bus_that_comes_back_empty_gets_what_the_spool_has(tmp_path, server, caplog):
@@ -182,7 +221,7 @@ def test_an_agent_of_another_schema_is_told_so_and_publishes_nothing_until_someb
     sent.append(5)
     sent.start()
     with working(tmp_path, server):
-        wait_for(lambda: "hello of h0: schema version 99" in caplog.text)
+        wait_for(lambda: "(hello of h0: schema version 99" in caplog.text)  # the agent says so
         sent.append(20)
         before = asyncio.run(on_the_bus(server))
         time.sleep(3)  # it asks again and again
@@ -210,16 +249,24 @@ def test_full_resolution_is_pulled_over_the_bus(tmp_path, server):
         sent.append(30, recorded)
         wait_for(lambda: stored(tmp_path) > 0 and sent.spool.acknowledged == 30)
         since, until = UTC + 700 * MS, UTC + 2_150 * MS
-        (part,) = get_full(f"unix:{tmp_path}/socket", ["h0"], since, until)
+        parts = []
+
+        def pulled() -> bool:
+            sent.append(1, recorded)  # who says nothing for long is not connected
+            with contextlib.suppress(UnreachableError):
+                parts.extend(get_full(f"unix:{tmp_path}/socket", ["h0"], since, until))
+            return bool(parts)
+
+        wait_for(pulled)
         sent.finish()
         wait_for(lambda: stored(tmp_path) == sent.rows)
     check_whole(tmp_path / "data", sent)
     live = pd.read_parquet(tmp_path / "data" / "buckets")
     live = live[(live["bucket_start_ns"] >= since) & (live["bucket_start_ns"] < until)]
-    rows = part.rows.to_pandas()
-    assert (part.gap, len(rows), len(live)) == ("", 2 * 1450, 2 * 1450)
-    pulled, streamed = (table.groupby("flow_id")["wire_bytes"].sum().to_dict() for table in (rows, live))
-    assert pulled == streamed
+    rows = parts[0].rows.to_pandas()
+    assert (parts[0].gap, len(rows), len(live)) == ("", 2 * 1450, 2 * 1450)
+    full, streamed = (table.groupby("flow_id")["wire_bytes"].sum().to_dict() for table in (rows, live))
+    assert full == streamed
 
 
 async def on_the_bus(server: NatsServer) -> int:

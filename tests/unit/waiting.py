@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """For tests: what to wait for, and where to listen, on a machine that does other things as well."""
 
+import os
 import socket
 import time
 from collections.abc import Callable
@@ -15,8 +16,11 @@ def wait_for(condition: Callable[[], bool], seconds: float = 60) -> None:
 
 
 def free_port(count: int = 1) -> int:
-    """The first of `count` adjacent ports of the loopback that nobody uses now."""
-    for port in range(29700, 65000, count):
+    """The first of `count` adjacent ports of the loopback that nobody uses now, from one on that is this process' own.
+
+    Two runs of tests beside each other would take the same one before either listens.
+    """
+    for port in range(29700 + os.getpid() % 250 * 10, 65000, count):
         sockets = []
         try:
             sockets = [socket.create_server(("127.0.0.1", port + offset)) for offset in range(count)]

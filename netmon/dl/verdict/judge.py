@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from netmon.dl.account import JOB
 from netmon.dl.verdict.evidence import CELL_NS, Carried, Link, Steps
-from netmon.dl.verdict.held import Cells, Held, held
+from netmon.dl.verdict.held import PAUSED, Cells, Held, held
 from netmon.dl.verdict.phases import Phases, phases
 from netmon.dl.verdict.slow_link import slow_link
 from netmon.dl.verdict.usual import FEWEST, Matrix, matrix, spread, usual_rows
@@ -169,6 +169,8 @@ def _held_up(one: _Judged, told: Phases, transfer: float) -> tuple[dict[str, flo
     stopped = max(0.0, beyond(Held.STOPPED))
     stops = sum(stop.end - stop.begin for stop in judged.stops) or 1
     for stop in judged.stops:
+        if stop.rank < 0 and stop.end - stop.begin < PAUSED:
+            continue  # a gap says nothing
         key = "pause" if stop.rank < 0 else f"late {stop.rank}"
         parts[key] = parts.get(key, 0.0) + stopped * (stop.end - stop.begin) / stops
     lost, slow = max(0.0, beyond(Held.LOST)), beyond(Held.SLOW)
