@@ -24,6 +24,7 @@ from collector.messages import (
     flow_numbers,
     place_of,
 )
+from netmon.columnar import Columns, joined
 from netmon.dl.inference import TRAFFIC
 from netmon.dl.sums import sums_by_two
 from netmon.records import Flow, Mark, Owner, Table, empty
@@ -82,16 +83,21 @@ class Teller:
                 again.append(index)
         return self._tell(again)
 
-    def rows(self, told: list[FlowTold]) -> tuple[Table, Table]:
-        """New payload (TRAFFIC) and onsets (ONSET_TOLD); flows of which there is something are told first."""
+    def rows(self, told: list[FlowTold]) -> tuple[Columns, Table]:
+        """New payload (of TRAFFIC) and onsets (ONSET_TOLD); flows of which there is something are told first."""
         carried = self.window.take_carried()
         seen = self.window.onsets.take()
         for index in (carried["flow"], seen["flow"]):
             told += self._tell(np.unique(index[self._all.state[index] == _UNTOLD]).tolist())
-        carried, seen = (table[self._all.state[table["flow"]] == _TOLD] for table in (carried, seen))
-        payload, onsets = np.empty(len(carried), TRAFFIC), np.empty(len(seen), ONSET_TOLD)
-        payload["flow"], onsets["flow"] = self._numbers(carried["flow"]), self._numbers(seen["flow"])
-        payload["time_ns"], payload["payload_bytes"] = carried["start_ns"], carried["payload_bytes"]
+        wanted = self._all.state[carried["flow"]] == _TOLD
+        carried, seen = (
+            carried if wanted.all() else carried[wanted],
+            seen[self._all.state[seen["flow"]] == _TOLD],
+        )
+        amounts = {"time_ns": carried["start_ns"], "payload_bytes": carried["payload_bytes"]}
+        payload = Columns({"flow": self._numbers(carried["flow"]), **amounts})
+        onsets = np.empty(len(seen), ONSET_TOLD)
+        onsets["flow"] = self._numbers(seen["flow"])
         onsets["time_ns"], onsets["bucket_ns"] = seen["time_ns"], seen["bucket_ns"]
         return payload, onsets
 
@@ -101,7 +107,7 @@ class Teller:
         return self._untold - before
 
     def _numbers(self, index: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        return flow_numbers(self.place, self.window.flows.state["flow_id"][index].astype(np.int64))
+        return flow_numbers(self.place, self.window.flows.ids(index).astype(np.int64))
 
     def _tell(self, indices: Iterable[int]) -> list[FlowTold]:
         told = []
@@ -142,7 +148,7 @@ def tell(heard: Sequence[Teller], connected: Iterable[Teller], ended: Sequence[i
     over: list[int] = []
     flows = [flow for teller in heard for flow in teller.flows(over)]
     tables = [teller.rows(flows) for teller in heard]
-    payload = _grains(np.concatenate([empty(TRAFFIC), *(payload for payload, _ in tables)]))
+    payload = _grains(joined([payload for payload, _ in tables])) if tables else empty(TRAFFIC)
     untold = sum(teller.untold() for teller in heard) + max(0, len(payload) - MOST_ROWS)
     horizons = [teller.window.alignment.utc(teller.window.horizon_ns) for teller in heard]
     return HostNews(
@@ -157,8 +163,8 @@ def tell(heard: Sequence[Teller], connected: Iterable[Teller], ended: Sequence[i
     )
 
 
-def _grains(rows: Table) -> Table:
-    """One row per millisecond and flow, sorted by time; dtype TRAFFIC in and out."""
+def _grains(rows: Columns) -> Table:
+    """One row per millisecond and flow, sorted by time; of TRAFFIC in, dtype TRAFFIC out."""
     grain, flow, payload_bytes = sums_by_two(rows["time_ns"] // GRAIN_NS, rows["flow"], rows["payload_bytes"])
     summed = np.empty(len(grain), TRAFFIC)
     summed["time_ns"], summed["flow"], summed["payload_bytes"] = grain * GRAIN_NS, flow, payload_bytes

@@ -18,7 +18,7 @@ from collector.host.rank import Resumed
 from collector.host.ranks import LONGEST_NEED_NS, Ranks
 from collector.host.rows import arrived, merge
 from collector.messages import Holder
-from netmon.columnar import Columns
+from netmon.columnar import Columns, joined
 from netmon.dl.account import Asked, HostAccount, Tally
 from netmon.dl.classify import NS_PER_S
 from netmon.dl.iterations import Iteration
@@ -34,7 +34,6 @@ from netmon.records import (
     Moment,
     NicSample,
     Table,
-    empty,
 )
 from netmon.wire.limits import FURTHEST_NS
 
@@ -95,7 +94,7 @@ class HostWindow:
         self.ranks = Ranks(self.place, holder, account, tables.settings.parameters, tables.rank_log)
         self._complete = resume.complete_sequence
         self._arrivals: deque[_Arrival] = deque()
-        self._carried: deque[Table] = deque(maxlen=_MOST_CARRIED)
+        self._carried: deque[Columns] = deque(maxlen=_MOST_CARRIED)
         self.untold = 0  # rows with payload that nobody took in time
         self._over: deque[Iteration] = deque(maxlen=_MOST_OVER)
         self._introduced = [mark for mark in hello.marks if mark.moment != Moment.JOIN]
@@ -221,19 +220,15 @@ class HostWindow:
         if len(some):
             if len(self._carried) == _MOST_CARRIED:
                 self.untold += len(self._carried[0])
-            carried = np.empty(len(some), PAYLOAD)
-            for name in PAYLOAD.names or ():
-                carried[name] = rows[name][some]
-            self._carried.append(carried)
+            self._carried.append(Columns({name: rows[name].take(some) for name in PAYLOAD.names or ()}))
 
-    def take_carried(self) -> Table:
-        """Payload that has arrived since the last call, dtype PAYLOAD, times in UTC."""
+    def take_carried(self) -> Columns:
+        """Payload that has arrived since the last call, of PAYLOAD, times in UTC."""
         if not self._carried:
-            return empty(PAYLOAD)
-        rows = np.concatenate(self._carried)
+            return Columns.zeros(0, PAYLOAD)
+        rows = joined(self._carried)
         self._carried.clear()
-        rows["start_ns"] = self.alignment.map.utcs(rows["start_ns"])
-        return rows
+        return rows.replaced(start_ns=self.alignment.map.utcs(rows["start_ns"]))
 
     def latest_ns(self) -> int:
         """The latest time that anything has told of."""
