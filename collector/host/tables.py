@@ -16,6 +16,7 @@ from collector.host.rank_log import RankLog
 from collector.host.rows import CARRIED, SETTLED, Pending, merge
 from collector.host.steps import AllSteps
 from collector.host.unstored import Unstored
+from collector.host.untold import UntoldRows
 from collector.settings import Settings
 from netmon.dl.account import HostAccounts, row_keys
 from netmon.dl.classify import Windows
@@ -48,6 +49,7 @@ class Tables:
         self.flows = AllFlows()
         self.pending = Pending()
         self.unstored = Unstored()
+        self.payload, self.onsets = UntoldRows(), UntoldRows()
         self.classifier = Classifier(self.flows, self.places, settings)
         self.accounts = HostAccounts()
         self.ledger = LedgerAccounts()
