@@ -4,6 +4,7 @@
 import asyncio
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 
 from collector.entry import Entry
 from collector.host.session import Session
@@ -15,6 +16,10 @@ Marks = list[tuple[Entry, list[Mark]]]
 
 SILENT_AFTER_S = 5.0
 """Agents send several times a second; a broken connection may come back before."""
+
+_OFTEN_S, _SELDOM_S = 0.3, 10.0  # between two exchanges
+_SAID_S = 3.0
+_REST_OWN, _REST_STAGE = 9, 2  # × what telling it took, × what the job stage needed
 
 
 class JobExchange:
@@ -28,12 +33,15 @@ class JobExchange:
         self._places = 0  # that were given to sessions in what the job stage is told
         self._ended: list[int] = []  # places of sessions that are over, of which it has not been told
         self._untold = 0  # rows that it was not told
+        self.rest_s = _OFTEN_S
+        """Until the next exchange: longer where one takes long, so that rows do not wait for it."""
 
     @property
     def trouble(self) -> list[str]:
         """Lines for viewers."""
         untold = [f"{self._untold} rows were not told to the inference: it falls behind"] if self._untold else []
-        return [*self._stage.trouble, *untold]
+        seldom = [f"hosts are compared only every {self.rest_s:.0f} s: it takes long"] if self.rest_s > _SAID_S else []
+        return [*self._stage.trouble, *untold, *seldom]
 
     def teller(self, session: Session) -> Teller:
         """For a session that is new."""
@@ -49,13 +57,16 @@ class JobExchange:
         self._ended += [entry.teller.place for entry in entries]
         self._told_flows = ToldFlows()
 
-    async def exchange(self, newest: Sequence[Entry], last_words: Collection[str]) -> tuple[Marks, Mapping[str, str]]:
+    async def exchange(
+        self, newest: Sequence[Entry], last_words: Collection[str], marked: frozenset[str]
+    ) -> tuple[Marks, Mapping[str, str]]:
         """Tell what is new; returns what the traffic tells: marks of sessions, and the patterns of jobs by name.
 
         newest: the newest session of each host; last_words: sessions that are heard although they have gone. The
-        horizon waits for the slowest host that is heard.
+        horizon waits for the slowest host that is heard. marked: jobs that tell their iterations themselves.
         """
         async with self._now:
+            own_s = -time.thread_time()
             soon = time.monotonic() - SILENT_AFTER_S
             newest = [entry for entry in newest if not entry.broken]
             heard = [
@@ -66,9 +77,13 @@ class JobExchange:
             if not self._stage.alive or not (heard or self._ended):
                 return [], {}
             ended, self._ended = self._ended, []
-            news = tell(heard, [entry.teller for entry in newest if entry.connected and entry.session.received], ended)
+            compared = [entry.teller for entry in newest if entry.connected and entry.session.received]
+            news = replace(tell(heard, compared, ended), marked=marked)
             self._untold += news.untold
+            own_s += time.thread_time()
+            asked_s = time.monotonic()
             answer = await self._stage.exchange(news)
+            self.rest_s = min(_SELDOM_S, max(_OFTEN_S, _REST_OWN * own_s, _REST_STAGE * (time.monotonic() - asked_s)))
             entries = {entry.teller.place: entry for entry in self._entries() if not entry.broken}
             if answer.begins_anew:
                 for entry in entries.values():

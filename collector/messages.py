@@ -112,6 +112,7 @@ class HostNews:
     ended: Sequence[int] = ()  # places of sessions that are over, with all their flows
     horizon_ns: int = 0  # up to here (UTC) all hosts that are heard have told everything; 0: not known
     untold: int = 0  # rows that were left out because there were too many
+    marked: frozenset[str] = frozenset()  # jobs that tell their iterations themselves
 
 
 class MarkTold(NamedTuple):

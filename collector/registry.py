@@ -248,6 +248,11 @@ class Registry:
                 self._pulling.add(task)
                 task.add_done_callback(self._pulling.discard)
 
+    @property
+    def infer_rest_s(self) -> float:
+        """How long to wait with it after the last time."""
+        return self._job_exchange.rest_s
+
     async def infer(self, leaving: Collection[Entry] = ()) -> None:
         """Tell the job stage what is new, and take over what it answers; it computes elsewhere.
 
@@ -255,7 +260,7 @@ class Registry:
         """
         try:
             last_words = {entry.session.hello.session for entry in leaving}
-            marks, patterns = await self._job_exchange.exchange(self._newest(), last_words)
+            marks, patterns = await self._job_exchange.exchange(self._newest(), last_words, self._jobs.marked())
             for entry, told in marks:
                 self._stage.tell(entry.session.place, told)
             for job, pattern in patterns.items():

@@ -39,7 +39,6 @@ _GRACE_S = 1.0
 _BUS_WITHIN_S = 15.0
 _END_WITHIN_S = 7.0  # of the end of the tick in which the signal came, before the grace
 _OVER_WITHIN_S = 9.0  # of the signal, whatever happens
-_INFER_EVERY_S = 0.3
 _TICK_S = 0.2
 _LOOKED_OVER = (50_000, 20, 20)  # a tick of a thousand hosts makes so many objects, and lets go of nearly all
 _T = TypeVar("_T")
@@ -251,7 +250,7 @@ async def _tick_for_ever(registry: Registry) -> None:
 
 async def _infer_for_ever(registry: Registry) -> None:
     while True:
-        await asyncio.sleep(_INFER_EVERY_S)
+        await asyncio.sleep(registry.infer_rest_s)
         await registry.infer()
 
 

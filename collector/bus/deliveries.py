@@ -16,7 +16,7 @@ from collections import deque
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
-from nats.js.errors import NotFoundError
+from nats.js.errors import APIError, NotFoundError
 
 from netmon.wire.bus import LEAST_PAYLOAD, STREAM, Bus, BusError, batch_subject, token
 
@@ -25,6 +25,9 @@ _ASK_S, _ALIVE_S, _SILENT_S = 30.0, 3.0, 10.0
 _AGAIN_S = 3600.0  # what is not acknowledged comes again: everything comes from a new consumer long before
 _GONE_S = 300.0  # a consumer that nobody asks is removed
 _LONGEST_NAME = 200
+_OF = "~"  # stands in no token
+_ANSWER_S = 5.0
+_NOT_ALONE = 10100  # filtered consumer not unique on workqueue stream
 _ON, _OVER = ("100",), ("404", "408")
 _OVER_TEXTS = ("Batch Completed", "Message Size Exceeds MaxBytes", "Exceeded")
 
@@ -32,10 +35,10 @@ _OVER_TEXTS = ("Batch Completed", "Message Size Exceeds MaxBytes", "Exceeded")
 class Deliveries:
     """One consumer, of one worker. Lives on one event loop."""
 
-    def __init__(self, bus: Bus, host: str) -> None:
-        """`begin` makes the consumer."""
+    def __init__(self, bus: Bus, host: str, worker: str) -> None:
+        """`begin` makes the consumer. Its name is this worker's: who has lost the host asks in vain."""
         self._bus, self._host = bus, host
-        self.name = consumer_name(host)
+        self.name = consumer_name(host, worker)
         self._ask = f"$JS.API.CONSUMER.MSG.NEXT.{STREAM}.{self.name}"
         self._subscription: Subscription | None = None
         self._come: deque[Msg] = deque()
@@ -45,7 +48,7 @@ class Deliveries:
         self._broken = ""
 
     async def begin(self) -> None:
-        """From the oldest message that is not acknowledged. Raises BusError."""
+        """From the oldest message that is not acknowledged; nobody else consumes them then. Raises BusError."""
         await self._unsubscribe()
         self._come.clear()
         self._asked, self._broken = 0, ""
@@ -64,12 +67,31 @@ class Deliveries:
                 mem_storage=True,
                 inactive_threshold=_GONE_S,
             )
-            await self._bus.jetstream.add_consumer(STREAM, consumer)
+            try:
+                await self._bus.jetstream.add_consumer(STREAM, consumer)
+            except APIError as error:
+                if error.err_code != _NOT_ALONE:
+                    raise
+                await self._remove_others()
+                await self._bus.jetstream.add_consumer(STREAM, consumer)
             inbox = self._bus.client.new_inbox()
             self._subscription = await self._bus.client.subscribe(
                 inbox, cb=self._came, pending_bytes_limit=0, pending_msgs_limit=0
             )
             self._inbox = inbox
+
+    async def _remove_others(self) -> None:
+        """Of a worker that is gone, or does not know yet that it has lost the host."""
+        stem, first, names = consumer_name(self._host), 0, [""]
+        while names:
+            request = json.dumps({"offset": first}).encode()
+            answer = await self._bus.client.request(f"$JS.API.CONSUMER.NAMES.{STREAM}", request, timeout=_ANSWER_S)
+            names = json.loads(answer.data).get("consumers") or []
+            first += len(names)
+            for name in names:
+                if name == stem or name.startswith(f"{stem}{_OF}"):
+                    with contextlib.suppress(NotFoundError):
+                        await self._bus.jetstream.delete_consumer(STREAM, name)
 
     async def next(self) -> Msg:
         """The next message. Raises BusError: `begin` again, also after `interrupt`."""
@@ -137,7 +159,8 @@ class Deliveries:
         self._news.set()
 
 
-def consumer_name(host: str) -> str:
-    """The host's, where it is not too long for one."""
+def consumer_name(host: str, worker: str = "") -> str:
+    """HOST~WORKER; a host's name that is too long stands there as a number. Without a worker, how all of it begin."""
     name = token(host)
-    return name if len(name) <= _LONGEST_NAME else hashlib.blake2b(name.encode(), digest_size=16).hexdigest()
+    stem = name if len(name) <= _LONGEST_NAME else hashlib.blake2b(name.encode(), digest_size=16).hexdigest()
+    return f"{stem}{_OF}{token(worker)}" if worker else stem

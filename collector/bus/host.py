@@ -5,6 +5,7 @@ import asyncio
 import contextlib
 import logging
 from collections import Counter
+from collections.abc import Awaitable, Callable
 
 from google.protobuf.message import DecodeError
 from nats.aio.msg import Msg
@@ -18,6 +19,8 @@ from netmon.wire import netmon_pb2
 from netmon.wire.bus import Bus, BusError, read_label
 from netmon.wire.bus_sessions import lift_refusals, refuse
 
+Owned = Callable[[str], Awaitable[bool]]
+
 _log = logging.getLogger(__name__)
 _STRIKES = 3  # failures at one batch, after which the batch is to blame
 _MOST_SESSIONS = 64  # of a host at a time
@@ -27,10 +30,11 @@ _REST_S, _LONGEST_REST_S = 0.1, 5.0
 class HostIntake:
     """Lives on one event loop. What fails costs one batch or one session; what is not stored stays on the bus."""
 
-    def __init__(self, bus: Bus, registry: Registry, host: str, news: asyncio.Event) -> None:
-        """`begin` begins. news: set when something is stored or to be told."""
+    def __init__(self, bus: Bus, registry: Registry, host: str, worker: str, owned: Owned, news: asyncio.Event) -> None:
+        """`begin` begins. owned: asks the bus whether the host is this worker's; news: set when something is stored."""
         self._bus, self._registry, self._host, self._news = bus, registry, host, news
-        self._deliveries = Deliveries(bus, host)
+        self._owned = owned
+        self._deliveries = Deliveries(bus, host, worker)
         self.sessions: dict[str, BusSession] = {}
         self._failed: list[tuple[BusSession, NetmonError]] = []
         self._strikes: Counter[tuple[str, int]] = Counter()
@@ -110,6 +114,9 @@ class HostIntake:
             rest_s = min(2 * rest_s, _LONGEST_REST_S)
             try:
                 await self._clear_failed()
+                if not await self._owned(self._host):  # it is about to be lost: its new worker is not to be disturbed
+                    self._deliveries.interrupt(f"another worker has {self._host}")
+                    continue
                 await self._deliveries.begin()
             except BusError as error:
                 self._deliveries.interrupt(str(error))

@@ -10,7 +10,7 @@ from google.protobuf.message import DecodeError
 from nats.aio.msg import Msg
 
 from collector.bus.forgetting import Forgetting
-from collector.bus.host import HostIntake
+from collector.bus.host import HostIntake, Owned
 from collector.bus.session import BusSession
 from collector.registry import Registry
 from netmon.errors import NetmonError
@@ -25,9 +25,9 @@ _TELL_EVERY_S = 2.0  # an agent that hears nothing for longer does as it likes
 class BusIntake:
     """Between `start` and `close`; lives on one event loop."""
 
-    def __init__(self, bus: Bus, registry: Registry, worker: str) -> None:
-        """worker: its name, of which there is one on the bus."""
-        self._bus, self._registry, self._worker = bus, registry, worker
+    def __init__(self, bus: Bus, registry: Registry, worker: str, owned: Owned) -> None:
+        """worker: its name, of which there is one on the bus; owned: asks the bus whether a host is this worker's."""
+        self._bus, self._registry, self._worker, self._owned = bus, registry, worker, owned
         self._hosts: dict[str, HostIntake] = {}
         self._news = asyncio.Event()
         self._working: list[asyncio.Task[None]] = []
@@ -65,7 +65,7 @@ class BusIntake:
         """Take in what the bus holds of a host and what comes. Raises BusError."""
         if host in self._hosts:
             return
-        intake = self._hosts[host] = HostIntake(self._bus, self._registry, host, self._news)
+        intake = self._hosts[host] = HostIntake(self._bus, self._registry, host, self._worker, self._owned, self._news)
         try:
             await intake.begin()
         except BaseException:

@@ -52,6 +52,12 @@ class Bucket:
                 self._state = state
             return self._content
 
+    async def get(self, key: str) -> Value | None:
+        """What one key says now; None: nothing."""
+        with self._bus.errors(f"read {self._name} on"):
+            kv, _ = await self._opened()
+            return await _get(kv, token(key))
+
     async def put(self, key: str, data: bytes) -> None:
         """Whatever it said before."""
         with self._bus.errors(f"write {self._name} on"):

@@ -78,9 +78,11 @@ class Handover:
         self._gone: dict[str, float] = {}  # held hosts of which nothing comes any more: since when
         self._told_s = 0.0
         self._said = ""
+        self._beating: asyncio.Task[None] | None = None
 
     async def run(self) -> None:
         """Until it is closed; what goes wrong is said once, and tried again."""
+        self._beating = asyncio.create_task(self._beat_for_ever())
         async with self._running:
             while not self._over.is_set():
                 try:
@@ -93,6 +95,13 @@ class Handover:
                     await self._intake.mend()
                 with contextlib.suppress(asyncio.TimeoutError):
                     await asyncio.wait_for(self._over.wait(), _LOOK_EVERY_S)
+
+    async def _beat_for_ever(self) -> None:
+        """Beside everything else: storing what a released host has sent, or waiting for a turn, takes its time."""
+        while True:
+            with contextlib.suppress(NetmonError):  # `step` says so, too
+                await self._members.beat()
+            await asyncio.sleep(self._members.ttl_s / 4)
 
     async def step(self) -> None:
         """Look, and do what is due. Raises NetmonError."""
@@ -119,7 +128,11 @@ class Handover:
         """Finish what is being done, and give everything back, for others to take at once. Raises NetmonError."""
         self._over.set()
         async with self._running:
-            await self._release(self._intake.held())
+            try:
+                await self._release(self._intake.held())
+            finally:
+                if self._beating:
+                    self._beating.cancel()
             await self._members.leave()
 
     def _settled(self, seen: Cluster) -> bool:

@@ -40,13 +40,13 @@ class Membership:
         self._known: dict[str, Value] = {}  # owners, as they were when they were last read
         self._seen: dict[str, tuple[float, float]] = {}  # workers: weight, and when they were last there
         self._told: dict[str, str] = {}  # ties
-        self._beaten_s = 0.0
+
+    async def beat(self) -> None:
+        """Say that we live; to be called every quarter of ttl_s."""
+        await self._workers.put(self.worker, str(self._weight).encode())
 
     async def look(self) -> Cluster:
-        """Say that we live, where it is time for that, and see how things are."""
-        if time.monotonic() - self._beaten_s > self.ttl_s / 4:
-            await self._workers.put(self.worker, str(self._weight).encode())
-            self._beaten_s = time.monotonic()
+        """See how things are."""
         now = time.monotonic()
         for name, value in (await self._workers.read()).values.items():
             self._seen[name] = _weight(value.data), now
@@ -64,6 +64,11 @@ class Membership:
         """Become the owner of a host that is as it was at the last look; the epoch, 0: somebody was faster."""
         revision = await self._owners.claim(host, self.worker.encode(), self._known.get(host))
         return epoch((await self._owners.read()).born_s, revision) if revision else 0
+
+    async def may_have(self, host: str) -> bool:
+        """Whether no other worker is its owner, by the bus as it is now."""
+        found = await self._owners.get(host)
+        return found is None or found.data == self.worker.encode()
 
     async def give_up(self, host: str) -> None:
         """Be its owner no more, where we still are."""

@@ -35,8 +35,8 @@ class ClusterWorker:
     def __init__(self, settings: WorkerSettings, registry: Registry, sink: ParquetSink, bus: Bus) -> None:
         """`begin` makes one."""
         self._bus = bus
-        self.intake = BusIntake(bus, registry, settings.name)
         members = Membership(bus, settings.name, settings.weight, settings.ttl_s)
+        self.intake = BusIntake(bus, registry, settings.name, members.may_have)
         self._handover = Handover(members, self.intake, sink, lambda hosts: ties_of(registry.sessions(), hosts))
 
     @classmethod

@@ -49,6 +49,9 @@ class Sharing(Protocol):
     def foreign(self, hosts: Iterable[str]) -> frozenset[str]:
         """Those of them that are not ours."""
 
+    def owns(self, host: str) -> bool:
+        """Whether it is ours now; somebody may take it in the next moment. Raises DataError."""
+
     def others(self) -> list[Path]:
         """The folders of all others that have written, or write."""
 
@@ -86,6 +89,10 @@ class Alone:
     def foreign(self, hosts: Iterable[str]) -> frozenset[str]:
         """None."""
         return frozenset()
+
+    def owns(self, host: str) -> bool:
+        """It is."""
+        return True
 
     def others(self) -> list[Path]:
         """Workers that were here before."""
@@ -189,6 +196,10 @@ class Worker:
     def foreign(self, hosts: Iterable[str]) -> frozenset[str]:
         """Those that were never taken, or are lost."""
         return frozenset(hosts) - self._epochs.keys()
+
+    def owns(self, host: str) -> bool:
+        """Whether it was taken, and nobody has taken it since."""
+        return host in self._epochs and host not in self._taken(self._now())
 
     def others(self) -> list[Path]:
         """All but us; a collector that was alone before, too."""

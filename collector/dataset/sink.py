@@ -166,6 +166,8 @@ class ParquetSink:
     def resume(self, hello: Hello) -> Resume:
         """What is stored of a session; reads a few small files. Raises DataError."""
         with self._busy:
+            if not self._sharing.owns(hello.host):  # what is stored of it is where its new worker looks for it
+                raise DataError(f"cannot resume session {hello.session} of {hello.host}: another worker has the host")
             try:
                 state = self._manifest.session(hello.session)
                 if state is None or state.host != hello.host:

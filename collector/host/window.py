@@ -15,6 +15,7 @@ from collector.host.rank import Resumed
 from collector.host.ranks import LONGEST_NEED_NS, Ranks
 from collector.host.rows import arrived, merge
 from collector.messages import Holder
+from netmon.columnar import Columns
 from netmon.dl.account import Asked, HostAccount, Tally
 from netmon.dl.classify import NS_PER_S
 from netmon.dl.iterations import Iteration
@@ -43,7 +44,7 @@ _MOST_OVER = 4_096  # iterations that full resolution which is asked for later c
 class Output:
     """What has become final of one session."""
 
-    buckets: Table  # dtype SETTLED
+    buckets: Columns  # of SETTLED
     iterations: list[tuple[Iteration, Tally]]
     ledger: list[LedgerRow]
     ended: list[Iteration]  # just ended; their account follows when their rows have settled
@@ -218,7 +219,7 @@ class HostWindow:
         self._row["due_ns"] = self.ranks.due_ns()
         return ended, iterations
 
-    def full(self, buckets: Table) -> Table:
+    def full(self, buckets: Table) -> Columns:
         """Rows of full resolution that were asked for, dtype BUCKET, of whole share windows → rows of SETTLED.
 
         Classes are what is known now, iterations those of the last minutes, as they were stored. Rows of flows that

@@ -60,6 +60,7 @@ class Inferring:
         self._flows: dict[int, FlowTold] = {}
         self._places: dict[str, int] = {}  # newest session by host
         self._jobs: dict[str, _Job] = {}
+        self._marked: frozenset[str] = frozenset()  # jobs that need no inference
         self.trouble = ""  # why it has stopped
 
     def hear(self, news: HostNews) -> Inferred:
@@ -68,6 +69,7 @@ class Inferring:
             return Inferred()
         try:
             self._take(self._inference, news.flows)
+            self._spare(self._inference, news)
             self._inference.add(news.payload)
             findings = self._inference.advance(news.horizon_ns)
             found = self._answer(findings)
@@ -85,6 +87,13 @@ class Inferring:
                 inference.describe(flow.flow, LinkFlow(flow.host, flow.link, flow.direction, *ends))
                 self._places[flow.host] = place_of(flow.flow)
             self._flows[flow.flow] = flow
+
+    def _spare(self, inference: Inference, news: HostNews) -> None:
+        """Flows of ranks that tell their iterations themselves: of these the traffic tells the pattern, and no more."""
+        if news.flows or news.marked != self._marked:
+            self._marked = news.marked
+            known = self._flows.items()
+            inference.spare(number for number, flow in known if flow.rank >= 0 and flow.job in self._marked)
 
     def _forget(self, inference: Inference, news: HostNews) -> None:
         over: list[int] = news.over.tolist()

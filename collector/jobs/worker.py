@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The job stage in a process of its own: reads pickled HostNews from a connection, answers JobNews, ends with it.
 
-Signals that end the collector do not end it: the collector may have a last word to tell.
+Signals that end the collector do not end it: the collector may have a last word to tell. Where there are fewer cores
+than work, the collector goes first: what is compared later is only told later.
 """
 
 import os
@@ -14,11 +15,14 @@ from queue import SimpleQueue
 
 from collector.jobs.stage import JobStage
 
+_NICE = 5
+
 
 def main(descriptor: int) -> None:
     """Serve the collector that holds the other end of this socket; returns never."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
+    os.nice(_NICE)
     connection: Connection[bytes, bytes] = Connection(descriptor)
     inbox: SimpleQueue[bytes] = SimpleQueue()
     threading.Thread(target=_receive, args=(connection, inbox), daemon=True).start()

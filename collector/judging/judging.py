@@ -38,7 +38,7 @@ class Judging:
 
     def __init__(self, stages: Stages, viewed: Jobs, store: Callable[[Verdict], None]) -> None:
         """stages: of all sessions. viewed: are told of each verdict, on the loop; store: the same."""
-        self._tables, self._peers = stages.hosts.tables, stages.peers
+        self._tables = stages.hosts.tables
         self._viewed, self._store = viewed, store
         self._rows = SettledRows()
         self._jobs: dict[str, JobSteps] = {}
@@ -133,7 +133,7 @@ class Judging:
         for flow, party, is_control in zip(own.tolist(), state["party"][own].tolist(), control.tolist(), strict=True):
             who = flows.parties[party]
             description = flows.flows[flow] if who.job == job else None
-            peer = self._peers.rank(description) if description else -1
+            peer = flows.ends.ranks([flow], [description])[0] if description else -1
             one = Whose(who.job, who.rank, peer, is_control, "" if who.job else who.name)
             found[flow] = numbers.setdefault(one, len(numbers))
         return list(numbers), found

@@ -18,6 +18,7 @@ from netmon.dl.iterations import Iteration
 from netmon.dl.scoring import combined
 from netmon.dl.theory import ring_bytes
 from netmon.dl.verdict import NOTABLE
+from netmon.records import Source
 from netmon.views import JobView, RankView, SourceScore, Verdict
 
 RECENT = 500  # iterations
@@ -138,6 +139,14 @@ class Jobs:
     def known(self, job: str) -> bool:
         """Whether the job has had an iteration."""
         return job in self._jobs
+
+    def marked(self) -> frozenset[str]:
+        """The jobs all of whose ranks tell their iterations themselves: those need no inference."""
+        return frozenset(
+            name
+            for name, job in self._jobs.items()
+            if all(rank.last.source != Source.INFERRED for rank in job.members().values())
+        )
 
     def pattern(self, job: str, pattern: str) -> None:
         """How the ranks of a job communicate."""

@@ -19,6 +19,7 @@ from nats.aio.msg import Msg
 from nats.js.api import PubAck
 
 from netmon.agent.bus_questions import ask_for_the_time
+from netmon.agent.bus_share import BusShare
 from netmon.agent.connection import Connect, End
 from netmon.agent.exchange import ClockExchanges
 from netmon.agent.outgoing import Message, Outgoing
@@ -38,6 +39,7 @@ SAYS_AGAIN_S = 600.0
 _REFRESH_S = 10.0  # the introduction is told again at the earliest, if it has changed
 _REFRESH_RATE = 50_000  # and no more bytes a second of it than this
 _LONGEST_S = 3600.0  # for the answer to a batch; `check` looks at it before
+_LOOK_AGAIN_S = 1.0  # for our share of the bus
 _WORD_S = 5.0  # for an answer that everything else waits for
 
 
@@ -51,16 +53,26 @@ class _Sent:
 
 def connect_by_bus(settings: BusSettings) -> Connect:
     """Each time a connection of its own."""
-    return lambda outgoing, exchanges, silent_s: BusConnection(settings, outgoing, exchanges, silent_s)
+    share = BusShare()
+    return lambda outgoing, exchanges, silent_s: BusConnection(settings, outgoing, exchanges, silent_s, share)
 
 
 class BusConnection:
     """A netmon.agent.connection.Connection. `run`'s thread has the event loop; another one reads the spool."""
 
     def __init__(
-        self, settings: BusSettings, outgoing: Outgoing, exchanges: ClockExchanges | None, silent_s: float
+        self,
+        settings: BusSettings,
+        outgoing: Outgoing,
+        exchanges: ClockExchanges | None,
+        silent_s: float,
+        share: BusShare,
     ) -> None:
-        """silent_s: so long the bus may leave a batch unanswered. exchanges: None: the time is not asked for."""
+        """silent_s: so long the bus may leave a batch unanswered. exchanges: None: the time is not asked for.
+
+        share: of the bus, for all connections of the host.
+        """
+        self._share = share
         self._settings, self._outgoing, self._spool = settings, outgoing, outgoing.spool
         self._exchanges, self._silent_s = exchanges, silent_s
         self._over = threading.Event()
@@ -135,6 +147,7 @@ class BusConnection:
             refused = await refusal(bus, self._host, self._session)
             if refused:
                 return self._be_refused(refused)
+            self._share.learn(await bus.most_bytes())
             tasks.append(asyncio.create_task(self._refresh()))
             if self._exchanges:
                 tasks.append(asyncio.create_task(ask_for_the_time(bus, lambda: self._worker, self._exchanges)))
@@ -202,6 +215,9 @@ class BusConnection:
                 if self._up:
                     await self._bus.client.publish(self._up, message.data)
                 return
+            if not await self._has_room(len(message.data)):
+                return
+            self._share.published(len(message.data))
             known = self._spool.acknowledged
             label = Label(self._session, message.sequence, max(self._previous, known), known)
             self._previous = message.sequence
@@ -215,6 +231,17 @@ class BusConnection:
             answer = asyncio.create_task(publishing)
             self._answers.add(answer)
             answer.add_done_callback(functools.partial(self._answer, sent))
+
+    async def _has_room(self, size: int) -> bool:
+        """Waits until workers have taken enough of this host's batches off the bus; False: the connection has ended."""
+        while not self._share.fits(size):
+            self._share.waiting(await self._bus.waiting(self._host) + len(self._answers))
+            if not self._share.fits(size):
+                self._share.say(self._host)
+                await asyncio.sleep(_LOOK_AGAIN_S)
+            if self._over.is_set():
+                return False
+        return True
 
     def _answer(self, sent: _Sent, answer: "asyncio.Task[PubAck]") -> None:
         """The bus has it, or will not have it."""

@@ -19,6 +19,8 @@ from netmon.units import parse_count
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+    from netmon.bench.pipeline.load import Load
+
 log = logging.getLogger(__name__)
 
 HELP = "measure netmon itself (on this machine: needs root)"
@@ -33,6 +35,8 @@ EXAMPLES = """\
   netmon bench inference           jobs and iterations found in the recorded traffic of runs, against their truth
   netmon bench pipeline --hosts 64  the collector under simulated agents, and its dataset against the truth
   netmon bench verdict --lab 100    causes brought about in the lab, and what `netmon why` says of them
+  netmon bench pipeline --bus nats --collectors 2 --hosts 64 --jobs 8 --rows 1000 --seconds 60
+                                   two workers beside one, over the same batches and CPU for each worker
   netmon bench inference out/one   the same for a `netmon lab run --data out/one`, or for other recordings
 """
 
@@ -122,12 +126,15 @@ def _pipeline_arguments(what: argparse.ArgumentParser) -> None:
         ("--batches", 5, "of each agent in a second"),
         ("--new-flows", 0, "that begin on each host in a second, and as many end"),
         ("--greedy", 1, "the first agent sends so many times its share"),
-        ("--collectors", 1, "processes that collect"),
+        ("--collectors", 1, "workers that collect, beside one alone; more than 1: with --bus nats, as root"),
     ):
         shown = text if not default else f"{text} (%(default)s)"
         what.add_argument(option, type=parse_count, default=default, metavar="N", help=shown)
     what.add_argument(
         "--bus", choices=("grpc", "nats"), default="grpc", help="between agents and collector (%(default)s)"
+    )
+    what.add_argument(
+        "--cpu", type=float, default=0, metavar="CORES", help="of each of several collectors (0.4 of all, shared out)"
     )
     what.add_argument("--cut", action="store_true", help="end the collector while the agents still send")
     what.add_argument("--data", type=Path, metavar="DIR", help="where the dataset stays (nowhere)")
@@ -259,10 +266,8 @@ def _pipeline(args: argparse.Namespace) -> None:
     from netmon.bench.pipeline.table import pipeline_table, sweep_table
     from netmon.bench.plot import check_plottable
 
-    if args.collectors != 1:
-        raise UsageError(
-            f"cannot share agents out to {args.collectors} collectors over {args.bus}: give --collectors 1"
-        )
+    if args.collectors != 1 and args.bus != "nats":
+        raise UsageError(f"cannot share agents out to {args.collectors} collectors over {args.bus}: give --bus nats")
     flows = args.flows or enough_flows(args.rows * args.greedy)
     counts = (args.hosts, args.rows, flows, args.jobs, args.seconds, args.batches, args.new_flows, args.greedy)
     load = Load(*counts, cut=args.cut)
@@ -275,9 +280,25 @@ def _pipeline(args: argparse.Namespace) -> None:
         _print(args, swept, sweep_table)
         draw(swept, args.plot)
         return
+    if args.collectors != 1:
+        _workers(args, load)
+        return
     with _progress("pipeline", 1) as progress:
         result = measure(load, progress, args.data, bus=args.bus == "nats")
     _print(args, result, pipeline_table)
+
+
+def _workers(args: argparse.Namespace, load: Load) -> None:
+    from netmon.bench.pipeline.workers import measure
+    from netmon.bench.pipeline.workers_table import workers_table
+
+    if args.collectors < 1 or args.cpu < 0:
+        raise UsageError(f"cannot measure {args.collectors} collectors with {args.cpu:g} cores each: give more than 0")
+    if args.cut or args.data or args.plot or args.greedy != 1:
+        raise UsageError("--cut, --data, --plot and --greedy are of one collector: leave --collectors out")
+    with _progress("pipeline", 1) as progress:
+        result = measure(load, args.collectors, args.cpu, progress)
+    _print(args, result, workers_table)
 
 
 def _print(args: argparse.Namespace, result: _R, table: Callable[[_R], RenderableType]) -> None:

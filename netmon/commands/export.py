@@ -22,7 +22,7 @@ EXAMPLES = """\
   netmon export --full --collector collector.example:9400 --host node17 --since 2026-01-31T09:00:00 \
       --until 2026-01-31T09:00:02 --out full.parquet
 """
-_TABLES = ("iterations", "buckets", "flows", "ledger", "nic", "verdicts", "full")
+_TABLES = ("iterations", "buckets", "flows", "ledger", "nic", "transport", "host", "verdicts", "full")
 _FOR_EVER = 1 << 62
 _AROUND_NS = 60_000_000_000  # clocks are compared again and again: a row is not far from where it was
 _ROWS_AT_ONCE = 1 << 19
@@ -35,6 +35,8 @@ _SPANS = {
     "iterations": ("start_ns", "end_ns"),
     "ledger": ("start_ns", "end_ns"),
     "nic": ("time_ns", "time_ns"),
+    "transport": ("start_ns", "end_ns"),
+    "host": ("start_ns", "end_ns"),
     "verdicts": ("start_ns", "end_ns"),
 }
 

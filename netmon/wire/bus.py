@@ -6,7 +6,8 @@
     down to an agent       netmon.v1.down.HOST.SESSION   Acknowledgement; its answers go where it asks for them
     the time               netmon.v1.clock.WORKER        ClockProbe → ClockEcho
 
-The stream keeps every message until it is acknowledged, and refuses new ones when it is full: nothing goes by itself.
+The stream keeps every message until it is acknowledged, and refuses new ones when it is full, or one host has too many
+there: nothing goes by itself.
 HOST, SESSION and WORKER stand there as `token` writes them.
 """
 
@@ -68,6 +69,7 @@ class BusSettings:
     servers: tuple[str, ...]
     replicas: int = 1
     most_bytes: int = 4_000_000_000  # of all batches that wait
+    most_batches: int = 20_000  # of one host: an hour of an agent that is not under pressure
 
     @property
     def name(self) -> str:
@@ -299,6 +301,8 @@ class Bus:
                 retention=RetentionPolicy.WORK_QUEUE,
                 storage=StorageType.FILE,
                 discard=DiscardPolicy.NEW,
+                discard_new_per_subject=True,
+                max_msgs_per_subject=self.settings.most_batches,
                 max_bytes=self.settings.most_bytes,
                 max_msg_size=LEAST_PAYLOAD,
                 duplicate_window=DUPLICATES_S,
@@ -319,6 +323,21 @@ class Bus:
         except BadRequestError:  # another worker was faster, and is told otherwise
             await self.jetstream.stream_info(stream)
         return True
+
+    async def most_bytes(self) -> int | None:
+        """That may wait on the bus; None: it says nothing. Raises BusError."""
+        with self.errors("ask"):
+            try:
+                return (await self.jetstream.stream_info(STREAM)).config.max_bytes
+            except NotFoundError:
+                return None
+
+    async def waiting(self, host: str) -> int:
+        """Batches of a host that wait on the bus. Raises BusError."""
+        subject = batch_subject(host)
+        with self.errors("ask"):
+            info = await self.jetstream.stream_info(STREAM, subjects_filter=subject)
+        return (info.state.subjects or {}).get(subject, 0)
 
     async def hosts(self) -> frozenset[str]:
         """Every host that has introduced itself, or of which batches wait. Raises BusError."""

@@ -67,7 +67,11 @@ class Worker:
 
     def __init__(self, sink: ParquetSink, bus: Bus, name: str = "w1") -> None:
         self.registry = Registry(sink, Settings(settle_ns=1))
-        self.intake = BusIntake(bus, self.registry, name)
+        self.intake = BusIntake(bus, self.registry, name, self.owns)
+        self.has_lost: set[str] = set()
+
+    async def owns(self, host: str) -> bool:
+        return host not in self.has_lost
 
     async def tick_for_ever(self) -> None:
         while True:

@@ -10,12 +10,13 @@ import threading
 import time
 from pathlib import Path
 
+import nats
 import pandas as pd
 import pytest
-from collector_stream import MS, UTC, S
+from collector_stream import MS, UTC, S, hello
 from collector_thread import collecting
 from nats_server import NatsServer, running
-from sent_agent import Sent, check_whole
+from sent_agent import Sent, check_whole, introduction
 from tcp_relay import TcpRelay
 from waiting import wait_for
 
@@ -34,7 +35,7 @@ from netmon.agent.record_store import in_memory
 from netmon.agent.recorder import Recorder
 from netmon.records import Batch
 from netmon.wire import netmon_pb2
-from netmon.wire.bus import Bus, BusSettings, read_servers
+from netmon.wire.bus import Bus, BusSettings, batch_subject, read_servers
 from netmon.wire.full import get_full
 
 
@@ -113,7 +114,7 @@ def test_a_bus_that_swallows_everything_is_given_up_and_tried_again(tmp_path, se
 def test_a_full_bus_is_said_once_and_batches_wait_in_the_spool(tmp_path, caplog):
     caplog.set_level(logging.INFO, "netmon.agent")
     with running(tmp_path, most_bytes=20_000) as server:
-        asyncio.run(made(server))
+        asyncio.run(filled(server))
         sent = agent(tmp_path, server.settings)
         sent.append(60)
         sent.start()
@@ -121,11 +122,47 @@ def test_a_full_bus_is_said_once_and_batches_wait_in_the_spool(tmp_path, caplog)
         before = sent.spool.acknowledged
         time.sleep(2)  # it tries again and again
         assert sent.spool.acknowledged <= before + 2 < 60
-        assert caplog.text.count("batches wait") == 1
+        assert caplog.text.count("does not take batches") == 1
         with working(tmp_path, server):
             wait_for(lambda: sent.spool.acknowledged == 60)
             sent.finish()
         check_whole(tmp_path / "data", sent)
+
+
+async def filled(server: NatsServer) -> None:
+    """By somebody else."""
+    bus = await Bus.connect(server.settings, "test")
+    await bus.make()
+    for _ in range(1000):
+        try:
+            await bus.jetstream.publish(batch_subject("other"), b"x" * 100)
+        except nats.js.errors.APIError:
+            break
+    await bus.close()
+
+
+@pytest.mark.parametrize("bounds", [{"most_bytes": 200_000}, {"most_batches": 25}])
+def test_one_host_does_not_fill_the_bus_for_another(tmp_path, caplog, bounds):
+    caplog.set_level(logging.INFO, "netmon.agent")
+    with running(tmp_path, **bounds) as server:
+        asyncio.run(made(server))
+        large, small = (agent(tmp_path / host, server.settings, host) for host in ("h0", "h1"))
+        small.spool.hello = introduction(hello(host="h1", session="h1"))
+        large.append(150)
+        large.start()
+        wait_for(lambda: "one host may" in caplog.text or "per subject" in caplog.text)
+        small.append(15)
+        small.start()
+        wait_for(lambda: small.spool.acknowledged == 15)
+        assert 10 < large.spool.acknowledged < 130  # the rest is in its spool
+        assert len(caplog.text.splitlines()) < 10
+        with working(tmp_path, server):
+            wait_for(lambda: large.spool.acknowledged == 150)
+            for one in (large, small):
+                one.finish()
+            wait_for(lambda: stored(tmp_path) == large.rows + small.rows)
+        for one in (large, small):
+            check_whole(tmp_path / "data", one)
 
 
 def test_a_bus_that_comes_back_empty_gets_what_the_spool_has(tmp_path, server, caplog):

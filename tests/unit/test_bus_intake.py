@@ -98,6 +98,31 @@ def test_the_next_worker_goes_on_where_one_has_stopped(server, tmp_path, release
     run(test())
 
 
+def test_who_has_lost_a_host_and_does_not_know_keeps_nothing_from_its_new_worker(server, tmp_path):
+    """As one that was busy for longer than others wait for a word of it."""
+
+    async def test():
+        async with (
+            publisher(server.settings) as sender,
+            working(tmp_path / "before", server.settings, "w1") as before,
+            working(tmp_path / "after", server.settings, "w2") as after,
+        ):
+            await before.intake.take("h0")
+            await wait_until(lambda: before.intake._hosts["h0"]._deliveries._asked)
+            before.has_lost.add("h0")
+            await after.intake.take("h0")
+            for sequence in range(1, BATCHES + 1):
+                await sender.send(sequence)
+            await sender.end()
+            await wait_until(waiting(sender.bus))
+            consumers = await sender.bus.jetstream.consumers_info("NETMON")
+            assert [consumer.name for consumer in consumers] == ["h0~w2"]
+            assert not before.intake._hosts["h0"].sessions
+        assert stored(tmp_path / "after") == whole()
+
+    run(test())
+
+
 def test_batches_that_come_out_of_order_or_twice_are_stored_once_and_in_order(server, tmp_path):
     async def test():
         async with publisher(server.settings) as sender:

@@ -4,6 +4,7 @@
 import asyncio
 import gc
 import weakref
+from dataclasses import replace
 
 import numpy as np
 from collector_stream import Host, hello
@@ -16,6 +17,7 @@ from collector.jobs.stage import JobStage
 from collector.messages import ONSET_TOLD, HostNews, place_of
 from collector.registry import Registry
 from collector.settings import Settings
+from netmon.dl.inference import looking
 
 
 def test_a_stage_forgets_sessions_that_are_over():
@@ -70,6 +72,24 @@ def turn_with(flows: int) -> int:
 def test_a_turn_has_an_end():
     """However many flows might be looked at."""
     assert turn_with(800) < 3 * turn_with(100)
+
+
+def test_flows_of_jobs_that_tell_their_iterations_are_looked_at_less(monkeypatch):
+    looks = []
+    for marked in (frozenset(), frozenset({"a"})):
+        looked = []
+        monkeypatch.setattr(looking, "repetition", lambda rows, now_ns, looked=looked: looked.append(now_ns))
+        wire = Wire()
+        for ends in (("1", "2"), ("2", "1")):
+            flow = wire.flow(ends)
+            for number in range(200):
+                wire.send(flow, (5 + 200 * number) * MS, 1_000_000 + 17_000 * number, rate=50_000_000)
+        stage = JobStage()
+        for news in slices(wire):
+            flows = [flow._replace(job="a", rank=place_of(flow.flow)) for flow in news.flows]
+            stage.hear(replace(news, flows=flows, marked=marked))
+        looks.append(len(looked))
+    assert 0 < 3 * looks[1] < 2 * looks[0]  # the longer it is known, the less
 
 
 def test_nothing_holds_a_session_that_is_over(tmp_path):

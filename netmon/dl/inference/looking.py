@@ -15,6 +15,7 @@ from netmon.records import Direction
 
 _RETRY_SHARE, _RETRY_NS = 8, 1_000_000_000
 """A flow that does not repeat itself is looked at again after an eighth of its age, at most a second."""
+_SPARED_NS = 30_000_000_000  # the same of a flow that is spared
 _STALE_NS, _STALE_AGES = 10_000_000_000, 3
 """A flow that has been silent for so long, or for thrice the time that it was not, is not looked at till it goes on."""
 _WEIGHTY = 1_000_000  # bytes since the last look: what trains sends as much
@@ -55,6 +56,11 @@ class Looking:
         self._next: dict[int, int] = {}  # of each flow in it, its earliest time there
         self._waiting: list[tuple[int, int]] = []  # a heap of (−bytes, flow): due, but there was no time
         self._apart: set[int] = set()  # due, but their hosts cannot reach each other
+        self._spared: frozenset[int] = frozenset()
+
+    def spare(self, flows: frozenset[int]) -> None:
+        """What these flows are is known: they are looked at less often, all others as before."""
+        self._spared = flows
 
     def went_on(self, flows: Iterable[int], until_ns: int) -> None:
         """These flows have new bytes."""
@@ -158,12 +164,15 @@ class Looking:
         silent_ns = until_ns - bursts.last_ns
         found = repetition(bursts.rows, until_ns)
         self.looks[flow] = Look(until_ns, bursts.total, silent_ns, found)
-        self._put_off(flow, bursts.last_ns + 2 * max(silent_ns, self._resolution_ns))
+        if flow not in self._spared:
+            self._put_off(flow, bursts.last_ns + 2 * max(silent_ns, self._resolution_ns))
         return found is not None
 
     def _when(self, flow: int, until_ns: int) -> int:
         """When there is news of it again, as far as is known."""
         bursts, last = self._bursts[flow], self.looks[flow]
+        if flow in self._spared:
+            return last.time_ns + self._wait_ns(flow, until_ns)
         silent_ns = bursts.last_ns + 2 * max(last.silent_ns, self._resolution_ns)
         if bursts.total == last.total:
             return silent_ns
@@ -181,10 +190,13 @@ class Looking:
         if last is None:
             return True
         went_on = bursts.total != last.total and until_ns - last.time_ns >= self._wait_ns(flow, until_ns)
+        if flow in self._spared:
+            return went_on
         return went_on or until_ns - bursts.last_ns >= 2 * max(last.silent_ns, self._resolution_ns)
 
     def _wait_ns(self, flow: int, until_ns: int) -> int:
-        return min(_RETRY_NS, (until_ns - self._bursts[flow].first_ns) // _RETRY_SHARE)
+        most_ns = _SPARED_NS if flow in self._spared else _RETRY_NS
+        return min(most_ns, (until_ns - self._bursts[flow].first_ns) // _RETRY_SHARE)
 
     def _stale(self, flow: int, until_ns: int) -> bool:
         bursts = self._bursts[flow]

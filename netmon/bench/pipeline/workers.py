@@ -1,0 +1,242 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Several workers on one bus beside one alone: the same recorded batches, and the same CPU for each worker.
+
+Everything waits on the bus when the clock begins to run, so that workers are never short of batches, and the machine
+runs nothing but them and the NATS server: how long they take until all is stored says what they can carry. Each worker,
+with its job process, has a share of the CPU that the kernel enforces. All shares together leave room for the server.
+"""
+
+import asyncio
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from netmon.bench.cpu import process_seconds
+from netmon.bench.cpu_share import CpuShare
+from netmon.bench.pipeline.bus import serving
+from netmon.bench.pipeline.load import Load
+from netmon.bench.pipeline.recorded import Player, Recorded, playing
+from netmon.bench.pipeline.same import TableDifference, compare
+from netmon.bench.pipeline.truth import Verdict
+from netmon.errors import LabError, UsageError
+from netmon.lab.process import Process
+from netmon.wire.bus import BusSettings
+
+PLAYED = (
+    "Simulated agents: recorded batches of made-up hosts, on a real NATS server before the clock runs; workers, bus "
+    "and disk are real. Each worker has the same share of the CPU, one alone as one of several."
+)
+
+_FIRST_S = 3  # of the load, by which workers learn which hosts train together
+_STEADY_S = 6.0  # nothing has moved for so long
+_READY_S, _LEARN_S, _STORED_S, _END_S = 120.0, 240.0, 3600.0, 120.0
+_LOOK_S, _BEGIN_S = 0.25, 2.0
+_SHARES_OF = 0.4  # of the machine, for all workers together: the server and its disk need the rest
+
+
+@dataclass(frozen=True)
+class Worker:
+    """One worker, while the clock ran. rows_per_s: of hosts that it had when they were stored."""
+
+    rows_per_s: float
+    cores: float
+    rows_per_cpu_s: float
+
+
+@dataclass(frozen=True)
+class Played:
+    """What became of the batches with so many workers. seconds: until all of them were stored."""
+
+    seconds: float
+    rows_per_s: float
+    rows_per_cpu_s: float  # of all workers together
+    bus_cores: float
+    workers: Sequence[Worker]
+    moved: int  # hosts that changed their worker while the clock ran
+    verdict: Verdict
+
+
+@dataclass(frozen=True)
+class WorkersResult:
+    """One worker, several, and what their datasets have in common."""
+
+    load: Load
+    cores_each: float
+    one: Played
+    several: Played
+    differences: dict[str, TableDifference]
+
+    @property
+    def ratio(self) -> float:
+        """Rows/s of several : of one."""
+        return self.several.rows_per_s / self.one.rows_per_s
+
+    @property
+    def ratio_by_cpu(self) -> float:
+        """The same, had every worker got the whole of its share: on a machine that does other things, too."""
+        return len(self.several.workers) * self.several.rows_per_cpu_s / self.one.rows_per_cpu_s
+
+    @property
+    def same(self) -> bool:
+        """Whether the rows are the same, table by table."""
+        return all(difference.none for difference in self.differences.values())
+
+    @property
+    def true(self) -> bool:
+        """Whether both datasets are what was sent."""
+        return self.one.verdict.true and self.several.verdict.true
+
+    def document(self) -> dict[str, Any]:
+        """For --json."""
+        return (
+            {"simulated": PLAYED}
+            | asdict(self)
+            | {
+                "ratio": self.ratio,
+                "ratio_by_cpu": self.ratio_by_cpu,
+                "same": self.same,
+                "true": self.true,
+            }
+        )
+
+
+def fair_share(workers: int) -> float:
+    """Cores for each worker, unless it is told otherwise."""
+    return min(1.0, _SHARES_OF * (os.cpu_count() or 1) / workers)
+
+
+def measure(
+    load: Load, workers: int, cores_each: float = 0.0, progress: Callable[[float], None] = lambda _: None
+) -> WorkersResult:
+    """Blocks for minutes. cores_each: CPU of each worker; 0: a fair share.
+
+    Raises LabError, UnsupportedError, UsageError.
+    """
+    cores_each = cores_each or fair_share(workers)
+    if load.jobs < workers:
+        raise UsageError(f"cannot share {load.jobs} jobs out to {workers} workers: give --jobs {workers} or more")
+    if load.seconds <= _FIRST_S:
+        raise UsageError(f"cannot measure {load.seconds} s of batches: give --seconds {_FIRST_S + 1} or more")
+    recorded = Recorded.make(load)
+    with tempfile.TemporaryDirectory(prefix="netmon-bench-") as name:
+        played = []
+        for place, count in enumerate((1, workers)):
+            folder = Path(name) / str(count)
+            folder.mkdir()
+
+            def tell(done: float, place: int = place) -> None:
+                progress((place + done) / 2)
+
+            played.append(asyncio.run(_play(recorded, count, cores_each, folder, tell)))
+        differences = compare(Path(name) / "1" / "data", Path(name) / str(workers) / "data")
+    return WorkersResult(load, cores_each, played[0], played[1], differences)
+
+
+async def _play(
+    recorded: Recorded, workers: int, cores_each: float, folder: Path, progress: Callable[[float], None]
+) -> Played:
+    with ExitStack() as stack:
+        server, settings = stack.enter_context(serving(folder))
+        async with playing(settings, recorded) as player:
+            first = _FIRST_S * recorded.load.batches
+            await player.publish(0, first)
+            shares = [stack.enter_context(CpuShare(f"w{number}", cores_each)) for number in range(workers)]
+            processes = [
+                stack.enter_context(_worker(number, share, settings, folder)) for number, share in enumerate(shares)
+            ]
+            for process in processes:
+                await asyncio.to_thread(process.wait_ready, _READY_S)
+            watched = _Watched(player, recorded, processes)
+            await watched.until_steady()
+            await player.hold_back(_STORED_S)
+            await player.publish(first, recorded.spans)
+            await player.end()
+            await player.hold_back(_BEGIN_S)
+            await asyncio.sleep(_BEGIN_S)
+            used, of_bus, begin = [share.seconds() for share in shares], process_seconds([server.pid]), time.monotonic()
+            await watched.until_stored(progress)
+            seconds = time.monotonic() - begin
+            spent = [share.seconds() - before for share, before in zip(shares, used, strict=True)]
+            of_bus = process_seconds([server.pid]) - of_bus
+        for process in processes:
+            process.end_in_order(seconds=_END_S)
+    rows = recorded.load.hosts * recorded.load.rows * (recorded.load.seconds - _FIRST_S)
+    each = [
+        Worker(watched.stored[_name(number)] / seconds, cpu / seconds, watched.stored[_name(number)] / max(cpu, 1e-9))
+        for number, cpu in enumerate(spent)
+    ]
+    verdict = await asyncio.to_thread(recorded.verdict, folder / "data")
+    return Played(
+        *(seconds, rows / seconds, rows / max(sum(spent), 1e-9), of_bus / seconds),
+        *(each, watched.moved, verdict),
+    )
+
+
+def _name(number: int) -> str:
+    return f"w{number + 1}"
+
+
+def _worker(number: int, share: CpuShare, settings: BusSettings, folder: Path) -> Process:
+    name = _name(number)
+    command = [sys.executable, "-m", "netmon", "collector", "--listen", f"unix:{folder / name}.sock"]
+    command += ["--data", str(folder / "data"), "--bus", settings.servers[0], "--worker", name]
+    return Process(name, share.inside(command), folder, notify=folder / f"{name}.ready")
+
+
+class _Watched:
+    """Which worker has which host, and what is still on the bus."""
+
+    def __init__(self, player: Player, recorded: Recorded, processes: Sequence[Process]) -> None:
+        self._player, self._recorded, self._processes = player, recorded, processes
+        self.stored = {_name(number): 0.0 for number in range(len(processes))}  # rows, by worker
+        self.moved = 0
+
+    async def until_steady(self) -> None:
+        """Every job is with one worker, every worker has one, and what could be stored of the first batches is."""
+        deadline, since, before = time.monotonic() + _LEARN_S, time.monotonic(), None
+        while time.monotonic() - since < _STEADY_S:
+            await asyncio.sleep(_LOOK_S)
+            self._check()
+            owners = await self._player.owners()
+            now = owners, await self._player.waiting()
+            if now != before or not self._together(owners):
+                before, since = now, time.monotonic()
+            if time.monotonic() > deadline:
+                raise LabError(f"the workers did not share the hosts out within {_LEARN_S:g} s: {owners}")
+
+    async def until_stored(self, progress: Callable[[float], None]) -> None:
+        """Nothing waits on the bus."""
+        deadline = time.monotonic() + _STORED_S
+        rows = self._recorded.load.rows / self._recorded.load.batches
+        spans = self._recorded.spans - _FIRST_S * self._recorded.load.batches
+        rest = {hello.host: spans for hello in self._recorded.hellos}  # of each host, that nobody has stored
+        owners = await self._player.owners()
+        while True:
+            waiting, owned = await self._player.waiting(), await self._player.owners()
+            for host, before in rest.items():
+                rest[host] = min(before, waiting.get(host, 0))
+                if owners[host] in self.stored:
+                    self.stored[owners[host]] += (before - rest[host]) * rows
+            self.moved += sum(owned.get(host, worker) != worker for host, worker in owners.items())
+            owners |= owned
+            progress(1 - sum(rest.values()) / (spans * len(rest)))
+            if not waiting:
+                return
+            if time.monotonic() > deadline:
+                raise LabError(f"not stored within {_STORED_S:g} s: {sum(waiting.values())} messages")
+            await asyncio.sleep(_LOOK_S)
+            self._check()
+
+    def _together(self, owners: dict[str, str]) -> bool:
+        jobs = [{owners.get(host, "") for host in job} for job in self._recorded.jobs]
+        return all(len(of) == 1 for of in jobs) and set().union(*jobs) == self.stored.keys()
+
+    def _check(self) -> None:
+        for process in self._processes:
+            process.check_running()

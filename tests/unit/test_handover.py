@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A worker's part in who has which host: it says that it lives whatever else it is doing."""
+
+import asyncio
+
+from collector.cluster.components import HostTies
+from collector.cluster.handover import Handover
+from collector.cluster.membership import Cluster
+
+
+class Members:
+    """Of a bus on which this worker is alone with one host, and has to let go of it for another one's sake."""
+
+    worker, ttl_s = "w1", 0.08
+
+    def __init__(self) -> None:
+        self.beats = 0
+        self.left_after = -1
+
+    async def beat(self) -> None:
+        self.beats += 1
+
+    async def look(self) -> Cluster:
+        return Cluster({"w1": 1.0, "w2": 1e6}, {"a": "w1", "b": "w1"}, {})
+
+    async def tell(self, ties: dict[str, HostTies]) -> None: ...
+
+    async def claim(self, host: str) -> int:
+        return 1
+
+    async def give_up(self, host: str) -> None: ...
+
+    async def leave(self) -> None:
+        self.left_after = self.beats
+
+
+class Stuck:
+    """Storing what it has of a host takes as long as the test wants."""
+
+    def __init__(self) -> None:
+        self.releasing, self.go_on = asyncio.Event(), asyncio.Event()
+
+    async def release(self, *hosts: str) -> None:
+        self.releasing.set()
+        await self.go_on.wait()
+
+    async def take(self, host: str) -> None: ...
+
+    async def mend(self) -> None: ...
+
+    async def hosts(self) -> frozenset[str]:
+        return frozenset("ab")
+
+    def held(self) -> frozenset[str]:
+        return frozenset("ab")
+
+
+class Sink:
+    def take(self, epochs: dict[str, int]) -> frozenset[str]:
+        return frozenset()
+
+    def settle_changes(self) -> None: ...
+
+
+def test_a_worker_that_stores_for_long_still_says_that_it_lives():
+    async def test() -> None:
+        members, intake = Members(), Stuck()
+        handover = Handover(members, intake, Sink(), lambda hosts: {})
+        running = asyncio.create_task(handover.run())
+        await intake.releasing.wait()
+        before = members.beats
+        while members.beats < before + 3:
+            await asyncio.sleep(0.01)
+        intake.go_on.set()
+        await handover.close()
+        await running
+        assert members.left_after == members.beats
+        await asyncio.sleep(3 * members.ttl_s)
+        assert members.left_after == members.beats, "it has left, and does not come back"
+
+    asyncio.run(asyncio.wait_for(test(), 60))
