@@ -17,6 +17,7 @@ from collector.host.rank_log import RankLog
 from collector.host.rows import CARRIED, Pending, merge
 from collector.host.steps import AllSteps
 from collector.host.unstored import Unstored
+from collector.host.untold import UntoldRows
 from collector.settings import Settings
 from netmon.columnar import Columns
 from netmon.dl.account import HostAccounts, row_keys
@@ -51,6 +52,7 @@ class Tables:
         self.flows = AllFlows()
         self.pending = Pending()
         self.unstored = Unstored()
+        self.payload, self.onsets = UntoldRows(), UntoldRows()
         self.evidence = Evidence(self.flows, self.places)
         self.classifier = Classifier(self.flows, self.places, settings)
         self.accounts = HostAccounts()
@@ -59,7 +61,7 @@ class Tables:
 
     def drop(self, place: int) -> None:
         """The session is gone, and with it its rows."""
-        for rows in (self.pending, self.unstored, self.evidence, self.accounts):
+        for rows in (self.pending, self.unstored, self.payload, self.onsets, self.evidence, self.accounts):
             rows.drop(place)
 
     def link(self, rows: Columns) -> npt.NDArray[np.int64]:
