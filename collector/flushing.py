@@ -14,10 +14,10 @@ from collector.dataset.verdict_rows import verdict_table
 from collector.entry import Entry
 from collector.failures import Failures
 from collector.host.tables import Tables
-from collector.host.unstored import SessionFlush, by_session, flush_tables
+from collector.host.unstored import EvidencePieces, SessionFlush, by_session, flush_tables
 from collector.shedding import Storing
+from netmon.columnar import Columns
 from netmon.errors import DataError
-from netmon.records import Table
 from netmon.views import Verdict
 
 _log = logging.getLogger(__name__)
@@ -33,7 +33,8 @@ class _Due:
     """What is to be written at one time."""
 
     sessions: _Sessions
-    buckets: list[Table]
+    buckets: list[Columns]
+    evidence: EvidencePieces
     jobs: list[str]  # by the rows' number
     full: list[pa.Table]
     verdicts: list[Verdict]
@@ -70,7 +71,7 @@ class Flushing:
     @property
     def pending_bytes(self) -> int:
         """Rows that have settled and are not stored."""
-        return self._tables().unstored.nbytes
+        return self._tables().unstored.nbytes + self._tables().evidence.nbytes
 
     def storing(self) -> Storing:
         """How the disk does now."""
@@ -111,14 +112,16 @@ class Flushing:
             # Nothing that a settled session has sent is needed any more, not even for what it leaves open.
             entries = list(self._entries())
             whole = [(entry, entry.session.received) for entry in entries if entry.settled]
-            unstored, due = self._tables().unstored, self._due(entries)
+            unstored, evidence, due = self._tables().unstored, self._tables().evidence, self._due(entries)
             try:
                 failed, elsewhere = await asyncio.to_thread(self._write, due)
             except BaseException as error:
                 for _, flush in due.sessions:
                     flush.undone()
                 known = set(map(id, self._entries()))
-                unstored.put_back(due.buckets, {flush.place for entry, flush in due.sessions if id(entry) in known})
+                there = {flush.place for entry, flush in due.sessions if id(entry) in known}
+                unstored.put_back(due.buckets, there)
+                evidence.put_back(due.evidence, there)
                 self.full_rows, self.verdicts = due.full + self.full_rows, due.verdicts + self.verdicts
                 if not isinstance(error, DataError):
                     raise
@@ -157,7 +160,8 @@ class Flushing:
                 self._failures.at_session(entry, "the rows to be stored", error)
         tables, full, verdicts = self._tables(), self.full_rows, self.verdicts
         self.full_rows, self.verdicts = [], []
-        return _Due(sessions, tables.unstored.take(), list(tables.flows.jobs), full, verdicts)
+        jobs = list(tables.flows.jobs)
+        return _Due(sessions, tables.unstored.take(), tables.evidence.take(), jobs, full, verdicts)
 
     def _write(self, due: _Due) -> tuple[list[tuple[Entry, Exception]], set[str]]:
         """Write all that can be built; raises DataError; may be a thread.
@@ -168,10 +172,10 @@ class Flushing:
         sessions, failed = due.sessions, list[tuple[Entry, Exception]]()
         elsewhere = set[str]()
         try:
-            tables = _tables_of(sessions, due.buckets, due.jobs)
+            tables = _tables_of(sessions, due.buckets, due)
         except Exception:  # the rows of one are not what they should be: those of all others are stored without them
             sessions, failed = _tried(due)
-            tables = _tables_of(sessions, due.buckets, due.jobs)
+            tables = _tables_of(sessions, due.buckets, due)
         try:
             elsewhere |= self._store(sessions, tables, due)
         except DataError:
@@ -180,7 +184,7 @@ class Flushing:
             buckets = by_session(due.buckets)
             for one in sessions:
                 try:
-                    elsewhere |= self._store([one], _tables_of([one], buckets.get(one[1].place, []), due.jobs))
+                    elsewhere |= self._store([one], _tables_of([one], buckets.get(one[1].place, []), due))
                 except Exception as error:
                     failed.append((one[0], error))
         self._writing_s = time.thread_time() - began_s
@@ -195,8 +199,8 @@ class Flushing:
         return self._sink.write(tables, states)
 
 
-def _tables_of(sessions: _Sessions, buckets: Sequence[Table], jobs: Sequence[str]) -> dict[str, pa.Table]:
-    return flush_tables([flush for _, flush in sessions], buckets, jobs)
+def _tables_of(sessions: _Sessions, buckets: Sequence[Columns], due: _Due) -> dict[str, pa.Table]:
+    return flush_tables([flush for _, flush in sessions], buckets, due.jobs, due.evidence)
 
 
 def _tried(due: _Due) -> tuple[_Sessions, list[tuple[Entry, Exception]]]:
@@ -205,7 +209,7 @@ def _tried(due: _Due) -> tuple[_Sessions, list[tuple[Entry, Exception]]]:
     good, failed = [], []
     for entry, flush in due.sessions:
         try:
-            flush_tables([flush], buckets.get(flush.place, []), due.jobs)
+            flush_tables([flush], buckets.get(flush.place, []), due.jobs, due.evidence)
             good.append((entry, flush))
         except Exception as error:
             failed.append((entry, error))

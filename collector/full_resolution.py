@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from collector.host.rows import SETTLED
 from collector.host.session import Session
+from netmon.columnar import Columns, joined
 from netmon.errors import DataError, WireError
 from netmon.records import BUCKET, Table, empty
 from netmon.wire import netmon_pb2
@@ -46,7 +47,7 @@ class Asked(Protocol):
 class Pulled:
     """What an agent had of a window."""
 
-    rows: Table  # dtype SETTLED
+    rows: Columns  # of SETTLED
     gap: str  # what is missing, and why; empty: nothing
 
 
@@ -100,7 +101,7 @@ class FullResolution:
             pull = await self._asked(asked, max(0, since), max(0, until))
         if pull.error:
             raise DataError(f"cannot get full resolution from {host}: {pull.error}")
-        tables = [empty(SETTLED)]
+        tables = [Columns.zeros(0, SETTLED)]
         buckets = np.concatenate(pull.tables)
         buckets = buckets[np.argsort(buckets["bucket_start_ns"], kind="stable")]
         ends = np.flatnonzero(np.diff(buckets["bucket_start_ns"] // np.uint64(width))) + 1
@@ -113,7 +114,7 @@ class FullResolution:
             tables.append(settled[inside])
             start = end
             await asyncio.sleep(0)
-        rows = np.concatenate(tables)
+        rows = joined(tables)
         unknown = len(buckets) and not window.flows.known(buckets["flow_id"]).min() >= 0
         gaps = [pull.gap, "rows of flows that are long over are left out" if unknown else ""]
         return Pulled(rows, "; ".join(filter(None, gaps)))

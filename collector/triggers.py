@@ -11,8 +11,9 @@ from collector.host.session import Session
 from collector.host.window import Output
 from collector.settings import Settings
 from collector.view.job_views import Jobs
+from netmon.columnar import Columns
 from netmon.dl.classify import NS_PER_S
-from netmon.records import Class, Table
+from netmon.records import Class
 
 _HOUR_S = 3600.0
 _MOST_NS = 10 * NS_PER_S  # of a window: its end
@@ -85,7 +86,7 @@ class Triggers:
             if jobs.stands_out(i)
         ]
 
-    def _burst(self, session: Session, rows: Table) -> list[tuple[str, Wanted]]:
+    def _burst(self, session: Session, rows: Columns) -> list[tuple[str, Wanted]]:
         if "burst" not in self._settings.full_on or not len(rows):
             return []
         links, host = session.window.links, session.hello.host
@@ -93,9 +94,8 @@ class Triggers:
         beyond = rows["peak_bytes"] > np.where(limit > 0, limit, np.inf)
         if not beyond.any():
             return []
-        row = rows[beyond][0]
-        start, name = int(row["bucket_start_ns"]), links.interface(int(row["link"])).name
-        until = start + int(row["bucket_ns"]) + _AROUND_NS
+        start, link, width_ns = (int(rows[name][beyond.argmax()]) for name in ("bucket_start_ns", "link", "bucket_ns"))
+        name, until = links.interface(link).name, start + width_ns + _AROUND_NS
         return [(f"burst {host}", _wanted(f"a burst on {host} {name}", (host,), start - _AROUND_NS, until))]
 
     def _class(self, session: Session, output: Output) -> list[tuple[str, Wanted]]:

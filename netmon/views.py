@@ -171,6 +171,12 @@ class FlowView:
     wire_bps: float
     wire_bytes: int  # since the flow's start
     traffic: str = ""  # of a DL flow: "gradient" or "control"; empty: not known
+    # What TCP said of its connection last (netmon.evidence.TRANSPORT); nan: nothing.
+    rtt_ns: float = float("nan")
+    rtt_min_ns: float = float("nan")
+    loss: float = float(
+        "nan"
+    )  # share of the payload sent that was sent again; of a flow that comes in nobody here knows
 
 
 @dataclass(frozen=True)

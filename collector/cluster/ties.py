@@ -66,7 +66,7 @@ def _seen(sessions: Iterable[Session]) -> HostTies:
             ends.add(remote)
             if flow.owner.job:
                 (inferred if flow.owner.source == BY_TRAFFIC else jobs).add(flow.owner.job)
-    # What the traffic alone shows has a name that only this worker gives it.
+    # What the traffic alone shows has ends, and need not be called the same before all of it is with one worker.
     named = frozenset(islice(sorted(jobs - inferred), _MOST))
     return HostTies(frozenset(addresses), frozenset(islice(sorted(ends - addresses), _MOST)), named)
 

@@ -5,6 +5,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import ExitStack
+from itertools import chain
 from pathlib import Path
 
 import pyarrow as pa
@@ -59,23 +60,29 @@ def merge_files(name: str, sources: list[Path], target: Path, go_on: Callable[[]
     Rows of a host stay together, in row groups that are ordered by host and time. Memory does not grow with the
     sources' size. Raises OSError, pa.ArrowException.
     """
+    with ExitStack() as stack:
+        groups = _groups(name, _rows(name, sources, stack), go_on)
+        first = next(groups, SCHEMAS[name].empty_table())
+        with writer(name, target, first, merged=True) as parquet:
+            for rows in chain([first], groups):
+                if not go_on():
+                    return False
+                parquet.write_table(rows, row_group_size=2 * ROWS_PER_GROUP)
+    return go_on()
+
+
+def _groups(name: str, batches: Iterator[pa.RecordBatch], go_on: Callable[[], bool]) -> Iterator[pa.Table]:
+    """The rows of each row group, as long as it is to go on."""
     waiting: list[pa.RecordBatch] = []
-    with ExitStack() as stack, writer(name, target) as parquet:
-        for batch in _rows(name, sources, stack):
-            if not go_on():
-                return False
-            waiting.append(batch)
-            if sum(map(len, waiting)) >= ROWS_PER_GROUP:
-                _write_group(name, waiting, parquet)
-        if waiting:
-            _write_group(name, waiting, parquet)
-    return True
-
-
-def _write_group(name: str, waiting: list[pa.RecordBatch], parquet: pq.ParquetWriter) -> None:
-    rows = in_order(name, pa.Table.from_batches(waiting))
-    parquet.write_table(rows.cast(SCHEMAS[name]), row_group_size=2 * ROWS_PER_GROUP)
-    waiting.clear()
+    for batch in batches:
+        if not go_on():
+            return
+        waiting.append(batch)
+        if sum(map(len, waiting)) >= ROWS_PER_GROUP:
+            yield in_order(name, pa.Table.from_batches(waiting)).cast(SCHEMAS[name])
+            waiting = []
+    if waiting:
+        yield in_order(name, pa.Table.from_batches(waiting)).cast(SCHEMAS[name])
 
 
 def _rows(name: str, sources: list[Path], stack: ExitStack) -> Iterator[pa.RecordBatch]:

@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from collector.dataset.tables import DATASET_VERSION, SCHEMAS, TIMES
+from collector.host.rows import COUNTS
 from netmon.dl.grouped import order_by
 
 ROWS_PER_GROUP = 1 << 17
@@ -19,9 +20,8 @@ ROWS_PER_GROUP = 1 << 17
 
 _PAGE_BYTES = 1 << 16  # whoever merges many files holds a page of each column of each file
 _HOUR_NS = 3_600_000_000_000
+_WORDS_WITH_STATISTICS = ("host", "job")  # of all hosts and jobs a new file has some: they tell a reader nothing
 _WITH_STATISTICS = (
-    "host",
-    "job",
     "iteration",
     "bucket_start_ns",
     "start_ns",
@@ -30,6 +30,7 @@ _WITH_STATISTICS = (
     "last_ns",
     "time_ns",
 )
+_SAMPLED = 1024  # rows
 _METADATA = {b"netmon.schema_version": str(DATASET_VERSION).encode()}
 
 
@@ -74,10 +75,14 @@ def host_ranks(hosts: pa.ChunkedArray) -> npt.NDArray[np.int64]:
 
 
 @contextmanager
-def writer(name: str, path: Path) -> Iterator[pq.ParquetWriter]:
-    """Opens a file to write row groups into; it is synced when it is closed. Raises OSError, pa.ArrowException."""
+def writer(name: str, path: Path, rows: pa.Table, merged: bool = False) -> Iterator[pq.ParquetWriter]:
+    """Opens a file to write row groups into; it is synced when it is closed. rows: some of those that will be in it.
+
+    merged: it is of many hosts' rows of a long time: its row groups differ in what they hold. Raises OSError,
+    pa.ArrowException.
+    """
     schema = SCHEMAS[name]
-    deltas = _deltas(name)
+    deltas = _deltas(name, rows)
     with path.open("wb") as file:
         with pq.ParquetWriter(
             file,
@@ -86,27 +91,36 @@ def writer(name: str, path: Path) -> Iterator[pq.ParquetWriter]:
             data_page_size=_PAGE_BYTES,
             use_dictionary=[column for column in schema.names if column not in deltas],
             column_encoding=dict.fromkeys(deltas, "DELTA_BINARY_PACKED"),
-            write_statistics=[column for column in schema.names if column in _WITH_STATISTICS],
+            write_statistics=_WITH_STATISTICS + (_WORDS_WITH_STATISTICS if merged else ()),
         ) as parquet:
             yield parquet
         file.flush()
         os.fsync(file.fileno())  # agents forget what is acknowledged: it has to outlive a power cut
 
 
-def _deltas(name: str) -> list[str]:
+def _deltas(name: str, rows: pa.Table) -> list[str]:
     """The columns that are written as differences from row to row.
 
     Most numbers of a bucket or a flow repeat, and are half as long by dictionary; those of an iteration, of the ledger
-    and of the NICs' counters hardly ever do: a dictionary makes them twice as long and takes five times as long.
+    of the NICs' counters and of the evidence hardly ever do: a dictionary makes them twice as long and takes five times
+    as long. So do the counts of buckets where hardly two are alike.
     """
-    if name in ("iterations", "ledger", "nic"):
+    if name in ("iterations", "ledger", "nic", "transport", "host"):
         return [field.name for field in SCHEMAS[name] if pa.types.is_int64(field.type)]
-    return [TIMES[name]]
+    if name not in ("buckets", "full"):
+        return [TIMES[name]]
+    return [TIMES[name], *(column for column in COUNTS if _unlike(rows[column]))]
+
+
+def _unlike(column: pa.ChunkedArray) -> bool:
+    """Whether most of a column's numbers differ from each other, by a few of them."""
+    some = column.take(pa.array(np.linspace(0, len(column) - 1, min(len(column), _SAMPLED)).astype(np.int64)))
+    return len(some) >= _SAMPLED and len(some.unique()) > len(some) / 2
 
 
 def write_file(name: str, path: Path, rows: pa.Table) -> None:
     """Write a small file. Raises OSError, pa.ArrowException."""
-    with writer(name, path) as parquet:
+    with writer(name, path, rows) as parquet:
         parquet.write_table(rows.cast(SCHEMAS[name]), row_group_size=ROWS_PER_GROUP)
 
 

@@ -15,6 +15,7 @@ import pyarrow as pa
 from collector.host.flows import STATE, Links
 from collector.host.ledger import LedgerRow
 from collector.host.rows import CARRIED
+from netmon.columnar import Columns
 from netmon.dl.account import Tally
 from netmon.dl.classify import NS_PER_S
 from netmon.dl.iterations import Iteration
@@ -105,6 +106,29 @@ SCHEMAS = {
             *_fields(_I64, "value"),
         ]
     ),
+    "transport": pa.schema(
+        [
+            *_fields(_WORD, "host", "session", "interface", "direction"),
+            *_fields(pa.uint32(), "flow_id", "reverse_flow_id"),
+            *_fields(_I64, "start_ns", "end_ns", "sent_bytes", "retransmitted_bytes", "out_of_order_packets"),
+            *_fields(_I64, "ecn_marked_packets", "rtt_ns", "rtt_min_ns", "busy_ns", "receiver_limited_ns"),
+            *_fields(_I64, "sender_limited_ns"),
+            *_fields(pa.bool_(), "application_limited"),
+            *_fields(_I64, "congestion_window_bytes", "delivery_bps"),
+        ]
+    ),
+    "host": pa.schema(
+        [
+            *_fields(_WORD, "host", "session"),
+            *_fields(_I64, "start_ns", "end_ns"),
+            *_fields(_WORD, "job"),
+            *_fields(pa.int32(), "rank"),
+            *_fields(pa.uint32(), "pid"),
+            *_fields(_I64, "missed_packets", "no_buffer_packets", "softnet_dropped", "softnet_squeezed"),
+            *_fields(_I64, "cpu_pressure_ns", "memory_pressure_ns", "io_pressure_ns"),
+            *_fields(_I64, "throttled_ns", "run_delay_ns", "cpu_ns"),
+        ]
+    ),
     "verdicts": pa.schema(
         [
             *_fields(_WORD, "host", "job"),
@@ -135,6 +159,9 @@ SCHEMAS = {
 }
 """Arrow schema per table; comm_start_ns and comm_end_ns are null where unknown, coverage where the NIC was idle.
 
+transport and host are null where the kernel does not tell: see netmon.evidence. host has a row of the host itself (rank
+−1), and one of each rank on it.
+
 verdicts has a row per job and iteration that stood out (netmon.views.Verdict); the counterfactual is null where
 nobody's bytes held it up.
 
@@ -149,6 +176,8 @@ TIMES = {
     "iterations": "start_ns",
     "ledger": "start_ns",
     "nic": "time_ns",
+    "transport": "start_ns",
+    "host": "start_ns",
     "verdicts": "start_ns",
     "sessions": "start_ns",
 }
@@ -215,19 +244,19 @@ def _encode(values: Sequence[str]) -> pa.DictionaryArray:
     return pa.array(values, pa.string()).dictionary_encode()
 
 
-def bucket_table(origins: Origins, of: _Places, jobs: Sequence[str], pieces: Sequence[Table]) -> pa.Table:
+def bucket_table(origins: Origins, of: _Places, jobs: Sequence[str], pieces: Sequence[Columns]) -> pa.Table:
     """Settled rows (collector.host.rows.SETTLED) as the table `buckets`; jobs: by the rows' number."""
     plain = ("flow_id", "bucket_start_ns", *CARRIED, "iteration")
     columns = origins.link_columns(of, column_of(pieces, "link"))
     columns |= {name: column_of(pieces, name) for name in plain}
     columns["class"] = _words(column_of(pieces, "class").astype(np.int32), CLASS_NAMES)
-    columns["job"] = _words(column_of(pieces, "job"), jobs)
+    columns["job"] = _words(column_of(pieces, "job").astype(np.int32), jobs)
     return origins.table("buckets", of, columns)
 
 
-def column_of(pieces: Sequence[Table], name: str) -> npt.NDArray[Any]:
-    """A column of tables of one dtype, one after the other."""
-    return np.concatenate([rows[name] for rows in pieces])
+def column_of(pieces: Sequence[Columns], name: str) -> npt.NDArray[Any]:
+    """A column of tables, one after the other."""
+    return pieces[0][name] if len(pieces) == 1 else np.concatenate([rows[name] for rows in pieces])
 
 
 def flow_table(origins: Origins, of: _Places, flows: Sequence[Flow], state: Table, peers: Sequence[int]) -> pa.Table:

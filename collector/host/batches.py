@@ -9,8 +9,9 @@ import numpy.typing as npt
 
 from collector.host.tables import Classified
 from collector.host.window import Output
+from netmon.columnar import Columns
 from netmon.mark_runs import MarkRun
-from netmon.records import ClockExchange, Flow, NicSample, Table
+from netmon.records import ClockExchange, Flow, NicSample
 from netmon.wire.many import ManyBatches
 
 _Places = npt.NDArray[np.int64]
@@ -23,7 +24,7 @@ class Settled:
     outputs: dict[int, list[Output]] = field(default_factory=dict)  # by place, where something has become final
     refused: dict[int, tuple[int, str]] = field(default_factory=dict)  # by place: batch, and why it breaks the contract
     failed: dict[int, tuple[int, Exception]] = field(default_factory=dict)  # by place: batch, 0: none; how it failed
-    arrived: list[Table] = field(default_factory=list)  # rows that have come, dtype ARRIVED
+    arrived: list[Columns] = field(default_factory=list)  # rows that have come, of ARRIVED
     final: list[Classified] = field(default_factory=list)  # rows that have settled
 
 

@@ -3,17 +3,18 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from collector.host.arriving import count_arrived
 from collector.host.asked_ends import AskedEnds
 from collector.messages import BY_TRAFFIC
 from collector.tick_messages import BY_PEER
+from netmon.columnar import Columns
 from netmon.dl.account import Party, party
 from netmon.dl.classify import NS_PER_S, flow_class
-from netmon.dl.grouped import order_by, starts
-from netmon.dl.onsets import REST_NS
 from netmon.dl.traffic import flow_traffic
 from netmon.errors import WireError
 from netmon.records import Class, Direction, Flow, Hello, Interface, Owner, Table
@@ -162,7 +163,7 @@ class AllFlows:
             row["session"] = -1
         self._free += indices
 
-    def find(self, session: npt.NDArray[np.int64], flow_id: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    def find(self, session: npt.NDArray[np.int64], flow_id: npt.NDArray[np.integer]) -> npt.NDArray[np.int64]:
         """Index of each flow, arrays of one length; −1 where it is not known."""
         self._sort_keys()
         key = session.astype(np.int64) << _ID_BITS | flow_id.astype(np.int64)
@@ -195,31 +196,14 @@ class AllFlows:
         self.state["changed"][dl[told != state["traffic"]]] = True
         self.state["traffic"][dl] = told
 
-    def seen(self, rows: Table) -> npt.NDArray[np.int64]:
-        """Account for rows that have arrived, dtype ARRIVED; returns those that follow a rest, ascending."""
-        if not len(rows):
-            return np.empty(0, np.int64)
-        flow, start = np.ascontiguousarray(rows["flow"]), np.ascontiguousarray(rows["start_ns"])
-        order = order_by(flow, start)
-        flow, start = flow[order], start[order]
-        first = starts(flow)
-        flows, state = flow[first], self.state
-        before = np.empty(len(flow), np.int64)
-        before[1:] = start[:-1]
-        before[first] = np.where(state["wire_bytes"][flows] > 0, state["last_ns"][flows], -REST_NS)
-        onset = start - before >= REST_NS
-        payload = np.ascontiguousarray(rows["payload_bytes"])[order]
-        amounts = {
-            "wire_bytes": np.ascontiguousarray(rows["wire_bytes"])[order],
-            "payload_bytes": payload,
-            "payload_packets": np.where(payload > 0, rows["packets"][order], 0),
-        }
-        for name, amount in amounts.items():
-            state[name][flows] += np.add.reduceat(amount, first)
-        last = np.append(first[1:], len(flow)) - 1
-        state["last_ns"][flows] = np.maximum(state["last_ns"][flows], start[last])
-        state["changed"][flows] = True
-        return np.sort(order[onset])
+    def of_flows(self, name: str, flow: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
+        """A column of the state, of flows by their indices."""
+        column = self.state[name]
+        return np.ascontiguousarray(column).take(flow) if len(flow) >= len(column) else column[flow]
+
+    def seen(self, rows: Columns) -> npt.NDArray[np.intp]:
+        """Account for rows that have arrived, of ARRIVED; returns those that follow a rest, ascending."""
+        return count_arrived(self.state, rows) if len(rows) else np.empty(0, np.intp)
 
 
 class FlowTable:

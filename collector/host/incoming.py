@@ -6,12 +6,14 @@ from collections.abc import Sequence
 import numpy as np
 
 from collector.host.rows import fill_counts
+from netmon.columnar import Columns, joined
+from netmon.dl.grouped import starts
 from netmon.evidence import HOST_PART, TRANSPORT
 from netmon.mark_runs import mark_runs
-from netmon.records import Batch, Table, empty
+from netmon.records import Batch, Table
 from netmon.wire.evidence_columns import with_batch
 from netmon.wire.many import HEADS, LEDGER, ManyBatches
-from netmon.wire.stacked import ROWS
+from netmon.wire.stacked import ROWS, Runs
 
 
 def gather(batches: Sequence[Batch]) -> ManyBatches:
@@ -26,8 +28,10 @@ def gather(batches: Sequence[Batch]) -> ManyBatches:
         )
     fields = [name for name in LEDGER.names or () if name != "batch"]
     samples = [(index, *(getattr(s, name) for name in fields)) for index, batch in there for s in batch.ledger]
+    rows = joined([Columns.zeros(0, ROWS), *(_rows(index, batch) for index, batch in there)])
     return ManyBatches(
-        rows=np.concatenate([empty(ROWS), *(_rows(index, batch) for index, batch in there)]),
+        rows=rows,
+        runs=_runs(rows),
         ledger=np.array(samples, LEDGER),
         heads=heads,
         flows=[(index, flow) for index, batch in there for flow in batch.flows],
@@ -50,10 +54,16 @@ def _evidence(tables: Sequence[Table], dtype: np.dtype[np.void]) -> Table:
     return found
 
 
-def _rows(index: int, batch: Batch) -> Table:
+def _rows(index: int, batch: Batch) -> Columns:
     buckets = batch.buckets
-    rows = np.empty(len(buckets), ROWS)
+    rows = Columns.zeros(len(buckets), ROWS)
     rows["batch"], rows["bucket_ns"] = index, batch.bucket_ns
     rows["flow_id"], rows["start_ns"] = buckets["flow_id"], buckets["bucket_start_ns"]
     fill_counts(rows, buckets)
     return rows
+
+
+def _runs(rows: Columns) -> Runs:
+    first = starts(rows["batch"], rows["flow_id"])
+    batch, flow_id = (rows[name][first] for name in ("batch", "flow_id"))
+    return Runs(batch.astype(np.int64), flow_id, np.diff(np.append(first, len(rows))))

@@ -3,6 +3,7 @@
 
 import numpy as np
 
+from netmon.columnar import Columns
 from netmon.records import Table, empty
 
 _MOST_ONSETS = 2_000  # that wait to be told: the newest
@@ -19,7 +20,7 @@ class Onsets:
         """Begin without any."""
         self._new = empty(SEEN)
 
-    def add(self, rows: Table) -> None:
+    def add(self, rows: Columns) -> None:
         """Take in rows of ARRIVED that follow a rest."""
         seen = np.empty(len(rows), SEEN)
         seen["flow"], seen["time_ns"], seen["bucket_ns"] = rows["flow"], rows["start_ns"], rows["bucket_ns"]

@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Bucket rows between their arrival and the dataset, of all hosts in one table."""
 
-from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import pairwise
+from operator import itemgetter
 
 import numpy as np
 import numpy.typing as npt
 
-from netmon.dl import sums
+from netmon.columnar import Columns, joined
 from netmon.dl.grouped import order_by, starts
 from netmon.records import COARSE, Table
 
@@ -16,7 +18,7 @@ ARRIVED = np.dtype(
     [("session", "<i4")] + [(name, "<i8") for name in ("flow", "start_ns", "bucket_ns", *COUNTS)] + [("stored", "?")]
 )
 """A row on its way: place of its session, index of its flow, mono time, width, counts; stored: the dataset has it, it
-is for the state."""
+is for the state. The counts are in 32 bits without a sign until several rows are added up."""
 
 CARRIED = ("bucket_ns", *COUNTS)
 """What a row keeps on its way."""
@@ -27,27 +29,36 @@ SETTLED = np.dtype(
 )
 """A row of the dataset: place of its session, bucket_start_ns in UTC, job an index into the jobs of all hosts."""
 
+_ADDED = ("packets", "wire_bytes", "payload_bytes", "busy_buckets")
+_FEW_PARTS = 64  # of tables, that are put together one by one
+_NONE = Columns.zeros(0, ARRIVED)
 
-def arrived(buckets: Table, flow: npt.NDArray[np.int64], width_ns: int, session: int = 0) -> Table:
+
+def arrived(buckets: Table, flow: npt.NDArray[np.int64], width_ns: int, session: int = 0) -> Columns:
     """Rows of BUCKET or COARSE, width_ns wide, and the indices of their flows → rows of ARRIVED, not stored."""
-    rows = np.empty(len(buckets), ARRIVED)
-    rows["session"], rows["stored"] = session, False
-    rows["flow"], rows["start_ns"], rows["bucket_ns"] = flow, buckets["bucket_start_ns"], width_ns
+    rows = Columns.zeros(len(buckets), ARRIVED)
+    rows["session"], rows["flow"] = session, flow
+    rows["start_ns"], rows["bucket_ns"] = buckets["bucket_start_ns"], width_ns
     fill_counts(rows, buckets)
     return rows
 
 
-def fill_counts(rows: Table, buckets: Table) -> None:
-    """COUNTS of rows of BUCKET or COARSE into the table of as many `rows`: one of BUCKET is its own peak."""
+def fill_counts(rows: Columns, buckets: Table) -> None:
+    """COUNTS of rows of BUCKET or COARSE into as many `rows`: one of BUCKET is its own peak."""
     for name in ("packets", "wire_bytes", "payload_bytes"):
         rows[name] = buckets[name]
     coarse = buckets.dtype == COARSE
-    rows["peak_bytes"] = buckets["peak_bytes"] if coarse else rows["wire_bytes"]
+    rows["peak_bytes"] = buckets["peak_bytes"] if coarse else buckets["wire_bytes"]
     rows["busy_buckets"] = buckets["busy_buckets"] if coarse else 1
 
 
-def merge(rows: Table, full_ns: npt.NDArray[np.int64] | int) -> Table:
-    """One row per (flow, bucket), sorted by session and time, counts added up; dtype ARRIVED in and out.
+def in_order(rows: Columns) -> Columns:
+    """By session, time, flow, width and whether it is stored."""
+    return rows.take(_order(rows)) if _disordered(rows) else rows
+
+
+def merge(rows: Columns, full_ns: npt.NDArray[np.int64] | int) -> Columns:
+    """One row per (flow, bucket), sorted by session and time, counts added up; rows of ARRIVED in and out.
 
     Rows of different widths stay apart. full_ns: the agent's bucket, of each session or of all; the parts of one of
     those are its peak together. Of the parts of a wider one, which stragglers make, the larger peak is taken, and their
@@ -55,32 +66,78 @@ def merge(rows: Table, full_ns: npt.NDArray[np.int64] | int) -> Table:
     """
     if not len(rows):
         return rows
-    rows = rows.take(_order(rows))  # which copies whole rows; brackets copy field by field
-    first = starts(*(np.ascontiguousarray(rows[name]) for name in ("start_ns", "flow", "bucket_ns", "stored")))
-    if len(first) < len(rows):
-        merged = rows.take(first)
-        for name in ("packets", "wire_bytes", "payload_bytes", "busy_buckets"):
-            merged[name] = np.add.reduceat(rows[name], first)
-        merged["peak_bytes"] = np.maximum.reduceat(rows["peak_bytes"], first)
-        rows = merged
-    full = rows["bucket_ns"] == (full_ns if isinstance(full_ns, int) else full_ns[rows["session"]])
-    rows["peak_bytes"][full], rows["busy_buckets"][full] = rows["wire_bytes"][full], 1
-    return rows
+    rows = in_order(rows)
+    if _repeated(rows):
+        first = starts(*(rows[name] for name in ("session", "start_ns", "flow", "bucket_ns", "stored")))
+        sums = {name: np.add.reduceat(rows[name], first, dtype=np.int64) for name in _ADDED}
+        peak = np.maximum.reduceat(rows["peak_bytes"], first)
+        rows = rows.take(first).replaced(**sums, peak_bytes=peak)
+    width = rows["bucket_ns"]
+    if int(width.min()) > np.max(full_ns):
+        return rows
+    full = width == (full_ns if isinstance(full_ns, int) else full_ns[rows["session"]])
+    peak = np.where(full, rows["wire_bytes"], rows["peak_bytes"])
+    return rows.replaced(peak_bytes=peak, busy_buckets=np.where(full, 1, rows["busy_buckets"]))
 
 
-def _order(rows: Table) -> npt.NDArray[np.intp]:
+def _order(rows: Columns) -> npt.NDArray[np.intp]:
     """By session, time, flow, width and whether it is stored. Each host has a clock of its own."""
-    session, start = np.ascontiguousarray(rows["session"]), np.ascontiguousarray(rows["start_ns"])
+    session, start = rows["session"], rows["start_ns"]
     if session.min() == session.max():
         since = start - start.min()
     else:
         base = np.full(int(session.max()) + 1, np.iinfo(np.int64).max)
         np.minimum.at(base, session, start)
         since = start - base[session]
-    unit = int(np.gcd.reduce(since))
-    if unit > 1:
+    width = rows["bucket_ns"]
+    unit = int(np.gcd(int(width.min()), int(width.max())))
+    if unit > 1 and not (since % unit).any():  # as far as they start on their grid
         since //= unit
-    return order_by(session, since, rows["flow"], rows["bucket_ns"], rows["stored"].view(np.uint8))
+    return order_by(session, since, rows["flow"], width, rows["stored"].view(np.uint8))
+
+
+def _disordered(rows: Columns) -> bool:
+    """Whether a row has to change its place."""
+    session, start, flow = rows["session"], rows["start_ns"], rows["flow"]
+    later = np.flatnonzero(start[1:] <= start[:-1])  # than the next one, or as late
+    later = later[session[later] >= session[later + 1]]
+    if not len(later):
+        return False
+    after = later + 1
+    tie = session[later] == session[after]
+    if not tie.all() or (start[later] > start[after]).any() or (flow[later] > flow[after]).any():
+        return True
+    same = later[flow[later] == flow[after]]
+    if not len(same):
+        return False
+    width, stored = rows["bucket_ns"], rows["stored"]
+    wider = width[same] > width[same + 1]
+    return bool((wider | ((width[same] == width[same + 1]) & (stored[same] > stored[same + 1]))).any())
+
+
+def _repeated(rows: Columns) -> bool:
+    """Whether two rows in order are of one flow and time."""
+    flow, start = rows["flow"], rows["start_ns"]
+    same = np.flatnonzero(flow[1:] == flow[:-1])
+    return bool((start[same] == start[same + 1]).any())
+
+
+@dataclass
+class _Piece:
+    """Rows in order, and of each of their sessions where they begin, and the times of the first and the last."""
+
+    rows: Columns
+    session: npt.NDArray[np.int32]
+    begin: npt.NDArray[np.intp]
+    first_ns: npt.NDArray[np.int64]
+    last_ns: npt.NDArray[np.int64]
+
+
+def _piece(rows: Columns) -> _Piece:
+    session, start = rows["session"], rows["start_ns"]
+    begin = starts(session)
+    end = np.append(begin[1:], len(rows))
+    return _Piece(rows, session[begin], begin, start[begin], start[end - 1])
 
 
 class Pending:
@@ -88,46 +145,68 @@ class Pending:
 
     def __init__(self) -> None:
         """Begin without rows."""
-        self._pieces: list[Table] = []
+        self._pieces: list[_Piece] = []
 
     @property
     def count(self) -> int:
         """How many rows wait."""
-        return sum(map(len, self._pieces))
+        return sum(len(piece.rows) for piece in self._pieces)
 
-    def add(self, rows: Table) -> None:
+    def add(self, rows: Columns) -> None:
         """Add rows of ARRIVED."""
         if len(rows):
-            self._pieces.append(rows)
+            self._pieces.append(_piece(in_order(rows)))
 
-    def take(self, until_ns: npt.NDArray[np.int64]) -> Table:
+    def take(self, until_ns: npt.NDArray[np.int64]) -> Columns:
         """Hand over the rows that begin before until_ns of their session."""
-        due, kept = [], []
-        for rows in self._pieces:
-            over = rows["start_ns"] < until_ns[rows["session"]]
-            count = int(np.count_nonzero(over))
-            if count == len(rows):
-                due.append(rows)
-            elif count:
-                due.append(rows.take(np.flatnonzero(over)))
-                kept.append(rows.take(np.flatnonzero(~over)))
+        due: list[Columns] = []
+        kept = []
+        for piece in self._pieces:
+            until = until_ns[piece.session]
+            if (piece.first_ns >= until).all():
+                kept.append(piece)
+            elif (piece.last_ns < until).all():
+                due.append(piece.rows)
             else:
-                kept.append(rows)
+                now, later = _cut(piece, until)
+                due.append(now)
+                kept.append(_piece(later))
         self._pieces = kept
-        return joined(due)
+        return _in_turn(due)
 
     def drop(self, session: int) -> None:
         """Forget the rows of a session."""
-        self._pieces = [rows[rows["session"] != session] for rows in self._pieces]
+        left = (piece.rows[piece.rows["session"] != session] for piece in self._pieces)
+        self._pieces = [_piece(rows) for rows in left if len(rows)]
 
-    def all(self) -> Table:
+    def all(self) -> Columns:
         """Every row that waits."""
-        return joined(self._pieces)
+        return joined([_NONE, *(piece.rows for piece in self._pieces)])
 
 
-def joined(tables: Iterable[Table]) -> Table:
-    """Tables of ARRIVED as one; a single one is not copied."""
-    tables = list(tables)
-    if len(tables) == 1:
-        return tables[0]
-    return sums.joined(tables) if tables else np.empty(0, ARRIVED)
+def _cut(piece: _Piece, until_ns: npt.NDArray[np.int64]) -> tuple[Columns, Columns]:
+    """The rows before until_ns, of each of the piece's sessions, and those from there on."""
+    rows, start = piece.rows, piece.rows["start_ns"]
+    if len(piece.session) > _FEW_PARTS:
+        before = start < np.repeat(until_ns, np.diff(np.append(piece.begin, len(rows))))
+        return rows[before], rows[~before]
+    ends = [*piece.begin[1:].tolist(), len(rows)]
+    spans = list(zip(piece.begin.tolist(), ends, until_ns.tolist(), strict=True))
+    cuts = [begin + int(np.searchsorted(start[begin:end], until)) for begin, end, until in spans]
+    now = [rows[begin:cut] for (begin, _, _), cut in zip(spans, cuts, strict=True) if cut > begin]
+    later = [rows[cut:end] for (_, end, _), cut in zip(spans, cuts, strict=True) if end > cut]
+    return joined(now), joined(later)
+
+
+def _in_turn(tables: list[Columns]) -> Columns:
+    """Tables in order as one; where they are of few sessions, the rows of each session follow each other."""
+    if len(tables) < 2:
+        return tables[0] if tables else _NONE
+    parts: list[tuple[int, Columns]] = []
+    for rows in tables:
+        begin = starts(rows["session"])
+        if len(parts) + len(begin) > _FEW_PARTS:
+            return joined(tables)
+        places = [*begin.tolist(), len(rows)]
+        parts += [(int(rows["session"][at]), rows[at:end]) for at, end in pairwise(places)]
+    return joined([rows for _, rows in sorted(parts, key=itemgetter(0))])

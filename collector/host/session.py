@@ -14,11 +14,12 @@ from collector.host.served import Served
 from collector.host.tables import Tables
 from collector.host.unstored import FlowRows, SessionFlush
 from collector.host.window import HostWindow, News, Output
+from netmon.columnar import Columns
 from netmon.dl.account import Asked, Tally
 from netmon.dl.iterations import Iteration
 from netmon.dl.numbering import Trust
 from netmon.mark_runs import MarkRun
-from netmon.records import Flow, Hello, Table
+from netmon.records import Flow, Hello
 
 
 class Session:
@@ -28,6 +29,7 @@ class Session:
         """Begin or resume. tables: of all sessions."""
         self.hello = hello
         self.window = HostWindow(hello, resume, tables)
+        tables.evidence.renamed[self.window.place] = self.window.ranks.renamed
         self.received = 0  # sequence of the last batch processed; 0: none since the collector's start
         self.queued = 0  # the same of the last one that waits for a tick, or does no more
         self.stored_before = resume.last_sequence
@@ -108,7 +110,8 @@ class Session:
     @property
     def idle(self) -> bool:
         """Whether everything that has settled is stored."""
-        return not (self._unstored or self._iterations or self._ledger or self._nic.rows or self.window.flows.changed)
+        waits = self._unstored or self._iterations or self._ledger or self._nic.rows or self.window.flows.changed
+        return not (waits or self.place in self._tables.evidence.waiting)
 
     def forget(self) -> None:
         """The session is over and stored: let go of what other sessions see of it."""
@@ -150,12 +153,12 @@ class Session:
     def _origin(self) -> Origin:
         return Origin(self.hello, self.window.links, self.window.alignment.map)
 
-    def bucket_rows(self, rows: Table) -> pa.Table:
+    def bucket_rows(self, rows: Columns) -> pa.Table:
         """Rows of SETTLED with the columns of the table `buckets`."""
         of = np.zeros(len(rows), np.int32)
         return bucket_table(Origins([self._origin]), of, list(self.window.flows.jobs), [rows])
 
-    def full(self, rows: Table, reason: str, gap: str) -> pa.Table:
+    def full(self, rows: Columns, reason: str, gap: str) -> pa.Table:
         """Full resolution (SETTLED) as rows of the table `full`."""
         return full_table(self.bucket_rows(rows), reason, gap)
 

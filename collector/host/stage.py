@@ -14,18 +14,19 @@ import numpy as np
 import numpy.typing as npt
 
 from collector.dataset.resume import Resume
+from collector.host.arriving import rows_of
 from collector.host.batches import Batches, Settled, failing
 from collector.host.exchange import Talk, ask_names, end_ranks, exchange, find_served
 from collector.host.flows import unknown_flow
 from collector.host.ledger import COUNTERS, SAMPLE, LedgerRow
 from collector.host.onsets import STARTING_NS
 from collector.host.places import NEVER
-from collector.host.rows import ARRIVED, CARRIED
 from collector.host.session import Session
 from collector.host.steps import AllSteps
 from collector.host.tables import Classified, Tables
 from collector.host.window import News, Output
 from collector.settings import Settings
+from netmon.columnar import Columns
 from netmon.dl.account import Asked, Tally
 from netmon.dl.grouped import edges, latest_of, starts
 from netmon.dl.iterations import Iteration
@@ -70,9 +71,7 @@ class HostStage:
         self._queue = [(of, message) for of, message in self._queue if of != place]
         for some in (self._waiting, self._unnamed, self._broken):
             some.discard(place)
-        tables.pending.drop(place)
-        tables.unstored.drop(place)
-        tables.accounts.drop(place)
+        tables.drop(place)
         tables.ledger.close(window.first_link, len(window.links))
         tables.places.remove(place, len(window.links))
         tables.touch()
@@ -103,13 +102,16 @@ class HostStage:
         self._describe(batches)
         rows, of_batch = self._rows(batches)
         samples = self._samples(batches)
+        for batch, reason in self.tables.evidence.check(many, batches.place).items():
+            batches.refuse(batch, reason)
         told = yield from self._hear(batches)
         self._broken |= settled.failed.keys()
         if not batches.good.all():
             kept = batches.good[of_batch]
-            rows, of_batch = rows.take(np.flatnonzero(kept)), of_batch[kept]
+            rows, of_batch = rows[kept], of_batch[kept]
             samples = samples[batches.good[samples["batch"]]]
         self._arrive(batches, rows, of_batch, samples)
+        self.tables.evidence.add(many, batches.place, batches.good)
         heard = np.unique(batches.place[batches.good])
         self._settle_until(heard, self._grid(heard))
         yield from self._settle(settled, told | self._unnamed)
@@ -141,27 +143,13 @@ class HostStage:
             except Exception as error:
                 batches.fail(batch, error)
 
-    def _rows(self, batches: Batches) -> tuple[Table, npt.NDArray[np.int32]]:
-        """The batches' rows, dtype ARRIVED, and the batch of each; refuses batches with flows that are not known."""
-        rows = batches.many.rows
-        found = np.empty(len(rows), ARRIVED)
-        batch = np.ascontiguousarray(rows["batch"])
-        session = batches.place[batch]
-        flow = self.tables.flows.find(session, rows["flow_id"])
-        places, heads = self.tables.places.table, batches.many.heads
-        unknown = np.flatnonzero(flow < 0)
-        for one in np.unique(batch[unknown]).tolist():
-            batches.refuse(one, str(unknown_flow(int(rows["flow_id"][unknown[batch[unknown] == one][0]]))))
-        width = np.ascontiguousarray(rows["bucket_ns"])
-        found["session"], found["flow"], found["start_ns"] = session, flow, rows["start_ns"]
-        found["bucket_ns"] = np.where(width > 0, width, places["full_ns"][session])
-        for name in CARRIED[1:]:
-            found[name] = rows[name]
-        sequence = heads["sequence"][batch]
-        found["stored"] = (sequence <= places["stored_complete"][session]) | (
-            (found["start_ns"] < places["stored_settled_ns"][session]) & (sequence <= places["stored_last"][session])
-        )
-        return found, batch
+    def _rows(self, batches: Batches) -> tuple[Columns, npt.NDArray[np.int32]]:
+        """The batches' rows, of ARRIVED, and the batch of each; refuses batches with flows that are not known."""
+        many = batches.many
+        flow = self.tables.flows.find(batches.place[many.runs.batch], many.runs.flow_id)
+        for run in np.flatnonzero(flow < 0)[::-1].tolist():  # of each batch the first one counts
+            batches.refuse(int(many.runs.batch[run]), str(unknown_flow(int(many.runs.flow_id[run]))))
+        return rows_of(many, batches.place, flow, self.tables.places.table), many.rows["batch"]
 
     def _samples(self, batches: Batches) -> Table:
         ledger = batches.many.ledger
@@ -241,7 +229,7 @@ class HostStage:
         for name in ("cpu_fraction", "rss_bytes", "spool_bytes", "warnings"):
             places[name][place] = heads[name]
 
-    def _arrive(self, batches: Batches, rows: Table, of_batch: npt.NDArray[np.int32], samples: Table) -> None:
+    def _arrive(self, batches: Batches, rows: Columns, of_batch: npt.NDArray[np.int32], samples: Table) -> None:
         """Account for rows and samples that have arrived; of_batch: of each row."""
         tables, heads = self.tables, batches.many.heads
         own = samples[list(SAMPLE.names or ())].astype(SAMPLE)
@@ -267,7 +255,7 @@ class HostStage:
             session.window.arrive(mine, rows[begins[place] : begins[place + 1]])
         self._take_onsets(rows, onsets)
 
-    def _take_onsets(self, rows: Table, places: npt.NDArray[np.int64]) -> None:
+    def _take_onsets(self, rows: Columns, places: npt.NDArray[np.intp]) -> None:
         found = rows.take(places)
         found = found[found["start_ns"] >= self.tables.places.table["onsets_ns"][found["session"]] + STARTING_NS]
         own = edges(found["session"], len(self.tables.places.table))
@@ -307,7 +295,7 @@ class HostStage:
         self._output(settled, buckets, found.rows, heard)
         tables.forget()
 
-    def _final(self, settled: Settled, rows: Table, steps: AllSteps) -> tuple[Classified, Table]:
+    def _final(self, settled: Settled, rows: Columns, steps: AllSteps) -> tuple[Classified, Columns]:
         """Rows with their class, and as the dataset has them. Those of a session at which this fails are left out."""
         try:
             return self._computed(rows, steps)
@@ -318,25 +306,25 @@ class HostStage:
                 rows = rows[rows["session"] != place]
             return self._computed(rows, steps)
 
-    def _computed(self, rows: Table, steps: AllSteps) -> tuple[Classified, Table]:
+    def _computed(self, rows: Columns, steps: AllSteps) -> tuple[Classified, Columns]:
         rows = self.tables.merged(rows)
         found = self.tables.classified(rows)
         buckets = self.tables.stamped(rows, found.classes, steps)
         self._mend_old(rows, buckets)
         return found, buckets
 
-    def _computed_of(self, rows: Table, steps: AllSteps, places: list[int]) -> None:
+    def _computed_of(self, rows: Columns, steps: AllSteps, places: list[int]) -> None:
         self._computed(rows[np.isin(rows["session"], places)], steps)
 
-    def _mend_old(self, rows: Table, buckets: Table) -> None:
+    def _mend_old(self, rows: Columns, buckets: Columns) -> None:
         older = self.tables.places.older(rows["session"], rows["start_ns"])
         for place in np.unique(rows["session"][older]).tolist():
             own = older[rows["session"][older] == place]
             buckets["bucket_start_ns"][own] = self._sessions[place].window.alignment.map.utcs(rows["start_ns"][own])
 
-    def _output(self, settled: Settled, buckets: Table, rows: Table, heard: set[int]) -> None:
+    def _output(self, settled: Settled, buckets: Columns, rows: Columns, heard: set[int]) -> None:
         places = self.tables.places
-        fresh = buckets.take(np.flatnonzero(~rows["stored"])) if rows["stored"].any() else buckets
+        fresh = buckets[~rows["stored"]] if rows["stored"].any() else buckets
         self.tables.unstored.add(fresh)
         settled_ns = places.table["settled_ns"]
         ledger: dict[int, list[LedgerRow]] = {}

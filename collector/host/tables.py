@@ -9,17 +9,19 @@ import numpy as np
 import numpy.typing as npt
 
 from collector.host.classes import Classifier
+from collector.host.evidence import Evidence
 from collector.host.flows import AllFlows
 from collector.host.ledger import LedgerAccounts
 from collector.host.places import Places
 from collector.host.rank_log import RankLog
-from collector.host.rows import CARRIED, SETTLED, Pending, merge
+from collector.host.rows import CARRIED, Pending, merge
 from collector.host.steps import AllSteps
 from collector.host.unstored import Unstored
 from collector.settings import Settings
+from netmon.columnar import Columns
 from netmon.dl.account import HostAccounts, row_keys
 from netmon.dl.classify import Windows
-from netmon.records import Class, Table
+from netmon.records import Class
 
 if TYPE_CHECKING:
     from collector.host.window import HostWindow
@@ -31,7 +33,7 @@ _Classes = npt.NDArray[np.uint8]
 class Classified:
     """Rows with their class."""
 
-    rows: Table  # dtype ARRIVED
+    rows: Columns  # of ARRIVED
     link: npt.NDArray[np.int64]  # of each row, among all sessions' links
     windows: Windows
     classes: _Classes
@@ -48,23 +50,29 @@ class Tables:
         self.flows = AllFlows()
         self.pending = Pending()
         self.unstored = Unstored()
+        self.evidence = Evidence(self.flows, self.places)
         self.classifier = Classifier(self.flows, self.places, settings)
         self.accounts = HostAccounts()
         self.ledger = LedgerAccounts()
         self._needed: npt.NDArray[np.int64] | None = None
 
-    def link(self, rows: Table) -> npt.NDArray[np.int64]:
-        """The link of each row, dtype ARRIVED, among all sessions' links."""
+    def drop(self, place: int) -> None:
+        """The session is gone, and with it its rows."""
+        for rows in (self.pending, self.unstored, self.evidence, self.accounts):
+            rows.drop(place)
+
+    def link(self, rows: Columns) -> npt.NDArray[np.int64]:
+        """The link of each row, of ARRIVED, among all sessions' links."""
         found: npt.NDArray[np.int64] = self.places.table["first_link"][rows["session"]]
-        found += self.flows.state["link"][rows["flow"]]
+        found += self.flows.of_flows("link", rows["flow"])
         return found
 
-    def classified(self, rows: Table) -> Classified:
+    def classified(self, rows: Columns) -> Classified:
         """Rows of ARRIVED with their classes."""
         link = self.link(rows)
         return Classified(rows, link, *self.classifier.classify(rows, link))
 
-    def merged(self, rows: Table) -> Table:
+    def merged(self, rows: Columns) -> Columns:
         """One row per flow and bucket, by session and time."""
         return merge(rows, self.places.table["full_ns"])
 
@@ -73,27 +81,24 @@ class Tables:
         of_sessions = ((window.place, window.ranks.steps()) for window in windows if window.ranks.busy)
         return AllSteps(of_sessions, self.flows, len(self.places.table))
 
-    def stamped(self, rows: Table, classes: _Classes, steps: AllSteps) -> Table:
-        """Settled rows as the dataset has them, dtype SETTLED; but for the times of long ago (see Places.older)."""
-        session, flow, start = (np.ascontiguousarray(rows[name]) for name in ("session", "flow", "start_ns"))
-        settled = np.empty(len(rows), SETTLED)
-        settled["job"], settled["iteration"] = steps.stamp(session, flow, start)
-        for name in CARRIED:
-            settled[name] = rows[name]
-        settled["session"], settled["class"] = session, classes
-        settled["flow_id"], settled["link"] = self.flows.state["flow_id"][flow], self.flows.state["link"][flow]
-        settled["bucket_start_ns"] = self.places.utc(session, start)
-        return settled
+    def stamped(self, rows: Columns, classes: _Classes, steps: AllSteps) -> Columns:
+        """Settled rows as the dataset has them, of SETTLED; but for the times of long ago (see Places.older)."""
+        session, flow, start = rows["session"], rows["flow"], rows["start_ns"]
+        job, iteration = steps.stamp(session, flow, start)
+        flow_id, link = (self.flows.of_flows(name, flow) for name in ("flow_id", "link"))
+        columns = {"session": session, "flow_id": flow_id, "link": link, "class": classes}
+        columns |= {"job": job, "iteration": iteration, "bucket_start_ns": self.places.utc(session, start)}
+        return Columns(columns | {name: rows[name] for name in CARRIED})
 
     def account(self, found: Classified) -> None:
         """Count settled rows wherever somebody will ask for sums of them."""
         rows, state = found.rows, self.flows.state
-        flow, start, session = (np.ascontiguousarray(rows[name]) for name in ("flow", "start_ns", "session"))
-        wire, payload = np.ascontiguousarray(rows["wire_bytes"]), np.ascontiguousarray(rows["payload_bytes"])
+        flow, start, session, payload = (rows[name] for name in ("flow", "start_ns", "session", "payload_bytes"))
         state["shared"][flow[found.classes == Class.DL_SHARED]] = True
-        self.ledger.add(start, found.link, wire)
+        self.ledger.add(start, found.link, rows["wire_bytes"])
         places = self.places.table
-        keys = row_keys(state["party"][flow], found.classes, state["traffic"][flow], state["link"][flow] % 2)
+        party, traffic, link = (self.flows.of_flows(name, flow) for name in ("party", "traffic", "link"))
+        keys = row_keys(party, found.classes, traffic, link % 2)
         settled_ns = np.ascontiguousarray(places["settled_ns"])
         self.accounts.payload.add(session.astype(np.int64), start, keys, payload, settled_ns)
         self.accounts.windows.add(found.windows, self.places.links["session"], places["trains"], settled_ns)

@@ -3,11 +3,13 @@
 
 from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from collector.dataset.evidence_tables import host_table, transport_table
 from collector.dataset.resume import SessionState
 from collector.dataset.tables import (
     Origin,
@@ -22,6 +24,7 @@ from collector.dataset.tables import (
     session_table,
 )
 from collector.host.ledger import LedgerRow
+from netmon.columnar import Columns
 from netmon.dl.account import Tally
 from netmon.dl.grouped import starts
 from netmon.dl.iterations import Iteration
@@ -33,22 +36,22 @@ class Unstored:
 
     def __init__(self) -> None:
         """Begin without rows."""
-        self._pieces: list[Table] = []
+        self._pieces: list[Columns] = []
         self.nbytes = 0
         """Of all rows."""
 
-    def add(self, rows: Table) -> None:
+    def add(self, rows: Columns) -> None:
         """Add rows of any sessions."""
         if len(rows):
             self._pieces.append(rows)
             self.nbytes += rows.nbytes
 
-    def take(self) -> list[Table]:
+    def take(self) -> list[Columns]:
         """Hand all of it over."""
         pieces, self._pieces, self.nbytes = self._pieces, [], 0
         return pieces
 
-    def put_back(self, pieces: Sequence[Table], places: Container[int]) -> None:
+    def put_back(self, pieces: Sequence[Columns], places: Container[int]) -> None:
         """What was handed over is not stored; places: of the sessions that are still there."""
         later, self._pieces, self.nbytes = self._pieces, [], 0
         for rows in (*pieces, *later):
@@ -63,15 +66,26 @@ class Unstored:
             self.add(rows[~own] if own.any() else rows)
 
 
-def by_session(pieces: Iterable[Table]) -> dict[int, list[Table]]:
+def by_session(pieces: Iterable[Columns]) -> dict[int, list[Columns]]:
     """The same rows, by the place of their session."""
-    found: dict[int, list[Table]] = {}
+    found: dict[int, list[Columns]] = {}
     for rows in pieces:
         ordered = rows.take(np.argsort(rows["session"], kind="stable"))
-        first = starts(ordered["session"])
-        for own in np.split(ordered, first[1:]):
-            found.setdefault(int(own["session"][0]), []).append(own)
+        places = [*starts(ordered["session"]).tolist(), len(ordered)]
+        for begin, end in pairwise(places):
+            found.setdefault(int(ordered["session"][begin]), []).append(ordered[begin:end])
     return found
+
+
+@dataclass(frozen=True)
+class EvidencePieces:
+    """Rows of STORED_TRANSPORT and of STORED_HOST_PART (collector.host.evidence), in the pieces in which they came."""
+
+    transport: Sequence[Columns] = ()
+    host: Sequence[Columns] = ()
+
+
+NO_EVIDENCE = EvidencePieces()
 
 
 @dataclass(frozen=True)
@@ -101,11 +115,15 @@ class SessionFlush:
 
 
 def flush_tables(
-    sessions: Sequence[SessionFlush], buckets: Sequence[Table], jobs: Sequence[str]
+    sessions: Sequence[SessionFlush],
+    buckets: Sequence[Columns],
+    jobs: Sequence[str],
+    evidence: EvidencePieces = NO_EVIDENCE,
 ) -> dict[str, pa.Table]:
     """All that these sessions have to be stored, by table; pure, may run in a thread.
 
-    buckets: rows of SETTLED, those of other sessions are left out; jobs: by the rows' number.
+    buckets: rows of SETTLED; those of other sessions are left out, as they are of the evidence; jobs: by the rows'
+    number.
     """
     if not sessions:
         return {}
@@ -129,6 +147,12 @@ def flush_tables(
     nic = [(place, sample) for place, session in enumerate(sessions) for sample in session.nic]
     if nic:
         tables["nic"] = nic_table(origins, _places(nic), [sample for _, sample in nic])
+    rows, of = _own(sessions, evidence.transport)
+    if len(of):
+        tables["transport"] = transport_table(origins, of, rows)
+    rows, of = _own(sessions, evidence.host)
+    if len(of):
+        tables["host"] = host_table(origins, of, jobs, rows)
     told = {place: session.told for place, session in enumerate(sessions) if session.told}
     if told:
         tables["sessions"] = session_table(origins, told)
@@ -139,7 +163,7 @@ def _places(rows: Iterable[tuple[int, object]]) -> npt.NDArray[np.int64]:
     return np.array([place for place, _ in rows], np.int64)
 
 
-def _own(sessions: Sequence[SessionFlush], buckets: Sequence[Table]) -> tuple[list[Table], npt.NDArray[np.int32]]:
+def _own(sessions: Sequence[SessionFlush], buckets: Sequence[Columns]) -> tuple[list[Columns], npt.NDArray[np.int32]]:
     """The rows of these sessions, in pieces, and the session of each."""
     if not buckets:
         return [], np.empty(0, np.int32)

@@ -18,6 +18,7 @@ from collector.host.rank import Resumed
 from collector.host.ranks import LONGEST_NEED_NS, Ranks
 from collector.host.rows import arrived, merge
 from collector.messages import Holder
+from netmon.columnar import Columns
 from netmon.dl.account import Asked, HostAccount, Tally
 from netmon.dl.classify import NS_PER_S
 from netmon.dl.iterations import Iteration
@@ -51,7 +52,7 @@ _MOST_CARRIED = 300  # batches whose rows wait for the inference
 class Output:
     """What has become final of one session."""
 
-    buckets: Table  # dtype SETTLED
+    buckets: Columns  # of SETTLED
     iterations: list[tuple[Iteration, Tally]]
     ledger: list[LedgerRow]
     ended: list[Iteration]  # just ended; their account follows when their rows have settled
@@ -213,8 +214,8 @@ class HostWindow:
         marks, self._inferred = self._inferred, []
         self.ranks.hear(mark_runs(marks), self.settled_ns)
 
-    def arrive(self, arrivals: Iterable[tuple[int, int, int]], rows: Table) -> None:
-        """Batches have come: number, last row and latest time of each; and their rows, dtype ARRIVED."""
+    def arrive(self, arrivals: Iterable[tuple[int, int, int]], rows: Columns) -> None:
+        """Batches have come: number, last row and latest time of each; and their rows, of ARRIVED."""
         self._arrivals += (_Arrival(*arrival) for arrival in arrivals)
         some = np.flatnonzero(rows["payload_bytes"])
         if len(some):
@@ -246,7 +247,7 @@ class HostWindow:
         self._row["due_ns"] = self.ranks.due_ns()
         return ended, iterations
 
-    def full(self, buckets: Table) -> Table:
+    def full(self, buckets: Table) -> Columns:
         """Rows of full resolution that were asked for, dtype BUCKET, of whole share windows → rows of SETTLED.
 
         Classes are what is known now, iterations those of the last minutes, as they were stored. Rows of flows that

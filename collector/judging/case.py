@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from collector.judging.job_steps import steps_in_utc
 from collector.judging.settled_rows import of_sessions
+from netmon.columnar import Columns
 from netmon.dl.timemap import TimeMap, TimeMaps
 from netmon.dl.verdict import Carried, Link, Whose, in_cells, judge, wanted_times
 from netmon.records import Table
@@ -30,7 +31,7 @@ class Case:
     clocks: Mapping[int, TimeMap]  # by place of session; those of sessions that are there
     clock_error_ns: int
     links: Mapping[int, Link]  # by number, of those sessions
-    parts: list[tuple[Table, npt.NDArray[np.int64]]]
+    parts: list[tuple[Columns, npt.NDArray[np.int64]]]
     whose: Sequence[Whose]  # distinct
     of_flow: npt.NDArray[np.int64]  # by flow: index into whose, −1: of another session
 

@@ -171,7 +171,7 @@ def _flow_views(
     return tuple(
         FlowView(
             *(frozen.link_names[link].host, frozen.link_names[link].interface, told.flow, Class(class_), rate),
-            *(told.wire_bytes, told.traffic),
+            *(told.wire_bytes, told.traffic, told.rtt_ns, told.rtt_min_ns, told.loss),
         )
         for link, class_, rate, told in zip(
             flows.link.tolist(),

@@ -166,7 +166,8 @@ class Sessions:
             return None
         row = table.state[number]
         link = int(self._tables.places.table["first_link"][row["session"]]) + int(row["link"])
-        return FlowFacts(flow, link, int(row["wire_bytes"]), TRAFFIC_NAMES[row["traffic"]])
+        said = self._tables.evidence.said(number, flow.direction)
+        return FlowFacts(flow, link, int(row["wire_bytes"]), TRAFFIC_NAMES[row["traffic"]], *said)
 
     def scores(self) -> Sequence[tuple[str, SourceScore]]:
         """See HostState."""

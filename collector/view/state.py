@@ -10,6 +10,7 @@ the view reads on the thread that tells the news, copies what it keeps, and give
 all hosts in arrays gives them to the view as they are, and that module goes.
 """
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
@@ -89,6 +90,9 @@ class FlowFacts(NamedTuple):
     link: int
     wire_bytes: int  # since its start
     traffic: str  # as in TRAFFIC_NAMES
+    rtt_ns: float = math.nan  # as in FlowView
+    rtt_min_ns: float = math.nan
+    loss: float = math.nan
 
 
 class HostState(Protocol):

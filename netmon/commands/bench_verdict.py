@@ -47,15 +47,18 @@ def add_verdict(what: argparse.ArgumentParser) -> None:
     keep = "where the runs' datasets stay; complete ones that are there are judged again (nowhere)"
     what.add_argument("--data", type=Path, metavar="DIR", help=keep)
     what.add_argument("--json", action="store_true", help="one JSON document on standard output")
+    what.add_argument("--plot", type=Path, metavar="FILE", help="draw the matrix too, as FILE.png, .svg or .pdf")
     what.set_defaults(bench=_verdict, recorded=False, root=False, rounds=1)
 
 
 def _verdict(args: argparse.Namespace) -> None:
     from rich.console import Console
 
+    from netmon.bench.plot import check_plottable
     from netmon.bench.verdict.campaign import campaign
     from netmon.bench.verdict.on_tables import judge_simulated
     from netmon.bench.verdict.plan import KINDS, plan
+    from netmon.bench.verdict.plot import plot
     from netmon.bench.verdict.rerun import plan_reruns, rerun
     from netmon.bench.verdict.table import print_reruns, print_verdicts
     from netmon.kernel.privilege import require_capabilities
@@ -64,6 +67,8 @@ def _verdict(args: argparse.Namespace) -> None:
         raise UsageError("cannot judge nothing: give --lab, --simulated or --rerun 1 or more")
     if args.lab or args.rerun:
         require_capabilities()
+    if args.plot:
+        check_plottable(args.plot)
     kinds = tuple(kind for kind in args.kinds.split(",") if kind) or KINDS
     if unknown := [kind for kind in kinds if kind not in KINDS]:
         raise UsageError(f"cannot inject {unknown[0]!r}: choose from {', '.join(KINDS)}")
@@ -77,6 +82,8 @@ def _verdict(args: argparse.Namespace) -> None:
         trainers = args.trainer or _TRAINERS
         reruns = plan_reruns(0 if result.interrupted else args.rerun, args.seed, trainers, data.resolve())
         done = rerun(reruns, partial(counted, "configuration", args.rerun))
+    if args.plot:
+        plot(result, args.plot)
     if args.json:
         print(json.dumps({**result.document(), "counterfactual": done.document()}))
         return

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 from netmon.errors import DataError
 
 TABLES = ("buckets", "flows", "iterations", "ledger")
-_OPTIONAL = ("nic", "sessions")  # not a gap where it is missing
+_OPTIONAL = ("nic", "transport", "host", "sessions")  # not a gap where it is missing
 _PARTITIONS = ds.partitioning(pa.schema([("date", pa.string()), ("host", pa.string())]), flavor="hive")
 _LINK = ("session", "host", "interface", "direction")
 EXPECTED = {

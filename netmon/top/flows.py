@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The largest flows: from where to where, whose, of which class, how fast."""
 
+import math
 from collections.abc import Mapping, Sequence
 
 from rich.console import RenderableType
@@ -19,6 +20,7 @@ from netmon.views import FlowView
 _PROTOCOLS = {1: "icmp", 6: "tcp", 17: "udp", 58: "icmpv6", 132: "sctp"}
 _CLASS = max(map(len, CLASS_NAMES)) + 2
 _RATE, _BYTES = 5, 7
+_RTT, _LOSS = 6, 5
 _TUPLE, _WIDE_TUPLE = 36, 49  # IPv4 fits: with usual addresses, and with any and the protocol
 _MOST_JOB, _RANK = 36, 14  # `…/1048575 control`: what is left of the column is the job's name
 _LEAST_PROCESS, _MOST_PROCESS = 12, 48
@@ -87,13 +89,32 @@ def _endpoint(address: str, port: int) -> str:
     return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
 
 
+def round_trip(view: FlowView) -> str:
+    """`85us`, `1.2ms`; empty where TCP has not said it."""
+    if not view.rtt_ns > 0:
+        return ""
+    ms = view.rtt_ns / 1e6
+    return f"{ms * 1000:.0f}us" if ms < 1 else f"{ms:.1f}ms" if ms < 100 else f"{ms:.0f}ms"
+
+
+def loss_share(view: FlowView) -> str:
+    """`0%`, `.05%`, `1.2%`; empty where it is not known."""
+    if not view.rtt_ns > 0 or math.isnan(view.loss):
+        return ""
+    percent = view.loss * 100
+    if percent == 0:
+        return "0%"
+    return "<.01%" if percent < 0.01 else f"{percent:.2f}%"[1:] if percent < 0.995 else f"{percent:.1f}%"
+
+
 def _columns(flows: Sequence[FlowView], names: Mapping[str, str], options: Options, width: int) -> list[Column]:
     wide = width >= WIDE
     host = longest((view.host for view in flows), 5, 16 if wide else 10)
     name = longest((f"{view.interface} ↑" for view in flows), 4, 16 if wide else 8)
     class_ = _CLASS if wide else 1
     job = longest((_job(view, names) for view in flows), 8, _MOST_JOB) if wide else 0
-    rest = room(width, [host, name, class_, job, _RATE, _BYTES], 2)
+    rtt, loss = (_RTT, _LOSS) if any(view.rtt_ns > 0 for view in flows) else (0, 0)
+    rest = room(width, [host, name, class_, job, _RATE, rtt, loss, _BYTES], 2)
     usual = _WIDE_TUPLE if wide else _TUPLE
     wanted = longest((five_tuple(view.flow, wide) for view in flows), usual, max(usual, rest - _LEAST_PROCESS))
     process = min(rest - wanted, _MOST_PROCESS)
@@ -106,6 +127,8 @@ def _columns(flows: Sequence[FlowView], names: Mapping[str, str], options: Optio
         Column("process", process if process >= _LEAST_PROCESS else 0),
         Column("job/rank", job),
         Column(rate_unit(options.bytes_), _RATE, right=True),
+        Column("rtt", rtt, right=True),
+        Column("loss", loss, right=True),
         Column("bytes", _BYTES, right=True),
     ]
 
@@ -123,5 +146,7 @@ def _row(view: FlowView, names: Mapping[str, str], options: Options, width: int)
         Text(known, "dim" if known == "unknown" else ""),
         _job(view, names),
         Text(short_rate(view.wire_bps, options.bytes_), class_style(view.class_)),
+        round_trip(view),
+        loss_share(view),
         format_bytes(view.wire_bytes),
     ]

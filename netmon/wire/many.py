@@ -13,6 +13,7 @@ from typing import TypeVar
 
 import numpy as np
 
+from netmon.columnar import Columns
 from netmon.errors import WireError
 from netmon.evidence import HOST_PART, TRANSPORT
 from netmon.mark_runs import MarkRun
@@ -29,9 +30,10 @@ from netmon.wire.details import (
     read_mark_runs,
     read_nic,
 )
-from netmon.wire.evidence_columns import Columns, read_jobs, split_evidence, stack_evidence, with_batch
+from netmon.wire.evidence_columns import Columns as EvidenceColumns
+from netmon.wire.evidence_columns import read_jobs, split_evidence, stack_evidence, with_batch
 from netmon.wire.head import check_counts, check_head
-from netmon.wire.stacked import Split, split_buckets, stack_buckets
+from netmon.wire.stacked import Runs, Split, split_buckets, stack_buckets
 
 _LEDGER_FIELDS = ("interface", "direction", *LEDGER_MOST)
 LEDGER = np.dtype([("batch", "<i4"), *((name, "<i8") for name in _LEDGER_FIELDS)])
@@ -50,7 +52,8 @@ _T = TypeVar("_T")
 class ManyBatches:
     """What n messages hold; `batch` and the first of each pair: which of them, from 0. All in the messages' order."""
 
-    rows: Table  # dtype ROWS: all their bucket rows; a batch's in its order
+    rows: Columns  # of ROWS: all their bucket rows; a batch's in its order
+    runs: Runs  # of the rows, in their order
     ledger: Table  # dtype LEDGER
     heads: Table  # (n,), dtype HEADS
     flows: Sequence[tuple[int, Flow]]
@@ -79,7 +82,7 @@ class _Gathered:
         self.ledger_of: list[int] = []
         self.buckets: list[Split] = []
         self.disciplines: dict[int, str] = {}
-        self.evidence: tuple[list[Columns], list[Columns]] = [], []  # columns of TRANSPORT, of HOST_PART
+        self.evidence: tuple[list[EvidenceColumns], list[EvidenceColumns]] = [], []  # of TRANSPORT, of HOST_PART
         self.evidence_of: tuple[list[int], list[int]] = [], []
         self.host_jobs: dict[int, tuple[str, ...]] = {}
 
@@ -143,7 +146,7 @@ def decode_many(messages: Sequence[netmon_pb2.Batch]) -> ManyBatches:
             refused[index] = str(error)
     ledger = _ledger(gathered, refused)
     horizons = [head[1] for head in gathered.heads]
-    rows, faults = stack_buckets(gathered.buckets, gathered.indices, horizons)
+    rows, runs, faults = stack_buckets(gathered.buckets, gathered.indices, horizons)
     for index, reason in faults.items():
         refused.setdefault(index, reason)
     horizon_of = dict(zip(gathered.indices, horizons, strict=True))
@@ -160,7 +163,7 @@ def decode_many(messages: Sequence[netmon_pb2.Batch]) -> ManyBatches:
             heads[name][gathered.indices] = column
         heads["cpu_fraction"][gathered.indices] = gathered.loads
     many = ManyBatches(
-        *(rows, ledger, heads, gathered.flows, gathered.marks, gathered.exchanges, gathered.nic),
+        *(rows, runs, ledger, heads, gathered.flows, gathered.marks, gathered.exchanges, gathered.nic),
         *(gathered.disciplines, refused),
         transport=evidence[0],
         host=evidence[1],
@@ -194,11 +197,13 @@ def _without(many: ManyBatches, late: set[int]) -> ManyBatches:
     gone = np.array(sorted(late))
     heads = many.heads.copy()
     heads[gone] = np.zeros(1, HEADS)
-    tables = (many.rows, many.ledger, many.transport, many.host)
-    rows, ledger, transport, host = (table[~np.isin(table["batch"], gone)] for table in tables)
+    good = np.ones(len(heads), np.bool_)
+    good[gone] = False
+    rows = many.rows[good[many.rows["batch"]]]
+    ledger, transport, host = (table[good[table["batch"]]] for table in (many.ledger, many.transport, many.host))
     disciplines = {index: discipline for index, discipline in many.disciplines.items() if index not in late}
     return ManyBatches(
-        *(rows, ledger, heads, _others(many.flows, late), _others(many.marks, late)),
+        *(rows, many.runs.of(good), ledger, heads, _others(many.flows, late), _others(many.marks, late)),
         *(_others(many.exchanges, late), _others(many.nic, late), disciplines, many.refused),
         transport=transport,
         host=host,

@@ -1569,12 +1569,20 @@ class FlowView(_message.Message):
     WIRE_BPS_FIELD_NUMBER: _builtins.int
     WIRE_BYTES_FIELD_NUMBER: _builtins.int
     TRAFFIC_FIELD_NUMBER: _builtins.int
+    RTT_NS_FIELD_NUMBER: _builtins.int
+    RTT_MIN_NS_FIELD_NUMBER: _builtins.int
+    LOSS_FIELD_NUMBER: _builtins.int
     host: _builtins.str
     interface: _builtins.str
     wire_bps: _builtins.float
     wire_bytes: _builtins.int
     traffic: _builtins.str
     """of a DL flow: "gradient", "control" or empty"""
+    rtt_ns: _builtins.float
+    """What TCP said of its connection last; nan: nothing."""
+    rtt_min_ns: _builtins.float
+    loss: _builtins.float
+    """share of what was sent that was sent again"""
     @_builtins.property
     def flow(self) -> Global___Flow: ...
     def __init__(
@@ -1586,10 +1594,13 @@ class FlowView(_message.Message):
         wire_bps: _builtins.float = ...,
         wire_bytes: _builtins.int = ...,
         traffic: _builtins.str = ...,
+        rtt_ns: _builtins.float = ...,
+        rtt_min_ns: _builtins.float = ...,
+        loss: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["flow", b"flow"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["class", b"class", "flow", b"flow", "host", b"host", "interface", b"interface", "traffic", b"traffic", "wire_bps", b"wire_bps", "wire_bytes", b"wire_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["class", b"class", "flow", b"flow", "host", b"host", "interface", b"interface", "loss", b"loss", "rtt_min_ns", b"rtt_min_ns", "rtt_ns", b"rtt_ns", "traffic", b"traffic", "wire_bps", b"wire_bps", "wire_bytes", b"wire_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -2,25 +2,40 @@
 """The bucket rows of many batches → one table; the loop is over messages and their columns, never over rows."""
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from netmon.columnar import Columns
 from netmon.errors import WireError
-from netmon.records import Table
 from netmon.wire import netmon_pb2
 from netmon.wire.buckets import COLUMNS, COLUMNS_COARSE, RUNS, column_widths, plain_columns
 from netmon.wire.details import check_times
 from netmon.wire.limits import MAX_MONO_NS, MAX_ROWS, MAX_WIDTH_NS
 
 ROWS = np.dtype(
-    [("batch", "<i4"), ("flow_id", "<u4"), ("start_ns", "<i8")]
-    + [(n, "<i8") for n in ("bucket_ns", "packets", "wire_bytes", "payload_bytes", "peak_bytes", "busy_buckets")]
+    [("batch", "<i4"), ("flow_id", "<u4"), ("start_ns", "<i8"), ("bucket_ns", "<i8")]
+    + [(name, "<u4") for name in ("packets", "wire_bytes", "payload_bytes", "peak_bytes", "busy_buckets")]
 )
 """A bucket row: which batch, mono time, width (0: the hello's bucket_ns), counts. Full resolution: the peak is all."""
 
+
+class Runs(NamedTuple):
+    """Rows that follow each other and are of one flow and batch, known once for all of them; arrays (runs,)."""
+
+    batch: npt.NDArray[np.int64]
+    flow_id: npt.NDArray[np.uint32]
+    rows: npt.NDArray[np.int64]
+
+    def of(self, good: npt.NDArray[np.bool_]) -> "Runs":
+        """Those of batches that are good, by their numbers."""
+        kept = good[self.batch]
+        return Runs(self.batch[kept], self.flow_id[kept], self.rows[kept])
+
+
 _Column = npt.NDArray[np.unsignedinteger]
+_Numbers = npt.NDArray[np.uint64]
 _Counts = npt.NDArray[np.int64]
 
 
@@ -60,8 +75,8 @@ def split_buckets(message: netmon_pb2.Buckets) -> Split:
 
 def stack_buckets(
     splits: Sequence[Split], indices: Sequence[int], horizons_ns: Sequence[int]
-) -> tuple[Table, dict[int, str]]:
-    """The rows of all messages, dtype ROWS, and why some are refused; of those, the rows mean nothing.
+) -> tuple[Columns, Runs, dict[int, str]]:
+    """The rows of all messages (columns of ROWS), their runs, and why some are refused; of those, rows mean nothing.
 
     indices: what `batch` says of each; horizons_ns: of each.
     """
@@ -71,12 +86,13 @@ def stack_buckets(
         if split.rows
     ]
     if not kept:
-        return np.zeros(0, ROWS), {}
+        return Columns.zeros(0, ROWS), Runs(np.zeros(0, np.int64), np.zeros(0, np.uint32), np.zeros(0, np.int64)), {}
     splits = [split for split, _, _ in kept]
     counts, flows = (np.array([split[place] for split in splits], np.int64) for place in (0, 1))
     flow, run_rows, w, h = _stacked([(s.runs, s.run_widths, s.flows) for s in splits], RUNS, _RUN_TYPES)
+    run_rows = run_rows.astype(np.uint64)
     faults = _mend_runs(run_rows, flows, counts)
-    run_of = run_rows.astype(np.int64)
+    flow, run_of = flow.astype(np.uint32, copy=False), run_rows.astype(np.int64)
     start, packets, short, headers = _stacked(
         [(s.columns, s.column_widths, s.rows) for s in splits], COLUMNS, _COLUMN_TYPES
     )
@@ -89,31 +105,41 @@ def stack_buckets(
             check_start(latest[place] * split.unit_ns + split.base_ns, horizon_ns)
         except WireError as error:
             refused[index] = str(error)
-    table = np.empty(int(counts.sum()), ROWS)
     batch = np.array([index for _, index, _ in kept], np.int32)
-    base, unit, width = (
-        np.repeat(np.array([split[place] for split in splits], np.uint64), counts) for place in (3, 4, 2)
-    )
-    table["batch"], table["bucket_ns"] = np.repeat(batch, counts), width
-    table["flow_id"] = np.repeat(flow, run_of)
-    table["start_ns"] = base + start * unit
-    w, h = (np.repeat(column, run_of) for column in (w, h))
+    base, unit = (_of_rows(np.array([split[place] for split in splits], np.uint64), counts) for place in (3, 4))
+    w, h = (np.repeat(column.astype(np.uint32, copy=False), run_of) for column in (w, h))
+    packets = packets.astype(np.uint32, copy=False)
     wire = packets * w - short
-    table["packets"], table["wire_bytes"] = packets, wire
-    table["payload_bytes"] = wire - (packets * h - headers)
-    table["peak_bytes"], table["busy_buckets"] = wire, 1
+    columns: dict[str, npt.NDArray[Any]] = {
+        "batch": np.repeat(batch, counts),
+        "flow_id": np.repeat(flow, run_of),
+        "start_ns": (start * unit + base).view(np.int64),
+        "bucket_ns": np.repeat(np.array([split.bucket_ns for split in splits], np.int64), counts),
+        "packets": packets,
+        "wire_bytes": wire,
+        "payload_bytes": wire - (packets * h - headers),
+    }
+    columns["peak_bytes"], columns["busy_buckets"] = wire, np.ones(len(wire), np.uint32)
     coarse = np.array([split.coarse for split in splits])
     if coarse.any():
-        own = np.repeat(coarse, counts)
         pieces, less, busy = _stacked(
             [(s.columns, s.column_widths, s.rows) for s in splits if s.coarse],
             COLUMNS_COARSE,
             _COLUMN_TYPES,
             first=COLUMNS,
         )
-        table["peak_bytes"][own] = pieces * w[own] - less
-        table["busy_buckets"][own] = busy
-    return table, refused
+        if coarse.all():
+            columns["peak_bytes"], columns["busy_buckets"] = pieces * w - less, busy.astype(np.uint32, copy=False)
+        else:
+            own, columns["peak_bytes"] = np.repeat(coarse, counts), wire.copy()
+            columns["peak_bytes"][own] = pieces * w[own] - less
+            columns["busy_buckets"][own] = busy
+    return Columns(columns), Runs(np.repeat(batch, flows).astype(np.int64), flow, run_of), refused
+
+
+def _of_rows(values: _Numbers, counts: _Counts) -> _Numbers:
+    """The value of each row, of the message that it is in; (1,) where all have the same."""
+    return values[:1] if (values == values[0]).all() else np.repeat(values, counts)
 
 
 def check_start(latest_ns: int, horizon_ns: int) -> None:
@@ -124,6 +150,8 @@ def check_start(latest_ns: int, horizon_ns: int) -> None:
 
 
 _U4, _U8 = np.dtype("<u4"), np.dtype("<u8")
+_SMALL: dict[int, np.dtype[Any]] = {0: np.dtype("u1"), 1: np.dtype("u1"), 2: np.dtype("<u2"), 4: _U4, 8: _U8}
+"""By the bytes of a number."""
 _RUN_TYPES = (_U4, _U8, _U4, _U4)
 _COLUMN_TYPES = (_U8, _U4, _U4, _U4, _U4, _U4, _U4)  # all but the first are modulo 2^32
 
@@ -134,31 +162,47 @@ def _stacked(
     dtypes: Sequence[np.dtype[np.unsignedinteger]],
     first: int = 0,
 ) -> Iterator[_Column]:
-    """Columns first to until of all parts (bytes, widths of its columns, numbers in each), part after part."""
+    """Columns first to until of all parts (bytes, widths of its columns, numbers in each), part after part.
+
+    In the dtype that is said, or a narrower one that holds them all.
+    """
     counts = np.array([count for _, _, count in parts], np.int64)
     total = int(counts.sum())
     offsets = [sum(1 + width * count for width in widths[:first]) for _, widths, count in parts]
     for place in range(first, until):
-        dtype = dtypes[place]
-        column = np.zeros(total, dtype)
-        cells = column.view(np.uint8).reshape(total, dtype.itemsize)
         widths = [widths[place] for _, widths, _ in parts]
+        dtype = _SMALL[min(max(widths), dtypes[place].itemsize)]
         each = np.array(widths)
+        planes: list[npt.NDArray[np.uint8]] = []
         for plane in range(min(max(widths), dtype.itemsize)):
             pieces = [
                 data[offset + 1 + plane * count : offset + 1 + (plane + 1) * count]
                 for (data, _, count), offset, width in zip(parts, offsets, widths, strict=True)
                 if width > plane
             ]
-            numbers = np.frombuffer(b"".join(pieces), np.uint8)
-            if len(pieces) == len(parts):
-                cells[:, plane] = numbers
-            else:
-                cells[np.repeat(each > plane, counts), plane] = numbers
+            numbers = np.frombuffer(pieces[0] if len(pieces) == 1 else b"".join(pieces), np.uint8)
+            if len(pieces) < len(parts):
+                own, numbers_here = np.repeat(each > plane, counts), numbers
+                numbers = np.zeros(total, np.uint8)
+                numbers[own] = numbers_here
+            planes.append(numbers)
         offsets = [
             offset + 1 + width * count for (_, _, count), offset, width in zip(parts, offsets, widths, strict=True)
         ]
-        yield column
+        yield _together(planes, dtype, total)
+
+
+def _together(planes: Sequence[npt.NDArray[np.uint8]], dtype: np.dtype[np.unsignedinteger], total: int) -> _Column:
+    """Numbers of planes of their bytes, the lowest first."""
+    if not planes:
+        return np.zeros(total, dtype)
+    if len(planes) == 1:
+        return planes[0].astype(dtype, copy=False)
+    column: _Column = np.zeros(total, dtype)
+    cells = column.view(np.uint8).reshape(total, dtype.itemsize)
+    for place, numbers in enumerate(planes):
+        cells[:, place] = numbers
+    return column
 
 
 def _mend_runs(run_rows: _Column, flows: _Counts, counts: _Counts) -> set[int]:

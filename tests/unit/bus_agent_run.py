@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An agent on the bus as a process: python bus_agent_run.py SPOOL URL SESSION NUMBER RECORD.
+"""An agent on the bus as a process: python bus_agent_run.py SPOOL URLS HOST SESSION NUMBER RECORD.
 
 It appends a batch every 20 ms until SIGTERM, and writes down after each how many there are; then it sends what is left.
 """
@@ -7,6 +7,7 @@ It appends a batch every 20 ms until SIGTERM, and writes down after each how man
 import signal
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 from collector_stream import Host, clock, hello
@@ -14,21 +15,27 @@ from sent_agent import Sent, introduction
 
 from netmon.agent import leftovers
 from netmon.agent.bus_connection import connect_by_bus
+from netmon.records import Batch
 from netmon.wire.bus import BusSettings
 
 APART_MS = 1_000_000  # between two sessions, on the host's clock
 
 
-def main(spool: str, url: str, session: str, number: int, record: Path) -> None:
+def main(spool: str, urls: str, host: str, session: str, number: int, record: Path) -> None:
     leftovers._LOOK_AGAIN_S = 0.2
     ended = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: ended.set())
-    sent = Sent(Path(spool), url, session, connect_by_bus(BusSettings((url,))))
+    sent = Sent(Path(spool), urls, session, connect_by_bus(BusSettings(tuple(urls.split(",")))))
     sent.host = Host(now_ms=number * APART_MS)
-    sent.spool.hello = introduction(hello(session=session, clock=clock(number * APART_MS * 1_000_000)))
+    sent.spool.hello = introduction(hello(host=host, session=session, clock=clock(number * APART_MS * 1_000_000)))
     sent.start()
+
+    def of_host(batch: Batch) -> Batch:
+        """Each host trains a job of its own."""
+        return replace(batch, marks=[replace(mark, job=f"train-{host}", size=1) for mark in batch.marks])
+
     while not ended.wait(0.02):
-        sent.append()
+        sent.append(change=of_host)
         written = record.with_name(f".{record.name}")
         written.write_text(str(sent.host.sequence))
         written.replace(record)  # a kill leaves the old one or the new one
@@ -36,4 +43,4 @@ def main(spool: str, url: str, session: str, number: int, record: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], sys.argv[3], int(sys.argv[4]), Path(sys.argv[5]))
+    main(*sys.argv[1:5], int(sys.argv[5]), Path(sys.argv[6]))

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from netmon.evidence import HOST_PART, TRANSPORT, UNKNOWN
 from netmon.records import (
     BUCKET,
     AgentCost,
@@ -61,6 +62,15 @@ def rows(*entries: tuple[int, int, int]) -> np.ndarray:
     return table
 
 
+def evidence(dtype: np.dtype, *known: dict[str, int]) -> np.ndarray:
+    """Rows of TRANSPORT or HOST_PART; what is not given is unknown."""
+    table = np.full(len(known), UNKNOWN, dtype)
+    for place, values in enumerate(known):
+        for name, value in values.items():
+            table[name][place] = value
+    return table
+
+
 def mark(moment: Moment, iteration: int, time_ms: float, **changes: object) -> Mark:
     return replace(
         Mark("train", 0, 2, 10, iteration, moment, int(time_ms * MS), Source.HOOK, 1_000, 1_000_000), **changes
@@ -102,7 +112,22 @@ class Host:
             samples,
             AgentCost(0.01, 50_000_000),
             nic=[self._counters()] if samples else [],
+            transport=evidence(TRANSPORT, self._connection()) if samples else evidence(TRANSPORT),
+            host=evidence(HOST_PART, *self._host_part()) if samples else evidence(HOST_PART),
+            host_jobs=("train",) if samples else (),
         )
+
+    def _connection(self) -> dict[str, int]:
+        """The DL flow between two looks; the third segment of each hundred was sent again."""
+        seen = {"sent_bytes": 500_000, "retransmitted_bytes": 5_000, "rtt_ns": 90_000, "rtt_min_ns": 40_000}
+        return self._half_second() | {"flow_id": DL_TX, "reverse_flow_id": DL_RX, "application_limited": 1} | seen
+
+    def _host_part(self) -> tuple[dict[str, int], dict[str, int]]:
+        rank = {"job": 0, "rank": 0, "pid": 10, "run_delay_ns": 7 * MS, "cpu_ns": 400 * MS, "throttled_ns": 0}
+        return self._half_second() | {"softnet_dropped": 3, "cpu_pressure_ns": 2 * MS}, self._half_second() | rank
+
+    def _half_second(self) -> dict[str, int]:
+        return {"start_ns": (self.now_ms - 500) * MS, "end_ns": self.now_ms * MS}
 
     def _counters(self) -> NicSample:
         values = tuple(self.nic[direction][0] for direction in Direction)

@@ -22,14 +22,15 @@ PROGRAM = Path(sys.executable).with_name("nats-server")
 class NatsServer:
     """One server on the loopback. `start` waits until it answers."""
 
-    def __init__(self, directory: Path, **bounds: int) -> None:
-        """bounds: of BusSettings."""
-        self.port, self._storage = free_port(), directory / "nats"
+    def __init__(self, directory: Path, port: int = 0, cluster: str = "", **bounds: int) -> None:
+        """cluster: a part of the configuration, of one of several. bounds: of BusSettings."""
+        self.port, self._storage = port or free_port(), directory / "nats"
         self.settings = BusSettings((f"nats://127.0.0.1:{self.port}",), **{"most_bytes": 1 << 30, **bounds})
         self._config = directory / "nats.conf"
         self._config.write_text(
             f"listen: 127.0.0.1:{self.port}\nmax_payload: 20MB\nwrite_deadline: 10s\n"
             f'jetstream {{ store_dir: "{self._storage}", sync_interval: always, max_file_store: 4GB }}\n'
+            f"{cluster}\n"
         )
         self.process: subprocess.Popen[bytes] | None = None
 
@@ -67,3 +68,29 @@ def running(directory: Path, **bounds: int) -> Iterator[NatsServer]:
         yield server
     finally:
         server.kill()
+
+
+SERVERS = 3
+
+
+@contextlib.contextmanager
+def cluster(directory: Path) -> Iterator[list[NatsServer]]:
+    """Three servers, of which a stream may be on all."""
+    if not PROGRAM.exists():
+        pytest.skip("nats-server is not there: make setup")
+    first = free_port(2 * SERVERS)
+    routes = ", ".join(f'"nats://127.0.0.1:{first + SERVERS + number}"' for number in range(SERVERS))
+    servers = []
+    for number in range(SERVERS):
+        folder = directory / f"server{number}"
+        folder.mkdir()
+        listen = f"listen: 127.0.0.1:{first + SERVERS + number}"
+        part = f"server_name: n{number}\ncluster {{ name: netmon-test, {listen}, routes: [{routes}] }}"
+        servers.append(NatsServer(folder, port=first + number, cluster=part))
+    try:
+        for server in servers:
+            server.start()
+        yield servers
+    finally:
+        for server in servers:
+            server.kill()

@@ -14,10 +14,10 @@ from netmon.views import (
     LinkView,
     Page,
     RankView,
-    SlowIteration,
     Snapshot,
     SourceScore,
     Totals,
+    Verdict,
 )
 
 HOSTS = ("h0", "h1", "h2", "h3")
@@ -153,9 +153,21 @@ def _job() -> JobView:
         ),
         pattern="ring",
         scores=(SourceScore(Source.INFERRED, Source.UPROBE, 400, 398, 397, 420_000),),
-        slowest=SlowIteration(
-            *(409, 590_000_000, 312_000_000, Cause.CROSS, "backup (backup.service)", 310_000_000),
-            *(Direction.RX, "h0", 0, 261_000_000),
+        verdicts=(
+            Verdict(
+                *("resnet", 409, 1_790_000_000_000_000_000, 1_790_000_000_590_000_000),
+                *(590_000_000, 312_000_000, 278_000_000, Cause.CROSS, "backup (backup.service)"),
+                *("h0", "eth0", Direction.RX, 0, 310_000_000),
+                late_ns=17_000_000,
+                cross_ns=261_000_000,
+                error_ns=3_000_000,
+                counterfactual_ns=329_000_000,
+                counterfactual_low_ns=320_000_000,
+                counterfactual_high_ns=338_000_000,
+                confidence=0.94,
+                told_ns=1_790_000_001_900_000_000,
+                relative=True,
+            ),
         ),
     )
 

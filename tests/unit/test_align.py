@@ -12,6 +12,7 @@ from collector.host.rows import ARRIVED
 from collector.host.telling import clock_of, correct
 from collector.jobs.clocks import Clocks
 from collector.messages import ONSET_TOLD, FlowTold, HostNews, flow_numbers
+from netmon.columnar import Columns
 from netmon.dl.timemap import TimeMap
 from netmon.records import ClockExchange, ClockSample, Direction
 
@@ -220,7 +221,7 @@ class Ends:
                 seen = times + sender * 5 * MS + (15 * US if number != sender else 0)
                 mono = np.array([self._mono(self.hosts[number], int(utc)) for utc in seen])
                 start = mono // (10 * US) * (10 * US)
-                rows = np.zeros(len(start), ARRIVED)
+                rows = Columns.zeros(len(start), ARRIVED)
                 rows["flow"], rows["start_ns"], rows["bucket_ns"] = flow, start, 10_000
                 self.onsets[number].add(rows)
 

@@ -12,11 +12,13 @@ from rich.console import Console
 from netmon.bench.verdict.campaign import VerdictResult
 from netmon.bench.verdict.fluid import GOODPUT, Squeeze, phases, transfer
 from netmon.bench.verdict.on_tables import judge_one, judge_simulated
-from netmon.bench.verdict.plan import KINDS, PER_RUN, plan
+from netmon.bench.verdict.plan import KINDS, PER_RUN, plan, usual_iteration_ns
+from netmon.bench.verdict.rerun import Rerun, RerunResult, plan_reruns
 from netmon.bench.verdict.scoring import score
 from netmon.bench.verdict.simulated import scenario
-from netmon.bench.verdict.table import print_verdicts
+from netmon.bench.verdict.table import print_reruns, print_verdicts
 from netmon.bench.verdict.truth import Truth
+from netmon.cli import main
 
 MS = 1_000_000
 USUAL = 100 * MS
@@ -172,3 +174,51 @@ def test_simulated_ones_count_like_those_of_the_lab():
     assert len(result.outcomes) == 4
     assert done == [0, 1, 2, 3]
     assert result.accusations == []
+
+
+def test_a_rerun_is_a_run_with_one_culprit_for_long(tmp_path):
+    specs = plan_reruns(6, 3, ("ring", "ddp"), tmp_path)
+    for spec in specs:
+        spec.check()
+        (culprit,) = spec.injections
+        assert culprit.kind in ("cross", "job")
+        assert culprit.duration_ns > 10 * usual_iteration_ns(spec)
+    assert len({spec.data for spec in specs}) == 6
+
+
+def test_predictions_are_held_against_what_was_measured():
+    result = RerunResult(3)
+    result.reruns += [
+        Rerun("one", "ring", "cross", 300e6, 100e6, 103e6, 9),
+        Rerun("two", "ddp", "job", 300e6, 100e6, 90e6, 9),
+        Rerun("three", "ddp", "cross", 110e6, 100e6, None, 1),
+    ]
+    document = json.loads(json.dumps(result.document()))
+    assert document["predicted"] == 2
+    assert document["within_5_percent"] == 1
+    assert document["error"]["median"] == pytest.approx(0.065)
+    out = io.StringIO()
+    print_reruns(result, Console(file=out, width=100))
+    assert "2 of 3 predicted" in out.getvalue()
+
+
+def test_the_command_judges_tables_without_root(tmp_path, capsys):
+    picture = tmp_path / "matrix.png"
+    words = ["bench", "verdict", "--lab", "0", "--simulated", "2", "--json", "--plot", str(picture)]
+    assert main(words) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["injections"] == 2
+    assert document["counterfactual"]["configurations"] == 0
+    assert picture.stat().st_size > 0
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        (["--lab", "0", "--simulated", "0"], "cannot judge nothing"),
+        (["--lab", "0", "--kinds", "fire"], "cannot inject 'fire'"),
+    ],
+)
+def test_what_cannot_be_judged(options, reason, capsys):
+    assert main(["bench", "verdict", *options]) != 0
+    assert reason in capsys.readouterr().err

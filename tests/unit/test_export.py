@@ -13,8 +13,7 @@ from test_store import Collector, batches
 from collector.dataset.sink import ParquetSink
 from netmon.commands import export
 from netmon.errors import DataError, UsageError
-from netmon.report.dataset import open_table
-from netmon.report.summary import job_summary, summarise
+from netmon.report.summary import summarise
 
 
 @pytest.fixture(scope="module")
@@ -103,24 +102,6 @@ def test_the_summary_compares_quiet_and_shared(data):
     assert "train (hook)" in text
     assert "h0 eth0 rx" in text
     assert "100.000%" in text
-
-
-def test_the_summary_says_why_the_slowest_iteration_was_slow(data):
-    iterations = open_table(data, "iterations").to_table().to_pandas()
-    assert job_summary(iterations)["slowest"].tolist() == [""]
-    slow = iterations["iteration"] == 8
-    iterations.loc[slow, "end_ns"] += 240_000_000
-    met = "24 MB of iperf3 entered h0 (rank 0)"
-    (line,) = job_summary(iterations)["slowest"]
-    said = "iteration 8 of job train took 2.0 × its median (240 ms): "
-    assert line == f"{said}the cause is unknown, as the ranks' waiting is not told; meanwhile {met}"
-    iterations["exposed_ns"] = 80_000_000
-    iterations.loc[slow, "exposed_ns"] += 240_000_000
-    (line,) = job_summary(iterations)["slowest"]
-    assert line == f"{said}{met} and held the transfer up by 240 ms"
-    older = iterations.drop(columns=["cross_top", "cross_top_tx_bytes", "cross_top_rx_bytes", "exposed_ns"])
-    (line,) = job_summary(older)["slowest"]
-    assert line == f"{said}the cause is unknown, as the ranks' waiting is not told"
 
 
 def test_only_files_of_the_time_are_opened(tmp_path):

@@ -16,6 +16,7 @@ from collector.entry import Entry
 from collector.full_resolution import arrow_stream, with_addresses
 from collector.host.rows import ARRIVED, merge
 from collector.settings import Settings
+from netmon.columnar import Columns
 from netmon.dl.coarse import coarsen
 from netmon.errors import DataError, WireError
 from netmon.records import BUCKET, Batch, Hello, Moment, Table, empty
@@ -76,12 +77,12 @@ def test_batches_of_several_widths_are_stored_as_they_are(tmp_path: Path) -> Non
 
 
 def test_parts_of_one_row_add_up_and_widths_stay_apart() -> None:
-    rows = np.zeros(5, ARRIVED)
+    rows = Columns.zeros(5, ARRIVED)
     rows["bucket_ns"] = [MS, MS, FINE, FINE, 5 * MS]
-    rows["wire_bytes"] = rows["peak_bytes"] = [10, 20, 30, 40, 50]
+    rows["wire_bytes"], rows["peak_bytes"] = [10, 20, 30, 40, 50], [10, 20, 30, 40, 50]
     rows["busy_buckets"] = 1
     merged = merge(rows, FINE)
-    found = merged[["bucket_ns", "wire_bytes", "peak_bytes", "busy_buckets"]].tolist()
+    found = zip(*(merged[n].tolist() for n in ("bucket_ns", "wire_bytes", "peak_bytes", "busy_buckets")), strict=True)
     assert sorted(found) == [(FINE, 70, 70, 1), (MS, 30, 20, 2), (5 * MS, 50, 50, 1)]
 
 

@@ -11,10 +11,11 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 
-TYPES = {"records", "mark_runs", "evidence", "views", "errors", "units", "config", "marks"}
+TYPES = {"columnar", "records", "mark_runs", "evidence", "views", "errors", "units", "config", "marks"}
 SHARED = TYPES | {"wire", "dl", "version"}
 MAY_IMPORT = {
     "version": set(),  # netmon/__init__.py
+    "columnar": set(),
     "evidence": set(),
     "records": {"errors", "evidence"},
     "mark_runs": {"records"},

@@ -64,7 +64,8 @@ async def collect(directory, seconds, **said):
 def test_training_that_nobody_knows_is_found(tmp_path):
     snapshot = asyncio.run(collect(tmp_path, 12))
     (job,) = snapshot.jobs
-    assert (job.job, job.size, job.pattern, job.source, job.relative) == ("traffic-1", 3, "ring", Source.INFERRED, True)
+    assert job.job.startswith("traffic-")
+    assert (job.size, job.pattern, job.source, job.relative) == (3, "ring", Source.INFERRED, True)
     assert job.median_ns == pytest.approx(PERIOD_MS * MS, rel=0.02)
     iterations = read(tmp_path, "iterations")
     assert len(iterations) >= 3 * 30

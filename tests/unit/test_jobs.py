@@ -6,8 +6,8 @@ import time
 from collector.view.job_views import JobFacts, Jobs
 from netmon.dl.account import Tally
 from netmon.dl.iterations import Iteration
-from netmon.records import Direction, Moment, Source
-from netmon.views import Cause, SourceScore
+from netmon.records import Moment, Source
+from netmon.views import SourceScore, Verdict
 
 MS = 1_000_000
 
@@ -44,21 +44,14 @@ def test_a_job_that_begins_again_shows_its_new_iterations():
     assert (view.iteration, len(view.durations_ns)) == (0, 1)
 
 
-def test_the_slowest_iteration_has_a_verdict():
-    jobs = Jobs(0)
-    for number in range(21):
-        slow = number == 20
-        for rank in (0, 1):
-            begun = 100 * number * MS
-            ended = begun + (200 if slow else 100) * MS
-            waited = {"comm_start_ns": begun + 60 * MS, "wait_start_ns": begun + 60 * MS, "comm_end_ns": ended}
-            it = iteration(number, rank)._replace(end_ns=ended, **waited)
-            jobs.ended(f"h{rank}", it)
-            jobs.accounted(it, tally(cross_rx=3_000_000 * (slow and rank == 0), sent=1_000_000))
+def test_the_last_verdicts_are_shown_newest_first():
+    jobs = with_ranks(12, 12)
+    verdicts = [Verdict("train", number, 0, 200 * MS, 200 * MS, 100 * MS, 100 * MS) for number in range(8)]
+    for verdict in verdicts:
+        jobs.judged(verdict)
+    jobs.judged(Verdict("nobody", 1, 0, 1, 1, 1, 0))
     (view,) = jobs.views()
-    slow = view.slowest
-    assert (slow.iteration, slow.cause, slow.culprit, slow.culprit_bytes) == (20, Cause.CROSS, "backup", 3_000_000)
-    assert (slow.host, slow.direction, slow.transfer_ns) == ("h0", Direction.RX, 100 * MS)
+    assert view.verdicts == tuple(reversed(verdicts[-5:]))
 
 
 def test_an_elastic_job_shows_the_ranks_that_it_has():

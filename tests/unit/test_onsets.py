@@ -7,6 +7,7 @@ from collector_stream import hello
 
 from collector.host.flows import AllFlows, FlowTable, Links
 from collector.host.rows import ARRIVED
+from netmon.columnar import Columns
 from netmon.dl.onsets import MOST_DELAY_NS, ONSET, REST_NS, coarse_lag, match_onsets
 from netmon.records import Direction, Flow
 
@@ -29,7 +30,7 @@ def test_an_onset_follows_a_rest():
     table = FlowTable(Links(hello()), everything, 0)
     for number in (0, 1):
         table.describe(Flow(number, 7, Direction.TX, "a", "b", 1, 2, 6, 0))
-    rows = np.zeros(6, ARRIVED)
+    rows = Columns.zeros(6, ARRIVED)
     rows["flow"], rows["start_ns"] = [0, 1, 0, 0, 1, 0], np.array([10, 15, 29, 50, 35, 69]) * MS
     rows["wire_bytes"] = 1
     assert everything.seen(rows).tolist() == [0, 1, 3, 4]

@@ -12,8 +12,10 @@ from collector_stream import MS, UTC, S
 from collector.dataset.resume import Resume
 from collector.host.batches import Settled
 from collector.host.incoming import gather
+from collector.host.rows import SETTLED
 from collector.settings import Settings
 from collector.stages import Stages
+from netmon.columnar import joined
 from netmon.records import (
     BUCKET,
     Batch,
@@ -139,7 +141,8 @@ class Stored:
 
     def tables(self, stage: Stages) -> dict[str, pd.DataFrame]:
         outputs = [(p, output) for one in self.settled for p, outputs in one.outputs.items() for output in outputs]
-        rows = pd.DataFrame(np.concatenate([output.buckets for _, output in outputs]))
+        buckets = joined([output.buckets for _, output in outputs])
+        rows = pd.DataFrame({name: buckets[name].astype(SETTLED[name]) for name in buckets.names})
         jobs = stage.hosts.tables.flows.jobs
         iterations = [(place, *i, *t) for place, o in outputs for i, t in o.iterations]
         ledger = [(place, *vars(row).values()) for place, output in outputs for row in output.ledger]
@@ -240,5 +243,5 @@ def test_a_session_that_goes_leaves_nothing_to_the_one_that_gets_its_place() -> 
     assert not window.ledger.totals.any()
     settled = [stage.take([again], gather([batch])) for batch in batches]
     settled.append(stage.settle_all([again], leaving=True))
-    rows = np.concatenate([output.buckets for one in settled for output in one.outputs.get(again, [])])
+    rows = joined([output.buckets for one in settled for output in one.outputs.get(again, [])])
     assert rows["wire_bytes"].sum() == sum(int(batch.buckets["wire_bytes"].sum()) for batch in batches)

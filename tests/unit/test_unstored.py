@@ -5,10 +5,11 @@ import numpy as np
 
 from collector.host.rows import SETTLED
 from collector.host.unstored import Unstored, by_session
+from netmon.columnar import Columns
 
 
-def rows(*sessions: int) -> np.ndarray:
-    table = np.zeros(len(sessions), SETTLED)
+def rows(*sessions: int) -> Columns:
+    table = Columns.zeros(len(sessions), SETTLED)
     table["session"], table["bucket_start_ns"] = sessions, np.arange(len(sessions))
     return table
 

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_wire_batches import BATCH, BROKEN_BATCHES, COARSE_ROWS, HORIZON, MAX_COUNT, U32, a_batch
 
+from netmon.columnar import Columns
 from netmon.errors import WireError
 from netmon.records import COARSE, Batch, ClockSample
 from netmon.wire import netmon_pb2
@@ -45,18 +46,24 @@ def assert_same(many: ManyBatches, messages: list[netmon_pb2.Batch]) -> None:
     assert len(many.heads) == len(messages)
     assert all(many.heads[index] == np.zeros(1, HEADS)[0] for index in many.refused)
     assert set(many.rows["batch"].tolist()) == {index for index, batch in batches.items() if len(batch.buckets)}
+    assert many.runs.rows.sum() == len(many.rows)
+    assert np.repeat(many.runs.batch, many.runs.rows).tolist() == many.rows["batch"].tolist()
     for index, batch in batches.items():
         rows, buckets = many.rows[many.rows["batch"] == index], batch.buckets
         assert len(rows) == len(buckets)
         coarse = buckets.dtype == COARSE
-        wanted = np.zeros(len(buckets), ROWS)
+        wanted = Columns.zeros(len(buckets), ROWS)
         wanted["batch"], wanted["bucket_ns"] = index, batch.bucket_ns
         wanted["start_ns"] = buckets["bucket_start_ns"]
         for name in ("flow_id", "packets", "wire_bytes", "payload_bytes"):
             wanted[name] = buckets[name]
         wanted["peak_bytes"] = buckets["peak_bytes"] if coarse else buckets["wire_bytes"]
         wanted["busy_buckets"] = buckets["busy_buckets"] if coarse else 1
-        assert rows.tobytes() == wanted.tobytes()
+        for name in wanted.names:
+            assert rows[name].dtype == wanted[name].dtype
+            assert rows[name].tolist() == wanted[name].tolist()
+        of_runs = np.repeat(many.runs.flow_id, many.runs.rows)[many.rows["batch"] == index]
+        assert of_runs.tolist() == buckets["flow_id"].tolist()
         clock, cost = batch.clock, batch.cost
         head = (batch.sequence, batch.horizon_ns, batch.bucket_ns, *astuple(clock)[:4])
         assert many.heads[index].tolist() == (

@@ -2,7 +2,7 @@
 """Traffic of training jobs and of others, made up: what the inference is tested with where no run was recorded."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -93,12 +93,17 @@ class Said:
     iterations: list[InferredIteration] = field(default_factory=list)
     told: list[float] = field(default_factory=list)
     verdicts: dict[int, tuple[str, int, str]] = field(default_factory=dict)
+    names: list[str] = field(default_factory=list)  # of jobs in the order in which they were found: traffic-1, …
 
     def take(self, findings: Findings, now_ns: float) -> None:
-        self.jobs |= {job.name: job for job in findings.jobs}
-        self.iterations += findings.iterations
+        self.names += [job.name for job in findings.jobs if job.name not in self.names]
+        self.jobs |= {name: replace(job, name=name) for job in findings.jobs for name in [self.number(job.name)]}
+        self.iterations += [replace(one, job=self.number(one.job)) for one in findings.iterations]
         self.told += [now_ns] * len(findings.iterations)
-        self.verdicts |= {flow: (v.job, v.member, v.traffic) for flow, v in findings.flows.items()}
+        self.verdicts |= {flow: (self.number(v.job), v.member, v.traffic) for flow, v in findings.flows.items()}
+
+    def number(self, name: str) -> str:
+        return f"traffic-{1 + self.names.index(name)}"
 
     def starts(self, job: str = "traffic-1") -> np.ndarray:
         return np.array([i.comm_start_ns for i in self.iterations if i.job == job], np.int64)

@@ -78,6 +78,11 @@ class WorkersResult:
         return self.several.rows_per_s / self.one.rows_per_s
 
     @property
+    def ratio_by_cpu(self) -> float:
+        """The same, had every worker got the whole of its share: on a machine that does other things, too."""
+        return len(self.several.workers) * self.several.rows_per_cpu_s / self.one.rows_per_cpu_s
+
+    @property
     def same(self) -> bool:
         """Whether the rows are the same, table by table."""
         return all(difference.none for difference in self.differences.values())
@@ -89,7 +94,16 @@ class WorkersResult:
 
     def document(self) -> dict[str, Any]:
         """For --json."""
-        return {"simulated": PLAYED} | asdict(self) | {"ratio": self.ratio, "same": self.same, "true": self.true}
+        return (
+            {"simulated": PLAYED}
+            | asdict(self)
+            | {
+                "ratio": self.ratio,
+                "ratio_by_cpu": self.ratio_by_cpu,
+                "same": self.same,
+                "true": self.true,
+            }
+        )
 
 
 def fair_share(workers: int) -> float:

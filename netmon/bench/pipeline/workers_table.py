@@ -32,6 +32,7 @@ def _figures(result: WorkersResult) -> list[tuple[str, str, str]]:
         both("rows/s stored, in all", "{0.rows_per_s:,.0f}"),
         *(_of_worker(result, number) for number in range(len(several.workers))),
         ("rows/s : rows/s of one", "1", f"{result.ratio:.2f}"),
+        ("  had each got its whole share of the CPU", "1", f"{result.ratio_by_cpu:.2f}"),
         both("until all was stored, s", "{0.seconds:.1f}"),
         both("rows per second of the workers' CPU", "{0.rows_per_cpu_s:,.0f}"),
         both("bus: CPU, cores", "{0.bus_cores:.2f}"),

@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from netmon.bench.verdict.fluid import GOODPUT, PATTERNS, Moved, Squeeze, phases, transfer
 from netmon.dl.verdict import Carried, Link, Steps, Whose, in_cells
+from netmon.lab.injections.spec import NETWORK
 from netmon.records import Direction
 
 CAUSES = ("cross", "other_job", "straggler", "pause", "slow_link", "nothing")
@@ -71,8 +72,8 @@ def scenario(seed: int) -> Scenario:
     generator = np.random.default_rng(seed)
     ranks = int(np.round(2 ** generator.uniform(1, 6)))
     duration = 10 ** generator.uniform(7.5, 8.7)
-    share = generator.uniform(0.15, 0.7)  # of the transfer
     cause = CAUSES[seed % len(CAUSES)]
+    share = generator.uniform(0.35, 0.85) if cause in NETWORK else generator.uniform(0.15, 0.7)  # of the transfer
     return Scenario(
         cause=cause,
         ranks=ranks,
@@ -82,10 +83,10 @@ def scenario(seed: int) -> Scenario:
         transfer_ns=duration * share,
         victim=int(generator.integers(ranks)),
         direction=Direction(int(generator.integers(2))),
-        strength=float(generator.uniform(0.4, 0.95)),
+        strength=float(generator.uniform(0.5, 0.95)),
         flows=int(generator.choice([1, 2, 4, 16])),
-        offset=float(generator.uniform(-0.5, 0.3)),
-        lasts=float(generator.uniform(0.5, 2.5)),
+        offset=float(generator.uniform(-0.4, 0.2)),
+        lasts=float(generator.uniform(0.8, 2.5)),
         bystander=bool(generator.uniform() < 0.3),
         clock_bound_ns=int(generator.choice([0, 10_000, 100_000, 500_000])),
         unseen=int(generator.integers(ranks)) if generator.uniform() < 0.15 else -1,

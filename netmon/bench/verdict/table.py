@@ -11,7 +11,8 @@ from netmon.bench.verdict.scoring import MISSED, NO_EFFECT, NOTHING, WRONG_CAUSE
 from netmon.lab.injections.spec import CAUSES
 from netmon.units import format_duration
 
-_ORDER = (*dict.fromkeys(cause for cause in CAUSES.values() if cause), "compute", "unknown", NOTHING)
+ORDER = (*dict.fromkeys(cause for cause in CAUSES.values() if cause), "compute", "unknown", NOTHING)
+"""Of causes, in tables and pictures."""
 _MOST_NAMED = 20
 
 
@@ -45,13 +46,13 @@ def print_reruns(result: RerunResult, console: Console) -> None:
 
 def _confusion(result: VerdictResult) -> Table:
     confusion = result.confusion
-    told = [cause for cause in _ORDER if any(cause in row for row in confusion.values())]
+    told = [cause for cause in ORDER if any(cause in row for row in confusion.values())]
     table = Table(title="rows: injected; columns: told", padding=(0, 0), box=SIMPLE)
     table.add_column("cause")
     for cause in told:
         table.add_column(cause.replace("_", " "), justify="right")
     table.add_column("no effect", justify="right", style="dim")
-    for cause in _ORDER:
+    for cause in ORDER:
         without = sum(each.cause == cause and each.outcome == NO_EFFECT for each in result.outcomes)
         if cause in confusion or without:
             row = confusion.get(cause, {})
@@ -71,6 +72,8 @@ def _figures(result: VerdictResult) -> Table:
     table.add_row("share of the delay against the truth: median error", _share(result.share_error(50)))
     after = [result.told_after_s(share) for share in (50, 99)]
     table.add_row("told after, s: median, p99", ", ".join("not told" if s is None else f"{s:.2f}" for s in after))
+    otherwise, both = result.told_otherwise
+    table.add_row("another cause was told at once", f"{otherwise} of {both}")
     if result.failed:
         table.add_row("runs that failed", str(len(result.failed)))
     return table

@@ -3,7 +3,8 @@
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import pairwise
+from hashlib import blake2b
+from itertools import chain, count, pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -53,7 +54,6 @@ class Inference:
         self._until_ns = 0
         self._jobs: list[Job] = []
         self._told: dict[str, InferredJob] = {}
-        self._named = 0
         self._last: list[InferredIteration] = []  # of jobs that ended since the last advance()
         self._verdicts = Verdicts(self._flows)
 
@@ -209,13 +209,21 @@ class Inference:
             if grown is not None:
                 iterations += grown
                 continue
-            self._named += 1
             after_ns = max(self._told_until.get(flow, -1) for flow in group.flows)
-            job = Job(f"traffic-{self._named}", group.flows, self._hosts, self._words, self._resolution_ns, after_ns)
+            job = Job(self._name(group), group.flows, self._hosts, self._words, self._resolution_ns, after_ns)
             self._jobs.append(job)
             iterations += job.begin(group.repetition, self._bursts)
             iterations += job.follow(self._bursts, until_ns)
         return iterations
+
+    def _name(self, group: Group) -> str:
+        """By its members and its first connection, so that whoever finds the job calls it the same."""
+        flows = [self._flows[flow] for flow in group.flows]
+        members = sorted({address for edge in group.flows.values() for address in edge})
+        first = min((flow.src, flow.dst, flow.src_port, flow.dst_port) for flow in flows)
+        stem = f"traffic-{blake2b(repr((members, first)).encode(), digest_size=3).hexdigest()}"
+        taken = {job.name for job in self._jobs}
+        return next(name for name in chain([stem], (f"{stem}.{n}" for n in count(2))) if name not in taken)
 
     def _grown(self, group: Group, free: Sequence[Candidate], until_ns: int) -> list[InferredIteration] | None:
         """Where the group is more of a job that is there: that job's iterations."""

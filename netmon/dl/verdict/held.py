@@ -30,6 +30,8 @@ _STOPPED = 5 * _MS  # without a byte
 _TIMER_NS = 180_000_000  # TCP's shortest timeout is 200 ms
 _ONE_WINDOW = 6_000  # bytes: what TCP sends first after a timeout
 _LOST_LEAST = 4_500  # bytes
+_GONE_ON, _RECEIVED, _BOTH = 0.8, 0.6, 2.6  # pieces
+_SMALL_PIECE = 1 << 16  # bytes
 
 _Floats = npt.NDArray[np.float64]
 
@@ -86,7 +88,7 @@ def held(seen: Window, since_ns: float, until_ns: float, usual_ns: float, capaci
     kind[contested[span]] = Held.FOREIGN
     stops = []
     for first, last in _silences(seen, span):
-        stop = Stop(first, last, _who_went_on(seen, last))
+        stop = Stop(first, last, _who_went_on(seen, first, last))
         inside = slice(first - span.start, last - span.start)
         waited_for_timer = _is_timeout(seen, dropped, first, last)
         if not waited_for_timer:
@@ -159,16 +161,35 @@ def _is_timeout(seen: Window, dropped: _Floats, first: int, last: int) -> bool:
     return bool(dropped[max(0, first - _AFTER_LOSS) : first].sum() >= 1 and resumed <= _ONE_WINDOW)
 
 
-def _who_went_on(seen: Window, last: int) -> int:
-    """The rank that sent first after a silence, if it did so alone; −1: half of them or more did at once.
+def _who_went_on(seen: Window, first: int, last: int) -> int:
+    """The rank that had stopped alone in the silence [first, last); −1: several had.
 
-    In a ring, rank k sends on when it has received what comes before. Where one rank had stopped, all others lack its
-    bytes; where all had, at least every second one has what it needs.
+    Where one rank stops, the others go on until they lack what it would have sent; when it goes on, the next one sends
+    only after it has received a whole piece. Where all stop, nobody goes on for long, and whoever has what it needs
+    sends at once. A piece is what a rank sends between two waits.
     """
     after = seen.sent[:, last : last + 400 * _MS] > 0
-    begins = np.where(after.any(axis=1), after.argmax(axis=1), np.iinfo(np.int64).max)
+    active = np.asarray(after.any(axis=1))
+    begins = np.where(active, after.argmax(axis=1), after.shape[1])
     order = np.argsort(begins, kind="stable")
-    if len(begins) < 2 or begins[order[0]] == np.iinfo(np.int64).max:
+    if len(begins) < 2 or not active[order[0]] or begins[order[1]] - begins[order[0]] <= 1 + 2 * seen.clock_cells:
         return -1
-    alone = begins[order[1]] - begins[order[0]] > 1 + 2 * seen.clock_cells
-    return int(seen.ranks[order[0]]) if alone else -1
+    one, second = int(order[0]), int(order[1])
+    before = np.flatnonzero(seen.sent[one, :first])
+    gone_on = np.delete(seen.sent[:, (before[-1] + 1 if len(before) else 0) : first], one, axis=0).sum()
+    received = seen.taken[second, last : last + begins[second]].sum()
+    piece = _piece(seen)
+    enough = gone_on >= _GONE_ON * piece and received >= _RECEIVED * piece and gone_on + received >= _BOTH * piece
+    return int(seen.ranks[one]) if enough else -1
+
+
+def _piece(seen: Window) -> float:
+    """Payload that a rank typically sends between two waits; 0 where nobody waits."""
+    sizes = []
+    for sent in seen.sent:
+        busy = np.flatnonzero(sent)
+        cuts = np.flatnonzero(np.diff(busy) > _MS) + 1
+        ends = zip(np.concatenate([[0], cuts]), np.concatenate([cuts, [len(busy)]]), strict=True)
+        sizes += [sent[busy[a] : busy[b - 1] + 1].sum() for a, b in ends if b > a]
+    sizes = [size for size in sizes if size >= _SMALL_PIECE]
+    return float(np.quantile(sizes, 0.25)) if len(sizes) > 4 * len(seen.sent) else 0.0

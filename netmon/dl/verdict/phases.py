@@ -11,6 +11,7 @@ from netmon.dl.verdict.evidence import CELL_NS
 from netmon.dl.verdict.usual import Matrix, middle, spread
 from netmon.dl.verdict.window import Window
 
+_ALIKE = 0.7  # of the latest rank's lateness
 _CLEAR = 0.1  # of the lateness: clocks that err more are not asked
 
 _Floats = npt.NDArray[np.float64]
@@ -58,13 +59,18 @@ def phases(
         return replace(found, known=True, pause_ns=float(more_rest[slow]), waited_ns=more_wait)
     whole = bool(np.isfinite(more_rest).all())
     pause = max(0.0, float(more_rest.min())) if whole else 0.0
-    late = [(int(table.rank[slow]), float(more_rest[slow]) - pause)]
-    last, apart = _latest(told.arrive, row, usual, slow, more_rest, found.error_ns)
+    own = float(more_rest[slow]) - pause
+    together = min(max(own, 0.0), _stuck(told.done, row, usual, slow))
+    pause, own = pause + together, own - together
+    late = [(int(table.rank[slow]), own)]
+    last, apart = _latest(told.arrive, row, usual, slow, more_rest, error)
     # What it did itself made it late, now or at the end of the iteration before; the rest is what that one's transfer
     # left behind, which did not end everywhere at once.
     itself = sum(max(0.0, float(more[last] - more[slow])) for more in (more_rest, _more_before(rest, row, usual)))
     waited_for = float(np.clip(min(apart, itself), 0.0, max(more_wait, 0.0)))
-    if waited_for > 0:
+    if waited_for > 0 and _several(table, row, more_rest, last, slow):
+        pause += waited_for
+    elif waited_for > 0:
         late.append((int(table.rank[last]), waited_for))
     left = max(0.0, apart - waited_for)
     return replace(
@@ -75,6 +81,24 @@ def phases(
         waited_ns=more_wait - waited_for,
         since_ns=found.since_ns - left,
     )
+
+
+def _stuck(done: _Floats, row: int, usual: npt.NDArray[np.intp], slow: int) -> float:
+    """How long all other ranks were kept in a transfer that the slowest rank had behind it, now or just before.
+
+    They did not wait for it, so whatever kept it kept them, too.
+    """
+    apart = done - done[:, [slow]]
+    later = np.delete(apart - middle(apart[usual]), slow, axis=1)[max(0, row - 1) : row + 1]
+    kept = later.min(axis=1)
+    return float(np.max(kept, initial=0.0, where=np.isfinite(kept)))
+
+
+def _several(table: Matrix, row: int, more_rest: _Floats, last: int, slow: int) -> bool:
+    """Whether ranks of several hosts, half of all or more, were late by about as much as the latest: no straggler."""
+    late = np.flatnonzero(more_rest >= _ALIKE * more_rest[last]) if more_rest[last] > 0 else np.empty(0, np.intp)
+    hosts = len(np.unique(table.host[row, late]))
+    return hosts >= 2 and 2 * len(late) >= len(more_rest)
 
 
 def _more_before(rest: _Floats, row: int, usual: npt.NDArray[np.intp]) -> _Floats:
@@ -149,7 +173,8 @@ def _latest(
     apart = arrive - arrive[:, [slow]]
     later = apart[row] - middle(apart[usual])
     longer = more_rest - more_rest[slow]
-    found = later if np.isfinite(later).all() and np.nanmax(later) * _CLEAR >= error_ns else longer
+    clear = np.isfinite(later).all() and error_ns <= _CLEAR * max(float(np.nanmax(longer)), float(np.nanmax(later)))
+    found = later if clear else longer
     if not np.isfinite(found).any():
         return slow, 0.0
     last = int(np.nanargmax(found))

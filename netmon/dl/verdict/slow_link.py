@@ -16,6 +16,8 @@ from netmon.dl.verdict.window import Window
 from netmon.records import Direction
 
 _WINDOW = 20_000_000 // CELL_NS  # cells over which a pace is taken
+_PART = _WINDOW // 10
+_FAST = 0.85  # of the usual pace
 _SLOWER = 0.75  # of the usual pace
 _EVEN = 0.35  # the middle 80 % of the paces lie within so much of their median
 _BUSY = 0.8  # of the slow windows
@@ -47,9 +49,12 @@ def slow_link(seen: Window, cells: Cells, references: Mapping[int, Window]) -> i
             continue
         usual = _usual_pace(seen.links[link], references)
         paces = seen.own[link, used].reshape(shape).sum(axis=1)[looked] / _WINDOW
-        busy = (seen.own[link, used].reshape(whole, -1, _WINDOW // 10).sum(axis=2) > 0).mean(axis=1)[looked]
+        parts = seen.own[link, used].reshape(whole, -1, _PART).sum(axis=2)[looked] / _PART
+        busy = (parts > 0).mean(axis=1)
         pace = float(np.median(paces))
         if not usual or pace <= 0 or pace > _SLOWER * usual or (busy > 0.9).mean() < _BUSY:
+            continue
+        if np.quantile(parts, 0.9) > _FAST * usual:  # it goes as fast as ever, now and then
             continue
         low, high = np.quantile(paces, (0.1, 0.9))
         if high - low <= _EVEN * pace:

@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What agents tell of connections and of their hosts' part, on its way to the dataset: all hosts in one table."""
+
+import math
+from collections.abc import Container, Mapping
+
+import numpy as np
+import numpy.typing as npt
+
+from collector.host.flows import AllFlows, unknown_flow
+from collector.host.places import Places
+from collector.host.unstored import EvidencePieces, Unstored
+from netmon.columnar import Columns
+from netmon.evidence import HOST_PART, TRANSPORT, UNKNOWN
+from netmon.records import Direction, Table
+from netmon.wire.many import ManyBatches
+
+STORED_TRANSPORT = np.dtype([("session", "<i4"), ("link", "<i4"), *((name, "<i8") for name in TRANSPORT.names or ())])
+"""A row on its way: place of its session, link as the session counts them; times are mono."""
+
+STORED_HOST_PART = np.dtype([("session", "<i4"), *((name, "<i8") for name in HOST_PART.names or ())])
+"""The same of the host's part; job: an index into the jobs of all hosts, UNKNOWN in the host's own row."""
+
+LATEST = np.dtype(
+    [("session", "<i4"), ("flow_id", "<u4")]
+    + [(name, "<i8") for name in ("end_ns", "sent_bytes", "retransmitted_bytes", "rtt_ns", "rtt_min_ns")]
+)
+"""What was told last of a flow's connection, whichever way the flow goes. flow_id 0: nothing."""
+
+
+LATELY_NS = 3_000_000_000
+"""What was said longer ago is not the present."""
+
+_Places = npt.NDArray[np.int64]
+
+
+class Evidence:
+    """All that is not stored yet, and the latest of each flow."""
+
+    def __init__(self, flows: AllFlows, places: Places) -> None:
+        """flows, places: of all sessions."""
+        self._flows, self._places = flows, places
+        self._transport, self._host = Unstored(), Unstored()
+        self._latest = np.zeros(0, LATEST)  # by flow
+        self.waiting: set[int] = set()
+        """Sessions with rows that are not stored."""
+        self.renamed: dict[int, Mapping[tuple[str, int], str]] = {}
+        """Of a session: names of jobs by job and pid, where they are others than the agent's."""
+
+    @property
+    def nbytes(self) -> int:
+        """Of all rows."""
+        return self._transport.nbytes + self._host.nbytes
+
+    def check(self, many: ManyBatches, place: _Places) -> dict[int, str]:
+        """Why batches are to be refused: they name flows that nobody knows. place: the session of each.
+
+        To be called when their flows are described.
+        """
+        told = many.transport
+        unknown = np.flatnonzero(self._flows.find(place[told["batch"]], told["flow_id"]) < 0)
+        return {int(told["batch"][row]): str(unknown_flow(int(told["flow_id"][row]))) for row in unknown.tolist()}
+
+    def add(self, many: ManyBatches, place: _Places, good: npt.NDArray[np.bool_]) -> None:
+        """Take in what batches tell that have just been checked, of those that are good. place: the session of each."""
+        if len(many.transport):
+            self._add_transport(many, place, np.flatnonzero(good[many.transport["batch"]]))
+        if len(many.host):
+            self._add_host_part(many, place, np.flatnonzero(good[many.host["batch"]]))
+
+    def _add_transport(self, many: ManyBatches, place: _Places, good: _Places) -> None:
+        told = many.transport[good]
+        session = place[told["batch"]]
+        flow = self._flows.find(session, told["flow_id"])
+        rows = Columns.zeros(len(told), STORED_TRANSPORT)
+        for name in TRANSPORT.names or ():
+            rows[name] = told[name]
+        rows["session"], rows["link"] = session, self._flows.state["link"][flow]
+        self._keep(self._transport, many, told["batch"], rows)
+        self._note(session, flow, told, told["flow_id"])
+        other = self._flows.find(session, told["reverse_flow_id"])
+        known = np.flatnonzero(other >= 0)
+        self._note(session[known], other[known], told[known], told["reverse_flow_id"][known])
+
+    def _note(self, session: _Places, flow: _Places, told: Table, flow_id: _Places) -> None:
+        if len(self._latest) < len(self._flows.flows):
+            grown = np.zeros(2 * len(self._flows.flows), LATEST)
+            grown[: len(self._latest)] = self._latest
+            self._latest = grown
+        rows = np.empty(len(told), LATEST)
+        rows["session"], rows["flow_id"] = session, flow_id
+        for name in (LATEST.names or ())[2:]:
+            rows[name] = told[name]
+        self._latest[flow] = rows  # in the batches' order: of several the last
+
+    def _add_host_part(self, many: ManyBatches, place: _Places, good: _Places) -> None:
+        told = many.host[good]
+        rows = Columns.zeros(len(told), STORED_HOST_PART)
+        for name in HOST_PART.names or ():
+            rows[name] = told[name]
+        rows["session"] = place[told["batch"]]
+        of_rank = np.flatnonzero(told["job"] != UNKNOWN)
+        columns = (told["batch"], rows["session"], told["job"], told["pid"])
+        jobs = []
+        for batch, session, job, pid in zip(*(column[of_rank].tolist() for column in columns), strict=True):
+            name = many.host_jobs[batch][job]
+            jobs.append(self._flows.job(self.renamed.get(session, {}).get((name, pid), name)))
+        rows["job"][of_rank] = jobs
+        self._keep(self._host, many, told["batch"], rows)
+
+    def _keep(self, unstored: Unstored, many: ManyBatches, batch: npt.NDArray[np.int32], rows: Columns) -> None:
+        """Those that the dataset does not have."""
+        sequence = many.heads["sequence"][batch]
+        fresh = rows[sequence > self._places.table["stored_last"][rows["session"]]]
+        unstored.add(fresh)
+        self.waiting |= set(np.unique(fresh["session"]).tolist())
+
+    def said(self, flow: int, direction: Direction) -> tuple[float, float, float]:
+        """What TCP said last of a flow's connection: RTT and its minimum in ns, and the share of what was sent that was
+        sent again; nan: nothing, or not lately.
+
+        flow: its index among the flows of all sessions. What comes in is sent again elsewhere.
+        """
+        nothing = math.nan, math.nan, math.nan
+        if flow >= len(self._latest):
+            return nothing
+        row, state = self._latest[flow], self._flows.state[flow]
+        if not row["flow_id"] or row["flow_id"] != state["flow_id"] or row["session"] != state["session"]:
+            return nothing
+        if row["end_ns"] < self._places.table["horizon_ns"][row["session"]] - LATELY_NS:
+            return nothing
+        rtt_ns, least_ns = (float(row[name]) if row[name] > 0 else math.nan for name in ("rtt_ns", "rtt_min_ns"))
+        told = direction == Direction.TX and row["sent_bytes"] > 0 and row["retransmitted_bytes"] >= 0
+        return rtt_ns, least_ns, float(row["retransmitted_bytes"] / row["sent_bytes"]) if told else math.nan
+
+    def take(self) -> EvidencePieces:
+        """Hand all of it over."""
+        self.waiting = set()
+        return EvidencePieces(self._transport.take(), self._host.take())
+
+    def put_back(self, pieces: EvidencePieces, places: Container[int]) -> None:
+        """What was handed over is not stored; places: of the sessions that are still there."""
+        self._transport.put_back(pieces.transport, places)
+        self._host.put_back(pieces.host, places)
+        for rows in (*pieces.transport, *pieces.host):
+            self.waiting |= {place for place in np.unique(rows["session"]).tolist() if place in places}
+
+    def drop(self, place: int) -> None:
+        """The session is gone."""
+        self._transport.drop(place)
+        self._host.drop(place)
+        self.waiting.discard(place)
+        self.renamed.pop(place, None)
