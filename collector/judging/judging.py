@@ -147,15 +147,20 @@ class Judging:
         flows, state = self._tables.flows, self._tables.flows.state
         own = np.flatnonzero(np.isin(state["session"], places))
         found = np.full(len(state), -1, np.int64)
-        numbers: dict[Whose, int] = {}
         control = state["traffic"][own] == Traffic.CONTROL
-        for flow, party, is_control in zip(own.tolist(), state["party"][own].tolist(), control.tolist(), strict=True):
-            who = flows.parties[party]
-            description = flows.flows[flow] if who.job == job else None
+        parties, of_party = np.unique(state["party"][own], return_inverse=True)
+        told = [flows.parties[party] for party in parties.tolist()]
+        whose = [Whose(who.job, who.rank, -1, False, "" if who.job else who.name) for who in told]
+        found[own] = of_party
+        numbers: dict[Whose, int] = {}
+        ours = np.array([who.job == job for who in told], np.bool_)[of_party] if len(told) else control
+        for place in np.flatnonzero(ours).tolist():
+            flow = int(own[place])
+            description, who = flows.flows[flow], told[of_party[place]]
             peer = flows.ends.ranks([flow], [description])[0] if description else -1
-            one = Whose(who.job, who.rank, peer, is_control, "" if who.job else who.name)
-            found[flow] = numbers.setdefault(one, len(numbers))
-        return list(numbers), found
+            one = Whose(who.job, who.rank, peer, bool(control[place]), "")
+            found[flow] = numbers.setdefault(one, len(whose) + len(numbers))
+        return [*whose, *numbers], found
 
     def _forget_old(self) -> None:
         before = time.monotonic() - _KEPT_S

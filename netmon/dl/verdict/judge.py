@@ -34,7 +34,7 @@ _LEAST_SHARE = 0.3  # of the excess: what makes a cause the cause
 _SECOND_SHARE = 0.2
 _MORE = 1.05  # times the usual gradients: what makes it more to transfer
 _INTERVAL = 1.645  # standard deviations: 90 %
-REFERENCES = 12
+REFERENCES = 6
 """Usual iterations whose traffic is looked at, at most."""
 
 _Floats = npt.NDArray[np.float64]
