@@ -177,6 +177,8 @@ class HostStage:
         exchanges: dict[int, list[ClockExchange]] = {}
         for batch, some in batches.exchanges.items():
             exchanges.setdefault(int(batches.place[batch]), []).extend(some)
+        places = self.tables.places.table
+        horizon_ns, settled_ns = places["horizon_ns"].tolist(), places["settled_ns"].tolist()
         clocks = zip(*(heads[n].tolist() for n in ("mono_ns", "utc_ns", "error_ns", "utc_error_ns")), strict=True)
         clock_of = list(clocks)
         for place, batch in last.items():
@@ -185,10 +187,11 @@ class HostStage:
             discipline = batches.many.disciplines.get(batch, "")
             sample = ClockSample(mono_ns, utc_ns, error_ns, utc_error_ns, discipline)
             try:
-                session.window.align(sample, exchanges.get(place, ()))
+                session.window.align(sample, exchanges.get(place, ()), horizon_ns[place], settled_ns[place])
             except Exception as error:
                 batches.fail(batch, error)
         self._offsets(list(last))
+        sequence, until_ns = heads["sequence"].tolist(), heads["horizon_ns"].tolist()
         introduced = {place for place in last if self._sessions[place].window.introduced}
         with_news = {*batches.marks, *batches.nic}
         with_news |= {b for b in good.tolist() if int(batches.place[b]) in introduced} if introduced else set()
@@ -197,7 +200,7 @@ class HostStage:
             if not batches.good[batch]:
                 continue
             marks, nic = batches.marks.get(batch, []), batches.nic.get(batch, [])
-            news = News(int(heads["sequence"][batch]), int(heads["horizon_ns"][batch]), marks, nic)
+            news = News(sequence[batch], until_ns[batch], settled_ns[place], marks, nic)
             try:
                 batches.marks[batch] = self._sessions[place].hear(news)
             except Exception as error:

@@ -55,6 +55,7 @@ class News(NamedTuple):
 
     sequence: int
     horizon_ns: int
+    settled_ns: int  # every row that begins before it has settled
     marks: Sequence[MarkRun] = ()
     nic: Sequence[NicSample] = ()
 
@@ -136,10 +137,10 @@ class HostWindow:
         names = ("rss_bytes", "spool_bytes", "warnings")
         return AgentCost(float(self._row["cpu_fraction"]), *(int(self._row[name]) for name in names))
 
-    def align(self, sample: ClockSample, exchanges: Sequence[ClockExchange]) -> None:
-        """Take in what batches tell of the clock, up to the horizon."""
+    def align(self, sample: ClockSample, exchanges: Sequence[ClockExchange], horizon_ns: int, settled_ns: int) -> None:
+        """Take in what batches tell of the clock, up to the horizon; rows before settled_ns keep their place."""
         before = self.alignment.map
-        jump_ns = self.alignment.hear(sample, exchanges, self.horizon_ns, self.settled_ns)
+        jump_ns = self.alignment.hear(sample, exchanges, horizon_ns, settled_ns)
         if self.alignment.map is not before:
             self.use_map()
         if jump_ns:
@@ -156,7 +157,7 @@ class HostWindow:
 
     def mark(self, news: News) -> Sequence[MarkRun]:
         """Take in a batch's marks; returns those that count for it."""
-        runs, latest_ns, settled_ns = news.marks, news.horizon_ns + FURTHEST_NS, self.settled_ns
+        runs, latest_ns, settled_ns = news.marks, news.horizon_ns + FURTHEST_NS, news.settled_ns
         # A mark's time is what a training process says: one from the future is left out, the batch is not to blame.
         if any(max(run.times_ns) > latest_ns for run in runs):
             marks = marks_of(runs)

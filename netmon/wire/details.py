@@ -77,28 +77,37 @@ def read_name(text: str, label: str) -> str:
 
 def read_clock(message: netmon_pb2.ClockSample) -> ClockSample:
     """A reading of both clocks."""
-    clock = ClockSample(
-        message.mono_ns, message.utc_ns, message.error_ns, message.utc_error_ns, read_name(message.discipline, "clock")
-    )
-    least = min(clock.mono_ns, clock.utc_ns, clock.error_ns, clock.utc_error_ns)
+    return ClockSample(*clock_values(message))
+
+
+def clock_values(message: netmon_pb2.ClockSample) -> tuple[int, int, int, int, str]:
+    """The fields of ClockSample, checked."""
+    mono_ns, utc_ns, error_ns, utc_error_ns = message.mono_ns, message.utc_ns, message.error_ns, message.utc_error_ns
+    discipline = read_name(message.discipline, "clock")
+    least = min(mono_ns, utc_ns, error_ns, utc_error_ns)
     if least < 0:
         raise WireError(f"the clock sample has a negative time: {least}")
-    if clock.mono_ns > MAX_MONO_NS or clock.utc_ns > MAX_UTC_NS:
-        raise WireError(f"the clock sample has a time that is none: mono {clock.mono_ns}, utc {clock.utc_ns}")
-    if max(clock.error_ns, clock.utc_error_ns) > MAX_SPAN_NS:
-        raise WireError(f"the clock sample has an error of {max(clock.error_ns, clock.utc_error_ns)} ns")
-    return clock
+    if mono_ns > MAX_MONO_NS or utc_ns > MAX_UTC_NS:
+        raise WireError(f"the clock sample has a time that is none: mono {mono_ns}, utc {utc_ns}")
+    if error_ns > MAX_SPAN_NS or utc_error_ns > MAX_SPAN_NS:
+        raise WireError(f"the clock sample has an error of {max(error_ns, utc_error_ns)} ns")
+    return mono_ns, utc_ns, error_ns, utc_error_ns, discipline
 
 
 def read_cost(message: netmon_pb2.AgentCost) -> AgentCost:
     """What the agent used; a difference of what is not read together may be a little below 0."""
+    return AgentCost(*cost_values(message))
+
+
+def cost_values(message: netmon_pb2.AgentCost) -> tuple[float, int, int, int]:
+    """The fields of AgentCost, checked."""
     if not math.isfinite(message.cpu_fraction):
         raise WireError(f"AgentCost.cpu_fraction is {message.cpu_fraction}")
     fraction = max(0.0, message.cpu_fraction)
-    cost = AgentCost(fraction, message.rss_bytes, message.spool_bytes, message.warnings)
-    if max(cost.rss_bytes, cost.spool_bytes, cost.warnings) > MAX_BYTES:
-        raise WireError(f"AgentCost has {max(cost.rss_bytes, cost.spool_bytes, cost.warnings)}, more than {MAX_BYTES}")
-    return cost
+    amounts = message.rss_bytes, message.spool_bytes, message.warnings
+    if max(amounts) > MAX_BYTES:
+        raise WireError(f"AgentCost has {max(amounts)}, more than {MAX_BYTES}")
+    return fraction, *amounts
 
 
 def read_interface(message: netmon_pb2.Interface) -> Interface:

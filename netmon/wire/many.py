@@ -23,8 +23,8 @@ from netmon.wire.details import (
     LEDGER_MOST,
     check_ledger,
     check_times,
-    read_clock,
-    read_cost,
+    clock_values,
+    cost_values,
     read_exchange,
     read_flow,
     read_mark_runs,
@@ -90,7 +90,8 @@ class _Gathered:
         """Read one completely, then keep it. Raises WireError."""
         buckets = split_buckets(message.buckets)
         check_counts(message)
-        clock, cost = read_clock(message.clock), read_cost(message.cost)
+        *clock, discipline = clock_values(message.clock)
+        load, *cost = cost_values(message.cost)
         sequence, horizon_ns = check_head(message)
         flows = [read_flow(flow) for flow in message.flows]
         marks = read_mark_runs(message.marks)
@@ -103,13 +104,8 @@ class _Gathered:
         check_times(horizon_ns, 0, flows, max((sample[2] for sample in ledger), default=0))
         self._add_evidence(index, message)
         self.indices.append(index)
-        self.heads.append(
-            (
-                *(sequence, horizon_ns, buckets.bucket_ns, clock.mono_ns, clock.utc_ns, clock.error_ns),
-                *(clock.utc_error_ns, cost.rss_bytes, cost.spool_bytes, cost.warnings),
-            )
-        )
-        self.loads.append(cost.cpu_fraction)
+        self.heads.append((sequence, horizon_ns, buckets.bucket_ns, *clock, *cost))
+        self.loads.append(load)
         self.buckets.append(buckets)
         if flows:
             self.flows += [(index, flow) for flow in flows]
@@ -122,8 +118,8 @@ class _Gathered:
         if ledger:
             self.ledger += ledger
             self.ledger_of += [index] * len(ledger)
-        if clock.discipline:
-            self.disciplines[index] = clock.discipline
+        if discipline:
+            self.disciplines[index] = discipline
 
     def _add_evidence(self, index: int, message: netmon_pb2.Batch) -> None:
         if message.HasField("transport"):
