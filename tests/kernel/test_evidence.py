@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """An agent and a collector: the dataset says of connections what the kernel says, and of a rank what befell it."""
 
+import json
 import os
 import subprocess
 import sys
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from pair import Watched
+from pair import NETMON, Watched, run
 from tcp_transfer import lossy_route, transfer
 
 pytestmark = pytest.mark.kernel
@@ -177,9 +178,23 @@ def test_a_connection_of_a_container_is_told_of_from_outside(network, tmp_path: 
     )
     cleanup.callback(machine.kill)
     rows = wait_for(watched, "transport", lambda rows: len(rows) >= 2)
+    shown = wait_for_round_trips(watched)
     output, _ = machine.communicate("\n", timeout=60)
     assert len(rows) >= 2
     assert 0 < rows["sent_bytes"].sum() <= int(output.split()[-1])
     flow = watched.table("flows").set_index("flow_id").loc[rows["flow_id"].iloc[0]]
     assert (flow["src"], flow["dst"]) == (inner.address, far.address)
     assert (rows["rtt_min_ns"] > 0).all()
+    assert {flow["flow"]["direction"] for flow in shown} == {"rx", "tx"}
+    assert all(0 < flow["rtt_min_ns"] <= flow["rtt_ns"] for flow in shown)
+    assert all((flow["loss"] is None) == (flow["flow"]["direction"] == "rx") for flow in shown)
+
+
+def wait_for_round_trips(watched: Watched, limit_s: float = 60) -> list[dict]:
+    """The flows of `netmon top` whose round trip is told, as soon as there are those of both ways."""
+    until = time.monotonic() + limit_s
+    while True:
+        said = run(*NETMON, "top", "--once", "--json", "--collector", watched.address)
+        flows = [flow for flow in json.loads(said)["flows"] if flow["rtt_ns"] is not None]
+        if len(flows) >= 2 or time.monotonic() > until:
+            return flows

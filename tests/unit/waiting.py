@@ -6,6 +6,8 @@ import socket
 import time
 from collections.abc import Callable
 
+_LOWEST, _HIGHEST = 20_000, 32_000
+
 
 def wait_for(condition: Callable[[], bool], seconds: float = 60) -> None:
     """Until it holds. The time is for a busy machine: who passes does not need it."""
@@ -16,11 +18,13 @@ def wait_for(condition: Callable[[], bool], seconds: float = 60) -> None:
 
 
 def free_port(count: int = 1) -> int:
-    """The first of `count` adjacent ports of the loopback that nobody uses now, from one on that is this process' own.
+    """The first of `count` adjacent ports of the loopback that nobody uses now.
 
-    Two runs of tests beside each other would take the same one before either listens.
+    Every process of tests begins to look elsewhere, so that a server which is killed and started again finds its port
+    free; they are below those that clients are given.
     """
-    for port in range(29700 + os.getpid() % 250 * 10, 65000, count):
+    begin = _LOWEST + os.getpid() * 37 % (_HIGHEST - _LOWEST)
+    for port in (*range(begin, _HIGHEST, count), *range(_LOWEST, begin, count)):
         sockets = []
         try:
             sockets = [socket.create_server(("127.0.0.1", port + offset)) for offset in range(count)]
