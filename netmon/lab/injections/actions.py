@@ -114,7 +114,7 @@ class _Cross:
 
 
 class _Job:
-    """Another training job. After its first iteration its ranks are stopped until they are due; then they train, and end.
+    """Another training job. After its first iteration its ranks are stopped until it is due; they train, then end.
 
     They are not stopped again: to a stopped process the kernel goes on to deliver, for a second or more.
     """
