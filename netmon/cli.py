@@ -14,7 +14,7 @@ from netmon import __version__
 from netmon.config import defaults_from
 from netmon.errors import NetmonError, UsageError
 
-COMMANDS = ("agent", "collector", "top", "why", "export", "replay", "lab", "report", "doctor", "bench")
+COMMANDS = ("agent", "collector", "top", "why", "advise", "export", "replay", "lab", "report", "doctor", "bench")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -54,7 +54,8 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     )
     parser.add_argument("--version", action="version", version=f"netmon {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    for name in COMMANDS:
+    # Only the one that is meant: declaring all of them takes longer than a short one runs.
+    for name in [name for name in COMMANDS if arguments[:1] == [name]] or COMMANDS:
         module = import_module(f"netmon.commands.{name}")
         command = commands.add_parser(
             name,

@@ -2,6 +2,7 @@
 """Quantities as people write them: `10us`, `1gbit`, `4e6`; and back, for display."""
 
 import re
+from datetime import datetime, timezone
 
 from netmon.errors import UsageError
 
@@ -46,6 +47,18 @@ def parse_size(text: str) -> int:
 def parse_count(text: str) -> int:
     """`4e6`, `1000` → a whole number. Raises UsageError."""
     return _parse(text, {"": 1, "k": 10**3, "m": 10**6, "g": 10**9}, "a count", "4e6")
+
+
+def parse_time(text: str) -> int:
+    """ISO 8601, UTC unless it says else → ns of the UTC epoch. Raises UsageError."""
+    try:
+        time = datetime.fromisoformat(text.removesuffix("Z") + ("+00:00" if text.endswith("Z") else ""))
+    except ValueError:
+        raise UsageError(f"cannot read {text!r} as a time: write it like 2026-01-31T09:30:00") from None
+    since_epoch = (time if time.tzinfo else time.replace(tzinfo=timezone.utc)) - datetime(
+        1970, 1, 1, tzinfo=timezone.utc
+    )
+    return (since_epoch.days * 86_400 + since_epoch.seconds) * 1_000_000_000 + since_epoch.microseconds * 1_000
 
 
 def _scaled(value: float, units: list[tuple[float, str]]) -> str:

@@ -22,7 +22,7 @@ OWN = ".netmon"
 _ALONE = ".collector.lock"
 _WORKER = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,31}")
 _WAIT_S = 10.0
-_LOOK_S = 0.5
+_LOOK_S, _OURS_S = 0.5, 10.0
 _FENCE = "CREATE TABLE IF NOT EXISTS fence (host TEXT PRIMARY KEY, epoch INTEGER NOT NULL) WITHOUT ROWID"
 
 
@@ -124,7 +124,8 @@ class Worker:
             self._alone = opened.enter_context(_locked(directory, _ALONE, fcntl.LOCK_SH, directory))
             try:
                 self.folder.mkdir(parents=True, exist_ok=True)
-                self._lock = opened.enter_context(_locked(self.folder, "lock", fcntl.LOCK_EX, directory))
+                # Of one that was killed and begins anew, somebody may be looking after what it has written.
+                self._lock = opened.enter_context(_locked(self.folder, "lock", fcntl.LOCK_EX, directory, _OURS_S))
                 self._fence = sqlite3.connect(
                     self._own / "fence.sqlite", _WAIT_S, isolation_level=None, check_same_thread=False
                 )
@@ -229,13 +230,13 @@ def _workers(own: Path) -> list[Path]:
     return sorted(path.parent for path in own.glob("workers/*/manifest.sqlite"))
 
 
-def _locked(folder: Path, name: str, how: int, directory: Path) -> TextIO:
+def _locked(folder: Path, name: str, how: int, directory: Path, wait_s: float = _LOOK_S) -> TextIO:
     """Take a lock that is let go of with the process. Raises DataError where somebody has it."""
     try:
         lock = (folder / name).open("a")
     except OSError as error:
         raise DataError(f"cannot write to {directory}: {error.strerror}; choose another --data") from None
-    deadline = time.monotonic() + _LOOK_S  # somebody may just look whether anybody is here
+    deadline = time.monotonic() + wait_s  # somebody may just look whether anybody is here
     while True:
         try:
             fcntl.flock(lock, how | fcntl.LOCK_NB)

@@ -25,6 +25,18 @@ def process_seconds(pids: Iterable[int]) -> float:
     return sum(_scheduled(pid) if _PRECISE else _ticks(pid) * _TICK_S for pid in pids)
 
 
+def children(pid: int) -> list[int]:
+    """The processes that this one has started and that run."""
+    return [int(entry.name) for entry in Path("/proc").glob("[0-9]*") if _parent(entry) == pid]
+
+
+def _parent(entry: Path) -> int:
+    try:
+        return int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+    except OSError:
+        return 0
+
+
 def _scheduled(pid: int) -> float:
     spent_ns = 0
     for file in Path(f"/proc/{pid}/task").glob("*/schedstat"):

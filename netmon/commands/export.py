@@ -5,11 +5,11 @@ import argparse
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from netmon.errors import DataError, UsageError
+from netmon.units import parse_time
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -53,9 +53,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--iterations", type=_iterations, metavar="A:B", help="only rows of iterations A to B-1; either may be left out"
     )
     parser.add_argument(
-        "--since", type=_time, metavar="T", help="only rows from then on: ISO 8601, UTC unless it says else"
+        "--since", type=parse_time, metavar="T", help="only rows from then on: ISO 8601, UTC unless it says else"
     )
-    parser.add_argument("--until", type=_time, metavar="T", help="only rows before then")
+    parser.add_argument("--until", type=parse_time, metavar="T", help="only rows before then")
     full = parser.add_argument_group("full resolution, from the recorders of agents that are connected")
     full.add_argument("--full", action="store_true", help="get it, from --since until --until, instead of a table")
     full.add_argument("--collector", default="localhost:9400", metavar="ADDR", help="HOST:PORT or unix:PATH")
@@ -70,18 +70,6 @@ def _iterations(text: str) -> tuple[int | None, int | None]:
         return int(first) if first else None, int(last) if last else None
     except ValueError:
         raise UsageError(f"cannot read {text!r} as iterations: write A:B, such as 10:20, 10: or :20") from None
-
-
-def _time(text: str) -> int:
-    """ISO 8601 → ns of the UTC epoch."""
-    try:
-        time = datetime.fromisoformat(text.removesuffix("Z") + ("+00:00" if text.endswith("Z") else ""))
-    except ValueError:
-        raise UsageError(f"cannot read {text!r} as a time: write it like 2026-01-31T09:30:00") from None
-    since_epoch = (time if time.tzinfo else time.replace(tzinfo=timezone.utc)) - datetime(
-        1970, 1, 1, tzinfo=timezone.utc
-    )
-    return (since_epoch.days * 86_400 + since_epoch.seconds) * 1_000_000_000 + since_epoch.microseconds * 1_000
 
 
 def run(args: argparse.Namespace) -> int:

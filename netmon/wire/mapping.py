@@ -78,15 +78,18 @@ def _write(message: Message, name: str, value: Any) -> None:
         target = getattr(message, name)
         for item in value:
             if dataclasses.is_dataclass(item):
-                _add(item, target)
+                add_message(item, target)
             else:
                 target.append(item)
     else:
         setattr(message, name, value)
 
 
-def _add(record: Any, target: Any) -> None:
-    """A record's message into a repeated field: its plain fields at once, which takes half of one by one."""
+def add_message(record: Any, target: Any) -> None:
+    """Append a record's message to a repeated field: its plain fields at once, which takes half of one by one.
+
+    Raises TypeError, ValueError or WireError where a value does not fit its field.
+    """
     plain = _plain_fields(type(record))
     values = dict(zip(plain.on_wire, plain.values(record), strict=True))
     if None in values.values():  # it would be left out

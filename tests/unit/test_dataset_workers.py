@@ -15,7 +15,7 @@ import pytest
 from collector_stream import hello
 from dataset_rows import BEGIN_NS, MS, buckets, flows, state
 
-from collector.dataset import compaction
+from collector.dataset import compaction, sharing
 from collector.dataset.retention import Keep
 from collector.dataset.sink import ParquetSink
 from netmon.errors import DataError, UsageError
@@ -71,7 +71,8 @@ def test_two_workers_write_one_dataset(tmp_path, workers):
     assert len(read(tmp_path, "buckets")) == 2 * 3 * 200
 
 
-def test_who_is_alone_and_workers_keep_each_other_out(tmp_path, workers):
+def test_who_is_alone_and_workers_keep_each_other_out(tmp_path, workers, monkeypatch):
+    monkeypatch.setattr(sharing, "_OURS_S", 0.2)
     with pytest.raises(DataError, match="another collector does"):
         ParquetSink(tmp_path)
     with pytest.raises(DataError, match="a worker of this name does"):

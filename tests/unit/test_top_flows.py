@@ -4,10 +4,11 @@
 import math
 from dataclasses import replace
 
+from rich.console import Console
 from snapshot_example import example, flow
 
 from netmon.records import Class, Direction, Owner
-from netmon.top.flows import five_tuple, owner, rank
+from netmon.top.flows import draw, five_tuple, loss_share, owner, rank, round_trip
 from netmon.top.options import Options, arrange
 from netmon.top.places import HOLD_NS, Places
 from netmon.views import FlowView
@@ -104,3 +105,23 @@ def test_names() -> None:
     assert owner(Owner(source="protocol")) == "(protocol)"
     assert rank(Owner(1, "sh", "", "job", 2, "socket"), "job") == "job/2"
     assert rank(Owner(1, "sh", source="socket"), "") == ""
+
+
+def test_round_trips_and_losses_stand_beside_the_rates_where_tcp_has_said_them() -> None:
+    quiet = named(1, 9)
+    assert (round_trip(quiet), loss_share(quiet)) == ("", "")
+    for rtt_ns, text in ((85_400, "85us"), (1_240_000, "1.2ms"), (250_000_000, "250ms")):
+        assert round_trip(replace(quiet, rtt_ns=rtt_ns)) == text
+    for loss, text in ((0, "0%"), (0.00004, "<.01%"), (0.0005, ".05%"), (0.012, "1.2%"), (0.5, "50.0%")):
+        assert loss_share(replace(quiet, rtt_ns=1.0, loss=loss)) == text
+    assert loss_share(replace(quiet, rtt_ns=1.0)) == ""
+    for width in (80, 120, 200):
+        for views, there in (([quiet], False), ([quiet, replace(quiet, rtt_ns=85_400, loss=0.012)], True)):
+            console = Console(width=width)
+            with console.capture() as captured:
+                console.print(draw(views, Options(), width, 9))
+            lines = captured.get().splitlines()
+            assert ("rtt" in lines[0]) == ("loss" in lines[0]) == there
+            assert (lines[-1].split()[-4:-2] == ["85us", "1.2%"]) == there
+            assert all("10.0.0.1:1 → 10.0.0.2:5000" in line for line in lines[1:])
+            assert max(map(len, lines)) <= width

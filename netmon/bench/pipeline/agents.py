@@ -29,7 +29,7 @@ from netmon.records import ClockExchange, ClockSample, Hello
 from netmon.wire import netmon_pb2
 from netmon.wire.batches import encode_hello, serialise_buckets
 from netmon.wire.channel import AGENT_OPTIONS
-from netmon.wire.mapping import to_message
+from netmon.wire.mapping import add_message
 
 if TYPE_CHECKING:
     from netmon.wire.bus import Bus
@@ -218,8 +218,8 @@ class _Agent:
             self.report.widths.append((spans.start, width_ms))
         rows, base_ns = self._rows(spans, width_ms)
         begin, end = (boot_ns(self._host) + simulated.begin_ns(span) for span in (spans.start, spans.stop))
-        head = netmon_pb2.Batch(sequence=self.report.messages + 1, horizon_ns=end, cost=_COST)
-        to_message(self._clock(end - boot_ns(self._host)), head.clock)
+        clock = netmon_pb2.ClockSample(**vars(self._clock(end - boot_ns(self._host))))
+        head = netmon_pb2.Batch(sequence=self.report.messages + 1, horizon_ns=end, cost=_COST, clock=clock)
         head.buckets.bucket_ns = width_ms * MS
         if rows:
             head.buckets.base_ns = begin + base_ns
@@ -272,7 +272,7 @@ def _encode(host: SimulatedHost, spans: range, width_ms: int) -> tuple[bytes, in
 
 def _add(records: Iterable[Any], repeated: Any) -> None:
     for record in records:
-        to_message(record, repeated.add())
+        add_message(record, repeated)
 
 
 def record(load: Load, host: int, utc_ns: int) -> tuple[Hello, list[bytes]]:

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from netmon.bench.cpu import process_seconds
+from netmon.bench.cpu import children, process_seconds
 from netmon.bench.memory import memory_bytes
 from netmon.bench.pipeline.agents import BEGUN, ENDED, FAREWELL_S, Report
 from netmon.bench.pipeline.host import host_name
@@ -154,7 +154,8 @@ def _measure(
         collector.wait_ready(_READY_S)
         with Process("agents", simulate, folder) as agents, Viewer(address) as viewer:
             agents.wait_output(BEGUN, _BEGIN_S)
-            pids = {"collector": collector.pid, "agents": agents.pid, **(beside or {})}
+            compares = dict(zip(("job process",), children(collector.pid), strict=False))
+            pids = {"collector": collector.pid, **compares, "agents": agents.pid, **(beside or {})}
             account, begin = _Account(pids), time.monotonic()
             viewer.begin()
             while not (ENDED in agents.output() or (load.cut and time.monotonic() > begin + load.seconds)):

@@ -12,6 +12,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pyarrow.dataset as ds
+
 from netmon.bench.verdict.scoring import (
     MISSED,
     NO_EFFECT,
@@ -21,6 +23,7 @@ from netmon.bench.verdict.scoring import (
     WRONG_CULPRIT,
     Accusation,
     Outcome,
+    accused,
     percentile,
     score,
 )
@@ -99,6 +102,12 @@ class VerdictResult:
         after = [each.told_after_ns / 1e9 for each in self.outcomes if each.told_after_ns is not None]
         return percentile(after, share)
 
+    @property
+    def told_otherwise(self) -> tuple[int, int]:
+        """Of the injections with a verdict: those whose cause was another one at once, and those told then."""
+        both = [each.verdict for each in self.outcomes if each.verdict and each.verdict.get("live_cause")]
+        return sum(each["live_cause"] != each["cause"] for each in both), len(both)
+
     def document(self) -> dict[str, Any]:
         """For JSON."""
         return {
@@ -112,6 +121,7 @@ class VerdictResult:
             "false_accusations": len(self.accusations),
             "share_error_median": self.share_error(50),
             "told_after_s": {"median": self.told_after_s(50), "p99": self.told_after_s(99)},
+            "told_otherwise_at_once": self.told_otherwise[0],
             "confusion": self.confusion,
             "outcomes": [{**asdict(each), "share_error": each.share_error} for each in self.outcomes],
             "accusations": [asdict(each) for each in self.accusations],
@@ -154,9 +164,15 @@ def campaign(
 
 def judge_run(data: Path, result: VerdictResult) -> None:
     """Add what is said of a run that lies there. Raises DataError."""
-    truth, told = read_truth(data), why(data, "")
-    own = [each for each in told if each["job"] == truth.job]
-    result.add(data.name, *score(data.name, truth, own), len(own))
+    truth = read_truth(data)
+    live = {each["iteration"]: each for each in stored(data) if each["job"] == truth.job}
+    told = [each for each in why(data, "") if each["job"] == truth.job]
+    for each in told:
+        if at_once := live.get(each["iteration"]):
+            each |= {"told_ns": at_once["told_ns"], "live_cause": at_once["cause"]}
+    outcomes, accusations = score(data.name, truth, told)
+    accusations += accused(data.name, truth, live.values(), {each.verdict["iteration"] for each in accusations})
+    result.add(data.name, outcomes, accusations, len(told))
 
 
 def why(data: Path, job: str) -> list[dict[str, Any]]:
@@ -167,3 +183,10 @@ def why(data: Path, job: str) -> list[dict[str, Any]]:
         raise DataError(f"cannot judge {data}: {(done.stderr.strip().splitlines() or ['it ended'])[-1]}")
     verdicts: list[dict[str, Any]] = json.loads(done.stdout)["verdicts"]
     return verdicts
+
+
+def stored(data: Path) -> list[dict[str, Any]]:
+    """What the collector told while the training went on."""
+    files = [str(path) for path in (data / "verdicts").rglob("*.parquet")]
+    rows: list[dict[str, Any]] = ds.dataset(files, format="parquet").to_table().to_pylist() if files else []
+    return rows

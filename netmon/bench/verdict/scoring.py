@@ -8,7 +8,7 @@ time, not by number. Every verdict counts for whether it accuses: the network is
 network's was injected while the iteration lasted.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -70,7 +70,13 @@ def score(run: str, truth: Truth, told: Sequence[Told]) -> tuple[list[Outcome], 
     """One run's. told: verdicts on its job."""
     of_job = [each for each in told if each["job"] == truth.job]
     outcomes = [_outcome(run, truth, each, of_job) for each in truth.injections]
-    return outcomes, [found for each in of_job if (found := _accused(run, truth, each))]
+    return outcomes, accused(run, truth, of_job)
+
+
+def accused(run: str, truth: Truth, told: Iterable[Told], without: Collection[int] = ()) -> list[Accusation]:
+    """Verdicts that blame the network for what it did not do. without: iterations that are left out."""
+    wrong = (_accused(run, truth, each) for each in told if each["iteration"] not in without)
+    return [each for each in wrong if each]
 
 
 def _outcome(run: str, truth: Truth, injection: Mapping[str, Any], told: Sequence[Told]) -> Outcome:

@@ -27,11 +27,16 @@ def print_verdicts(result: VerdictResult, console: Console) -> None:
 def print_reruns(result: RerunResult, console: Console) -> None:
     """What was predicted, and what it was when it was done."""
     table = Table(title="without the culprit: predicted, and done", box=SIMPLE, padding=(0, 0))
-    for name in ("run", "trainer", "culprit", "with it", "predicted", "measured", "error"):
+    for name in ("run", "trainer", "culprit", "before", "with it", "predicted", "measured", "error"):
         table.add_column(name, justify="left" if name in ("run", "trainer", "culprit") else "right")
     for each in result.reruns:
         told = "nothing" if each.predicted_ns is None else format_duration(each.predicted_ns)
-        medians = (format_duration(each.slowed_ns), told, format_duration(each.measured_ns))
+        medians = (
+            format_duration(each.before_ns),
+            format_duration(each.slowed_ns),
+            told,
+            format_duration(each.measured_ns),
+        )
         table.add_row(each.run, each.trainer, each.culprit, *medians, _share(each.error))
     console.print(table)
     document = result.document()
@@ -72,6 +77,8 @@ def _figures(result: VerdictResult) -> Table:
     table.add_row("share of the delay against the truth: median error", _share(result.share_error(50)))
     after = [result.told_after_s(share) for share in (50, 99)]
     table.add_row("told after, s: median, p99", ", ".join("not told" if s is None else f"{s:.2f}" for s in after))
+    otherwise, both = result.told_otherwise
+    table.add_row("another cause was told at once", f"{otherwise} of {both}")
     if result.failed:
         table.add_row("runs that failed", str(len(result.failed)))
     return table

@@ -22,8 +22,8 @@ _Numbers = npt.NDArray[np.int64]
 class Truth:
     """One run. Arrays (iterations,): of the whole job, ns of UTC.
 
-    An iteration begins with its first rank and ends with its last. It lasts as long as the slowest rank's own step; of
-    trainers that do not tell their steps, from one end to the next, for that is what can be seen of them.
+    An iteration begins with its first rank and ends with its last, and lasts as long as the slowest rank's. Of trainers
+    that do not tell their steps, it is from one first gradient to the next: that is what can be seen of them.
     """
 
     job: str
@@ -45,8 +45,7 @@ class Truth:
     def hit(self, injection: dict[str, Any]) -> npt.NDArray[np.intp]:
         """Iterations that were under way while it lasted."""
         until = injection["end_ns"] or np.iinfo(np.int64).max
-        since_ns = self.end_ns - self.lasted_ns  # with what came between two steps
-        return np.flatnonzero((self.end_ns > injection["start_ns"]) & (since_ns < until))
+        return np.flatnonzero((self.end_ns > injection["start_ns"]) & (self.start_ns < until))
 
 
 def complete(data: Path) -> bool:
@@ -68,15 +67,16 @@ def read_truth(data: Path) -> Truth:
     to_utc = run["events"][0]["utc_ns"] - run["events"][0]["mono_ns"]
     ranks = [read_rank(data, rank) for rank in range(len(run["spec"]["ring"]))]
     whole = min(len(rank) for rank in ranks)
-    start = np.min([rank["step_start_ns"][:whole] for rank in ranks], axis=0)
-    end = np.max([rank["step_end_ns"][:whole] for rank in ranks], axis=0)
-    if run["spec"]["trainer"] == "ring":
-        lasted = np.max([rank["step_end_ns"][:whole] - rank["step_start_ns"][:whole] for rank in ranks], axis=0)
-    else:
-        lasted = np.diff(end, prepend=start[:1])
     spec = run["spec"]
-    told = tuple({**each, "other_ends": _other_ends(each, run)} for each in injections)
-    return Truth(run["job"], spec["trainer"], start + to_utc, end + to_utc, lasted, told)
+    told = spec["trainer"] == "ring" or spec["marks"]
+    begin, until = ("step_start_ns", "step_end_ns") if told else ("first_enqueue_ns", "first_enqueue_ns")
+    begins, ends = ([rank[name][:whole] for rank in ranks] for name in (begin, until))
+    if not told:
+        begins, ends = [each[:-1] for each in begins], [each[1:] for each in ends]
+    start, end = np.min(begins, axis=0), np.max(ends, axis=0)
+    lasted = np.max(np.subtract(ends, begins), axis=0)
+    described = tuple({**each, "other_ends": _other_ends(each, run)} for each in injections)
+    return Truth(run["job"], spec["trainer"], start + to_utc, end + to_utc, lasted, described)
 
 
 def _other_ends(injection: dict[str, Any], run: dict[str, Any]) -> list[str]:

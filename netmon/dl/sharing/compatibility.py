@@ -1,0 +1,194 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How well jobs fit together on the links that they share, and the shift that makes them fit best.
+
+The score is CASSINI's (Rajasekaran et al., NSDI'24, section 3): 1 − excess demand over capacity, averaged over the
+time, times capacity. Measured iterations jitter, and the least common multiple of their lengths explodes; so it is
+taken over a finite window, in which each iteration stands where it really began. Shifts are consistent by
+construction: each job has one, and is placed beside those that have theirs, along the graph of jobs and shared links.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from netmon.dl.sharing.demand import Demand
+from netmon.dl.sharing.fluid import durations
+
+_Floats = npt.NDArray[np.float64]
+
+_WINDOW_BINS = 8192
+_SHIFTS = 96  # candidates over an iteration of the job that is shifted
+_ROUNDS = 3
+_ITERATIONS = 20  # that the model is run for
+_ENOUGH = 1e-3  # scores that differ by less are as good as each other
+
+
+@dataclass(frozen=True)
+class Fit:
+    """One job beside others. Times in ns; the gain is the model's."""
+
+    job: str
+    others: tuple[str, ...]
+    links: tuple[int, ...]  # that it shares with them
+    score: float  # as they are, 1: nothing is asked for that a link does not have
+    best_score: float
+    shift_ns: int  # by which to begin later for it
+    shared_ns: float  # duration of its iterations as they are: the model's
+    shifted_ns: float  # with the shift
+    others_shared_ns: tuple[float, ...]
+    others_shifted_ns: tuple[float, ...]
+
+    @property
+    def gain(self) -> float:
+        """Share of all jobs' time that the shift saves, mean over the jobs."""
+        before, after = (self.shared_ns, *self.others_shared_ns), (self.shifted_ns, *self.others_shifted_ns)
+        return float(np.mean([1 - b / a for a, b in zip(before, after, strict=True)]))
+
+
+def score(asked_bps: _Floats, capacity_bps: float) -> float:
+    """CASSINI's score of a link. asked_bps: all jobs' demand by equal spans of time, (spans,)."""
+    return float(1 - np.maximum(asked_bps - capacity_bps, 0).mean() / capacity_bps)
+
+
+def shared_links(jobs: Sequence[Demand]) -> dict[int, list[int]]:
+    """The places of the jobs that use a link, of each link that several use."""
+    using: dict[int, list[int]] = {}
+    for place, job in enumerate(jobs):
+        for link in job.links:
+            using.setdefault(link, []).append(place)
+    return {link: places for link, places in using.items() if len(places) > 1}
+
+
+def groups(jobs: Sequence[Demand]) -> list[list[int]]:
+    """Places of jobs that are tied by shared links, each group in the order of a walk from its first one."""
+    ties: dict[int, set[int]] = {}
+    for places in shared_links(jobs).values():
+        for place in places:
+            ties.setdefault(place, set()).update(places)
+    found: list[list[int]] = []
+    seen: set[int] = set()
+    for first in sorted(ties):
+        if first in seen:
+            continue
+        walk = [first]
+        seen.add(first)
+        for place in walk:  # breadth first: it grows while it is walked
+            nearer = sorted(ties[place] - seen)
+            walk += nearer
+            seen.update(nearer)
+        found.append(walk)
+    return found
+
+
+def fits(jobs: Sequence[Demand], capacity_bps: Mapping[int, float]) -> list[Fit]:
+    """A fit for each job that shares links, but for the first of each group, which stays where it is.
+
+    Each next one gets the shift at which the links that it shares with those before it score best, summed; where there
+    are more than two, each is then placed anew beside all others a few times, as a place that is good for two may leave
+    no room for the third. capacity_bps: of every shared link; a link without one is left out.
+    """
+    found = []
+    shared = {link: using for link, using in shared_links(jobs).items() if capacity_bps.get(link)}
+    for group in groups(jobs):
+        shifts = dict.fromkeys(group, 0.0)
+        for number, place in enumerate(group[1:], 1):
+            shifts[place] = _best_shift(_Beside(jobs, place, group[:number], shared, capacity_bps), shifts)
+        for place in group[1:] * (_ROUNDS if len(group) > 2 else 0):
+            shifts[place] = _best_shift(_Beside(jobs, place, _others(group, place), shared, capacity_bps), shifts)
+        before, after = _model([jobs[place] for place in group], [shifts[place] for place in group], capacity_bps)
+        took = {place: (float(before[at]), float(after[at])) for at, place in enumerate(group)}
+        for place in group[1:]:
+            beside = _Beside(jobs, place, _others(group, place), shared, capacity_bps)
+            if not beside.links:
+                continue
+            near = [other for other in beside.others if any(other in shared[link] for link in beside.links)]
+            found.append(
+                Fit(
+                    jobs[place].job,
+                    tuple(jobs[other].job for other in near),
+                    beside.links,
+                    beside.score(0.0, dict.fromkeys(group, 0.0)),
+                    beside.score(shifts[place], shifts),
+                    round(shifts[place]),
+                    *took[place],
+                    tuple(took[other][0] for other in near),
+                    tuple(took[other][1] for other in near),
+                )
+            )
+    return found
+
+
+def _others(group: Sequence[int], place: int) -> list[int]:
+    return [other for other in group if other != place]
+
+
+class _Beside:
+    """One job beside some others, on the links that it shares with them, over the time in which all of them trained."""
+
+    def __init__(
+        self,
+        jobs: Sequence[Demand],
+        place: int,
+        others: Sequence[int],
+        shared: Mapping[int, Sequence[int]],
+        capacity_bps: Mapping[int, float],
+    ) -> None:
+        self.jobs, self.own, self.others, self.capacity_bps = jobs, jobs[place], others, capacity_bps
+        self.links = tuple(link for link, using in shared.items() if place in using and set(using) & set(others))
+        trained = [self.own, *(jobs[other] for other in others)]
+        self.begin_ns = max(int(job.starts_ns[0]) for job in trained)
+        self.bin_ns = max(1, (min(int(job.starts_ns[-1]) for job in trained) - self.begin_ns) // _WINDOW_BINS)
+
+    def scores(self, candidates: Sequence[float], shifts: Mapping[int, float]) -> _Floats:
+        """Mean score of the links at each shift of the own job."""
+        total = np.zeros(len(candidates))
+        for link in self.links:
+            there = sum((self._over(self.jobs[p], link, shifts[p]) for p in self.others), np.zeros(_WINDOW_BINS))
+            total += [score(there + self._over(self.own, link, s), self.capacity_bps[link]) for s in candidates]
+        return total / max(1, len(self.links))
+
+    def score(self, shift: float, shifts: Mapping[int, float]) -> float:
+        """The same at one."""
+        return float(self.scores([shift], shifts)[0])
+
+    def _over(self, job: Demand, link: int, shift_ns: float) -> _Floats:
+        return job.over(link, self.begin_ns, self.bin_ns, _WINDOW_BINS, shift_ns)
+
+
+def _best_shift(beside: _Beside, shifts: Mapping[int, float]) -> float:
+    """0 where no shift is better than that."""
+    candidates = (np.arange(_SHIFTS) * beside.own.measured_ns / _SHIFTS).tolist()
+    scores = beside.scores(candidates, shifts)
+    best = _middle_of_best(scores)
+    return float(candidates[best]) if scores[best] - scores[0] > _ENOUGH else 0.0
+
+
+def _middle_of_best(scores: _Floats) -> int:
+    """The place in the middle of the longest run of best scores: what jitters stays within. It goes round."""
+    good = scores >= scores.max() - _ENOUGH
+    if good.all():
+        return 0
+    turn = int(np.flatnonzero(~good)[0])
+    edges = np.diff(np.concatenate([[0], np.roll(good, -turn).astype(np.int8), [0]]))
+    begins, ends = np.flatnonzero(edges > 0), np.flatnonzero(edges < 0)
+    longest = int((ends - begins).argmax())
+    return int((begins[longest] + ends[longest] - 1) // 2 + turn) % len(scores)
+
+
+def _model(
+    jobs: Sequence[Demand], shifts: Sequence[float], capacity_bps: Mapping[int, float]
+) -> tuple[_Floats, _Floats]:
+    """Durations of all as they are and shifted, by the fluid model from the present phases on."""
+    known = {link: capacity_bps.get(link) or float("inf") for job in jobs for link in job.links}
+    latest = max(int(job.starts_ns[-1]) for job in jobs)
+    first = np.array([-_since(job, latest) for job in jobs], np.float64)
+    cases = np.stack([first, first + np.array(shifts)])
+    before, after = durations(jobs, known, cases - cases.min(), _ITERATIONS)
+    return before, after
+
+
+def _since(job: Demand, time_ns: int) -> int:
+    """How long ago the iteration began that runs at a time; iterations go on after the last one as before."""
+    return int((time_ns - int(job.starts_ns[-1])) % int(job.measured_ns))

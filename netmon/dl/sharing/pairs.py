@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pairs of ranks: how fast each moves its gradients, which one is slow, and what of its bandwidth is not needed.
+
+C4 (Alibaba, HPCA'25) finds the slow pair of a job from the communication library's own times; here it is found from
+what passes the links.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+_Floats = npt.NDArray[np.float64]
+
+_SLOW = 0.8  # of the median pace of the job's pairs
+_FEWEST = 3  # pairs, from which on there is a usual one
+_NEEDED = 0.9  # of the communication: a pair that is busy for so long has nothing to give
+
+
+@dataclass(frozen=True)
+class Pair:
+    """One rank that sends to another one, over the job's recent iterations; medians."""
+
+    job: str
+    source: str  # "rank 1 (h1)"
+    target: str
+    bytes: float  # per iteration, wire
+    pace_bps: float  # while it sends
+    busy: float  # share of the job's communication in which it sends
+    share: float  # share of the iteration in which it sends
+    slow: bool
+
+    @property
+    def to_be_had_bps(self) -> float:
+        """By how much it could be slowed without ending later, at most.
+
+        The same bytes, spread over all of the job's communication. It is a bound: a rank that passes on what it gets
+        can do so no earlier than it comes. 0 of a pair that is busy all the time: it makes the others wait.
+        """
+        return self.pace_bps * (1 - self.busy) if self.busy < _NEEDED else 0.0
+
+
+def pairs(
+    job: str,
+    ends: Sequence[tuple[str, str]],
+    bytes_: _Floats,
+    busy_ns: _Floats,
+    communication_ns: _Floats,
+    duration_ns: _Floats,
+) -> list[Pair]:
+    """The pairs of a job, the slowest first.
+
+    ends: sender and receiver of each pair. bytes_, busy_ns: of each pair in each iteration, (pairs, iterations), the
+    time in which it sent; communication_ns, duration_ns: of each iteration, (iterations,).
+    """
+    if not len(ends) or not bytes_.shape[1]:
+        return []
+    with np.errstate(divide="ignore", invalid="ignore"):
+        pace = np.where(busy_ns > 0, bytes_ * 8e9 / busy_ns, np.nan)
+        busy = busy_ns / np.maximum(communication_ns, 1)
+        share = busy_ns / np.maximum(duration_ns, 1)
+    sent = (bytes_ > 0).sum(axis=1) * 2 >= bytes_.shape[1]  # of the others there is no usual iteration
+    paces = np.array([np.nanmedian(row) if used else 0.0 for row, used in zip(pace, sent, strict=True)])
+    usual = float(np.median(paces[sent])) if sent.sum() >= _FEWEST else 0.0
+    found = [
+        Pair(
+            job,
+            *ends[place],
+            float(np.median(bytes_[place])),
+            float(paces[place]),
+            min(1.0, float(np.median(busy[place]))),
+            min(1.0, float(np.median(share[place]))),
+            bool(paces[place] < _SLOW * usual),
+        )
+        for place in np.flatnonzero(sent).tolist()
+    ]
+    return sorted(found, key=lambda pair: pair.pace_bps)
