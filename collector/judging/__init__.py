@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Verdicts while the training goes on: settled rows are kept for some seconds, and looked at where a step was slow."""
+"""Verdicts while the training goes on: rows are kept for some seconds, and looked at where a step was slow."""

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from collector.judging.job_steps import steps_in_utc
-from collector.judging.settled_rows import of_sessions
+from collector.judging.recent_rows import of_sessions
 from netmon.columnar import Columns
 from netmon.dl.timemap import TimeMap, TimeMaps
 from netmon.dl.verdict import Carried, Link, Whose, in_cells, judge, wanted_times
@@ -31,10 +31,11 @@ class Case:
     clocks: Mapping[int, TimeMap]  # by place of session; those of sessions that are there
     clock_error_ns: int
     links: Mapping[int, Link]  # by number, of those sessions
-    parts: list[tuple[Columns, npt.NDArray[np.int64]]]
+    parts: list[Columns]  # of ARRIVED
     whose: Sequence[Whose]  # distinct
     waited: Table  # dtype WAITED, times in mono
     waited_place: npt.NDArray[np.int64]  # of each row of it: place of its session
+    link_of_flow: npt.NDArray[np.int64]  # by flow: number of its link
     of_flow: npt.NDArray[np.int64]  # by flow: index into whose, −1: of another session
 
     def judged(self) -> Verdict | None:
@@ -52,10 +53,12 @@ class Case:
         return replace(verdict, relative=self.relative)
 
     def _carried(self, maps: TimeMaps, there: npt.NDArray[np.int64], times: list[tuple[int, int]]) -> Carried:
-        rows, link = of_sessions(self.parts, there.tolist())
+        rows = of_sessions(self.parts, there.tolist())
+        rows = rows[rows["flow"] < len(self.of_flow)]
+        link = self.link_of_flow[rows["flow"]]
         flow, width = rows["flow"], np.ascontiguousarray(rows["bucket_ns"])
         start = maps.utcs(np.searchsorted(there, rows["session"]), np.ascontiguousarray(rows["start_ns"]))
-        known = (flow < len(self.of_flow)) & np.isin(link, list(self.links))
+        known = np.isin(link, list(self.links))
         inside = np.zeros(len(rows), np.bool_)
         for since, until in times:
             inside |= (start + width > since) & (start < until)

@@ -38,12 +38,13 @@ class JobSteps:
         self.host_of: dict[int, str] = {}  # by place of its session
         self.heard_s = 0.0
         self._last: dict[int, int] = {}  # iteration of each rank
-        self._open: dict[int, tuple[int, int, bool]] = {}  # ranks that have ended it, longest, whether it was shared
-        self._durations: deque[tuple[int, bool]] = deque(maxlen=200)  # of whole iterations
+        self._open: dict[int, tuple[int, int]] = {}  # ranks that have ended it, longest
+        self._durations: deque[tuple[int, int]] = deque(maxlen=200)  # number and duration of whole iterations
+        self._shared: deque[int] = deque(maxlen=1_000)  # numbers of those with foreign traffic
         self._usual_ns, self._usual_until = float("nan"), 0
 
-    def add(self, place: int, host: str, iteration: Iteration, shared: bool) -> int | None:
-        """An iteration whose rows have settled; its number, if it is whole by that and stands out."""
+    def add(self, place: int, host: str, iteration: Iteration) -> int | None:
+        """An iteration that has ended; its number, if it is whole by that and stands out."""
         if iteration.number <= self._last.get(iteration.rank, -1):
             self._begin_anew(iteration.rank)
         self._last[iteration.rank] = iteration.number
@@ -51,8 +52,14 @@ class JobSteps:
         self.host_of[place] = host
         i = iteration
         times = i.start_ns, i.end_ns, i.comm_start_ns, i.comm_end_ns, i.exposed_ns, i.error_ns
-        self._put((i.number, i.rank, *times, shared, place))
-        return self._whole(iteration.number, iteration.end_ns - iteration.start_ns, shared)
+        self._put((i.number, i.rank, *times, False, place))
+        return self._whole(iteration.number, iteration.end_ns - iteration.start_ns)
+
+    def was_shared(self, number: int, rank: int) -> None:
+        """The node of a rank carried foreign traffic in an iteration that has ended."""
+        rows = self._rows[: self._count]
+        rows["shared"][(rows["number"] == number) & (rows["rank"] == rank)] = True
+        self._shared.append(number)
 
     def _put(self, row: tuple[object, ...]) -> None:
         limit = min(_MOST, _ITERATIONS * max(1, len(self._last)))
@@ -70,19 +77,20 @@ class JobSteps:
         rows["rank"][rows["rank"] == rank] = -1
         self._open.clear()
         self._durations.clear()
+        self._shared.clear()
         self._usual_until = 0
 
-    def _whole(self, number: int, duration_ns: int, shared: bool) -> int | None:
-        ranks, longest, any_shared = self._open.get(number, (0, 0, False))
-        ranks, longest, any_shared = ranks + 1, max(longest, duration_ns), any_shared or shared
+    def _whole(self, number: int, duration_ns: int) -> int | None:
+        ranks, longest = self._open.get(number, (0, 0))
+        ranks, longest = ranks + 1, max(longest, duration_ns)
         if ranks < max(self.size or len(self._last), 1):
-            self._open[number] = ranks, longest, any_shared
+            self._open[number] = ranks, longest
             while len(self._open) > _OPEN:
                 del self._open[next(iter(self._open))]
             return None
         self._open.pop(number, None)
         stands_out = longest >= NOTABLE * self._usual()
-        self._durations.append((longest, any_shared))
+        self._durations.append((number, longest))
         return number if stands_out else None
 
     def _usual(self) -> float:
@@ -90,7 +98,8 @@ class JobSteps:
         if self._usual_until > 0:
             self._usual_until -= 1
             return self._usual_ns
-        quiet = [ns for ns, shared in self._durations if not shared]
+        shared = set(self._shared)
+        quiet = [ns for number, ns in self._durations if number not in shared]
         chosen = quiet if len(quiet) >= FEWEST else [ns for ns, _ in self._durations]
         if len(chosen) < FEWEST:
             return float("nan")

@@ -17,7 +17,7 @@ from collector.host.session import Session
 from collector.host.window import Output
 from collector.judging.case import Case
 from collector.judging.job_steps import JobSteps
-from collector.judging.settled_rows import SettledRows
+from collector.judging.recent_rows import RecentRows
 from collector.stages import Stages
 from collector.view.job_views import Jobs
 from netmon.dl.traffic import Traffic
@@ -31,6 +31,7 @@ _MOST_JOBS = 4_096
 _KEPT_S = 3_600.0  # a job without an iteration
 _MOST_WAITING = 64  # iterations that are to be judged: the newest
 _CPU_SHARE = 0.1  # of a core: what verdicts may take
+_WAIT_S = 0.6  # after an iteration's last mark: rows of all hosts have come by then, and whose new flows are
 _FINISH_S = 2.0
 _SAVED_S = 1.0  # of CPU time that has not been used
 
@@ -42,29 +43,35 @@ class Judging:
         """stages: of all sessions. viewed: are told of each verdict, on the loop; store: the same."""
         self._tables = stages.hosts.tables
         self._viewed, self._store = viewed, store
-        self._rows = SettledRows()
+        self._rows = RecentRows()
         self._jobs: dict[str, JobSteps] = {}
         self._sessions: dict[int, Session] = {}  # by place, of ranks that have told something
+        self._coming: deque[tuple[float, str, int]] = deque(maxlen=_MOST_WAITING)  # and when there is all about it
         self._due: deque[tuple[str, int]] = deque(maxlen=_MOST_WAITING)
         self._working: asyncio.Task[None] | None = None
         self._budget_s, self._budget_at = _SAVED_S, time.monotonic()
 
     def take(self, session: Session, output: Output) -> None:
-        """Iterations of a session whose rows have settled."""
-        for iteration, tally in output.iterations:
+        """Iterations of a session that have ended, and those whose rows have settled."""
+        for iteration in output.ended:
             job = self._jobs.pop(iteration.job, None) or JobSteps()
             self._jobs[iteration.job] = job  # the job with the newest iteration is last
             job.heard_s = time.monotonic()
             self._sessions[session.place] = session
-            number = job.add(session.place, session.hello.host, iteration, tally.node_shared)
+            number = job.add(session.place, session.hello.host, iteration)
             if number is not None:
-                self._due.append((iteration.job, number))
+                self._coming.append((time.monotonic() + _WAIT_S, iteration.job, number))
+        for iteration, tally in output.iterations:
+            if tally.node_shared and iteration.job in self._jobs:
+                self._jobs[iteration.job].was_shared(iteration.number, iteration.rank)
 
     def tick(self, settled: Settled) -> None:
         """Keep what a tick has made final, and judge what is due, if nothing is being judged now."""
         self._rows.add(settled)
         self._forget_old()
         now = time.monotonic()
+        while self._coming and self._coming[0][0] <= now:
+            self._due.append(self._coming.popleft()[1:])
         self._budget_s = min(_SAVED_S, self._budget_s + _CPU_SHARE * (now - self._budget_at))
         self._budget_at = now
         if self._due and self._budget_s > 0:
@@ -85,6 +92,8 @@ class Judging:
     async def finish(self) -> None:
         """Judge what is due, as far as there is time: the collector stops."""
         until = time.monotonic() + _FINISH_S
+        self._due.extend(one[1:] for one in self._coming)
+        self._coming.clear()
         while (self._due or (self._working and not self._working.done())) and time.monotonic() < until:
             self._budget_s = _FINISH_S
             self._begin()
@@ -125,8 +134,14 @@ class Judging:
             whose=whose,
             waited=waited,
             waited_place=waited_place,
+            link_of_flow=self._links_of_flows(),
             of_flow=of_flow,
         )
+
+    def _links_of_flows(self) -> npt.NDArray[np.int64]:
+        state, places = self._tables.flows.state, self._tables.places.table
+        found: npt.NDArray[np.int64] = places["first_link"][np.maximum(state["session"], 0)] + state["link"]
+        return found
 
     def _waited(self, job: str) -> tuple[Table, npt.NDArray[np.int64]]:
         """How long the job's ranks waited for CPUs, as the hosts told lately; and the places of their sessions."""

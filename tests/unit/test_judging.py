@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which iterations stand out as they end, and what is kept of rows until somebody asks."""
+
+import numpy as np
+
+from collector.host.batches import Settled
+from collector.host.rows import ARRIVED
+from collector.judging.job_steps import JobSteps, steps_in_utc
+from collector.judging.recent_rows import MOST_ROWS, RecentRows, of_sessions
+from netmon.columnar import Columns
+from netmon.dl.iterations import Iteration
+from netmon.records import Moment, Source
+
+MS = 1_000_000
+
+
+def iteration(number, rank, duration_ms=100, size=2):
+    start = number * 1000 * MS
+    boundaries = start, start + duration_ms * MS, Moment.STEP_START, Moment.STEP_END
+    return Iteration("job", rank, size, number, *boundaries, Source.HOOK, 2_000, False, 0)
+
+
+def told(job, numbers, ranks=(0, 1), duration_ms=100):
+    """What is said to stand out."""
+    found = [job.add(rank, f"h{rank}", iteration(number, rank, duration_ms)) for number in numbers for rank in ranks]
+    return [number for number in found if number is not None]
+
+
+def test_an_iteration_stands_out_once_every_rank_has_ended_it():
+    job = JobSteps()
+    assert told(job, range(10)) == []
+    assert told(job, [10], [0], 200) == []
+    assert told(job, [10], [1]) == [10]
+    assert told(job, [11]) == []
+
+
+def test_few_iterations_have_no_usual():
+    job = JobSteps()
+    assert told(job, range(4)) == []
+    assert told(job, [4], duration_ms=900) == []
+
+
+def test_the_usual_is_that_of_iterations_without_foreign_traffic():
+    job = JobSteps()
+    for number in range(40):
+        slow = number >= 8
+        assert told(job, [number], duration_ms=300 if slow else 100) == ([number] if slow else [])
+        if slow:
+            job.was_shared(number, 0)
+    rows = job.rows()
+    assert set(rows["number"][rows["shared"]].tolist()) == set(range(8, 40))
+
+
+def test_a_rank_that_counts_anew_begins_anew():
+    job = JobSteps()
+    told(job, range(10))
+    assert told(job, [0], duration_ms=900) == []
+    assert set(job.rows()["number"].tolist()) == {0}
+
+
+def test_what_is_kept_is_bounded():
+    job = JobSteps()
+    told(job, range(2_000))
+    rows = job.rows()
+    assert len(rows) <= 600
+    assert rows["number"].max() == 1_999
+    kept = RecentRows()
+    for session in range(4):
+        rows = Columns.zeros(MOST_ROWS // 3, ARRIVED)
+        rows["session"] = session
+        kept.add(Settled(arrived=[rows]))
+    assert len(of_sessions(kept.parts(), [0])) == 0
+    assert len(of_sessions(kept.parts(), [2, 3])) == 2 * (MOST_ROWS // 3)
+
+
+def test_moments_that_nobody_told_stay_unknown():
+    job = JobSteps()
+    told(job, range(3))
+    rows = job.rows()
+    utc = np.stack([rows[name] + 7 for name in ("start_ns", "end_ns", "comm_start_ns", "comm_end_ns")])
+    steps = steps_in_utc(rows, utc, [f"h{place}" for place in rows["place"].tolist()], 2)
+    assert (steps.start_ns == rows["start_ns"] + 7).all()
+    assert not steps.comm_start_ns.any()
+    assert [steps.hosts[host] for host in steps.host.tolist()] == [f"h{rank}" for rank in steps.rank.tolist()]
