@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 
 from collector.dataset.tables import DATASET_VERSION, SCHEMAS, TIMES
 from collector.host.rows import COUNTS
-from netmon.dl.grouped import order_by
+from netmon.dl.grouped import ascending, order_by
 
 ROWS_PER_GROUP = 1 << 17
 """About half a megabyte: a host's rows of a minute or two, which statistics let a reader skip."""
@@ -59,8 +59,7 @@ def in_order(name: str, rows: pa.Table) -> pa.Table:
     rank = host_ranks(rows["host"])
     time = rows[TIMES[name]].to_numpy()
     by = (rank, time, rows["flow_id"].to_numpy()) if "flow_id" in rows.column_names else (rank, time)
-    order = order_by(*by)
-    return rows if (np.diff(order) == 1).all() else rows.take(pa.array(order))
+    return rows if ascending(*by) else rows.take(pa.array(order_by(*by)))
 
 
 def host_ranks(hosts: pa.ChunkedArray) -> npt.NDArray[np.int64]:

@@ -31,6 +31,16 @@ def edges(group: Numbers, groups: int) -> npt.NDArray[np.intp]:
     return np.searchsorted(group, np.arange(groups + 1))
 
 
+def ascending(*keys: npt.NDArray[np.integer]) -> bool:
+    """Whether rows are in order of the keys, the first one first."""
+    tie = np.ones(max(0, len(keys[0]) - 1), np.bool_)
+    for key in keys:
+        if (tie & (key[1:] < key[:-1])).any():
+            return False
+        tie &= key[1:] == key[:-1]
+    return True
+
+
 def order_by(*keys: npt.NDArray[np.integer]) -> npt.NDArray[np.intp]:
     """The stable order of rows by the keys, the first one first. In one pass where they fit 62 bits together."""
     if not len(keys[0]):

@@ -10,6 +10,7 @@ from dataset_rows import BEGIN_NS, MS, buckets
 from collector.dataset.files import write_file
 from collector.host.rows import ARRIVED, Pending, merge
 from netmon.columnar import Columns, joined
+from netmon.dl.grouped import ascending, order_by
 from netmon.dl.history import PayloadHistory
 
 
@@ -106,3 +107,11 @@ def test_payload_is_summed_alike_with_few_keys_and_with_many() -> None:
     assert told[0] == told[1]
     inside = (time_ns >= 2 * MS) & (time_ns < 20 * MS)
     assert sum(told[0][2]) == payload[inside].sum()
+
+
+@pytest.mark.parametrize("rows", [0, 1, 2, 6])
+def test_rows_are_in_order_where_sorting_leaves_them(rows: int) -> None:
+    rng = np.random.default_rng(rows)
+    for _ in range(200):
+        keys = rng.integers(0, 2, (3, rows))
+        assert ascending(*keys) == (order_by(*keys) == np.arange(rows)).all()
