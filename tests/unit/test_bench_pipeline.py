@@ -146,4 +146,4 @@ def test_over_a_bus_the_dataset_is_the_truth_too():
     result = measure(Load(hosts=2, rows=50, flows=8, jobs=1, seconds=3), bus=True)
     assert result.true, result.verdict
     assert not result.failed
-    assert set(result.costs) == {"collector", "agents", "bus"}
+    assert set(result.costs) >= {"collector", "agents", "bus"}

@@ -32,6 +32,7 @@ _BEGIN_S = 300
 _END_S = 300  # a collector that does not end is killed, which is a result
 _LOOK_S = 0.25
 _MEMORY_EVERY_S = 1.0
+_JOBS = "job process"  # of the collector
 
 
 @dataclass(frozen=True)
@@ -93,23 +94,30 @@ class _Account:
     most: dict[str, list[int]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        self._find_jobs()
         self._cpu, self._begin, self._due = self._used(), time.monotonic(), 0.0
 
     def _used(self) -> dict[str, float]:
         return {name: process_seconds([pid]) for name, pid in self.pids.items()}
+
+    def _find_jobs(self) -> None:
+        """The job process, which is started with the first agents; it may not be there yet."""
+        for pid in children(self.pids["collector"]) if _JOBS not in self.pids else ():
+            self.pids[_JOBS] = pid
 
     def look(self) -> None:
         """Reading the memory of a large process takes milliseconds of its own time: not too often."""
         if time.monotonic() < self._due:
             return
         self._due = time.monotonic() + _MEMORY_EVERY_S
+        self._find_jobs()
         for name, pid in self.pids.items():
             now = [memory_bytes([pid], kind) for kind in ("Rss", "Pss")]
             self.most[name] = [max(pair) for pair in zip(now, self.most.get(name, now), strict=True)]
 
     def costs(self) -> dict[str, Cost]:
         elapsed, used = time.monotonic() - self._begin, self._used()
-        return {name: Cost((used[name] - self._cpu[name]) / elapsed, *self.most[name]) for name in self.pids}
+        return {name: Cost((used[name] - self._cpu.get(name, 0.0)) / elapsed, *self.most[name]) for name in self.pids}
 
 
 def measure(
@@ -154,8 +162,7 @@ def _measure(
         collector.wait_ready(_READY_S)
         with Process("agents", simulate, folder) as agents, Viewer(address) as viewer:
             agents.wait_output(BEGUN, _BEGIN_S)
-            compares = dict(zip(("job process",), children(collector.pid), strict=False))
-            pids = {"collector": collector.pid, **compares, "agents": agents.pid, **(beside or {})}
+            pids = {"collector": collector.pid, "agents": agents.pid, **(beside or {})}
             account, begin = _Account(pids), time.monotonic()
             viewer.begin()
             while not (ENDED in agents.output() or (load.cut and time.monotonic() > begin + load.seconds)):
