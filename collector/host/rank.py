@@ -64,6 +64,7 @@ class Rank:
     left: dict[Source, int] = field(default_factory=dict)
     fresh: bool = False  # it has marks that its number in the job has not been checked with
     checks: int = 0  # how often that was done
+    late: bool = False  # its latest mark came after the rows around it had settled
     checked_ns: int = 0  # by its last mark then
     first_ns: int = 0  # its first step, mono; 0: it has not stepped
     last_ns: int = 0  # its latest mark of a step
@@ -170,9 +171,11 @@ class Rank:
         if self.ended:  # before any that is open
             return self.ended[0].start_ns
         open_since = self.tracker.open_since()
-        if open_since is None and self.tracker.finished_ns < 0 and not self.leaving():
+        if open_since is not None or self.leaving():
+            return open_since
+        if self.tracker.finished_ns < 0:
             return min(self.joined.values(), default=None)
-        return open_since
+        return self.tracker.finished_ns if self.late else None  # the next one may have begun, and nobody has said so
 
 
 def keep_newest(gone: dict[Any, Any]) -> None:

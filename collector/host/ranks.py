@@ -88,6 +88,7 @@ class Ranks:
         ended, used_ns = rank.tracker.add_run(run)
         rank.add_run(run)
         self.account.cut_all(used_ns)
+        rank.late = False
         self._stepped[id(rank)] = rank
         self._keep(rank, ended)
         if rank.tracker.unusable > unusable:
@@ -184,7 +185,11 @@ class Ranks:
         rank.add(mark)
         # A mark that the tracker passes over has been heard before, as after a reconnection: no cut.
         heard = rank.tracker.unusable > unusable
-        if not heard and not self.account.cut(mark.time_ns, settled_ns):
+        if heard:
+            return
+        on_time = self.account.cut(mark.time_ns, settled_ns)
+        rank.late = not on_time and mark.source != Source.INFERRED
+        if not on_time:
             self.odd.late(mark, first=rank.tracker.finished_ns < 0)
 
     def _go_on(self, rank: Rank) -> None:

@@ -39,8 +39,10 @@ def told_batches(sources: Iterable[tuple[Source, Sequence[Moment], int]]) -> lis
     for source, moments, later in sources:
         for number, batch in enumerate(batches):
             told = [mark for mark in batch.marks if mark.moment in (*moments, *ABOUT_ALL)]
-            if number + later < len(batches):
-                marks[number + later] += [replace(mark, source=source) for mark in told]
+            for mark in told:
+                at = number + later * (mark.moment not in ABOUT_ALL)
+                if at < len(batches):
+                    marks[at].append(replace(mark, source=source))
     return [replace(batch, marks=own) for batch, own in zip(batches, marks, strict=True)]
 
 
