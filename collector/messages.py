@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the host stage and the job stage tell each other; nothing else passes between the two.
 
+What has to be answered within a tick is in collector.tick_messages.
+
 A message is never changed once it has been made, holds no reference to the state of either stage, and can be pickled:
 the two may live in processes of their own. A session is known by its place, a number that the host stage gives it and
 gives to another one only after it has told that the session is over; a flow by `flow_numbers`.
