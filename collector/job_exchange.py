@@ -19,7 +19,7 @@ SILENT_AFTER_S = 5.0
 
 _OFTEN_S, _SELDOM_S = 0.3, 10.0  # between two exchanges
 _SAID_S = 3.0
-_REST_OWN, _REST_STAGE = 9, 2  # × what telling it took, × what the job stage needed
+_REST_OWN, _REST_STAGE = 9, 2  # × the CPU time of telling it, × that of the job stage
 
 
 class JobExchange:
@@ -81,9 +81,8 @@ class JobExchange:
             news = replace(tell(heard, compared, ended), marked=marked)
             self._untold += news.untold
             own_s += time.thread_time()
-            asked_s = time.monotonic()
             answer = await self._stage.exchange(news)
-            self.rest_s = min(_SELDOM_S, max(_OFTEN_S, _REST_OWN * own_s, _REST_STAGE * (time.monotonic() - asked_s)))
+            self.rest_s = min(_SELDOM_S, max(_OFTEN_S, _REST_OWN * own_s, _REST_STAGE * answer.cpu_s))
             entries = {entry.teller.place: entry for entry in self._entries() if not entry.broken}
             if answer.begins_anew:
                 for entry in entries.values():

@@ -140,4 +140,5 @@ class JobNews:
     clocks: Sequence[ClockTold] = ()
     patterns: Mapping[str, str] = field(default_factory=dict)  # by job, of all that the traffic shows
     trouble: Sequence[str] = ()  # what viewers are to be told of, a line each
+    cpu_s: float = 0.0  # that it took
     begins_anew: bool = False  # the job stage has lost all that it knew, this news included: tell of everything again

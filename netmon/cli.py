@@ -54,7 +54,8 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     )
     parser.add_argument("--version", action="version", version=f"netmon {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    for name in COMMANDS:
+    # Only the one that is meant: declaring all of them takes longer than a short one runs.
+    for name in [name for name in COMMANDS if arguments[:1] == [name]] or COMMANDS:
         module = import_module(f"netmon.commands.{name}")
         command = commands.add_parser(
             name,

@@ -17,11 +17,6 @@ from typing import Any
 
 from netmon.errors import UsageError
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
-
 _NOT_IN_A_FILE = {"help", "config"}
 
 
@@ -51,6 +46,10 @@ def defaults_from(path: Path, parser: argparse.ArgumentParser) -> None:
 
 
 def _read(path: Path) -> dict[str, Any]:
+    if sys.version_info >= (3, 11):  # only where there is a file: it takes long to import
+        import tomllib
+    else:
+        import tomli as tomllib
     try:
         return tomllib.loads(path.read_text())
     except OSError as error:

@@ -18,6 +18,7 @@ from collector.host.rows import CARRIED
 from netmon.columnar import Columns
 from netmon.dl.account import Tally
 from netmon.dl.classify import NS_PER_S
+from netmon.dl.grouped import starts
 from netmon.dl.iterations import Iteration
 from netmon.dl.timemap import TimeMap, TimeMaps
 from netmon.dl.traffic import TRAFFIC_NAMES
@@ -215,7 +216,8 @@ class Origins:
         """The word of each row; words: by what `of` says, may repeat."""
         numbers: dict[str, int] = {}
         codes = np.array([numbers.setdefault(word, len(numbers)) for word in words], np.int32)
-        return _words(codes[of], list(numbers))
+        first = starts(of)
+        return _words(np.repeat(codes[of[first]], np.diff(np.append(first, len(of)))), list(numbers))
 
     def interface_words(
         self, of: _Places, link: npt.NDArray[np.integer], word_of: Callable[[Links, int], str]
@@ -228,7 +230,7 @@ class Origins:
         """The columns `interface` and `direction`."""
         return {
             "interface": self.interface_words(of, link, lambda links, number: links.interface(number).name),
-            "direction": _words(link & 1, DIRECTIONS),
+            "direction": _words((link & 1).astype(np.int32), DIRECTIONS),
         }
 
     def utcs(self, of: _Places, mono_ns: Sequence[int] | npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
@@ -246,9 +248,9 @@ def _encode(values: Sequence[str]) -> pa.DictionaryArray:
 
 def bucket_table(origins: Origins, of: _Places, jobs: Sequence[str], pieces: Sequence[Columns]) -> pa.Table:
     """Settled rows (collector.host.rows.SETTLED) as the table `buckets`; jobs: by the rows' number."""
-    plain = ("flow_id", "bucket_start_ns", *CARRIED, "iteration")
-    columns = origins.link_columns(of, column_of(pieces, "link"))
-    columns |= {name: column_of(pieces, name) for name in plain}
+    plain = ("bucket_start_ns", *CARRIED, "iteration")
+    columns = origins.link_columns(of, column_of(pieces, "link")) | {"flow_id": column_of(pieces, "flow_id")}
+    columns |= {name: column_of(pieces, name).astype(np.int64, copy=False) for name in plain}
     columns["class"] = _words(column_of(pieces, "class").astype(np.int32), CLASS_NAMES)
     columns["job"] = _words(column_of(pieces, "job").astype(np.int32), jobs)
     return origins.table("buckets", of, columns)

@@ -2,6 +2,7 @@
 """What agents tell of connections and of their hosts' part, on its way to the dataset: all hosts in one table."""
 
 import math
+from collections import deque
 from collections.abc import Container, Mapping
 
 import numpy as np
@@ -28,6 +29,8 @@ LATEST = np.dtype(
 """What was told last of a flow's connection, whichever way the flow goes. flow_id 0: nothing."""
 
 
+_LATELY_TABLES = 256
+
 LATELY_NS = 3_000_000_000
 """What was said longer ago is not the present."""
 
@@ -42,6 +45,8 @@ class Evidence:
         self._flows, self._places = flows, places
         self._transport, self._host = Unstored(), Unstored()
         self._latest = np.zeros(0, LATEST)  # by flow
+        self.lately: deque[Columns] = deque(maxlen=_LATELY_TABLES)
+        """What was told last of the hosts' part, columns of STORED_HOST_PART, oldest first."""
         self.waiting: set[int] = set()
         """Sessions with rows that are not stored."""
         self.renamed: dict[int, Mapping[tuple[str, int], str]] = {}
@@ -106,6 +111,7 @@ class Evidence:
             name = many.host_jobs[batch][job]
             jobs.append(self._flows.job(self.renamed.get(session, {}).get((name, pid), name)))
         rows["job"][of_rank] = jobs
+        self.lately.append(rows)
         self._keep(self._host, many, told["batch"], rows)
 
     def _keep(self, unstored: Unstored, many: ManyBatches, batch: npt.NDArray[np.int32], rows: Columns) -> None:

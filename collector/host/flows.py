@@ -280,6 +280,10 @@ class FlowTable:
         self.described.add(index)
         self._all.set(index, link, flow)
 
+    def ids(self, index: npt.NDArray[np.int64]) -> npt.NDArray[np.uint32]:
+        """The ids of flows by their indices."""
+        return self._all.of_flows("flow_id", index)
+
     def unknown(self, flows: Iterable[Flow]) -> list[Flow]:
         """Those of the flows that nobody has described."""
         return [flow for flow in flows if flow.flow_id not in self._index]

@@ -35,7 +35,7 @@ class Session:
         self.stored_before = resume.last_sequence
         self.complete_before = resume.complete_sequence
         self.missing = 0  # batches that the agent has given up
-        self._tables = tables
+        self.tables = tables
         self._served = Served()
         self._unstored = False  # whether bucket rows have settled that are not stored, nor on their way to the disk
         self._iterations: list[tuple[Iteration, Tally]] = []
@@ -62,7 +62,7 @@ class Session:
         flow = self.window.named(flow)
         index = self.window.flows.index_of(flow.flow_id)
         if self._served.add(flow, horizon_ns) and index is not None:
-            self._tables.flows.ends.ask(index)
+            self.tables.flows.ends.ask(index)
 
     @property
     def serves(self) -> bool:
@@ -77,13 +77,13 @@ class Session:
         for flow_id in self._served.give_up(horizon_ns):
             index = flows.index_of(flow_id)
             if index is not None and not flows.flows[index].owner.job:
-                self._tables.flows.ends.give_up(index, self.place, flow_id)
+                self.tables.flows.ends.give_up(index, self.place, flow_id)
 
     def tell_peer(self, flow_id: int, job: str, rank: int) -> None:
         """The other end of a flow is this rank's; an empty job: no rank's that is known."""
         index = self.window.flows.index_of(flow_id)
         if index is not None:
-            self._tables.flows.ends.tell(index, rank)
+            self.tables.flows.ends.tell(index, rank)
         self._served.tell(flow_id, job)
 
     def hear(self, news: News) -> Sequence[MarkRun]:
@@ -111,7 +111,7 @@ class Session:
     def idle(self) -> bool:
         """Whether everything that has settled is stored."""
         waits = self._unstored or self._iterations or self._ledger or self._nic.rows or self.window.flows.changed
-        return not (waits or self.place in self._tables.evidence.waiting)
+        return not (waits or self.place in self.tables.evidence.waiting)
 
     def forget(self) -> None:
         """The session is over and stored: let go of what other sessions see of it."""
@@ -168,7 +168,7 @@ class Session:
             return None
         table, indices = self.window.flows, sorted(changed)
         flows = [table.flows[index] for index in indices]
-        return FlowRows(flows, table.state[indices], self._tables.flows.ends.ranks(indices, flows))
+        return FlowRows(flows, table.state[indices], self.tables.flows.ends.ranks(indices, flows))
 
     def _session_told(self) -> SessionTold | None:
         """For the table `sessions`; None: what it has is good enough."""

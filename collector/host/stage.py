@@ -19,11 +19,11 @@ from collector.host.batches import Batches, Settled, failing
 from collector.host.exchange import Talk, ask_names, end_ranks, exchange, find_served
 from collector.host.flows import unknown_flow
 from collector.host.ledger import COUNTERS, SAMPLE, LedgerRow
-from collector.host.onsets import STARTING_NS
 from collector.host.places import NEVER
 from collector.host.session import Session
 from collector.host.steps import AllSteps
 from collector.host.tables import Classified, Tables
+from collector.host.untold import STARTING_NS
 from collector.host.window import News, Output
 from collector.settings import Settings
 from netmon.columnar import Columns
@@ -248,19 +248,15 @@ class HostStage:
         good = np.flatnonzero(batches.good)
         arrivals = list(zip(*(column[good].tolist() for column in (heads["sequence"], last_row, last)), strict=True))
         at = edges(batches.place[good], len(tables.places.table))
-        begins = edges(rows["session"], len(tables.places.table))
         for place in np.unique(batches.place[good]).tolist():
             mine, session = arrivals[at[place] : at[place + 1]], self._sessions[place]
             session.taken(mine[-1][0])
-            session.window.arrive(mine, rows[begins[place] : begins[place + 1]])
-        self._take_onsets(rows, onsets)
-
-    def _take_onsets(self, rows: Columns, places: npt.NDArray[np.intp]) -> None:
-        found = rows.take(places)
-        found = found[found["start_ns"] >= self.tables.places.table["onsets_ns"][found["session"]] + STARTING_NS]
-        own = edges(found["session"], len(self.tables.places.table))
-        for place in np.unique(found["session"]).tolist():
-            self._sessions[place].window.onsets.add(found[own[place] : own[place + 1]])
+            session.window.arrive(mine)
+        some = np.flatnonzero(rows["payload_bytes"])
+        tables.payload.add(*(rows[name][some] for name in ("session", "flow", "start_ns", "payload_bytes")))
+        began_ns = tables.places.table["onsets_ns"][rows["session"][onsets]] + STARTING_NS
+        onsets = onsets[rows["start_ns"][onsets] >= began_ns]
+        tables.onsets.add(*(rows[name][onsets] for name in ("session", "flow", "start_ns", "bucket_ns")))
 
     def _grid(self, places: _Places) -> npt.NDArray[np.int64]:
         row = self.tables.places.table[places]

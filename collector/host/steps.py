@@ -9,7 +9,6 @@ import numpy.typing as npt
 from collector.host.flows import AllFlows
 from collector.host.rank import Steps
 from netmon.dl.grouped import GroupedValues, edges, starts
-from netmon.records import Table
 
 _Numbers = npt.NDArray[np.int64]
 _NEVER = np.iinfo(np.int64).max
@@ -60,25 +59,26 @@ class AllSteps:
 
         Of a row that is no rank's: of the only rank that trained on its host then; no job where none or several did.
         """
-        state: Table = self._flows.state
-        job = state["job"][flow].astype(np.int64)
+        job = self._flows.of_flows("job", flow).astype(np.int64)
         number = np.full(len(flow), -1, np.int64)
         if not len(self._session):
             return job, number
         own = np.flatnonzero(job)
-        stepper = state["stepper"][flow[own]]
+        stepper = self._flows.of_flows("stepper", flow[own])
         for ranks in self._passes:
             rank = ranks[stepper]
             there = np.flatnonzero(rank >= 0)
             at = own[there]
             number[at] = np.maximum(number[at], self._numbers(rank[there], start_ns[at]))
-        others = np.flatnonzero(job == 0)
-        others = others[np.isin(session[others], self._session)]
-        rank = self._alone(session[others], start_ns[others])
+        first = starts(session, start_ns)  # rows of one time follow each other: asked once
+        rank = np.full(len(first), -1)
+        there = np.flatnonzero(np.isin(session[first], self._session))
+        rank[there] = self._alone(session[first[there]], start_ns[first[there]])
         there = np.flatnonzero(rank >= 0)
-        at = others[there]
-        job[at], number[at] = self._job[rank[there]], self._numbers(rank[there], start_ns[at])
-        return job, number
+        of_run, of_job = np.full(len(first), -1), np.zeros(len(first), np.int64)
+        of_job[there], of_run[there] = self._job[rank[there]], self._numbers(rank[there], start_ns[first[there]])
+        count, others = np.diff(np.append(first, len(flow))), job == 0
+        return np.where(others, np.repeat(of_job, count), job), np.where(others, np.repeat(of_run, count), number)
 
     def _numbers(self, rank: _Numbers, start_ns: _Numbers) -> _Numbers:
         """The iteration of each rank at each time."""

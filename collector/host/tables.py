@@ -17,10 +17,12 @@ from collector.host.rank_log import RankLog
 from collector.host.rows import CARRIED, Pending, merge
 from collector.host.steps import AllSteps
 from collector.host.unstored import Unstored
+from collector.host.untold import UntoldRows
 from collector.settings import Settings
 from netmon.columnar import Columns
 from netmon.dl.account import HostAccounts, row_keys
 from netmon.dl.classify import Windows
+from netmon.dl.grouped import starts
 from netmon.records import Class
 
 if TYPE_CHECKING:
@@ -50,6 +52,7 @@ class Tables:
         self.flows = AllFlows()
         self.pending = Pending()
         self.unstored = Unstored()
+        self.payload, self.onsets = UntoldRows(), UntoldRows()
         self.evidence = Evidence(self.flows, self.places)
         self.classifier = Classifier(self.flows, self.places, settings)
         self.accounts = HostAccounts()
@@ -58,7 +61,7 @@ class Tables:
 
     def drop(self, place: int) -> None:
         """The session is gone, and with it its rows."""
-        for rows in (self.pending, self.unstored, self.evidence, self.accounts):
+        for rows in (self.pending, self.unstored, self.payload, self.onsets, self.evidence, self.accounts):
             rows.drop(place)
 
     def link(self, rows: Columns) -> npt.NDArray[np.int64]:
@@ -87,22 +90,42 @@ class Tables:
         job, iteration = steps.stamp(session, flow, start)
         flow_id, link = (self.flows.of_flows(name, flow) for name in ("flow_id", "link"))
         columns = {"session": session, "flow_id": flow_id, "link": link, "class": classes}
-        columns |= {"job": job, "iteration": iteration, "bucket_start_ns": self.places.utc(session, start)}
+        columns |= {"job": job, "iteration": iteration, "bucket_start_ns": self._utc(session, start)}
         return Columns(columns | {name: rows[name] for name in CARRIED})
+
+    def _utc(self, session: npt.NDArray[np.int32], start_ns: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Mono times of sessions in UTC, asked once where equal ones follow each other."""
+        first = starts(session, start_ns)
+        return np.repeat(self.places.utc(session[first], start_ns[first]), np.diff(np.append(first, len(session))))
 
     def account(self, found: Classified) -> None:
         """Count settled rows wherever somebody will ask for sums of them."""
         rows, state = found.rows, self.flows.state
         flow, start, session, payload = (rows[name] for name in ("flow", "start_ns", "session", "payload_bytes"))
         state["shared"][flow[found.classes == Class.DL_SHARED]] = True
-        self.ledger.add(start, found.link, rows["wire_bytes"])
         places = self.places.table
         party, traffic, link = (self.flows.of_flows(name, flow) for name in ("party", "traffic", "link"))
+        self._add_to_ledger(found, link)
         keys = row_keys(party, found.classes, traffic, link % 2)
         settled_ns = np.ascontiguousarray(places["settled_ns"])
         self.accounts.payload.add(session.astype(np.int64), start, keys, payload, settled_ns)
         self.accounts.windows.add(found.windows, self.places.links["session"], places["trains"], settled_ns)
         self.touch()
+
+    def _add_to_ledger(self, found: Classified, link: npt.NDArray[np.int64]) -> None:
+        """link: as sessions count theirs. What one link carries at one time is asked for once."""
+        session, start, wire = (found.rows[name] for name in ("session", "start_ns", "wire_bytes"))
+        first = starts(session, start)
+        links = int(link.max(initial=0)) + 1
+        if len(first) * links > len(start):
+            self.ledger.add(start, found.link, wire)
+            return
+        cell = np.repeat(np.arange(len(first)) * links, np.diff(np.append(first, len(start)))) + link
+        sums = np.bincount(cell, weights=wire, minlength=len(first) * links)
+        there = np.flatnonzero(sums)
+        at = first[there // links]
+        number = self.places.table["first_link"][session[at]] + there % links
+        self.ledger.add(start[at], number, sums[there].astype(np.int64))
 
     def forget(self) -> None:
         """Let go of what no iteration will ask for any more."""

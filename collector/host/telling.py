@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from collector.host.align import Alignment
 from collector.host.session import Session
+from collector.host.untold import newest_onsets
 from collector.host.window import HostWindow
 from collector.messages import (
     BY_TRAFFIC,
@@ -53,9 +54,8 @@ class Teller:
     def __init__(self, place: int, session: Session, told: ToldFlows) -> None:
         """place: the session's in the messages; told: of all sessions."""
         self.place, self.session = place, session
-        self._all = told
+        self.told = told
         self._known: set[int] = set()  # ids of the flows that were told
-        self._untold = 0
 
     @property
     def window(self) -> HostWindow:
@@ -73,42 +73,25 @@ class Teller:
         gone, table.over = self._known.intersection(table.over), []
         over += [flow_numbers(self.place, flow_id) for flow_id in gone]
         self._known -= gone
-        self._all.grow(len(table.state))
+        self.told.grow(len(table.state))
         described, table.described = table.described, set()
         again = []
         for index in described:
-            self._all.state[index] = _UNTOLD
+            self.told.state[index] = _UNTOLD
             if table.flows[index].flow_id in self._known:
                 again.append(index)
         return self._tell(again)
 
-    def rows(self, told: list[FlowTold]) -> tuple[Table, Table]:
-        """New payload (TRAFFIC) and onsets (ONSET_TOLD); flows of which there is something are told first."""
-        carried = self.window.take_carried()
-        seen = self.window.onsets.take()
-        for index in (carried["flow"], seen["flow"]):
-            told += self._tell(np.unique(index[self._all.state[index] == _UNTOLD]).tolist())
-        carried, seen = (table[self._all.state[table["flow"]] == _TOLD] for table in (carried, seen))
-        payload, onsets = np.empty(len(carried), TRAFFIC), np.empty(len(seen), ONSET_TOLD)
-        payload["flow"], onsets["flow"] = self._numbers(carried["flow"]), self._numbers(seen["flow"])
-        payload["time_ns"], payload["payload_bytes"] = carried["start_ns"], carried["payload_bytes"]
-        onsets["time_ns"], onsets["bucket_ns"] = seen["time_ns"], seen["bucket_ns"]
-        return payload, onsets
-
-    def untold(self) -> int:
-        """Rows that came and went before anybody asked, since the last call."""
-        before, self._untold = self._untold, self.window.untold
-        return self._untold - before
-
-    def _numbers(self, index: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        return flow_numbers(self.place, self.window.flows.state["flow_id"][index].astype(np.int64))
+    def introduce(self, indices: Iterable[int]) -> list[FlowTold]:
+        """Flows of which there is something to tell, as far as they are not known."""
+        return self._tell(index for index in indices if self.told.state[index] == _UNTOLD)
 
     def _tell(self, indices: Iterable[int]) -> list[FlowTold]:
         told = []
         for index in indices:
             flow = self.window.flows.flows[index]
             # An aggregate is nobody's gradient: large flows are described one by one.
-            self._all.state[index] = _AGGREGATE if flow.members else _TOLD
+            self.told.state[index] = _AGGREGATE if flow.members else _TOLD
             if not flow.members:
                 self._known.add(flow.flow_id)
                 told.append(self._told(index, flow))
@@ -141,15 +124,14 @@ def tell(heard: Sequence[Teller], connected: Iterable[Teller], ended: Sequence[i
     """
     over: list[int] = []
     flows = [flow for teller in heard for flow in teller.flows(over)]
-    tables = [teller.rows(flows) for teller in heard]
-    payload = _grains(np.concatenate([empty(TRAFFIC), *(payload for payload, _ in tables)]))
-    untold = sum(teller.untold() for teller in heard) + max(0, len(payload) - MOST_ROWS)
+    payload, onsets, lost = _rows(heard, flows) if heard else (empty(TRAFFIC), empty(ONSET_TOLD), 0)
+    untold = lost + max(0, len(payload) - MOST_ROWS)
     horizons = [teller.window.alignment.utc(teller.window.horizon_ns) for teller in heard]
     return HostNews(
         clocks=[clock_of(teller.place, teller.session.hello.host, teller.window.alignment) for teller in connected],
         flows=flows,
         payload=payload[-MOST_ROWS:],
-        onsets=np.concatenate([empty(ONSET_TOLD), *(onsets for _, onsets in tables)]),
+        onsets=onsets,
         over=np.array(over, np.int64),
         ended=list(ended),
         horizon_ns=min(horizons, default=0),
@@ -157,9 +139,46 @@ def tell(heard: Sequence[Teller], connected: Iterable[Teller], ended: Sequence[i
     )
 
 
-def _grains(rows: Table) -> Table:
-    """One row per millisecond and flow, sorted by time; dtype TRAFFIC in and out."""
-    grain, flow, payload_bytes = sums_by_two(rows["time_ns"] // GRAIN_NS, rows["flow"], rows["payload_bytes"])
+def _rows(heard: Sequence[Teller], flows: list[FlowTold]) -> tuple[Table, Table, int]:
+    """New payload (TRAFFIC) and onsets (ONSET_TOLD) of at least one session, and how many rows came and went untold.
+
+    flows: those of which there is something are put in there if they have not been told.
+    """
+    tables, state = heard[0].session.tables, heard[0].told.state
+    places = np.array([teller.session.place for teller in heard], np.int64)
+    payload, onsets = (rows.take(places, len(tables.places.table)) for rows in (tables.payload, tables.onsets))
+    lost = tables.payload.lost(places)
+    known = tables.flows.state
+    # What is told late may be of a flow that is over.
+    onsets = newest_onsets(onsets)
+    payload, onsets = (rows[known["session"][rows["flow"]] == rows["session"]] for rows in (payload, onsets))
+    new = [rows[state[rows["flow"]] == _UNTOLD] for rows in (payload, onsets)]
+    for teller in heard if any(map(len, new)) else ():
+        for rows in new:
+            flows += teller.introduce(np.unique(rows["flow"][rows["session"] == teller.session.place]).tolist())
+    payload, onsets = (rows[state[rows["flow"]] == _TOLD] for rows in (payload, onsets))
+    place_of_session = np.zeros(len(tables.places.table), np.int64)
+    place_of_session[places] = [teller.place for teller in heard]
+    of_payload, of_onsets = (
+        flow_numbers(place_of_session[rows["session"]], known["flow_id"][rows["flow"]].astype(np.int64))
+        for rows in (payload, onsets)
+    )
+    time_ns = tables.places.utc(payload["session"], payload["time_ns"])
+    older = tables.places.older(payload["session"], payload["time_ns"])
+    for teller in heard if len(older) else ():
+        own = older[payload["session"][older] == teller.session.place]
+        time_ns[own] = teller.window.alignment.map.utcs(payload["time_ns"][own])
+    told = np.empty(len(onsets), ONSET_TOLD)
+    told["flow"], told["time_ns"], told["bucket_ns"] = of_onsets, onsets["time_ns"], onsets["amount"]
+    return _grains(time_ns, of_payload, np.ascontiguousarray(payload["amount"])), told, lost
+
+
+_Numbers = npt.NDArray[np.int64]
+
+
+def _grains(time_ns: _Numbers, flow: _Numbers, payload_bytes: _Numbers) -> Table:
+    """One row per millisecond and flow, sorted by time; dtype TRAFFIC."""
+    grain, flow, payload_bytes = sums_by_two(time_ns // GRAIN_NS, flow, payload_bytes)
     summed = np.empty(len(grain), TRAFFIC)
     summed["time_ns"], summed["flow"], summed["payload_bytes"] = grain * GRAIN_NS, flow, payload_bytes
     return summed

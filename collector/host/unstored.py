@@ -4,6 +4,7 @@
 from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from operator import itemgetter
 
 import numpy as np
 import numpy.typing as npt
@@ -29,6 +30,8 @@ from netmon.dl.account import Tally
 from netmon.dl.grouped import starts
 from netmon.dl.iterations import Iteration
 from netmon.records import Flow, NicSample, Table
+
+_MOST_PARTS = 512  # that are put in order one by one
 
 
 class Unstored:
@@ -129,7 +132,7 @@ def flush_tables(
         return {}
     origins = Origins([session.origin for session in sessions])
     tables = {}
-    rows, of = _own(sessions, buckets)
+    rows, of = _own(sessions, _by_host(sessions, buckets))
     if len(of):
         tables["buckets"] = bucket_table(origins, of, jobs, rows)
     flows = [(place, session.flows) for place, session in enumerate(sessions) if session.flows]
@@ -161,6 +164,20 @@ def flush_tables(
 
 def _places(rows: Iterable[tuple[int, object]]) -> npt.NDArray[np.int64]:
     return np.array([place for place, _ in rows], np.int64)
+
+
+def _by_host(sessions: Sequence[SessionFlush], pieces: Sequence[Columns]) -> Sequence[Columns]:
+    """The same rows in the order in which they are stored, where they are in few parts; each has its rows by time."""
+    host_of = {session.place: session.origin.hello.host for session in sessions}
+    parts: list[tuple[str, Columns]] = []
+    for rows in pieces:
+        first = starts(rows["session"])
+        if len(parts) + len(first) > _MOST_PARTS:
+            return pieces
+        whose = rows["session"][first].tolist()
+        spans = zip(whose, pairwise([*first.tolist(), len(rows)]), strict=True)
+        parts += [(host_of.get(place, ""), rows[begin:end]) for place, (begin, end) in spans]
+    return [rows for _, rows in sorted(parts, key=itemgetter(0))]
 
 
 def _own(sessions: Sequence[SessionFlush], buckets: Sequence[Columns]) -> tuple[list[Columns], npt.NDArray[np.int32]]:

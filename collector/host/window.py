@@ -6,14 +6,11 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
-import numpy as np
-
 from collector.dataset.resume import Resume
 from collector.host.align import Alignment
 from collector.host.flows import FlowTable, Links
 from collector.host.ledger import LedgerAccount, LedgerRow
 from collector.host.odd_marks import DISTANT
-from collector.host.onsets import Onsets
 from collector.host.rank import Resumed
 from collector.host.ranks import LONGEST_NEED_NS, Ranks
 from collector.host.rows import arrived, merge
@@ -34,18 +31,13 @@ from netmon.records import (
     Moment,
     NicSample,
     Table,
-    empty,
 )
 from netmon.wire.limits import FURTHEST_NS
 
 if TYPE_CHECKING:
     from collector.host.tables import Tables
 
-PAYLOAD = np.dtype([("flow", "<i8"), ("start_ns", "<i8"), ("payload_bytes", "<i8")])
-"""A row with payload, for the inference: index of its flow."""
-
 _MOST_OVER = 4_096  # iterations that full resolution which is asked for later can still be part of
-_MOST_CARRIED = 300  # batches whose rows wait for the inference
 
 
 @dataclass(frozen=True)
@@ -89,14 +81,11 @@ class HostWindow:
         mono = self.alignment.map.mono
         tables.ledger.open(*own, {k: mono(t) for k, t in resume.ledger_until_utc.items()}, resume.ledger_totals)
         self.ledger = LedgerAccount(tables.ledger, *own)
-        self.onsets = Onsets()
         account = HostAccount(tables.accounts, self.place, self.window_ns)
         holder = Holder(hello.host, hello.session, 0)
         self.ranks = Ranks(self.place, holder, account, tables.settings.parameters, tables.rank_log)
         self._complete = resume.complete_sequence
         self._arrivals: deque[_Arrival] = deque()
-        self._carried: deque[Table] = deque(maxlen=_MOST_CARRIED)
-        self.untold = 0  # rows with payload that nobody took in time
         self._over: deque[Iteration] = deque(maxlen=_MOST_OVER)
         self._introduced = [mark for mark in hello.marks if mark.moment != Moment.JOIN]
         self._inferred: list[Mark] = []  # that the traffic has told, not taken in yet
@@ -214,26 +203,9 @@ class HostWindow:
         marks, self._inferred = self._inferred, []
         self.ranks.hear(mark_runs(marks), self.settled_ns)
 
-    def arrive(self, arrivals: Iterable[tuple[int, int, int]], rows: Columns) -> None:
-        """Batches have come: number, last row and latest time of each; and their rows, of ARRIVED."""
-        self._arrivals += (_Arrival(*arrival) for arrival in arrivals)
-        some = np.flatnonzero(rows["payload_bytes"])
-        if len(some):
-            if len(self._carried) == _MOST_CARRIED:
-                self.untold += len(self._carried[0])
-            carried = np.empty(len(some), PAYLOAD)
-            for name in PAYLOAD.names or ():
-                carried[name] = rows[name][some]
-            self._carried.append(carried)
-
-    def take_carried(self) -> Table:
-        """Payload that has arrived since the last call, dtype PAYLOAD, times in UTC."""
-        if not self._carried:
-            return empty(PAYLOAD)
-        rows = np.concatenate(self._carried)
-        self._carried.clear()
-        rows["start_ns"] = self.alignment.map.utcs(rows["start_ns"])
-        return rows
+    def arrive(self, arrivals: Iterable[tuple[int, int, int]]) -> None:
+        """Batches have come: number, last row and latest time of each."""
+        self._arrivals.extend(map(_Arrival._make, arrivals))
 
     def latest_ns(self) -> int:
         """The latest time that anything has told of."""

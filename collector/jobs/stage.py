@@ -23,10 +23,12 @@ class JobStage:
 
     def hear(self, news: HostNews) -> JobNews:
         """Take in what the hosts tell; computes for some milliseconds."""
+        began_s = time.thread_time()
         inferred = self._inferring.hear(news)
         clocks = self._compare(news)
         trouble = [line for line in (self._inferring.trouble, self._trouble) if line]
-        return JobNews(inferred.marks, inferred.owners, clocks, inferred.patterns, trouble)
+        cpu_s = time.thread_time() - began_s
+        return JobNews(inferred.marks, inferred.owners, clocks, inferred.patterns, trouble, cpu_s)
 
     def _compare(self, news: HostNews) -> Sequence[ClockTold]:
         if self._clocks is None:

@@ -33,6 +33,8 @@ class Case:
     links: Mapping[int, Link]  # by number, of those sessions
     parts: list[tuple[Columns, npt.NDArray[np.int64]]]
     whose: Sequence[Whose]  # distinct
+    waited: Table  # dtype WAITED, times in mono
+    waited_place: npt.NDArray[np.int64]  # of each row of it: place of its session
     of_flow: npt.NDArray[np.int64]  # by flow: index into whose, −1: of another session
 
     def judged(self) -> Verdict | None:
@@ -64,4 +66,11 @@ class Case:
             *(np.ascontiguousarray(rows[name][kept]) for name in ("wire_bytes", "payload_bytes")),
         )
         links = [self.links[number] for number in numbers.tolist()]
-        return Carried(links, self.whose, cells[cells["of"] >= 0], self.clock_error_ns)
+        return Carried(links, self.whose, cells[cells["of"] >= 0], self.clock_error_ns, self._waited(maps, there))
+
+    def _waited(self, maps: TimeMaps, there: npt.NDArray[np.int64]) -> Table | None:
+        own = np.flatnonzero(np.isin(self.waited_place, there))
+        waited, of = self.waited[own], np.searchsorted(there, self.waited_place[own])
+        for name in ("start_ns", "end_ns"):
+            waited[name] = maps.utcs(of, np.ascontiguousarray(waited[name]))
+        return waited if len(waited) else None

@@ -22,6 +22,8 @@ from collector.stages import Stages
 from collector.view.job_views import Jobs
 from netmon.dl.traffic import Traffic
 from netmon.dl.verdict import Link, Whose
+from netmon.dl.verdict.host_part import WAITED, nothing_waited
+from netmon.records import Table
 from netmon.views import Verdict
 
 _log = logging.getLogger(__name__)
@@ -113,6 +115,7 @@ class Judging:
             return None
         sessions = {place: self._sessions[place] for place in job.host_of if place in self._sessions}
         whose, of_flow = self._whose(name, list(sessions))
+        waited, waited_place = self._waited(name)
         return Case(
             *(name, number, job.size, job.relative, job.rows(), dict(job.host_of)),
             clocks={place: session.window.alignment.map for place, session in sessions.items()},
@@ -120,23 +123,44 @@ class Judging:
             links={number: link for session in sessions.values() for number, link in _links(session)},
             parts=self._rows.parts(),
             whose=whose,
+            waited=waited,
+            waited_place=waited_place,
             of_flow=of_flow,
         )
+
+    def _waited(self, job: str) -> tuple[Table, npt.NDArray[np.int64]]:
+        """How long the job's ranks waited for CPUs, as the hosts told lately; and the places of their sessions."""
+        number = self._tables.flows.job(job)
+        found, places = [nothing_waited()], [np.empty(0, np.int64)]
+        for told in self._tables.evidence.lately:
+            own = np.flatnonzero(told["job"] == number)
+            waited = np.empty(len(own), WAITED)
+            for name in ("rank", "start_ns", "end_ns"):
+                waited[name] = told[name][own]
+            waited["waited_ns"] = np.maximum(np.maximum(told["run_delay_ns"], told["throttled_ns"])[own], 0)
+            found.append(waited)
+            places.append(told["session"][own])
+        return np.concatenate(found), np.concatenate(places)
 
     def _whose(self, job: str, places: Sequence[int]) -> tuple[list[Whose], npt.NDArray[np.int64]]:
         """Whose the flows of some sessions are; of the job's own, whom they go to."""
         flows, state = self._tables.flows, self._tables.flows.state
         own = np.flatnonzero(np.isin(state["session"], places))
         found = np.full(len(state), -1, np.int64)
-        numbers: dict[Whose, int] = {}
         control = state["traffic"][own] == Traffic.CONTROL
-        for flow, party, is_control in zip(own.tolist(), state["party"][own].tolist(), control.tolist(), strict=True):
-            who = flows.parties[party]
-            description = flows.flows[flow] if who.job == job else None
+        parties, of_party = np.unique(state["party"][own], return_inverse=True)
+        told = [flows.parties[party] for party in parties.tolist()]
+        whose = [Whose(who.job, who.rank, -1, False, "" if who.job else who.name) for who in told]
+        found[own] = of_party
+        numbers: dict[Whose, int] = {}
+        ours = np.array([who.job == job for who in told], np.bool_)[of_party] if len(told) else control
+        for place in np.flatnonzero(ours).tolist():
+            flow = int(own[place])
+            description, who = flows.flows[flow], told[of_party[place]]
             peer = flows.ends.ranks([flow], [description])[0] if description else -1
-            one = Whose(who.job, who.rank, peer, is_control, "" if who.job else who.name)
-            found[flow] = numbers.setdefault(one, len(numbers))
-        return list(numbers), found
+            one = Whose(who.job, who.rank, peer, bool(control[place]), "")
+            found[flow] = numbers.setdefault(one, len(whose) + len(numbers))
+        return [*whose, *numbers], found
 
     def _forget_old(self) -> None:
         before = time.monotonic() - _KEPT_S

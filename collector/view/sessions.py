@@ -10,11 +10,13 @@ import numpy.typing as npt
 
 from collector.host.batches import Settled
 from collector.host.session import Session
-from collector.host.tables import Tables
+from collector.host.tables import Classified, Tables
 from collector.view.state import ARRIVED, CLOCK_SOURCES, FINAL, FLOW, HOST, LINK, FlowFacts, LinkName
 from collector.view.view import View
+from netmon.columnar import Columns
+from netmon.dl.grouped import starts
 from netmon.dl.traffic import TRAFFIC_NAMES, Traffic
-from netmon.records import Direction, Table
+from netmon.records import Class, Direction, Table
 from netmon.views import SourceScore
 
 _SOURCES = {name: number for number, name in enumerate(CLOCK_SOURCES)}
@@ -88,17 +90,43 @@ class Sessions:
     def tell(self, settled: Settled, view: View) -> None:
         """What a tick of the stage has brought."""
         for rows in settled.arrived:
-            news = np.empty(len(rows), ARRIVED)
-            news["link"] = self._tables.link(rows)
-            for name in ("flow", "start_ns", "wire_bytes", "payload_bytes"):
-                news[name] = rows[name]
-            view.arrived(news)
+            view.arrived(self._arrived(rows))
         for found in settled.final:
-            news = np.empty(len(found.rows), FINAL)
-            news["link"], news["class"] = found.link, found.classes
-            news["job"] = self._tables.flows.state["job"][found.rows["flow"]]
-            news["start_ns"], news["wire_bytes"] = found.rows["start_ns"], found.rows["wire_bytes"]
-            view.final(news)
+            view.final(self._final(found))
+
+    def _arrived(self, rows: Columns) -> Table:
+        """Rows of ARRIVED (collector.host.rows); those of one flow and share window that follow each other as one."""
+        width = self._tables.places.table["window_ns"]
+        known = width[width > 0]
+        alike = len(known) and (known == known[0]).all()
+        window = rows["start_ns"] // (known[0] if alike else width[rows["session"]])
+        first = starts(rows["flow"], window)
+        firsts = rows.take(first)
+        news = np.empty(len(first), ARRIVED)
+        news["link"], news["flow"] = self._tables.link(firsts), firsts["flow"]
+        news["start_ns"] = window[first] * width[firsts["session"]]
+        for name in ("wire_bytes", "payload_bytes"):
+            news[name] = np.add.reduceat(rows[name], first, dtype=np.int64) if len(first) else 0
+        return news
+
+    def _final(self, found: Classified) -> Table:
+        """Final rows; those of one link, share window, class and job as one."""
+        windows, wire = found.windows, found.rows["wire_bytes"]
+        dl = (found.classes == Class.DL_ONLY) | (found.classes == Class.DL_SHARED)
+        of_dl, others = np.flatnonzero(dl), np.flatnonzero(~dl)
+        of_pair = np.bincount(windows.pair_of_row, weights=wire[of_dl], minlength=len(windows.pair_entry))
+        cells = windows.of_row[others] * len(Class) + found.classes[others]
+        of_cell = np.bincount(cells, weights=wire[others], minlength=len(windows.number) * len(Class))
+        cell = np.flatnonzero(of_cell)
+        entry = np.append(windows.pair_entry, cell // len(Class))
+        news = np.empty(len(entry), FINAL)
+        news["link"] = link = windows.link[entry]
+        news["start_ns"] = windows.number[entry] * self._tables.places.links["window_ns"][link]
+        news["job"] = np.append(windows.pair_job, np.zeros(len(cell), np.int64))
+        shared = np.where(windows.pair_shared, Class.DL_SHARED, Class.DL_ONLY)
+        news["class"] = np.append(shared, cell % len(Class))
+        news["wire_bytes"] = np.append(of_pair, of_cell[cell])
+        return news
 
     @staticmethod
     def links_of(session: Session) -> npt.NDArray[np.int64]:

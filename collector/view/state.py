@@ -23,10 +23,10 @@ from netmon.views import SourceScore
 ARRIVED = np.dtype(
     [("flow", "<i4"), ("link", "<i4"), ("start_ns", "<i8"), ("wire_bytes", "<i8"), ("payload_bytes", "<i8")]
 )
-"""A bucket row that has come, in any order."""
+"""A bucket row that has come, in any order, or several of one flow and share window: start_ns is the window's then."""
 
 FINAL = np.dtype([("link", "<i4"), ("job", "<i4"), ("class", "u1"), ("start_ns", "<i8"), ("wire_bytes", "<i8")])
-"""A bucket row whose class and job (as in FLOW) are final; each row that has arrived comes once, or never again."""
+"""A bucket row whose class and job (as in FLOW) are final, or several of one share window; each comes once or never."""
 
 HOST = np.dtype(
     [

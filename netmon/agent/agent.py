@@ -117,7 +117,7 @@ class Agent:
         self._marked_ns = 0
         self._warned_of_steps = False
         self._clock, self._exchanges = Clock(), ClockExchanges()
-        known = (self._owners, self._steps, self._timelines, self._links, self._clock)
+        known = (self._owners, self._steps, self._timelines, self._links, self._clock, self._transport)
         self._surroundings = Surroundings(self._privileged, *known)
         self._recorder = start_recorder(settings)
         self._stream_ns = max(settings.stream_ns, settings.bucket_ns)

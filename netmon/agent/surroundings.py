@@ -4,6 +4,7 @@
 One question is under way at a time, and nobody waits for its answer.
 """
 
+import base64
 import logging
 from typing import Any
 
@@ -12,6 +13,7 @@ from netmon.agent.flow_owners import FlowOwners
 from netmon.agent.links import Links
 from netmon.agent.steps import StepMarks
 from netmon.agent.timeline import TimelineMarks
+from netmon.agent.transport import TransportLooks
 from netmon.kernel.changes import Changes
 from netmon.kernel.privileged import Privileged
 from netmon.kernel.training.timelines import Opened
@@ -36,10 +38,12 @@ class Surroundings:
         timelines: TimelineMarks,
         links: Links,
         clock: Clock,
+        transport: TransportLooks,
     ) -> None:
         """Nothing has been asked."""
         self._privileged, self._owners, self._steps = privileged, owners, steps
         self._timelines, self._links, self._clock = timelines, links, clock
+        self._transport = transport
         self._changes = Changes()
         self._look_due_ns, self._looked_ns, self._settled_ns = 0, 0, 0
         self._any_ranks = False
@@ -54,7 +58,7 @@ class Surroundings:
             return self._privileged.answered
         if now_ns >= self._look_due_ns and not self._may_differ(now_ns):
             self._look_due_ns = now_ns + _LOOK_NS
-        return now_ns >= self._look_due_ns or self._owners.asks(now_ns)
+        return now_ns >= self._look_due_ns or self._owners.asks(now_ns) or bool(self._transport.elsewhere)
 
     def _may_differ(self, now_ns: int) -> bool:
         """Whether a look may show what the last one did not: ranks map libraries, and write timelines."""
@@ -73,6 +77,10 @@ class Surroundings:
         elif due := self._owners.due(now_ns):
             self._asking = "owners"
             self._privileged.request("owners", endpoints=due)
+        elif self._transport.elsewhere:
+            self._asking = "transport"
+            self._privileged.request("transport", endpoints=self._transport.elsewhere)
+            self._transport.elsewhere = []
 
     def hear(self, now_ns: int) -> list[Mark]:
         """Takes in what has been answered, and returns the marks that follow from it. Raises KernelError."""
@@ -81,6 +89,9 @@ class Surroundings:
             return []
         if self._asking == "owners":
             self._owners.answer(reply["owners"], now_ns)
+            return []
+        if self._asking == "transport":
+            self._transport.answer(base64.b64decode(reply["rows"]), reply["able"])
             return []
         self._ranks_told += reply["ranks"]
         if self._asking == "look":

@@ -44,6 +44,12 @@ class TransportLooks:
         self._counted: list[tuple[npt.NDArray[np.uint32], _Counts]] = []
         self._before = empty(_BEFORE)  # by cookie
         self._looked_ns = time.monotonic_ns()
+        self._asked: dict[Endpoint, _Connection] = {}  # that are not of our network namespace
+        self._asked_since_ns = 0
+        self._able_elsewhere = True
+        self._answered: list[Table] = []
+        self.elsewhere: list[Endpoint] = []
+        """Connections of which the privileged part is to be asked: they may be in other network namespaces."""
         self._pace = Pace(share=0.001, stock_ns=10_000_000)
 
     def count(self, rows: Table) -> None:
@@ -57,14 +63,23 @@ class TransportLooks:
         """dtype TRANSPORT, when an interval is over: of the ranks' connections that carried something meanwhile, and of
         the largest of others'.
         """
+        answered, self._answered = self._answered, []
         if now_ns < self._looked_ns + INTERVAL_NS or not self._pace.allows():
-            return empty(TRANSPORT)
+            return np.concatenate([empty(TRANSPORT), *answered])
         counted, self._counted = self._counted, []
         begun = time.thread_time_ns()
         rows = self._look(counted) if counted and self._tcp else empty(TRANSPORT)
         self._pace.spend(time.thread_time_ns() - begun)
         self._looked_ns = now_ns
-        return rows
+        return np.concatenate([rows, *answered])
+
+    def answer(self, rows: bytes, able: bool) -> None:
+        """Of what `elsewhere` was: rows of TCP_INFO. able: whether there is any sense in asking again."""
+        found = np.frombuffer(rows, TCP_INFO)
+        known = list(self._asked.values())
+        of = [known[number] for number in found["number"].tolist()]
+        self._answered.append(self._rows(found, of, self._asked_since_ns, time.monotonic_ns()))
+        self._able_elsewhere = able
 
     def _look(self, counted: list[tuple[npt.NDArray[np.uint32], _Counts]]) -> Table:
         ids, place = np.unique(np.concatenate([ids for ids, _ in counted]), return_inverse=True)
@@ -77,8 +92,12 @@ class TransportLooks:
             found = self._tcp.look(list(connections))
         except OSError:
             return empty(TRANSPORT)
-        known = list(connections.values())
-        return self._rows(found, [known[number] for number in found["number"].tolist()], time.monotonic_ns())
+        known, numbers = list(connections.items()), found["number"].tolist()
+        if self._able_elsewhere and len(numbers) < len(known):
+            there = set(numbers)
+            self._asked = dict(one for number, one in enumerate(known) if number not in there)
+            self.elsewhere, self._asked_since_ns = list(self._asked), self._looked_ns
+        return self._rows(found, [known[number][1] for number in numbers], self._looked_ns, time.monotonic_ns())
 
     def _connections(self, payload: dict[int, float]) -> dict[Endpoint, "_Connection"]:
         """payload: by flow, in descending order."""
@@ -91,10 +110,10 @@ class TransportLooks:
         large = [end for end, of in found.items() if not of.trains and sum(of.payload) >= _LARGE_BYTES]
         return {end: found[end] for end in (*ranks, *large[:MOST_OTHERS])}
 
-    def _rows(self, found: Table, connections: list["_Connection"], now_ns: int) -> Table:
-        """found: dtype TCP_INFO; connections: of each of them."""
+    def _rows(self, found: Table, connections: list["_Connection"], since_ns: int, now_ns: int) -> Table:
+        """found: dtype TCP_INFO; connections: of each of them; since_ns: the look before."""
         before, is_known = self._remembered(found)
-        began = [of.began_ns(row, self._looked_ns) for of, row in zip(connections, found, strict=True)]
+        began = [of.began_ns(row, since_ns) for of, row in zip(connections, found, strict=True)]
         begin_ns = np.where(is_known, before["looked_ns"], began)
         rows = np.full(len(found), UNKNOWN, TRANSPORT)
         rows["flow_id"], rows["reverse_flow_id"] = np.array([of.ids for of in connections]).reshape(-1, 2).T

@@ -26,11 +26,12 @@ EXAMPLES = """\
   netmon lab run --data out/two --model resnet50 --configuration A --cross-profile burst
   netmon lab sweep --data out/study                            a small study: 24 runs, about ten minutes
   netmon lab sweep --data out/full --trainer horovod --models resnet50,vgg16,bertlarge --repetitions 5 --iterations 100
+  netmon lab run --data out/three --cross-load 0 --inject stop:rank=1,at=20.5,for=300ms    a straggler, on purpose
   netmon lab load write burst.csv --profile burst --load 0.8   the flows of ten seconds, as a file
   netmon lab clean                                             remove what a killed lab left behind
 
-There is no lossy link here: that takes netem, which many kernels lack. Queues that overflow drop, as a switch's do: a
-port buffers 3 ms of its rate.
+A link loses at random only where --inject loss says so, by a filter on the switch, for many kernels lack netem. Else
+queues that overflow drop, as a switch's do: a port buffers 3 ms of its rate.
 """
 
 _STUDY = """\

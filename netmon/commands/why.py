@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from netmon.errors import UsageError
+from netmon.errors import DataError, UsageError
 
 if TYPE_CHECKING:
     from netmon.views import Verdict
@@ -16,6 +16,7 @@ HELP = "why iterations were slow: whose bytes, which rank or none of the network
 EXAMPLES = """\
   netmon why --data out
   netmon why training --iteration 812 --data /var/lib/netmon
+  netmon why --collector collector.example:9400
   netmon why --data out --json
 """
 
@@ -25,21 +26,44 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("job", nargs="?", metavar="JOB", help="only this job (all)")
     parser.add_argument("--iteration", type=int, metavar="K", help="this iteration, whether it stands out or not")
     parser.add_argument("--data", type=Path, metavar="DIR", help="the dataset's directory")
+    parser.add_argument("--collector", metavar="ADDR", help="instead: what it told lately; HOST:PORT or unix:PATH")
     parser.add_argument("--json", action="store_true", help="one JSON document")
 
 
 def run(args: argparse.Namespace) -> int:
     """Print the verdicts."""
-    if args.data is None:
-        raise UsageError("cannot tell why: give the dataset's --data")
-    from netmon.report.judging import verdicts
-
-    found = verdicts(args.data, args.job, args.iteration)
+    if (args.data is None) == (args.collector is None):
+        raise UsageError("cannot tell why: give the dataset's --data, or a --collector")
+    found = _lately(args) if args.collector else _stored(args)
     if args.json:
         print(json.dumps({"verdicts": [document(one) for one in found]}, indent=1))
     else:
         _print(found)
     return 0
+
+
+def _stored(args: argparse.Namespace) -> "Iterable[Verdict]":
+    from netmon.report.judging import verdicts
+
+    return verdicts(args.data, args.job, args.iteration)
+
+
+def _lately(args: argparse.Namespace) -> "list[Verdict]":
+    from netmon.views import Selection
+    from netmon.wire.watch import watch_once
+
+    chosen = (args.job,) if args.job else ()
+    snapshot = watch_once(args.collector, Selection(jobs=chosen, most_links=1, most_ranks=1, most_hosts=1))
+    if args.job in snapshot.page.unknown:
+        raise DataError(f"cannot judge job {args.job}: the collector at {args.collector} knows no such job")
+    found = [verdict for job in snapshot.jobs for verdict in reversed(job.verdicts)]
+    if args.iteration is None:
+        return found
+    if not (found := [verdict for verdict in found if verdict.iteration == args.iteration]):
+        raise DataError(
+            f"cannot judge iteration {args.iteration}: a collector knows the last few that stood out; give its --data"
+        )
+    return found
 
 
 def document(verdict: "Verdict") -> dict[str, object]:

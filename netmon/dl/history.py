@@ -18,6 +18,7 @@ GRAIN_NS = 1_000_000
 _KEPT_NS = 30_000_000_000  # for so long every grain is kept, then only what lies between two cuts
 _FEW = 0.2  # of a block's rows: so many are set aside for the hosts that still need them, and the block goes
 _MOST_ASIDE = 50  # blocks
+_MOST_CELLS = 4  # for each row, that are worth being counted without sorting
 _MOST_CUTS = 256  # of a host before old ones are looked for
 
 _Numbers = npt.NDArray[np.int64]
@@ -171,11 +172,17 @@ class PayloadHistory:
         self, host: _Numbers, time_ns: _Numbers, key: _Numbers, payload_bytes: _Numbers, until_ns: _Numbers
     ) -> None:
         """Add rows, arrays of one length; those without payload change nothing. until_ns: by host, see HostBlocks."""
-        some = np.flatnonzero(payload_bytes > 0)
-        if len(some):
-            host, time_ns, key, payload_bytes = host[some], time_ns[some], key[some], payload_bytes[some]
-            label = np.maximum(time_ns // GRAIN_NS * GRAIN_NS, self._last_cut(host, time_ns, len(until_ns)))
-            self._blocks.add(_summed(host, label, key, payload_bytes), until_ns)
+        if not len(host):
+            return
+        first = starts(host, time_ns)  # rows of one time that follow each other have one label
+        count = np.diff(np.append(first, len(host)))
+        of_host, time_ns = host[first], time_ns[first]
+        label = np.maximum(time_ns // GRAIN_NS * GRAIN_NS, self._last_cut(of_host, time_ns, len(until_ns)))
+        found = _counted(of_host, label, count, key, payload_bytes)
+        if found is None:
+            some = np.flatnonzero(payload_bytes > 0)
+            found = _summed(host[some], np.repeat(label, count)[some], key[some], payload_bytes[some])
+        self._blocks.add(found, until_ns)
 
     def between(self, host: _Numbers, start_ns: _Numbers, end_ns: _Numbers) -> Sums:
         """Payload of [start, end) of hosts by key; arrays (questions,)."""
@@ -225,6 +232,27 @@ class PayloadHistory:
         place = GroupedValues(of_host, times, hosts).places(host, time_ns) - 1
         there = (place >= 0) & (of_host[place] == host)
         return np.where(there, times[place], np.iinfo(np.int64).min)
+
+
+def _counted(
+    host: _Numbers, label: _Numbers, count: _Numbers, key: _Numbers, payload_bytes: npt.NDArray[np.integer]
+) -> dict[str, npt.NDArray[Any]] | None:
+    """As _summed, without sorting, where hosts and labels ascend and there are few keys; else None.
+
+    host, label: of so many rows each, as `count` says; key, payload_bytes: of each row.
+    """
+    first = starts(host, label)
+    keys = int(key.max()) + 1
+    ascending = (host[1:] > host[:-1]) | ((host[1:] == host[:-1]) & (label[1:] >= label[:-1]))
+    if len(first) * keys > _MOST_CELLS * len(key) or not ascending.all():
+        return None
+    rows = np.add.reduceat(count, first)
+    cell = np.repeat(np.arange(len(first)) * keys, rows) + key
+    sums = np.bincount(cell, weights=payload_bytes, minlength=len(first) * keys)
+    there = np.flatnonzero(sums)
+    group = first[there // keys]
+    amounts = sums[there].astype(np.int64)
+    return {"host": host[group], "label": label[group], "key": there % keys, "payload_bytes": amounts}
 
 
 def _summed(host: _Numbers, label: _Numbers, key: _Numbers, payload_bytes: _Numbers) -> dict[str, npt.NDArray[Any]]:

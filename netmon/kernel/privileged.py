@@ -8,6 +8,7 @@ the maps' descriptors. A packet has a size that the kernel takes whatever proces
 into one comes with the next.
 """
 
+import base64
 import contextlib
 import json
 import logging
@@ -27,8 +28,10 @@ from netmon.kernel import loader, privilege
 from netmon.kernel.meter.geometry import Geometry
 from netmon.kernel.owners.births import MAP, PROGRAM, TOLD_MAP, Births
 from netmon.kernel.owners.endpoint import Endpoint
+from netmon.kernel.owners.namespaces import Namespaces
 from netmon.kernel.owners.owner_search import Answer, OwnerSearch
 from netmon.kernel.processes import Process, ProcessTable
+from netmon.kernel.tcp_elsewhere import TcpElsewhere
 from netmon.kernel.training.candidates import choose_candidates
 from netmon.kernel.training.timelines import MOST_AT_ONCE, Opened, Timelines
 from netmon.kernel.training.uprobes import Uprobes
@@ -52,6 +55,7 @@ class _Server:
         self._processes = ProcessTable()
         self._births: Births | None = None
         self._owners: OwnerSearch | None = None
+        self._elsewhere: TcpElsewhere | None = None
         self._interfaces: list[WatchedInterface] = []
         self._programs: dict[str, int] = {}
         self._uprobes: Uprobes | None = None
@@ -92,6 +96,7 @@ class _Server:
             "owners": self._find_owners,
             "look": self._look_around,
             "more": self._tell_more,
+            "transport": self._look_elsewhere,
         }
         descriptors: list[int] = []
         try:
@@ -129,6 +134,13 @@ class _Server:
         found: list[dict[str, Any] | None] = [_owner(answer) for answer in answers]
         told = len(_page(found))
         return {"owners": [*found[:told], *(None for _ in found[told:])]}  # who is not told of is asked for again
+
+    def _look_elsewhere(self, descriptors: list[int], endpoints: list[list[Any]]) -> dict[str, Any]:
+        """What TCP says of connections of other network namespaces."""
+        if self._elsewhere is None:
+            self._elsewhere = TcpElsewhere(Namespaces())
+        found = self._elsewhere.look([Endpoint(*endpoint) for endpoint in endpoints])
+        return {"able": self._elsewhere.able, "rows": base64.b64encode(found.tobytes()).decode()}
 
     def _look_around(self, descriptors: list[int]) -> dict[str, Any]:
         self._processes.scan(time.monotonic_ns())

@@ -3,6 +3,7 @@
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import groupby, islice
 from pathlib import Path
 from typing import TypeVar
@@ -14,6 +15,7 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 
 from netmon.dl.verdict import Carried, Link, Steps, Whose, in_cells, judge, nothing_carried, standing_out, wanted_times
+from netmon.dl.verdict.host_part import WAITED
 from netmon.dl.verdict.words import from_columns, sentence
 from netmon.errors import DataError
 from netmon.records import Direction
@@ -127,6 +129,7 @@ def _of_run(data: Path, job: str, rows: pd.DataFrame, iteration: int | None) -> 
         for first in range(0, len(due), _TOGETHER):
             some = due[first : first + _TOGETHER]
             carried = read_carried(data, rows[inside], wanted_times(steps, some))
+            carried = replace(carried, waited=_waited(data, job, rows[inside]))
             for number in some:
                 yield judge(job, steps, carried, number)
 
@@ -170,6 +173,26 @@ def read_carried(data: Path, rows: pd.DataFrame, times: Sequence[tuple[int, int]
     words = ["host", "session", "interface", "direction"]
     found[words] = found[words].astype(str)
     return _carried(data, found, hosts)
+
+
+def _waited(data: Path, job: str, rows: pd.DataFrame) -> npt.NDArray[np.void] | None:
+    """How long the job's ranks waited for CPUs in the time of these iterations; None where nobody tells."""
+    begin, end = int(rows["start_ns"].min()), int(rows["end_ns"].max())
+    try:
+        table = open_table(data, "host", (begin - _AROUND_NS, end))
+    except DataError:
+        return None
+    when = (ds.field("start_ns") >= begin - _AROUND_NS) & (ds.field("start_ns") < end)
+    names = ["rank", "start_ns", "end_ns", "run_delay_ns", "throttled_ns"]
+    batches = list(stream(table, names, when & (ds.field("job") == job) & (ds.field("rank") >= 0)))
+    if not batches:
+        return None
+    told = pa.Table.from_batches(batches).to_pandas()
+    waited = np.empty(len(told), WAITED)
+    for name in ("rank", "start_ns", "end_ns"):
+        waited[name] = told[name]
+    waited["waited_ns"] = told[["run_delay_ns", "throttled_ns"]].max(axis=1).fillna(0)
+    return waited
 
 
 _AROUND_NS = 1_000_000_000  # a row's bucket is not wider

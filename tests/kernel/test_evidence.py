@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """An agent and a collector: the dataset says of connections what the kernel says, and of a rank what befell it."""
 
+import json
 import os
 import subprocess
 import sys
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from pair import Watched
+from pair import NETMON, Watched, run
 from tcp_transfer import lossy_route, transfer
 
 pytestmark = pytest.mark.kernel
@@ -109,3 +110,91 @@ def test_a_rank_that_has_to_share_its_cpu_is_told_of(namespaces: Callable, tmp_p
     assert host["run_delay_ns"].isna().all()
     spans = (rows["end_ns"] - rows["start_ns"]) / 1e9
     assert spans.between(0.9, 3.1).all()
+
+
+# Process 1 of a machine of its own: an agent, and in a container somebody who sends until told otherwise.
+MACHINE = """
+import os, socket, subprocess, sys, time
+container, sender, address, *agent = sys.argv[1:]
+ready = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+ready.settimeout(60)
+ready.bind(os.environ["NOTIFY_SOCKET"])
+watching = subprocess.Popen(agent)
+while b"READY=1" not in ready.recv(4096):
+    pass
+inside = ["ip", "netns", "exec", container, sys.executable, "-c", sender, address]
+sending = subprocess.Popen(inside, stdin=subprocess.PIPE, stdout=sys.stdout)
+print("started", flush=True)
+sys.stdin.readline()
+sending.communicate(b"enough")
+watching.terminate()
+watching.wait()
+"""
+SENDER = """
+import select, socket, sys, time
+connection = socket.create_connection((sys.argv[1], 6000))
+sent = 0
+while not select.select([sys.stdin], [], [], 0.01)[0]:
+    connection.sendall(bytes(50_000))
+    sent += 50_000
+print(sent, flush=True)
+"""
+SINK = """
+import socket, sys
+listener = socket.create_server((sys.argv[1], 6000))
+print("listening", flush=True)
+connection, _ = listener.accept()
+while connection.recv(1 << 20):
+    pass
+"""
+
+
+def test_a_connection_of_a_container_is_told_of_from_outside(network, tmp_path: Path, cleanup: ExitStack) -> None:
+    """container — host, whose uplink is watched — outside. The host has a process namespace of its own."""
+    container, host, outside = (network.namespace() for _ in range(3))
+    inner, bridge = network.veth(container, host)
+    uplink, far = network.veth(host, outside)
+    host.set("net.ipv4.ip_forward=1")
+    container.run("ip", "route", "add", "default", "via", bridge.address)
+    outside.run("ip", "route", "add", inner.address, "via", uplink.address)
+    watched = Watched(far, uplink, tmp_path, cleanup)
+    watched.collector()
+    sink = cleanup.enter_context(
+        subprocess.Popen(outside.inside(sys.executable, "-c", SINK, far.address), stdout=subprocess.PIPE)
+    )
+    cleanup.callback(sink.kill)
+    assert sink.stdout
+    sink.stdout.readline()
+    alone = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child", sys.executable, "-c", MACHINE)
+    arguments = (container.name, SENDER, far.address, *watched.agent_command())
+    machine = cleanup.enter_context(
+        subprocess.Popen(
+            host.inside(*alone, *arguments),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=os.environ | {"NOTIFY_SOCKET": str(tmp_path / "ready")},
+        )
+    )
+    cleanup.callback(machine.kill)
+    rows = wait_for(watched, "transport", lambda rows: len(rows) >= 2)
+    shown = wait_for_round_trips(watched)
+    output, _ = machine.communicate("\n", timeout=60)
+    assert len(rows) >= 2
+    assert 0 < rows["sent_bytes"].sum() <= int(output.split()[-1])
+    flow = watched.table("flows").set_index("flow_id").loc[rows["flow_id"].iloc[0]]
+    assert (flow["src"], flow["dst"]) == (inner.address, far.address)
+    assert (rows["rtt_min_ns"] > 0).all()
+    assert {flow["flow"]["direction"] for flow in shown} == {"rx", "tx"}
+    assert all(0 < flow["rtt_min_ns"] <= flow["rtt_ns"] for flow in shown)
+    assert all((flow["loss"] is None) == (flow["flow"]["direction"] == "rx") for flow in shown)
+
+
+def wait_for_round_trips(watched: Watched, limit_s: float = 60) -> list[dict]:
+    """The flows of `netmon top` whose round trip is told, as soon as there are those of both ways."""
+    until = time.monotonic() + limit_s
+    while True:
+        said = run(*NETMON, "top", "--once", "--json", "--collector", watched.address)
+        flows = [flow for flow in json.loads(said)["flows"] if flow["rtt_ns"] is not None]
+        if len(flows) >= 2 or time.monotonic() > until:
+            return flows

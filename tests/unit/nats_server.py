@@ -40,6 +40,7 @@ class NatsServer:
         )
         deadline = time.monotonic() + 60
         while time.monotonic() < deadline:
+            assert self.process.poll() is None  # somebody else has the port
             with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port), 1) as one:
                 if one.recv(4) == b"INFO":
                     return

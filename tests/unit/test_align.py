@@ -7,12 +7,10 @@ import numpy as np
 import pytest
 
 from collector.host.align import Alignment
-from collector.host.onsets import Onsets
-from collector.host.rows import ARRIVED
 from collector.host.telling import clock_of, correct
+from collector.host.untold import UntoldRows
 from collector.jobs.clocks import Clocks
 from collector.messages import ONSET_TOLD, FlowTold, HostNews, flow_numbers
-from netmon.columnar import Columns
 from netmon.dl.timemap import TimeMap
 from netmon.records import ClockExchange, ClockSample, Direction
 
@@ -202,7 +200,7 @@ class Ends:
     """What two hosts see of one connection between them: bursts both ways after rests, 15 µs on the way."""
 
     def __init__(self, *hosts: Host) -> None:
-        self.hosts, self.onsets = hosts, [Onsets() for _ in hosts]
+        self.hosts, self.onsets = hosts, UntoldRows()
         self.clocks, told = Clocks(), []
         for number in range(2):
             for flow_id, direction in ((0, Direction(1 - number)), (1, Direction(number))):
@@ -221,9 +219,8 @@ class Ends:
                 seen = times + sender * 5 * MS + (15 * US if number != sender else 0)
                 mono = np.array([self._mono(self.hosts[number], int(utc)) for utc in seen])
                 start = mono // (10 * US) * (10 * US)
-                rows = Columns.zeros(len(start), ARRIVED)
-                rows["flow"], rows["start_ns"], rows["bucket_ns"] = flow, start, 10_000
-                self.onsets[number].add(rows)
+                whose, width = np.full(len(start), number), np.full(len(start), 10_000)
+                self.onsets.add(whose, np.full(len(start), flow), start, width)
 
     @staticmethod
     def _mono(host: Host, utc_ns: int) -> int:
@@ -239,9 +236,11 @@ class Ends:
             self.compare()
 
     def compare(self) -> None:
-        for number, onsets in enumerate(self.onsets):
-            seen = onsets.take().astype(ONSET_TOLD)
-            seen["flow"] = flow_numbers(number, seen["flow"])
+        for number in range(2):
+            taken = self.onsets.take(np.array([number]), 2)
+            seen = np.empty(len(taken), ONSET_TOLD)
+            seen["flow"], seen["time_ns"] = flow_numbers(number, taken["flow"]), taken["time_ns"]
+            seen["bucket_ns"] = taken["amount"]
             self.clocks.hear(HostNews(onsets=seen))
         compare(self.clocks, self.hosts)
 

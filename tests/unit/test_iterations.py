@@ -9,6 +9,7 @@ from lines_run import lines_run
 
 from netmon.dl.iterations import IterationTracker
 from netmon.dl.source import SourceMarks
+from netmon.mark_runs import mark_runs
 from netmon.records import Moment, Source
 
 START, END, ENQUEUE, WAIT = Moment.STEP_START, Moment.STEP_END, Moment.FIRST_ENQUEUE, Moment.LAST_WAIT
@@ -195,6 +196,25 @@ def test_what_a_mark_does_not_touch_has_not_changed(told):
                 getattr(of, kind)(*about)
         of.found.append(of.finished(leaving=True))
     assert quick.found == slow.found
+
+
+@given(st.lists(st.lists(told, min_size=1, max_size=12)))
+def test_marks_in_columns_are_what_each_is_by_itself(batches):
+    one_by_one, together = IterationTracker("train", 0), IterationTracker("train", 0)
+    for batch in batches:
+        for run in mark_runs(mark(kind, number, at, source=source) for kind, number, at, source in batch):
+            assert mark_runs(run.marks()) == [run]
+            found, used = [], []
+            for one in run.marks():
+                before = one_by_one.unusable
+                one_by_one.add(one)
+                used += [one.time_ns] if one_by_one.unusable == before else []
+                found += one_by_one.finished()
+            ended, times = together.add_run(run)
+            assert ended == found
+            assert run.source == Source.INFERRED or times == used
+            assert (together.unusable, together.source) == (one_by_one.unusable, one_by_one.source)
+            assert (together.open_since(), together.spans()) == (one_by_one.open_since(), one_by_one.spans())
 
 
 @given(st.lists(st.tuples(st.sampled_from([ENQUEUE, WAIT, Moment.FIRST_WAIT]), st.integers(0, 300)), max_size=40))

@@ -16,7 +16,7 @@ from waiting import wait_for
 from collector.dataset.sink import ParquetSink
 from collector.jobs.process import JobsApart
 from collector.jobs.stage import JobStage
-from collector.messages import HostNews
+from collector.messages import HostNews, JobNews
 from collector.registry import Registry
 from collector.settings import Settings
 
@@ -83,7 +83,7 @@ def test_it_ends_with_a_collector_that_is_killed():
     script = """
 import asyncio, time
 from collector.jobs.process import JobsApart
-from collector.messages import HostNews
+from collector.messages import HostNews, JobNews
 apart = JobsApart()
 asyncio.run(apart.exchange(HostNews()))
 print(apart.pid, flush=True)
@@ -94,6 +94,30 @@ time.sleep(600)
         assert not gone(pid)
         collector.kill()
     wait_for(lambda: gone(pid), 30)
+
+
+def test_a_stage_that_takes_long_is_asked_seldom_and_viewers_are_told(tmp_path, apart):
+    async def scenario():
+        store = ParquetSink(tmp_path)
+        registry = Registry(store, Settings(), apart)
+        entry, host = await registry.open(hello(), asyncio.Event()), Host()
+        rests, cpu_s = [], [0.001, 1.0, 4.0, 60.0, 0.001]
+
+        async def answering(news):
+            return JobNews(cpu_s=cpu_s.pop(0))
+
+        apart.exchange = answering
+        while cpu_s:
+            registry.take(entry, host.batch())
+            await registry.infer()
+            told = any("hosts are compared only every" in line for line in registry.freeze().warnings)
+            rests.append((registry.infer_rest_s, told))
+        store.close()
+        return rests
+
+    usual, *slow, again = asyncio.run(scenario())
+    assert slow == [(2.0, False), (8.0, True), (10.0, True)]
+    assert max(usual, again) < (1.0, True)
 
 
 def test_what_was_told_is_told_again_to_one_that_was_started_again(tmp_path, apart):

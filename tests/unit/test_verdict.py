@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from netmon.dl.verdict import CELL_NS, Carried, Link, Steps, Whose, judge, nothing_carried, sentence, standing_out
 from netmon.dl.verdict.evidence import CARRIED
+from netmon.dl.verdict.host_part import WAITED
 from netmon.dl.verdict.words import arithmetic, columns, from_columns
 from netmon.records import Direction
 from netmon.views import SHARES, Cause, Verdict
@@ -35,7 +36,9 @@ class Run:
         self.sent = []  # (link, cell of the transfer, bytes) of others in SLOW
         self.dropped = {}  # cells of the transfer in SLOW: bytes that rank 0 sent in vain
         self.first = None  # the rank that goes on first after a stop; None: all do
+        self.in_pieces = False  # every rank sends ten milliseconds, then waits for two
         self.marks = True
+        self.waited = None
         self.shared = False
 
     def judged(self, number=SLOW, carried=True):
@@ -55,8 +58,9 @@ class Run:
             first = there // CELL_NS
             for cell, pace in enumerate(paces):
                 for rank in range(RANKS):
-                    waits = slow and self.first is not None and rank != self.first and cell < self.resumed(paces)
-                    if pace and not waits:
+                    waits = slow and self.first is not None and self.lacks(rank, cell, paces)
+                    between = self.in_pieces and cell % (12 * CELLS) < 2 * CELLS
+                    if pace and not waits and not between:
                         amount = int(PACE * pace)
                         lost = self.dropped.get(cell, 0) if slow and rank == 0 else 0
                         cells.append((2 * rank + 1, rank, first + cell, amount + lost, amount + lost))
@@ -70,13 +74,16 @@ class Run:
         table["shared"] = table["shared"].astype(bool)
         told = Steps(**table, hosts=[f"h{rank}" for rank in range(RANKS)], size=RANKS)
         rows = np.array(cells, dtype=CARRIED)
-        kept = Carried(LINKS, [*JOB, *FROM, self.who], rows, 100_000) if carried else nothing_carried()
+        kept = Carried(LINKS, [*JOB, *FROM, self.who], rows, 100_000, self.waited) if carried else nothing_carried()
         return judge("resnet", told, kept, number)
 
-    def resumed(self, paces):
-        """The cell up to which only one rank sends after the stop."""
+    def lacks(self, rank, cell, paces):
+        """Whether a rank cannot send: one that has stopped already, another that still waits for it."""
         quiet = np.flatnonzero(paces == 0)
-        return quiet[-1] + 1 + 15 * CELLS if len(quiet) else 0
+        if rank == self.first:
+            return quiet[0] - 24 * CELLS <= cell < quiet[0]
+        pieces = 15 if rank == (self.first + 1) % RANKS else 27
+        return quiet[-1] < cell <= quiet[-1] + pieces * CELLS
 
     def beside(self, link, share=0.8, from_ms=0, for_ms=150):
         """Somebody fills a link in some milliseconds of the transfer; gradients get what is left, or half."""
@@ -188,6 +195,37 @@ def test_what_stops_and_goes_is_no_slow_link():
     verdict = run.judged()
     assert not verdict.network
     assert verdict.unknown_ns > 50 * MS
+
+
+def test_a_rank_that_waited_for_a_cpu_is_its_hosts():
+    """Only if it waited longer than it usually does, and about as long as it was late."""
+    run = Run()
+    run.late[2] = 400
+    run.waited = waited = np.zeros(3 * 40, WAITED)
+    waited["rank"] = np.repeat(np.arange(3), 40)
+    waited["start_ns"] = BEGIN + np.tile(np.arange(40), 3) * 1000 * MS
+    waited["end_ns"] = waited["start_ns"] + 1000 * MS
+    waited["waited_ns"] = 50 * MS
+    assert run.judged().cause == Cause.STRAGGLER
+    waited["waited_ns"][2 * 40 + 2 * SLOW] += 380 * MS
+    verdict = run.judged()
+    assert (verdict.cause, verdict.rank, verdict.host, verdict.culprit) == (Cause.HOST, 2, "h2", "rank 2")
+    assert verdict.host_ns == pytest.approx(400 * MS, abs=MS)
+    assert "h2 (rank 2) itself was slow" in sentence(verdict)
+    run.late, run.paces = dict.fromkeys(range(3), 0), ([1.0] * 16 + [0.0] * 15) * 25
+    assert run.judged().cause == Cause.HOST
+
+
+def test_one_rank_that_stops_in_the_midst_is_told_from_all_that_do():
+    """The others go on until they lack its piece, and wait for a whole one when it comes."""
+    run = Run()
+    run.in_pieces = True
+    run.stopped(40, 200)
+    assert run.judged().cause == Cause.PAUSE
+    run.first = 1
+    verdict = run.judged()
+    assert (verdict.cause, verdict.rank) == (Cause.STRAGGLER, 1)
+    assert verdict.late_ns == pytest.approx(200 * MS, rel=0.15)
 
 
 def test_packets_that_were_dropped_with_nobody_there():

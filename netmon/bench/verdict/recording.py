@@ -25,6 +25,7 @@ TRUTH = "truth.json"
 _TIMED = {"buckets": "bucket_start_ns", "iterations": "start_ns", "transport": "start_ns", "host": "start_ns"}
 _WHOLE = ("flows", "sessions")
 _LEFT_OUT = {"buckets": ("peak_bytes", "busy_buckets", "packets", "class", "iteration")}
+_ORDER = ("job", "session", "direction", "flow_id", "bucket_start_ns", "iteration", "rank", "start_ns")
 _BEFORE = 9  # iterations, so that there is a usual
 
 
@@ -45,10 +46,11 @@ def record(data: Path, chosen: Sequence[Outcome], out: Path) -> None:
         raise DataError(f"cannot record from {data}: nothing was chosen, or it holds no dataset")
     used = _sessions_and_flows(pieces)
     for table, rows in {**pieces, **used}.items():
-        folder = out / table / "date=2026-01-01"
+        folder = out / table / "date=2026-01-01" / "hour=all"  # of any hour: read whatever time is asked for
         folder.mkdir(parents=True, exist_ok=True)
         whole = pa.concat_tables(rows, promote_options="permissive").combine_chunks()
-        pq.write_table(_narrow(whole), folder / "part.parquet", compression="zstd", compression_level=19)
+        order = [(name, "ascending") for name in _ORDER if name in whole.schema.names]
+        pq.write_table(_narrow(whole.sort_by(order)), folder / "part.parquet", compression="zstd", compression_level=19)
     (out / TRUTH).write_text(json.dumps(truths, indent=1) + "\n")
 
 
@@ -71,10 +73,15 @@ def _cut(run: Path, table: str, since: int, until: int) -> pa.Table:
 
 
 def _renamed(rows: pa.Table, job: str, name: str) -> pa.Table:
-    if "job" not in rows.schema.names:
-        return rows
-    place, column = rows.schema.get_field_index("job"), rows["job"]
-    return rows.set_column(place, "job", pc.if_else(pc.equal(column, job), name, column))
+    """The job and its hosts' sessions with names of their own: a run may be recorded twice."""
+    place = {column: rows.schema.get_field_index(column) for column in ("job", "session")}
+    if place["job"] >= 0:
+        old = rows["job"]
+        rows = rows.set_column(place["job"], "job", pc.if_else(pc.equal(old, job), name, old))
+    if place["session"] >= 0:
+        named = pc.binary_join_element_wise(rows["session"], name, "-")
+        rows = rows.set_column(place["session"], "session", named)
+    return rows
 
 
 def _sessions_and_flows(pieces: dict[str, list[pa.Table]]) -> dict[str, list[pa.Table]]:

@@ -2,8 +2,9 @@
 """The counterfactual held against doing it: the same run again, without the culprit.
 
 With it, each iteration that the culprit slowed has a verdict that says how long it would have taken; the median of
-those is the prediction. Without it, the same iterations of the same run are measured: their median, by what netmon saw,
-and beside it by the trainers' own log.
+those is the prediction. Without it, the same iterations of the same run are measured: their median by the trainers'
+own log. A busy machine does not make the same run twice: how long the iterations took before the culprit came stands
+beside.
 """
 
 import math
@@ -38,6 +39,7 @@ class Rerun:
     run: str
     trainer: str
     culprit: str
+    before_ns: float  # of the run with the culprit, before it came, by the log: how alike the two runs are
     slowed_ns: float  # with the culprit, by the log
     measured_ns: float  # without it, by the log
     predicted_ns: float | None
@@ -133,6 +135,7 @@ def _one(spec: RunSpec) -> Rerun:
         spec.data.name,
         spec.trainer,
         injection["kind"],
+        float(np.median(disturbed.lasted_ns[1 : hit[0]])),
         float(np.median(disturbed.lasted_ns[hit])),
         float(np.median(quiet.lasted_ns[hit[0] :])),
         float(np.median(told)) if len(told) >= _FEWEST else None,

@@ -73,6 +73,7 @@ def scenario(seed: int) -> Scenario:
     ranks = int(np.round(2 ** generator.uniform(1, 6)))
     duration = 10 ** generator.uniform(7.5, 8.7)
     cause = CAUSES[seed % len(CAUSES)]
+    victim = int(generator.integers(ranks))
     share = generator.uniform(0.35, 0.85) if cause in NETWORK else generator.uniform(0.15, 0.7)  # of the transfer
     return Scenario(
         cause=cause,
@@ -81,7 +82,7 @@ def scenario(seed: int) -> Scenario:
         rate_bps=float(10 ** generator.uniform(9, np.log10(400e9))),
         compute_ns=duration * (1 - share),
         transfer_ns=duration * share,
-        victim=int(generator.integers(ranks)),
+        victim=victim,
         direction=Direction(int(generator.integers(2))),
         strength=float(generator.uniform(0.5, 0.95)),
         flows=int(generator.choice([1, 2, 4, 16])),
@@ -89,10 +90,15 @@ def scenario(seed: int) -> Scenario:
         lasts=float(generator.uniform(0.8, 2.5)),
         bystander=bool(generator.uniform() < 0.3),
         clock_bound_ns=int(generator.choice([0, 10_000, 100_000, 500_000])),
-        unseen=int(generator.integers(ranks)) if generator.uniform() < 0.15 else -1,
+        unseen=_other(generator, victim, ranks) if generator.uniform() < 0.15 else -1,
         bucket_ns=int(generator.choice([250_000, 500_000, 1_000_000])),
         seed=seed,
     )
+
+
+def _other(generator: np.random.Generator, rank: int, ranks: int) -> int:
+    """Nobody can name what disturbs a link of which there are no rows."""
+    return (rank + 1 + int(generator.integers(ranks - 1))) % ranks
 
 
 class _Tables:

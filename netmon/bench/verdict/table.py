@@ -27,11 +27,16 @@ def print_verdicts(result: VerdictResult, console: Console) -> None:
 def print_reruns(result: RerunResult, console: Console) -> None:
     """What was predicted, and what it was when it was done."""
     table = Table(title="without the culprit: predicted, and done", box=SIMPLE, padding=(0, 0))
-    for name in ("run", "trainer", "culprit", "with it", "predicted", "measured", "error"):
+    for name in ("run", "trainer", "culprit", "before", "with it", "predicted", "measured", "error"):
         table.add_column(name, justify="left" if name in ("run", "trainer", "culprit") else "right")
     for each in result.reruns:
         told = "nothing" if each.predicted_ns is None else format_duration(each.predicted_ns)
-        medians = (format_duration(each.slowed_ns), told, format_duration(each.measured_ns))
+        medians = (
+            format_duration(each.before_ns),
+            format_duration(each.slowed_ns),
+            told,
+            format_duration(each.measured_ns),
+        )
         table.add_row(each.run, each.trainer, each.culprit, *medians, _share(each.error))
     console.print(table)
     document = result.document()

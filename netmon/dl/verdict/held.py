@@ -27,6 +27,10 @@ _FOREIGN = 0.05  # of it: less does not hold anybody up
 _REACH = 5 * _MS  # a queue that was full delays what follows
 _AFTER_LOSS = 30 * _MS
 _STOPPED = 5 * _MS  # without a byte
+PAUSED = 60 * _MS
+"""A gap that is shorter may be anything's: a crowded link's, a busy CPU's."""
+
+_BEFORE_GAP, _BEFORE_TIMEOUT = 20 * _MS, 50 * _MS
 _TIMER_NS = 180_000_000  # TCP's shortest timeout is 200 ms
 _ONE_WINDOW = 6_000  # bytes: what TCP sends first after a timeout
 _LOST_LEAST = 4_500  # bytes
@@ -90,14 +94,15 @@ def held(seen: Window, since_ns: float, until_ns: float, usual_ns: float, capaci
     for first, last in _silences(seen, span):
         stop = Stop(first, last, _who_went_on(seen, first, last))
         inside = slice(first - span.start, last - span.start)
-        waited_for_timer = _is_timeout(seen, dropped, first, last)
-        if not waited_for_timer:
+        timeout = _is_timeout(seen, dropped, first, last)
+        recent = slice(max(0, first - (_BEFORE_TIMEOUT if timeout else _BEFORE_GAP)), first)
+        if contested[recent].any() and (timeout or last - first < PAUSED):
+            kind[inside] = Held.FOREIGN
+            near = recent.start + int(np.flatnonzero(contested[recent])[-1])
+            link[first:last], party[first:last] = link[near], party[near]
+        elif not timeout:
             kind[inside] = Held.STOPPED
             stops.append(stop)
-        elif contested[max(0, first - 50 * _MS) : first].any():
-            kind[inside] = Held.FOREIGN
-            near = max(0, first - 50 * _MS) + int(np.flatnonzero(contested[max(0, first - 50 * _MS) : first])[-1])
-            link[first:last], party[first:last] = link[near], party[near]
         else:
             kind[inside] = Held.LOST
     return Cells(span.start, kind, lost_ns, link[span], party[span], tuple(stops))

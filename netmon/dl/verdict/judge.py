@@ -18,11 +18,13 @@ import numpy.typing as npt
 
 from netmon.dl.account import JOB
 from netmon.dl.verdict.evidence import CELL_NS, Carried, Link, Steps
-from netmon.dl.verdict.held import Cells, Held, held
+from netmon.dl.verdict.held import PAUSED, Cells, Held, held
+from netmon.dl.verdict.host_part import explains, waited_more
 from netmon.dl.verdict.phases import Phases, phases
 from netmon.dl.verdict.slow_link import slow_link
 from netmon.dl.verdict.usual import FEWEST, Matrix, matrix, spread, usual_rows
 from netmon.dl.verdict.window import UNCLASSIFIED, Window, around, window
+from netmon.records import Table
 from netmon.views import SHARES, Cause, Verdict
 
 NOTABLE = 1.2
@@ -32,7 +34,7 @@ _LEAST_SHARE = 0.3  # of the excess: what makes a cause the cause
 _SECOND_SHARE = 0.2
 _MORE = 1.05  # times the usual gradients: what makes it more to transfer
 _INTERVAL = 1.645  # standard deviations: 90 %
-REFERENCES = 12
+REFERENCES = 6
 """Usual iterations whose traffic is looked at, at most."""
 
 _Floats = npt.NDArray[np.float64]
@@ -77,6 +79,7 @@ class _Judged:
     usual: npt.NDArray[np.intp]
     seen: Window | None
     references: Mapping[int, Window]
+    waited: Table | None  # dtype WAITED
 
 
 def judge(job: str, steps: Steps, carried: Carried, number: int) -> Verdict:
@@ -88,7 +91,7 @@ def judge(job: str, steps: Steps, carried: Carried, number: int) -> Verdict:
     usual = usual_rows(table, row)
     seen = _window(carried, job, table, row)
     references = {one: found for one in _references(table, row) if (found := _window(carried, job, table, one))}
-    one = _Judged(table, row, usual, seen, references)
+    one = _Judged(table, row, usual, seen, references, carried.waited)
     slow = int(np.nanargmax(table.duration[row]))
     start, end = (int(column[row, slow]) + table.base_ns for column in (table.start, table.end))
     normal = int(np.median(table.slowest[usual])) if len(usual) else 0
@@ -96,7 +99,7 @@ def judge(job: str, steps: Steps, carried: Carried, number: int) -> Verdict:
     verdict = Verdict(job, number, start, end, end - start, normal, excess, relative=steps.relative)
     if not normal or excess <= 0:
         return verdict if not normal else replace(verdict, unknown_ns=excess, confidence=1.0)
-    return _weigh(verdict, one, steps, phases(table, row, usual, seen, references), slow)
+    return _weigh(verdict, one, steps, phases(table, row, usual, seen, references))
 
 
 def _window(carried: Carried, job: str, table: Matrix, row: int) -> Window | None:
@@ -104,7 +107,7 @@ def _window(carried: Carried, job: str, table: Matrix, row: int) -> Window | Non
     return window(carried, job, begin + table.base_ns, end + table.base_ns)
 
 
-def _weigh(verdict: Verdict, one: _Judged, steps: Steps, told: Phases, slow: int) -> Verdict:
+def _weigh(verdict: Verdict, one: _Judged, steps: Steps, told: Phases) -> Verdict:
     """Shares of the excess, the cause, and what would have been."""
     excess = float(verdict.excess_ns)
     shares = dict.fromkeys(SHARES, 0.0)
@@ -130,9 +133,25 @@ def _weigh(verdict: Verdict, one: _Judged, steps: Steps, told: Phases, slow: int
                 late_of[rank] = late_of.get(rank, 0.0) + ns
             else:
                 shares[name] += ns
+    host_of = _hosts_part(verdict, one, late_of, excess - sum(shares.values()) - sum(late_of.values()))
+    shares["host"] = sum(host_of.values())
     shares["late"] = sum(late_of.values())
     shares["unknown"] = max(0.0, excess - sum(shares.values()))
-    return _conclude(verdict, shares, late_of, blamed, noise_ns, one, steps, slow)
+    return _conclude(verdict, shares, (late_of, host_of), blamed, noise_ns, one, steps)
+
+
+def _hosts_part(verdict: Verdict, one: _Judged, late_of: dict[int, float], unknown: float) -> dict[int, float]:
+    """By rank, what its host's CPUs cost, taken from what it was late by, and from what is not known."""
+    if one.waited is None:
+        return {}
+    more = waited_more(one.waited, verdict.start_ns, verdict.end_ns)
+    found = {
+        rank: late_of.pop(rank) for rank in list(late_of) if explains({rank: more.get(rank, 0.0)}, late_of[rank]) >= 0
+    }
+    rank = explains(more, unknown) if unknown > 0.1 * verdict.excess_ns else -1
+    if rank >= 0:
+        found[rank] = found.get(rank, 0.0) + unknown
+    return found
 
 
 @dataclass(frozen=True)
@@ -169,6 +188,8 @@ def _held_up(one: _Judged, told: Phases, transfer: float) -> tuple[dict[str, flo
     stopped = max(0.0, beyond(Held.STOPPED))
     stops = sum(stop.end - stop.begin for stop in judged.stops) or 1
     for stop in judged.stops:
+        if stop.rank < 0 and stop.end - stop.begin < PAUSED:
+            continue  # a gap says nothing
         key = "pause" if stop.rank < 0 else f"late {stop.rank}"
         parts[key] = parts.get(key, 0.0) + stopped * (stop.end - stop.begin) / stops
     lost, slow = max(0.0, beyond(Held.LOST)), beyond(Held.SLOW)
@@ -227,17 +248,16 @@ _CAUSES = {
 def _conclude(
     verdict: Verdict,
     shares: dict[str, float],
-    late_of: dict[int, float],
+    of_ranks: tuple[dict[int, float], dict[int, float]],
     blamed: _Blamed | None,
     noise_ns: float,
     one: _Judged,
     steps: Steps,
-    slow: int,
 ) -> Verdict:
     excess = float(verdict.excess_ns)
+    ranks = dict(zip(("late", "host"), of_ranks, strict=True))
     names = sorted(_CAUSES, key=lambda name: -shares[name])
     first, second = names[0], names[1]
-    table = one.table
     whole: dict[str, Any] = {f"{name}_ns": round(shares[name]) for name in SHARES}
     whole["unknown_ns"] += verdict.excess_ns - sum(whole.values())
     verdict = replace(verdict, **whole, error_ns=round(noise_ns))
@@ -245,14 +265,18 @@ def _conclude(
         return replace(verdict, confidence=round(max(0.0, shares[first] / excess) / 2, 3))
     verdict = replace(verdict, cause=_CAUSES[first])
     if shares[second] >= max(_SECOND_SHARE * excess, noise_ns):
-        verdict = replace(verdict, second_cause=_CAUSES[second], second_culprit=_who(second, late_of, blamed, table))
+        verdict = replace(
+            verdict,
+            second_cause=_CAUSES[second],
+            second_culprit=_who(second, ranks.get(second, {}), blamed),
+        )
     sure = float(np.clip(shares[first] / max(excess - shares[second], 1.0), 0.0, 1.0))
     sure *= float(np.clip(1.0 - noise_ns / excess, 0.0, 1.0))
-    return replace(_placed(verdict, first, late_of, blamed, one, steps), confidence=round(sure, 3))
+    return replace(_placed(verdict, first, ranks.get(first, {}), blamed, one, steps), confidence=round(sure, 3))
 
 
-def _who(name: str, late_of: dict[int, float], blamed: _Blamed | None, table: Matrix) -> str:
-    if name == "late" and late_of:
+def _who(name: str, late_of: dict[int, float], blamed: _Blamed | None) -> str:
+    if name in ("late", "host") and late_of:
         return f"rank {max(late_of, key=lambda rank: late_of[rank])}"
     if name in ("cross", "other_job") and blamed:
         own = [c for c in blamed.culprits if c[0].startswith(JOB) == (name == "other_job")]
@@ -265,7 +289,7 @@ def _placed(
 ) -> Verdict:
     """With who and where, and what would have been without his bytes."""
     table, row = one.table, one.row
-    if first == "late" and late_of:
+    if first in ("late", "host") and late_of:
         rank = max(late_of, key=lambda rank: late_of[rank])
         column = int(np.searchsorted(table.rank, rank))
         place = int(table.host[row, column]) if column < len(table.rank) else -1

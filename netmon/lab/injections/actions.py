@@ -114,13 +114,16 @@ class _Cross:
 
 
 class _Job:
-    """Another training job. It trains from the first iteration on that it is let; until then, its ranks are stopped."""
+    """Another training job. After its first iteration its ranks are stopped until they are due; then they train, and end.
+
+    They are not stopped again: to a stopped process the kernel goes on to deliver, for a second or more.
+    """
 
     def __init__(self, number: int, injection: Injection, where: Surroundings) -> None:
         self.job = f"injected-{number}"
         folder = where.record.folder / self.job
         (folder / "log").mkdir(parents=True)
-        self._logs, self._held = where.logs, 0
+        self._logs = where.logs
         self._hosts = [where.network.hosts[host].name for host in injection.hosts]
         spec = replace(
             where.spec,
@@ -151,21 +154,23 @@ class _Job:
         return self._let_go()
 
     def end(self) -> int:
-        return self._hold()
+        self.close()
+        return time.monotonic_ns()
 
     def close(self) -> None:
         self._let_go()
+        for rank in self._training.ranks:
+            rank.ask_to_end()
         self._training.__exit__(None, None, None)
 
     def truth(self) -> dict[str, Any]:
         return {"job": self.job, "hosts": self._hosts}
 
-    def _hold(self) -> int:
+    def _hold(self) -> None:
         ranks = [str(rank.pid) for rank in self._training.ranks]
-        self._held += 1
         command = [*PRIORITY, *_script("stopping.py"), str(_STANDING_BY), *ranks]
-        self._guard = Process(f"{self.job}-held-{self._held}", command, self._logs)
-        return int(self._guard.wait_output(r"begun (\d+)", _READY_SECONDS)[1])
+        self._guard = Process(f"{self.job}-held", command, self._logs)
+        self._guard.wait_output(r"begun (\d+)", _READY_SECONDS)
 
     def _let_go(self) -> int:
         if self._guard:

@@ -33,7 +33,6 @@ from netmon.lab.training import Training
 FILE = "injections.json"
 _LOOK_SECONDS = 0.01
 _UNDONE_SECONDS = 5.0
-_FOREVER_SECONDS = 1e6
 _TOOK = re.compile(r"^iteration \d+ took ([\d.]+) s$", re.MULTILINE)
 
 
@@ -118,8 +117,6 @@ class Injector:
             each.began_ns = each.action.begin(training)
             self._rest(each.injection.duration_ns / 1e9)
             each.ended_ns = each.action.end()
-            # What this thread has started would get SIGTERM with its end: it may hold another job's ranks.
-            self._rest(_FOREVER_SECONDS)
         except LabError as error:
             if not self._over:
                 self._failure = error

@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Verdicts on recorded injections of the lab: the cause, the culprit, and nobody accused who did nothing.
+
+What is recorded here was told right when it was recorded; that it stays so is the test.
+"""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from netmon.bench.verdict.scoring import percentile, right_culprit, share_of
+from netmon.cli import main
+from netmon.lab.injections.spec import NETWORK
+
+RECORDED = Path(__file__).parents[1] / "data/verdict"
+TRUTHS = json.loads((RECORDED / "truth.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def told():
+    """All verdicts, as `netmon why --json` has them, by job."""
+    import contextlib
+    import io
+
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out):
+        assert main(["why", "--data", str(RECORDED), "--json"]) == 0
+    verdicts = json.loads(out.getvalue())["verdicts"]
+    return {truth["job"]: [each for each in verdicts if each["job"] == truth["job"]] for truth in TRUTHS}
+
+
+def of_injection(verdicts, injection):
+    """Those on iterations that were under way while it lasted."""
+    return [
+        each for each in verdicts if each["start_ns"] < injection["end_ns"] and each["end_ns"] > injection["start_ns"]
+    ]
+
+
+@pytest.mark.parametrize("truth", TRUTHS, ids=[f"{truth['job']}-{truth['kind']}" for truth in TRUTHS])
+def test_the_cause_and_the_culprit_are_told(told, truth):
+    hit = of_injection(told[truth["job"]], truth["injection"])
+    worst = max(hit, key=lambda each: each["duration_ns"])
+    assert worst["cause"] == truth["cause"]
+    assert right_culprit(truth["injection"], worst)
+    if truth["cause"] not in NETWORK:
+        assert not [each["iteration"] for each in hit if each["cause"] in NETWORK]
+
+
+def test_shares_are_near_the_truth(told):
+    errors = []
+    for truth in TRUTHS:
+        worst = max(of_injection(told[truth["job"]], truth["injection"]), key=lambda each: each["duration_ns"])
+        errors.append(abs(worst[share_of(truth["cause"])] - truth["excess_ns"]) / truth["excess_ns"])
+    assert percentile(errors, 50) < 0.1
