@@ -33,6 +33,7 @@ NOTABLE = 1.2
 _LEAST_SHARE = 0.3  # of the excess: what makes a cause the cause
 _SECOND_SHARE = 0.2
 _MORE = 1.05  # times the usual gradients: what makes it more to transfer
+_MOST_HELD = 3.0  # times what bytes take on a link: what queues and dropped packets make of it
 _INTERVAL = 1.645  # standard deviations: 90 %
 REFERENCES = 6
 """Usual iterations whose traffic is looked at, at most."""
@@ -181,7 +182,7 @@ def _held_up(one: _Judged, told: Phases, transfer: float) -> tuple[dict[str, flo
     usual_moved = float(np.median([w.moved.sum() for w in one.references.values()])) if one.references else 0.0
     if usual_moved and seen.moved.sum() > _MORE * usual_moved:
         parts["transfer"] = (seen.moved.sum() / usual_moved - 1.0) * told.usual_transfer_ns
-    culprits = _culprits(seen, judged)
+    culprits = _culprits(seen, judged, capacity)
     for name, _, ns, _ in culprits:
         key = "other_job" if name.startswith(JOB) else "cross"
         parts[key] = parts.get(key, 0.0) + ns
@@ -215,8 +216,11 @@ def _capacity(seen: Window, references: Mapping[int, Window]) -> _Floats:
     return np.where(np.isfinite(seen.capacity), seen.capacity, most)
 
 
-def _culprits(seen: Window, cells: Cells) -> list[tuple[str, int, float, float]]:
-    """(name, link, ns, payload) of who held the transfer up, the most first; only what is more than nothing."""
+def _culprits(seen: Window, cells: Cells, capacity: _Floats) -> list[tuple[str, int, float, float]]:
+    """(name, link, ns, payload) of who held the transfer up, the most first; only what is more than nothing.
+
+    Nobody held it up for longer than his bytes can: a few times what they take on the link.
+    """
     found = []
     foreign = cells.kind == Held.FOREIGN
     pairs = {(int(p), int(k)) for p, k in zip(cells.party[foreign], cells.link[foreign], strict=True)}
@@ -224,7 +228,9 @@ def _culprits(seen: Window, cells: Cells) -> list[tuple[str, int, float, float]]
     for party, link in pairs:
         own = foreign & (cells.party == party) & (cells.link == link)
         payload = float(seen.foreign_payload[party, link].sum())
-        by_name.setdefault(seen.names[party], []).append((link, float(cells.lost_ns[own].sum()), payload))
+        most_ns = _MOST_HELD * payload * CELL_NS / max(float(capacity[link]), 1.0)
+        ns = min(float(cells.lost_ns[own].sum()), most_ns)
+        by_name.setdefault(seen.names[party], []).append((link, ns, payload))
     for name, rows in by_name.items():
         ns = sum(row[1] for row in rows)
         link, _, payload = max(rows, key=lambda row: row[1])
@@ -261,7 +267,7 @@ def _conclude(
     whole: dict[str, Any] = {f"{name}_ns": round(shares[name]) for name in SHARES}
     whole["unknown_ns"] += verdict.excess_ns - sum(whole.values())
     verdict = replace(verdict, **whole, error_ns=round(noise_ns))
-    if shares[first] < max(_LEAST_SHARE * excess, noise_ns):
+    if shares[first] < max(_LEAST_SHARE * excess, noise_ns, shares["unknown"]):
         return replace(verdict, confidence=round(max(0.0, shares[first] / excess) / 2, 3))
     verdict = replace(verdict, cause=_CAUSES[first])
     if shares[second] >= max(_SECOND_SHARE * excess, noise_ns):
