@@ -39,7 +39,7 @@ _GRACE_S = 1.0
 _BUS_WITHIN_S = 15.0
 _END_WITHIN_S = 7.0  # of the end of the tick in which the signal came, before the grace
 _OVER_WITHIN_S = 9.0  # of the signal, whatever happens
-_TICK_S = 0.2
+_TICK_S, _MOST_TICK_S = 0.2, 0.6  # from one to the next
 _LOOKED_OVER = (50_000, 20, 20)  # a tick of a thousand hosts makes so many objects, and lets go of nearly all
 _T = TypeVar("_T")
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -245,7 +245,15 @@ async def _tick_for_ever(registry: Registry) -> None:
     while True:
         begun = time.monotonic()
         registry.tick()
-        await asyncio.sleep(max(_TICK_S - (time.monotonic() - begun), _TICK_S / 10))
+        await asyncio.sleep(tick_pause_s(time.monotonic() - begun))
+
+
+def tick_pause_s(took_s: float) -> float:
+    """From one tick to the next, after one that took so long.
+
+    Much of a tick is spent once for each host, however much it has sent: where ticks take long there are fewer of them.
+    """
+    return max(min(max(_TICK_S, 2 * took_s), _MOST_TICK_S) - took_s, _TICK_S / 10)
 
 
 async def _infer_for_ever(registry: Registry) -> None:
