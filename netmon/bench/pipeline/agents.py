@@ -29,6 +29,7 @@ from netmon.records import ClockExchange, ClockSample, Hello
 from netmon.wire import netmon_pb2
 from netmon.wire.batches import encode_hello, serialise_buckets
 from netmon.wire.channel import AGENT_OPTIONS
+from netmon.wire.limits import MAX_ROWS
 from netmon.wire.mapping import add_message
 
 if TYPE_CHECKING:
@@ -199,6 +200,8 @@ class _Agent:
         self._acknowledged = max(self._acknowledged, message.sequence)
         width = next((width for width in WIDTHS_MS if width * MS >= message.bucket_ns), WIDTHS_MS[-1])
         together = max(1, -(-message.batch_ns // (self._load.span_ms * MS)))
+        most = MAX_ROWS * 1_000 // max(1, self._load.rows * self._load.span_ms)
+        together = max(1, min(together, most))  # of what would be more an agent makes two batches
         if (width, together) != self._asked[-1][1:]:
             self._asked.append((now, width, together))
 
