@@ -23,7 +23,7 @@ class Order:
 
 
 STEPS = (Order(), Order(0, 500 * _MS), Order(5 * _MS, 500 * _MS), Order(20 * _MS, 1_000 * _MS))
-"""From nothing to the most that an agent is asked for. Fewer batches come first: they cost nothing but half a second."""
+"""From nothing to the most that an agent is asked for. Fewer batches come first: they cost half a second, no detail."""
 
 
 @dataclass(frozen=True)
