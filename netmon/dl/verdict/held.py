@@ -32,6 +32,8 @@ PAUSED = 60 * _MS
 
 _BEFORE_GAP, _BEFORE_TIMEOUT = 20 * _MS, 50 * _MS
 _TIMER_NS = 180_000_000  # TCP's shortest timeout is 200 ms
+_TIMER_ROUNDS_NS = (198_000_000, 398_000_000, 798_000_000)  # it doubles
+_TIMER_LATE = 1.12  # of it: by what it may be later
 _ONE_WINDOW = 6_000  # bytes: what TCP sends first after a timeout
 _LOST_LEAST = 4_500  # bytes
 _GONE_ON, _RECEIVED, _BOTH = 0.8, 0.6, 2.6  # pieces
@@ -159,11 +161,22 @@ def _silences(seen: Window, span: slice) -> list[tuple[int, int]]:
 
 
 def _is_timeout(seen: Window, dropped: _Floats, first: int, last: int) -> bool:
-    """Whether TCP may have waited for its timer: something was dropped, and it began again with a packet or two."""
-    if (last - first) * CELL_NS < _TIMER_NS:
+    """Whether TCP waited for its timer: something was dropped, and whoever began again did so when it runs out.
+
+    He had sent nothing for as long as the timer takes; the others may have gone on for a while. Or he began with a
+    packet or two, or much had been dropped, and nobody sent for as long.
+    """
+    resumed = seen.sent[:, last : last + 2].sum(axis=1)
+    before = np.flatnonzero(seen.sent[resumed.argmax(), :first])
+    since = int(before[-1]) if len(before) else first
+    gone = dropped[max(0, min(since, first) - _AFTER_LOSS) : first].sum()
+    if gone < 1:
         return False
-    resumed = seen.sent[:, last : last + 2].sum()
-    return bool(dropped[max(0, first - _AFTER_LOSS) : first].sum() >= 1 and resumed <= _ONE_WINDOW)
+    waited_ns = (last - since) * CELL_NS
+    if any(round_ns <= waited_ns <= _TIMER_LATE * round_ns for round_ns in _TIMER_ROUNDS_NS):
+        return True
+    long = (last - first) * CELL_NS >= _TIMER_NS
+    return bool(long and (gone >= _LOST_LEAST or resumed.sum() <= _ONE_WINDOW))
 
 
 def _who_went_on(seen: Window, first: int, last: int) -> int:

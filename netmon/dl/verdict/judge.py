@@ -21,7 +21,7 @@ from netmon.dl.verdict.evidence import CELL_NS, Carried, Link, Steps
 from netmon.dl.verdict.held import PAUSED, Cells, Held, held
 from netmon.dl.verdict.host_part import explains, waited_more
 from netmon.dl.verdict.phases import Phases, phases
-from netmon.dl.verdict.slow_link import slow_link
+from netmon.dl.verdict.slow_link import lossy_link, slow_link
 from netmon.dl.verdict.usual import FEWEST, Matrix, matrix, spread, usual_rows
 from netmon.dl.verdict.window import UNCLASSIFIED, Window, around, window
 from netmon.records import Table
@@ -202,6 +202,7 @@ def _held_up(one: _Judged, told: Phases, transfer: float) -> tuple[dict[str, flo
             links = [found]
         elif lost > 0:
             parts["loss"] = lost
+            links = [lossy] if (lossy := lossy_link(seen)) is not None else []
     parts = {name: ns for name, ns in parts.items() if ns > 0}
     total = sum(parts.values())
     if total > transfer:
@@ -313,7 +314,7 @@ def _placed(
             counterfactual_low_ns=round(max(0.0, without - half)),
             counterfactual_high_ns=round(min(float(verdict.duration_ns), without + half)),
         )
-    if first == "slow_link" and blamed and blamed.links and one.seen:
+    if first in ("slow_link", "loss") and blamed and blamed.links and one.seen:
         return _at(verdict, one.seen.links[blamed.links[0]], one, steps)
     return verdict
 

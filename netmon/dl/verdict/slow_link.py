@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether a link gave less than it usually does, with nobody else on it.
+"""Which link gave less than it usually does, with nobody else on it, or lost packets.
 
 A link that is shaped, or slow, carries gradients all the time, evenly, at a pace below the one that it usually
 reaches. A rank that is slow itself leaves gaps, between which its bytes go as fast as ever.
@@ -67,12 +67,30 @@ def _slow_end(seen: Window, link: int) -> int:
 
     A host queues what its own link cannot take, and TCP waits for that queue; what a switch cannot take, it drops.
     """
+    other = _sender(seen, link)
+    if other is None:
+        return link
+    lost = seen.own[other].sum() - seen.own[link].sum()
+    return other if lost <= _DROPPED * seen.own[link].sum() else link
+
+
+def lossy_link(seen: Window) -> int | None:
+    """The link (of seen.links) that the most bytes left without arriving; None where both ends are seen of none."""
+    found = []
+    for link, one in enumerate(seen.links):
+        if one.direction == Direction.RX and (other := _sender(seen, link)) is not None:
+            found.append((float(seen.own[other].sum() - seen.own[link].sum()), other))
+    lost, sender = max(found, default=(0.0, -1))
+    return sender if lost > 0 else None
+
+
+def _sender(seen: Window, link: int) -> int | None:
+    """The link at the other end of one that receives."""
     rank, peer = seen.ends[link]
     for other, ends in enumerate(seen.ends):
         if seen.links[other].direction == Direction.TX and peer >= 0 and ends == (peer, rank):
-            lost = seen.own[other].sum() - seen.own[link].sum()
-            return other if lost <= _DROPPED * seen.own[link].sum() else link
-    return link
+            return other
+    return None
 
 
 def _usual_pace(link: Link, references: Mapping[int, Window]) -> float:

@@ -88,7 +88,8 @@ def _reason(verdict: Verdict) -> str:
     if verdict.cause == Cause.COMPUTE:
         return f"it computed {ns} longer; no network cause"
     if verdict.cause == Cause.LOSS:
-        return f"packets were lost with nobody else on the link, which cost {ns}"
+        which = f"packets that left {at}" if verdict.interface else "packets"
+        return f"{which} were lost with nobody else on the link, which cost {ns}"
     if verdict.cause == Cause.SLOW_LINK:
         way = "leaves" if verdict.direction == Direction.TX else "enters"
         return f"the link that {way} {at} gave less than usual with nobody else on it, which cost {ns}"
