@@ -33,7 +33,7 @@ NOTABLE = 1.2
 _LEAST_SHARE = 0.3  # of the excess: what makes a cause the cause
 _SECOND_SHARE = 0.2
 _MORE = 1.05  # times the usual gradients: what makes it more to transfer
-_MOST_HELD = 3.0  # times what bytes take on a link: what queues and dropped packets make of it
+_MOST_HELD = 1.5  # times what bytes take on a link, which works without a break while it is full
 _INTERVAL = 1.645  # standard deviations: 90 %
 REFERENCES = 6
 """Usual iterations whose traffic is looked at, at most."""
@@ -198,8 +198,8 @@ def _held_up(one: _Judged, told: Phases, transfer: float) -> tuple[dict[str, flo
     if lost + slow > 0.1 * transfer:
         found = slow_link(seen, judged, one.references)
         if found is not None:
-            parts["slow_link"] = max(0.0, lost + slow)
-            links = [found]
+            parts["slow_link"] = min(found[1], max(0.0, lost + slow))
+            links = [found[0]]
         elif lost > 0:
             parts["loss"] = lost
             links = [lossy] if (lossy := lossy_link(seen)) is not None else []
@@ -220,7 +220,7 @@ def _capacity(seen: Window, references: Mapping[int, Window]) -> _Floats:
 def _culprits(seen: Window, cells: Cells, capacity: _Floats) -> list[tuple[str, int, float, float]]:
     """(name, link, ns, payload) of who held the transfer up, the most first; only what is more than nothing.
 
-    Nobody held it up for longer than his bytes can: a few times what they take on the link.
+    Nobody held it up for longer than his bytes can: about what they take on the link.
     """
     found = []
     foreign = cells.kind == Held.FOREIGN

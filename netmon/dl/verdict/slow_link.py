@@ -20,46 +20,57 @@ _PART = _WINDOW // 10
 _FAST = 0.85  # of the usual pace
 _SLOWER = 0.75  # of the usual pace
 _EVEN = 0.35  # the middle 80 % of the paces lie within so much of their median
-_BUSY = 0.8  # of the slow windows
+_BUSY = 0.9  # of the parts of a window
 _FEWEST = 3  # windows
 _DROPPED = 0.001  # of the bytes
 
 _Floats = npt.NDArray[np.float64]
 
 
-def slow_link(seen: Window, cells: Cells, references: Mapping[int, Window]) -> int | None:
-    """The link (of seen.links) that held the transfer up by itself, None where none shows it."""
-    if not references:
+def slow_link(seen: Window, cells: Cells, references: Mapping[int, Window]) -> tuple[int, float] | None:
+    """The link (of seen.links) that held the transfer up by itself, and for how long (ns); None where none shows it.
+
+    For a while, which may be shorter than the transfer: the link may have been slow for a moment only.
+    """
+    whole = len(cells.kind) // _WINDOW
+    if not references or whole < _FEWEST:
         return None
-    begin, count = cells.begin, len(cells.kind)
-    plain = (cells.kind == Held.SLOW) | (cells.kind == Held.LOST)
-    whole = count // _WINDOW
-    if whole < _FEWEST:
-        return None
-    shape = whole, _WINDOW
-    used = slice(begin, begin + whole * _WINDOW)
-    quiet = plain[: whole * _WINDOW].reshape(shape).mean(axis=1) > 0.9
-    held = cells.lost_ns[: whole * _WINDOW].reshape(shape).sum(axis=1) > 0.2 * _WINDOW * CELL_NS
-    looked = quiet & held
-    if looked.sum() < _FEWEST:
-        return None
+    span = len(cells.kind) // _PART
+    plain = (cells.kind != Held.FOREIGN)[: whole * _WINDOW].reshape(whole, _WINDOW).mean(axis=1) > 0.9
     found: list[tuple[float, int]] = []
     for link in range(len(seen.links)):
-        if seen.links[link].direction != Direction.RX:
+        usual = _usual_pace(seen.links[link], references) if seen.links[link].direction == Direction.RX else 0.0
+        if not usual:
             continue
-        usual = _usual_pace(seen.links[link], references)
-        paces = seen.own[link, used].reshape(shape).sum(axis=1)[looked] / _WINDOW
-        parts = seen.own[link, used].reshape(whole, -1, _PART).sum(axis=2)[looked] / _PART
-        busy = (parts > 0).mean(axis=1)
-        pace = float(np.median(paces))
-        if not usual or pace <= 0 or pace > _SLOWER * usual or (busy > 0.9).mean() < _BUSY:
-            continue
-        if np.quantile(parts, 0.9) > _FAST * usual:  # it goes as fast as ever, now and then
-            continue
-        low, high = np.quantile(paces, (0.1, 0.9))
-        if high - low <= _EVEN * pace:
-            found.append((pace / usual, link))
-    return _slow_end(seen, min(found)[1]) if found else None
+        carried = seen.own[link, cells.begin : cells.begin + span * _PART]
+        every = carried.reshape(span, _PART).sum(axis=1) / _PART / usual
+        parts = every[: whole * _WINDOW // _PART].reshape(whole, -1)
+        pace = parts.mean(axis=1)
+        slow = plain & ((parts > 0).mean(axis=1) > _BUSY) & (pace <= _SLOWER)
+        slow &= np.quantile(parts, 0.9, axis=1) <= _FAST  # it does not go as fast as ever, now and then
+        for begin, end in _runs(slow):
+            low, middle, high = np.quantile(pace[begin:end], (0.1, 0.5, 0.9))
+            if end - begin >= _FEWEST and high - low <= _EVEN * middle:
+                first, last = _as_slow(every, begin * _WINDOW // _PART, end * _WINDOW // _PART, float(middle))
+                found.append((float(cells.lost_ns[first * _PART : last * _PART].sum()), link))
+    ns, link = max(found, default=(0.0, -1))
+    return (_slow_end(seen, link), ns) if ns > 0 else None
+
+
+def _runs(flags: npt.NDArray[np.bool_]) -> list[tuple[int, int]]:
+    """[first, last) of the stretches that hold."""
+    edges = np.flatnonzero(np.diff(np.concatenate([[False], flags, [False]]).astype(np.int8)))
+    return [(int(a), int(b)) for a, b in edges.reshape(-1, 2).tolist()]
+
+
+def _as_slow(parts: _Floats, first: int, last: int, pace: float) -> tuple[int, int]:
+    """The stretch [first, last) of parts, as far as the link went on at about this pace on both sides."""
+    near = (parts > 0) & (parts <= pace * (1 + _EVEN))
+    while first > 0 and near[first - 1]:
+        first -= 1
+    while last < len(parts) and near[last]:
+        last += 1
+    return first, last
 
 
 def _slow_end(seen: Window, link: int) -> int:
