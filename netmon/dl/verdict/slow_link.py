@@ -15,8 +15,9 @@ from netmon.dl.verdict.held import Cells, Held
 from netmon.dl.verdict.window import Window
 from netmon.records import Direction
 
-_WINDOW = 20_000_000 // CELL_NS  # cells over which a pace is taken
-_PART = _WINDOW // 10
+_PARTS = 10  # of a window, over which a pace is taken
+_LONGEST_PART = 2_000_000 // CELL_NS  # cells
+_WINDOWS = 12  # of a transfer, at least
 _FAST = 0.85  # of the usual pace
 _SLOWER = 0.75  # of the usual pace
 _EVEN = 0.35  # the middle 80 % of the paces lie within so much of their median
@@ -32,27 +33,28 @@ def slow_link(seen: Window, cells: Cells, references: Mapping[int, Window]) -> t
 
     For a while, which may be shorter than the transfer: the link may have been slow for a moment only.
     """
-    whole = len(cells.kind) // _WINDOW
+    part = int(np.clip(len(cells.kind) // (_WINDOWS * _PARTS), 1, _LONGEST_PART))
+    width = _PARTS * part
+    whole, span = len(cells.kind) // width, len(cells.kind) // part
     if not references or whole < _FEWEST:
         return None
-    span = len(cells.kind) // _PART
-    plain = (cells.kind != Held.FOREIGN)[: whole * _WINDOW].reshape(whole, _WINDOW).mean(axis=1) > 0.9
+    plain = (cells.kind != Held.FOREIGN)[: whole * width].reshape(whole, width).mean(axis=1) > 0.9
     found: list[tuple[float, int]] = []
     for link in range(len(seen.links)):
-        usual = _usual_pace(seen.links[link], references) if seen.links[link].direction == Direction.RX else 0.0
+        usual = _usual_pace(seen.links[link], references, width) if seen.links[link].direction == Direction.RX else 0.0
         if not usual:
             continue
-        carried = seen.own[link, cells.begin : cells.begin + span * _PART]
-        every = carried.reshape(span, _PART).sum(axis=1) / _PART / usual
-        parts = every[: whole * _WINDOW // _PART].reshape(whole, -1)
+        carried = seen.own[link, cells.begin : cells.begin + span * part]
+        every = carried.reshape(span, part).sum(axis=1) / part / usual
+        parts = every[: whole * _PARTS].reshape(whole, _PARTS)
         pace = parts.mean(axis=1)
         slow = plain & ((parts > 0).mean(axis=1) > _BUSY) & (pace <= _SLOWER)
         slow &= np.quantile(parts, 0.9, axis=1) <= _FAST  # it does not go as fast as ever, now and then
         for begin, end in _runs(slow):
             low, middle, high = np.quantile(pace[begin:end], (0.1, 0.5, 0.9))
             if end - begin >= _FEWEST and high - low <= _EVEN * middle:
-                first, last = _as_slow(every, begin * _WINDOW // _PART, end * _WINDOW // _PART, float(middle))
-                found.append((float(cells.lost_ns[first * _PART : last * _PART].sum()), link))
+                first, last = _as_slow(every, begin * _PARTS, end * _PARTS, float(middle))
+                found.append((float(cells.lost_ns[first * part : last * part].sum()), link))
     ns, link = max(found, default=(0.0, -1))
     return (_slow_end(seen, link), ns) if ns > 0 else None
 
@@ -104,11 +106,11 @@ def _sender(seen: Window, link: int) -> int | None:
     return None
 
 
-def _usual_pace(link: Link, references: Mapping[int, Window]) -> float:
-    """The most that the link carries of the job's bytes over one such window in usual iterations (median)."""
+def _usual_pace(link: Link, references: Mapping[int, Window], width: int) -> float:
+    """The most that the link carries of the job's bytes over so many cells in usual iterations (median)."""
     most = []
     for window in references.values():
-        if link in window.links and window.cells >= _WINDOW:
+        if link in window.links and window.cells >= width:
             sums = np.cumsum(np.concatenate([[0.0], window.own[window.links.index(link)]]))
-            most.append(float((sums[_WINDOW:] - sums[:-_WINDOW]).max()) / _WINDOW)
+            most.append(float((sums[width:] - sums[:-width]).max()) / width)
     return float(np.median(most)) if most else 0.0
