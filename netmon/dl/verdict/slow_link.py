@@ -39,9 +39,9 @@ def slow_link(seen: Window, cells: Cells, references: Mapping[int, Window]) -> t
     if not references or whole < _FEWEST:
         return None
     plain = (cells.kind != Held.FOREIGN)[: whole * width].reshape(whole, width).mean(axis=1) > 0.9
-    found: list[tuple[float, int]] = []
-    for link in range(len(seen.links)):
-        usual = _usual_pace(seen.links[link], references, width) if seen.links[link].direction == Direction.RX else 0.0
+    found: dict[Direction, list[tuple[float, int]]] = {Direction.RX: [], Direction.TX: []}
+    for link, one in enumerate(seen.links):
+        usual = _usual_pace(one, references, width)
         if not usual:
             continue
         carried = seen.own[link, cells.begin : cells.begin + span * part]
@@ -54,8 +54,9 @@ def slow_link(seen: Window, cells: Cells, references: Mapping[int, Window]) -> t
             low, middle, high = np.quantile(pace[begin:end], (0.1, 0.5, 0.9))
             if end - begin >= _FEWEST and high - low <= _EVEN * middle:
                 first, last = _as_slow(every, begin * _PARTS, end * _PARTS, float(middle))
-                found.append((float(cells.lost_ns[first * part : last * part].sum()), link))
-    ns, link = max(found, default=(0.0, -1))
+                found[one.direction].append((float(cells.lost_ns[first * part : last * part].sum()), link))
+    # Where nobody watches the receiver, the sender's link shows it.
+    ns, link = max(found[Direction.RX] or found[Direction.TX], default=(0.0, -1))
     return (_slow_end(seen, link), ns) if ns > 0 else None
 
 
@@ -80,7 +81,7 @@ def _slow_end(seen: Window, link: int) -> int:
 
     A host queues what its own link cannot take, and TCP waits for that queue; what a switch cannot take, it drops.
     """
-    other = _sender(seen, link)
+    other = _sender(seen, link) if seen.links[link].direction == Direction.RX else None
     if other is None:
         return link
     lost = seen.own[other].sum() - seen.own[link].sum()
