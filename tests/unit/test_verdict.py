@@ -35,6 +35,7 @@ class Run:
         self.paces = [1.0] * (TRANSFER * CELLS)  # of the transfer in SLOW, as shares of PACE
         self.sent = []  # (link, cell of the transfer, bytes) of others in SLOW
         self.dropped = {}  # cells of the transfer in SLOW: bytes that rank 0 sent in vain
+        self.quiet_before = (0, 0)  # a rank that sends nothing for so many ms before the stop
         self.first = None  # the rank that goes on first after a stop; None: all do
         self.in_pieces = False  # every rank sends ten milliseconds, then waits for two
         self.marks = True
@@ -59,6 +60,7 @@ class Run:
             for cell, pace in enumerate(paces):
                 for rank in range(RANKS):
                     waits = slow and self.first is not None and self.lacks(rank, cell, paces)
+                    waits = waits or (slow and self.is_quiet(rank, cell, paces))
                     between = self.in_pieces and cell % (12 * CELLS) < 2 * CELLS
                     if pace and not waits and not between:
                         amount = int(PACE * pace)
@@ -84,6 +86,12 @@ class Run:
             return quiet[0] - 24 * CELLS <= cell < quiet[0]
         pieces = 15 if rank == (self.first + 1) % RANKS else 27
         return quiet[-1] < cell <= quiet[-1] + pieces * CELLS
+
+    def is_quiet(self, rank, cell, paces):
+        """Whether a rank has sent its last before the stop."""
+        quiet = np.flatnonzero(paces == 0)
+        which, ms = self.quiet_before
+        return bool(ms and len(quiet) and rank == which and quiet[0] - ms * CELLS <= cell < quiet[0])
 
     def beside(self, link, share=0.8, from_ms=0, for_ms=150):
         """Somebody fills a link in some milliseconds of the transfer; gradients get what is left, or half."""
@@ -188,6 +196,25 @@ def test_a_slow_link_that_nobody_shares():
     assert verdict.slow_link_ns == pytest.approx(150 * MS, rel=0.02)
 
 
+def test_a_link_that_is_slow_for_a_while_answers_for_that_while():
+    run = Run()
+    run.paces = [1.0] * (20 * CELLS) + [0.2] * (125 * CELLS) + [1.0] * (55 * CELLS)
+    verdict = run.judged()
+    assert (verdict.cause, verdict.network) == (Cause.SLOW_LINK, True)
+    assert verdict.slow_link_ns == pytest.approx(100 * MS, rel=0.05)
+
+
+def test_nobody_answers_for_more_than_his_bytes_can_have_taken():
+    """Half a megabyte takes four milliseconds of a gigabit a second, however long the transfer stood still then."""
+    run = Run()
+    run.beside(0, share=0.8, from_ms=40, for_ms=5)
+    run.stopped(45, 50)
+    verdict = run.judged()
+    assert verdict.cross_ns <= 1.5 * 8 * verdict.bytes + 2 * MS or verdict.cause != Cause.CROSS
+    assert verdict.cross_ns < 10 * MS
+    assert not verdict.network
+
+
 def test_what_stops_and_goes_is_no_slow_link():
     """A host without CPU leaves gaps; between them its bytes go as fast as ever."""
     run = Run()
@@ -234,6 +261,20 @@ def test_packets_that_were_dropped_with_nobody_there():
     run.dropped = dict.fromkeys(range(0, 600, 40), 20000)
     verdict = run.judged()
     assert verdict.cause == Cause.LOSS
+
+
+@pytest.mark.parametrize("silent_ms", [170, 205])
+def test_after_a_dropped_packet_tcp_waits_for_its_timer(silent_ms):
+    """The others may go on for a while; whoever begins again has sent nothing for 200 ms."""
+    run = Run()
+    run.stopped(40, silent_ms)
+    run.quiet_before = (0, 205 - silent_ms)
+    last = (40 - 205 + silent_ms) * CELLS
+    run.dropped = dict.fromkeys(range(last - 4, last), 1448)
+    verdict = run.judged()
+    assert (verdict.cause, verdict.host, verdict.direction) == (Cause.LOSS, "h0", Direction.TX)
+    assert verdict.loss_ns == pytest.approx(silent_ms * MS, rel=0.2)
+    assert "packets that left h0 (rank 0) were lost" in sentence(verdict)
 
 
 def test_without_rows_nobody_is_accused():
