@@ -30,7 +30,8 @@ demo-cluster: setup horovod ## the same on three NATS servers and two workers, w
 # Real training and real traffic share a few cores with whatever else runs there: a test that fails has to fail twice,
 # the second time by itself. Both failures are printed.
 test: setup frameworks ## every test: unit, kernel and lab (kernel and lab: root); what fails is run once more, alone
-	@$(python) tests/run.py
+	@$(python) -m pytest || { [ $$? = 1 ] && echo "netmon: once more, alone:" && \
+	  $(python) -m pytest --last-failed --last-failed-no-failures none --maxfail 1; }
 
 test-unit: setup ## the tests that need no privilege
 	@$(python) -m pytest tests/unit
