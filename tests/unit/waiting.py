@@ -9,7 +9,7 @@ from collections.abc import Callable
 _LOWEST, _HIGHEST = 20_000, 32_000
 
 
-def wait_for(condition: Callable[[], bool], seconds: float = 60) -> None:
+def wait_for(condition: Callable[[], bool], seconds: float = 120) -> None:
     """Until it holds. The time is for a busy machine: who passes does not need it."""
     deadline = time.monotonic() + seconds
     while not condition():
