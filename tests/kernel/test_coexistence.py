@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from pair import NETMON, Watched, run
 from pyroute2 import IPRoute, netns
-from waiting import wait_for
+from waiting import DIES_WITH_US, wait_for
 
 pytestmark = pytest.mark.kernel
 
@@ -219,7 +219,9 @@ def start(watched: Watched, name: str) -> subprocess.Popen:
     places = ["--socket", f"{watched.folder}/{name}.sock", "--spool", f"{watched.folder}/spool"]
     options = ["agent", "--interface", watched.right.interface, "--collector", watched.address, *places]
     with open(watched.folder / f"{name}.log", "wb") as log:
-        return subprocess.Popen(watched.right.namespace.inside(*NETMON, *options), stdout=log, stderr=log)
+        return subprocess.Popen(
+            [*DIES_WITH_US, *watched.right.namespace.inside(*NETMON, *options)], stdout=log, stderr=log
+        )
 
 
 def test_jumbo_frames_pass_xdp_and_are_counted_whole(watched: Watched) -> None:
