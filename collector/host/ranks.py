@@ -350,7 +350,8 @@ class Ranks:
             rank = self._ranks.pop(key)
             self._gone[key] = None
             if rank.name:
-                self._left[rank.name, rank.number] = rank.stored(), rank.scores()
+                _, told = self._left.get((rank.name, rank.number), (None, []))
+                self._left[rank.name, rank.number] = rank.stored(), rank.scores() if rank.pid else told
             self._log.forget(About.FORGET, rank)
         keep_newest(self._gone)
         keep_newest(self._left)
