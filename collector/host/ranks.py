@@ -133,7 +133,8 @@ class Ranks:
             self._log.add(self, rank)
             if all(life.name for life in lives):
                 rank.find_earlier()
-        rank.tracker.size, rank.tracker.parameters = mark.size, mark.parameters or rank.tracker.parameters
+        rank.tracker.size = mark.size
+        rank.tracker.hear_of_job(mark)
         rank.tracker.join(mark.source)
         rank.joined[mark.source] = mark.time_ns
         rank.left.pop(mark.source, None)

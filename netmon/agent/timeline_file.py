@@ -28,7 +28,7 @@ _EVENT = re.compile(
     rb'(?:, "[^{}]*)?(\{[^{}]*\})?\}'
 )
 
-_Row = tuple[int, int, int, int, int, int]
+_Row = tuple[int, int, int, int, int, int, int]
 """of dtype STEP"""
 
 
@@ -99,4 +99,4 @@ def _rows(event: "re.Match[bytes]", start_us: int) -> list[_Row]:
         kind = STEP_OTHER
     elif phase == b"E" and arguments:  # the last one of a tensor tells its type and shape
         kind = STEP_DONE
-    return [(start_us + int(time_us), int(number), 0, kind, LIBRARY_HOROVOD, 1)] if kind and number else []
+    return [(start_us + int(time_us), int(number), 0, kind, LIBRARY_HOROVOD, 1, 0)] if kind and number else []
