@@ -164,8 +164,8 @@ def campaign(directory: Path, kills: int, seed: int, tell: Callable[[str], None]
     tell(f"killed {dict(killed)}: {stored.sum()} rows in {len(stored)} sessions")
 
 
-def test_twelve_kills(tmp_path):
-    campaign(tmp_path, 12, seed=7)
+def test_eight_kills(tmp_path):
+    campaign(tmp_path, 8, seed=7)
 
 
 @pytest.mark.long
