@@ -40,18 +40,21 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the advice and its arithmetic."""
-    from netmon.dl.sharing.advice import document
+    from netmon.dl.sharing.advice import document, renamed
+    from netmon.report.job_names import asked_job, job_names
     from netmon.report.sharing import advice
 
     if args.data is None:
         raise UsageError("cannot advise: give the dataset's --data")
     if not 0 < args.seconds <= _MOST_SECONDS:
         raise UsageError(f"cannot look at {args.seconds:g} s: give --seconds up to {_MOST_SECONDS}")
-    found = advice(args.data, args.seconds, args.until, [args.job] if args.job else [])
+    names = job_names(args.data)
+    asked = asked_job(args.job, names)
+    found = advice(args.data, args.seconds, args.until, [asked] if asked else [])
     if args.json:
         print(json.dumps(document(found), indent=1))
     else:
-        _print(found)
+        _print(renamed(found, names))
     return 0
 
 

@@ -19,11 +19,21 @@ from netmon.records import (
     Table,
 )
 
+NAME = "train.py@node3"
 NOW = 1_000_000_000
 
 
 def process(pid: int, rank: int = 0, trains: bool = True, late: bool = False) -> dict[str, Any]:
-    return {"pid": pid, "uid": 0, "job": "job", "rank": rank, "size": 2, "trains": trains, "late": late}
+    return {
+        "pid": pid,
+        "uid": 0,
+        "job": "job",
+        "rank": rank,
+        "size": 2,
+        "trains": trains,
+        "late": late,
+        "job_name": NAME,
+    }
 
 
 def steps(pid: int, count: int, start_ns: int = NOW) -> Table:

@@ -2,7 +2,7 @@
 """What there is to advise on jobs and their links, from a window of what passed."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -65,6 +65,24 @@ class Advice:
     unjudged: tuple[str, ...]  # jobs with too few iterations in the window
     shares: tuple[Share, ...]
     pairs: tuple[Pair, ...]
+
+
+def renamed(advice: Advice, names: Mapping[str, str]) -> Advice:
+    """The same, with jobs called what people call them."""
+
+    def called(job: str) -> str:
+        return names.get(job, job)
+
+    def fitted(fit: Fit) -> Fit:
+        return replace(fit, job=called(fit.job), others=tuple(map(called, fit.others)))
+
+    return replace(
+        advice,
+        jobs=tuple(replace(one, job=called(one.job)) for one in advice.jobs),
+        unjudged=tuple(map(called, advice.unjudged)),
+        shares=tuple(replace(share, fit=fitted(share.fit)) for share in advice.shares),
+        pairs=tuple(replace(pair, job=called(pair.job)) for pair in advice.pairs),
+    )
 
 
 def advise(
