@@ -267,10 +267,11 @@ class IterationTracker:
         return {beat: Events(one.number + shift, one.time_ns + offset_ns) for beat, one in latest}
 
     def scores(self) -> list[SourceScore]:
-        """Each other source against the one that decides, over its recent marks."""
+        """Each other source against the one that decides, over its recent marks: all of them, once all have left."""
         if self.source not in self._sources:
             return []
-        heard = [source for source, marks in sorted(self._sources.items()) if not marks.left]
+        over = all(marks.left for source, marks in self._sources.items() if source != Source.INFERRED)
+        heard = [source for source, marks in sorted(self._sources.items()) if over or not marks.left]
         others = [source for source in heard if source != self.source and source not in self._silent]
         true = self._events(self.source) if others else {}
         scores = (score(source, self.source, self._events(source), true) for source in others)
