@@ -126,6 +126,7 @@ class Jobs:
             if not over and len(self._jobs) <= _MOST_JOBS:
                 return
             self.forgotten += not over
+            self._renamed = True
             del self._jobs[first]
 
     def accounted(self, iteration: Iteration, tally: Tally) -> None:

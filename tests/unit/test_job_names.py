@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """What people call a job, and that no two jobs look alike."""
 
+import pandas as pd
 import pytest
 
 from netmon.job_names import distinct_names
 from netmon.kernel.job_names import MOST_JOB_NAME, job_name, script_name
+from netmon.report.job_names import asked_job, names_of
+from netmon.report.runs import model_size
 
 PYTHON = ["/usr/bin/python3.11", "-u", "/home/eve/train.py", "--epochs", "3"]
 KUBERNETES = {"KUBERNETES_SERVICE_HOST": "10.96.0.1"}
@@ -87,3 +90,27 @@ def test_no_name_can_be_chosen_that_makes_two_jobs_look_alike(names):
     assert shown.keys() == names.keys()
     assert len(set(shown.values())) == len(names)
     assert all(shown[job] == job for job, name in names.items() if not name)
+
+
+def test_jobs_of_a_dataset_are_asked_for_by_either_name():
+    rows = [("a:1", 1, "late.py"), ("a:1", 0, "train.py"), ("b:1", 0, "train.py"), ("c", 0, "c"), ("old", 0, None)]
+    names = names_of(pd.DataFrame(rows, columns=["job", "rank", "job_name"]))
+    assert names == {"a:1": "train.py [a:1]", "b:1": "train.py [b:1]", "c": "c"}
+    assert asked_job("train.py [b:1]", names) == "b:1"
+    assert [asked_job(asked, names) for asked in ("a:1", "old", "nobody", None)] == ["a:1", "old", "nobody", None]
+    assert names_of(pd.DataFrame({"job": ["a"], "rank": [0]})) == {}
+
+
+@pytest.mark.parametrize(
+    ("rows", "size"),
+    [
+        ([(0, 0, ""), (10, 20, "calls")], (10, 20, "calls")),
+        ([(10, None, None), (None, None, None)], (10, 0, "unknown")),  # of an earlier netmon
+        ([(0, 0, "")], (0, 0, "unknown")),
+        ([], (0, 0, "unknown")),
+    ],
+)
+def test_the_size_of_a_model_says_who_told(rows, size):
+    names = ["parameters", "gradient_bytes", "parameters_basis"]
+    found = model_size(pd.DataFrame(rows, columns=names))
+    assert tuple(found[name] for name in names) == size
