@@ -92,6 +92,9 @@ class StepMarks:
             rank.uid = process["uid"]  # it may have been root's when it was new
             if not rank.last_ns:
                 rank.watched_from_start(not process["late"])
+                if rank.job_name != (called := _job_name(process, rank.identity)):  # it was its launcher's until exec
+                    rank.job_name = called
+                    marks.append(self._mark(pid, 0, Moment.JOIN, now_ns))
         return marks
 
     def identities(self) -> dict[int, RankIdentity]:
@@ -203,9 +206,7 @@ class StepMarks:
 
     def _join(self, pid: int, process: dict[str, Any], now_ns: int) -> list[Mark]:
         rank = self._ranks[pid] = _Rank(process["identity"], pid, process["uid"], now_ns)
-        rank.job_name = (
-            process["job_name"] if rank.identity.job == process["job"] else ""
-        )  # else the script has said it
+        rank.job_name = _job_name(process, rank.identity)
         rank.watched_from_start(not process["late"])
         marks = [self._mark(pid, 0, Moment.JOIN, now_ns)]
         for number, table in enumerate(self._unknown):
@@ -256,6 +257,11 @@ class StepMarks:
         values, gradient_bytes = rank.detector.size
         name = rank.job_name if moment is Moment.JOIN else ""
         return Mark(*where, values, rank.relative, gradient_bytes, name)
+
+
+def _job_name(process: dict[str, Any], identity: RankIdentity) -> str:
+    """What people call the job; its own name where the script has given it one."""
+    return str(process["job_name"]) if identity.job == process["job"] else ""
 
 
 def _by_process(table: Table) -> list[Table]:
