@@ -966,10 +966,13 @@ class Snapshot(_message.Message):
     WARNINGS_FIELD_NUMBER: _builtins.int
     TOTALS_FIELD_NUMBER: _builtins.int
     PAGE_FIELD_NUMBER: _builtins.int
+    INSECURE_FIELD_NUMBER: _builtins.int
     time_ns: _builtins.int
     """utc"""
     share_threshold: _builtins.float
     share_window_ns: _builtins.int
+    insecure: _builtins.bool
+    """nothing is encrypted on the way from other machines"""
     @_builtins.property
     def hosts(self) -> _containers.RepeatedCompositeFieldContainer[Global___HostView]: ...
     @_builtins.property
@@ -999,10 +1002,11 @@ class Snapshot(_message.Message):
         warnings: _abc.Iterable[_builtins.str] | None = ...,
         totals: Global___Totals | None = ...,
         page: Global___Page | None = ...,
+        insecure: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["page", b"page", "totals", b"totals"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["flows", b"flows", "hosts", b"hosts", "jobs", b"jobs", "links", b"links", "page", b"page", "share_threshold", b"share_threshold", "share_window_ns", b"share_window_ns", "time_ns", b"time_ns", "totals", b"totals", "warnings", b"warnings"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["flows", b"flows", "hosts", b"hosts", "insecure", b"insecure", "jobs", b"jobs", "links", b"links", "page", b"page", "share_threshold", b"share_threshold", "share_window_ns", b"share_window_ns", "time_ns", b"time_ns", "totals", b"totals", "warnings", b"warnings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
