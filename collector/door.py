@@ -7,7 +7,7 @@ from netmon.marks import printable
 from netmon.records import SCHEMA_VERSION, Hello
 from netmon.wire import netmon_pb2
 from netmon.wire.batches import decode_batch, decode_hello
-from netmon.wire.identity import Identity
+from netmon.wire.identity import Identity, proves
 from netmon.wire.limits import MAX_HOST
 
 
@@ -33,7 +33,10 @@ def read_hello(message: netmon_pb2.AgentMessage, identity: Identity | None = Non
             f"hello of {printable(message.hello.host[:MAX_HOST])}: schema version {version} where the collector has "
             f"{SCHEMA_VERSION}; run the same netmon on both"
         )
-    return decode_hello(message.hello)
+    hello = decode_hello(message.hello)
+    if not proves(hello.session, message.hello.proof):
+        raise ImpostorError(f"session {hello.session} of {printable(hello.host)} is another agent's")
+    return hello
 
 
 class RefusedBatchError(WireError):

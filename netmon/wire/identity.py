@@ -10,6 +10,8 @@
 HOST and NAME are percent-encoded.
 """
 
+import hashlib
+import secrets
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
@@ -18,6 +20,9 @@ from urllib.parse import quote, unquote
 from netmon.errors import WireError
 from netmon.wire.limits import MAX_HOST
 
+_PROVEN = "k"  # how the names of sessions begin that are made of a secret; older agents' do not
+_DIGEST_BYTES = 12
+MAX_PROOF = 64
 _SCHEME = "netmon://"
 
 
@@ -77,3 +82,23 @@ def _read(uri: str) -> Identity | None:
                 return None
             return identity if identity.uri == uri else None
     return None
+
+
+def new_session() -> tuple[str, str]:
+    """A session's name, and what proves that it is ours."""
+    proof = secrets.token_hex(16)
+    return _name_of(proof), proof
+
+
+def proves(session: str, proof: str) -> bool:
+    """Whether it is the session's own agent that says so, as far as its name can tell."""
+    return not _is_proven(session) or secrets.compare_digest(_name_of(proof[:MAX_PROOF]), session)
+
+
+def _is_proven(session: str) -> bool:
+    return len(session) == 1 + 2 * _DIGEST_BYTES and session.startswith(_PROVEN)
+
+
+def _name_of(proof: str) -> str:
+    digest = hashlib.blake2b(proof.encode("utf-8", "replace"), digest_size=_DIGEST_BYTES)
+    return _PROVEN + digest.hexdigest()

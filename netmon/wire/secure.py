@@ -137,7 +137,7 @@ def in_words(details: str, security: Security) -> str:
     if security.tls is None and ("socket closed" in low or "connection reset" in low):
         return "it hangs up: does it want TLS? give --tls DIR"
     if security.tls and ("socket closed" in low or "connection reset" in low):
-        return "it hangs up: has our certificate expired for it, or another authority than its ca.crt?"
+        return "it hangs up: is our certificate unknown there, of another authority than its ca.crt, or expired?"
     if security.tls and ("ssl" in low or "handshake" in low):
         return f"TLS fails: {details[-200:]}"
     return ""

@@ -9,11 +9,15 @@ from pathlib import Path
 
 import pytest
 from authorities import expired, pki
+from collector_stream import hello
 
+from collector.door import ImpostorError, read_hello
 from netmon.certificates.authority import Authority
 from netmon.cli import main
 from netmon.errors import CertificateError, WireError
-from netmon.wire.identity import Identity, Role, checked, read_identity
+from netmon.wire import netmon_pb2
+from netmon.wire.batches import encode_hello
+from netmon.wire.identity import Identity, Role, checked, new_session, read_identity
 from netmon.wire.security import Security, is_local
 from netmon.wire.tls_files import read_tls
 from netmon.wire.tokens import read_tokens
@@ -168,3 +172,15 @@ def test_an_installation_in_a_few_commands(tmp_path: Path) -> None:
     found = {str(one.identity): one.addresses for one in Authority.open(Path(pki_)).issued()}
     assert found["collector head"] == ("head.example", "localhost", "10.0.0.1", "127.0.0.1", "::1")
     assert read_tls(Path(pki_) / "viewer-wall", Role.FULL, Role.JOBS).identity == Identity(Role.JOBS, "wall")
+
+
+def test_a_session_belongs_to_who_has_its_proof() -> None:
+    session, proof = new_session()
+    opening = encode_hello(hello(session=session))
+    for wrong in ("", "x", new_session()[1], "ü" * 100):
+        opening.proof = wrong
+        with pytest.raises(ImpostorError, match=f"session {session} of h0 is another agent's"):
+            read_hello(netmon_pb2.AgentMessage(hello=opening))
+    opening.proof = proof
+    assert read_hello(netmon_pb2.AgentMessage(hello=opening)).session == session
+    assert read_hello(netmon_pb2.AgentMessage(hello=encode_hello(hello(session="3f2a9c")))).session == "3f2a9c"  # older
