@@ -134,6 +134,8 @@ class AgentStream:
         if first is None:
             return
         hello = read_hello(first, self._identity)
+        await self._registry.allowance.turn(hello.host)
+        self._registry.allowance.introduced(hello.host, first.hello)
         connection = await Connection.open(self._registry, hello, hello.acknowledged, self._news)
         self._connection = connection
         self._waits_since = time.monotonic()
