@@ -39,7 +39,7 @@ SAYS_AGAIN_S = 600.0
 _REFRESH_S = 10.0  # the introduction is told again at the earliest, if it has changed
 _REFRESH_RATE = 50_000  # and no more bytes a second of it than this
 _LONGEST_S = 3600.0  # for the answer to a batch; `check` looks at it before
-_LOOK_AGAIN_S = 1.0  # for our share of the bus
+_LOOK_AGAIN_S = 0.05, 1.0  # for our share of the bus: at first, and at most; each time twice as long
 _WORD_S = 5.0  # for an answer that everything else waits for
 
 
@@ -235,11 +235,13 @@ class BusConnection:
 
     async def _has_room(self, size: int) -> bool:
         """Waits until workers have taken enough of this host's batches off the bus; False: the connection has ended."""
+        rest_s, longest_s = _LOOK_AGAIN_S
         while not self._share.fits(size):
             self._share.waiting(await self._bus.waiting(self._host) + len(self._answers))
             if not self._share.fits(size):
                 self._share.say(self._host)
-                await asyncio.sleep(_LOOK_AGAIN_S)
+                await asyncio.sleep(rest_s)
+                rest_s = min(2 * rest_s, longest_s)
             if self._over.is_set():
                 return False
         return True
