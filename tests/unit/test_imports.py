@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 
-TYPES = {"columnar", "records", "mark_runs", "evidence", "views", "errors", "units", "config", "marks"}
+TYPES = {"columnar", "records", "mark_runs", "evidence", "views", "errors", "units", "config", "marks", "job_names"}
 SHARED = TYPES | {"wire", "dl", "version"}
 MAY_IMPORT = {
     "version": set(),  # netmon/__init__.py
@@ -22,6 +22,7 @@ MAY_IMPORT = {
     "errors": set(),
     "views": {"records"},
     "units": {"errors"},
+    "job_names": set(),
     "config": {"errors"},
     "marks": set(),
     "training": {"marks"},
