@@ -8,6 +8,7 @@ import socket
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from netmon.durability import DURABILITIES
 from netmon.errors import UsageError
 from netmon.units import parse_count, parse_duration, parse_size
 
@@ -20,6 +21,7 @@ EXAMPLES = """\
   netmon collector --listen 0.0.0.0:9400 --data /var/lib/netmon
   netmon collector --listen 0.0.0.0:9400 --data /var/lib/netmon --keep buckets=7d full=10GB all=90d
   netmon collector --bus nats://bus1:4222,nats://bus2:4222 --worker w1 --listen 0.0.0.0:9400 --data /shared/netmon
+  netmon collector --listen 0.0.0.0:9400 --data /tmp/netmon --durability process
   netmon collector --listen unix:/run/netmon/collector.sock --data out --parameters 25.6e6
 """
 
@@ -78,6 +80,12 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         default=[],
         metavar="TABLE=LIMIT",
         help="drop the oldest hours of a table: buckets=7d, full=10GB, all=90d (keep everything)",
+    )
+    parser.add_argument(
+        "--durability",
+        choices=DURABILITIES,
+        default="power",
+        help="what stored rows outlive: the end of the process, or a cut of power too (%(default)s)",
     )
     parser.add_argument(
         "--share-window",
@@ -142,6 +150,7 @@ def run(args: argparse.Namespace) -> int:
         full_rest_ns=args.full_rest,
         full_rows_per_hour=args.full_rows,
         keep=tuple(args.keep),
+        durability=args.durability,
     )
     worker = _worker(args)
     # A thread that writes cannot be called off, and what is not whole on the disk is as if it had not been written.

@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 
-TYPES = {"columnar", "records", "mark_runs", "evidence", "views", "errors", "units", "config", "marks"}
+TYPES = {"columnar", "records", "mark_runs", "evidence", "views", "errors", "units", "config", "durability", "marks"}
 SHARED = TYPES | {"wire", "dl", "version"}
 MAY_IMPORT = {
     "version": set(),  # netmon/__init__.py
@@ -23,6 +23,7 @@ MAY_IMPORT = {
     "views": {"records"},
     "units": {"errors"},
     "config": {"errors"},
+    "durability": set(),
     "marks": set(),
     "training": {"marks"},
     "horovod": {"training"},
