@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the spool and the dataset have promised, and whether a directory that a power cut has left keeps it."""
 
-import os
 from collections import Counter
 from pathlib import Path
 
 import crash_spool_run
 import crash_store_run
+import pyarrow as pa
 import pyarrow.parquet as pq
 from crash_states import Contents
 
@@ -75,6 +75,8 @@ class StoreCheck:
 
     def __init__(self) -> None:
         self.stored: Counter[str] = Counter()
+        self._number = 0
+        pa.set_cpu_count(1)
 
     def said(self, words: list[str]) -> None:
         _, host, number = words
@@ -82,8 +84,9 @@ class StoreCheck:
 
     def check(self, directory: Path, seen: Contents, killed: bool) -> str:
         data = directory / "above" / "data"
+        self._number += 1
+        alone = self._number % 6
         try:
-            alone = sum(map(len, os.listdir(directory))) % 2 == 0 and not killed
             sink = ParquetSink(data) if alone else ParquetSink(data, "w9")
             if not alone:
                 sink.take(dict.fromkeys(crash_store_run.HOSTS, 10**9))

@@ -21,16 +21,19 @@ from dataset_rows import BEGIN_NS, HOUR_NS, MS, flows, state, table
 from collector.dataset import compaction
 from collector.dataset.retention import Keep
 from collector.dataset.sink import ParquetSink
+from netmon.dl.timemap import TimeMap
 from netmon.errors import DataError
+from netmon.records import ClockSample
 
 HOSTS = ("a", "b")
-HELLOS = {host: hello(session=f"s-{host}", host=host) for host in HOSTS}
+LATER = ClockSample(0, BEGIN_NS + 1_000 * HOUR_NS, 0)
+HELLOS = {host: hello(session=f"s-{host}", host=host, clock=LATER) for host in HOSTS}
 ROWS = 3
 
 
 def time_of(number: int) -> int:
     """Of a flush; now and then an hour begins."""
-    return BEGIN_NS + number // 7 * HOUR_NS + number * 200 * MS
+    return BEGIN_NS + number // 40 * HOUR_NS + number * 200 * MS
 
 
 def number_of(time_ns: int) -> int:
@@ -51,7 +54,11 @@ def rows_of(host: str, number: int) -> dict[str, pa.Table]:
 def flush(sink: ParquetSink, numbers: dict[str, int], say: Say) -> None:
     own = [rows_of(host, number) for host, number in numbers.items()]
     tables = {name: pa.concat_tables([rows[name] for rows in own]) for name in own[0]}
-    refused = sink.write(tables, {f"s-{host}": state(host, number) for host, number in numbers.items()})
+    states = {
+        f"s-{host}": state(host, number, clock=TimeMap.constant(0), settled_ns=time_of(number))
+        for host, number in numbers.items()
+    }
+    refused = sink.write(tables, states)
     for host, number in numbers.items():
         if host not in refused:
             say("stored", host, number)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from crash_checks import SpoolCheck, StoreCheck
-from crash_states import Check, enumerate_states
+from crash_states import Check, Result, enumerate_states, total
 from crash_trace import Op, installed, record
 
 HERE = Path(__file__).parent
@@ -35,6 +35,26 @@ def test_some_states(tmp_path: Path, kind: str) -> None:
     assert not result.wrong, str(result)
 
 
-def part(ops: list[Op], kind: str, number: int, parts: int) -> str:
-    result = enumerate_states(ops, check_of(kind), draws=4, part=(number, parts), tell=print)
-    return str(result)
+def share(ops: list[Op], kind: str, number: int, of: int) -> Result:
+    every = int(os.environ.get("NETMON_EVERY", "1"))
+    tell = print if number == 0 else lambda line: None
+    return enumerate_states(ops, check_of(kind), draws=3, part=(number, of), every=every, tell=tell)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(4 * 3600)
+@pytest.mark.parametrize(("kind", "runs", "steps"), [("process", 15, 45), ("power", 15, 40), ("store", 12, 9)])
+def test_every_state(tmp_path: Path, kind: str, runs: int, steps: int) -> None:
+    ops = recorded(tmp_path, kind, runs, steps)
+    shares = os.cpu_count() or 1
+    with concurrent.futures.ProcessPoolExecutor(shares) as pool:
+        results = list(pool.map(share, *zip(*((ops, kind, number, shares) for number in range(shares)), strict=True)))
+    print(f"{kind}: {total(results)}")
+    assert results[0].operations >= 10_000
+    assert not any(result.wrong for result in results)
+
+
+def test_what_was_not_synced_is_found_to_be_lost(tmp_path: Path) -> None:
+    ops = recorded(tmp_path, "process", 1, 12)
+    result = enumerate_states(ops, check_of("power"), draws=0, every=3)
+    assert result.wrong["lost"]
