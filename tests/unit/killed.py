@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from waiting import wait_for
+from waiting import DIES_WITH_US, wait_for
 
 ROWS, PAYLOAD = 200, 1000  # of a batch; of a row
 FLOWS = 2  # that share the rows of a batch
@@ -41,7 +41,7 @@ class Processes:
             self.start_agent(host)
 
     def start_worker(self, name: str) -> None:
-        command = [sys.executable, "-m", "netmon", "collector", *self._collectors[name]]
+        command = [*DIES_WITH_US, sys.executable, "-m", "netmon", "collector", *self._collectors[name]]
         with open(self.directory / f"{name}.log", "a") as log:
             more = ["--data", self.data, "--flush", "200ms"]
             self.workers[name] = subprocess.Popen([*command, *more], stderr=log)
@@ -51,7 +51,7 @@ class Processes:
         session = f"{host}-{number:03}"
         arguments = (self.directory / f"spool-{host}", self.where, host, session, number, self.records / session)
         with open(self.directory / f"agent-{host}.log", "a") as log:
-            program = [sys.executable, HERE / "agent_run.py", *map(str, arguments)]
+            program = [*DIES_WITH_US, sys.executable, HERE / "agent_run.py", *map(str, arguments)]
             self.agents[host] = subprocess.Popen(program, stderr=log, cwd=HERE)
         wait_for((self.records / session).exists, LATEST_S)
 
