@@ -24,7 +24,7 @@ from netmon.agent.connection import Connect, End
 from netmon.agent.exchange import ClockExchanges
 from netmon.agent.outgoing import Message, Outgoing
 from netmon.agent.pressure import Asked
-from netmon.errors import DataError
+from netmon.errors import DataError, NetmonError
 from netmon.wire import netmon_pb2
 from netmon.wire.bus import Bus, BusError, BusSettings, Label, batch_subject, down_subject, hello_subject, said
 from netmon.wire.bus_sessions import reason_of, refusal, refusal_subject
@@ -95,7 +95,7 @@ class BusConnection:
         self._heard = heard
         try:
             asyncio.run(self._work())
-        except (BusError, DataError) as error:
+        except NetmonError as error:
             self._why = self._why or str(error)
         except Exception as error:  # whatever a server does ends no agent
             self._why = self._why or f"{type(error).__name__}: {error}"
@@ -136,7 +136,8 @@ class BusConnection:
         opening = await asyncio.to_thread(self._outgoing.introduction)
         hello = netmon_pb2.AgentMessage.FromString(opening).hello
         self._host, self._session = hello.host, hello.session
-        bus = self._bus = await Bus.connect(self._settings, f"netmon agent of {self._host}", gone=self.end)
+        name = f"netmon agent of {self._host}"
+        bus = self._bus = await Bus.connect(self._settings, name, gone=self.end, host=self._host)
         tasks: list[asyncio.Task[None]] = []
         try:
             await self._introduce(opening)
