@@ -125,6 +125,12 @@ def run(args: argparse.Namespace) -> int:
     import asyncio
 
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # its own lines beside ours; read when it is imported
+    os.environ.setdefault(
+        "ARROW_DEFAULT_MEMORY_POOL", "system"
+    )  # its own keeps what was freed; read when imported, too
+    from collector.allocator import give_back
+
+    give_back()
     from collector.server import serve
     from collector.settings import Settings
 

@@ -4,8 +4,6 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from netmon.dl.inference.bursts import Bursts, together
 from netmon.dl.inference.pattern import Edge, strongly_connected
 from netmon.dl.inference.repetition import Repetition, repetition
