@@ -78,7 +78,8 @@ class Block:
         keys = np.repeat(np.arange(len(self.until_ns)) * step + 1, np.diff(self.edges))
         keys += self.values(self._by, slice(None))
         near = np.clip(limit - self._base[host], -1, self._span)
-        return np.searchsorted(keys, host * step + near + 1)
+        found: npt.NDArray[np.intp] = np.searchsorted(keys, host * step + near + 1)
+        return found
 
 
 def _packed(column: npt.NDArray[Any]) -> tuple[int, npt.NDArray[Any]]:
