@@ -14,13 +14,24 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.dataset as ds
 
-from netmon.dl.verdict import Carried, Link, Steps, Whose, in_cells, judge, nothing_carried, standing_out, wanted_times
+from netmon.dl.verdict import (
+    Carried,
+    Link,
+    Steps,
+    Whose,
+    in_cells,
+    judge,
+    nothing_carried,
+    rank_times,
+    standing_out,
+    wanted_times,
+)
 from netmon.dl.verdict.words import from_columns, sentence
 from netmon.errors import DataError
 from netmon.records import Direction
 from netmon.report.dataset import open_table, stream
 from netmon.report.judging_evidence import read_said, read_waited
-from netmon.views import Verdict
+from netmon.views import RankTimes, Verdict
 
 _ITERATION = [
     *("host", "session", "job", "rank", "size", "iteration", "start_ns", "end_ns", "comm_start_ns", "comm_end_ns"),
@@ -53,6 +64,16 @@ def verdicts(data: Path, job: str | None = None, iteration: int | None = None) -
     if iteration is not None and not found:
         of = f" of job {job}" if job else ""
         raise DataError(f"cannot judge iteration {iteration}{of}: {data} holds no such iteration")
+
+
+def explained(data: Path, job: str | None, iteration: int) -> Iterator[tuple[Verdict, tuple[RankTimes, ...]]]:
+    """The verdict on an iteration of each job that has it, and where each rank's time went. Raises DataError."""
+    for verdict in verdicts(data, job, iteration):
+        for run in _runs(_iterations(data, verdict.job)):
+            if ((run["iteration"] == iteration) & (run["end_ns"] == verdict.end_ns)).any():
+                steps = steps_of(run)
+                carried = with_evidence(data, verdict.job, run, wanted_times(steps, [iteration]))
+                yield verdict, rank_times(verdict.job, steps, carried, verdict)
 
 
 def told(data: Path) -> list[Verdict]:

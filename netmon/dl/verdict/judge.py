@@ -61,8 +61,8 @@ def _references(table: Matrix, row: int) -> list[int]:
     return sorted(near.tolist())
 
 
-def judge(job: str, steps: Steps, carried: Carried, number: int) -> Verdict:
-    """The verdict on one iteration, which need not stand out. Raises KeyError where there is no such iteration."""
+def looked_at(job: str, steps: Steps, carried: Carried, number: int) -> Judged:
+    """An iteration beside its usual ones. Raises KeyError where there is no such iteration."""
     table = matrix(steps)
     row = int(np.searchsorted(table.number, number))
     if row == len(table.number) or table.number[row] != number:
@@ -70,7 +70,13 @@ def judge(job: str, steps: Steps, carried: Carried, number: int) -> Verdict:
     usual = usual_rows(table, row)
     seen = _window(carried, job, table, row)
     references = {one: found for one in _references(table, row) if (found := _window(carried, job, table, one))}
-    one = Judged(table, row, usual, seen, references, carried.waited)
+    return Judged(table, row, usual, seen, references, carried.waited)
+
+
+def judge(job: str, steps: Steps, carried: Carried, number: int) -> Verdict:
+    """The verdict on one iteration, which need not stand out. Raises KeyError where there is no such iteration."""
+    one = looked_at(job, steps, carried, number)
+    table, row, usual = one.table, one.row, one.usual
     slow = int(np.nanargmax(table.duration[row]))
     start, end = (int(column[row, slow]) + table.base_ns for column in (table.start, table.end))
     normal = int(np.median(table.slowest[usual])) if len(usual) else 0
@@ -78,7 +84,7 @@ def judge(job: str, steps: Steps, carried: Carried, number: int) -> Verdict:
     verdict = Verdict(job, number, start, end, end - start, normal, excess, relative=steps.relative)
     if not normal or excess <= 0:
         return verdict if not normal else replace(verdict, unknown_ns=excess, confidence=1.0)
-    return _weigh(verdict, one, steps, phases(table, row, usual, seen, references))
+    return _weigh(verdict, one, steps, phases(table, row, usual, one.seen, one.references))
 
 
 def _window(carried: Carried, job: str, table: Matrix, row: int) -> Window | None:
@@ -168,4 +174,4 @@ def _hosts_part(one: Judged, excess: float, late_of: dict[int, float], unknown: 
     return found
 
 
-__all__ = ["CELL_NS", "FEWEST", "NOTABLE", "REFERENCES", "judge", "standing_out", "wanted_times"]
+__all__ = ["CELL_NS", "FEWEST", "NOTABLE", "REFERENCES", "judge", "looked_at", "standing_out", "wanted_times"]
