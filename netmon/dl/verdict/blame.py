@@ -15,6 +15,7 @@ from netmon.dl.verdict.slow_link import lossy_link, slow_link
 from netmon.dl.verdict.window import UNCLASSIFIED, Window, around
 
 _MORE = 1.05  # times the usual gradients: what makes it more to transfer
+_AGAIN = 1.5  # the same on a link that was full with others' bytes: what was sent again is their doing
 _MOST_HELD = 1.5  # times what bytes take on a link, which works without a break while it is full
 
 _Floats = npt.NDArray[np.float64]
@@ -37,9 +38,9 @@ def held_up(one: Judged, told: Phases, transfer: float) -> tuple[dict[str, float
 
     parts: dict[str, float] = {}
     usual_moved = float(np.median([w.moved.sum() for w in one.references.values()])) if one.references else 0.0
-    if usual_moved and seen.moved.sum() > _MORE * usual_moved:
-        parts["transfer"] = (seen.moved.sum() / usual_moved - 1.0) * told.usual_transfer_ns
     culprits = _culprits(seen, judged, capacity)
+    if usual_moved and seen.moved.sum() > (_AGAIN if culprits else _MORE) * usual_moved:
+        parts["transfer"] = (seen.moved.sum() / usual_moved - 1.0) * told.usual_transfer_ns
     for name, _, ns, _ in culprits:
         key = "other_job" if name.startswith(JOB) else "cross"
         parts[key] = parts.get(key, 0.0) + ns

@@ -83,6 +83,8 @@ def _placed(
         name, number, ns, payload = next(c for c in blamed.culprits if c[0].startswith(JOB) == (first == "other_job"))
         without = max(float(verdict.duration_ns - min(ns, getattr(verdict, f"{first}_ns"))), 0.0)
         half = _INTERVAL * (spread(table.slowest[one.usual]) + verdict.error_ns / 2)
+        if without - verdict.usual_ns <= half:  # the usual iterations have as much of that: it is none of this one's
+            without = float(verdict.usual_ns)
         return replace(
             _at(verdict, one.seen.links[number], one, steps),
             culprit=name,

@@ -6,7 +6,8 @@ its own (or everybody's: a pause). What it waited longer is first the wait for a
 than it usually does, then the transfer; what held the transfer up is told by what the links carried at that very time
 (see netmon.dl.verdict.held). Without the culprit's bytes the iteration would have taken its duration less what the
 cells lost in which that culprit filled a link; the interval (90 %) is the usual iterations' own spread, and the clocks'
-bounds.
+bounds. What else it was longer by, if that is within the spread, is anybody's, and without the culprit it would have
+taken the usual time.
 """
 
 from dataclasses import replace
