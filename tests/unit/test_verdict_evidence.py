@@ -10,7 +10,9 @@ from test_verdict import BEGIN, COMPUTING, MS, RANKS, SLOW, Run
 from test_verdict_recorded import RECORDED, TRUTHS
 
 from netmon.cli import main
+from netmon.dl.verdict import Carried, Steps, judge, standing_out
 from netmon.dl.verdict.connections import SAID, sent_again, was_waiting
+from netmon.dl.verdict.evidence import CARRIED
 from netmon.dl.verdict.host_part import WAITED
 from netmon.dl.verdict.rank_times import path_of
 from netmon.views import Cause, RankTimes, Verdict
@@ -107,3 +109,31 @@ def test_the_critical_path_names_who_held_the_others_and_who_only_waited():
     assert path_of([ahead, late], verdict) == "rank 2 (h2) held the others up: rank 0 only waited for it"
     unknown = RankTimes(**{**asdict(ahead), "known": False})
     assert path_of([unknown, late], verdict) == ""
+
+
+def steps(late_ms: int = 0, error_ms: float = 0.01, never_ends: int = -1) -> Steps:
+    """Twelve iterations of three ranks; in the last one rank 1 is late, or a rank never ends any from the sixth on."""
+    rows = []
+    for number in range(12):
+        late = late_ms * MS if number == 11 else 0
+        for rank in range(3):
+            start = BEGIN + number * 1_000 * MS
+            arrives, end = start + 100 * MS + late * (rank == 1), start + 200 * MS + late
+            if rank != never_ends or number < 6:
+                done = end - 10 * MS
+                rows.append((number, rank, start, end, arrives, done, done - arrives, error_ms * MS, 0, rank))
+    columns = np.array(rows, np.int64).T
+    return Steps(*columns[:8], columns[8].astype(bool), columns[9], hosts=["h0", "h1", "h2"], size=3)
+
+
+def test_clocks_that_err_by_as_much_as_is_to_be_told_make_it_unknown():
+    told = [judge("job", steps(100, error), Carried((), (), np.empty(0, CARRIED)), 11) for error in (0.01, 20, 150)]
+    assert [each.cause for each in told] == [Cause.STRAGGLER, Cause.STRAGGLER, Cause.UNKNOWN]
+    assert told[0].error_ns < told[1].error_ns < told[2].error_ns
+    assert told[0].confidence > told[1].confidence
+
+
+def test_a_rank_that_never_ends_leaves_nothing_to_compare():
+    assert standing_out(steps(100)) == [11]
+    assert standing_out(steps(100, never_ends=2)) == []
+    assert standing_out(Steps(*(np.empty(0, np.int64),) * 8, np.empty(0, bool), np.empty(0, np.int64), (), 0)) == []

@@ -41,7 +41,7 @@ def standing_out(steps: Steps) -> list[int]:
     if not len(rows):
         return []
     usual = np.median(table.slowest[rows])
-    found = np.flatnonzero((table.slowest >= NOTABLE * usual) & (np.arange(len(table.number)) > 0))
+    found = np.flatnonzero(table.whole & (table.slowest >= NOTABLE * usual) & (np.arange(len(table.number)) > 0))
     return table.number[found].tolist()  # type: ignore[no-any-return]
 
 
