@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 
-TYPES = {"columnar", "records", "mark_runs", "evidence", "views", "errors", "units", "config", "marks", "job_names"}
+TYPES = {"columnar", "records", "mark_runs", "evidence", "views", "errors", "units", "config"} | {"durability", "marks", "job_names"}
 SHARED = TYPES | {"wire", "dl", "version"}
 MAY_IMPORT = {
     "version": set(),  # netmon/__init__.py
@@ -24,6 +24,7 @@ MAY_IMPORT = {
     "units": {"errors"},
     "job_names": set(),
     "config": {"errors"},
+    "durability": set(),
     "marks": set(),
     "training": {"marks"},
     "horovod": {"training"},
