@@ -11,10 +11,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-SYNCHRONOUS = "OFF"
-"""SQLite's `synchronous`. OFF: what is written outlives the agent, killed or not, but not a power cut.
-
-NORMAL or FULL would make the agent's loop wait for the disk."""
+_SYNCHRONOUS = {"process": "NORMAL", "power": "FULL"}
+"""SQLite's `synchronous`, by what is to be outlived. NORMAL waits for the disk once in about 4 MB: a power cut then
+takes the newest batches, and leaves a whole file with those before. FULL waits for it at each batch."""
 
 _FORMAT = 1  # PRAGMA user_version
 _FREE_PAGES = 256  # given back to the file system from here on
@@ -22,7 +21,6 @@ _SETTINGS = (
     "PRAGMA locking_mode = EXCLUSIVE",  # also: no memory shared between processes
     "PRAGMA auto_vacuum = INCREMENTAL",
     "PRAGMA journal_mode = WAL",
-    f"PRAGMA synchronous = {SYNCHRONOUS}",
     "PRAGMA journal_size_limit = 4194304",
     "PRAGMA cache_size = -256",  # KiB
 )
@@ -60,14 +58,15 @@ class Kept:
 class BatchTable:
     """Not thread-safe. `size`: bytes of all messages in it, and of the flows that are over."""
 
-    def __init__(self, path: Path | None) -> None:
-        """path: of the file, new or left behind; None: in memory."""
+    def __init__(self, path: Path | None, durability: str = "process") -> None:
+        """path: of the file, new or left behind; None: in memory. durability: what a batch outlives."""
         self._db = sqlite3.connect(path or ":memory:", timeout=0, isolation_level=None, check_same_thread=False)
         try:
             (version,) = self._db.execute("PRAGMA user_version").fetchone()
             if version not in (0, _FORMAT):
                 raise sqlite3.DatabaseError(f"spool of format {version}, not {_FORMAT}")
-            for statement in (*(_SETTINGS if path else ()), "BEGIN IMMEDIATE", *_TABLES, "COMMIT"):
+            settings = (*_SETTINGS, f"PRAGMA synchronous = {_SYNCHRONOUS[durability]}") if path else ()
+            for statement in (*settings, "BEGIN IMMEDIATE", *_TABLES, "COMMIT"):
                 self._db.execute(statement).fetchall()
             query = "SELECT coalesce(sum(length(body) + length(buckets)), 0) FROM batch"
             self.size: int = sum(self._db.execute(text).fetchone()[0] for text in (query, _OVER_BYTES))

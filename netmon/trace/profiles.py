@@ -17,8 +17,7 @@ import ijson
 from netmon.errors import DataError
 from netmon.trace.writer import Detail
 
-_HEAD_BYTES = 1 << 20
-_ENDS_BYTES = 1 << 16
+_HEAD_BYTES, _PIECE_BYTES = 1 << 20, 1 << 16
 _EPOCH_US = 10**15  # a time in µs that is larger counts from the epoch, not from some start
 _BASE = re.compile(rb'"baseTimeNanoseconds"\s*:\s*(-?\d{1,19})\b')
 _RANK = re.compile(rb'"distributedInfo"\s*:\s*\{[^{}]*?"rank"\s*:\s*(\d{1,9})\b')
@@ -54,16 +53,16 @@ class Profile:
 
 def open_profile(path: Path) -> Profile:
     """What the file says of itself. Raises DataError where it is no trace, or has no clock that could be compared."""
+    head = tail = b""
     try:
         with _bytes(path) as file:
-            head = file.read(_HEAD_BYTES)
-            tail = head
-            while more := file.read(_HEAD_BYTES):
-                tail = (tail + more)[-_ENDS_BYTES:]
-    except (OSError, EOFError, zlib.error) as error:
-        if not isinstance(error, EOFError):
-            raise DataError(f"cannot read {path}: {error}") from None
-        tail = b""
+            while more := file.read(_PIECE_BYTES):
+                head = head + more if len(head) < _HEAD_BYTES else head
+                tail = (tail + more)[-_PIECE_BYTES:]
+    except EOFError:  # zipped, and cut
+        pass
+    except (OSError, zlib.error) as error:
+        raise DataError(f"cannot read {path}: {error}") from None
     first = head.lstrip()[:1]
     if first not in (b"{", b"["):
         raise DataError(f"cannot read {path}: it is no trace in JSON")
