@@ -17,7 +17,13 @@ from pathlib import Path
 from collector.dataset.resume import SessionState
 
 _WAIT_S = 10.0  # for another worker that looks into it
-_FORGET_S = 30 * 86_400  # a session that has been silent for so long does not come back
+_FORGET = """DELETE FROM sessions WHERE seen_s / 86400 < (
+  SELECT min(day) FROM (SELECT DISTINCT seen_s / 86400 AS day FROM sessions ORDER BY day DESC LIMIT 31)
+)"""
+"""A session that was silent on 30 days on which others were heard does not come back.
+
+A clock that is wrong at the start must not make a living one forgotten: its rows would be stored again.
+"""
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS files (
   path TEXT PRIMARY KEY,     -- below the dataset's directory
@@ -68,7 +74,7 @@ class Manifest:
         for setting in ("journal_mode=DELETE", "journal_size_limit=16777216"):
             self._database.execute(f"PRAGMA {setting}")
         self._database.executescript(_SCHEMA)
-        self._database.execute("DELETE FROM sessions WHERE seen_s < ?", (int(time.time()) - _FORGET_S,))
+        self._database.execute(_FORGET)
         self._database.execute("DELETE FROM members WHERE session NOT IN (SELECT session FROM sessions)")
 
     def keep_apart(self) -> None:

@@ -142,10 +142,14 @@ def run(args: argparse.Namespace) -> int:
     import asyncio
 
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # its own lines beside ours; read when it is imported
+    # Arrow's own allocator keeps what was freed; read when it is imported, too.
+    os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")
+    from collector.allocator import give_back
     from collector.listening import Door
     from collector.server import serve
     from collector.settings import Settings
 
+    give_back()
     if min(args.settle, args.flush, args.share_window) <= 0:
         raise UsageError("--settle, --flush and --share-window have to be longer than 0")
     if not 0 <= args.share_threshold <= 1:
