@@ -262,3 +262,20 @@ def test_whose_trace_it_is_has_to_be_known(tmp_path):
     both = pd.concat([ITERATIONS, ITERATIONS.assign(job="other")])
     with pytest.raises(DataError, match="other, train have a rank 1; give --job"):
         place([one], both, CLOCKS, None)
+
+
+def test_profiles_beside_the_dataset(data, tmp_path, capsys):
+    first = pd.read_parquet(data / "iterations").iloc[0]
+    clocks = pd.read_parquet(data / "ledger")[["clock_offset_ns", "clock_error_ns"]]
+    offset = int(clocks["clock_offset_ns"].median())
+    begun = (first["start_ns"] + offset - 10**18) / 1000
+    events = [*EVENTS, {"ph": "X", "name": "step", "pid": 7, "tid": 8, "ts": begun, "dur": 1000}]
+    path = kineto(tmp_path / "a.json", rank=0, events=events)
+    run(data, tmp_path / "x.pftrace", "--merge", str(path))
+    assert f"{path}: rank 0 of train on h0, shifted by" in capsys.readouterr().out
+    read = Read(tmp_path / "x.pftrace")
+    ((lane, _, start, end, _),) = [one for one in read.slices if one[1] == "step"]
+    assert lane == "train/0 python"
+    assert (abs(start - first["start_ns"]) <= 1_000, end - start) == (True, 1_000_000)
+    bounds = [one for one in read.slices if one[0] == "train/0 last gradient ± clock"]
+    assert len(bounds) == pd.read_parquet(data / "iterations")["comm_end_ns"].notna().sum()
