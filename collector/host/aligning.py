@@ -21,7 +21,9 @@ def align_clocks(tables: Tables, sessions: Mapping[int, Session], batches: Batch
     for place, batch in last.items():
         sample = ClockSample(*clock_of[batch], disciplines.get(batch, ""))
         try:
-            update = sessions[place].window.align(sample, exchanges.get(place, ()), horizon_ns[place], settled_ns[place])
+            update = sessions[place].window.align(
+                sample, exchanges.get(place, ()), horizon_ns[place], settled_ns[place]
+            )
         except Exception as error:
             batches.fail(batch, error)
         else:

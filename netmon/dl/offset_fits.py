@@ -42,7 +42,7 @@ def fit_offsets(
     share: Numbers,
     room_ns: int = ROOM_NS,
 ) -> OffsetFits:
-    """The offsets of several clocks at at_ns (one for all, or of each), by the bounds of a window, upper and lower ones.
+    """The offsets of several clocks at at_ns (of all, or of each), by the bounds of a window, upper and lower ones.
 
     above, below: bounds minus base_ns, at times minus at_ns, padded with inf and −inf; share: of each clock. What is
     done with them, and with the present estimates, is what `fit_offset` does.
