@@ -26,14 +26,7 @@ _RARE = frozenset((Moment.JOIN, Moment.LEAVE))
 class Ranks:
     """All ranks of one host and session."""
 
-    def __init__(
-        self,
-        place: int,
-        holder: Holder,
-        account: HostAccount,
-        parameters: int,
-        log: RankLog,
-    ) -> None:
+    def __init__(self, place: int, holder: Holder, account: HostAccount, parameters: int, log: RankLog) -> None:
         """Begin without ranks.
 
         place, holder: of the session; account: of the host's bytes; parameters: of models that do not tell theirs;
@@ -228,6 +221,7 @@ class Ranks:
     def named(self, rank: Rank, name: str) -> None:
         """A process that steps is a rank of its job, or of another job of that name."""
         rank.name, tracker = name, rank.tracker
+        self._log.young.add(name)
         rank.find_earlier()
         if rank.name != tracker.job:
             self.renamed[tracker.job, rank.pid] = rank.name
@@ -265,8 +259,10 @@ class Ranks:
         stepping = self._stepping()
         self._freezes = not self._heard or any(rank.left or rank.settled_count for rank in stepping)
         for rank in stepping:
-            if rank.fresh and not rank.later and rank.check_due():
+            if not rank.later and rank.check_due(rank.name in self._log.young):
                 rank.checked()
+                if rank.young:
+                    self._log.check_again(rank.name)
                 events = rank.tracker.events(offset_ns)
                 self._log.beats(BeatsTold(rank.serial, rank.tracker.trust, events, error_ns))
 

@@ -270,6 +270,7 @@ class HostStage:
         yield from exchange(self.tables, self._sessions, partial(self._fail, settled))
         for place in training:
             self._sessions[place].window.ranks.aligned()
+        tables.rank_log.checked()
         tables.places.table["trains"] = False
         tables.places.table["trains"][busy] = True
         rows = tables.pending.take(np.ascontiguousarray(tables.places.table["settled_ns"]))
