@@ -122,4 +122,5 @@ def weight(batch: netmon_pb2.Batch) -> int:
     """How much memory a batch takes when it is decoded, as a number of rows."""
     marks, nic, exchanges, ledger, flows, buckets = _weighing(batch)
     others = len(marks) + len(nic) + len(exchanges) + len(ledger)
-    return min(buckets.rows, MAX_ROWS) + _ROWS_PER_FLOW * len(flows) + _ROWS_PER_MARK * others
+    rows: int = min(buckets.rows, MAX_ROWS)
+    return rows + _ROWS_PER_FLOW * len(flows) + _ROWS_PER_MARK * others

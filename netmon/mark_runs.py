@@ -8,7 +8,8 @@ from typing import NamedTuple
 
 from netmon.records import Mark, Moment, Source
 
-_WHOSE = attrgetter("job", "rank", "size", "pid", "source", "parameters", "relative")
+whose = attrgetter("job", "rank", "size", "pid", "source", "parameters", "relative", "gradient_bytes", "job_name")
+"""What a mark, as a record or as a message, has in common with the others of a run, in the order of MarkRun."""
 
 
 class MarkRun(NamedTuple):
@@ -21,6 +22,8 @@ class MarkRun(NamedTuple):
     source: Source
     parameters: int
     relative: bool
+    gradient_bytes: int
+    job_name: str
     moments: Sequence[int]  # of Moment
     iterations: Sequence[int]
     times_ns: Sequence[int]
@@ -29,9 +32,10 @@ class MarkRun(NamedTuple):
     def marks(self) -> list[Mark]:
         """One by one."""
         whose = self.job, self.rank, self.size, self.pid
+        about = self.parameters, self.relative, self.gradient_bytes, self.job_name
         told = zip(self.iterations, self.moments, self.times_ns, self.errors_ns, strict=True)
         return [
-            Mark(*whose, iteration, Moment(moment), time_ns, self.source, error_ns, self.parameters, self.relative)
+            Mark(*whose, iteration, Moment(moment), time_ns, self.source, error_ns, *about)
             for iteration, moment, time_ns, error_ns in told
         ]
 
@@ -39,9 +43,9 @@ class MarkRun(NamedTuple):
 def mark_runs(marks: Iterable[Mark]) -> list[MarkRun]:
     """The reverse of MarkRun.marks, of marks of any ranks, in their order."""
     runs = []
-    for whose, own in groupby(marks, _WHOSE):
+    for who, own in groupby(marks, whose):
         told = [(int(one.moment), one.iteration, one.time_ns, one.error_ns) for one in own]
-        runs.append(MarkRun(*whose, *(list(column) for column in zip(*told, strict=True))))
+        runs.append(MarkRun(*who, *(list(column) for column in zip(*told, strict=True))))
     return runs
 
 

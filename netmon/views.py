@@ -158,6 +158,8 @@ class JobView:
     verdicts: tuple[Verdict, ...] = ()  # on the last iterations that stood out, newest first
     known_ranks: int = 0  # of which `ranks` are some; 0: it is all of them
     shared_ranks: int = 0  # of those, whose node was DL-shared in their last iteration
+    name: str = ""  # what people call it, another one for each of the collector's jobs; empty: as `job`
+    parameters_basis: str = ""  # who told of them, as the table iterations has it; empty: nobody
 
 
 @dataclass(frozen=True)
@@ -267,3 +269,4 @@ class Snapshot:
     warnings: tuple[str, ...] = ()  # a few; `totals` has their number
     totals: Totals = Totals()
     page: Page = Page()
+    insecure: bool = False  # nothing is encrypted on the way from other machines

@@ -2,6 +2,7 @@
 """What a tick's batches tell of all hosts' clocks."""
 
 from collections.abc import Mapping
+from typing import Any
 
 from collector.host.align import Update, update_all
 from collector.host.batches import Batches
@@ -16,7 +17,7 @@ def align_clocks(tables: Tables, sessions: Mapping[int, Session], batches: Batch
     for batch, some in batches.exchanges.items():
         exchanges.setdefault(int(batches.place[batch]), []).extend(some)
     horizon_ns, settled_ns = (tables.places.table[name].tolist() for name in ("horizon_ns", "settled_ns"))
-    clock_of = batches.many.heads[["mono_ns", "utc_ns", "error_ns", "utc_error_ns"]].tolist()
+    clock_of: list[Any] = batches.many.heads[["mono_ns", "utc_ns", "error_ns", "utc_error_ns"]].tolist()
     disciplines, updates = batches.many.disciplines, dict[int, Update]()
     for place, batch in last.items():
         sample = ClockSample(*clock_of[batch], disciplines.get(batch, ""))

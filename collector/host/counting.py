@@ -30,11 +30,13 @@ class Counting:
         """The same with all that is known of it, when its rows have settled."""
         first, last, wait = rank.tracker.communication(iteration.start_ns, iteration.end_ns)
         _, shift, relative = self.of(rank)
-        # By their places: by their names it takes several times as long, and there are thousands in a second.
-        _, number, size, counted, start_ns, end_ns, begins, ends, source, error_ns, from_here, parameters, *_ = (
-            iteration
-        )
-        return Iteration(
-            *(rank.name, number, size, counted + shift, start_ns, end_ns, begins, ends, source, error_ns),
-            *(from_here and relative, parameters or self._parameters, first, last, wait),
+        return iteration._replace(
+            job=rank.name,
+            number=iteration.number + shift,
+            relative=iteration.relative and relative,
+            parameters=iteration.parameters or self._parameters,
+            parameters_basis=iteration.parameters_basis or ("option" if self._parameters else ""),
+            comm_start_ns=first,
+            comm_end_ns=last,
+            wait_start_ns=wait,
         )

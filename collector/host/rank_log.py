@@ -71,9 +71,11 @@ class RankLog:
         """The rank's number in its job is to be found."""
         self._beats.append(told)
 
-    def check_again(self, job: str) -> None:
-        """A job is young at the next tick, too."""
-        self._again.add(job)
+    def check(self, rank: Rank) -> None:
+        """A rank's number is checked now; its job is young at the next tick, too, while the rank is."""
+        rank.checked()
+        if rank.young:
+            self._again.add(rank.name)
 
     def checked(self) -> None:
         """All numbers that are due at a tick have been checked."""

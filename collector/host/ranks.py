@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from collector.host.counting import Counting
 from collector.host.flows import FlowTable
 from collector.host.odd_marks import DISTANT, GONE, REPEATED, Key, OddMarks
-from collector.host.rank import NEVER, Rank, Resumed, Steps, keep_newest
+from collector.host.rank import NEVER, Rank, Resumed, Scores, Steps, keep_newest
 from collector.host.rank_log import RankLog
 from collector.messages import Holder
 from collector.tick_messages import About, BeatsTold
@@ -15,7 +15,6 @@ from netmon.dl.iterations import Iteration, IterationTracker
 from netmon.dl.numbering import Trust
 from netmon.mark_runs import MarkRun
 from netmon.records import Mark, Moment, Source
-from netmon.views import SourceScore
 
 LONGEST_NEED_NS = 30_000_000_000  # an older open iteration or interval no longer holds back acknowledgements
 _LONGEST_HISTORY_NS = 3_600_000_000_000  # of a longer iteration, the account is that of its last hour
@@ -46,7 +45,7 @@ class Ranks:
         self._past: list[Rank] = []  # whose processes have joined as the same rank again; their rows have not settled
         self._resumed: dict[tuple[str, int], Resumed] = {}
         self._gone: dict[Key, None] = {}
-        self._left: dict[tuple[str, int], Resumed] = {}  # what the last process that was this rank came to
+        self._left: dict[tuple[str, int], tuple[Resumed, Scores]] = {}  # of the last process that was it
         self._fresh: list[tuple[Rank, Iteration]] = []
         self._stepped: dict[int, Rank] = {}  # by id: processes whose latest steps are not told
 
@@ -69,10 +68,9 @@ class Ranks:
     def _steady(self, run: MarkRun, settled_ns: int) -> Rank | None:
         """The rank that a process told of by itself is, where these marks change nothing but its iterations."""
         rank = self._ranks.get((run.job, run.rank, run.pid)) if run.pid else None
-        if rank is None or rank.left or not rank.name or run.source == Source.INFERRED:
+        if rank is None or rank.left or not rank.name or run.source == Source.INFERRED or run.size != rank.tracker.size:
             return None
-        late = min(run.times_ns) < settled_ns
-        return None if late or run.size != rank.tracker.size or not _RARE.isdisjoint(run.moments) else rank
+        return rank if min(run.times_ns) >= settled_ns and _RARE.isdisjoint(run.moments) else None
 
     def _step(self, rank: Rank, run: MarkRun) -> None:
         """As _apply of each to a steady rank."""
@@ -134,7 +132,8 @@ class Ranks:
             self._log.add(self, rank)
             if all(life.name for life in lives):
                 rank.find_earlier()
-        rank.tracker.size, rank.tracker.parameters = mark.size, mark.parameters or rank.tracker.parameters
+        rank.tracker.size = mark.size
+        rank.tracker.hear_of_job(mark)
         rank.tracker.join(mark.source)
         rank.joined[mark.source] = mark.time_ns
         rank.left.pop(mark.source, None)
@@ -231,7 +230,7 @@ class Ranks:
             )
         stored = self._resumed.pop((rank.name, tracker.rank), None)
         if stored is None and rank.pid == 0:  # known by its traffic, which is told late: maybe of a process before it
-            stored = self._left.get((rank.name, tracker.rank))
+            stored, _ = self._left.get((rank.name, tracker.rank), (None, []))
         if stored is None and rank.earlier:
             stored = rank.earlier.came_to
             self._log.tell(About.GO_ON, rank, rank.earlier.trust, rank.earlier.shift)
@@ -260,9 +259,7 @@ class Ranks:
         self._freezes = not self._heard or any(rank.left or rank.settled_count for rank in stepping)
         for rank in stepping:
             if not rank.later and rank.check_due(rank.name in self._log.young):
-                rank.checked()
-                if rank.young:
-                    self._log.check_again(rank.name)
+                self._log.check(rank)
                 events = rank.tracker.events(offset_ns)
                 self._log.beats(BeatsTold(rank.serial, rank.tracker.trust, events, error_ns))
 
@@ -286,7 +283,14 @@ class Ranks:
 
     def stepping_jobs(self) -> set[str]:
         """The jobs with a rank here that has not left."""
-        return {rank.name for rank in self._stepping() if not rank.leaving()}
+        hidden = self._hidden()
+        return {rank.name for rank in self._stepping() if not (rank.leaving() or rank.serial in hidden)}
+
+    def _hidden(self) -> set[int]:
+        """Serials of those whose process has left: their traffic is understood late."""
+        traffic = [rank for rank in self._stepping() if not rank.pid]
+        left = {(job, number) for job, number, pid in self._gone if pid} if traffic else set()
+        return {rank.serial for rank in traffic if (rank.name, rank.number) in left}
 
     def names(self) -> list[tuple[str, int]]:
         """(job, rank) of each rank, in the order that the other methods use."""
@@ -294,19 +298,19 @@ class Ranks:
 
     def steps(self) -> list[Steps]:
         """What rows are told of each rank, in the order of `names`."""
-        inferred = any(not rank.pid for rank in self._all())
-        left = {(job, number) for job, number, pid in self._gone if pid} if inferred else set()
+        hidden = self._hidden()
         return [
             Steps(
-                *(rank.name, rank.number, rank.pid != 0, not rank.pid and (rank.name, rank.number) in left),
+                *(rank.name, rank.number, rank.pid != 0, rank.serial in hidden),
                 *(*rank.present(), self._counting.of(rank).shift, rank.tracker.spans()),
             )
             for rank in self._stepping()
         ]
 
-    def scores(self) -> list[tuple[str, SourceScore]]:
-        """(job, score) of each rank and source that does not decide."""
-        return [(rank.name, score) for rank in self._stepping() for score in rank.tracker.scores()]
+    def scores(self) -> tuple[Scores, Scores]:
+        """(job, score) of each rank and source that does not decide; the last ones of ranks that have gone."""
+        past = [score for _, scores in self._left.values() for score in scores]
+        return [score for rank in self._stepping() for score in rank.scores()], past
 
     @property
     def busy(self) -> bool:
@@ -347,11 +351,11 @@ class Ranks:
             rank = self._ranks.pop(key)
             self._gone[key] = None
             if rank.name:
-                self._left[rank.name, rank.number] = rank.stored()
+                _, told = self._left.get((rank.name, rank.number), (None, []))
+                self._left[rank.name, rank.number] = rank.stored(), rank.scores() if rank.pid else told
             self._log.forget(About.FORGET, rank)
-        if gone:
-            keep_newest(self._gone)
-            keep_newest(self._left)
+        keep_newest(self._gone)
+        keep_newest(self._left)
         oldest = settled_ns
         for rank in self._all():
             needed = rank.needed_since()

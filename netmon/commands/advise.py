@@ -4,21 +4,19 @@
 import argparse
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 from netmon.errors import UsageError
 from netmon.units import parse_time
-
-if TYPE_CHECKING:
-    from netmon.dl.sharing.advice import Advice
 
 HELP = "by how much to shift one job beside another, which pairs of ranks are slow, what bandwidth nobody needs"
 EXAMPLES = """\
   netmon advise --data out
   netmon advise training --data /var/lib/netmon --seconds 60
+  netmon advise --collector collector.example:9400
   netmon advise --data out --until 2026-01-31T09:30:00 --json
 """
-_MOST_SECONDS = 600
+_SECONDS, _MOST_SECONDS = 30.0, 600.0
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -26,11 +24,10 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("job", nargs="?", metavar="JOB", help="only this job and those that share its links (all)")
     parser.add_argument("--data", type=Path, metavar="DIR", help="the dataset's directory")
     parser.add_argument(
-        "--seconds",
-        type=float,
-        default=30.0,
-        metavar="S",
-        help="how much of the time to look at (default: %(default)g)",
+        "--collector", metavar="ADDR", help="instead: on what it has seen lately; HOST:PORT or unix:PATH"
+    )
+    parser.add_argument(
+        "--seconds", type=float, metavar="S", help=f"how much of a dataset's time to look at (default: {_SECONDS:g})"
     )
     parser.add_argument(
         "--until", type=parse_time, metavar="T", help="the end of that time: ISO 8601, UTC unless it says else (newest)"
@@ -40,43 +37,51 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the advice and its arithmetic."""
-    from netmon.dl.sharing.advice import document
-    from netmon.report.sharing import advice
-
-    if args.data is None:
-        raise UsageError("cannot advise: give the dataset's --data")
-    if not 0 < args.seconds <= _MOST_SECONDS:
-        raise UsageError(f"cannot look at {args.seconds:g} s: give --seconds up to {_MOST_SECONDS}")
-    found = advice(args.data, args.seconds, args.until, [args.job] if args.job else [])
+    if (args.data is None) == (args.collector is None):
+        raise UsageError("cannot advise: give the dataset's --data, or a --collector")
+    found = _live(args) if args.collector else _stored(args)
     if args.json:
-        print(json.dumps(document(found), indent=1))
+        print(json.dumps(found, indent=1))
     else:
         _print(found)
     return 0
 
 
-def _print(found: "Advice") -> None:
+def _stored(args: argparse.Namespace) -> dict[str, Any]:
+    from netmon.dl.sharing.words import document
+    from netmon.report.sharing import advice
+
+    seconds = _SECONDS if args.seconds is None else args.seconds
+    if not 0 < seconds <= _MOST_SECONDS:
+        raise UsageError(f"cannot look at {seconds:g} s: give --seconds up to {_MOST_SECONDS:g}")
+    return document(advice(args.data, seconds, args.until, [args.job] if args.job else []))
+
+
+def _live(args: argparse.Namespace) -> dict[str, Any]:
+    from netmon.wire.advice import get_advice
+
+    if args.until is not None or args.seconds is not None:
+        raise UsageError(
+            "cannot choose the time: a collector keeps its last seconds; --seconds and --until take --data"
+        )
+    return get_advice(args.collector, args.job or "")
+
+
+def _print(found: dict[str, Any]) -> None:
     from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
 
-    from netmon.dl.sharing.advice import pair_row, sentences
-    from netmon.units import format_duration
+    from netmon.dl.sharing.words import TABLES, rows
+    from netmon.marks import printable
 
-    for sentence in sentences(found):
-        print(sentence)
+    for sentence in found["advice"]:
+        print(printable(sentence, 4 * len(sentence)))
     console = Console()
-    jobs = Table("job", "iterations", "takes", "alone", "transfers", title="jobs", title_justify="left")
-    for one in found.jobs:
-        alone = format_duration(one.period_ns) + ("" if one.alone else " (fastest)")
-        measured = format_duration(one.measured_ns)
-        jobs.add_row(escape(one.job), str(len(one.starts_ns) - 1), measured, alone, f"{one.busy:.0%}")
-    pairs = Table(
-        "job", "pair", "bytes", "pace", "sends", "to be had", "", title="pairs of ranks", title_justify="left"
-    )
-    for pair in found.pairs:
-        pairs.add_row(*map(escape, pair_row(pair)))
-    for table in (jobs, pairs):
-        if table.row_count:
+    for title, lines in rows(found).items():
+        table = Table(*TABLES[title], title=title, title_justify="left")
+        for line in lines:
+            table.add_row(*(escape(printable(cell, 4 * len(cell))) for cell in line))
+        if lines:
             print()
             console.print(table)

@@ -1,40 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What jobs and links did in a window, as netmon.dl.sharing wants it: from a dataset, or from full resolution."""
+"""What jobs and links did in a window of a dataset, as netmon.dl.sharing wants it."""
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 import pyarrow as pa
 import pyarrow.dataset as ds
 
-from netmon.dl.sharing.advice import Advice, JobSeen, advise
-from netmon.dl.sharing.demand import LinkBytes
+from netmon.dl.sharing.advice import Advice
+from netmon.dl.sharing.passed import Iterations, Names, Passed, iterations
 from netmon.errors import DataError
 from netmon.report.dataset import open_table, stream
 
 _LINK = ["host", "interface", "direction"]
 _ROW = [*_LINK, "session", "flow_id", "bucket_start_ns", "bucket_ns", "wire_bytes", "job", "iteration"]
-_CELL = ["link", "job", "pair", "iteration", "bin"]
-_FLOW = ["link", "job", "session", "flow_id"]
-_FINEST_NS = 1_000_000
 _AROUND_NS = 1_000_000_000  # a row's bucket is not wider
-_CONTROL = 0.01  # of a job's largest flow on the link: who moves less carries no gradients
-
 
 _Flow = tuple[str, int]  # session and number
-_Ends = tuple[str, str]  # who sends to whom, as people read it
-
-
-@dataclass(frozen=True)
-class Iterations:
-    """Of a job: their numbers, (iterations,); when each began and the last ended, (iterations + 1,), ascending."""
-
-    numbers: npt.NDArray[np.int64]
-    starts_ns: npt.NDArray[np.int64]
+_Pair = tuple[str, str, str]  # job, and who sends to whom, as people read it
 
 
 def advice(data: Path, seconds: float, until_ns: int | None = None, jobs: Iterable[str] = ()) -> Advice:
@@ -44,14 +29,17 @@ def advice(data: Path, seconds: float, until_ns: int | None = None, jobs: Iterab
     """
     end = until_ns if until_ns is not None else _newest(data)
     begin = end - int(seconds * 1e9)
-    starts = _starts(data, begin, end)
-    if not starts:
+    told = _iterations(data, begin, end)
+    if not told:
         raise DataError(f"cannot advise: {data} holds no iteration in the {seconds:g} s before {pd.Timestamp(end)} UTC")
     table = open_table(data, "buckets", (begin - _AROUND_NS, end))
     when = ds.field("bucket_start_ns")
-    batches = stream(table, _ROW, (when >= begin) & (when < end))
-    rows = (pa.Table.from_batches([batch]).to_pandas() for batch in batches)
-    return _advised(rows, starts, _ends(data), _capacities(data), (begin, end), set(jobs))
+    passed, numbered = Passed(begin, end), _Numbered(_ends(data))
+    for batch in stream(table, _ROW, (when >= begin) & (when < end)):
+        passed.add(numbered.rows(pa.Table.from_batches([batch]).to_pandas()))
+    if passed.empty:
+        raise DataError("cannot advise: there is no row in that time")
+    return passed.advice(told, numbered.names(_capacities(data)), frozenset(jobs))
 
 
 def _newest(data: Path) -> int:
@@ -62,22 +50,22 @@ def _newest(data: Path) -> int:
     return max(newest)
 
 
-def _starts(data: Path, begin_ns: int, end_ns: int) -> dict[str, Iterations]:
+def _iterations(data: Path, begin_ns: int, end_ns: int) -> dict[str, Iterations]:
     """The iterations of each job that lie within."""
     table = open_table(data, "iterations", (begin_ns - 60 * _AROUND_NS, end_ns))
     inside = (ds.field("start_ns") >= begin_ns) & (ds.field("end_ns") <= end_ns)
-    batches = list(stream(table, ["job", "iteration", "start_ns", "end_ns"], inside))
+    columns = ["job", "iteration", "start_ns", "end_ns"]
+    columns += [name for name in ("error_ns",) if name in table.schema.names]
+    batches = list(stream(table, columns, inside))
     if not batches:
         return {}
     rows = pa.Table.from_batches(batches).to_pandas().astype({"job": str})
-    steps = rows.groupby(["job", "iteration"], sort=True).agg(start=("start_ns", "min"), end=("end_ns", "max"))
-    found = {}
-    for job, own in steps.groupby(level="job"):
-        begins, numbers = own["start"].to_numpy(np.int64), own.index.get_level_values("iteration").to_numpy(np.int64)
-        rising = np.append(True, begins[1:] > np.maximum.accumulate(begins)[:-1])  # a job that began anew is not
-        begins, numbers = begins[rising], numbers[rising]
-        found[str(job)] = Iterations(numbers, np.append(begins, max(int(own["end"].max()), int(begins[-1]) + 1)))
-    return found
+    error = rows["error_ns"].fillna(0) if "error_ns" in rows else pd.Series(0, rows.index)
+    numbers = rows[["iteration", "start_ns", "end_ns"]].astype(np.int64)
+    return {
+        str(job): iterations(*(own[name].to_numpy() for name in own), error_ns=int(error[own.index].median()))
+        for job, own in numbers.groupby(rows["job"])
+    }
 
 
 def _capacities(data: Path) -> dict[tuple[str, str], int]:
@@ -92,13 +80,13 @@ def _capacities(data: Path) -> dict[tuple[str, str], int]:
     return known
 
 
-def _ends(data: Path) -> dict[_Flow, _Ends]:
-    """Of flows between ranks."""
-    columns = ["session", "flow_id", "host", "direction", "job", "rank", "peer_rank", "dst"]
-    of: dict[_Flow, _Ends] = {}
+def _ends(data: Path) -> dict[_Flow, tuple[_Pair, bool]]:
+    """Of flows between ranks, and whether they are the sender's."""
+    columns = ["session", "flow_id", "host", "direction", "job", "rank", "peer_rank"]
+    of: dict[_Flow, tuple[_Pair, bool]] = {}
     hosts: dict[tuple[str, int], str] = {}
     rows = []
-    for batch in stream(open_table(data, "flows"), columns, (ds.field("job") != "") & (ds.field("direction") == "tx")):
+    for batch in stream(open_table(data, "flows"), columns, ds.field("job") != ""):
         rows += batch.to_pylist()
     for row in rows:
         if row["rank"] is not None and row["rank"] >= 0:
@@ -106,105 +94,53 @@ def _ends(data: Path) -> dict[_Flow, _Ends]:
     for row in rows:
         job, rank, peer = str(row["job"]), row["rank"], row["peer_rank"]
         if rank is not None and rank >= 0 and peer is not None and peer >= 0:
-            source, target = (f"rank {one} ({hosts.get((job, one), '?')})" for one in (rank, peer))
-            of[str(row["session"]), row["flow_id"]] = source, target
+            sends = row["direction"] == "tx"
+            ranks = (rank, peer) if sends else (peer, rank)
+            source, target = (f"rank {one} ({hosts.get((job, one), '?')})" for one in ranks)
+            of[str(row["session"]), row["flow_id"]] = (job, source, target), sends
     return of
 
 
-def _advised(
-    rows: Iterator[pd.DataFrame],
-    starts: Mapping[str, Iterations],
-    ends: Mapping[_Flow, _Ends],
-    capacity: Mapping[tuple[str, str], int],
-    span: tuple[int, int],
-    only: set[str],
-) -> Advice:
-    links: dict[tuple[str, str, str], int] = {}
-    pairs: dict[tuple[str, _Ends], int] = {}
-    bin_ns, pieces, flows = _FINEST_NS, [], []
-    for some in rows:
-        some = some.astype(dict.fromkeys((*_LINK, "session", "job"), str))
-        bin_ns = max(bin_ns, int(some["bucket_ns"].max()))
-        some["link"] = [links.setdefault(key, len(links)) for key in zip(*(some[n] for n in _LINK), strict=True)]
-        keys = list(zip(some["session"], some["flow_id"], some["job"], strict=True))
-        told = {key: ends.get(key[:2]) for key in set(keys)}
-        place = {key: pairs.setdefault((key[2], end), len(pairs)) if end else -1 for key, end in told.items()}
-        some["pair"] = [place[key] for key in keys]
-        some["bin"] = (some["bucket_start_ns"] - span[0]) // _FINEST_NS
-        pieces.append(_summed(some, _CELL))
-        own = some[some["job"] != ""]
-        flows.append(_summed(own, _FLOW))
-    if not pieces:
-        raise DataError("cannot advise: there is no row in that time")
-    cells = pd.concat(pieces, ignore_index=True)
-    if bin_ns > _FINEST_NS:
-        cells["bin"] = cells["bin"] * _FINEST_NS // bin_ns
-    names = [f"{host} {interface} {direction}" for host, interface, direction in links]
-    speeds = {n: capacity.get(key[:2], 0) for key, n in links.items()}
-    carriers = _carriers(pd.concat(flows, ignore_index=True))
-    seen = [_job(job, begins, cells, pairs, carriers.get(job, {}), bin_ns) for job, begins in starts.items()]
-    traffic = _traffic(cells, span, bin_ns)
-    if only:
-        near = {link for link, one in traffic.items() if only & set(one.of_job)}
-        traffic = {link: one for link, one in traffic.items() if link in near}
-        seen = [job for job in seen if any(job.job in one.of_job for one in traffic.values())]
-    return advise(seen, traffic, names, {link: float(bps) for link, bps in speeds.items() if bps}, span)
+class _Numbered:
+    """Rows of the table `buckets` with numbers for names."""
 
+    def __init__(self, ends: dict[_Flow, tuple[_Pair, bool]]) -> None:
+        self._ends = ends
+        self._links: dict[tuple[str, str, str], int] = {}
+        self._jobs: dict[str, int] = {}
+        self._pairs: dict[_Pair, int] = {}
+        self._flows: dict[_Flow, int] = {}
 
-def _carriers(flows: pd.DataFrame) -> dict[str, dict[int, int]]:
-    """How many flows of each job carry its gradients over each link."""
-    flows = _summed(flows, _FLOW)
-    most = flows.groupby(["job", "link"])["wire_bytes"].transform("max")
-    counted = flows[flows["wire_bytes"] >= _CONTROL * most].groupby(["job", "link"]).size()
-    found: dict[str, dict[int, int]] = {}
-    for row in counted.reset_index(name="flows").to_dict("records"):
-        found.setdefault(str(row["job"]), {})[int(row["link"])] = int(row["flows"])
-    return found
+    def rows(self, some: pd.DataFrame) -> pd.DataFrame:
+        """With the columns of netmon.dl.sharing.passed.ROW."""
+        names = some.astype(dict.fromkeys((*_LINK, "session", "job"), str))
+        links = zip(*(names[name] for name in _LINK), strict=True)
+        flows = list(zip(names["session"], names["flow_id"].tolist(), strict=True))
+        numbers = {job: self._jobs.setdefault(job, len(self._jobs)) if job else -1 for job in names["job"].unique()}
+        places = {key: (self._flows.setdefault(key, len(self._flows)), self._pair(key)) for key in set(flows)}
+        return pd.DataFrame(
+            {
+                "link": [self._links.setdefault(link, len(self._links)) for link in links],
+                "job": names["job"].map(numbers).to_numpy(np.int64),
+                "flow": [places[key][0] for key in flows],
+                "pair": [places[key][1] for key in flows],
+                "iteration": names["iteration"].fillna(-1).to_numpy(np.int64),
+                "start_ns": names["bucket_start_ns"].to_numpy(np.int64),
+                "width_ns": names["bucket_ns"].to_numpy(np.int64),
+                "wire_bytes": names["wire_bytes"].to_numpy(np.int64),
+            }
+        )
 
+    def _pair(self, flow: _Flow) -> int:
+        if flow not in self._ends:
+            return -1
+        ends, sends = self._ends[flow]
+        number = self._pairs.setdefault(ends, len(self._pairs))
+        return number if sends else -2 - number
 
-def _traffic(cells: pd.DataFrame, span: tuple[int, int], bin_ns: int) -> dict[int, LinkBytes]:
-    """Of the links on which jobs send."""
-    bins = -(-(span[1] - span[0]) // bin_ns)
-    found = {}
-    used = cells.loc[cells["job"] != "", "link"].unique()
-    for link, own in cells[cells["link"].isin(used)].groupby("link"):
-        places, sent = own["bin"].to_numpy(np.int64), own["wire_bytes"].to_numpy(np.float64)
-        jobs = own["job"].to_numpy(str)
-        of_job = {str(job): _sums(places[jobs == job], sent[jobs == job], bins) for job in np.unique(jobs[jobs != ""])}
-        found[int(str(link))] = LinkBytes(span[0], bin_ns, of_job, _sums(places, sent, bins))
-    return found
-
-
-def _sums(places: npt.NDArray[np.int64], values: npt.NDArray[np.float64], bins: int) -> npt.NDArray[np.float64]:
-    return np.bincount(places, values, bins)[:bins].astype(np.float64)
-
-
-def _summed(rows: pd.DataFrame, by: list[str]) -> pd.DataFrame:
-    """Wire bytes by the combinations that occur."""
-    found: pd.DataFrame = rows.groupby(by, as_index=False).agg(wire_bytes=("wire_bytes", "sum"))
-    return found
-
-
-def _job(
-    job: str,
-    told: Iterations,
-    cells: pd.DataFrame,
-    pairs: Mapping[tuple[str, _Ends], int],
-    flows: Mapping[int, int],
-    bin_ns: int,
-) -> JobSeen:
-    mine = [(place, ends) for (of, ends), place in pairs.items() if of == job]
-    numbers = told.numbers
-    own = cells[cells["pair"].isin([place for place, _ in mine]) & cells["iteration"].isin(numbers)]
-    own = _summed(own, ["pair", "iteration", "bin"])
-    row = own["pair"].map({place: at for at, (place, _) in enumerate(mine)}).to_numpy(np.int64)
-    column = np.searchsorted(numbers, own["iteration"].to_numpy(np.int64))
-    sent, busy = (np.zeros((len(mine), len(numbers))) for _ in range(2))
-    np.add.at(sent, (row, column), own["wire_bytes"].to_numpy(np.float64))
-    np.add.at(busy, (row, column), float(bin_ns))
-    first, last = np.full(len(numbers), 1 << 62), np.full(len(numbers), -1)
-    bins = own["bin"].to_numpy(np.int64)
-    np.minimum.at(first, column, bins)
-    np.maximum.at(last, column, bins)
-    communication = np.where(last >= 0, (last - first + 1.0) * bin_ns, 0.0)
-    return JobSeen(job, told.starts_ns, [ends for _, ends in mine], sent, busy, communication, flows)
+    def names(self, capacity: dict[tuple[str, str], int]) -> Names:
+        """What the numbers mean."""
+        speeds = {number: float(capacity.get(key[:2], 0)) for key, number in self._links.items()}
+        pairs = [(self._jobs.get(job, -2), source, target) for job, source, target in self._pairs]
+        known = {number: bps for number, bps in speeds.items() if bps}
+        return Names([" ".join(key) for key in self._links], list(self._jobs), pairs, known)

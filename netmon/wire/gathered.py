@@ -3,13 +3,13 @@
 
 from collections.abc import Sequence
 from operator import attrgetter
+from typing import Any
 
 import numpy as np
 
-from netmon.dl.grouped import starts
 from netmon.errors import WireError
 from netmon.evidence import HOST_PART, TRANSPORT
-from netmon.mark_runs import MarkRun
+from netmon.mark_runs import MarkRun, whose
 from netmon.records import ClockExchange, Flow, Moment, NicSample
 from netmon.wire import netmon_pb2
 from netmon.wire.details import (
@@ -45,7 +45,6 @@ _head = attrgetter("sequence", "horizon_ns", "clock", "cost", "buckets", "marks"
 _clock = attrgetter("mono_ns", "utc_ns", "error_ns", "utc_error_ns", "discipline")
 _cost = attrgetter("cpu_fraction", "rss_bytes", "spool_bytes", "warnings")
 _few = attrgetter("flows", "exchanges", "nic")
-_whose = attrgetter("job", "rank", "size", "pid", "source", "parameters", "relative")
 _told = attrgetter("moment", "iteration", "time_ns", "error_ns")
 _MOMENTS = [int(moment) for moment in Moment]
 _LEAST_HEAD = np.array([1, 0, -1, 0, 0, 0, 0, 0, 0, 0])
@@ -180,15 +179,16 @@ def _mark_runs(marks: list[netmon_pb2.Mark], counts: list[int]) -> list[tuple[in
     if not marks:
         return []
     known: dict[tuple[object, ...], int] = {}
-    whose = [known.setdefault(who, len(known)) for who in map(_whose, marks)]
+    whose_each = [known.setdefault(who, len(known)) for who in map(whose, marks)]
     told = np.array(list(map(_told, marks)), np.int64)
     most = np.array([max(_MOMENTS), MAX_COUNT, MAX_MONO_NS, MAX_SPAN_NS])
     if (told < 0).any() or (told > most).any() or not np.isin(told[:, 0], _MOMENTS).all():
         raise WireError("a mark says what cannot be")
-    of, number = np.repeat(np.arange(len(counts)), counts), np.array(whose)
-    first = starts(of, number)
+    of, number = np.repeat(np.arange(len(counts)), counts), np.array(whose_each)
+    changes = (of[1:] != of[:-1]) | (number[1:] != number[:-1])
+    first = np.flatnonzero(np.append(True, changes))
     leaders = [read_mark(marks[place]) for place in np.unique(number, return_index=True)[1].tolist()]
-    about = [(one.job, one.rank, one.size, one.pid, one.source, one.parameters, one.relative) for one in leaders]
+    about: list[Any] = [whose(one) for one in leaders]
     moments, iterations, times_ns, errors_ns = told.T.tolist()
     begins = first.tolist()
     return [

@@ -228,6 +228,7 @@ class Hello(_message.Message):
     MARKS_FIELD_NUMBER: _builtins.int
     ACKNOWLEDGED_FIELD_NUMBER: _builtins.int
     STREAM_NS_FIELD_NUMBER: _builtins.int
+    PROOF_FIELD_NUMBER: _builtins.int
     schema_version: _builtins.int
     host: _builtins.str
     session: _builtins.str
@@ -238,6 +239,8 @@ class Hello(_message.Message):
     """the last batch of which the agent knows that it is stored"""
     stream_ns: _builtins.int
     """width of the buckets that it streams unless it is under pressure; 0: bucket_ns"""
+    proof: _builtins.str
+    """what the session's name was made of: nobody else who knows the name can go on with it"""
     @_builtins.property
     def clock(self) -> Global___ClockSample: ...
     @_builtins.property
@@ -264,10 +267,11 @@ class Hello(_message.Message):
         marks: _abc.Iterable[Global___Mark] | None = ...,
         acknowledged: _builtins.int = ...,
         stream_ns: _builtins.int = ...,
+        proof: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["clock", b"clock"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["acknowledged", b"acknowledged", "agent_version", b"agent_version", "bucket_ns", b"bucket_ns", "clock", b"clock", "flows", b"flows", "host", b"host", "interfaces", b"interfaces", "marks", b"marks", "schema_version", b"schema_version", "session", b"session", "stream_ns", b"stream_ns"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["acknowledged", b"acknowledged", "agent_version", b"agent_version", "bucket_ns", b"bucket_ns", "clock", b"clock", "flows", b"flows", "host", b"host", "interfaces", b"interfaces", "marks", b"marks", "proof", b"proof", "schema_version", b"schema_version", "session", b"session", "stream_ns", b"stream_ns"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -753,6 +757,8 @@ class Mark(_message.Message):
     ERROR_NS_FIELD_NUMBER: _builtins.int
     PARAMETERS_FIELD_NUMBER: _builtins.int
     RELATIVE_FIELD_NUMBER: _builtins.int
+    GRADIENT_BYTES_FIELD_NUMBER: _builtins.int
+    JOB_NAME_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     rank: _builtins.int
     size: _builtins.int
@@ -767,6 +773,10 @@ class Mark(_message.Message):
     error_ns: _builtins.int
     parameters: _builtins.int
     relative: _builtins.bool
+    gradient_bytes: _builtins.int
+    """of all gradients of a step; 0: 4 for each parameter"""
+    job_name: _builtins.str
+    """what people call the job, of a mark that it joined"""
     def __init__(
         self,
         *,
@@ -781,10 +791,12 @@ class Mark(_message.Message):
         error_ns: _builtins.int = ...,
         parameters: _builtins.int = ...,
         relative: _builtins.bool = ...,
+        gradient_bytes: _builtins.int = ...,
+        job_name: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["error_ns", b"error_ns", "iteration", b"iteration", "job", b"job", "moment", b"moment", "parameters", b"parameters", "pid", b"pid", "rank", b"rank", "relative", b"relative", "size", b"size", "source", b"source", "time_ns", b"time_ns"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["error_ns", b"error_ns", "gradient_bytes", b"gradient_bytes", "iteration", b"iteration", "job", b"job", "job_name", b"job_name", "moment", b"moment", "parameters", b"parameters", "pid", b"pid", "rank", b"rank", "relative", b"relative", "size", b"size", "source", b"source", "time_ns", b"time_ns"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -966,10 +978,13 @@ class Snapshot(_message.Message):
     WARNINGS_FIELD_NUMBER: _builtins.int
     TOTALS_FIELD_NUMBER: _builtins.int
     PAGE_FIELD_NUMBER: _builtins.int
+    INSECURE_FIELD_NUMBER: _builtins.int
     time_ns: _builtins.int
     """utc"""
     share_threshold: _builtins.float
     share_window_ns: _builtins.int
+    insecure: _builtins.bool
+    """nothing is encrypted on the way from other machines"""
     @_builtins.property
     def hosts(self) -> _containers.RepeatedCompositeFieldContainer[Global___HostView]: ...
     @_builtins.property
@@ -999,10 +1014,11 @@ class Snapshot(_message.Message):
         warnings: _abc.Iterable[_builtins.str] | None = ...,
         totals: Global___Totals | None = ...,
         page: Global___Page | None = ...,
+        insecure: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["page", b"page", "totals", b"totals"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["flows", b"flows", "hosts", b"hosts", "jobs", b"jobs", "links", b"links", "page", b"page", "share_threshold", b"share_threshold", "share_window_ns", b"share_window_ns", "time_ns", b"time_ns", "totals", b"totals", "warnings", b"warnings"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["flows", b"flows", "hosts", b"hosts", "insecure", b"insecure", "jobs", b"jobs", "links", b"links", "page", b"page", "share_threshold", b"share_threshold", "share_window_ns", b"share_window_ns", "time_ns", b"time_ns", "totals", b"totals", "warnings", b"warnings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1291,6 +1307,8 @@ class JobView(_message.Message):
     KNOWN_RANKS_FIELD_NUMBER: _builtins.int
     SHARED_RANKS_FIELD_NUMBER: _builtins.int
     VERDICTS_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    PARAMETERS_BASIS_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     size: _builtins.int
     iteration: _builtins.int
@@ -1310,6 +1328,10 @@ class JobView(_message.Message):
     """of which the ranks above are some"""
     shared_ranks: _builtins.int
     """of those, whose node was DL-shared in their last iteration"""
+    name: _builtins.str
+    """what people call it; empty: job"""
+    parameters_basis: _builtins.str
+    """who told of them"""
     @_builtins.property
     def ranks(self) -> _containers.RepeatedCompositeFieldContainer[Global___RankView]: ...
     @_builtins.property
@@ -1340,10 +1362,12 @@ class JobView(_message.Message):
         known_ranks: _builtins.int = ...,
         shared_ranks: _builtins.int = ...,
         verdicts: _abc.Iterable[Global___Verdict] | None = ...,
+        name: _builtins.str = ...,
+        parameters_basis: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["durations_ns", b"durations_ns", "error_ns", b"error_ns", "iteration", b"iteration", "job", b"job", "known_ranks", b"known_ranks", "last_ns", b"last_ns", "measured_bytes", b"measured_bytes", "median_ns", b"median_ns", "p99_ns", b"p99_ns", "parameters", b"parameters", "pattern", b"pattern", "ranks", b"ranks", "relative", b"relative", "scores", b"scores", "shared_ranks", b"shared_ranks", "size", b"size", "source", b"source", "theory_bytes", b"theory_bytes", "verdicts", b"verdicts"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["durations_ns", b"durations_ns", "error_ns", b"error_ns", "iteration", b"iteration", "job", b"job", "known_ranks", b"known_ranks", "last_ns", b"last_ns", "measured_bytes", b"measured_bytes", "median_ns", b"median_ns", "name", b"name", "p99_ns", b"p99_ns", "parameters", b"parameters", "parameters_basis", b"parameters_basis", "pattern", b"pattern", "ranks", b"ranks", "relative", b"relative", "scores", b"scores", "shared_ranks", b"shared_ranks", "size", b"size", "source", b"source", "theory_bytes", b"theory_bytes", "verdicts", b"verdicts"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -55,7 +55,7 @@ def dataset(tmp_path: Path) -> Path:
     steps[["start_ns", "end_ns"]] = BEGIN_NS + steps[["start_ns", "end_ns"]] * MS
     write(tmp_path, "iterations", steps)
     told = pd.DataFrame(flows, columns=["host", "flow_id", "job", "rank", "peer_rank"]).drop_duplicates()
-    write(tmp_path, "flows", told.assign(session="s", direction="tx", dst="10.0.0.1"))
+    write(tmp_path, "flows", told.assign(session="s", direction="tx"))
     hosts = pd.DataFrame({"host": ["h0", "h1", "h2"], "interface": "eth0", "capacity_bps": 1_000_000_000})
     write(tmp_path, "sessions", hosts)
     return tmp_path

@@ -4,7 +4,8 @@
 import numpy as np
 import pytest
 
-from netmon.dl.sharing.advice import JobSeen, advise, sentences
+from netmon.dl.sharing.advice import JobSeen, advise
+from netmon.dl.sharing.words import sentences
 from netmon.dl.sharing.compatibility import fits, groups, score
 from netmon.dl.sharing.demand import Demand, LinkBytes, demand
 from netmon.dl.sharing.drift import drift

@@ -7,11 +7,10 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from netmon.dl.sharing.compatibility import Fit, fits
+from netmon.dl.sharing.compatibility import Fit, fits, groups, shared_links
 from netmon.dl.sharing.demand import FEWEST, Demand, LinkBytes, demand
 from netmon.dl.sharing.drift import Drift, drift
-from netmon.dl.sharing.pairs import Pair, pairs
-from netmon.units import format_bytes, format_duration, format_rate
+from netmon.dl.sharing.pairs import Pair, Spare, pairs, spares
 
 _Times = npt.NDArray[np.int64]
 _Floats = npt.NDArray[np.float64]
@@ -19,8 +18,10 @@ _Floats = npt.NDArray[np.float64]
 WORTH = 0.02
 """Share of the jobs' time that a shift has to save to be advised."""
 
-_LASTS = 50  # iterations for which a shift has to hold to be worth it
-_WITHIN = 0.1  # of an iteration: so far off a shift may get
+LASTS = 50
+"""Iterations for which a shift has to hold by itself to be worth it."""
+
+_WITHIN = 0.1  # of an iteration: so far off a shift may get, and so well its beginning has to be known
 
 
 @dataclass(frozen=True)
@@ -34,37 +35,79 @@ class JobSeen:
     busy_ns: _Floats  # for how long it sent
     communication_ns: _Floats  # first to last byte of all pairs, (iterations,)
     flows: Mapping[int, int]  # of its gradients, by link
+    over: Sequence[Sequence[int]] = ()  # links of each pair
+    error_ns: int = 0  # of the starts, with the hosts' clocks
 
 
 @dataclass(frozen=True)
 class Share:
-    """A fit, and whether it stays."""
+    """A fit, and whether it stays. Times in ns."""
 
     fit: Fit
-    drift: Drift | None  # of the job beside the first of the others
+    drift: Drift | None  # of the job beside the first of the others, as they are
+    apart_ns: float  # by which their iterations differ in length where nobody holds them up
+    error_ns: int  # of where they stand
+
+    @property
+    def drift_ns(self) -> float | None:
+        """By how much they move beside each other in an iteration, as they are or apart, whichever is more."""
+        return max(abs(self.drift.per_iteration_ns), self.apart_ns) if self.drift else None
 
     @property
     def lasts(self) -> float:
         """Iterations for which a shift holds by itself; 0: that is not known."""
-        return self.drift.lasts(_WITHIN * self.fit.shared_ns) if self.drift else 0.0
+        if self.drift_ns is None:
+            return 0.0
+        return _WITHIN * self.fit.shared_ns / self.drift_ns if self.drift_ns else float("inf")
+
+    @property
+    def sure(self) -> bool:
+        """Whether it is known well enough where they stand."""
+        return self.error_ns <= _WITHIN * self.fit.shared_ns
+
+    @property
+    def saves(self) -> bool:
+        """Whether a shift would save enough while it holds."""
+        return self.fit.shift_ns > 0 and self.fit.gain >= WORTH and self.sure
 
     @property
     def advised(self) -> bool:
-        """Whether the shift is worth it."""
-        return self.fit.shift_ns > 0 and self.fit.gain >= WORTH and self.lasts >= _LASTS
+        """Whether to shift and leave it at that."""
+        return self.saves and self.lasts >= LASTS
+
+    @property
+    def to_be_held(self) -> bool:
+        """Whether the shift is worth it only where both begin their iterations every fit.hold_ns."""
+        return self.saves and not self.advised and self.fit.hold_ns > 0
+
+    @property
+    def offset_ns(self) -> float | None:
+        """How long after the first of the others the shifted job is to begin; None: not known."""
+        if self.drift is None or not self.fit.hold_ns:
+            return None
+        return (self.drift.phase_ns + self.fit.shift_ns) % self.fit.hold_ns
 
 
 @dataclass(frozen=True)
 class Advice:
-    """Of one window: what each job asks for, who shares links and how well, and the pairs of ranks."""
+    """Of one window: what each job asks for, who shares links and how well, the pairs of ranks, and what links spare."""
 
     begin_ns: int
     end_ns: int
-    links: tuple[str, ...]  # their names, by the numbers that demands and fits use
+    links: tuple[str, ...]  # their names, by the numbers that demands, fits and spares use
+    capacity_bps: Mapping[int, float]  # by the same, where it is known
     jobs: tuple[Demand, ...]
     unjudged: tuple[str, ...]  # jobs with too few iterations in the window
     shares: tuple[Share, ...]
+    uncompared: tuple[str, ...]  # jobs that share links, but were too many
     pairs: tuple[Pair, ...]
+    spares: tuple[Spare, ...]
+
+    @property
+    def unknown_links(self) -> dict[int, tuple[str, ...]]:
+        """The jobs on each link that several share and whose capacity nobody knows."""
+        shared = shared_links(self.jobs)
+        return {n: tuple(self.jobs[p].job for p in of) for n, of in shared.items() if not self.capacity_bps.get(n)}
 
 
 def advise(
@@ -73,149 +116,53 @@ def advise(
     names: Sequence[str],
     capacity_bps: Mapping[int, float],
     span_ns: tuple[int, int],
+    most: int | None = None,
 ) -> Advice:
-    """Everything there is to say. traffic: of the links on which training sends; names: of links, by number."""
+    """Everything there is to say. traffic: of the links on which training sends; names: of links, by number.
+
+    most: jobs that are compared with each other, at most; as many groups that share links as fit into that, the
+    smallest first. None: all.
+    """
     asked = {job.job: demand(job.job, job.starts_ns, traffic, job.flows) for job in seen}
     demands = [one for one in asked.values() if one]
-    starts = {one.job: one.starts_ns for one in demands}
-    found = fits(demands, capacity_bps)
-    shares = [Share(fit, drift(starts[fit.job][:-1], starts[fit.others[0]][:-1])) for fit in found]
-    of_ranks = [
-        pair
-        for job in seen
-        if len(job.starts_ns) > FEWEST
-        for pair in pairs(
-            job.job, job.ends, job.bytes_, job.busy_ns, job.communication_ns, np.diff(job.starts_ns).astype(np.float64)
-        )
-    ]
+    compared, left_out = _bounded(demands, most)
+    of = {one.job: one for one in demands}
+    errors = {job.job: job.error_ns for job in seen}
+    shares = []
+    for fit in fits(compared, capacity_bps):
+        own, beside = of[fit.job], of[fit.others[0]]
+        moves = drift(own.starts_ns[:-1], beside.starts_ns[:-1])
+        apart_ns = abs(own.period_ns - beside.period_ns) if own.alone and beside.alone else 0.0
+        shares.append(Share(fit, moves, apart_ns, max(errors[name] for name in (fit.job, *fit.others))))
+    of_ranks = [pair for job in seen for pair in _pairs(job)]
+    over = {(job.job, *ends): links for job in seen for ends, links in zip(job.ends, job.over, strict=False)}
     return Advice(
         *span_ns,
-        tuple(names),
-        tuple(demands),
-        tuple(job for job, one in asked.items() if one is None),
-        tuple(shares),
-        tuple(of_ranks),
+        links=tuple(names),
+        capacity_bps=capacity_bps,
+        jobs=tuple(demands),
+        unjudged=tuple(job for job, one in asked.items() if one is None),
+        shares=tuple(shares),
+        uncompared=left_out,
+        pairs=tuple(of_ranks),
+        spares=tuple(spares(of_ranks, over, capacity_bps)),
     )
 
 
-def sentences(advice: Advice) -> list[str]:
-    """What to do, most worth first; says so where there is nothing."""
-    shares = sorted((s for s in advice.shares if s.advised), key=lambda s: -s.fit.gain)
-    said = [_shift(share, advice.links) for share in shares]
-    said += [_apart(share, advice.links) for share in advice.shares if not share.advised]
-    said += [
-        f"job {p.job}: {p.source} → {p.target} is slow: {format_rate(p.pace_bps)} while it sends"
-        for p in advice.pairs
-        if p.slow
-    ]
-    had = [pair for pair in advice.pairs if pair.to_be_had_bps]
-    said += [
-        f"job {p.job}: {p.source} → {p.target} could do with {format_rate(p.pace_bps - p.to_be_had_bps)} instead of "
-        f"{format_rate(p.pace_bps)} and end no later (at most: it sends for {p.busy:.0%} of the communication)"
-        for p in sorted(had, key=lambda p: -p.to_be_had_bps)[:5]
-    ]
-    said += [
-        f"job {job}: fewer than {FEWEST} iterations in this time: nothing is said of it" for job in advice.unjudged
-    ]
-    return said or ["nothing to advise: no two jobs share a link, and no pair of ranks is slower than the others"]
+def _pairs(job: JobSeen) -> list[Pair]:
+    if len(job.starts_ns) <= FEWEST:
+        return []
+    lasted = np.diff(job.starts_ns).astype(np.float64)
+    return pairs(job.job, job.ends, job.bytes_, job.busy_ns, job.communication_ns, lasted)
 
 
-def _where(fit: Fit, links: Sequence[str]) -> str:
-    first = ", ".join(links[link] for link in fit.links[:3])
-    return first + (f" and {len(fit.links) - 3} more" if len(fit.links) > 3 else "")
-
-
-def _shift(share: Share, links: Sequence[str]) -> str:
-    fit, lasts = share.fit, share.lasts
-    holds = "for good" if lasts == float("inf") else f"for about {lasts:.0f} iterations"
-    saved = f"{fit.gain:.0%} of all jobs' time saved, {holds}; compatibility {fit.score:.2f} → {fit.best_score:.2f}"
-    return (
-        f"start job {fit.job} {format_duration(fit.shift_ns)} later beside {', '.join(fit.others)} "
-        f"({_where(fit, links)}): its iterations would take {format_duration(fit.shifted_ns)} instead of "
-        f"{format_duration(fit.shared_ns)}, {saved}"
-    )
-
-
-def _apart(share: Share, links: Sequence[str]) -> str:
-    fit = share.fit
-    both = (
-        f"jobs {fit.job} and {', '.join(fit.others)} share {_where(fit, links)} with a compatibility of {fit.score:.2f}"
-    )
-    if share.drift and share.lasts < _LASTS:
-        moves = format_duration(abs(share.drift.per_iteration_ns))
-        return f"{both}: they drift by {moves} an iteration, so that no shift would last"
-    if fit.shift_ns == 0 or fit.gain < WORTH:
-        return f"{both}: no shift would save more than {WORTH:.0%} of their time"
-    return f"{both}: how they move beside each other is not known"
-
-
-def document(advice: Advice) -> dict[str, object]:
-    """The advice as one JSON document; times in ns, rates in bit/s."""
-    return {
-        "begin_ns": advice.begin_ns,
-        "end_ns": advice.end_ns,
-        "advice": sentences(advice),
-        "jobs": [
-            {
-                "job": one.job,
-                "iterations": len(one.starts_ns) - 1,
-                "duration_ns": one.measured_ns,
-                "alone_ns": one.period_ns,
-                "alone": one.alone,
-                "busy": one.busy,
-                "intensity": one.intensity if one.busy else None,
-                "links": [advice.links[link] for link in one.links],
-            }
-            for one in advice.jobs
-        ],
-        "shares": [_share(share, advice.links) for share in advice.shares],
-        "pairs": [
-            {
-                "job": p.job,
-                "source": p.source,
-                "target": p.target,
-                "bytes": p.bytes,
-                "pace_bps": p.pace_bps,
-                "busy": p.busy,
-                "share": p.share,
-                "slow": p.slow,
-                "to_be_had_bps": p.to_be_had_bps,
-            }
-            for p in advice.pairs
-        ],
-    }
-
-
-def _share(share: Share, links: Sequence[str]) -> dict[str, object]:
-    fit, moves = share.fit, share.drift
-    return {
-        "job": fit.job,
-        "others": list(fit.others),
-        "links": [links[link] for link in fit.links],
-        "compatibility": fit.score,
-        "best_compatibility": fit.best_score,
-        "shift_ns": fit.shift_ns,
-        "shared_ns": fit.shared_ns,
-        "shifted_ns": fit.shifted_ns,
-        "others_shared_ns": list(fit.others_shared_ns),
-        "others_shifted_ns": list(fit.others_shifted_ns),
-        "gain": fit.gain,
-        "advised": share.advised,
-        "phase_ns": moves and moves.phase_ns,
-        "drift_ns": moves and moves.per_iteration_ns,
-        "drift_spread_ns": moves and moves.spread_ns,
-    }
-
-
-def pair_row(pair: Pair) -> tuple[str, ...]:
-    """A line of the pair matrix for people."""
-    mark = "slow" if pair.slow else ""
-    return (
-        pair.job,
-        f"{pair.source} → {pair.target}",
-        format_bytes(pair.bytes),
-        format_rate(pair.pace_bps),
-        f"{pair.share:.0%}",
-        format_rate(pair.to_be_had_bps),
-        mark,
-    )
+def _bounded(demands: Sequence[Demand], most: int | None) -> tuple[list[Demand], tuple[str, ...]]:
+    """Those that are compared, and the names of those that are too many."""
+    kept: set[int] = set()
+    gone: list[str] = []
+    for group in sorted(groups(demands), key=len):
+        if len(group) > 1 and most is not None and len(kept) + len(group) > most:
+            gone += [demands[place].job for place in group]
+        elif len(group) > 1:
+            kept.update(group)
+    return [demands[place] for place in sorted(kept)], tuple(sorted(gone))

@@ -3,12 +3,14 @@
 
 The score is CASSINI's (Rajasekaran et al., NSDI'24, section 3): 1 − excess demand over capacity, averaged over the
 time, times capacity. Measured iterations jitter, and the least common multiple of their lengths explodes; so it is
-taken over a finite window, in which each iteration stands where it really began. Shifts are consistent by
-construction: each job has one, and is placed beside those that have theirs, along the graph of jobs and shared links.
+taken over a finite window, in which each iteration stands where it really began. For a shift they stand where they
+would begin if nobody held them up: one after the other from the present phases on, those of jobs that take about as
+long every `hold_ns`, which is what CASSINI's agents hold them to. Shifts are consistent by construction: each job has
+one, and is placed beside those that have theirs, along the graph of jobs and shared links.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +25,7 @@ _SHIFTS = 96  # candidates over an iteration of the job that is shifted
 _ROUNDS = 3
 _ITERATIONS = 20  # that the model is run for
 _ENOUGH = 1e-3  # scores that differ by less are as good as each other
+_ALIKE = 0.8  # of the longest iteration: jobs whose iterations are shorter cannot be held to it
 
 
 @dataclass(frozen=True)
@@ -35,8 +38,9 @@ class Fit:
     score: float  # as they are, 1: nothing is asked for that a link does not have
     best_score: float
     shift_ns: int  # by which to begin later for it
+    hold_ns: int  # how often they all would have to begin an iteration for the shift to last; 0: too unlike for that
     shared_ns: float  # duration of its iterations as they are: the model's
-    shifted_ns: float  # with the shift
+    shifted_ns: float  # with the shift, held to hold_ns
     others_shared_ns: tuple[float, ...]
     others_shifted_ns: tuple[float, ...]
 
@@ -92,32 +96,77 @@ def fits(jobs: Sequence[Demand], capacity_bps: Mapping[int, float]) -> list[Fit]
     found = []
     shared = {link: using for link, using in shared_links(jobs).items() if capacity_bps.get(link)}
     for group in groups(jobs):
+        hold_ns = _hold_ns([jobs[place] for place in group])
+        steady = _steady(jobs, group, hold_ns)
         shifts = dict.fromkeys(group, 0.0)
         for number, place in enumerate(group[1:], 1):
-            shifts[place] = _best_shift(_Beside(jobs, place, group[:number], shared, capacity_bps), shifts)
+            shifts[place] = _best_shift(_Beside(steady, place, group[:number], shared, capacity_bps), shifts)
         for place in group[1:] * (_ROUNDS if len(group) > 2 else 0):
-            shifts[place] = _best_shift(_Beside(jobs, place, _others(group, place), shared, capacity_bps), shifts)
-        before, after = _model([jobs[place] for place in group], [shifts[place] for place in group], capacity_bps)
+            shifts[place] = _best_shift(_Beside(steady, place, _others(group, place), shared, capacity_bps), shifts)
+        before = _model([jobs[place] for place in group], steady, group, [0.0] * len(group), capacity_bps)
+        after = _model([steady[place] for place in group], steady, group, [*shifts.values()], capacity_bps)
+        if not any(shifts.values()):
+            after = before
         took = {place: (float(before[at]), float(after[at])) for at, place in enumerate(group)}
         for place in group[1:]:
-            beside = _Beside(jobs, place, _others(group, place), shared, capacity_bps)
-            if not beside.links:
+            now = _Beside(jobs, place, _others(group, place), shared, capacity_bps)
+            if not now.links:
                 continue
-            near = [other for other in beside.others if any(other in shared[link] for link in beside.links)]
+            near = [other for other in now.others if any(other in shared[link] for link in now.links)]
+            then = _Beside(steady, place, _others(group, place), shared, capacity_bps)
             found.append(
                 Fit(
                     jobs[place].job,
                     tuple(jobs[other].job for other in near),
-                    beside.links,
-                    beside.score(0.0, dict.fromkeys(group, 0.0)),
-                    beside.score(shifts[place], shifts),
+                    now.links,
+                    now.score(0.0, dict.fromkeys(group, 0.0)),
+                    then.score(shifts[place], shifts),
                     round(shifts[place]),
+                    hold_ns,
                     *took[place],
                     tuple(took[other][0] for other in near),
                     tuple(took[other][1] for other in near),
                 )
             )
     return found
+
+
+def scores_by_shift(fit: Fit, jobs: Sequence[Demand], capacity_bps: Mapping[int, float]) -> tuple[_Floats, _Floats]:
+    """The shifts (ns) that are tried for a fit's job beside its others alone, and the score at each."""
+    own = [next(job for job in jobs if job.job == name) for name in (fit.job, *fit.others)]
+    group = list(range(len(own)))
+    steady = _steady(own, group, _hold_ns(own))
+    beside = _Beside(steady, 0, group[1:], dict.fromkeys(fit.links, group), capacity_bps)
+    candidates = _candidates(beside)
+    return candidates, beside.scores(candidates.tolist(), dict.fromkeys(group, 0.0))
+
+
+def _hold_ns(jobs: Sequence[Demand]) -> int:
+    periods = [job.period_ns for job in jobs]
+    return max(periods) if min(periods) >= _ALIKE * max(periods) else 0
+
+
+def _steady(jobs: Sequence[Demand], group: Sequence[int], hold_ns: int) -> list[Demand]:
+    """The jobs of the group as they would go on from now if nobody held them up, and each other job as it was."""
+    found = list(jobs)
+    latest = max(int(jobs[place].starts_ns[-1]) for place in group)
+    longest = max(jobs[place].period_ns for place in group)
+    for place in group:
+        job = jobs[place]
+        job = _held(job, hold_ns) if hold_ns else job
+        count = -(-_ITERATIONS * longest // job.period_ns) + 1
+        starts = latest - _since(jobs[place], latest) + job.period_ns * np.arange(-1, count + 1)
+        found[place] = replace(job, starts_ns=starts)
+    return found
+
+
+def _held(job: Demand, period_ns: int) -> Demand:
+    """The job with a wait at the end of its iteration, so that one takes period_ns."""
+    bins = job.rates.shape[1]
+    edges = np.minimum(np.arange(bins + 1) * period_ns / job.period_ns, bins)
+    sums = np.concatenate([np.zeros((len(job.links), 1)), np.cumsum(job.rates, axis=1)], axis=1)
+    sent = np.stack([np.interp(edges, np.arange(bins + 1), row) for row in sums])
+    return replace(job, period_ns=period_ns, rates=np.diff(sent, axis=1) * job.period_ns / period_ns)
 
 
 def _others(group: Sequence[int], place: int) -> list[int]:
@@ -157,9 +206,13 @@ class _Beside:
         return job.over(link, self.begin_ns, self.bin_ns, _WINDOW_BINS, shift_ns)
 
 
+def _candidates(beside: _Beside) -> _Floats:
+    return np.arange(_SHIFTS) * beside.own.period_ns / _SHIFTS
+
+
 def _best_shift(beside: _Beside, shifts: Mapping[int, float]) -> float:
     """0 where no shift is better than that."""
-    candidates = (np.arange(_SHIFTS) * beside.own.measured_ns / _SHIFTS).tolist()
+    candidates = _candidates(beside).tolist()
     scores = beside.scores(candidates, shifts)
     best = _middle_of_best(scores)
     return float(candidates[best]) if scores[best] - scores[0] > _ENOUGH else 0.0
@@ -178,15 +231,16 @@ def _middle_of_best(scores: _Floats) -> int:
 
 
 def _model(
-    jobs: Sequence[Demand], shifts: Sequence[float], capacity_bps: Mapping[int, float]
-) -> tuple[_Floats, _Floats]:
-    """Durations of all as they are and shifted, by the fluid model from the present phases on."""
+    jobs: Sequence[Demand],
+    steady: Sequence[Demand],
+    group: Sequence[int],
+    shifts: Sequence[float],
+    capacity_bps: Mapping[int, float],
+) -> _Floats:
+    """Durations of the group's jobs by the fluid model, from the present phases on and so much later."""
     known = {link: capacity_bps.get(link) or float("inf") for job in jobs for link in job.links}
-    latest = max(int(job.starts_ns[-1]) for job in jobs)
-    first = np.array([-_since(job, latest) for job in jobs], np.float64)
-    cases = np.stack([first, first + np.array(shifts)])
-    before, after = durations(jobs, known, cases - cases.min(), _ITERATIONS)
-    return before, after
+    begins = np.array([steady[place].starts_ns[1] for place in group], np.float64) + np.array(shifts)
+    return durations(jobs, known, (begins - begins.min())[None, :], _ITERATIONS)[0]
 
 
 def _since(job: Demand, time_ns: int) -> int:

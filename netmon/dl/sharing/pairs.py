@@ -5,7 +5,7 @@ C4 (Alibaba, HPCA'25) finds the slow pair of a job from the communication librar
 what passes the links.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,6 +15,9 @@ _Floats = npt.NDArray[np.float64]
 
 _SLOW = 0.8  # of the median pace of the job's pairs
 _FEWEST = 3  # pairs, from which on there is a usual one
+Ends = tuple[str, str, str]
+"""Job, sender and receiver."""
+
 _NEEDED = 0.9  # of the communication: a pair that is busy for so long has nothing to give
 
 
@@ -39,6 +42,32 @@ class Pair:
         can do so no earlier than it comes. 0 of a pair that is busy all the time: it makes the others wait.
         """
         return self.pace_bps * (1 - self.busy) if self.busy < _NEEDED else 0.0
+
+
+@dataclass(frozen=True)
+class Spare:
+    """Of one link: what training sends there while it sends, and what would do for it to end no later."""
+
+    link: int
+    capacity_bps: float  # 0: unknown
+    pace_bps: float  # of all pairs over it
+    to_be_had_bps: float  # of that, at most
+
+    @property
+    def enough_bps(self) -> float:
+        """What would do."""
+        return self.pace_bps - self.to_be_had_bps
+
+
+def spares(found: Sequence[Pair], over: Mapping[Ends, Sequence[int]], capacity_bps: Mapping[int, float]) -> list[Spare]:
+    """By link, the most to be had first. over: job, sender and receiver → the links that the pair goes over."""
+    sums: dict[int, tuple[float, float]] = {}
+    for pair in found:
+        for link in over.get((pair.job, pair.source, pair.target), ()):
+            pace, had = sums.get(link, (0.0, 0.0))
+            sums[link] = pace + pair.pace_bps, had + pair.to_be_had_bps
+    rows = [Spare(link, capacity_bps.get(link, 0.0), *both) for link, both in sums.items()]
+    return sorted(rows, key=lambda row: (-row.to_be_had_bps, row.link))
 
 
 def pairs(

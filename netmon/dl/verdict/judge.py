@@ -6,7 +6,8 @@ its own (or everybody's: a pause). What it waited longer is first the wait for a
 than it usually does, then the transfer; what held the transfer up is told by what the links carried at that very time
 (see netmon.dl.verdict.held). Without the culprit's bytes the iteration would have taken its duration less what the
 cells lost in which that culprit filled a link; the interval (90 %) is the usual iterations' own spread, and the clocks'
-bounds.
+bounds. What else it was longer by, if that is within the spread, is anybody's, and without the culprit it would have
+taken the usual time.
 """
 
 from collections.abc import Mapping
@@ -33,6 +34,7 @@ NOTABLE = 1.2
 _LEAST_SHARE = 0.3  # of the excess: what makes a cause the cause
 _SECOND_SHARE = 0.2
 _MORE = 1.05  # times the usual gradients: what makes it more to transfer
+_AGAIN = 1.5  # the same on a link that was full with others' bytes: what was sent again is their doing
 _MOST_HELD = 1.5  # times what bytes take on a link, which works without a break while it is full
 _INTERVAL = 1.645  # standard deviations: 90 %
 REFERENCES = 6
@@ -180,9 +182,9 @@ def _held_up(one: _Judged, told: Phases, transfer: float) -> tuple[dict[str, flo
 
     parts: dict[str, float] = {}
     usual_moved = float(np.median([w.moved.sum() for w in one.references.values()])) if one.references else 0.0
-    if usual_moved and seen.moved.sum() > _MORE * usual_moved:
-        parts["transfer"] = (seen.moved.sum() / usual_moved - 1.0) * told.usual_transfer_ns
     culprits = _culprits(seen, judged, capacity)
+    if usual_moved and seen.moved.sum() > (_AGAIN if culprits else _MORE) * usual_moved:
+        parts["transfer"] = (seen.moved.sum() / usual_moved - 1.0) * told.usual_transfer_ns
     for name, _, ns, _ in culprits:
         key = "other_job" if name.startswith(JOB) else "cross"
         parts[key] = parts.get(key, 0.0) + ns
@@ -306,6 +308,8 @@ def _placed(
         name, number, ns, payload = next(c for c in blamed.culprits if c[0].startswith(JOB) == (first == "other_job"))
         without = max(float(verdict.duration_ns - min(ns, getattr(verdict, f"{first}_ns"))), 0.0)
         half = _INTERVAL * (spread(table.slowest[one.usual]) + verdict.error_ns / 2)
+        if without - verdict.usual_ns <= half:  # the usual iterations have as much of that: it is none of this one's
+            without = float(verdict.usual_ns)
         return replace(
             _at(verdict, one.seen.links[number], one, steps),
             culprit=name,

@@ -1,0 +1,180 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What jobs and links did in a window, added up from rows as they come, whoever keeps them."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from netmon.dl.sharing.advice import Advice, JobSeen, advise
+from netmon.dl.sharing.demand import LinkBytes
+
+Numbers = npt.NDArray[np.int64]
+
+ROW = ("link", "job", "flow", "pair", "iteration", "start_ns", "width_ns", "wire_bytes")
+"""Columns of the rows, all numbers: of the link; of the job, −1: none's; of the flow among all; of the pair of ranks
+that it leads from one to the other (of a flow that comes in: −2 less it), −1: not known; start in UTC."""
+
+_CELL = ["link", "job", "pair", "iteration", "bin"]
+_FLOW = ["link", "job", "flow"]
+_FINEST_NS = 1_000_000
+_CONTROL = 0.01  # of a job's largest flow on the link: who moves less carries no gradients
+_MOST_CELLS = 500_000  # that are kept before they are added up
+
+
+@dataclass(frozen=True)
+class Iterations:
+    """Of a job: their numbers, (iterations,); when each began and the last ended, (iterations + 1,), ascending."""
+
+    numbers: Numbers
+    starts_ns: Numbers
+    error_ns: int = 0  # of the starts
+
+
+def iterations(number: Numbers, start_ns: Numbers, end_ns: Numbers, error_ns: int = 0) -> Iterations:
+    """Of the rows of all ranks of a job, at least one: an iteration begins with its first rank."""
+    numbers, of = np.unique(number, return_inverse=True)
+    begins = np.full(len(numbers), np.iinfo(np.int64).max)
+    np.minimum.at(begins, of, start_ns)
+    rising = np.append(True, begins[1:] > np.maximum.accumulate(begins)[:-1])  # a job that began anew is not
+    numbers, begins = numbers[rising], begins[rising]
+    return Iterations(numbers, np.append(begins, max(int(end_ns.max()), int(begins[-1]) + 1)), error_ns)
+
+
+@dataclass(frozen=True)
+class Names:
+    """What the numbers in the rows mean."""
+
+    links: Sequence[str]
+    jobs: Sequence[str]
+    pairs: Sequence[tuple[int, str, str]]  # number of the job, sender and receiver as people read them
+    capacity_bps: Mapping[int, float]  # by link, where it is known
+
+
+class Passed:
+    """The rows of [begin_ns, end_ns) (UTC), by link, job, pair, iteration and millisecond."""
+
+    def __init__(self, begin_ns: int, end_ns: int) -> None:
+        """Begin without rows."""
+        self.span_ns = begin_ns, end_ns
+        self._cells: list[pd.DataFrame] = []
+        self._flows: list[pd.DataFrame] = []
+        self._kept = 0
+        self._bin_ns = _FINEST_NS
+
+    @property
+    def empty(self) -> bool:
+        """Whether there was no row."""
+        return not self._cells
+
+    def add(self, rows: pd.DataFrame) -> None:
+        """Add up rows with the columns of ROW."""
+        begin, end = self.span_ns
+        rows = rows[(rows["start_ns"] >= begin) & (rows["start_ns"] < end)]
+        if not len(rows):
+            return
+        self._bin_ns = max(self._bin_ns, int(rows["width_ns"].max()))
+        cells = rows.assign(bin=(rows["start_ns"] - begin) // _FINEST_NS)
+        self._cells.append(_summed(cells, _CELL))
+        self._flows.append(_summed(rows[rows["job"] >= 0], _FLOW))
+        self._kept += len(self._cells[-1])
+        if self._kept > _MOST_CELLS and len(self._cells) > 1:
+            self._cells, self._flows = [self._together(self._cells, _CELL)], [self._together(self._flows, _FLOW)]
+            self._kept = 0  # what is left is as small as it gets
+
+    @staticmethod
+    def _together(parts: list[pd.DataFrame], by: list[str]) -> pd.DataFrame:
+        return _summed(pd.concat(parts, ignore_index=True), by)
+
+    def advice(
+        self, told: Mapping[str, Iterations], names: Names, only: frozenset[str] = frozenset(), most: int | None = None
+    ) -> Advice:
+        """What there is to say of jobs whose iterations are told; there has to be a row.
+
+        only: these jobs and those that share their links; none: all. most: as netmon.dl.sharing.advice.advise.
+        """
+        cells = self._together(self._cells, _CELL)
+        if self._bin_ns > _FINEST_NS:
+            cells["bin"] = cells["bin"] * _FINEST_NS // self._bin_ns
+        carriers = _carriers(self._together(self._flows, _FLOW))
+        traffic = self._traffic(cells, names)
+        number = {job: place for place, job in enumerate(names.jobs)}
+        if only:
+            near = {link for link, one in traffic.items() if only & set(one.of_job)}
+            traffic = {link: one for link, one in traffic.items() if link in near}
+            told = {job: its for job, its in told.items() if any(job in one.of_job for one in traffic.values())}
+        seen = [_job(job, its, cells, number.get(job, -2), names, carriers, self._bin_ns) for job, its in told.items()]
+        return advise(seen, traffic, names.links, names.capacity_bps, self.span_ns, most)
+
+    def _traffic(self, cells: pd.DataFrame, names: Names) -> dict[int, LinkBytes]:
+        """Of the links on which jobs send."""
+        begin, end = self.span_ns
+        bins = -(-(end - begin) // self._bin_ns)
+        found = {}
+        used = cells.loc[cells["job"] >= 0, "link"].unique()
+        for link, own in cells[cells["link"].isin(used)].groupby("link"):
+            places, sent = own["bin"].to_numpy(np.int64), own["wire_bytes"].to_numpy(np.float64)
+            jobs = own["job"].to_numpy(np.int64)
+            of_job = {
+                names.jobs[job]: _sums(places[jobs == job], sent[jobs == job], bins)
+                for job in np.unique(jobs[jobs >= 0]).tolist()
+            }
+            found[int(str(link))] = LinkBytes(begin, self._bin_ns, of_job, _sums(places, sent, bins))
+        return found
+
+
+def _sums(places: Numbers, values: npt.NDArray[np.float64], bins: int) -> npt.NDArray[np.float64]:
+    return np.bincount(places, values, bins)[:bins].astype(np.float64)
+
+
+def _summed(rows: pd.DataFrame, by: list[str]) -> pd.DataFrame:
+    """Wire bytes by the combinations that occur."""
+    found: pd.DataFrame = rows.groupby(by, as_index=False).agg(wire_bytes=("wire_bytes", "sum"))
+    return found
+
+
+def _carriers(flows: pd.DataFrame) -> dict[int, dict[int, int]]:
+    """How many flows of each job carry its gradients over each link."""
+    most = flows.groupby(["job", "link"])["wire_bytes"].transform("max")
+    counted = flows[flows["wire_bytes"] >= _CONTROL * most].groupby(["job", "link"]).size()
+    found: dict[int, dict[int, int]] = {}
+    for row in counted.reset_index(name="flows").to_dict("records"):
+        found.setdefault(int(row["job"]), {})[int(row["link"])] = int(row["flows"])
+    return found
+
+
+def _job(
+    job: str,
+    told: Iterations,
+    cells: pd.DataFrame,
+    number: int,
+    names: Names,
+    carriers: Mapping[int, Mapping[int, int]],
+    bin_ns: int,
+) -> JobSeen:
+    mine = np.array([place for place, (of, _, _) in enumerate(names.pairs) if of == number], np.int64)
+    own = cells[cells["job"] == number]
+    pair = own["pair"].to_numpy(np.int64)
+    over = _links_of_pairs(np.where(pair < -1, -2 - pair, pair), own["link"].to_numpy(np.int64), mine)
+    own = own[np.isin(pair, mine) & own["iteration"].isin(told.numbers)]
+    own = _summed(own, ["pair", "iteration", "bin"])
+    row = np.searchsorted(mine, own["pair"].to_numpy(np.int64))
+    column = np.searchsorted(told.numbers, own["iteration"].to_numpy(np.int64))
+    sent, busy = (np.zeros((len(mine), len(told.numbers))) for _ in range(2))
+    np.add.at(sent, (row, column), own["wire_bytes"].to_numpy(np.float64))
+    np.add.at(busy, (row, column), float(bin_ns))
+    first, last = np.full(len(told.numbers), 1 << 62), np.full(len(told.numbers), -1)
+    bins = own["bin"].to_numpy(np.int64)
+    np.minimum.at(first, column, bins)
+    np.maximum.at(last, column, bins)
+    communication = np.where(last >= 0, (last - first + 1.0) * bin_ns, 0.0)
+    ends = [names.pairs[place][1:] for place in mine.tolist()]
+    flows = carriers.get(number, {})
+    return JobSeen(job, told.starts_ns, ends, sent, busy, communication, flows, over, told.error_ns)
+
+
+def _links_of_pairs(pair: Numbers, link: Numbers, mine: Numbers) -> list[list[int]]:
+    known = np.unique(np.stack([pair, link])[:, pair >= 0], axis=1)
+    return [known[1, known[0] == place].tolist() for place in mine.tolist()]

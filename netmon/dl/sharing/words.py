@@ -1,0 +1,204 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Advice in sentences, as one JSON document, and in rows of tables that are drawn from that document."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from netmon.dl.sharing.advice import LASTS, WORTH, Advice, Share
+from netmon.dl.sharing.compatibility import Fit
+from netmon.dl.sharing.demand import FEWEST
+from netmon.units import format_bytes, format_duration, format_rate
+
+_MOST_NAMED = 5
+
+
+def sentences(advice: Advice) -> list[str]:
+    """What to do, most worth first; says so where there is nothing."""
+    first = sorted((s for s in advice.shares if s.saves), key=lambda s: (not s.advised, -s.fit.gain))
+    said = [of_share(share, advice.links) for share in [*first, *(s for s in advice.shares if not s.saves)]]
+    said += [
+        f"jobs {', '.join(jobs)} share {advice.links[link]}, whose capacity is not known: nothing is said of a shift"
+        for link, jobs in advice.unknown_links.items()
+    ]
+    said += _of_pairs(advice)
+    if advice.uncompared:
+        said.append(f"{len(advice.uncompared)} more jobs share links; name one to hear of it: {advice.uncompared[0]}")
+    if len(advice.jobs) > 1 and not (advice.shares or advice.unknown_links or advice.uncompared):
+        said.append(f"no two of the {len(advice.jobs)} jobs share a link")
+    said += [
+        f"job {job}: fewer than {FEWEST} iterations with their bytes in this time: nothing is said of it"
+        for job in advice.unjudged
+    ]
+    return said or ["nothing to advise: no two jobs share a link, and no pair of ranks is slower than the others"]
+
+
+def of_share(share: Share, links: Sequence[str]) -> str:
+    """Of a job that shares links with others: the shift, or why there is none."""
+    fit, where = share.fit, _where(share.fit, links)
+    others = ", ".join(fit.others)
+    gains = (
+        f"its iterations would take {format_duration(fit.shifted_ns)} instead of {format_duration(fit.shared_ns)}, "
+        f"{fit.gain:.0%} of all jobs' time saved"
+    )
+    if share.advised:
+        holds = "for good" if share.lasts == float("inf") else f"for about {share.lasts:.0f} iterations"
+        return (
+            f"start job {fit.job} {format_duration(fit.shift_ns)} later beside {others} ({where}): {gains}, {holds}; "
+            f"compatibility {fit.score:.2f} → {fit.best_score:.2f}"
+        )
+    both = f"jobs {fit.job} and {others} share {where} with a compatibility of {fit.score:.2f}"
+    if not share.sure:
+        return f"{both}: where their iterations begin is known to {format_duration(share.error_ns)} only, too little"
+    if not share.saves:
+        return f"{both}: no shift would save more than {WORTH:.0%} of their time"
+    if share.drift_ns is None:
+        why = "how they move beside each other is not known"
+    else:
+        why = f"they drift by {format_duration(share.drift_ns)} an iteration, so that no shift would last"
+    if share.offset_ns is None:
+        return f"{both}: {why}"
+    return (
+        f"{both}: {why} by itself; where both begin an iteration every {format_duration(fit.hold_ns)}, {fit.job} "
+        f"{format_duration(share.offset_ns)} after {fit.others[0]}, {gains}"
+    )
+
+
+def _of_pairs(advice: Advice) -> list[str]:
+    said = [
+        f"job {p.job}: {p.source} → {p.target} is slow: {format_rate(p.pace_bps)} while it sends"
+        for p in advice.pairs
+        if p.slow
+    ]
+    had = sorted((pair for pair in advice.pairs if pair.to_be_had_bps), key=lambda pair: -pair.to_be_had_bps)
+    return said + [
+        f"job {p.job}: {p.source} → {p.target} could do with {format_rate(p.pace_bps - p.to_be_had_bps)} instead of "
+        f"{format_rate(p.pace_bps)} and end no later (at most: it sends for {p.busy:.0%} of the communication)"
+        for p in had[:_MOST_NAMED]
+    ]
+
+
+def _where(fit: Fit, links: Sequence[str]) -> str:
+    first = ", ".join(links[link] for link in fit.links[:3])
+    return first + (f" and {len(fit.links) - 3} more" if len(fit.links) > 3 else "")
+
+
+def document(advice: Advice) -> dict[str, Any]:
+    """The advice as one JSON document; times in ns, rates in bit/s, what is not known null."""
+    return {
+        "begin_ns": advice.begin_ns,
+        "end_ns": advice.end_ns,
+        "advice": sentences(advice),
+        "jobs": [
+            {
+                "job": one.job,
+                "iterations": len(one.starts_ns) - 1,
+                "duration_ns": one.measured_ns,
+                "alone_ns": one.period_ns,
+                "alone": one.alone,
+                "busy": one.busy,
+                "intensity": one.intensity if one.busy else None,
+                "links": [advice.links[link] for link in one.links],
+            }
+            for one in advice.jobs
+        ],
+        "unjudged": list(advice.unjudged),
+        "shares": [_share(share, advice.links) for share in advice.shares],
+        "unknown_links": [
+            {"link": advice.links[link], "jobs": list(jobs)} for link, jobs in advice.unknown_links.items()
+        ],
+        "pairs": [
+            {
+                "job": p.job,
+                "source": p.source,
+                "target": p.target,
+                "bytes": p.bytes,
+                "pace_bps": p.pace_bps,
+                "busy": p.busy,
+                "share": p.share,
+                "slow": p.slow,
+                "to_be_had_bps": p.to_be_had_bps,
+            }
+            for p in advice.pairs
+        ],
+        "links": [
+            {
+                "link": advice.links[one.link],
+                "capacity_bps": one.capacity_bps or None,
+                "pace_bps": one.pace_bps,
+                "enough_bps": one.enough_bps,
+                "to_be_had_bps": one.to_be_had_bps,
+            }
+            for one in advice.spares
+        ],
+    }
+
+
+def _share(share: Share, links: Sequence[str]) -> dict[str, Any]:
+    fit, moves = share.fit, share.drift
+    return {
+        "job": fit.job,
+        "others": list(fit.others),
+        "links": [links[link] for link in fit.links],
+        "compatibility": fit.score,
+        "best_compatibility": fit.best_score,
+        "shift_ns": fit.shift_ns,
+        "hold_ns": fit.hold_ns or None,
+        "offset_ns": share.offset_ns,
+        "shared_ns": fit.shared_ns,
+        "shifted_ns": fit.shifted_ns,
+        "others_shared_ns": list(fit.others_shared_ns),
+        "others_shifted_ns": list(fit.others_shifted_ns),
+        "gain": fit.gain,
+        "advised": share.advised,
+        "to_be_held": share.to_be_held,
+        "lasts_iterations": min(share.lasts, 1e9),
+        "least_iterations": LASTS,
+        "phase_ns": moves and moves.phase_ns,
+        "drift_ns": moves and moves.per_iteration_ns,
+        "drift_spread_ns": moves and moves.spread_ns,
+        "error_ns": share.error_ns,
+    }
+
+
+TABLES: Mapping[str, tuple[str, ...]] = {
+    "jobs": ("job", "iterations", "takes", "alone", "transfers"),
+    "pairs of ranks": ("job", "pair", "bytes", "pace", "sends", "to be had", ""),
+    "links": ("link", "capacity", "training sends", "would do", "to be had"),
+}
+"""Titles and headings of what rows() gives."""
+
+
+def rows(told: Mapping[str, Any]) -> dict[str, list[tuple[str, ...]]]:
+    """The tables for people, by title, from a document."""
+    return {
+        "jobs": [
+            (
+                one["job"],
+                str(one["iterations"]),
+                format_duration(one["duration_ns"]),
+                format_duration(one["alone_ns"]) + ("" if one["alone"] else " (fastest)"),
+                f"{one['busy']:.0%}",
+            )
+            for one in told["jobs"]
+        ],
+        "pairs of ranks": [
+            (
+                one["job"],
+                f"{one['source']} → {one['target']}",
+                format_bytes(one["bytes"]),
+                format_rate(one["pace_bps"]),
+                f"{one['share']:.0%}",
+                format_rate(one["to_be_had_bps"]),
+                "slow" if one["slow"] else "",
+            )
+            for one in told["pairs"]
+        ],
+        "links": [
+            (
+                one["link"],
+                format_rate(one["capacity_bps"]) if one["capacity_bps"] else "unknown",
+                *(format_rate(one[name]) for name in ("pace_bps", "enough_bps", "to_be_had_bps")),
+            )
+            for one in told["links"]
+        ],
+    }
