@@ -77,7 +77,7 @@ class Agent:
         nics = call_apart(nic.describe_all, settings.interfaces)
         self._marks_socket = MarkSocket(settings.socket)
         self._session, self._proof = new_session()
-        folder = SpoolFolder(settings.spool)
+        folder = SpoolFolder(settings.spool, settings.durability)
         self._spool = Spool(folder, self._session, settings.spool_bytes, self._lose)
         self._flows_lost = 0
         geometry = choose_geometry(settings.bucket_ns, len(nics), settings.flows)
@@ -154,6 +154,7 @@ class Agent:
         """Sees what waits, and takes in what it is time for. woken: because something has come."""
         if now_ns - self._marked_ns < _MARKED_NS:
             self._hear_ranks(now_ns)
+        self._host_part.watch(now_ns)
         asked, kernel = self._surroundings.waits(now_ns), self._meter.look()
         told = kernel.anything or len(self._steps_ring) or self._marks or self._owners.has_changes
         level = max(kernel.level, self._steps_ring.level, self._owners.level)

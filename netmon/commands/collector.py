@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from netmon.commands.security_options import declare_security, security
+from netmon.durability import DURABILITIES
 from netmon.errors import UsageError
 from netmon.units import parse_count, parse_duration, parse_size
 
@@ -18,10 +19,12 @@ if TYPE_CHECKING:
 
 HELP = "collect what agents stream: classify it, store it as Parquet, serve live views"
 EXAMPLES = """\
+  netmon collector --listen localhost:9400 --data out --metrics localhost:9464
   netmon collector --listen 0.0.0.0:9400 --tls /etc/netmon/tls --data /var/lib/netmon
   netmon collector --data /var/lib/netmon --keep buckets=7d full=10GB all=90d
   netmon collector --bus nats://bus1:4222,nats://bus2:4222 --worker w1 --tls /etc/netmon/tls --data /shared/netmon
   netmon collector --listen 0.0.0.0:9400 --tls tls --tokens tls/tokens --token-listen 0.0.0.0:9401 --data out
+  netmon collector --data /tmp/netmon --durability process
   netmon collector --listen unix:/run/netmon/collector.sock --data out --parameters 25.6e6
 """
 
@@ -89,6 +92,12 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         help="drop the oldest hours of a table: buckets=7d, full=10GB, all=90d (keep everything)",
     )
     parser.add_argument(
+        "--durability",
+        choices=DURABILITIES,
+        default="power",
+        help="what stored rows outlive: the end of the process, or a cut of power too (%(default)s)",
+    )
+    parser.add_argument(
         "--share-window",
         type=parse_duration,
         default="10ms",
@@ -104,6 +113,13 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--parameters", type=parse_count, default=0, metavar="P", help="model size of jobs that do not tell theirs"
+    )
+    parser.add_argument(
+        "--metrics",
+        default="",
+        metavar="HOST:PORT",
+        help="serve /metrics for Prometheus there, such as localhost:9464; beyond this machine with --tls, to who "
+        "has a certificate of the same authority, or --insecure (nowhere)",
     )
     parser.add_argument(
         "--full-on",
@@ -134,10 +150,14 @@ def run(args: argparse.Namespace) -> int:
     import asyncio
 
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # its own lines beside ours; read when it is imported
+    # Arrow's own allocator keeps what was freed; read when it is imported, too.
+    os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")
+    from collector.allocator import give_back
     from collector.listening import Door
     from collector.server import serve
     from collector.settings import Settings
 
+    give_back()
     if min(args.settle, args.flush, args.share_window) <= 0:
         raise UsageError("--settle, --flush and --share-window have to be longer than 0")
     if not 0 <= args.share_threshold <= 1:
@@ -152,11 +172,15 @@ def run(args: argparse.Namespace) -> int:
         full_rest_ns=args.full_rest,
         full_rows_per_hour=args.full_rows,
         keep=tuple(args.keep),
+        durability=args.durability,
     )
     door = Door(security(args), args.tokens, args.token_listen)
     worker = _worker(args)
     # A thread that writes cannot be called off, and what is not whole on the disk is as if it had not been written.
-    asyncio.run(serve(args.listen, args.data, settings, abandon=lambda: os._exit(0), worker=worker, door=door))
+    serving = serve(
+        args.listen, args.data, settings, abandon=lambda: os._exit(0), worker=worker, door=door, metrics=args.metrics
+    )
+    asyncio.run(serving)
     return 0
 
 
