@@ -30,6 +30,7 @@ from netmon.dl.classify import NS_PER_S
 from netmon.errors import DataError, UnsupportedError
 from netmon.wire import netmon_pb2, netmon_pb2_grpc
 from netmon.wire.channel import COLLECTOR_OPTIONS
+from netmon.wire.limits import MAX_TEXT
 
 if TYPE_CHECKING:
     from collector.cluster.worker import ClusterWorker, WorkerSettings
@@ -106,6 +107,16 @@ class CollectorService(netmon_pb2_grpc.CollectorServicer):
     ) -> None:
         """Give one snapshot, or one per interval until the viewer goes."""
         await self._watching.watch(request, context)
+
+    async def Advise(  # noqa: N802 (the contract's name)
+        self, request: netmon_pb2.AdviceQuery, context: Context
+    ) -> netmon_pb2.AdviceAnswer:
+        """What could be done about jobs that share links."""
+        try:
+            return netmon_pb2.AdviceAnswer(document=await self._registry.advising.answer(request.job[:MAX_TEXT]))
+        except DataError as error:
+            await context.abort(grpc.StatusCode.NOT_FOUND, str(error))
+            raise
 
 
 async def serve(

@@ -158,6 +158,7 @@ class JobView:
     verdicts: tuple[Verdict, ...] = ()  # on the last iterations that stood out, newest first
     known_ranks: int = 0  # of which `ranks` are some; 0: it is all of them
     shared_ranks: int = 0  # of those, whose node was DL-shared in their last iteration
+    sharing: tuple[str, ...] = ()  # a sentence on each group of jobs with which it shares links
 
 
 @dataclass(frozen=True)

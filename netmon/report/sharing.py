@@ -63,7 +63,12 @@ def _iterations(data: Path, begin_ns: int, end_ns: int) -> dict[str, Iterations]
     error = rows["error_ns"].fillna(0) if "error_ns" in rows else pd.Series(0, rows.index)
     numbers = rows[["iteration", "start_ns", "end_ns"]].astype(np.int64)
     return {
-        str(job): iterations(*(own[name].to_numpy() for name in own), error_ns=int(error[own.index].median()))
+        str(job): iterations(
+            own["iteration"].to_numpy(),
+            own["start_ns"].to_numpy(),
+            own["end_ns"].to_numpy(),
+            int(error[own.index].median()),
+        )
         for job, own in numbers.groupby(rows["job"])
     }
 

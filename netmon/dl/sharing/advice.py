@@ -90,7 +90,7 @@ class Share:
 
 @dataclass(frozen=True)
 class Advice:
-    """Of one window: what each job asks for, who shares links and how well, the pairs of ranks, and what links spare."""
+    """Of one window: what jobs ask for, who shares links and how well, the pairs of ranks, and what links spare."""
 
     begin_ns: int
     end_ns: int

@@ -240,7 +240,8 @@ def _model(
     """Durations of the group's jobs by the fluid model, from the present phases on and so much later."""
     known = {link: capacity_bps.get(link) or float("inf") for job in jobs for link in job.links}
     begins = np.array([steady[place].starts_ns[1] for place in group], np.float64) + np.array(shifts)
-    return durations(jobs, known, (begins - begins.min())[None, :], _ITERATIONS)[0]
+    took: _Floats = durations(jobs, known, (begins - begins.min())[None, :], _ITERATIONS)[0]
+    return took
 
 
 def _since(job: Demand, time_ns: int) -> int:
