@@ -125,6 +125,7 @@ struct netmon_ledger {
 #define NETMON_STEP_RANK 6	 /* the job is set up, again perhaps: name_hash is rank << 32 | size */
 #define NETMON_STEP_CALL 7	 /* something was handed over; of what size, another thread tells in its turn */
 #define NETMON_STEP_DROPPED 8	 /* calls beyond the budget; name_hash: how many of this process have been dropped */
+#define NETMON_STEP_SIZE 9	 /* how large that is which is handed over by this name, said again now and then */
 
 /* What a training process did, in the clock of the buckets. */
 struct netmon_step {
@@ -134,7 +135,13 @@ struct netmon_step {
 	u8 kind;
 	u8 library;
 	u16 tensors; /* handed over in one call */
+	u64 size;    /* values of them << 4 | bytes of each value; 0: unknown. Of kinds ENQUEUE and SIZE */
 };
+
+#define NETMON_MOST_VALUES (1ULL << 48) /* more is no tensor, but something else that was read */
+#define NETMON_HANDING 4096		/* threads that hand tensors over at a time */
+#define NETMON_SIZES_TOLD 16384		/* names whose size was told lately: who is forgotten is told of again */
+#define NETMON_SIZE_AGAIN_NS 1000000000ULL
 
 /*
  * What calls may cost, as the time that one of them uses up: of a process and of a user, and how much may be used in

@@ -26,11 +26,22 @@ struct budget {
 BPF_TABLE("lru_hash", u64, struct budget, budgets, NETMON_BUDGETS);
 #define OF_USER (1ULL << 32)
 
+/* A call of Horovod's in a thread, until the sizes of all tensors that it hands over are known. */
+struct handing {
+	u64 name_hash, values;
+	u32 left;  /* tensors whose sizes are to come */
+	u32 bytes; /* of a value; 0: they differ, or cannot be read */
+};
+
+BPF_TABLE("lru_hash", u64, struct handing, handing_over, NETMON_HANDING);
+BPF_TABLE("lru_hash", u64, u64, sizes_told, NETMON_SIZES_TOLD); /* when */
+
 /* Arguments of the C++ ABI. On x86-64 a result in memory takes the first place, so that the next ones move up. */
 #if defined(__aarch64__)
 #define FIRST(ctx) ((ctx)->regs[0])
 #define SECOND(ctx) ((ctx)->regs[1])
 #define THIRD(ctx) ((ctx)->regs[2])
+#define FOURTH(ctx) ((ctx)->regs[3])
 #define FIRST_AFTER_RESULT(ctx) ((ctx)->regs[0])
 #define FOURTH_AFTER_RESULT(ctx) ((ctx)->regs[3])
 #define FIFTH_AFTER_RESULT(ctx) ((ctx)->regs[4])
@@ -38,6 +49,7 @@ BPF_TABLE("lru_hash", u64, struct budget, budgets, NETMON_BUDGETS);
 #define FIRST(ctx) ((ctx)->rdi)
 #define SECOND(ctx) ((ctx)->rsi)
 #define THIRD(ctx) ((ctx)->rdx)
+#define FOURTH(ctx) ((ctx)->rcx)
 #define FIRST_AFTER_RESULT(ctx) ((ctx)->rsi)
 #define FOURTH_AFTER_RESULT(ctx) ((ctx)->r8)
 #define FIFTH_AFTER_RESULT(ctx) ((ctx)->r9)
@@ -137,7 +149,7 @@ static __always_inline void count(u32 which)
 		lock_xadd(lost, 1);
 }
 
-static __always_inline void tell(u32 pid, u64 now, u8 library, u8 kind, u64 name_hash, u16 tensors)
+static __always_inline void tell(u32 pid, u64 now, u8 library, u8 kind, u64 name_hash, u16 tensors, u64 size)
 {
 	struct netmon_step *step = steps.ringbuf_reserve(sizeof(*step));
 
@@ -151,10 +163,11 @@ static __always_inline void tell(u32 pid, u64 now, u8 library, u8 kind, u64 name
 	step->kind = kind;
 	step->library = library;
 	step->tensors = tensors;
+	step->size = size;
 	steps.ringbuf_submit(step, 0); /* the first of them wakes user space if it sleeps, none while it is behind */
 }
 
-static __always_inline int submit(u8 library, u8 kind, u64 name_hash, u16 tensors)
+static __always_inline int submit_sized(u8 library, u8 kind, u64 name_hash, u16 tensors, u64 size)
 {
 	u64 now = bpf_ktime_get_ns();
 	u32 pid = current_pid();
@@ -169,20 +182,35 @@ static __always_inline int submit(u8 library, u8 kind, u64 name_hash, u16 tensor
 	/* The process first: what is beyond its own budget costs its user nothing. */
 	if (pays(process, now, NETMON_CALL_NS_OF_PROCESS, NETMON_CALLS_AT_ONCE) &&
 	    pays(user, now, NETMON_CALL_NS_OF_USER, NETMON_CALLS_AT_ONCE_OF_USER)) {
-		tell(pid, now, library, kind, name_hash, tensors);
+		tell(pid, now, library, kind, name_hash, tensors, size);
 		return 0;
 	}
 	count(1);
 	if (process->dropped++ % NETMON_DROPS_TOLD_EVERY == 0)
-		tell(pid, now, library, NETMON_STEP_DROPPED, process->dropped, 0);
+		tell(pid, now, library, NETMON_STEP_DROPPED, process->dropped, 0, 0);
 	return 0;
+}
+
+static __always_inline int submit(u8 library, u8 kind, u64 name_hash, u16 tensors)
+{
+	return submit_sized(library, kind, name_hash, tensors, 0);
+}
+
+/* As user space wants it; 0 where it cannot be true. */
+static __always_inline u64 size_of(u64 values, u64 bytes)
+{
+	if (!values || values > NETMON_MOST_VALUES || !bytes || bytes > 8)
+		return 0;
+	return values << 4 | bytes;
 }
 
 /* The names that a call hands over: of the first one the hash, of all the number, each of so many bytes. */
 static __always_inline int submit_names(struct cxx_vector names, u64 first_hash, u64 bytes)
 {
-	u64 tensors = (names.end - names.begin) / bytes;
+	u64 tensors = (names.end - names.begin) / bytes, thread = bpf_get_current_pid_tgid();
+	struct handing begun = { .name_hash = first_hash, .left = tensors };
 
+	handing_over.update(&thread, &begun);
 	return submit(NETMON_HOROVOD, NETMON_STEP_ENQUEUE, first_hash, tensors > 0xffff ? 0xffff : tensors);
 }
 
@@ -205,9 +233,82 @@ int horovod_enqueue_cow(struct pt_regs *ctx)
 	return submit_names(names, hash_of_cow(names.begin), sizeof(struct cow_string));
 }
 
+/* In the order of Horovod's enum DataType; integers are no gradients. */
+static __always_inline u32 bytes_of_horovod(u32 type)
+{
+	return type == 6 || type == 10 ? 2 : type == 7 ? 4 : type == 8 ? 8 : 0;
+}
+
+/* A horovod::common::Request begins with these, in all versions. */
+struct horovod_request {
+	u32 rank, kind, type;
+};
+
+/* The product of a shape's sizes; 0: it is none. */
+static __always_inline u64 values_of(u64 begin, u64 end)
+{
+	u64 sizes[8] = {}, values = 1, bytes = end - begin;
+
+	if (bytes > sizeof(sizes) || bytes % 8)
+		return 0;
+	/* A scalar has no sizes, and one value. The mask changes nothing; it shows the verifier the bound. */
+	if (bytes && bpf_probe_read_user(sizes, bytes & 127, (void *)begin))
+		return 0;
+#pragma unroll
+	for (int i = 0; i < 8; i++) {
+		if (8 * i < bytes) {
+			/* Two factors below 2^32: their product is one that can be checked. */
+			if (sizes[i] >> 32 || values >> 32)
+				return 0;
+			values *= sizes[i];
+		}
+	}
+	return values > NETMON_MOST_VALUES ? 0 : values;
+}
+
+/*
+ * void Request::set_tensor_shape(this, const std::vector<int64_t>&): within EnqueueTensorAllreduces once for each tensor, in
+ * the order of their names, after its type has been set. The thread that negotiates with other ranks calls it, too.
+ */
+int horovod_shape(struct pt_regs *ctx)
+{
+	u64 thread = bpf_get_current_pid_tgid(), now = bpf_ktime_get_ns(), key, *told, values;
+	struct handing *call = handing_over.lookup(&thread);
+	struct horovod_request request = {};
+	struct cxx_vector shape = {};
+	u32 bytes;
+
+	if (!call || !call->left)
+		return 0;
+	if (bpf_probe_read_user(&request, sizeof(request), (void *)FIRST(ctx)) ||
+	    bpf_probe_read_user(&shape, sizeof(shape), (void *)SECOND(ctx))) {
+		call->left = 0;
+		return 0;
+	}
+	values = values_of(shape.begin, shape.end);
+	bytes = bytes_of_horovod(request.type);
+	if (!values || !bytes || (call->bytes && call->bytes != bytes)) {
+		call->left = 0;
+		return 0;
+	}
+	call->values += values;
+	call->bytes = bytes;
+	if (--call->left)
+		return 0;
+	key = mix(mix(thread >> 32, call->name_hash), call->values);
+	told = sizes_told.lookup(&key);
+	if (told && now - *told < NETMON_SIZE_AGAIN_NS)
+		return 0;
+	sizes_told.update(&key, &now);
+	return submit_sized(NETMON_HOROVOD, NETMON_STEP_SIZE, call->name_hash, 0, size_of(call->values, bytes));
+}
+
 /* EnqueueTensorAllgather(s), Broadcast, Alltoall, Reducescatter(s): collectives that reduce no gradients. */
 int horovod_other(struct pt_regs *ctx)
 {
+	u64 thread = bpf_get_current_pid_tgid();
+
+	handing_over.delete(&thread);
 	return submit(NETMON_HOROVOD, NETMON_STEP_OTHER, 0, 0);
 }
 
@@ -270,10 +371,38 @@ int horovod_rank_cow(struct pt_regs *ctx)
 	return submit_rank(ctx, prefix.characters, head.length);
 }
 
-/* void c10d::Reducer::all_reduce_bucket(this, Bucket&): a DDP model's own, so nothing but gradients. */
+/*
+ * How large a PyTorch tensor of one dimension is, as a bucket's is. Where its TensorImpl has the sizes depends on the
+ * version. So it is looked for: the number of dimensions, five places for their sizes, five for their strides, an offset, the
+ * number of values, and the type, all of which have to fit together. 0: not found.
+ */
+#define TENSOR_WORDS 32
+
+static __always_inline u64 size_of_flat_tensor(u64 address)
+{
+	u64 word[TENSOR_WORDS] = {};
+
+	if (bpf_probe_read_user(word, sizeof(word), (void *)address))
+		return 0;
+#pragma unroll
+	for (int at = 3; at + 13 < TENSOR_WORDS; at++) {
+		u16 type = word[at + 13]; /* c10::ScalarType */
+
+		if (word[at] == 1 && word[at + 6] == 1 && word[at + 1] == word[at + 12] && word[at + 1] > 0)
+			return size_of(word[at + 1],
+				       type == 5 || type == 15 ? 2 : type == 6 ? 4 : type == 7 ? 8 : 0);
+	}
+	return 0;
+}
+
+/* void c10d::Reducer::all_reduce_bucket(this, Bucket&): a DDP model's own, so nothing but gradients, in one tensor. */
 int reducer_enqueue(struct pt_regs *ctx)
 {
-	return submit(NETMON_REDUCER, NETMON_STEP_ENQUEUE, mix(NETMON_HASH_SEED, FIRST(ctx)), 1);
+	u64 tensor = 0, size = 0;
+
+	if (!bpf_probe_read_user(&tensor, sizeof(tensor), (void *)SECOND(ctx)))
+		size = size_of_flat_tensor(tensor);
+	return submit_sized(NETMON_REDUCER, NETMON_STEP_ENQUEUE, mix(NETMON_HASH_SEED, FIRST(ctx)), 1, size);
 }
 
 /* void c10d::Reducer::finalize_backward(this) */
@@ -292,15 +421,19 @@ int reducer_wait_end(struct pt_regs *ctx)
  * What has no name is known by its size: its memory is another one in each step. User space tells those of one size
  * apart by their order.
  */
-static __always_inline int submit_unnamed(u8 library, u64 size, u64 least)
+static __always_inline int submit_unnamed(u8 library, u64 named_size, u64 least, u64 size)
 {
-	return submit(library, size < least ? NETMON_STEP_OTHER : NETMON_STEP_ENQUEUE, mix(NETMON_HASH_SEED, size), 1);
+	u8 kind = named_size < least ? NETMON_STEP_OTHER : NETMON_STEP_ENQUEUE;
+
+	return submit_sized(library, kind, mix(NETMON_HASH_SEED, named_size), 1, size);
 }
 
-/* ncclResult_t ncclAllReduce(send, receive, count, …) */
+/* ncclResult_t ncclAllReduce(send, receive, count, ncclDataType_t, …) */
 int nccl_enqueue(struct pt_regs *ctx)
 {
-	return submit_unnamed(NETMON_NCCL, THIRD(ctx), NETMON_LEAST_GRADIENT_VALUES);
+	u32 type = FOURTH(ctx), bytes = type == 6 || type == 9 ? 2 : type == 7 ? 4 : type == 8 ? 8 : 0;
+
+	return submit_unnamed(NETMON_NCCL, THIRD(ctx), NETMON_LEAST_GRADIENT_VALUES, size_of(THIRD(ctx), bytes));
 }
 
 /* ProcessGroupNCCL::allreduce(this, tensors, options): shows that gradients go by NCCL, where its own calls do not. */
@@ -315,6 +448,7 @@ struct gloo_allreduce {
 	struct cxx_vector in;
 	u64 in_capacity;
 	struct cxx_vector out;
+	u64 out_capacity, values, value_bytes;
 };
 
 struct gloo_buffer {
@@ -332,13 +466,17 @@ int gloo_enqueue(struct pt_regs *ctx)
 {
 	struct gloo_allreduce options = {};
 	struct gloo_buffer buffer = {};
-	u64 first = 0;
+	u64 first = 0, size = 0;
 
 	if (bpf_probe_read_user(&options, sizeof(options), (void *)FIRST(ctx)) ||
 	    bpf_probe_read_user(&first, sizeof(first), (void *)options.out.begin) ||
 	    bpf_probe_read_user(&buffer, sizeof(buffer), (void *)first))
 		return submit(NETMON_GLOO, NETMON_STEP_OTHER, 0, 0);
-	return submit_unnamed(NETMON_GLOO, buffer.bytes, NETMON_LEAST_GRADIENT_BYTES);
+	/* Older ones have something else there. */
+	if (options.values < NETMON_MOST_VALUES && options.value_bytes <= 8 &&
+	    options.values * options.value_bytes == buffer.bytes)
+		size = size_of(options.values, options.value_bytes);
+	return submit_unnamed(NETMON_GLOO, buffer.bytes, NETMON_LEAST_GRADIENT_BYTES, size);
 }
 
 /* bool c10d::Work::wait(this, timeout) */

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from netmon.records import Mark, Moment, Source
 
-_WHOSE = attrgetter("job", "rank", "size", "pid", "source", "parameters", "relative")
+_WHOSE = attrgetter("job", "rank", "size", "pid", "source", "parameters", "relative", "gradient_bytes", "job_name")
 
 
 class MarkRun(NamedTuple):
@@ -21,6 +21,8 @@ class MarkRun(NamedTuple):
     source: Source
     parameters: int
     relative: bool
+    gradient_bytes: int
+    job_name: str
     moments: Sequence[int]  # of Moment
     iterations: Sequence[int]
     times_ns: Sequence[int]
@@ -29,9 +31,10 @@ class MarkRun(NamedTuple):
     def marks(self) -> list[Mark]:
         """One by one."""
         whose = self.job, self.rank, self.size, self.pid
+        about = self.parameters, self.relative, self.gradient_bytes, self.job_name
         told = zip(self.iterations, self.moments, self.times_ns, self.errors_ns, strict=True)
         return [
-            Mark(*whose, iteration, Moment(moment), time_ns, self.source, error_ns, self.parameters, self.relative)
+            Mark(*whose, iteration, Moment(moment), time_ns, self.source, error_ns, *about)
             for iteration, moment, time_ns, error_ns in told
         ]
 

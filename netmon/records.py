@@ -83,9 +83,11 @@ STEP = np.dtype(
         ("kind", "u1"),
         ("library", "u1"),
         ("tensors", "<u2"),
+        ("size", "<u8"),  # values << 4 | bytes of each; 0: unknown
     ]
 )
 STEP_ENQUEUE, STEP_WAIT_BEGIN, STEP_WAIT_END, STEP_DONE, STEP_OTHER, STEP_RANK, STEP_CALL, STEP_DROPPED = range(1, 9)
+STEP_SIZE = 9
 LIBRARY_HOROVOD, LIBRARY_REDUCER, LIBRARY_NCCL, LIBRARY_GLOO = range(1, 5)
 
 BIRTH = np.dtype(
@@ -292,6 +294,8 @@ class Mark:
     error_ns: int
     parameters: int = 0  # model size in float32 parameters; 0: unknown
     relative: bool = False  # the iteration number counts from when the agent began to look
+    gradient_bytes: int = 0  # of all gradients of a step; 0: not told, so 4 for each parameter
+    job_name: str = ""  # what people call the job, of a mark that it joined; empty: the same
 
 
 @dataclass(frozen=True)

@@ -78,7 +78,8 @@ SCHEMAS = {
             *_fields(_WORD, "source"),
             *_fields(_I64, "error_ns"),
             *_fields(pa.bool_(), "relative"),
-            *_fields(_I64, "parameters"),
+            *_fields(_I64, "parameters", "gradient_bytes"),
+            *_fields(_WORD, "parameters_basis", "job_name"),
             *_fields(pa.bool_(), "node_shared"),
             *_fields(_I64, "dl_tx_bytes", "dl_rx_bytes", "dl_shared_tx_bytes", "dl_shared_rx_bytes"),
             *_fields(_I64, "dl_control_tx_bytes", "dl_control_rx_bytes", "cross_tx_bytes", "cross_rx_bytes"),
@@ -289,7 +290,7 @@ def flow_table(origins: Origins, of: _Places, flows: Sequence[Flow], state: Tabl
 def iteration_table(origins: Origins, of: _Places, rows: Sequence[tuple[Iteration, Tally]]) -> pa.Table:
     """Iterations with their account as the table `iterations`."""
     iterations, tallies = [row[0] for row in rows], [row[1] for row in rows]
-    same = ("rank", "size", "error_ns", "relative", "parameters")
+    same = ("rank", "size", "error_ns", "relative", "parameters", "gradient_bytes")
     columns: dict[str, object] = {name: [getattr(iteration, name) for iteration in iterations] for name in same}
     columns |= {name: [getattr(tally, name) for tally in tallies] for name in Tally._fields}
     columns["iteration"] = [iteration.number for iteration in iterations]
@@ -301,6 +302,8 @@ def iteration_table(origins: Origins, of: _Places, rows: Sequence[tuple[Iteratio
         times = np.array([getattr(iteration, name) for iteration in iterations], np.int64)
         columns[name] = pa.array(origins.utcs(of, times), mask=times == 0)
     columns["job"] = _encode([iteration.job for iteration in iterations])
+    columns["job_name"] = _encode([iteration.job_name or iteration.job for iteration in iterations])
+    columns["parameters_basis"] = _encode([iteration.parameters_basis for iteration in iterations])
     for name, words in (("start_moment", _MOMENTS), ("end_moment", _MOMENTS), ("source", _SOURCES)):
         columns[name] = _encode([words[getattr(iteration, name)] for iteration in iterations])
     return origins.table("iterations", of, columns)

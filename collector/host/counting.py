@@ -35,6 +35,7 @@ class Counting:
             number=iteration.number + shift,
             relative=iteration.relative and relative,
             parameters=iteration.parameters or self._parameters,
+            parameters_basis=iteration.parameters_basis or ("option" if self._parameters else ""),
             comm_start_ns=first,
             comm_end_ns=last,
             wait_start_ns=wait,

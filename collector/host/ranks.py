@@ -20,20 +20,15 @@ from netmon.views import SourceScore
 LONGEST_NEED_NS = 30_000_000_000  # an older open iteration or interval no longer holds back acknowledgements
 _LONGEST_HISTORY_NS = 3_600_000_000_000  # of a longer iteration, the account is that of its last hour
 
+_Last = tuple[Resumed, list[SourceScore]]
+_Scores = list[tuple[str, SourceScore]]
 _RARE = frozenset((Moment.JOIN, Moment.LEAVE))
 
 
 class Ranks:
     """All ranks of one host and session."""
 
-    def __init__(
-        self,
-        place: int,
-        holder: Holder,
-        account: HostAccount,
-        parameters: int,
-        log: RankLog,
-    ) -> None:
+    def __init__(self, place: int, holder: Holder, account: HostAccount, parameters: int, log: RankLog) -> None:
         """Begin without ranks.
 
         place, holder: of the session; account: of the host's bytes; parameters: of models that do not tell theirs;
@@ -53,7 +48,7 @@ class Ranks:
         self._past: list[Rank] = []  # whose processes have joined as the same rank again; their rows have not settled
         self._resumed: dict[tuple[str, int], Resumed] = {}
         self._gone: dict[Key, None] = {}
-        self._left: dict[tuple[str, int], Resumed] = {}  # what the last process that was this rank came to
+        self._left: dict[tuple[str, int], _Last] = {}  # of the last process that was this rank
         self._fresh: list[tuple[Rank, Iteration]] = []
         self._stepped: dict[int, Rank] = {}  # by id: processes whose latest steps are not told
 
@@ -141,7 +136,8 @@ class Ranks:
             self._log.add(self, rank)
             if all(life.name for life in lives):
                 rank.find_earlier()
-        rank.tracker.size, rank.tracker.parameters = mark.size, mark.parameters or rank.tracker.parameters
+        rank.tracker.size = mark.size
+        rank.tracker.hear_of_job(mark)
         rank.tracker.join(mark.source)
         rank.joined[mark.source] = mark.time_ns
         rank.left.pop(mark.source, None)
@@ -237,7 +233,7 @@ class Ranks:
             )
         stored = self._resumed.pop((rank.name, tracker.rank), None)
         if stored is None and rank.pid == 0:  # known by its traffic, which is told late: maybe of a process before it
-            stored = self._left.get((rank.name, tracker.rank))
+            stored, _ = self._left.get((rank.name, tracker.rank), (None, []))
         if stored is None and rank.earlier:
             stored = rank.earlier.came_to
             self._log.tell(About.GO_ON, rank, rank.earlier.trust, rank.earlier.shift)
@@ -308,9 +304,10 @@ class Ranks:
             for rank in self._stepping()
         ]
 
-    def scores(self) -> list[tuple[str, SourceScore]]:
-        """(job, score) of each rank and source that does not decide."""
-        return [(rank.name, score) for rank in self._stepping() for score in rank.tracker.scores()]
+    def scores(self) -> tuple[_Scores, _Scores]:
+        """(job, score) of each rank and source that does not decide; the last ones of ranks that have gone."""
+        past = [(job, score) for (job, _), (_, scores) in self._left.items() for score in scores]
+        return [(rank.name, score) for rank in self._stepping() for score in rank.tracker.scores()], past
 
     @property
     def busy(self) -> bool:
@@ -351,7 +348,7 @@ class Ranks:
             rank = self._ranks.pop(key)
             self._gone[key] = None
             if rank.name:
-                self._left[rank.name, rank.number] = rank.stored()
+                self._left[rank.name, rank.number] = rank.stored(), rank.tracker.scores()
             self._log.forget(About.FORGET, rank)
         if gone:
             keep_newest(self._gone)

@@ -233,13 +233,14 @@ class Jobs:
             relative=latest.relative,
             parameters=parameters,
             measured_bytes=float(median(sent)) if sent else math.nan,
-            theory_bytes=ring_bytes(size, parameters),
+            theory_bytes=ring_bytes(size, parameters, latest.gradient_bytes),
             durations_ns=slowest_ns[-RECENT:],
             ranks=tuple(_rank_view(number, ranks[number].host, *last) for number, last in accounted.items()),
             pattern=job.pattern,
             scores=job.scores,
             verdicts=tuple(job.verdicts),
             sharing=job.sharing,
+            parameters_basis=latest.parameters_basis or ("option" if parameters else ""),
         )
 
 

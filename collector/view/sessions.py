@@ -46,11 +46,12 @@ class Connected(Protocol):
 class _Ranks(NamedTuple):
     session: Session
     scores: list[tuple[str, SourceScore]]
+    past_scores: list[tuple[str, SourceScore]]  # the last ones of ranks that have gone
     stepping: set[str]
 
 
 def _ask(session: Session) -> _Ranks:
-    return _Ranks(session, session.window.ranks.scores(), session.window.ranks.stepping_jobs())
+    return _Ranks(session, *session.window.ranks.scores(), session.window.ranks.stepping_jobs())
 
 
 class Sessions:
@@ -200,7 +201,9 @@ class Sessions:
     def scores(self) -> Sequence[tuple[str, SourceScore]]:
         """See HostState."""
         self._ask_some()
-        return [score for ranks in self._ranks for score in ranks.scores]
+        present, stepping = [score for ranks in self._ranks for score in ranks.scores], self.stepping_jobs()
+        past = (score for ranks in self._ranks for score in ranks.past_scores if score[0] not in stepping)
+        return [*present, *past]
 
     def stepping_jobs(self) -> set[str]:
         """See HostState."""

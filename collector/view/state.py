@@ -117,7 +117,7 @@ class HostState(Protocol):
         """Of these few flows; None of one that is not known any more."""
 
     def scores(self) -> Sequence[tuple[str, SourceScore]]:
-        """(job, how one rank's source of iterations does against its best one)."""
+        """(job, how one rank's source of iterations does against its best one); the last ones of jobs that are gone."""
 
     def stepping_jobs(self) -> set[str]:
         """Jobs that have ranks now, so that no score means none."""

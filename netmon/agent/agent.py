@@ -176,7 +176,7 @@ class Agent:
         time.sleep((STALE_NS + self._settings.bucket_ns) / 1e9 + LOOK_NS / 1e9)
         now = time.monotonic_ns()
         self._drain(now)
-        self._marks += [*self._steps.finish(), *self._timelines.finish()]
+        self._marks += [*self._steps.finish(), *self._timelines.finish(now, self._clock.sample().offset_ns)]
         self._clock.finish()
         self._send_batch(now, last)
         self._leftovers.finish(_LEFTOVERS_END_S)

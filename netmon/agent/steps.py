@@ -249,7 +249,8 @@ class StepMarks:
     def _mark(self, pid: int, iteration: int, moment: Moment, time_ns: int) -> Mark:
         rank = self._ranks[pid]
         where = (*rank.identity, pid, iteration, moment, time_ns, Source.UPROBE, ERROR_NS)
-        return Mark(*where, relative=rank.relative)
+        values, gradient_bytes = rank.detector.size
+        return Mark(*where, values, rank.relative, gradient_bytes)
 
 
 def _by_process(table: Table) -> list[Table]:

@@ -120,7 +120,7 @@ class Surroundings:
 
     def _follow_timelines(self, timelines: list[Opened], now_ns: int) -> list[Mark]:
         identities = self._steps.identities()
-        marks = self._timelines.keep(identities)
+        marks = self._timelines.keep(identities, now_ns)
         for opened in timelines:
             marks += self._timelines.follow(opened, identities.get(opened.pid), now_ns)
         return marks + self._timelines.read(now_ns, self._clock.sample().offset_ns)

@@ -7,18 +7,20 @@ after the first rank has handed it over, and the end of its reduction.
 
 import logging
 import os
+import time
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
 from netmon.agent.timeline_file import MOST_READ, TimelineFile
+from netmon.agent.timeline_reader import TimelineReader
 from netmon.dl.cycles import Boundary, CycleDetector
-from netmon.kernel.stalling import StalledError, StallingCalls
+from netmon.kernel.stalling import StallingCalls
 from netmon.kernel.training.timelines import Opened
 from netmon.marks import RankIdentity
-from netmon.records import Mark, Moment, Source
+from netmon.records import Mark, Moment, Source, Table
 
 log = logging.getLogger(__name__)
 
@@ -28,7 +30,9 @@ lasts as long as the slowest rank needs to be given a processor; then the traini
 
 _LEAST_READ = 16 << 10  # bytes of a file at a time, however many there are
 _MOST_HELD = 50_000  # events of one file that have led to no step
-_READ_S = 0.02  # of one file at a time; what takes longer is on a file system that does not answer
+_READ_S = 0.02  # all files are waited for together, at one look; what takes longer is taken at the next
+_GONE_NS = 30_000_000_000  # for so long the rest is read of who has gone; others may still write to it
+_FAREWELL_S = 1.0
 _AHEAD_NS = 50_000_000  # of now: the clock that Horovod began with has been set since
 
 
@@ -36,9 +40,10 @@ _AHEAD_NS = 50_000_000  # of now: the clock that Horovod began with has been set
 class _Followed:
     identity: RankIdentity
     uid: int
-    file: TimelineFile
-    detector: CycleDetector = field(default_factory=CycleDetector)
-    last_ns: int = 0
+    reader: TimelineReader
+    detector: CycleDetector
+    last_ns: int
+    gone_ns: int = 0  # when its process was found gone; 0: it is there
 
 
 class TimelineMarks:
@@ -47,7 +52,7 @@ class TimelineMarks:
     def __init__(self) -> None:
         """None is known."""
         self._followed: dict[int, _Followed] = {}  # by pid
-        self._reading = StallingCalls(_READ_S)
+        self._calls = StallingCalls(_READ_S)
         self.refused = 0  # files and events that could not be used
 
     def follow(self, opened: Opened, identity: RankIdentity | None, now_ns: int) -> list[Mark]:
@@ -57,49 +62,65 @@ class TimelineMarks:
             os.close(opened.descriptor)
             return marks
         file = TimelineFile(opened.descriptor, partial=not opened.whole)
-        followed = self._followed[opened.pid] = _Followed(
-            identity, opened.uid, file, CycleDetector(late=file.partial), now_ns
-        )
+        reader = TimelineReader(file, opened.uid, self._calls, now_ns)
+        detector = CycleDetector(late=file.partial)
+        followed = self._followed[opened.pid] = _Followed(identity, opened.uid, reader, detector, now_ns)
         return [*marks, _mark(opened.pid, followed, 0, Moment.JOIN, now_ns)]
 
-    def keep(self, identities: Mapping[int, RankIdentity]) -> list[Mark]:
-        """Who trains as which rank now, by pid → the last marks of those that are gone, or have been another rank."""
+    def keep(self, identities: Mapping[int, RankIdentity], now_ns: int) -> list[Mark]:
+        """Who trains as which rank now, by pid → the last marks of those that have been another rank.
+
+        Those that are gone leave when what they have written has been read.
+        """
         marks: list[Mark] = []
-        for pid, followed in list(self._followed.items()):
+        for pid, followed in self._followed.items():
             identity = identities.get(pid)
-            if identity is None:
-                marks += self._leave(pid)
-            elif identity != followed.identity:
+            followed.gone_ns = 0 if identity else followed.gone_ns or now_ns
+            if identity and identity != followed.identity:
                 marks += [_mark(pid, followed, *boundary) for boundary in self._last(followed)]
                 followed.identity = identity
                 marks.append(_mark(pid, followed, 0, Moment.JOIN, followed.last_ns))
         return marks
 
     def read(self, now_ns: int, utc_minus_mono_ns: int) -> list[Mark]:
-        """What has been written since the last call, as far as a bounded number of bytes goes: as many of each user."""
+        """What has been written since the last call, as far as a bounded number of bytes goes: as many of each user.
+
+        now_ns: CLOCK_MONOTONIC. Blocks for a moment at most; what could not be read in it comes with a later call.
+        """
         marks: list[Mark] = []
-        if not self._followed:
-            return marks
+        until_s = time.monotonic() + _READ_S
         of_user = Counter(followed.uid for followed in self._followed.values())
         for pid, followed in list(self._followed.items()):
             most = max(_LEAST_READ, MOST_READ // len(of_user) // of_user[followed.uid])
             try:
-                marks += self._read(pid, followed, now_ns, utc_minus_mono_ns, most)
-            except StalledError as error:
-                self._refuse(f"the timeline of process {pid} is not followed: {error}")
-                marks += self._leave(pid, close=not error.under_way)
+                more = True
+                while more:
+                    steps, more = followed.reader.read(most, max(0.0, until_s - time.monotonic()), now_ns)
+                    marks += self._take(pid, followed, steps, now_ns, utc_minus_mono_ns)
+                    if not (followed.gone_ns and time.monotonic() < until_s):
+                        break
+                if followed.gone_ns and more and now_ns - followed.gone_ns > _GONE_NS:
+                    raise ValueError("it was not read to its end")
             except (OSError, ValueError, OverflowError) as error:
                 self._refuse(f"the timeline of process {pid} is not followed: {error}")
                 marks += self._leave(pid)
+            else:
+                marks += self._leave(pid) if followed.gone_ns and not more else []
         return marks
 
-    def finish(self) -> list[Mark]:
-        """The last marks of all."""
-        return self.keep({})
+    def finish(self, now_ns: int, utc_minus_mono_ns: int) -> list[Mark]:
+        """What can be read within a second, and the last marks of all; blocks for as long."""
+        marks = self.keep({}, now_ns)
+        until_s = time.monotonic() + _FAREWELL_S
+        while self._followed and time.monotonic() < until_s:
+            marks += self.read(now_ns, utc_minus_mono_ns)
+            time.sleep(_READ_S if self._followed else 0)
+        return marks + [mark for pid in list(self._followed) for mark in self._leave(pid)]
 
-    def _read(self, pid: int, followed: _Followed, now_ns: int, utc_minus_mono_ns: int, most: int) -> list[Mark]:
-        file = followed.file
-        steps = self._reading.call(followed.uid, lambda: file.read(most), lambda late: os.close(file.descriptor))
+    def _take(
+        self, pid: int, followed: _Followed, steps: Table | None, now_ns: int, utc_minus_mono_ns: int
+    ) -> list[Mark]:
+        """steps: as TimelineFile.read returns them."""
         if steps is None:
             ended = [_mark(pid, followed, *boundary) for boundary in followed.detector.finish()]
             followed.detector = CycleDetector(late=True, last=followed.detector.iteration)
@@ -121,13 +142,11 @@ class TimelineMarks:
             log.warning("%s; further ones are only counted", reason)
         self.refused += 1
 
-    def _leave(self, pid: int, close: bool = True) -> list[Mark]:
-        """close: False where a call on the file is under way, which will do it."""
+    def _leave(self, pid: int) -> list[Mark]:
         followed = self._followed.pop(pid, None)
         if followed is None:
             return []
-        if close:
-            os.close(followed.file.descriptor)
+        followed.reader.close()
         return [_mark(pid, followed, *boundary) for boundary in self._last(followed)]
 
     @staticmethod
@@ -139,4 +158,4 @@ class TimelineMarks:
 def _mark(pid: int, followed: _Followed, iteration: int, moment: Moment, time_ns: int) -> Mark:
     error = _BEGIN_ERROR_NS if moment in (Moment.FIRST_ENQUEUE, Moment.FIRST_WAIT) else _END_ERROR_NS
     where = (*followed.identity, pid, iteration, moment, time_ns, Source.TIMELINE, error)
-    return Mark(*where, relative=followed.file.partial)
+    return Mark(*where, relative=followed.reader.file.partial)

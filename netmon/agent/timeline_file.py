@@ -28,7 +28,7 @@ _EVENT = re.compile(
     rb'(?:, "[^{}]*)?(\{[^{}]*\})?\}'
 )
 
-_Row = tuple[int, int, int, int, int, int]
+_Row = tuple[int, int, int, int, int, int, int]
 """of dtype STEP"""
 
 
@@ -41,12 +41,14 @@ class TimelineFile:
     start_us: int = 0  # UTC
     offset: int = 0  # of what comes next
     last: bytes = b""  # what stands before it
+    advanced: bool = False  # the last read has found something
 
     def read(self, most: int = MOST_READ) -> Table | None:
         """What was appended, dtype STEP but times in µs of UTC and names by number; None: it has begun anew.
 
         most: bytes to read. Raises ValueError for what is not a timeline, OSError.
         """
+        self.advanced = True
         if not self._continues():
             self.start_us, self.offset, self.last, self.partial = 0, 0, b"", True
             return None
@@ -62,6 +64,7 @@ class TimelineFile:
         if not end and (len(text) == most or (not self.start_us and size > _NOT_A_TIMELINE)):
             raise ValueError("no events of Horovod's are in it")
         self._pass(self.last + text[:end], self.offset + end)
+        self.advanced = end > 0
         return np.array(rows, STEP)
 
     def _continues(self) -> bool:
@@ -96,4 +99,4 @@ def _rows(event: "re.Match[bytes]", start_us: int) -> list[_Row]:
         kind = STEP_OTHER
     elif phase == b"E" and arguments:  # the last one of a tensor tells its type and shape
         kind = STEP_DONE
-    return [(start_us + int(time_us), int(number), 0, kind, LIBRARY_HOROVOD, 1)] if kind and number else []
+    return [(start_us + int(time_us), int(number), 0, kind, LIBRARY_HOROVOD, 1, 0)] if kind and number else []

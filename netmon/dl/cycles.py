@@ -10,6 +10,7 @@ gets its true beginning. A set that changes in the middle of training is learned
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from netmon.dl.gradient_sizes import UNKNOWN, GradientSize, NamedSizes, gradient_size, total
 from netmon.dl.passes import Passes
 from netmon.dl.recurrence import Event, HeldEvents, RecurringSet
 from netmon.records import (
@@ -19,6 +20,7 @@ from netmon.records import (
     STEP_DONE,
     STEP_ENQUEUE,
     STEP_OTHER,
+    STEP_SIZE,
     STEP_WAIT_BEGIN,
     STEP_WAIT_END,
     Moment,
@@ -64,12 +66,14 @@ class BackwardSteps:
         self._passes_without = 0  # of other models since the leader's last
         self._inside = False
         self._waits = Waits()
+        self._handed_over: list[GradientSize] = []  # in this pass
+        self.size = UNKNOWN  # of what a pass hands over
         self.queued = False
         """The all-reduces are only queued, for a GPU: that nobody waits says nothing of when they are over."""
 
     def feed(self, event: Event) -> list[Boundary]:
         """The boundaries that an event makes known."""
-        time_ns, name, kind, _ = event
+        time_ns, name, kind, _, told = event
         if name != self._leader and kind == STEP_WAIT_BEGIN:
             self._passes_without += 1
         if not self._leader or self._passes_without > _TURNS:
@@ -79,12 +83,15 @@ class BackwardSteps:
         self._passes_without = 0
         if kind == STEP_WAIT_BEGIN:
             self._inside, self._waits.first_ns = False, time_ns
+            self.size, self._handed_over = total(self._handed_over), []
         elif kind == STEP_WAIT_END:
             self._waits.last_ns = time_ns
-        elif not self._inside:
-            boundaries = self.finish()
-            self.iteration, self._inside = self.iteration + 1, True
-            return [*boundaries, (self.iteration, Moment.FIRST_ENQUEUE, time_ns)]
+        else:
+            self._handed_over.append(gradient_size(told))
+            if not self._inside:
+                boundaries = self.finish()
+                self.iteration, self._inside, self._handed_over = self.iteration + 1, True, self._handed_over[-1:]
+                return [*boundaries, (self.iteration, Moment.FIRST_ENQUEUE, time_ns)]
         return []
 
     def finish(self) -> list[Boundary]:
@@ -132,9 +139,22 @@ class NamedSteps:
         self._run = self._group_run = 0  # how often waits have followed calls: now, and at the last marker
         self._called = False  # since the last wait began
         self._held = HeldEvents(late)
+        self._sizes = NamedSizes()
+        self._size = UNKNOWN
+        self._resized = False  # a size or a marker is another one than when they were last added up
+
+    @property
+    def size(self) -> GradientSize:
+        """Of what a step hands over."""
+        if self._resized:
+            self._size, self._resized = self._sizes.total(self._markers), False
+        return self._size
 
     def feed(self, event: Event) -> list[Boundary]:
         """The boundaries that an event makes known."""
+        self._resized |= self._sizes.learn(event.name, event.size)
+        if event.kind == STEP_SIZE:
+            return []
         boundaries = self._walk(event)
         if found := self._held.add(event, self._markers, self._tensors):
             self._establish(found)
@@ -144,7 +164,7 @@ class NamedSteps:
     def _establish(self, found: RecurringSet) -> None:
         if self._group.is_step:
             self._waits = self._group.waits
-        self._markers = dict.fromkeys(found.names, self.iteration)
+        self._markers, self._resized = dict.fromkeys(found.names, self.iteration), True
         self._expected, self._tensors, self._one_run = len(found.names), found.tensors, found.one_run
         self._group, self._strangers, self._candidates = _Group(), {}, set()
 
@@ -174,7 +194,7 @@ class NamedSteps:
         return boundaries
 
     def _walk(self, event: Event) -> list[Boundary]:
-        time_ns, name, kind, tensors = event
+        time_ns, name, kind, tensors, _ = event
         group = self._group
         self._called |= kind in (STEP_ENQUEUE, STEP_OTHER)
         if kind == STEP_ENQUEUE and name in self._markers:
@@ -220,7 +240,9 @@ class NamedSteps:
             self._waits = self._group.waits
             self._markers |= dict.fromkeys(self._group.seen, self.iteration)
             oldest = self.iteration - _FORGET
-            self._markers = {name: last for name, last in self._markers.items() if last > oldest}
+            if any(last <= oldest for last in self._markers.values()):
+                self._markers = {name: last for name, last in self._markers.items() if last > oldest}
+                self._resized = True
             self._held.forget(max(self._group.seen.values()))
         seen = self._admit()
         self._group = _Group(seen, coming=len(seen))
@@ -240,6 +262,7 @@ class NamedSteps:
         once = {name for name, stranger in self._strangers.items() if stranger.calls == 1 and stranger.run in runs}
         admitted = {name: self._strangers[name] for name in once & self._candidates}
         self._markers |= dict.fromkeys(admitted, self.iteration)
+        self._resized |= bool(admitted)
         self._candidates, self._strangers = once, {}
         return {name: call.time_ns for name, call in admitted.items() if self._one_run and call.run == self._run}
 
@@ -264,6 +287,11 @@ class CycleDetector:
         return self._steps.iteration
 
     @property
+    def size(self) -> GradientSize:
+        """Of the gradients that a step reduces."""
+        return self._steps.size
+
+    @property
     def held(self) -> int:
         """Calls that are remembered and have led to no step yet."""
         return self._steps.held if isinstance(self._steps, NamedSteps) else 0
@@ -279,13 +307,13 @@ class CycleDetector:
         The waits of an iteration are known when the next one begins, or at `finish`. This walks calls per tensor.
         """
         boundaries: list[Boundary] = []
-        for time_ns, name, _, kind, library, tensors in steps.tolist():
+        for time_ns, name, _, kind, library, tensors, size in steps.tolist():
             if library != self._library:
                 if self._library and library > self._library:
                     self._underneath(library)
                     continue
                 boundaries += self._switch(library)
-            event = Event(time_ns, name, kind, tensors)
+            event = Event(time_ns, name, kind, tensors, size)
             for one in self._passes.feed(event) if library in _UNNAMED else (event,):
                 boundaries += self._steps.feed(one)
         return boundaries

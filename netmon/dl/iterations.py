@@ -19,6 +19,7 @@ _NEVER = int(np.iinfo(np.int64).max)
 _BY_ENDS = (Source.TIMELINE, Source.INFERRED)  # they know better when a communication ended than when it began
 _SILENT_AFTER = 3  # iterations that another source has seen since a source's last word
 
+_BASES = {Source.HOOK: "hook", Source.UPROBE: "calls"}
 _ABOUT_PROCESSES = (Moment.JOIN, Moment.LEAVE)
 _MOMENTS = {int(moment): moment for moment in Moment}
 
@@ -41,6 +42,9 @@ class Iteration(NamedTuple):
     comm_start_ns: int = 0  # first enqueue; 0: unknown
     comm_end_ns: int = 0  # last wait; 0: unknown
     wait_start_ns: int = 0  # first wait; 0: unknown
+    gradient_bytes: int = 0  # of all gradients; 0: 4 for each parameter
+    parameters_basis: str = ""  # who told of the parameters: "hook", "calls", "option"; empty: nobody
+    job_name: str = ""  # what people call the job; empty: the same
 
     @property
     def communication_ns(self) -> int:
@@ -69,7 +73,8 @@ class IterationTracker:
     def __init__(self, job: str, rank: int) -> None:
         """Begin without marks."""
         self.job, self.rank = job, rank
-        self.size = self.parameters = 0
+        self.size = self.parameters = self.gradient_bytes = 0
+        self.parameters_basis = self.job_name = ""
         self.unusable = 0  # marks that repeat, contradict or come after their iteration
         self.finished_ns = -1  # end of the last finished iteration
         self.ending = False  # something has come by which an iteration may have ended: `finished` is to be asked
@@ -114,7 +119,15 @@ class IterationTracker:
     def _learn(self, told: Mark | MarkRun) -> None:
         if told.source != Source.INFERRED or not self.size:
             self.size = told.size or self.size
-        self.parameters = told.parameters or self.parameters
+        self.hear_of_job(told)
+
+    def hear_of_job(self, told: Mark | MarkRun) -> None:
+        """What a mark says of the job as a whole. What the script says of its size is better than what its calls say."""
+        self.job_name = told.job_name or self.job_name
+        basis = _BASES.get(told.source, "")
+        if told.parameters and (self.parameters_basis != "hook" or basis == "hook"):
+            self.parameters, self.gradient_bytes = told.parameters, told.gradient_bytes
+            self.parameters_basis = basis
 
     def _marks_of(self, source: Source) -> SourceMarks:
         marks = self._sources.get(source)
@@ -193,6 +206,9 @@ class IterationTracker:
             *(self.job, self.rank, self.size, number, start.time_ns, end.time_ns),
             *(_MOMENTS[start.moment], _MOMENTS[end.moment], source, max(start.error_ns, end.error_ns)),
             *(self.trust == Trust.RELATIVE, self.parameters),
+            gradient_bytes=self.gradient_bytes,
+            parameters_basis=self.parameters_basis,
+            job_name=self.job_name,
         )
 
     def _choose(self) -> bool:
@@ -251,10 +267,11 @@ class IterationTracker:
         return {beat: Events(one.number + shift, one.time_ns + offset_ns) for beat, one in latest}
 
     def scores(self) -> list[SourceScore]:
-        """Each other source against the one that decides, over its recent marks."""
+        """Each other source against the one that decides, over its recent marks: all of them, once all have left."""
         if self.source not in self._sources:
             return []
-        heard = [source for source, marks in sorted(self._sources.items()) if not marks.left]
+        over = all(marks.left for source, marks in self._sources.items() if source != Source.INFERRED)
+        heard = [source for source, marks in sorted(self._sources.items()) if over or not marks.left]
         others = [source for source in heard if source != self.source and source not in self._silent]
         true = self._events(self.source) if others else {}
         scores = (score(source, self.source, self._events(source), true) for source in others)

@@ -22,6 +22,7 @@ class Event(NamedTuple):
     name: int
     kind: int
     tensors: int
+    size: int = 0
 
 
 @dataclass(frozen=True)

@@ -35,11 +35,19 @@ class StallingCalls:
         self._stalled: Counter[Hashable] = Counter()
         self._lock = threading.Lock()
 
-    def call(self, key: Hashable, function: Callable[[], R], late: Callable[[R | None], object]) -> R:
+    def call(
+        self,
+        key: Hashable,
+        function: Callable[[], R],
+        late: Callable[[R | None], object],
+        limit_s: float | None = None,
+    ) -> R:
         """The function's result, or what it raises. Raises StalledError. key: whose file it is.
 
-        late: done, in another thread, with a result that comes too late; None where it is an error.
+        late: done, in another thread, with a result that comes too late; None where it is an error. limit_s: of this
+        call, if it is another one.
         """
+        limit_s = self._limit_s if limit_s is None else limit_s
         with self._lock:
             if self._stalled[key] >= _MOST_STALLED or self._stalled.total() >= _MOST_STALLED_OF_ALL:
                 raise StalledError("earlier files have not answered", under_way=False)
@@ -47,8 +55,8 @@ class StallingCalls:
         self._worker = None
         job = _Job(function)
         worker.jobs.put(job)
-        if not job.done.wait(self._limit_s) and self._give_up(key, job, late):
-            raise StalledError(f"it has not answered for {self._limit_s:g} s", under_way=True)
+        if not job.done.wait(limit_s) and self._give_up(key, job, late):
+            raise StalledError(f"it has not answered for {limit_s:g} s", under_way=True)
         self._worker = worker
         if job.error:
             raise job.error

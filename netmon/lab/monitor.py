@@ -38,6 +38,7 @@ class Monitor:
         self.address = ",".join(f"unix:{self._run / name}.sock" for name in names)
         self.agents: list[Process] = []
         self._bus = ""
+        self._agents_ended = False
         self._stack = contextlib.ExitStack()
         with self._stack:  # ends what was started if one cannot be
             self._middle = self._start_bus() if spec.bus else None
@@ -61,6 +62,15 @@ class Monitor:
 
     def end_in_order(self) -> None:
         """Agents first, so that all they have reaches the dataset; then the collector. Raises LabError."""
+        if not self._agents_ended:
+            self.end_agents()
+        for collector in self.collectors:
+            collector.ask_to_end()
+        for collector in self.collectors:
+            collector.end_in_order(seconds=60)
+
+    def end_agents(self) -> None:
+        """Block until the collector has all that they have. Raises LabError."""
         for agent in self.agents:
             agent.ask_to_end()
         for agent in self.agents:
@@ -72,10 +82,7 @@ class Monitor:
                     self._check_collectors()
                     time.sleep(0.05)
                 stored.check()
-        for collector in self.collectors:
-            collector.ask_to_end()
-        for collector in self.collectors:
-            collector.end_in_order(seconds=60)
+        self._agents_ended = True
 
     def _check_collectors(self) -> None:
         for collector in self.collectors:

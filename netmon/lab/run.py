@@ -66,15 +66,16 @@ def run(
         monitor = stack.enter_context(Monitor(spec, testbed, folder / "log", spec.parameters)) if spec.monitor else None
         if monitor:
             record.event("monitor ready", (*monitor.collectors, *monitor.agents))
-            with view(monitor.address), LiveScores(monitor.address) as live:
-                result = train(spec, testbed, monitor, python, record, progress)
+            with LiveScores(monitor.address) as live:
+                with view(monitor.address):
+                    result = train(spec, testbed, monitor, python, record, progress)
+                time.sleep(_REST_SECONDS)
+                monitor.end_agents()  # with what they read last, as of a timeline
             record.scores(live.of(result.job))
-        else:
-            result = train(spec, testbed, monitor, python, record, progress)
-        time.sleep(_REST_SECONDS)
-        if monitor:
             monitor.end_in_order()
             record.event("monitor ended")
+        else:
+            result = train(spec, testbed, monitor, python, record, progress)
     return result
 
 

@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """How the sources of iterations did against each other during a run, as the collector scored them."""
 
+import contextlib
 import threading
 from dataclasses import asdict
 from types import TracebackType
 from typing import Any
 
 from netmon.views import Selection, Snapshot, SourceScore
-from netmon.wire.watch import UnreachableError, follow
+from netmon.wire.watch import UnreachableError, follow, watch_once
 
 _INTERVAL_MS = 500
 
@@ -15,7 +16,7 @@ _INTERVAL_MS = 500
 class LiveScores:
     """Follows a collector while the context is open, on a thread of its own, and keeps every source's last score.
 
-    They are nowhere else: a dataset holds the best source's iterations only, and ranks that are gone have no scores.
+    They are nowhere else: a dataset holds the best source's iterations only.
     """
 
     def __init__(self, address: str) -> None:
@@ -35,9 +36,11 @@ class LiveScores:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        """Block until the next snapshot has come, half a second at most."""
+        """Block until one more snapshot has come: all that the collector has been told by now is in it."""
         self._over.set()
         self._thread.join()
+        with contextlib.suppress(UnreachableError):  # the run itself says so
+            self._keep(watch_once(self._address, Selection()))
 
     def _follow(self) -> None:
         try:

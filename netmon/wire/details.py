@@ -193,11 +193,11 @@ def read_mark(message: netmon_pb2.Mark) -> Mark:
         raise WireError(f"a mark of job {job!r} is negative: iteration {iteration}, {time_ns} ± {error_ns} ns")
     if time_ns > MAX_MONO_NS or error_ns > MAX_SPAN_NS:
         raise WireError(f"a mark of job {job!r} is at no time: {time_ns} ± {error_ns} ns")
-    if iteration > MAX_COUNT or message.parameters > MAX_COUNT:
+    if max(iteration, message.parameters, message.gradient_bytes) > MAX_COUNT:
         raise WireError(f"a mark of job {job!r} has iteration {iteration}, {message.parameters} parameters")
     return Mark(
         *(job, rank, size, message.pid, iteration, moment, time_ns, source, error_ns),
-        *(message.parameters, message.relative),
+        *(message.parameters, message.relative, message.gradient_bytes, read_name(message.job_name, "Mark.job_name")),
     )
 
 
@@ -218,13 +218,14 @@ def read_mark_runs(messages: Iterable[netmon_pb2.Mark]) -> list[MarkRun]:
         runs.append(
             MarkRun(
                 *(first.job, first.rank, first.size, first.pid, first.source, first.parameters, first.relative),
+                *(first.gradient_bytes, first.job_name),
                 *(moments, iterations, times_ns, errors_ns),
             )
         )
     return runs
 
 
-_WHOSE = attrgetter("job", "rank", "size", "pid", "source", "parameters", "relative")
+_WHOSE = attrgetter("job", "rank", "size", "pid", "source", "parameters", "relative", "gradient_bytes", "job_name")
 _TOLD = attrgetter("moment", "iteration", "time_ns", "error_ns")
 
 

@@ -793,6 +793,8 @@ class Mark(_message.Message):
     ERROR_NS_FIELD_NUMBER: _builtins.int
     PARAMETERS_FIELD_NUMBER: _builtins.int
     RELATIVE_FIELD_NUMBER: _builtins.int
+    GRADIENT_BYTES_FIELD_NUMBER: _builtins.int
+    JOB_NAME_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     rank: _builtins.int
     size: _builtins.int
@@ -807,6 +809,10 @@ class Mark(_message.Message):
     error_ns: _builtins.int
     parameters: _builtins.int
     relative: _builtins.bool
+    gradient_bytes: _builtins.int
+    """of all gradients of a step; 0: 4 for each parameter"""
+    job_name: _builtins.str
+    """what people call the job, of a mark that it joined"""
     def __init__(
         self,
         *,
@@ -821,10 +827,12 @@ class Mark(_message.Message):
         error_ns: _builtins.int = ...,
         parameters: _builtins.int = ...,
         relative: _builtins.bool = ...,
+        gradient_bytes: _builtins.int = ...,
+        job_name: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["error_ns", b"error_ns", "iteration", b"iteration", "job", b"job", "moment", b"moment", "parameters", b"parameters", "pid", b"pid", "rank", b"rank", "relative", b"relative", "size", b"size", "source", b"source", "time_ns", b"time_ns"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["error_ns", b"error_ns", "gradient_bytes", b"gradient_bytes", "iteration", b"iteration", "job", b"job", "job_name", b"job_name", "moment", b"moment", "parameters", b"parameters", "pid", b"pid", "rank", b"rank", "relative", b"relative", "size", b"size", "source", b"source", "time_ns", b"time_ns"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1332,6 +1340,8 @@ class JobView(_message.Message):
     SHARED_RANKS_FIELD_NUMBER: _builtins.int
     VERDICTS_FIELD_NUMBER: _builtins.int
     SHARING_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    PARAMETERS_BASIS_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     size: _builtins.int
     iteration: _builtins.int
@@ -1351,6 +1361,10 @@ class JobView(_message.Message):
     """of which the ranks above are some"""
     shared_ranks: _builtins.int
     """of those, whose node was DL-shared in their last iteration"""
+    name: _builtins.str
+    """what people call it; empty: job"""
+    parameters_basis: _builtins.str
+    """who told of them"""
     @_builtins.property
     def ranks(self) -> _containers.RepeatedCompositeFieldContainer[Global___RankView]: ...
     @_builtins.property
@@ -1386,10 +1400,12 @@ class JobView(_message.Message):
         shared_ranks: _builtins.int = ...,
         verdicts: _abc.Iterable[Global___Verdict] | None = ...,
         sharing: _abc.Iterable[_builtins.str] | None = ...,
+        name: _builtins.str = ...,
+        parameters_basis: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["durations_ns", b"durations_ns", "error_ns", b"error_ns", "iteration", b"iteration", "job", b"job", "known_ranks", b"known_ranks", "last_ns", b"last_ns", "measured_bytes", b"measured_bytes", "median_ns", b"median_ns", "p99_ns", b"p99_ns", "parameters", b"parameters", "pattern", b"pattern", "ranks", b"ranks", "relative", b"relative", "scores", b"scores", "shared_ranks", b"shared_ranks", "sharing", b"sharing", "size", b"size", "source", b"source", "theory_bytes", b"theory_bytes", "verdicts", b"verdicts"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["durations_ns", b"durations_ns", "error_ns", b"error_ns", "iteration", b"iteration", "job", b"job", "known_ranks", b"known_ranks", "last_ns", b"last_ns", "measured_bytes", b"measured_bytes", "median_ns", b"median_ns", "name", b"name", "p99_ns", b"p99_ns", "parameters", b"parameters", "parameters_basis", b"parameters_basis", "pattern", b"pattern", "ranks", b"ranks", "relative", b"relative", "scores", b"scores", "shared_ranks", b"shared_ranks", "sharing", b"sharing", "size", b"size", "source", b"source", "theory_bytes", b"theory_bytes", "verdicts", b"verdicts"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

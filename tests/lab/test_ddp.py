@@ -24,6 +24,13 @@ def watched(tmp_path_factory):
     return spec, pd.read_parquet(data / "iterations")
 
 
+def test_the_size_of_the_model_is_read_from_the_calls(watched):
+    spec, iterations = watched
+    assert set(iterations["parameters"]) == {spec.parameters}
+    assert set(iterations["gradient_bytes"]) == {4 * spec.parameters}
+    assert set(iterations["parameters_basis"]) == {"calls"}
+
+
 @pytest.mark.parametrize("rank", RANKS)
 def test_every_step_is_found_where_the_script_saw_it(watched, rank):
     spec, iterations = watched

@@ -38,6 +38,13 @@ def test_every_iteration_is_found_and_none_invented(watched, rank):
     assert set(found["source"]) == {"uprobe"}
 
 
+def test_the_size_of_the_model_is_read_from_the_calls(watched):
+    spec, iterations = watched
+    assert set(iterations["parameters"]) == {spec.parameters}
+    assert set(iterations["gradient_bytes"]) == {4 * spec.parameters}
+    assert set(iterations["parameters_basis"]) == {"calls"}
+
+
 @pytest.mark.parametrize("rank", RANKS)
 def test_boundaries_are_where_the_script_saw_them(watched, rank):
     """It notes the first enqueue before it begins and the last wait after it has ended, with any time between."""

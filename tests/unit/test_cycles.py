@@ -31,13 +31,13 @@ class Script:
 
     def __init__(self, library: int = LIBRARY_HOROVOD, waits: bool = True) -> None:
         self.library, self.waits = library, waits
-        self.rows: list[tuple[int, int, int, int, int, int]] = []
+        self.rows: list[tuple[int, ...]] = []
         self.steps: list[tuple[int, int, int]] = []  # first enqueue, first wait, last wait
         self.now = MILLISECOND
 
     def call(self, kind: int, name: int = 0, tensors: int = 1) -> int:
         self.now += 10 * MICROSECOND
-        self.rows.append((self.now, name, 7, kind, self.library, tensors))
+        self.rows.append((self.now, name, 7, kind, self.library, tensors, 0))
         return self.now
 
     def metric(self, name: int) -> None:

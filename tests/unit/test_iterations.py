@@ -116,6 +116,25 @@ def test_other_sources_are_scored_against_the_one_that_decides():
     assert (score.iterations, score.found, score.matched, score.error_ns) == (15, 14, 14, MS // 10)
 
 
+def test_sources_that_have_all_left_are_scored_by_all_that_they_have_told():
+    """As a timeline whose end was read when its process was gone."""
+    hooked = [one for k in range(20) for one in step(k, 10 * k)]
+    timeline = {"source": Source.TIMELINE}
+    written = [
+        mark(moment, k, 10 * k + after, **timeline) for k in range(20) for moment, after in ((ENQUEUE, 3), (WAIT, 8))
+    ]
+    tracker, _ = track(*hooked)
+    tracker.leave(Source.HOOK)
+    tracker.finished()
+    for one in written:
+        tracker.add(one)
+    tracker.leave(Source.TIMELINE)
+    tracker.finished(leaving=True)
+    (score,) = tracker.scores()
+    assert (score.source, score.reference) == (Source.TIMELINE, Source.HOOK)
+    assert (score.iterations, score.found, score.matched) == (20, 20, 20)
+
+
 def test_what_the_traffic_tells_does_not_stand_beside_what_the_script_tells():
     inferred = [mark(ENQUEUE, 0, 3, source=Source.INFERRED), mark(WAIT, 0, 8, source=Source.INFERRED)]
     tracker, found = track(*step(0, 0), *inferred)

@@ -33,7 +33,7 @@ class Script:
         self._library = library
 
     def does(self, kind: int, name: int = 0, at: int = 0) -> None:
-        self._rows.append((at or self.now, name, 1, kind, self._library, 1))
+        self._rows.append((at or self.now, name, 1, kind, self._library, 1, 0))
 
     def reduces(self, size: int, kind: int = STEP_ENQUEUE) -> None:
         """One call that waits: the size may be told after the wait has begun."""

@@ -2,12 +2,15 @@
 """A Horovod Timeline, written as Horovod writes it and read while it grows."""
 
 import os
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from netmon.agent import timeline as timeline_marks
 from netmon.agent.timeline import TimelineMarks
+from netmon.agent.timeline_file import MOST_READ, TimelineFile
 from netmon.dl.iterations import IterationTracker
 from netmon.kernel.training.timelines import Opened
 from netmon.marks import RankIdentity
@@ -51,6 +54,12 @@ class Timeline:
             self.event(f'"ph": "E", "ts": {at_us + 50 + number}, "pid": {number}, {result}')
 
 
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file that answers is waited for, however busy the machine is."""
+    monkeypatch.setattr(timeline_marks, "_READ_S", 60.0)
+
+
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     return tmp_path / "timeline.json"
@@ -84,11 +93,61 @@ def test_a_file_that_grows_is_read_as_it_grows(path: Path, timeline: Timeline) -
     for step in range(6):
         timeline.step(step * 100_000)
         got += marks.read(NOW, UTC_MINUS_MONO)
-    got += marks.finish()
+    got += marks.finish(NOW, UTC_MINUS_MONO)
     assert boundaries(got, Moment.FIRST_ENQUEUE) == [(i, mono(i * 100_000 + 1)) for i in range(6)]
     assert boundaries(got, Moment.LAST_WAIT) == [(i, mono(i * 100_000 + 56)) for i in range(6)]
     assert got[-1].moment is Moment.LEAVE
     assert marks.refused == 0
+
+
+def test_what_a_process_has_written_last_is_read_when_it_is_gone(path: Path, timeline: Timeline) -> None:
+    marks = followed(path)
+    timeline.step(0)
+    got = marks.read(NOW, UTC_MINUS_MONO)
+    for step in range(1, 2_000):  # more than is read at a time
+        timeline.step(step * 10_000)
+    assert path.stat().st_size > 2 * MOST_READ
+    assert marks.keep({}, NOW) == []
+    got += marks.read(NOW, UTC_MINUS_MONO)
+    assert [iteration for iteration, _ in boundaries(got, Moment.LAST_WAIT)] == list(range(2_000))
+    assert got[-1].time_ns == mono(1_999 * 10_000 + 56)
+    assert marks.refused == 0
+
+
+def test_a_file_that_answers_late_is_read_all_the_same(
+    path: Path, timeline: Timeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(timeline_marks, "_READ_S", 0.01)
+    read, answers = TimelineFile.read, threading.Event()
+    monkeypatch.setattr(TimelineFile, "read", lambda file, most: answers.wait() and read(file, most))
+    marks = followed(path)
+    for step in range(6):
+        timeline.step(step * 100_000)
+    assert marks.read(NOW, UTC_MINUS_MONO) == []
+    answers.set()
+    got = marks.finish(NOW, UTC_MINUS_MONO)
+    assert [iteration for iteration, _ in boundaries(got, Moment.LAST_WAIT)] == list(range(6))
+    assert marks.refused == 0
+
+
+@pytest.mark.parametrize("gone", [False, True])
+def test_a_file_that_never_answers_is_left(path: Path, monkeypatch: pytest.MonkeyPatch, gone: bool) -> None:
+    path.touch()
+    monkeypatch.setattr(timeline_marks, "_READ_S", 0.01)
+    answers, closed = threading.Event(), threading.Event()
+    close = os.close
+    monkeypatch.setattr(TimelineFile, "read", lambda *_: answers.wait())
+    monkeypatch.setattr(os, "close", lambda descriptor: (close(descriptor), closed.set()))
+    marks = followed(path)
+    assert marks.read(NOW, UTC_MINUS_MONO) == []
+    assert not gone or marks.keep({}, NOW) == []
+    assert marks.read(NOW + 4_000_000_000, UTC_MINUS_MONO) == []
+    (left,) = marks.read(NOW + 6_000_000_000, UTC_MINUS_MONO)
+    assert left.moment is Moment.LEAVE
+    assert marks.refused == 1
+    assert not closed.is_set()  # it is read from
+    answers.set()
+    assert closed.wait(60)
 
 
 def test_iterations_are_bounded_by_what_a_timeline_tells_best(path: Path, timeline: Timeline) -> None:
@@ -96,7 +155,7 @@ def test_iterations_are_bounded_by_what_a_timeline_tells_best(path: Path, timeli
     marks, tracker = followed(path), IterationTracker("job", 0)
     for step in range(6):
         timeline.step(step * 100_000)
-    for mark in (*marks.read(NOW, UTC_MINUS_MONO), *marks.finish()):
+    for mark in (*marks.read(NOW, UTC_MINUS_MONO), *marks.finish(NOW, UTC_MINUS_MONO)):
         tracker.add(mark)
     iterations = tracker.finished(leaving=True)
     ends = [mono(step * 100_000 + 56) for step in range(6)]
@@ -118,7 +177,7 @@ def test_an_event_that_is_half_written_is_read_when_it_is_whole(path: Path, tmp_
         got += marks.read(NOW, UTC_MINUS_MONO)
     assert boundaries(got, Moment.FIRST_ENQUEUE) == [(i, mono(i * 100_000 + 1)) for i in range(4)]
     assert marks.refused == 0
-    marks.finish()
+    marks.finish(NOW, UTC_MINUS_MONO)
 
 
 def test_a_file_that_begins_anew_counts_on(path: Path, timeline: Timeline) -> None:
@@ -139,7 +198,7 @@ def test_a_file_that_begins_anew_counts_on(path: Path, timeline: Timeline) -> No
         mono(step * 100_000 + 1) for step in range(16)
     }
     assert got[-1].relative
-    marks.finish()
+    marks.finish(NOW, UTC_MINUS_MONO)
 
 
 def test_a_file_that_begins_anew_unseen_counts_on(path: Path, timeline: Timeline) -> None:
@@ -161,7 +220,7 @@ def test_a_file_that_begins_anew_unseen_counts_on(path: Path, timeline: Timeline
     assert {mono(step * 100_000 + 1) for step in (0, 1, 2, 3, *range(12, 20))} <= told
     assert told <= {mono(step * 100_000 + 1) for step in range(20)}
     assert marks.refused == 0
-    marks.finish()
+    marks.finish(NOW, UTC_MINUS_MONO)
 
 
 def test_a_file_that_the_script_begins_in_the_middle_is_relative(path: Path, timeline: Timeline) -> None:
@@ -171,7 +230,7 @@ def test_a_file_that_the_script_begins_in_the_middle_is_relative(path: Path, tim
     got = marks.read(NOW, UTC_MINUS_MONO)
     assert boundaries(got, Moment.FIRST_ENQUEUE)
     assert all(mark.relative for mark in got)
-    marks.finish()
+    marks.finish(NOW, UTC_MINUS_MONO)
 
 
 @pytest.mark.parametrize(
@@ -198,4 +257,4 @@ def test_a_clock_that_was_set_since_shows(path: Path, timeline: Timeline) -> Non
         timeline.step(step * 100_000)
     assert marks.read(NOW, UTC_MINUS_MONO - 3_600_000_000_000) == []
     assert marks.refused == 1
-    marks.finish()
+    marks.finish(NOW, UTC_MINUS_MONO)

@@ -44,6 +44,7 @@ _OTHER_COLLECTIVES = (
 )
 PROBES = (
     Probe(_HOROVOD, "_ZN7horovod6common23EnqueueTensorAllreducesE", "horovod_enqueue", "horovod_enqueue_cow"),
+    Probe(_HOROVOD, "_ZN7horovod6common7Request16set_tensor_shapeE", "horovod_shape"),
     *(Probe(_HOROVOD, f"_ZN7horovod6common{name}E", "horovod_other") for name in _OTHER_COLLECTIVES),
     Probe(_HOROVOD_TORCH, "_ZN7horovod5torch12WaitAndClearE", "horovod_wait_begin"),
     Probe(_HOROVOD_TORCH, "_ZN7horovod5torch13HandleManager13ReleaseHandleE", "horovod_wait_end"),

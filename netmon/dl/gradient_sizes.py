@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How large the gradients of a step are, as the calls tell that hand them over."""
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+_WIDTH_BITS = 4  # of the field `size` of dtype STEP, for the bytes of a value
+_MOST_NAMES = 50_000
+
+
+class GradientSize(NamedTuple):
+    """What one step reduces; zeros: not known."""
+
+    values: int = 0
+    bytes: int = 0
+
+
+UNKNOWN = GradientSize()
+
+
+def gradient_size(told: int) -> GradientSize:
+    """told: the field `size` of dtype STEP."""
+    values, width = told >> _WIDTH_BITS, told & ((1 << _WIDTH_BITS) - 1)
+    return GradientSize(values, values * width) if values and width else UNKNOWN
+
+
+def total(sizes: Iterable[GradientSize]) -> GradientSize:
+    """Of all together: unknown where one of them is, or there is none."""
+    known = list(sizes)
+    if UNKNOWN in known:
+        return UNKNOWN
+    return GradientSize(sum(size.values for size in known), sum(size.bytes for size in known))
+
+
+class NamedSizes:
+    """The sizes of what is handed over by name."""
+
+    def __init__(self) -> None:
+        """None is known."""
+        self._sizes: dict[int, GradientSize] = {}
+
+    def learn(self, name: int, told: int) -> bool:
+        """told: the field `size` of dtype STEP; whether it is new."""
+        if not told or not name or self._sizes.get(name) == (size := gradient_size(told)):
+            return False
+        if len(self._sizes) >= _MOST_NAMES:
+            self._sizes.clear()
+        self._sizes[name] = size
+        return True
+
+    def total(self, names: Iterable[int]) -> GradientSize:
+        """Of what is handed over by these names."""
+        return total(self._sizes.get(name, UNKNOWN) for name in names)
