@@ -28,7 +28,7 @@ def print_verdicts(result: VerdictResult, console: Console) -> None:
 def print_reruns(result: RerunResult, console: Console) -> None:
     """What was predicted, and what it was when it was done."""
     table = Table(title="without the culprit: predicted, and done", box=SIMPLE, padding=(0, 0))
-    for name in ("run", "trainer", "culprit", "before", "with it", "predicted", "measured", "error"):
+    for name in ("run", "trainer", "culprit", "before", "with it", "predicted", "measured", "error", "apart"):
         table.add_column(name, justify="left" if name in ("run", "trainer", "culprit") else "right")
     for each in result.reruns:
         told = "nothing" if each.predicted_ns is None else format_duration(each.predicted_ns)
@@ -38,12 +38,13 @@ def print_reruns(result: RerunResult, console: Console) -> None:
             told,
             format_duration(each.measured_ns),
         )
-        table.add_row(each.run, each.trainer, each.culprit, *medians, _share(each.error))
+        table.add_row(each.run, each.trainer, each.culprit, *medians, _share(each.error), _share(each.apart))
     console.print(table)
     document = result.document()
     console.print(
         f"{document['predicted']} of {result.planned} predicted; error: median {_share(result.error(50))}, "
-        f"largest {_share(result.error(100))}; within 5 %: {document['within_5_percent']}",
+        f"largest {_share(result.error(100))}; within 5 %: {document['within_5_percent']}; two runs differ by "
+        f"{_share(document['apart'])} before there is a culprit",
         soft_wrap=True,
     )
     for line in result.failed:

@@ -149,7 +149,7 @@ def _hold_ns(jobs: Sequence[Demand]) -> int:
 def _steady(jobs: Sequence[Demand], group: Sequence[int], hold_ns: int) -> list[Demand]:
     """The jobs of the group as they would go on from now if nobody held them up, and each other job as it was."""
     found = list(jobs)
-    latest = max(int(jobs[place].starts_ns[-1]) for place in group)
+    latest = min(int(jobs[place].starts_ns[-1]) for place in group)  # until when it is known of all where they are
     longest = max(jobs[place].period_ns for place in group)
     for place in group:
         job = jobs[place]
@@ -245,5 +245,7 @@ def _model(
 
 
 def _since(job: Demand, time_ns: int) -> int:
-    """How long ago the iteration began that runs at a time; iterations go on after the last one as before."""
-    return int((time_ns - int(job.starts_ns[-1])) % int(job.measured_ns))
+    """How long ago the iteration began that began nearest to a time; a job that is over goes on as before."""
+    nearest = int(job.starts_ns[np.abs(job.starts_ns - time_ns).argmin()])
+    since, usual_ns = time_ns - nearest, int(job.measured_ns)
+    return since if abs(since) < usual_ns else since % usual_ns

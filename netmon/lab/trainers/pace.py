@@ -3,7 +3,7 @@
 
 A file holds two numbers: `BEGIN PERIOD`, CLOCK_MONOTONIC and a duration, ns. Iterations begin no earlier than BEGIN
 and, where PERIOD is not 0, at BEGIN + k·PERIOD, each rank by itself. One that is late begins at once if it is not late
-by much, else with the next period, as CASSINI's agents have it (Rajasekaran et al., NSDI'24). The file may change at any
+by much, else with the next period, as CASSINI's agents do (Rajasekaran et al., NSDI'24). The file may change at any
 time; where there is none, nothing is waited for.
 """
 
@@ -12,7 +12,7 @@ from pathlib import Path
 
 from netmon.lab.trainers.iteration_log import wait_until
 
-_LATE = 0.1  # of a period
+_LATE = 0.25  # of a period
 _LOOK_NS = 20_000_000  # at the file, while waiting
 
 
