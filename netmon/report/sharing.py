@@ -22,10 +22,12 @@ _Flow = tuple[str, int]  # session and number
 _Pair = tuple[str, str, str]  # job, and who sends to whom, as people read it
 
 
-def advice(data: Path, seconds: float, until_ns: int | None = None, jobs: Iterable[str] = ()) -> Advice:
+def advice(
+    data: Path, seconds: float, until_ns: int | None = None, jobs: Iterable[str] = (), most: int | None = None
+) -> Advice:
     """On the last seconds of a dataset, or those before a time (UTC ns). jobs: only these, and who shares their links.
 
-    Raises DataError where there is nothing in that time.
+    most: jobs that are compared with each other, as netmon.dl.sharing.advice.advise has it. Raises DataError where there is nothing in that time.
     """
     end = until_ns if until_ns is not None else _newest(data)
     begin = end - int(seconds * 1e9)
@@ -39,7 +41,7 @@ def advice(data: Path, seconds: float, until_ns: int | None = None, jobs: Iterab
         passed.add(numbered.rows(pa.Table.from_batches([batch]).to_pandas()))
     if passed.empty:
         raise DataError("cannot advise: there is no row in that time")
-    return passed.advice(told, numbered.names(_capacities(data)), frozenset(jobs))
+    return passed.advice(told, numbered.names(_capacities(data)), frozenset(jobs), most)
 
 
 def _newest(data: Path) -> int:

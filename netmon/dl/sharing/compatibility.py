@@ -141,6 +141,12 @@ def scores_by_shift(fit: Fit, jobs: Sequence[Demand], capacity_bps: Mapping[int,
     return candidates, beside.scores(candidates.tolist(), dict.fromkeys(group, 0.0))
 
 
+def phases(jobs: Sequence[Demand]) -> dict[str, int]:
+    """When each job's iteration begins, in ns after (below 0: before) a moment at which all of them were known."""
+    latest = min(int(job.starts_ns[-1]) for job in jobs)
+    return {job.job: -_since(job, latest) for job in jobs}
+
+
 def _hold_ns(jobs: Sequence[Demand]) -> int:
     periods = [job.period_ns for job in jobs]
     return max(periods) if min(periods) >= _ALIKE * max(periods) else 0
