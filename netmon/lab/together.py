@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from netmon.errors import UsageError
 from netmon.lab.monitor import Monitor
 from netmon.lab.network import network
 from netmon.lab.record import FOLDER, Record
@@ -96,6 +97,8 @@ def train_beside(spec: RunSpec, hosts: Sequence[int], shift_ns: int = 0, period_
     shift_ns: by how much the second one begins its iterations later; period_ns: both begin one so often, 0: as soon as
     they can. Blocks. Raises UsageError or LabError.
     """
+    if spec.trainer != "ring" or not spec.monitor:
+        raise UsageError("cannot run two jobs: they take --trainer ring, and are watched")
     specs = [replace(spec, job=spec.job or "a"), replace(spec, job="b", ring=tuple(hosts))]
     with together(spec.data, specs) as jobs:
         jobs.pace({specs[0].job: 0, "b": shift_ns}, period_ns)

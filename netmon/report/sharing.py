@@ -27,7 +27,9 @@ def advice(
 ) -> Advice:
     """On the last seconds of a dataset, or those before a time (UTC ns). jobs: only these, and who shares their links.
 
-    most: jobs that are compared with each other, as netmon.dl.sharing.advice.advise has it. Raises DataError where there is nothing in that time.
+    most: jobs that are compared with each other, as netmon.dl.sharing.advice.advise has it.
+
+    Raises DataError where there is nothing in that time.
     """
     end = until_ns if until_ns is not None else _newest(data)
     begin = end - int(seconds * 1e9)

@@ -113,7 +113,7 @@ def plan_shifts(count: int, seed: int, data: Path) -> list[tuple[RunSpec, RunSpe
     for number in range(count):
         rate = int(generator.choice([200, 300])) * 1_000_000
         transfers_s = generator.uniform(0.09, 0.13, 2)
-        period_s = transfers_s.sum() * generator.uniform(1.08, 1.25)
+        period_s = transfers_s.sum() * generator.uniform(1.25, 1.45)
         jobs = [
             RunSpec(
                 data / f"shift-{number:03}",

@@ -159,8 +159,8 @@ CHAPTER = Chapter(
             "shift-scores",
             "Compatibility by shift",
             "CASSINI, equation 2",
-            "By how much later the job's iterations would begin than they do. The line: the shift that is proposed, the "
-            "middle of the best ones.",
+            "By how much later the job's iterations would begin than they do. The line: the shift that is proposed, "
+            "the middle of the best ones.",
             _score_frames,
             draw.scores,
         ),
