@@ -185,7 +185,8 @@ def _advised(address: str, names: Sequence[str]) -> tuple[dict[str, Any], int]:
     while time.monotonic() < deadline:
         told = get_advice(address, names[0])
         for share in told["shares"]:
-            if {share["job"], *share["others"]} == set(names) and share["hold_ns"] and share["shift_ns"]:
+            worth = share["hold_ns"] and (share["advised"] or share["to_be_held"])
+            if worth and {share["job"], *share["others"]} == set(names):
                 return share, time.monotonic_ns()
         said = "; ".join(told["advice"])
         time.sleep(1.0)

@@ -105,8 +105,6 @@ def fits(jobs: Sequence[Demand], capacity_bps: Mapping[int, float]) -> list[Fit]
             shifts[place] = _best_shift(_Beside(steady, place, _others(group, place), shared, capacity_bps), shifts)
         before = _model([jobs[place] for place in group], steady, group, [0.0] * len(group), capacity_bps)
         after = _model([steady[place] for place in group], steady, group, [*shifts.values()], capacity_bps)
-        if not any(shifts.values()):
-            after = before
         took = {place: (float(before[at]), float(after[at])) for at, place in enumerate(group)}
         for place in group[1:]:
             now = _Beside(jobs, place, _others(group, place), shared, capacity_bps)
