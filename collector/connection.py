@@ -39,10 +39,12 @@ class Connection:
     @property
     def free(self) -> bool:
         """Whether the session's next batch may come at once."""
-        return self._registry.flushing.open and self._registry.intake.free(self.entry.session.hello.session)
+        hello, of = self.entry.session.hello, self._registry
+        return of.flushing.open and of.intake.free(hello.session) and not of.allowance.wait_s(hello.host)
 
     async def room(self) -> None:
         """Wait until the session's next batch may come."""
+        await self._registry.allowance.turn(self.entry.session.hello.host)
         await self._registry.intake.turn(self.entry.session.hello.session)
         await self._registry.flushing.room()
 
@@ -55,6 +57,7 @@ class Connection:
                 return
             if self._order.accept(message):
                 self._registry.add(entry, message)
+                self._registry.allowance.came(entry.session.hello.host, message.batch)
             self._registry.heard_at(entry, message.batch.clock.utc_ns)
         except NetmonError:
             raise

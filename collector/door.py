@@ -7,20 +7,36 @@ from netmon.marks import printable
 from netmon.records import SCHEMA_VERSION, Hello
 from netmon.wire import netmon_pb2
 from netmon.wire.batches import decode_batch, decode_hello
+from netmon.wire.identity import Identity, proves
 from netmon.wire.limits import MAX_HOST
 
 
-def read_hello(message: netmon_pb2.AgentMessage) -> Hello:
-    """The first message of a stream. Raises WireError where it is no hello that this collector understands."""
+class ImpostorError(WireError):
+    """Who says it may not say it."""
+
+
+def read_hello(message: netmon_pb2.AgentMessage, identity: Identity | None = None) -> Hello:
+    """The first message of a stream. Raises WireError where it is no hello that this collector understands.
+
+    identity: whose agent it is; ImpostorError where it speaks for another host. None: it may be anybody's.
+    """
     if message.WhichOneof("message") != "hello":
         raise WireError("the first message of a stream is not a hello; send one before the batches")
+    if identity and message.hello.host != identity.name:
+        other = printable(message.hello.host[:MAX_HOST])
+        raise ImpostorError(
+            f"{identity} says that it is {other}: give the agent --host {identity.name}, or a certificate of {other}"
+        )
     version = message.hello.schema_version
     if version != SCHEMA_VERSION:
         raise WireError(
             f"hello of {printable(message.hello.host[:MAX_HOST])}: schema version {version} where the collector has "
             f"{SCHEMA_VERSION}; run the same netmon on both"
         )
-    return decode_hello(message.hello)
+    hello = decode_hello(message.hello)
+    if not proves(hello.session, message.hello.proof):
+        raise ImpostorError(f"session {hello.session} of {printable(hello.host)} is another agent's")
+    return hello
 
 
 class RefusedBatchError(WireError):

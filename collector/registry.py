@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection
 
 import numpy as np
 
+from collector.allowance import Allowance, check_sessions
 from collector.dataset.sink import Sink
 from collector.door import FailedSessionError, RefusedBatchError
 from collector.entry import Entry
@@ -39,7 +40,6 @@ from netmon.wire import netmon_pb2
 from netmon.wire.limits import MAX_ROWS
 
 _log = logging.getLogger(__name__)
-MOST_SESSIONS = 8_192
 _SILENT_AFTER_S = SILENT_AFTER_S
 _LEAVE_AFTER_S = 60.0
 _FORGET_AFTER_S = 3600.0
@@ -68,7 +68,7 @@ class Registry:
         self.failures = Failures(sink.directory)
         self.flushing = Flushing(sink, self._entries.values, lambda: self._stage.tables, self._discard, self.failures)
         self._job_exchange = JobExchange(jobs or JobsHere(), self._entries.values)
-        self.intake = Intake(self.flushing.storing)
+        self.intake, self.allowance = Intake(self.flushing.storing), Allowance()
         self.full, self._triggers = FullResolution(), Triggers(settings)
         self._pulling: set[asyncio.Task[None]] = set()
         self._leaving: list[Entry] = []  # who is to be parted with
@@ -90,8 +90,7 @@ class Registry:
         news: set when something of it is stored, and when it connects again.
         """
         self.failures.check(hello)
-        if len(self._entries) >= MOST_SESSIONS and hello.session not in self._entries:
-            raise WireError(f"session {hello.session} of {hello.host} is not taken in: there are {MOST_SESSIONS}")
+        check_sessions(self._entries, hello)
         async with self._opening:
             entry = self._entries.get(hello.session)
             if entry and entry.broken:

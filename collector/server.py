@@ -2,12 +2,11 @@
 """The gRPC service, from its first socket to its last acknowledgement."""
 
 import asyncio
+import contextlib
 import gc
 import logging
 import os
 import signal
-import socket
-import stat
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
@@ -17,19 +16,21 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import grpc
 import sdnotify
 
+from collector.admission import AGENTS, ALL, VIEWERS, Admission, NotAdmittedError
 from collector.dataset.sink import ParquetSink
 from collector.dataset.upkeep import Upkeep
-from collector.entry import Entry
-from collector.full_resolution import arrow_stream, with_addresses
+from collector.full_windows import Windows
 from collector.jobs.process import JobsApart
+from collector.listening import CLOSED, Door, listen_at
 from collector.registry import Registry
 from collector.settings import Settings
 from collector.stream import AgentStream
 from collector.view.watching import Watching
 from netmon.dl.classify import NS_PER_S
-from netmon.errors import DataError, UnsupportedError
+from netmon.errors import DataError
 from netmon.wire import netmon_pb2, netmon_pb2_grpc
 from netmon.wire.channel import COLLECTOR_OPTIONS
+from netmon.wire.identity import Identity, Role
 from netmon.wire.limits import MAX_TEXT
 
 if TYPE_CHECKING:
@@ -49,10 +50,23 @@ Context = grpc.aio.ServicerContext[Any, Any]
 class CollectorService(netmon_pb2_grpc.CollectorServicer):
     """The calls of proto/netmon.proto."""
 
-    def __init__(self, registry: Registry, streams: bool = True) -> None:
-        """Serve the sessions of a registry. streams: agents may connect, and do not come by the bus."""
-        self._registry, self._streams = registry, streams
-        self._watching = Watching(registry.freeze, registry.page, lambda: registry.ticks)
+    def __init__(self, registry: Registry, admission: Admission, streams: bool = True, insecure: bool = False) -> None:
+        """Serve the sessions of a registry.
+
+        streams: agents may connect, and do not come by the bus. insecure: what is said may be read by others.
+        """
+        self._registry, self._admission, self._streams = registry, admission, streams
+        self._watching = Watching(registry.freeze, registry.page, lambda: registry.ticks, insecure)
+        self._windows = Windows(registry)
+
+    @contextlib.asynccontextmanager
+    async def _admitted(self, context: Context, what: str, roles: tuple[Role, ...]) -> AsyncIterator[Identity | None]:
+        with contextlib.ExitStack() as stack:
+            try:
+                identity = stack.enter_context(self._admission.admit(context, what, roles))
+            except NotAdmittedError as error:
+                await context.abort(error.code, str(error))
+            yield identity
 
     async def Stream(  # noqa: N802 (the contract's name)
         self, request_iterator: AsyncIterator[netmon_pb2.AgentMessage], context: Context
@@ -61,62 +75,44 @@ class CollectorService(netmon_pb2_grpc.CollectorServicer):
         if not self._streams:
             line = "this collector takes agents in by the bus: use --bus instead of --collector"
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, line)
-        await AgentStream(self._registry, context).serve()
+        async with self._admitted(context, "stream", AGENTS) as identity:
+            await AgentStream(self._registry, context, identity).serve()
 
     async def Full(  # noqa: N802 (the contract's name)
         self, request: netmon_pb2.FullQuery, context: Context
-    ) -> AsyncIterator[netmon_pb2.FullPart]:
+    ) -> None:
         """Full resolution of a window that has passed, from the agents."""
-        entries = self._registry.recording(request.hosts)
-        missing = set(request.hosts) - {entry.session.hello.host for entry in entries}
-        if missing or not entries:
-            who = ", ".join(sorted(missing)) or "any agent"
-            await context.abort(
-                grpc.StatusCode.NOT_FOUND, f"cannot get full resolution from {who}: it is not connected"
-            )
-        if request.until_ns <= request.since_ns:
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "a window has to end after it begins")
-        parts = [asyncio.ensure_future(self._part(entry, request)) for entry in entries]
-        try:
-            for part in asyncio.as_completed(parts):
-                yield await part
-        except DataError as error:
-            await context.abort(grpc.StatusCode.ABORTED, str(error))
-        finally:
-            for task in parts:
-                task.cancel()
-
-    async def _part(self, entry: Entry, request: netmon_pb2.FullQuery) -> netmon_pb2.FullPart:
-        pulled = await self._registry.full.pull(entry, request.since_ns, request.until_ns)
-        rows = with_addresses(entry.session, entry.session.bucket_rows(pulled.rows))
-        data = await asyncio.to_thread(arrow_stream, rows)
-        return netmon_pb2.FullPart(host=entry.session.hello.host, rows=data, gap=pulled.gap)
+        async with self._admitted(context, "window", ALL):
+            await self._windows.send(request, context)
 
     async def Clock(  # noqa: N802 (the contract's name)
         self, request_iterator: AsyncIterator[netmon_pb2.ClockProbe], context: Context
     ) -> None:
         """Tell the time to an agent, as often as it asks."""
-        async for probe in request_iterator:
-            received = time.time_ns()
-            echo = netmon_pb2.ClockEcho(number=probe.number, received_ns=received)
-            echo.sent_ns = time.time_ns()
-            await context.write(echo)
+        async with self._admitted(context, "clock", AGENTS):
+            async for probe in request_iterator:
+                received = time.time_ns()
+                echo = netmon_pb2.ClockEcho(number=probe.number, received_ns=received)
+                echo.sent_ns = time.time_ns()
+                await context.write(echo)
 
     async def Watch(  # noqa: N802 (the contract's name)
         self, request: netmon_pb2.WatchRequest, context: Context
     ) -> None:
         """Give one snapshot, or one per interval until the viewer goes."""
-        await self._watching.watch(request, context)
+        async with self._admitted(context, "view", VIEWERS) as identity:
+            await self._watching.watch(request, context, jobs_only=identity is not None and identity.role is Role.JOBS)
 
     async def Advise(  # noqa: N802 (the contract's name)
         self, request: netmon_pb2.AdviceQuery, context: Context
     ) -> netmon_pb2.AdviceAnswer:
         """What could be done about jobs that share links."""
-        try:
-            return netmon_pb2.AdviceAnswer(document=await self._registry.advising.answer(request.job[:MAX_TEXT]))
-        except DataError as error:
-            await context.abort(grpc.StatusCode.NOT_FOUND, str(error))
-            raise
+        async with self._admitted(context, "view", VIEWERS):
+            try:
+                return netmon_pb2.AdviceAnswer(document=await self._registry.advising.answer(request.job[:MAX_TEXT]))
+            except DataError as error:
+                await context.abort(grpc.StatusCode.NOT_FOUND, str(error))
+        raise AssertionError("an aborted call goes on")
 
 
 async def serve(
@@ -126,14 +122,17 @@ async def serve(
     stop: asyncio.Event | None = None,
     abandon: Callable[[], None] = lambda: None,
     worker: "WorkerSettings | None" = None,
+    door: Door = CLOSED,
 ) -> None:
     """Collect until SIGTERM or SIGINT (or `stop`), then store what is left.
 
     abandon: called where that takes too long; may end the process, as nothing is lost by it. worker: one of several,
-    whose agents are on a bus; without it the collector is alone, and agents connect to it.
+    whose agents are on a bus; without it the collector is alone, and agents connect to it. door: who is let in.
 
-    Raises DataError where data cannot be written, UnsupportedError where it cannot listen, BusError without the bus.
+    Raises DataError where data cannot be written, UnsupportedError where it cannot listen, BusError without the bus;
+    UsageError, CertificateError.
     """
+    admission = door.admission(listen)
     overdue = _overdue(data, abandon)
     stop = stop or _stop_on_signals(overdue)
     working: list[asyncio.Task[None]] = []
@@ -142,17 +141,18 @@ async def serve(
     jobs = JobsApart()
     registry = Registry(sink, settings, jobs)
     server = grpc.aio.server(options=COLLECTOR_OPTIONS)
-    service = CollectorService(registry, streams=worker is None)
+    service = CollectorService(registry, admission, worker is None, door.exposed(listen, worker))
     netmon_pb2_grpc.add_CollectorServicer_to_server(service, server)  # type: ignore[no-untyped-call]
     among: ClusterWorker | None = None
     try:
-        _listen(server, listen)
+        listen_at(server, listen, door)
         if worker:
             among = await _or_stopped(_among(worker, registry, sink), stop)
             if among is None:
                 return
         await server.start()
         _log.info(f"listening on {listen}, writing to {data}")
+        door.warn(listen, worker)
         gc.freeze()  # what is there now stays: it need not be looked over again and again
         gc.set_threshold(*_LOOKED_OVER)
         _notify("READY=1")
@@ -306,36 +306,3 @@ def _stop_on_signals(overdue: threading.Timer) -> asyncio.Event:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, ask)
     return stop
-
-
-def _listen(server: grpc.aio.Server, address: str) -> None:
-    if address.startswith("unix:"):
-        _clear_socket(address)
-    try:
-        bound = server.add_insecure_port(address)
-    except RuntimeError:
-        bound = 0
-    if not bound:
-        raise UnsupportedError(
-            f"cannot listen on {address}: the address is in use or not this machine's; choose another --listen"
-        )
-
-
-def _clear_socket(address: str) -> None:
-    """Remove a socket that nobody listens on any more; gRPC would take over a live one without a word."""
-    path = Path(address.removeprefix("unix:"))
-    if not path.parent.is_dir():
-        raise UnsupportedError(f"cannot listen on {address}: {path.parent} is not a directory; create it")
-    if not path.exists():
-        return
-    if not stat.S_ISSOCK(path.stat().st_mode):
-        raise UnsupportedError(
-            f"cannot listen on {address}: a file that is no socket is there; choose another --listen"
-        )
-    with socket.socket(socket.AF_UNIX) as probe:
-        try:
-            probe.connect(str(path))
-        except ConnectionRefusedError:
-            path.unlink()
-            return
-    raise UnsupportedError(f"cannot listen on {address}: another process does; stop it or choose another --listen")

@@ -13,11 +13,12 @@ from typing import Any
 import grpc
 
 from collector.connection import Connection
-from collector.door import FailedBatchError, FailedSessionError, RefusedBatchError, read_hello
+from collector.door import FailedBatchError, FailedSessionError, ImpostorError, RefusedBatchError, read_hello
 from collector.registry import Registry
 from netmon.errors import DataError, NetmonError, WireError
 from netmon.wire import netmon_pb2
 from netmon.wire.channel import ALIVE_EVERY_S
+from netmon.wire.identity import Identity
 
 _log = logging.getLogger(__name__)
 HELLO_WITHIN_S = 10.0
@@ -38,9 +39,9 @@ class _SilentError(NetmonError):
 class AgentStream:
     """A connection of an agent, from its hello to its end."""
 
-    def __init__(self, registry: Registry, context: Context) -> None:
-        """`serve` does the work."""
-        self._registry, self._context = registry, context
+    def __init__(self, registry: Registry, context: Context, identity: Identity | None = None) -> None:
+        """`serve` does the work. identity: whose agent it is; None: it may be anybody's."""
+        self._registry, self._context, self._identity = registry, context, identity
         self._connection: Connection | None = None
         self._news = asyncio.Event()  # of this connection: something is stored, or another one has come
         self._waits_since: float | None = time.monotonic()  # for the next message; None: one is being taken in
@@ -80,7 +81,9 @@ class AgentStream:
         except WireError as error:
             _log.warning(error)
             await self._leave(complete=False)
-            await self._context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+            impostor = isinstance(error, ImpostorError)
+            code = grpc.StatusCode.PERMISSION_DENIED if impostor else grpc.StatusCode.INVALID_ARGUMENT
+            await self._context.abort(code, str(error))
         except DataError as error:
             _log.error(error)
             await self._leave(complete=False)
@@ -130,7 +133,9 @@ class AgentStream:
         self._waits_since = None
         if first is None:
             return
-        hello = read_hello(first)
+        hello = read_hello(first, self._identity)
+        await self._registry.allowance.turn(hello.host)
+        self._registry.allowance.introduced(hello.host, first.hello)
         connection = await Connection.open(self._registry, hello, hello.acknowledged, self._news)
         self._connection = connection
         self._waits_since = time.monotonic()

@@ -14,7 +14,20 @@ from netmon import __version__
 from netmon.config import defaults_from
 from netmon.errors import NetmonError, UsageError
 
-COMMANDS = ("agent", "collector", "top", "why", "advise", "export", "replay", "lab", "report", "doctor", "bench")
+COMMANDS = (
+    "agent",
+    "collector",
+    "top",
+    "why",
+    "advise",
+    "export",
+    "replay",
+    "lab",
+    "report",
+    "doctor",
+    "certificates",
+    "bench",
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -270,3 +270,4 @@ class Snapshot:
     warnings: tuple[str, ...] = ()  # a few; `totals` has their number
     totals: Totals = Totals()
     page: Page = Page()
+    insecure: bool = False  # nothing is encrypted on the way from other machines

@@ -16,6 +16,7 @@ from collector.registry import Registry
 from netmon.errors import NetmonError
 from netmon.wire import netmon_pb2
 from netmon.wire.bus import Bus, BusError, clock_subject, down_subject, name_of, token, up_subject
+from netmon.wire.bus_client import may_answer
 from netmon.wire.channel import ALIVE_EVERY_S
 
 _log = logging.getLogger(__name__)
@@ -154,6 +155,8 @@ class BusIntake:
 
     async def _tell_time(self, message: Msg) -> None:
         received = time.time_ns()
+        if not may_answer(message):
+            return
         with contextlib.suppress(DecodeError, BusError), self._bus.errors("answer on"):
             probe = netmon_pb2.ClockProbe.FromString(message.data)
             echo = netmon_pb2.ClockEcho(number=probe.number, received_ns=received)

@@ -13,10 +13,14 @@ from netmon.dl.iterations import Iteration, IterationTracker
 from netmon.dl.numbering import Trust
 from netmon.mark_runs import MarkRun
 from netmon.records import Mark, Moment, Source
+from netmon.views import SourceScore
 
 NEVER = int(np.iinfo(np.int64).max)
 _STEPPING = (Moment.STEP_START, Moment.FIRST_ENQUEUE)
 _CHECKS_AT_FIRST = 20
+Scores = list[tuple[str, SourceScore]]
+"""(job, how a source of a rank's iterations does against the best one)."""
+
 _MOST_GONE = 1_000  # processes remembered as gone
 _CHECK_EVERY_NS = 500_000_000
 
@@ -157,6 +161,10 @@ class Rank:
         tracker = self.tracker
         end_ns = max(tracker.finished_ns, *self.left.values()) if self.left else tracker.finished_ns
         return Resumed(tracker.size, tracker.parameters, end_ns, tracker.last_number)
+
+    def scores(self) -> Scores:
+        """Of its sources that do not decide."""
+        return [(self.name, score) for score in self.tracker.scores()]
 
     def is_rank(self, job: str, number: int) -> bool:
         """Whether what the traffic tells of a rank is about it."""

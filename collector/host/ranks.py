@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from collector.host.counting import Counting
 from collector.host.flows import FlowTable
 from collector.host.odd_marks import DISTANT, GONE, REPEATED, Key, OddMarks
-from collector.host.rank import NEVER, Rank, Resumed, Steps, keep_newest
+from collector.host.rank import NEVER, Rank, Resumed, Scores, Steps, keep_newest
 from collector.host.rank_log import RankLog
 from collector.messages import Holder
 from collector.tick_messages import About, BeatsTold
@@ -15,13 +15,10 @@ from netmon.dl.iterations import Iteration, IterationTracker
 from netmon.dl.numbering import Trust
 from netmon.mark_runs import MarkRun
 from netmon.records import Mark, Moment, Source
-from netmon.views import SourceScore
 
 LONGEST_NEED_NS = 30_000_000_000  # an older open iteration or interval no longer holds back acknowledgements
 _LONGEST_HISTORY_NS = 3_600_000_000_000  # of a longer iteration, the account is that of its last hour
 
-_Last = tuple[Resumed, list[SourceScore]]
-_Scores = list[tuple[str, SourceScore]]
 _RARE = frozenset((Moment.JOIN, Moment.LEAVE))
 
 
@@ -48,7 +45,7 @@ class Ranks:
         self._past: list[Rank] = []  # whose processes have joined as the same rank again; their rows have not settled
         self._resumed: dict[tuple[str, int], Resumed] = {}
         self._gone: dict[Key, None] = {}
-        self._left: dict[tuple[str, int], _Last] = {}  # of the last process that was this rank
+        self._left: dict[tuple[str, int], tuple[Resumed, Scores]] = {}  # of the last process that was it
         self._fresh: list[tuple[Rank, Iteration]] = []
         self._stepped: dict[int, Rank] = {}  # by id: processes whose latest steps are not told
 
@@ -286,7 +283,14 @@ class Ranks:
 
     def stepping_jobs(self) -> set[str]:
         """The jobs with a rank here that has not left."""
-        return {rank.name for rank in self._stepping() if not rank.leaving()}
+        hidden = self._hidden()
+        return {rank.name for rank in self._stepping() if not (rank.leaving() or rank.serial in hidden)}
+
+    def _hidden(self) -> set[int]:
+        """Serials of those whose process has left: their traffic is understood late."""
+        traffic = [rank for rank in self._stepping() if not rank.pid]
+        left = {(job, number) for job, number, pid in self._gone if pid} if traffic else set()
+        return {rank.serial for rank in traffic if (rank.name, rank.number) in left}
 
     def names(self) -> list[tuple[str, int]]:
         """(job, rank) of each rank, in the order that the other methods use."""
@@ -294,20 +298,19 @@ class Ranks:
 
     def steps(self) -> list[Steps]:
         """What rows are told of each rank, in the order of `names`."""
-        inferred = any(not rank.pid for rank in self._all())
-        left = {(job, number) for job, number, pid in self._gone if pid} if inferred else set()
+        hidden = self._hidden()
         return [
             Steps(
-                *(rank.name, rank.number, rank.pid != 0, not rank.pid and (rank.name, rank.number) in left),
+                *(rank.name, rank.number, rank.pid != 0, rank.serial in hidden),
                 *(*rank.present(), self._counting.of(rank).shift, rank.tracker.spans()),
             )
             for rank in self._stepping()
         ]
 
-    def scores(self) -> tuple[_Scores, _Scores]:
+    def scores(self) -> tuple[Scores, Scores]:
         """(job, score) of each rank and source that does not decide; the last ones of ranks that have gone."""
-        past = [(job, score) for (job, _), (_, scores) in self._left.items() for score in scores]
-        return [(rank.name, score) for rank in self._stepping() for score in rank.tracker.scores()], past
+        past = [score for _, scores in self._left.values() for score in scores]
+        return [score for rank in self._stepping() for score in rank.scores()], past
 
     @property
     def busy(self) -> bool:
@@ -348,11 +351,11 @@ class Ranks:
             rank = self._ranks.pop(key)
             self._gone[key] = None
             if rank.name:
-                self._left[rank.name, rank.number] = rank.stored(), rank.tracker.scores()
+                _, told = self._left.get((rank.name, rank.number), (None, []))
+                self._left[rank.name, rank.number] = rank.stored(), rank.scores() if rank.pid else told
             self._log.forget(About.FORGET, rank)
-        if gone:
-            keep_newest(self._gone)
-            keep_newest(self._left)
+        keep_newest(self._gone)
+        keep_newest(self._left)
         oldest = settled_ns
         for rank in self._all():
             needed = rank.needed_since()

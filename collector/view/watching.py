@@ -4,11 +4,13 @@
 import asyncio
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import grpc
 
 from collector.view.frozen import Frozen
+from collector.view.shown import ask_without_flows, without_names
 from netmon.errors import WireError
 from netmon.views import Selection, Snapshot
 from netmon.wire import netmon_pb2
@@ -26,40 +28,50 @@ class Watching:
     """Snapshots for viewers, made while there are any. A viewer that reads slowly gets the newest, never a queue."""
 
     def __init__(
-        self, freeze: Callable[[], Frozen], page: Callable[[Frozen, Selection], Snapshot], ticks: Callable[[], int]
+        self,
+        freeze: Callable[[], Frozen],
+        page: Callable[[Frozen, Selection], Snapshot],
+        ticks: Callable[[], int],
+        insecure: bool = False,
     ) -> None:
-        """freeze: everything as it is now; page: what of it a viewer has asked for; ticks: how often it has changed."""
-        self._freeze, self._page, self._ticks = freeze, page, ticks
+        """freeze: everything as it is now; page: what of it a viewer has asked for; ticks: how often it has changed.
+
+        insecure: viewers are told that others can read what they see.
+        """
+        self._freeze, self._page, self._ticks, self._insecure = freeze, page, ticks, insecure
         self._frozen: Frozen | None = None
         self._frozen_at, self._frozen_s, self._took_s = 0, 0.0, 0.0
-        self._encoded: dict[Selection, netmon_pb2.Snapshot] = {}
+        self._encoded: dict[tuple[Selection, bool], netmon_pb2.Snapshot] = {}
         self._viewers = 0
         self.let_go = 0  # viewers that did not read
 
-    def latest(self, asked: Selection) -> netmon_pb2.Snapshot:
-        """The newest snapshot; it is shared, and only read."""
+    def latest(self, asked: Selection, jobs_only: bool = False) -> netmon_pb2.Snapshot:
+        """The newest snapshot; it is shared, and only read. jobs_only: without addresses and processes."""
         now_s, now_at, began_s = time.monotonic(), self._ticks(), time.thread_time()
         age_s = now_s - self._frozen_s
         rested = age_s >= min(_OLDEST_S, _REST * self._took_s)
         if self._frozen is None or (now_at != self._frozen_at and rested) or age_s >= _OLDEST_S:
             self._frozen, self._frozen_at, self._frozen_s, self._took_s = self._freeze(), now_at, now_s, 0.0
             self._encoded = {}
-        if asked not in self._encoded:
-            self._encoded[asked] = encode_snapshot(self._page(self._frozen, asked))
+        key = asked, jobs_only
+        if key not in self._encoded:
+            snapshot = replace(self._page(self._frozen, asked), insecure=self._insecure)
+            self._encoded[key] = encode_snapshot(without_names(snapshot) if jobs_only else snapshot)
             self._took_s += time.thread_time() - began_s
-        return self._encoded[asked]
+        return self._encoded[key]
 
-    async def watch(self, request: netmon_pb2.WatchRequest, context: Context) -> None:
-        """Give one snapshot, or one per interval until the viewer goes."""
+    async def watch(self, request: netmon_pb2.WatchRequest, context: Context, jobs_only: bool = False) -> None:
+        """Give one snapshot, or one per interval until the viewer goes. jobs_only: as in `latest`."""
         try:
             asked = decode_selection(request)
+            asked = ask_without_flows(asked) if jobs_only else asked
         except WireError as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         interval_s = max(request.interval_ms / 1e3, _SHORTEST_INTERVAL_S)
         self._viewers += 1
         try:
             while True:
-                await asyncio.wait_for(context.write(self.latest(asked)), _LET_GO_AFTER_S)
+                await asyncio.wait_for(context.write(self.latest(asked, jobs_only)), _LET_GO_AFTER_S)
                 if not request.interval_ms:
                     return
                 await asyncio.sleep(interval_s)

@@ -5,7 +5,6 @@ import logging
 import os
 import threading
 import time
-import uuid
 from collections.abc import Sequence
 
 import numpy as np
@@ -56,6 +55,7 @@ from netmon.kernel.processes import PARTIAL_VIEW, pid_namespace
 from netmon.records import STEP, Batch, Flow, Hello, Interface, LedgerSample, Mark, Table
 from netmon.wire import netmon_pb2
 from netmon.wire.batches import encode_body, encode_hello, serialise_buckets, serialise_flow
+from netmon.wire.identity import new_session
 
 log = logging.getLogger(__name__)
 
@@ -76,7 +76,7 @@ class Agent:
         self._settings = settings
         nics = call_apart(nic.describe_all, settings.interfaces)
         self._marks_socket = MarkSocket(settings.socket)
-        self._session = uuid.uuid4().hex[:12]
+        self._session, self._proof = new_session()
         folder = SpoolFolder(settings.spool)
         self._spool = Spool(folder, self._session, settings.spool_bytes, self._lose)
         self._flows_lost = 0
@@ -291,7 +291,9 @@ class Agent:
             agent_version=__version__,
             marks=self._recent_marks.all(),
         )
-        self._spool.hello = netmon_pb2.AgentMessage(hello=encode_hello(hello)).SerializeToString()
+        message = encode_hello(hello)
+        message.proof = self._proof
+        self._spool.hello = netmon_pb2.AgentMessage(hello=message).SerializeToString()
         self._news = False
         self._hello_due_ns = time.monotonic_ns() + _HELLO_NS
 

@@ -24,7 +24,7 @@ from netmon.agent.connection import Connect, End
 from netmon.agent.exchange import ClockExchanges
 from netmon.agent.outgoing import Message, Outgoing
 from netmon.agent.pressure import Asked
-from netmon.errors import DataError
+from netmon.errors import DataError, NetmonError
 from netmon.wire import netmon_pb2
 from netmon.wire.bus import Bus, BusError, BusSettings, Label, batch_subject, down_subject, hello_subject, said
 from netmon.wire.bus_sessions import reason_of, refusal, refusal_subject
@@ -39,7 +39,7 @@ SAYS_AGAIN_S = 600.0
 _REFRESH_S = 10.0  # the introduction is told again at the earliest, if it has changed
 _REFRESH_RATE = 50_000  # and no more bytes a second of it than this
 _LONGEST_S = 3600.0  # for the answer to a batch; `check` looks at it before
-_LOOK_AGAIN_S = 1.0  # for our share of the bus
+_LOOK_AGAIN_S = 0.05, 1.0  # for our share of the bus: at first, and at most; each time twice as long
 _WORD_S = 5.0  # for an answer that everything else waits for
 
 
@@ -95,7 +95,7 @@ class BusConnection:
         self._heard = heard
         try:
             asyncio.run(self._work())
-        except (BusError, DataError) as error:
+        except NetmonError as error:
             self._why = self._why or str(error)
         except Exception as error:  # whatever a server does ends no agent
             self._why = self._why or f"{type(error).__name__}: {error}"
@@ -136,7 +136,8 @@ class BusConnection:
         opening = await asyncio.to_thread(self._outgoing.introduction)
         hello = netmon_pb2.AgentMessage.FromString(opening).hello
         self._host, self._session = hello.host, hello.session
-        bus = self._bus = await Bus.connect(self._settings, f"netmon agent of {self._host}", gone=self.end)
+        name = f"netmon agent of {self._host}"
+        bus = self._bus = await Bus.connect(self._settings, name, gone=self.end, host=self._host)
         tasks: list[asyncio.Task[None]] = []
         try:
             await self._introduce(opening)
@@ -234,11 +235,13 @@ class BusConnection:
 
     async def _has_room(self, size: int) -> bool:
         """Waits until workers have taken enough of this host's batches off the bus; False: the connection has ended."""
+        rest_s, longest_s = _LOOK_AGAIN_S
         while not self._share.fits(size):
             self._share.waiting(await self._bus.waiting(self._host) + len(self._answers))
             if not self._share.fits(size):
                 self._share.say(self._host)
-                await asyncio.sleep(_LOOK_AGAIN_S)
+                await asyncio.sleep(rest_s)
+                rest_s = min(2 * rest_s, longest_s)
             if self._over.is_set():
                 return False
         return True

@@ -11,31 +11,42 @@ from netmon.agent.connection import Connect, End
 from netmon.agent.exchange import ClockExchanges, Questions
 from netmon.agent.outgoing import Outgoing, set_aside
 from netmon.agent.pressure import Asked
-from netmon.errors import DataError
+from netmon.errors import DataError, NetmonError
 from netmon.wire import netmon_pb2
 from netmon.wire.channel import AGENT_OPTIONS
+from netmon.wire.identity import Role
+from netmon.wire.secure import in_words, open_channel
+from netmon.wire.security import PLAIN, Security
 
 METHOD = "/netmon.Collector/Stream"
 SEQUENCE_KEY = "netmon-sequence"
 """Trailing metadata: the batch at which a collector ended the stream."""
 
+_REFUSED = (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.PERMISSION_DENIED)
 _STRIKES = 3  # failures of the collector at one batch, after which the batch is to blame
 
 
-def connect_by_grpc(address: str) -> Connect:
+def connect_by_grpc(address: str, security: Security = PLAIN) -> Connect:
     """address: HOST:PORT or unix:PATH."""
-    return lambda outgoing, exchanges, silent_s: GrpcConnection(address, outgoing, exchanges, silent_s)
+    return lambda outgoing, exchanges, silent_s: GrpcConnection(address, outgoing, exchanges, silent_s, security)
 
 
 class GrpcConnection:
     """A netmon.agent.connection.Connection."""
 
-    def __init__(self, address: str, outgoing: Outgoing, exchanges: ClockExchanges | None, silent_s: float) -> None:
+    def __init__(
+        self,
+        address: str,
+        outgoing: Outgoing,
+        exchanges: ClockExchanges | None,
+        silent_s: float,
+        security: Security = PLAIN,
+    ) -> None:
         """silent_s: so long a collector may say nothing.
 
         exchanges: to which those of this connection are added; None: the time is not asked for.
         """
-        self._address, self._outgoing = address, outgoing
+        self._address, self._security, self._outgoing = address, security, outgoing
         self._spool, self._pulls = outgoing.spool, outgoing.pulls
         self._exchanges, self._silent_s = exchanges, silent_s
         self._questions: Questions | None = None
@@ -49,7 +60,11 @@ class GrpcConnection:
 
     def run(self, heard: Callable[[], None], strikes: dict[int, int]) -> End:
         """Blocks until the stream has ended. heard: called when the collector answers; strikes: by batch."""
-        with grpc.insecure_channel(self._address, options=AGENT_OPTIONS) as channel:
+        try:
+            channel = open_channel(self._address, self._security, AGENT_OPTIONS, Role.AGENT)
+        except NetmonError as error:  # the files may be renewed any moment
+            return End(str(error))
+        with channel:
             # Bytes as they are: a batch is serialised once, when it is made.
             stream: grpc.StreamStreamMultiCallable[bytes, netmon_pb2.Acknowledgement] = channel.stream_stream(
                 METHOD, response_deserializer=netmon_pb2.Acknowledgement.FromString
@@ -107,7 +122,7 @@ class GrpcConnection:
         code, details = error.code(), error.details() or ""
         if self._why:
             return End(self._why, self._answered, silent=self._silent)
-        reason = f"{code.name.lower()}: {details}"
+        reason = in_words(details, self._security) or f"{code.name.lower()}: {details}"
         at = next((int(m.value) for m in error.trailing_metadata() or () if m.key == SEQUENCE_KEY), 0)
         if at:
             strikes[at] = strikes.get(at, 0) + 1
@@ -115,4 +130,4 @@ class GrpcConnection:
                 del strikes[at]
                 set_aside(self._spool, at, details)
                 return End("", self._answered)
-        return End(reason, self._answered, refused=code is grpc.StatusCode.INVALID_ARGUMENT and not at)
+        return End(reason, self._answered, refused=code in _REFUSED and not at)

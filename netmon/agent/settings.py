@@ -4,6 +4,8 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from netmon.wire.security import PLAIN, Security
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -25,3 +27,4 @@ class Settings:
     record: Path | None = Path("/var/lib/netmon-agent")  # where full resolution is kept; None: in memory
     record_ns: int = 600_000_000_000  # for so long; 0: not at all
     record_bytes: int = 1_000_000_000
+    security: Security = PLAIN

@@ -9,17 +9,22 @@ import signal
 import socket
 import threading
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from netmon.commands.security_options import declare_security, security
 from netmon.errors import UsageError
 from netmon.marks import DEFAULT_SOCKET
 from netmon.units import format_duration, format_rate, parse_count, parse_duration, parse_rate, parse_size
 
+if TYPE_CHECKING:
+    from netmon.wire.security import Security
+
 HELP = "count the traffic of this host and stream it to a collector (needs root)"
 EXAMPLES = """
-  netmon agent --interface eth0 --collector collector.example:9400
+  netmon agent --interface eth0 --collector localhost:9400
   netmon agent --interface eth0 eth1 --collector unix:/run/netmon/collector.sock --bucket 100us
-  netmon agent --interface physical --collector collector.example:9400
-  netmon agent --interface physical --bus nats://bus1.example:4222,nats://bus2.example:4222
+  netmon agent --interface physical --bus nats://bus1.example:4222,nats://bus2.example:4222 --tls /etc/netmon/tls
+  netmon agent --interface physical --collector collector.example:9400 --tls /etc/netmon/tls
   netmon agent --config /etc/netmon/agent.toml
 """
 
@@ -83,6 +88,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--record-bytes", type=parse_size, default="1GB", metavar="SIZE", help="how much of it at most (1GB)"
     )
+    declare_security(parser)
     parser.add_argument("--config", type=Path, metavar="FILE", help="TOML with these options' long names")
 
 
@@ -122,6 +128,7 @@ def run(args: argparse.Namespace) -> int:
         record=None if args.record == "memory" else Path(args.record) if args.record else args.spool,
         record_ns=0 if args.record == "off" else args.record_time,
         record_bytes=args.record_bytes,
+        security=_checked(args),
     )
     wait_quietly()
     keep_heap()
@@ -152,6 +159,27 @@ def _bus(collector: str, bus: str) -> tuple[str, ...]:
     from netmon.wire.bus import read_servers
 
     return read_servers(bus)
+
+
+def _checked(args: argparse.Namespace) -> "Security":
+    """What protects the connection; what is wrong with it is said at once. Raises UsageError, CertificateError."""
+    told = security(args)
+    for address in args.bus.split(",") if args.bus else [args.collector]:
+        folder = told.folder(address.strip(), "send to")
+        if folder is None:
+            continue
+        from netmon.wire.identity import Role
+        from netmon.wire.tls_files import read_tls
+
+        identity = read_tls(folder, Role.AGENT).identity
+        if identity and identity.name != args.host:
+            raise UsageError(
+                f"the certificate in {folder} is of {identity}, and this host is called {args.host}: "
+                f"give --host {identity.name}, or another certificate"
+            )
+    if told.exposed(*(args.bus or args.collector).split(",")):
+        log.warning("--insecure: what is sent is not encrypted, and anybody can send in this host's name")
+    return told
 
 
 def _stream_width(bucket_ns: int, stream_ns: int | None) -> int:

@@ -8,6 +8,7 @@ import socket
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from netmon.commands.security_options import declare_security, security
 from netmon.errors import UsageError
 from netmon.units import parse_count, parse_duration, parse_size
 
@@ -17,9 +18,10 @@ if TYPE_CHECKING:
 
 HELP = "collect what agents stream: classify it, store it as Parquet, serve live views"
 EXAMPLES = """\
-  netmon collector --listen 0.0.0.0:9400 --data /var/lib/netmon
-  netmon collector --listen 0.0.0.0:9400 --data /var/lib/netmon --keep buckets=7d full=10GB all=90d
-  netmon collector --bus nats://bus1:4222,nats://bus2:4222 --worker w1 --listen 0.0.0.0:9400 --data /shared/netmon
+  netmon collector --listen 0.0.0.0:9400 --tls /etc/netmon/tls --data /var/lib/netmon
+  netmon collector --data /var/lib/netmon --keep buckets=7d full=10GB all=90d
+  netmon collector --bus nats://bus1:4222,nats://bus2:4222 --worker w1 --tls /etc/netmon/tls --data /shared/netmon
+  netmon collector --listen 0.0.0.0:9400 --tls tls --tokens tls/tokens --token-listen 0.0.0.0:9401 --data out
   netmon collector --listen unix:/run/netmon/collector.sock --data out --parameters 25.6e6
 """
 
@@ -30,6 +32,13 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--listen", default="localhost:9400", metavar="ADDR", help="HOST:PORT or unix:PATH (%(default)s)"
     )
     parser.add_argument("--data", type=Path, required=True, metavar="DIR", help="the dataset's directory")
+    declare_security(parser)
+    parser.add_argument(
+        "--tokens", type=Path, metavar="FILE", help="of viewers without a certificate (`netmon certificates DIR token`)"
+    )
+    parser.add_argument(
+        "--token-listen", default="", metavar="HOST:PORT", help="where they connect; certificates are not asked for"
+    )
     parser.add_argument("--config", type=Path, metavar="FILE", help="options from a TOML file")
     parser.add_argument(
         "--bus",
@@ -125,6 +134,7 @@ def run(args: argparse.Namespace) -> int:
     import asyncio
 
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # its own lines beside ours; read when it is imported
+    from collector.listening import Door
     from collector.server import serve
     from collector.settings import Settings
 
@@ -143,9 +153,10 @@ def run(args: argparse.Namespace) -> int:
         full_rows_per_hour=args.full_rows,
         keep=tuple(args.keep),
     )
+    door = Door(security(args), args.tokens, args.token_listen)
     worker = _worker(args)
     # A thread that writes cannot be called off, and what is not whole on the disk is as if it had not been written.
-    asyncio.run(serve(args.listen, args.data, settings, abandon=lambda: os._exit(0), worker=worker))
+    asyncio.run(serve(args.listen, args.data, settings, abandon=lambda: os._exit(0), worker=worker, door=door))
     return 0
 
 
@@ -164,5 +175,5 @@ def _worker(args: argparse.Namespace) -> "WorkerSettings | None":
     from collector.cluster.worker import WorkerSettings
     from netmon.wire.bus import BusSettings, read_servers
 
-    bus = BusSettings(read_servers(args.bus), args.bus_replicas, args.bus_bytes)
+    bus = BusSettings(read_servers(args.bus), args.bus_replicas, args.bus_bytes, security=security(args))
     return WorkerSettings(bus, args.worker, args.weight)

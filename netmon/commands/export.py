@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from netmon.commands.security_options import declare_security, security
 from netmon.errors import DataError, UsageError
 from netmon.units import parse_time
 
@@ -19,7 +20,7 @@ EXAMPLES = """\
   netmon export --data out --out iterations.csv
   netmon export --data out --table buckets --job training --iterations 10:20 --out steps.parquet
   netmon export --data out --table ledger --since 2026-01-31T09:00 --until 2026-01-31T10:00 --out ledger.feather
-  netmon export --full --collector collector.example:9400 --host node17 --since 2026-01-31T09:00:00 \
+  netmon export --full --collector collector.example:9400 --tls ~/.netmon --host node17 --since 2026-01-31T09:00:00 \
       --until 2026-01-31T09:00:02 --out full.parquet
 """
 _TABLES = ("iterations", "buckets", "flows", "ledger", "nic", "transport", "host", "verdicts", "full")
@@ -59,6 +60,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     full = parser.add_argument_group("full resolution, from the recorders of agents that are connected")
     full.add_argument("--full", action="store_true", help="get it, from --since until --until, instead of a table")
     full.add_argument("--collector", default="localhost:9400", metavar="ADDR", help="HOST:PORT or unix:PATH")
+    declare_security(full)
     full.add_argument("--host", nargs="+", default=[], metavar="H", help="of these hosts (all)")
 
 
@@ -122,7 +124,7 @@ def _export_full(args: argparse.Namespace) -> int:
     rows, writer, temporary = 0, None, args.out.with_name(f".{args.out.name}.unfinished")
     try:
         with ExitStack() as open_file:
-            for part in get_full(args.collector, args.host, args.since, args.until):
+            for part in get_full(args.collector, args.host, args.since, args.until, security(args)):
                 if part.gap:
                     print(f"{part.host}: {part.gap}", file=sys.stderr)
                 schema = _plain(part.rows.schema)

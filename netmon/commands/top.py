@@ -5,6 +5,8 @@ import argparse
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from netmon.commands.security_options import declare_security, security
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -14,8 +16,8 @@ if TYPE_CHECKING:
 HELP = "show hosts, links, jobs and flows live"
 EXAMPLES = """\
   netmon top                                   the collector on this machine
-  netmon top --collector gpu-head:9400         another one
-  netmon top --collector head-1:9400,head-2:9400   two workers as one
+  netmon top --collector gpu-head:9400 --tls ~/.netmon      another one
+  netmon top --collector head-1:9400,head-2:9400 --tls ~/.netmon   two workers as one
   netmon top --hosts gpu-3,gpu-4               two hosts and what runs there
   netmon top --job resnet                      one job and the hosts of its ranks
   netmon top --once                            one frame, for a log or a mail
@@ -37,6 +39,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         default="localhost:9400",
         help="HOST:PORT or unix:PATH; of several workers all, with commas (default: %(default)s)",
     )
+    declare_security(parser)
     parser.add_argument("--hosts", metavar="H1,H2", default="", help="only these hosts and the jobs on them")
     parser.add_argument(
         "--job",
@@ -96,7 +99,7 @@ def _document(args: argparse.Namespace) -> str:
     from netmon.top.document import document
     from netmon.wire.watch import watch_once
 
-    return document(watch_once(args.collector, _selection(args, _FLOWS_ONCE)))
+    return document(watch_once(args.collector, _selection(args, _FLOWS_ONCE), security(args)))
 
 
 def _print_frame(args: argparse.Namespace, console: "Console") -> None:
@@ -105,7 +108,7 @@ def _print_frame(args: argparse.Namespace, console: "Console") -> None:
     from netmon.wire.watch import watch_once
 
     options = Options(colour=console.is_terminal and not console.no_color)
-    snapshot = arrange(watch_once(args.collector, _selection(args, _FLOWS_ONCE)), options)
+    snapshot = arrange(watch_once(args.collector, _selection(args, _FLOWS_ONCE), security(args)), options)
     console.print(render(snapshot, options, console.width, _ANY_HEIGHT))
 
 
@@ -124,4 +127,5 @@ def _show_live(args: argparse.Namespace, console: "Console") -> None:
     def turned(options: "Options") -> None:
         asked[0] = replace(asked[0], links_from=options.links_from, jobs_from=options.jobs_from)
 
-    run_live(follow(args.collector, _INTERVAL_MS, lambda: asked[0]), console, turned=turned)
+    updates = follow(args.collector, _INTERVAL_MS, lambda: asked[0], security=security(args))
+    run_live(updates, console, turned=turned)

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from netmon.commands.security_options import declare_security, security
 from netmon.errors import DataError, UsageError
 
 if TYPE_CHECKING:
@@ -16,7 +17,7 @@ HELP = "why iterations were slow: whose bytes, which rank or none of the network
 EXAMPLES = """\
   netmon why --data out
   netmon why training --iteration 812 --data /var/lib/netmon
-  netmon why --collector collector.example:9400
+  netmon why --collector collector.example:9400 --tls ~/.netmon
   netmon why --data out --json
 """
 
@@ -27,6 +28,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--iteration", type=int, metavar="K", help="this iteration, whether it stands out or not")
     parser.add_argument("--data", type=Path, metavar="DIR", help="the dataset's directory")
     parser.add_argument("--collector", metavar="ADDR", help="instead: what it told lately; HOST:PORT or unix:PATH")
+    declare_security(parser)
     parser.add_argument("--json", action="store_true", help="one JSON document")
 
 
@@ -53,7 +55,8 @@ def _lately(args: argparse.Namespace) -> "list[Verdict]":
     from netmon.wire.watch import watch_once
 
     chosen = (args.job,) if args.job else ()
-    snapshot = watch_once(args.collector, Selection(jobs=chosen, most_links=1, most_ranks=1, most_hosts=1))
+    asked = Selection(jobs=chosen, most_links=1, most_ranks=1, most_hosts=1)
+    snapshot = watch_once(args.collector, asked, security(args))
     if args.job in snapshot.page.unknown:
         raise DataError(f"cannot judge job {args.job}: the collector at {args.collector} knows no such job")
     found = [verdict for job in snapshot.jobs for verdict in reversed(job.verdicts)]

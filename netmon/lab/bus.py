@@ -49,8 +49,10 @@ def configurations(host: Host, folder: Path) -> Iterator[tuple[str, Path]]:
 
 async def _stored(servers: str) -> bool:
     from netmon.wire.bus import STREAM, Bus, BusSettings, read_servers
+    from netmon.wire.security import Security
 
-    bus = await Bus.connect(BusSettings(read_servers(servers)), "netmon lab", lasting=True)
+    settings = BusSettings(read_servers(servers), security=Security(insecure=True))
+    bus = await Bus.connect(settings, "netmon lab", lasting=True)
     try:
         deadline = time.monotonic() + _WITHIN_S
         while time.monotonic() < deadline:

@@ -108,7 +108,7 @@ class Monitor:
     def _start_collector(self, name: str) -> Process:
         where = ["--listen", f"unix:{self._run / name}.sock", "--data", str(self._spec.data)]
         if self._middle:
-            where += ["--bus", self._bus, "--bus-replicas", str(bus.SERVERS), "--worker", name]
+            where += ["--bus", self._bus, "--bus-replicas", str(bus.SERVERS), "--worker", name, "--insecure"]
         command = [sys.executable, "-m", "netmon", "collector", *where, "--parameters", str(self._parameters)]
         return self._start(name, command, self._middle)
 
@@ -116,7 +116,8 @@ class Monitor:
         command = [sys.executable, "-m", "netmon", "agent", "--interface", INTERFACE, "--host", host.name]
         what = ["--capacity", f"{self._network.rate_bps}bit", "--bucket", f"{self._spec.bucket_ns}ns"]
         what += ["--stream-bucket", f"{self._spec.stream_ns or self._spec.bucket_ns}ns"]
-        where = ["--bus", self._bus] if self._middle else ["--collector", self.address]
+        # Nobody else is in the testbed's networks.
+        where = ["--bus", self._bus, "--insecure"] if self._middle else ["--collector", self.address]
         where += ["--socket", str(self._run / f"{host.name}.sock")]
         rest = ["--spool", str(self._run / f"spool-{host.name}"), "--hook", self._spec.hook]
         return self._start(f"agent-{host.name}", [*command, *what, *where, *rest], host)

@@ -42,6 +42,8 @@ def draw(snapshot: Snapshot, options: Options, width: int, height: int) -> list[
 def _title(snapshot: Snapshot, options: Options, width: int) -> Text:
     moment = datetime.fromtimestamp(snapshot.time_ns // 1_000_000_000, timezone.utc)
     title = Text.assemble(("netmon", "bold"), f"  {moment:%Y-%m-%d %H:%M:%S} UTC", no_wrap=True)
+    if snapshot.insecure:
+        title.append("  ").append("not encrypted", "bold yellow")
     if options.notice:
         title.append("  ").append(options.notice, "bold red")
     title.truncate(width, overflow="ellipsis")

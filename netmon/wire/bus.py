@@ -21,6 +21,8 @@ from urllib.parse import quote, unquote, urlsplit
 from netmon.errors import NetmonError, UnsupportedError, UsageError, WireError
 from netmon.wire.channel import MAX_MESSAGE_BYTES
 from netmon.wire.limits import MAX_COUNT, MAX_HOST, MAX_SESSION
+from netmon.wire.secure import in_words
+from netmon.wire.security import PLAIN, Security
 
 try:
     import nats
@@ -28,6 +30,8 @@ try:
     from nats.js import JetStreamContext
     from nats.js.api import DiscardPolicy, KeyValueConfig, RetentionPolicy, StorageType, StreamConfig
     from nats.js.errors import APIError, BadRequestError, BucketNotFoundError, NoStreamResponseError, NotFoundError
+
+    from netmon.wire.bus_client import bus_client
 except ImportError as error:
     raise UnsupportedError(
         "cannot use a bus: nats-py is not there; install netmon with it: pip install 'netmon[bus]'"
@@ -70,6 +74,7 @@ class BusSettings:
     replicas: int = 1
     most_bytes: int = 4_000_000_000  # of all batches that wait
     most_batches: int = 20_000  # of one host: an hour of an agent that is not under pressure
+    security: Security = PLAIN
 
     @property
     def name(self) -> str:
@@ -197,24 +202,28 @@ class Bus:
         name: str,
         lasting: bool = False,
         gone: Callable[[str], None] = lambda why: None,
+        host: str = "",
     ) -> "Bus":
         """name: shown by the servers' tools. lasting: it waits for them, now and later; else gone(why) is called.
 
-        Raises BusError where no server can be used, or reached and it does not wait.
+        host: whose agent it is; empty: a worker. Raises BusError where no server can be used, or reached and it does
+        not wait; UsageError, CertificateError.
         """
         said_before = ""
         while lasting:
             try:
-                return await cls._connect(settings, name, lasting, gone)
+                return await cls._connect(settings, name, lasting, gone, host)
             except UnreachedError as error:
                 if str(error) != said_before:
                     said_before = str(error)
                     _log.warning("%s; waiting for it", error)
             await asyncio.sleep(_AGAIN_S)
-        return await cls._connect(settings, name, lasting, gone)
+        return await cls._connect(settings, name, lasting, gone, host)
 
     @classmethod
-    async def _connect(cls, settings: BusSettings, name: str, lasting: bool, gone: Callable[[str], None]) -> "Bus":
+    async def _connect(
+        cls, settings: BusSettings, name: str, lasting: bool, gone: Callable[[str], None], host: str
+    ) -> "Bus":
         trouble: list[str] = []
         made: list[Bus] = []
 
@@ -237,7 +246,7 @@ class Bus:
                 gone(trouble[0])
 
         trouble.append("connection lost")
-        client = Client()
+        client, options = bus_client(settings.servers, settings.security, token(host))
         try:
             await asyncio.wait_for(
                 client.connect(
@@ -254,13 +263,15 @@ class Bus:
                     ping_interval=int(_PING_S),
                     max_outstanding_pings=2,
                     pending_size=8 * LEAST_PAYLOAD,
+                    **options,
                 ),
                 _CONNECT_S * (1 + len(settings.servers)),
             )
         except (OSError, nats.errors.Error, asyncio.TimeoutError, ValueError) as error:
             with contextlib.suppress(Exception):
-                await asyncio.wait_for(client.close(), _ANSWER_S)
+                await asyncio.wait_for(client.close(), _AGAIN_S)  # of what has hardly been there
             why = said(error) if trouble == ["connection lost"] else trouble[0]
+            why = in_words(why, settings.security) or why
             raise UnreachedError(f"cannot reach the bus at {settings.name}: {why}") from error
         client.options["max_reconnect_attempts"], client.options["reconnect_time_wait"] = -1, 0.5
         bus = cls(client, settings)
@@ -309,7 +320,9 @@ class Bus:
                 num_replicas=self.settings.replicas,
             )
             new = await self._missing(STREAM, lambda: self.jetstream.add_stream(stream))
-            hellos = KeyValueConfig(bucket=HELLOS, storage=StorageType.FILE, replicas=self.settings.replicas)
+            hellos = KeyValueConfig(
+                bucket=HELLOS, storage=StorageType.FILE, replicas=self.settings.replicas, direct=True
+            )
             return await self._missing(f"KV_{HELLOS}", lambda: self.jetstream.create_key_value(hellos)) or new
 
     async def _missing(self, stream: str, make: Callable[[], Awaitable[object]]) -> bool:

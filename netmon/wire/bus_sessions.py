@@ -10,6 +10,8 @@ the next worker that takes the host.
 
 import contextlib
 
+from nats.errors import NoRespondersError
+from nats.js.api import RawStreamMsg
 from nats.js.errors import BucketNotFoundError, NotFoundError
 
 from netmon.errors import WireError
@@ -41,10 +43,18 @@ async def refusal(bus: Bus, host: str, session: str) -> str:
     """Why a session is not taken in; empty: nobody has refused it. Raises BusError."""
     with bus.errors("ask"):
         try:
-            found = await bus.jetstream.get_last_msg(_STREAM, refusal_subject(host, session))
+            found = await _own(bus, refusal_subject(host, session))
         except (NotFoundError, BucketNotFoundError):
             return ""
         return reason_of(found.data or b"")
+
+
+async def _own(bus: Bus, subject: str) -> RawStreamMsg:
+    """The last message of a subject, asked for in a way that servers can allow for this subject alone."""
+    try:
+        return await bus.jetstream.get_last_msg(_STREAM, subject, direct=True)
+    except NoRespondersError:  # the bucket is older
+        return await bus.jetstream.get_last_msg(_STREAM, subject)
 
 
 async def lift_refusals(bus: Bus, host: str, session: str = "*") -> None:

@@ -11,7 +11,9 @@ import pyarrow.ipc
 from netmon.errors import WireError
 from netmon.wire import netmon_pb2
 from netmon.wire.netmon_pb2_grpc import CollectorStub
-from netmon.wire.watch import UnreachableError, reason
+from netmon.wire.secure import open_channel
+from netmon.wire.security import PLAIN, Security
+from netmon.wire.watch import VIEWERS, UnreachableError, reason
 
 _OPTIONS = (
     ("grpc.max_receive_message_length", -1),
@@ -31,13 +33,16 @@ class FullPart:
     gap: str  # what is missing, and why; empty: nothing
 
 
-def get_full(address: str, hosts: Sequence[str], since_ns: int, until_ns: int) -> Iterator[FullPart]:
+def get_full(
+    address: str, hosts: Sequence[str], since_ns: int, until_ns: int, security: Security = PLAIN
+) -> Iterator[FullPart]:
     """Full resolution of [since_ns, until_ns) UTC of these hosts, none named: of all; blocks for each.
 
-    Raises UnreachableError where the collector does not answer or cannot get it, WireError where it answers nonsense.
+    Raises UnreachableError where the collector does not answer or cannot get it, WireError where it answers nonsense,
+    UsageError and CertificateError where none may be asked.
     """
     query = netmon_pb2.FullQuery(hosts=hosts, since_ns=since_ns, until_ns=until_ns)
-    with grpc.insecure_channel(address, options=_OPTIONS) as channel:
+    with open_channel(address, security, _OPTIONS, *VIEWERS) as channel:
         call = CollectorStub(channel).Full(query)  # type: ignore[no-untyped-call]
         try:
             for part in call:
@@ -48,6 +53,6 @@ def get_full(address: str, hosts: Sequence[str], since_ns: int, until_ns: int) -
         except grpc.RpcError as error:
             if isinstance(error, grpc.Call) and error.code() in _TOLD:
                 raise UnreachableError(str(error.details())) from None
-            raise UnreachableError(f"cannot reach the collector at {address}: {reason(error)}") from None
+            raise UnreachableError(f"cannot reach the collector at {address}: {reason(error, security)}") from None
         finally:
             call.cancel()

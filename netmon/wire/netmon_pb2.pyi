@@ -268,6 +268,7 @@ class Hello(_message.Message):
     MARKS_FIELD_NUMBER: _builtins.int
     ACKNOWLEDGED_FIELD_NUMBER: _builtins.int
     STREAM_NS_FIELD_NUMBER: _builtins.int
+    PROOF_FIELD_NUMBER: _builtins.int
     schema_version: _builtins.int
     host: _builtins.str
     session: _builtins.str
@@ -278,6 +279,8 @@ class Hello(_message.Message):
     """the last batch of which the agent knows that it is stored"""
     stream_ns: _builtins.int
     """width of the buckets that it streams unless it is under pressure; 0: bucket_ns"""
+    proof: _builtins.str
+    """what the session's name was made of: nobody else who knows the name can go on with it"""
     @_builtins.property
     def clock(self) -> Global___ClockSample: ...
     @_builtins.property
@@ -304,10 +307,11 @@ class Hello(_message.Message):
         marks: _abc.Iterable[Global___Mark] | None = ...,
         acknowledged: _builtins.int = ...,
         stream_ns: _builtins.int = ...,
+        proof: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["clock", b"clock"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["acknowledged", b"acknowledged", "agent_version", b"agent_version", "bucket_ns", b"bucket_ns", "clock", b"clock", "flows", b"flows", "host", b"host", "interfaces", b"interfaces", "marks", b"marks", "schema_version", b"schema_version", "session", b"session", "stream_ns", b"stream_ns"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["acknowledged", b"acknowledged", "agent_version", b"agent_version", "bucket_ns", b"bucket_ns", "clock", b"clock", "flows", b"flows", "host", b"host", "interfaces", b"interfaces", "marks", b"marks", "proof", b"proof", "schema_version", b"schema_version", "session", b"session", "stream_ns", b"stream_ns"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1014,10 +1018,13 @@ class Snapshot(_message.Message):
     WARNINGS_FIELD_NUMBER: _builtins.int
     TOTALS_FIELD_NUMBER: _builtins.int
     PAGE_FIELD_NUMBER: _builtins.int
+    INSECURE_FIELD_NUMBER: _builtins.int
     time_ns: _builtins.int
     """utc"""
     share_threshold: _builtins.float
     share_window_ns: _builtins.int
+    insecure: _builtins.bool
+    """nothing is encrypted on the way from other machines"""
     @_builtins.property
     def hosts(self) -> _containers.RepeatedCompositeFieldContainer[Global___HostView]: ...
     @_builtins.property
@@ -1047,10 +1054,11 @@ class Snapshot(_message.Message):
         warnings: _abc.Iterable[_builtins.str] | None = ...,
         totals: Global___Totals | None = ...,
         page: Global___Page | None = ...,
+        insecure: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["page", b"page", "totals", b"totals"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["flows", b"flows", "hosts", b"hosts", "jobs", b"jobs", "links", b"links", "page", b"page", "share_threshold", b"share_threshold", "share_window_ns", b"share_window_ns", "time_ns", b"time_ns", "totals", b"totals", "warnings", b"warnings"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["flows", b"flows", "hosts", b"hosts", "insecure", b"insecure", "jobs", b"jobs", "links", b"links", "page", b"page", "share_threshold", b"share_threshold", "share_window_ns", b"share_window_ns", "time_ns", b"time_ns", "totals", b"totals", "warnings", b"warnings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

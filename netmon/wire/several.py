@@ -49,6 +49,7 @@ def merge(snapshots: Sequence[Snapshot], asked: Selection) -> Snapshot:
         warnings=tuple(dict.fromkeys(chain.from_iterable(s.warnings for s in snapshots))),
         totals=_totals([s.totals for s in snapshots]),
         page=_page([s.page for s in snapshots], asked),
+        insecure=any(s.insecure for s in snapshots),
     )
 
 

@@ -10,9 +10,12 @@ from dataclasses import dataclass, replace
 
 import grpc
 
-from netmon.errors import NetmonError, UsageError
+from netmon.errors import CertificateError, NetmonError, UsageError
 from netmon.views import Selection, Snapshot
+from netmon.wire.identity import Role
 from netmon.wire.netmon_pb2_grpc import CollectorStub
+from netmon.wire.secure import in_words, open_channel
+from netmon.wire.security import PLAIN, Security
 from netmon.wire.several import from_each, merge
 from netmon.wire.snapshots import decode_snapshot, encode_selection
 
@@ -33,6 +36,8 @@ _REASONS = {
     grpc.StatusCode.DEADLINE_EXCEEDED: f"no snapshot within {_ONE_SNAPSHOT_TIMEOUT_S} s",
     grpc.StatusCode.UNIMPLEMENTED: "what listens there is not a netmon collector",
 }
+_TOLD = (grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.RESOURCE_EXHAUSTED)
+VIEWERS = (Role.FULL, Role.JOBS)
 
 
 class UnreachableError(NetmonError):
@@ -47,32 +52,32 @@ class Outage:
     reason: str
 
 
-def watch(address: str, interval_ms: int, asked: Selection) -> Iterator[Snapshot]:
+def watch(address: str, interval_ms: int, asked: Selection, security: Security = PLAIN) -> Iterator[Snapshot]:
     """Snapshots of what is asked for from the collector at `HOST:PORT` or `unix:PATH`; blocks for each.
 
     Interval 0 (ONE_SNAPSHOT) gives one and ends. Raises UnreachableError where the collector does not answer or
-    goes away, WireError where it answers nonsense.
+    goes away, WireError where it answers nonsense, UsageError and CertificateError where none may be asked.
     """
     timeout = _ONE_SNAPSHOT_TIMEOUT_S if interval_ms == ONE_SNAPSHOT else None
     request = encode_selection(asked, interval_ms)
-    with grpc.insecure_channel(address, options=_OPTIONS) as channel:
+    with open_channel(address, security, _OPTIONS, *VIEWERS) as channel:
         call = CollectorStub(channel).Watch(request, timeout=timeout)  # type: ignore[no-untyped-call]
         try:
             for message in call:
                 yield decode_snapshot(message)
         except grpc.RpcError as error:
-            raise UnreachableError(f"cannot reach the collector at {address}: {reason(error)}") from None
+            raise UnreachableError(f"cannot reach the collector at {address}: {reason(error, security)}") from None
         finally:
             call.cancel()
 
 
-def watch_once(addresses: str, asked: Selection) -> Snapshot:
+def watch_once(addresses: str, asked: Selection, security: Security = PLAIN) -> Snapshot:
     """One snapshot of a collector, or of several workers (`A,B`); blocks for at most 10 s. Raises as watch does."""
     workers = split(addresses)
     if len(workers) == 1:
-        return _one(workers[0], asked)
+        return _one(workers[0], asked, security)
     with ThreadPoolExecutor(len(workers)) as pool:
-        return merge(list(pool.map(lambda address: _one(address, from_each(asked)), workers)), asked)
+        return merge(list(pool.map(lambda address: _one(address, from_each(asked), security), workers)), asked)
 
 
 def split(addresses: str) -> list[str]:
@@ -83,14 +88,18 @@ def split(addresses: str) -> list[str]:
     return found
 
 
-def _one(address: str, asked: Selection) -> Snapshot:
-    for snapshot in watch(address, ONE_SNAPSHOT, asked):
+def _one(address: str, asked: Selection, security: Security) -> Snapshot:
+    for snapshot in watch(address, ONE_SNAPSHOT, asked, security):
         return snapshot
     raise UnreachableError(f"cannot reach the collector at {address}: it sent no snapshot")
 
 
 def follow(
-    addresses: str, interval_ms: int, asked: Callable[[], Selection], retry_s: float = _RETRY_S
+    addresses: str,
+    interval_ms: int,
+    asked: Callable[[], Selection],
+    retry_s: float = _RETRY_S,
+    security: Security = PLAIN,
 ) -> Iterator[Snapshot | Outage]:
     """Like watch, without end: once there has been a snapshot, an Outage stands for each attempt that failed.
 
@@ -99,14 +108,14 @@ def follow(
     """
     workers = split(addresses)
     if len(workers) == 1:
-        yield from _follow_one(workers[0], interval_ms, asked, retry_s)
+        yield from _follow_one(workers[0], interval_ms, asked, retry_s, security)
         return
     news: queue.SimpleQueue[tuple[str, Snapshot | Outage | Exception]] = queue.SimpleQueue()
     over = threading.Event()
 
     def read(address: str) -> None:
         try:
-            for update in _follow_one(address, interval_ms, lambda: from_each(asked()), retry_s):
+            for update in _follow_one(address, interval_ms, lambda: from_each(asked()), retry_s, security):
                 news.put((address, update))
                 if over.is_set():
                     return
@@ -143,14 +152,14 @@ def _together(latest: dict[str, Snapshot | Outage], asked: Selection) -> Snapsho
 
 
 def _follow_one(
-    address: str, interval_ms: int, asked: Callable[[], Selection], retry_s: float
+    address: str, interval_ms: int, asked: Callable[[], Selection], retry_s: float, security: Security
 ) -> Iterator[Snapshot | Outage]:
     since_ns: int | None = None
     seen = False
     while True:
         try:
             now = asked()
-            for snapshot in watch(address, interval_ms, now):
+            for snapshot in watch(address, interval_ms, now, security):
                 seen, since_ns = True, None
                 yield snapshot
                 if asked() != now:
@@ -159,7 +168,7 @@ def _follow_one(
                 reason = f"the collector at {address} ended the stream"
             if asked() != now:
                 continue
-        except UnreachableError as error:
+        except (UnreachableError, CertificateError) as error:
             if not seen:
                 raise
             reason = str(error)
@@ -168,8 +177,12 @@ def _follow_one(
         time.sleep(retry_s)
 
 
-def reason(error: grpc.RpcError) -> str:
+def reason(error: grpc.RpcError, security: Security) -> str:
     """Why a call to a collector failed, in words."""
     if not isinstance(error, grpc.Call):
         return str(error)
+    if error.code() in _TOLD:
+        return str(error.details())
+    if error.code() is grpc.StatusCode.UNAVAILABLE and (words := in_words(str(error.details()), security)):
+        return words
     return _REASONS.get(error.code()) or f"{error.code().name.lower()}: {error.details()}"

@@ -28,6 +28,7 @@ class Watched:
         self.left, self.right, self.folder = left, right, folder
         self.data = folder / "data"
         self.address = f"unix:{folder}/collector.sock"
+        self.more: list[str] = []  # options of both
         self._cleanup = cleanup
 
     def _start(self, name: str, command: list[str], inside: bool) -> Process:
@@ -39,7 +40,7 @@ class Watched:
 
     def _start_collector(self, *options: str) -> Process:
         where = ["--listen", self.address, "--data", str(self.data)]
-        return self._start("collector", ["collector", *where, *options], inside=False)
+        return self._start("collector", ["collector", *where, *self.more, *options], inside=False)
 
     def _start_agent(self, name: str, *options: str) -> Process:
         return self._start(name, [*self._agent(name), *options], inside=True)
@@ -61,7 +62,17 @@ class Watched:
 
     def _agent(self, name: str) -> list[str]:
         where = ["--socket", f"{self.folder}/{name}.sock", "--spool", f"{self.folder}/spool-{name}"]
-        return ["agent", "--interface", self.right.interface, "--collector", self.address, "--host", "right", *where]
+        return [
+            "agent",
+            "--interface",
+            self.right.interface,
+            "--collector",
+            self.address,
+            "--host",
+            "right",
+            *where,
+            *self.more,
+        ]
 
     def transfer(self, megabytes: int = 20, rate: str = "0") -> None:
         """So many bytes from left to right, over TCP."""

@@ -14,6 +14,7 @@ import pandas as pd
 import pytest
 from pair import NETMON, Watched, run
 from tcp_transfer import lossy_route, transfer
+from waiting import DIES_WITH_US
 
 pytestmark = pytest.mark.kernel
 
@@ -45,7 +46,7 @@ def cleanup() -> Iterator[ExitStack]:
 
 
 def running(cleanup: ExitStack, *command: str, **environment: str) -> subprocess.Popen:
-    process = cleanup.enter_context(subprocess.Popen(command, env=os.environ | environment))
+    process = cleanup.enter_context(subprocess.Popen([*DIES_WITH_US, *command], env=os.environ | environment))
     cleanup.callback(process.kill)
     return process
 

@@ -25,6 +25,7 @@ pytestmark = pytest.mark.kernel
 NETMON = [sys.executable, "-m", "netmon"]
 BOTH = (signal.SIGINT, signal.SIGTERM)
 PATIENCE_S = 60
+MEMORY = Path("/dev/shm")
 TOKEN = "NETMON_TEST_TOKEN"
 SLOW_BUILD = "#!/bin/sh\nsleep 300 &\nsleep 300\n"
 
@@ -121,10 +122,12 @@ def ends(command: Command, number: signal.Signals, status: int = 130) -> None:
 
 
 def test_a_measurement(start: Callable[..., Command], number: signal.Signals) -> None:
+    before = set(MEMORY.glob("netmon-bench-*"))
     command = start("bench", "overhead", "--seconds", "60", "--rounds", "1")
     command.wait_for(lambda: any("iperf3" in line for line in command.processes()))
     assert command.runs()
     ends(command, number)
+    assert set(MEMORY.glob("netmon-bench-*")) <= before
 
 
 def test_a_measurement_without_root(start: Callable[..., Command], number: signal.Signals) -> None:
@@ -134,7 +137,8 @@ def test_a_measurement_without_root(start: Callable[..., Command], number: signa
 
 
 def test_a_training_in_the_lab(start: Callable[..., Command], number: signal.Signals, tmp_path: Path) -> None:
-    command = start("lab", "run", "--data", tmp_path / "data", "--iterations", "10000")
+    few = ("--hosts", "2", "--ring", "0,1", "--cross", "1:0")
+    command = start("lab", "run", "--data", tmp_path / "data", "--iterations", "10000", *few)
     command.wait_for(lambda: "iteration 1 " in ranks_say(tmp_path / "data"))
     assert command.runs()
     ends(command, number)

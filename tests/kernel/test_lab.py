@@ -118,17 +118,6 @@ def test_the_ring_takes_the_time_that_equation_3_1_says_until_it_is_disturbed(tm
     assert [host["rank"] for host in record["hosts"]] == [0, 1, None, 2]
 
 
-def test_real_horovod_trains(tmp_path):
-    spec = RunSpec(tmp_path, trainer="horovod", parameters=300_000, compute_ns=20_000_000, iterations=5, monitor=False)
-    run(spec)
-    for rank in range(3):
-        steps = read_rank(tmp_path, rank)
-        assert steps["iteration"].tolist() == [0, 1, 2, 3, 4]
-        assert (steps["step_start_ns"] < steps["first_enqueue_ns"]).all()
-        assert (steps["first_enqueue_ns"] < steps["last_wait_ns"]).all()
-        assert (steps["last_wait_ns"] < steps["step_end_ns"]).all()
-
-
 def test_a_part_that_fails_ends_the_run_with_its_words(tmp_path):
     spec = RunSpec(tmp_path, parameters=10**15, iterations=1, monitor=False, cross_load=0)  # more than an address space
     with pytest.raises(LabError, match=r"rank-\d on h\d ended with status 1: .*allocate"):

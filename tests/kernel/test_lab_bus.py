@@ -45,7 +45,8 @@ def test_a_worker_that_cannot_write_ends_the_run_and_leaves_nothing_behind(tmp_p
     data = tmp_path / "data"
     (data / ".netmon").mkdir(parents=True)
     (data / ".netmon" / "workers").write_text("no folder")
-    done = subprocess.run([*COMMAND, "5", "--data", data], capture_output=True, text=True, timeout=120)
+    few = ("--hosts", "2", "--ring", "0,1", "--cross", "1:0")
+    done = subprocess.run([*COMMAND, "5", *few, "--data", data], capture_output=True, text=True, timeout=120)
     assert done.returncode != 0
     assert "worker-" in done.stderr
     assert set(abandoned()) <= before

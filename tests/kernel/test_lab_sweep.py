@@ -17,7 +17,7 @@ ITERATIONS = 6
 
 
 def test_a_sweep_goes_on_where_it_was_interrupted(tmp_path):
-    base = RunSpec(tmp_path, rate_bps=200_000_000, iterations=ITERATIONS)
+    base = RunSpec(tmp_path, hosts=3, ring=(0, 1), rate_bps=200_000_000, iterations=ITERATIONS)
     spec = SweepSpec(base, models=("mobilenetv2",), profiles=("burst",), levels=(0.0, 0.5), batch=64)
 
     def interrupt_the_second(progress):
@@ -39,15 +39,15 @@ def test_a_sweep_goes_on_where_it_was_interrupted(tmp_path):
 
     iterations = pd.read_parquet(tmp_path / "iterations")
     for each in document["runs"]:
-        assert sorted(iterations[iterations["job"] == each["job"]]["iteration"]) == sorted([*range(ITERATIONS)] * 3)
+        assert sorted(iterations[iterations["job"] == each["job"]]["iteration"]) == sorted([*range(ITERATIONS)] * 2)
         (hook,) = (source for source in each["sources"] if source["source"] == "hook")
-        assert (hook["found"], hook["logged"], hook["invented"]) == (3 * ITERATIONS, 3 * ITERATIONS, 0)
+        assert (hook["found"], hook["logged"], hook["invented"]) == (2 * ITERATIONS, 2 * ITERATIONS, 0)
         assert each["classification"]["right_bytes"] > 0
     again = [each for each in document["runs"] if each["job"] != each["id"]]
     assert [each["job"].startswith(f"{each['id']}~") for each in again] == [True]
 
 
-@pytest.mark.parametrize("pattern", ["star", "hierarchical"])
+@pytest.mark.parametrize("pattern", ["hierarchical", pytest.param("star", marks=pytest.mark.long)])
 def test_a_run_in_another_pattern_is_accounted_for(tmp_path, pattern):
     ring, cross = (0, 1, 2, 3), ((4, 0),)
     spec = RunSpec(tmp_path, hosts=5, ring=ring, cross=cross, pattern=pattern, parameters=500_000, iterations=8)

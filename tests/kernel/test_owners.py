@@ -13,6 +13,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from pair import Watched
+from waiting import DIES_WITH_US
 
 from netmon.kernel.owners.endpoint import Endpoint
 
@@ -110,7 +111,7 @@ def watched(namespaces: Callable, tmp_path: Path) -> Iterator[Watched]:
 @contextmanager
 def running(command: list[str], *script: object) -> Iterator[subprocess.Popen]:
     """A Python script that has printed its first line; it is ended at last, with the children that it has."""
-    arguments = [*command, sys.executable, "-c", *map(str, script)]
+    arguments = [*DIES_WITH_US, *command, sys.executable, "-c", *map(str, script)]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "bufsize": 1}
     process = subprocess.Popen(arguments, **pipes, start_new_session=True)
     with process:

@@ -11,6 +11,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from waiting import DIES_WITH_US
 
 from netmon.kernel.host_load import Pressure
 from netmon.kernel.open_files import OpenFiles
@@ -56,7 +57,7 @@ def started() -> Iterator:
 
         def start(script: str, cpu: int | None = None) -> int:
             pinned = (lambda: os.sched_setaffinity(0, {cpu})) if cpu is not None else None
-            command = [sys.executable, "-c", script]
+            command = [*DIES_WITH_US, sys.executable, "-c", script]
             process = cleanup.enter_context(subprocess.Popen(command, stdout=subprocess.PIPE, preexec_fn=pinned))
             cleanup.callback(process.wait)
             cleanup.callback(process.kill)

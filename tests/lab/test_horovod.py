@@ -21,7 +21,7 @@ CLOCK_NS = MILLISECOND  # between the map from the host's clock to UTC and the m
 @pytest.fixture(scope="module")
 def watched(tmp_path_factory):
     data = tmp_path_factory.mktemp("horovod")
-    spec = RunSpec(data, trainer="horovod", parameters=1_000_000, compute_ns=60_000_000, iterations=50)
+    spec = RunSpec(data, trainer="horovod", parameters=1_000_000, compute_ns=60_000_000, iterations=40)
     run(spec)
     return spec, pd.read_parquet(data / "iterations")
 
@@ -51,6 +51,8 @@ def test_boundaries_are_where_the_script_saw_them(watched, rank):
     spec, iterations = watched
     to_utc = utc_minus_mono_ns()
     found, truth = of_rank(iterations, rank), read_rank(spec.data, rank)
+    assert (truth["step_start_ns"] < truth["first_enqueue_ns"]).all()
+    assert (truth["last_wait_ns"] < truth["step_end_ns"]).all()
     begun, ended = (found[name].to_numpy() - to_utc for name in ("comm_start_ns", "comm_end_ns"))
     enqueued, waited = truth["first_enqueue_ns"], truth["last_wait_ns"]
     assert (enqueued < begun + CLOCK_NS).all()

@@ -13,7 +13,7 @@ from netmon.lab.truth import read_rank
 
 pytestmark = [pytest.mark.kernel, pytest.mark.tensorflow]
 
-RANKS, ITERATIONS = 3, 30
+RANKS, ITERATIONS = 2, 30
 MOMENTS = ("comm_start", "wait_start", "comm_end")
 MICROSECOND = 1_000
 
@@ -22,6 +22,7 @@ MICROSECOND = 1_000
 def watched(request, tmp_path_factory):
     data = tmp_path_factory.mktemp(request.param)
     given = {"parameters": 1_000_000, "compute_ns": 60_000_000, "iterations": ITERATIONS, "cross_load": 0}
+    given |= {"hosts": RANKS, "ring": tuple(range(RANKS)), "cross": ()}
     spec = RunSpec(data, trainer=request.param, marks=request.param == "horovod-keras", **given)
     run(spec)
     return spec

@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 from bus_host import FLUSH_S, TICK_S
+from waiting import DIES_WITH_US
 
 from collector.cluster.worker import ClusterWorker, WorkerSettings
 from collector.dataset.sink import ParquetSink
@@ -173,7 +174,7 @@ class Process:
         self.address = f"unix:{folder / name}.sock"
         given = json.dumps([str(folder / "data"), self.address, name, 2 * TTL_S, list(settings.servers)])
         with self._log.open("wb") as log:
-            command = [sys.executable, "-c", PROGRAM, given]
+            command = [*DIES_WITH_US, sys.executable, "-c", PROGRAM, given]
             self.process = subprocess.Popen(command, stdout=log, stderr=log, cwd=Path(__file__).parents[2])
 
     def said(self) -> str:

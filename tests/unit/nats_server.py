@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from waiting import free_port
+from waiting import DIES_WITH_US, free_port
 
 from netmon.wire.bus import BusSettings
 
@@ -36,7 +36,7 @@ class NatsServer:
 
     def start(self) -> None:
         self.process = subprocess.Popen(
-            [PROGRAM, "-c", self._config], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+            [*DIES_WITH_US, PROGRAM, "-c", self._config], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         )
         deadline = time.monotonic() + 60
         while time.monotonic() < deadline:

@@ -175,7 +175,7 @@ def _all():
 def test_what_several_workers_say_is_put_together(monkeypatch: pytest.MonkeyPatch) -> None:
     told = document(kept().advice())
     other = document(kept(jobs="a").advice())
-    monkeypatch.setattr(wire, "_one", lambda address, job: told if address == "one" else other)
+    monkeypatch.setattr(wire, "_one", lambda address, job, security: told if address == "one" else other)
     both = wire.get_advice("one,two")
     assert len(both["jobs"]) == 3
     assert both["shares"] == told["shares"]

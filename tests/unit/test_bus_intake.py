@@ -274,7 +274,7 @@ def test_an_agent_that_is_silent_is_no_load(server, tmp_path):
             await worker.intake.take("h0")
             for sequence in (1, 2, 3):
                 await sender.send(sequence)
-            await asyncio.sleep(5)
+            await asyncio.sleep(2.5)
             assert worker.registry.intake._shedding.asked == 0
 
     run(test())

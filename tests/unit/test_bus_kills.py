@@ -18,7 +18,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from nats_server import NatsServer, cluster
-from waiting import wait_for
+from waiting import DIES_WITH_US, wait_for
 
 ROWS = 200  # of a batch
 HERE, ROOT = Path(__file__).parent, Path(__file__).parents[2]
@@ -45,7 +45,8 @@ class Processes:
             self.start_agent(host)
 
     def start_worker(self, name: str) -> None:
-        command = [sys.executable, "-m", "netmon", "collector", "--listen", f"unix:{self.directory}/{name}.sock"]
+        program = [*DIES_WITH_US, sys.executable, "-m", "netmon", "collector"]
+        command = [*program, "--listen", f"unix:{self.directory}/{name}.sock"]
         more = ["--bus", self.urls, "--bus-bytes", "1GB", "--bus-replicas", "3", "--worker", name]
         with open(self.directory / f"{name}.log", "a") as log:
             self.workers[name] = subprocess.Popen(
@@ -57,7 +58,7 @@ class Processes:
         session = f"{host}-{number:03}"
         arguments = (self.directory / f"spool-{host}", self.urls, host, session, number, self.records / session)
         with open(self.directory / f"agent-{host}.log", "a") as log:
-            program = [sys.executable, HERE / "bus_agent_run.py", *map(str, arguments)]
+            program = [*DIES_WITH_US, sys.executable, HERE / "bus_agent_run.py", *map(str, arguments)]
             self.agents[host] = subprocess.Popen(program, stderr=log, cwd=HERE)
         wait_for((self.records / session).exists, LATEST_S)
 

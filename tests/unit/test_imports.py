@@ -27,6 +27,7 @@ MAY_IMPORT = {
     "training": {"marks"},
     "horovod": {"training"},
     "wire": TYPES,
+    "certificates": TYPES | {"wire"},
     "dl": {"records", "mark_runs", "evidence", "errors", "views", "units"},
     "kernel": SHARED,
     "agent": SHARED | {"kernel"},

@@ -1,90 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
 """The ranks of one host: who they are, and marks that nobody should send."""
 
-import pickle
 from dataclasses import replace
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from collector_stream import MS, S, hello, mark
+from rank_hosts import Hosts, align, hear, ranks, settle, step, told
 
-from collector.host.exchange import exchange
 from collector.host.flows import AllFlows, FlowTable, Links
 from collector.host.odd_marks import DISTANT, GONE, REPEATED, STRANGER
 from collector.host.rank import Rank
-from collector.host.rank_log import RankLog
-from collector.host.ranks import Ranks
 from collector.host.steps import AllSteps
-from collector.jobs.answering import Answering
-from collector.messages import Holder
-from collector.stages import talk
-from netmon.dl.account import HostAccount, HostAccounts
 from netmon.dl.iterations import IterationTracker
-from netmon.mark_runs import mark_runs
 from netmon.records import Direction, Flow, Moment, Owner, Source
 
 START, END, ENQUEUE, WAIT = Moment.STEP_START, Moment.STEP_END, Moment.FIRST_ENQUEUE, Moment.LAST_WAIT
 JOIN, LEAVE = Moment.JOIN, Moment.LEAVE
 UPROBE = {"source": Source.UPROBE}
-
-
-class Apart(Answering):
-    """As from another process: nothing but what the messages say gets across."""
-
-    def hear(self, news):
-        return pickle.loads(pickle.dumps(super().hear(pickle.loads(pickle.dumps(news)))))
-
-
-class Hosts:
-    """What several hosts tell the job stage, and its answers."""
-
-    def __init__(self):
-        self.rank_log, self.flows, self._sessions = RankLog(), AllFlows(), {}
-        self._answering = Apart()
-
-    def ranks(self, host="h0"):
-        account, place = HostAccount(HostAccounts(), 0, 10 * MS), len(self._sessions)
-        found = Ranks(place, Holder(host, f"s-{host}", 0), account, 0, self.rank_log)
-        found.hosts = self
-        self._sessions[place] = SimpleNamespace(window=SimpleNamespace(rename=lambda: None))
-        return found
-
-    def talk(self):
-        def fail(place, error):
-            raise error
-
-        talk(exchange(self, self._sessions, fail), self._answering)
-
-
-def ranks(host="h0"):
-    return Hosts().ranks(host)
-
-
-def hear(of, marks, settled_ns=-1):
-    of.hear(mark_runs(marks), settled_ns)
-    align(of)
-
-
-def align(of):
-    of.ask()
-    of.hosts.talk()
-    of.align(0, 0)
-    of.hosts.talk()
-    of.aligned()
-
-
-def told(of, *marks, settled_ns=-1):
-    hear(of, marks, settled_ns)
-    return [(i.job, i.number, i.start_ns // MS, i.end_ns // MS) for i in of.ended()]
-
-
-def step(number, start, **changes):
-    return [mark(START, number, start, **changes), mark(END, number, start + 9, **changes)]
-
-
-def settle(of, until_ns):
-    return of.settle(until_ns, FlowTable(Links(hello()), AllFlows(), 0))
 
 
 def stamps(of, times_ms, job="", rank=-1):
@@ -276,10 +209,8 @@ def test_what_the_traffic_tells_late_does_not_come_beside_what_the_process_told(
     settle(host, 1000 * MS)
     traffic = {"pid": 0, "source": Source.INFERRED}
     late = [mark(moment, k, 10 * k + at, **traffic) for k in range(5) for moment, at in ((ENQUEUE, 2), (WAIT, 8))]
-    assert [(start, end) for *_, start, end in told(host, *late, settled_ns=1000 * MS)] == [
-        (28, 38),
-        (38, 48),
-    ]
+    found = told(host, *late, settled_ns=1000 * MS)
+    assert [(start, end) for *_, start, end in found] == [(28, 38), (38, 48)]
 
 
 def test_what_the_traffic_tells_late_does_not_make_a_rank_train_that_has_left():
@@ -292,8 +223,25 @@ def test_what_the_traffic_tells_late_does_not_make_a_rank_train_that_has_left():
     assert host.names() == []
     late = [mark(moment, 7, time, pid=0, source=Source.INFERRED) for moment, time in ((START, 900), (END, 990))]
     told(host, *late, settled_ns=1100 * MS)
-    assert host.names() == [("train", 0)]
+    assert (host.names(), host.stepping_jobs()) == ([("train", 0)], set())
     assert stamps(host, times) == (["", "", ""], [-1, -1, -1])
+
+
+def test_a_source_whose_last_words_come_with_its_leaving_is_scored():
+    """As a timeline that was read when its process was gone; traffic that is understood later changes nothing."""
+    host, timeline, traffic = ranks(), {"source": Source.TIMELINE}, {"pid": 0, "source": Source.INFERRED}
+    told(host, mark(JOIN, 0, 0), mark(JOIN, 0, 0, **timeline), *(m for k in range(5) for m in step(k, 10 * k)))
+    told(host, mark(LEAVE, 4, 51))
+    written = [mark(moment, k, 10 * k + at, **timeline) for k in range(5) for moment, at in ((ENQUEUE, 1), (WAIT, 8))]
+    told(host, *written, mark(LEAVE, 4, 48, **timeline), settled_ns=600 * MS)
+    settle(host, 600 * MS)
+    for _ in range(2):
+        present, ((job, score),) = host.scores()
+        assert (present, host.stepping_jobs(), job) == ([], set(), "train")
+        assert (score.source, score.reference, score.found, score.matched) == (Source.TIMELINE, Source.HOOK, 5, 5)
+        told(host, *(mark(moment, 7, at, **traffic) for moment, at in ((START, 900), (END, 990))), settled_ns=600 * MS)
+        host.end_of_stream()
+        settle(host, 1_000_000 * MS)
 
 
 def test_an_elastic_job_gives_its_ranks_out_anew():

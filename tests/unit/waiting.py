@@ -6,6 +6,9 @@ import socket
 import time
 from collections.abc import Callable
 
+DIES_WITH_US = ("setpriv", "--pdeathsig", "KILL")
+"""Before a command: its process is killed when the tests are, or the thread that has started it ends."""
+
 _LOWEST, _HIGHEST = 20_000, 32_000
 
 

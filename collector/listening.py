@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The collector's ports: with certificates, with tokens, or in the clear where only this machine can connect."""
+
+import logging
+import socket
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import grpc
+
+from collector.admission import Admission, Tokens
+from netmon.errors import UnsupportedError, UsageError
+from netmon.wire.secure import server_credentials
+from netmon.wire.security import PLAIN, Security
+
+if TYPE_CHECKING:
+    from collector.cluster.worker import WorkerSettings
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Door:
+    """Who is let in. tokens: a file of them; token_listen: a second address, where one is enough."""
+
+    security: Security = PLAIN
+    tokens: Path | None = None
+    token_listen: str = ""
+
+    def admission(self, listen: str) -> Admission:
+        """Of a collector that listens there. Raises UsageError, CertificateError."""
+        if (self.tokens is None) != (not self.token_listen):
+            raise UsageError("--tokens FILE and --token-listen HOST:PORT belong together")
+        protected = self.security.folder(listen, "listen on") is not None
+        return Admission(protected, Tokens(self.tokens) if self.tokens else None)
+
+    def exposed(self, listen: str, worker: "WorkerSettings | None") -> bool:
+        """Whether others on the network can read what is said, or send what they like."""
+        servers = worker.bus.servers if worker else ()
+        return self.security.exposed(listen, *servers)
+
+    def warn(self, listen: str, worker: "WorkerSettings | None") -> None:
+        """Say so once."""
+        if self.exposed(listen, worker):
+            _log.warning(
+                "--insecure: nothing is encrypted, and whoever reaches %s can send as any host and see everything",
+                f"{listen} or the bus" if worker else listen,
+            )
+
+
+CLOSED = Door()
+"""To this machine only."""
+
+
+def listen_at(server: grpc.aio.Server, address: str, door: Door) -> None:
+    """Open the ports. Raises UsageError, CertificateError, UnsupportedError."""
+    folder = door.security.folder(address, "listen on")
+    if address.startswith("unix:"):
+        _clear_socket(address)
+    _bind(server, address, server_credentials(folder) if folder else None)
+    if door.token_listen:
+        if folder is None:
+            raise UsageError("cannot take tokens without encryption: give --tls DIR beside --token-listen")
+        _bind(server, door.token_listen, server_credentials(folder, certificates=False))
+
+
+def _bind(server: grpc.aio.Server, address: str, credentials: grpc.ServerCredentials | None) -> None:
+    try:
+        bound = server.add_secure_port(address, credentials) if credentials else server.add_insecure_port(address)
+    except RuntimeError:
+        bound = 0
+    if not bound:
+        raise UnsupportedError(
+            f"cannot listen on {address}: the address is in use or not this machine's; choose another --listen"
+        )
+
+
+def _clear_socket(address: str) -> None:
+    """Remove a socket that nobody listens on any more; gRPC would take over a live one without a word."""
+    path = Path(address.removeprefix("unix:"))
+    if not path.parent.is_dir():
+        raise UnsupportedError(f"cannot listen on {address}: {path.parent} is not a directory; create it")
+    if not path.exists():
+        return
+    if not stat.S_ISSOCK(path.stat().st_mode):
+        raise UnsupportedError(
+            f"cannot listen on {address}: a file that is no socket is there; choose another --listen"
+        )
+    with socket.socket(socket.AF_UNIX) as probe:
+        try:
+            probe.connect(str(path))
+        except ConnectionRefusedError:
+            path.unlink()
+            return
+    raise UnsupportedError(f"cannot listen on {address}: another process does; stop it or choose another --listen")

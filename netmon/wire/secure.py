@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Connections with TLS: channels of gRPC, the collector's port, the bus; and what gRPC says where one fails, in words.
+
+Whoever connects reads the files anew each time, whoever listens as soon as they have changed: a certificate is renewed
+by putting another one in its place. What is connected stays so.
+"""
+
+import logging
+import ssl
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from netmon.errors import CertificateError
+from netmon.wire.identity import Role
+from netmon.wire.security import Security
+from netmon.wire.tls_files import AUTHORITY, CERTIFICATE, KEY, TlsFiles, read_tls
+
+Options = Sequence[tuple[str, Any]]
+
+_log = logging.getLogger(__name__)
+_COPY = "copy both folders from one `netmon certificates DIR`"
+_SAID = (  # by BoringSSL and gRPC; lower case
+    (
+        "certificate has expired",
+        "the other end's certificate has expired: renew it with `netmon certificates DIR renew`",
+    ),
+    ("certificate is not yet valid", "the other end's certificate is not valid yet: is this machine's clock right?"),
+    ("certificate_expired", "our certificate has expired for the other end: is its clock right?"),
+    ("self signed certificate", f"the other end's certificate is of another authority than our ca.crt: {_COPY}"),
+    ("self-signed certificate", f"the other end's certificate is of another authority than our ca.crt: {_COPY}"),
+    ("unable to get", f"the other end's certificate is of another authority than our ca.crt: {_COPY}"),
+    ("signature failure", f"the other end's certificate is of another authority than our ca.crt: {_COPY}"),
+    ("unknown_ca", f"our certificate is of another authority than the other end's ca.crt: {_COPY}"),
+    ("certificate_required", "the other end wants a certificate: give --tls DIR with tls.crt and tls.key"),
+    (
+        "hostname verification check failed",
+        "its certificate is for other addresses: issue it with this one (netmon certificates DIR collector NAME "
+        "--address ADDR …)",
+    ),
+    ("certificate_unknown", f"the other end does not trust our certificate: {_COPY}"),
+    ("wrong_version_number", "it speaks no TLS there: give no --tls, or start the collector with it"),
+    (
+        "certificate_verify_failed",
+        "the other end's certificate is not trusted: is it of the authority in our ca.crt?",
+    ),
+)
+
+
+def open_channel(address: str, security: Security, options: Options, *roles: Role) -> grpc.Channel:
+    """A channel to HOST:PORT or unix:PATH, as one of these roles. Raises UsageError, CertificateError."""
+    folder = security.folder(address, "connect to")
+    if folder is None:
+        return grpc.insecure_channel(address, options=options)
+    files = read_tls(folder, *roles)
+    credentials = grpc.ssl_channel_credentials(files.authority, files.key or None, files.certificate or None)
+    if files.token:
+        credentials = grpc.composite_channel_credentials(credentials, grpc.access_token_call_credentials(files.token))
+    return grpc.secure_channel(address, credentials, options=options)
+
+
+def server_credentials(folder: Path, certificates: bool = True) -> grpc.ServerCredentials:
+    """For a collector's port; the files are looked at for every connection. Raises CertificateError.
+
+    certificates: whoever connects needs one; else the collector asks for a token.
+    """
+    files = Watched(folder)
+
+    def fetch() -> Any:  # None: as before
+        changed = files.changed()
+        return _configuration(changed) if changed else None
+
+    return grpc.dynamic_ssl_server_credentials(_configuration(files.now), fetch, certificates)
+
+
+def _configuration(files: TlsFiles) -> grpc.ServerCertificateConfiguration:
+    return grpc.ssl_server_certificate_configuration([(files.key, files.certificate)], files.authority)
+
+
+class Watched:
+    """A folder of a collector, read again when it has changed."""
+
+    def __init__(self, folder: Path) -> None:
+        """Read it. Raises CertificateError."""
+        self._folder, self._seen = folder, _stamp(folder)
+        self.now = read_tls(folder, Role.COLLECTOR)
+
+    def changed(self) -> TlsFiles | None:
+        """What is new since the last call; None: nothing. What cannot be used is said, once, and changes nothing."""
+        seen = _stamp(self._folder)
+        if seen == self._seen:
+            return None
+        self._seen = seen
+        try:
+            self.now = read_tls(self._folder, Role.COLLECTOR)
+        except CertificateError as error:
+            _log.warning("%s; what was read before is used", error)
+            return None
+        _log.info("the certificate in %s has been renewed", self._folder)
+        return self.now
+
+
+def _stamp(folder: Path) -> tuple[tuple[int, int], ...]:
+    """Of its files: another one for any change."""
+    found = []
+    for name in (AUTHORITY, CERTIFICATE, KEY):
+        try:
+            status = (folder / name).stat()
+            found.append((status.st_ino, status.st_mtime_ns))
+        except OSError:
+            found.append((0, 0))
+    return tuple(found)
+
+
+def bus_context(folder: Path, *roles: Role) -> ssl.SSLContext:
+    """For a connection to a bus. Raises CertificateError."""
+    read_tls(folder, *roles)
+    context = ssl.create_default_context(ssl.Purpose.SERVER_AUTH, cafile=str(folder / AUTHORITY))
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.load_cert_chain(folder / CERTIFICATE, folder / KEY)
+    return context
+
+
+def in_words(details: str, security: Security) -> str:
+    """Why a connection failed, of what gRPC or OpenSSL says; empty: it has nothing to do with TLS.
+
+    A collector that wants TLS hangs up on plaintext without a word.
+    """
+    low = details.lower()
+    if security.tls is None and "certificate" in low:  # a client that is told nothing tries the system's authorities
+        return "it wants TLS: give --tls DIR"
+    for said, meant in _SAID:
+        if said in low:
+            return meant
+    if security.tls is None and ("socket closed" in low or "connection reset" in low):
+        return "it hangs up: does it want TLS? give --tls DIR"
+    if security.tls and ("socket closed" in low or "connection reset" in low):
+        return "it hangs up: is our certificate unknown there, of another authority than its ca.crt, or expired?"
+    if security.tls and ("ssl" in low or "handshake" in low):
+        return f"TLS fails: {details[-200:]}"
+    return ""

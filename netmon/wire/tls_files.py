@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A folder with what one end of a connection needs for TLS, read and checked.
+
+    ca.crt     the authority's certificate: who is trusted
+    tls.crt    our own certificate, and after it those between it and the authority
+    tls.key    its key, for nobody else to read
+    token      instead of the last two: a viewer's
+
+The names are those of Kubernetes' secrets.
+"""
+
+import logging
+import stat
+from dataclasses import dataclass
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_pem_private_key
+
+from netmon.errors import CertificateError
+from netmon.wire.identity import Identity, Role, read_identity
+
+AUTHORITY, CERTIFICATE, KEY, TOKEN = "ca.crt", "tls.crt", "tls.key", "token"
+
+SOON = timedelta(days=30)
+"""A certificate that expires within it is worth a line; of a short one, a third of its time."""
+
+_MOST_BYTES = 1 << 20
+_OTHERS = stat.S_IWGRP | stat.S_IRWXO
+_RENEW = "renew it with `netmon certificates DIR renew` where the authority is, and copy it here"
+
+_log = logging.getLogger(__name__)
+_said: set[tuple[Path, datetime]] = set()
+
+
+@dataclass(frozen=True)
+class TlsFiles:
+    """What a folder holds; PEM. Without a certificate there is a token."""
+
+    folder: Path
+    authority: bytes
+    certificate: bytes = b""
+    key: bytes = b""
+    token: str = ""
+    identity: Identity | None = None  # None: of a token it is the collector's to know
+
+
+def read_tls(folder: Path, *roles: Role, now: datetime | None = None) -> TlsFiles:
+    """Read and check a folder. roles: one of which the certificate has to be; a token is for viewers only.
+
+    Raises CertificateError in one line: what is wrong with which file, and what to do.
+    """
+    now = now or datetime.now(timezone.utc)
+    authority = _read(folder / AUTHORITY)
+    issuers = _certificates(folder / AUTHORITY, authority)
+    if not (folder / CERTIFICATE).exists() and (folder / TOKEN).exists() and Role.FULL in roles:
+        _check_mode(folder / TOKEN)
+        token = _read(folder / TOKEN).decode("ascii", "replace").strip()
+        if not token or not token.isprintable() or " " in token:
+            raise CertificateError(f"{folder / TOKEN} holds no token")
+        return TlsFiles(folder, authority, token=token)
+    path = folder / CERTIFICATE
+    certificate, key = _read(path), _read(folder / KEY)
+    _check_mode(folder / KEY)
+    chain = _certificates(path, certificate)
+    identity = identity_of(chain[0])
+    for one in chain:
+        check_time(path, one, now)
+    _check_key(folder, chain[0], key)
+    _check_issuer(folder, chain[-1], issuers)
+    if identity is None or identity.role not in roles:
+        wanted = " or ".join(role.value for role in roles)
+        whose = f"{identity}'s" if identity else "nobody's: it has no netmon:// name"
+        raise CertificateError(f"{path} is {whose}; a certificate of {wanted} is needed here")
+    return TlsFiles(folder, authority, certificate, key, identity=identity)
+
+
+def identity_of(certificate: x509.Certificate) -> Identity | None:
+    """Whose a certificate is."""
+    try:
+        names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except (x509.ExtensionNotFound, ValueError):
+        return None
+    return read_identity(names.get_values_for_type(x509.UniformResourceIdentifier))
+
+
+def check_time(path: Path, certificate: x509.Certificate, now: datetime) -> None:
+    """Raise CertificateError where a certificate is not valid now; a line in the log, once, where it soon is not."""
+    begins, ends = certificate.not_valid_before_utc, certificate.not_valid_after_utc
+    whose = identity_of(certificate) or certificate.subject.rfc4514_string()
+    if now >= ends:
+        raise CertificateError(f"{path} of {whose} has expired on {ends:%Y-%m-%d %H:%M} UTC: {_RENEW}")
+    if now < begins:
+        raise CertificateError(
+            f"{path} of {whose} is valid from {begins:%Y-%m-%d %H:%M} UTC on: is this machine's clock right?"
+        )
+    if ends - now < min(SOON, (ends - begins) / 3) and (path, ends) not in _said:
+        _said.add((path, ends))
+        _log.warning("%s of %s expires on %s UTC: %s", path, whose, f"{ends:%Y-%m-%d %H:%M}", _RENEW)
+
+
+def _read(path: Path) -> bytes:
+    try:
+        with path.open("rb") as file:
+            data = file.read(_MOST_BYTES + 1)
+    except OSError as error:
+        raise CertificateError(
+            f"cannot read {path}: {error.strerror}; `netmon certificates` makes such a folder"
+        ) from None
+    if len(data) > _MOST_BYTES:
+        raise CertificateError(f"{path} is no certificate: it is too large")
+    return data
+
+
+def _certificates(path: Path, data: bytes) -> list[x509.Certificate]:
+    try:
+        return x509.load_pem_x509_certificates(data)
+    except ValueError:
+        raise CertificateError(f"{path} holds no certificate in PEM") from None
+
+
+def _check_mode(path: Path) -> None:
+    mode = stat.S_IMODE(path.stat().st_mode)
+    if mode & _OTHERS:
+        raise CertificateError(
+            f"{path} can be read or changed by others (mode {mode:04o}): chmod 600 {path}, or 640 for a group"
+        )
+
+
+def _check_key(folder: Path, certificate: x509.Certificate, key: bytes) -> None:
+    try:
+        public = load_pem_private_key(key, None).public_key()
+    except (ValueError, TypeError):
+        raise CertificateError(f"{folder / KEY} holds no private key in PEM without a password") from None
+    as_bytes = Encoding.DER, PublicFormat.SubjectPublicKeyInfo
+    if public.public_bytes(*as_bytes) != certificate.public_key().public_bytes(*as_bytes):
+        raise CertificateError(f"{folder / KEY} is not the key of {folder / CERTIFICATE}: copy both together")
+
+
+def _check_issuer(folder: Path, last: x509.Certificate, issuers: list[x509.Certificate]) -> None:
+    for issuer in issuers:
+        try:
+            last.verify_directly_issued_by(issuer)
+            return
+        except (ValueError, TypeError, InvalidSignature):
+            continue
+    raise CertificateError(
+        f"{folder / CERTIFICATE} is of another authority than {folder / AUTHORITY}: copy the whole folder that "
+        "`netmon certificates` has made"
+    )

@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Viewers' tokens as a collector keeps them: a file with a line for each, which does not hold the token itself.
+
+SHA-256 in hex   full|jobs   NAME   the end, in seconds since 1970
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from netmon.errors import CertificateError, WireError
+from netmon.wire.identity import Identity, Role, checked
+
+_ROLES = {"full": Role.FULL, "jobs": Role.JOBS}
+_MOST_BYTES = 1 << 20
+
+
+@dataclass(frozen=True)
+class Token:
+    """What a token stands for, until when (seconds since 1970)."""
+
+    digest: str
+    identity: Identity
+    ends_s: int
+
+    @property
+    def line(self) -> str:
+        """As it stands in the file."""
+        return f"{self.digest} {self.identity.role.value.rpartition('/')[2]} {self.identity.name} {self.ends_s}\n"
+
+
+def read_tokens(path: Path) -> dict[str, Token]:
+    """Those of a file, by digest. Raises CertificateError, which names the line."""
+    try:
+        with path.open("rb") as file:
+            text = file.read(_MOST_BYTES).decode("utf-8", "replace")
+    except OSError as error:
+        raise CertificateError(f"cannot read the tokens in {path}: {error.strerror}") from None
+    found = {}
+    for number, line in enumerate(text.splitlines(), 1):
+        if not line.strip() or line.startswith("#"):
+            continue
+        try:
+            digest, role, name, ends = line.split()
+            if len(bytes.fromhex(digest)) != 32:
+                raise ValueError
+            found[digest.lower()] = Token(digest.lower(), checked(_ROLES[role], name), int(ends))
+        except (ValueError, KeyError, WireError):
+            raise CertificateError(f"{path}, line {number}, is no token's: HASH full|jobs NAME END") from None
+    return found

@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What one host may use of the collector: honest agents never notice, a flood waits with its sender."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from collector_stream import Host, hello
+from test_collector_server import FAST
+
+from collector import admission, allowance
+from collector.admission import Admission, NotAdmittedError
+from collector.allowance import SAVED_S, Allowance
+from collector.dataset.sink import ParquetSink
+from collector.registry import Registry
+from netmon.errors import WireError
+from netmon.wire import netmon_pb2
+from netmon.wire.batches import encode_batch
+from netmon.wire.identity import Identity, Role
+
+
+@pytest.fixture
+def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    moment = [1000.0]
+    monkeypatch.setattr(allowance.time, "monotonic", lambda: moment[0])
+    return moment
+
+
+def test_an_hour_of_batches_at_once_is_taken_in_as_it_comes(now: list[float]) -> None:
+    one, own = encode_batch(Host().batch()), Allowance()
+    for _ in range(7200):
+        own.came("h0", one)
+    assert own.wait_s("h0") == 0
+
+
+@pytest.mark.parametrize(
+    "flood",
+    [
+        netmon_pb2.Batch(flows=[netmon_pb2.Flow()] * 50_000),
+        netmon_pb2.Batch(marks=[netmon_pb2.Mark()] * 50_000),
+        netmon_pb2.Batch(buckets=netmon_pb2.Buckets(rows=1 << 18)),
+        netmon_pb2.Batch(ledger=[netmon_pb2.LedgerSample()] * 4096),
+        netmon_pb2.Batch(),
+    ],
+)
+def test_a_flood_waits_and_nobody_else_does(now: list[float], flood: netmon_pb2.Batch) -> None:
+    own = Allowance()
+    for _ in range(100_000):
+        own.came("evil", flood)
+        if own.wait_s("evil"):
+            break
+    assert own.wait_s("evil") > 0 == own.wait_s("h0")
+    now[0] += 60
+    assert own.wait_s("evil") == 0
+
+
+def test_hosts_that_are_gone_are_forgotten(now: list[float]) -> None:
+    own = Allowance()
+    for number in range(1000):
+        own.introduced(f"h{number}", netmon_pb2.Hello())
+    now[0] += 3 * SAVED_S
+    own.introduced("h0", netmon_pb2.Hello())
+    assert len(own._free_s) == 1
+
+
+def test_sessions_of_one_host_do_not_take_all_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(allowance, "MOST_OF_HOST", 3)
+
+    async def scenario() -> None:
+        sink = ParquetSink(tmp_path)
+        registry = Registry(sink, FAST)
+        for number in range(3):
+            await registry.open(hello(host="evil", session=f"s{number}"), asyncio.Event())
+        with pytest.raises(WireError, match="session s9 is not taken in: evil has 3 already"):
+            await registry.open(hello(host="evil", session="s9"), asyncio.Event())
+        await registry.open(hello(host="evil", session="s1"), asyncio.Event())  # it connects again
+        await registry.open(hello(host="h0", session="other"), asyncio.Event())
+        sink.close()
+
+    asyncio.run(scenario())
+
+
+class Call:
+    """A call's context, as far as it tells who calls."""
+
+    def __init__(self, identity: Identity) -> None:
+        self._uri = identity.uri.encode()
+
+    def auth_context(self) -> dict[str, list[bytes]]:
+        return {"x509_subject_alternative_name": [self._uri]}
+
+    def peer(self) -> str:
+        return "ipv4:127.0.0.1:1"
+
+    def invocation_metadata(self) -> tuple[()]:
+        return ()
+
+
+def test_calls_of_one_identity_are_counted_while_they_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(admission.MOST_AT_A_TIME, "view", 2)
+    monkeypatch.setitem(admission.MOST_OF_ALL, "view", 3)
+    own = Admission(protected=True)
+    ann, bob = Call(Identity(Role.FULL, "ann")), Call(Identity(Role.FULL, "bob"))
+    with own.admit(ann, "view", admission.VIEWERS):
+        with own.admit(ann, "view", admission.VIEWERS):
+            with (
+                pytest.raises(NotAdmittedError, match="viewer ann has 2 calls of this kind already"),
+                own.admit(ann, "view", admission.VIEWERS),
+            ):
+                pass
+            with (
+                own.admit(bob, "view", admission.VIEWERS),
+                pytest.raises(NotAdmittedError, match="there are 3 calls"),
+                own.admit(bob, "view", admission.VIEWERS),
+            ):
+                pass
+        with own.admit(ann, "view", admission.VIEWERS):
+            pass
+    assert not own._calls

@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A bus with TLS: each agent may publish and hear what is its host's, and nothing else. A real server and worker."""
+
+import asyncio
+import contextlib
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import nats
+import pandas as pd
+import pytest
+from authorities import pki, security
+from collector_stream import hello
+from collector_thread import collecting
+from nats_server import PROGRAM, NatsServer, running
+from sent_agent import Sent, check_whole, introduction
+from waiting import wait_for
+
+from collector.cluster.worker import WorkerSettings
+from collector.listening import Door
+from netmon.agent.bus_connection import connect_by_bus
+from netmon.certificates.nats import configuration
+from netmon.errors import UsageError
+from netmon.wire.bus import BATCHES, Bus, BusSettings, UnreachedError, batch_subject, hello_subject
+from netmon.wire.bus_client import inbox
+from netmon.wire.bus_sessions import refusal
+from netmon.wire.identity import Identity, Role
+from netmon.wire.secure import bus_context
+from netmon.wire.security import PLAIN, Security
+
+H0, H1, WORKER = security(Role.AGENT, "h0"), security(Role.AGENT, "h1"), security(Role.COLLECTOR, "c")
+
+
+@contextlib.contextmanager
+def protected(directory: Path) -> Iterator[NatsServer]:
+    if not PROGRAM.exists():
+        pytest.skip("nats-server is not there: make setup")
+    made = pki("ours")
+    part = configuration([one.identity for one in made.issued()], made.folder(Identity(Role.BUS, "n")))
+    server = NatsServer(directory, cluster=part)
+    server.start()
+    try:
+        yield server
+    finally:
+        server.kill()
+
+
+def stored(directory: Path) -> int:
+    files = list((directory / "data" / "buckets").rglob("*.parquet"))
+    return sum(len(pd.read_parquet(file)) for file in files)
+
+
+def own(server: NatsServer, security: Security) -> BusSettings:
+    return replace(server.settings, security=security)
+
+
+def test_an_agent_and_a_worker(tmp_path: Path) -> None:
+    with protected(tmp_path) as server:
+        worker = WorkerSettings(own(server, WORKER), "w1", ttl_s=1.0)
+        sent = Sent(tmp_path / "spool", "the bus", "s1", connect_by_bus(own(server, H0)))
+        sent.spool.hello = introduction(hello(host="h0", session="s1"))
+        with collecting(f"unix:{tmp_path}/socket", tmp_path / "data", worker=worker, door=Door(WORKER)):
+            sent.append(20)
+            sent.start()
+            wait_for(lambda: len(sent.exchanges.take()) > 0)  # it may ask for the time
+            sent.finish()
+            wait_for(lambda: stored(tmp_path) == sent.rows)
+    check_whole(tmp_path / "data", sent)
+
+
+def test_what_is_another_hosts_is_refused_by_the_bus(tmp_path: Path) -> None:
+    async def denied(agent: Bus, trouble: list[str]) -> None:
+        """h0's certificate, and whatever it may not do."""
+        connection, publish = agent.client, agent.client.publish
+        subjects = [
+            *(batch_subject("h1"), hello_subject("h1", "s1"), f"{hello_subject('h0', 's1')}.refused"),
+            *("netmon.v1.down.h1.s1", "netmon.v1.up.w1.h1.s1", f"{inbox('h1')}.x", "$JS.API.STREAM.PURGE.NETMON"),
+            *("$JS.API.STREAM.DELETE.NETMON", "$JS.API.STREAM.MSG.GET.NETMON", "$JS.API.CONSUMER.CREATE.NETMON"),
+            "$JS.API.DIRECT.GET.KV_netmon-hellos.$KV.netmon-hellos.h1.s1",
+        ]
+        for subject in subjects:
+            await publish(subject, b"forged")
+        heard = [f"{BATCHES}.>", "netmon.v1.down.h1.*", "_INBOX.>", f"{inbox('h1')}.>", "$KV.netmon-hellos.>", ">"]
+        for subject in heard:
+            await connection.subscribe(subject)
+        await connection.flush()
+        said = "\n".join(trouble)
+        assert [subject for subject in (*subjects, *heard) if f'"{subject.lower()}"' not in said.lower()] == []
+
+    async def scenario(server: NatsServer) -> None:
+        trouble: list[str] = []
+
+        async def note(error: Exception) -> None:
+            trouble.append(str(error))
+
+        worker = await Bus.connect(own(server, WORKER), "worker")
+        await worker.make()
+        agent = await Bus.connect(own(server, H0), "agent", host="h0")
+        agent.client._error_cb = note
+        await agent.jetstream.publish(batch_subject("h0"), b"its own")
+        await agent.jetstream.publish(hello_subject("h0", "s1"), b"its own")
+        assert await refusal(agent, "h0", "s1") == ""
+        assert await agent.most_bytes()
+        await denied(agent, trouble)
+        assert (await worker.jetstream.stream_info("NETMON")).state.messages == 1
+        assert await worker.hosts() == {"h0"}
+        for bus in (agent, worker):
+            await bus.close()
+
+    with protected(tmp_path) as server:
+        asyncio.run(scenario(server))
+
+
+@pytest.mark.parametrize(
+    ("who", "said"),
+    [
+        (lambda: PLAIN, "it wants TLS: give --tls DIR"),
+        (lambda: security(Role.AGENT, "h0", "theirs"), "of another authority than our ca.crt"),
+        (lambda: Security(pki("ours").issue(Identity(Role.AGENT, "unknown")).folder), "[Aa]uthorization|it hangs up"),
+    ],
+)
+def test_a_stranger_is_not_let_in(tmp_path: Path, who: object, said: str) -> None:
+    with protected(tmp_path) as server, pytest.raises(UnreachedError, match=said):
+        asyncio.run(Bus.connect(own(server, who()), "stranger", host="h0"))
+
+
+def test_a_server_without_tls_is_told_nothing(tmp_path: Path) -> None:
+    with running(tmp_path) as server, pytest.raises(UnreachedError, match="it speaks no TLS there"):
+        asyncio.run(Bus.connect(own(server, H0), "agent", host="h0"))
+
+
+def test_plaintext_stays_on_this_machine() -> None:
+    settings = BusSettings(("nats://127.0.0.1:4222", "nats://10.0.0.1:4222"))
+    with pytest.raises(UsageError, match=r"cannot connect to the bus at nats://10\.0\.0\.1:4222 without encryption"):
+        asyncio.run(Bus.connect(settings, "agent", host="h0"))
+
+
+def test_a_worker_answers_to_inboxes_only(tmp_path: Path) -> None:
+    """Who asks for the time does not choose where a worker publishes."""
+
+    async def scenario(server: NatsServer) -> None:
+        agent = await nats.connect(
+            server.settings.servers[0], tls=bus_context(H0.tls, Role.AGENT), inbox_prefix=inbox("h0")
+        )
+        answer = None
+        while answer is None:
+            with contextlib.suppress(nats.errors.NoRespondersError):  # the worker begins
+                answer = await agent.request("netmon.v1.clock.w1", b"", timeout=60)
+        for _ in range(20):
+            await agent.publish("netmon.v1.clock.w1", b"", reply=batch_subject("h1"))
+        assert (await agent.request("netmon.v1.clock.w1", b"", timeout=10)).data
+        await agent.close()
+        worker = await Bus.connect(own(server, WORKER), "worker")
+        assert (await worker.jetstream.stream_info("NETMON")).state.messages == 0
+        await worker.close()
+
+    with protected(tmp_path) as server:
+        worker = WorkerSettings(own(server, WORKER), "w1", ttl_s=1.0)
+        socket = tmp_path / "socket"
+        with collecting(f"unix:{socket}", tmp_path / "data", worker=worker, door=Door(WORKER)):
+            wait_for(socket.exists)
+            asyncio.run(scenario(server))
