@@ -24,6 +24,7 @@ from netmon.dl.timemap import TimeMap, TimeMaps
 from netmon.dl.traffic import Traffic
 from netmon.errors import DataError
 from netmon.records import Direction, Table
+from netmon.wire.limits import MAX_TEXT
 
 _log = logging.getLogger(__name__)
 _Numbers = npt.NDArray[np.int64]
@@ -259,5 +260,5 @@ def _lines(window: Kept) -> tuple[dict[str, tuple[str, ...]], float]:
     advice = window.advice()
     found: dict[str, tuple[str, ...]] = {}
     for share in advice.shares:
-        found[share.fit.job] = (*found.get(share.fit.job, ()), of_share(share, advice.links))
+        found[share.fit.job] = (*found.get(share.fit.job, ()), of_share(share, advice.links)[:MAX_TEXT])
     return found, time.thread_time() - began

@@ -34,7 +34,7 @@ EXAMPLES = """\
   netmon lab sweep --data out/study                            a small study: 24 runs, about ten minutes
   netmon lab sweep --data out/full --trainer horovod --models resnet50,vgg16,bertlarge --repetitions 5 --iterations 100
   netmon lab run --data out/three --cross-load 0 --inject stop:rank=1,at=20.5,for=300ms    a straggler, on purpose
-  netmon lab run --data out/four --beside 0,2 --shift 60ms --period 300ms   two jobs on host 0's link, held apart
+  netmon lab run --data out/four --compute 250ms --beside 0,2 --shift 225ms --period 450ms     two jobs, held apart
   netmon lab load write burst.csv --profile burst --load 0.8   the flows of ten seconds, as a file
   netmon lab clean                                             remove what a killed lab left behind
 
