@@ -29,6 +29,7 @@ WITHIN = 0.2
 
 _ALONE, _BOTH, _SHIFTED = 9, 18, 18  # iterations
 _SETTLED = 2  # iterations after which a phase is what it is
+_LAST = 12  # of them that count: the advice is on what there was when it was asked for
 _SLACK = 1.02  # times the period that is advised: who is late catches up
 _ADVICE_S = 30.0  # until there is some
 _RINGS = ((0, 1), (0, 2))
@@ -196,7 +197,7 @@ def _advised(address: str, names: Sequence[str]) -> tuple[dict[str, Any], int]:
 def _usual(data: Path, job: str, phase: Phase) -> float:
     """Median time from one beginning of an iteration to the next."""
     starts: npt.NDArray[np.int64] = read_rank(data, 0, data / FOLDER / job)["step_start_ns"]
-    own = starts[(starts >= phase.begin_ns) & (starts < phase.end_ns)][_SETTLED:]
+    own = starts[(starts >= phase.begin_ns) & (starts < phase.end_ns)][_SETTLED:][-_LAST:]
     if len(own) < 3:
         raise DataError(f"job {job} did too few iterations")
     return float(np.median(np.diff(own)))
