@@ -10,7 +10,7 @@ export PIP_RETRIES := 10
 export PIP_TIMEOUT := 60
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-cluster test test-unit test-kernel test-kernels test-lab test-readers test-long lint format proto horovod \
+.PHONY: help setup demo demo-cluster test test-unit test-kernel test-kernels test-lab test-readers test-long crash-states lint format proto horovod \
   horovod-tensorflow frameworks clean
 
 help: ## list the targets
@@ -51,6 +51,10 @@ test-readers: setup ## programs that read the dataset as it lies: DuckDB, pandas
 
 test-long: setup ## what `make test` has a short form of: cuts of 5 min, every attack, … (half an hour, root)
 	@$(python) -m pytest -m long
+
+crash-states: setup ## everything that a power cut may leave of spool and dataset, opened by the real start-up (half an hour)
+	@.ci/packages strace
+	@$(python) -m pytest -s -m long tests/unit/test_crash_states.py
 
 lint: setup ## ruff, mypy --strict and clang-format; changes nothing
 	@.venv/bin/ruff check .

@@ -136,7 +136,7 @@ async def serve(
     overdue = _overdue(data, abandon)
     stop = stop or _stop_on_signals(overdue)
     working: list[asyncio.Task[None]] = []
-    sink = ParquetSink(data, worker.name if worker else "")
+    sink = ParquetSink(data, worker.name if worker else "", settings.durability)
     upkeep = Upkeep(sink, settings.keep)
     jobs = JobsApart()
     registry = Registry(sink, settings, jobs)

@@ -135,6 +135,10 @@ class Verdict:
         return self.cause in (Cause.CROSS, Cause.OTHER_JOB, Cause.LOSS, Cause.SLOW_LINK)
 
 
+PARAMETERS_BASES = {"hook": "told by the hook", "calls": "read from the calls", "option": "as --parameters says"}
+"""Who told of a model's parameters."""
+
+
 @dataclass(frozen=True)
 class JobView:
     """One training job. Durations are over its recent iterations, all ranks."""
@@ -160,7 +164,7 @@ class JobView:
     shared_ranks: int = 0  # of those, whose node was DL-shared in their last iteration
     sharing: tuple[str, ...] = ()  # a sentence on each group of jobs with which it shares links
     name: str = ""  # what people call it, another one for each of the collector's jobs; empty: as `job`
-    parameters_basis: str = ""  # who told of them, as the table iterations has it; empty: nobody
+    parameters_basis: str = ""  # who told of them, as the table iterations has it; empty: unknown
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from collector.dataset.files import ROWS_PER_GROUP, in_order, writer
+from collector.dataset.files import ROWS_PER_GROUP, Disk, in_order, writer
 from collector.dataset.manifest import StoredFile
 from collector.dataset.tables import SCHEMAS
 
@@ -54,7 +54,7 @@ def _chosen(files: list[StoredFile], over: bool) -> list[StoredFile]:
     return chosen
 
 
-def merge_files(name: str, sources: list[Path], target: Path, go_on: Callable[[], bool]) -> bool:
+def merge_files(disk: Disk, name: str, sources: list[Path], target: Path, go_on: Callable[[], bool]) -> bool:
     """Write the rows of all sources, each ordered by host and time, into one file; False where it has to stop.
 
     Rows of a host stay together, in row groups that are ordered by host and time. Memory does not grow with the
@@ -63,7 +63,7 @@ def merge_files(name: str, sources: list[Path], target: Path, go_on: Callable[[]
     with ExitStack() as stack:
         groups = _groups(name, _rows(name, sources, stack), go_on)
         first = next(groups, SCHEMAS[name].empty_table())
-        with writer(name, target, first, merged=True) as parquet:
+        with writer(disk, name, target, first, merged=True) as parquet:
             for rows in chain([first], groups):
                 if not go_on():
                     return False

@@ -3,8 +3,9 @@
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +15,7 @@ import pyarrow.parquet as pq
 from collector.dataset.tables import DATASET_VERSION, SCHEMAS, TIMES
 from collector.host.rows import COUNTS
 from netmon.dl.grouped import ascending, order_by
+from netmon.durability import sync_directory, sync_way_to
 
 ROWS_PER_GROUP = 1 << 17
 """About half a megabyte: a host's rows of a minute or two, which statistics let a reader skip."""
@@ -32,6 +34,42 @@ _WITH_STATISTICS = (
 )
 _SAMPLED = 1024  # rows
 _METADATA = {b"netmon.schema_version": str(DATASET_VERSION).encode()}
+
+
+class Disk:
+    """Waits for the disk where what is acknowledged has to outlive a power cut: agents forget it."""
+
+    def __init__(self, durability: str) -> None:
+        """durability: one of netmon.durability.DURABILITIES."""
+        self.power = durability == "power"
+        self._made: dict[Path, int] = {}  # its inode; where somebody else has made it, it may not be synced
+
+    def sync(self, file: BinaryIO) -> None:
+        """What was written is there for good. Raises OSError."""
+        file.flush()
+        if self.power:
+            os.fsync(file.fileno())
+
+    def sync_directory(self, path: Path) -> None:
+        """The names in it are there for good. Raises OSError."""
+        if self.power:
+            sync_directory(path)
+
+    def make_directory(self, path: Path, below: Path) -> None:
+        """Make a directory, and those between where they are missing, for good. Raises OSError."""
+        with suppress(FileNotFoundError):
+            if path == below or self._made.get(path) == path.stat().st_ino:
+                return
+        self.make_directory(path.parent, below)
+        path.mkdir(exist_ok=True)
+        self.sync_directory(path.parent)
+        self._made[path] = path.stat().st_ino
+
+    def make_root(self, path: Path) -> None:
+        """Make a directory, and all above it, for good. Raises OSError."""
+        path.mkdir(parents=True, exist_ok=True)
+        if self.power:
+            sync_way_to(path)
 
 
 def split_by_hour(name: str, rows: pa.Table) -> Iterator[tuple[int, pa.Table]]:
@@ -74,7 +112,7 @@ def host_ranks(hosts: pa.ChunkedArray) -> npt.NDArray[np.int64]:
 
 
 @contextmanager
-def writer(name: str, path: Path, rows: pa.Table, merged: bool = False) -> Iterator[pq.ParquetWriter]:
+def writer(disk: Disk, name: str, path: Path, rows: pa.Table, merged: bool = False) -> Iterator[pq.ParquetWriter]:
     """Opens a file to write row groups into; it is synced when it is closed. rows: some of those that will be in it.
 
     merged: it is of many hosts' rows of a long time: its row groups differ in what they hold. Raises OSError,
@@ -93,8 +131,7 @@ def writer(name: str, path: Path, rows: pa.Table, merged: bool = False) -> Itera
             write_statistics=_WITH_STATISTICS + (_WORDS_WITH_STATISTICS if merged else ()),
         ) as parquet:
             yield parquet
-        file.flush()
-        os.fsync(file.fileno())  # agents forget what is acknowledged: it has to outlive a power cut
+        disk.sync(file)
 
 
 def _deltas(name: str, rows: pa.Table) -> list[str]:
@@ -117,25 +154,7 @@ def _unlike(column: pa.ChunkedArray) -> bool:
     return len(some) >= _SAMPLED and len(some.unique()) > len(some) / 2
 
 
-def write_file(name: str, path: Path, rows: pa.Table) -> None:
+def write_file(disk: Disk, name: str, path: Path, rows: pa.Table) -> None:
     """Write a small file. Raises OSError, pa.ArrowException."""
-    with writer(name, path, rows) as parquet:
+    with writer(disk, name, path, rows) as parquet:
         parquet.write_table(rows.cast(SCHEMAS[name]), row_group_size=ROWS_PER_GROUP)
-
-
-def sync_directory(path: Path) -> None:
-    """Make the names in a directory outlive a power cut. Raises OSError."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def make_directory(path: Path) -> None:
-    """Make a directory and those above it where they are missing, to outlive a power cut, too. Raises OSError."""
-    if path.is_dir():
-        return
-    make_directory(path.parent)
-    path.mkdir(exist_ok=True)
-    sync_directory(path.parent)

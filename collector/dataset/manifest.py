@@ -17,7 +17,13 @@ from pathlib import Path
 from collector.dataset.resume import SessionState
 
 _WAIT_S = 10.0  # for another worker that looks into it
-_FORGET_S = 30 * 86_400  # a session that has been silent for so long does not come back
+_FORGET = """DELETE FROM sessions WHERE seen_s / 86400 < (
+  SELECT min(day) FROM (SELECT DISTINCT seen_s / 86400 AS day FROM sessions ORDER BY day DESC LIMIT 31)
+)"""
+"""A session that was silent on 30 days on which others were heard does not come back.
+
+A clock that is wrong at the start must not make a living one forgotten: its rows would be stored again.
+"""
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS files (
   path TEXT PRIMARY KEY,     -- below the dataset's directory
@@ -59,13 +65,16 @@ class StoredFile:
 class Manifest:
     """One dataset's; used by one thread at a time. Methods raise sqlite3.Error where the disk does not take it."""
 
-    def __init__(self, path: Path) -> None:
-        """Open or make it; blocks."""
+    def __init__(self, path: Path, power: bool = True) -> None:
+        """Open or make it; blocks. power: a write outlives a power cut."""
         self._database = sqlite3.connect(path, _WAIT_S, isolation_level=None, check_same_thread=False)
-        for setting in ("journal_mode=DELETE", "synchronous=FULL", "journal_size_limit=16777216"):
+        # EXTRA: a write is undone where the journal comes back; so its folder is synced when it has been removed.
+        self._power, self._synchronous = power, f"PRAGMA synchronous={'EXTRA' if power else 'NORMAL'}"
+        self._database.execute(self._synchronous)
+        for setting in ("journal_mode=DELETE", "journal_size_limit=16777216"):
             self._database.execute(f"PRAGMA {setting}")
         self._database.executescript(_SCHEMA)
-        self._database.execute("DELETE FROM sessions WHERE seen_s < ?", (int(time.time()) - _FORGET_S,))
+        self._database.execute(_FORGET)
         self._database.execute("DELETE FROM members WHERE session NOT IN (SELECT session FROM sessions)")
 
     def keep_apart(self) -> None:
@@ -106,7 +115,7 @@ class Manifest:
                 run.executemany("UPDATE files SET staged = NULL WHERE path = ?", [(path,) for path in paths])
                 run.executemany("DELETE FROM removals WHERE path = ?", [(path,) for path in removed])
         finally:
-            self._database.execute("PRAGMA synchronous=FULL")
+            self._database.execute(self._synchronous)
 
     def staged(self) -> list[StoredFile]:
         """What has been written but maybe not renamed."""
@@ -143,8 +152,10 @@ class Manifest:
     @contextmanager
     def beside(self, path: Path) -> Iterator["OtherManifest"]:
         """Another writer's manifest, and what can be moved from there."""
+        Manifest(path, self._power).close()  # its writer may have been killed before it had any table
         self._database.execute("ATTACH DATABASE ? AS other", (str(path),))
         try:
+            self._database.execute(self._synchronous.replace(" ", " other."))
             self._database.execute("PRAGMA other.journal_mode=DELETE")  # else two files are not one transaction
             yield OtherManifest(self._database, self._transaction)
         finally:

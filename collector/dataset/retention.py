@@ -40,12 +40,21 @@ def parse_keep(text: str) -> Keep:
 
 
 def too_old(directory: Path, keep: Iterable[Keep], now_s: float | None = None) -> list[Path]:
-    """Folders of hours (of hosts and days, as earlier versions wrote them) to be dropped; not a table's newest."""
-    now = datetime.fromtimestamp(time.time() if now_s is None else now_s, timezone.utc)
+    """Folders of hours (of hosts and days, as earlier versions wrote them) to be dropped; not a table's newest.
+
+    Age counts up to the newest rows of the dataset: a clock that jumps ahead makes nothing old.
+    """
     found: dict[Path, None] = {}
+    if not keep:
+        return []
+    partitions = {table: _partitions(directory / table) for table in SCHEMAS}
+    ends = [own[-1][0] for own in partitions.values() if own]
+    now = min(
+        [datetime.fromtimestamp(time.time() if now_s is None else now_s, timezone.utc), *([max(ends)] if ends else [])]
+    )
     for rule in keep:
         for table in SCHEMAS if rule.table == "all" else (rule.table,):
-            found |= dict.fromkeys(_of_table(_partitions(directory / table), rule, now))
+            found |= dict.fromkeys(_of_table(partitions[table], rule, now))
     return list(found)
 
 

@@ -14,6 +14,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from pathlib import Path
 from typing import Protocol, TextIO
 
+from collector.dataset.files import Disk
 from netmon.errors import DataError, UsageError
 
 OWN = ".netmon"
@@ -110,7 +111,7 @@ class Alone:
 class Worker:
     """One of several on the directory. Their turns are transactions of a database, so they end with the process."""
 
-    def __init__(self, directory: Path, name: str) -> None:
+    def __init__(self, directory: Path, name: str, disk: Disk) -> None:
         """Come in. Raises UsageError for a name that is none, DataError where that cannot be."""
         if not _WORKER.fullmatch(name):
             raise UsageError(f"a worker's name is up to 32 letters, digits, - and _, not {name!r}")
@@ -123,13 +124,14 @@ class Worker:
         with ExitStack() as opened:
             self._alone = opened.enter_context(_locked(directory, _ALONE, fcntl.LOCK_SH, directory))
             try:
-                self.folder.mkdir(parents=True, exist_ok=True)
+                disk.make_directory(self.folder, directory)
                 # Of one that was killed and begins anew, somebody may be looking after what it has written.
                 self._lock = opened.enter_context(_locked(self.folder, "lock", fcntl.LOCK_EX, directory, _OURS_S))
                 self._fence = sqlite3.connect(
                     self._own / "fence.sqlite", _WAIT_S, isolation_level=None, check_same_thread=False
                 )
                 opened.callback(self._fence.close)
+                self._fence.execute(f"PRAGMA synchronous={'EXTRA' if disk.power else 'NORMAL'}")
                 self._fence.execute(_FENCE)
             except (OSError, sqlite3.Error) as error:
                 raise DataError(f"cannot write to {directory}: {error}; choose another --data") from None

@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 
 from collector.dataset.compaction import due, merge_files
 from collector.dataset.earlier import check_schema, earlier_resume, last_seen
-from collector.dataset.files import in_order, make_directory, partition, split_by_hour, sync_directory, write_file
+from collector.dataset.files import Disk, in_order, partition, split_by_hour, write_file
 from collector.dataset.manifest import Manifest, StoredFile
 from collector.dataset.resume import Resume, SessionState, over_before, resume_from
 from collector.dataset.retention import Keep, too_old
@@ -46,8 +46,9 @@ class Sink(Protocol):
     def write(self, tables: Mapping[str, pa.Table], states: Mapping[str, SessionState]) -> frozenset[str]:
         """Store rows by table (collector.dataset.tables.SCHEMAS) and states by session, all or nothing; blocks.
 
-        When it returns, they outlive a power cut. Rows of `flows` and `sessions` replace earlier ones of the same flow
-        (interface). Raises DataError; what was stored before is not touched, and the same call may be made again.
+        When it returns, they outlive a power cut, unless it was told otherwise. Rows of `flows` and `sessions` replace
+        earlier ones of the same flow (interface). Raises DataError; what was stored before is not touched, and the same
+        call may be made again.
 
         Returns the hosts that somebody else has: nothing of these is stored.
         """
@@ -62,22 +63,23 @@ class ParquetSink:
     Its methods may be called from any thread.
     """
 
-    def __init__(self, directory: Path, worker: str = "") -> None:
+    def __init__(self, directory: Path, worker: str = "", durability: str = "power") -> None:
         """Create the directory where it is missing, and take it. Raises DataError where that cannot be.
 
-        worker: its name among several; empty: nobody else is to write there.
+        worker: its name among several; empty: nobody else is to write there. durability: what stored rows outlive,
+        one of netmon.durability.DURABILITIES.
         """
-        self.directory = directory
+        self.directory, self._disk = directory, Disk(durability)
         self._busy = threading.RLock()
         self._flows = RowParts(SCHEMAS["flows"], "flow_id", later=("last_ns", "traffic"))
         self._sessions = RowParts(SCHEMAS["sessions"], "interface", later=("clock_error_ns",))
         self._seen: dict[str, int] = {}
         self._changing = {"flows": self._flows, "sessions": self._sessions}
         try:
-            directory.mkdir(parents=True, exist_ok=True)
+            self._disk.make_root(directory)
         except OSError as error:
             raise DataError(f"cannot write to {directory}: {error.strerror}; choose another --data") from None
-        self._sharing = Worker(directory, worker) if worker else Alone(directory)
+        self._sharing = Worker(directory, worker, self._disk) if worker else Alone(directory)
         try:
             check_schema(directory)
             self._manifest = self._opened()
@@ -89,8 +91,8 @@ class ParquetSink:
         """The manifest, and the directory as it says: what a crash has interrupted is completed, the rest undone."""
         manifest = None
         try:
-            self._staging = Staging(self.directory, self._sharing.folder)
-            manifest = Manifest(self._sharing.folder / "manifest.sqlite")
+            self._staging = Staging(self.directory, self._sharing.folder, self._disk)
+            manifest = Manifest(self._sharing.folder / "manifest.sqlite", self._disk.power)
             self._manifest = manifest
             self._complete()
             self._staging.clear()
@@ -242,7 +244,7 @@ class ParquetSink:
                     if earlier and earlier.path not in ("", file.path):
                         replaced.append(earlier.path)
             if files:
-                sync_directory(self._staging.folder)
+                self._disk.sync_directory(self._staging.folder)
             with self._sharing.hold():
                 if self._sharing.would_lose():
                     raise _LostHostsError
@@ -270,10 +272,10 @@ class ParquetSink:
     def _stage(self, files: list[StoredFile], name: str, rows: pa.Table, folder: str, stem: str) -> StoredFile:
         """Write a file to be; where it will lie has to exist."""
         file = StoredFile(name, folder, stem, bytes=0, staged=f"{self._staging.stem()}.parquet")
-        make_directory((self.directory / file.path).parent)
+        self._disk.make_directory((self.directory / file.path).parent, self.directory)
         files.append(file)
         staged = self._staging.folder / file.staged
-        write_file(name, staged, rows)
+        write_file(self._disk, name, staged, rows)
         files[-1] = replace(file, bytes=staged.stat().st_size)
         return file
 
@@ -312,7 +314,7 @@ class ParquetSink:
             staged.parent.mkdir()
             try:
                 paths = [self.directory / source.path for source in sources]
-                if not merge_files(sources[0].name, paths, staged, go_on):
+                if not merge_files(self._disk, sources[0].name, paths, staged, go_on):
                     return False
                 return self._replace(sources, staged)
             finally:

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
-from collector.dataset.files import make_directory, sync_directory
+from collector.dataset.files import Disk
 from collector.dataset.manifest import StoredFile
 
 _AT_CWD, _EXCHANGE = -100, 2
@@ -18,11 +18,11 @@ _AT_CWD, _EXCHANGE = -100, 2
 class Staging:
     """One writer's of a dataset."""
 
-    def __init__(self, directory: Path, own: Path) -> None:
+    def __init__(self, directory: Path, own: Path, disk: Disk) -> None:
         """directory: the dataset's; own: the writer's, below which it is made where it is missing. Raises OSError."""
-        self.directory = directory
+        self.directory, self.disk = directory, disk
         self.folder = own / "staging"
-        self.folder.mkdir(parents=True, exist_ok=True)
+        disk.make_directory(self.folder, directory)
         self._token = secrets.token_hex(6)  # another one in every run: what lies in two datasets can be put together
         self._number = 0
 
@@ -54,7 +54,7 @@ class Staging:
         folders = set()
         for file in files:
             final = self.directory / file.path
-            make_directory(final.parent)
+            self.disk.make_directory(final.parent, self.directory)
             folders.add(final.parent)
             if file.staged.endswith("/"):
                 self._swap(self.folder / file.staged, final, at_once)
@@ -66,8 +66,8 @@ class Staging:
             folders.add((self.directory / path).parent)
         for folder in folders:
             if folder.is_dir():
-                sync_directory(folder)
-                sync_directory(folder.parent)
+                self.disk.sync_directory(folder)
+                self.disk.sync_directory(folder.parent)
 
     def prepare_swap(self, staged: Path, leave: Iterable[Path], partition: Path) -> str:
         """Let a file's folder hold all that the partition does but `leave`; how the file is staged then."""
@@ -78,15 +78,15 @@ class Staging:
                     (staged.parent / path.name).hardlink_to(path)
         except OSError:  # a file system without links: one after the other, then
             return str(staged.relative_to(self.folder))
-        sync_directory(staged.parent)
-        sync_directory(self.folder)
+        self.disk.sync_directory(staged.parent)
+        self.disk.sync_directory(self.folder)
         return f"{staged.parent.name}/"
 
     def drop(self, partition: Path) -> None:
         """Remove a folder of a table, for readers at once. Raises OSError."""
         away = self.folder / self.stem()
         partition.rename(away)
-        sync_directory(partition.parent)
+        self.disk.sync_directory(partition.parent)
         shutil.rmtree(away)
         with suppress(OSError):  # not empty
             partition.parent.rmdir()

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from collector.dataset.files import sync_directory, write_file
+from collector.dataset.files import write_file
 from collector.dataset.manifest import Manifest, OtherManifest, StoredFile
 from collector.dataset.staging import Staging
 
@@ -32,7 +32,7 @@ def take_over(manifest: Manifest, staging: Staging, folder: Path, hosts: Collect
     It may be done again after it has failed.
     """
     with manifest.beside(folder / "manifest.sqlite") as other:
-        theirs = Staging(staging.directory, folder)
+        theirs = Staging(staging.directory, folder, staging.disk)
         _finish(other, theirs)
         sessions = other.sessions(hosts)
         if not sessions:
@@ -44,7 +44,7 @@ def take_over(manifest: Manifest, staging: Staging, folder: Path, hosts: Collect
                 _split(moving, file, sessions, staging, theirs)
             for place, files in ((staging, moving.ours), (theirs, moving.theirs)):
                 if files:
-                    sync_directory(place.folder)
+                    staging.disk.sync_directory(place.folder)
             other.move(sessions, moving.ours, moving.members, moving.theirs, moving.emptied)
             moved = True
         finally:
@@ -59,7 +59,7 @@ def take_over(manifest: Manifest, staging: Staging, folder: Path, hosts: Collect
 def take_all(manifest: Manifest, staging: Staging, folder: Path) -> None:
     """Everything of a writer that is not there any more, its files too; blocks. Raises as take_over does."""
     with manifest.beside(folder / "manifest.sqlite") as other:
-        _finish(other, Staging(staging.directory, folder))
+        _finish(other, Staging(staging.directory, folder, staging.disk))
         other.move_all()
 
 
@@ -92,5 +92,5 @@ def _split(moving: _Moving, file: StoredFile, sessions: Collection[str], staging
 
 def _staged(file: StoredFile, rows: pa.Table, staging: Staging, stem: str = "") -> StoredFile:
     staged = f"{stem or staging.stem()}.parquet"
-    write_file(file.name, staging.folder / staged, rows)
+    write_file(staging.disk, file.name, staging.folder / staged, rows)
     return replace(file, staged=staged, bytes=(staging.folder / staged).stat().st_size)

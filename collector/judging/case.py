@@ -31,7 +31,7 @@ class Case:
     clocks: Mapping[int, TimeMap]  # by place of session; those of sessions that are there
     clock_error_ns: int
     links: Mapping[int, Link]  # by number, of those sessions
-    parts: list[Columns]  # of ARRIVED
+    parts: list[Columns]  # of RECENT
     whose: Sequence[Whose]  # distinct
     waited: Table  # dtype WAITED, times in mono
     waited_place: npt.NDArray[np.int64]  # of each row of it: place of its session
@@ -56,7 +56,7 @@ class Case:
         rows = of_sessions(self.parts, there.tolist())
         rows = rows[rows["flow"] < len(self.of_flow)]
         link = self.link_of_flow[rows["flow"]]
-        flow, width = rows["flow"], np.ascontiguousarray(rows["bucket_ns"])
+        flow, width = rows["flow"], rows["bucket_ns"].astype(np.int64)
         start = maps.utcs(np.searchsorted(there, rows["session"]), np.ascontiguousarray(rows["start_ns"]))
         known = np.isin(link, list(self.links))
         inside = np.zeros(len(rows), np.bool_)
@@ -66,7 +66,7 @@ class Case:
         numbers = np.array(sorted(self.links), np.int64)
         cells = in_cells(
             *(np.searchsorted(numbers, link[kept]), self.of_flow[flow[kept]], start[kept], width[kept]),
-            *(np.ascontiguousarray(rows[name][kept]) for name in ("wire_bytes", "payload_bytes")),
+            *(rows[name][kept].astype(np.int64) for name in ("wire_bytes", "payload_bytes")),
         )
         links = [self.links[number] for number in numbers.tolist()]
         return Carried(links, self.whose, cells[cells["of"] >= 0], self.clock_error_ns, self._waited(maps, there))

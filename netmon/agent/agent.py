@@ -77,7 +77,7 @@ class Agent:
         nics = call_apart(nic.describe_all, settings.interfaces)
         self._marks_socket = MarkSocket(settings.socket)
         self._session, self._proof = new_session()
-        folder = SpoolFolder(settings.spool)
+        folder = SpoolFolder(settings.spool, settings.durability)
         self._spool = Spool(folder, self._session, settings.spool_bytes, self._lose)
         self._flows_lost = 0
         geometry = choose_geometry(settings.bucket_ns, len(nics), settings.flows)

@@ -6,15 +6,19 @@ locked as long as it is open, so that nobody takes a living session for one that
 blocks for the disk and raises sqlite3.Error.
 """
 
+import logging
+import os
 import sqlite3
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-SYNCHRONOUS = "OFF"
-"""SQLite's `synchronous`. OFF: what is written outlives the agent, killed or not, but not a power cut.
+log = logging.getLogger(__name__)
 
-NORMAL or FULL would make the agent's loop wait for the disk."""
+_SYNCHRONOUS = {"process": "NORMAL", "power": "FULL"}
+"""SQLite's `synchronous`, by what is to be outlived. NORMAL waits for the disk once in about 4 MB: a power cut then
+takes the newest batches, and leaves a whole file with those before. FULL waits for it at each batch."""
 
 _FORMAT = 1  # PRAGMA user_version
 _FREE_PAGES = 256  # given back to the file system from here on
@@ -22,7 +26,6 @@ _SETTINGS = (
     "PRAGMA locking_mode = EXCLUSIVE",  # also: no memory shared between processes
     "PRAGMA auto_vacuum = INCREMENTAL",
     "PRAGMA journal_mode = WAL",
-    f"PRAGMA synchronous = {SYNCHRONOUS}",
     "PRAGMA journal_size_limit = 4194304",
     "PRAGMA cache_size = -256",  # KiB
 )
@@ -60,21 +63,45 @@ class Kept:
 class BatchTable:
     """Not thread-safe. `size`: bytes of all messages in it, and of the flows that are over."""
 
-    def __init__(self, path: Path | None) -> None:
-        """path: of the file, new or left behind; None: in memory."""
-        self._db = sqlite3.connect(path or ":memory:", timeout=0, isolation_level=None, check_same_thread=False)
+    def __init__(self, path: Path | None, durability: str = "process") -> None:
+        """path: of the file, new or left behind; None: in memory. durability: what a batch outlives."""
+        self._path, self._inode = path, 0
+        self._settings = (*_SETTINGS, f"PRAGMA synchronous = {_SYNCHRONOUS[durability]}") if path else ()
+        self._open()
+        self._full_from = 0  # below it no batch has buckets
+
+    def _open(self) -> None:
+        self._db = sqlite3.connect(self._path or ":memory:", timeout=0, isolation_level=None, check_same_thread=False)
         try:
             (version,) = self._db.execute("PRAGMA user_version").fetchone()
             if version not in (0, _FORMAT):
                 raise sqlite3.DatabaseError(f"spool of format {version}, not {_FORMAT}")
-            for statement in (*(_SETTINGS if path else ()), "BEGIN IMMEDIATE", *_TABLES, "COMMIT"):
+            for statement in (*self._settings, "BEGIN IMMEDIATE", *_TABLES, "COMMIT"):
                 self._db.execute(statement).fetchall()
             query = "SELECT coalesce(sum(length(body) + length(buckets)), 0) FROM batch"
             self.size: int = sum(self._db.execute(text).fetchone()[0] for text in (query, _OVER_BYTES))
         except sqlite3.Error:
             self._db.close()
             raise
-        self._full_from = 0  # below it no batch has buckets
+        with suppress(OSError):
+            self._inode = os.stat(self._path).st_ino if self._path else 0
+
+    def _look_for_file(self) -> None:
+        """Somebody may have removed it, or its folder: what is in it goes into a new one, while it can be read."""
+        try:
+            if not self._inode or (self._path and os.stat(self._path).st_ino == self._inode):
+                return
+        except FileNotFoundError:
+            pass
+        except OSError:  # it may come back
+            return
+        assert self._path
+        with suppress(OSError):
+            self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._db.execute("VACUUM INTO ?", (str(self._path),))
+        self._db.close()
+        self._open()
+        log.warning("%s was removed by somebody: what waited in it is in a new file of this name", self._path)
 
     def hello(self) -> bytes:
         """As written last; empty before."""
@@ -87,6 +114,7 @@ class BatchTable:
 
     def insert(self, batch: Kept, flows: Iterable[Description] = ()) -> None:
         """Keep it, and the flows that it describes: both or neither."""
+        self._look_for_file()
         row = (batch.sequence, batch.body, batch.buckets, batch.carried)
         self._db.execute("BEGIN IMMEDIATE")
         try:

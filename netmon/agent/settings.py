@@ -21,6 +21,7 @@ class Settings:
     flows: int = 0  # open at a time on one CPU; 0: as many as suit the machine
     socket: Path = Path("/run/netmon/marks.sock")
     spool: Path = Path("/var/lib/netmon-agent")
+    durability: str = "process"  # what a batch in the spool outlives: see netmon.durability
     spool_bytes: int = 256 << 20
     nic_interval_ns: int = 1_000_000_000  # between samples of the NICs' own counters; 0: none
     stream_ns: int = 1_000_000  # width of the buckets that are streamed, a multiple of bucket_ns; less: bucket_ns

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from netmon.agent.batch_table import BatchTable
+from netmon.durability import sync_way_to
 from netmon.errors import DataError
 
 log = logging.getLogger(__name__)
@@ -29,16 +30,19 @@ _UNWELL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
 class SpoolFolder:
     """One directory. It is ours or root's, and nobody else may write there; everything else is refused."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, durability: str = "process") -> None:
         """Makes it where it is missing. Raises DataError where it is not to be trusted, or is no directory.
 
+        durability: what an appended batch outlives: the end of the "process", or a cut of "power" as well.
         A disk that is full or read-only is no reason to refuse: `open_session` raises then, and batches wait in memory.
         """
-        self.directory = directory
+        self.directory, self._durability = directory, durability
         self.refused = directory / "refused"
         try:
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             _check(directory)
+            if durability == "power":
+                sync_way_to(directory)
         except OSError as error:
             if error.errno not in _UNWELL:
                 raise _unusable(directory, f"{error.strerror}; give another --spool") from error
@@ -46,7 +50,7 @@ class SpoolFolder:
     def open_session(self, session: str) -> BatchTable:
         """A new session's. Raises sqlite3.Error or OSError."""
         with self._locked():
-            return BatchTable(self._path(session))
+            return BatchTable(self._path(session), self._durability)
 
     def remove(self, session: str) -> None:
         """The file of a session that is closed; does nothing where that cannot be."""
@@ -80,7 +84,7 @@ class SpoolFolder:
                 found = path.lstat()
                 if not stat.S_ISREG(found.st_mode) or found.st_uid not in (0, os.geteuid()):
                     raise DataError(f"cannot read {path}: it is not a file of ours")
-                return BatchTable(path)
+                return BatchTable(path, self._durability)
         except sqlite3.OperationalError as error:
             if "locked" in str(error):
                 return None

@@ -50,13 +50,18 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _stored(args: argparse.Namespace) -> dict[str, Any]:
+    from netmon.dl.sharing.advice import renamed
     from netmon.dl.sharing.words import document
+    from netmon.report.job_names import asked_job, job_names
     from netmon.report.sharing import advice
 
     seconds = _SECONDS if args.seconds is None else args.seconds
     if not 0 < seconds <= _MOST_SECONDS:
         raise UsageError(f"cannot look at {seconds:g} s: give --seconds up to {_MOST_SECONDS:g}")
-    return document(advice(args.data, seconds, args.until, [args.job] if args.job else []))
+    names = job_names(args.data)
+    asked = asked_job(args.job, names)
+    found = advice(args.data, seconds, args.until, [asked] if asked else [])
+    return document(found if args.json else renamed(found, names))
 
 
 def _live(args: argparse.Namespace) -> dict[str, Any]:

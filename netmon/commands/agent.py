@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from netmon.commands.security_options import declare_security, security
+from netmon.durability import DURABILITIES
 from netmon.errors import UsageError
 from netmon.marks import DEFAULT_SOCKET
 from netmon.units import format_duration, format_rate, parse_count, parse_duration, parse_rate, parse_size
@@ -25,6 +26,7 @@ EXAMPLES = """
   netmon agent --interface eth0 eth1 --collector unix:/run/netmon/collector.sock --bucket 100us
   netmon agent --interface physical --bus nats://bus1.example:4222,nats://bus2.example:4222 --tls /etc/netmon/tls
   netmon agent --interface physical --collector collector.example:9400 --tls /etc/netmon/tls
+  netmon agent --interface eth0 --collector localhost:9400 --durability power
   netmon agent --config /etc/netmon/agent.toml
 """
 
@@ -88,6 +90,13 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--record-bytes", type=parse_size, default="1GB", metavar="SIZE", help="how much of it at most (1GB)"
     )
+    parser.add_argument(
+        "--durability",
+        choices=DURABILITIES,
+        default="process",
+        help="what a batch in the spool outlives: the end of the process, or a cut of power too, for which the agent "
+        "waits for the disk at each batch (process)",
+    )
     declare_security(parser)
     parser.add_argument("--config", type=Path, metavar="FILE", help="TOML with these options' long names")
 
@@ -124,6 +133,7 @@ def run(args: argparse.Namespace) -> int:
         nic_interval_ns=args.nic_counters,
         socket=args.socket,
         spool=args.spool,
+        durability=args.durability,
         stream_ns=stream_ns,
         record=None if args.record == "memory" else Path(args.record) if args.record else args.spool,
         record_ns=0 if args.record == "off" else args.record_time,

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from netmon.commands.security_options import declare_security, security
+from netmon.durability import DURABILITIES
 from netmon.errors import UsageError
 from netmon.units import parse_count, parse_duration, parse_size
 
@@ -22,6 +23,7 @@ EXAMPLES = """\
   netmon collector --data /var/lib/netmon --keep buckets=7d full=10GB all=90d
   netmon collector --bus nats://bus1:4222,nats://bus2:4222 --worker w1 --tls /etc/netmon/tls --data /shared/netmon
   netmon collector --listen 0.0.0.0:9400 --tls tls --tokens tls/tokens --token-listen 0.0.0.0:9401 --data out
+  netmon collector --data /tmp/netmon --durability process
   netmon collector --listen unix:/run/netmon/collector.sock --data out --parameters 25.6e6
 """
 
@@ -89,6 +91,12 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         help="drop the oldest hours of a table: buckets=7d, full=10GB, all=90d (keep everything)",
     )
     parser.add_argument(
+        "--durability",
+        choices=DURABILITIES,
+        default="power",
+        help="what stored rows outlive: the end of the process, or a cut of power too (%(default)s)",
+    )
+    parser.add_argument(
         "--share-window",
         type=parse_duration,
         default="10ms",
@@ -134,10 +142,14 @@ def run(args: argparse.Namespace) -> int:
     import asyncio
 
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # its own lines beside ours; read when it is imported
+    # Arrow's own allocator keeps what was freed; read when it is imported, too.
+    os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")
+    from collector.allocator import give_back
     from collector.listening import Door
     from collector.server import serve
     from collector.settings import Settings
 
+    give_back()
     if min(args.settle, args.flush, args.share_window) <= 0:
         raise UsageError("--settle, --flush and --share-window have to be longer than 0")
     if not 0 <= args.share_threshold <= 1:
@@ -152,6 +164,7 @@ def run(args: argparse.Namespace) -> int:
         full_rest_ns=args.full_rest,
         full_rows_per_hour=args.full_rows,
         keep=tuple(args.keep),
+        durability=args.durability,
     )
     door = Door(security(args), args.tokens, args.token_listen)
     worker = _worker(args)

@@ -24,7 +24,7 @@ EXAMPLES = """\
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    parser.add_argument("job", nargs="?", metavar="JOB", help="only this job (all)")
+    parser.add_argument("job", nargs="?", metavar="JOB", help="only this job, by either of its names (all)")
     parser.add_argument("--iteration", type=int, metavar="K", help="this iteration, whether it stands out or not")
     parser.add_argument("--data", type=Path, metavar="DIR", help="the dataset's directory")
     parser.add_argument("--collector", metavar="ADDR", help="instead: what it told lately; HOST:PORT or unix:PATH")
@@ -45,12 +45,16 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _stored(args: argparse.Namespace) -> "Iterable[Verdict]":
+    from netmon.report.job_names import asked_job, job_names, with_names
     from netmon.report.judging import verdicts
 
-    return verdicts(args.data, args.job, args.iteration)
+    names = job_names(args.data)
+    found = verdicts(args.data, asked_job(args.job, names), args.iteration)
+    return found if args.json else with_names(found, names)
 
 
 def _lately(args: argparse.Namespace) -> "list[Verdict]":
+    from netmon.top.names import called
     from netmon.views import Selection
     from netmon.wire.watch import watch_once
 
@@ -59,7 +63,8 @@ def _lately(args: argparse.Namespace) -> "list[Verdict]":
     snapshot = watch_once(args.collector, asked, security(args))
     if args.job in snapshot.page.unknown:
         raise DataError(f"cannot judge job {args.job}: the collector at {args.collector} knows no such job")
-    found = [verdict for job in snapshot.jobs for verdict in reversed(job.verdicts)]
+    shown = snapshot if args.json else called(snapshot)
+    found = [verdict for job in shown.jobs for verdict in reversed(job.verdicts)]
     if args.iteration is None:
         return found
     if not (found := [verdict for verdict in found if verdict.iteration == args.iteration]):

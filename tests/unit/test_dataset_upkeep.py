@@ -4,6 +4,7 @@
 import argparse
 import shutil
 import threading
+import time
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -241,6 +242,38 @@ def test_an_hour_with_rows_that_change_stays(tmp_path):
     assert len(too_old(tmp_path, [Keep("flows", most_ns=1)], datetime.now(timezone.utc).timestamp() + 10**9)) == 1
     sink.drop([Keep("flows", most_bytes=1)])
     assert len(files(tmp_path, "flows")) == 1
+    sink.close()
+
+
+def test_a_clock_that_jumps_ahead_makes_no_row_old(tmp_path):
+    sink = ParquetSink(tmp_path)
+    for hour in range(3):
+        sink.write({"buckets": buckets(1, BEGIN_NS + hour * HOUR_NS)}, {})
+    sink.close()
+    right_s = BEGIN_NS / 1e9 + 3 * 3600
+    for wrong_s in (right_s, right_s + 3600, right_s + 365 * 86_400, right_s - 365 * 86_400, 0):
+        assert too_old(tmp_path, [parse_keep("all=150m")], wrong_s) == []
+    assert len(too_old(tmp_path, [parse_keep("all=90m")], right_s + 365 * 86_400)) == 1
+
+
+def test_a_clock_that_jumps_ahead_makes_no_session_forgotten(tmp_path, monkeypatch):
+    sink = ParquetSink(tmp_path)
+    sink.write({"buckets": buckets(1, BEGIN_NS)}, {"s1": state("h0", 5)})
+    sink.close()
+    now_s = time.time()
+    for jump_s in (3600, 366 * 86_400, -366 * 86_400):
+        monkeypatch.setattr(time, "time", lambda jump_s=jump_s: now_s + jump_s)
+        sink = ParquetSink(tmp_path)
+        sink.write({}, {"s2": state("h1", 1)})
+        assert sink.resume(hello()).last_sequence == 5
+        sink.close()
+    for day in range(1, 40):
+        monkeypatch.setattr(time, "time", lambda day=day: now_s + (400 + day) * 86_400)
+        sink = ParquetSink(tmp_path)
+        sink.write({}, {f"later-{day}": state("h1", 1)})
+        sink.close()
+    sink = ParquetSink(tmp_path)
+    assert sink.resume(hello()).last_sequence == 0
     sink.close()
 
 

@@ -133,13 +133,12 @@ def test_a_host_that_is_lost_while_it_is_written_is_not_stored(tmp_path, workers
     one.take({"a": 1, "b": 2})
     flush(one, 1, "a", "b")
     taken = []
-    from collector.dataset import sink
 
     def sync_then_lose(path: Path) -> None:
         if not taken:
             taken.append(other.take({"a": 3}))
 
-    monkeypatch.setattr(sink, "sync_directory", sync_then_lose)
+    monkeypatch.setattr(one._disk, "sync_directory", sync_then_lose)
     assert flush(one, 2, "a", "b") == {"a"}
     assert taken == [frozenset()]
     assert stored(tmp_path) == {"a": [1, 11], "b": [1, 11, 12]}

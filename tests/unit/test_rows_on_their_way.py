@@ -7,7 +7,7 @@ import pyarrow.parquet as pq
 import pytest
 from dataset_rows import BEGIN_NS, MS, buckets
 
-from collector.dataset.files import write_file
+from collector.dataset.files import Disk, write_file
 from collector.host.rows import ARRIVED, Pending, merge
 from netmon.columnar import Columns, joined
 from netmon.dl.grouped import ascending, order_by
@@ -83,7 +83,7 @@ def test_counts_that_hardly_repeat_are_written_without_a_dictionary(alike: bool,
     if not alike:
         wire = pa.array(np.random.default_rng(0).integers(0, 2**20, 4000))
         rows = rows.set_column(rows.schema.get_field_index("wire_bytes"), "wire_bytes", wire)
-    write_file("buckets", tmp_path / "one.parquet", rows)
+    write_file(Disk("process"), "buckets", tmp_path / "one.parquet", rows)
     file = pq.ParquetFile(tmp_path / "one.parquet")
     assert file.read()["wire_bytes"].equals(rows["wire_bytes"])
     group = file.metadata.row_group(0)

@@ -18,6 +18,7 @@ from collector_stream import UTC, S, hello
 from dataset_rows import BEGIN_NS, HOUR_NS, MS, buckets, flows, state, table
 
 from collector.dataset import row_parts
+from collector.dataset.files import Disk
 from collector.dataset.manifest import Manifest
 from collector.dataset.sink import ParquetSink
 from netmon.errors import DataError
@@ -76,7 +77,7 @@ def test_a_power_cut_at_any_moment_leaves_all_of_a_write_or_nothing(tmp_path, mo
 
     with monkeypatch.context() as patched:
         if moment == "stage":
-            patched.setattr("collector.dataset.sink.sync_directory", cut)
+            patched.setattr(Disk, "sync_directory", cut)
         elif moment == "commit":
             patched.setattr(Manifest, "commit", cut)
         elif moment == "after the commit":

@@ -264,6 +264,23 @@ def test_a_disk_that_gives_nothing_back_is_given_up_and_counted(kept: Kept) -> N
     assert [sequence for sequence, _ in kept.waiting()] == [6, 7]
 
 
+def test_a_spool_that_is_removed_is_made_anew_with_all_that_waits(kept: Kept, caplog: pytest.LogCaptureFixture) -> None:
+    kept.append(1, 5)
+    kept.spool.acknowledge(2)
+    shutil.rmtree(kept.folder.directory)
+    kept.append(6, 7)
+    assert kept.waiting() == [(sequence, 100) for sequence in range(3, 8)]
+    assert [line for line in caplog.messages if "was removed by somebody" in line]
+    assert kept.folder.left_behind() == ["s1"]
+    assert kept.folder.take_over("s1") is None, "it is ours"
+    kept.spool.close()
+    table = kept.folder.take_over("s1")
+    assert table
+    assert (table.sequences(), table.hello()) == (set(range(3, 8)), b"hello")
+    table.close()
+    assert kept.lost == []
+
+
 def test_somebody_elses_directory_is_refused(tmp_path: Path) -> None:
     if os.geteuid() != 0:
         pytest.skip("giving a directory away needs root")

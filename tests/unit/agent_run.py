@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An agent on the bus as a process: python bus_agent_run.py SPOOL URLS HOST SESSION NUMBER RECORD.
+"""An agent as a process: python agent_run.py SPOOL WHERE HOST SESSION NUMBER RECORD; WHERE: a bus, or unix:PATH.
 
 It appends a batch every 20 ms until SIGTERM, and writes down after each how many there are; then it sends what is left.
 """
@@ -15,17 +15,20 @@ from sent_agent import Sent, introduction
 
 from netmon.agent import leftovers
 from netmon.agent.bus_connection import connect_by_bus
+from netmon.agent.grpc_connection import connect_by_grpc
 from netmon.records import Batch
 from netmon.wire.bus import BusSettings
 
 APART_MS = 1_000_000  # between two sessions, on the host's clock
 
 
-def main(spool: str, urls: str, host: str, session: str, number: int, record: Path) -> None:
+def main(spool: str, where: str, host: str, session: str, number: int, record: Path) -> None:
     leftovers._LOOK_AGAIN_S = 0.2
     ended = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: ended.set())
-    sent = Sent(Path(spool), urls, session, connect_by_bus(BusSettings(tuple(urls.split(",")))))
+    grpc = where.startswith("unix:")
+    connect = connect_by_grpc(where) if grpc else connect_by_bus(BusSettings(tuple(where.split(","))))
+    sent = Sent(Path(spool), where, session, connect)
     sent.host = Host(now_ms=number * APART_MS)
     sent.spool.hello = introduction(hello(host=host, session=session, clock=clock(number * APART_MS * 1_000_000)))
     sent.start()
