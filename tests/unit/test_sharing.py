@@ -124,6 +124,10 @@ def test_too_many_jobs_are_not_compared() -> None:
     assert any("2 more jobs" in line for line in sentences(told))
 
 
+def test_jobs_one_after_the_other_share_nothing() -> None:
+    assert fits([square("a", 100, 40), square("b", 100, 40, first_ms=5_900)], {0: GBIT}) == []
+
+
 def test_jobs_that_never_share_are_told_so() -> None:
     seen = [JobSeen(n, np.arange(30) * 100 * MS, [], np.zeros((0, 0)), np.zeros((0, 0)), np.zeros(0), {}) for n in "ab"]
     traffic = {0: link_bytes(("a", np.full(3000, 9.0))), 1: link_bytes(("b", np.full(3000, 9.0)))}

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from netmon.dl.sharing.demand import Demand
+from netmon.dl.sharing.demand import FEWEST, Demand
 from netmon.dl.sharing.fluid import durations
 
 _Floats = npt.NDArray[np.float64]
@@ -57,12 +57,23 @@ def score(asked_bps: _Floats, capacity_bps: float) -> float:
 
 
 def shared_links(jobs: Sequence[Demand]) -> dict[int, list[int]]:
-    """The places of the jobs that use a link, of each link that several use."""
+    """The places of the jobs that use a link, of each link that several use at the same time."""
     using: dict[int, list[int]] = {}
     for place, job in enumerate(jobs):
         for link in job.links:
             using.setdefault(link, []).append(place)
-    return {link: places for link, places in using.items() if len(places) > 1}
+    met = {
+        link: [one for one in places if any(_at_once(jobs[one], jobs[other]) for other in places if other != one)]
+        for link, places in using.items()
+        if len(places) > 1
+    }
+    return {link: places for link, places in met.items() if places}
+
+
+def _at_once(one: Demand, other: Demand) -> bool:
+    """Whether they trained at the same time for some iterations."""
+    begin, end = max(one.starts_ns[0], other.starts_ns[0]), min(one.starts_ns[-1], other.starts_ns[-1])
+    return bool(end - begin >= FEWEST * max(one.measured_ns, other.measured_ns))
 
 
 def groups(jobs: Sequence[Demand]) -> list[list[int]]:

@@ -28,8 +28,9 @@ def _advice(study: Study) -> Advice:
 def _shares(study: Study) -> tuple[Advice, list[Share]]:
     advice = _advice(study)
     if not advice.shares:
-        unknown = "; of links that are shared nobody knows the capacity" if advice.unknown_links else ""
-        raise GapError(f"no two jobs share a link in the last {_SECONDS} s of the dataset{unknown}")
+        if advice.unknown_links:
+            raise GapError("nobody told the capacity of the links that jobs share")
+        raise GapError(f"no two jobs share a link at the same time in the last {_SECONDS} s of the dataset")
     return advice, sorted(advice.shares, key=lambda share: share.fit.score)
 
 
