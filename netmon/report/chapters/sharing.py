@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 
 from netmon.dl.sharing.advice import Advice, Share
 from netmon.dl.sharing.compatibility import phases, scores_by_shift
@@ -23,6 +24,8 @@ def _advice(study: Study) -> Advice:
         return study.advice
     except DataError as error:
         raise GapError(str(error)) from None
+    except (KeyError, pa.ArrowException) as error:
+        raise GapError(f"a table lacks what it takes ({type(error).__name__}: {error})") from None
 
 
 def _shares(study: Study) -> tuple[Advice, list[Share]]:
