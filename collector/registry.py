@@ -23,6 +23,7 @@ from collector.host.window import Output
 from collector.intake import Intake, weight
 from collector.job_exchange import SILENT_AFTER_S, JobExchange
 from collector.jobs.link import JobLink, JobsHere
+from collector.judging.advising import Advising
 from collector.judging.judging import Judging
 from collector.settings import Settings
 from collector.stages import Stages
@@ -71,8 +72,7 @@ class Registry:
         self._pulling: set[asyncio.Task[None]] = set()
         self._leaving: list[Entry] = []  # who is to be parted with
         self._parting: asyncio.Future[bool] | None = None  # from them
-        self._parting_now = asyncio.Lock()
-        self._opening = asyncio.Lock()
+        self._parting_now, self._opening = asyncio.Lock(), asyncio.Lock()
 
     def _begin(self) -> None:
         """A host stage without sessions, and what is made of it."""
@@ -81,6 +81,7 @@ class Registry:
         self._sessions = Sessions(self._stage.tables)
         self._view = View(self._sessions, self._jobs, self._settings)
         self.judging = Judging(self._stages, self._jobs, lambda verdict: self.flushing.verdicts.append(verdict))
+        self.advising = Advising(self.judging, self._stage.tables, self._jobs)
 
     async def open(self, hello: Hello, news: asyncio.Event) -> Entry:
         """The session of an agent that connects, new, known or found in the dataset. Raises DataError, WireError.
@@ -237,8 +238,7 @@ class Registry:
         """Something of a session has become final."""
         host = entry.session.hello.host
         if self._newest_of.get(host) is entry:  # viewers see the present
-            for iteration in output.ended:
-                self._jobs.ended(host, iteration)
+            self._jobs.have_ended(host, output.ended)
             for iteration, tally in output.iterations:
                 self._jobs.accounted(iteration, tally)
             self.judging.take(entry.session, output)
@@ -317,7 +317,7 @@ class Registry:
     def tidy(self) -> None:
         """Settle sessions that have fallen silent, and let go of those that will not come back."""
         now = time.monotonic()
-        entries = list(self._entries.values())
+        entries = [*self._entries.values()]
         silent = [e for e in entries if now - e.last_heard > _SILENT_AFTER_S and not e.settled]
         self._settle(silent, leaving=False)
         for entry in silent:
@@ -358,6 +358,7 @@ class Registry:
         """What viewers can be shown now: the newest session of each host."""
         lines = self.flushing.trouble, *self._job_exchange.trouble, *self.failures.notices
         self._show()
+        self.advising.look()
         return self._view.freeze(time.time_ns(), [line for line in lines if line])
 
     def page(self, frozen: Frozen, asked: Selection) -> Snapshot:
