@@ -10,8 +10,8 @@ export PIP_RETRIES := 10
 export PIP_TIMEOUT := 60
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-cluster test test-unit test-kernel test-kernels test-lab test-readers test-long crash-states lint format proto horovod \
-  horovod-tensorflow frameworks clean
+.PHONY: help setup demo demo-cluster test test-unit test-kernel test-kernels test-lab test-readers test-long crash-states fuzz lint format \
+  proto horovod horovod-tensorflow frameworks clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -51,6 +51,12 @@ test-readers: setup ## programs that read the dataset as it lies: DuckDB, pandas
 
 test-long: setup ## what `make test` has a short form of: cuts of 5 min, every attack, … (half an hour, root)
 	@$(python) -m pytest -m long
+
+SECONDS ?= 600
+fuzz: setup ## coverage-guided fuzzing of what strangers send, ten minutes each (SECONDS=5; TARGETS="batch hello"); finds go to out/fuzz
+	@mkdir -p out; for target in $(or $(TARGETS),batch hello marks timeline pcap elf viewer); do echo "fuzz: $$target" && \
+	  $(python) tests/fuzz/fuzz.py $$target out/fuzz -max_total_time=$(SECONDS) -max_len=8192 -timeout=10 -rss_limit_mb=2048 \
+	    >out/fuzz-$$target.log 2>&1 && tail -n 1 out/fuzz-$$target.log || { tail -n 30 out/fuzz-$$target.log; exit 1; }; done
 
 crash-states: setup ## everything that a power cut may leave of spool and dataset, opened by the real start-up (half an hour)
 	@.ci/packages strace

@@ -9,6 +9,8 @@
 #include <uapi/linux/ptrace.h>
 #include "netmon.h"
 #include "current.h"
+#include "cxx.h"
+#include "tensor_sizes.h"
 
 BPF_RINGBUF_OUTPUT(steps, NETMON_STEP_PAGES);
 /* Calls of which the ring had no room to tell, and those that were beyond the budget of their process or user. */
@@ -35,90 +37,6 @@ struct handing {
 
 BPF_TABLE("lru_hash", u64, struct handing, handing_over, NETMON_HANDING);
 BPF_TABLE("lru_hash", u64, u64, sizes_told, NETMON_SIZES_TOLD); /* when */
-
-/* Arguments of the C++ ABI. On x86-64 a result in memory takes the first place, so that the next ones move up. */
-#if defined(__aarch64__)
-#define FIRST(ctx) ((ctx)->regs[0])
-#define SECOND(ctx) ((ctx)->regs[1])
-#define THIRD(ctx) ((ctx)->regs[2])
-#define FOURTH(ctx) ((ctx)->regs[3])
-#define FIRST_AFTER_RESULT(ctx) ((ctx)->regs[0])
-#define FOURTH_AFTER_RESULT(ctx) ((ctx)->regs[3])
-#define FIFTH_AFTER_RESULT(ctx) ((ctx)->regs[4])
-#else
-#define FIRST(ctx) ((ctx)->rdi)
-#define SECOND(ctx) ((ctx)->rsi)
-#define THIRD(ctx) ((ctx)->rdx)
-#define FOURTH(ctx) ((ctx)->rcx)
-#define FIRST_AFTER_RESULT(ctx) ((ctx)->rsi)
-#define FOURTH_AFTER_RESULT(ctx) ((ctx)->r8)
-#define FIFTH_AFTER_RESULT(ctx) ((ctx)->r9)
-#endif
-
-/*
- * A std::string begins with the pointer to its characters and their number; a std::vector with its begin and end.
- * Libraries built with _GLIBCXX_USE_CXX11_ABI=0 (PyTorch's wheels were, up to 2.5) have strings that are copied on write:
- * a pointer to the characters, before which their number stands.
- */
-struct cxx_string {
-	u64 characters, length, inside[2];
-};
-
-struct cow_string {
-	u64 characters;
-};
-
-struct cow_head {
-	u64 length, capacity, owners;
-};
-
-struct cxx_vector {
-	u64 begin, end;
-};
-
-static __always_inline u64 mix(u64 hash, u64 word)
-{
-	return (hash ^ word) * 0x100000001b3ULL;
-}
-
-/* FNV-1a over the words of a name, its end where it is longer: names differ at their ends. 0: it cannot be read. */
-static __always_inline u64 hash_of_characters(u64 characters, u64 size)
-{
-	u64 word[NETMON_NAME_BYTES / 8] = {}, hash = NETMON_HASH_SEED;
-	u32 length = size;
-
-	if (size >= NETMON_NAME_BYTES) {
-		characters += size - (NETMON_NAME_BYTES - 1);
-		length = NETMON_NAME_BYTES - 1;
-	}
-	/* The mask changes nothing; it shows the verifier the bound. */
-	if (bpf_probe_read_user(word, length & (NETMON_NAME_BYTES - 1), (void *)characters))
-		return 0;
-#pragma unroll
-	for (int i = 0; i < NETMON_NAME_BYTES / 8; i++)
-		hash = mix(hash, word[i]);
-	return hash;
-}
-
-static __always_inline u64 hash_of(u64 string_address)
-{
-	struct cxx_string string = {};
-
-	if (bpf_probe_read_user(&string, sizeof(string), (void *)string_address))
-		return 0;
-	return hash_of_characters(string.characters, string.length);
-}
-
-static __always_inline u64 hash_of_cow(u64 string_address)
-{
-	struct cow_string string = {};
-	struct cow_head head = {};
-
-	if (bpf_probe_read_user(&string, sizeof(string), (void *)string_address) ||
-	    bpf_probe_read_user(&head, sizeof(head), (void *)(string.characters - sizeof(head))))
-		return 0;
-	return hash_of_characters(string.characters, head.length);
-}
 
 static __always_inline int pays(struct budget *budget, u64 now, u64 call_ns, u64 calls_at_once)
 {
@@ -196,14 +114,6 @@ static __always_inline int submit(u8 library, u8 kind, u64 name_hash, u16 tensor
 	return submit_sized(library, kind, name_hash, tensors, 0);
 }
 
-/* As user space wants it; 0 where it cannot be true. */
-static __always_inline u64 size_of(u64 values, u64 bytes)
-{
-	if (!values || values > NETMON_MOST_VALUES || !bytes || bytes > 8)
-		return 0;
-	return values << 4 | bytes;
-}
-
 /* The names that a call hands over: of the first one the hash, of all the number, each of so many bytes. */
 static __always_inline int submit_names(struct cxx_vector names, u64 first_hash, u64 bytes)
 {
@@ -231,39 +141,6 @@ int horovod_enqueue_cow(struct pt_regs *ctx)
 	if (bpf_probe_read_user(&names, sizeof(names), (void *)FIFTH_AFTER_RESULT(ctx)))
 		return submit(NETMON_HOROVOD, NETMON_STEP_ENQUEUE, 0, 1);
 	return submit_names(names, hash_of_cow(names.begin), sizeof(struct cow_string));
-}
-
-/* In the order of Horovod's enum DataType; integers are no gradients. */
-static __always_inline u32 bytes_of_horovod(u32 type)
-{
-	return type == 6 || type == 10 ? 2 : type == 7 ? 4 : type == 8 ? 8 : 0;
-}
-
-/* A horovod::common::Request begins with these, in all versions. */
-struct horovod_request {
-	u32 rank, kind, type;
-};
-
-/* The product of a shape's sizes; 0: it is none. */
-static __always_inline u64 values_of(u64 begin, u64 end)
-{
-	u64 sizes[8] = {}, values = 1, bytes = end - begin;
-
-	if (bytes > sizeof(sizes) || bytes % 8)
-		return 0;
-	/* A scalar has no sizes, and one value. The mask changes nothing; it shows the verifier the bound. */
-	if (bytes && bpf_probe_read_user(sizes, bytes & 127, (void *)begin))
-		return 0;
-#pragma unroll
-	for (int i = 0; i < 8; i++) {
-		if (8 * i < bytes) {
-			/* Two factors below 2^32: their product is one that can be checked. */
-			if (sizes[i] >> 32 || values >> 32)
-				return 0;
-			values *= sizes[i];
-		}
-	}
-	return values > NETMON_MOST_VALUES ? 0 : values;
 }
 
 /*
@@ -369,30 +246,6 @@ int horovod_rank_cow(struct pt_regs *ctx)
 	    bpf_probe_read_user(&head, sizeof(head), (void *)(prefix.characters - sizeof(head))))
 		return 0;
 	return submit_rank(ctx, prefix.characters, head.length);
-}
-
-/*
- * How large a PyTorch tensor of one dimension is, as a bucket's is. Where its TensorImpl has the sizes depends on the
- * version. So it is looked for: the number of dimensions, five places for their sizes, five for their strides, an offset, the
- * number of values, and the type, all of which have to fit together. 0: not found.
- */
-#define TENSOR_WORDS 32
-
-static __always_inline u64 size_of_flat_tensor(u64 address)
-{
-	u64 word[TENSOR_WORDS] = {};
-
-	if (bpf_probe_read_user(word, sizeof(word), (void *)address))
-		return 0;
-#pragma unroll
-	for (int at = 3; at + 13 < TENSOR_WORDS; at++) {
-		u16 type = word[at + 13]; /* c10::ScalarType */
-
-		if (word[at] == 1 && word[at + 6] == 1 && word[at + 1] == word[at + 12] && word[at + 1] > 0)
-			return size_of(word[at + 1],
-				       type == 5 || type == 15 ? 2 : type == 6 ? 4 : type == 7 ? 8 : 0);
-	}
-	return 0;
 }
 
 /* void c10d::Reducer::all_reduce_bucket(this, Bucket&): a DDP model's own, so nothing but gradients, in one tensor. */

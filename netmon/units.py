@@ -79,6 +79,11 @@ def format_rate(bits_per_second: float) -> str:
     return _scaled(bits_per_second, [(1e9, "Gbit/s"), (1e6, "Mbit/s"), (1e3, "kbit/s"), (1, "bit/s")])
 
 
+def format_count(count: float) -> str:
+    """A number of things → `25.6 M`, SI prefixes, three significant digits."""
+    return _scaled(count, [(1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1, "")]).rstrip()
+
+
 def format_bytes(count: float) -> str:
     """Bytes → `21.3 MB`, SI prefixes, three significant digits."""
     return _scaled(count, [(1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1, "B")])

@@ -96,7 +96,7 @@ SCHEMAS = {
             *_fields(_I64, "start_ns", "end_ns", "nic_bytes", "attributed_bytes", "overflow_bytes"),
             *_fields(_I64, "lost_kernel_bytes", "lost_agent_bytes", "invisible_bytes"),
             *_fields(pa.float64(), "coverage"),
-            *_fields(_I64, "nic_counter_bytes", "nic_packets"),
+            *_fields(_I64, "nic_counter_bytes", "nic_packets", "clock_offset_ns", "clock_error_ns"),
             *_fields(_WORD, "hook", "byte_basis"),
         ]
     ),
@@ -128,7 +128,7 @@ SCHEMAS = {
             *_fields(pa.uint32(), "pid"),
             *_fields(_I64, "missed_packets", "no_buffer_packets", "softnet_dropped", "softnet_squeezed"),
             *_fields(_I64, "cpu_pressure_ns", "memory_pressure_ns", "io_pressure_ns"),
-            *_fields(_I64, "throttled_ns", "run_delay_ns", "cpu_ns"),
+            *_fields(_I64, "throttled_ns", "run_delay_ns", "cpu_ns", "stopped_ns"),
         ]
     ),
     "verdicts": pa.schema(
@@ -161,8 +161,8 @@ SCHEMAS = {
 }
 """Arrow schema per table; comm_start_ns and comm_end_ns are null where unknown, coverage where the NIC was idle.
 
-transport and host are null where the kernel does not tell: see netmon.evidence. host has a row of the host itself (rank
-−1), and one of each rank on it.
+transport and host are null where the kernel does not tell: see netmon.evidence. host has rows of the host itself (rank
+−1), one a second, and of each rank on it: shorter ones while something kept the rank from running.
 
 verdicts has a row per job and iteration that stood out (netmon.views.Verdict); the counterfactual is null where
 nobody's bytes held it up.
@@ -192,6 +192,8 @@ class Origin(NamedTuple):
     hello: Hello
     links: Links
     clock: TimeMap  # as the rows use it
+    host_offset_ns: int = 0  # the host's own UTC minus mono, as it said last
+    clock_error_ns: int = 0  # of the rows' times
 
 
 class Origins:
@@ -316,7 +318,11 @@ def ledger_table(origins: Origins, of: _Places, rows: Sequence[LedgerRow]) -> pa
     columns = origins.link_columns(of, link) | {name: [getattr(row, name) for row in rows] for name in plain}
     columns["coverage"] = [row.coverage if row.nic_bytes else None for row in rows]
     columns["start_ns"] = origins.utcs(of, [row.start_ns for row in rows])
-    columns["end_ns"] = origins.utcs(of, [row.end_ns for row in rows])
+    end_ns = np.array([row.end_ns for row in rows], np.int64)
+    columns["end_ns"] = origins.utcs(of, end_ns)
+    offsets = np.array([(own.host_offset_ns, own.clock_error_ns) for own in origins.sessions], np.int64)[of]
+    columns["clock_offset_ns"] = end_ns + offsets[:, 0] - columns["end_ns"]
+    columns["clock_error_ns"] = offsets[:, 1]
     columns["hook"] = origins.interface_words(of, link, Links.hook)
     columns["byte_basis"] = origins.interface_words(of, link, lambda links, n: links.interface(n).byte_basis)
     return origins.table("ledger", of, columns)

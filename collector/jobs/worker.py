@@ -13,6 +13,7 @@ import threading
 from multiprocessing.connection import Connection
 from queue import SimpleQueue
 
+from collector.allocator import give_back
 from collector.jobs.stage import JobStage
 
 _NICE = 5
@@ -23,6 +24,7 @@ def main(descriptor: int) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     os.nice(_NICE)
+    give_back()
     connection: Connection[bytes, bytes] = Connection(descriptor)
     inbox: SimpleQueue[bytes] = SimpleQueue()
     threading.Thread(target=_receive, args=(connection, inbox), daemon=True).start()

@@ -12,12 +12,14 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from collector.metrics.job_counts import Counts
 from collector.view.job_history import JobHistory
 from netmon.dl.account import Tally
 from netmon.dl.iterations import Iteration
 from netmon.dl.scoring import combined
 from netmon.dl.theory import ring_bytes
 from netmon.dl.verdict import NOTABLE
+from netmon.job_names import distinct_names
 from netmon.records import Source
 from netmon.views import JobView, RankView, SourceScore, Verdict
 
@@ -39,6 +41,7 @@ class JobFacts(NamedTuple):
     ranks: int
     shared: int  # ranks whose node was DL-shared in their last iteration
     stopped: tuple[str, ...]  # a line about each rank that has stopped while the others went on
+    name: str  # what people call it
 
 
 @dataclass
@@ -54,6 +57,8 @@ class _Job:
     history: JobHistory = field(default_factory=lambda: JobHistory(RECENT, _USUAL))
     size: int = 0  # as the rank says that was heard last: an elastic job changes it; 0: unknown
     pattern: str = ""  # as the traffic shows it
+    called: tuple[int, str] = (_ANY_RANK, "")  # what people call it, as that rank says; ranks may disagree
+    name: str = ""  # the same, unlike any other job's here
     scores: tuple[SourceScore, ...] = ()  # the last ones, when the ranks are gone
     verdicts: deque[Verdict] = field(default_factory=lambda: deque(maxlen=_VERDICTS))  # newest first
     usual_ns: float = math.nan  # as of iteration usual_of
@@ -80,6 +85,8 @@ class Jobs:
         """Begin without jobs; parameters: the model's size where a job does not tell, 0 where nobody does."""
         self._parameters = parameters
         self._jobs: dict[str, _Job] = {}
+        self.counts = Counts()  # since the start, for /metrics
+        self._renamed = False  # a job has come, or is called something else
         self.forgotten = 0  # jobs that were let go although they may still train
 
     def ended(self, host: str, iteration: Iteration) -> None:
@@ -89,6 +96,7 @@ class Jobs:
         job.heard_s, job.view, job.facts = time.monotonic(), None, None
         self._forget_old(job.heard_s)
         job.size = iteration.size or job.size
+        self._hear_name(job, iteration)
         rank = job.ranks.get(iteration.rank)
         if rank is None or iteration.number <= rank.last.number:
             if rank:
@@ -97,6 +105,23 @@ class Jobs:
         else:
             rank.host, rank.last = host, iteration
         job.history.end(iteration, len(job.ranks))
+        self.counts.ended(iteration)
+
+    def _hear_name(self, job: _Job, iteration: Iteration) -> None:
+        """The lowest rank's word counts, so that it does not change with who was heard last."""
+        called = iteration.rank, iteration.job_name
+        if not job.name or (called[0] <= job.called[0] and called != job.called):
+            self._renamed |= not job.name or called[1] != job.called[1]
+            job.called, job.name = called, job.name or iteration.job
+
+    def _name(self) -> None:
+        if not self._renamed:
+            return
+        self._renamed = False
+        for name, shown in distinct_names({name: job.called[1] for name, job in self._jobs.items()}).items():
+            job = self._jobs[name]
+            if job.name != shown:
+                job.name, job.view, job.facts = shown, None, None
 
     def _forget_old(self, now_s: float) -> None:
         while (first := next(iter(self._jobs), None)) is not None:
@@ -104,10 +129,12 @@ class Jobs:
             if not over and len(self._jobs) <= _MOST_JOBS:
                 return
             self.forgotten += not over
+            self._renamed = True
             del self._jobs[first]
 
     def accounted(self, iteration: Iteration, tally: Tally) -> None:
         """The bytes of an iteration that has ended."""
+        self.counts.accounted(iteration)
         job = self._jobs.get(iteration.job)
         rank = job.ranks.get(iteration.rank) if job else None
         if job and rank:
@@ -117,6 +144,7 @@ class Jobs:
 
     def judged(self, verdict: Verdict) -> None:
         """Why an iteration that stands out took so long."""
+        self.counts.judged(verdict)
         job = self._jobs.get(verdict.job)
         if job:
             job.verdicts.appendleft(verdict)
@@ -159,6 +187,7 @@ class Jobs:
 
     def facts(self) -> list[JobFacts]:
         """Of every job, by name."""
+        self._name()
         return [job.facts or self._facts(name, job) for name, job in sorted(self._jobs.items())]
 
     @staticmethod
@@ -170,9 +199,10 @@ class Jobs:
             ranks=max(len(members), job.size),
             shared=sum(bool(rank.accounted and rank.accounted[1].node_shared) for rank in members.values()),
             stopped=tuple(
-                f"rank {number} of job {name!r} on {rank.host}: no iteration since {rank.last.number}"
+                f"rank {number} of job {job.name!r} on {rank.host}: no iteration since {rank.last.number}"
                 for number, rank in job.behind(members)
             ),
+            name=job.name,
         )
         return job.facts
 
@@ -192,6 +222,7 @@ class Jobs:
 
     def views(self, names: Iterable[str] | None = None) -> tuple[JobView, ...]:
         """One view for each of these jobs that is known, in their order; of all by name where none is named."""
+        self._name()
         wanted = sorted(self._jobs) if names is None else [name for name in names if name in self._jobs]
         return tuple(self._kept_view(name, self._jobs[name]) for name in wanted)
 
@@ -227,6 +258,7 @@ class Jobs:
             pattern=job.pattern,
             scores=job.scores,
             verdicts=tuple(job.verdicts),
+            name=job.name,
             parameters_basis=latest.parameters_basis or ("option" if parameters else ""),
         )
 

@@ -67,7 +67,7 @@ def _jobs(frozen: Frozen, asked: Selection) -> Sequence[JobFacts]:
     """The jobs that match; where not all may come, first those with stopped ranks, then those with shared nodes."""
     chosen = frozen.jobs
     if asked.jobs:
-        chosen = [job for job in chosen if job.job in asked.jobs]
+        chosen = [job for job in chosen if job.job in asked.jobs or job.name in asked.jobs]
     if asked.hosts:
         chosen = [job for job in chosen if not job.hosts.isdisjoint(asked.hosts)]
     if asked.most_jobs:
@@ -86,7 +86,8 @@ def _hosts(frozen: Frozen, asked: Selection, jobs: Iterable[JobFacts]) -> Places
 def _unknown(frozen: Frozen, asked: Selection) -> tuple[str, ...]:
     if not (asked.hosts or asked.jobs):
         return ()
-    missing = set(asked.hosts) - set(frozen.host_names) | set(asked.jobs) - {job.job for job in frozen.jobs}
+    known = {name for job in frozen.jobs for name in (job.job, job.name)}
+    missing = set(asked.hosts) - set(frozen.host_names) | set(asked.jobs) - known
     return tuple(printable_line(name) for name in sorted(missing))[:MOST_WARNINGS]
 
 

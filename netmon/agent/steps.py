@@ -40,6 +40,7 @@ class _Rank:
     uid: int
     joined_ns: int
     relative: bool = False  # the process may have trained before it was watched
+    job_name: str = ""
     detector: CycleDetector = field(default_factory=CycleDetector)
     last_ns: int = 0  # of its steps; 0: none has been seen
 
@@ -69,8 +70,8 @@ class StepMarks:
     def ranks(self, found: Iterable[dict[str, Any]], now_ns: int) -> list[Mark]:
         """All processes that carry a rank's environment now, oldest first → JOIN and LEAVE marks, and held steps'.
 
-        Each has `pid`, `uid`, `job`, `rank`, `size`, `trains` (it maps a training library) and `late` (it may have
-        trained before its library was probed).
+        Each has `pid`, `uid`, `job`, `rank`, `size`, `job_name`, `trains` (it maps a training library) and `late` (it
+        may have trained before its library was probed).
         """
         processes = list(found)
         pids = {process["pid"] for process in processes}
@@ -91,6 +92,9 @@ class StepMarks:
             rank.uid = process["uid"]  # it may have been root's when it was new
             if not rank.last_ns:
                 rank.watched_from_start(not process["late"])
+                if rank.job_name != (called := _job_name(process, rank.identity)):  # it was its launcher's until exec
+                    rank.job_name = called
+                    marks.append(self._mark(pid, 0, Moment.JOIN, now_ns))
         return marks
 
     def identities(self) -> dict[int, RankIdentity]:
@@ -202,6 +206,7 @@ class StepMarks:
 
     def _join(self, pid: int, process: dict[str, Any], now_ns: int) -> list[Mark]:
         rank = self._ranks[pid] = _Rank(process["identity"], pid, process["uid"], now_ns)
+        rank.job_name = _job_name(process, rank.identity)
         rank.watched_from_start(not process["late"])
         marks = [self._mark(pid, 0, Moment.JOIN, now_ns)]
         for number, table in enumerate(self._unknown):
@@ -250,7 +255,13 @@ class StepMarks:
         rank = self._ranks[pid]
         where = (*rank.identity, pid, iteration, moment, time_ns, Source.UPROBE, ERROR_NS)
         values, gradient_bytes = rank.detector.size
-        return Mark(*where, values, rank.relative, gradient_bytes)
+        name = rank.job_name if moment is Moment.JOIN else ""
+        return Mark(*where, values, rank.relative, gradient_bytes, name)
+
+
+def _job_name(process: dict[str, Any], identity: RankIdentity) -> str:
+    """What people call the job; its own name where the script has given it one."""
+    return str(process["job_name"]) if identity.job == process["job"] else ""
 
 
 def _by_process(table: Table) -> list[Table]:

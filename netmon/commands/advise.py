@@ -23,7 +23,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     parser.add_argument("job", nargs="?", metavar="JOB", help="only this job and those that share its links (all)")
     parser.add_argument("--data", type=Path, metavar="DIR", help="the dataset's directory")
-    parser.add_argument("--collector", metavar="ADDR", help="instead: on what it has seen lately; HOST:PORT or unix:PATH")
+    parser.add_argument(
+        "--collector", metavar="ADDR", help="instead: on what it has seen lately; HOST:PORT or unix:PATH"
+    )
     parser.add_argument(
         "--seconds", type=float, metavar="S", help=f"how much of a dataset's time to look at (default: {_SECONDS:g})"
     )
@@ -46,20 +48,27 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _stored(args: argparse.Namespace) -> dict[str, Any]:
+    from netmon.dl.sharing.advice import renamed
     from netmon.dl.sharing.words import document
+    from netmon.report.job_names import asked_job, job_names
     from netmon.report.sharing import advice
 
     seconds = _SECONDS if args.seconds is None else args.seconds
     if not 0 < seconds <= _MOST_SECONDS:
         raise UsageError(f"cannot look at {seconds:g} s: give --seconds up to {_MOST_SECONDS:g}")
-    return document(advice(args.data, seconds, args.until, [args.job] if args.job else []))
+    names = job_names(args.data)
+    asked = asked_job(args.job, names)
+    found = advice(args.data, seconds, args.until, [asked] if asked else [])
+    return document(found if args.json else renamed(found, names))
 
 
 def _live(args: argparse.Namespace) -> dict[str, Any]:
     from netmon.wire.advice import get_advice
 
     if args.until is not None or args.seconds is not None:
-        raise UsageError("cannot choose the time: a collector keeps its last seconds; --seconds and --until take --data")
+        raise UsageError(
+            "cannot choose the time: a collector keeps its last seconds; --seconds and --until take --data"
+        )
     return get_advice(args.collector, args.job or "")
 
 

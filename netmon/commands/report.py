@@ -44,6 +44,7 @@ def run(args: argparse.Namespace) -> int:
     absent = [name for name in _NEEDS if find_spec(name) is None]
     if absent:
         raise UnsupportedError(f"cannot make a report: {', '.join(absent)} not installed; pip install 'netmon[report]'")
+    from netmon.report.job_names import asked_job, job_names
     from netmon.report.reading import read_study
     from netmon.report.report import chapters, write_report
 
@@ -51,9 +52,8 @@ def run(args: argparse.Namespace) -> int:
     columns = (BarColumn(20), TextColumn("{task.description}"), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task("reading", total=None)
-        study = read_study(
-            args.data, args.job, args.rate, lambda done, of: progress.update(task, completed=done, total=of)
-        )
+        job = asked_job(args.job, job_names(args.data)) if args.job else None
+        study = read_study(args.data, job, args.rate, lambda done, of: progress.update(task, completed=done, total=of))
         progress.reset(task, total=sum(len(chapter.exhibits) for chapter in chapters()))
         title = f"netmon report: {args.data.resolve().name}" + (f", job {args.job}" if args.job else "")
         written = write_report(

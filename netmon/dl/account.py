@@ -225,7 +225,7 @@ class WindowHistory:
 
     def __init__(self) -> None:
         """Begin without windows."""
-        self._blocks = HostBlocks()
+        self._blocks = HostBlocks("number")
 
     def add(self, windows: Windows, host_of_link: _Numbers, wanted: npt.NDArray[np.bool_], until_ns: _Numbers) -> None:
         """Add the windows of settled rows, of hosts that are wanted. until_ns: by host, as HostBlocks.add."""
@@ -255,23 +255,24 @@ class WindowHistory:
         Arrays (questions,).
         """
         most, shared = np.zeros(len(host), np.int64), np.zeros(len(host), np.bool_)
-        for block, question, row in self._blocks.within("number", host, first_ns, first, last + 1):
+        for block, question, row in self._blocks.within(host, first_ns, first, last + 1):
             begin = starts(question)
             asked = question[begin]
-            most[asked] = np.maximum(most[asked], np.maximum.reduceat(block.columns["wire_bytes"][row], begin))
-            seen = (block.columns[name][row] for name in ("job", "entry", "shared"))
+            most[asked] = np.maximum(most[asked], np.maximum.reduceat(block.values("wire_bytes", row), begin))
+            seen = (block.values(name, row) for name in ("job", "entry", "shared"))
             shared[_seeing_shared(job, question, *seen)] = True
         return most, shared
 
     def forget(self, before_ns: _Numbers, window_ns: _Numbers) -> None:
         """Drop of each host the windows that end before before_ns; window_ns: their width, by host too."""
         if self._blocks.forget(before_ns):
-            block = self._blocks.take_aside()
-            if block is not None:
-                host = block.columns["host"]
-                stay = np.flatnonzero((block.columns["number"] + 1) * window_ns[host] > before_ns[host])
-                order = stay[order_by(host[stay], block.columns["number"][stay])]
-                self._blocks.put_aside({name: c[order] for name, c in block.columns.items()}, block.until_ns)
+            taken = self._blocks.take_aside()
+            if taken:
+                columns, until_ns = taken
+                host, number = columns["host"], columns["number"]
+                stay = np.flatnonzero((number + 1) * window_ns[host] > before_ns[host])
+                order = stay[order_by(host[stay], number[stay])]
+                self._blocks.put_aside({name: c[order] for name, c in columns.items()}, until_ns)
 
     def drop(self, host: int) -> None:
         """The host is gone."""

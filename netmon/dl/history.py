@@ -3,7 +3,6 @@
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,6 +19,7 @@ _FEW = 0.2  # of a block's rows: so many are set aside for the hosts that still 
 _MOST_ASIDE = 50  # blocks
 _MOST_CELLS = 4  # for each row, that are worth being counted without sorting
 _MOST_CUTS = 256  # of a host before old ones are looked for
+_MOST_KEYS = 2**62
 
 _Numbers = npt.NDArray[np.int64]
 
@@ -32,36 +32,82 @@ class Sums(NamedTuple):
     payload_bytes: _Numbers
 
 
-@dataclass(frozen=True)
 class Block:
-    """What has settled on all hosts at one time."""
+    """What has settled on all hosts at one time; every column takes as few bytes a row as hold it."""
 
-    columns: dict[str, npt.NDArray[Any]]  # sorted by "host"
-    edges: npt.NDArray[np.intp]  # where each host's rows begin, and the end
-    until_ns: _Numbers  # by host: its rows lie before it
+    def __init__(self, by: str, columns: dict[str, npt.NDArray[Any]], until_ns: _Numbers) -> None:
+        """columns: sorted by "host" and, if they are searched, `by`; until_ns: by host: its rows lie before it."""
+        self.until_ns = until_ns
+        self._by, host = by, columns["host"]
+        self.edges = edges(host, len(until_ns))
+        """Where each host's rows begin, and the end."""
+        self._base = np.zeros(len(until_ns), np.int64)  # of `by`, by host
+        first = starts(host)
+        if len(first):
+            self._base[host[first]] = np.minimum.reduceat(columns[by], first)
+        since = columns[by] - self._base[host]
+        self._span = int(since.max(initial=0)) + 1
+        plain = {name: column for name, column in columns.items() if name not in ("host", by)}
+        self._columns = {name: _packed(column) for name, column in (plain | {by: since}).items()}
 
-    def of(self, host: int) -> slice:
-        """The rows of a host."""
-        if host + 1 >= len(self.edges):
-            return slice(0, 0)
-        return slice(int(self.edges[host]), int(self.edges[host + 1]))
+    def __len__(self) -> int:
+        """How many rows."""
+        return int(self.edges[-1])
+
+    @property
+    def host(self) -> _Numbers:
+        """Of each row."""
+        return np.repeat(np.arange(len(self.until_ns)), np.diff(self.edges))
+
+    def columns(self, rows: npt.NDArray[np.intp] | slice = slice(None)) -> dict[str, npt.NDArray[Any]]:
+        """All of them, of some rows."""
+        host = self.host[rows]
+        found = {name: self.values(name, rows) for name in self._columns}
+        return {"host": host} | found | {self._by: found[self._by] + self._base[host]}
+
+    def values(self, name: str, rows: npt.NDArray[np.integer] | slice) -> npt.NDArray[Any]:
+        """A column, of some rows; not the one that it is searched by."""
+        least, column = self._columns[name]
+        return column[rows] if column.dtype == np.bool_ else column[rows] + np.int64(least)
+
+    def places(self, host: _Numbers, limit: _Numbers) -> npt.NDArray[np.intp]:
+        """Where the host's rows from the limit on begin."""
+        step = self._span + 2
+        if len(self.until_ns) * step >= _MOST_KEYS:
+            return GroupedValues(self.host, self.columns()[self._by], len(self.until_ns)).places(host, limit, "left")
+        keys = np.repeat(np.arange(len(self.until_ns)) * step + 1, np.diff(self.edges))
+        keys += self.values(self._by, slice(None))
+        near = np.clip(limit - self._base[host], -1, self._span)
+        found: npt.NDArray[np.intp] = np.searchsorted(keys, host * step + near + 1)
+        return found
+
+
+def _packed(column: npt.NDArray[Any]) -> tuple[int, npt.NDArray[Any]]:
+    """Its least value, and what each is more."""
+    if column.dtype == np.bool_ or not len(column):
+        return 0, column
+    least = int(column.min())
+    most = int(column.max()) - least
+    kind = np.min_scalar_type(most) if most < 1 << 32 else np.dtype(np.int64)
+    return least, (column - least).astype(kind)
 
 
 class HostBlocks:
     """Blocks in the order in which they settled; each host's rows stay as long as the host needs them."""
 
-    def __init__(self) -> None:
-        """Begin with nothing."""
+    def __init__(self, by: str) -> None:
+        """Begin with nothing. by: the column by which rows are found."""
+        self._by = by
         self._blocks: list[Block] = []
         self._aside: list[Block] = []  # rows of hosts that need them for longer than others theirs
 
     def add(self, columns: dict[str, npt.NDArray[Any]], until_ns: _Numbers) -> None:
         """Add rows, sorted by the column host; until_ns: of each host, before which its rows have been added."""
         if len(columns["host"]):
-            self._blocks.append(_block(columns, until_ns.copy()))
+            self._blocks.append(Block(self._by, columns, until_ns.copy()))
 
     def within(
-        self, column: str, host: _Numbers, since_ns: _Numbers, low: _Numbers, high: _Numbers
+        self, host: _Numbers, since_ns: _Numbers, low: _Numbers, high: _Numbers
     ) -> Iterator[tuple[Block, _Numbers, _Numbers]]:
         """Rows of several hosts with low ≤ column < high, by block: the block, which question, which row.
 
@@ -73,57 +119,51 @@ class HostBlocks:
             asked = known[block.until_ns[host[known]] > since_ns[known]]
             if not len(asked):
                 break
-            yield from _between(block, column, asked, host[asked], low[asked], high[asked])
+            yield from _between(block, asked, host[asked], low[asked], high[asked])
         for block in self._aside:
             known = np.flatnonzero(host < len(block.until_ns))
-            yield from _between(block, column, known, host[known], low[known], high[known])
+            yield from _between(block, known, host[known], low[known], high[known])
 
     def forget(self, since_ns: _Numbers) -> bool:
         """Drop of each host the blocks that lie before since_ns; whether it is time to put in order what is aside."""
         while self._blocks:
             block = self._blocks[0]
             needed = block.until_ns > since_ns[: len(block.until_ns)]
-            rows = np.flatnonzero(needed[block.columns["host"]]) if needed.any() else np.empty(0, np.intp)
-            if len(rows) > _FEW * len(block.columns["host"]):
+            rows = int(np.diff(block.edges)[needed].sum())
+            if rows > _FEW * len(block):
                 break
-            if len(rows):
-                self._aside.append(_block({name: c[rows] for name, c in block.columns.items()}, block.until_ns))
+            if rows:
+                self._aside.append(Block(self._by, block.columns(np.flatnonzero(needed[block.host])), block.until_ns))
             del self._blocks[0]
         return len(self._aside) > _MOST_ASIDE
 
-    def take_aside(self) -> Block | None:
-        """Hand over what is aside, in one block whose rows are in no order; to be given back by put_aside."""
+    def take_aside(self) -> tuple[dict[str, npt.NDArray[Any]], _Numbers] | None:
+        """Hand over what is aside, columns and until_ns, rows in no order; to be given back by put_aside."""
         blocks, self._aside = self._aside, []
         if not blocks:
             return None
-        columns = {name: np.concatenate([block.columns[name] for block in blocks]) for name in blocks[0].columns}
-        return Block(columns, blocks[-1].edges, blocks[-1].until_ns)
+        tables = [block.columns() for block in blocks]
+        columns = {name: np.concatenate([table[name] for table in tables]) for name in tables[0]}
+        return columns, blocks[-1].until_ns
 
     def put_aside(self, columns: dict[str, npt.NDArray[Any]], until_ns: _Numbers) -> None:
         """Keep these for the hosts that need them; sorted by the column host."""
         if len(columns["host"]):
-            self._aside.append(_block(columns, until_ns))
+            self._aside.append(Block(self._by, columns, until_ns))
 
     def drop(self, host: int) -> None:
         """The host is gone."""
         for blocks in (self._blocks, self._aside):
             for place, block in enumerate(blocks):
-                rows = block.of(host)
-                if rows.stop > rows.start:
-                    stay = np.ones(len(block.columns["host"]), np.bool_)
-                    stay[rows] = False
-                    blocks[place] = _block({n: c[stay] for n, c in block.columns.items()}, block.until_ns)
-
-
-def _block(columns: dict[str, npt.NDArray[Any]], until_ns: _Numbers) -> Block:
-    return Block(columns, edges(columns["host"], len(until_ns)), until_ns)
+                if host < len(block.until_ns) and block.edges[host + 1] > block.edges[host]:
+                    stay = np.flatnonzero(block.host != host)
+                    blocks[place] = Block(self._by, block.columns(stay), block.until_ns)
 
 
 def _between(
-    block: Block, column: str, asked: _Numbers, host: _Numbers, low: _Numbers, high: _Numbers
+    block: Block, asked: _Numbers, host: _Numbers, low: _Numbers, high: _Numbers
 ) -> Iterator[tuple[Block, _Numbers, _Numbers]]:
-    values = GroupedValues(block.columns["host"], block.columns[column], len(block.until_ns))
-    first, last = (values.places(host, limit, side="left") for limit in (low, high))
+    first, last = (block.places(host, limit) for limit in (low, high))
     counts = np.maximum(last - first, 0)
     total = int(counts.sum())
     if total:
@@ -137,7 +177,7 @@ class PayloadHistory:
     def __init__(self) -> None:
         """Begin with nothing."""
         self._cuts: dict[int, list[int]] = {}  # by host, ascending
-        self._blocks = HostBlocks()
+        self._blocks = HostBlocks("label")
         self._since: _Numbers = np.empty(0, np.int64)  # by host: what is older is not asked for any more
 
     def cut(self, host: int, time_ns: int, added_until_ns: int) -> bool:
@@ -187,8 +227,8 @@ class PayloadHistory:
     def between(self, host: _Numbers, start_ns: _Numbers, end_ns: _Numbers) -> Sums:
         """Payload of [start, end) of hosts by key; arrays (questions,)."""
         parts = [
-            (question, block.columns["key"][row], block.columns["payload_bytes"][row])
-            for block, question, row in self._blocks.within("label", host, start_ns, start_ns, end_ns)
+            (question, block.values("key", row), block.values("payload_bytes", row))
+            for block, question, row in self._blocks.within(host, start_ns, start_ns, end_ns)
         ]
         if not parts:
             return Sums(*(np.empty(0, np.int64) for _ in range(3)))
@@ -202,16 +242,16 @@ class PayloadHistory:
             self._tidy(since, old)
 
     def _tidy(self, since: _Numbers, old: _Numbers) -> None:
-        block = self._blocks.take_aside()
-        if block is None:
+        taken = self._blocks.take_aside()
+        if taken is None:
             return
-        host, label = block.columns["host"], block.columns["label"]
+        columns, until_ns = taken
+        host, label = columns["host"], columns["label"]
         last_cut = self._last_cut(host, label, len(since))
         stay = label >= since[host]
         label = np.where(label < old[host], np.maximum(last_cut, since[host]), label)
-        columns = {"host": host, "label": label, **{n: block.columns[n] for n in ("key", "payload_bytes")}}
-        kept = {name: column[stay] for name, column in columns.items()}
-        self._blocks.put_aside(_summed(*kept.values()), block.until_ns)
+        kept = (column[stay] for column in (host, label, columns["key"], columns["payload_bytes"]))
+        self._blocks.put_aside(_summed(*kept), until_ns)
 
     def drop(self, host: int) -> None:
         """The host is gone."""

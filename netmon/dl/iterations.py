@@ -122,7 +122,7 @@ class IterationTracker:
         self.hear_of_job(told)
 
     def hear_of_job(self, told: Mark | MarkRun) -> None:
-        """What a mark says of the job as a whole. What the script says of its size is better than what its calls say."""
+        """What a mark says of the job as a whole; of its model's size the script knows better than its calls."""
         self.job_name = told.job_name or self.job_name
         basis = _BASES.get(told.source, "")
         if told.parameters and (self.parameters_basis != "hook" or basis == "hook"):

@@ -180,7 +180,7 @@ class _Server:
     def _rank(self, process: Process) -> dict[str, Any]:
         late = self._uprobes.late if self._uprobes else set()
         known = {"uid": process.uid, "trains": process.pid in self._training, "late": process.pid in late}
-        return {**_described(process), **known}
+        return {**_described(process), **known, "job_name": process.job_name}
 
 
 @contextlib.contextmanager

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from netmon.kernel.job_names import job_name
 from netmon.kernel.owners.containers import container_name
 from netmon.marks import RankIdentity, printable, rank_from_environment
 
@@ -25,6 +26,7 @@ _SCAN_NS, _FIRST_SCAN_NS = 15_000_000, 1_000_000_000  # of one scan; who was not
 MOST_ENVIRONMENT = 256 << 10
 """Bytes of an environment that are read; what stands behind a stranger's filling does not count."""
 _STAT_FIELDS, _OF_PROGRAM = 48, (23, 45, 47)  # proc(5), from the state on: startcode, arg_start, env_start
+_MOST_COMMAND, _MOST_WORDS = 4 << 10, 64  # bytes of a command, and words of it
 _MOST_SMALL = 16 << 10  # bytes of a file of a few lines
 
 
@@ -39,6 +41,7 @@ class Process:
     rank: RankIdentity | None
     uid: int = 0  # the real one, as the machine numbers users
     parent: int = 0
+    job_name: str = ""  # what people call the job that it is a rank of
 
 
 def machine_wide() -> bool:
@@ -119,6 +122,12 @@ def environment_of(pid: int) -> dict[str, str]:
     return dict(pair.partition("=")[::2] for pair in text.split("\0"))
 
 
+def command_of(pid: int) -> list[str]:
+    """How a process was started, as far as it is read; empty where it is gone or not ours to see."""
+    text = read_bounded(PROC / str(pid) / "cmdline", _MOST_COMMAND)
+    return text.decode(errors="replace").split("\0")[:_MOST_WORDS]
+
+
 def read_bounded(path: Path | str, most: int) -> bytes:
     """The first bytes of a file of /proc; empty where it cannot be read."""
     parts = []
@@ -142,12 +151,14 @@ def _describe(pid: int, before: _Stat) -> Process | None:
     directory = PROC / str(pid)
     name = printable(read_bounded(directory / "comm", _MOST_SMALL).decode(errors="replace").strip())
     container = printable(container_name(read_bounded(directory / "cgroup", _MOST_SMALL).decode(errors="replace")))
-    rank = rank_from_environment(environment_of(pid))
+    environment = environment_of(pid)
+    rank = rank_from_environment(environment)
+    called = job_name(environment, command_of(pid)) if rank else ""
     uid = uid_of(pid, gone=0)
     if start_ticks(pid) != before.start_ticks:  # it went while we looked: half of that may be empty
         return None
     mine = rank if rank and on_this_host(pid) else None
-    return Process(pid, before.start_ticks, name, container, mine, uid, before.parent)
+    return Process(pid, before.start_ticks, name, container, mine, uid, before.parent, called)
 
 
 def in_turn(items: Iterable[int], user: Callable[[int], int]) -> Iterator[int]:

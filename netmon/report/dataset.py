@@ -26,7 +26,8 @@ EXPECTED = {
     ),
     "iterations": (
         *("session", "host", "job", "rank", "size", "iteration", "start_ns", "end_ns", "comm_start_ns", "comm_end_ns"),
-        *("exposed_ns", "source", "relative", "parameters", "node_shared", "dl_tx_bytes", "dl_rx_bytes"),
+        *("exposed_ns", "source", "relative", "parameters", "gradient_bytes", "parameters_basis", "job_name"),
+        *("node_shared", "dl_tx_bytes", "dl_rx_bytes"),
         *("cross_tx_bytes", "cross_rx_bytes", "cross_top", "cross_top_tx_bytes", "cross_top_rx_bytes"),
     ),
     "ledger": (

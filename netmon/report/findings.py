@@ -8,7 +8,9 @@ import pandas as pd
 from netmon.report.chapters.accounts import coverage
 from netmon.report.chapters.slowdown import fits_by_profile
 from netmon.report.frames import groups
+from netmon.report.job_names import with_names
 from netmon.report.judging import told, worst_sentences
+from netmon.report.runs import SIZE
 from netmon.report.study import Study
 from netmon.units import format_bytes, format_duration
 
@@ -139,7 +141,8 @@ def _slowest(study: Study) -> list[str]:
         return []
     begin, end, jobs = rows["start_ns"].min(), rows["end_ns"].max(), set(rows["job"])
     found = [v for v in told(study.tables.data) if v.job in jobs and begin <= v.start_ns and v.end_ns <= end]
-    return [f"{sentence[0].upper()}{sentence[1:]}." for sentence in worst_sentences(found)]
+    named = list(with_names(found, study.job_names))
+    return [f"{sentence[0].upper()}{sentence[1:]}." for sentence in worst_sentences(named)]
 
 
 def _chance(times: pd.DataFrame) -> float:
@@ -156,7 +159,7 @@ def _bytes(study: Study) -> list[str]:
     told = []
     for (model,), rows in groups(study.times, "model"):
         run = study.runs[study.runs["model"] == model].iloc[0]
-        theory = ring_bytes(int(run["ranks"]), int(run["parameters"]))
+        theory = ring_bytes(*(int(run[name]) for name in SIZE))
         measured = float(rows["dl_tx_bytes"].median())
         if theory > 0:
             told.append(

@@ -3,7 +3,7 @@
 
 import io
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +14,7 @@ from netmon.report.page import Item, ShownChapter, as_html, basis, encoded, rend
 from netmon.report.study import Study
 
 if TYPE_CHECKING:
+    import pandas as pd
     from matplotlib.figure import Figure
 
 PAGE, TABLES, FIGURES = "report.html", "tables", "figures"
@@ -80,7 +81,7 @@ def _item(study: Study, exhibit: Exhibit, out: Path, command: str) -> Item:
     for earlier in [*(out / TABLES).glob(f"{exhibit.name}.csv"), out / FIGURES / f"{exhibit.name}.png"]:
         earlier.unlink(missing_ok=True)
     try:
-        frames = exhibit.tables(study)
+        frames = {name: _with_names(frame, study.job_names) for name, frame in exhibit.tables(study).items()}
     except Exception as error:
         return Item(**same, gap=_reason(exhibit, error))
     files = _write_tables(exhibit.name, frames, out)
@@ -94,6 +95,12 @@ def _item(study: Study, exhibit: Exhibit, out: Path, command: str) -> Item:
         return Item(**same, files=files, gap=_reason(exhibit, error))
     (out / FIGURES / f"{exhibit.name}.png").write_bytes(with_basis)
     return Item(**same, basis=about, image=encoded(plain), files=files)
+
+
+def _with_names(frame: "pd.DataFrame", names: Mapping[str, str]) -> "pd.DataFrame":
+    """Jobs as people call them; where no lab was, a run is called as its job."""
+    called = {name: frame[name].replace(dict(names)) for name in ("job", "run") if names and name in frame}
+    return frame.assign(**called)
 
 
 def _reason(exhibit: Exhibit, error: Exception) -> str:

@@ -11,8 +11,11 @@ from netmon.report.frames import groups
 
 RUN_COLUMNS = (
     *("run", "job", "model", "profile", "level", "repetition", "trainer", "pattern", "configuration"),
-    *("ranks", "parameters", "compute_ns", "batch", "rate_bps", "begin_ns", "end_ns", "outcome"),
+    *("ranks", "parameters", "parameters_basis", "gradient_bytes", "compute_ns", "batch", "rate_bps"),
+    *("begin_ns", "end_ns", "outcome"),
 )
+SIZE = ("ranks", "parameters", "gradient_bytes")
+"""What theory.ring_bytes takes."""
 SENDER_COLUMNS = ("run", "profile", "source", "target", "offered_bps", "begin_ns", "end_ns", "bytes_sent")
 
 
@@ -81,6 +84,8 @@ def _run(name: str, told: dict[str, Any]) -> dict[str, Any]:
         "configuration": spec.get("configuration") or "",
         "ranks": len(spec.get("ring", ())),
         "parameters": int(spec.get("parameters") or told.get("parameters") or 0),
+        "parameters_basis": "run",
+        "gradient_bytes": 0,
         "compute_ns": float(spec.get("compute_ns") or "nan"),
         "batch": float(spec.get("batch_size") or spec.get("batch") or "nan"),
         "rate_bps": float(spec["rate_bps"]),
@@ -118,18 +123,31 @@ def _senders(path: Path, run: dict[str, Any], missing: list[str]) -> list[dict[s
         return []
 
 
+def model_size(rows: pd.DataFrame) -> dict[str, Any]:
+    """What the rows of a job's iterations say of the model: parameters, their basis, and the bytes of all gradients.
+
+    Zeros and "unknown" where nobody told.
+    """
+    rows = rows.reindex(columns=["parameters", "parameters_basis", "gradient_bytes"])
+    told = rows.astype({"parameters_basis": object}).fillna({"parameters_basis": ""}).fillna(0)
+    largest = told.sort_values("parameters", kind="stable").tail(1).to_dict("records")
+    size = largest[0] if largest and largest[0]["parameters"] > 0 else {"parameters": 0, "gradient_bytes": 0}
+    counts = {name: int(size[name]) for name in ("parameters", "gradient_bytes")}
+    return {**counts, "parameters_basis": str(size.get("parameters_basis") or "unknown")}
+
+
 def runs_from_jobs(ranks: pd.DataFrame, rate_bps: float) -> pd.DataFrame:
     """RUN_COLUMNS for a dataset without a lab: a run per job, from rows of `iterations`."""
     runs = [
         {
             "run": str(job),
             "job": str(job),
-            "model": model_name(None, int(rows["parameters"].max())),
+            "model": model_name(None, model_size(rows)["parameters"]),
             "profile": "measured",
             "level": float("nan"),
             "repetition": 0,
             "ranks": int(max(rows["rank"].nunique(), rows["size"].max())),
-            "parameters": int(rows["parameters"].max()),
+            **model_size(rows),
             "rate_bps": rate_bps,
             "begin_ns": int(rows["start_ns"].min()),
             "end_ns": int(rows["end_ns"].max()),

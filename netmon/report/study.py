@@ -10,6 +10,8 @@ from netmon.report.congestion import CongestionPoint, congestion_point, congesti
 from netmon.report.dataset import Tables
 from netmon.report.frames import groups
 from netmon.report.iteration_times import add_levels, iteration_times, level_statistics, without_warm_up
+from netmon.report.job_names import names_of
+from netmon.report.runs import SIZE
 from netmon.report.scan import Traffic
 from netmon.report.summary import ACCOUNT_COLUMNS, LINK, link_accounts
 
@@ -27,6 +29,11 @@ class Study:
     rate_bps: float  # capacity C of a link; 0: not known
     bucket_ns: int
     interval_ns: int  # least interval in which a rate is true: the bucket, or one super-packet on the link
+
+    @cached_property
+    def job_names(self) -> dict[str, str]:
+        """What people call each job, no two alike."""
+        return names_of(self.ranks)
 
     @cached_property
     def accounts(self) -> pd.DataFrame:
@@ -68,7 +75,7 @@ class Study:
         from netmon.dl.theory import ring_bytes
 
         run = self.runs[self.runs["model"] == model].iloc[0]
-        theory = ring_bytes(int(run["ranks"]), int(run["parameters"])) if run["pattern"] in ("ring", None) else None
+        theory = ring_bytes(*(int(run[name]) for name in SIZE)) if run["pattern"] in ("ring", None) else None
         if theory is not None and theory > 0:
             return theory
         return float(self.times.loc[self.times["model"] == model, "dl_tx_bytes"].median())

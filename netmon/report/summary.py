@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from rich.console import Console, Group, RenderableType
+from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
@@ -17,7 +18,9 @@ from netmon.dl.theory import ring_bytes
 from netmon.errors import DataError
 from netmon.records import CLASS_COLOURS, CLASS_NAMES
 from netmon.report.dataset import open_table, stream
+from netmon.report.job_names import names_of, with_names
 from netmon.report.judging import told, worst_sentences
+from netmon.report.runs import model_size
 from netmon.units import format_bytes, format_duration
 
 QUIET, SHARED, OUTSIDE = "quiet", "shared", "outside"
@@ -49,7 +52,7 @@ def summarise(data: Path) -> Summary:
     spans = iteration_spans(iterations)
     volumes = pd.concat([link_volumes(rows, spans) for rows in _buckets(data)])
     summed = volumes.groupby([*LINK, "period", "class"], as_index=False, observed=True)[["wire_bytes"]].sum()
-    why = tuple(worst_sentences(told(data)))
+    why = tuple(worst_sentences(list(with_names(told(data), names_of(iterations)))))
     return Summary(job_summary(iterations), summed, link_accounts(_read(data, "ledger")), why)
 
 
@@ -110,9 +113,13 @@ def job_summary(iterations: pd.DataFrame) -> pd.DataFrame:
     """One row per job: ranks, iterations, median duration (ns) of quiet and shared iterations, payload and theory.
 
     An iteration lasts as long as its slowest rank. measured_bytes: median payload that a rank sent in an iteration;
-    theory_bytes: equation 3.1 of the thesis, nan where the model's size is unknown.
+    theory_bytes: equation 3.1 of the thesis, nan where the model's size is unknown; parameters_basis: who told of it.
+    name: what people call the job.
     """
-    return pd.DataFrame([_job(str(job), rows) for job, rows in _by_job(iterations)])
+    names = names_of(iterations)
+    return pd.DataFrame(
+        [_job(str(job), rows) | {"name": names.get(str(job), str(job))} for job, rows in _by_job(iterations)]
+    )
 
 
 def _by_job(iterations: pd.DataFrame) -> Iterator[tuple[object, pd.DataFrame]]:
@@ -124,6 +131,7 @@ def _job(job: str, rows: pd.DataFrame) -> dict[str, object]:
     durations = (rows["end_ns"] - rows["start_ns"]).groupby(rows["iteration"]).max()
     shared = rows.groupby("iteration")["node_shared"].any()
     ranks = max(rows["rank"].nunique(), rows["size"].max())
+    size = model_size(rows)
     return {
         "job": job,
         "ranks": int(ranks),
@@ -134,7 +142,8 @@ def _job(job: str, rows: pd.DataFrame) -> dict[str, object]:
         "quiet_ns": durations[~shared].median(),
         "shared_ns": durations[shared].median(),
         "measured_bytes": rows["dl_tx_bytes"].median(),
-        "theory_bytes": ring_bytes(int(ranks), int(rows["parameters"].max())),
+        "theory_bytes": ring_bytes(int(ranks), size["parameters"], size["gradient_bytes"]),
+        **size,
     }
 
 
@@ -154,12 +163,23 @@ def _job_table(jobs: pd.DataFrame) -> Table:
     table = Table(
         title="Training: iteration time (median) and payload sent per rank and iteration", title_justify="left"
     )
-    for heading in ("job", "ranks", "iterations", "quiet", "shared", "slower", "measured", "theory (3.1)", "ratio"):
-        table.add_column(heading, justify="left" if heading == "job" else "right")
+    for heading in (
+        "job",
+        "ranks",
+        "iterations",
+        "quiet",
+        "shared",
+        "slower",
+        "measured",
+        "theory (3.1)",
+        "ratio",
+        "basis",
+    ):
+        table.add_column(heading, justify="left" if heading in ("job", "basis") else "right")
     for job in jobs.to_dict("records"):
         measured, theory = job["measured_bytes"], job["theory_bytes"]
         table.add_row(
-            f"{job['job']} ({job['source']})",
+            escape(f"{job['name']} ({job['source']})"),
             str(job["ranks"]),
             f"{job['quiet_iterations']} + {job['shared_iterations']}",
             _known(job["quiet_ns"], format_duration),
@@ -168,6 +188,7 @@ def _job_table(jobs: pd.DataFrame) -> Table:
             _known(measured, format_bytes),
             _known(theory, format_bytes),
             _known(measured / theory if theory else math.nan, "{:.3f}".format),
+            job["parameters_basis"],
         )
     return table
 

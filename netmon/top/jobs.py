@@ -13,8 +13,8 @@ from netmon.records import Class
 from netmon.top.columns import Column, longest, room, table
 from netmon.top.glyphs import UNKNOWN, class_style, iteration, shown, sparkline, wrapped
 from netmon.top.names import short_names
-from netmon.units import format_bytes, format_duration
-from netmon.views import JobView
+from netmon.units import format_bytes, format_count, format_duration
+from netmon.views import PARAMETERS_BASES, JobView
 
 _INDENT = 2
 _SPARKLINE, _LEAST_SPARKLINE = 40, 8
@@ -116,6 +116,8 @@ def _traffic(job: JobView) -> Iterator[Text]:
         yield Text(f"theory (3.1) {_bytes(job.theory_bytes)}")
         if job.theory_bytes > 0 and not math.isnan(job.measured_bytes):
             yield Text.assemble("ratio ", (f"{job.measured_bytes / job.theory_bytes:.2f}", "bold"))
+        if told := PARAMETERS_BASES.get(job.parameters_basis):
+            yield Text(f"{format_count(job.parameters)} parameters, {told}")
     yield _shared(job)
 
 

@@ -3,6 +3,28 @@
 
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import replace
+
+from netmon.dl.verdict.words import renamed
+from netmon.views import Snapshot
+
+
+def called(snapshot: Snapshot) -> Snapshot:
+    """The same, with jobs called what people call them: it is for reading only, questions are asked by `job`."""
+    names = {job.job: job.name for job in snapshot.jobs if job.name and job.name != job.job}
+    if not names:
+        return snapshot
+    jobs = tuple(
+        replace(job, job=names.get(job.job, job.job), verdicts=tuple(renamed(one, names) for one in job.verdicts))
+        for job in snapshot.jobs
+    )
+    flows = tuple(
+        replace(view, flow=replace(view.flow, owner=replace(view.flow.owner, job=names[view.flow.owner.job])))
+        if view.flow.owner.job in names
+        else view
+        for view in snapshot.flows
+    )
+    return replace(snapshot, jobs=jobs, flows=flows)
 
 
 def short_names(names: Iterable[str], width: int) -> dict[str, str]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from netmon.records import Class
+from netmon.top.names import called
 from netmon.top.staleness import present_flows
 from netmon.views import FlowView, Page, Snapshot
 
@@ -65,7 +66,11 @@ class Options:
 
 
 def arrange(snapshot: Snapshot, options: Options) -> Snapshot:
-    """The snapshot with the flows of the chosen class only, in the chosen order, larger rates first among equals."""
+    """The snapshot with the flows of the chosen class only, in the chosen order, larger rates first among equals.
+
+    Its jobs are called what people call them.
+    """
+    snapshot = called(snapshot)
     wanted = [view for view in present_flows(snapshot) if options.class_ in (None, view.class_)]
     wanted.sort(key=SORTS["rate"])
     return replace(snapshot, flows=tuple(sorted(wanted, key=SORTS[options.sort])))

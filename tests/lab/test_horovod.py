@@ -45,6 +45,14 @@ def test_the_size_of_the_model_is_read_from_the_calls(watched):
     assert set(iterations["parameters_basis"]) == {"calls"}
 
 
+def test_a_job_is_called_as_its_script_and_its_launchers_host(watched):
+    _, iterations = watched
+    (job,), (name,) = set(iterations["job"]), set(iterations["job_name"])
+    address, _, port = job.rpartition(":")
+    assert port.isdecimal()
+    assert name == f"horovod_torch.py@{address}"
+
+
 @pytest.mark.parametrize("rank", RANKS)
 def test_boundaries_are_where_the_script_saw_them(watched, rank):
     """It notes the first enqueue before it begins and the last wait after it has ended, with any time between."""

@@ -5,6 +5,9 @@ import contextlib
 import selectors
 import socket
 import threading
+import time
+import weakref
+from collections import deque
 from types import TracebackType
 
 
@@ -17,7 +20,11 @@ class TcpRelay:
         self.port = self._server.getsockname()[1]
         self.accepted = 0
         self._pairs: dict[socket.socket, socket.socket] = {}
+        self._far: weakref.WeakSet[socket.socket] = weakref.WeakSet()  # connections to the target
         self._mode, self._ended = "pass", False
+        self.answers_after_s = 0.0
+        """What comes from the target is passed on so much later, in its order."""
+        self._late: deque[tuple[float, socket.socket, bytes]] = deque()  # until when, to whom
         self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._work, daemon=True)
 
@@ -69,12 +76,23 @@ class TcpRelay:
                         selector.register(one, selectors.EVENT_READ)
                     for key, _ in selector.select(0.02):
                         self._accept() if key.fileobj is self._server else self._pass(key.fileobj)
+                self._pass_late()
+
+    def _pass_late(self) -> None:
+        while self._late and self._late[0][0] <= time.monotonic():
+            _, to, data = self._late.popleft()
+            if to in self._pairs:
+                try:
+                    to.sendall(data)
+                except OSError:
+                    self._drop(to)
 
     def _accept(self) -> None:
         near, _ = self._server.accept()
         self.accepted += 1
         far = socket.socket()
         self._pairs[near], self._pairs[far] = far, near
+        self._far.add(far)
         try:
             if self._mode == "cut":
                 raise ConnectionError
@@ -90,7 +108,10 @@ class TcpRelay:
             data = source.recv(1 << 16)
             if not data:
                 raise ConnectionError
-            self._pairs[source].sendall(data)
+            if self.answers_after_s and source in self._far:
+                self._late.append((time.monotonic() + self.answers_after_s, self._pairs[source], data))
+            else:
+                self._pairs[source].sendall(data)
         except OSError:
             self._drop(source)
 

@@ -113,6 +113,22 @@ def test_a_bus_that_swallows_everything_is_given_up_and_tried_again(tmp_path, se
     check_whole(tmp_path / "data", sent)
 
 
+def test_a_bus_that_answers_late_holds_nothing_up(tmp_path, server):
+    """A hundred answers take as long as one: many batches are on the way at a time."""
+    with TcpRelay(("127.0.0.1", server.port)) as relay, working(tmp_path, server):
+        sent = agent(tmp_path, BusSettings((f"nats://127.0.0.1:{relay.port}",)))
+        sent.start()
+        sent.append()
+        wait_for(lambda: sent.spool.acknowledged == 1)
+        connections, relay.answers_after_s = relay.accepted, 0.5
+        sent.append(100)
+        wait_for(lambda: sent.spool.acknowledged == 101)
+        assert relay.accepted == connections  # it was not given up
+        sent.finish()
+        wait_for(lambda: stored(tmp_path) == sent.rows)
+    check_whole(tmp_path / "data", sent)
+
+
 def test_a_full_bus_is_said_once_and_batches_wait_in_the_spool(tmp_path, caplog):
     caplog.set_level(logging.INFO, "netmon.agent")
     with running(tmp_path, most_bytes=20_000) as server:
@@ -143,7 +159,7 @@ async def filled(server: NatsServer) -> None:
     await bus.close()
 
 
-@pytest.mark.parametrize("bounds", [{"most_bytes": 200_000}, {"most_batches": 25}])
+@pytest.mark.parametrize("bounds", [{"most_bytes": 40_000}, {"most_batches": 25}])
 def test_one_host_does_not_fill_the_bus_for_another(tmp_path, caplog, bounds):
     caplog.set_level(logging.INFO, "netmon.agent")
     with running(tmp_path, **bounds) as server:

@@ -8,6 +8,7 @@ from collections import Counter
 import pandas as pd
 import pytest
 from bus_host import Publisher, changed, wait_until, waiting, working
+from collector_stream import Host
 from nats_server import running
 
 from collector import registry
@@ -172,6 +173,29 @@ def test_what_is_none_of_an_agent_s_costs_nothing_but_itself(server, tmp_path):
                 assert any("s7 of h0 has not introduced itself" in line for line in notices)
                 assert any("s8 of h0 is another one's" in line for line in notices)
             assert stored(data) == whole()
+
+    run(test())
+
+
+def test_two_agents_that_claim_one_host_are_both_stored_and_named(server, tmp_path):
+    async def test():
+        many = 60  # an agent that follows another one sends for some seconds what that has left behind
+        async with publisher(server.settings, many) as first:
+            second = Publisher(first.bus, session="s2", clock=Host().batch().clock)
+            second.make(many)
+            await second.introduce()
+            async with working(tmp_path / "data", server.settings) as worker:
+                await worker.intake.take("h0")
+                for sequence in range(1, many + 1):
+                    for sender in (second, first):
+                        await sender.send(sequence)
+                line = "two agents say that they are h0: sessions s1 and s2; only the second is shown"
+                await wait_until(lambda: line in worker.registry.failures.notices)
+                for sender in (first, second):
+                    await sender.end()
+                await wait_until(waiting(first.bus))
+        rows = pd.read_parquet(tmp_path / "data" / "buckets")
+        assert rows["session"].astype(str).value_counts().to_dict() == {"s1": many * 200, "s2": many * 200}
 
     run(test())
 

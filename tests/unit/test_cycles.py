@@ -16,6 +16,7 @@ from netmon.records import (
     STEP_DONE,
     STEP_ENQUEUE,
     STEP_OTHER,
+    STEP_SIZE,
     STEP_WAIT_BEGIN,
     STEP_WAIT_END,
     Moment,
@@ -271,3 +272,52 @@ def test_waits_for_what_a_gpu_does_are_unknown() -> None:
     found = script.found()
     assert len(found[Moment.FIRST_ENQUEUE]) == 3
     assert found[Moment.FIRST_WAIT] == found[Moment.LAST_WAIT] == {}
+
+
+def sized(values: int, width: int = 4) -> int:
+    return values << 4 | width
+
+
+def test_the_size_of_a_model_is_what_its_steps_hand_over() -> None:
+    script = Script()
+    for number in range(4):
+        script.step()
+        script.metric(100 + number)
+    rows = [row for row in script.rows if row[3] == STEP_ENQUEUE]
+    sizes = [(row[0] + 1, row[1], 7, STEP_SIZE, LIBRARY_HOROVOD, 0, sized(1000 + row[1])) for row in rows]
+    detector = CycleDetector()
+    detector.feed(np.array(sorted(script.rows + sizes), STEP))
+    assert detector.size == (sum(1000 + name for name in GRADIENTS), 4 * sum(1000 + name for name in GRADIENTS))
+    assert detector.iteration == 3
+
+
+def test_the_size_of_a_model_is_unknown_while_one_of_its_tensors_is() -> None:
+    script = Script()
+    for _ in range(4):
+        script.step()
+    at = script.rows[-1][0]
+    sizes = [(at + name, name, 7, STEP_SIZE, LIBRARY_HOROVOD, 0, sized(10)) for name in GRADIENTS[1:]]
+    detector = CycleDetector()
+    detector.feed(np.array(script.rows + sizes, STEP))
+    assert detector.size == (0, 0)
+    detector.feed(np.array([(at + 99, GRADIENTS[0], 7, STEP_SIZE, LIBRARY_HOROVOD, 0, sized(7, 2))], STEP))
+    assert detector.size == (10 * 15 + 7, 4 * 150 + 14)
+
+
+def test_the_size_of_a_ddp_model_is_that_of_its_buckets() -> None:
+    rows, now = [], MILLISECOND
+    for _ in range(3):
+        for values in (1000, 2000, 500):
+            now += MICROSECOND
+            rows.append((now, 5, 7, STEP_ENQUEUE, LIBRARY_REDUCER, 1, sized(values)))
+        rows += [
+            (now + 1, 5, 7, STEP_WAIT_BEGIN, LIBRARY_REDUCER, 0, 0),
+            (now + 2, 5, 7, STEP_WAIT_END, LIBRARY_REDUCER, 0, 0),
+        ]
+        now += MILLISECOND
+    detector = CycleDetector()
+    detector.feed(np.array(rows, STEP))
+    assert detector.size == (3500, 14_000)
+    unread = (now, 5, 7, STEP_ENQUEUE, LIBRARY_REDUCER, 1, 0)
+    detector.feed(np.array([unread, (now + 1, 5, 7, STEP_WAIT_BEGIN, LIBRARY_REDUCER, 0, 0)], STEP))
+    assert detector.size == (0, 0)

@@ -11,7 +11,11 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 
-TYPES = {"columnar", "records", "mark_runs", "evidence", "views", "errors", "units", "config", "durability", "marks"}
+TYPES = {"columnar", "records", "mark_runs", "evidence", "views", "errors", "units", "config"} | {
+    "durability",
+    "marks",
+    "job_names",
+}
 SHARED = TYPES | {"wire", "dl", "version"}
 MAY_IMPORT = {
     "version": set(),  # netmon/__init__.py
@@ -22,6 +26,7 @@ MAY_IMPORT = {
     "errors": set(),
     "views": {"records"},
     "units": {"errors"},
+    "job_names": set(),
     "config": {"errors"},
     "durability": set(),
     "marks": set(),
@@ -37,6 +42,7 @@ MAY_IMPORT = {
     "lab": SHARED | {"horovod"},  # its ring trainer is a training script
     "replay": SHARED,
     "report": SHARED,
+    "trace": SHARED | {"report"},  # whose reader of datasets it shares
     "collector": SHARED,
     "__main__": {"cli"},
 }

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from training_traffic import both_ways, ring
 
+from netmon.dl.inference.bursts import Bursts
 from netmon.dl.inference.pattern import blocks
 from netmon.dl.inference.words import Words
 from netmon.dl.sums import sums_by_two
@@ -30,6 +31,27 @@ def test_blocks_are_held_together_by_more_than_one_address(edges, parts):
     found = blocks(edges)
     assert len(found) == parts
     assert sorted(edge for block in found for edge in block) == sorted(edges)
+
+
+@pytest.mark.parametrize("large", [1_000_000, 1 << 33])
+def test_bursts_are_what_they_were_when_they_are_packed(large):
+    random = np.random.default_rng(1)
+    time_ns = np.cumsum(random.integers(3, 400, 1900)) * MS
+    volume = random.integers(2_000, 1_000_000, len(time_ns))
+    volume[900] = large
+    bursts = Bursts(MS)
+    for begin in range(0, len(time_ns), 7):
+        bursts.add(time_ns[begin : begin + 7], volume[begin : begin + 7], MS)
+    level = np.cumsum(volume) - volume
+    expected = {"start_ns": time_ns, "end_ns": time_ns + MS, "level": level, "volume": volume}
+    for name, column in expected.items():
+        assert (bursts.rows[name] == column).all(), name
+    assert (len(bursts), bursts.total, bursts.ended_ns) == (1900, volume.sum(), time_ns[-1] + MS)
+    for place in (0, 5, 899, 901, 1700, 1880, 1899):
+        assert bursts.since(int(time_ns[place])) == volume[place:].sum()
+        rows = bursts.rows_around(level[place])
+        assert rows["level"][0] < level[place] or place == 0
+        assert (rows[rows["level"] >= level[place]]["start_ns"] == time_ns[place:]).all()
 
 
 def test_words_are_found_from_a_moment_on():

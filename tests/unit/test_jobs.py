@@ -113,4 +113,34 @@ def test_what_is_kept_of_a_job_is_its_last_iterations():
     (view,) = jobs.views()
     assert len(view.durations_ns) == 500
     assert view.iteration == 1299
-    assert jobs.facts() == [JobFacts("train", frozenset({"h0", "h1"}), 2, 0, ())]
+    assert jobs.facts() == [JobFacts("train", frozenset({"h0", "h1"}), 2, 0, (), "train")]
+
+
+def called(rank, name, job="train"):
+    return iteration(0, rank, name=job)._replace(job_name=name)
+
+
+def test_jobs_that_people_call_the_same_are_told_apart():
+    jobs = Jobs(0)
+    for job in ("10.0.0.1:9994", "10.0.0.1:9995"):
+        jobs.ended("h0", called(0, "train.py@node3", job))
+    assert [view.name for view in jobs.views()] == [
+        "train.py@node3 [10.0.0.1:9994]",
+        "train.py@node3 [10.0.0.1:9995]",
+    ]
+    jobs.ended("h0", called(0, "bert (Slurm 7)", "10.0.0.1:9995")._replace(number=1))
+    assert [view.name for view in jobs.views()] == ["train.py@node3", "bert (Slurm 7)"]
+    assert [fact.name for fact in jobs.facts()] == ["train.py@node3", "bert (Slurm 7)"]
+
+
+def test_the_lowest_rank_says_what_a_job_is_called():
+    jobs = Jobs(0)
+    for rank, name in ((2, "c"), (0, "a"), (1, "b"), (2, "c")):
+        jobs.ended(f"h{rank}", called(rank, name))
+    assert [view.name for view in jobs.views()] == ["a"]
+
+
+def test_a_job_that_nobody_has_named_is_called_what_its_ranks_have_in_common():
+    jobs = Jobs(0)
+    jobs.ended("h0", called(0, ""))
+    assert [view.name for view in jobs.views()] == ["train"]

@@ -19,11 +19,21 @@ from netmon.records import (
     Table,
 )
 
+NAME = "train.py@node3"
 NOW = 1_000_000_000
 
 
 def process(pid: int, rank: int = 0, trains: bool = True, late: bool = False) -> dict[str, Any]:
-    return {"pid": pid, "uid": 0, "job": "job", "rank": rank, "size": 2, "trains": trains, "late": late}
+    return {
+        "pid": pid,
+        "uid": 0,
+        "job": "job",
+        "rank": rank,
+        "size": 2,
+        "trains": trains,
+        "late": late,
+        "job_name": NAME,
+    }
 
 
 def steps(pid: int, count: int, start_ns: int = NOW) -> Table:
@@ -122,3 +132,21 @@ def test_a_process_that_is_killed_in_a_step_has_not_taken_it() -> None:
     marks.ranks([process(5)], NOW)
     got = marks.steps(np.concatenate([steps(5, 4), failed(5, NOW + 5_000_000)])) + marks.ranks([], NOW)
     assert moments(got, Moment.LAST_WAIT) == [0, 1, 2, 3]
+
+
+def test_a_job_is_called_what_its_script_is_not_what_started_it() -> None:
+    marks = StepMarks()
+    (joined,) = marks.ranks([process(5) | {"job_name": "ip@node3"}], NOW)
+    assert joined.job_name == "ip@node3"
+    (again,) = marks.ranks([process(5)], NOW + 1)
+    assert (again.moment, again.job_name) == (Moment.JOIN, NAME)
+    assert marks.ranks([process(5)], NOW + 2) == []
+    assert {mark.job_name for mark in marks.steps(steps(5, 4))} == {""}  # it is told once
+    assert marks.ranks([process(5) | {"job_name": "a title"}], NOW + 3) == []
+
+
+def test_a_job_that_its_script_names_is_called_that() -> None:
+    marks = StepMarks()
+    marks.rename([Mark("bert", 0, 2, 5, 0, Moment.JOIN, NOW, Source.HOOK, 0)])
+    (joined,) = marks.ranks([process(5)], NOW)
+    assert (joined.job, joined.job_name) == ("bert", "")

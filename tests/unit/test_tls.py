@@ -22,6 +22,7 @@ from netmon.certificates.authority import Authority
 from netmon.certificates.viewers import make_token
 from netmon.errors import CertificateError, UsageError
 from netmon.views import Selection
+from netmon.wire import netmon_pb2
 from netmon.wire.full import get_full
 from netmon.wire.identity import Identity, Role
 from netmon.wire.netmon_pb2_grpc import CollectorStub
@@ -102,6 +103,17 @@ def test_each_role_may_do_its_own(ours: Ours) -> None:
         list(get_full(address, [], 1, 2, WALL))
     with pytest.raises(UnreachableError, match="not connected"):
         list(get_full(address, ["h9"], 1, 2, ANN))
+
+
+def test_who_may_do_nothing_may_call_nothing(ours: Ours) -> None:
+    """Also what will be added to the contract."""
+    calls = netmon_pb2.DESCRIPTOR.services_by_name["Collector"].methods
+    with open_channel(ours.address, security(Role.BUS, "n"), (), Role.BUS) as channel:
+        for method in calls:
+            request = getattr(netmon_pb2, method.input_type.name)()
+            call = channel.stream_stream(f"/netmon.Collector/{method.name}")(iter([request.SerializeToString()]))
+            assert refusal(lambda call=call: list(call))[0] is grpc.StatusCode.PERMISSION_DENIED
+    assert len(calls) >= 4
 
 
 def test_a_viewer_of_jobs_sees_no_address_and_no_process(ours: Ours) -> None:

@@ -22,6 +22,7 @@ def test_a_snapshot_is_plain_json() -> None:
         "warnings",
         "totals",
         "page",
+        "insecure",
     ]
     link = parsed["links"][0]
     assert link["direction"] == "rx"

@@ -20,7 +20,7 @@ from netmon.records import Class, Direction, Owner
 from netmon.top.frame import render
 from netmon.top.names import short_names
 from netmon.top.options import Options, arrange
-from netmon.views import Page, Snapshot
+from netmon.views import Cause, Page, Snapshot, Verdict
 
 FRAMES = Path(__file__).parent / "frames"
 PLAIN = Options(colour=False)
@@ -140,6 +140,22 @@ def test_a_live_frame_is_exactly_as_large_as_the_screen(width: int, height: int,
 def test_a_frame_without_anything_is_a_frame() -> None:
     text = drawn(Snapshot(0, 0.01, 10_000_000, (), (), (), ()), PLAIN, 80, 24)
     assert "no agent has connected yet" in text
+
+
+def test_jobs_are_called_what_people_call_them() -> None:
+    job = replace(example().jobs[0], job="10.0.0.1:9994", name="train.py@node3", parameters_basis="calls")
+    verdict = Verdict("10.0.0.1:9994", 7, 0, 1, 2, 1, 1, Cause.OTHER_JOB, "job 10.0.0.1:9995", "h0", "eth0")
+    other = replace(job, job="10.0.0.1:9995", name="bert (Slurm 7)", verdicts=())
+    shown = example().flows[0]
+    owner = Owner(1, "python3", "", "10.0.0.1:9994", 0, "socket")
+    mine = replace(shown, flow=replace(shown.flow, owner=owner))
+    text = drawn(
+        ordered(replace(example(), jobs=(replace(job, verdicts=(verdict,)), other), flows=(mine,))), PLAIN, 200, 50
+    )
+    assert "10.0.0.1:999" not in text
+    for words in ("JOB train.py@node3", "JOB bert (Slurm 7)", "of job bert (Slurm 7)", "train.py@node3/0"):
+        assert words in text
+    assert "4 M parameters, read from the calls" in text
 
 
 def test_what_is_not_known_is_not_zero() -> None:

@@ -73,3 +73,19 @@ def test_a_late_cut_is_right_to_the_millisecond():
     history.add(none, times, none, none + 1, np.array([10 * MS]))
     assert not history.cut(0, 3 * MS + 50_000, added_until_ns=10 * MS)
     assert history.between(*np.array([[0], [3 * MS], [7 * MS]])).payload_bytes.tolist() == [40]
+
+
+def test_hosts_of_a_history_are_as_far_apart_as_their_clocks():
+    history = PayloadHistory()
+    host, far = np.array([0, 0, 1, 3, 3]), 10**18
+    times = np.array([3 * MS, 9_000 * MS, far, 7 * MS, 8 * MS])
+    amounts = np.array([1, 1 << 40, 3, 5, 6])
+    history.add(host, times, np.array([0, 1 << 33, 2, 3, 3]), amounts, np.full(4, far + MS))
+    start = np.array([0, 9_000 * MS, far, 0, 8 * MS, 0])
+    end = np.array([4 * MS, 9_001 * MS, far + MS, far, 9 * MS, far])
+    sums = history.between(np.array([0, 0, 1, 2, 3, 3]), start, end)
+    found = list(zip(*(column.tolist() for column in sums), strict=True))
+    assert found == [(0, 0, 1), (1, 1 << 33, 1 << 40), (2, 2, 3), (4, 3, 6), (5, 3, 11)]
+    history.drop(3)
+    assert history.between(*np.array([[3], [0], [far]])).payload_bytes.tolist() == []
+    assert history.between(*np.array([[0], [0], [far]])).payload_bytes.tolist() == [1, 1 << 40]

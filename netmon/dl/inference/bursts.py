@@ -14,6 +14,12 @@ BURST = np.dtype([("start_ns", "<i8"), ("end_ns", "<i8"), ("level", "<i8"), ("vo
 
 _END, _VOLUME, _COLUMNS = 1, 3, 4  # of BURST
 _FIRST = 8  # bursts that there is room for at first
+_TAIL = 64  # of the last bursts, that are kept as they are
+_BLOCK = 64  # of those before, that are packed together
+_PACKED = np.dtype([("start", "<u4"), ("length_ns", "<u4"), ("volume", "<u4")])
+_PACK = np.dtype([("base_ns", "<i8"), ("rows", _PACKED, (_BLOCK,))])
+"""A block. start: in units of the resolution since base_ns."""
+_FITS = 1 << 32
 
 _Column = npt.NDArray[np.int64]
 
@@ -27,13 +33,23 @@ class Bursts:
     """The last bursts of one flow, oldest first.
 
     Memory is bounded: with more than 2,048 bursts, the flow's shortest pauses are forgotten, then its oldest bursts.
+    All but the last ones are packed, in 12 bytes each.
     """
+
+    __slots__ = (
+        *("count", "first_ns", "forgetful", "last_ns", "pause_ns", "total"),
+        *("_kept", "_packed", "_resolution_ns", "_table", "_unpackable"),
+    )
 
     def __init__(self, resolution_ns: int) -> None:
         """No burst yet."""
         self.pause_ns = _PAUSE_BUCKETS * resolution_ns
-        self._table = np.zeros((_FIRST, _COLUMNS), np.int64)  # the columns of BURST; with room for more
-        self.count = 0  # of bursts that are kept
+        self._resolution_ns = resolution_ns
+        self._packed: list[bytes] = []  # of _PACK, oldest first
+        self._unpackable = False  # a burst is too long, or too large
+        self._table = np.zeros((_FIRST, _COLUMNS), np.int64)  # the others: the columns of BURST; with room for more
+        self._kept = 0  # of those
+        self.count = 0  # of all bursts that are kept
         self.total = 0  # bytes of all bursts, also of the forgotten ones
         self.first_ns = self.last_ns = 0  # when the first burst began and the last one ended
         self.forgetful = False  # the first burst that is kept was not the first
@@ -44,13 +60,39 @@ class Bursts:
 
     @property
     def rows(self) -> Table:
-        """dtype BURST, shape (bursts,); a view."""
-        rows: Table = self._table[: self.count].view(BURST)[:, 0]
+        """dtype BURST, shape (bursts,); not to be written, nor kept."""
+        tail = self._tail()
+        if not self._packed:
+            return tail
+        blocks = np.frombuffer(b"".join(self._packed), _PACK)
+        packed = blocks["rows"].ravel()
+        rows: Table = np.empty(self.count, BURST)
+        rows[len(packed) :] = tail
+        begin = rows["start_ns"][: len(packed)]
+        np.multiply(packed["start"], self._resolution_ns, out=begin, dtype=np.int64)
+        begin += np.repeat(blocks["base_ns"], _BLOCK)
+        rows["end_ns"][: len(packed)] = begin + packed["length_ns"]
+        rows["volume"][: len(packed)] = packed["volume"]
+        through = np.cumsum(packed["volume"], dtype=np.int64)
+        through -= packed["volume"]
+        rows["level"][: len(packed)] = through + (int(tail["level"][0]) - int(packed["volume"].sum(dtype=np.int64)))
         return rows
+
+    def rows_around(self, level: float) -> Table:
+        """As rows, from a burst on whose level is lower, or from the first one."""
+        tail = self._tail()
+        return tail if not self._packed or tail["level"][0] < level else self.rows
+
+    @property
+    def ended_ns(self) -> int:
+        """When the traffic of the last burst was over."""
+        return int(self._table[self._kept - 1, _END])
 
     def since(self, time_ns: int) -> int:
         """Bytes of the bursts that began at time_ns or later."""
-        rows = self.rows
+        rows = self._tail()
+        if self._packed and rows["start_ns"][0] >= time_ns:
+            rows = self.rows
         place = int(rows["start_ns"].searchsorted(time_ns))
         return self.total - int(rows["level"][place]) if place < len(rows) else 0
 
@@ -60,22 +102,51 @@ class Bursts:
 
     def go_on(self, end_ns: int, volume: int) -> None:
         """The last burst does."""
-        last = self._table[self.count - 1]
+        last = self._table[self._kept - 1]
         last[_END] = max(end_ns, last[_END])
         last[_VOLUME] += volume
         self.total += volume
 
     def append(self, new: npt.NDArray[np.int64], total: int) -> None:
         """New bursts, the columns of BURST, with their levels; total: the flow's bytes with them."""
-        count = self.count + len(new)
-        if count > len(self._table):
-            room = np.zeros((max(count, 2 * len(self._table)), _COLUMNS), np.int64)
-            room[: self.count] = self._table[: self.count]
+        kept = self._kept + len(new)
+        if kept > len(self._table):
+            room = np.zeros((max(kept, 2 * len(self._table)), _COLUMNS), np.int64)
+            room[: self._kept] = self._table[: self._kept]
             self._table = room
-        self._table[self.count : count] = new
-        self.count, self.total = count, total
+        self._table[self._kept : kept] = new
+        self._kept, self.total = kept, total
+        self.count += len(new)
         if self.count > _MOST:
             self._forget()
+        elif kept >= _TAIL + _BLOCK:
+            self._pack()
+
+    def _tail(self) -> Table:
+        rows: Table = self._table[: self._kept].view(BURST)[:, 0]
+        return rows
+
+    def _pack(self) -> None:
+        """All but the last ones, as far as they fit."""
+        tail = self._tail()
+        begin = 0
+        while len(tail) - begin >= _TAIL + _BLOCK and not self._unpackable:
+            rows = tail[begin : begin + _BLOCK]
+            base_ns = int(rows["start_ns"][0])
+            starts, rest = np.divmod(rows["start_ns"] - base_ns, self._resolution_ns)
+            columns = starts, rows["end_ns"] - rows["start_ns"], rows["volume"]
+            if rest.any() or any(int(column.min()) < 0 or int(column.max()) >= _FITS for column in columns):
+                self._unpackable = True
+                break
+            block = np.empty(1, _PACK)
+            block["base_ns"] = base_ns
+            for name, column in zip(_PACKED.names or (), columns, strict=True):
+                block["rows"][name] = column
+            self._packed.append(block.tobytes())
+            begin += _BLOCK
+        if begin:
+            self._table = self._table[begin : self._kept].copy()
+            self._kept = len(self._table)
 
     def _forget(self) -> None:
         rows = self.rows
@@ -86,9 +157,12 @@ class Bursts:
         merged["end_ns"] = rows["end_ns"][np.append(first[1:] - 1, len(pauses) - 1)]
         merged["volume"] = np.add.reduceat(rows["volume"], first)
         kept = merged[-_MOST // 2 :]
+        self._packed = []
         self._table = np.ascontiguousarray(kept).view(np.int64).reshape(-1, _COLUMNS)
-        self.count = len(kept)
+        self.count = self._kept = len(kept)
+        self._unpackable = False
         self.forgetful |= len(merged) > len(kept)
+        self._pack()
 
 
 def add_buckets(

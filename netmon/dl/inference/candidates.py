@@ -4,8 +4,6 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from netmon.dl.inference.bursts import Bursts, together
 from netmon.dl.inference.pattern import Edge, strongly_connected
 from netmon.dl.inference.repetition import Repetition, repetition
@@ -40,6 +38,7 @@ def connected(candidates: Sequence[Candidate]) -> Iterator[list[Candidate]]:
 
 def common(flows: Sequence[Candidate], now_ns: int, resolution_ns: int) -> Repetition | None:
     """How they repeat themselves, all together, as far back as all of them are known."""
-    since = max((int(c.bursts.rows["start_ns"][0]) for c in flows if c.bursts.forgetful), default=0)
-    rows = [c.bursts.rows[np.searchsorted(c.bursts.rows["start_ns"], since) :] for c in flows]
-    return repetition(together(rows, resolution_ns), now_ns)
+    known = [c.bursts.rows for c in flows]
+    begins = (int(rows["start_ns"][0]) for rows, c in zip(known, flows, strict=True) if c.bursts.forgetful)
+    since = max(begins, default=0)
+    return repetition(together([rows[rows["start_ns"].searchsorted(since) :] for rows in known], resolution_ns), now_ns)

@@ -175,7 +175,7 @@ class Job:
         last: list[InferredIteration] = []
         whole = len(rows) and abs(rows["volume"].sum() - self.volume) <= _TOLERANCE * self.volume
         if self._open and whole and not self._told:
-            ends = {flow: int(b.rows["end_ns"][-1]) for flow, b in self._kept(bursts)}
+            ends = {flow: b.ended_ns for flow, b in self._kept(bursts)}
             last = [self._iteration(self._open, int(rows["end_ns"][-1]), ends)]
             self._told = True
         self.found = replace(self._described(), ended=True)
@@ -204,7 +204,7 @@ class Job:
         kept = []
         for flow, b in self._kept(bursts):
             if b.total > levels.get(flow, b.total):
-                rows = b.rows
+                rows = b.rows_around(levels[flow])
                 kept.append(rows[rows["level"].searchsorted(levels[flow]) :])
         return together(kept, self._resolution_ns)
 
@@ -242,9 +242,10 @@ class Job:
             if iterations > 0 and b.total <= expected + _TOLERANCE * self._shares[flow]:
                 waiting += 1
                 continue
-            place = self._place(b.rows, expected, self._shares[flow])
+            rows = b.rows_around(expected - _TOLERANCE * self._shares[flow])
+            place = self._place(rows, expected, self._shares[flow])
             if place is not None:
-                onsets[flow] = int(b.rows["start_ns"][place]), int(b.rows["level"][place])
+                onsets[flow] = int(rows["start_ns"][place]), int(rows["level"][place])
         return onsets, waiting
 
     def _place(self, rows: Table, level: float, volume: float) -> int | None:
@@ -310,7 +311,7 @@ class Job:
     def _beginning(self, time_ns: int, levels: Mapping[int, int], bursts: Mapping[int, Bursts]) -> Beginning:
         ends, starts = {}, []
         for flow, b in self._kept(bursts):
-            rows = b.rows
+            rows = b.rows_around(levels[flow])
             place = int(rows["level"].searchsorted(levels[flow]))
             if place:
                 ends[flow] = int(rows["end_ns"][place - 1])

@@ -86,8 +86,9 @@ def _whole(one: Side, other: Side, common: Repetition, edges: npt.NDArray[np.int
 
 def _levels(bursts: Bursts, times_ns: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     """Bytes of the bursts that began before each time."""
-    levels = np.append(bursts.rows["level"], bursts.total)
-    before: npt.NDArray[np.int64] = levels[np.searchsorted(bursts.rows["start_ns"], times_ns)]
+    rows = bursts.rows
+    levels = np.append(rows["level"], bursts.total)
+    before: npt.NDArray[np.int64] = levels[np.searchsorted(rows["start_ns"], times_ns)]
     return before
 
 
@@ -98,8 +99,9 @@ def _middles(flows: Sequence[Bursts], edges: npt.NDArray[np.int64]) -> npt.NDArr
         level = _levels(b, edges)
         if not (np.diff(level)[:-1] > 0).all():
             return None
-        passed = np.stack([b.rows["level"], b.rows["level"] + b.rows["volume"]], axis=1).ravel()
-        times = np.stack([b.rows["start_ns"], b.rows["end_ns"]], axis=1).ravel()
+        rows = b.rows
+        passed = np.stack([rows["level"], rows["level"] + rows["volume"]], axis=1).ravel()
+        times = np.stack([rows["start_ns"], rows["end_ns"]], axis=1).ravel()
         found.append(np.interp((level[:-1] + level[1:]) / 2, passed, times - edges[0]))
     return np.mean(found, axis=0) if found else None
 

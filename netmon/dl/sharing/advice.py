@@ -2,7 +2,7 @@
 """What there is to advise on jobs and their links, from a window of what passed."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -108,6 +108,25 @@ class Advice:
         """The jobs on each link that several share and whose capacity nobody knows."""
         shared = shared_links(self.jobs)
         return {n: tuple(self.jobs[p].job for p in of) for n, of in shared.items() if not self.capacity_bps.get(n)}
+
+
+def renamed(advice: Advice, names: Mapping[str, str]) -> Advice:
+    """The same, with jobs called what people call them."""
+
+    def called(job: str) -> str:
+        return names.get(job, job)
+
+    def fitted(fit: Fit) -> Fit:
+        return replace(fit, job=called(fit.job), others=tuple(map(called, fit.others)))
+
+    return replace(
+        advice,
+        jobs=tuple(replace(one, job=called(one.job)) for one in advice.jobs),
+        unjudged=tuple(map(called, advice.unjudged)),
+        uncompared=tuple(map(called, advice.uncompared)),
+        shares=tuple(replace(share, fit=fitted(share.fit)) for share in advice.shares),
+        pairs=tuple(replace(pair, job=called(pair.job)) for pair in advice.pairs),
+    )
 
 
 def advise(

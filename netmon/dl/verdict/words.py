@@ -2,9 +2,10 @@
 """Verdicts in words, and as the columns that the dataset and JSON have."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
+from netmon.dl.account import JOB
 from netmon.records import Direction
 from netmon.units import format_bytes, format_duration
 from netmon.views import SHARES, Cause, Verdict
@@ -42,6 +43,16 @@ def from_columns(row: Mapping[str, Any]) -> Verdict:
     values["second_cause"] = Cause[str(row.get("second_cause") or "unknown").upper()]
     values["direction"] = Direction[str(row.get("direction") or "rx").upper()]
     return Verdict(**values)
+
+
+def renamed(verdict: Verdict, names: Mapping[str, str]) -> Verdict:
+    """names: what people call jobs; of those that are not there, what their ranks have in common stays."""
+    culprits = (verdict.culprit, verdict.second_culprit)
+    culprit, second = (
+        JOB + names.get(who.removeprefix(JOB), who.removeprefix(JOB)) if who.startswith(JOB) else who
+        for who in culprits
+    )
+    return replace(verdict, job=names.get(verdict.job, verdict.job), culprit=culprit, second_culprit=second)
 
 
 def sentence(verdict: Verdict) -> str:

@@ -11,6 +11,7 @@ from netmon.report.congestion import spare_capacity, training_share
 from netmon.report.exhibit import Chapter, Exhibit, Frames, GapError, need
 from netmon.report.figures import bandwidth as draw
 from netmon.report.frames import groups, records
+from netmon.report.runs import SIZE
 from netmon.report.study import Study, by_profile
 
 NO_LEVELS = "there is no iteration whose cross traffic is known"
@@ -25,12 +26,13 @@ def _bytes_frames(study: Study) -> Frames:
     rows = []
     for (run, job), group in groups(times, "run", "job"):
         about = told[run]
-        theory = ring_bytes(int(about["ranks"]), int(about["parameters"])) if about["pattern"] != "ps" else math.nan
+        theory = ring_bytes(*(int(about[name]) for name in SIZE)) if about["pattern"] != "ps" else math.nan
         measured = float(group["dl_tx_bytes"].median())
         rows.append(
             {
                 **{"run": run, "job": job, "model": about["model"], "ranks": about["ranks"]},
-                **{"parameters": about["parameters"], "iterations": len(group)},
+                **{"parameters": about["parameters"], "parameters_basis": about["parameters_basis"]},
+                "iterations": len(group),
                 **{
                     "measured_bytes": measured,
                     "theory_bytes": theory,

@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What people call the jobs of a dataset."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+
+import pandas as pd
+import pyarrow as pa
+
+from netmon.dl.verdict.words import renamed
+from netmon.errors import DataError
+from netmon.job_names import distinct_names
+from netmon.report.dataset import open_table, stream
+from netmon.views import Verdict
+
+_COLUMNS = ["job", "rank", "job_name"]
+
+
+def job_names(data: Path) -> dict[str, str]:
+    """By job, no two alike; empty where nobody says. Blocks: it reads three columns. Raises DataError: no dataset."""
+    try:
+        table = open_table(data, "iterations")
+    except DataError:
+        if not data.is_dir():
+            raise
+        return {}
+    if "job_name" not in table.schema.names:  # of an earlier netmon
+        return {}
+    pieces = [pa.Table.from_batches([batch]).group_by(_COLUMNS).aggregate([]) for batch in stream(table, _COLUMNS)]
+    frames = [piece.to_pandas() for piece in pieces]
+    return names_of(pd.concat(frames)) if frames else {}
+
+
+def names_of(rows: pd.DataFrame) -> dict[str, str]:
+    """The same of rows of the table `iterations`: the lowest rank's word counts."""
+    if rows.empty or "job_name" not in rows or "rank" not in rows:
+        return {}
+    told = rows[rows["job_name"].notna()].sort_values("rank", kind="stable").drop_duplicates("job")
+    pairs = zip(told["job"].astype(str), told["job_name"].astype(str), strict=True)
+    return distinct_names({job: "" if name == job else name for job, name in pairs})
+
+
+def asked_job(asked: str | None, names: Mapping[str, str]) -> str | None:
+    """The job that somebody names: by what its ranks have in common, or as people call it."""
+    by_name = {name: job for job, name in names.items()}
+    return asked if asked is None or asked in names else by_name.get(asked, asked)
+
+
+def with_names(verdicts: Iterable[Verdict], names: Mapping[str, str]) -> Iterator[Verdict]:
+    """For reading."""
+    return (renamed(verdict, names) for verdict in verdicts)
