@@ -23,7 +23,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     parser.add_argument("job", nargs="?", metavar="JOB", help="only this job and those that share its links (all)")
     parser.add_argument("--data", type=Path, metavar="DIR", help="the dataset's directory")
-    parser.add_argument("--collector", metavar="ADDR", help="instead: on what it has seen lately; HOST:PORT or unix:PATH")
+    parser.add_argument(
+        "--collector", metavar="ADDR", help="instead: on what it has seen lately; HOST:PORT or unix:PATH"
+    )
     parser.add_argument(
         "--seconds", type=float, metavar="S", help=f"how much of a dataset's time to look at (default: {_SECONDS:g})"
     )
@@ -64,7 +66,9 @@ def _live(args: argparse.Namespace) -> dict[str, Any]:
     from netmon.wire.advice import get_advice
 
     if args.until is not None or args.seconds is not None:
-        raise UsageError("cannot choose the time: a collector keeps its last seconds; --seconds and --until take --data")
+        raise UsageError(
+            "cannot choose the time: a collector keeps its last seconds; --seconds and --until take --data"
+        )
     return get_advice(args.collector, args.job or "")
 
 

@@ -11,7 +11,11 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 
-TYPES = {"columnar", "records", "mark_runs", "evidence", "views", "errors", "units", "config"} | {"durability", "marks", "job_names"}
+TYPES = {"columnar", "records", "mark_runs", "evidence", "views", "errors", "units", "config"} | {
+    "durability",
+    "marks",
+    "job_names",
+}
 SHARED = TYPES | {"wire", "dl", "version"}
 MAY_IMPORT = {
     "version": set(),  # netmon/__init__.py
