@@ -45,6 +45,11 @@ class Intake:
         self._decided_s = time.monotonic()
         self._said = 0
 
+    @property
+    def waiting_rows(self) -> int:
+        """Of all sessions, until the next tick."""
+        return self._rows
+
     def order(self, session: str) -> Order:
         """What its agent is asked for."""
         return self._shedding.order(session)

@@ -59,6 +59,7 @@ class Registry:
         self._newest_of: dict[str, Entry] = {}  # by host
         self._shown = False  # the view knows of these
         self._jobs = Jobs(settings.parameters)
+        self.counts = self._jobs.counts
         self._begin()
         self.ticks = 0  # how often what viewers see has changed
         self._queued: list[tuple[Entry, netmon_pb2.AgentMessage]] = []  # for the next tick

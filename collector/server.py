@@ -27,13 +27,14 @@ from collector.settings import Settings
 from collector.stream import AgentStream
 from collector.view.watching import Watching
 from netmon.dl.classify import NS_PER_S
-from netmon.errors import DataError
+from netmon.errors import DataError, UnsupportedError
 from netmon.wire import netmon_pb2, netmon_pb2_grpc
 from netmon.wire.channel import COLLECTOR_OPTIONS
 from netmon.wire.identity import Identity, Role
 
 if TYPE_CHECKING:
     from collector.cluster.worker import ClusterWorker, WorkerSettings
+    from collector.metrics.endpoint import MetricsEndpoint
 
 _log = logging.getLogger(__name__)
 _GRACE_S = 1.0
@@ -111,11 +112,13 @@ async def serve(
     abandon: Callable[[], None] = lambda: None,
     worker: "WorkerSettings | None" = None,
     door: Door = CLOSED,
+    metrics: str = "",
 ) -> None:
     """Collect until SIGTERM or SIGINT (or `stop`), then store what is left.
 
     abandon: called where that takes too long; may end the process, as nothing is lost by it. worker: one of several,
     whose agents are on a bus; without it the collector is alone, and agents connect to it. door: who is let in.
+    metrics: HOST:PORT of /metrics; empty: nowhere.
 
     Raises DataError where data cannot be written, UnsupportedError where it cannot listen, BusError without the bus;
     UsageError, CertificateError.
@@ -132,6 +135,7 @@ async def serve(
     service = CollectorService(registry, admission, worker is None, door.exposed(listen, worker))
     netmon_pb2_grpc.add_CollectorServicer_to_server(service, server)  # type: ignore[no-untyped-call]
     among: ClusterWorker | None = None
+    endpoint: MetricsEndpoint | None = None
     try:
         listen_at(server, listen, door)
         if worker:
@@ -139,6 +143,7 @@ async def serve(
             if among is None:
                 return
         await server.start()
+        endpoint = _metrics(metrics, registry, door)
         _log.info(f"listening on {listen}, writing to {data}")
         door.warn(listen, worker)
         gc.freeze()  # what is there now stays: it need not be looked over again and again
@@ -163,10 +168,30 @@ async def serve(
             task.cancel()
         if among:
             await among.close()
+        if endpoint:
+            await asyncio.to_thread(endpoint.close)
         jobs.close()
         upkeep.close()
         sink.close()
         overdue.cancel()
+
+
+def _metrics(address: str, registry: Registry, door: Door) -> "MetricsEndpoint | None":
+    if not address:
+        return None
+    try:
+        from collector.metrics.endpoint import MetricsEndpoint, used
+        from collector.metrics.families import Seen
+    except ImportError:  # it needs a library that the rest does without
+        raise UnsupportedError(
+            "cannot serve metrics: prometheus-client is not installed; pip install 'netmon[metrics]'"
+        ) from None
+
+    def look() -> Seen:
+        waiting, stored = registry.intake.waiting_rows, registry.flushing.storing()
+        return Seen(registry.freeze(), registry.counts.copy(), waiting, stored.full, *used())
+
+    return MetricsEndpoint(address, door.security, look)
 
 
 async def _or_stopped(work: Coroutine[Any, Any, _T], stop: asyncio.Event) -> _T | None:

@@ -53,7 +53,8 @@ HOST_PART = np.dtype(
             "throttled_ns",  # of the rank's control groups by their CPU quota, summed over CPUs
             "run_delay_ns",  # while the rank's thread that waited most for a CPU did
             "cpu_ns",  # of all threads of the rank
+            "stopped_ns",  # while the rank was stopped, by a signal or a debugger
         )
     ]
 )
-"""What held things up on a host in a time: one row of the host, and one per rank; differences of counters."""
+"""What held things up on a host in a time: rows of the host, and of each rank; differences of counters."""

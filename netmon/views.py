@@ -140,6 +140,24 @@ PARAMETERS_BASES = {"hook": "told by the hook", "calls": "read from the calls", 
 
 
 @dataclass(frozen=True)
+class RankTimes:
+    """Where one rank's iteration went (ns). The five parts add up to its duration where they are known."""
+
+    rank: int
+    host: str
+    duration_ns: int
+    known: bool = False  # when it communicated; else the parts are 0
+    computed_ns: int = 0  # and everything else beside waiting for gradients, until it had the last of them
+    waited_ns: int = 0  # for a rank whose first gradient came later
+    waited_for: int = -1  # that rank
+    transfer_ns: int = 0  # waited for gradients when everybody was there, for as long as usual
+    held_ns: int = 0  # and for longer than usual
+    held_by: str = ""  # as the verdict says; empty: not known
+    after_ns: int = 0  # from the last gradient to the end
+    error_ns: int = 0  # of waited_ns against transfer_ns: the clocks' bounds
+
+
+@dataclass(frozen=True)
 class JobView:
     """One training job. Durations are over its recent iterations, all ranks."""
 

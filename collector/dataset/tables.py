@@ -128,7 +128,7 @@ SCHEMAS = {
             *_fields(pa.uint32(), "pid"),
             *_fields(_I64, "missed_packets", "no_buffer_packets", "softnet_dropped", "softnet_squeezed"),
             *_fields(_I64, "cpu_pressure_ns", "memory_pressure_ns", "io_pressure_ns"),
-            *_fields(_I64, "throttled_ns", "run_delay_ns", "cpu_ns"),
+            *_fields(_I64, "throttled_ns", "run_delay_ns", "cpu_ns", "stopped_ns"),
         ]
     ),
     "verdicts": pa.schema(
@@ -161,8 +161,8 @@ SCHEMAS = {
 }
 """Arrow schema per table; comm_start_ns and comm_end_ns are null where unknown, coverage where the NIC was idle.
 
-transport and host are null where the kernel does not tell: see netmon.evidence. host has a row of the host itself (rank
-−1), and one of each rank on it.
+transport and host are null where the kernel does not tell: see netmon.evidence. host has rows of the host itself (rank
+−1), one a second, and of each rank on it: shorter ones while something kept the rank from running.
 
 verdicts has a row per job and iteration that stood out (netmon.views.Verdict); the counterfactual is null where
 nobody's bytes held it up.

@@ -18,16 +18,11 @@ class Counting:
         """How the rank is counted."""
         return rank.settled_count or rank.count
 
-    def numbered(self, rank: Rank, iteration: Iteration) -> Iteration:
-        """An iteration that has ended, as its job calls and counts it."""
-        _, shift, relative = self.of(rank)
-        relative &= iteration.relative
-        if (rank.name, shift, relative) == (iteration.job, 0, iteration.relative):
-            return iteration
-        return iteration._replace(job=rank.name, number=iteration.number + shift, relative=relative)
-
     def whole(self, rank: Rank, iteration: Iteration) -> Iteration:
-        """The same with all that is known of it, when its rows have settled."""
+        """An iteration that has ended, as its job calls and counts it, with all that is known of it now.
+
+        Another source may tell more of its communication until its rows have settled.
+        """
         first, last, wait = rank.tracker.communication(iteration.start_ns, iteration.end_ns)
         _, shift, relative = self.of(rank)
         return iteration._replace(

@@ -47,6 +47,8 @@ class Evidence:
         self._latest = np.zeros(0, LATEST)  # by flow
         self.lately: deque[Columns] = deque(maxlen=_LATELY_TABLES)
         """What was told last of the hosts' part, columns of STORED_HOST_PART, oldest first."""
+        self.said_lately: deque[Columns] = deque(maxlen=_LATELY_TABLES)
+        """What TCP said last, columns of STORED_TRANSPORT, oldest first."""
         self.waiting: set[int] = set()
         """Sessions with rows that are not stored."""
         self.renamed: dict[int, Mapping[tuple[str, int], str]] = {}
@@ -81,6 +83,7 @@ class Evidence:
         for name in TRANSPORT.names or ():
             rows[name] = told[name]
         rows["session"], rows["link"] = session, self._flows.state["link"][flow]
+        self.said_lately.append(rows)
         self._keep(self._transport, many, told["batch"], rows)
         self._note(session, flow, told, told["flow_id"])
         other = self._flows.find(session, told["reverse_flow_id"])

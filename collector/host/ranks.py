@@ -111,7 +111,7 @@ class Ranks:
     def ended(self) -> list[Iteration]:
         """Iterations that have ended since the last call; their account follows when their rows have settled."""
         fresh, self._fresh = self._fresh, []
-        return [self._counting.numbered(rank, iteration) for rank, iteration in fresh]
+        return [self._counting.whole(rank, iteration) for rank, iteration in fresh]
 
     def _key(self, mark: Mark) -> Key:
         """Whose mark it is. The traffic knows no process: what it tells is about whoever steps as that rank."""

@@ -3,6 +3,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +17,13 @@ from netmon.records import Table
 from netmon.views import Verdict
 
 _MOMENTS = ("start_ns", "end_ns", "comm_start_ns", "comm_end_ns")
+
+
+class Told(NamedTuple):
+    """Rows with `start_ns` and `end_ns` in the clocks of their hosts."""
+
+    rows: Table
+    place: npt.NDArray[np.int64]  # of each row: of its session
 
 
 @dataclass(frozen=True)
@@ -33,8 +41,8 @@ class Case:
     links: Mapping[int, Link]  # by number, of those sessions
     parts: list[Columns]  # of RECENT
     whose: Sequence[Whose]  # distinct
-    waited: Table  # dtype WAITED, times in mono
-    waited_place: npt.NDArray[np.int64]  # of each row of it: place of its session
+    waited: Told  # of WAITED
+    said: Told  # of SAID
     link_of_flow: npt.NDArray[np.int64]  # by flow: number of its link
     of_flow: npt.NDArray[np.int64]  # by flow: index into whose, −1: of another session
 
@@ -69,11 +77,14 @@ class Case:
             *(rows[name][kept].astype(np.int64) for name in ("wire_bytes", "payload_bytes")),
         )
         links = [self.links[number] for number in numbers.tolist()]
-        return Carried(links, self.whose, cells[cells["of"] >= 0], self.clock_error_ns, self._waited(maps, there))
+        told = (_in_utc(told, maps, there) for told in (self.waited, self.said))
+        return Carried(links, self.whose, cells[cells["of"] >= 0], self.clock_error_ns, *told)
 
-    def _waited(self, maps: TimeMaps, there: npt.NDArray[np.int64]) -> Table | None:
-        own = np.flatnonzero(np.isin(self.waited_place, there))
-        waited, of = self.waited[own], np.searchsorted(there, self.waited_place[own])
-        for name in ("start_ns", "end_ns"):
-            waited[name] = maps.utcs(of, np.ascontiguousarray(waited[name]))
-        return waited if len(waited) else None
+
+def _in_utc(told: Told, maps: TimeMaps, there: npt.NDArray[np.int64]) -> Table | None:
+    """The rows of the sessions that are there; None where there are none."""
+    own = np.flatnonzero(np.isin(told.place, there))
+    rows, of = told.rows[own], np.searchsorted(there, told.place[own])
+    for name in ("start_ns", "end_ns"):
+        rows[name] = maps.utcs(of, np.ascontiguousarray(rows[name]))
+    return rows if len(rows) else None

@@ -15,15 +15,15 @@ import numpy.typing as npt
 from collector.host.batches import Settled
 from collector.host.session import Session
 from collector.host.window import Output
-from collector.judging.case import Case
+from collector.judging.case import Case, Told
 from collector.judging.job_steps import JobSteps
 from collector.judging.recent_rows import RecentRows
 from collector.stages import Stages
 from collector.view.job_views import Jobs
 from netmon.dl.traffic import Traffic
 from netmon.dl.verdict import Link, Whose
+from netmon.dl.verdict.connections import COLUMNS, SAID, nothing_said
 from netmon.dl.verdict.host_part import WAITED, nothing_waited
-from netmon.records import Table
 from netmon.views import Verdict
 
 _log = logging.getLogger(__name__)
@@ -31,7 +31,7 @@ _MOST_JOBS = 4_096
 _KEPT_S = 3_600.0  # a job without an iteration
 _MOST_WAITING = 64  # iterations that are to be judged: the newest
 _CPU_SHARE = 0.1  # of a core: what verdicts may take
-_WAIT_S = 0.6  # after an iteration's last mark: rows of all hosts have come by then, and whose new flows are
+_WAIT_S = 0.8  # after an iteration's last mark: rows of all hosts have come by then, whose new flows are, what TCP said
 _FINISH_S = 2.0
 _SAVED_S = 1.0  # of CPU time that has not been used
 
@@ -124,7 +124,6 @@ class Judging:
             return None
         sessions = {place: self._sessions[place] for place in job.host_of if place in self._sessions}
         whose, of_flow = self._whose(name, list(sessions))
-        waited, waited_place = self._waited(name)
         return Case(
             *(name, number, job.size, job.relative, job.rows(), dict(job.host_of)),
             clocks={place: session.window.alignment.map for place, session in sessions.items()},
@@ -132,8 +131,8 @@ class Judging:
             links={number: link for session in sessions.values() for number, link in _links(session)},
             parts=self._rows.parts(),
             whose=whose,
-            waited=waited,
-            waited_place=waited_place,
+            waited=self._waited(name),
+            said=self._said(name, whose, of_flow),
             link_of_flow=self._links_of_flows(),
             of_flow=of_flow,
         )
@@ -143,8 +142,8 @@ class Judging:
         found: npt.NDArray[np.int64] = places["first_link"][np.maximum(state["session"], 0)] + state["link"]
         return found
 
-    def _waited(self, job: str) -> tuple[Table, npt.NDArray[np.int64]]:
-        """How long the job's ranks waited for CPUs, as the hosts told lately; and the places of their sessions."""
+    def _waited(self, job: str) -> Told:
+        """What kept the job's ranks from running, as the hosts told lately."""
         number = self._tables.flows.job(job)
         found, places = [nothing_waited()], [np.empty(0, np.int64)]
         for told in self._tables.evidence.lately:
@@ -153,9 +152,26 @@ class Judging:
             for name in ("rank", "start_ns", "end_ns"):
                 waited[name] = told[name][own]
             waited["waited_ns"] = np.maximum(np.maximum(told["run_delay_ns"], told["throttled_ns"])[own], 0)
+            waited["stopped_ns"] = np.maximum(told["stopped_ns"][own], 0)
             found.append(waited)
             places.append(told["session"][own])
-        return np.concatenate(found), np.concatenate(places)
+        return Told(np.concatenate(found), np.concatenate(places))
+
+    def _said(self, job: str, whose: Sequence[Whose], of_flow: npt.NDArray[np.int64]) -> Told:
+        """What TCP said lately of the job's connections. of_flow: index into whose, by flow."""
+        ours = np.array([*(one.job == job for one in whose), False], np.bool_)  # the last: nobody's
+        found, places = [nothing_said()], [np.empty(0, np.int64)]
+        for told in self._tables.evidence.said_lately:
+            flow = self._tables.flows.find(told["session"], told["flow_id"])
+            of = np.where(flow >= 0, of_flow[flow], -1)
+            own = np.flatnonzero(ours[of])
+            said = np.empty(len(own), SAID)
+            said["of"] = of[own]
+            for name, column in {"start_ns": "start_ns", "end_ns": "end_ns", **COLUMNS}.items():
+                said[name] = told[column][own]
+            found.append(said)
+            places.append(told["session"][own])
+        return Told(np.concatenate(found), np.concatenate(places))
 
     def _whose(self, job: str, places: Sequence[int]) -> tuple[list[Whose], npt.NDArray[np.int64]]:
         """Whose the flows of some sessions are; of the job's own, whom they go to."""

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from collector.metrics.job_counts import Counts
 from collector.view.job_history import JobHistory
 from netmon.dl.account import Tally
 from netmon.dl.iterations import Iteration
@@ -84,6 +85,7 @@ class Jobs:
         """Begin without jobs; parameters: the model's size where a job does not tell, 0 where nobody does."""
         self._parameters = parameters
         self._jobs: dict[str, _Job] = {}
+        self.counts = Counts()  # since the start, for /metrics
         self._renamed = False  # a job has come, or is called something else
         self.forgotten = 0  # jobs that were let go although they may still train
 
@@ -103,6 +105,7 @@ class Jobs:
         else:
             rank.host, rank.last = host, iteration
         job.history.end(iteration, len(job.ranks))
+        self.counts.ended(iteration)
 
     def _hear_name(self, job: _Job, iteration: Iteration) -> None:
         """The lowest rank's word counts, so that it does not change with who was heard last."""
@@ -131,6 +134,7 @@ class Jobs:
 
     def accounted(self, iteration: Iteration, tally: Tally) -> None:
         """The bytes of an iteration that has ended."""
+        self.counts.accounted(iteration)
         job = self._jobs.get(iteration.job)
         rank = job.ranks.get(iteration.rank) if job else None
         if job and rank:
@@ -140,6 +144,7 @@ class Jobs:
 
     def judged(self, verdict: Verdict) -> None:
         """Why an iteration that stands out took so long."""
+        self.counts.judged(verdict)
         job = self._jobs.get(verdict.job)
         if job:
             job.verdicts.appendleft(verdict)

@@ -154,6 +154,7 @@ class Agent:
         """Sees what waits, and takes in what it is time for. woken: because something has come."""
         if now_ns - self._marked_ns < _MARKED_NS:
             self._hear_ranks(now_ns)
+        self._host_part.watch(now_ns)
         asked, kernel = self._surroundings.waits(now_ns), self._meter.look()
         told = kernel.anything or len(self._steps_ring) or self._marks or self._owners.has_changes
         level = max(kernel.level, self._steps_ring.level, self._owners.level)

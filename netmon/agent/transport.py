@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What TCP itself says of the flows that matter: asked about once a second, told as differences between two looks."""
+"""What TCP itself says of the flows that matter: asked twice a second, told as differences between two looks."""
 
 import contextlib
 import time
@@ -15,7 +15,7 @@ from netmon.kernel.pace import Pace
 from netmon.kernel.tcp_info import ECN, RTT_UNKNOWN, TCP_INFO, TcpInfo
 from netmon.records import Direction, Flow, Table, empty
 
-INTERVAL_NS = 1_000_000_000
+INTERVAL_NS = 500_000_000
 MOST_RANKS, MOST_OTHERS = 96, 32
 """Connections of ranks, and of everybody else, that are looked at."""
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 HELP = "collect what agents stream: classify it, store it as Parquet, serve live views"
 EXAMPLES = """\
+  netmon collector --listen localhost:9400 --data out --metrics localhost:9464
   netmon collector --listen 0.0.0.0:9400 --tls /etc/netmon/tls --data /var/lib/netmon
   netmon collector --data /var/lib/netmon --keep buckets=7d full=10GB all=90d
   netmon collector --bus nats://bus1:4222,nats://bus2:4222 --worker w1 --tls /etc/netmon/tls --data /shared/netmon
@@ -114,6 +115,13 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--parameters", type=parse_count, default=0, metavar="P", help="model size of jobs that do not tell theirs"
     )
     parser.add_argument(
+        "--metrics",
+        default="",
+        metavar="HOST:PORT",
+        help="serve /metrics for Prometheus there, such as localhost:9464; beyond this machine with --tls, to who "
+        "has a certificate of the same authority, or --insecure (nowhere)",
+    )
+    parser.add_argument(
         "--full-on",
         nargs="+",
         choices=("slow", "burst", "class", "nothing"),
@@ -169,7 +177,10 @@ def run(args: argparse.Namespace) -> int:
     door = Door(security(args), args.tokens, args.token_listen)
     worker = _worker(args)
     # A thread that writes cannot be called off, and what is not whole on the disk is as if it had not been written.
-    asyncio.run(serve(args.listen, args.data, settings, abandon=lambda: os._exit(0), worker=worker, door=door))
+    serving = serve(
+        args.listen, args.data, settings, abandon=lambda: os._exit(0), worker=worker, door=door, metrics=args.metrics
+    )
+    asyncio.run(serving)
     return 0
 
 

@@ -3,7 +3,8 @@
 
 import argparse
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,7 +12,7 @@ from netmon.commands.security_options import declare_security, security
 from netmon.errors import DataError, UsageError
 
 if TYPE_CHECKING:
-    from netmon.views import Verdict
+    from netmon.views import RankTimes, Verdict
 
 HELP = "why iterations were slow: whose bytes, which rank or none of the network's doing, and how much of the time"
 EXAMPLES = """\
@@ -25,7 +26,8 @@ EXAMPLES = """\
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     parser.add_argument("job", nargs="?", metavar="JOB", help="only this job, by either of its names (all)")
-    parser.add_argument("--iteration", type=int, metavar="K", help="this iteration, whether it stands out or not")
+    which = "this iteration, whether it stands out or not; with --data: rank by rank"
+    parser.add_argument("--iteration", type=int, metavar="K", help=which)
     parser.add_argument("--data", type=Path, metavar="DIR", help="the dataset's directory")
     parser.add_argument("--collector", metavar="ADDR", help="instead: what it told lately; HOST:PORT or unix:PATH")
     declare_security(parser)
@@ -36,12 +38,52 @@ def run(args: argparse.Namespace) -> int:
     """Print the verdicts."""
     if (args.data is None) == (args.collector is None):
         raise UsageError("cannot tell why: give the dataset's --data, or a --collector")
+    if args.data and args.iteration is not None:
+        return _explain(args)
     found = _lately(args) if args.collector else _stored(args)
     if args.json:
         print(json.dumps({"verdicts": [document(one) for one in found]}, indent=1))
     else:
         _print(found)
     return 0
+
+
+def _explain(args: argparse.Namespace) -> int:
+    """One iteration, with where the time of each rank went."""
+    from netmon.dl.verdict import path_of
+    from netmon.report.judging import explained
+
+    found = list(explained(args.data, args.job, args.iteration))
+    if args.json:
+        rows = [{**document(one), "ranks": [asdict(each) for each in times]} for one, times in found]
+        print(json.dumps({"verdicts": rows}, indent=1))
+        return 0
+    for one, times in found:
+        _print([one])
+        _print_ranks(times)
+        if path := path_of(times, one):
+            print(f"  {path}")
+    return 0
+
+
+def _print_ranks(times: "Sequence[RankTimes]") -> None:
+    from rich.box import SIMPLE
+    from rich.console import Console
+    from rich.table import Table
+
+    from netmon.units import format_duration
+
+    table = Table(box=SIMPLE, padding=(0, 0))
+    heads = ("rank", "host", "took", "computed", "waited", "for", "transfer", "held up", "by", "afterwards")
+    for head in heads:
+        table.add_column(head, justify="left" if head in ("host", "for", "by") else "right")
+    for each in times:
+        parts = (each.computed_ns, each.waited_ns, each.transfer_ns, each.held_ns, each.after_ns)
+        one, two, three, four, five = (format_duration(ns) if each.known else "?" for ns in parts)
+        whom = f"rank {each.waited_for}" if each.waited_for >= 0 else ""
+        took = format_duration(each.duration_ns)
+        table.add_row(str(each.rank), each.host, took, one, two, whom, three, four, each.held_by, five)
+    Console(highlight=False).print(table)
 
 
 def _stored(args: argparse.Namespace) -> "Iterable[Verdict]":

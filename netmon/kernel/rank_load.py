@@ -31,6 +31,7 @@ class Load(NamedTuple):
     run_delay_ns: int  # of the thread that waited most for a CPU
     throttled_ns: int  # of its control group or one above, by their CPU quota, summed over CPUs
     pressure_ns: tuple[int, ...]  # of its control group, by PRESSURES
+    stopped: bool  # now, by a signal or a debugger
 
 
 class _Groups(NamedTuple):
@@ -62,7 +63,8 @@ class ProcessLoad:
             return None
         unquoted = 0 if self._groups.known else UNKNOWN  # there is none above a group of no quota
         throttled_ns = max((grown(n, b) for n, b in zip(throttled, self._throttled, strict=True)), default=unquoted)
-        load = Load(grown(cpu, self._cpu), self._look_at_threads(), throttled_ns, self._pressure.read())
+        waited_ns = self._look_at_threads()
+        load = Load(grown(cpu, self._cpu), waited_ns, throttled_ns, self._pressure.read(), self._is_stopped())
         self._cpu, self._throttled = cpu, throttled
         if self._listed_now:
             self._follow_groups()
@@ -75,6 +77,11 @@ class ProcessLoad:
             self._files.close((*self._groups.quotas, *self._groups.pressures))
             self._groups = groups
             self._pressure, self._throttled = Pressure(self._files, groups.pressures), self._throttled_ns()
+
+    def _is_stopped(self) -> bool:
+        """Its first thread: signals stop all of them."""
+        text = self._files.read(f"{PROC}/{self._pid}/task/{self._pid}/stat")
+        return text[text.rfind(b")") + 2 :][:1] in (b"T", b"t")
 
     def _cpu_ns(self) -> int:
         try:

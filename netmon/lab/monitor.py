@@ -13,7 +13,7 @@ from netmon.lab.network import INTERFACE, Host, Network
 from netmon.lab.process import Process
 from netmon.lab.spec import RunSpec
 
-_READY_SECONDS = 60.0
+_READY_SECONDS = 120.0
 
 
 class Monitor:

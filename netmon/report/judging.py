@@ -14,13 +14,24 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.dataset as ds
 
-from netmon.dl.verdict import Carried, Link, Steps, Whose, in_cells, judge, nothing_carried, standing_out, wanted_times
-from netmon.dl.verdict.host_part import WAITED
+from netmon.dl.verdict import (
+    Carried,
+    Link,
+    Steps,
+    Whose,
+    in_cells,
+    judge,
+    nothing_carried,
+    rank_times,
+    standing_out,
+    wanted_times,
+)
 from netmon.dl.verdict.words import from_columns, sentence
 from netmon.errors import DataError
 from netmon.records import Direction
 from netmon.report.dataset import open_table, stream
-from netmon.views import Verdict
+from netmon.report.judging_evidence import read_said, read_waited
+from netmon.views import RankTimes, Verdict
 
 _ITERATION = [
     *("host", "session", "job", "rank", "size", "iteration", "start_ns", "end_ns", "comm_start_ns", "comm_end_ns"),
@@ -53,6 +64,16 @@ def verdicts(data: Path, job: str | None = None, iteration: int | None = None) -
     if iteration is not None and not found:
         of = f" of job {job}" if job else ""
         raise DataError(f"cannot judge iteration {iteration}{of}: {data} holds no such iteration")
+
+
+def explained(data: Path, job: str | None, iteration: int) -> Iterator[tuple[Verdict, tuple[RankTimes, ...]]]:
+    """The verdict on an iteration of each job that has it, and where each rank's time went. Raises DataError."""
+    for verdict in verdicts(data, job, iteration):
+        for run in _runs(_iterations(data, verdict.job)):
+            if ((run["iteration"] == iteration) & (run["end_ns"] == verdict.end_ns)).any():
+                steps = steps_of(run)
+                carried = with_evidence(data, verdict.job, run, wanted_times(steps, [iteration]))
+                yield verdict, rank_times(verdict.job, steps, carried, verdict)
 
 
 def told(data: Path) -> list[Verdict]:
@@ -128,8 +149,7 @@ def _of_run(data: Path, job: str, rows: pd.DataFrame, iteration: int | None) -> 
         due = sorted(own) if iteration is not None else [n for n in standing_out(steps) if n in own]
         for first in range(0, len(due), _TOGETHER):
             some = due[first : first + _TOGETHER]
-            carried = read_carried(data, rows[inside], wanted_times(steps, some))
-            carried = replace(carried, waited=_waited(data, job, rows[inside]))
+            carried = with_evidence(data, job, rows[inside], wanted_times(steps, some))
             for number in some:
                 yield judge(job, steps, carried, number)
 
@@ -175,24 +195,15 @@ def read_carried(data: Path, rows: pd.DataFrame, times: Sequence[tuple[int, int]
     return _carried(data, found, hosts)
 
 
-def _waited(data: Path, job: str, rows: pd.DataFrame) -> npt.NDArray[np.void] | None:
-    """How long the job's ranks waited for CPUs in the time of these iterations; None where nobody tells."""
+def with_evidence(data: Path, job: str, rows: pd.DataFrame, times: Sequence[tuple[int, int]]) -> Carried:
+    """The same with what hosts told of the job's ranks, and TCP of their connections, while these iterations lasted."""
+    carried = read_carried(data, rows, times)
     begin, end = int(rows["start_ns"].min()), int(rows["end_ns"].max())
-    try:
-        table = open_table(data, "host", (begin - _AROUND_NS, end))
-    except DataError:
-        return None
-    when = (ds.field("start_ns") >= begin - _AROUND_NS) & (ds.field("start_ns") < end)
-    names = ["rank", "start_ns", "end_ns", "run_delay_ns", "throttled_ns"]
-    batches = list(stream(table, names, when & (ds.field("job") == job) & (ds.field("rank") >= 0)))
-    if not batches:
-        return None
-    told = pa.Table.from_batches(batches).to_pandas()
-    waited = np.empty(len(told), WAITED)
-    for name in ("rank", "start_ns", "end_ns"):
-        waited[name] = told[name]
-    waited["waited_ns"] = told[["run_delay_ns", "throttled_ns"]].max(axis=1).fillna(0)
-    return waited
+    said, flows = read_said(data, job, begin - _AROUND_NS, end)
+    whose = _flows(data, flows)
+    said["of"] += len(carried.whose)
+    waited = read_waited(data, job, begin - _AROUND_NS, end)
+    return replace(carried, waited=waited, said=said, whose=(*carried.whose, *whose))
 
 
 _AROUND_NS = 1_000_000_000  # a row's bucket is not wider

@@ -41,6 +41,8 @@ _FIXED = {
 _BY_UNIT = {"ns": MAX_SPAN_NS, "bytes": MAX_BYTES, "packets": MAX_PACKETS}
 _MOST_ROWS = {TRANSPORT: MAX_TRANSPORT, HOST_PART: MAX_HOST_PART}
 _NAMES = {TRANSPORT: "Transport", HOST_PART: "HostPart"}
+_APART = len(HOST_PART.names or ()) - 1
+"""The column of HOST_PART that came later than the others, and travels by itself."""
 _NEEDED = ("flow_id", "start_ns", "end_ns")
 
 Columns = npt.NDArray[np.uint64]
@@ -65,6 +67,9 @@ def encode_evidence(table: Table, message: netmon_pb2.Transport | netmon_pb2.Hos
     matrix = np.empty((len(names), len(table)), np.int64)
     for place, name in enumerate(names):
         matrix[place] = table[name]
+    if isinstance(message, netmon_pb2.HostPart):
+        message.stopped = zlib.compress((matrix[_APART] + 1).astype("<u8").tobytes(), 1)
+        matrix = matrix[:_APART]
     message.columns = zlib.compress((matrix + 1).astype("<u8").tobytes(), 1)
 
 
@@ -73,15 +78,24 @@ def split_evidence(message: netmon_pb2.Transport | netmon_pb2.HostPart, dtype: n
     rows, columns, name = message.rows, len(dtype.names or ()), _NAMES[dtype]
     if rows > _MOST_ROWS[dtype]:
         raise WireError(f"{name}.rows is {rows}, more than {_MOST_ROWS[dtype]}")
-    size = 8 * rows * columns
-    inflater = zlib.decompressobj()
+    if not isinstance(message, netmon_pb2.HostPart):
+        return _inflated(message.columns, f"{name}.columns", (columns, rows))
+    found = np.zeros((columns, rows), np.uint64)  # an older agent sends no last column: it is unknown
+    found[:_APART] = _inflated(message.columns, f"{name}.columns", (columns - 1, rows))
+    if message.stopped:
+        found[_APART:] = _inflated(message.stopped, f"{name}.stopped", (1, rows))
+    return found
+
+
+def _inflated(stream: bytes, name: str, shape: tuple[int, int]) -> Columns:
+    size = 8 * shape[0] * shape[1]
     try:
-        data = inflater.decompress(message.columns, size + 1) if rows else b""
+        data = zlib.decompressobj().decompress(stream, size + 1) if size else b""
     except zlib.error as error:
-        raise WireError(f"{name}.columns cannot be inflated: {error}") from None
+        raise WireError(f"{name} cannot be inflated: {error}") from None
     if len(data) != size:
-        raise WireError(f"{name}.columns has {len(data)} bytes or more where {rows} rows need {size}")
-    return np.frombuffer(data, "<u8").reshape(columns, rows)
+        raise WireError(f"{name} has {len(data)} bytes or more where {shape[1]} rows need {size}")
+    return np.frombuffer(data, "<u8").reshape(shape)
 
 
 def stack_evidence(

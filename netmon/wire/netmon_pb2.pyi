@@ -572,8 +572,11 @@ class HostPart(_message.Message):
     ROWS_FIELD_NUMBER: _builtins.int
     COLUMNS_FIELD_NUMBER: _builtins.int
     JOBS_FIELD_NUMBER: _builtins.int
+    STOPPED_FIELD_NUMBER: _builtins.int
     rows: _builtins.int
     columns: _builtins.bytes
+    stopped: _builtins.bytes
+    """the last column, in a zlib stream of its own; empty: nobody looked"""
     @_builtins.property
     def jobs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """that the column `job` names by their places here"""
@@ -584,10 +587,11 @@ class HostPart(_message.Message):
         rows: _builtins.int = ...,
         columns: _builtins.bytes = ...,
         jobs: _abc.Iterable[_builtins.str] | None = ...,
+        stopped: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["columns", b"columns", "jobs", b"jobs", "rows", b"rows"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["columns", b"columns", "jobs", b"jobs", "rows", b"rows", "stopped", b"stopped"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -159,7 +159,7 @@ async def filled(server: NatsServer) -> None:
     await bus.close()
 
 
-@pytest.mark.parametrize("bounds", [{"most_bytes": 200_000}, {"most_batches": 25}])
+@pytest.mark.parametrize("bounds", [{"most_bytes": 40_000}, {"most_batches": 25}])
 def test_one_host_does_not_fill_the_bus_for_another(tmp_path, caplog, bounds):
     caplog.set_level(logging.INFO, "netmon.agent")
     with running(tmp_path, **bounds) as server:

@@ -54,7 +54,8 @@ def test_both_tables_arrive_as_they_were_sent(transport: Table, host: Table) -> 
 
 def columns(dtype: np.dtype, **changed: int) -> bytes:
     row = table_of(dtype, [(UNKNOWN,) * len(dtype.names or ())])
-    values = [changed.get(name, int(row[name][0])) + 1 for name in dtype.names or ()]
+    names = [name for name in dtype.names or () if name != "stopped_ns"]  # which travels by itself
+    values = [changed.get(name, int(row[name][0])) + 1 for name in names]
     return zlib.compress(np.array(values, "<u8").tobytes())
 
 
@@ -77,6 +78,9 @@ BROKEN: dict[str, Callable[[netmon_pb2.Batch], None]] = {
     "Transport.columns has a time that ends before it begins": lambda m: m.transport.MergeFrom(
         netmon_pb2.Transport(rows=1, columns=columns(TRANSPORT, end_ns=499))
     ),
+    "HostPart.stopped cannot be inflated": lambda m: m.host.MergeFrom(
+        netmon_pb2.HostPart(rows=1, columns=columns(HOST_PART), stopped=b"nothing")
+    ),
     "HostPart.columns has a time long after the batch's horizon": lambda m: m.host.MergeFrom(
         netmon_pb2.HostPart(rows=1, columns=columns(HOST_PART, end_ns=10**12), jobs=["one", "two"])
     ),
@@ -84,6 +88,14 @@ BROKEN: dict[str, Callable[[netmon_pb2.Batch], None]] = {
         netmon_pb2.HostPart(rows=1, columns=columns(HOST_PART), jobs=["one"])
     ),
 }
+
+
+def test_an_agent_that_does_not_look_whether_ranks_are_stopped_tells_the_rest() -> None:
+    batch = replace(a_batch(), host=table_of(HOST_PART, [(5,) * len(HOST_PART)]), host_jobs=("one", "two"))
+    message = encode_batch(batch)
+    message.host.ClearField("stopped")
+    (row,) = decode_batch(message).host
+    assert (row["cpu_ns"], row["stopped_ns"]) == (5, UNKNOWN)
 
 
 @pytest.mark.parametrize("reason", BROKEN)

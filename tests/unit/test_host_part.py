@@ -2,6 +2,7 @@
 """The host's row and the ranks', on this very machine; what the kernel has no name for is unknown."""
 
 import os
+import signal
 import subprocess
 import time
 
@@ -10,6 +11,7 @@ import pytest
 from netmon.agent.host_part import INTERVAL_NS, MOST_RANKS, HostPart
 from netmon.agent.links import Links
 from netmon.agent.nic import NicSamples
+from netmon.agent.rank_rows import STEP_NS
 from netmon.evidence import UNKNOWN
 from netmon.kernel.host_load import Softnet
 from netmon.kernel.open_files import OpenFiles
@@ -30,12 +32,14 @@ def part() -> HostPart:
 def test_there_is_a_row_of_the_host_and_one_of_each_rank(part: HostPart) -> None:
     part.hear([mark(os.getpid())])
     now = time.monotonic_ns()
+    part.watch(now)
     assert len(part.due(now, idle=False)[0]) == 0  # the first look: nothing has been seen yet
     while time.process_time_ns() % 2 and time.monotonic_ns() < now:
         pass
     before = time.process_time_ns()
     while time.process_time_ns() < before + 20_000_000:
         pass
+    part.watch(now + S)
     (host, rank), jobs = part.due(now + S, idle=False)
     assert jobs == ("job",)
     assert (host["job"], host["rank"], host["pid"], host["cpu_ns"]) == (UNKNOWN,) * 4
@@ -52,14 +56,50 @@ def test_who_has_left_or_is_gone_is_not_told_of(part: HostPart) -> None:
     child = subprocess.Popen(["sleep", "600"])
     part.hear([mark(os.getpid(), rank=0), mark(child.pid, rank=1)])
     now = time.monotonic_ns()
-    part.due(now, idle=False)
-    assert sorted(part.due(now + S, idle=False)[0]["rank"]) == [UNKNOWN, 0, 1]
+
+    def told(seconds: int) -> list[int]:
+        part.watch(now + seconds * S)
+        return sorted(part.due(now + seconds * S, idle=False)[0]["rank"])
+
+    told(0)
+    assert told(1) == [UNKNOWN, 0, 1]
     child.kill()
     child.wait()
-    assert sorted(part.due(now + 2 * S, idle=False)[0]["rank"]) == [UNKNOWN, 0]
+    assert told(2) == [UNKNOWN, 0]
     part.hear([mark(os.getpid(), Moment.LEAVE)])
-    assert part.due(now + 3 * S, idle=False)[0]["rank"].tolist() == [UNKNOWN]
+    assert told(3) == [UNKNOWN]
     part.close()
+
+
+def test_a_rank_that_is_stopped_has_rows_of_its_own_for_that_time(part: HostPart) -> None:
+    child = subprocess.Popen(["sleep", "600"])
+    try:
+        part.hear([mark(child.pid)])
+        now = time.monotonic_ns()
+        for step in range(18):
+            if step == 5:
+                child.send_signal(signal.SIGSTOP)
+                os.waitid(os.P_PID, child.pid, os.WSTOPPED | os.WNOWAIT)
+            if step == 7:
+                child.send_signal(signal.SIGCONT)
+                os.waitid(os.P_PID, child.pid, os.WCONTINUED)
+            part.watch(now + step * STEP_NS)
+        table = part.due(now + 18 * STEP_NS, idle=True)[0]
+    finally:
+        child.kill()
+        child.wait()
+        part.close()
+    rows = table[table["rank"] == 3]
+    began, length = (rows["start_ns"] - now) // STEP_NS, (rows["end_ns"] - rows["start_ns"]) // STEP_NS
+    stopped = rows["stopped_ns"] * 2 // STEP_NS
+    # Calm until it is stopped, three steps of which some or all it was, calm for a second.
+    assert list(zip(began, length, stopped, strict=True)) == [(0, 4, 0), (4, 1, 1), (5, 1, 2), (6, 1, 1), (7, 10, 0)]
+
+
+def test_more_ranks_than_are_looked_at_cost_no_other_its_place(part: HostPart) -> None:
+    for pid in range(1 << 22, (1 << 22) + MOST_RANKS - 4):
+        part.hear([mark(pid)])
+    assert len(part._ranks) == MOST_RANKS - 4
 
 
 def test_nobody_looks_while_there_is_nothing_to_hold_up(part: HostPart) -> None:

@@ -36,8 +36,8 @@ def on_one_collector(directory: Path, kills: int, seed: int, tell: Callable[[str
     tell(check(processes))
 
 
-def test_twelve_kills(tmp_path: Path) -> None:
-    on_a_bus(tmp_path, 12, seed=7)
+def test_eight_kills(tmp_path: Path) -> None:
+    on_a_bus(tmp_path, 8, seed=7)
 
 
 def test_three_kills_on_one_collector(tmp_path: Path) -> None:

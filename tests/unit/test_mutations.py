@@ -24,11 +24,11 @@ MOST_CPU_S = 600  # for a million of them, which take a quarter of it
 
 
 def test_mutated_messages_at_the_door() -> None:
-    came = run(1_500, seed=1)
+    came = run(800, seed=1)
     assert came["failures"] == {}
     assert came["honest_rows_whole"]
-    assert came["let in"] > 600
-    assert came["batch refused"] > 300
+    assert came["let in"] > 300
+    assert came["batch refused"] > 150
 
 
 def of_honest(host: str) -> list[netmon_pb2.AgentMessage]:
@@ -78,7 +78,7 @@ def test_mutated_messages_by_grpc(tmp_path: Path) -> None:
     for name in ("honest", "both"):
         (tmp_path / name).mkdir()
     asyncio.run(honest_and_mutated(tmp_path / "honest", None, 0))
-    codes = asyncio.run(honest_and_mutated(tmp_path / "both", Mutator(7), 25))
+    codes = asyncio.run(honest_and_mutated(tmp_path / "both", Mutator(7), 15))
     assert grpc.StatusCode.INVALID_ARGUMENT in codes
     assert grpc.StatusCode.UNAVAILABLE not in codes
     assert honest_rows(tmp_path / "both" / "data") == honest_rows(tmp_path / "honest" / "data")

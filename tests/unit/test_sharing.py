@@ -5,12 +5,12 @@ import numpy as np
 import pytest
 
 from netmon.dl.sharing.advice import JobSeen, advise
-from netmon.dl.sharing.words import sentences
 from netmon.dl.sharing.compatibility import fits, groups, score
 from netmon.dl.sharing.demand import Demand, LinkBytes, demand
 from netmon.dl.sharing.drift import drift
 from netmon.dl.sharing.fluid import durations, fair_shares
 from netmon.dl.sharing.pairs import pairs
+from netmon.dl.sharing.words import sentences
 
 MS = 1_000_000
 GBIT = 1e9

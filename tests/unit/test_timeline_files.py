@@ -4,14 +4,17 @@
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from waiting import wait_for
 
 from netmon.kernel.processes import Process
+from netmon.kernel.training import timelines as timeline_files
 from netmon.kernel.training.timelines import Opened, Timelines
 from netmon.marks import RankIdentity
 
@@ -47,6 +50,12 @@ class Writer:
         self._child.stdin.write(f"{action} {name}\n")
         self._child.stdin.flush()
         assert self._child.stdout.readline() == "done\n"
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file system that answers is waited for, however busy the machine is."""
+    monkeypatch.setattr(timeline_files, "_LOOK_S", 60.0)
 
 
 @pytest.fixture
@@ -85,6 +94,20 @@ def test_files_that_the_script_begins_are_found_one_after_the_other(
         rank.tell("stop", name)
     rank.tell("start", "second.json")  # emptied, and begun anew: who follows it sees that
     assert timelines.follow([rank.process]) == []
+
+
+def test_a_file_that_is_found_too_late_is_found_again(
+    writer: Callable[[str], Writer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    open_own, answers = timeline_files._open_own, threading.Event()
+    monkeypatch.setattr(timeline_files, "_LOOK_S", 0.01)
+    monkeypatch.setattr(timeline_files, "_open_own", lambda *where: open_own(*where) if answers.wait() else -1)
+    timelines, rank, found = Timelines(), writer("named.json"), []
+    rank.tell("start", "named.json")
+    assert timelines.follow([rank.process]) == []
+    answers.set()
+    wait_for(lambda: found.extend(timelines.follow([rank.process])) or bool(found))
+    os.close(found[0].descriptor)
 
 
 def test_other_ranks_write_none(writer: Callable[[str], Writer]) -> None:

@@ -14,7 +14,8 @@ from netmon.cli import main
 from netmon.lab.injections.spec import NETWORK
 
 RECORDED = Path(__file__).parents[1] / "data/verdict"
-TRUTHS = json.loads((RECORDED / "truth.json").read_text())
+EVIDENCE = RECORDED.with_name("verdict-evidence")  # where the links alone cannot tell
+TRUTHS = [*json.loads((RECORDED / "truth.json").read_text()), *json.loads((EVIDENCE / "truth.json").read_text())]
 
 
 @pytest.fixture(scope="module")
@@ -23,10 +24,12 @@ def told():
     import contextlib
     import io
 
-    out = io.StringIO()
-    with contextlib.redirect_stdout(out):
-        assert main(["why", "--data", str(RECORDED), "--json"]) == 0
-    verdicts = json.loads(out.getvalue())["verdicts"]
+    verdicts = []
+    for data in (RECORDED, EVIDENCE):
+        out = io.StringIO()
+        with contextlib.redirect_stdout(out):
+            assert main(["why", "--data", str(data), "--json"]) == 0
+        verdicts += json.loads(out.getvalue())["verdicts"]
     return {truth["job"]: [each for each in verdicts if each["job"] == truth["job"]] for truth in TRUTHS}
 
 

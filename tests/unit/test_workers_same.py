@@ -23,8 +23,8 @@ from netmon.wire import netmon_pb2
 from netmon.wire.batches import encode_batch, encode_hello
 from netmon.wire.bus import Label, batch_subject, hello_subject
 
-LOAD = Load(hosts=6, rows=200, flows=8, jobs=3, seconds=12)
-PARTS = (0, 15, 30, 45, LOAD.seconds * LOAD.batches)
+LOAD = Load(hosts=6, rows=200, flows=8, jobs=3, seconds=8)
+PARTS = (0, 10, 20, 30, LOAD.seconds * LOAD.batches)
 LONG_MS = 200_000
 """A flow that was last seen so long ago ties nobody."""
 

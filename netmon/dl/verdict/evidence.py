@@ -67,6 +67,7 @@ class Carried:
     rows: Table  # dtype CARRIED, in any order; a link, owner and cell may occur several times
     clock_error_ns: int = 0  # the largest bound of the hosts' clocks
     waited: Table | None = None  # dtype WAITED (netmon.dl.verdict.host_part) of the job's ranks; None: nobody tells
+    said: Table | None = None  # dtype SAID (netmon.dl.verdict.connections), `of`: index into whose; None: nobody tells
 
     def between(self, since_ns: int, until_ns: int) -> Table:
         """The rows whose cells overlap a time (UTC)."""

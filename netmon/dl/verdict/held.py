@@ -7,7 +7,8 @@ transfer that is its length less the usual one, whatever the cells are called, s
 is called by what was to be seen in it:
 
 * foreign: beside the job's own bytes a link that still had gradients to carry was full with somebody else's;
-* lost: packets had just been dropped (bytes that left a host and did not arrive), and nobody else was there;
+* lost: packets had just been dropped (bytes that left a host and did not arrive), or TCP says that it sent some again
+  or that it waited for acknowledgements that did not come, and nobody else was there;
 * stopped: no rank sent anything, and nothing had been dropped that TCP's timer could have waited for;
 * slow: none of these.
 """
@@ -18,6 +19,7 @@ from enum import IntEnum
 import numpy as np
 import numpy.typing as npt
 
+from netmon.dl.verdict.connections import sent_again, was_waiting
 from netmon.dl.verdict.evidence import CELL_NS
 from netmon.dl.verdict.window import Window, around
 
@@ -90,13 +92,15 @@ def held(seen: Window, since_ns: float, until_ns: float, usual_ns: float, capaci
     contested, link, party = _contested(seen, capacity)
     dropped = _dropped(seen)
     after_loss = _spread_forward(dropped > 0, _AFTER_LOSS)
+    if not contested.any() and dropped.any() and sent_again(seen.said, since_ns, until_ns):
+        after_loss[:] = True  # TCP goes on slowly for long after
     kind[after_loss[span]] = Held.LOST
     kind[contested[span]] = Held.FOREIGN
     stops = []
     for first, last in _silences(seen, span):
         stop = Stop(first, last, _who_went_on(seen, first, last))
         inside = slice(first - span.start, last - span.start)
-        timeout = _is_timeout(seen, dropped, first, last)
+        timeout = _is_timeout(seen, dropped, first, last) or _waits(seen, first, last)
         recent = slice(max(0, first - (_BEFORE_TIMEOUT if timeout else _BEFORE_GAP)), first)
         if contested[recent].any() and (timeout or last - first < PAUSED):
             kind[inside] = Held.FOREIGN
@@ -177,6 +181,12 @@ def _is_timeout(seen: Window, dropped: _Floats, first: int, last: int) -> bool:
         return True
     long = (last - first) * CELL_NS >= _TIMER_NS
     return bool(long and (gone >= _LOST_LEAST or resumed.sum() <= _ONE_WINDOW))
+
+
+def _waits(seen: Window, first: int, last: int) -> bool:
+    """Whether TCP says that it waited for an acknowledgement in a silence that is long enough to tell."""
+    begin, end = ((seen.first + cell) * CELL_NS for cell in (first, last))
+    return last - first >= PAUSED and was_waiting(seen.said, begin, end)
 
 
 def _who_went_on(seen: Window, first: int, last: int) -> int:

@@ -1,7 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The host's part: how long ranks waited for a CPU while the iteration went on, beyond what they usually wait."""
+"""The host's part: for how long ranks were kept from running while the iteration went on.
 
-from collections.abc import Mapping
+A rank that is stopped neither runs nor waits for a CPU. One that waits for a CPU is held against itself in usual
+iterations, in which it waits, too.
+"""
+
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -9,30 +13,57 @@ import numpy.typing as npt
 from netmon.dl.verdict.usual import spread
 from netmon.records import Table
 
-WAITED = np.dtype([(name, "<i8") for name in ("rank", "start_ns", "end_ns", "waited_ns")])
-"""How long the thread of a rank that waited most for a CPU did, or was throttled, in a time (UTC)."""
+WAITED = np.dtype([(name, "<i8") for name in ("rank", "start_ns", "end_ns", "waited_ns", "stopped_ns")])
+"""How long the thread of a rank that waited most for a CPU did, or was throttled, in a time (UTC), and for how long the
+rank was stopped, by a signal or a debugger."""
 
-_FEWEST = 5  # rows of a rank, else nothing is usual
+_FEWEST = 3  # usual iterations of a rank that were watched, else nothing is usual
 _CLEAR = 3.0  # standard deviations of them
 _MOSTLY = 0.5  # of what is to be explained
+_ALIKE = 0.5  # of the longest stop
+_SHORTEST_NS = 40_000_000  # of a stop: half of a step of the agent's
+
+_Span = tuple[float, float]
 
 
-def waited_more(rows: Table, begin_ns: int, end_ns: int) -> dict[int, float]:
-    """By rank, ns that it waited longer in [begin, end) than it usually does; rows of WAITED; only what is clear."""
+def within(rows: Table, name: str, spans: Sequence[_Span]) -> npt.NDArray[np.float64]:
+    """(spans,): what a column sums up to in each time; rows count by the part of them that lies in it."""
+    begin, end = (np.array([span[k] for span in spans], np.float64)[:, None] for k in (0, 1))
+    length = np.maximum(rows["end_ns"] - rows["start_ns"], 1)
+    overlap = np.minimum(rows["end_ns"], end) - np.maximum(rows["start_ns"], begin)
+    found: npt.NDArray[np.float64] = (np.clip(overlap, 0, None) / length * rows[name]).sum(axis=1)
+    return found
+
+
+def waited_more(rows: Table, span: _Span, usual: Sequence[_Span]) -> dict[int, float]:
+    """By rank, ns that it waited longer in a time than it does in usual iterations; rows of WAITED; only what is clear.
+
+    Times are UTC; usual: those of the usual iterations, of which some may not have been watched.
+    """
     found: dict[int, float] = {}
-    length = np.maximum(rows["end_ns"] - rows["start_ns"], 1).astype(np.float64)
-    rate = rows["waited_ns"] / length
-    overlap = np.minimum(rows["end_ns"], end_ns) - np.maximum(rows["start_ns"], begin_ns)
     for rank in np.unique(rows["rank"]).tolist():
-        own = rows["rank"] == rank
-        others, inside = own & (overlap <= 0), own & (overlap > 0)
-        if others.sum() < _FEWEST or not inside.any():
+        own = rows[rows["rank"] == rank]
+        watched = [one for one in usual if own["start_ns"].min() <= one[0] and one[1] <= own["end_ns"].max()]
+        if len(watched) < _FEWEST:
             continue
-        usual, deviation = float(np.median(rate[others])), spread(rate[others])
-        more = (rate[inside] - usual) * length[inside]
-        clear = rate[inside] - usual > _CLEAR * deviation
-        found[rank] = float(np.minimum(more, overlap[inside])[clear].sum())
+        waits = within(own, "waited_ns", watched) * (span[1] - span[0])
+        waits /= [end - begin for begin, end in watched]
+        more = float(within(own, "waited_ns", [span])[0] - np.median(waits))
+        if more > _CLEAR * spread(waits):
+            found[rank] = more
     return {rank: ns for rank, ns in found.items() if ns > 0}
+
+
+def stopped_in(rows: Table, span: _Span) -> tuple[dict[int, float], int]:
+    """By rank, ns that it was stopped in a time (UTC), of those that were for about as long as the longest; and how
+    many ranks are watched."""
+    found = {}
+    ranks = np.unique(rows["rank"]).tolist()
+    for rank in ranks:
+        found[rank] = float(within(rows[rows["rank"] == rank], "stopped_ns", [span])[0])
+    longest = max(found.values(), default=0.0)
+    alike = {rank: ns for rank, ns in found.items() if ns >= max(_ALIKE * longest, _SHORTEST_NS)}
+    return alike, len(ranks)
 
 
 def explains(more_ns: Mapping[int, float], ns: float) -> int:

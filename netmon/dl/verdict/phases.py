@@ -34,7 +34,7 @@ class Phases:
 
 
 @dataclass(frozen=True)
-class _Moments:
+class Moments:
     """Arrays (iterations, ranks), ns since base, nan: unknown."""
 
     arrive: _Floats  # the first gradient is handed over
@@ -46,7 +46,7 @@ def phases(
     table: Matrix, row: int, usual: npt.NDArray[np.intp], seen: Window | None, references: Mapping[int, Window]
 ) -> Phases:
     """What the iteration of `row` was like beside its usual ones."""
-    told = _moments(table, row, seen, references)
+    told = moments(table, row, seen, references)
     slow = int(np.nanargmax(table.duration[row]))
     error = float(np.nanmax(table.error[row])) + (2 * CELL_NS * seen.clock_cells if seen else 0.0)
     found = _transfer(table, row, usual, told, references, error)
@@ -108,7 +108,7 @@ def _more_before(rest: _Floats, row: int, usual: npt.NDArray[np.intp]) -> _Float
     return np.asarray(np.nan_to_num(rest[row - 1] - middle(rest[usual])))
 
 
-def _moments(table: Matrix, row: int, seen: Window | None, references: Mapping[int, Window]) -> _Moments:
+def moments(table: Matrix, row: int, seen: Window | None, references: Mapping[int, Window]) -> Moments:
     """As the marks tell; what they do not, as the traffic shows it where it is known."""
     arrive, done, exposed = table.comm_start.copy(), table.comm_end.copy(), table.exposed.copy()
     windows = dict(references) | ({row: seen} if seen else {})
@@ -129,14 +129,14 @@ def _moments(table: Matrix, row: int, seen: Window | None, references: Mapping[i
                 done[one, column] = min(at[both[-1]] + CELL_NS, end) if np.isfinite(end) else at[both[-1]] + CELL_NS
     unknown = ~np.isfinite(exposed)
     exposed[unknown] = (done - arrive)[unknown]
-    return _Moments(arrive, done, exposed)
+    return Moments(arrive, done, exposed)
 
 
 def _transfer(
     table: Matrix,
     row: int,
     usual: npt.NDArray[np.intp],
-    told: _Moments,
+    told: Moments,
     references: Mapping[int, Window],
     error_ns: float,
 ) -> Phases:

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from netmon.dl.verdict.evidence import CELL_NS, Link
-from netmon.dl.verdict.held import Cells, Held
+from netmon.dl.verdict.held import PAUSED, Cells, Held
 from netmon.dl.verdict.window import Window
 from netmon.records import Direction
 
@@ -53,7 +53,7 @@ def slow_link(seen: Window, cells: Cells, references: Mapping[int, Window]) -> t
         for begin, end in _runs(slow):
             low, middle, high = np.quantile(pace[begin:end], (0.1, 0.5, 0.9))
             if end - begin >= _FEWEST and high - low <= _EVEN * middle:
-                first, last = _as_slow(every, begin * _PARTS, end * _PARTS, float(middle))
+                first, last = _as_slow(every, begin * _PARTS, end * _PARTS, float(middle), PAUSED // part)
                 found[one.direction].append((float(cells.lost_ns[first * part : last * part].sum()), link))
     # Where nobody watches the receiver, the sender's link shows it.
     ns, link = max(found[Direction.RX] or found[Direction.TX], default=(0.0, -1))
@@ -66,13 +66,18 @@ def _runs(flags: npt.NDArray[np.bool_]) -> list[tuple[int, int]]:
     return [(int(a), int(b)) for a, b in edges.reshape(-1, 2).tolist()]
 
 
-def _as_slow(parts: _Floats, first: int, last: int, pace: float) -> tuple[int, int]:
-    """The stretch [first, last) of parts, as far as the link went on at about this pace on both sides."""
-    near = (parts > 0) & (parts <= pace * (1 + _EVEN))
-    while first > 0 and near[first - 1]:
-        first -= 1
-    while last < len(parts) and near[last]:
-        last += 1
+def _as_slow(parts: _Floats, first: int, last: int, pace: float, longest_break: int) -> tuple[int, int]:
+    """The stretch [first, last) of parts, as far as the link went on at about this pace on both sides.
+
+    With breaks in which it carried nothing: whoever had its bytes passed them on, and a pause of all is longer.
+    """
+    slow, fast = (parts > 0) & (parts <= pace * (1 + _EVEN)), parts > pace * (1 + _EVEN)
+    for step in (-1, 1):
+        place, edge = (first - 1, first) if step < 0 else (last, last - 1)
+        while 0 <= place < len(parts) and not fast[place] and abs(place - edge) <= longest_break:
+            edge = place if slow[place] else edge
+            place += step
+        first, last = (min(first, edge), last) if step < 0 else (first, max(last, edge + 1))
     return first, last
 
 

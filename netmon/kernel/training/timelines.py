@@ -73,48 +73,57 @@ class Timelines:
         return found
 
     def _look(self, pid: int, name: str, uid: int) -> int:
-        """−1: none, or none that is new."""
-        look = (lambda: self._find(pid)) if name == _DYNAMIC else (lambda: self._open_new(pid, _path(pid, name)))
+        """−1: none, or none that is new. What is found too late is found again by the next look."""
+        known, others = self._opened.get(pid), self._others.setdefault(pid, set())
+        look = (
+            (lambda: _find(pid, known, others))
+            if name == _DYNAMIC
+            else (lambda: _open_new(pid, _path(pid, name), known))
+        )
         try:
-            return self._looking.call(uid, look, _close_late)
+            found = self._looking.call(uid, look, _close_late)
         except OSError:  # its file system does not answer
             return -1
-
-    def _open_new(self, pid: int, path: str) -> int:
-        """−1 where it is not there yet, or was opened before."""
-        descriptor = _open_own(pid, path)
-        if descriptor < 0:
+        if found is None:
             return -1
-        status = os.fstat(descriptor)
-        file = status.st_dev, status.st_ino
-        if self._opened.get(pid) == file:
-            os.close(descriptor)
-            return -1
-        self._opened[pid] = file
+        descriptor, self._opened[pid] = found
         return descriptor
 
-    def _find(self, pid: int) -> int:
-        """The timeline among the files that a process writes now; −1: none, or none that is new."""
-        others = self._others.setdefault(pid, set())
-        for path in _written(pid):
-            try:
-                status = os.stat(path)
-                file = status.st_dev, status.st_ino
-                if not stat.S_ISREG(status.st_mode) or not status.st_size or file in others:
-                    continue
-                if self._opened.get(pid) == file:
-                    return -1
-                if _begins_as_timeline(pid, path):
-                    return self._open_new(pid, path)
-            except OSError:  # closed meanwhile
-                continue
-            others.add(file)
-        return -1
 
-
-def _close_late(descriptor: int | None) -> None:
-    if descriptor is not None and descriptor >= 0:
+def _open_new(pid: int, path: str, known: _File | None) -> tuple[int, _File] | None:
+    """None where it is not there yet, or was opened before."""
+    descriptor = _open_own(pid, path)
+    if descriptor < 0:
+        return None
+    status = os.fstat(descriptor)
+    file = status.st_dev, status.st_ino
+    if known == file:
         os.close(descriptor)
+        return None
+    return descriptor, file
+
+
+def _find(pid: int, known: _File | None, others: set[_File]) -> tuple[int, _File] | None:
+    """The timeline among the files that a process writes now; None: none, or none that is new. others: are none."""
+    for path in _written(pid):
+        try:
+            status = os.stat(path)
+            file = status.st_dev, status.st_ino
+            if not stat.S_ISREG(status.st_mode) or not status.st_size or file in others:
+                continue
+            if known == file:
+                return None
+            if _begins_as_timeline(pid, path):
+                return _open_new(pid, path, known)
+        except OSError:  # closed meanwhile
+            continue
+        others.add(file)
+    return None
+
+
+def _close_late(found: tuple[int, _File] | None) -> None:
+    if found:
+        os.close(found[0])
 
 
 def _written(pid: int) -> Iterator[str]:

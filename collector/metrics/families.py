@@ -1,0 +1,161 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A frozen view in Prometheus' words. No flow is a label, and no more than MOST_JOBS jobs are."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from prometheus_client import Metric
+from prometheus_client.core import (
+    CounterMetricFamily,
+    Exemplar,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    InfoMetricFamily,
+)
+
+from collector.metrics.job_counts import BOUNDS_S, JobCounts
+from collector.view.frozen import Frozen
+from netmon import __version__
+from netmon.records import CLASS_NAMES
+from netmon.views import Cause
+
+_LINK = ("host", "interface", "direction")
+_PLACES = ("overflow", "lost_kernel", "lost_agent")
+_LABELS = [f"{bound:g}" for bound in BOUNDS_S] + ["+Inf"]
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What the collector knows at one moment."""
+
+    frozen: Frozen
+    jobs: Mapping[str, JobCounts]
+    waiting_rows: int  # that have come and are not taken in
+    unwritten: float  # share of the memory for rows on their way to the disk that is used
+    cpu_s: float  # of this process and its children, since their start
+    rss_bytes: int
+
+
+def families(seen: Seen) -> Iterator[Metric]:
+    """All of them."""
+    yield InfoMetricFamily("netmon_build", "Version of the collector", {"version": __version__})
+    yield from _hosts(seen.frozen)
+    yield from _links(seen.frozen)
+    yield from _jobs(seen)
+    yield from _own(seen)
+
+
+def _hosts(frozen: Frozen) -> Iterator[Metric]:
+    hosts = frozen.hosts
+    told = (
+        ("netmon_agent_connected", "Whether the agent is connected", hosts["connected"].astype(int)),
+        ("netmon_agent_age_seconds", "Age of what the host has told last", frozen.age_ns / 1e9),
+        (
+            "netmon_clock_error_seconds",
+            "Bound of the host's clock against the collector's",
+            hosts["clock_error_ns"] / 1e9,
+        ),
+        ("netmon_agent_cpu_ratio", "Of one core, over the last seconds", hosts["cpu_fraction"]),
+        ("netmon_agent_resident_bytes", "Memory of the agent's processes", hosts["rss_bytes"]),
+        ("netmon_agent_spool_bytes", "What the agent keeps until it is stored", hosts["spool_bytes"]),
+        ("netmon_agent_bucket_seconds", "Width of the rows that it streams now", hosts["bucket_ns"] / 1e9),
+        ("netmon_agent_warnings", "Marks and messages that led to nothing, since its start", hosts["warnings"]),
+    )
+    for name, help_, values in told:
+        yield _gauge(name, help_, ("host",), zip(((host,) for host in frozen.host_names), values.tolist(), strict=True))
+
+
+def _links(frozen: Frozen) -> Iterator[Metric]:
+    links = frozen.links
+    names = [(name.host, name.interface, name.direction.name.lower()) for name in frozen.link_names]
+    rates = [
+        ((*name, word), rate)
+        for name, row in zip(names, frozen.now_bps.tolist(), strict=True)
+        for word, rate in zip(CLASS_NAMES, row, strict=True)
+    ]
+    yield _gauge("netmon_link_bits_per_second", "Wire rate over the last second", (*_LINK, "class"), rates)
+    yield _gauge(
+        "netmon_link_capacity_bits_per_second",
+        "Where it is known",
+        _LINK,
+        ((name, bps) for name, bps in zip(names, links["capacity_bps"].tolist(), strict=True) if bps),
+    )
+    covered = zip(names, links["attributed_bytes"].tolist(), links["nic_bytes"].tolist(), strict=True)
+    ratios = ((name, attributed / nic) for name, attributed, nic in covered if nic)
+    yield _gauge("netmon_link_coverage_ratio", "Attributed bytes of those that the NIC counted", _LINK, ratios)
+    for kind, help_ in (("nic", "Wire bytes as the NIC counts them"), ("attributed", "Wire bytes with a flow")):
+        values = zip(names, links[f"{kind}_bytes"].tolist(), strict=True)
+        yield _counter(f"netmon_link_{kind}_bytes", f"{help_}, since the agent's start", _LINK, values)
+    lost = (
+        ((*name, place), value)
+        for place in _PLACES
+        for name, value in zip(names, links[f"{place}_bytes"].tolist(), strict=True)
+    )
+    yield _counter("netmon_link_unattributed_bytes", "Wire bytes without a flow, by place", (*_LINK, "place"), lost)
+
+
+def _jobs(seen: Seen) -> Iterator[Metric]:
+    shown = [fact for fact in seen.frozen.jobs if fact.job in seen.jobs]
+    named = (((fact.job, fact.name), 1) for fact in shown)
+    yield _gauge("netmon_job_info", "What people call the job", ("job", "name"), named)
+    ranks = (((fact.job,), fact.ranks) for fact in shown)
+    yield _gauge("netmon_job_ranks", "Ranks of the job", ("job",), ranks)
+    shared = (((fact.job,), fact.shared) for fact in shown)
+    yield _gauge("netmon_job_shared_ranks", "Ranks whose node was DL-shared in their last iteration", ("job",), shared)
+    histogram = HistogramMetricFamily("netmon_iteration_seconds", "Iterations of ranks", labels=["job"])
+    for name, job in seen.jobs.items():
+        histogram.add_metric([name], _buckets(job), job.seconds)
+    yield histogram
+    exposed = (((name,), job.exposed_s) for name, job in seen.jobs.items() if job.exposed_of)
+    yield _counter("netmon_exposed_communication_seconds", "For which ranks only waited", ("job",), exposed)
+    told = (((name,), job.exposed_of) for name, job in seen.jobs.items() if job.exposed_of)
+    yield _counter("netmon_exposed_communication_iterations", "Iterations that tell it", ("job",), told)
+    causes = [cause.name.lower() for cause in Cause]
+    verdicts = (((name, cause), job.verdicts.get(cause, 0)) for name, job in seen.jobs.items() for cause in causes)
+    yield _counter("netmon_verdicts", "Iterations that stood out, by cause", ("job", "cause"), verdicts)
+
+
+def _buckets(job: JobCounts) -> list[tuple[str, float] | tuple[str, float, Exemplar]]:
+    """Cumulative, with the iteration that stood out last in each class."""
+    buckets: list[tuple[str, float] | tuple[str, float, Exemplar]] = []
+    below = 0
+    for place, (label, count) in enumerate(zip(_LABELS, job.iterations, strict=True)):
+        below += count
+        slow = job.slow.get(place)
+        if slow:
+            about = {"iteration": slow.iteration, "cause": slow.cause}
+            buckets.append((label, below, Exemplar(about, slow.seconds, slow.time_ns / 1e9)))
+        else:
+            buckets.append((label, below))
+    return buckets
+
+
+def _own(seen: Seen) -> Iterator[Metric]:
+    totals = seen.frozen.totals
+    yield GaugeMetricFamily("netmon_collector_hosts", "Hosts that are known", totals.hosts)
+    yield GaugeMetricFamily("netmon_collector_flows", "Flows that carried something in the last second", totals.flows)
+    yield GaugeMetricFamily("netmon_collector_jobs", "Jobs that are known", totals.jobs)
+    yield GaugeMetricFamily("netmon_collector_warnings", "What viewers are warned of", totals.warnings)
+    yield GaugeMetricFamily("netmon_collector_waiting_rows", "Rows that have come and wait", seen.waiting_rows)
+    yield GaugeMetricFamily(
+        "netmon_collector_unwritten_ratio", "Memory in use for rows that the disk has not taken", seen.unwritten
+    )
+    yield CounterMetricFamily("netmon_collector_cpu_seconds", "CPU time of the collector's processes", seen.cpu_s)
+    yield GaugeMetricFamily("netmon_collector_resident_bytes", "Memory of the collector", seen.rss_bytes)
+
+
+_Values = Iterable[tuple[Sequence[str], float]]
+
+
+def _gauge(name: str, help_: str, labels: Sequence[str], values: _Values) -> Metric:
+    family = GaugeMetricFamily(name, help_, labels=[*labels])
+    for own, value in values:
+        family.add_metric([*own], value)
+    return family
+
+
+def _counter(name: str, help_: str, labels: Sequence[str], values: _Values) -> Metric:
+    family = CounterMetricFamily(name, help_, labels=[*labels])
+    for own, value in values:
+        family.add_metric([*own], value)
+    return family

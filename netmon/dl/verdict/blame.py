@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What held a transfer up, in ns of each cause, and whose bytes or which link it was."""
+
+from collections.abc import Mapping
+
+import numpy as np
+import numpy.typing as npt
+
+from netmon.dl.account import JOB
+from netmon.dl.verdict.evidence import CELL_NS
+from netmon.dl.verdict.held import PAUSED, Cells, Held, held
+from netmon.dl.verdict.judged import Blamed, Judged
+from netmon.dl.verdict.phases import Phases
+from netmon.dl.verdict.slow_link import lossy_link, slow_link
+from netmon.dl.verdict.window import UNCLASSIFIED, Window, around
+
+_MORE = 1.05  # times the usual gradients: what makes it more to transfer
+_AGAIN = 1.5  # the same on a link that was full with others' bytes: what was sent again is their doing
+_MOST_HELD = 1.5  # times what bytes take on a link, which works without a break while it is full
+
+_Floats = npt.NDArray[np.float64]
+
+
+def held_up(one: Judged, told: Phases, transfer: float) -> tuple[dict[str, float], Blamed]:
+    """The transfer's excess by what held it up; what is missing to it is not known."""
+    seen = one.seen
+    assert seen is not None
+    capacity = _capacity(seen, one.references)
+    judged = held(seen, told.since_ns, told.until_ns, told.usual_transfer_ns, capacity)
+    base = [
+        held(found, *told.usual_spans[row], told.usual_transfer_ns, _capacity(found, one.references))
+        for row, found in one.references.items()
+        if row in told.usual_spans
+    ]
+
+    def beyond(kind: Held) -> float:
+        return judged.sum(kind) - (float(np.median([cells.sum(kind) for cells in base])) if base else 0.0)
+
+    parts: dict[str, float] = {}
+    usual_moved = float(np.median([w.moved.sum() for w in one.references.values()])) if one.references else 0.0
+    culprits = _culprits(seen, judged, capacity)
+    if usual_moved and seen.moved.sum() > (_AGAIN if culprits else _MORE) * usual_moved:
+        parts["transfer"] = (seen.moved.sum() / usual_moved - 1.0) * told.usual_transfer_ns
+    for name, _, ns, _ in culprits:
+        key = "other_job" if name.startswith(JOB) else "cross"
+        parts[key] = parts.get(key, 0.0) + ns
+    stopped = max(0.0, beyond(Held.STOPPED))
+    stops = sum(stop.end - stop.begin for stop in judged.stops) or 1
+    for stop in judged.stops:
+        if stop.rank < 0 and stop.end - stop.begin < PAUSED:
+            continue  # a gap says nothing
+        key = "pause" if stop.rank < 0 else f"late {stop.rank}"
+        parts[key] = parts.get(key, 0.0) + stopped * (stop.end - stop.begin) / stops
+    lost, slow = max(0.0, beyond(Held.LOST)), beyond(Held.SLOW)
+    links: list[int] = []
+    if lost + slow > 0.1 * transfer:
+        found = slow_link(seen, judged, one.references)
+        if found is not None:
+            parts["slow_link"] = min(found[1], max(0.0, lost + slow))
+            links = [found[0]]
+        elif lost > 0:
+            parts["loss"] = lost
+            links = [lossy] if (lossy := lossy_link(seen)) is not None else []
+    parts = {name: ns for name, ns in parts.items() if ns > 0}
+    total = sum(parts.values())
+    if total > transfer:
+        parts = {name: ns * transfer / total for name, ns in parts.items()}
+    return parts, Blamed(tuple(culprits), tuple(links))
+
+
+def _capacity(seen: Window, references: Mapping[int, Window]) -> _Floats:
+    """(links,): wire bytes of a cell that the link can carry; where nobody tells, the most it did in 10 ms."""
+    reach = 20
+    most = around(seen.own + seen.foreign.sum(axis=0), reach).max(axis=1) / (2 * reach + 1)
+    return np.where(np.isfinite(seen.capacity), seen.capacity, most)
+
+
+def _culprits(seen: Window, cells: Cells, capacity: _Floats) -> list[tuple[str, int, float, float]]:
+    """(name, link, ns, payload) of who held the transfer up, the most first; only what is more than nothing.
+
+    Nobody held it up for longer than his bytes can: about what they take on the link.
+    """
+    found = []
+    foreign = cells.kind == Held.FOREIGN
+    pairs = {(int(p), int(k)) for p, k in zip(cells.party[foreign], cells.link[foreign], strict=True)}
+    by_name: dict[str, list[tuple[int, float, float]]] = {}
+    for party, link in pairs:
+        own = foreign & (cells.party == party) & (cells.link == link)
+        payload = float(seen.foreign_payload[party, link].sum())
+        most_ns = _MOST_HELD * payload * CELL_NS / max(float(capacity[link]), 1.0)
+        ns = min(float(cells.lost_ns[own].sum()), most_ns)
+        by_name.setdefault(seen.names[party], []).append((link, ns, payload))
+    for name, rows in by_name.items():
+        ns = sum(row[1] for row in rows)
+        link, _, payload = max(rows, key=lambda row: row[1])
+        if ns > 0:
+            found.append((name, link, ns, payload))
+    return sorted(found, key=lambda row: (row[0] == UNCLASSIFIED, -row[2]))

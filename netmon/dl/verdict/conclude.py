@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The shares of an excess become a verdict: the cause, who and where, and what would have been without."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from netmon.dl.account import JOB
+from netmon.dl.verdict.evidence import Link, Steps
+from netmon.dl.verdict.judged import Blamed, Judged
+from netmon.dl.verdict.usual import Matrix, spread
+from netmon.views import SHARES, Cause, Verdict
+
+_LEAST_SHARE = 0.3  # of the excess: what makes a cause the cause
+_SECOND_SHARE = 0.2
+_INTERVAL = 1.645  # standard deviations: 90 %
+
+_CAUSES = {
+    "compute": Cause.COMPUTE,
+    "late": Cause.STRAGGLER,
+    "cross": Cause.CROSS,
+    "other_job": Cause.OTHER_JOB,
+    "loss": Cause.LOSS,
+    "slow_link": Cause.SLOW_LINK,
+    "host": Cause.HOST,
+    "pause": Cause.PAUSE,
+}
+
+
+def conclude(
+    verdict: Verdict,
+    shares: dict[str, float],
+    of_ranks: tuple[dict[int, float], dict[int, float]],
+    blamed: Blamed | None,
+    noise_ns: float,
+    one: Judged,
+    steps: Steps,
+) -> Verdict:
+    """shares: ns, by SHARES; of_ranks: of those that were late, and whose hosts were slow, ns by rank."""
+    excess = float(verdict.excess_ns)
+    ranks = dict(zip(("late", "host"), of_ranks, strict=True))
+    names = sorted(_CAUSES, key=lambda name: -shares[name])
+    first, second = names[0], names[1]
+    whole: dict[str, Any] = {f"{name}_ns": round(shares[name]) for name in SHARES}
+    whole["unknown_ns"] += verdict.excess_ns - sum(whole.values())
+    verdict = replace(verdict, **whole, error_ns=round(noise_ns))
+    if shares[first] < max(_LEAST_SHARE * excess, noise_ns, shares["unknown"]):
+        return replace(verdict, confidence=round(max(0.0, shares[first] / excess) / 2, 3))
+    verdict = replace(verdict, cause=_CAUSES[first])
+    if shares[second] >= max(_SECOND_SHARE * excess, noise_ns):
+        verdict = replace(
+            verdict,
+            second_cause=_CAUSES[second],
+            second_culprit=_who(second, ranks.get(second, {}), blamed),
+        )
+    sure = float(np.clip(shares[first] / max(excess - shares[second], 1.0), 0.0, 1.0))
+    sure *= float(np.clip(1.0 - noise_ns / excess, 0.0, 1.0))
+    return replace(_placed(verdict, first, ranks.get(first, {}), blamed, one, steps), confidence=round(sure, 3))
+
+
+def _who(name: str, late_of: dict[int, float], blamed: Blamed | None) -> str:
+    if name in ("late", "host") and late_of:
+        return f"rank {max(late_of, key=lambda rank: late_of[rank])}"
+    if name in ("cross", "other_job") and blamed:
+        own = [c for c in blamed.culprits if c[0].startswith(JOB) == (name == "other_job")]
+        return own[0][0] if own else ""
+    return ""
+
+
+def _placed(
+    verdict: Verdict, first: str, late_of: dict[int, float], blamed: Blamed | None, one: Judged, steps: Steps
+) -> Verdict:
+    """With who and where, and what would have been without his bytes."""
+    table, row = one.table, one.row
+    if first in ("late", "host") and late_of:
+        rank = max(late_of, key=lambda rank: late_of[rank])
+        column = int(np.searchsorted(table.rank, rank))
+        place = int(table.host[row, column]) if column < len(table.rank) else -1
+        host = steps.hosts[place] if place >= 0 else ""
+        return replace(verdict, rank=rank, host=host, culprit=f"rank {rank}")
+    if first in ("cross", "other_job") and blamed and one.seen:
+        name, number, ns, payload = next(c for c in blamed.culprits if c[0].startswith(JOB) == (first == "other_job"))
+        without = max(float(verdict.duration_ns - min(ns, getattr(verdict, f"{first}_ns"))), 0.0)
+        half = _INTERVAL * (spread(table.slowest[one.usual]) + verdict.error_ns / 2)
+        if without - verdict.usual_ns <= half:  # the usual iterations have as much of that: it is none of this one's
+            without = float(verdict.usual_ns)
+        return replace(
+            _at(verdict, one.seen.links[number], one, steps),
+            culprit=name,
+            bytes=round(payload),
+            counterfactual_ns=round(without),
+            counterfactual_low_ns=round(max(0.0, without - half)),
+            counterfactual_high_ns=round(min(float(verdict.duration_ns), without + half)),
+        )
+    if first in ("slow_link", "loss") and blamed and blamed.links and one.seen:
+        return _at(verdict, one.seen.links[blamed.links[0]], one, steps)
+    return verdict
+
+
+def _at(verdict: Verdict, link: Link, one: Judged, steps: Steps) -> Verdict:
+    rank = _rank_at(one.table, one.row, steps, link.host)
+    return replace(verdict, host=link.host, interface=link.interface, direction=link.direction, rank=rank)
+
+
+def _rank_at(table: Matrix, row: int, steps: Steps, host: str) -> int:
+    there = [int(table.rank[c]) for c, h in enumerate(table.host[row].tolist()) if h >= 0 and steps.hosts[h] == host]
+    return there[0] if len(there) == 1 else -1

@@ -1,0 +1,32 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One iteration beside its usual ones, and who was found to have held it up."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from netmon.dl.verdict.usual import Matrix
+from netmon.dl.verdict.window import Window
+from netmon.records import Table
+
+
+@dataclass(frozen=True)
+class Judged:
+    """One iteration with all that is known of it."""
+
+    table: Matrix
+    row: int
+    usual: npt.NDArray[np.intp]
+    seen: Window | None
+    references: Mapping[int, Window]
+    waited: Table | None  # dtype WAITED
+
+
+@dataclass(frozen=True)
+class Blamed:
+    """Whose bytes and which link held the transfer up."""
+
+    culprits: tuple[tuple[str, int, float, float], ...]  # name, link, ns, payload; most ns first
+    links: tuple[int, ...]  # that were slow or dropped, by blame

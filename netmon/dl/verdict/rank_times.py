@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where each rank's iteration went, and along which ranks the critical path ran.
+
+In any collective (ring, tree, star, clique, hierarchical) nobody has the sum before the last rank has handed its
+gradients over. Whoever comes before it waits for it; from then on all wait for the transfer. What that takes beyond
+its usual time is what the verdict has found.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from netmon.dl.verdict.evidence import CELL_NS, Carried, Steps
+from netmon.dl.verdict.judge import looked_at
+from netmon.dl.verdict.judged import Judged
+from netmon.dl.verdict.phases import Moments, moments
+from netmon.dl.verdict.usual import middle
+from netmon.views import Cause, RankTimes, Verdict
+
+_NOTABLE = 0.1  # of the usual iteration: a wait that is worth a word
+
+_Floats = npt.NDArray[np.float64]
+
+
+def rank_times(job: str, steps: Steps, carried: Carried, verdict: Verdict) -> tuple[RankTimes, ...]:
+    """Of every rank that has the verdict's iteration, by rank. Raises KeyError where there is no such iteration."""
+    one = looked_at(job, steps, carried, verdict.iteration)
+    table, row = one.table, one.row
+    told = moments(table, row, one.seen, one.references)
+    waits, lasts = _waits(told, one)
+    usual = middle((told.exposed - waits)[one.usual]) if len(one.usual) else np.full(len(table.rank), np.nan)
+    rows = []
+    for column in np.flatnonzero(table.host[row] >= 0).tolist():
+        where = int(table.rank[column]), steps.hosts[int(table.host[row, column])]
+        start, end, done = (float(each[row, column]) for each in (table.start, table.end, told.done))
+        waited, exposed = float(waits[row, column]), float(told.exposed[row, column])
+        if not np.isfinite(done + waited + exposed):
+            rows.append(RankTimes(*where, round(end - start)))
+            continue
+        rest = exposed - waited
+        transfer = min(rest, float(usual[column])) if np.isfinite(usual[column]) else rest
+        parts = [round(each) for each in (done - start - exposed, waited, transfer, rest - transfer)]
+        error = float(np.nan_to_num(table.error[row, column])) + (CELL_NS * one.seen.clock_cells if one.seen else 0)
+        last = int(lasts[row])
+        rows.append(
+            RankTimes(
+                *(*where, round(end - start), True, *parts[:2]),
+                waited_for=int(table.rank[last]) if parts[1] > 0 and last >= 0 else -1,
+                transfer_ns=parts[2],
+                held_ns=parts[3],
+                held_by=_by(verdict) if parts[3] > 0 else "",
+                after_ns=round(end - start) - sum(parts),
+                error_ns=round(error),
+            )
+        )
+    return tuple(rows)
+
+
+def _waits(told: Moments, one: Judged) -> tuple[_Floats, npt.NDArray[np.int64]]:
+    """(iterations, ranks): how long each only waited for the last one's first gradient; (iterations,): who that was."""
+    known = np.isfinite(told.arrive).all(axis=1)
+    last = np.where(known, np.argmax(np.where(np.isfinite(told.arrive), told.arrive, -np.inf), axis=1), -1)
+    everybody = np.where(known, told.arrive.max(axis=1), np.nan)[:, None]
+    idle_from = np.fmax(told.arrive, told.done - told.exposed)
+    return np.clip(everybody - idle_from, 0.0, np.maximum(told.exposed, 0.0)), last
+
+
+def _by(verdict: Verdict) -> str:
+    """Whose doing it is that a transfer took longer."""
+    if verdict.cause in (Cause.CROSS, Cause.OTHER_JOB, Cause.STRAGGLER):
+        return verdict.culprit
+    if verdict.cause in (Cause.LOSS, Cause.SLOW_LINK):
+        what = "loss" if verdict.cause == Cause.LOSS else "slow link"
+        return f"{what} at {verdict.host}" if verdict.host else what
+    if verdict.cause == Cause.HOST:
+        return f"CPUs of {verdict.host}"
+    return "pause" if verdict.cause == Cause.PAUSE else ""
+
+
+def path_of(times: Sequence[RankTimes], verdict: Verdict) -> str:
+    """Who held the others up, and who only waited, in words; empty: nobody did, or it is not known."""
+    known = [each for each in times if each.known]
+    notable = _NOTABLE * (verdict.usual_ns or max((each.duration_ns for each in known), default=0))
+    waiting = [each for each in known if each.waited_ns >= max(notable, 2 * each.error_ns)]
+    lasts = {each.waited_for for each in waiting}
+    if waiting:
+        names = ", ".join(str(each.rank) for each in waiting)
+        who = next((each for each in known if each.rank in lasts), None)
+        return f"rank {min(lasts)}{f' ({who.host})' if who else ''} held the others up: rank {names} only waited for it"
+    held = [each for each in known if each.held_ns >= notable]
+    if held and verdict.host:
+        link = (
+            f"{verdict.host} {verdict.interface} {verdict.direction.name.lower()}"
+            if verdict.interface
+            else verdict.host
+        )
+        first = f"rank {verdict.rank}, " if verdict.rank >= 0 else ""
+        others = ", ".join(str(each.rank) for each in known if each.rank != verdict.rank)
+        return f"{first}{link} held the transfer up: rank {others} only waited for its part"
+    return ""

@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a dataset holds beside the bytes that verdicts rest on: what kept ranks from running, and what TCP said."""
+
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+import pyarrow as pa
+import pyarrow.dataset as ds
+
+from netmon.dl.verdict.connections import COLUMNS, SAID, nothing_said
+from netmon.dl.verdict.host_part import WAITED
+from netmon.errors import DataError
+from netmon.report.dataset import open_table, stream
+
+_UNKNOWN = -1
+
+
+def read_waited(data: Path, job: str, begin_ns: int, end_ns: int) -> npt.NDArray[np.void] | None:
+    """What kept a job's ranks from running in a time (UTC), dtype WAITED; None where nobody tells."""
+    names = ["rank", "start_ns", "end_ns", "run_delay_ns", "throttled_ns", "stopped_ns"]
+    told = _read(data, "host", names, (begin_ns, end_ns), (ds.field("job") == job) & (ds.field("rank") >= 0))
+    if not len(told):
+        return None
+    waited = np.empty(len(told), WAITED)
+    for name in ("rank", "start_ns", "end_ns"):
+        waited[name] = told[name]
+    waited["waited_ns"] = told[["run_delay_ns", "throttled_ns"]].max(axis=1).fillna(0)
+    waited["stopped_ns"] = told["stopped_ns"].fillna(0)
+    return waited
+
+
+def read_said(data: Path, job: str, begin_ns: int, end_ns: int) -> tuple[npt.NDArray[np.void], list[tuple[str, int]]]:
+    """What TCP said in a time (UTC) of a job's connections, dtype SAID, and the flows (session, number) that its `of`
+    counts."""
+    flows = _read(data, "flows", ["session", "flow_id"], None, ds.field("job") == job)
+    names = ["session", "flow_id", "start_ns", "end_ns", *COLUMNS.values()]
+    told = _read(data, "transport", names, (begin_ns, end_ns), ds.field("session").isin(sorted(set(flows["session"]))))
+    told = told.merge(flows.drop_duplicates(), on=["session", "flow_id"])
+    if not len(told):
+        return nothing_said(), []
+    said = np.empty(len(told), SAID)
+    flow = pd.MultiIndex.from_frame(told[["session", "flow_id"]])
+    of, distinct = flow.factorize()
+    said["of"] = of
+    for name in ("start_ns", "end_ns"):
+        said[name] = told[name]
+    for name, column in COLUMNS.items():
+        said[name] = told[column].fillna(_UNKNOWN)
+    return said, [(str(session), int(number)) for session, number in distinct.tolist()]
+
+
+def _read(
+    data: Path, table: str, names: list[str], span: tuple[int, int] | None, condition: ds.Expression
+) -> pd.DataFrame:
+    """Rows that begin in a time (UTC); none where there is no such table. Columns that it does not have are null."""
+    try:
+        found = open_table(data, table, span)
+    except DataError:
+        return pd.DataFrame(columns=names)
+    if span:
+        condition &= (ds.field("start_ns") >= span[0]) & (ds.field("start_ns") < span[1])
+    there = [name for name in names if name in found.schema.names]
+    batches = list(stream(found, there, condition))
+    rows = pa.Table.from_batches(batches).to_pandas() if batches else pd.DataFrame(columns=names)
+    for word in {"session"} & set(there):
+        rows[word] = rows[word].astype(str)
+    return rows.reindex(columns=names)

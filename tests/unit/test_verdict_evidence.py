@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the links cannot tell: who was stopped while a ring stood still, and whether a sender waited for its timer."""
+
+import json
+from dataclasses import asdict
+
+import numpy as np
+import pytest
+from test_verdict import BEGIN, COMPUTING, MS, RANKS, SLOW, Run
+from test_verdict_recorded import RECORDED, TRUTHS
+
+from netmon.cli import main
+from netmon.dl.verdict import Carried, Steps, judge, standing_out
+from netmon.dl.verdict.connections import SAID, sent_again, was_waiting
+from netmon.dl.verdict.evidence import CARRIED
+from netmon.dl.verdict.host_part import WAITED
+from netmon.dl.verdict.rank_times import path_of
+from netmon.views import Cause, RankTimes, Verdict
+
+STANDS_STILL = BEGIN + (SLOW * 2_000 + COMPUTING + 40) * MS
+
+
+def watched(*stopped: int, ms: int = 200) -> np.ndarray:
+    """Ranks are looked at ten times a second; some of them are stopped while the transfer stands still."""
+    times = np.arange(SLOW * 2_000 - 1_000, SLOW * 2_000 + 2_000, 100)
+    rows = np.zeros(RANKS * len(times), WAITED)
+    rows["rank"], rows["start_ns"] = np.repeat(np.arange(RANKS), len(times)), BEGIN + np.tile(times, RANKS) * MS
+    rows["end_ns"] = rows["start_ns"] + 100 * MS
+    within = np.minimum(rows["end_ns"], STANDS_STILL + ms * MS) - np.maximum(rows["start_ns"], STANDS_STILL)
+    rows["stopped_ns"] = np.where(np.isin(rows["rank"], stopped), np.clip(within, 0, None), 0)
+    return rows
+
+
+@pytest.mark.parametrize(
+    ("stopped", "cause"), [((1,), Cause.STRAGGLER), ((0, 1, 2), Cause.PAUSE), ((0, 2), Cause.PAUSE), ((), Cause.PAUSE)]
+)
+def test_who_was_stopped_while_the_ring_stood_still(stopped, cause):
+    run = Run()
+    run.stopped(40, 200)
+    run.waited = watched(*stopped)
+    verdict = run.judged()
+    assert verdict.cause == cause
+    assert verdict.rank == (1 if cause == Cause.STRAGGLER else -1)
+    assert (verdict.late_ns if cause == Cause.STRAGGLER else verdict.pause_ns) == pytest.approx(200 * MS, rel=0.15)
+
+
+def test_a_stop_answers_for_no_more_than_its_length_and_never_for_anothers_bytes():
+    run = Run()
+    run.beside(0)
+    run.waited = watched(1, ms=60)
+    verdict = run.judged()
+    assert (verdict.cause, verdict.culprit) == (Cause.CROSS, "backup")
+    assert verdict.late_ns <= 60 * MS
+
+
+def said(*rows: tuple[int, ...]) -> np.ndarray:
+    """Of each second: payload sent, of that sent again, ms busy, ms limited by the receiver's window."""
+    table = np.zeros(len(rows), SAID)
+    table["start_ns"] = BEGIN + np.arange(len(rows)) * 1_000 * MS
+    table["end_ns"] = table["start_ns"] + 1_000 * MS
+    for name, column, unit in (("sent_bytes", 0, 1), ("again_bytes", 1, 1), ("busy_ns", 2, MS), ("receiver_ns", 3, MS)):
+        table[name] = [row[column] * unit for row in rows]
+    return table
+
+
+@pytest.mark.parametrize(
+    ("busy_ms", "receiver_ms", "waits"),
+    [(800, 0, True), (600, 0, False), (800, 200, False), (-1, 0, False)],
+    ids=["unacknowledged", "nothing outstanding", "the receiver's window", "not known"],
+)
+def test_a_silence_in_which_something_was_unacknowledged(busy_ms, receiver_ms, waits):
+    usual = (20_000_000, 0, 800, 0)
+    table = said(usual, usual, usual, (15_000_000, 1448, busy_ms, receiver_ms), usual)
+    if busy_ms < 0:
+        table["busy_ns"] = -1
+    since = BEGIN + 3_300 * MS
+    assert was_waiting(table, since, since + 200 * MS) is waits
+
+
+def test_what_a_sender_only_believed_to_be_lost_is_no_loss():
+    usual = (20_000_000, 2_896, 800, 0)
+    table = said(usual, usual, (20_000_000, 8_688, 800, 0), (20_000_000, 200_000, 800, 0), usual)
+    assert not sent_again(table, BEGIN + 2_100 * MS, BEGIN + 2_900 * MS)
+    assert sent_again(table, BEGIN + 3_100 * MS, BEGIN + 3_900 * MS)
+
+
+def test_the_ranks_times_add_up_and_are_told_with_the_iteration(capsys):
+    truth = next(each for each in TRUTHS if each["kind"] == "stop")
+    data = ["--data", str(RECORDED), "--json"]
+    assert main(["why", truth["job"], *data]) == 0
+    verdicts = json.loads(capsys.readouterr().out)["verdicts"]
+    number = str(max(verdicts, key=lambda each: each["duration_ns"])["iteration"])
+    assert main(["why", truth["job"], "--iteration", number, *data]) == 0
+    (found,) = json.loads(capsys.readouterr().out)["verdicts"]
+    assert len(found["ranks"]) > 1
+    parts = ("computed_ns", "waited_ns", "transfer_ns", "held_ns", "after_ns")
+    for rank in found["ranks"]:
+        assert rank["known"]
+        assert sum(rank[part] for part in parts) == rank["duration_ns"]
+        assert min(rank[part] for part in parts) >= 0
+    assert main(["why", truth["job"], "--iteration", number, *data[:2]]) == 0
+    assert "afterwards" in capsys.readouterr().out
+
+
+def test_the_critical_path_names_who_held_the_others_and_who_only_waited():
+    verdict = Verdict("job", 1, 0, 0, 300, 100, 200, Cause.STRAGGLER, rank=2, host="h2")
+    ahead = RankTimes(0, "h0", 300, True, 50, 150, waited_for=2, transfer_ns=100)
+    late = RankTimes(2, "h2", 300, True, 200, 0, transfer_ns=100)
+    assert path_of([ahead, late], verdict) == "rank 2 (h2) held the others up: rank 0 only waited for it"
+    unknown = RankTimes(**{**asdict(ahead), "known": False})
+    assert path_of([unknown, late], verdict) == ""
+
+
+def steps(late_ms: int = 0, error_ms: float = 0.01, never_ends: int = -1) -> Steps:
+    """Twelve iterations of three ranks; in the last one rank 1 is late, or a rank never ends any from the sixth on."""
+    rows = []
+    for number in range(12):
+        late = late_ms * MS if number == 11 else 0
+        for rank in range(3):
+            start = BEGIN + number * 1_000 * MS
+            arrives, end = start + 100 * MS + late * (rank == 1), start + 200 * MS + late
+            if rank != never_ends or number < 6:
+                done = end - 10 * MS
+                rows.append((number, rank, start, end, arrives, done, done - arrives, error_ms * MS, 0, rank))
+    columns = np.array(rows, np.int64).T
+    return Steps(*columns[:8], columns[8].astype(bool), columns[9], hosts=["h0", "h1", "h2"], size=3)
+
+
+def test_clocks_that_err_by_as_much_as_is_to_be_told_make_it_unknown():
+    told = [judge("job", steps(100, error), Carried((), (), np.empty(0, CARRIED)), 11) for error in (0.01, 20, 150)]
+    assert [each.cause for each in told] == [Cause.STRAGGLER, Cause.STRAGGLER, Cause.UNKNOWN]
+    assert told[0].error_ns < told[1].error_ns < told[2].error_ns
+    assert told[0].confidence > told[1].confidence
+
+
+def test_a_rank_that_never_ends_leaves_nothing_to_compare():
+    assert standing_out(steps(100)) == [11]
+    assert standing_out(steps(100, never_ends=2)) == []
+    assert standing_out(Steps(*(np.empty(0, np.int64),) * 8, np.empty(0, bool), np.empty(0, np.int64), (), 0)) == []
