@@ -15,18 +15,8 @@ from netmon.config import defaults_from
 from netmon.errors import NetmonError, UsageError
 
 COMMANDS = (
-    "agent",
-    "collector",
-    "top",
-    "why",
-    "advise",
-    "export",
-    "replay",
-    "lab",
-    "report",
-    "doctor",
-    "certificates",
-    "bench",
+    *("agent", "collector", "top", "why", "advise", "export", "report", "trace", "replay", "lab", "doctor"),
+    *("certificates", "bench"),
 )
 
 

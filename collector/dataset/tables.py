@@ -96,7 +96,7 @@ SCHEMAS = {
             *_fields(_I64, "start_ns", "end_ns", "nic_bytes", "attributed_bytes", "overflow_bytes"),
             *_fields(_I64, "lost_kernel_bytes", "lost_agent_bytes", "invisible_bytes"),
             *_fields(pa.float64(), "coverage"),
-            *_fields(_I64, "nic_counter_bytes", "nic_packets"),
+            *_fields(_I64, "nic_counter_bytes", "nic_packets", "clock_offset_ns", "clock_error_ns"),
             *_fields(_WORD, "hook", "byte_basis"),
         ]
     ),
@@ -192,6 +192,8 @@ class Origin(NamedTuple):
     hello: Hello
     links: Links
     clock: TimeMap  # as the rows use it
+    host_offset_ns: int = 0  # the host's own UTC minus mono, as it said last
+    clock_error_ns: int = 0  # of the rows' times
 
 
 class Origins:
@@ -316,7 +318,11 @@ def ledger_table(origins: Origins, of: _Places, rows: Sequence[LedgerRow]) -> pa
     columns = origins.link_columns(of, link) | {name: [getattr(row, name) for row in rows] for name in plain}
     columns["coverage"] = [row.coverage if row.nic_bytes else None for row in rows]
     columns["start_ns"] = origins.utcs(of, [row.start_ns for row in rows])
-    columns["end_ns"] = origins.utcs(of, [row.end_ns for row in rows])
+    end_ns = np.array([row.end_ns for row in rows], np.int64)
+    columns["end_ns"] = origins.utcs(of, end_ns)
+    offsets = np.array([(own.host_offset_ns, own.clock_error_ns) for own in origins.sessions], np.int64)[of]
+    columns["clock_offset_ns"] = end_ns + offsets[:, 0] - columns["end_ns"]
+    columns["clock_error_ns"] = offsets[:, 1]
     columns["hook"] = origins.interface_words(of, link, Links.hook)
     columns["byte_basis"] = origins.interface_words(of, link, lambda links, n: links.interface(n).byte_basis)
     return origins.table("ledger", of, columns)

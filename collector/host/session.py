@@ -151,7 +151,8 @@ class Session:
 
     @property
     def _origin(self) -> Origin:
-        return Origin(self.hello, self.window.links, self.window.alignment.map)
+        clock = self.window.alignment
+        return Origin(self.hello, self.window.links, clock.map, clock.sample.offset_ns, clock.error_ns)
 
     def bucket_rows(self, rows: Columns) -> pa.Table:
         """Rows of SETTLED with the columns of the table `buckets`."""

@@ -51,7 +51,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--table", choices=_TABLES, default="iterations", help="what to export (%(default)s)")
     parser.add_argument("--job", metavar="J", help="only rows of this job")
     parser.add_argument(
-        "--iterations", type=_iterations, metavar="A:B", help="only rows of iterations A to B-1; either may be left out"
+        "--iterations", type=iterations, metavar="A:B", help="only rows of iterations A to B-1; either may be left out"
     )
     parser.add_argument(
         "--since", type=parse_time, metavar="T", help="only rows from then on: ISO 8601, UTC unless it says else"
@@ -64,7 +64,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     full.add_argument("--host", nargs="+", default=[], metavar="H", help="of these hosts (all)")
 
 
-def _iterations(text: str) -> tuple[int | None, int | None]:
+def iterations(text: str) -> tuple[int | None, int | None]:
+    """`A:B` → the first, and the one after the last; None: open. Raises UsageError."""
     first, colon, last = text.partition(":")
     try:
         if not colon:

@@ -42,6 +42,7 @@ MAY_IMPORT = {
     "lab": SHARED | {"horovod"},  # its ring trainer is a training script
     "replay": SHARED,
     "report": SHARED,
+    "trace": SHARED | {"report"},  # whose reader of datasets it shares
     "collector": SHARED,
     "__main__": {"cli"},
 }

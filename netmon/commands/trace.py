@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`netmon trace`: the dataset as a trace for Perfetto, with profilers' traces on the same clock."""
+
+import argparse
+import contextlib
+import gzip
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, cast
+
+from netmon.errors import DataError, UsageError
+from netmon.units import format_bytes, format_duration, parse_duration, parse_time
+
+if TYPE_CHECKING:
+    from netmon.trace.writer import TraceWriter
+
+HELP = (
+    "write a trace for Perfetto: iterations, flows, rates and verdicts of a dataset, and profilers' traces beside them"
+)
+EXAMPLES = """\
+  netmon trace out --out run.pftrace                       open it at https://ui.perfetto.dev
+  netmon trace out --job training --iterations 800:820 --out slow.pftrace
+  netmon trace out --since 2026-01-31T09:00 --until 2026-01-31T09:01 --host node17 node18 --out minute.json.gz
+  netmon trace out --merge rank*.pt.trace.json.gz --out all-ranks.pftrace
+"""
+_PERFETTO, _CHROME = (".pftrace", ".perfetto-trace"), (".json", ".json.gz")
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    parser.add_argument("data", type=Path, metavar="DATA", help="the dataset's directory")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        required=True,
+        metavar="FILE",
+        help="ends in .pftrace (Perfetto), .json or .json.gz (Chrome)",
+    )
+    parser.add_argument(
+        "--merge",
+        type=Path,
+        nargs="+",
+        default=[],
+        metavar="TRACE",
+        help="traces of ranks, to be put on the same clock",
+    )
+    parser.add_argument("--job", metavar="J", help="only this job and its hosts")
+    parser.add_argument(
+        "--iterations", metavar="A:B", help="only the time of iterations A to B-1; either may be left out"
+    )
+    parser.add_argument("--host", nargs="+", default=[], metavar="H", help="only these hosts (all)")
+    parser.add_argument(
+        "--since", type=parse_time, metavar="T", help="only from then on: ISO 8601, UTC unless it says else"
+    )
+    parser.add_argument("--until", type=parse_time, metavar="T", help="only before then")
+    parser.add_argument(
+        "--width",
+        type=parse_duration,
+        metavar="W",
+        help="of a point of the rates' curves (as fine as a viewer can open)",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Write the file; says on standard output what it holds."""
+    from netmon.commands.export import iterations
+    from netmon.trace.dataset import Window, look, write
+    from netmon.trace.merge import place
+    from netmon.trace.merge import write as write_profiles
+
+    if not str(args.out).endswith(_PERFETTO + _CHROME):
+        raise UsageError(f"cannot tell the format of {args.out}: end it in {', '.join(_PERFETTO + _CHROME)}")
+    spans = iterations(args.iterations) if args.iterations else (None, None)
+    content = look(args.data, Window(args.since, args.until, args.job, tuple(args.host), spans), args.width)
+    placed = place(args.merge, content.iterations, content.clocks, args.job)
+    with _writer(args.out, content.begin_ns) as writer:
+        hosts = write(args.data, content, writer, _progress)
+        told = write_profiles(placed, hosts, writer, content.begin_ns, content.end_ns)
+    print(
+        f"{args.out}: {format_duration(content.end_ns - content.begin_ns)} of {len(content.hosts)} hosts, "
+        f"{len(content.iterations)} iterations, {len(content.verdicts)} verdicts, rates every "
+        f"{format_duration(content.width_ns)}; {format_bytes(args.out.stat().st_size)}"
+    )
+    for line in told:
+        print(line)
+    return 0
+
+
+@contextlib.contextmanager
+def _writer(path: Path, begin_ns: int) -> Iterator["TraceWriter"]:
+    """Writes beside, and takes the name when it is complete. Raises DataError where it cannot be written."""
+    from netmon.trace.chrome import ChromeWriter
+    from netmon.trace.perfetto import PerfettoWriter
+
+    beside = path.with_name(f".{path.name}.part")
+    try:
+        with contextlib.ExitStack() as stack:
+            file: IO[bytes] = stack.enter_context(beside.open("wb"))
+            if path.name.endswith(".gz"):
+                file = stack.enter_context(cast(IO[bytes], gzip.GzipFile(fileobj=file, mode="wb", compresslevel=5)))
+            writer: TraceWriter = (
+                PerfettoWriter(file, begin_ns) if str(path).endswith(_PERFETTO) else ChromeWriter(file, begin_ns)
+            )
+            yield writer
+            writer.close()
+        beside.replace(path)
+    except OSError as error:
+        raise DataError(f"cannot write {path}: {error.strerror}") from None
+    finally:
+        beside.unlink(missing_ok=True)
+
+
+def _progress(part: float) -> None:
+    if sys.stderr.isatty():
+        print(
+            f"\rnetmon: trace: {part:4.0%} of the rows", end="" if part < 1 else "\r\033[K", file=sys.stderr, flush=True
+        )

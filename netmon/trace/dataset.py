@@ -1,0 +1,335 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A dataset, or a part of it, into a trace file."""
+
+import ipaddress
+from collections import Counter, defaultdict
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pandas as pd
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.dataset as ds
+
+from netmon.dl.verdict.words import arithmetic, columns, sentence
+from netmon.errors import DataError
+from netmon.report.dataset import open_table, stream
+from netmon.report.judging import told
+from netmon.trace.traffic import COLUMNS, Traffic
+from netmon.trace.writer import Detail, Instant, Slice, TraceWriter
+from netmon.units import format_bytes
+from netmon.views import Verdict
+
+_WIDTHS_NS = (10_000, 100_000, 1_000_000, 10_000_000, 100_000_000, 1_000_000_000)
+_MOST_POINTS = 1_000_000
+_MOST_FLOWS = 500
+_TO_OPEN_NS = 3_600_000_000_000
+_ITERATION = [
+    *("host", "job", "rank", "iteration", "start_ns", "end_ns", "comm_start_ns", "comm_end_ns", "exposed_ns", "source"),
+    *("error_ns", "relative", "dl_tx_bytes", "dl_rx_bytes", "cross_tx_bytes", "cross_rx_bytes", "cross_top"),
+]
+_FLOW = ["host", "session", "interface", "direction", "flow_id", "src", "dst", "src_port", "dst_port", "protocol"]
+_FLOW_WORDS = ["process", "job", "rank", "peer_rank", "class"]
+
+
+@dataclass(frozen=True)
+class Window:
+    """What is wanted of a dataset. Empty: all."""
+
+    since_ns: int | None = None  # UTC epoch
+    until_ns: int | None = None
+    job: str | None = None  # its hosts, iterations and verdicts
+    hosts: tuple[str, ...] = ()
+    iterations: tuple[int | None, int | None] = (None, None)  # the first, and the one after the last
+
+
+@dataclass(frozen=True)
+class Content:
+    """What was found in the window."""
+
+    iterations: pd.DataFrame
+    verdicts: list[Verdict]
+    clocks: (
+        pd.DataFrame
+    )  # host, time_ns, clock_offset_ns (its UTC minus the dataset's), clock_error_ns; empty: not known
+    hosts: list[str]
+    begin_ns: int
+    end_ns: int
+    width_ns: int  # of the rates' points
+
+    @property
+    def jobs(self) -> list[str]:
+        """Their names."""
+        return sorted(set(self.iterations["job"]) - {""})
+
+
+def look(data: Path, window: Window, width_ns: int | None = None) -> Content:
+    """What there is to be drawn. Raises DataError where there is nothing.
+
+    width_ns: of the rates' points; by default the finest of 10 µs … 1 s that the rows have and that keeps their curves
+    below a million points.
+    """
+    iterations = _read(data, "iterations", _ITERATION, _within(window, "start_ns", "end_ns"))
+    if window.job is not None:
+        if window.job not in set(iterations["job"]):
+            known = sorted({str(name) for name in _read(data, "iterations", ["job"], None)["job"]} - {""})
+            raise DataError(
+                f"cannot trace job {window.job}: {data} has no iteration of it there; it has jobs: "
+                f"{', '.join(known) or 'none'}"
+            )
+        iterations = iterations[iterations["job"] == window.job]
+    first, last = window.iterations
+    if first is not None or last is not None:
+        number = iterations["iteration"]
+        iterations = iterations[(number >= (first or 0)) & (number < (last if last is not None else 1 << 62))]
+        if iterations.empty:
+            raise DataError(f"cannot trace these iterations: {data} holds none of them")
+    begin_ns, end_ns, hosts, finest = _span(data, window, iterations)
+    links = 8 * len(hosts)
+    if width_ns is None:
+        fits = [width for width in _WIDTHS_NS if links * (end_ns - begin_ns) / width <= _MOST_POINTS]
+        width_ns = max(finest, fits[0] if fits else 0)
+        if not fits:
+            raise DataError(
+                f"cannot trace {(end_ns - begin_ns) / 3.6e12:.0f} h of {len(hosts)} hosts in one file that a viewer can"
+                " open: give --since and --until, --job, --host or --width"
+            )
+    verdicts = [
+        verdict
+        for verdict in told(data)
+        if verdict.end_ns > begin_ns and verdict.start_ns < end_ns and window.job in (None, verdict.job)
+    ]
+    return Content(iterations, verdicts, _clocks(data), hosts, begin_ns, end_ns, width_ns)
+
+
+def write(
+    data: Path, content: Content, out: TraceWriter, progress: Callable[[float], None] = lambda _: None
+) -> dict[str, int]:
+    """Hosts with their ranks, flows and rates, and jobs with their verdicts → the numbers of the hosts' processes.
+
+    progress: told the part that is done.
+    """
+    _write_jobs(content, out)
+    traffic = _traffic(data, content, progress)
+    arrows = _Arrows()
+    transfers = traffic.transfers()
+    flows = _read(data, "flows", [*_FLOW, *_FLOW_WORDS], None)
+    most = transfers.groupby(["session", "flow_id"])["wire_bytes"].sum().nlargest(_MOST_FLOWS).index
+    drawn = transfers.set_index(["session", "flow_id"]).loc[list(most)].reset_index()
+    described = drawn.merge(
+        flows.drop(columns="host").drop_duplicates(["session", "flow_id"]), on=["session", "flow_id"]
+    )
+    described["arrow"] = arrows.number(described)
+    rates = defaultdict(list)
+    for link, times, values in traffic.rates():
+        rates[link[0]].append((link[1:], times, values))
+    processes = {}
+    for host in content.hosts:
+        process = processes[host] = out.process(f"host {host}")
+        _write_ranks(content.iterations[content.iterations["host"] == host], process, out)
+        for (interface, direction, class_), times, values in rates[host]:
+            name = f"{interface} {direction} {class_}"
+            out.values(out.counter(process, name, "bit/s"), times.tolist(), values.tolist())
+        _write_flows(described[described["host"] == host], process, arrows, out)
+    return processes
+
+
+class _Arrows:
+    """Numbers that lead from what was sent to where it was received."""
+
+    def __init__(self) -> None:
+        self.both: set[int] = set()
+
+    def number(self, pieces: pd.DataFrame) -> "pd.Series[int]":
+        """The same number for a piece that left one host and reached another: same flow, same iteration."""
+        key = [*("src", "dst", "src_port", "dst_port", "protocol"), "iteration"]
+        number = pieces.groupby(key, sort=False).ngroup() + 1
+        # Without an iteration the two ends are cut at different places.
+        number[pieces["iteration"] < 0] = 0
+        sent, received = (set(number[pieces["direction"] == way]) for way in ("tx", "rx"))
+        self.both = (sent & received) - {0}
+        return number
+
+
+def _write_jobs(content: Content, out: TraceWriter) -> None:
+    verdicts = defaultdict(list)
+    for verdict in content.verdicts:
+        verdicts[verdict.job].append(verdict)
+    for job in sorted({*content.jobs, *verdicts}):
+        process = out.process(f"job {job}")
+        own = content.iterations[content.iterations["job"] == job]
+        if len(own):
+            ends = own.groupby("iteration").agg(start=("start_ns", "min"), end=("end_ns", "max")).sort_values("start")
+            rows = zip(ends.index.tolist(), ends["start"].tolist(), ends["end"].tolist(), strict=True)
+            lane = out.lane(process, "iterations, all ranks")
+            out.slices(
+                lane, _one_after_another(Slice(start, end, f"iteration {number}") for number, start, end in rows)
+            )
+        if verdicts[job]:
+            found = sorted(verdicts[job], key=lambda verdict: verdict.end_ns)
+            out.instants(out.lane(process, "verdicts"), map(_flag, found))
+
+
+def _flag(verdict: Verdict) -> Instant:
+    details: dict[str, Detail] = {"arithmetic": "\n".join(arithmetic(verdict))}
+    for name, value in columns(verdict).items():
+        if isinstance(value, str | int | float):
+            details[name] = value
+    return Instant(verdict.end_ns, sentence(verdict), details)
+
+
+def _write_ranks(rows: pd.DataFrame, process: int, out: TraceWriter) -> None:
+    for (job, rank), own in rows.sort_values("start_ns").groupby(["job", "rank"], sort=True):
+        known = int(str(rank)) >= 0
+        lane = out.lane(process, f"{job}/{rank}" if known else f"{job}, rank not known")
+        out.slices(lane, _one_after_another(_iteration(row) for row in own.to_dict("records")))
+
+
+def _iteration(row: Mapping[Hashable, object]) -> Slice:
+    """An iteration with its phases: before the first gradient, communicating, after the last."""
+    start, end, begun, done = (_whole(row[name]) for name in ("start_ns", "end_ns", "comm_start_ns", "comm_end_ns"))
+    assert start is not None
+    assert end is not None
+    inner = []
+    if begun is not None and done is not None and start <= begun <= done <= end:
+        exposed = _whole(row["exposed_ns"])
+        known: dict[str, Detail] = {"exposed_ns": exposed} if exposed is not None else {}
+        phases = [Slice(start, begun, "before the first gradient"), Slice(begun, done, "communicating", known)]
+        inner = [phase for phase in (*phases, Slice(done, end, "after the last")) if phase.end_ns > phase.start_ns]
+    names = ("source", "error_ns", "dl_tx_bytes", "dl_rx_bytes", "cross_tx_bytes", "cross_rx_bytes", "cross_top")
+    details = {name: value for name in names if (value := _plain(row[name])) not in (None, "")}
+    number = f"~{row['iteration']}" if row["relative"] else f"{row['iteration']}"
+    return Slice(start, end, f"iteration {number}", details, tuple(inner))
+
+
+def _write_flows(pieces: pd.DataFrame, process: int, arrows: _Arrows, out: TraceWriter) -> None:
+    names = Counter[str]()
+    by_bytes = pieces.groupby(["session", "flow_id"], sort=False)["wire_bytes"].transform("sum")
+    ordered = pieces.assign(all_bytes=by_bytes).sort_values(
+        ["direction", "all_bytes", "start_ns"], ascending=[True, False, True]
+    )
+    for _, own in ordered.groupby(["session", "flow_id"], sort=False):
+        row = own.iloc[0]
+        ends = f"{_place(row['src'], row['src_port'])} → {_place(row['dst'], row['dst_port'])}"
+        name = f"{row['interface']} {row['direction']} {ends} {row['process'] or row['class']}"
+        names[name] += 1
+        lane = out.lane(process, name if names[name] == 1 else f"{name} ({names[name]})")
+        out.slices(lane, _one_after_another(_piece(each, arrows) for each in own.to_dict("records")))
+
+
+def _piece(row: Mapping[Hashable, object], arrows: _Arrows) -> Slice:
+    start, end, sent = (_whole(row[name]) or 0 for name in ("start_ns", "end_ns", "wire_bytes"))
+    names = ("class", "job", "rank", "peer_rank", "process", "wire_bytes", "payload_bytes")
+    details = {name: value for name in names if (value := _plain(row[name])) not in (None, "")}
+    details["bit/s"] = round(8e9 * sent / max(1, end - start))
+    arrow = (number,) if (number := _whole(row["arrow"])) in arrows.both and number else ()
+    leaves = row["direction"] == "tx"
+    of = f", iteration {row['iteration']}" if (_whole(row["iteration"]) or 0) >= 0 and row["job"] else ""
+    return Slice(start, end, f"{format_bytes(sent)}{of}", details, (), arrow if leaves else (), () if leaves else arrow)
+
+
+def _one_after_another(slices: Iterator[Slice]) -> Iterator[Slice]:
+    """Slices in order of their starts, cut where they overlap by what clocks and buckets leave open."""
+    last = 0
+    for each in slices:
+        if each.end_ns <= last:
+            continue
+        start = max(each.start_ns, last)
+        inner = tuple(one for one in each.inner if one.start_ns >= start)
+        yield Slice(start, each.end_ns, each.name, each.details, inner, each.arrows_out, each.arrows_in)
+        last = each.end_ns
+
+
+def _traffic(data: Path, content: Content, progress: Callable[[float], None]) -> Traffic:
+    buckets = open_table(data, "buckets", (content.begin_ns - _TO_OPEN_NS, content.end_ns))
+    start = ds.field("bucket_start_ns")
+    condition = (start >= content.begin_ns) & (start < content.end_ns)
+    if content.hosts:
+        condition &= ds.field("host").isin(content.hosts)
+    traffic, done = Traffic(content.width_ns), 0
+    rows = max(1, buckets.count_rows(filter=condition))
+    for batch in stream(buckets, COLUMNS, condition):
+        traffic.add(batch)
+        done += batch.num_rows
+        progress(min(1.0, done / rows))
+    return traffic
+
+
+def _span(data: Path, window: Window, iterations: pd.DataFrame) -> tuple[int, int, list[str], int]:
+    """Begin and end (UTC epoch), the hosts with rows, and the width (ns) of the widest row."""
+    named = window.job is not None or window.iterations != (None, None)
+    since, until = window.since_ns, window.until_ns
+    if named and len(iterations):
+        since = max(since or 0, int(iterations["start_ns"].min()))
+        until = min(until or 1 << 62, int(iterations["end_ns"].max()))
+    buckets = open_table(data, "buckets", (since or 0, until or 1 << 62))
+    field = ds.field("bucket_start_ns")
+    condition = (field >= (since or 0)) & (field < (until or 1 << 62))
+    hosts = list(window.hosts)
+    if window.job is not None:
+        hosts = [host for host in sorted(set(iterations["host"])) if not hosts or host in hosts]
+    if hosts:
+        condition &= ds.field("host").isin(hosts)
+    found: set[str] = set()
+    begin, end, widest = 1 << 62, 0, 0
+    for batch in stream(buckets, ["host", "bucket_start_ns", "bucket_ns"], condition):
+        low_high = pc.min_max(batch["bucket_start_ns"])
+        begin, end = min(begin, low_high["min"].as_py()), max(end, low_high["max"].as_py())
+        widest = max(widest, pc.max(batch["bucket_ns"]).as_py())
+        found |= {str(name) for name in batch["host"].unique().to_pylist()}
+    if not found:
+        raise DataError(f"cannot trace this part of {data}: it holds no traffic there")
+    return (begin if since is None else since), (end + widest if until is None else until), sorted(found), widest
+
+
+def _clocks(data: Path) -> pd.DataFrame:
+    rows = _read(data, "ledger", ["host", "end_ns", "clock_offset_ns", "clock_error_ns"], None)
+    return rows.rename(columns={"end_ns": "time_ns"})
+
+
+def _within(window: Window, start: str, end: str) -> ds.Expression | None:
+    condition = None
+    if window.until_ns is not None:
+        condition = ds.field(start) < window.until_ns
+    if window.since_ns is not None:
+        since = ds.field(end) > window.since_ns
+        condition = since if condition is None else condition & since
+    if window.hosts:
+        own = ds.field("host").isin(window.hosts)
+        condition = own if condition is None else condition & own
+    return condition
+
+
+def _read(data: Path, table: str, names: Sequence[str], condition: ds.Expression | None) -> pd.DataFrame:
+    """Columns of a table that is small enough; those that it lacks are empty, and so is all if there is no table."""
+    try:
+        known = open_table(data, table)
+    except DataError:
+        if not data.is_dir():
+            raise
+        return pd.DataFrame(columns=list(names))
+    batches = list(stream(known, [name for name in names if name in known.schema.names], condition))
+    rows = pa.Table.from_batches(batches).to_pandas(integer_object_nulls=True) if batches else pd.DataFrame()
+    rows = rows.astype({name: object for name in rows if isinstance(rows[name].dtype, pd.CategoricalDtype)})
+    return rows.reindex(columns=list(names))
+
+
+def _place(address: object, port: object) -> str:
+    try:
+        known = ipaddress.ip_address(str(address))
+    except ValueError:
+        return f"{address}:{port}"
+    return f"[{known}]:{port}" if known.version == 6 else f"{known}:{port}"
+
+
+def _whole(value: object) -> int | None:
+    return None if value is None or value != value else int(value)  # type: ignore[call-overload, no-any-return]
+
+
+def _plain(value: object) -> Detail:
+    if value is None or value != value:
+        return None
+    if isinstance(value, str | bool):
+        return value
+    return int(value)  # type: ignore[call-overload, no-any-return]

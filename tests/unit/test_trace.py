@@ -1,0 +1,281 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Traces for Perfetto, read back event by event."""
+
+import argparse
+import asyncio
+import gzip
+import itertools
+import json
+from collections import defaultdict
+
+import pandas as pd
+import pyarrow as pa
+import pytest
+from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace, TrackEvent
+from test_store import Collector, batches
+
+from netmon.commands import trace
+from netmon.errors import DataError, UsageError
+from netmon.trace.merge import place
+from netmon.trace.profiles import happenings, open_profile
+from netmon.trace.traffic import COLUMNS, Traffic
+
+MS = 1_000_000
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("trace") / "data"
+
+    async def scenario():
+        collector = Collector(directory)
+        await collector.end(await collector.feed(batches(30, cross_from_ms=1500)))
+
+    asyncio.run(scenario())
+    return directory
+
+
+def run(data, out, *options):
+    parser = argparse.ArgumentParser()
+    trace.arguments(parser)
+    return trace.run(parser.parse_args([str(data), "--out", str(out), *options]))
+
+
+class Read:
+    """A file in Perfetto's format, with every begin's end found."""
+
+    def __init__(self, path):
+        self.names, self.parents, self.slices, self.points, self.flags = {}, {}, [], defaultdict(list), []
+        open_ = defaultdict(list)
+        parsed = Trace.FromString(path.read_bytes())
+        for packet in parsed.packet:
+            if packet.HasField("track_descriptor"):
+                told = packet.track_descriptor
+                self.names[told.uuid], self.parents[told.uuid] = told.name, told.parent_uuid
+            elif packet.HasField("track_event"):
+                event = packet.track_event
+                track = event.track_uuid
+                if event.type == TrackEvent.TYPE_SLICE_BEGIN:
+                    open_[track].append((packet.timestamp, event.name))
+                elif event.type == TrackEvent.TYPE_SLICE_END:
+                    begun, name = open_[track].pop()
+                    self.slices.append((self.names[track], name, begun, packet.timestamp, len(open_[track])))
+                elif event.type == TrackEvent.TYPE_COUNTER:
+                    self.points[track].append((packet.timestamp, event.double_counter_value))
+                else:
+                    self.flags.append((self.names[track], event.name, packet.timestamp))
+        assert not any(open_.values())
+
+
+def test_iterations_and_bytes_are_those_of_the_dataset(data, tmp_path, capsys):
+    out = tmp_path / "x.pftrace"
+    assert run(data, out) == 0
+    assert str(out) in capsys.readouterr().out
+    read = Read(out)
+    iterations = pd.read_parquet(data / "iterations")
+    drawn = [(begun, end) for lane, name, begun, end, depth in read.slices if lane == "train/0" and not depth]
+    assert drawn == list(zip(iterations["start_ns"], iterations["end_ns"], strict=True))
+    inner = [name for lane, name, *_, depth in read.slices if lane == "train/0" and depth]
+    assert set(inner) <= {"before the first gradient", "communicating", "after the last"}
+    sent = sum(
+        value * (after - time) / 8e9
+        for points in read.points.values()
+        for (time, value), (after, _) in itertools.pairwise(points)
+    )
+    assert round(sent) == pd.read_parquet(data / "buckets")["wire_bytes"].sum()
+    assert [points[-1][1] for points in read.points.values()] == [0.0] * len(read.points)
+    assert "host h0" in read.names.values()
+    assert list(tmp_path.iterdir()) == [out]
+
+
+def test_json_says_the_same(data, tmp_path):
+    run(data, tmp_path / "x.pftrace")
+    run(data, tmp_path / "x.json.gz")
+    read, told = Read(tmp_path / "x.pftrace"), json.loads(gzip.decompress((tmp_path / "x.json.gz").read_bytes()))
+    events = told["traceEvents"]
+    slices = [(round(e["ts"] * 1000), round(e["dur"] * 1000), e["name"]) for e in events if e["ph"] == "X"]
+    base = told["baseTimeNanoseconds"]
+    assert sorted(slices) == sorted((begun - base, end - begun, name) for _, name, begun, end, _ in read.slices)
+    assert sum(e["ph"] == "C" for e in events) == sum(map(len, read.points.values()))
+
+
+def test_part_of_it(data, tmp_path):
+    out = tmp_path / "x.pftrace"
+    run(data, out, "--job", "train", "--iterations", "2:4")
+    numbers = [name for lane, name, *_, depth in Read(out).slices if lane == "train/0" and not depth]
+    assert numbers == ["iteration 2", "iteration 3"]
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        (["--job", "other"], "no iteration of it there; it has jobs: train"),
+        (["--iterations", "900:"], "holds none of them"),
+        (["--since", "2031-01-01"], "no traffic there"),
+    ],
+)
+def test_what_is_not_there_is_said(data, tmp_path, options, reason):
+    with pytest.raises(DataError, match=reason):
+        run(data, tmp_path / "x.pftrace", *options)
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_format_is_told_by_the_name(data, tmp_path):
+    with pytest.raises(UsageError, match="end it in"):
+        run(data, tmp_path / "x.txt")
+
+
+def rows(*rows):
+    return pa.RecordBatch.from_pylist([dict(zip(COLUMNS, row, strict=True)) for row in rows])
+
+
+def test_rates_fall_to_zero_and_transfers_are_cut_at_silence_and_iterations():
+    traffic = Traffic(MS)
+    link = ("h0", "s", "eth0", "tx")
+    traffic.add(rows((*link, 1, 0, MS, 1000, 900, "DL-only", 3), (*link, 1, MS, MS, 500, 400, "DL-only", 3)))
+    traffic.add(rows((*link, 1, 40 * MS, MS, 70, 60, "DL-only", 3), (*link, 1, 41 * MS, MS, 7, 6, "DL-only", 4)))
+    traffic.add(rows((*link, 2, 0, MS, 9, 9, "cross", -1), (*link, 2, 80 * MS, MS, 9, 9, "cross", -1)))
+    curves = {name[3]: (times.tolist(), values.tolist()) for name, times, values in traffic.rates()}
+    assert curves["cross"] == ([0, MS, 80 * MS, 81 * MS], [72_000.0, 0.0, 72_000.0, 0.0])
+    assert curves["DL-only"][1] == [8_000_000.0, 4_000_000.0, 0.0, 560_000.0, 56_000.0, 0.0]
+    found = traffic.transfers()
+    assert list(zip(found["flow_id"], found["iteration"], found["wire_bytes"], found["end_ns"], strict=True)) == [
+        (1, 3, 1570, 41 * MS),
+        (1, 4, 7, 42 * MS),
+        (2, -1, 9, MS),
+        (2, -1, 9, 81 * MS),
+    ]
+
+
+# --- profilers' traces
+
+
+def kineto(path, rank=1, base=10**18, events=(), **more):
+    document = {"baseTimeNanoseconds": base, "traceEvents": list(events), **more}
+    if rank is not None:
+        document["distributedInfo"] = {"backend": "gloo", "rank": rank, "world_size": 3}
+    path.write_text(json.dumps(document))
+    return path
+
+
+EVENTS = [
+    {"ph": "M", "name": "thread_name", "pid": 7, "tid": 8, "args": {"name": "python"}},
+    {"ph": "X", "name": "all_reduce", "pid": 7, "tid": 8, "ts": 1000.5, "dur": 20.25, "args": {"bytes": 4, "odd": [1]}},
+    {"ph": "i", "name": "mark", "pid": 7, "tid": 8, "ts": 1500},
+    {"ph": "X", "name": "no time", "pid": 7, "tid": 8, "ts": "x", "dur": 1},
+    "no event",
+]
+
+
+def test_a_trace_of_pytorch(tmp_path):
+    profile = open_profile(kineto(tmp_path / "a.json", events=EVENTS))
+    assert (profile.rank, profile.size, profile.cut) == (1, 3, "")
+    first, second = happenings(profile)
+    assert (first.start_ns - 10**18, first.length_ns, first.name, first.details) == (
+        1_000_500,
+        20_250,
+        "all_reduce",
+        {"bytes": 4},
+    )
+    assert (second.start_ns - 10**18, second.length_ns) == (1_500_000, None)
+    assert profile.threads == {("7", "8"): "python"}
+
+
+def test_a_timeline_that_was_cut(tmp_path):
+    path = tmp_path / "timeline.json"
+    path.write_text(
+        '[{"ph": "M", "name": "start_time", "args": {"start_time_since_epoch_in_micros": 1700000000000000}},'
+        '{"ph": "B", "name": "NEGOTIATE", "ts": 100, "pid": 1},{"ph": "E", "ts": 150, "pid": 1},{"ph": "B", "na'
+    )
+    profile = open_profile(path)
+    (only,) = happenings(profile)
+    assert (profile.rank, only.start_ns, only.length_ns) == (0, 1_700_000_000_000_100_000, 50_000)
+    assert profile.cut
+
+
+def test_a_zipped_trace_that_was_cut(tmp_path):
+    whole = gzip.compress(kineto(tmp_path / "a.json", events=EVENTS * 500).read_bytes())
+    path = tmp_path / "rank-2.json.gz"
+    path.write_bytes(whole[: len(whole) // 2])
+    profile = open_profile(path)
+    assert profile.rank in (1, 2)
+    assert list(happenings(profile))
+    assert profile.cut
+
+
+def test_absolute_times_need_no_base(tmp_path):
+    path = tmp_path / "rank3.json"
+    path.write_text(json.dumps({"traceEvents": [{"ph": "X", "name": "a", "ts": 17e14, "dur": 1, "pid": 1, "tid": 1}]}))
+    profile = open_profile(path)
+    (only,) = happenings(profile)
+    assert (profile.rank, only.start_ns) == (3, 1_700_000_000_000_000_000)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("PNG", "no trace in JSON"),
+        ('{"traceEvents": [{"ph": "X", "ts": 5, "dur": 1}]}', "no clock that could be compared"),
+        ('{"traceEvents": [}', "no clock that could be compared|cannot read"),
+        ("", "no trace"),
+    ],
+)
+def test_what_is_no_trace_is_refused(tmp_path, text, reason):
+    path = tmp_path / "rank0.json"
+    path.write_text(text)
+    with pytest.raises(DataError, match=reason):
+        open_profile(path)
+
+
+ITERATIONS = pd.DataFrame(
+    {
+        "job": ["train"] * 4,
+        "rank": [0, 1] * 2,
+        "host": ["h0", "h1"] * 2,
+        "end_ns": [5, 6, 7, 8],
+        "comm_end_ns": [4, 5, 6, 7],
+    }
+)
+CLOCKS = pd.DataFrame(
+    {"host": ["h1"] * 2, "time_ns": [0, 10**9], "clock_offset_ns": [5 * MS, 7 * MS], "clock_error_ns": [100, 200]}
+)
+
+
+def test_times_are_moved_by_the_clock_of_then(tmp_path):
+    (placed,) = place([kineto(tmp_path / "a.json")], ITERATIONS, CLOCKS, None)
+    assert (placed.job, placed.rank, placed.host, placed.error_ns) == ("train", 1, "h1", 200)
+    for time, offset in ((0, 5 * MS), (5 * 10**8, 6 * MS), (10**9, 7 * MS), (2 * 10**9, 7 * MS)):
+        assert placed.on_the_clock(time + offset) == time
+
+
+def test_whose_trace_it_is_has_to_be_known(tmp_path):
+    nobody = kineto(tmp_path / "a.json", rank=None)
+    with pytest.raises(DataError, match="names no rank"):
+        place([nobody], ITERATIONS, CLOCKS, None)
+    with pytest.raises(DataError, match="no iteration of rank 9; it has ranks 0, 1"):
+        place([kineto(tmp_path / "b.json", rank=9)], ITERATIONS, CLOCKS, None)
+    one, two = kineto(tmp_path / "c.json"), kineto(tmp_path / "d.json")
+    with pytest.raises(DataError, match="both are of rank 1"):
+        place([one, two], ITERATIONS, CLOCKS, None)
+    with pytest.raises(DataError, match="does not say how h0's clock went"):
+        place([kineto(tmp_path / "e.json", rank=0)], ITERATIONS, CLOCKS, None)
+    both = pd.concat([ITERATIONS, ITERATIONS.assign(job="other")])
+    with pytest.raises(DataError, match="other, train have a rank 1; give --job"):
+        place([one], both, CLOCKS, None)
+
+
+def test_profiles_beside_the_dataset(data, tmp_path, capsys):
+    first = pd.read_parquet(data / "iterations").iloc[0]
+    clocks = pd.read_parquet(data / "ledger")[["clock_offset_ns", "clock_error_ns"]]
+    offset = int(clocks["clock_offset_ns"].median())
+    begun = (first["start_ns"] + offset - 10**18) / 1000
+    events = [*EVENTS, {"ph": "X", "name": "step", "pid": 7, "tid": 8, "ts": begun, "dur": 1000}]
+    path = kineto(tmp_path / "a.json", rank=0, events=events)
+    run(data, tmp_path / "x.pftrace", "--merge", str(path))
+    assert f"{path}: rank 0 of train on h0, shifted by" in capsys.readouterr().out
+    read = Read(tmp_path / "x.pftrace")
+    ((lane, _, start, end, _),) = [one for one in read.slices if one[1] == "step"]
+    assert lane == "train/0 python"
+    assert (abs(start - first["start_ns"]) <= 1_000, end - start) == (True, 1_000_000)
+    bounds = [one for one in read.slices if one[0] == "train/0 last gradient ± clock"]
+    assert len(bounds) == pd.read_parquet(data / "iterations")["comm_end_ns"].notna().sum()
