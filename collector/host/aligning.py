@@ -20,7 +20,7 @@ def align_clocks(tables: Tables, sessions: Mapping[int, Session], batches: Batch
     clock_of: list[Any] = batches.many.heads[["mono_ns", "utc_ns", "error_ns", "utc_error_ns"]].tolist()
     disciplines, updates = batches.many.disciplines, dict[int, Update]()
     for place, batch in last.items():
-        sample = ClockSample(*clock_of[batch], disciplines.get(batch, ""))
+        sample = ClockSample(*(*clock_of[batch], disciplines.get(batch, "")))
         try:
             update = sessions[place].window.align(
                 sample, exchanges.get(place, ()), horizon_ns[place], settled_ns[place]

@@ -215,12 +215,7 @@ def read_mark_runs(messages: Iterable[netmon_pb2.Mark]) -> list[MarkRun]:
         if any(wrong):
             for message in own:
                 read_mark(message)  # raises at the first that it is true of
-        runs.append(
-            MarkRun(
-                *whose(first),
-                *(moments, iterations, times_ns, errors_ns),
-            )
-        )
+        runs.append(MarkRun(*(*whose(first), moments, iterations, times_ns, errors_ns)))
     return runs
 
 

@@ -192,7 +192,7 @@ def _mark_runs(marks: list[netmon_pb2.Mark], counts: list[int]) -> list[tuple[in
     moments, iterations, times_ns, errors_ns = told.T.tolist()
     begins = first.tolist()
     return [
-        (batch, MarkRun(*about[who], moments[a:b], iterations[a:b], times_ns[a:b], errors_ns[a:b]))
+        (batch, MarkRun(*about[who], *(told[a:b] for told in (moments, iterations, times_ns, errors_ns))))
         for batch, who, a, b in zip(
             of[first].tolist(), number[first].tolist(), begins, [*begins[1:], len(marks)], strict=True
         )
