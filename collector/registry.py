@@ -20,7 +20,7 @@ from collector.host.batches import Settled
 from collector.host.incoming import gather
 from collector.host.session import Session
 from collector.host.window import Output
-from collector.intake import Intake
+from collector.intake import Intake, weight
 from collector.job_exchange import SILENT_AFTER_S, JobExchange
 from collector.jobs.link import JobLink, JobsHere
 from collector.judging.advising import Advising
@@ -37,7 +37,6 @@ from netmon.errors import DataError, NetmonError, WireError
 from netmon.records import Batch, Hello
 from netmon.views import Selection, Snapshot
 from netmon.wire import netmon_pb2
-from netmon.wire.limits import MAX_ROWS
 
 _log = logging.getLogger(__name__)
 _SILENT_AFTER_S = SILENT_AFTER_S
@@ -47,7 +46,6 @@ _OVERLAP_NS = 5_000_000_000  # what an earlier agent left behind is not later th
 _CAREFUL_S = 60.0
 _MOST_QUEUED = 1 << 20  # rows, or as much of other things, between two ticks
 _MOST_WAITING = 4 << 20  # rows that have not settled
-_ROWS_PER_FLOW, _ROWS_PER_MARK = 32, 8  # that take as much memory
 
 
 class Registry:
@@ -154,13 +152,14 @@ class Registry:
     def add(self, entry: Entry, message: netmon_pb2.AgentMessage) -> None:
         """Queue a batch for the next tick."""
         if entry.refused is None and not entry.broken:
-            entry.settled, entry.last_heard = False, time.monotonic()
+            now, batch, session = time.monotonic(), message.batch, entry.session
+            entry.settled, entry.last_heard = False, now
             entry.recent.append(message)
-            self._stage.add(entry.session.place, message.batch)
-            self.intake.came(entry.session.hello.session, message.batch.buckets.rows, message.batch.horizon_ns)
+            self._stage.add(session.place, batch)
+            self.intake.came(session.hello.session, batch.buckets.rows, batch.horizon_ns)
             self._queued.append((entry, message))
-            self._queued_weight += _weight(message.batch)
-            if self._queued_weight > _MOST_QUEUED or time.monotonic() < self._careful_until:
+            self._queued_weight += weight(batch)
+            if self._queued_weight > _MOST_QUEUED or now < self._careful_until:
                 self.tick()
 
     def tick(self) -> None:
@@ -392,9 +391,3 @@ class Registry:
         if not self._shown:
             self._shown = True
             self._sessions.show(self._newest())
-
-
-def _weight(batch: netmon_pb2.Batch) -> int:
-    """How much memory a batch takes when it is decoded, as a number of rows."""
-    marks = len(batch.marks) + len(batch.nic) + len(batch.exchanges) + len(batch.ledger)
-    return min(batch.buckets.rows, MAX_ROWS) + _ROWS_PER_FLOW * len(batch.flows) + _ROWS_PER_MARK * marks

@@ -167,7 +167,7 @@ class Jobs:
         job = self._jobs.get(iteration.job)
         if job is None:
             return False
-        if job.usual_of != iteration.number:
+        if iteration.number > job.usual_of or iteration.number < job.usual_of - _USUAL:  # once for all its ranks
             fewest = _FEWEST * max(1, len(job.ranks))
             job.usual_of, job.usual_ns = iteration.number, job.history.usual_ns(job.size or _ANY_RANK, fewest)
         return iteration.end_ns - iteration.start_ns >= NOTABLE * job.usual_ns

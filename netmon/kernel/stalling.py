@@ -105,12 +105,20 @@ class _Job:
 
 
 class _Worker:
-    """A thread for one call after the other, until one of them has come too late."""
+    """A thread for one call after the other, until one of them has come too late, or nobody calls any more."""
 
     def __init__(self) -> None:
-        self.jobs: queue.SimpleQueue[_Job] = queue.SimpleQueue()
-        threading.Thread(target=self._work, name="stalling", daemon=True).start()
+        self.jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        threading.Thread(target=_work, args=(self.jobs,), name="stalling", daemon=True).start()
 
-    def _work(self) -> None:
-        while self.jobs.get().run():
-            pass
+    def __del__(self) -> None:
+        self.jobs.put(None)
+
+
+def _work(jobs: "queue.SimpleQueue[_Job | None]") -> None:
+    while _run(jobs.get()):  # no name for the job here: what it knows would live as long as the thread
+        pass
+
+
+def _run(job: _Job | None) -> bool:
+    return job is not None and job.run()

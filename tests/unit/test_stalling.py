@@ -19,6 +19,11 @@ def test_results_and_errors_are_the_functions() -> None:
     assert calls.call(1, lambda: threading.current_thread(), print) is calls.call(1, threading.current_thread, print)
 
 
+def test_its_thread_ends_with_it() -> None:
+    thread = StallingCalls(60).call(1, threading.current_thread, print)
+    wait_for(lambda: not thread.is_alive(), 30)
+
+
 def test_who_stalls_is_called_no_more_until_it_has_come_back() -> None:
     calls, answers, late = StallingCalls(0.01), threading.Event(), []
 

@@ -43,8 +43,13 @@ def network(tmp_path: Path) -> Iterator[tuple[str, TcpRelay]]:
         yield f"127.0.0.1:{port}", relay
 
 
-def test_two_hundred_reconnections_with_batches_waiting(
-    tmp_path: Path, network: tuple[str, TcpRelay], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("reconnections", [60, pytest.param(500, marks=pytest.mark.long)])
+def test_reconnections_with_batches_waiting(
+    tmp_path: Path,
+    network: tuple[str, TcpRelay],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    reconnections: int,
 ) -> None:
     monkeypatch.setattr(Backoff, "after_failure", lambda self: 0.0)
     address, relay = network
@@ -52,7 +57,7 @@ def test_two_hundred_reconnections_with_batches_waiting(
         sent = Sent(tmp_path / "spool", f"127.0.0.1:{relay.port}")
         sent.append(20)
         sent.start()
-        for _ in range(200):
+        for _ in range(reconnections):
             sent.append()
             before = relay.accepted
             relay.reset()
