@@ -24,7 +24,7 @@ def _advice(study: Study) -> Advice:
         return study.advice
     except DataError as error:
         raise GapError(str(error)) from None
-    except (KeyError, pa.ArrowException) as error:
+    except (KeyError, OSError, pa.ArrowException) as error:
         raise GapError(f"a table lacks what it takes ({type(error).__name__}: {error})") from None
 
 
