@@ -118,7 +118,7 @@ static __always_inline int submit(u8 library, u8 kind, u64 name_hash, u16 tensor
 static __always_inline int submit_names(struct cxx_vector names, u64 first_hash, u64 bytes)
 {
 	u64 tensors = (names.end - names.begin) / bytes, thread = bpf_get_current_pid_tgid();
-	struct handing begun = { .name_hash = first_hash, .left = tensors };
+	struct handing begun = {.name_hash = first_hash, .left = tensors};
 
 	handing_over.update(&thread, &begun);
 	return submit(NETMON_HOROVOD, NETMON_STEP_ENQUEUE, first_hash, tensors > 0xffff ? 0xffff : tensors);

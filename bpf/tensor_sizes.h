@@ -62,8 +62,7 @@ static __always_inline u64 size_of_flat_tensor(u64 address)
 		u16 type = word[at + 13]; /* c10::ScalarType */
 
 		if (word[at] == 1 && word[at + 6] == 1 && word[at + 1] == word[at + 12] && word[at + 1] > 0)
-			return size_of(word[at + 1],
-				       type == 5 || type == 15 ? 2 : type == 6 ? 4 : type == 7 ? 8 : 0);
+			return size_of(word[at + 1], type == 5 || type == 15 ? 2 : type == 6 ? 4 : type == 7 ? 8 : 0);
 	}
 	return 0;
 }

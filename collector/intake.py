@@ -6,14 +6,19 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from operator import attrgetter
 
 from collector.shedding import Behind, Order, Sending, Shedding, Storing
+from netmon.wire import netmon_pb2
+from netmon.wire.limits import MAX_ROWS
 
 _log = logging.getLogger(__name__)
 _DECIDE_EVERY_S = 1.0
 _SILENT_S = 2.0  # agents send more often, also when they are asked for fewer batches
 _MOST_ROWS, _MOST_BATCHES = 1_000_000, 64  # of a session that wait for the tick
 _MOST_ROWS_OF_ALL = 2_000_000
+_ROWS_PER_FLOW, _ROWS_PER_MARK = 32, 8  # that take as much memory
+_weighing = attrgetter("marks", "nic", "exchanges", "ledger", "flows", "buckets")
 _BURST_S = 1.0  # a session that is slowed down may save up
 
 
@@ -116,3 +121,11 @@ class Intake:
         if self._shedding.asked != self._said:
             self._said = self._shedding.asked
             _log.warning(f"{self._said} of {len(sending)} agents are asked for coarser rows in fewer batches")
+
+
+def weight(batch: netmon_pb2.Batch) -> int:
+    """How much memory a batch takes when it is decoded, as a number of rows."""
+    marks, nic, exchanges, ledger, flows, buckets = _weighing(batch)
+    others = len(marks) + len(nic) + len(exchanges) + len(ledger)
+    rows: int = min(buckets.rows, MAX_ROWS)
+    return rows + _ROWS_PER_FLOW * len(flows) + _ROWS_PER_MARK * others

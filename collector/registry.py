@@ -20,9 +20,10 @@ from collector.host.batches import Settled
 from collector.host.incoming import gather
 from collector.host.session import Session
 from collector.host.window import Output
-from collector.intake import Intake
+from collector.intake import Intake, weight
 from collector.job_exchange import SILENT_AFTER_S, JobExchange
 from collector.jobs.link import JobLink, JobsHere
+from collector.judging.advising import Advising
 from collector.judging.judging import Judging
 from collector.settings import Settings
 from collector.stages import Stages
@@ -36,7 +37,6 @@ from netmon.errors import DataError, NetmonError, WireError
 from netmon.records import Batch, Hello
 from netmon.views import Selection, Snapshot
 from netmon.wire import netmon_pb2
-from netmon.wire.limits import MAX_ROWS
 
 _log = logging.getLogger(__name__)
 _SILENT_AFTER_S = SILENT_AFTER_S
@@ -46,7 +46,6 @@ _OVERLAP_NS = 5_000_000_000  # what an earlier agent left behind is not later th
 _CAREFUL_S = 60.0
 _MOST_QUEUED = 1 << 20  # rows, or as much of other things, between two ticks
 _MOST_WAITING = 4 << 20  # rows that have not settled
-_ROWS_PER_FLOW, _ROWS_PER_MARK = 32, 8  # that take as much memory
 
 
 class Registry:
@@ -73,8 +72,7 @@ class Registry:
         self._pulling: set[asyncio.Task[None]] = set()
         self._leaving: list[Entry] = []  # who is to be parted with
         self._parting: asyncio.Future[bool] | None = None  # from them
-        self._parting_now = asyncio.Lock()
-        self._opening = asyncio.Lock()
+        self._parting_now, self._opening = asyncio.Lock(), asyncio.Lock()
 
     def _begin(self) -> None:
         """A host stage without sessions, and what is made of it."""
@@ -83,6 +81,7 @@ class Registry:
         self._sessions = Sessions(self._stage.tables)
         self._view = View(self._sessions, self._jobs, self._settings)
         self.judging = Judging(self._stages, self._jobs, lambda verdict: self.flushing.verdicts.append(verdict))
+        self.advising = Advising(self.judging, self._stage.tables, self._jobs)
 
     async def open(self, hello: Hello, news: asyncio.Event) -> Entry:
         """The session of an agent that connects, new, known or found in the dataset. Raises DataError, WireError.
@@ -153,13 +152,14 @@ class Registry:
     def add(self, entry: Entry, message: netmon_pb2.AgentMessage) -> None:
         """Queue a batch for the next tick."""
         if entry.refused is None and not entry.broken:
-            entry.settled, entry.last_heard = False, time.monotonic()
+            now, batch, session = time.monotonic(), message.batch, entry.session
+            entry.settled, entry.last_heard = False, now
             entry.recent.append(message)
-            self._stage.add(entry.session.place, message.batch)
-            self.intake.came(entry.session.hello.session, message.batch.buckets.rows, message.batch.horizon_ns)
+            self._stage.add(session.place, batch)
+            self.intake.came(session.hello.session, batch.buckets.rows, batch.horizon_ns)
             self._queued.append((entry, message))
-            self._queued_weight += _weight(message.batch)
-            if self._queued_weight > _MOST_QUEUED or time.monotonic() < self._careful_until:
+            self._queued_weight += weight(batch)
+            if self._queued_weight > _MOST_QUEUED or now < self._careful_until:
                 self.tick()
 
     def tick(self) -> None:
@@ -238,8 +238,7 @@ class Registry:
         """Something of a session has become final."""
         host = entry.session.hello.host
         if self._newest_of.get(host) is entry:  # viewers see the present
-            for iteration in output.ended:
-                self._jobs.ended(host, iteration)
+            self._jobs.have_ended(host, output.ended)
             for iteration, tally in output.iterations:
                 self._jobs.accounted(iteration, tally)
             self.judging.take(entry.session, output)
@@ -318,7 +317,7 @@ class Registry:
     def tidy(self) -> None:
         """Settle sessions that have fallen silent, and let go of those that will not come back."""
         now = time.monotonic()
-        entries = list(self._entries.values())
+        entries = [*self._entries.values()]
         silent = [e for e in entries if now - e.last_heard > _SILENT_AFTER_S and not e.settled]
         self._settle(silent, leaving=False)
         for entry in silent:
@@ -359,6 +358,7 @@ class Registry:
         """What viewers can be shown now: the newest session of each host."""
         lines = self.flushing.trouble, *self._job_exchange.trouble, *self.failures.notices
         self._show()
+        self.advising.look()
         return self._view.freeze(time.time_ns(), [line for line in lines if line])
 
     def page(self, frozen: Frozen, asked: Selection) -> Snapshot:
@@ -391,9 +391,3 @@ class Registry:
         if not self._shown:
             self._shown = True
             self._sessions.show(self._newest())
-
-
-def _weight(batch: netmon_pb2.Batch) -> int:
-    """How much memory a batch takes when it is decoded, as a number of rows."""
-    marks = len(batch.marks) + len(batch.nic) + len(batch.exchanges) + len(batch.ledger)
-    return min(batch.buckets.rows, MAX_ROWS) + _ROWS_PER_FLOW * len(batch.flows) + _ROWS_PER_MARK * marks

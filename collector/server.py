@@ -31,6 +31,7 @@ from netmon.errors import DataError, UnsupportedError
 from netmon.wire import netmon_pb2, netmon_pb2_grpc
 from netmon.wire.channel import COLLECTOR_OPTIONS
 from netmon.wire.identity import Identity, Role
+from netmon.wire.limits import MAX_TEXT
 
 if TYPE_CHECKING:
     from collector.cluster.worker import ClusterWorker, WorkerSettings
@@ -102,6 +103,17 @@ class CollectorService(netmon_pb2_grpc.CollectorServicer):
         """Give one snapshot, or one per interval until the viewer goes."""
         async with self._admitted(context, "view", VIEWERS) as identity:
             await self._watching.watch(request, context, jobs_only=identity is not None and identity.role is Role.JOBS)
+
+    async def Advise(  # noqa: N802 (the contract's name)
+        self, request: netmon_pb2.AdviceQuery, context: Context
+    ) -> netmon_pb2.AdviceAnswer:
+        """What could be done about jobs that share links."""
+        async with self._admitted(context, "view", VIEWERS):
+            try:
+                return netmon_pb2.AdviceAnswer(document=await self._registry.advising.answer(request.job[:MAX_TEXT]))
+            except DataError as error:
+                await context.abort(grpc.StatusCode.NOT_FOUND, str(error))
+        raise AssertionError("an aborted call goes on")
 
 
 async def serve(

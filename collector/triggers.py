@@ -44,12 +44,12 @@ class Triggers:
         """What a batch of this session has made worth storing."""
         if not self._settings.full_on or session.hello.streamed_ns == session.hello.bucket_ns:
             return []
-        now = time.monotonic()
         found = [
             *self._slow(session, output, jobs),
             *self._burst(session, output.buckets),
             *self._class(session, output),
         ]
+        now = time.monotonic()
         return [wanted for key, wanted in found if self._may(key, now)]
 
     def forget(self, session: str) -> None:

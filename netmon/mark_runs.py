@@ -8,7 +8,8 @@ from typing import NamedTuple
 
 from netmon.records import Mark, Moment, Source
 
-_WHOSE = attrgetter("job", "rank", "size", "pid", "source", "parameters", "relative", "gradient_bytes", "job_name")
+whose = attrgetter("job", "rank", "size", "pid", "source", "parameters", "relative", "gradient_bytes", "job_name")
+"""What a mark, as a record or as a message, has in common with the others of a run, in the order of MarkRun."""
 
 
 class MarkRun(NamedTuple):
@@ -42,9 +43,9 @@ class MarkRun(NamedTuple):
 def mark_runs(marks: Iterable[Mark]) -> list[MarkRun]:
     """The reverse of MarkRun.marks, of marks of any ranks, in their order."""
     runs = []
-    for whose, own in groupby(marks, _WHOSE):
+    for who, own in groupby(marks, whose):
         told = [(int(one.moment), one.iteration, one.time_ns, one.error_ns) for one in own]
-        runs.append(MarkRun(*whose, *(list(column) for column in zip(*told, strict=True))))
+        runs.append(MarkRun(*who, *(list(column) for column in zip(*told, strict=True))))
     return runs
 
 

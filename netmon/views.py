@@ -180,6 +180,7 @@ class JobView:
     verdicts: tuple[Verdict, ...] = ()  # on the last iterations that stood out, newest first
     known_ranks: int = 0  # of which `ranks` are some; 0: it is all of them
     shared_ranks: int = 0  # of those, whose node was DL-shared in their last iteration
+    sharing: tuple[str, ...] = ()  # a sentence on each group of jobs with which it shares links
     name: str = ""  # what people call it, another one for each of the collector's jobs; empty: as `job`
     parameters_basis: str = ""  # who told of them, as the table iterations has it; empty: unknown
 

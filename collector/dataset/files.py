@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """One file of the dataset: how its rows are ordered, encoded and written so that they outlive a power cut."""
 
+import errno
 import os
+import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -158,3 +160,10 @@ def write_file(disk: Disk, name: str, path: Path, rows: pa.Table) -> None:
     """Write a small file. Raises OSError, pa.ArrowException."""
     with writer(disk, name, path, rows) as parquet:
         parquet.write_table(rows.cast(SCHEMAS[name]), row_group_size=ROWS_PER_GROUP)
+
+
+def reason_of(error: Exception) -> str:
+    """What went wrong, for a line: a full disk is called the same whoever says so."""
+    if isinstance(error, sqlite3.Error) and "full" in str(error):
+        return os.strerror(errno.ENOSPC)
+    return getattr(error, "strerror", None) or str(error)

@@ -224,3 +224,14 @@ class RowParts:
 
 def _plain(kind: pa.DataType) -> pa.DataType:
     return kind.value_type if pa.types.is_dictionary(kind) else kind
+
+
+def hosts_of(rows: pa.Table) -> set[str]:
+    """All hosts that rows of any table are of."""
+    return set(rows["host"].unique().to_pylist()) - {""}  # a verdict may be about no host
+
+
+def without_hosts(rows: pa.Table, hosts: Collection[str]) -> pa.Table:
+    """The rows of all others."""
+    theirs = pc.is_in(rows["host"].cast(pa.string()), pa.array(sorted(hosts)))
+    return rows.filter(pc.invert(theirs))

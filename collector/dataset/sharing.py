@@ -6,6 +6,7 @@ nobody else can store anything of it: a write looks whether its hosts are still 
 """
 
 import fcntl
+import os
 import re
 import sqlite3
 import time
@@ -59,6 +60,9 @@ class Sharing(Protocol):
     def absent(self, folder: Path) -> AbstractContextManager[bool]:
         """Whether whoever has this folder is not there; while the context is open, they cannot come."""
 
+    def there(self) -> bool:
+        """Whether the directory is still the one that was taken."""
+
     def close(self) -> None:
         """Let go of the directory."""
 
@@ -69,6 +73,7 @@ class Alone:
     def __init__(self, directory: Path) -> None:
         """Take it. Raises DataError where another one writes."""
         self.folder, self.alone = directory / OWN, True
+        self._path = directory / _ALONE
         self._lock = _locked(directory, _ALONE, fcntl.LOCK_EX, directory)
 
     def hold(self, exclusive: bool = False) -> AbstractContextManager[None]:
@@ -102,6 +107,15 @@ class Alone:
     def absent(self, folder: Path) -> AbstractContextManager[bool]:
         """They all are."""
         return nullcontext(True)
+
+    def there(self) -> bool:
+        """Whether the lock still has its name: somebody else could take another file of this name."""
+        try:
+            return not self._lock.closed and os.path.samestat(self._path.stat(), os.fstat(self._lock.fileno()))
+        except FileNotFoundError:
+            return False
+        except OSError:  # the disk is not well: that is for a write to say
+            return True
 
     def close(self) -> None:
         """Let go of the directory."""
@@ -222,6 +236,10 @@ class Worker:
                 yield False
                 return
             yield True
+
+    def there(self) -> bool:
+        """What several share is nobody's to begin anew."""
+        return True
 
     def close(self) -> None:
         """Let go of the directory."""

@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Where settled tables go. Parquet files that are complete or absent are one such place."""
 
-import errno
 import logging
-import os
 import shutil
 import sqlite3
 import threading
@@ -14,16 +12,15 @@ from pathlib import Path
 from typing import Protocol
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from collector.dataset.compaction import due, merge_files
 from collector.dataset.earlier import check_schema, earlier_resume, last_seen
-from collector.dataset.files import Disk, in_order, partition, split_by_hour, write_file
+from collector.dataset.files import Disk, in_order, partition, reason_of, split_by_hour, write_file
 from collector.dataset.manifest import Manifest, StoredFile
 from collector.dataset.resume import Resume, SessionState, over_before, resume_from
 from collector.dataset.retention import Keep, too_old
-from collector.dataset.row_parts import Changes, RowParts
+from collector.dataset.row_parts import Changes, RowParts, hosts_of, without_hosts
 from collector.dataset.sharing import Alone, Worker
 from collector.dataset.staging import Staging
 from collector.dataset.tables import SCHEMAS, TIMES
@@ -71,10 +68,15 @@ class ParquetSink:
         """
         self.directory, self._disk = directory, Disk(durability)
         self._busy = threading.RLock()
+        self._worker = worker
+        self._begin()
+
+    def _begin(self) -> None:
         self._flows = RowParts(SCHEMAS["flows"], "flow_id", later=("last_ns", "traffic"))
         self._sessions = RowParts(SCHEMAS["sessions"], "interface", later=("clock_error_ns",))
         self._seen: dict[str, int] = {}
         self._changing = {"flows": self._flows, "sessions": self._sessions}
+        directory, worker = self.directory, self._worker
         try:
             self._disk.make_root(directory)
         except OSError as error:
@@ -86,6 +88,14 @@ class ParquetSink:
         except BaseException:
             self._sharing.close()
             raise
+
+    def _look_for_directory(self) -> None:
+        """Somebody may have removed it, and another collector may have begun there: it is taken anew, or not."""
+        if not self._sharing.there():
+            self._manifest.close()
+            self._sharing.close()
+            self._begin()
+            _log.warning(f"{self.directory} was removed by somebody with all that it held: it is made anew")
 
     def _opened(self) -> Manifest:
         """The manifest, and the directory as it says: what a crash has interrupted is completed, the rest undone."""
@@ -106,7 +116,7 @@ class ParquetSink:
                 manifest.close()
             if not isinstance(error, OSError | sqlite3.Error):
                 raise
-            raise DataError(f"cannot write to {self.directory}: {_reason(error)}; choose another --data") from None
+            raise DataError(f"cannot write to {self.directory}: {reason_of(error)}; choose another --data") from None
         return manifest
 
     def take(self, epochs: Mapping[str, int]) -> frozenset[str]:
@@ -123,7 +133,7 @@ class ParquetSink:
                     for folder in self._sharing.others():
                         take_over(self._manifest, self._staging, folder, hosts)
             except (OSError, sqlite3.Error, pa.ArrowException) as error:
-                raise DataError(f"cannot take hosts over in {self.directory}: {_reason(error)}") from None
+                raise DataError(f"cannot take hosts over in {self.directory}: {reason_of(error)}") from None
             return later
 
     def take_absent(self) -> None:
@@ -136,7 +146,7 @@ class ParquetSink:
                             take_all(self._manifest, self._staging, folder)
                             (folder / "manifest.sqlite").unlink()
                 except (OSError, sqlite3.Error, pa.ArrowException) as error:
-                    raise DataError(f"cannot take over {folder}: {_reason(error)}") from None
+                    raise DataError(f"cannot take over {folder}: {reason_of(error)}") from None
 
     def settle_changes(self) -> None:
         """Store what has waited of rows that change, as before hosts are given to somebody else. Raises DataError."""
@@ -203,11 +213,12 @@ class ParquetSink:
     def write(self, tables: Mapping[str, pa.Table], states: Mapping[str, SessionState]) -> frozenset[str]:
         """Store all of it, or nothing, but for hosts that are not ours (see Sink.write). Raises DataError."""
         with self._busy:
+            self._look_for_directory()
             self._forget_lost()
-            hosts = {state.host for state in states.values()}.union(*map(_hosts, tables.values()))
+            hosts = {state.host for state in states.values()}.union(*map(hosts_of, tables.values()))
             refused = self._sharing.foreign(hosts)
             if refused:
-                tables = {name: _without(rows, refused) for name, rows in tables.items()}
+                tables = {name: without_hosts(rows, refused) for name, rows in tables.items()}
                 states = {session: state for session, state in states.items() if state.host not in refused}
             changes = {
                 name: parts.changes(tables.get(name, SCHEMAS[name].empty_table()))
@@ -256,7 +267,7 @@ class ParquetSink:
                 self._place_soon(files, replaced)
         except (OSError, sqlite3.Error, pa.ArrowException) as error:
             raise DataError(
-                f"cannot write to {self.directory}: {_reason(error)}; "
+                f"cannot write to {self.directory}: {reason_of(error)}; "
                 "rows stay in memory and with the agents until it works"
             ) from None
         finally:
@@ -267,7 +278,7 @@ class ParquetSink:
         try:
             self._place(files, replaced)
         except (OSError, sqlite3.Error) as error:  # they are stored; the next write puts them into their place first
-            _log.warning(f"cannot put files into their place in {self.directory} yet: {_reason(error)}")
+            _log.warning(f"cannot put files into their place in {self.directory} yet: {reason_of(error)}")
 
     def _stage(self, files: list[StoredFile], name: str, rows: pa.Table, folder: str, stem: str) -> StoredFile:
         """Write a file to be; where it will lie has to exist."""
@@ -322,7 +333,7 @@ class ParquetSink:
                     if not any(file.staged.startswith(staged.parent.name) for file in self._manifest.staged()):
                         shutil.rmtree(staged.parent, ignore_errors=True)
         except (OSError, sqlite3.Error, pa.ArrowException) as error:
-            raise DataError(f"cannot merge files in {self.directory}: {_reason(error)}") from None
+            raise DataError(f"cannot merge files in {self.directory}: {reason_of(error)}") from None
 
     def _due(self) -> list[StoredFile]:
         self._complete()
@@ -368,7 +379,7 @@ class ParquetSink:
                     else:
                         self._drop_own(partition, frozenset(paths))
         except (OSError, sqlite3.Error) as error:
-            raise DataError(f"cannot remove old rows from {self.directory}: {_reason(error)}") from None
+            raise DataError(f"cannot remove old rows from {self.directory}: {reason_of(error)}") from None
 
     def _drop_own(self, partition: Path, paths: Collection[str]) -> None:
         """Every worker removes its own files; who removes the last one removes the folder."""
@@ -383,18 +394,3 @@ class ParquetSink:
 
 class _LostHostsError(Exception):
     """Somebody has taken a host while its rows were being written: once more without it."""
-
-
-def _hosts(rows: pa.Table) -> set[str]:
-    return set(rows["host"].unique().to_pylist()) - {""}  # a verdict may be about no host
-
-
-def _without(rows: pa.Table, hosts: Collection[str]) -> pa.Table:
-    theirs = pc.is_in(rows["host"].cast(pa.string()), pa.array(sorted(hosts)))
-    return rows.filter(pc.invert(theirs))
-
-
-def _reason(error: Exception) -> str:
-    if isinstance(error, sqlite3.Error) and "full" in str(error):
-        return os.strerror(errno.ENOSPC)
-    return getattr(error, "strerror", None) or str(error)

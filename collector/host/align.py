@@ -2,9 +2,11 @@
 """One host's monotonic clock on the UTC axis that all hosts share: the collector's."""
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
+from collector.host.exchange_fits import Wanted, fit_exchanges
 from collector.host.exchanges import Exchanges
-from netmon.dl.clocks import OffsetFit, fit_offset, refutes
+from netmon.dl.clocks import OffsetFit, refutes
 from netmon.dl.corrections import Correction
 from netmon.dl.timemap import STEP_NS, TimeMap
 from netmon.records import ClockExchange, ClockSample
@@ -15,6 +17,16 @@ _CALM_FIT_EVERY_NS = 4_000_000_000  # once it is well known, and no exchange say
 _FITS_AT_FIRST = 8
 _AHEAD_NS = 1_000_000_000
 _LEAST_TOLERANCE_NS = 1_000
+
+
+class Update(NamedTuple):
+    """What batches tell of a host's clock; rows before settled_ns keep their place (mono ns)."""
+
+    alignment: "Alignment"
+    sample: ClockSample
+    exchanges: Sequence[ClockExchange]
+    now_ns: int
+    settled_ns: int
 
 
 class Alignment:
@@ -41,7 +53,9 @@ class Alignment:
         self._begin_ns = sample.mono_ns
         self._now_ns = sample.mono_ns
         self._tolerance_ns = bucket_ns // 8
-        self._exchanges = Exchanges()
+        self.exchanges = Exchanges()
+        self._exact = False  # one of those that came last is
+        self._since_ns = sample.mono_ns  # from where on the map may change
         self._waiting: list[ClockExchange] = []  # that no fit has used
         self._fitted_ns, self._fits = sample.mono_ns, 0
         self._used: tuple[tuple[object, ...], ClockSample] = ((None, False, 0), sample)
@@ -90,18 +104,21 @@ class Alignment:
         """A time of this host's clock in ns of the UTC epoch."""
         return self.map.utc(mono_ns)
 
-    def hear(self, sample: ClockSample, exchanges: Sequence[ClockExchange], now_ns: int, settled_ns: int) -> int | None:
-        """As `update`, but only where there is something new, and a fit no more often than it is needed: it is work."""
+    def hear(self, sample: ClockSample, exchanges: Sequence[ClockExchange], now_ns: int) -> list[ClockExchange] | None:
+        """Take in what a batch tells. What `update` is to be told now, where it is to be called: None, where not.
+
+        That is where there is something new, and exchanges no more often than it is needed: a fit is work.
+        """
         self._waiting += exchanges
         due = self._fit_due(now_ns)
         if not (due or self._moved(sample)):
             self.sample, self._now_ns = sample, now_ns
             return None
-        heard: list[ClockExchange] = []
-        if due:
-            heard, self._waiting, self._fitted_ns = self._waiting, [], now_ns
-            self._fits += 1
-        return self.update(sample, heard, now_ns, settled_ns)
+        if not due:
+            return []
+        heard, self._waiting, self._fitted_ns = self._waiting, [], now_ns
+        self._fits += 1
+        return heard
 
     def _fit_due(self, now_ns: int) -> bool:
         if not self._waiting:
@@ -129,20 +146,25 @@ class Alignment:
     def update(
         self, sample: ClockSample, exchanges: Sequence[ClockExchange], now_ns: int, settled_ns: int
     ) -> int | None:
-        """Take in what a batch tells; rows before settled_ns keep their place (mono ns).
+        """As `update_all` of one."""
+        return update_all([Update(self, sample, exchanges, now_ns, settled_ns)])[0]
 
-        Returns by how many ns the map steps there, where the clock has jumped or is only now known.
-        """
+    def begin(self, sample: ClockSample, exchanges: Sequence[ClockExchange], now_ns: int, settled_ns: int) -> bool:
+        """The first part of an update; whether the exchanges are to be fitted before `end`."""
         self.sample, self._now_ns = sample, now_ns
         self._used = self._followed(), sample
-        since = max(settled_ns, self._begin_ns)
-        self._fresh = self._fresh and since == self._begin_ns
-        exact = self._exchanges.hear(exchanges, now_ns)
-        if exchanges or self.fit is None:
-            self._estimate(now_ns, exact)
-        else:
+        self._since_ns = max(settled_ns, self._begin_ns)
+        self._fresh = self._fresh and self._since_ns == self._begin_ns
+        self._exact = self.exchanges.hear(exchanges, now_ns)
+        if (exchanges or self.fit is None) and self.exchanges:
+            return True
+        if not exchanges and self.fit:
             self.fit = self._present = self.fit.moved(now_ns)
-        target = self._target()
+        return False
+
+    def end(self) -> int | None:
+        """The last part: by how many ns the map steps, as `update_all` tells."""
+        target, since = self._target(), self._since_ns
         if self._fresh:
             self.map = TimeMap.constant(target.offset_at(since), since).steered(
                 since, target.offset_at(since), target.skew
@@ -152,7 +174,7 @@ class Alignment:
         gap = self._gap(target, since)
         if max(abs(gap), abs(self._gap(target, since + _AHEAD_NS))) > self._tolerance(target):
             self.map = self.map.steered(since, target.offset_at(since), target.skew)
-        self.error_ns = target.error_ns + abs(self._gap(target, now_ns))
+        self.error_ns = target.error_ns + abs(self._gap(target, self._now_ns))
         return gap if abs(gap) >= STEP_NS else None
 
     def _target(self) -> OffsetFit:
@@ -161,20 +183,29 @@ class Alignment:
             return OffsetFit(sample.mono_ns, sample.offset_ns, 0.0, sample.error_ns + sample.utc_error_ns, 0)
         return self.correction.of(self.uncorrected) if self.correction else self.uncorrected
 
-    def _estimate(self, now_ns: int, exact: bool) -> None:
-        """Fit the exchanges. exact: whether one of the new ones is."""
-        bounds = self._exchanges.bounds()
-        if bounds is None:
-            return
-        fit = fit_offset(bounds, now_ns, self._believed, share=0) if self._believed else None
+    def believed(self, now_ns: int) -> Wanted | None:
+        """The first question to the exchanges: whether the host is still right; None where it is not believed."""
+        return Wanted(self.exchanges, now_ns, self._believed, 0.0) if self._believed else None
+
+    def keeps(self, fit: OffsetFit | None) -> bool:
+        """Whether that is what is believed, and is the estimate now."""
         if not (fit and self._believed and _alike(fit, self._believed)):
             self._believed = None
-            present = None if self._fresh else self._present
-            share = min(1.0, max(0, now_ns - present.at_ns) / _SETTLING_NS) if present and exact else 0.0
-            fit = fit_offset(bounds, now_ns, present, share)
+            return False
+        self.take(fit)
+        return True
+
+    def refuted(self, now_ns: int) -> Wanted:
+        """The second question: what else they say."""
+        present = None if self._fresh else self._present
+        share = min(1.0, max(0, now_ns - present.at_ns) / _SETTLING_NS) if present and self._exact else 0.0
+        return Wanted(self.exchanges, now_ns, present, share)
+
+    def take(self, fit: OffsetFit | None) -> None:
+        """That is the estimate now, if there is one."""
         if fit:
             self.fit = self._present = fit
-            self._exchanges.forget(fit.since_ns)
+            self.exchanges.forget(fit.since_ns)
 
     def _gap(self, target: OffsetFit, at_ns: int) -> int:
         return target.offset_at(at_ns) - self.map.offset(at_ns)
@@ -186,3 +217,18 @@ class Alignment:
 def _alike(fit: OffsetFit, own: OffsetFit) -> bool:
     """Whether they are one line, but for what the reading of a clock takes."""
     return fit.skew == own.skew and abs(fit.offset_ns - own.offset_ns) <= max(_LEAST_TOLERANCE_NS, own.error_ns)
+
+
+def update_all(updates: Sequence[Update]) -> list[int | None]:
+    """Take in what is new of several hosts.
+
+    Returns of each by how many ns its map steps, where the clock has jumped or is only now known.
+    """
+    due = [one for one in updates if one.alignment.begin(*one[1:])]
+    asked = [(one, wanted) for one in due if (wanted := one.alignment.believed(one.now_ns))]
+    fits = fit_exchanges([wanted for _, wanted in asked])
+    kept = {id(one) for (one, _), fit in zip(asked, fits, strict=True) if one.alignment.keeps(fit)}
+    rest = [one for one in due if id(one) not in kept]
+    for one, fit in zip(rest, fit_exchanges([one.alignment.refuted(one.now_ns) for one in rest]), strict=True):
+        one.alignment.take(fit)
+    return [one.alignment.end() for one in updates]

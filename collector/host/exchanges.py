@@ -4,7 +4,7 @@
 from collections import deque
 from collections.abc import Sequence
 
-from netmon.dl.clocks import ROOM_NS, Bounds, exchange_bounds
+from netmon.dl.clocks import ROOM_NS
 from netmon.records import ClockExchange
 
 WINDOW_NS = 16_000_000_000
@@ -45,12 +45,18 @@ class Exchanges:
             while memory and memory[0].agent_sent_ns < since_ns:
                 memory.popleft()
 
-    def bounds(self) -> Bounds | None:
-        """All of it as bounds of (collector − agent); None where there is nothing."""
-        if not self._window:
-            return None
-        begin_ns = self._window[-1].agent_received_ns - WINDOW_NS
-        return exchange_bounds([*self._earlier, *self._window]).aged(begin_ns)
+    def __bool__(self) -> bool:
+        """Whether there is something in the window."""
+        return bool(self._window)
+
+    @property
+    def begin_ns(self) -> int:
+        """When the window begins; there is something in it."""
+        return self._window[-1].agent_received_ns - WINDOW_NS
+
+    def all(self) -> list[ClockExchange]:
+        """The best of the time before the window, and all in it."""
+        return [*self._earlier, *self._window]
 
     def _remember(self, exchange: ClockExchange) -> None:
         last = self._earlier[-1] if self._earlier else None

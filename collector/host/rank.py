@@ -10,7 +10,7 @@ import numpy as np
 from collector.messages import Step
 from collector.tick_messages import UNTOLD, Count
 from netmon.dl.iterations import Iteration, IterationTracker
-from netmon.dl.numbering import Trust
+from netmon.dl.numbering import EVIDENCE, Trust
 from netmon.mark_runs import MarkRun
 from netmon.records import Mark, Moment, Source
 from netmon.views import SourceScore
@@ -22,7 +22,8 @@ Scores = list[tuple[str, SourceScore]]
 """(job, how a source of a rank's iterations does against the best one)."""
 
 _MOST_GONE = 1_000  # processes remembered as gone
-_CHECK_EVERY_NS = 500_000_000
+_CHECK_EVERY_NS, _SELDOM_NS = 500_000_000, 2_000_000_000
+_CHECK_EVERY = EVIDENCE // 4  # iterations
 
 
 class Resumed(NamedTuple):
@@ -70,6 +71,7 @@ class Rank:
     checks: int = 0  # how often that was done
     late: bool = False  # its latest mark came after the rows around it had settled
     checked_ns: int = 0  # by its last mark then
+    checked_number: int = 0  # by its last iteration then
     first_ns: int = 0  # its first step, mono; 0: it has not stepped
     last_ns: int = 0  # its latest mark of a step
     earlier: Earlier | None = None
@@ -117,14 +119,26 @@ class Rank:
         for source in self.left:
             self.tracker.leave(source)
 
-    def check_due(self) -> bool:
-        """Whether its number in the job is to be checked: always at first, then once a second, and at the end."""
-        often = self.checks < _CHECKS_AT_FIRST or self.leaving()
-        return self.fresh and (often or self.last_ns - self.checked_ns >= _CHECK_EVERY_NS)
+    @property
+    def young(self) -> bool:
+        """Whether its number in the job has been checked a few times only."""
+        return self.checks < _CHECKS_AT_FIRST
+
+    def check_due(self, often: bool) -> bool:
+        """Whether its number in the job is to be checked: always at first and at the end, then seldom.
+
+        often: its job has others whose numbers are to be found, which are held against its latest marks.
+        """
+        if not self.fresh or often or self.young or self.leaving():
+            return self.fresh
+        since_ns = self.last_ns - self.checked_ns
+        stepped = self.tracker.last_number - self.checked_number >= _CHECK_EVERY
+        return since_ns >= (_CHECK_EVERY_NS if stepped else _SELDOM_NS)
 
     def checked(self) -> None:
         """Its number in the job is checked with all its marks."""
         self.fresh, self.checks, self.checked_ns = False, self.checks + 1, self.last_ns
+        self.checked_number = self.tracker.last_number
 
     @property
     def claimed(self) -> bool:

@@ -31,6 +31,9 @@ class RankLog:
         self._steps: list[tuple[int, int, int, int]] = []
         self._beats: list[BeatsTold] = []
         self._asked: list[Rank] = []
+        self._again: set[str] = set()  # `young` after this tick
+        self.young: set[str] = set()
+        """Jobs with ranks that have begun lately: the numbers of all are checked at every tick."""
 
     def __bool__(self) -> bool:
         """Whether there is something to tell."""
@@ -67,6 +70,16 @@ class RankLog:
     def beats(self, told: BeatsTold) -> None:
         """The rank's number in its job is to be found."""
         self._beats.append(told)
+
+    def check(self, rank: Rank) -> None:
+        """A rank's number is checked now; its job is young at the next tick, too, while the rank is."""
+        rank.checked()
+        if rank.young:
+            self._again.add(rank.name)
+
+    def checked(self) -> None:
+        """All numbers that are due at a tick have been checked."""
+        self.young, self._again = self._again, set()
 
     def forget(self, about: About, rank: Rank) -> None:
         """It is no more."""

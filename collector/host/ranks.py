@@ -68,10 +68,9 @@ class Ranks:
     def _steady(self, run: MarkRun, settled_ns: int) -> Rank | None:
         """The rank that a process told of by itself is, where these marks change nothing but its iterations."""
         rank = self._ranks.get((run.job, run.rank, run.pid)) if run.pid else None
-        if rank is None or rank.left or not rank.name or run.source == Source.INFERRED:
+        if rank is None or rank.left or not rank.name or run.source == Source.INFERRED or run.size != rank.tracker.size:
             return None
-        late = min(run.times_ns) < settled_ns
-        return None if late or run.size != rank.tracker.size or not _RARE.isdisjoint(run.moments) else rank
+        return rank if min(run.times_ns) >= settled_ns and _RARE.isdisjoint(run.moments) else None
 
     def _step(self, rank: Rank, run: MarkRun) -> None:
         """As _apply of each to a steady rank."""
@@ -221,6 +220,7 @@ class Ranks:
     def named(self, rank: Rank, name: str) -> None:
         """A process that steps is a rank of its job, or of another job of that name."""
         rank.name, tracker = name, rank.tracker
+        self._log.young.add(name)
         rank.find_earlier()
         if rank.name != tracker.job:
             self.renamed[tracker.job, rank.pid] = rank.name
@@ -258,8 +258,8 @@ class Ranks:
         stepping = self._stepping()
         self._freezes = not self._heard or any(rank.left or rank.settled_count for rank in stepping)
         for rank in stepping:
-            if rank.fresh and not rank.later and rank.check_due():
-                rank.checked()
+            if not rank.later and rank.check_due(rank.name in self._log.young):
+                self._log.check(rank)
                 events = rank.tracker.events(offset_ns)
                 self._log.beats(BeatsTold(rank.serial, rank.tracker.trust, events, error_ns))
 

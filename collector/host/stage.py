@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from collector.dataset.resume import Resume
+from collector.host.aligning import align_clocks
 from collector.host.arriving import rows_of
 from collector.host.batches import Batches, Settled, failing
 from collector.host.exchange import Talk, ask_names, end_ranks, exchange, find_served
@@ -31,7 +32,7 @@ from netmon.dl.account import Asked, Tally
 from netmon.dl.grouped import edges, latest_of, starts
 from netmon.dl.iterations import Iteration
 from netmon.errors import WireError
-from netmon.records import ClockExchange, ClockSample, Hello, Mark, Table
+from netmon.records import Hello, Mark, Table
 from netmon.wire import netmon_pb2
 from netmon.wire.many import ManyBatches, decode_many
 
@@ -174,22 +175,9 @@ class HostStage:
         self._advance(heads[good], batches.place[good])
         told: set[int] = set()
         last = dict(zip(batches.place[good].tolist(), good.tolist(), strict=True))  # of each session, its last batch
-        exchanges: dict[int, list[ClockExchange]] = {}
-        for batch, some in batches.exchanges.items():
-            exchanges.setdefault(int(batches.place[batch]), []).extend(some)
         places = self.tables.places.table
-        horizon_ns, settled_ns = places["horizon_ns"].tolist(), places["settled_ns"].tolist()
-        clocks = zip(*(heads[n].tolist() for n in ("mono_ns", "utc_ns", "error_ns", "utc_error_ns")), strict=True)
-        clock_of = list(clocks)
-        for place, batch in last.items():
-            session = self._sessions[place]
-            mono_ns, utc_ns, error_ns, utc_error_ns = clock_of[batch]
-            discipline = batches.many.disciplines.get(batch, "")
-            sample = ClockSample(mono_ns, utc_ns, error_ns, utc_error_ns, discipline)
-            try:
-                session.window.align(sample, exchanges.get(place, ()), horizon_ns[place], settled_ns[place])
-            except Exception as error:
-                batches.fail(batch, error)
+        settled_ns = places["settled_ns"].tolist()
+        align_clocks(self.tables, self._sessions, batches, last)
         self._offsets(list(last))
         sequence, until_ns = heads["sequence"].tolist(), heads["horizon_ns"].tolist()
         introduced = {place for place in last if self._sessions[place].window.introduced}
@@ -282,6 +270,7 @@ class HostStage:
         yield from exchange(self.tables, self._sessions, partial(self._fail, settled))
         for place in training:
             self._sessions[place].window.ranks.aligned()
+        tables.rank_log.checked()
         tables.places.table["trains"] = False
         tables.places.table["trains"][busy] = True
         rows = tables.pending.take(np.ascontiguousarray(tables.places.table["settled_ns"]))

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from collector.dataset.resume import Resume
-from collector.host.align import Alignment
+from collector.host.align import Alignment, Update
 from collector.host.flows import FlowTable, Links
 from collector.host.ledger import LedgerAccount, LedgerRow
 from collector.host.odd_marks import DISTANT
@@ -20,6 +20,7 @@ from netmon.dl.account import Asked, HostAccount, Tally
 from netmon.dl.classify import NS_PER_S
 from netmon.dl.iterations import Iteration
 from netmon.dl.numbering import Trust
+from netmon.dl.timemap import TimeMap
 from netmon.mark_runs import MarkRun, mark_runs, marks_of
 from netmon.records import (
     AgentCost,
@@ -137,10 +138,15 @@ class HostWindow:
         names = ("rss_bytes", "spool_bytes", "warnings")
         return AgentCost(float(self._row["cpu_fraction"]), *(int(self._row[name]) for name in names))
 
-    def align(self, sample: ClockSample, exchanges: Sequence[ClockExchange], horizon_ns: int, settled_ns: int) -> None:
-        """Take in what batches tell of the clock, up to the horizon; rows before settled_ns keep their place."""
-        before = self.alignment.map
-        jump_ns = self.alignment.hear(sample, exchanges, horizon_ns, settled_ns)
+    def align(
+        self, sample: ClockSample, exchanges: Sequence[ClockExchange], horizon_ns: int, settled_ns: int
+    ) -> Update | None:
+        """Take in what batches tell of the clock, up to the horizon; None where that does not change its map."""
+        heard = self.alignment.hear(sample, exchanges, horizon_ns)
+        return None if heard is None else Update(self.alignment, sample, heard, horizon_ns, settled_ns)
+
+    def aligned(self, before: TimeMap, jump_ns: int | None) -> None:
+        """The clock's map was updated. before: the one until now; jump_ns: as update_all tells."""
         if self.alignment.map is not before:
             self.use_map()
         if jump_ns:

@@ -134,8 +134,9 @@ class Clocks:
         row = np.full(len(pairs), -1)
         row[chosen] = np.arange(len(chosen))
         at = row[kept["way"] // 2]
-        above = _padded(at, by_first & (at >= 0), sent - hosts.latest_ns, late, len(chosen), np.inf)
-        below = _padded(at, ~by_first & (at >= 0), sent - hosts.latest_ns, -late, len(chosen), -np.inf)
+        up, down = by_first & (at >= 0), ~by_first & (at >= 0)
+        above = Points.padded(at[up], sent[up] - hosts.latest_ns, late[up], len(chosen), np.inf)
+        below = Points.padded(at[down], sent[down] - hosts.latest_ns, -late[down], len(chosen), -np.inf)
         first, second = pairs[chosen].T
         present = hosts.present(first, second)
         # Two clocks that are believed stay so until the traffic refutes them: a middle would only tell of its queues.
@@ -229,17 +230,6 @@ class _Hosts:
 def _trusts_hosts(clocks: Sequence[HostClock]) -> bool:
     """Hosts whose UTC is kept share an axis without us, but only all together."""
     return all(clock.held and 0 < clock.own_error_ns < clock.uncorrected.error_ns for clock in clocks)
-
-
-def _padded(at: _Numbers, which: _Flags, time: _Numbers, value: _Numbers, count: int, none: float) -> Points:
-    """Points by set; at: whose each is, ascending where `which` says that it counts."""
-    at, time, value = at[which], time[which], value[which]
-    first = np.searchsorted(at, np.arange(count))
-    within = np.arange(len(at)) - first[at]
-    shape = count, int(within.max(initial=0)) + 1
-    points = Points(np.zeros(shape), np.full(shape, none))
-    points.time[at, within], points.value[at, within] = time, value
-    return points
 
 
 def _newest(table: Table) -> Table:

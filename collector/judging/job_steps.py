@@ -33,6 +33,7 @@ class JobSteps:
         """Begin without iterations."""
         self._rows = np.zeros(64, STEP)
         self._next = self._count = 0
+        self._place: dict[tuple[int, int], int] = {}  # of each number and rank, in the rows
         self.size = 0  # of the job, as it says; 0: unknown
         self.relative = False
         self.host_of: dict[int, str] = {}  # by place of its session
@@ -52,22 +53,26 @@ class JobSteps:
         self.host_of[place] = host
         i = iteration
         times = i.start_ns, i.end_ns, i.comm_start_ns, i.comm_end_ns, i.exposed_ns, i.error_ns
-        self._put((i.number, i.rank, *times, False, place))
+        self._put(i.number, i.rank, (i.number, i.rank, *times, False, place))
         return self._whole(iteration.number, iteration.end_ns - iteration.start_ns)
 
     def was_shared(self, number: int, rank: int) -> None:
         """The node of a rank carried foreign traffic in an iteration that has ended."""
-        rows = self._rows[: self._count]
-        rows["shared"][(rows["number"] == number) & (rows["rank"] == rank)] = True
+        place = self._place.get((number, rank))
+        if place is not None:
+            self._rows["shared"][place] = True
         self._shared.append(number)
 
-    def _put(self, row: tuple[object, ...]) -> None:
+    def _put(self, number: int, rank: int, row: tuple[object, ...]) -> None:
         limit = min(_MOST, _ITERATIONS * max(1, len(self._last)))
         if self._next == len(self._rows) and self._count < limit:
             self._rows = np.concatenate([self._rows, np.zeros(len(self._rows), STEP)])
         elif self._next >= min(limit, len(self._rows)):
             self._next = 0
+        if self._next < self._count:
+            self._place.pop((int(self._rows["number"][self._next]), int(self._rows["rank"][self._next])), None)
         self._rows[self._next] = row
+        self._place[number, rank] = self._next
         self._next += 1
         self._count = max(self._count, self._next)
 
@@ -75,6 +80,7 @@ class JobSteps:
         """A new process, which counts from the start: what it was is no measure of what it is."""
         rows = self._rows[: self._count]
         rows["rank"][rows["rank"] == rank] = -1
+        self._place = {whose: place for whose, place in self._place.items() if whose[1] != rank}
         self._open.clear()
         self._durations.clear()
         self._shared.clear()

@@ -8,6 +8,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +21,7 @@ from collector.judging.job_steps import JobSteps
 from collector.judging.recent_rows import RecentRows
 from collector.stages import Stages
 from collector.view.job_views import Jobs
+from netmon.columnar import Columns
 from netmon.dl.traffic import Traffic
 from netmon.dl.verdict import Link, Whose
 from netmon.dl.verdict.connections import COLUMNS, SAID, nothing_said
@@ -33,7 +35,22 @@ _MOST_WAITING = 64  # iterations that are to be judged: the newest
 _CPU_SHARE = 0.1  # of a core: what verdicts may take
 _WAIT_S = 0.8  # after an iteration's last mark: rows of all hosts have come by then, whose new flows are, what TCP said
 _FINISH_S = 2.0
+_LATELY_S = 30.0
 _SAVED_S = 1.0  # of CPU time that has not been used
+
+
+class Remembered(NamedTuple):
+    """What is there of the last seconds, for whoever only reads it."""
+
+    parts: list[Columns]  # of ARRIVED
+    age_s: float  # for how long all rows have been kept
+    jobs: dict[str, JobSteps]
+    sessions: dict[int, Session]  # by place
+
+    @staticmethod
+    def links_of(session: Session) -> list[tuple[int, Link]]:
+        """The links of a session, by their numbers."""
+        return _links(session)
 
 
 class Judging:
@@ -88,6 +105,17 @@ class Judging:
             with contextlib.suppress(RuntimeError):  # nothing runs beside whoever calls
                 loop = asyncio.get_running_loop()
                 self._working = loop.create_task(self._judge())
+
+    @property
+    def jobs_with_steps(self) -> int:
+        """Jobs that had iterations lately."""
+        return len(self._jobs)
+
+    def remembered(self) -> Remembered:
+        """All that is kept now; the jobs of those sessions that are there."""
+        heard = time.monotonic() - _LATELY_S
+        jobs = {name: job for name, job in self._jobs.items() if job.heard_s >= heard}
+        return Remembered(self._rows.parts(), self._rows.age_s(), jobs, dict(self._sessions))
 
     async def finish(self) -> None:
         """Judge what is due, as far as there is time: the collector stops."""

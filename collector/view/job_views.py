@@ -4,7 +4,7 @@
 import math
 import time
 from collections import deque
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from statistics import median
 from typing import NamedTuple
@@ -61,6 +61,7 @@ class _Job:
     name: str = ""  # the same, unlike any other job's here
     scores: tuple[SourceScore, ...] = ()  # the last ones, when the ranks are gone
     verdicts: deque[Verdict] = field(default_factory=lambda: deque(maxlen=_VERDICTS))  # newest first
+    sharing: tuple[str, ...] = ()
     usual_ns: float = math.nan  # as of iteration usual_of
     usual_of: int = -1
     heard_s: float = 0.0
@@ -88,6 +89,11 @@ class Jobs:
         self.counts = Counts()  # since the start, for /metrics
         self._renamed = False  # a job has come, or is called something else
         self.forgotten = 0  # jobs that were let go although they may still train
+
+    def have_ended(self, host: str, iterations: Iterable[Iteration]) -> None:
+        """Iterations have ended; their accounts follow."""
+        for iteration in iterations:
+            self.ended(host, iteration)
 
     def ended(self, host: str, iteration: Iteration) -> None:
         """An iteration has ended; its account follows."""
@@ -150,12 +156,18 @@ class Jobs:
             job.verdicts.appendleft(verdict)
             job.view = None
 
+    def sharing(self, lines: Mapping[str, tuple[str, ...]]) -> None:
+        """What is to be said of jobs that share links; of the others nothing."""
+        for name, job in self._jobs.items():
+            if job.sharing != (now := lines.get(name, ())):
+                job.sharing, job.view = now, None
+
     def stands_out(self, iteration: Iteration) -> bool:
         """Whether it took notably longer than its job's iterations usually do (NOTABLE × their median)."""
         job = self._jobs.get(iteration.job)
         if job is None:
             return False
-        if job.usual_of != iteration.number:
+        if iteration.number > job.usual_of or iteration.number < job.usual_of - _USUAL:  # once for all its ranks
             fewest = _FEWEST * max(1, len(job.ranks))
             job.usual_of, job.usual_ns = iteration.number, job.history.usual_ns(job.size or _ANY_RANK, fewest)
         return iteration.end_ns - iteration.start_ns >= NOTABLE * job.usual_ns
@@ -258,6 +270,7 @@ class Jobs:
             pattern=job.pattern,
             scores=job.scores,
             verdicts=tuple(job.verdicts),
+            sharing=job.sharing,
             name=job.name,
             parameters_basis=latest.parameters_basis or ("option" if parameters else ""),
         )

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from netmon.commands.security_options import declare_security, security
 from netmon.errors import UsageError
 from netmon.units import parse_time
 
@@ -13,7 +14,7 @@ HELP = "by how much to shift one job beside another, which pairs of ranks are sl
 EXAMPLES = """\
   netmon advise --data out
   netmon advise training --data /var/lib/netmon --seconds 60
-  netmon advise --collector collector.example:9400
+  netmon advise --collector collector.example:9400 --tls ~/.netmon
   netmon advise --data out --until 2026-01-31T09:30:00 --json
 """
 _SECONDS, _MOST_SECONDS = 30.0, 600.0
@@ -26,6 +27,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--collector", metavar="ADDR", help="instead: on what it has seen lately; HOST:PORT or unix:PATH"
     )
+    declare_security(parser)
     parser.add_argument(
         "--seconds", type=float, metavar="S", help=f"how much of a dataset's time to look at (default: {_SECONDS:g})"
     )
@@ -69,7 +71,7 @@ def _live(args: argparse.Namespace) -> dict[str, Any]:
         raise UsageError(
             "cannot choose the time: a collector keeps its last seconds; --seconds and --until take --data"
         )
-    return get_advice(args.collector, args.job or "")
+    return get_advice(args.collector, args.job or "", security(args))
 
 
 def _print(found: dict[str, Any]) -> None:

@@ -39,6 +39,9 @@ def add_verdict(what: argparse.ArgumentParser) -> None:
         metavar="N",
         help="configurations, each with and without the culprit (0)",
     )
+    what.add_argument(
+        "--shift", type=parse_count, default=0, metavar="N", help="pairs of jobs, as they come and as advised (0)"
+    )
     what.add_argument("--seed", type=int, default=1, help="of what is random (default: %(default)s)")
     what.add_argument(
         "--trainer", action="append", choices=_TRAINERS, help="repeatable, runs take turns (ring, horovod, ddp)"
@@ -60,12 +63,14 @@ def _verdict(args: argparse.Namespace) -> None:
     from netmon.bench.verdict.plan import KINDS, plan
     from netmon.bench.verdict.plot import plot
     from netmon.bench.verdict.rerun import plan_reruns, rerun
-    from netmon.bench.verdict.table import print_reruns, print_verdicts
+    from netmon.bench.verdict.shifting import plan_shifts, shift
+    from netmon.bench.verdict.table import print_reruns, print_shifts, print_verdicts
     from netmon.kernel.privilege import require_capabilities
 
-    if min(args.lab, args.simulated, args.rerun) < 0 or not (args.lab or args.simulated or args.rerun):
-        raise UsageError("cannot judge nothing: give --lab, --simulated or --rerun 1 or more")
-    if args.lab or args.rerun:
+    counts = args.lab, args.simulated, args.rerun, args.shift
+    if min(counts) < 0 or not any(counts):
+        raise UsageError("cannot judge nothing: give --lab, --simulated, --rerun or --shift 1 or more")
+    if args.lab or args.rerun or args.shift:
         require_capabilities()
     if args.plot:
         check_plottable(args.plot)
@@ -82,16 +87,20 @@ def _verdict(args: argparse.Namespace) -> None:
         trainers = args.trainer or _TRAINERS
         reruns = plan_reruns(0 if result.interrupted else args.rerun, args.seed, trainers, data.resolve())
         done = rerun(reruns, partial(counted, "configuration", args.rerun))
+        pairs = plan_shifts(args.shift, args.seed, data.resolve())
+        shifted = shift(pairs, partial(counted, "pair of jobs", args.shift))
     if args.plot:
         plot(result, args.plot)
     if args.json:
-        print(json.dumps({**result.document(), "counterfactual": done.document()}))
+        print(json.dumps({**result.document(), "counterfactual": done.document(), "shift": shifted.document()}))
         return
     console = Console(highlight=False)
     if result.planned or args.simulated:
         print_verdicts(result, console)
     if done.planned:
         print_reruns(done, console)
+    if shifted.planned:
+        print_shifts(shifted, console)
 
 
 @contextlib.contextmanager

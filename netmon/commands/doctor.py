@@ -6,6 +6,7 @@ import dataclasses
 import json
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 HELP = "what this machine can do, and which hook it would choose"
 EXAMPLES = """\
   netmon doctor           a table for people
+  netmon doctor --tls /etc/netmon/tls    and whether agent, collector or viewer can connect with what is in it
   netmon doctor --json    the same for programs; exit status 0 when the agent can run here
 """
 
@@ -25,21 +27,40 @@ _COLOURS = {"ok": "green", "note": "default", "limited": "yellow", "unknown": "y
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options."""
     parser.add_argument("--json", action="store_true", help="print one JSON document and nothing else")
+    parser.add_argument("--tls", type=Path, metavar="DIR", help="look at the certificate and the key in it, too")
 
 
 def run(args: argparse.Namespace) -> int:
     """Probes and prints. 0: the agent can run here; 1: it cannot, and one line on stderr says what is missing."""
     from netmon.kernel.probe import interface_facts, machine_checks
 
+    certificate = certificate_in(args.tls) if args.tls else None
     checks, interfaces = machine_checks(), interface_facts()
     if args.json:
-        print(json.dumps(document(checks, interfaces), indent=2))
+        told = {"certificate": certificate} if certificate else {}
+        print(json.dumps(document(checks, interfaces) | told, indent=2))
     else:
         draw(checks, interfaces)
+        if certificate:
+            print(f"\ncertificate of {certificate['of']}, until {certificate['until']} UTC")
     if line := what_is_missing(checks):
         print(line, file=sys.stderr)
         return 1
     return 0
+
+
+def certificate_in(folder: Path) -> dict[str, str]:
+    """Whose it is, and until when. Raises CertificateError where nobody could connect with it."""
+    from cryptography import x509
+
+    from netmon.wire.identity import Role
+    from netmon.wire.tls_files import read_tls
+
+    files = read_tls(folder, *Role)
+    if not files.certificate:
+        return {"of": "a viewer with a token", "until": "the collector knows"}
+    ends = x509.load_pem_x509_certificate(files.certificate).not_valid_after_utc
+    return {"of": str(files.identity), "until": f"{ends:%Y-%m-%d %H:%M}"}
 
 
 def what_is_missing(checks: "Sequence[Check]") -> str:

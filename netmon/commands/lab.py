@@ -12,7 +12,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from netmon.commands.lab_load import add_load_commands
-from netmon.commands.lab_options import INJECTIONS, add_run_options, add_sweep_options, run_spec, sweep_spec
+from netmon.commands.lab_options import (
+    INJECTIONS,
+    add_beside_options,
+    add_run_options,
+    add_sweep_options,
+    run_spec,
+    sweep_spec,
+)
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -27,6 +34,7 @@ EXAMPLES = """\
   netmon lab sweep --data out/study                            a small study: 24 runs, about ten minutes
   netmon lab sweep --data out/full --trainer horovod --models resnet50,vgg16,bertlarge --repetitions 5 --iterations 100
   netmon lab run --data out/three --cross-load 0 --inject stop:rank=1,at=20.5,for=300ms    a straggler, on purpose
+  netmon lab run --data out/four --compute 250ms --beside 0,2 --shift 225ms --period 450ms     two jobs, held apart
   netmon lab load write burst.csv --profile burst --load 0.8   the flows of ten seconds, as a file
   netmon lab clean                                             remove what a killed lab left behind
 
@@ -53,6 +61,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )
     run_parser.add_argument("--data", type=Path, required=True, metavar="DIR", help="where the dataset goes")
     add_run_options(run_parser, iterations=50)
+    add_beside_options(run_parser)
     run_parser.set_defaults(lab=_run)
     demo = commands.add_parser("demo", help="a run with defaults that show something worth seeing")
     demo.add_argument("--data", type=Path, default=_DEMO_DATA, metavar="DIR", help="default: %(default)s")
@@ -77,7 +86,22 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _run(args: argparse.Namespace) -> int:
+    if args.beside:
+        return _run_beside(args)
     return _run_spec(run_spec(args, args.overwrite), live=False, as_json=args.json)
+
+
+def _run_beside(args: argparse.Namespace) -> int:
+    """Another job like it on other hosts, at the same time."""
+    from netmon.lab.record import prepare
+    from netmon.lab.together import train_beside
+
+    spec = run_spec(args, args.overwrite)
+    (prepare(spec.data, args.overwrite) / "log").rmdir()
+    names = train_beside(spec, args.beside, args.shift, args.period)
+    document = {"data": str(spec.data), "jobs": names, "shift_ns": args.shift, "period_ns": args.period}
+    print(json.dumps(document) if args.json else f"dataset: {spec.data}; next:\n  netmon advise --data {spec.data}")
+    return 0
 
 
 def _demo(args: argparse.Namespace) -> int:

@@ -97,6 +97,22 @@ def add_run_options(parser: argparse.ArgumentParser, iterations: int) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON document")
 
 
+def add_beside_options(parser: argparse.ArgumentParser) -> None:
+    """What a second job takes."""
+    beside = parser.add_argument_group("another job like it, of --trainer ring, at the same time")
+    beside.add_argument(
+        "--beside", type=hosts, metavar="HOSTS", help="where: of its rank 0, 1, … (0,2); without cross traffic"
+    )
+    beside.add_argument("--shift", type=parse_duration, default=0, metavar="TIME", help="it begins so much later (0s)")
+    beside.add_argument(
+        "--period",
+        type=parse_duration,
+        default=0,
+        metavar="TIME",
+        help="both begin an iteration so often (as they can)",
+    )
+
+
 def add_sweep_options(parser: argparse.ArgumentParser) -> None:
     """What a sweep takes."""
     varied = parser.add_argument_group("what is varied: every combination is a run")

@@ -29,6 +29,23 @@ class Points:
     time: Numbers
     value: Numbers
 
+    @classmethod
+    def padded(
+        cls,
+        sets: npt.NDArray[np.int64],
+        time: npt.NDArray[np.integer],
+        value: npt.NDArray[np.integer],
+        count: int,
+        none: float,
+    ) -> "Points":
+        """Of `count` sets; sets: whose each point is, ascending; none: inf or −inf, the value where no point is."""
+        first = np.searchsorted(sets, np.arange(count))
+        within = np.arange(len(sets)) - first[sets]
+        shape = count, int(within.max(initial=0)) + 1
+        points = cls(np.zeros(shape), np.full(shape, none))
+        points.time[sets, within], points.value[sets, within] = time, value
+        return points
+
     @property
     def there(self) -> Flags:
         """Which are points."""

@@ -106,6 +106,8 @@ class IterationTracker:
         """As `add` of marks of steps, and `finished` after each: iterations that have ended, times of marks of use."""
         self._learn(run)
         marks = self._marks_of(run.source)
+        if self._calm(run, marks):
+            return self._add_calmly(run, marks)
         ended, used = list[Iteration](), list[int]()
         for moment, number, time_ns, error_ns in zip(
             run.moments, run.iterations, run.times_ns, run.errors_ns, strict=True
@@ -115,6 +117,21 @@ class IterationTracker:
             if self.ending:
                 ended += self.finished()
         return ended, used
+
+    def _calm(self, run: MarkRun, marks: SourceMarks) -> bool:
+        """Whether the only source goes on as it has: nothing has to be decided."""
+        source = run.source
+        alone = source == self.source and len(self._sources) == 1 and not (self._waiting or self._silent)
+        settled = not (self.ending or self._unsure) and self._relative.get(source) == run.relative
+        return alone and settled and marks.in_step
+
+    def _add_calmly(self, run: MarkRun, marks: SourceMarks) -> tuple[list[Iteration], list[int]]:
+        used, bounds = marks.add_in_step(run.moments, run.iterations, run.times_ns, run.errors_ns)
+        if run.source != Source.INFERRED:
+            self.unusable += len(run.moments) - len(used)
+        if used:
+            self._knows_opened = False
+        return [found for start, end in bounds if (found := self._iteration(run.source, start, end))], used
 
     def _learn(self, told: Mark | MarkRun) -> None:
         if told.source != Source.INFERRED or not self.size:

@@ -34,9 +34,15 @@ class Present:
 
 
 def fit_offsets(
-    above: Points, below: Points, base_ns: _Times, at_ns: int, present: Present, share: Numbers, room_ns: int = ROOM_NS
+    above: Points,
+    below: Points,
+    base_ns: _Times,
+    at_ns: int | _Times,
+    present: Present,
+    share: Numbers,
+    room_ns: int = ROOM_NS,
 ) -> OffsetFits:
-    """The offsets of several clocks at at_ns, each by the bounds of a window, upper and lower ones.
+    """The offsets of several clocks at at_ns (of all, or of each), by the bounds of a window, upper and lower ones.
 
     above, below: bounds minus base_ns, at times minus at_ns, padded with inf and −inf; share: of each clock. What is
     done with them, and with the present estimates, is what `fit_offset` does.
@@ -45,7 +51,7 @@ def fit_offsets(
     fits = OffsetFits(
         np.zeros(count, np.bool_), base_ns.copy(), np.zeros(count), np.zeros(count, np.int64), np.zeros(count, np.int64)
     )
-    known = (present.offset_ns - base_ns).astype(np.float64), present.skew
+    known, at_ns = ((present.offset_ns - base_ns).astype(np.float64), present.skew), np.broadcast_to(at_ns, count)
     both = _both(above, below)
     left, jumped, above, below = np.flatnonzero(both), False, above.of(both), below.of(both)
     while len(left):
@@ -59,7 +65,7 @@ def fit_offsets(
         fits.there[own], fits.skew[own] = True, skew[good]
         fits.offset_ns[own] += np.round(offset[good]).astype(np.int64)
         fits.error_ns[own] = np.ceil(error[good]).astype(np.int64) + 1
-        fits.since_ns[own] = at_ns + oldest[good].astype(np.int64)
+        fits.since_ns[own] = at_ns[own] + oldest[good].astype(np.int64)
         again = ~good & (newest > oldest)
         left, jumped = left[again], True
         since = newest[again] - (newest - oldest)[again] // 2

@@ -2,6 +2,7 @@
 """What one source tells about one rank: its marks, and which of them bound a step."""
 
 from array import array
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -15,6 +16,7 @@ _RECENT = 200  # marks of a moment that are kept for comparisons
 # Plain numbers: an enum's own cost more to look up, and there is one for every mark.
 _STEP_START, _STEP_END = int(Moment.STEP_START), int(Moment.STEP_END)
 _FIRST_ENQUEUE, _FIRST_WAIT, _LAST_WAIT = int(Moment.FIRST_ENQUEUE), int(Moment.FIRST_WAIT), int(Moment.LAST_WAIT)
+_STEP_BOUNDS = (_STEP_START, _STEP_END)
 _KEPT = (_STEP_START, _FIRST_ENQUEUE, _FIRST_WAIT, _LAST_WAIT, _STEP_END)
 _MOMENTS = max(Moment) + 1
 _NONE = -(1 << 63)  # no mark
@@ -116,6 +118,43 @@ class SourceMarks:
         if len(self._marks) > _MOST_OPEN:
             del self._marks[min(self._marks)]
         return True
+
+    @property
+    def in_step(self) -> bool:
+        """Whether it marks steps and goes on, and `finished` has been asked after its last mark."""
+        return self._steps and not (self._by_ends or self.left or self.touched)
+
+    def add_in_step(
+        self, moments: Sequence[int], numbers: Sequence[int], times_ns: Sequence[int], errors_ns: Sequence[int]
+    ) -> tuple[list[int], list[Bounds]]:
+        """As `add` of several marks of a source that is in step, and `finished` after each, in half of the time.
+
+        Returns the times of those of use, and the bounds of what has ended.
+        """
+        used, ended, marks = list[int](), list[Bounds](), self._marks
+        for moment, number, time_ns, error_ns in zip(moments, numbers, times_ns, errors_ns, strict=True):
+            recent = self._recent[moment]
+            if recent is None or number <= self.done:
+                continue
+            times = marks.get(number)
+            if times is None:
+                times = marks[number] = _EMPTY.copy()
+                if len(marks) > _MOST_OPEN:
+                    del marks[min(marks)]
+            elif times[moment] != _NONE:
+                continue
+            times[moment], times[_ERROR + moment] = time_ns, error_ns
+            if time_ns > times[_NEWEST]:
+                times[_NEWEST] = time_ns
+                if time_ns > self.newest_ns:
+                    self.newest_ns = time_ns
+            recent.add(number, time_ns)
+            used.append(time_ns)
+            if moment in _STEP_BOUNDS and times[_STEP_START] != _NONE != times[_STEP_END] and number in marks:
+                start, end = (Bound(number, one, times[one], times[_ERROR + one]) for one in _STEP_BOUNDS)
+                ended.append((start, end))
+                self.done = number
+        return used, ended
 
     def _touch(self, number: int, moment: int, times: list[int]) -> None:
         """A mark may bound its own iteration, and the one that it ends or begins beside it."""

@@ -67,13 +67,20 @@ class Training:
     """All ranks of a job; leaving the context ends them."""
 
     def __init__(
-        self, spec: RunSpec, network: Network, folder: Path, python: str = sys.executable, port: int = PORT
+        self,
+        spec: RunSpec,
+        network: Network,
+        folder: Path,
+        python: str = sys.executable,
+        port: int = PORT,
+        pace: Path | None = None,
     ) -> None:
         """Start every rank. folder: for rank-R.csv and log/; python: the trainer's interpreter.
 
-        port: on which the ranks of the lab's own trainer listen, for jobs that share a host.
+        port: on which the ranks of the lab's own trainer listen, for jobs that share a host. pace: the file in
+        which they are told when to begin (netmon.lab.trainers.pace).
         """
-        self._spec, self._folder, self._port = spec, folder, port
+        self._spec, self._folder, self._port, self._pace = spec, folder, port, pace
         self._hosts = [network.hosts[number] for number in spec.ring]
         self._sockets = network.lease.folder
         self._stack = contextlib.ExitStack()
@@ -105,6 +112,7 @@ class Training:
         addresses = ",".join(host.address for host in self._hosts)
         model = [*self._model(), "--compute-ns", str(self._spec.compute_ns), "--pattern", self._spec.pattern]
         where = ["--addresses", addresses, "--port", str(self._port)]
+        model += ["--pace", str(self._pace)] if self._pace else []
         command = [python, "-m", "netmon.lab.trainers.ring", *where, *model]
         job = self._spec.job or RING_JOB
         for rank in range(len(self._hosts)):

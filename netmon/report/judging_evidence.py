@@ -41,14 +41,14 @@ def read_said(data: Path, job: str, begin_ns: int, end_ns: int) -> tuple[npt.NDA
     if not len(told):
         return nothing_said(), []
     said = np.empty(len(told), SAID)
-    flow = pd.MultiIndex.from_frame(told[["session", "flow_id"]])
-    of, distinct = flow.factorize()
-    said["of"] = of
+    keys = list(zip(told["session"].astype(str), told["flow_id"].astype(int), strict=True))
+    numbers = {key: number for number, key in enumerate(dict.fromkeys(keys))}
+    said["of"] = [numbers[key] for key in keys]
     for name in ("start_ns", "end_ns"):
         said[name] = told[name]
     for name, column in COLUMNS.items():
         said[name] = told[column].fillna(_UNKNOWN)
-    return said, [(str(session), int(number)) for session, number in distinct.tolist()]
+    return said, list(numbers)
 
 
 def _read(

@@ -34,9 +34,19 @@ class Written:
 
 def chapters() -> tuple[Chapter, ...]:
     """The table of contents."""
-    from netmon.report.chapters import accounts, bandwidth, burstiness, patterns, slowdown, throughput, traces, volumes
+    from netmon.report.chapters import (
+        accounts,
+        bandwidth,
+        burstiness,
+        patterns,
+        sharing,
+        slowdown,
+        throughput,
+        traces,
+        volumes,
+    )
 
-    modules = (slowdown, bandwidth, traces, volumes, throughput, patterns, burstiness, accounts)
+    modules = (slowdown, bandwidth, traces, volumes, throughput, patterns, sharing, burstiness, accounts)
     return tuple(module.CHAPTER for module in modules)
 
 

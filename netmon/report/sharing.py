@@ -22,8 +22,12 @@ _Flow = tuple[str, int]  # session and number
 _Pair = tuple[str, str, str]  # job, and who sends to whom, as people read it
 
 
-def advice(data: Path, seconds: float, until_ns: int | None = None, jobs: Iterable[str] = ()) -> Advice:
+def advice(
+    data: Path, seconds: float, until_ns: int | None = None, jobs: Iterable[str] = (), most: int | None = None
+) -> Advice:
     """On the last seconds of a dataset, or those before a time (UTC ns). jobs: only these, and who shares their links.
+
+    most: jobs that are compared with each other, as netmon.dl.sharing.advice.advise has it.
 
     Raises DataError where there is nothing in that time.
     """
@@ -39,7 +43,7 @@ def advice(data: Path, seconds: float, until_ns: int | None = None, jobs: Iterab
         passed.add(numbered.rows(pa.Table.from_batches([batch]).to_pandas()))
     if passed.empty:
         raise DataError("cannot advise: there is no row in that time")
-    return passed.advice(told, numbered.names(_capacities(data)), frozenset(jobs))
+    return passed.advice(told, numbered.names(_capacities(data)), frozenset(jobs), most)
 
 
 def _newest(data: Path) -> int:
@@ -63,7 +67,12 @@ def _iterations(data: Path, begin_ns: int, end_ns: int) -> dict[str, Iterations]
     error = rows["error_ns"].fillna(0) if "error_ns" in rows else pd.Series(0, rows.index)
     numbers = rows[["iteration", "start_ns", "end_ns"]].astype(np.int64)
     return {
-        str(job): iterations(*(own[name].to_numpy() for name in own), error_ns=int(error[own.index].median()))
+        str(job): iterations(
+            own["iteration"].to_numpy(),
+            own["start_ns"].to_numpy(),
+            own["end_ns"].to_numpy(),
+            int(error[own.index].median()),
+        )
         for job, own in numbers.groupby(rows["job"])
     }
 

@@ -6,6 +6,7 @@ from functools import cached_property
 
 import pandas as pd
 
+from netmon.dl.sharing.advice import Advice
 from netmon.report.congestion import CongestionPoint, congestion_point, congestion_theory
 from netmon.report.dataset import Tables
 from netmon.report.frames import groups
@@ -14,6 +15,9 @@ from netmon.report.job_names import names_of
 from netmon.report.runs import SIZE
 from netmon.report.scan import Traffic
 from netmon.report.summary import ACCOUNT_COLUMNS, LINK, link_accounts
+
+_ADVISED_S = 60.0
+_MOST_JOBS = 64  # that are compared with each other
 
 
 @dataclass(frozen=True)
@@ -61,6 +65,14 @@ class Study:
         return {
             key: congestion_point(rows["level"], rows["median_s"]) for key, rows in by_profile(self.levels) if len(rows)
         }
+
+    @cached_property
+    def advice(self) -> Advice:
+        """On jobs that share links, in the last minute. Raises DataError where there is nothing in it."""
+        from netmon.report.sharing import advice
+
+        jobs = [str(job) for job in self.ranks["job"].unique()] if len(self.ranks) else []
+        return advice(self.tables.data, _ADVISED_S, jobs=jobs if len(jobs) == 1 else (), most=_MOST_JOBS)
 
     def congestion_in_theory(self, model: str, profile: str) -> float:
         """1 − 8·D/(t₀·C), with D by equation 3.1 where the model's size is known, else as measured."""

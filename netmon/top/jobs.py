@@ -51,7 +51,7 @@ def _lines(job: JobView, width: int) -> list[Text]:
     lines = _with_sparkline(wrapped(_pace(job), width, _INDENT), job, width)
     lines += [_indented(line) for line in wrapped(_traffic(job), width - _INDENT)]
     lines += [_indented(line) for line in wrapped(_sources(job), width - _INDENT)]
-    return lines + [_indented(line) for line in _verdict(job, width - _INDENT)]
+    return lines + [_indented(line) for line in (*_verdict(job, width - _INDENT), *_sharing(job, width - _INDENT))]
 
 
 def ranks(jobs: Iterable[JobView], width: int) -> RenderableType:
@@ -134,6 +134,11 @@ def _sources(job: JobView) -> Iterator[Text]:
 def _verdict(job: JobView, width: int) -> list[Text]:
     """On the last iteration that stood out."""
     return [line for verdict in job.verdicts[:1] for line in shown(sentence(verdict)).wrap(_MEASURE, width)]
+
+
+def _sharing(job: JobView, width: int) -> list[Text]:
+    """On the links that it shares with other jobs."""
+    return [line for told in job.sharing for line in shown(Text(told)).wrap(_MEASURE, width)]
 
 
 def _shared(job: JobView) -> Text:

@@ -324,7 +324,7 @@ def _place(address: object, port: object) -> str:
 
 
 def _whole(value: object) -> int | None:
-    return None if value is None or value != value else int(value)  # type: ignore[call-overload, no-any-return]
+    return None if value is None or value != value else int(value)  # type: ignore[call-overload]
 
 
 def _plain(value: object) -> Detail:

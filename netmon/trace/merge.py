@@ -116,11 +116,13 @@ def _place(profile: Profile, iterations: pd.DataFrame, clocks: pd.DataFrame, job
     if len(jobs := sorted(set(own["job"]))) > 1:
         raise DataError(f"cannot tell which job {path} is of: {', '.join(jobs)} have a rank {profile.rank}; give --job")
     host = str(own.sort_values("end_ns")["host"].iloc[-1])
-    known = clocks[(clocks["host"] == host) & clocks["clock_offset_ns"].notna()].sort_values("time_ns")
-    if known.empty:
+    clock = clocks[(clocks["host"] == host) & clocks["clock_offset_ns"].notna()].sort_values("time_ns")
+    if clock.empty:
         raise DataError(
             f"cannot place {path}: the dataset, of an earlier version, does not say how {host}'s clock went"
         )
-    numbers = (known[name].to_numpy(np.int64) for name in ("time_ns", "clock_offset_ns", "clock_error_ns"))
+    times, offsets, errors = (
+        clock[name].to_numpy(np.int64) for name in ("time_ns", "clock_offset_ns", "clock_error_ns")
+    )
     waits = own["comm_end_ns"].dropna().sort_values().to_numpy(np.int64)
-    return Placed(profile, jobs[0], profile.rank, host, *numbers, waits)
+    return Placed(profile, jobs[0], profile.rank, host, times, offsets, errors, waits)

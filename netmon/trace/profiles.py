@@ -100,7 +100,8 @@ def happenings(profile: Profile) -> Iterator[Happening]:
             continue
         if not isinstance(time, int | float):
             continue
-        name, details = str(event.get("name", ""))[:_LONGEST], _details(event.get("args"))
+        name = str(event.get("name", ""))[:_LONGEST]
+        details = _details(event.get("args"))
         if kind == "X":
             length = event.get("dur", 0)
             if isinstance(length, int | float) and length >= 0:
@@ -137,7 +138,7 @@ def _note(profile: Profile, thread: tuple[str, str], event: dict[str, Any]) -> N
         profile.threads[(thread[0], "")] = name
 
 
-def _details(told: object) -> dict[str, Detail]:
+def _details(told: object) -> Mapping[str, Detail]:
     if not isinstance(told, dict):
         return {}
     found: dict[str, Detail] = {}

@@ -12,7 +12,7 @@ from itertools import groupby
 from operator import attrgetter
 
 from netmon.errors import WireError
-from netmon.mark_runs import MarkRun
+from netmon.mark_runs import MarkRun, whose
 from netmon.marks import MOST_RANKS, printable
 from netmon.records import (
     PROTOCOL_NON_IP,
@@ -204,7 +204,7 @@ def read_mark(message: netmon_pb2.Mark) -> Mark:
 def read_mark_runs(messages: Iterable[netmon_pb2.Mark]) -> list[MarkRun]:
     """As read_mark of each, in columns of those that are one rank's."""
     runs = []
-    for _, group in groupby(messages, _WHOSE):
+    for _, group in groupby(messages, whose):
         own = list(group)
         first = read_mark(own[0])  # with whatever is wrong about the rank
         moments, iterations, times_ns, errors_ns = (list(column) for column in zip(*map(_TOLD, own), strict=True))
@@ -217,15 +217,13 @@ def read_mark_runs(messages: Iterable[netmon_pb2.Mark]) -> list[MarkRun]:
                 read_mark(message)  # raises at the first that it is true of
         runs.append(
             MarkRun(
-                *(first.job, first.rank, first.size, first.pid, first.source, first.parameters, first.relative),
-                *(first.gradient_bytes, first.job_name),
+                *whose(first),
                 *(moments, iterations, times_ns, errors_ns),
             )
         )
     return runs
 
 
-_WHOSE = attrgetter("job", "rank", "size", "pid", "source", "parameters", "relative", "gradient_bytes", "job_name")
 _TOLD = attrgetter("moment", "iteration", "time_ns", "error_ns")
 
 

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What every batch says of itself, and how much it may hold."""
 
+from operator import attrgetter
+
 from netmon.errors import WireError
 from netmon.wire import netmon_pb2
 from netmon.wire.limits import (
@@ -20,13 +22,14 @@ _MOST = {
     "exchanges": MAX_EXCHANGES,
     "nic": MAX_NIC,
 }
+_counted = attrgetter(*_MOST)
 
 
 def check_counts(message: netmon_pb2.Batch) -> None:
     """Raise WireError where a batch has too much of something."""
-    for name, most in _MOST.items():
-        if len(getattr(message, name)) > most:
-            raise WireError(f"Batch.{name} are {len(getattr(message, name))}, more than {most}")
+    for name, some in zip(_MOST, _counted(message), strict=True):
+        if len(some) > _MOST[name]:
+            raise WireError(f"Batch.{name} are {len(some)}, more than {_MOST[name]}")
 
 
 def check_head(message: netmon_pb2.Batch) -> tuple[int, int]:

@@ -8,7 +8,6 @@ counts and names. What only the session can tell (whether a flow or a link is kn
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
-from operator import attrgetter
 from typing import TypeVar
 
 import numpy as np
@@ -19,24 +18,12 @@ from netmon.evidence import HOST_PART, TRANSPORT
 from netmon.mark_runs import MarkRun
 from netmon.records import ClockExchange, Flow, NicSample, Table, empty
 from netmon.wire import netmon_pb2
-from netmon.wire.details import (
-    LEDGER_MOST,
-    check_ledger,
-    check_times,
-    clock_values,
-    cost_values,
-    read_exchange,
-    read_flow,
-    read_mark_runs,
-    read_nic,
-)
-from netmon.wire.evidence_columns import Columns as EvidenceColumns
-from netmon.wire.evidence_columns import read_jobs, split_evidence, stack_evidence, with_batch
-from netmon.wire.head import check_counts, check_head
-from netmon.wire.stacked import Runs, Split, split_buckets, stack_buckets
+from netmon.wire.details import LEDGER_MOST, check_ledger
+from netmon.wire.evidence_columns import stack_evidence, with_batch
+from netmon.wire.gathered import LEDGER_FIELDS, Gathered, gather
+from netmon.wire.stacked import Runs, stack_buckets
 
-_LEDGER_FIELDS = ("interface", "direction", *LEDGER_MOST)
-LEDGER = np.dtype([("batch", "<i4"), *((name, "<i8") for name in _LEDGER_FIELDS)])
+LEDGER = np.dtype([("batch", "<i4"), *((name, "<i8") for name in LEDGER_FIELDS)])
 HEADS = np.dtype(
     [(name, "<i8") for name in ("sequence", "horizon_ns", "bucket_ns", "mono_ns", "utc_ns", "error_ns", "utc_error_ns")]
     + [(name, "<i8") for name in ("rss_bytes", "spool_bytes", "warnings")]
@@ -44,7 +31,6 @@ HEADS = np.dtype(
 )
 """A batch: its number, clock sample and cost; bucket_ns: width of its rows, 0: the hello's. A refused one is all 0."""
 
-_sample = attrgetter(*_LEDGER_FIELDS)
 _T = TypeVar("_T")
 
 
@@ -67,79 +53,18 @@ class ManyBatches:
     host_jobs: Mapping[int, Sequence[str]] = field(default_factory=dict)  # that `host` names, by batch
 
 
-class _Gathered:
-    """What is read message by message."""
-
-    def __init__(self) -> None:
-        self.indices: list[int] = []  # of the messages that are not refused
-        self.heads: list[tuple[int, ...]] = []
-        self.loads: list[float] = []
-        self.flows: list[tuple[int, Flow]] = []
-        self.marks: list[tuple[int, MarkRun]] = []
-        self.exchanges: list[tuple[int, ClockExchange]] = []
-        self.nic: list[tuple[int, NicSample]] = []
-        self.ledger: list[tuple[int, ...]] = []
-        self.ledger_of: list[int] = []
-        self.buckets: list[Split] = []
-        self.disciplines: dict[int, str] = {}
-        self.evidence: tuple[list[EvidenceColumns], list[EvidenceColumns]] = [], []  # of TRANSPORT, of HOST_PART
-        self.evidence_of: tuple[list[int], list[int]] = [], []
-        self.host_jobs: dict[int, tuple[str, ...]] = {}
-
-    def add(self, index: int, message: netmon_pb2.Batch) -> None:
-        """Read one completely, then keep it. Raises WireError."""
-        buckets = split_buckets(message.buckets)
-        check_counts(message)
-        *clock, discipline = clock_values(message.clock)
-        load, *cost = cost_values(message.cost)
-        sequence, horizon_ns = check_head(message)
-        flows = [read_flow(flow) for flow in message.flows]
-        marks = read_mark_runs(message.marks)
-        exchanges = [read_exchange(exchange) for exchange in message.exchanges]
-        nic = read_nic(message.nic)
-        ledger = [_sample(sample) for sample in message.ledger]
-        for sample in ledger:
-            check_ledger("direction", sample[1], 1)
-            check_ledger("time_ns", sample[2], LEDGER_MOST["time_ns"])
-        check_times(horizon_ns, 0, flows, max((sample[2] for sample in ledger), default=0))
-        self._add_evidence(index, message)
-        self.indices.append(index)
-        self.heads.append((sequence, horizon_ns, buckets.bucket_ns, *clock, *cost))
-        self.loads.append(load)
-        self.buckets.append(buckets)
-        if flows:
-            self.flows += [(index, flow) for flow in flows]
-        if marks:
-            self.marks += [(index, run) for run in marks]
-        if exchanges:
-            self.exchanges += [(index, exchange) for exchange in exchanges]
-        if nic:
-            self.nic += [(index, sample) for sample in nic]
-        if ledger:
-            self.ledger += ledger
-            self.ledger_of += [index] * len(ledger)
-        if discipline:
-            self.disciplines[index] = discipline
-
-    def _add_evidence(self, index: int, message: netmon_pb2.Batch) -> None:
-        if message.HasField("transport"):
-            self.evidence[0].append(split_evidence(message.transport, TRANSPORT))
-            self.evidence_of[0].append(index)
-        if message.HasField("host"):
-            columns = split_evidence(message.host, HOST_PART)
-            self.host_jobs[index] = read_jobs(message.host, columns)
-            self.evidence[1].append(columns)
-            self.evidence_of[1].append(index)
-
-
 def decode_many(messages: Sequence[netmon_pb2.Batch]) -> ManyBatches:
     """Messages → tables. A message that breaks the contract is in `refused`, and costs no other one anything."""
-    gathered, refused = _Gathered(), dict[int, str]()
-    for index, message in enumerate(messages):
-        try:
-            gathered.add(index, message)
-        except WireError as error:
-            refused[index] = str(error)
+    refused = dict[int, str]()
+    try:
+        gathered = gather(messages)
+    except (WireError, OverflowError):  # something is wrong with one of them
+        gathered = Gathered()
+        for index, message in enumerate(messages):
+            try:
+                gathered.add(index, message)
+            except WireError as error:
+                refused[index] = str(error)
     ledger = _ledger(gathered, refused)
     horizons = [head[1] for head in gathered.heads]
     rows, runs, faults = stack_buckets(gathered.buckets, gathered.indices, horizons)
@@ -169,21 +94,21 @@ def decode_many(messages: Sequence[netmon_pb2.Batch]) -> ManyBatches:
     return _without(many, late) if late else many
 
 
-def _ledger(gathered: _Gathered, refused: dict[int, str]) -> Table:
+def _ledger(gathered: Gathered, refused: dict[int, str]) -> Table:
     table = np.zeros(len(gathered.ledger), LEDGER)
     if not len(table):
         return table
-    flat = np.fromiter(chain.from_iterable(gathered.ledger), np.uint64, len(table) * len(_LEDGER_FIELDS))
+    flat = np.fromiter(chain.from_iterable(gathered.ledger), np.uint64, len(table) * len(LEDGER_FIELDS))
     columns = flat.reshape(len(table), -1)
     most = np.array([2**32, 1, *LEDGER_MOST.values()], np.uint64)
     for row in np.flatnonzero((columns > most).any(axis=1)).tolist():
         field = int(np.flatnonzero(columns[row] > most)[0])
         try:
-            check_ledger(_LEDGER_FIELDS[field], int(columns[row, field]), int(most[field]))
+            check_ledger(LEDGER_FIELDS[field], int(columns[row, field]), int(most[field]))
         except WireError as error:
             refused.setdefault(gathered.ledger_of[row], str(error))
     table["batch"] = gathered.ledger_of
-    for field, name in enumerate(_LEDGER_FIELDS):
+    for field, name in enumerate(LEDGER_FIELDS):
         table[name] = columns[:, field]
     return table
 

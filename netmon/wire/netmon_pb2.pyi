@@ -214,6 +214,46 @@ class FullPart(_message.Message):
 Global___FullPart: _TypeAlias = FullPart  # noqa: Y015
 
 @_typing.final
+class AdviceQuery(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JOB_FIELD_NUMBER: _builtins.int
+    job: _builtins.str
+    """only this one and those that share its links; empty: all"""
+    def __init__(
+        self,
+        *,
+        job: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["job", b"job"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AdviceQuery: _TypeAlias = AdviceQuery  # noqa: Y015
+
+@_typing.final
+class AdviceAnswer(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DOCUMENT_FIELD_NUMBER: _builtins.int
+    document: _builtins.bytes
+    """JSON, as `netmon advise --json` has it"""
+    def __init__(
+        self,
+        *,
+        document: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["document", b"document"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AdviceAnswer: _TypeAlias = AdviceAnswer  # noqa: Y015
+
+@_typing.final
 class Hello(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1311,6 +1351,7 @@ class JobView(_message.Message):
     KNOWN_RANKS_FIELD_NUMBER: _builtins.int
     SHARED_RANKS_FIELD_NUMBER: _builtins.int
     VERDICTS_FIELD_NUMBER: _builtins.int
+    SHARING_FIELD_NUMBER: _builtins.int
     NAME_FIELD_NUMBER: _builtins.int
     PARAMETERS_BASIS_FIELD_NUMBER: _builtins.int
     job: _builtins.str
@@ -1344,6 +1385,10 @@ class JobView(_message.Message):
     def verdicts(self) -> _containers.RepeatedCompositeFieldContainer[Global___Verdict]:
         """on the last iterations that stood out, newest first"""
 
+    @_builtins.property
+    def sharing(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """a sentence on each group of jobs with which it shares links"""
+
     def __init__(
         self,
         *,
@@ -1366,12 +1411,13 @@ class JobView(_message.Message):
         known_ranks: _builtins.int = ...,
         shared_ranks: _builtins.int = ...,
         verdicts: _abc.Iterable[Global___Verdict] | None = ...,
+        sharing: _abc.Iterable[_builtins.str] | None = ...,
         name: _builtins.str = ...,
         parameters_basis: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["durations_ns", b"durations_ns", "error_ns", b"error_ns", "iteration", b"iteration", "job", b"job", "known_ranks", b"known_ranks", "last_ns", b"last_ns", "measured_bytes", b"measured_bytes", "median_ns", b"median_ns", "name", b"name", "p99_ns", b"p99_ns", "parameters", b"parameters", "parameters_basis", b"parameters_basis", "pattern", b"pattern", "ranks", b"ranks", "relative", b"relative", "scores", b"scores", "shared_ranks", b"shared_ranks", "size", b"size", "source", b"source", "theory_bytes", b"theory_bytes", "verdicts", b"verdicts"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["durations_ns", b"durations_ns", "error_ns", b"error_ns", "iteration", b"iteration", "job", b"job", "known_ranks", b"known_ranks", "last_ns", b"last_ns", "measured_bytes", b"measured_bytes", "median_ns", b"median_ns", "name", b"name", "p99_ns", b"p99_ns", "parameters", b"parameters", "parameters_basis", b"parameters_basis", "pattern", b"pattern", "ranks", b"ranks", "relative", b"relative", "scores", b"scores", "shared_ranks", b"shared_ranks", "sharing", b"sharing", "size", b"size", "source", b"source", "theory_bytes", b"theory_bytes", "verdicts", b"verdicts"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -54,6 +54,11 @@ class CollectorStub:
                 request_serializer=netmon_dot_wire_dot_netmon__pb2.WatchRequest.SerializeToString,
                 response_deserializer=netmon_dot_wire_dot_netmon__pb2.Snapshot.FromString,
                 _registered_method=True)
+        self.Advise = channel.unary_unary(
+                '/netmon.Collector/Advise',
+                request_serializer=netmon_dot_wire_dot_netmon__pb2.AdviceQuery.SerializeToString,
+                response_deserializer=netmon_dot_wire_dot_netmon__pb2.AdviceAnswer.FromString,
+                _registered_method=True)
 
 
 class CollectorServicer:
@@ -93,6 +98,13 @@ class CollectorServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Advise(self, request, context):
+        """What could be done about jobs that share links, and pairs of ranks, from the rows of the last seconds.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_CollectorServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -115,6 +127,11 @@ def add_CollectorServicer_to_server(servicer, server):
                     servicer.Watch,
                     request_deserializer=netmon_dot_wire_dot_netmon__pb2.WatchRequest.FromString,
                     response_serializer=netmon_dot_wire_dot_netmon__pb2.Snapshot.SerializeToString,
+            ),
+            'Advise': grpc.unary_unary_rpc_method_handler(
+                    servicer.Advise,
+                    request_deserializer=netmon_dot_wire_dot_netmon__pb2.AdviceQuery.FromString,
+                    response_serializer=netmon_dot_wire_dot_netmon__pb2.AdviceAnswer.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -225,6 +242,33 @@ class Collector:
             '/netmon.Collector/Watch',
             netmon_dot_wire_dot_netmon__pb2.WatchRequest.SerializeToString,
             netmon_dot_wire_dot_netmon__pb2.Snapshot.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Advise(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/netmon.Collector/Advise',
+            netmon_dot_wire_dot_netmon__pb2.AdviceQuery.SerializeToString,
+            netmon_dot_wire_dot_netmon__pb2.AdviceAnswer.FromString,
             options,
             channel_credentials,
             insecure,

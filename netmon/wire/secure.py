@@ -134,9 +134,10 @@ def in_words(details: str, security: Security) -> str:
     for said, meant in _SAID:
         if said in low:
             return meant
-    if security.tls is None and ("socket closed" in low or "connection reset" in low):
+    hangs_up = any(said in low for said in ("socket closed", "connection reset", "broken pipe"))
+    if security.tls is None and hangs_up:
         return "it hangs up: does it want TLS? give --tls DIR"
-    if security.tls and ("socket closed" in low or "connection reset" in low):
+    if security.tls and hangs_up:
         return "it hangs up: is our certificate unknown there, of another authority than its ca.crt, or expired?"
     if security.tls and ("ssl" in low or "handshake" in low):
         return f"TLS fails: {details[-200:]}"

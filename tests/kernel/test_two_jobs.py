@@ -25,6 +25,7 @@ from netmon.lab.spec import RunSpec
 from netmon.lab.training import Training
 from netmon.lab.truth import read_rank
 from netmon.views import Selection
+from netmon.wire.advice import get_advice
 from netmon.wire.watch import watch_once
 
 pytestmark = pytest.mark.kernel
@@ -55,6 +56,7 @@ def watched(tmp_path_factory):
     ):
         wait_for(lambda: b.iterations_done() >= KILLED_AFTER)
         inferred = {job: next((one for one in scores.of(job) if one["source"] == "inferred"), {}) for job in JOBS}
+        advice = get_advice(monitor.address)
         killed_ns = time.monotonic_ns()
         os.kill(b.ranks[1].pid, signal.SIGKILL)
         enough = a.iterations_done() + LEFT_ALONE + 2
@@ -65,11 +67,11 @@ def watched(tmp_path_factory):
         warnings = watch_once(monitor.address, Selection()).warnings
         monitor.check()
         monitor.end_in_order()
-    return data, inferred, killed_ns, warnings
+    return data, inferred, killed_ns, warnings, advice
 
 
 def test_every_iteration_of_both_is_found_and_none_invented(watched):
-    data, _, _, _ = watched
+    data, *_ = watched
     iterations = pd.read_parquet(data / "iterations")
     assert set(iterations["job"]) == {"a", "b"}
     for job in JOBS:
@@ -83,7 +85,7 @@ def test_every_iteration_of_both_is_found_and_none_invented(watched):
 
 
 def test_each_is_cross_traffic_to_the_other_and_named(watched):
-    data, _, killed_ns, _ = watched
+    data, _, killed_ns, _, _ = watched
     iterations = pd.read_parquet(data / "iterations")
     to_utc = utc_minus_mono_ns()
     both = iterations[(iterations["end_ns"] < killed_ns + to_utc) & (iterations["iteration"] > 5)]
@@ -101,7 +103,7 @@ def test_each_is_cross_traffic_to_the_other_and_named(watched):
 
 
 def test_rows_carry_their_own_job(watched):
-    data, _, _, _ = watched
+    data, *_ = watched
     flows = pd.read_parquet(data / "flows", columns=["host", "flow_id", "src", "dst"]).drop_duplicates(
         ["host", "flow_id"]
     )
@@ -115,15 +117,28 @@ def test_rows_carry_their_own_job(watched):
         assert set(shared["host"]) == {"h0"}
 
 
+def test_the_collector_advises_on_what_they_share(watched):
+    told = watched[-1]
+    assert {job["job"] for job in told["jobs"]} == {"a", "b"}
+    [share] = told["shares"]
+    assert {share["job"], *share["others"]} == {"a", "b"}
+    assert {link.split()[0] for link in share["links"]} == {"h0"}
+    assert {(pair["job"], pair["source"], pair["target"]) for pair in told["pairs"]} >= {
+        ("a", "rank 0 (h0)", "rank 1 (h1)"),
+        ("b", "rank 1 (h2)", "rank 0 (h0)"),
+    }
+    assert {link["capacity_bps"] for link in told["links"]} == {500_000_000}
+
+
 def test_the_traffic_alone_shows_both(watched):
-    _, inferred, _, _ = watched
+    _, inferred, *_ = watched
     for job in JOBS:
         assert inferred[job]["reference"] == "hook"
         assert inferred[job]["f1"] > 0.5  # at this moment, on this machine; recorded runs say how good it is
 
 
 def test_a_rank_that_dies_leaves_nothing_but_counted_marks(watched):
-    data, _, killed_ns, warnings = watched
+    data, _, killed_ns, warnings, _ = watched
     iterations = pd.read_parquet(data / "iterations")
     to_utc = utc_minus_mono_ns()
     b = iterations[iterations["job"] == "b"]

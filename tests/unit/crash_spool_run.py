@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Agents on one spool, one after the other, each killed: python crash_spool_run.py DIR SAID DURABILITY AGENTS BATCHES.
+"""Agents on one spool, each killed in its turn: python crash_spool_run.py DIR SAID DURABILITY SEED AGENTS BATCHES.
 
 What they say: "appended SESSION NUMBER", once the spool has a batch; "over SESSION NUMBER", before it is told that all
 up to this one are stored.
@@ -86,9 +86,9 @@ def in_turn(runs: int, run: "object") -> None:
             sys.exit(f"run {number} failed")
 
 
-def main(directory: str, said: str, durability: str, agents: str, batches: str) -> None:
+def main(directory: str, said: str, durability: str, seed: str, agents: str, batches: str) -> None:
     say = Say(said)
-    in_turn(int(agents), lambda number: agent(Path(directory), durability, number, int(batches), say))
+    in_turn(int(agents), lambda number: agent(Path(directory), durability, int(seed) + number, int(batches), say))
 
 
 if __name__ == "__main__":

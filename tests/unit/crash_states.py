@@ -56,9 +56,7 @@ def digest_of(tree: Tree, promised: object) -> bytes:
 def fast_folder() -> Iterator[Path]:
     """In memory, where there is such a place."""
     memory = Path("/dev/shm")
-    fast = os.access(memory, os.W_OK)
-    with tempfile.TemporaryDirectory(dir=memory if fast else None) as folder, pytest.MonkeyPatch.context() as patched:
-        patched.setattr(os, "fsync", lambda descriptor: None)  # of the checks: there is nothing to wait for
+    with tempfile.TemporaryDirectory(dir=memory if os.access(memory, os.W_OK) else None) as folder:
         yield Path(folder)
 
 
@@ -79,10 +77,11 @@ class Result:
 
 
 def total(results: Sequence[Result]) -> Result:
-    """Of shares of the same run."""
+    """Of several runs."""
     found = Result()
-    found.operations, found.points = results[0].operations, results[0].points
     for result in results:
+        found.operations += result.operations
+        found.points += result.points
         found.states += result.states
         found.same += result.same
         found.wrong += result.wrong
@@ -93,17 +92,21 @@ def total(results: Sequence[Result]) -> Result:
 def enumerate_states(
     ops: Sequence[Op],
     check: Check,
+    place: Path,
     draws: int = 4,
-    part: tuple[int, int] = (0, 1),
     every: int = 1,
     tell: Callable[[str], None] = lambda line: None,
 ) -> Result:
-    """draws: of states by lot at each point. every: so many points apart; part: of all that, one of so many shares."""
+    """place: where it was recorded, empty now: SQLite's journals name each other by path.
+
+    draws: of states by lot at each point. every: so many points apart.
+    """
     model, result, known = Model(), Result(), set[bytes]()
     promised: list[str] = []
-    with fast_folder() as folder:
-        (folder / "contents").mkdir()
-        contents = Contents(folder / "contents")
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(os, "fsync", lambda descriptor: None)  # of the checks: there is nothing to wait for
+        (place.parent / "contents").mkdir()
+        contents = Contents(place.parent / "contents")
         for op in ops:
             if op.kind == "said":
                 words = op.data.decode().split()
@@ -113,7 +116,7 @@ def enumerate_states(
                 result.operations += 1
                 model.do(op)
             result.points += 1
-            if result.points % every or result.points // every % part[1] != part[0]:
+            if result.points % every:
                 continue
             for number, tree in enumerate(model.states(random.Random(result.points), draws)):
                 digest = digest_of(tree, promised)
@@ -122,7 +125,6 @@ def enumerate_states(
                     continue
                 known.add(digest)
                 result.states += 1
-                place = folder / "state"
                 build(tree, place, contents)
                 wrong = check.check(place, contents, killed=number == 0)
                 shutil.rmtree(place)
@@ -130,7 +132,7 @@ def enumerate_states(
                     what = wrong.partition(":")[0]
                     result.wrong[what] += 1
                     result.first.setdefault(what, f"{wrong} (point {result.points}, state {number}, after {_said(op)})")
-            if result.points // every % 1000 == part[0]:
+            if result.points // every % 1000 == 0:
                 tell(f"{result.points} points, {result.states} states, {result.wrong.total()} wrong")
     return result
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Collectors on one dataset, one after the other, many killed: python crash_store_run.py DIR SAID RUNS FLUSHES.
+"""Collectors on one dataset, one after the other, many killed: python crash_store_run.py DIR SAID SEED RUNS FLUSHES.
 
 Some are alone, some are two workers that take hosts from each other; they merge files and drop old hours. What they
 say: "stored HOST NUMBER", once the flush with this number of a host is acknowledged.
@@ -111,9 +111,9 @@ def collectors(directory: Path, number: int, flushes: int, say: Say) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def main(directory: str, said: str, runs: str, flushes: str) -> None:
+def main(directory: str, said: str, seed: str, runs: str, flushes: str) -> None:
     say = Say(said)
-    in_turn(int(runs), lambda number: collectors(Path(directory), number, int(flushes), say))
+    in_turn(int(runs), lambda number: collectors(Path(directory), int(seed) + number, int(flushes), say))
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from collector.host.align import Alignment
+from collector.host.align import Alignment, Update, update_all
 from collector.host.telling import clock_of, correct
 from collector.host.untold import UntoldRows
 from collector.jobs.clocks import Clocks
@@ -298,3 +298,21 @@ def test_a_collector_that_starts_again_goes_on_where_it_was():
     for back in range(2, 10):
         assert abs(host.alignment.utc(host.now - back * S) - before.utc(host.now - back * S)) <= 10 * US
     assert abs(host.error(host.now - S)) < 50 * US
+
+
+def test_clocks_that_are_updated_together_are_what_each_is_by_itself():
+    clocks = [(0, 0.0, 0), (3 * MS, 4e-5, 0), (0, 0.0, 20 * MS), (-S, -1e-4, S)]
+    alone, together = ([Host(*clock) for clock in clocks] for _ in range(2))
+    for host in alone:
+        host.batches(3)
+    for _ in range(round(3 * S / BATCH)):
+        updates = []
+        for host in together:
+            host.now += BATCH
+            made = [host._exchange(host.now - 90 * MS), host._exchange(host.now - 40 * MS)]
+            updates.append(Update(host.alignment, host.sample(), made, host.now, host.now - S))
+        update_all(updates)
+    for one, other in zip(alone, together, strict=True):
+        assert one.alignment.fit == other.alignment.fit
+        assert one.alignment.map.document() == other.alignment.map.document()
+        assert (one.alignment.error_ns, one.alignment.source) == (other.alignment.error_ns, other.alignment.source)

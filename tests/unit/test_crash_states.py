@@ -3,12 +3,14 @@
 
 import concurrent.futures
 import os
+import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 from crash_checks import SpoolCheck, StoreCheck
-from crash_states import Check, Result, enumerate_states, total
-from crash_trace import Op, installed, record
+from crash_states import Check, Result, enumerate_states, fast_folder, total
+from crash_trace import installed, record
 
 HERE = Path(__file__).parent
 
@@ -19,42 +21,46 @@ def check_of(kind: str) -> Check:
     return StoreCheck() if kind == "store" else SpoolCheck(kind)
 
 
-def recorded(directory: Path, kind: str, runs: int, steps: int) -> list[Op]:
-    root = directory / "fs"
-    root.mkdir()
-    if kind == "store":
-        return record(HERE / "crash_store_run.py", root, str(runs), str(steps))
-    return record(HERE / "crash_spool_run.py", root, kind, str(runs), str(steps))
+def looked_at(kind: str, checked: str, runs: int, steps: int, seed: int = 0, **more: Any) -> Result:
+    """Record a run, and look at what power cuts leave of it."""
+    with fast_folder() as folder:
+        (place := folder / "fs").mkdir()
+        numbers = (str(seed), str(runs), str(steps))
+        if kind == "store":
+            ops = record(HERE / "crash_store_run.py", place, *numbers)
+        else:
+            ops = record(HERE / "crash_spool_run.py", place, kind, *numbers)
+        shutil.rmtree(place)
+        return enumerate_states(ops, check_of(checked), place, **more)
 
 
 @pytest.mark.parametrize("kind", ["process", "power", "store"])
-def test_some_states(tmp_path: Path, kind: str) -> None:
-    ops = recorded(tmp_path, kind, *((1, 2) if kind == "store" else (2, 6)))
-    result = enumerate_states(ops, check_of(kind), draws=1, every=12 if kind == "store" else 6)
+def test_some_states(kind: str) -> None:
+    runs, steps, every = (1, 2, 12) if kind == "store" else (2, 6, 6)
+    result = looked_at(kind, kind, runs, steps, draws=1, every=every)
     assert result.states > 50
     assert not result.wrong, str(result)
 
 
-def share(ops: list[Op], kind: str, number: int, of: int) -> Result:
+def test_what_was_not_synced_is_found_to_be_lost() -> None:
+    assert looked_at("process", "power", 1, 12, draws=0, every=3).wrong["lost"]
+
+
+def share(kind: str, number: int, of: int) -> Result:
+    runs, steps = (16, 9) if kind == "store" else (15, 45)
     every = int(os.environ.get("NETMON_EVERY", "1"))
-    tell = print if number == 0 else lambda line: None
-    return enumerate_states(ops, check_of(kind), draws=3, part=(number, of), every=every, tell=tell)
+    return looked_at(kind, kind, -(-runs // of), steps, number * 1000, draws=3, every=every, tell=print)
 
 
 @pytest.mark.long
 @pytest.mark.timeout(4 * 3600)
-@pytest.mark.parametrize(("kind", "runs", "steps"), [("process", 15, 45), ("power", 15, 40), ("store", 12, 9)])
-def test_every_state(tmp_path: Path, kind: str, runs: int, steps: int) -> None:
-    ops = recorded(tmp_path, kind, runs, steps)
+@pytest.mark.parametrize("kind", ["process", "power", "store"])
+def test_every_state(kind: str) -> None:
+    """Of runs of more than 10,000 operations together."""
     shares = os.cpu_count() or 1
     with concurrent.futures.ProcessPoolExecutor(shares) as pool:
-        results = list(pool.map(share, *zip(*((ops, kind, number, shares) for number in range(shares)), strict=True)))
-    print(f"{kind}: {total(results)}")
-    assert results[0].operations >= 10_000
-    assert not any(result.wrong for result in results)
-
-
-def test_what_was_not_synced_is_found_to_be_lost(tmp_path: Path) -> None:
-    ops = recorded(tmp_path, "process", 1, 12)
-    result = enumerate_states(ops, check_of("power"), draws=0, every=3)
-    assert result.wrong["lost"]
+        tasks = [pool.submit(share, kind, number, shares) for number in range(shares)]
+    result = total([task.result() for task in tasks])
+    print(f"{kind}: {result}")
+    assert result.operations >= 10_000
+    assert not result.wrong

@@ -92,8 +92,10 @@ def test_a_rank_that_is_stopped_has_rows_of_its_own_for_that_time(part: HostPart
     rows = table[table["rank"] == 3]
     began, length = (rows["start_ns"] - now) // STEP_NS, (rows["end_ns"] - rows["start_ns"]) // STEP_NS
     stopped = rows["stopped_ns"] * 2 // STEP_NS
-    # Calm until it is stopped, three steps of which some or all it was, calm for a second.
-    assert list(zip(began, length, stopped, strict=True)) == [(0, 4, 0), (4, 1, 1), (5, 1, 2), (6, 1, 1), (7, 10, 0)]
+    # Three steps of which it was stopped for half, all and half. A busy machine may give the others rows of their own.
+    told = list(zip(began, length, stopped, strict=True))
+    assert [row for row in told if row[2]] == [(4, 1, 1), (5, 1, 2), (6, 1, 1)]
+    assert [row[0] for row in told[1:]] == [row[0] + row[1] for row in told[:-1]]
 
 
 def test_more_ranks_than_are_looked_at_cost_no_other_its_place(part: HostPart) -> None:

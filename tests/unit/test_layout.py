@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[2]
 LINES_AT_MOST = 400  # aim at 150
 TOP_LEVEL = {
     *("pyproject.toml", "Makefile", "README.md", "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE"),
-    *("bpf", "proto", "netmon", "collector", "tests", "systemd", "docs"),
+    *("bpf", "packaging", "proto", "netmon", "collector", "tests", "systemd", "docs"),
     *(".ci", ".gitignore", ".clang-format", ".pre-commit-config.yaml"),
 }
 GENERATED = re.compile(r"netmon/wire/netmon_pb2")

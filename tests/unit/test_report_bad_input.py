@@ -45,7 +45,8 @@ def gaps(study: Study) -> set[str]:
     return {name for name, frames in shown(study).items() if isinstance(frames, str)}
 
 
-ALWAYS = {"nic-counters", "regression"}  # the synthetic runs have no counters, and all send the same
+ALONE = {"shared-links", "shared-circles", "shift-scores", "rank-pairs", "links-to-be-had"}
+ALWAYS = ALONE | {"nic-counters", "regression"}  # the synthetic runs have no counters, and all send the same
 NEED_ITERATIONS = {
     *("iteration-time", "hyperbola", "congestion-point", "fits", "bytes-per-iteration", "bandwidth", "spare-capacity"),
     *("iteration-time-cdf", "node-bandwidth", "trace", "trace-boundary", "periodicity", "phases", "durations"),

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from netmon.dl.sharing.advice import JobSeen, advise
-from netmon.dl.sharing.compatibility import fits, groups, score
+from netmon.dl.sharing.compatibility import _held, fits, groups, score, scores_by_shift
 from netmon.dl.sharing.demand import Demand, LinkBytes, demand
 from netmon.dl.sharing.drift import drift
 from netmon.dl.sharing.fluid import durations, fair_shares
@@ -84,6 +84,56 @@ def test_three_jobs_on_one_link() -> None:
     assert found[1].best_score > 0.97
     shifts = sorted([0, found[0].shift_ns // MS, found[1].shift_ns // MS])
     assert min(np.diff([*shifts, 120])) >= 36
+
+
+def test_jobs_of_unlike_iterations_cannot_be_held_together() -> None:
+    fit = fits([square("a", 100, 30), square("b", 170, 40)], {0: GBIT})[0]
+    assert fit.hold_ns == 0
+    assert fit.gain < 0.1  # they pass by each other, whatever the shift
+
+
+def test_who_is_a_little_faster_is_held_to_the_other() -> None:
+    jobs = [square("a", 100, 40), square("b", 96, 40)]
+    fit = fits(jobs, {0: GBIT})[0]
+    assert fit.hold_ns == 100 * MS
+    assert fit.best_score > 0.99
+    assert fit.shifted_ns / MS == pytest.approx(100, rel=0.02)
+    held = _held(jobs[1], 100 * MS)
+    assert held.rates.mean() * 100 == pytest.approx(jobs[1].rates.mean() * 96)  # the same bytes
+
+
+def test_scores_by_shift_have_their_best_where_the_fit_has_it() -> None:
+    jobs = [square("a", 100, 40), square("b", 100, 40)]
+    fit = fits(jobs, {0: GBIT})[0]
+    shifts, scores = scores_by_shift(fit, jobs, {0: GBIT})
+    assert scores[0] == pytest.approx(0.6, abs=0.02)
+    assert scores[np.abs(shifts - fit.shift_ns).argmin()] == pytest.approx(scores.max(), abs=0.001)
+
+
+def test_too_many_jobs_are_not_compared() -> None:
+    seen = [
+        JobSeen(n, np.arange(30) * 100 * MS, [], np.zeros((0, 0)), np.zeros((0, 0)), np.zeros(0), {}) for n in "abcd"
+    ]
+    sends = np.zeros(3000)
+    for begin in range(0, 3000, 100):
+        sends[begin + 60 : begin + 100] = 125_000
+    traffic = {0: link_bytes(("a", sends), ("b", sends)), 1: link_bytes(("c", sends), ("d", sends))}
+    told = advise(seen, traffic, ["x", "y"], {0: GBIT, 1: GBIT}, (0, 3000 * MS), most=2)
+    assert [share.fit.job for share in told.shares] == ["b"]
+    assert told.uncompared == ("c", "d")
+    assert any("2 more jobs" in line for line in sentences(told))
+
+
+def test_jobs_one_after_the_other_share_nothing() -> None:
+    assert fits([square("a", 100, 40), square("b", 100, 40, first_ms=5_900)], {0: GBIT}) == []
+
+
+def test_jobs_that_never_share_are_told_so() -> None:
+    seen = [JobSeen(n, np.arange(30) * 100 * MS, [], np.zeros((0, 0)), np.zeros((0, 0)), np.zeros(0), {}) for n in "ab"]
+    traffic = {0: link_bytes(("a", np.full(3000, 9.0))), 1: link_bytes(("b", np.full(3000, 9.0)))}
+    assert sentences(advise(seen, traffic, ["x", "y"], {0: GBIT}, (0, 3000 * MS))) == [
+        "no two of the 2 jobs share a link"
+    ]
 
 
 def test_a_link_without_known_capacity_is_left_out() -> None:

@@ -104,6 +104,30 @@ def test_a_power_cut_at_any_moment_leaves_all_of_a_write_or_nothing(tmp_path, mo
     assert not list((after / ".netmon" / "staging").iterdir())
 
 
+def test_a_directory_that_is_removed_under_it_is_made_anew(tmp_path, caplog):
+    data = tmp_path / "data"
+    sink = ParquetSink(data)
+    sink.write({"buckets": buckets(2, BEGIN_NS), "flows": flows("h0", [1])}, {"s1": state("h0", 5)})
+    shutil.rmtree(data)
+    sink.write({"buckets": buckets(2, BEGIN_NS + S), "flows": flows("h0", [1, 2])}, {"s1": state("h0", 9)})
+    assert count(data) == 400
+    assert [line for line in caplog.messages if "was removed by somebody" in line]
+    with pytest.raises(DataError, match="another collector does"):
+        ParquetSink(data)
+    shutil.rmtree(data)
+    other = ParquetSink(data)
+    for _ in range(2):
+        with pytest.raises(DataError, match="another collector does"):
+            sink.write({"buckets": buckets(2, BEGIN_NS + 2 * S)}, {"s1": state("h0", 12)})
+    other.close()
+    sink.write({"buckets": buckets(2, BEGIN_NS + 2 * S)}, {"s1": state("h0", 12)})
+    sink.close()
+    assert count(data) == 400
+    again = ParquetSink(data)
+    assert again.resume(hello()).last_sequence == 12
+    again.close()
+
+
 WRITER = """
 import sys
 sys.path.insert(0, sys.argv[2])

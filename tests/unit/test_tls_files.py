@@ -14,6 +14,7 @@ from collector_stream import hello
 from collector.door import ImpostorError, read_hello
 from netmon.certificates.authority import Authority
 from netmon.cli import main
+from netmon.commands.doctor import certificate_in
 from netmon.errors import CertificateError, WireError
 from netmon.wire import netmon_pb2
 from netmon.wire.batches import encode_hello
@@ -34,6 +35,13 @@ def folder(tmp_path: Path) -> Path:
 
 def test_a_good_folder(folder: Path) -> None:
     assert read_tls(folder, Role.AGENT).identity == H0
+
+
+def test_doctor_looks_at_it(folder: Path) -> None:
+    assert certificate_in(folder)["of"] == "agent h0"
+    (folder / "tls.key").chmod(0o644)
+    with pytest.raises(CertificateError, match="can be read or changed by others"):
+        certificate_in(folder)
 
 
 @pytest.mark.parametrize("name", ["ca.crt", "tls.crt", "tls.key"])

@@ -21,6 +21,7 @@ from netmon.top.frame import render
 from netmon.top.names import short_names
 from netmon.top.options import Options, arrange
 from netmon.views import Cause, Page, Snapshot, Verdict
+from netmon.wire.snapshots import decode_snapshot, encode_snapshot
 
 FRAMES = Path(__file__).parent / "frames"
 PLAIN = Options(colour=False)
@@ -193,6 +194,15 @@ def test_a_silent_host_has_no_present() -> None:
 def test_a_job_that_has_not_finished_an_iteration_says_so() -> None:
     job = replace(example().jobs[0], durations_ns=np.empty(0, np.int64), ranks=())
     assert "no finished iteration yet" in drawn(replace(example(), jobs=(job,)), PLAIN, 80, 24)
+
+
+def test_jobs_that_share_links_say_so() -> None:
+    told = (
+        "jobs b and [a] share h0 eth0 tx with a compatibility of 0.61: no shift would save more than 2% of their time"
+    )
+    job = replace(example().jobs[0], sharing=(told,))
+    there = decode_snapshot(encode_snapshot(replace(example(), jobs=(job,))))
+    assert told in " ".join(drawn(there, PLAIN, 120, 60).split())
 
 
 def test_a_series_without_columns_is_unknown() -> None:

@@ -25,7 +25,9 @@ from netmon.lab.run import run as run_lab
 from netmon.lab.spec import RunSpec
 
 CULPRITS = ("cross", "job")
-_ITERATIONS_HIT = 12
+_ITERATIONS_HIT = 10
+_QUIET_BEFORE = 9  # iterations, until there is a usual
+_AFTER = 3
 _FEWEST = 3  # verdicts that make a prediction
 _BLAMES = ("cross", "other_job")
 WITHIN = 0.05
@@ -39,7 +41,8 @@ class Rerun:
     run: str
     trainer: str
     culprit: str
-    before_ns: float  # of the run with the culprit, before it came, by the log: how alike the two runs are
+    before_ns: float  # of the run with the culprit, before it came, by the log
+    before_without_ns: float  # the same iterations of the other run: how alike the two runs are without a culprit
     slowed_ns: float  # with the culprit, by the log
     measured_ns: float  # without it, by the log
     predicted_ns: float | None
@@ -49,6 +52,11 @@ class Rerun:
     def error(self) -> float | None:
         """|predicted − measured| / measured."""
         return None if self.predicted_ns is None else abs(self.predicted_ns - self.measured_ns) / self.measured_ns
+
+    @property
+    def apart(self) -> float:
+        """By how much two runs of the same differ where there is no culprit: no prediction can be better than that."""
+        return abs(self.before_ns - self.before_without_ns) / self.before_without_ns
 
 
 @dataclass
@@ -76,7 +84,8 @@ class RerunResult:
             "predicted": len(self.predicted),
             "error": {"median": self.error(50), "p90": self.error(90), "largest": self.error(100)},
             "within_5_percent": sum((each.error or 0.0) <= WITHIN for each in self.predicted),
-            "reruns": [{**asdict(each), "error": each.error} for each in self.reruns],
+            "apart": percentile([each.apart for each in self.reruns], 50),
+            "reruns": [{**asdict(each), "error": each.error, "apart": each.apart} for each in self.reruns],
             "failed": self.failed,
             "interrupted": self.interrupted,
         }
@@ -93,8 +102,11 @@ def plan_reruns(count: int, seed: int, trainers: Sequence[str], data: Path) -> l
         (drawn,) = spec.injections
         ends = [spec.ring[0], spec.hosts - 1]  # the last host never trains
         source, target = ends if generator.integers(2) else reversed(ends)
-        culprit = replace(drawn, duration_ns=lasts, strength=max(drawn.strength, 0.7), source=source, target=target)
-        iterations = math.ceil(drawn.at) + 2 * _ITERATIONS_HIT
+        at = _QUIET_BEFORE + drawn.at % 1
+        culprit = replace(
+            drawn, at=at, duration_ns=lasts, strength=max(drawn.strength, 0.7), source=source, target=target
+        )
+        iterations = math.ceil(at) + _ITERATIONS_HIT + _AFTER
         specs.append(replace(spec, injections=(culprit,), iterations=iterations))
     return specs
 
@@ -136,6 +148,7 @@ def _one(spec: RunSpec) -> Rerun:
         spec.trainer,
         injection["kind"],
         float(np.median(disturbed.lasted_ns[1 : hit[0]])),
+        float(np.median(quiet.lasted_ns[1 : hit[0]])),
         float(np.median(disturbed.lasted_ns[hit])),
         float(np.median(quiet.lasted_ns[hit[0] :])),
         float(np.median(told)) if len(told) >= _FEWEST else None,

@@ -8,6 +8,7 @@ from rich.table import Table
 from netmon.bench.verdict.campaign import VerdictResult
 from netmon.bench.verdict.rerun import RerunResult
 from netmon.bench.verdict.scoring import MISSED, NO_EFFECT, NOTHING, WRONG_CAUSE, WRONG_CULPRIT, Outcome
+from netmon.bench.verdict.shifting import ShiftResult
 from netmon.lab.injections.spec import CAUSES
 from netmon.units import format_duration
 
@@ -27,7 +28,7 @@ def print_verdicts(result: VerdictResult, console: Console) -> None:
 def print_reruns(result: RerunResult, console: Console) -> None:
     """What was predicted, and what it was when it was done."""
     table = Table(title="without the culprit: predicted, and done", box=SIMPLE, padding=(0, 0))
-    for name in ("run", "trainer", "culprit", "before", "with it", "predicted", "measured", "error"):
+    for name in ("run", "trainer", "culprit", "before", "with it", "predicted", "measured", "error", "apart"):
         table.add_column(name, justify="left" if name in ("run", "trainer", "culprit") else "right")
     for each in result.reruns:
         told = "nothing" if each.predicted_ns is None else format_duration(each.predicted_ns)
@@ -37,12 +38,33 @@ def print_reruns(result: RerunResult, console: Console) -> None:
             told,
             format_duration(each.measured_ns),
         )
-        table.add_row(each.run, each.trainer, each.culprit, *medians, _share(each.error))
+        table.add_row(each.run, each.trainer, each.culprit, *medians, _share(each.error), _share(each.apart))
     console.print(table)
     document = result.document()
     console.print(
         f"{document['predicted']} of {result.planned} predicted; error: median {_share(result.error(50))}, "
-        f"largest {_share(result.error(100))}; within 5 %: {document['within_5_percent']}",
+        f"largest {_share(result.error(100))}; within 5 %: {document['within_5_percent']}; two runs differ by "
+        f"{_share(document['apart'])} before there is a culprit",
+        soft_wrap=True,
+    )
+    for line in result.failed:
+        console.print(line, soft_wrap=True, markup=False)
+
+
+def print_shifts(result: ShiftResult, console: Console) -> None:
+    """What a shift was said to save, and what it saved."""
+    table = Table(title="two jobs on a link: as they come, and shifted as advised", box=SIMPLE, padding=(0, 0))
+    for name in ("run", "shift", "alone", "before", "after", "cost", "shifted", "said to save", "saved", "error"):
+        table.add_column(name, justify="left" if name == "run" else "right")
+    for one in result.done:
+        times = (format_duration(ns) for ns in (one.shift_ns, one.alone_ns, one.before_ns, one.after_ns))
+        costs = (f"{cost:.2f} ×" for cost in (one.cost_before, one.cost_after))
+        table.add_row(one.run, *times, *costs, *map(_share, (one.predicted_gain, one.gain, one.error)))
+    console.print(table)
+    document = result.document()
+    console.print(
+        f"within 20 %: {document['within_20_percent']} of {result.planned}; from 1.3 × or more to 1.1 × or less: "
+        f"{document['from_1.3_to_1.1']}",
         soft_wrap=True,
     )
     for line in result.failed:

@@ -67,13 +67,13 @@ class Share:
 
     @property
     def saves(self) -> bool:
-        """Whether a shift would save enough while it holds."""
-        return self.fit.shift_ns > 0 and self.fit.gain >= WORTH and self.sure
+        """Whether a shift would save enough while it holds, or that they stay as they are now."""
+        return self.fit.gain >= WORTH and self.sure
 
     @property
     def advised(self) -> bool:
         """Whether to shift and leave it at that."""
-        return self.saves and self.lasts >= LASTS
+        return self.saves and self.fit.shift_ns > 0 and self.lasts >= LASTS
 
     @property
     def to_be_held(self) -> bool:
@@ -90,7 +90,7 @@ class Share:
 
 @dataclass(frozen=True)
 class Advice:
-    """Of one window: what each job asks for, who shares links and how well, the pairs of ranks, and what links spare."""
+    """Of one window: what jobs ask for, who shares links and how well, the pairs of ranks, and what links spare."""
 
     begin_ns: int
     end_ns: int

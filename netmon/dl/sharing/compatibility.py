@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from netmon.dl.sharing.demand import Demand
+from netmon.dl.sharing.demand import FEWEST, Demand
 from netmon.dl.sharing.fluid import durations
 
 _Floats = npt.NDArray[np.float64]
@@ -57,12 +57,23 @@ def score(asked_bps: _Floats, capacity_bps: float) -> float:
 
 
 def shared_links(jobs: Sequence[Demand]) -> dict[int, list[int]]:
-    """The places of the jobs that use a link, of each link that several use."""
+    """The places of the jobs that use a link, of each link that several use at the same time."""
     using: dict[int, list[int]] = {}
     for place, job in enumerate(jobs):
         for link in job.links:
             using.setdefault(link, []).append(place)
-    return {link: places for link, places in using.items() if len(places) > 1}
+    met = {
+        link: [one for one in places if any(_at_once(jobs[one], jobs[other]) for other in places if other != one)]
+        for link, places in using.items()
+        if len(places) > 1
+    }
+    return {link: places for link, places in met.items() if places}
+
+
+def _at_once(one: Demand, other: Demand) -> bool:
+    """Whether they trained at the same time for some iterations."""
+    begin, end = max(one.starts_ns[0], other.starts_ns[0]), min(one.starts_ns[-1], other.starts_ns[-1])
+    return bool(end - begin >= FEWEST * max(one.measured_ns, other.measured_ns))
 
 
 def groups(jobs: Sequence[Demand]) -> list[list[int]]:
@@ -105,8 +116,6 @@ def fits(jobs: Sequence[Demand], capacity_bps: Mapping[int, float]) -> list[Fit]
             shifts[place] = _best_shift(_Beside(steady, place, _others(group, place), shared, capacity_bps), shifts)
         before = _model([jobs[place] for place in group], steady, group, [0.0] * len(group), capacity_bps)
         after = _model([steady[place] for place in group], steady, group, [*shifts.values()], capacity_bps)
-        if not any(shifts.values()):
-            after = before
         took = {place: (float(before[at]), float(after[at])) for at, place in enumerate(group)}
         for place in group[1:]:
             now = _Beside(jobs, place, _others(group, place), shared, capacity_bps)
@@ -141,6 +150,12 @@ def scores_by_shift(fit: Fit, jobs: Sequence[Demand], capacity_bps: Mapping[int,
     return candidates, beside.scores(candidates.tolist(), dict.fromkeys(group, 0.0))
 
 
+def phases(jobs: Sequence[Demand]) -> dict[str, int]:
+    """When each job's iteration begins, in ns after (below 0: before) a moment at which all of them were known."""
+    latest = min(int(job.starts_ns[-1]) for job in jobs)
+    return {job.job: -_since(job, latest) for job in jobs}
+
+
 def _hold_ns(jobs: Sequence[Demand]) -> int:
     periods = [job.period_ns for job in jobs]
     return max(periods) if min(periods) >= _ALIKE * max(periods) else 0
@@ -149,7 +164,7 @@ def _hold_ns(jobs: Sequence[Demand]) -> int:
 def _steady(jobs: Sequence[Demand], group: Sequence[int], hold_ns: int) -> list[Demand]:
     """The jobs of the group as they would go on from now if nobody held them up, and each other job as it was."""
     found = list(jobs)
-    latest = max(int(jobs[place].starts_ns[-1]) for place in group)
+    latest = min(int(jobs[place].starts_ns[-1]) for place in group)  # until when it is known of all where they are
     longest = max(jobs[place].period_ns for place in group)
     for place in group:
         job = jobs[place]
@@ -240,9 +255,12 @@ def _model(
     """Durations of the group's jobs by the fluid model, from the present phases on and so much later."""
     known = {link: capacity_bps.get(link) or float("inf") for job in jobs for link in job.links}
     begins = np.array([steady[place].starts_ns[1] for place in group], np.float64) + np.array(shifts)
-    return durations(jobs, known, (begins - begins.min())[None, :], _ITERATIONS)[0]
+    took: _Floats = durations(jobs, known, (begins - begins.min())[None, :], _ITERATIONS)[0]
+    return took
 
 
 def _since(job: Demand, time_ns: int) -> int:
-    """How long ago the iteration began that runs at a time; iterations go on after the last one as before."""
-    return int((time_ns - int(job.starts_ns[-1])) % int(job.measured_ns))
+    """How long ago the iteration began that began nearest to a time; a job that is over goes on as before."""
+    nearest = int(job.starts_ns[np.abs(job.starts_ns - time_ns).argmin()])
+    since, usual_ns = time_ns - nearest, int(job.measured_ns)
+    return since if abs(since) < usual_ns else since % usual_ns

@@ -10,6 +10,7 @@ from netmon.dl.sharing.demand import FEWEST
 from netmon.units import format_bytes, format_duration, format_rate
 
 _MOST_NAMED = 5
+_MOST_IN_A_ROW = 3
 
 
 def sentences(advice: Advice) -> list[str]:
@@ -17,7 +18,7 @@ def sentences(advice: Advice) -> list[str]:
     first = sorted((s for s in advice.shares if s.saves), key=lambda s: (not s.advised, -s.fit.gain))
     said = [of_share(share, advice.links) for share in [*first, *(s for s in advice.shares if not s.saves)]]
     said += [
-        f"jobs {', '.join(jobs)} share {advice.links[link]}, whose capacity is not known: nothing is said of a shift"
+        f"jobs {_some(jobs)} share {advice.links[link]}, whose capacity is not known: nothing is said of a shift"
         for link, jobs in advice.unknown_links.items()
     ]
     said += _of_pairs(advice)
@@ -35,7 +36,7 @@ def sentences(advice: Advice) -> list[str]:
 def of_share(share: Share, links: Sequence[str]) -> str:
     """Of a job that shares links with others: the shift, or why there is none."""
     fit, where = share.fit, _where(share.fit, links)
-    others = ", ".join(fit.others)
+    others = _some(fit.others)
     gains = (
         f"its iterations would take {format_duration(fit.shifted_ns)} instead of {format_duration(fit.shared_ns)}, "
         f"{fit.gain:.0%} of all jobs' time saved"
@@ -78,8 +79,13 @@ def _of_pairs(advice: Advice) -> list[str]:
 
 
 def _where(fit: Fit, links: Sequence[str]) -> str:
-    first = ", ".join(links[link] for link in fit.links[:3])
-    return first + (f" and {len(fit.links) - 3} more" if len(fit.links) > 3 else "")
+    return _some([links[link] for link in fit.links])
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:_MOST_IN_A_ROW]) + (
+        f" and {len(names) - _MOST_IN_A_ROW} more" if names[_MOST_IN_A_ROW:] else ""
+    )
 
 
 def document(advice: Advice) -> dict[str, Any]:

@@ -32,11 +32,11 @@ def rank_times(job: str, steps: Steps, carried: Carried, verdict: Verdict) -> tu
     usual = middle((told.exposed - waits)[one.usual]) if len(one.usual) else np.full(len(table.rank), np.nan)
     rows = []
     for column in np.flatnonzero(table.host[row] >= 0).tolist():
-        where = int(table.rank[column]), steps.hosts[int(table.host[row, column])]
+        rank, host = int(table.rank[column]), steps.hosts[int(table.host[row, column])]
         start, end, done = (float(each[row, column]) for each in (table.start, table.end, told.done))
         waited, exposed = float(waits[row, column]), float(told.exposed[row, column])
         if not np.isfinite(done + waited + exposed):
-            rows.append(RankTimes(*where, round(end - start)))
+            rows.append(RankTimes(rank, host, round(end - start)))
             continue
         rest = exposed - waited
         transfer = min(rest, float(usual[column])) if np.isfinite(usual[column]) else rest
@@ -45,7 +45,12 @@ def rank_times(job: str, steps: Steps, carried: Carried, verdict: Verdict) -> tu
         last = int(lasts[row])
         rows.append(
             RankTimes(
-                *(*where, round(end - start), True, *parts[:2]),
+                rank,
+                host,
+                round(end - start),
+                known=True,
+                computed_ns=parts[0],
+                waited_ns=parts[1],
                 waited_for=int(table.rank[last]) if parts[1] > 0 and last >= 0 else -1,
                 transfer_ns=parts[2],
                 held_ns=parts[3],

@@ -23,6 +23,7 @@ from netmon.lab.trainers.allreduce import fused_ends
 from netmon.lab.trainers.iteration_log import IterationLog, wait_until
 from netmon.lab.trainers.layers import gradient_times_ns, read_layers
 from netmon.lab.trainers.mesh import PORT, Floats
+from netmon.lab.trainers.pace import Pace
 from netmon.lab.trainers.patterns import PATTERNS, Collective
 from netmon.lab.trainers.pauses import Pauses
 
@@ -78,10 +79,11 @@ class Trainer:
         # A daemon: whoever ends this rank need not wait for peers that will not answer any more.
         threading.Thread(target=self._communicate, name="communication", daemon=True).start()
 
-    def train(self, iterations: int, steps: Steps, log: IterationLog, pauses: Pauses) -> None:
+    def train(self, iterations: int, steps: Steps, log: IterationLog, pauses: Pauses, pace: Pace) -> None:
         """Train; blocks."""
         metric = np.zeros(self._gradients.size, np.float32)
         for iteration in range(iterations):
+            pace.wait()
             with steps.step():
                 start, first_enqueue, last_wait, end = self._step(iteration, steps)
                 if pauses.keep(iteration + 1, lambda: self._enqueue(metric).result()):  # the last thing in its step
@@ -135,6 +137,7 @@ def main() -> None:
     parser.add_argument("--backward-share", type=float, default=0.0)
     parser.add_argument("--iterations", type=int, required=True)
     parser.add_argument("--pauses", default="", help="AFTER:SECONDS:evaluate or checkpoint, comma-separated")
+    parser.add_argument("--pace", default="", help="file that says when iterations may begin: BEGIN PERIOD, in ns")
     parser.add_argument("--log", required=True, help="CSV file for the moments of every iteration")
     args = parser.parse_args()
     rank, addresses = int(os.environ["RANK"]), args.addresses.split(",")
@@ -145,7 +148,7 @@ def main() -> None:
         gradients = Gradients(layers, rank, len(addresses), fusion_bytes)
         steps = Steps(parameters=sum(layers))
         trainer = Trainer(collective, gradients, args.compute_ns, args.backward_share)
-        trainer.train(args.iterations, steps, log, Pauses(args.pauses))
+        trainer.train(args.iterations, steps, log, Pauses(args.pauses), Pace(args.pace))
         steps.close()
         collective.close()
 

@@ -1,0 +1,191 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Jobs that share links: their circles, scores and shifts, pairs of ranks, and what links spare."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+
+from netmon.dl.sharing.advice import Advice, Share
+from netmon.dl.sharing.compatibility import phases, scores_by_shift
+from netmon.dl.sharing.words import of_share
+from netmon.errors import DataError
+from netmon.report.exhibit import Chapter, Exhibit, Frames, GapError, need
+from netmon.report.figures import sharing as draw
+from netmon.report.study import Study
+
+_SECONDS = 60
+_CIRCLES = 3  # of which there are figures
+
+
+def _advice(study: Study) -> Advice:
+    try:
+        return study.advice
+    except DataError as error:
+        raise GapError(str(error)) from None
+    except (KeyError, pa.ArrowException) as error:
+        raise GapError(f"a table lacks what it takes ({type(error).__name__}: {error})") from None
+
+
+def _shares(study: Study) -> tuple[Advice, list[Share]]:
+    advice = _advice(study)
+    if not advice.shares:
+        if advice.unknown_links:
+            raise GapError("nobody told the capacity of the links that jobs share")
+        raise GapError(f"no two jobs share a link at the same time in the last {_SECONDS} s of the dataset")
+    return advice, sorted(advice.shares, key=lambda share: share.fit.score)
+
+
+def _name(share: Share, advice: Advice) -> str:
+    return f"{share.fit.job} and {', '.join(share.fit.others)} on {advice.links[share.fit.links[0]]}"
+
+
+def _share_frames(study: Study) -> Frames:
+    advice, shares = _shares(study)
+    rows = [
+        {
+            "job": share.fit.job,
+            "others": ", ".join(share.fit.others),
+            "links": ", ".join(advice.links[link] for link in share.fit.links),
+            "compatibility": share.fit.score,
+            "at the best shift": share.fit.best_score,
+            "shift_ms": share.fit.shift_ns / 1e6,
+            "hold_ms": share.fit.hold_ns / 1e6 or np.nan,
+            "takes_ms": share.fit.shared_ns / 1e6,
+            "would_take_ms": share.fit.shifted_ns / 1e6,
+            "gain": share.fit.gain,
+            "advice": of_share(share, advice.links),
+        }
+        for share in shares
+    ]
+    return {"shares": pd.DataFrame(rows)}
+
+
+def _circle_frames(study: Study) -> Frames:
+    advice, shares = _shares(study)
+    demands = {demand.job: demand for demand in advice.jobs}
+    shifts = {share.fit.job: share.fit.shift_ns for share in shares}
+    parts = []
+    for share in shares[:_CIRCLES]:
+        fit, link = share.fit, share.fit.links[0]
+        jobs = [demands[name] for name in (*fit.others, fit.job)]
+        round_ns = fit.hold_ns or max(job.period_ns for job in jobs)
+        begins = phases(jobs)
+        for when, moved in (("now", dict.fromkeys(shifts, 0)), ("shifted", shifts)):
+            for job in jobs:
+                at = np.arange(job.rates.shape[1]) * job.period_ns / job.rates.shape[1]
+                begin = begins[job.job] - begins[jobs[0].job] + moved.get(job.job, 0)
+                parts.append(
+                    pd.DataFrame(
+                        {
+                            "share": _name(share, advice),
+                            "when": when,
+                            "job": job.job,
+                            "time_ms": ((at + begin) % round_ns) / 1e6,
+                            "round_ms": round_ns / 1e6,
+                            "rate_bps": job.at(link),
+                            "capacity_bps": advice.capacity_bps[link],
+                        }
+                    )
+                )
+    return {"circles": pd.concat(parts, ignore_index=True)}
+
+
+def _score_frames(study: Study) -> Frames:
+    advice, shares = _shares(study)
+    parts = []
+    for share in shares[:_CIRCLES]:
+        shift_ns, scores = scores_by_shift(share.fit, advice.jobs, advice.capacity_bps)
+        chosen = share.fit.shift_ns / 1e6
+        parts.append(
+            pd.DataFrame(
+                {"share": _name(share, advice), "shift_ms": shift_ns / 1e6, "score": scores, "chosen_ms": chosen}
+            )
+        )
+    return {"scores": pd.concat(parts, ignore_index=True)}
+
+
+def _pair_frames(study: Study) -> Frames:
+    columns = ("job", "source", "target", "bytes", "pace_bps", "busy", "share", "slow", "to_be_had_bps")
+    rows = [{name: getattr(pair, name) for name in columns} for pair in _advice(study).pairs]
+    return {"pairs": need(pd.DataFrame(rows), "no flow is known to lead from one rank to another")}
+
+
+def _link_frames(study: Study) -> Frames:
+    advice = _advice(study)
+    rows = [
+        {
+            "link": advice.links[one.link],
+            "capacity_bps": one.capacity_bps or np.nan,
+            "pace_bps": one.pace_bps,
+            "enough_bps": one.enough_bps,
+            "to_be_had_bps": one.to_be_had_bps,
+        }
+        for one in advice.spares
+    ]
+    return {"links": need(pd.DataFrame(rows), "no flow is known to lead from one rank to another")}
+
+
+def _exhibit(
+    name: str,
+    title: str,
+    follows: str,
+    text: str,
+    tables: Callable[[Study], Frames],
+    figure: Callable[..., None] | None,
+) -> Exhibit:
+    return Exhibit(name, title, follows, f"{text} From the last {_SECONDS} s of the dataset.", tables, figure, 20)
+
+
+CHAPTER = Chapter(
+    "Jobs on shared links",
+    (
+        _exhibit(
+            "shared-links",
+            "What sharing links costs jobs, and what a shift would save",
+            "CASSINI, section 3",
+            "Compatibility: 1 less the demand beyond the link's capacity, as a share of it, over the time. How long "
+            "iterations take as they are and shifted is by a fluid model in which flows share a link fairly.",
+            _share_frames,
+            None,
+        ),
+        _exhibit(
+            "shared-circles",
+            "Two jobs' traffic over the iteration, as they are and shifted",
+            "CASSINI, figure 4",
+            "What each job sends over the shared link in an iteration that met nobody else there, where its iterations "
+            "begin now, and after the best shift. Once round is one iteration; dashed: the link's capacity.",
+            _circle_frames,
+            draw.circles,
+        ),
+        _exhibit(
+            "shift-scores",
+            "Compatibility by shift",
+            "CASSINI, equation 2",
+            "By how much later the job's iterations would begin than they do. The line: the shift that is proposed, "
+            "the middle of the best ones.",
+            _score_frames,
+            draw.scores,
+        ),
+        _exhibit(
+            "rank-pairs",
+            "Pairs of ranks",
+            "C4, section 3",
+            "Bytes per iteration, the pace while they are sent, the share of the communication and of the iteration in "
+            "which the pair sends; slow: less than 0.8 of the pace that is usual in the job.",
+            _pair_frames,
+            None,
+        ),
+        _exhibit(
+            "links-to-be-had",
+            "Bandwidth that could be had for nothing",
+            "",
+            "At what pace training sends over each link while it sends, and what would do for the iterations to end no "
+            "later: the same bytes over all of the job's communication. An upper bound: a rank that passes on what it "
+            "gets can do so no earlier than it comes.",
+            _link_frames,
+            draw.links,
+        ),
+    ),
+)
