@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 from pair import Watched
+from waiting import DIES_WITH_US
 
 from netmon.lab import iproute, lease
 
@@ -46,7 +47,8 @@ class Command:
         environment = os.environ | {TOKEN: self._token} | popen.pop("env", {})
         with self._log.open("wb") as log:
             popen = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": log} | popen
-            self.process = subprocess.Popen(command, env=environment, preexec_fn=deaf, start_new_session=True, **popen)
+            program = [*DIES_WITH_US, *command]
+            self.process = subprocess.Popen(program, env=environment, preexec_fn=deaf, start_new_session=True, **popen)
 
     def output(self) -> str:
         return self._log.read_text(errors="replace")
