@@ -8,6 +8,8 @@ tests are there where Horovod has been built with TensorFlow.
 
 import functools
 import os
+import sys
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -57,3 +59,11 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     if os.environ.get("NETMON_REQUIRE_KERNEL") == "1":
         pytest.fail(f"NETMON_REQUIRE_KERNEL=1, but kernel tests cannot run here: {reason}", pytrace=False)
     pytest.skip(f"kernel tests cannot run here: {reason}")
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_left() -> Iterator[None]:
+    """What a test that fails leaves behind is ended before the next one begins."""
+    yield
+    if agents := sys.modules.get("sent_agent"):
+        agents.end_all()

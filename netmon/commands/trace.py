@@ -6,10 +6,11 @@ import contextlib
 import gzip
 import sys
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, cast
 
-from netmon.errors import DataError, UsageError
+from netmon.errors import DataError, UnsupportedError, UsageError
 from netmon.units import format_bytes, format_duration, parse_duration, parse_time
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ EXAMPLES = """\
   netmon trace out --since 2026-01-31T09:00 --until 2026-01-31T09:01 --host node17 node18 --out minute.json.gz
   netmon trace out --merge rank*.pt.trace.json.gz --out all-ranks.pftrace
 """
+_NEEDS = ("ijson", "perfetto")
 _PERFETTO, _CHROME = (".pftrace", ".perfetto-trace"), (".json", ".json.gz")
 
 
@@ -64,7 +66,11 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Write the file; says on standard output what it holds."""
+    absent = [name for name in _NEEDS if find_spec(name) is None]
+    if absent:
+        raise UnsupportedError(f"cannot make a trace: {', '.join(absent)} not installed; pip install 'netmon[trace]'")
     from netmon.commands.export import iterations
+    from netmon.report.job_names import asked_job, job_names
     from netmon.trace.dataset import Window, look, write
     from netmon.trace.merge import place
     from netmon.trace.merge import write as write_profiles
@@ -72,8 +78,9 @@ def run(args: argparse.Namespace) -> int:
     if not str(args.out).endswith(_PERFETTO + _CHROME):
         raise UsageError(f"cannot tell the format of {args.out}: end it in {', '.join(_PERFETTO + _CHROME)}")
     spans = iterations(args.iterations) if args.iterations else (None, None)
-    content = look(args.data, Window(args.since, args.until, args.job, tuple(args.host), spans), args.width)
-    placed = place(args.merge, content.iterations, content.clocks, args.job)
+    job = asked_job(args.job, job_names(args.data)) if args.job else None
+    content = look(args.data, Window(args.since, args.until, job, tuple(args.host), spans), args.width)
+    placed = place(args.merge, content.iterations, content.clocks, job)
     with _writer(args.out, content.begin_ns) as writer:
         hosts = write(args.data, content, writer, _progress)
         told = write_profiles(placed, hosts, writer, content.begin_ns, content.end_ns)
