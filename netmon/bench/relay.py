@@ -127,7 +127,9 @@ class _Service(netmon_pb2_grpc.CollectorServicer):
             if message.WhichOneof("message") == "hello":
                 hello = decode_hello(message.hello)
                 bucket_ns = hello.bucket_ns
-                yield netmon_pb2.AgentMessage(hello=encode_hello(shift.hello(hello)))
+                shifted = encode_hello(shift.hello(hello))
+                shifted.proof = message.hello.proof
+                yield netmon_pb2.AgentMessage(hello=shifted)
             else:
                 batch = decode_batch(message.batch)
                 self._relay.samples += [(sample.time_ns, shift.of(sample.time_ns)) for sample in batch.ledger]

@@ -134,7 +134,7 @@ def test_a_process_that_joins_all_the_time_is_cut_off(marks: MarkSocket) -> None
 def test_calls_without_end_and_names_without_end_take_bounded_memory() -> None:
     detector, name = CycleDetector(), 0
     for _ in range(8):
-        rows = [(name + i, name + i + 1, 5, STEP_ENQUEUE, LIBRARY_HOROVOD, 1) for i in range(10_000)]
+        rows = [(name + i, name + i + 1, 5, STEP_ENQUEUE, LIBRARY_HOROVOD, 1, 0) for i in range(10_000)]
         name += len(rows)
         detector.feed(np.array(rows, STEP))
     assert detector.held <= 70_000
@@ -143,7 +143,7 @@ def test_calls_without_end_and_names_without_end_take_bounded_memory() -> None:
     marks.ranks(ranks, NOW)
     for drain in range(8):
         rows = [
-            (drain * 10_000 + i, drain * 10_000 + i + 1, pid, STEP_ENQUEUE, LIBRARY_HOROVOD, 1)
+            (drain * 10_000 + i, drain * 10_000 + i + 1, pid, STEP_ENQUEUE, LIBRARY_HOROVOD, 1, 0)
             for pid in range(1, 11)
             for i in range(2_000)
         ]
@@ -154,7 +154,7 @@ def test_calls_without_end_and_names_without_end_take_bounded_memory() -> None:
 
 def calls_of(pid: int, begin: int, count: int) -> Table:
     """No two of one name, 1 µs apart."""
-    rows = [(NOW + i * 1000, i + 1, pid, STEP_ENQUEUE, LIBRARY_HOROVOD, 1) for i in range(begin, begin + count)]
+    rows = [(NOW + i * 1000, i + 1, pid, STEP_ENQUEUE, LIBRARY_HOROVOD, 1, 0) for i in range(begin, begin + count)]
     return np.array(rows, STEP)
 
 
@@ -182,7 +182,7 @@ def test_steps_of_a_process_have_a_rate() -> None:
 def test_what_unknown_processes_call_is_held_for_a_while_only() -> None:
     marks = StepMarks()
     for drain in range(200):
-        marks.steps(np.array([(drain, 1, pid, STEP_ENQUEUE, LIBRARY_HOROVOD, 1) for pid in range(1000)], STEP))
+        marks.steps(np.array([(drain, 1, pid, STEP_ENQUEUE, LIBRARY_HOROVOD, 1, 0) for pid in range(1000)], STEP))
     assert sum(map(len, marks._unknown)) <= 100_000
     marks.steps(steps(5000, 4))
     assert len([m for m in marks.ranks([process(5000)], NOW) if m.moment is Moment.FIRST_ENQUEUE]) == 4
@@ -191,7 +191,7 @@ def test_what_unknown_processes_call_is_held_for_a_while_only() -> None:
 def test_who_calls_too_often_is_named_once(caplog: pytest.LogCaptureFixture) -> None:
     marks = StepMarks()
     for count in (1, 4097):
-        assert marks.steps(np.array([(NOW, count, 7, STEP_DROPPED, LIBRARY_HOROVOD, 0)], STEP)) == []
+        assert marks.steps(np.array([(NOW, count, 7, STEP_DROPPED, LIBRARY_HOROVOD, 0, 0)], STEP)) == []
     assert caplog.text.count("process 7 calls a training library more often than training does") == 1
 
 
