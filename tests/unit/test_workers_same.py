@@ -81,7 +81,9 @@ class Told:
 
         async def told() -> bool:
             owners = await self._player.owners()
-            whole = all(len({owners.get(host, "") for host in one} | {""}) == 2 for one in wanted)
+            whole = all(
+                len({owners.get(host) for host in one} - {None}) == 1 and one <= owners.keys() for one in wanted
+            )
             return whole and await self.components() == set(map(frozenset, wanted))
 
         return told
@@ -141,6 +143,7 @@ async def play_to_two(folder, recorded: Recorded) -> list[dict[str, str]]:
                 await bridge.begin()  # two jobs are one component
                 await wait_until(told.are(jobs[0] | jobs[1] | {"bridge"}, jobs[2]))
                 await publishing
+                await wait_until(told.are(jobs[0] | jobs[1] | {"bridge"}, jobs[2]))
                 owners.append(await player.owners())
                 publishing = asyncio.create_task(slowly(player, PARTS[3], PARTS[4]))
                 await bridge.rest()  # and two again

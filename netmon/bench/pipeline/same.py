@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 
 TABLES = ("buckets", "flows", "iterations", "ledger", "nic", "sessions")
 
-LEFT_OUT = {"sessions": ("clock_error_ns",), "flows": ("peer_rank",)}
+_CLOCK = ("clock_error_ns", "clock_offset_ns")
+LEFT_OUT = {"sessions": _CLOCK, "ledger": _CLOCK, "flows": ("peer_rank",)}
 """What two runs over the same batches may differ in: how well a clock was known when a session was first stored, and
 
 which flows had been stored before their other ends were described.
