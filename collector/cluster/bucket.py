@@ -3,6 +3,7 @@
 
 import asyncio
 import contextlib
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -15,6 +16,7 @@ from netmon.wire.bus import Bus, name_of, token
 
 _NS_PER_S = 1_000_000_000
 _AT_A_TIME = 100
+_KEPT_S = 20.0  # what has been read is read again, whether anything seems to have changed or not
 
 
 class Value(NamedTuple):
@@ -41,16 +43,22 @@ class Bucket:
         self._kv: KeyValue | None = None
         self._content: Content | None = None
         self._state = (0, 0, 0)  # of the stream when it was read
+        self._read_s = 0.0
 
     async def read(self) -> Content:
         """All of it; asks for one line where nothing has changed since."""
         with self._bus.errors(f"read {self._name} on"):
             kv, info = await self._opened()
             state = (_born_s(info), info.state.last_seq, info.state.messages)
-            if self._content is None or state != self._state:
-                self._content = Content(await self._values(kv, info.state.subjects or {}), _born_s(info))
-                self._state = state
-            return self._content
+            now = time.monotonic()
+            if self._content is not None and state == self._state and now - self._read_s < _KEPT_S:
+                return self._content
+            subjects = info.state.subjects or {}
+            content = Content(await self._values(kv, subjects), _born_s(info))
+            # A server that has just begun to lead may not list all that it counts: that is not kept.
+            self._content, self._state = content if len(subjects) == info.state.messages else None, state
+            self._read_s = now
+            return content
 
     async def get(self, key: str) -> Value | None:
         """What one key says now; None: nothing."""
@@ -73,6 +81,7 @@ class Bucket:
                     return await kv.create(token(key), data)
                 return await kv.update(token(key), data, last=known.revision)
             except KeyWrongLastSequenceError:
+                self._content = None  # it says something else than what was read
                 return 0
 
     async def delete(self, key: str, known: Value | None = None) -> None:

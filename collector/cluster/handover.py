@@ -122,6 +122,10 @@ class Handover:
         wanted = assign(together, seen.workers, seen.owners)
         if self._settled(seen):
             await self._release([host for host in held if wanted.get(host, own) != own])
+            # Of a worker of this name that was killed: who is to have them waits until they are free.
+            for host in seen.owners.keys() - held:
+                if seen.owners[host] == own != wanted.get(host, own):
+                    await self._members.give_up(host)
         await self._take([part for part in together if wanted and wanted[min(part)] == own], seen)
 
     async def close(self) -> None:
