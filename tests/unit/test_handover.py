@@ -79,3 +79,39 @@ def test_a_worker_that_stores_for_long_still_says_that_it_lives():
         assert members.left_after == members.beats, "it has left, and does not come back"
 
     asyncio.run(asyncio.wait_for(test(), 60))
+
+
+class Restarted(Members):
+    """Its predecessor, of the same name, was killed when it had a host that another worker is to have now."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.owners = {"a": "w1", "b": "w2"}
+
+    async def look(self) -> Cluster:
+        return Cluster({"w1": 1.0, "w2": 1e6}, dict(self.owners), {})
+
+    async def give_up(self, host: str) -> None:
+        del self.owners[host]
+
+
+class Empty(Stuck):
+    async def release(self, *hosts: str) -> None:
+        assert not hosts
+
+    def held(self) -> frozenset[str]:
+        return frozenset()
+
+
+def test_who_has_begun_again_gives_up_what_another_one_is_to_have() -> None:
+    async def scenario() -> None:
+        members = Restarted()
+        handover = Handover(members, Empty(), Sink(), lambda hosts: {})
+        running = asyncio.create_task(handover.run())
+        while "a" in members.owners:
+            await asyncio.sleep(0.01)
+        assert members.owners == {"b": "w2"}
+        await handover.close()
+        await running
+
+    asyncio.run(asyncio.wait_for(scenario(), 60))
