@@ -68,7 +68,7 @@ class ParquetSink:
         """
         self.directory, self._disk = directory, Disk(durability)
         self._busy = threading.RLock()
-        self._worker = worker
+        self._worker, self._closed = worker, False
         self._begin()
 
     def _begin(self) -> None:
@@ -91,6 +91,8 @@ class ParquetSink:
 
     def _look_for_directory(self) -> None:
         """Somebody may have removed it, and another collector may have begun there: it is taken anew, or not."""
+        if self._closed:
+            raise DataError(f"cannot write to {self.directory}: it has been let go of")
         if not self._sharing.there():
             self._manifest.close()
             self._sharing.close()
@@ -172,6 +174,7 @@ class ParquetSink:
             except DataError as error:
                 _log.warning(error)
             finally:
+                self._closed = True
                 self._manifest.close()
                 self._sharing.close()
 

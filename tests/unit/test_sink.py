@@ -46,6 +46,14 @@ def test_rows_of_all_hosts_are_in_one_file_by_host_and_time(tmp_path):
     assert "DELTA_BINARY_PACKED" in pq.ParquetFile(path).metadata.row_group(0).column(5).encodings
 
 
+def test_who_has_let_go_of_the_directory_writes_no_more(tmp_path):
+    sink = ParquetSink(tmp_path)
+    sink.close()
+    with pytest.raises(DataError, match="let go of"):
+        sink.write({"buckets": buckets(1, BEGIN_NS)}, {})
+    ParquetSink(tmp_path).close()
+
+
 def test_an_hour_has_a_folder(tmp_path):
     sink = ParquetSink(tmp_path)
     sink.write({"buckets": buckets(2, BEGIN_NS + HOUR_NS - 100 * MS)}, {})
