@@ -257,6 +257,8 @@ def _sessions(data: Path, sessions: set[str]) -> tuple[dict[tuple[str, str], int
 
 def _flows(data: Path, wanted: Sequence[tuple[str, int]]) -> list[Whose]:
     """Whose each flow (session, number) is, as it was known at last."""
+    if not wanted:
+        return []
     told: dict[tuple[str, int], Whose] = {}
     missing = set(wanted)
     try:

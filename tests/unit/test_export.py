@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
 import argparse
-import asyncio
 import io
 
 import pandas as pd
@@ -8,7 +7,7 @@ import pytest
 from dataset_rows import BEGIN_NS, HOUR_NS, MS, buckets
 from dataset_rows import table as rows_of
 from rich.console import Console
-from test_store import Collector, batches
+from test_store import store_small
 
 from collector.dataset.sink import ParquetSink
 from netmon.commands import export
@@ -19,12 +18,7 @@ from netmon.report.summary import summarise
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
     directory = tmp_path_factory.mktemp("export") / "data"
-
-    async def scenario():
-        collector = Collector(directory)
-        await collector.end(await collector.feed(batches(30, cross_from_ms=1500)))
-
-    asyncio.run(scenario())
+    store_small(directory)
     return directory
 
 

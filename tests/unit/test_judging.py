@@ -2,6 +2,7 @@
 """Which iterations stand out as they end, and what is kept of rows until somebody asks."""
 
 import numpy as np
+from test_store import store_small
 
 from collector.host.batches import Settled
 from collector.host.rows import ARRIVED
@@ -10,6 +11,7 @@ from collector.judging.recent_rows import MOST_ROWS, RecentRows, of_sessions
 from netmon.columnar import Columns
 from netmon.dl.iterations import Iteration
 from netmon.records import Moment, Source
+from netmon.report import judging
 
 MS = 1_000_000
 
@@ -82,3 +84,8 @@ def test_moments_that_nobody_told_stay_unknown():
     assert (steps.start_ns == rows["start_ns"] + 7).all()
     assert not steps.comm_start_ns.any()
     assert [steps.hosts[host] for host in steps.host.tolist()] == [f"h{rank}" for rank in steps.rank.tolist()]
+
+
+def test_a_time_of_which_no_connection_was_told_is_judged(tmp_path):
+    store_small(tmp_path)
+    assert judging._flows(tmp_path, []) == []

@@ -52,6 +52,16 @@ def batches(count: int, **host: int) -> list:
     return [source.batch() for _ in range(count)]
 
 
+def store_small(directory: Path) -> None:
+    """Three seconds of one host and a job of one rank; cross traffic from the middle on."""
+
+    async def scenario() -> None:
+        collector = Collector(directory)
+        await collector.end(await collector.feed(batches(30, cross_from_ms=1500)))
+
+    asyncio.run(scenario())
+
+
 def read(directory: Path, table: str) -> pd.DataFrame:
     return pd.read_parquet(directory / table)
 

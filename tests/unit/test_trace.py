@@ -2,7 +2,6 @@
 """Traces for Perfetto, read back event by event."""
 
 import argparse
-import asyncio
 import gzip
 import itertools
 import json
@@ -12,7 +11,7 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace, TrackEvent
-from test_store import Collector, batches
+from test_store import store_small
 
 from netmon.commands import trace
 from netmon.errors import DataError, UsageError
@@ -26,12 +25,7 @@ MS = 1_000_000
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
     directory = tmp_path_factory.mktemp("trace") / "data"
-
-    async def scenario():
-        collector = Collector(directory)
-        await collector.end(await collector.feed(batches(30, cross_from_ms=1500)))
-
-    asyncio.run(scenario())
+    store_small(directory)
     return directory
 
 
