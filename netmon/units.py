@@ -84,6 +84,13 @@ def format_count(count: float) -> str:
     return _scaled(count, [(1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1, "")]).rstrip()
 
 
+def format_endpoint(address: str, port: int) -> str:
+    """`198.18.0.1:5201`, `[fe80::1]:5201`; without a port (0) the address alone."""
+    if not port:
+        return address
+    return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
+
+
 def format_bytes(count: float) -> str:
     """Bytes → `21.3 MB`, SI prefixes, three significant digits."""
     return _scaled(count, [(1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1, "B")])

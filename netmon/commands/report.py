@@ -3,11 +3,10 @@
 
 import argparse
 import shlex
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from netmon.errors import UnsupportedError
+from netmon.commands.needs import require
 from netmon.units import parse_rate
 
 if TYPE_CHECKING:
@@ -41,9 +40,7 @@ def run(args: argparse.Namespace) -> int:
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-    absent = [name for name in _NEEDS if find_spec(name) is None]
-    if absent:
-        raise UnsupportedError(f"cannot make a report: {', '.join(absent)} not installed; pip install 'netmon[report]'")
+    require(_NEEDS, "make a report", "report")
     from netmon.report.job_names import asked_job, job_names
     from netmon.report.reading import read_study
     from netmon.report.report import chapters, write_report

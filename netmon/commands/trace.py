@@ -6,11 +6,11 @@ import contextlib
 import gzip
 import sys
 from collections.abc import Iterator
-from importlib.util import find_spec
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, cast
 
-from netmon.errors import DataError, UnsupportedError, UsageError
+from netmon.commands.needs import require
+from netmon.errors import DataError, UsageError
 from netmon.units import format_bytes, format_duration, parse_duration, parse_time
 
 if TYPE_CHECKING:
@@ -66,12 +66,10 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Write the file; says on standard output what it holds."""
-    absent = [name for name in _NEEDS if find_spec(name) is None]
-    if absent:
-        raise UnsupportedError(f"cannot make a trace: {', '.join(absent)} not installed; pip install 'netmon[trace]'")
+    require(_NEEDS, "make a trace", "trace")
     from netmon.commands.export import iterations
     from netmon.report.job_names import asked_job, job_names
-    from netmon.trace.dataset import Window, look, write
+    from netmon.trace.dataset import Window, clocks, look, write
     from netmon.trace.merge import place
     from netmon.trace.merge import write as write_profiles
 
@@ -80,7 +78,7 @@ def run(args: argparse.Namespace) -> int:
     spans = iterations(args.iterations) if args.iterations else (None, None)
     job = asked_job(args.job, job_names(args.data)) if args.job else None
     content = look(args.data, Window(args.since, args.until, job, tuple(args.host), spans), args.width)
-    placed = place(args.merge, content.iterations, content.clocks, job)
+    placed = place(args.merge, content.iterations, clocks(args.data), job) if args.merge else []
     with _writer(args.out, content.begin_ns) as writer:
         hosts = write(args.data, content, writer, _progress)
         told = write_profiles(placed, hosts, writer, content.begin_ns, content.end_ns)

@@ -13,6 +13,7 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
 from netmon.errors import DataError
+from netmon.report.frames import plain_words
 
 TABLES = ("buckets", "flows", "iterations", "ledger")
 _OPTIONAL = ("nic", "transport", "host", "sessions")  # not a gap where it is missing
@@ -143,8 +144,7 @@ class Tables:
         """The whole table; the columns of EXPECTED that it lacks are empty. No row where it is missing."""
         batches = list(self.batches(table, self.columns(table)))
         rows: pd.DataFrame = pa.Table.from_batches(batches).to_pandas() if batches else pd.DataFrame()
-        rows = rows.astype({name: object for name in rows if isinstance(rows[name].dtype, pd.CategoricalDtype)})
-        return rows.reindex(columns=[*dict.fromkeys([*rows, *EXPECTED.get(table, ())])])
+        return plain_words(rows).reindex(columns=[*dict.fromkeys([*rows, *EXPECTED.get(table, ())])])
 
     def sums(self, table: str, by: Sequence[str], columns: Sequence[str]) -> pd.DataFrame:
         """Columns summed over the rows of each combination of `by`, in memory that grows with those only."""

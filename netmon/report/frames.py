@@ -7,6 +7,11 @@ from typing import Any
 import pandas as pd
 
 
+def plain_words(table: pd.DataFrame) -> pd.DataFrame:
+    """Words of dictionaries as they are: each file numbers them in its own way."""
+    return table.astype({name: object for name in table if isinstance(table[name].dtype, pd.CategoricalDtype)})
+
+
 def records(table: pd.DataFrame) -> list[Any]:
     """The rows as named tuples."""
     return list(table.itertuples(index=False))

@@ -14,7 +14,7 @@ from netmon.top.glyphs import class_style, rate_unit, short_rate, swatch
 from netmon.top.links import ARROWS, WIDE
 from netmon.top.names import short_names
 from netmon.top.options import Options
-from netmon.units import format_bytes
+from netmon.units import format_bytes, format_endpoint
 from netmon.views import FlowView
 
 _PROTOCOLS = {1: "icmp", 6: "tcp", 17: "udp", 58: "icmpv6", 132: "sctp"}
@@ -40,7 +40,7 @@ def five_tuple(flow: Flow, wide: bool = True) -> str:
     if flow.protocol == PROTOCOL_NON_IP:
         return f"EtherType 0x{flow.dst_port:04x}"
     protocol = _PROTOCOLS.get(flow.protocol, f"protocol {flow.protocol}")
-    ends = f"{_endpoint(flow.src, flow.src_port)} → {_endpoint(flow.dst, flow.dst_port)}"
+    ends = f"{format_endpoint(flow.src, flow.src_port)} → {format_endpoint(flow.dst, flow.dst_port)}"
     return f"{ends} {protocol}" if wide or protocol != "tcp" else ends
 
 
@@ -57,7 +57,7 @@ def _ends(flow: Flow) -> tuple[tuple[str, int], tuple[str, int]]:
 
 def _any(flow: Flow, address: str, port: int) -> str:
     if port and flow.prefix_bits:
-        return _endpoint(address, port)
+        return format_endpoint(address, port)
     if flow.prefix_bits and address not in ("0.0.0.0", "::"):
         return f"{address}/{flow.prefix_bits}"
     return f"any:{port}" if port else "any"
@@ -81,12 +81,6 @@ def _job(view: FlowView, names: Mapping[str, str]) -> str:
     """The rank, and that a flow of its is none of the gradients."""
     control = view.traffic == TRAFFIC_NAMES[Traffic.CONTROL]
     return rank(view.flow.owner, names[view.flow.owner.job]) + (" control" if control else "")
-
-
-def _endpoint(address: str, port: int) -> str:
-    if not port:
-        return address
-    return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
 
 
 def round_trip(view: FlowView) -> str:

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A dataset, or a part of it, into a trace file."""
 
-import ipaddress
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,10 +14,11 @@ import pyarrow.dataset as ds
 from netmon.dl.verdict.words import arithmetic, columns, sentence
 from netmon.errors import DataError
 from netmon.report.dataset import open_table, stream
+from netmon.report.frames import plain_words
 from netmon.report.judging import told
 from netmon.trace.traffic import COLUMNS, Traffic
 from netmon.trace.writer import Detail, Instant, Slice, TraceWriter
-from netmon.units import format_bytes
+from netmon.units import format_bytes, format_endpoint
 from netmon.views import Verdict
 
 _WIDTHS_NS = (10_000, 100_000, 1_000_000, 10_000_000, 100_000_000, 1_000_000_000)
@@ -50,13 +50,11 @@ class Content:
 
     iterations: pd.DataFrame
     verdicts: list[Verdict]
-    clocks: (
-        pd.DataFrame
-    )  # host, time_ns, clock_offset_ns (its UTC minus the dataset's), clock_error_ns; empty: not known
     hosts: list[str]
     begin_ns: int
     end_ns: int
     width_ns: int  # of the rates' points
+    rows: int  # of the table `buckets`
 
     @property
     def jobs(self) -> list[str]:
@@ -85,7 +83,7 @@ def look(data: Path, window: Window, width_ns: int | None = None) -> Content:
         iterations = iterations[(number >= (first or 0)) & (number < (last if last is not None else 1 << 62))]
         if iterations.empty:
             raise DataError(f"cannot trace these iterations: {data} holds none of them")
-    begin_ns, end_ns, hosts, finest = _span(data, window, iterations)
+    begin_ns, end_ns, hosts, finest, rows = _span(data, window, iterations)
     links = 8 * len(hosts)
     if width_ns is None:
         fits = [width for width in _WIDTHS_NS if links * (end_ns - begin_ns) / width <= _MOST_POINTS]
@@ -100,7 +98,13 @@ def look(data: Path, window: Window, width_ns: int | None = None) -> Content:
         for verdict in told(data)
         if verdict.end_ns > begin_ns and verdict.start_ns < end_ns and window.job in (None, verdict.job)
     ]
-    return Content(iterations, verdicts, _clocks(data), hosts, begin_ns, end_ns, width_ns)
+    return Content(iterations, verdicts, hosts, begin_ns, end_ns, width_ns, rows)
+
+
+def clocks(data: Path) -> pd.DataFrame:
+    """How hosts' clocks went: host, time_ns, clock_offset_ns (its own UTC minus the dataset's), clock_error_ns."""
+    rows = _read(data, "ledger", ["host", "end_ns", "clock_offset_ns", "clock_error_ns"], None)
+    return rows.rename(columns={"end_ns": "time_ns"})
 
 
 def write(
@@ -211,7 +215,7 @@ def _write_flows(pieces: pd.DataFrame, process: int, arrows: _Arrows, out: Trace
     )
     for _, own in ordered.groupby(["session", "flow_id"], sort=False):
         row = own.iloc[0]
-        ends = f"{_place(row['src'], row['src_port'])} → {_place(row['dst'], row['dst_port'])}"
+        ends = f"{format_endpoint(row['src'], row['src_port'])} → {format_endpoint(row['dst'], row['dst_port'])}"
         name = f"{row['interface']} {row['direction']} {ends} {row['process'] or row['class']}"
         names[name] += 1
         lane = out.lane(process, name if names[name] == 1 else f"{name} ({names[name]})")
@@ -248,16 +252,15 @@ def _traffic(data: Path, content: Content, progress: Callable[[float], None]) ->
     if content.hosts:
         condition &= ds.field("host").isin(content.hosts)
     traffic, done = Traffic(content.width_ns), 0
-    rows = max(1, buckets.count_rows(filter=condition))
     for batch in stream(buckets, COLUMNS, condition):
         traffic.add(batch)
         done += batch.num_rows
-        progress(min(1.0, done / rows))
+        progress(min(1.0, done / content.rows))
     return traffic
 
 
-def _span(data: Path, window: Window, iterations: pd.DataFrame) -> tuple[int, int, list[str], int]:
-    """Begin and end (UTC epoch), the hosts with rows, and the width (ns) of the widest row."""
+def _span(data: Path, window: Window, iterations: pd.DataFrame) -> tuple[int, int, list[str], int, int]:
+    """Begin and end (UTC epoch), the hosts with rows, the width (ns) of the widest row, and how many rows there are."""
     named = window.job is not None or window.iterations != (None, None)
     since, until = window.since_ns, window.until_ns
     if named and len(iterations):
@@ -272,20 +275,17 @@ def _span(data: Path, window: Window, iterations: pd.DataFrame) -> tuple[int, in
     if hosts:
         condition &= ds.field("host").isin(hosts)
     found: set[str] = set()
-    begin, end, widest = 1 << 62, 0, 0
+    begin, end, widest, rows = 1 << 62, 0, 0, 0
     for batch in stream(buckets, ["host", "bucket_start_ns", "bucket_ns"], condition):
         low_high = pc.min_max(batch["bucket_start_ns"])
         begin, end = min(begin, low_high["min"].as_py()), max(end, low_high["max"].as_py())
         widest = max(widest, pc.max(batch["bucket_ns"]).as_py())
         found |= {str(name) for name in batch["host"].unique().to_pylist()}
+        rows += batch.num_rows
     if not found:
         raise DataError(f"cannot trace this part of {data}: it holds no traffic there")
-    return (begin if since is None else since), (end + widest if until is None else until), sorted(found), widest
-
-
-def _clocks(data: Path) -> pd.DataFrame:
-    rows = _read(data, "ledger", ["host", "end_ns", "clock_offset_ns", "clock_error_ns"], None)
-    return rows.rename(columns={"end_ns": "time_ns"})
+    begin, end = (begin if since is None else since), (end + widest if until is None else until)
+    return begin, end, sorted(found), widest, rows
 
 
 def _within(window: Window, start: str, end: str) -> ds.Expression | None:
@@ -311,16 +311,7 @@ def _read(data: Path, table: str, names: Sequence[str], condition: ds.Expression
         return pd.DataFrame(columns=list(names))
     batches = list(stream(known, [name for name in names if name in known.schema.names], condition))
     rows = pa.Table.from_batches(batches).to_pandas(integer_object_nulls=True) if batches else pd.DataFrame()
-    rows = rows.astype({name: object for name in rows if isinstance(rows[name].dtype, pd.CategoricalDtype)})
-    return rows.reindex(columns=list(names))
-
-
-def _place(address: object, port: object) -> str:
-    try:
-        known = ipaddress.ip_address(str(address))
-    except ValueError:
-        return f"{address}:{port}"
-    return f"[{known}]:{port}" if known.version == 6 else f"{known}:{port}"
+    return plain_words(rows).reindex(columns=list(names))
 
 
 def _whole(value: object) -> int | None:

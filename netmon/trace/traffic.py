@@ -8,6 +8,8 @@ import numpy.typing as npt
 import pandas as pd
 import pyarrow as pa
 
+from netmon.report.frames import plain_words
+
 COLUMNS = [
     *("host", "session", "interface", "direction", "flow_id", "bucket_start_ns", "bucket_ns"),
     *("wire_bytes", "payload_bytes", "class", "iteration"),
@@ -34,12 +36,12 @@ class Traffic:
         rows = batch.to_pandas()
         rows["bin"] = rows["bucket_start_ns"] // self.width_ns
         rows["end_ns"] = rows["bucket_start_ns"] + rows["bucket_ns"]
-        self._links.append(_words(_added(rows, [*_LINK, "bin"])))
+        self._links.append(plain_words(_added(rows, [*_LINK, "bin"])))
         rows["bin"] = rows["bucket_start_ns"] // max(self.width_ns, _SILENCE_NS)
         by = rows[rows["payload_bytes"] > 0].groupby([*_FLOW, "iteration", "bin"], observed=True, sort=False)
         ends = {"start_ns": ("bucket_start_ns", "min"), "end_ns": ("end_ns", "max")}
         sums = {name: (name, "sum") for name in ("wire_bytes", "payload_bytes")}
-        self._flows.append(_words(by.agg(**ends, **sums).reset_index()))
+        self._flows.append(plain_words(by.agg(**ends, **sums).reset_index()))
 
     def rates(self) -> Iterator[tuple[tuple[str, str, str, str], _Times, npt.NDArray[np.float64]]]:
         """Of each (host, interface, direction, class): times (ns, UTC epoch) and bit/s from each on, by name."""
@@ -75,8 +77,3 @@ class Traffic:
 def _added(rows: pd.DataFrame, by: list[str]) -> pd.DataFrame:
     added: pd.DataFrame = rows.groupby(by, observed=True, sort=False)["wire_bytes"].sum().reset_index()
     return added
-
-
-def _words(rows: pd.DataFrame) -> pd.DataFrame:
-    """Words as they are: files number them each in its own way."""
-    return rows.astype({name: object for name in rows if isinstance(rows[name].dtype, pd.CategoricalDtype)})

@@ -1,0 +1,14 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Packages that some commands need and the rest does without."""
+
+from collections.abc import Sequence
+from importlib.util import find_spec
+
+from netmon.errors import UnsupportedError
+
+
+def require(packages: Sequence[str], what: str, extra: str) -> None:
+    """Raise UnsupportedError where one of them is missing. what: cannot be done then; extra: installs them."""
+    absent = [name for name in packages if find_spec(name) is None]
+    if absent:
+        raise UnsupportedError(f"cannot {what}: {', '.join(absent)} not installed; pip install 'netmon[{extra}]'")
