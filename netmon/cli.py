@@ -15,7 +15,7 @@ from netmon.config import defaults_from
 from netmon.errors import NetmonError, UsageError
 
 COMMANDS = (
-    *("agent", "collector", "top", "why", "advise", "export", "report", "trace", "replay", "lab", "doctor"),
+    *("agent", "collector", "top", "web", "why", "advise", "export", "report", "trace", "replay", "lab", "doctor"),
     *("certificates", "bench"),
 )
 
