@@ -45,6 +45,7 @@ MAY_IMPORT = {
     "replay": SHARED,
     "report": SHARED,
     "trace": SHARED | {"report"},  # whose reader of datasets it shares
+    "web": SHARED | {"report"},  # the same
     "collector": SHARED,
     "__main__": {"cli"},
 }
