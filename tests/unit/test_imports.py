@@ -30,6 +30,7 @@ MAY_IMPORT = {
     "config": {"errors"},
     "durability": set(),
     "marks": set(),
+    "terminal": set(),
     "training": {"marks"},
     "horovod": {"training"},
     "wire": TYPES,
@@ -38,10 +39,10 @@ MAY_IMPORT = {
     "kernel": SHARED,
     "agent": SHARED | {"kernel"},
     "top": SHARED,
-    "bench": SHARED | {"kernel", "lab", "training"},
+    "bench": SHARED | {"kernel", "lab", "training", "terminal"},
     "lab": SHARED | {"horovod"},  # its ring trainer is a training script
     "replay": SHARED,
-    "report": SHARED,
+    "report": SHARED | {"terminal"},
     "trace": SHARED | {"report"},  # whose reader of datasets it shares
     "collector": SHARED,
     "__main__": {"cli"},
