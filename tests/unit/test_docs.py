@@ -161,7 +161,7 @@ def test_every_example_of_help_is_a_command(parser):
         for line in command.epilog.replace("\\\n", " ").splitlines():
             if not line.startswith("  netmon "):
                 continue
-            if refused(parser[0], re.split(r"\s{2,}(?!-)|\s#\s", line.strip())[0]):
+            if refused(parser[0], re.split(r"\s{2,}(?![\s-])|\s#\s", line.strip())[0]):
                 wrong.append(f"{name}: {line}")
     assert wrong == []
 
