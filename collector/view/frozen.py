@@ -32,6 +32,7 @@ class Frozen:
     hosts: Table  # dtype HOST
     link_names: Sequence[LinkName]
     links: Table  # dtype LINK
+    class_bytes: npt.NDArray[np.int64]  # (links, class), wire bytes of rows that are final, since the link came
     series: SeriesCopy  # wire bytes by link; the last column ends with the host's horizon
     flows: Seen  # one row of each flow of the last second; its link is an index of link_names here
     flow_bps: npt.NDArray[np.float64]

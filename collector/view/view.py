@@ -81,6 +81,7 @@ class View:
             hosts=hosts,
             link_names=[names[number] for number in shown.tolist()],
             links=links[shown],
+            class_bytes=self._series.totals[shown],
             series=series.of(shown) if len(shown) < len(links) else series,
             flows=flows,
             flow_bps=rates[live],

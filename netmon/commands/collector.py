@@ -8,6 +8,7 @@ import socket
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from netmon.commands.log_options import declare_log
 from netmon.commands.security_options import declare_security, security
 from netmon.durability import DURABILITIES
 from netmon.errors import UsageError
@@ -36,6 +37,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--data", type=Path, required=True, metavar="DIR", help="the dataset's directory")
     declare_security(parser)
+    declare_log(parser)
     parser.add_argument(
         "--tokens", type=Path, metavar="FILE", help="of viewers without a certificate (`netmon certificates DIR token`)"
     )
@@ -118,8 +120,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--metrics",
         default="",
         metavar="HOST:PORT",
-        help="serve /metrics for Prometheus there, such as localhost:9464; beyond this machine with --tls, to who "
-        "has a certificate of the same authority, or --insecure (nowhere)",
+        help="serve /metrics for Prometheus, /health and /ready there, such as localhost:9464; beyond this machine "
+        "with --tls, to who has a certificate of the same authority, or --insecure (nowhere)",
     )
     parser.add_argument(
         "--full-on",

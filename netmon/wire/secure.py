@@ -5,9 +5,10 @@ Whoever connects reads the files anew each time, whoever listens as soon as they
 by putting another one in its place. What is connected stays so.
 """
 
+import contextlib
 import logging
 import ssl
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -80,12 +81,12 @@ def _configuration(files: TlsFiles) -> grpc.ServerCertificateConfiguration:
 
 
 class Watched:
-    """A folder of a collector, read again when it has changed."""
+    """A folder of whoever listens, read again when it has changed."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, role: Role = Role.COLLECTOR) -> None:
         """Read it. Raises CertificateError."""
-        self._folder, self._seen = folder, _stamp(folder)
-        self.now = read_tls(folder, Role.COLLECTOR)
+        self._folder, self._role, self._seen = folder, role, _stamp(folder)
+        self.now = read_tls(folder, role)
 
     def changed(self) -> TlsFiles | None:
         """What is new since the last call; None: nothing. What cannot be used is said, once, and changes nothing."""
@@ -94,7 +95,7 @@ class Watched:
             return None
         self._seen = seen
         try:
-            self.now = read_tls(self._folder, Role.COLLECTOR)
+            self.now = read_tls(self._folder, self._role)
         except CertificateError as error:
             _log.warning("%s; what was read before is used", error)
             return None
@@ -119,6 +120,29 @@ def bus_context(folder: Path, *roles: Role) -> ssl.SSLContext:
     read_tls(folder, *roles)
     context = ssl.create_default_context(ssl.Purpose.SERVER_AUTH, cafile=str(folder / AUTHORITY))
     context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.load_cert_chain(folder / CERTIFICATE, folder / KEY)
+    return context
+
+
+def http_contexts(folder: Path, role: Role) -> Callable[[], ssl.SSLContext]:
+    """For a port that is asked by HTTPS, with a certificate of the same authority: one for each connection.
+
+    Raises CertificateError, here only: later what cannot be used changes nothing.
+    """
+    files, known = Watched(folder, role), [_http_context(folder)]
+
+    def context() -> ssl.SSLContext:
+        if files.changed():
+            with contextlib.suppress(OSError, ssl.SSLError):  # another file is put there this very moment
+                known[0] = _http_context(folder)
+        return known[0]
+
+    return context
+
+
+def _http_context(folder: Path) -> ssl.SSLContext:
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=str(folder / AUTHORITY))
+    context.minimum_version, context.verify_mode = ssl.TLSVersion.TLSv1_2, ssl.CERT_REQUIRED
     context.load_cert_chain(folder / CERTIFICATE, folder / KEY)
     return context
 

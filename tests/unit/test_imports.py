@@ -36,14 +36,15 @@ MAY_IMPORT = {
     "certificates": TYPES | {"wire"},
     "dl": {"records", "mark_runs", "evidence", "errors", "views", "units"},
     "kernel": SHARED,
-    "agent": SHARED | {"kernel"},
+    "telemetry": TYPES | {"wire", "version"},
+    "agent": SHARED | {"kernel", "telemetry"},
     "top": SHARED,
     "bench": SHARED | {"kernel", "lab", "training"},
     "lab": SHARED | {"horovod"},  # its ring trainer is a training script
     "replay": SHARED,
     "report": SHARED,
     "trace": SHARED | {"report"},  # whose reader of datasets it shares
-    "collector": SHARED,
+    "collector": SHARED | {"telemetry"},
     "__main__": {"cli"},
 }
 CLI = {"cli", "commands"}  # the only place that wires rooms together
