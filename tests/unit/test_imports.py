@@ -15,6 +15,7 @@ TYPES = {"columnar", "records", "mark_runs", "evidence", "views", "errors", "uni
     "durability",
     "marks",
     "job_names",
+    "supervisor",
 }
 SHARED = TYPES | {"wire", "dl", "version"}
 MAY_IMPORT = {
@@ -29,6 +30,7 @@ MAY_IMPORT = {
     "job_names": set(),
     "config": {"errors"},
     "durability": set(),
+    "supervisor": set(),
     "marks": set(),
     "training": {"marks"},
     "horovod": {"training"},
