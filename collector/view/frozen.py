@@ -39,6 +39,7 @@ class Frozen:
     jobs: Sequence[JobFacts]
     forgotten_jobs: int
     warnings: Sequence[str]
+    agent_versions: Sequence[str]  # by host
 
     @cached_property
     def age_ns(self) -> npt.NDArray[np.int64]:

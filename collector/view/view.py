@@ -87,6 +87,7 @@ class View:
             flow_bps=rates[live],
             jobs=jobs,
             forgotten_jobs=self._jobs.forgotten,
+            agent_versions=self._state.agent_versions(),
             warnings=(*trouble, *(line for job in jobs for line in job.stopped), *self._state.warnings()),
         )
 

@@ -16,7 +16,8 @@ import grpc
 
 from netmon.errors import CertificateError
 from netmon.wire.identity import Role
-from netmon.wire.security import Security
+from netmon.wire.security import Security, is_unix
+from netmon.wire.server_certificate import why_expired
 from netmon.wire.tls_files import AUTHORITY, CERTIFICATE, KEY, TlsFiles, read_tls
 
 Options = Sequence[tuple[str, Any]]
@@ -48,6 +49,8 @@ _SAID = (  # by BoringSSL and gRPC; lower case
         "the other end's certificate is not trusted: is it of the authority in our ca.crt?",
     ),
 )
+
+_OF_TIME = ("certificate has expired", "certificate is not yet valid")
 
 
 def open_channel(address: str, security: Security, options: Options, *roles: Role) -> grpc.Channel:
@@ -147,9 +150,10 @@ def _http_context(folder: Path) -> ssl.SSLContext:
     return context
 
 
-def in_words(details: str, security: Security) -> str:
+def in_words(details: str, security: Security, address: str = "") -> str:
     """Why a connection failed, of what gRPC or OpenSSL says; empty: it has nothing to do with TLS.
 
+    address: HOST:PORT, which is asked for its certificate where that has expired; blocks for two seconds at most then.
     A collector that wants TLS hangs up on plaintext without a word.
     """
     low = details.lower()
@@ -157,7 +161,8 @@ def in_words(details: str, security: Security) -> str:
         return "it wants TLS: give --tls DIR"
     for said, meant in _SAID:
         if said in low:
-            return meant
+            expired = said in _OF_TIME and address and not is_unix(address)
+            return (why_expired(address) if expired else "") or meant
     hangs_up = any(said in low for said in ("socket closed", "connection reset", "broken pipe"))
     if security.tls is None and hangs_up:
         return "it hangs up: does it want TLS? give --tls DIR"

@@ -38,6 +38,7 @@ MAY_IMPORT = {
     "certificates": TYPES | {"wire"},
     "dl": {"records", "mark_runs", "evidence", "errors", "views", "units"},
     "kernel": SHARED,
+    "installation": TYPES | {"kernel", "version"},
     "telemetry": TYPES | {"wire", "version"},
     "agent": SHARED | {"kernel", "telemetry"},
     "top": SHARED,
