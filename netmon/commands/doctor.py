@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from netmon.kernel.probe import Check, HookChoice, Interfaces
     from netmon.terminal import FittingTable
 
-HELP = "what this machine can do, and which hook it would choose"
+HELP = "say what this machine can do, and which hook netmon would choose"
 EXAMPLES = """\
   netmon doctor           a table for people
   netmon doctor --tls /etc/netmon/tls    and whether agent, collector or viewer can connect with what is in it
