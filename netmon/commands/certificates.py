@@ -47,7 +47,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         default=[],
         metavar="ADDR",
-        help="collector, bus: names and IP addresses at which others connect (its NAME, and this machine's own)",
+        help="names and IP addresses at which others connect: collector, bus (its NAME, and this machine's own), "
+        "agent (for its --metrics; none)",
     )
     parser.add_argument(
         "--role", choices=("full", "jobs"), default="full", help="viewer, token: what it may see (%(default)s)"
@@ -64,8 +65,8 @@ def run(args: argparse.Namespace) -> int:
 
     if not 0 < args.days <= _LONGEST_DAYS:
         raise UsageError(f"--days is more than 0 and at most {_LONGEST_DAYS}, not {args.days:g}")
-    if args.address and args.action not in ("collector", "bus"):
-        raise UsageError("--address is for collector and bus: nobody connects to an agent, a viewer or a token")
+    if args.address and args.action not in ("agent", "collector", "bus"):
+        raise UsageError("--address is for agent, collector and bus: nobody connects to a viewer or a token")
     makes = args.action in ("agent", "collector", "viewer", "bus", "token")
     if makes and not args.names:
         raise UsageError(f"no name given: netmon certificates {args.directory} {args.action} NAME")
@@ -94,7 +95,8 @@ def _identities(args: argparse.Namespace) -> "list[Identity]":
 
 def _issue(authority: "Authority", args: argparse.Namespace) -> None:
     for identity in _identities(args):
-        addresses = list(dict.fromkeys([*(args.address or [identity.name]), *_HERE])) if identity.role.listens else []
+        listens = [*(args.address or [identity.name]), *_HERE] if identity.role.listens else args.address
+        addresses = list(dict.fromkeys(listens))
         _say(authority.issue(identity, addresses, args.days))
 
 

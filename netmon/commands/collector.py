@@ -132,8 +132,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--metrics",
         default="",
         metavar="HOST:PORT",
-        help="serve /metrics for Prometheus, such as localhost:9464; beyond this machine with --tls, to anybody who "
-        "has a certificate of the same authority, or --insecure (nowhere)",
+        help="serve /metrics for Prometheus, /health and /ready, such as localhost:9464; beyond this machine with "
+        "--tls, to anybody who has a certificate of the same authority, or --insecure (nowhere)",
     )
     parser.add_argument(
         "--full-on",
