@@ -153,7 +153,7 @@ def test_bad_tokens_are_named_by_line(tmp_path: Path) -> None:
     ("arguments", "said"),
     [
         (["pki", "renew"], "pki is no authority: .*No such file.*netmon certificates .* init"),
-        (["pki", "agent"], r"whose\? netmon certificates .*pki agent NAME"),
+        (["pki", "agent"], r"no name given: netmon certificates .*pki agent NAME"),
         (["pki", "agent", "../x"], "'../x' cannot name agent"),
         (["pki", "agent", "h", "--days", "0"], "--days is more than 0"),
         (["pki", "viewer", "h", "--address", "h"], "--address is for agent, collector and bus"),
