@@ -174,6 +174,7 @@ def _live_view(address: str, console: Console) -> Iterator[None]:
 @contextlib.contextmanager
 def _last_frame(addresses: str, console: Console) -> Iterator[None]:
     """What `netmon top` shows of all workers when the training is over."""
+    from netmon.terminal import drawing_width
     from netmon.top.frame import render
     from netmon.top.options import Options, arrange
     from netmon.views import Selection
@@ -186,7 +187,8 @@ def _last_frame(addresses: str, console: Console) -> Iterator[None]:
         hosts = ", ".join(host.host for host in own.hosts) or "none"
         console.print(f"{Path(address).stem}: hosts {hosts}; jobs {', '.join(job.job for job in own.jobs) or 'none'}")
     snapshot = arrange(watch_once(addresses, Selection(flows=8)), options)
-    console.print(render(snapshot, options, console.width, _ANY_HEIGHT))
+    width = drawing_width(console)
+    console.print(render(snapshot, options, width, _ANY_HEIGHT), width=width)
 
 
 def _clean(args: argparse.Namespace) -> int:
