@@ -34,6 +34,7 @@ from netmon.agent.record_store import in_memory
 from netmon.agent.recorder import Recorder
 from netmon.agent.spool import Spool
 from netmon.agent.spool_folder import SpoolFolder
+from netmon.agent.standstill import Standstill
 from netmon.dl.iterations import Iteration
 from netmon.errors import UnsupportedError, UsageError
 from netmon.records import CLASS_NAMES, Moment, Source
@@ -160,7 +161,7 @@ def agents_own(tmp_path: Path) -> str:
     news.sent(5, 100, 1_000_000, batch.clock, batch.cost, batch.ledger)
     stream = SimpleNamespace(connected=False, where="the collector at c")
     recorder = Recorder(in_memory(1 << 20), 1, 10**9, 1 << 20, 0)
-    metrics = AgentMetrics("h0", news, spool, stream, recorder, os.getpid())
+    metrics = AgentMetrics("h0", news, spool, stream, recorder, os.getpid(), Standstill())
     assert metrics.condition().unready == "no connection to the collector at c; batches wait"
     news.sent_s -= 60
     assert metrics.condition().unwell.startswith("no batch was made for 60 s")
