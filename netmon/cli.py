@@ -15,7 +15,7 @@ from netmon.errors import NetmonError, UsageError
 from netmon.telemetry.logs import TEXT, configure_logs, log_error
 
 COMMANDS = (
-    *("agent", "collector", "top", "why", "advise", "export", "report", "trace", "replay", "lab", "doctor"),
+    *("agent", "collector", "top", "web", "why", "advise", "export", "report", "trace", "replay", "lab", "doctor"),
     *("certificates", "bench"),
 )
 _SERVICES = ("agent", "collector")  # that are configured by a file

@@ -10,11 +10,11 @@ from typing import Any
 import grpc
 
 from collector.view.frozen import Frozen
-from collector.view.shown import ask_without_flows, without_names
 from netmon import __version__
 from netmon.errors import WireError
 from netmon.views import Selection, Snapshot
 from netmon.wire import netmon_pb2
+from netmon.wire.shown import ask_without_flows, without_names
 from netmon.wire.snapshots import decode_selection, encode_snapshot
 
 _OLDEST_S = 0.5  # a view serves again until then, if nothing has changed
