@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a wheel has besides the packages: BPF sources, units, examples; man pages and completions where `make man` made them.
+"""What a wheel has besides the packages: BPF sources, units, examples, and the man pages that `make man` made.
 
 Everything else is in pyproject.toml. In a checkout all of it is found where it lies.
 """
@@ -19,6 +19,7 @@ class WithPrograms(build_py):
     """Copies what stands beside the packages into netmon/."""
 
     def run(self) -> None:
+        """Builds."""
         super().run()
         if self.editable_mode:
             return

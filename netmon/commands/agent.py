@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from netmon.commands.security_options import declare_security, security
 from netmon.commands.service_options import declare_service, heed_hangup
 from netmon.durability import DURABILITIES
-from netmon.errors import UsageError
+from netmon.errors import UnsupportedError, UsageError
 from netmon.marks import DEFAULT_SOCKET
 from netmon.units import format_duration, format_rate, parse_count, parse_duration, parse_rate, parse_size
 
@@ -28,6 +28,7 @@ EXAMPLES = """
   netmon agent --interface physical --bus nats://bus1.example:4222,nats://bus2.example:4222 --tls /etc/netmon/tls
   netmon agent --interface physical --collector collector.example:9400 --tls /etc/netmon/tls
   netmon agent --interface eth0 --collector localhost:9400 --durability power
+  netmon agent --interface eth0 --collector localhost:9400 --metrics localhost:9465
   netmon agent --config /etc/netmon/agent.toml
   netmon agent --config /etc/netmon/agent.toml --print-config
   netmon agent --interface eth0 --prepare
@@ -100,6 +101,13 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         help="what a batch in the spool outlives: the end of the process, or a cut of power too, for which the agent "
         "waits for the disk at each batch (process)",
     )
+    parser.add_argument(
+        "--metrics",
+        default="",
+        metavar="HOST:PORT",
+        help="serve /metrics for Prometheus, /health and /ready there, such as localhost:9465; beyond this machine "
+        "with --tls, to who has a certificate of the same authority, or --insecure (nowhere)",
+    )
     declare_security(parser)
     declare_service(parser)
     parser.add_argument(
@@ -149,6 +157,7 @@ def run(args: argparse.Namespace) -> int:
         record_ns=0 if args.record == "off" else args.record_time,
         record_bytes=args.record_bytes,
         security=_checked(args),
+        metrics=_metrics(args.metrics),
     )
     wait_quietly()
     keep_heap()
@@ -193,6 +202,19 @@ def _bus(collector: str, bus: str) -> tuple[str, ...]:
     from netmon.wire.bus import read_servers
 
     return read_servers(bus)
+
+
+def _metrics(address: str) -> str:
+    """Where; what is wrong with it is said before anything is attached. Raises UsageError, UnsupportedError."""
+    if address:
+        try:
+            from netmon.telemetry.endpoint import split_address
+        except ImportError:
+            raise UnsupportedError(
+                "cannot serve metrics: prometheus-client is not installed; pip install 'netmon[metrics]'"
+            ) from None
+        split_address(address)
+    return address
 
 
 def _checked(args: argparse.Namespace) -> "Security":

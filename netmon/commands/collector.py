@@ -119,8 +119,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--metrics",
         default="",
         metavar="HOST:PORT",
-        help="serve /metrics for Prometheus there, such as localhost:9464; beyond this machine with --tls, to who "
-        "has a certificate of the same authority, or --insecure (nowhere)",
+        help="serve /metrics for Prometheus, /health and /ready there, such as localhost:9464; beyond this machine "
+        "with --tls, to who has a certificate of the same authority, or --insecure (nowhere)",
     )
     parser.add_argument(
         "--full-on",

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A real systemd as the first process of a container: this machine's own files, below a layer that takes what is written.
+"""A real systemd as the first process of a container: this machine's own files, below a layer that takes what is
+written.
 
 Nothing of it reaches this machine: mounts, processes, network, cgroups are the container's own, and end with it.
 """
@@ -17,7 +18,8 @@ mount -t tmpfs tmpfs /mnt
 mkdir /mnt/up /mnt/work /mnt/root
 mount -t overlay overlay -o lowerdir=/,upperdir=/mnt/up,workdir=/mnt/work /mnt/root
 cd /mnt/root/etc/systemd/system
-for unit in systemd-networkd-wait-online systemd-timesyncd systemd-resolved systemd-networkd getty@tty1 console-getty; do
+for unit in systemd-networkd-wait-online systemd-timesyncd systemd-resolved systemd-networkd getty@tty1 console-getty;
+do
   ln -sf /dev/null $unit.service
 done
 cat >job.service <<END
@@ -46,7 +48,19 @@ def run_booted(script: str, folder: Path, limit_s: float = 240) -> str:
     Fails with its output where it does not succeed.
     """
     (folder / "script").write_text(script)
-    command = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc", "sh", "-c", _SETUP, "sh", str(folder)]
+    command = [
+        "unshare",
+        "--mount",
+        "--pid",
+        "--fork",
+        "--kill-child",
+        "--mount-proc",
+        "sh",
+        "-c",
+        _SETUP,
+        "sh",
+        str(folder),
+    ]
     done = subprocess.run(
         command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, timeout=limit_s
     )

@@ -32,20 +32,23 @@ MAY_IMPORT = {
     "durability": set(),
     "supervisor": set(),
     "marks": set(),
+    "terminal": set(),
     "training": {"marks"},
     "horovod": {"training"},
     "wire": TYPES,
     "certificates": TYPES | {"wire"},
     "dl": {"records", "mark_runs", "evidence", "errors", "views", "units"},
     "kernel": SHARED,
-    "agent": SHARED | {"kernel"},
+    "installation": TYPES | {"kernel", "version"},
+    "telemetry": TYPES | {"wire", "version"},
+    "agent": SHARED | {"kernel", "telemetry"},
     "top": SHARED,
-    "bench": SHARED | {"kernel", "lab", "training"},
+    "bench": SHARED | {"kernel", "lab", "training", "terminal"},
     "lab": SHARED | {"horovod"},  # its ring trainer is a training script
     "replay": SHARED,
-    "report": SHARED,
+    "report": SHARED | {"terminal"},
     "trace": SHARED | {"report"},  # whose reader of datasets it shares
-    "collector": SHARED,
+    "collector": SHARED | {"telemetry"},
     "__main__": {"cli"},
 }
 CLI = {"cli", "commands"}  # the only place that wires rooms together
