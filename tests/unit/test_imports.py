@@ -15,6 +15,7 @@ TYPES = {"columnar", "records", "mark_runs", "evidence", "views", "errors", "uni
     "durability",
     "marks",
     "job_names",
+    "past",
 }
 SHARED = TYPES | {"wire", "dl", "version"}
 MAY_IMPORT = {
@@ -25,6 +26,7 @@ MAY_IMPORT = {
     "mark_runs": {"records"},
     "errors": set(),
     "views": {"records"},
+    "past": {"records", "views"},
     "units": {"errors"},
     "job_names": set(),
     "config": {"errors"},
@@ -34,7 +36,7 @@ MAY_IMPORT = {
     "horovod": {"training"},
     "wire": TYPES,
     "certificates": TYPES | {"wire"},
-    "dl": {"records", "mark_runs", "evidence", "errors", "views", "units"},
+    "dl": {"records", "mark_runs", "evidence", "errors", "views", "past", "units"},
     "kernel": SHARED,
     "agent": SHARED | {"kernel"},
     "top": SHARED,
