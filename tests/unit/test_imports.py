@@ -16,6 +16,7 @@ TYPES = {"columnar", "records", "mark_runs", "evidence", "views", "errors", "uni
     "marks",
     "job_names",
     "past",
+    "supervisor",
 }
 SHARED = TYPES | {"wire", "dl", "version"}
 MAY_IMPORT = {
@@ -31,21 +32,25 @@ MAY_IMPORT = {
     "job_names": set(),
     "config": {"errors"},
     "durability": set(),
+    "supervisor": set(),
     "marks": set(),
+    "terminal": set(),
     "training": {"marks"},
     "horovod": {"training"},
     "wire": TYPES,
     "certificates": TYPES | {"wire"},
     "dl": {"records", "mark_runs", "evidence", "errors", "views", "past", "units"},
     "kernel": SHARED,
-    "agent": SHARED | {"kernel"},
+    "installation": TYPES | {"kernel", "version"},
+    "telemetry": TYPES | {"wire", "version"},
+    "agent": SHARED | {"kernel", "telemetry"},
     "top": SHARED,
-    "bench": SHARED | {"kernel", "lab", "training"},
+    "bench": SHARED | {"kernel", "lab", "training", "terminal"},
     "lab": SHARED | {"horovod"},  # its ring trainer is a training script
     "replay": SHARED,
-    "report": SHARED,
+    "report": SHARED | {"terminal"},
     "trace": SHARED | {"report"},  # whose reader of datasets it shares
-    "collector": SHARED,
+    "collector": SHARED | {"telemetry"},
     "__main__": {"cli"},
 }
 CLI = {"cli", "commands"}  # the only place that wires rooms together
