@@ -116,11 +116,13 @@ def _document(args: argparse.Namespace) -> str:
 
 
 def _print_frame(args: argparse.Namespace, console: "Console") -> None:
+    from netmon.terminal import drawing_width
     from netmon.top.frame import render
     from netmon.top.options import Options, arrange
 
     options = Options(colour=console.is_terminal and not console.no_color)
-    console.print(render(arrange(_snapshot(args)), options, console.width, _ANY_HEIGHT))
+    width = drawing_width(console)
+    console.print(render(arrange(_snapshot(args)), options, width, _ANY_HEIGHT), width=width)
 
 
 def _snapshot(args: argparse.Namespace) -> "Snapshot":
