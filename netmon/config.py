@@ -20,7 +20,7 @@ from typing import Any
 
 from netmon.errors import UsageError
 
-_NOT_IN_A_FILE = {"help", "config", "print-config"}
+_NOT_IN_A_FILE = {"help", "config", "print-config", "prepare"}
 _WIDTH = 110
 
 
@@ -42,8 +42,9 @@ def defaults_from(path: Path, parser: argparse.ArgumentParser, owner: Callable[[
     text = _read(path)
     for key, value in _parsed(path, text).items():
         place = f"{path}:{line}" if (line := _line_of(key, text)) else str(path)
-        if isinstance(value, dict):
-            raise UsageError(f"{place}: [{key}] is a table{_misplaced(value, options)}")
+        tables = [each for each in (value if isinstance(value, list) else [value]) if isinstance(each, dict)]
+        if tables:
+            raise UsageError(f"{place}: [{key}] is a table{_misplaced(tables[0], options)}")
         if key not in options:
             raise UsageError(f"{place}: unknown key {key!r}{_nearest(key, options, owner)}")
         action = options[key]
@@ -58,7 +59,9 @@ def as_written(parser: argparse.ArgumentParser) -> None:
     """From here on the parser takes values as they are written, unchecked, and nothing is required: for `to_toml`."""
     for action in parser._actions:
         action.required = False
-        if action.type is not None:
+        if action.help:  # it may name the default, which a file changes
+            action.help = parser._get_formatter()._expand_help(action).replace("%", "%%")
+        if action.type not in (None, int, float):
             action.type = str
 
 
@@ -73,7 +76,7 @@ def to_toml(parser: argparse.ArgumentParser, args: argparse.Namespace) -> str:
         value = getattr(args, action.dest)
         if action.nargs == 0:
             line = f"{name} = {json.dumps(value == action.const)}"
-        elif value is None or value == [] or str(value) == "":
+        elif not value or str(value) == "":
             line = f"# {name} = {_example(action)}"
         else:
             line = f"{name} = {_toml(value)}"

@@ -12,9 +12,10 @@ from netmon.commands.security_options import declare_security, security
 from netmon.errors import DataError, UsageError
 
 if TYPE_CHECKING:
+    from netmon.terminal import FittingTable
     from netmon.views import RankTimes, Verdict
 
-HELP = "why iterations were slow: whose bytes, which rank or none of the network's doing, and how much of the time"
+HELP = "tell why iterations were slow: whose traffic, which rank, or no network cause, and how much time each took"
 EXAMPLES = """\
   netmon why --data out
   netmon why training --iteration 812 --data /var/lib/netmon
@@ -26,10 +27,14 @@ EXAMPLES = """\
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     parser.add_argument("job", nargs="?", metavar="JOB", help="only this job, by either of its names (all)")
-    which = "this iteration, whether it stands out or not; with --data: rank by rank"
+    which = "this iteration, even if it does not stand out; with --data: the time of each rank"
     parser.add_argument("--iteration", type=int, metavar="K", help=which)
     parser.add_argument("--data", type=Path, metavar="DIR", help="the dataset's directory")
-    parser.add_argument("--collector", metavar="ADDR", help="instead: what it told lately; HOST:PORT or unix:PATH")
+    parser.add_argument(
+        "--collector",
+        metavar="ADDR",
+        help="instead of --data: the recent verdicts of a collector; HOST:PORT or unix:PATH",
+    )
     declare_security(parser)
     parser.add_argument("--json", action="store_true", help="one JSON document")
 
@@ -37,7 +42,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print the verdicts."""
     if (args.data is None) == (args.collector is None):
-        raise UsageError("cannot tell why: give the dataset's --data, or a --collector")
+        raise UsageError("cannot tell why: give either the dataset's --data or a --collector")
     if args.data and args.iteration is not None:
         return _explain(args)
     found = _lately(args) if args.collector else _stored(args)
@@ -52,6 +57,7 @@ def _explain(args: argparse.Namespace) -> int:
     """One iteration, with where the time of each rank went."""
     from netmon.dl.verdict import path_of
     from netmon.report.judging import explained
+    from netmon.terminal import console
 
     found = list(explained(args.data, args.job, args.iteration))
     if args.json:
@@ -60,30 +66,26 @@ def _explain(args: argparse.Namespace) -> int:
         return 0
     for one, times in found:
         _print([one])
-        _print_ranks(times)
+        console().print(ranks_table(times))
         if path := path_of(times, one):
             print(f"  {path}")
     return 0
 
 
-def _print_ranks(times: "Sequence[RankTimes]") -> None:
-    from rich.box import SIMPLE
-    from rich.console import Console
-    from rich.table import Table
-
+def ranks_table(times: "Sequence[RankTimes]") -> "FittingTable":
+    """Where the time of an iteration went, a row per rank."""
+    from netmon.terminal import Column, FittingTable
     from netmon.units import format_duration
 
-    table = Table(box=SIMPLE, padding=(0, 0))
     heads = ("rank", "host", "took", "computed", "waited", "for", "transfer", "held up", "by", "afterwards")
-    for head in heads:
-        table.add_column(head, justify="left" if head in ("host", "for", "by") else "right")
+    table = FittingTable(Column(head, head not in ("rank", "host", "for", "by"), prose=head == "by") for head in heads)
     for each in times:
         parts = (each.computed_ns, each.waited_ns, each.transfer_ns, each.held_ns, each.after_ns)
         one, two, three, four, five = (format_duration(ns) if each.known else "?" for ns in parts)
         whom = f"rank {each.waited_for}" if each.waited_for >= 0 else ""
         took = format_duration(each.duration_ns)
         table.add_row(str(each.rank), each.host, took, one, two, whom, three, four, each.held_by, five)
-    Console(highlight=False).print(table)
+    return table
 
 
 def _stored(args: argparse.Namespace) -> "Iterable[Verdict]":
@@ -133,4 +135,4 @@ def _print(found: "Iterable[Verdict]") -> None:
         for line in arithmetic(verdict):
             print(f"  {line}")
     if not told_any:
-        print("no iteration stands out: none took 1.2 × its job's usual time, or there are fewer than five to compare")
+        print("no iteration stands out: none took 1.2 × the job's usual time, or there are too few to tell")
