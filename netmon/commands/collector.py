@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING
 from netmon.commands.security_options import declare_security, security
 from netmon.commands.service_options import declare_service, heed_hangup
 from netmon.durability import DURABILITIES
-from netmon.errors import UsageError
+from netmon.errors import UnsupportedError, UsageError
 from netmon.units import parse_count, parse_duration, parse_size
 
 if TYPE_CHECKING:
     from collector.cluster.worker import WorkerSettings
     from collector.dataset.retention import Keep
+    from collector.metrics.spans import Spans
 
 HELP = "collect what agents stream: classify it, store it as Parquet, serve live views"
 EXAMPLES = """\
@@ -27,6 +28,7 @@ EXAMPLES = """\
   netmon collector --listen 0.0.0.0:9400 --tls tls --tokens tls/tokens --token-listen 0.0.0.0:9401 --data out
   netmon collector --data /tmp/netmon --durability process
   netmon collector --listen unix:/run/netmon/collector.sock --data out --parameters 25.6e6
+  netmon collector --data out --otlp http://localhost:4318/v1/traces
   netmon collector --config /etc/netmon/collector.toml --print-config
 """
 
@@ -136,6 +138,13 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--tls, to anybody who has a certificate of the same authority, or --insecure (nowhere)",
     )
     parser.add_argument(
+        "--otlp",
+        default="",
+        metavar="URL",
+        help="send iterations as spans and verdicts as their events there, such as http://localhost:4318/v1/traces; "
+        "to other machines by https, or with --insecure (nowhere)",
+    )
+    parser.add_argument(
         "--full-on",
         nargs="+",
         choices=("slow", "burst", "class", "nothing"),
@@ -206,10 +215,30 @@ def run(args: argparse.Namespace) -> int:
     worker = _worker(args)
     # A thread that writes cannot be called off, and what is not whole on the disk is as if it had not been written.
     serving = serve(
-        args.listen, args.data, settings, abandon=lambda: os._exit(0), worker=worker, door=door, metrics=args.metrics
+        args.listen,
+        args.data,
+        settings,
+        abandon=lambda: os._exit(0),
+        worker=worker,
+        door=door,
+        metrics=args.metrics,
+        spans=_spans(args),
     )
     asyncio.run(serving)
     return 0
+
+
+def _spans(args: argparse.Namespace) -> "Spans | None":
+    """To where --otlp says. Raises UsageError, UnsupportedError without the library."""
+    if not args.otlp:
+        return None
+    try:
+        from collector.metrics.spans import open_spans
+    except ImportError:
+        raise UnsupportedError(
+            "cannot send spans: OpenTelemetry is not installed; pip install 'netmon[otlp]'"
+        ) from None
+    return open_spans(args.otlp, security(args))
 
 
 def _here() -> str:
