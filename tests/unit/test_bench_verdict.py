@@ -235,6 +235,6 @@ def test_one_that_fails_does_not_end_the_others_and_ctrl_c_does():
         return number * 10
 
     done, failed, over = [], [], []
-    assert in_turn(range(5), do, str, done, failed, over.append)
+    assert in_turn({str(n): n for n in range(5)}, do, done, failed, over.append)
     assert (done, failed, over) == ([0, 20], ["1: cannot"], [0, 1, 2, 3])
-    assert not in_turn([0], do, str, done, failed)
+    assert not in_turn({"0": 0}, do, done, failed)

@@ -115,7 +115,7 @@ def plan_reruns(count: int, seed: int, trainers: Sequence[str], data: Path) -> l
 def rerun(specs: Sequence[RunSpec], progress: Callable[[int], None] = lambda _: None) -> RerunResult:
     """Do each with and without its culprit; blocks. Ctrl-C ends it with what is there. progress: how many are done."""
     result = RerunResult(len(specs))
-    result.interrupted = in_turn(specs, _one, lambda spec: spec.data.name, result.reruns, result.failed, progress)
+    result.interrupted = in_turn({spec.data.name: spec for spec in specs}, _one, result.reruns, result.failed, progress)
     return result
 
 

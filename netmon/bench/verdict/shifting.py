@@ -139,7 +139,9 @@ def plan_shifts(count: int, seed: int, data: Path) -> list[tuple[RunSpec, RunSpe
 def shift(pairs: Sequence[tuple[RunSpec, RunSpec]], progress: Callable[[int], None] = lambda _: None) -> ShiftResult:
     """Do each; blocks. Ctrl-C ends it with what is there. progress: how many are done."""
     result = ShiftResult(len(pairs))
-    result.interrupted = in_turn(pairs, _one, lambda pair: pair[0].data.name, result.done, result.failed, progress)
+    result.interrupted = in_turn(
+        {pair[0].data.name: pair for pair in pairs}, _one, result.done, result.failed, progress
+    )
     return result
 
 
