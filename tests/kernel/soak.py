@@ -198,6 +198,7 @@ def soak(seconds: float, folder: Path, tell: bool = True) -> list[str]:
         options = ("--interface", "v0", "--collector", address, "--spool", str(spool), "--socket", f"{folder}/marks")
         more = ("--record-bytes", "20MB", "--record-time", "60s")
         agent = Side("agent", start("agent", *inside, *netmon, "agent", *options, *more), spool)
+        wait_for(lambda: b"connected to" in (folder / "agent.log").read_bytes(), 300)
         start("flows", *inside, sys.executable, "-c", FLOWS)
         over, numbers = threading.Event(), itertools.count()
         threads = [
