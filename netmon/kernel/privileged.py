@@ -260,8 +260,8 @@ class Privileged:
         except TimeoutError:
             names = ", ".join(name for name, _ in interfaces)
             raise KernelError(
-                f"cannot attach to {names}: the programs are not compiled and loaded after {_START_LIMIT_S} s; this host "
-                "has no CPU time to spare: start the agent again"
+                f"cannot attach to {names}: the programs are not compiled and loaded after {_START_LIMIT_S} s; this "
+                "host has no CPU time to spare: start the agent again"
             ) from None
         reply = self._decoded(message)
         self._socket.setblocking(False)
