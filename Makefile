@@ -95,9 +95,11 @@ deb: man ## Debian packages of agent and collector, for the interpreter of this 
 	@.ci/packages debhelper dpkg-dev python3-pip
 	@packaging/debian/build dist
 
-sbom: setup ## dist/netmon.cdx.json: what an installation consists of (CycloneDX)
-	@mkdir -p dist
-	@.venv/bin/cyclonedx-py requirements packaging/../build/requirements.txt --output-file dist/netmon.cdx.json
+sbom: setup ## dist/netmon.cdx.json: the libraries that an installation consists of, as they were tested (CycloneDX)
+	@mkdir -p build dist
+	@$(python) packaging/tools/installed.py 'netmon[bus,metrics,report]' >build/requirements.txt
+	@.venv/bin/cyclonedx-py requirements --pyproject pyproject.toml --output-reproducible --output-file dist/netmon.cdx.json build/requirements.txt
+	@echo dist/netmon.cdx.json
 
 horovod: setup ## build real Horovod with PyTorch for the lab, once (about five minutes)
 	@.ci/packages g++ make python3-dev
