@@ -47,12 +47,13 @@ async def serve(
     worker: "WorkerSettings | None" = None,
     door: Door = CLOSED,
     metrics: str = "",
+    apart: bool = False,
 ) -> None:
     """Collect until SIGTERM or SIGINT (or `stop`), then store what is left.
 
     abandon: called where that takes too long; may end the process, as nothing is lost by it. worker: one of several,
     whose agents are on a bus; without it the collector is alone, and agents connect to it. door: who is let in.
-    metrics: HOST:PORT of /metrics; empty: nowhere.
+    metrics: HOST:PORT of /metrics; empty: nowhere. apart: a process of its own receives.
 
     Raises DataError where data cannot be written, UnsupportedError where it cannot listen, BusError without the bus;
     UsageError, CertificateError.
@@ -69,7 +70,7 @@ async def serve(
     among: ClusterWorker | None = None
     endpoint: MetricsEndpoint | None = None
     try:
-        front = _front(registry, listen, door, worker)
+        front = _front(registry, listen, door, worker, apart)
         if worker:
             among = await _or_stopped(_among(worker, registry, sink), stop)
             if among is None:
@@ -107,8 +108,15 @@ async def serve(
         overdue.cancel()
 
 
-def _front(registry: Registry, listen: str, door: Door, worker: "WorkerSettings | None") -> Front:
-    return FrontHere(registry, listen, door, worker is None, door.exposed(listen, worker))
+def _front(registry: Registry, listen: str, door: Door, worker: "WorkerSettings | None", apart: bool) -> Front:
+    exposed, streams = door.exposed(listen, worker), worker is None
+    if not (apart and streams):
+        return FrontHere(registry, listen, door, streams, exposed)
+    from collector.answers import Answers
+    from collector.receiving.apart import ReceiverApart
+    from collector.receiving.frames import Listen
+
+    return ReceiverApart(registry, Answers(registry, exposed), Listen(listen, door, streams))
 
 
 def _metrics(address: str, registry: Registry, door: Door) -> "MetricsEndpoint | None":

@@ -24,6 +24,7 @@ EXAMPLES = """\
   netmon collector --data /var/lib/netmon --keep buckets=7d full=10GB all=90d
   netmon collector --bus nats://bus1:4222,nats://bus2:4222 --worker w1 --tls /etc/netmon/tls --data /shared/netmon
   netmon collector --listen 0.0.0.0:9400 --tls tls --tokens tls/tokens --token-listen 0.0.0.0:9401 --data out
+  netmon collector --listen 0.0.0.0:9400 --tls tls --data /var/lib/netmon --receiver apart
   netmon collector --data /tmp/netmon --durability process
   netmon collector --listen unix:/run/netmon/collector.sock --data out --parameters 25.6e6
 """
@@ -41,6 +42,12 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--token-listen", default="", metavar="HOST:PORT", help="where they connect; certificates are not asked for"
+    )
+    parser.add_argument(
+        "--receiver",
+        choices=("here", "apart"),
+        default="here",
+        help="where gRPC is served: apart, in a process of its own, from a few hundred agents on (%(default)s)",
     )
     parser.add_argument("--config", type=Path, metavar="FILE", help="options from a TOML file")
     parser.add_argument(
@@ -178,7 +185,12 @@ def run(args: argparse.Namespace) -> int:
     worker = _worker(args)
     # A thread that writes cannot be called off, and what is not whole on the disk is as if it had not been written.
     serving = serve(
-        args.listen, args.data, settings, abandon=lambda: os._exit(0), worker=worker, door=door, metrics=args.metrics
+        *(args.listen, args.data, settings),
+        abandon=lambda: os._exit(0),
+        worker=worker,
+        door=door,
+        metrics=args.metrics,
+        apart=args.receiver == "apart",
     )
     asyncio.run(serving)
     return 0
