@@ -155,6 +155,7 @@ class Registry:
         if entry.refused is None and not entry.broken:
             now, batch, session = time.monotonic(), message.batch, entry.session
             entry.settled, entry.last_heard = False, now
+            entry.timed = entry.timed or (batch.sequence, now)
             entry.recent.append(message)
             self._stage.add(session.place, batch)
             self.intake.came(session.hello.session, batch.buckets.rows, batch.horizon_ns)
@@ -171,8 +172,9 @@ class Registry:
     def receive(self, came: Sequence[Came], many: ManyBatches) -> None:
         """Take in batches that another process has read, in the order of their places; a tick, also of none."""
         now = time.monotonic()
-        for entry, _, rows, horizon_ns, raw in came:
+        for entry, sequence, rows, horizon_ns, raw in came:
             entry.settled, entry.last_heard = False, now
+            entry.timed = entry.timed or (sequence, now)
             entry.recent.append(raw)
             self.intake.came(entry.session.hello.session, rows, horizon_ns)
         self._queued = [(one.entry, one.raw) for one in came]

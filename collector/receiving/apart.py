@@ -67,6 +67,16 @@ class ReceiverApart:
                 self._begin(self._leave(stream))
         return waited_s
 
+    async def follow(self, why_not: Callable[[], str]) -> None:
+        """See Front."""
+        while True:
+            self._send(frames.Serves(why_not()))
+            await asyncio.sleep(ALIVE_EVERY_S)
+
+    async def leave(self) -> None:
+        """See Front."""
+        self._send(frames.Serves("", leaving=True))
+
     async def close(self, grace_s: float) -> None:
         """What is stored is told, then the process ends; who is still connected is cut off after so long."""
         self._closing = True

@@ -85,6 +85,14 @@ class Answer:
 
 
 @dataclass(frozen=True)
+class Serves:
+    """Whether rows are taken in; leaving: and will not be any more."""
+
+    why_not: str
+    leaving: bool = False
+
+
+@dataclass(frozen=True)
 class Stop:
     """Whoever is still connected is cut off after so long."""
 

@@ -23,6 +23,7 @@ import grpc
 from collector.admission import AGENTS, ALL, VIEWERS, Admission, NotAdmittedError
 from collector.allocator import give_back
 from collector.allowance import Allowance
+from collector.health import Health, NoHealth, add_health
 from collector.intake import MOST_ROWS_OF_ALL
 from collector.listening import listen_at
 from collector.receiving import frames
@@ -67,19 +68,25 @@ class Receiver:
         self._room = asyncio.Event()
         self._room.set()
         self._left: list[int] = []
+        self._health: Health = NoHealth()
+        self._why_not = ""
+        self._leaving: asyncio.Task[None] | None = None
 
     async def serve(self) -> None:
         """Until the collector says stop, or is gone (EOFError). Raises NetmonError where it cannot listen."""
         self._admission = self._listen.door.admission(self._listen.address)
         server = grpc.aio.server(options=COLLECTOR_OPTIONS)
         server.add_generic_rpc_handlers((_Handlers(self),))
+        self._health = add_health(server)
         listen_at(server, self._listen.address, self._listen.door)
         await server.start()
         self.send(frames.Listening())
+        following = asyncio.create_task(self._health.follow(lambda: self._why_not))
         gc.freeze()
         gc.set_threshold(*_LOOKED_OVER)
         while not isinstance(frame := await self._pipe.receive(), frames.Stop):
             self._hear(frame)
+        following.cancel()
         await server.stop(frame.grace_s)
 
     def _hear(self, frame: Any) -> None:
@@ -89,6 +96,10 @@ class Receiver:
             for told in frame.streams.tolist():
                 if stream := self._streams.get(told[0]):
                     stream.tell(told)
+        elif isinstance(frame, frames.Serves):
+            self._why_not = frame.why_not
+            if frame.leaving:
+                self._leaving = asyncio.create_task(self._health.leave())
         elif isinstance(frame, frames.Answer):
             if call := self._calls.get(frame.call):
                 call.answers.put_nowait(frame.data)
