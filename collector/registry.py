@@ -60,11 +60,11 @@ class Registry:
         self._shown = False  # the view knows of these
         self._jobs = Jobs(settings.parameters)
         self.counts = self._jobs.counts
+        self.heard: Callable[[Session, Output], None] = lambda session, output: None  # of newest sessions
         self._begin()
         self.ticks = 0  # how often what viewers see has changed
         self._queued: list[tuple[Entry, Sent]] = []  # for the next tick
-        self._queued_weight = 0
-        self._careful_until = 0.0
+        self._queued_weight, self._careful_until = 0, 0.0
         self.failures = Failures(sink.directory)
         self.flushing = Flushing(sink, self._entries.values, lambda: self._stage.tables, self._discard, self.failures)
         self._job_exchange = JobExchange(jobs or JobsHere(), self._entries.values)
@@ -178,8 +178,8 @@ class Registry:
             entry.recent.append(raw)
             self.intake.came(entry.session.hello.session, rows, horizon_ns)
         self._queued = [(one.entry, one.raw) for one in came]
-        places, sequences = [one.entry.session.place for one in came], [one.sequence for one in came]
-        self._tick(lambda: self._stages.take(places, many, sequences))
+        of = [one.entry.session.place for one in came], many, [one.sequence for one in came]
+        self._tick(lambda: self._stages.take(*of))
 
     def tick(self) -> None:
         """Take in everything that is queued, and settle what is due on all hosts."""
@@ -263,6 +263,7 @@ class Registry:
             self._jobs.have_ended(host, output.ended)
             for iteration, tally in output.iterations:
                 self._jobs.accounted(iteration, tally)
+            self.heard(entry.session, output)
             self.judging.take(entry.session, output)
             for wanted in self._triggers.look(entry.session, output, self._jobs):
                 task = asyncio.get_running_loop().create_task(keep_full(self, self._triggers, wanted))

@@ -103,13 +103,15 @@ def _document(args: argparse.Namespace) -> str:
 
 
 def _print_frame(args: argparse.Namespace, console: "Console") -> None:
+    from netmon.terminal import drawing_width
     from netmon.top.frame import render
     from netmon.top.options import Options, arrange
     from netmon.wire.watch import watch_once
 
     options = Options(colour=console.is_terminal and not console.no_color)
     snapshot = arrange(watch_once(args.collector, _selection(args, _FLOWS_ONCE), security(args)), options)
-    console.print(render(snapshot, options, console.width, _ANY_HEIGHT))
+    width = drawing_width(console)
+    console.print(render(snapshot, options, width, _ANY_HEIGHT), width=width)
 
 
 def _show_live(args: argparse.Namespace, console: "Console") -> None:

@@ -26,6 +26,8 @@ def _plain(value: Any) -> Any:
     if isinstance(value, IntEnum):
         return value.name.lower()
     if isinstance(value, np.ndarray):
+        if value.dtype.names:
+            return [dict(zip(value.dtype.names, row, strict=True)) for row in value.tolist()]
         if value.ndim == 2:
             return {name: _plain(column) for name, column in zip(CLASS_NAMES, value.T, strict=True)}
         return value.tolist() if np.isfinite(value).all() else [_plain(item) for item in value.tolist()]
