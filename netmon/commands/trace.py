@@ -69,7 +69,8 @@ def run(args: argparse.Namespace) -> int:
     require(_NEEDS, "make a trace", "trace")
     from netmon.commands.export import iterations
     from netmon.report.job_names import asked_job, job_names
-    from netmon.trace.dataset import Window, clocks, look, write
+    from netmon.report.selection import Window
+    from netmon.trace.dataset import clocks, look, write
     from netmon.trace.merge import place
     from netmon.trace.merge import write as write_profiles
 
