@@ -15,6 +15,7 @@ from collector.entry import Entry
 from collector.failures import Failures
 from collector.host.tables import Tables
 from collector.host.unstored import EvidencePieces, SessionFlush, by_session, flush_tables
+from collector.metrics.delays import DelayCounts
 from collector.shedding import Storing
 from netmon.columnar import Columns
 from netmon.errors import DataError
@@ -62,6 +63,8 @@ class Flushing:
         """Of the table `full`, for the next flush."""
         self.verdicts: list[Verdict] = []
         """For the next flush."""
+        self.delays = DelayCounts()
+        """Of batches until they are stored."""
         self._next: asyncio.Future[bool] | None = None  # that has not begun
         self._room = asyncio.Event()
         self._room.set()
@@ -141,6 +144,9 @@ class Flushing:
             for entry, sequence in whole:
                 if not entry.broken:
                     entry.stored(sequence)
+            now = time.monotonic()
+            for since in filter(None, (entry.waited_since() for entry in entries)):
+                self.delays.add(now - since)
             if self.trouble:
                 _log.warning(f"{self._sink.directory} takes rows again")
             self.trouble = ""

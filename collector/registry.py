@@ -154,6 +154,7 @@ class Registry:
         if entry.refused is None and not entry.broken:
             now, batch, session = time.monotonic(), message.batch, entry.session
             entry.settled, entry.last_heard = False, now
+            entry.timed = entry.timed or (batch.sequence, now)
             entry.recent.append(message)
             self._stage.add(session.place, batch)
             self.intake.came(session.hello.session, batch.buckets.rows, batch.horizon_ns)

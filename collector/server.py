@@ -5,7 +5,6 @@ import asyncio
 import contextlib
 import gc
 import logging
-import os
 import signal
 import threading
 import time
@@ -14,20 +13,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import grpc
-import sdnotify
 
 from collector.admission import AGENTS, ALL, VIEWERS, Admission, NotAdmittedError
 from collector.dataset.sink import ParquetSink
 from collector.dataset.upkeep import Upkeep
 from collector.full_windows import Windows
+from collector.health import add_health
 from collector.jobs.process import JobsApart
 from collector.listening import CLOSED, Door, listen_at
+from collector.metrics.serving import serve_metrics, why_not_ready
 from collector.registry import Registry
 from collector.settings import Settings
 from collector.stream import AgentStream
 from collector.view.watching import Watching
 from netmon.dl.classify import NS_PER_S
-from netmon.errors import DataError, UnsupportedError
+from netmon.errors import DataError
+from netmon.supervisor import Supervisor
 from netmon.wire import netmon_pb2, netmon_pb2_grpc
 from netmon.wire.channel import COLLECTOR_OPTIONS
 from netmon.wire.identity import Identity, Role
@@ -35,7 +36,7 @@ from netmon.wire.limits import MAX_TEXT
 
 if TYPE_CHECKING:
     from collector.cluster.worker import ClusterWorker, WorkerSettings
-    from collector.metrics.endpoint import MetricsEndpoint
+    from netmon.telemetry.endpoint import Endpoint
 
 _log = logging.getLogger(__name__)
 _GRACE_S = 1.0
@@ -130,7 +131,7 @@ async def serve(
 
     abandon: called where that takes too long; may end the process, as nothing is lost by it. worker: one of several,
     whose agents are on a bus; without it the collector is alone, and agents connect to it. door: who is let in.
-    metrics: HOST:PORT of /metrics; empty: nowhere.
+    metrics: HOST:PORT of /metrics, /health and /ready; empty: nowhere.
 
     Raises DataError where data cannot be written, UnsupportedError where it cannot listen, BusError without the bus;
     UsageError, CertificateError.
@@ -143,11 +144,13 @@ async def serve(
     upkeep = Upkeep(sink, settings.keep)
     jobs = JobsApart()
     registry = Registry(sink, settings, jobs)
+    supervisor = Supervisor()
     server = grpc.aio.server(options=COLLECTOR_OPTIONS)
     service = CollectorService(registry, admission, worker is None, door.exposed(listen, worker))
     netmon_pb2_grpc.add_CollectorServicer_to_server(service, server)  # type: ignore[no-untyped-call]
     among: ClusterWorker | None = None
-    endpoint: MetricsEndpoint | None = None
+    health = add_health(server)
+    endpoint: Endpoint | None = None
     try:
         listen_at(server, listen, door)
         if worker:
@@ -155,22 +158,25 @@ async def serve(
             if among is None:
                 return
         await server.start()
-        endpoint = _metrics(metrics, registry, door)
+        endpoint = serve_metrics(metrics, registry, door, among)
         _log.info(f"listening on {listen}, writing to {data}")
         door.warn(listen, worker)
         gc.freeze()  # what is there now stays: it need not be looked over again and again
         gc.set_threshold(*_LOOKED_OVER)
-        _notify("READY=1")
+        supervisor.ready()
         flushing = _flush_for_ever(registry, settings.flush_ns / NS_PER_S)
         stopped = asyncio.create_task(stop.wait())
         working = [
-            asyncio.create_task(work) for work in (_tick_for_ever(registry), _infer_for_ever(registry), flushing)
+            asyncio.create_task(work)
+            for work in (_tick_for_ever(registry, supervisor), _infer_for_ever(registry), flushing)
         ]
         working += [asyncio.create_task(among.run())] if among else []
+        working.append(asyncio.create_task(health.follow(lambda: why_not_ready(registry))))
         ended, _ = await asyncio.wait((stopped, *working), return_when=asyncio.FIRST_COMPLETED)
         for task in ended:
             task.result()
-        _notify("STOPPING=1")
+        supervisor.stopping()
+        await health.leave()
         await _store_the_rest(registry, data, abandon, among)
     finally:
         for task in working[1:]:
@@ -186,24 +192,7 @@ async def serve(
         upkeep.close()
         sink.close()
         overdue.cancel()
-
-
-def _metrics(address: str, registry: Registry, door: Door) -> "MetricsEndpoint | None":
-    if not address:
-        return None
-    try:
-        from collector.metrics.endpoint import MetricsEndpoint, used
-        from collector.metrics.families import Seen
-    except ImportError:  # it needs a library that the rest does without
-        raise UnsupportedError(
-            "cannot serve metrics: prometheus-client is not installed; pip install 'netmon[metrics]'"
-        ) from None
-
-    def look() -> Seen:
-        waiting, stored = registry.intake.waiting_rows, registry.flushing.storing()
-        return Seen(registry.freeze(), registry.counts.copy(), waiting, stored.full, *used())
-
-    return MetricsEndpoint(address, door.security, look)
+        supervisor.close()
 
 
 async def _or_stopped(work: Coroutine[Any, Any, _T], stop: asyncio.Event) -> _T | None:
@@ -277,10 +266,11 @@ def flush_pause_s(interval_s: float, took_s: float) -> float:
     return max(interval_s / 4, interval_s - 2 * took_s)
 
 
-async def _tick_for_ever(registry: Registry) -> None:
+async def _tick_for_ever(registry: Registry, supervisor: Supervisor) -> None:
     while True:
         begun = time.monotonic()
         registry.tick()
+        supervisor.alive()
         await asyncio.sleep(tick_pause_s(time.monotonic() - begun))
 
 
@@ -296,14 +286,6 @@ async def _infer_for_ever(registry: Registry) -> None:
     while True:
         await asyncio.sleep(registry.infer_rest_s)
         await registry.infer()
-
-
-def _notify(state: str) -> None:
-    """Tell whoever started the process, if it asked for it."""
-    if "NOTIFY_SOCKET" in os.environ:
-        notifier = sdnotify.SystemdNotifier()
-        notifier.notify(state)
-        notifier.socket.close()
 
 
 def _overdue(data: Path, abandon: Callable[[], None]) -> threading.Timer:

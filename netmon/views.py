@@ -218,6 +218,7 @@ class HostView:
     clock_skew_ppm: float = 0.0
     bucket_ns: int = 0  # width of the rows that it streams now
     stream_ns: int = 0  # what it streams unless it is under pressure
+    agent_version: str = ""
 
 
 @dataclass(frozen=True)
@@ -293,3 +294,4 @@ class Snapshot:
     totals: Totals = Totals()
     page: Page = Page()
     insecure: bool = False  # nothing is encrypted on the way from other machines
+    version: str = ""  # of the collector; empty: it does not say

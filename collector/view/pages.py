@@ -22,7 +22,7 @@ MOST_WARNINGS = 32
 LONGEST_WARNING = 400  # characters; a message carries 1,024
 _BPS = 8.0 * NS_PER_S / INTERVAL_NS
 _OF_COST = tuple(field.name for field in fields(AgentCost))
-_OF_HOST = "clock_offset_ns", "clock_skew_ppm", "bucket_ns", "stream_ns"  # the last ones of HostView
+_OF_HOST = "clock_offset_ns", "clock_skew_ppm", "bucket_ns", "stream_ns"  # the last ones of HostView but for one
 
 Places = npt.NDArray[np.intp]
 T = TypeVar("T", Places, Sequence[JobFacts])
@@ -117,6 +117,7 @@ def _host_views(frozen: Frozen, numbers: list[int]) -> tuple[HostView, ...]:
             cost,
             [CLOCK_SOURCES[source] for source in hosts["clock_source"].tolist()],
             *(hosts[name].tolist() for name in _OF_HOST),
+            [frozen.agent_versions[number] for number in numbers],
         )
     )
 

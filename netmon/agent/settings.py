@@ -29,3 +29,4 @@ class Settings:
     record_ns: int = 600_000_000_000  # for so long; 0: not at all
     record_bytes: int = 1_000_000_000
     security: Security = PLAIN
+    metrics: str = ""  # HOST:PORT of /metrics, /health and /ready; empty: nowhere

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from netmon.commands.security_options import declare_security, security
+from netmon.commands.service_options import declare_service, heed_hangup
 from netmon.durability import DURABILITIES
-from netmon.errors import UsageError
+from netmon.errors import UnsupportedError, UsageError
 from netmon.marks import DEFAULT_SOCKET
 from netmon.units import format_duration, format_rate, parse_count, parse_duration, parse_rate, parse_size
 
@@ -27,7 +28,10 @@ EXAMPLES = """
   netmon agent --interface physical --bus nats://bus1.example:4222,nats://bus2.example:4222 --tls /etc/netmon/tls
   netmon agent --interface physical --collector collector.example:9400 --tls /etc/netmon/tls
   netmon agent --interface eth0 --collector localhost:9400 --durability power
+  netmon agent --interface eth0 --collector localhost:9400 --metrics localhost:9465
   netmon agent --config /etc/netmon/agent.toml
+  netmon agent --config /etc/netmon/agent.toml --print-config
+  netmon agent --interface eth0 --prepare
 """
 
 _USUAL_NS = 1_000_000
@@ -97,22 +101,36 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         help="what a batch in the spool outlives: the end of the process, or a cut of power too, for which the agent "
         "waits for the disk at each batch (process)",
     )
+    parser.add_argument(
+        "--metrics",
+        default="",
+        metavar="HOST:PORT",
+        help="serve /metrics for Prometheus, /health and /ready there, such as localhost:9465; beyond this machine "
+        "with --tls, to who has a certificate of the same authority, or --insecure (nowhere)",
+    )
     declare_security(parser)
-    parser.add_argument("--config", type=Path, metavar="FILE", help="TOML with these options' long names")
+    declare_service(parser)
+    parser.add_argument(
+        "--prepare",
+        action="store_true",
+        help="compile the BPF programs for this kernel, keep them in /var/cache/netmon for the next start, and end",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
     """Until SIGINT or SIGTERM."""
     # numpy's BLAS, which nobody here uses, would start a thread with its memory for every CPU, in each process.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    import sdnotify
-
     from netmon.agent.agent import Agent
     from netmon.agent.heap import keep_heap
     from netmon.agent.settings import Settings
     from netmon.kernel.probe import choose_interfaces, interface_facts
+    from netmon.supervisor import Supervisor
     from netmon.wire.channel import wait_quietly
 
+    if args.prepare:
+        return _prepare(args)
+    heed_hangup(args)
     stream_ns = _stream_width(args.bucket, args.stream_bucket)
     bus = _bus(args.collector, args.bus)
     stop = threading.Event()
@@ -139,6 +157,7 @@ def run(args: argparse.Namespace) -> int:
         record_ns=0 if args.record == "off" else args.record_time,
         record_bytes=args.record_bytes,
         security=_checked(args),
+        metrics=_metrics(args.metrics),
     )
     wait_quietly()
     keep_heap()
@@ -150,13 +169,27 @@ def run(args: argparse.Namespace) -> int:
         log.info("watching %s (rx/tx by %s, buckets of %s, capacity %s)", interface.name, hooks, width, capacity)
     gc.collect()
     gc.freeze()  # what is there now stays: it need not be looked over again and again
-    sdnotify.SystemdNotifier().notify("READY=1")
+    supervisor = Supervisor()
+    supervisor.ready()
     try:
-        agent.run(stop)
+        agent.run(stop, supervisor.alive)
     finally:
         agent.close()
         for number in (signal.SIGINT, signal.SIGTERM):  # told twice is told once
             signal.signal(number, signal.SIG_IGN)
+    return 0
+
+
+def _prepare(args: argparse.Namespace) -> int:
+    """Loads the programs as the agent will, which keeps what had to be compiled, and lets go of them."""
+    from netmon.kernel import loader, privilege
+    from netmon.kernel.meter.geometry import choose_geometry
+    from netmon.kernel.probe import choose_interfaces, interface_facts
+
+    privilege.require_capabilities()
+    interfaces = choose_interfaces(args.interface, interface_facts().watchable).names
+    for descriptor in loader.load(choose_geometry(args.bucket, len(interfaces), args.flows)).values():
+        os.close(descriptor)
     return 0
 
 
@@ -169,6 +202,19 @@ def _bus(collector: str, bus: str) -> tuple[str, ...]:
     from netmon.wire.bus import read_servers
 
     return read_servers(bus)
+
+
+def _metrics(address: str) -> str:
+    """Where; what is wrong with it is said before anything is attached. Raises UsageError, UnsupportedError."""
+    if address:
+        try:
+            from netmon.telemetry.endpoint import split_address
+        except ImportError:
+            raise UnsupportedError(
+                "cannot serve metrics: prometheus-client is not installed; pip install 'netmon[metrics]'"
+            ) from None
+        split_address(address)
+    return address
 
 
 def _checked(args: argparse.Namespace) -> "Security":

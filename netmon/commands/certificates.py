@@ -2,14 +2,17 @@
 """`netmon certificates`: a private authority, and who may connect."""
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from netmon.errors import UsageError
 
 if TYPE_CHECKING:
+    from datetime import datetime
+
     from netmon.certificates.authority import Authority, Issued
+    from netmon.terminal import FittingTable
     from netmon.wire.identity import Identity, Role
 
 HELP = "make a private authority and the certificates that agents, collectors and viewers connect with"
@@ -42,7 +45,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         default=[],
         metavar="ADDR",
-        help="collector, bus: names and IP addresses at which others connect (its NAME, and this machine's own)",
+        help="names and IP addresses at which others connect: collector, bus (its NAME, and this machine's own), "
+        "agent (for its --metrics; none)",
     )
     parser.add_argument(
         "--role", choices=("full", "jobs"), default="full", help="viewer, token: what it may see (%(default)s)"
@@ -59,8 +63,8 @@ def run(args: argparse.Namespace) -> int:
 
     if not 0 < args.days <= _LONGEST_DAYS:
         raise UsageError(f"--days is more than 0 and at most {_LONGEST_DAYS}, not {args.days:g}")
-    if args.address and args.action not in ("collector", "bus"):
-        raise UsageError("--address is for collector and bus: to all others nobody connects")
+    if args.address and args.action not in ("agent", "collector", "bus"):
+        raise UsageError("--address is for agent, collector and bus: to all others nobody connects")
     makes = args.action in ("agent", "collector", "viewer", "bus", "token")
     if makes and not args.names:
         raise UsageError(f"whose? netmon certificates {args.directory} {args.action} NAME")
@@ -89,7 +93,8 @@ def _identities(args: argparse.Namespace) -> "list[Identity]":
 
 def _issue(authority: "Authority", args: argparse.Namespace) -> None:
     for identity in _identities(args):
-        addresses = list(dict.fromkeys([*(args.address or [identity.name]), *_HERE])) if identity.role.listens else []
+        listens = [*(args.address or [identity.name]), *_HERE] if identity.role.listens else args.address
+        addresses = list(dict.fromkeys(listens))
         _say(authority.issue(identity, addresses, args.days))
 
 
@@ -123,6 +128,7 @@ def _show(authority: "Authority", args: argparse.Namespace) -> None:
     from datetime import datetime, timezone
 
     from netmon.certificates.viewers import tokens
+    from netmon.terminal import console
 
     now = datetime.now(timezone.utc)
     rows = [("authority", "", authority.certificate.not_valid_after_utc)]
@@ -131,10 +137,18 @@ def _show(authority: "Authority", args: argparse.Namespace) -> None:
         (f"{one.identity.role.value} (token)", one.identity.name, datetime.fromtimestamp(one.ends_s, timezone.utc))
         for one in tokens(authority)
     ]
+    console().print(certificates_table(rows, now))
+
+
+def certificates_table(rows: "Iterable[tuple[str, str, datetime]]", now: "datetime") -> "FittingTable":
+    """rows: what it is, whose, and until when."""
+    from netmon.terminal import FittingTable, labels
+
+    table = FittingTable(labels("certificate", "name", "until", ""))
     for kind, name, ends in rows:
-        left = (ends - now).days
-        state = f"{left} days" if ends > now else "EXPIRED: renew"
-        print(f"{kind:24} {name:32} {ends:%Y-%m-%d}  {state}")
+        state = f"{(ends - now).days} days" if ends > now else "EXPIRED: renew"
+        table.add_row(kind, name, f"{ends:%Y-%m-%d}", state)
+    return table
 
 
 def _nats(authority: "Authority", args: argparse.Namespace) -> None:

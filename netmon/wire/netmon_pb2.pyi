@@ -1023,12 +1023,15 @@ class Snapshot(_message.Message):
     TOTALS_FIELD_NUMBER: _builtins.int
     PAGE_FIELD_NUMBER: _builtins.int
     INSECURE_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
     time_ns: _builtins.int
     """utc"""
     share_threshold: _builtins.float
     share_window_ns: _builtins.int
     insecure: _builtins.bool
     """nothing is encrypted on the way from other machines"""
+    version: _builtins.str
+    """of the collector"""
     @_builtins.property
     def hosts(self) -> _containers.RepeatedCompositeFieldContainer[Global___HostView]: ...
     @_builtins.property
@@ -1059,10 +1062,11 @@ class Snapshot(_message.Message):
         totals: Global___Totals | None = ...,
         page: Global___Page | None = ...,
         insecure: _builtins.bool = ...,
+        version: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["page", b"page", "totals", b"totals"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["flows", b"flows", "hosts", b"hosts", "insecure", b"insecure", "jobs", b"jobs", "links", b"links", "page", b"page", "share_threshold", b"share_threshold", "share_window_ns", b"share_window_ns", "time_ns", b"time_ns", "totals", b"totals", "warnings", b"warnings"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["flows", b"flows", "hosts", b"hosts", "insecure", b"insecure", "jobs", b"jobs", "links", b"links", "page", b"page", "share_threshold", b"share_threshold", "share_window_ns", b"share_window_ns", "time_ns", b"time_ns", "totals", b"totals", "version", b"version", "warnings", b"warnings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1229,6 +1233,7 @@ class HostView(_message.Message):
     CLOCK_SKEW_PPM_FIELD_NUMBER: _builtins.int
     BUCKET_NS_FIELD_NUMBER: _builtins.int
     STREAM_NS_FIELD_NUMBER: _builtins.int
+    AGENT_VERSION_FIELD_NUMBER: _builtins.int
     host: _builtins.str
     connected: _builtins.bool
     age_ns: _builtins.int
@@ -1242,6 +1247,7 @@ class HostView(_message.Message):
     """width of the rows that it streams now"""
     stream_ns: _builtins.int
     """what it streams unless it is under pressure"""
+    agent_version: _builtins.str
     @_builtins.property
     def cost(self) -> Global___AgentCost: ...
     def __init__(
@@ -1257,10 +1263,11 @@ class HostView(_message.Message):
         clock_skew_ppm: _builtins.float = ...,
         bucket_ns: _builtins.int = ...,
         stream_ns: _builtins.int = ...,
+        agent_version: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["cost", b"cost"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["age_ns", b"age_ns", "bucket_ns", b"bucket_ns", "clock_error_ns", b"clock_error_ns", "clock_offset_ns", b"clock_offset_ns", "clock_skew_ppm", b"clock_skew_ppm", "clock_source", b"clock_source", "connected", b"connected", "cost", b"cost", "host", b"host", "stream_ns", b"stream_ns"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["age_ns", b"age_ns", "agent_version", b"agent_version", "bucket_ns", b"bucket_ns", "clock_error_ns", b"clock_error_ns", "clock_offset_ns", b"clock_offset_ns", "clock_skew_ppm", b"clock_skew_ppm", "clock_source", b"clock_source", "connected", b"connected", "cost", b"cost", "host", b"host", "stream_ns", b"stream_ns"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -15,6 +15,7 @@ TYPES = {"columnar", "records", "mark_runs", "evidence", "views", "errors", "uni
     "durability",
     "marks",
     "job_names",
+    "supervisor",
 }
 SHARED = TYPES | {"wire", "dl", "version"}
 MAY_IMPORT = {
@@ -29,23 +30,27 @@ MAY_IMPORT = {
     "job_names": set(),
     "config": {"errors"},
     "durability": set(),
+    "supervisor": set(),
     "marks": set(),
+    "terminal": set(),
     "training": {"marks"},
     "horovod": {"training"},
     "wire": TYPES,
     "certificates": TYPES | {"wire"},
     "dl": {"records", "mark_runs", "evidence", "errors", "views", "units"},
     "kernel": SHARED,
-    "agent": SHARED | {"kernel"},
+    "installation": TYPES | {"kernel", "version"},
+    "telemetry": TYPES | {"wire", "version"},
+    "agent": SHARED | {"kernel", "telemetry"},
     "top": SHARED,
-    "bench": SHARED | {"kernel", "lab", "training"},
+    "bench": SHARED | {"kernel", "lab", "training", "terminal"},
     "analysis": SHARED | {"report", "top"},
     "simulation": SHARED | {"report"},
     "lab": SHARED | {"horovod"},  # its ring trainer is a training script
     "replay": SHARED,
-    "report": SHARED,
+    "report": SHARED | {"terminal"},
     "trace": SHARED | {"report"},  # whose reader of datasets it shares
-    "collector": SHARED,
+    "collector": SHARED | {"telemetry"},
     "__main__": {"cli"},
 }
 CLI = {"cli", "commands"}  # the only place that wires rooms together

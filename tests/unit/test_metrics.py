@@ -30,6 +30,7 @@ from collector.settings import Settings
 from netmon.dl.iterations import Iteration
 from netmon.errors import UnsupportedError, UsageError
 from netmon.records import CLASS_NAMES, Moment, Source
+from netmon.telemetry.families import used
 from netmon.views import Cause, Verdict
 from netmon.wire import netmon_pb2
 from netmon.wire.batches import encode_batch, encode_hello
@@ -86,7 +87,7 @@ def test_a_slow_iteration_is_named_beside_the_histogram(tmp_path: Path) -> None:
         registry.counts.ended(iteration(seconds=0.5))
         registry.counts.judged(SLOW)
         sink.close()
-        return Seen(registry.freeze(), registry.counts.copy(), 3, 0.25, 1.0, 1_000)
+        return Seen(registry.freeze(), registry.counts.copy(), 3, 0.25, 7, used())
 
     registry = CollectorRegistry()
     registry.register(Told(list(families(asyncio.run(look())))))

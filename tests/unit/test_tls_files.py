@@ -156,7 +156,7 @@ def test_bad_tokens_are_named_by_line(tmp_path: Path) -> None:
         (["pki", "agent"], r"whose\? netmon certificates .*pki agent NAME"),
         (["pki", "agent", "../x"], "'../x' cannot name agent"),
         (["pki", "agent", "h", "--days", "0"], "--days is more than 0"),
-        (["pki", "agent", "h", "--address", "h"], "--address is for collector and bus"),
+        (["pki", "viewer", "h", "--address", "h"], "--address is for agent, collector and bus"),
     ],
 )
 def test_a_wrong_command_is_one_line(
