@@ -26,7 +26,9 @@ _NEVER = -1
 class Hour:
     """Of the rows that begin in it. `read` is one thread's; the others see what has been read so far."""
 
-    def __init__(self, data: Path, begin_ns: int, hosts: Sequence[str], jobs: Sequence[str], lanes: Sequence[Lane]) -> None:
+    def __init__(
+        self, data: Path, begin_ns: int, hosts: Sequence[str], jobs: Sequence[str], lanes: Sequence[Lane]
+    ) -> None:
         """Nothing is read yet. hosts, jobs: that count, in the order of their numbers; lanes: as the catalogue has them."""
         self.begin_ns = begin_ns
         self.rows, self.read_rows, self.done = 0, 0, False
@@ -63,7 +65,9 @@ class Hour:
     def read(self) -> bool:
         """Read the files that are new; blocks. Returns whether there were any."""
         with self._lock:
-            new = {table: [path for path in self._files(table) if path not in self._paths[table]] for table in self._paths}
+            new = {
+                table: [path for path in self._files(table) if path not in self._paths[table]] for table in self._paths
+            }
             for table, paths in new.items():
                 self._paths[table] |= set(paths)
             self.rows += sum(_rows_in(path) for path in new["buckets"])
@@ -84,7 +88,9 @@ class Hour:
     def _read_rows(self, paths: Sequence[Path]) -> None:
         reader, (begin, width) = RowReader(self._hosts), self.grid
         count, cells = len(self._hosts) * SERIES, HOUR_NS // self.grid[1]
-        for batch in stream(open_table(self._data, "buckets", paths=paths), ROW_COLUMNS, None, lambda path, error: None):
+        for batch in stream(
+            open_table(self._data, "buckets", paths=paths), ROW_COLUMNS, None, lambda path, error: None
+        ):
             series, start, length, wire = reader.read(batch)
             self.read_rows += len(start)
             inside = (start >= begin) & (start < begin + HOUR_NS)
@@ -113,7 +119,11 @@ def step_rows(batch: pa.RecordBatch, hosts: Sequence[str], jobs: Sequence[str]) 
     rows["host"] = numbers(batch.column("host"), {host: number for number, host in enumerate(hosts)})
     rows["job"] = numbers(batch.column("job"), {job: number for number, job in enumerate(jobs)})
     there = set(batch.schema.names)
-    for name, column in {"rank": "rank", "number": "iteration", **{n: n for n in STEP.names or () if n.endswith("_ns")}}.items():
+    for name, column in {
+        "rank": "rank",
+        "number": "iteration",
+        **{n: n for n in STEP.names or () if n.endswith("_ns")},
+    }.items():
         if column in there:
             rows[name] = batch.column(column).fill_null(0).to_numpy(zero_copy_only=False)
     if "exposed_ns" in there:

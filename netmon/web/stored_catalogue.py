@@ -25,7 +25,9 @@ def read_catalogue(data: Path, generation: int, known: tuple[int, int] | None = 
     ranks = _ranks(data, end - _DAY_NS, end)
     capacity = _capacity(data)
     hosts = set(capacity) or _hosts(data, end - _DAY_NS, end)
-    triples = [(str(job), int(rank), str(host)) for job, rank, host in ranks[["job", "rank", "host"]].itertuples(index=False)]
+    triples = [
+        (str(job), int(rank), str(host)) for job, rank, host in ranks[["job", "rank", "host"]].itertuples(index=False)
+    ]
     called = names_of(ranks)
     jobs = sorted({job for job, _, _ in triples})
     return Catalogue(
