@@ -59,6 +59,7 @@ class Registry:
         self._shown = False  # the view knows of these
         self._jobs = Jobs(settings.parameters)
         self.counts = self._jobs.counts
+        self.heard: Callable[[Session, Output], None] = lambda session, output: None  # of newest sessions
         self._begin()
         self.ticks = 0  # how often what viewers see has changed
         self._queued: list[tuple[Entry, netmon_pb2.AgentMessage]] = []  # for the next tick
@@ -242,6 +243,7 @@ class Registry:
             self._jobs.have_ended(host, output.ended)
             for iteration, tally in output.iterations:
                 self._jobs.accounted(iteration, tally)
+            self.heard(entry.session, output)
             self.judging.take(entry.session, output)
             for wanted in self._triggers.look(entry.session, output, self._jobs):
                 task = asyncio.get_running_loop().create_task(self._keep_full(wanted))

@@ -36,6 +36,7 @@ from netmon.wire.limits import MAX_TEXT
 
 if TYPE_CHECKING:
     from collector.cluster.worker import ClusterWorker, WorkerSettings
+    from collector.metrics.spans import Spans
     from netmon.telemetry.endpoint import Endpoint
 
 _log = logging.getLogger(__name__)
@@ -126,12 +127,14 @@ async def serve(
     worker: "WorkerSettings | None" = None,
     door: Door = CLOSED,
     metrics: str = "",
+    spans: "Spans | None" = None,
 ) -> None:
     """Collect until SIGTERM or SIGINT (or `stop`), then store what is left.
 
     abandon: called where that takes too long; may end the process, as nothing is lost by it. worker: one of several,
     whose agents are on a bus; without it the collector is alone, and agents connect to it. door: who is let in.
-    metrics: HOST:PORT of /metrics, /health and /ready; empty: nowhere.
+    metrics: HOST:PORT of /metrics, /health and /ready; empty: nowhere. spans: told of
+    iterations and verdicts.
 
     Raises DataError where data cannot be written, UnsupportedError where it cannot listen, BusError without the bus;
     UsageError, CertificateError.
@@ -145,6 +148,8 @@ async def serve(
     jobs = JobsApart()
     registry = Registry(sink, settings, jobs)
     supervisor = Supervisor()
+    if spans:
+        registry.heard, registry.counts.heard = spans.heard, spans.judged
     server = grpc.aio.server(options=COLLECTOR_OPTIONS)
     service = CollectorService(registry, admission, worker is None, door.exposed(listen, worker))
     netmon_pb2_grpc.add_CollectorServicer_to_server(service, server)  # type: ignore[no-untyped-call]
@@ -172,6 +177,7 @@ async def serve(
         ]
         working += [asyncio.create_task(among.run())] if among else []
         working.append(asyncio.create_task(health.follow(lambda: why_not_ready(registry))))
+        working += [asyncio.create_task(spans.follow())] if spans else []
         ended, _ = await asyncio.wait((stopped, *working), return_when=asyncio.FIRST_COMPLETED)
         for task in ended:
             task.result()
@@ -188,6 +194,8 @@ async def serve(
             await among.close()
         if endpoint:
             await asyncio.to_thread(endpoint.close)
+        if spans:
+            await asyncio.to_thread(spans.close)
         jobs.close()
         upkeep.close()
         sink.close()

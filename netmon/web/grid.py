@@ -49,7 +49,7 @@ def in_bins(
 def resampled(
     values: npt.NDArray[np.float32], grid: tuple[int, int], begin_ns: int, width_ns: int, bins: int
 ) -> Floats:
-    """(…, cells) bytes on one grid (begin, width in ns) → (…, bins) on another; outside of the first there is nothing."""
+    """(…, cells) bytes on one grid (begin, width in ns) → (…, bins) on another; outside of it there is nothing."""
     first_ns, cell_ns = grid
     cells = values.shape[-1]
     low = max(0, (begin_ns - first_ns) // cell_ns)

@@ -18,8 +18,8 @@ from netmon.dl.verdict.words import arithmetic, columns, sentence
 from netmon.errors import NetmonError, UsageError
 from netmon.records import CLASS_COLOURS, CLASS_NAMES
 from netmon.views import Verdict
-from netmon.web.figures import figures
 from netmon.web.access import COOKIE, HEADERS, Access
+from netmon.web.figures import figures
 from netmon.web.lanes import BLOCK, JOB
 from netmon.web.source import Source
 from netmon.web.steps import PHASES

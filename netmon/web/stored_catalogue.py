@@ -56,10 +56,9 @@ def _ranks(data: Path, begin_ns: int, end_ns: int) -> pd.DataFrame:
     words = [name for name in ("job", "host", "job_name") if name in frame]
     frame = frame.astype(dict.fromkeys(words, str)).reindex(columns=[*_RANKS, "sent"])
     frame = frame[frame["job"].fillna("") != ""]
-    sums = frame.groupby(["job", "rank", "host"], as_index=False).agg(
+    return frame.groupby(["job", "rank", "host"], as_index=False).agg(
         {**dict.fromkeys(["size", "parameters", "gradient_bytes", "job_name"], "last"), "sent": "median"}
     )
-    return sums
 
 
 def _theory(ranks: pd.DataFrame) -> tuple[float, float]:
