@@ -70,6 +70,7 @@ def add_run_options(parser: argparse.ArgumentParser, iterations: int) -> None:
     _add_job_options(job, iterations)
     job.add_argument("--marks", action="store_true", help="the script tells its steps by netmon.horovod")
     job.add_argument("--timeline", action="store_true", help="Horovod writes its Timeline, which the agent follows")
+    job.add_argument("--profile", action="store_true", help="DDP's ranks write traces of PyTorch's profiler")
     job.add_argument(
         "--pattern",
         default="ring",
@@ -167,6 +168,7 @@ def run_spec(args: argparse.Namespace, overwrite: bool) -> RunSpec:
         bus=args.bus,
         marks=args.marks,
         timeline=args.timeline,
+        profile=args.profile,
         pattern={"ps": "star"}.get(args.pattern, args.pattern),
         cross_load=args.cross_load,
         cross_profile="file" if args.cross_file else args.cross_profile,

@@ -51,6 +51,7 @@ class RunSpec:
     job: str = ""  # the job's name; "": the trainer's own
     marks: bool = False  # Horovod's script uses netmon.horovod; the lab's own trainer always does
     timeline: bool = False  # Horovod's rank 0 writes its Timeline
+    profile: bool = False  # every rank of DDP writes its profiler's trace, rank-R.pt.trace.json
     bucket_ns: int = 10_000
     stream_ns: int = 0  # what agents stream; 0: full resolution
     hook: str = "auto"
@@ -92,6 +93,7 @@ class RunSpec:
             (self.pattern != "ring" and self.trainer != "ring", f"a {self.pattern}: only --trainer ring has patterns"),
             (self.marks and not self.real_horovod, "only --trainer horovod… can do with and without marks"),
             (self.timeline and not self.real_horovod, "only --trainer horovod… writes a Timeline"),
+            (self.profile and self.trainer != "ddp", "only --trainer ddp writes its profiler's traces"),
             ((self.cross_profile == "file") != bool(self.cross_file), "the profile file goes with --cross-file FILE"),
             ((self.trainer == "generated") != bool(self.generator), "the trainer generated goes with --replay FILE"),
             (any(a == b for a, b in self.cross), "cross traffic from a host to itself crosses no link"),

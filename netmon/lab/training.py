@@ -177,7 +177,8 @@ class Training:
                 "GLOO_SOCKET_IFNAME": INTERFACE,
                 "OMP_NUM_THREADS": "1",
             }
-            self._start_rank(rank, command, {**environment, **named})
+            trace = ["--profile", str(self._folder / f"rank-{rank}.pt.trace.json")] if self._spec.profile else []
+            self._start_rank(rank, [*command, *trace], {**environment, **named})
         return self._spec.job or f"{first.address}:{_DDP_PORT}"
 
     def _import_path(self) -> str:

@@ -55,8 +55,8 @@ class Content:
 def look(data: Path, window: Window, width_ns: int | None = None) -> Content:
     """What there is to be drawn. Raises DataError where there is nothing.
 
-    width_ns: of the rates' points; by default the finest of 10 µs … 1 s that the rows have and that keeps their curves
-    below a million points.
+    width_ns: of the rates' points, and not finer than the rows; by default the finest of 10 µs … 1 s that keeps their
+    curves below a million points.
     """
     iterations = _read(data, "iterations", _ITERATION, _within(window, "start_ns", "end_ns"))
     if window.job is not None:
@@ -77,12 +77,13 @@ def look(data: Path, window: Window, width_ns: int | None = None) -> Content:
     links = 8 * len(hosts)
     if width_ns is None:
         fits = [width for width in _WIDTHS_NS if links * (end_ns - begin_ns) / width <= _MOST_POINTS]
-        width_ns = max(finest, fits[0] if fits else 0)
+        width_ns = fits[0] if fits else 0
         if not fits:
             raise DataError(
                 f"cannot trace {(end_ns - begin_ns) / 3.6e12:.0f} h of {len(hosts)} hosts in one file that a viewer can"
                 " open: give --since and --until, --job, --host or --width"
             )
+    width_ns = max(width_ns, finest)  # a row's bytes are not known any finer
     return Content(iterations, told(data, window.job, (begin_ns, end_ns)), hosts, begin_ns, end_ns, width_ns, rows)
 
 
