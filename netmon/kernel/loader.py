@@ -8,6 +8,7 @@ verifier has to say.
 """
 
 import contextlib
+import functools
 import json
 import logging
 import os
@@ -21,7 +22,8 @@ from pathlib import Path
 from typing import Any
 
 from netmon.errors import KernelError, NetmonError, UnsupportedError
-from netmon.kernel import bpf_calls, layout, pages
+from netmon.kernel import bpf_calls, layout, pages, stops
+from netmon.kernel.btf import KernelTypes
 from netmon.kernel.meter import memory
 from netmon.kernel.meter.geometry import Geometry
 from netmon.kernel.meter.wakes import WAKES
@@ -60,8 +62,8 @@ def sources() -> Path:
 
 
 def load(geometry: Geometry) -> dict[str, int]:
-    """Descriptors of METER_PROGRAMS and MAPS, of XDP_FRAGS, STEP_PROGRAMS and those of births where there is support,
-    loaded by a child that is gone on return. What is not there is said in one line, which names what is missed.
+    """Descriptors of METER_PROGRAMS and MAPS, of XDP_FRAGS, STEP_PROGRAMS and those of births and stops where there is
+    support, loaded by a child that is gone on return. What is not there is said in one line, which names what is missed.
 
     Needs CAP_BPF, CAP_NET_ADMIN and CAP_PERFMON. Raises KernelError with what the kernel refuses, or the last lines of
     compiler or verifier.
@@ -73,7 +75,7 @@ def load(geometry: Geometry) -> dict[str, int]:
             child = subprocess.Popen(command, stdin=theirs.fileno(), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
         try:
             ours.sendall(json.dumps(vars(geometry)).encode() + b"\n")
-            message, descriptors, *_ = socket.recv_fds(ours, _MESSAGE_BYTES, len(PROGRAMS) + 1 + len(MAPS) + 3)
+            message, descriptors, *_ = socket.recv_fds(ours, _MESSAGE_BYTES, len(PROGRAMS) + 1 + len(MAPS) + 5)
             _, complaint = child.communicate(timeout=_TIME_LIMIT_S)
         except (OSError, subprocess.TimeoutExpired) as error:
             child.kill()
@@ -160,6 +162,7 @@ def _compile(geometry: Geometry) -> tuple[dict[str, int], list[str]]:
     parts: tuple[tuple[str, Callable[[], dict[str, int]]], ...] = (
         ("iterations are not seen without a hook in the training script", lambda: _load_steps(steps)),
         ("whose a connection of a few milliseconds is, may stay unknown", lambda: _load_births(flags)),
+        ("that a rank was stopped for less than a tenth of a second is not seen", lambda: _load_stops(flags)),
     )
     for missed, load_part in parts:
         try:
@@ -196,10 +199,27 @@ def _load_births(flags: list[str]) -> dict[str, int]:
     """The program that tells of connections being made, and its rings."""
     from bcc import BPF
 
-    defines = [f"-D{name}={value}" for name, value in births.definitions().items()]
-    module = _module("sockets.c", layout.BIRTHS, [*flags, *defines])
+    module = _module("sockets.c", layout.BIRTHS, [*flags, *_defined(births.definitions(_types()))])
     program = module.load_func(births.PROGRAM.encode(), BPF.RAW_TRACEPOINT).fd
     return {births.PROGRAM: program, **{name: _map(module, name) for name in (births.MAP, births.TOLD_MAP)}}
+
+
+def _load_stops(flags: list[str]) -> dict[str, int]:
+    """The program that tells of stops, and its memory."""
+    from bcc import BPF
+
+    module = _module("stops.c", layout.STOPS, [*flags, *_defined(stops.definitions(_types()))])
+    program = module.load_func(stops.PROGRAM.encode(), BPF.RAW_TRACEPOINT).fd
+    return {stops.PROGRAM: program, stops.MAP: _map(module, stops.MAP)}
+
+
+@functools.cache
+def _types() -> KernelTypes:
+    return KernelTypes()
+
+
+def _defined(values: dict[str, int]) -> list[str]:
+    return [f"-D{name}={value}" for name, value in values.items()]
 
 
 def _load_frags(module: Any) -> int:

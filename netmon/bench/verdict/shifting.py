@@ -4,6 +4,10 @@
 Each job trains alone for a while, then both begin together, and the collector is asked for advice; then both begin
 their iterations as often as it says, one of them so much after the other. What they took is from the trainers' own
 logs: median time from one beginning to the next.
+
+The switch serves senders in turn. In one queue for all, TCP gives more to whoever came first, so that jobs of equal
+length move apart by themselves within a few iterations (as MLTCP, HotNets'24, makes them on purpose), and there is
+nothing left for a shift to save.
 """
 
 import time
@@ -125,6 +129,7 @@ def plan_shifts(count: int, seed: int, data: Path) -> list[tuple[RunSpec, RunSpe
                 compute_ns=round(1e9 * (period_s - seconds)),
                 iterations=MOST_ITERATIONS,
                 stream_ns=1_000_000,
+                fair=True,
                 seed=seed,
             )
             for name, ring, seconds in zip("ab", _RINGS, transfers_s.tolist(), strict=True)
