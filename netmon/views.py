@@ -84,6 +84,9 @@ class Cause(IntEnum):
     HOST = 8  # the host itself: its CPU, memory or storage
 
 
+NETWORK = (Cause.CROSS, Cause.OTHER_JOB, Cause.LOSS, Cause.SLOW_LINK)
+"""Causes that blame the network or its users."""
+
 SHARES = ("compute", "late", "transfer", "cross", "other_job", "loss", "slow_link", "host", "pause", "unknown")
 """Of an iteration's excess; Verdict has NAME_ns of each, which add up to excess_ns."""
 
@@ -132,7 +135,7 @@ class Verdict:
     @property
     def network(self) -> bool:
         """Whether the network or its users are to blame."""
-        return self.cause in (Cause.CROSS, Cause.OTHER_JOB, Cause.LOSS, Cause.SLOW_LINK)
+        return self.cause in NETWORK
 
 
 PARAMETERS_BASES = {"hook": "told by the hook", "calls": "read from the calls", "option": "as --parameters says"}

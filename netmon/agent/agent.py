@@ -52,8 +52,8 @@ from netmon.kernel.nic import Nic
 from netmon.kernel.owners.births import TOLD_MAP, TOLD_RING_BYTES, BirthTable
 from netmon.kernel.privileged import Privileged
 from netmon.kernel.processes import PARTIAL_VIEW, pid_namespace
-from netmon.kernel.stops import RankStops
 from netmon.kernel.stops import MAP as STOPS_MAP
+from netmon.kernel.stops import RankStops
 from netmon.records import STEP, Batch, Flow, Hello, Interface, LedgerSample, Mark, Table
 from netmon.wire import netmon_pb2
 from netmon.wire.batches import encode_body, encode_hello, serialise_buckets, serialise_flow

@@ -63,7 +63,7 @@ def sources() -> Path:
 
 def load(geometry: Geometry) -> dict[str, int]:
     """Descriptors of METER_PROGRAMS and MAPS, of XDP_FRAGS, STEP_PROGRAMS and those of births and stops where there is
-    support, loaded by a child that is gone on return. What is not there is said in one line, which names what is missed.
+    support, loaded by a child that is gone on return. What is not there is said in a line, which names what is missed.
 
     Needs CAP_BPF, CAP_NET_ADMIN and CAP_PERFMON. Raises KernelError with what the kernel refuses, or the last lines of
     compiler or verifier.

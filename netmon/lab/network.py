@@ -72,8 +72,8 @@ class Network:
 def network(hosts: int, rate_bps: int, fair: bool = False) -> Iterator[Network]:
     """Build a testbed of `hosts` hosts; it is gone afterwards, with all that runs in it. Raises LabError.
 
-    fair: a port of the switch serves the hosts that send to it in turn, as switches with a queue for each tenant do; else
-    it has one queue for all, in which TCP gives more to whoever was there first.
+    fair: a port of the switch serves the hosts that send to it in turn, as switches with a queue for each tenant do;
+    else it has one queue for all, in which TCP gives more to whoever was there first.
     """
     with leased() as lease:
         built = tuple(_host(lease, number) for number in range(hosts))

@@ -61,7 +61,9 @@ def test_the_shift_takes_two_jobs_apart() -> None:
     assert 40 * MS <= fit.shift_ns <= 60 * MS
 
 
-@pytest.mark.parametrize(("every_ms", "gain"), [(100, 0.0), (110, 1 - 100 / 110), (140, 1 - 100 / 140), (180, 1 - 100 / 140)])
+@pytest.mark.parametrize(
+    ("every_ms", "gain"), [(100, 0.0), (110, 1 - 100 / 110), (140, 1 - 100 / 140), (180, 1 - 100 / 140)]
+)
 def test_a_shift_saves_no_more_than_the_jobs_lose(every_ms: int, gain: float) -> None:
     """By the model 40 ms of each iteration; less where TCP has taken them apart, and what else they lose is no gain."""
     both = [square(name, 100, 40, every_ms=every_ms) for name in "ab"]

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rows of a rank that was stopped, as the kernel side tells of it: the time itself, and what was done around it."""
 
+import itertools
 import os
 import time
 from collections.abc import Iterator
@@ -37,7 +38,7 @@ def rows(stops: RankStops, memory: Table, told: list[tuple[int, int, int]]) -> l
     rank.close()
     assert not memory["pid"].any()
     found = [(row["start_ns"] - START, row["end_ns"] - START, row["stopped_ns"]) for row in rank.take()]
-    assert all(begin == end for (_, begin, _), (end, _, _) in zip(found[:-1], found[1:], strict=True))
+    assert all(begin == end for (_, begin, _), (end, _, _) in itertools.pairwise(found))
     return [(a // 1_000_000, b // 1_000_000, ns // 1_000_000) for a, b, ns in found if ns]
 
 

@@ -11,7 +11,7 @@ from test_verdict_recorded import RECORDED, TRUTHS
 
 from netmon.cli import main
 from netmon.dl.verdict import Carried, Steps, judge, standing_out
-from netmon.dl.verdict.connections import SAID, sent_again, was_waiting
+from netmon.dl.verdict.connections import SAID, Connections, sent_again, who_waited
 from netmon.dl.verdict.evidence import CARRIED
 from netmon.dl.verdict.host_part import WAITED
 from netmon.dl.verdict.rank_times import path_of
@@ -64,17 +64,27 @@ def said(*rows: tuple[int, ...]) -> np.ndarray:
 
 
 @pytest.mark.parametrize(
-    ("busy_ms", "receiver_ms", "waits"),
-    [(800, 0, True), (600, 0, False), (800, 200, False), (-1, 0, False)],
-    ids=["unacknowledged", "nothing outstanding", "the receiver's window", "not known"],
+    ("busy_ms", "receiver_ms", "again", "waits"),
+    [(800, 0, 1448, True), (600, 0, 1448, False), (800, 200, 1448, False), (-1, 0, 1448, False), (800, 0, 0, False)],
+    ids=["unacknowledged", "nothing outstanding", "the receiver's window", "not known", "nothing was sent again"],
 )
-def test_a_silence_in_which_something_was_unacknowledged(busy_ms, receiver_ms, waits):
+def test_a_silence_in_which_something_was_unacknowledged(busy_ms, receiver_ms, again, waits):
     usual = (20_000_000, 0, 800, 0)
-    table = said(usual, usual, usual, (15_000_000, 1448, busy_ms, receiver_ms), usual)
+    table = said(usual, usual, usual, (15_000_000, again, busy_ms, receiver_ms), usual)
     if busy_ms < 0:
         table["busy_ns"] = -1
+    told = Connections(table, np.full(len(table), 2), np.zeros(len(table), bool))
     since = BEGIN + 3_300 * MS
-    assert was_waiting(table, since, since + 200 * MS) is waits
+    assert who_waited(told, since, since + 200 * MS) == ({2} if waits else set())
+
+
+def test_what_is_busy_now_more_and_now_less_tells_nothing_of_a_short_silence():
+    """As on a machine with more ranks than CPUs: the silence is a tenth of a row, whose rest may have been anything."""
+    rows = [(20_000_000, 1_448, busy, 0) for busy in (500, 900, 600, 850, 550, 800)]
+    told = Connections(said(*rows), np.zeros(len(rows), int), np.zeros(len(rows), bool))
+    for second in range(len(rows)):
+        begin = BEGIN + (1_000 * second + 450) * MS
+        assert who_waited(told, begin, begin + 100 * MS) == ({0} if rows[second][2] > 870 else set())
 
 
 def test_what_a_sender_only_believed_to_be_lost_is_no_loss():

@@ -19,7 +19,7 @@ from enum import IntEnum
 import numpy as np
 import numpy.typing as npt
 
-from netmon.dl.verdict.connections import sent_again, was_waiting
+from netmon.dl.verdict.connections import sent_again, who_waited
 from netmon.dl.verdict.evidence import CELL_NS
 from netmon.dl.verdict.window import Window, around
 
@@ -92,7 +92,7 @@ def held(seen: Window, since_ns: float, until_ns: float, usual_ns: float, capaci
     contested, link, party = _contested(seen, capacity)
     dropped = _dropped(seen)
     after_loss = _spread_forward(dropped > 0, _AFTER_LOSS)
-    if not contested.any() and dropped.any() and sent_again(seen.said, since_ns, until_ns):
+    if not contested.any() and dropped.any() and sent_again(seen.said.gradients, since_ns, until_ns):
         after_loss[:] = True  # TCP goes on slowly for long after
     kind[after_loss[span]] = Held.LOST
     kind[contested[span]] = Held.FOREIGN
@@ -184,9 +184,12 @@ def _is_timeout(seen: Window, dropped: _Floats, first: int, last: int) -> bool:
 
 
 def _waits(seen: Window, first: int, last: int) -> bool:
-    """Whether TCP says that it waited for an acknowledgement in a silence that is long enough to tell."""
+    """Whether TCP says that a rank waited for an acknowledgement in a silence that is long enough to tell, and that
+    rank had sent nothing for as long as TCP's timer takes."""
     begin, end = ((seen.first + cell) * CELL_NS for cell in (first, last))
-    return last - first >= PAUSED and was_waiting(seen.said, begin, end)
+    ranks = who_waited(seen.said, begin, end) if last - first >= PAUSED else set()
+    silent_from = max(0, last - _TIMER_NS // CELL_NS)
+    return any(not seen.sent[seen.ranks == rank, silent_from:last].any() for rank in ranks)
 
 
 def _who_went_on(seen: Window, first: int, last: int) -> int:

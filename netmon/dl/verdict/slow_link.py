@@ -20,7 +20,8 @@ _LONGEST_PART = 2_000_000 // CELL_NS  # cells
 _WINDOWS = 12  # of a transfer, at least
 _FAST = 0.85  # of the usual pace
 _SLOWER = 0.75  # of the usual pace
-_EVEN = 0.35  # the middle 80 % of the paces lie within so much of their median
+_EVEN = 0.35  # paces that lie within so much of each other are one
+_MOSTLY = 0.6  # of the windows
 _BUSY = 0.9  # of the parts of a window
 _FEWEST = 3  # windows
 _DROPPED = 0.001  # of the bytes
@@ -51,13 +52,20 @@ def slow_link(seen: Window, cells: Cells, references: Mapping[int, Window]) -> t
         slow = plain & ((parts > 0).mean(axis=1) > _BUSY) & (pace <= _SLOWER)
         slow &= np.quantile(parts, 0.9, axis=1) <= _FAST  # it does not go as fast as ever, now and then
         for begin, end in _runs(slow):
-            low, middle, high = np.quantile(pace[begin:end], (0.1, 0.5, 0.9))
-            if end - begin >= _FEWEST and high - low <= _EVEN * middle:
-                first, last = _as_slow(every, begin * _PARTS, end * _PARTS, float(middle), PAUSED // part)
+            middle = float(np.median(pace[begin:end]))
+            if _even(pace[begin:end], middle):
+                first, last = _as_slow(every, begin * _PARTS, end * _PARTS, middle, PAUSED // part)
                 found[one.direction].append((float(cells.lost_ns[first * part : last * part].sum()), link))
     # Where nobody watches the receiver, the sender's link shows it.
     ns, link = max(found[Direction.RX] or found[Direction.TX], default=(0.0, -1))
     return (_slow_end(seen, link), ns) if ns > 0 else None
+
+
+def _even(pace: _Floats, middle: float) -> bool:
+    """Whether the windows keep one pace for most of the time without a break. TCP takes a while to be fast again."""
+    near = np.abs(pace - middle) <= _EVEN / 2 * middle
+    longest = max((end - begin for begin, end in _runs(near)), default=0)
+    return longest >= max(_FEWEST, _MOSTLY * len(pace))
 
 
 def _runs(flags: npt.NDArray[np.bool_]) -> list[tuple[int, int]]:
