@@ -11,7 +11,7 @@ export PIP_TIMEOUT := 60
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo demo-cluster test test-unit test-kernel test-kernels test-lab test-readers test-long crash-states fuzz lint format \
-  proto horovod horovod-tensorflow frameworks clean
+  docs proto horovod horovod-tensorflow frameworks clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -72,6 +72,9 @@ format: setup ## let ruff and clang-format put the sources in order
 	@.venv/bin/ruff check --fix .
 	@.venv/bin/ruff format .
 	@.venv/bin/clang-format -i $(kernel_sources)
+
+docs: setup ## the documentation as a site in out/site, with the reference made from the code
+	@NO_MKDOCS_2_WARNING=1 $(python) -m mkdocs build --quiet --config-file docs/mkdocs.yml
 
 proto: setup ## generate netmon/wire from proto/netmon.proto
 	@$(python) -m grpc_tools.protoc -Inetmon/wire=proto --python_out=. --grpc_python_out=. \

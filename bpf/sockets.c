@@ -7,7 +7,7 @@
  * comes by itself, so that neither waits for the other.
  *
  * Set at load: NETMON_BIRTH_PAGES and NETMON_TOLD_PAGES, the offsets NETMON_SK_* of struct sock and NETMON_NET_INUM of struct net, which
- * user space reads from the kernel's own BTF, and NETMON_NAMESPACE (the only network namespace of interest, 0: all).
+ * user space reads from the kernel's own BTF.
  */
 #include <uapi/linux/ptrace.h>
 #include "netmon.h"
@@ -35,6 +35,8 @@ BPF_RINGBUF_OUTPUT(births, NETMON_BIRTH_PAGES);
 BPF_RINGBUF_OUTPUT(births_told, NETMON_TOLD_PAGES);
 /* Sockets between connect() and its success. An LRU: one that is pushed out is looked up as if it had not been seen. */
 BPF_TABLE("lru_hash", u64, struct who, connecting, 8192);
+/* The only network namespace of interest, 0: all. Written before anything is attached; what is compiled is the same for all. */
+BPF_TABLE("array", u32, u32, births_netns, 1);
 
 #define READ(to, from) bpf_probe_read_kernel(&(to), sizeof(to), (void *)(from))
 
@@ -55,6 +57,13 @@ static __always_inline u32 namespace_of(u64 sk)
 	return number;
 }
 
+static __always_inline int is_of_interest(u64 sk)
+{
+	u32 first = 0, *only = births_netns.lookup(&first);
+
+	return only && (!*only || namespace_of(sk) == *only);
+}
+
 static __always_inline void map_ipv4(u8 *to, u64 from)
 {
 	u32 *words = (u32 *)to;
@@ -69,7 +78,7 @@ static __always_inline void submit(u64 sk, u32 kind, const struct who *who)
 	struct netmon_birth birth = {};
 	u16 family = 0, port = 0;
 
-	if (!who->pid || (NETMON_NAMESPACE && namespace_of(sk) != NETMON_NAMESPACE))
+	if (!who->pid || !is_of_interest(sk))
 		return;
 	READ(family, sk + NETMON_SK_FAMILY);
 	if (family == AF_INET6) {

@@ -5,7 +5,6 @@ import asyncio
 import contextlib
 import gc
 import logging
-import os
 import signal
 import threading
 import time
@@ -14,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import grpc
-import sdnotify
 
 from collector.admission import AGENTS, ALL, VIEWERS, Admission, NotAdmittedError
 from collector.dataset.sink import ParquetSink
@@ -28,6 +26,7 @@ from collector.stream import AgentStream
 from collector.view.watching import Watching
 from netmon.dl.classify import NS_PER_S
 from netmon.errors import DataError, UnsupportedError
+from netmon.supervisor import Supervisor
 from netmon.wire import netmon_pb2, netmon_pb2_grpc
 from netmon.wire.channel import COLLECTOR_OPTIONS
 from netmon.wire.identity import Identity, Role
@@ -143,6 +142,7 @@ async def serve(
     upkeep = Upkeep(sink, settings.keep)
     jobs = JobsApart()
     registry = Registry(sink, settings, jobs)
+    supervisor = Supervisor()
     server = grpc.aio.server(options=COLLECTOR_OPTIONS)
     service = CollectorService(registry, admission, worker is None, door.exposed(listen, worker))
     netmon_pb2_grpc.add_CollectorServicer_to_server(service, server)  # type: ignore[no-untyped-call]
@@ -160,17 +160,18 @@ async def serve(
         door.warn(listen, worker)
         gc.freeze()  # what is there now stays: it need not be looked over again and again
         gc.set_threshold(*_LOOKED_OVER)
-        _notify("READY=1")
+        supervisor.ready()
         flushing = _flush_for_ever(registry, settings.flush_ns / NS_PER_S)
         stopped = asyncio.create_task(stop.wait())
         working = [
-            asyncio.create_task(work) for work in (_tick_for_ever(registry), _infer_for_ever(registry), flushing)
+            asyncio.create_task(work)
+            for work in (_tick_for_ever(registry, supervisor), _infer_for_ever(registry), flushing)
         ]
         working += [asyncio.create_task(among.run())] if among else []
         ended, _ = await asyncio.wait((stopped, *working), return_when=asyncio.FIRST_COMPLETED)
         for task in ended:
             task.result()
-        _notify("STOPPING=1")
+        supervisor.stopping()
         await _store_the_rest(registry, data, abandon, among)
     finally:
         for task in working[1:]:
@@ -186,6 +187,7 @@ async def serve(
         upkeep.close()
         sink.close()
         overdue.cancel()
+        supervisor.close()
 
 
 def _metrics(address: str, registry: Registry, door: Door) -> "MetricsEndpoint | None":
@@ -277,10 +279,11 @@ def flush_pause_s(interval_s: float, took_s: float) -> float:
     return max(interval_s / 4, interval_s - 2 * took_s)
 
 
-async def _tick_for_ever(registry: Registry) -> None:
+async def _tick_for_ever(registry: Registry, supervisor: Supervisor) -> None:
     while True:
         begun = time.monotonic()
         registry.tick()
+        supervisor.alive()
         await asyncio.sleep(tick_pause_s(time.monotonic() - begun))
 
 
@@ -296,14 +299,6 @@ async def _infer_for_ever(registry: Registry) -> None:
     while True:
         await asyncio.sleep(registry.infer_rest_s)
         await registry.infer()
-
-
-def _notify(state: str) -> None:
-    """Tell whoever started the process, if it asked for it."""
-    if "NOTIFY_SOCKET" in os.environ:
-        notifier = sdnotify.SystemdNotifier()
-        notifier.notify(state)
-        notifier.socket.close()
 
 
 def _overdue(data: Path, abandon: Callable[[], None]) -> threading.Timer:

@@ -11,13 +11,14 @@ from pathlib import Path
 from types import ModuleType
 
 from netmon import __version__
-from netmon.config import defaults_from
+from netmon.config import as_written, defaults_from, to_toml
 from netmon.errors import NetmonError, UsageError
 
 COMMANDS = (
     *("agent", "collector", "top", "why", "advise", "export", "report", "trace", "replay", "lab", "doctor"),
     *("certificates", "bench"),
 )
+_SERVICES = ("agent", "collector")  # that are configured by a file
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -26,7 +27,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         if argv is None:
             _heed_signals()
         logging.basicConfig(level=logging.INFO, format="netmon: %(message)s", stream=sys.stderr)
-        args = _parse(list(sys.argv[1:] if argv is None else argv))
+        arguments = list(sys.argv[1:] if argv is None else argv)
+        args = _parse(arguments)
+        if _is_service(arguments) and args.print_config:
+            print(_effective(arguments), end="")
+            return 0
+        args.parse_again = lambda: _parse(arguments)
         command: ModuleType = args.command
         status: int = command.run(args)
         return status
@@ -51,14 +57,16 @@ def _heed_signals() -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT, signal.SIGTERM))
 
 
-def _parse(arguments: list[str]) -> argparse.Namespace:
+def make_parser(names: Sequence[str] = COMMANDS) -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParser]]:
+    """The whole parser, and those of the commands by their names. `--help`, man pages and completions come from
+    here.
+    """
     parser = argparse.ArgumentParser(
         prog="netmon", description="Whose traffic slowed your training, which step it hurt, and by how much."
     )
     parser.add_argument("--version", action="version", version=f"netmon {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    # Only the one that is meant: declaring all of them takes longer than a short one runs.
-    for name in [name for name in COMMANDS if arguments[:1] == [name]] or COMMANDS:
+    for name in names:
         module = import_module(f"netmon.commands.{name}")
         command = commands.add_parser(
             name,
@@ -69,13 +77,44 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
         )
         module.arguments(command)
         command.set_defaults(command=module)
-        if arguments[:1] == [name] and (config := _config(arguments)):
-            defaults_from(config, command)
+    return parser, {name: commands.choices[name] for name in names}
+
+
+def _parse(arguments: list[str]) -> argparse.Namespace:
+    # Only the one that is meant: declaring all of them takes longer than a short one runs.
+    parser, commands = make_parser([name for name in COMMANDS if arguments[:1] == [name]] or COMMANDS)
+    if config := _config(arguments):
+        defaults_from(config, commands[arguments[0]], lambda key: _owner(key, arguments[0]))
+    if _is_service(arguments) and "--print-config" in arguments:
+        for action in commands[arguments[0]]._actions:
+            action.required = False
     return parser.parse_args(arguments)
+
+
+def _is_service(arguments: list[str]) -> bool:
+    return any(arguments[:1] == [name] for name in _SERVICES)
+
+
+def _effective(arguments: list[str]) -> str:
+    """The configuration that these arguments and their file amount to, as a file."""
+    parser, commands = make_parser(arguments[:1])
+    command = commands[arguments[0]]
+    as_written(command)
+    if config := _config(arguments):
+        defaults_from(config, command)
+    return to_toml(command, parser.parse_args(arguments))
+
+
+def _owner(key: str, command: str) -> str:
+    """The other service that has an option of this name."""
+    _, others = make_parser([name for name in _SERVICES if name != command])
+    return next((name for name, other in others.items() if f"--{key}" in other._option_string_actions), "")
 
 
 def _config(arguments: list[str]) -> Path | None:
     """The value of --config, which must be known before the rest is parsed."""
+    if not _is_service(arguments):
+        return None
     finder = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     finder.add_argument("--config", type=Path)
     found: Path | None = finder.parse_known_args(arguments)[0].config

@@ -10,14 +10,18 @@ The file changes the defaults of the command line, so whatever is given there wi
 
 import argparse
 import difflib
+import json
+import re
 import sys
-from collections.abc import Iterator
+import textwrap
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from netmon.errors import UsageError
 
-_NOT_IN_A_FILE = {"help", "config"}
+_NOT_IN_A_FILE = {"help", "config", "print-config", "prepare"}
+_WIDTH = 110
 
 
 class _Replaced(list[Any]):
@@ -27,35 +31,103 @@ class _Replaced(list[Any]):
         return []
 
 
-def defaults_from(path: Path, parser: argparse.ArgumentParser) -> None:
+def defaults_from(path: Path, parser: argparse.ArgumentParser, owner: Callable[[str], str] | None = None) -> None:
     """Makes the file's values the parser's defaults; an option that the file sets is no longer required.
 
-    Values are checked and converted as if they stood on the command line. Raises UsageError, which names the
-    file, for a file that cannot be read, a key that is no option, and a value that the option does not take.
+    Values are checked and converted as if they stood on the command line. owner: the command that has an option of this
+    name, or empty. Raises UsageError, which names the file, and the line where it can, for a file that cannot be
+    read, a key that is no option or stands in a table, and a value that the option does not take.
     """
     options = _options(parser)
-    for key, value in _read(path).items():
+    text = _read(path)
+    for key, value in _parsed(path, text).items():
+        place = f"{path}:{line}" if (line := _line_of(key, text)) else str(path)
+        tables = [each for each in (value if isinstance(value, list) else [value]) if isinstance(each, dict)]
+        if tables:
+            raise UsageError(f"{place}: [{key}] is a table{_misplaced(tables[0], options)}")
         if key not in options:
-            raise UsageError(f"{path}: unknown key {key!r}{_nearest(key, options)}")
+            raise UsageError(f"{place}: unknown key {key!r}{_nearest(key, options, owner)}")
         action = options[key]
         try:
             action.default = _converted(action, value)
         except (UsageError, ValueError, TypeError, argparse.ArgumentTypeError) as error:
-            raise UsageError(f"{path}: cannot set {key!r} to {value!r}: {error}") from error
+            raise UsageError(f"{place}: cannot set {key!r} to {value!r}: {error}") from error
         action.required = False
 
 
-def _read(path: Path) -> dict[str, Any]:
+def as_written(parser: argparse.ArgumentParser) -> None:
+    """From here on the parser takes values as they are written, unchecked, and nothing is required: for `to_toml`."""
+    for action in parser._actions:
+        action.required = False
+        if action.help:  # it may name the default, which a file changes
+            action.help = parser._get_formatter()._expand_help(action).replace("%", "%%")
+        if action.type not in (None, int, float):
+            action.type = str
+
+
+def to_toml(parser: argparse.ArgumentParser, args: argparse.Namespace) -> str:
+    """What is in force, as a configuration file: each option with its help; those that are not set are commented out.
+
+    parser: after `as_written`, when args were parsed.
+    """
+    blocks = []
+    for name, action in _options(parser).items():
+        words = textwrap.wrap(parser._get_formatter()._expand_help(action), _WIDTH, break_on_hyphens=False)
+        value = getattr(args, action.dest)
+        if action.nargs == 0:
+            line = f"{name} = {json.dumps(value == action.const)}"
+        elif not value or str(value) == "":
+            line = f"# {name} = {_example(action)}"
+        else:
+            line = f"{name} = {_toml(value)}"
+        blocks.append("\n".join([*(f"# {word}" for word in words), line]))
+    return "\n\n".join(blocks) + "\n"
+
+
+def _example(action: argparse.Action) -> str:
+    text = _toml(action.metavar if isinstance(action.metavar, str) else "")
+    return f"[{text}]" if action.nargs is not None else text
+
+
+def _toml(value: Any) -> str:
+    """JSON's texts, numbers and lists of them are TOML's."""
+    if isinstance(value, list | tuple):
+        return json.dumps([each if isinstance(each, int | float) else str(each) for each in value], ensure_ascii=False)
+    return json.dumps(value if isinstance(value, int | float) else str(value), ensure_ascii=False)
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError as error:
+        raise UsageError(f"cannot read the configuration {path}: {error.strerror}") from error
+    except ValueError as error:  # not UTF-8
+        raise UsageError(f"cannot read the configuration {path}: {error}") from error
+
+
+def _parsed(path: Path, text: str) -> dict[str, Any]:
     if sys.version_info >= (3, 11):  # only where there is a file: it takes long to import
         import tomllib
     else:
         import tomli as tomllib
     try:
-        return tomllib.loads(path.read_text())
-    except OSError as error:
-        raise UsageError(f"cannot read the configuration {path}: {error.strerror}") from error
-    except ValueError as error:  # not TOML, or not UTF-8
+        return tomllib.loads(text)
+    except ValueError as error:
         raise UsageError(f"cannot read the configuration {path}: {error}") from error
+
+
+def _line_of(key: str, text: str) -> int:
+    """Where a key, or the table of that name, stands first; 0: not found, as it is written in another way."""
+    name = re.escape(key)
+    found = re.search(rf"""^[ \t]*\[*[ \t]*["']?{name}["']?[ \t]*[\].=]""", text, re.MULTILINE)
+    return text.count("\n", 0, found.start()) + 1 if found else 0
+
+
+def _misplaced(table: dict[str, Any], options: dict[str, argparse.Action]) -> str:
+    known = [key for key in table if key in options]
+    return (
+        f": {known[0]!r} and all other keys stand above any table" if known else "; the keys are options, in no table"
+    )
 
 
 def _options(parser: argparse.ArgumentParser) -> dict[str, argparse.Action]:
@@ -68,7 +140,9 @@ def _options(parser: argparse.ArgumentParser) -> dict[str, argparse.Action]:
     return {name: action for name, action in named() if name not in _NOT_IN_A_FILE}
 
 
-def _nearest(key: str, options: dict[str, argparse.Action]) -> str:
+def _nearest(key: str, options: dict[str, argparse.Action], owner: Callable[[str], str] | None) -> str:
+    if owner and (command := owner(key)):
+        return f"; it is an option of `netmon {command}`"
     close = difflib.get_close_matches(key.replace("_", "-"), options, n=1)
     return f"; did you mean {close[0]!r}?" if close else f"; it takes {', '.join(sorted(options))}"
 

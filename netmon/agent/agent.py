@@ -5,7 +5,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -131,8 +131,11 @@ class Agent:
         self._stream = Stream(where, connect, self._spool, Pulls(self._recorder), self._exchanges)
         self._leftovers = Leftovers(connect, self._spool, settings.spool_bytes)
 
-    def run(self, stop: threading.Event) -> None:
-        """Works until told to stop. Raises KernelError when the kernel side is gone, or a thread has ended."""
+    def run(self, stop: threading.Event, tell_alive: Callable[[], None] = lambda: None) -> None:
+        """Works until told to stop, and tells that it does at every batch.
+
+        Raises KernelError when the kernel side is gone, or a thread has ended.
+        """
         self._clock.start()
         threads = (self._stream, self._leftovers)
         for thread in threads:
@@ -152,6 +155,7 @@ class Agent:
                 check_alive(threads)
                 self._stream.check()
                 self._leftovers.check()
+                tell_alive()
 
     def _look(self, now_ns: int, woken: bool) -> None:
         """Sees what waits, and takes in what it is time for. woken: because something has come."""

@@ -4,7 +4,6 @@
 import math
 
 from rich.console import Group
-from rich.table import Table
 
 from netmon.bench.clock import ClockResult
 from netmon.bench.drain import DrainResult
@@ -13,6 +12,7 @@ from netmon.bench.hook import HookResult
 from netmon.bench.inference import InferenceResult
 from netmon.bench.kernel import KernelResult
 from netmon.bench.overhead import KindResult, OverheadResult
+from netmon.terminal import BREAK, Column, FittingTable, figures, labels
 from netmon.units import format_bytes, format_duration, format_rate
 
 LABELS = {
@@ -27,25 +27,20 @@ LABELS = {
 """What watched, by kind of observer."""
 
 
-def kernel_table(result: KernelResult) -> Table:
+def kernel_table(result: KernelResult) -> FittingTable:
     """A row per case and program."""
     floors = ", ".join(f"{program} {ns:.0f} ns" for program, ns in result.floor_net_ns.items())
-    table = Table(title="ns per packet, medians", caption=f"floor, net of the empty program: {floors}")
-    table.add_column("case")
-    table.add_column("program")
-    for name in ("ns", "net", "spread", "× floor"):
-        table.add_column(name, justify="right")
+    columns = [*labels("case", prose=True), *labels("program"), *figures("ns", "net", "spread", "× floor")]
+    table = FittingTable(columns, "ns per packet, medians", f"Floor, net of the empty program: {floors}.")
     for case in result.cases:
         row = (f"{case.ns:.0f}", f"{case.net_ns:.0f}", f"{case.spread:.0f}", f"{case.floor_ratio:.2f}")
         table.add_row(case.case, case.program, *row)
     return table
 
 
-def drain_table(result: DrainResult) -> Table:
+def drain_table(result: DrainResult) -> FittingTable:
     """A row per figure."""
-    table = Table(title="the agent's drain, medians")
-    table.add_column("figure")
-    table.add_column("value", justify="right")
+    table = figures_table("the agent's drain, medians")
     table.add_row("records/s, busy", f"{result.records_per_second / 1e6:.1f} M")
     table.add_row("spread between quartiles", f"{result.spread / 1e6:.1f} M")
     table.add_row(f"sweep of {result.sweep_flows} flows", f"{result.sweep_us:.0f} µs")
@@ -58,36 +53,33 @@ def drain_table(result: DrainResult) -> Table:
     return table
 
 
-def clock_table(result: ClockResult) -> Table:
+def clock_table(result: ClockResult) -> FittingTable:
     """A row per injection; the caption says what was measured."""
     caption = (
-        f"Two hosts of the lab, {format_rate(result.rate_bps)} links, buckets of {format_duration(result.bucket_ns)}, "
-        "bursts both ways; the clock of one host is another than the machine's. Errors of the times in the dataset "
-        f"in µs, median and largest, over {result.seconds:g} s but the first six. Host: against the truth. Hosts: of "
-        "the difference of both hosts' errors, which is what the traffic alone can tell. Bound: the collector's own."
+        f"Two hosts of the lab with links of {format_rate(result.rate_bps)} and buckets of "
+        f"{format_duration(result.bucket_ns)} send bursts to each other; one host's clock is off by offset and skew. "
+        "Errors are those of the times in the dataset, in µs, "
+        f"after the first 6 of {result.seconds:g} s. Host: error of that host's times. Hosts: difference between the "
+        "errors of both hosts, which is all that traffic alone can tell. Bound: the error that the collector states."
     )
-    table = Table(title="recovered clocks", caption=caption)
-    for name in ("known by", "offset\ns", "skew\nppm"):
-        table.add_column(name, justify="left" if name == "known by" else "right")
-    for name in ("host\nmedian", "most", "hosts\nmedian", "most", "bound", "told skew\nppm"):
-        table.add_column(name, justify="right")
+    injected = (f"offset{BREAK}s", f"skew{BREAK}ppm")
+    errors = (f"host{BREAK}median", f"host{BREAK}largest", f"hosts{BREAK}median", f"hosts{BREAK}largest", "bound")
+    columns = [*labels("known by", prose=True), *figures(*injected, *errors, f"skew found{BREAK}ppm")]
+    table = FittingTable(columns, "recovered clocks", caption)
     for run in result.runs:
-        errors = (run.host_error_ns, run.host_error_most_ns, run.difference_ns, run.difference_most_ns, run.bound_ns)
+        wrong = (run.host_error_ns, run.host_error_most_ns, run.difference_ns, run.difference_most_ns, run.bound_ns)
         told = f"{run.skew_ppm:+.1f}" if run.injection.source == "exchange" else "–"
-        injected = f"{run.injection.offset_ns / 1e9:+g}", f"{run.injection.skew_ppm:+g}"
+        clock = f"{run.injection.offset_ns / 1e9:+g}", f"{run.injection.skew_ppm:+g}"
         label = "exchange" if run.injection.source == "exchange" else "traffic alone"
-        figures = ["–" if math.isnan(error) else f"{error / 1e3:.1f}" for error in errors]
-        table.add_row(label, *injected, *figures, told)
+        shown = ["–" if math.isnan(error) else f"{error / 1e3:.1f}" for error in wrong]
+        table.add_row(label, *clock, *shown, told)
     return table
 
 
-def hook_table(result: HookResult) -> Table:
+def hook_table(result: HookResult) -> FittingTable:
     """A row with an agent and one without."""
-    table = Table(title="a step that the training marks", caption=f"{result.steps} steps each, 2 ms apart")
-    table.add_column("agent")
-    table.add_column("between steps")
-    for name in ("median µs", "p99 µs"):
-        table.add_column(name, justify="right")
+    columns = [*labels("agent", "between steps"), *figures("median µs", "p99 µs")]
+    table = FittingTable(columns, "a step that the training marks", f"{result.steps} steps each, 2 ms apart.")
     for name, between, cost in (
         ("listens", "8 KiB of memory", result.with_agent),
         ("listens", "4 MiB of memory", result.with_agent_cold),
@@ -99,42 +91,40 @@ def hook_table(result: HookResult) -> Table:
 
 
 def overhead_table(result: OverheadResult) -> Group:
-    """A row per observer in two tables, which a terminal of 80 columns holds; the caption says what was measured."""
+    """A row per observer in two tables; the caption says what was measured."""
     idle = result.idle
     caption = (
-        f"Medians of {result.rounds} rounds of {result.seconds:g} s: one TCP stream (iperf3, "
-        f"{result.congestion}) between two namespaces over an unshaped veth pair, the watchers in turn. Ratio: "
-        "to the same round's run with nothing (quartiles). netmon: an agent at each end unless said "
-        "otherwise, buckets of 10 µs, streaming to a collector outside, which gets the CPU time that is left "
-        "over (nice 19); xdp is the receiver's hook. tcpdump writes to memory. Machine: CPU time of "
-        "everything, iperf3 and the collector included. Observer: of the agents' processes, or tcpdump, "
-        "alone. No collector: a sink that only acknowledges is in its place. Up: what the agent sends it. "
-        f"Without any traffic the agent took {100 * idle.cpu_fraction:.2f} % of a core, "
-        f"{idle.switches_per_s:.0f} context switches/s, {format_bytes(idle.proportional_bytes)} of memory (PSS; "
-        f"RSS {format_bytes(idle.resident_bytes)}) and sent {format_bytes(round(idle.sent_bytes_per_s))}/s. "
-        "Records and losses: of all agents. Coverage: of the bytes (tcpdump: packets) at the receiver."
+        f"Medians of {result.rounds} rounds of {result.seconds:g} s. One TCP stream (iperf3, {result.congestion}) runs "
+        "between two namespaces over an unshaped veth pair; each round has a run with every observer. "
+        "Ratio: throughput relative to the same round's run with no observer (quartiles over the rounds). "
+        "netmon: an agent at each end unless the label says otherwise, buckets of 10 µs, streamed to a collector "
+        "outside both namespaces with the lowest priority (nice 19); xdp: the receiver's hook. tcpdump writes to "
+        "memory. "
+        "Machine CPU: of all processes, iperf3 and the collector included. Observer CPU: of the agents or of tcpdump "
+        "alone. No collector: the agent streams to a process that only acknowledges, and `sent` is what it gets. "
+        "Records and lost: of all agents. Coverage: share of the receiver's bytes (tcpdump: packets). "
+        f"Without traffic an agent took {100 * idle.cpu_fraction:.2f} % of a core, "
+        f"{idle.switches_per_s:.0f} context switches/s and {format_bytes(idle.proportional_bytes)} of memory (PSS; "
+        f"RSS {format_bytes(idle.resident_bytes)}), and sent {format_bytes(round(idle.sent_bytes_per_s))}/s."
     )
-    costs = Table(title="what being watched costs the traffic")
-    costs.add_column("watching")
-    for name in ("Gbit/s", "ratio\n(quartiles)", "machine\nCPU s/GB", "observer\nCPU s/GB", "observer\ncores"):
-        costs.add_column(name, justify="right", no_wrap=True)
-    accounts = Table(title="and what they have to show for it", caption=caption)
-    accounts.add_column("watching")
-    for name in ("up, B/s", "records", "lost", "coverage"):
-        accounts.add_column(name, justify="right", no_wrap=True)
+    names = ("Gbit/s", "ratio (quartiles)", "machine CPU s/GB", "observer CPU s/GB", "observer cores")
+    watched = labels("watched by", prose=True)
+    breaks = (BREAK.join(name.split(" ", 1)) for name in names)
+    costs = FittingTable([*watched, *figures(*breaks)], "what being watched costs the traffic")
+    accounts = FittingTable(
+        [*watched, *figures("sent, B/s", "records", "lost", "coverage")], "what was sent, recorded and lost", caption
+    )
     for kind in result.kinds:
         costs.add_row(LABELS[kind.kind], *_cost_row(kind))
         if kind.records is not None:
             accounts.add_row(LABELS[kind.kind], *_account_row(kind))
-    return Group(costs, accounts)
+    return Group(costs, "", accounts)
 
 
-def flows_table(result: FlowsResult) -> Table:
+def flows_table(result: FlowsResult) -> FittingTable:
     """A row per figure."""
     title = f"{result.flows_per_s:,.0f} new flows a second for {result.seconds:.0f} s, one frame each"
-    table = Table(title=title)
-    table.add_column("figure")
-    table.add_column("value", justify="right")
+    table = figures_table(title)
     for name, value in (
         ("agent, of a core", f"{100 * result.agent_cpu_fraction:.1f} %"),
         (
@@ -157,21 +147,18 @@ def flows_table(result: FlowsResult) -> Table:
     return table
 
 
-def inference_table(result: InferenceResult) -> Table:
+def inference_table(result: InferenceResult) -> FittingTable:
     """A row per run; the caption says what was scored."""
     caption = (
-        "Iterations of the job, replayed in slices of 200 ms. Boundary: median distance of every rank's end of an "
-        "iteration from when its own wait for the last gradient was over, by the trainer's log, as a share of the "
-        "median iteration; begin: of its traffic from the last rank's first enqueue. After: iterations that were over "
-        "when the first was told. Bytes: payload whose flow is rightly the job's or not. CPU: of one core. "
-        "Wrong: what of the members, the order of a ring and the pattern is not exactly right."
+        "The recorded traffic is replayed in slices of 200 ms. Boundary: median distance between a rank's inferred end "
+        "of an iteration and the end of its wait for the last gradient in the trainer's log, relative to the median "
+        "iteration. Begin: the same for the start of its traffic and the last rank's first enqueue. After: number of "
+        "iterations that had ended when the first was reported. Bytes: payload whose flow is rightly assigned to the "
+        "job or to none. CPU: of one core. Wrong: which of members, ring order and pattern are not exactly right."
     )
-    table = Table(title="iterations found in the traffic alone", caption=caption)
-    table.add_column("run")
-    table.add_column("cross")
-    for name in ("found", "F1", "boundary", "begin", "after", "bytes", "CPU"):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("wrong")
+    scores = figures("found", "F1", "boundary", "begin", "after", "bytes", "CPU")
+    columns = [*labels("run", "cross traffic", prose=True), *scores, *labels("wrong")]
+    table = FittingTable(columns, "iterations found in the traffic alone", caption)
     for run in result.runs:
         row = (
             f"{run.found} of {run.true}",
@@ -186,6 +173,11 @@ def inference_table(result: InferenceResult) -> Table:
         cross = f"{run.cross_load:.0%} {run.cross_profile}" if run.cross_profile else "none"
         table.add_row(run.run, cross, *row, ", ".join(name for name, right in exact.items() if not right) or "–")
     return table
+
+
+def figures_table(title: str, caption: str = "") -> FittingTable:
+    """A row per figure: its name and its value."""
+    return FittingTable([*labels("", prose=True), Column("", right=True, prose=True)], title, caption, headings=False)
 
 
 def _share(value: float) -> str:

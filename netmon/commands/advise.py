@@ -3,12 +3,16 @@
 
 import argparse
 import json
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from netmon.commands.security_options import declare_security, security
 from netmon.errors import UsageError
 from netmon.units import parse_time
+
+if TYPE_CHECKING:
+    from netmon.terminal import FittingTable
 
 HELP = "by how much to shift one job beside another, which pairs of ranks are slow, what bandwidth nobody needs"
 EXAMPLES = """\
@@ -75,20 +79,27 @@ def _live(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _print(found: dict[str, Any]) -> None:
-    from rich.console import Console
-    from rich.markup import escape
-    from rich.table import Table
-
-    from netmon.dl.sharing.words import TABLES, rows
     from netmon.marks import printable
+    from netmon.terminal import console
 
     for sentence in found["advice"]:
         print(printable(sentence, 4 * len(sentence)))
-    console = Console()
+    for table in tables(found):
+        print()
+        console().print(table)
+
+
+def tables(found: dict[str, Any]) -> "Iterator[FittingTable]":
+    """Those that have rows."""
+    from netmon.dl.sharing.words import TABLES, rows
+    from netmon.marks import printable
+    from netmon.terminal import Column, FittingTable
+
+    labels = ("job", "pair", "link", "")
     for title, lines in rows(found).items():
-        table = Table(*TABLES[title], title=title, title_justify="left")
+        columns = [Column(heading, heading not in labels, prose=heading == "pair") for heading in TABLES[title]]
+        table = FittingTable(columns, title)
         for line in lines:
-            table.add_row(*(escape(printable(cell, 4 * len(cell))) for cell in line))
+            table.add_row(*(printable(cell, 4 * len(cell)) for cell in line))
         if lines:
-            print()
-            console.print(table)
+            yield table

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from netmon.commands.security_options import declare_security, security
+from netmon.commands.service_options import declare_service, heed_hangup
 from netmon.durability import DURABILITIES
 from netmon.errors import UsageError
 from netmon.marks import DEFAULT_SOCKET
@@ -28,6 +29,8 @@ EXAMPLES = """
   netmon agent --interface physical --collector collector.example:9400 --tls /etc/netmon/tls
   netmon agent --interface eth0 --collector localhost:9400 --durability power
   netmon agent --config /etc/netmon/agent.toml
+  netmon agent --config /etc/netmon/agent.toml --print-config
+  netmon agent --interface eth0 --prepare
 """
 
 _USUAL_NS = 1_000_000
@@ -98,21 +101,28 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "waits for the disk at each batch (process)",
     )
     declare_security(parser)
-    parser.add_argument("--config", type=Path, metavar="FILE", help="TOML with these options' long names")
+    declare_service(parser)
+    parser.add_argument(
+        "--prepare",
+        action="store_true",
+        help="compile the BPF programs for this kernel, keep them in /var/cache/netmon for the next start, and end",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
     """Until SIGINT or SIGTERM."""
     # numpy's BLAS, which nobody here uses, would start a thread with its memory for every CPU, in each process.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    import sdnotify
-
     from netmon.agent.agent import Agent
     from netmon.agent.heap import keep_heap
     from netmon.agent.settings import Settings
     from netmon.kernel.probe import choose_interfaces, interface_facts
+    from netmon.supervisor import Supervisor
     from netmon.wire.channel import wait_quietly
 
+    if args.prepare:
+        return _prepare(args)
+    heed_hangup(args)
     stream_ns = _stream_width(args.bucket, args.stream_bucket)
     bus = _bus(args.collector, args.bus)
     stop = threading.Event()
@@ -150,13 +160,27 @@ def run(args: argparse.Namespace) -> int:
         log.info("watching %s (rx/tx by %s, buckets of %s, capacity %s)", interface.name, hooks, width, capacity)
     gc.collect()
     gc.freeze()  # what is there now stays: it need not be looked over again and again
-    sdnotify.SystemdNotifier().notify("READY=1")
+    supervisor = Supervisor()
+    supervisor.ready()
     try:
-        agent.run(stop)
+        agent.run(stop, supervisor.alive)
     finally:
         agent.close()
         for number in (signal.SIGINT, signal.SIGTERM):  # told twice is told once
             signal.signal(number, signal.SIG_IGN)
+    return 0
+
+
+def _prepare(args: argparse.Namespace) -> int:
+    """Loads the programs as the agent will, which keeps what had to be compiled, and lets go of them."""
+    from netmon.kernel import loader, privilege
+    from netmon.kernel.meter.geometry import choose_geometry
+    from netmon.kernel.probe import choose_interfaces, interface_facts
+
+    privilege.require_capabilities()
+    interfaces = choose_interfaces(args.interface, interface_facts().watchable).names
+    for descriptor in loader.load(choose_geometry(args.bucket, len(interfaces), args.flows)).values():
+        os.close(descriptor)
     return 0
 
 

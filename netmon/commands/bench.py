@@ -302,9 +302,9 @@ def _workers(args: argparse.Namespace, load: Load) -> None:
 
 
 def _print(args: argparse.Namespace, result: _R, table: Callable[[_R], RenderableType]) -> None:
-    from rich.console import Console
+    from netmon.terminal import console
 
     if args.json:
         print(json.dumps(result.document()))
     else:
-        Console(highlight=False).print(table(result))
+        console().print(table(result))

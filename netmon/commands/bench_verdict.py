@@ -55,8 +55,6 @@ def add_verdict(what: argparse.ArgumentParser) -> None:
 
 
 def _verdict(args: argparse.Namespace) -> None:
-    from rich.console import Console
-
     from netmon.bench.plot import check_plottable
     from netmon.bench.verdict.campaign import campaign
     from netmon.bench.verdict.on_tables import judge_simulated
@@ -66,6 +64,7 @@ def _verdict(args: argparse.Namespace) -> None:
     from netmon.bench.verdict.shifting import plan_shifts, shift
     from netmon.bench.verdict.table import print_reruns, print_shifts, print_verdicts
     from netmon.kernel.privilege import require_capabilities
+    from netmon.terminal import console as standard_output
 
     counts = args.lab, args.simulated, args.rerun, args.shift
     if min(counts) < 0 or not any(counts):
@@ -94,7 +93,7 @@ def _verdict(args: argparse.Namespace) -> None:
     if args.json:
         print(json.dumps({**result.document(), "counterfactual": done.document(), "shift": shifted.document()}))
         return
-    console = Console(highlight=False)
+    console = standard_output()
     if result.planned or args.simulated:
         print_verdicts(result, console)
     if done.planned:

@@ -2,14 +2,17 @@
 """`netmon certificates`: a private authority, and who may connect."""
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from netmon.errors import UsageError
 
 if TYPE_CHECKING:
+    from datetime import datetime
+
     from netmon.certificates.authority import Authority, Issued
+    from netmon.terminal import FittingTable
     from netmon.wire.identity import Identity, Role
 
 HELP = "make a private authority and the certificates that agents, collectors and viewers connect with"
@@ -123,6 +126,7 @@ def _show(authority: "Authority", args: argparse.Namespace) -> None:
     from datetime import datetime, timezone
 
     from netmon.certificates.viewers import tokens
+    from netmon.terminal import console
 
     now = datetime.now(timezone.utc)
     rows = [("authority", "", authority.certificate.not_valid_after_utc)]
@@ -131,10 +135,18 @@ def _show(authority: "Authority", args: argparse.Namespace) -> None:
         (f"{one.identity.role.value} (token)", one.identity.name, datetime.fromtimestamp(one.ends_s, timezone.utc))
         for one in tokens(authority)
     ]
+    console().print(certificates_table(rows, now))
+
+
+def certificates_table(rows: "Iterable[tuple[str, str, datetime]]", now: "datetime") -> "FittingTable":
+    """rows: what it is, whose, and until when."""
+    from netmon.terminal import FittingTable, labels
+
+    table = FittingTable(labels("certificate", "name", "until", ""))
     for kind, name, ends in rows:
-        left = (ends - now).days
-        state = f"{left} days" if ends > now else "EXPIRED: renew"
-        print(f"{kind:24} {name:32} {ends:%Y-%m-%d}  {state}")
+        state = f"{(ends - now).days} days" if ends > now else "EXPIRED: renew"
+        table.add_row(kind, name, f"{ends:%Y-%m-%d}", state)
+    return table
 
 
 def _nats(authority: "Authority", args: argparse.Namespace) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from netmon.commands.security_options import declare_security, security
+from netmon.commands.service_options import declare_service, heed_hangup
 from netmon.durability import DURABILITIES
 from netmon.errors import UsageError
 from netmon.units import parse_count, parse_duration, parse_size
@@ -26,6 +27,7 @@ EXAMPLES = """\
   netmon collector --listen 0.0.0.0:9400 --tls tls --tokens tls/tokens --token-listen 0.0.0.0:9401 --data out
   netmon collector --data /tmp/netmon --durability process
   netmon collector --listen unix:/run/netmon/collector.sock --data out --parameters 25.6e6
+  netmon collector --config /etc/netmon/collector.toml --print-config
 """
 
 
@@ -42,7 +44,6 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--token-listen", default="", metavar="HOST:PORT", help="where they connect; certificates are not asked for"
     )
-    parser.add_argument("--config", type=Path, metavar="FILE", help="options from a TOML file")
     parser.add_argument(
         "--bus",
         default="",
@@ -137,6 +138,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--full-rows", type=parse_count, default="20e6", metavar="N", help="stored in an hour at most (%(default)s)"
     )
+    declare_service(parser)
 
 
 def _keep(text: str) -> "Keep":
@@ -158,6 +160,7 @@ def run(args: argparse.Namespace) -> int:
     from collector.settings import Settings
 
     give_back()
+    heed_hangup(args)
     if min(args.settle, args.flush, args.share_window) <= 0:
         raise UsageError("--settle, --flush and --share-window have to be longer than 0")
     if not 0 <= args.share_threshold <= 1:

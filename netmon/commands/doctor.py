@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from netmon.kernel.probe import Check, HookChoice, Interfaces
+    from netmon.terminal import FittingTable
 
 HELP = "what this machine can do, and which hook it would choose"
 EXAMPLES = """\
@@ -86,9 +85,9 @@ def document(checks: "Sequence[Check]", interfaces: "Interfaces") -> dict[str, A
 
 def draw(checks: "Sequence[Check]", interfaces: "Interfaces") -> None:
     """Prints both tables, why the hooks were chosen, and which interfaces cannot be watched."""
-    from rich.console import Console
+    from netmon.terminal import console as standard_output
 
-    console = Console(highlight=False)
+    console = standard_output()
     choices = _chosen(checks, interfaces)
     console.print(checks_table(checks))
     console.print()
@@ -98,12 +97,13 @@ def draw(checks: "Sequence[Check]", interfaces: "Interfaces") -> None:
         console.print(line, style="dim", markup=False)
 
 
-def checks_table(checks: "Sequence[Check]") -> "Table":
+def checks_table(checks: "Sequence[Check]") -> "FittingTable":
     """The machine, a row per check; what to do stands below what is wrong."""
-    from rich.table import Table
     from rich.text import Text
 
-    table = Table("this machine", "", "", box=None, pad_edge=False)
+    from netmon.terminal import FittingTable, labels
+
+    table = FittingTable([*labels("this machine", ""), *labels("", prose=True)])
     for check in checks:
         detail = Text(check.detail)
         if check.advice:
@@ -112,22 +112,21 @@ def checks_table(checks: "Sequence[Check]") -> "Table":
     return table
 
 
-def interfaces_table(interfaces: "Interfaces", choices: "Sequence[HookChoice | None]") -> "Table":
+def interfaces_table(interfaces: "Interfaces", choices: "Sequence[HookChoice | None]") -> "FittingTable":
     """The interfaces, a row each, with the hook that was chosen for it."""
-    from rich.table import Table
-    from rich.text import Text
-
     from netmon.kernel.probe import remarks
+    from netmon.terminal import FittingTable, labels
     from netmon.units import format_rate
 
-    table = Table("interface", "driver", "MTU", "speed", "GRO", "TSO", "hook", "", box=None, pad_edge=False)
+    headings = ("interface", "driver", "MTU", "speed", "GRO", "TSO", "hook")
+    table = FittingTable([*labels(*headings), *labels("remarks", prose=True)])
     for facts, choice in zip(interfaces.watchable, choices, strict=True):
         speed = format_rate(facts.capacity_bps) if facts.capacity_bps else "unknown"
         offloads = ({True: "on", False: "off", None: "?"}[state] for state in (facts.gro, facts.tso))
-        notes = Text("\n".join(remarks(facts)))
         driver = facts.driver or facts.kind or "unknown"
         hook = choice.rx if choice else "?"
         style = "" if facts.up else "dim"
+        notes = "\n".join(remarks(facts))
         table.add_row(facts.name, driver, str(facts.mtu), speed, *offloads, hook, notes, style=style)
     return table
 

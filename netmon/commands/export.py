@@ -20,7 +20,7 @@ EXAMPLES = """\
   netmon export --data out --out iterations.csv
   netmon export --data out --table buckets --job training --iterations 10:20 --out steps.parquet
   netmon export --data out --table ledger --since 2026-01-31T09:00 --until 2026-01-31T10:00 --out ledger.feather
-  netmon export --full --collector collector.example:9400 --tls ~/.netmon --host node17 --since 2026-01-31T09:00:00 \
+  netmon export --full --collector collector.example:9400 --tls ~/.netmon --host node17 --since 2026-01-31T09:00:00 \\
       --until 2026-01-31T09:00:02 --out full.parquet
 """
 _TABLES = ("iterations", "buckets", "flows", "ledger", "nic", "transport", "host", "verdicts", "full")

@@ -110,14 +110,13 @@ def _demo(args: argparse.Namespace) -> int:
 
 def _run_spec(spec: RunSpec, live: bool, as_json: bool) -> int:
     """live: draw `netmon top` meanwhile, where there is a terminal for it."""
-    from rich.console import Console
-
     from netmon.commands.lab_results import print_run
     from netmon.lab.outcome import run_document
     from netmon.lab.progress import shown
     from netmon.lab.run import run as run_lab
+    from netmon.terminal import console as standard_output
 
-    console = Console(highlight=False)
+    console = standard_output()
     if spec.bus and spec.monitor and not as_json:
         with shown(spec) as progress:
             result = run_lab(spec, progress=progress, view=lambda addresses: _last_frame(addresses, console))
@@ -135,12 +134,11 @@ def _run_spec(spec: RunSpec, live: bool, as_json: bool) -> int:
 
 
 def _sweep(args: argparse.Namespace) -> int:
-    from rich.console import Console
-
     from netmon.commands.lab_sweep_results import print_sweep
     from netmon.lab.outcome import sweep_document
     from netmon.lab.progress import sweep_shown
     from netmon.lab.sweep import sweep
+    from netmon.terminal import console
 
     spec = sweep_spec(args)
     with sweep_shown() as progress:
@@ -149,7 +147,7 @@ def _sweep(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps(document))
     else:
-        print_sweep(document, Console(highlight=False))
+        print_sweep(document, console())
     return 0
 
 

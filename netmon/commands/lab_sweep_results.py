@@ -11,7 +11,8 @@ from netmon.units import format_bytes, format_duration
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.table import Table
+
+    from netmon.terminal import FittingTable
 
 _TOLD = "how well netmon told it: iterations of all ranks, and distance from the trainers' log (median, p99)"
 
@@ -20,9 +21,9 @@ def print_sweep(document: Mapping[str, Any], console: Console) -> None:
     """A sweep, as netmon.lab.outcome.sweep_document() gives it: iteration times, and how well netmon told them."""
     runs = [run for run in document["runs"] if "median_ns" in run]
     watched = [run for run in runs if "sources" in run]
-    if watched:
-        console.print(_accuracy(watched))
-    console.print(_times(runs))
+    for table in sweep_tables(runs):
+        console.print(table)
+        console.print()
     for line in (*_models(document["models"]), *_overall(watched)):
         console.print(line, soft_wrap=True)
     data = Path(document["data"])
@@ -30,16 +31,20 @@ def print_sweep(document: Mapping[str, Any], console: Console) -> None:
     console.print(f"dataset: {data}; next: netmon report {data} --out {data}/report", soft_wrap=True)
 
 
-def _table(title: str, left: Sequence[str], right: Sequence[str]) -> Table:
-    from rich.table import Table
-
-    table = Table(title=title, title_justify="left")
-    for heading in (*left, *right):
-        table.add_column(heading, justify="left" if heading in left else "right")
-    return table
+def sweep_tables(runs: list[dict[str, Any]]) -> Iterator[FittingTable]:
+    """How well each run was told, if any was watched, and iteration times."""
+    if watched := [run for run in runs if "sources" in run]:
+        yield _accuracy(watched)
+    yield _times(runs)
 
 
-def _times(runs: list[dict[str, Any]]) -> Table:
+def _table(title: str, left: Sequence[str], right: Sequence[str]) -> FittingTable:
+    from netmon.terminal import FittingTable, figures, labels
+
+    return FittingTable([*labels(*left), *figures(*right)], title)
+
+
+def _times(runs: list[dict[str, Any]]) -> FittingTable:
     levels = sorted({run["level"] for run in runs})
     title = "Iteration time (median) by cross traffic, as the trainers logged it"
     table = _table(title, ("model", "cross traffic"), [f"{level:.0%}" for level in levels])
@@ -49,7 +54,7 @@ def _times(runs: list[dict[str, Any]]) -> Table:
     return table
 
 
-def _accuracy(runs: list[dict[str, Any]]) -> Table:
+def _accuracy(runs: list[dict[str, Any]]) -> FittingTable:
     headings = ("found", "invented", "start", "first enqueue", "last wait", "end", "right class")
     table = _table(f"Each run, {_TOLD}", ("run", "source"), headings)
     for run in runs:
@@ -64,7 +69,9 @@ _MOMENTS = ("step_start", "first_enqueue", "last_wait", "step_end")
 
 
 def _moment(errors: Mapping[str, Any] | None) -> str:
-    return f"{format_duration(errors['median_ns'])}, {format_duration(errors['p99_ns'])}" if errors else ""
+    from netmon.terminal import BREAK
+
+    return f"{format_duration(errors['median_ns'])},{BREAK}{format_duration(errors['p99_ns'])}" if errors else ""
 
 
 def _overall(runs: list[dict[str, Any]]) -> Iterator[str]:

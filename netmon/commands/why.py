@@ -12,6 +12,7 @@ from netmon.commands.security_options import declare_security, security
 from netmon.errors import DataError, UsageError
 
 if TYPE_CHECKING:
+    from netmon.terminal import FittingTable
     from netmon.views import RankTimes, Verdict
 
 HELP = "why iterations were slow: whose bytes, which rank or none of the network's doing, and how much of the time"
@@ -52,6 +53,7 @@ def _explain(args: argparse.Namespace) -> int:
     """One iteration, with where the time of each rank went."""
     from netmon.dl.verdict import path_of
     from netmon.report.judging import explained
+    from netmon.terminal import console
 
     found = list(explained(args.data, args.job, args.iteration))
     if args.json:
@@ -60,30 +62,26 @@ def _explain(args: argparse.Namespace) -> int:
         return 0
     for one, times in found:
         _print([one])
-        _print_ranks(times)
+        console().print(ranks_table(times))
         if path := path_of(times, one):
             print(f"  {path}")
     return 0
 
 
-def _print_ranks(times: "Sequence[RankTimes]") -> None:
-    from rich.box import SIMPLE
-    from rich.console import Console
-    from rich.table import Table
-
+def ranks_table(times: "Sequence[RankTimes]") -> "FittingTable":
+    """Where the time of an iteration went, a row per rank."""
+    from netmon.terminal import Column, FittingTable
     from netmon.units import format_duration
 
-    table = Table(box=SIMPLE, padding=(0, 0))
     heads = ("rank", "host", "took", "computed", "waited", "for", "transfer", "held up", "by", "afterwards")
-    for head in heads:
-        table.add_column(head, justify="left" if head in ("host", "for", "by") else "right")
+    table = FittingTable(Column(head, head not in ("rank", "host", "for", "by"), prose=head == "by") for head in heads)
     for each in times:
         parts = (each.computed_ns, each.waited_ns, each.transfer_ns, each.held_ns, each.after_ns)
         one, two, three, four, five = (format_duration(ns) if each.known else "?" for ns in parts)
         whom = f"rank {each.waited_for}" if each.waited_for >= 0 else ""
         took = format_duration(each.duration_ns)
         table.add_row(str(each.rank), each.host, took, one, two, whom, three, four, each.held_by, five)
-    Console(highlight=False).print(table)
+    return table
 
 
 def _stored(args: argparse.Namespace) -> "Iterable[Verdict]":

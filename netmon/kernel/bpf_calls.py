@@ -11,6 +11,7 @@ import os
 import platform
 import struct
 import sys
+from dataclasses import dataclass
 
 # enum bpf_attach_type
 XDP = 37
@@ -22,8 +23,9 @@ MAP_CREATE, MAP_LOOKUP_ELEM, MAP_UPDATE_ELEM = 0, 1, 2
 PROG_LOAD, OBJ_GET, PROG_TEST_RUN, PROG_GET_FD_BY_ID = 5, 7, 10, 13
 OBJ_GET_INFO_BY_FD, PROG_QUERY, RAW_TRACEPOINT_OPEN, LINK_CREATE = 15, 16, 17, 28
 
-PROGRAM_KPROBE, PROGRAM_SCHED_CLS, PROGRAM_XDP = 2, 3, 6  # enum bpf_prog_type
-_XDP_HAS_FRAGS = 1 << 5  # BPF_F_XDP_HAS_FRAGS
+PROGRAM_KPROBE, PROGRAM_SCHED_CLS, PROGRAM_XDP, PROGRAM_RAW_TRACEPOINT = 2, 3, 6, 17  # enum bpf_prog_type
+XDP_HAS_FRAGS = 1 << 5  # BPF_F_XDP_HAS_FRAGS
+_NAME_BYTES = 15  # of a map or a program, as the kernel keeps it
 _MOST_PROGRAMS = 64  # BPF_MPROG_MAX: the kernel lets no more onto one hook
 
 _NUMBERS = {"x86_64": 321, "aarch64": 280, "riscv64": 280, "loongarch64": 280, "ppc64le": 361, "s390x": 351}
@@ -45,6 +47,39 @@ def call(command: int, attribute: bytes) -> tuple[int, bytes]:
     return result, buffer.raw
 
 
+@dataclass(frozen=True)
+class MapShape:
+    """What a map is made from. kind: enum bpf_map_type; sizes in bytes; name: at most 15 characters."""
+
+    name: str
+    kind: int
+    key_bytes: int
+    value_bytes: int
+    entries: int
+    flags: int
+
+
+def map_create(shape: MapShape) -> int:
+    """A new map's descriptor."""
+    sizes = shape.kind, shape.key_bytes, shape.value_bytes, shape.entries, shape.flags
+    return call(MAP_CREATE, struct.pack("=IIIII8x15sx", *sizes, shape.name.encode()[:_NAME_BYTES]))[0]
+
+
+def map_shape(descriptor: int) -> MapShape:
+    """What an open map was made from, as the kernel tells it."""
+    info = ctypes.create_string_buffer(40)  # struct bpf_map_info up to and including `name`
+    call(OBJ_GET_INFO_BY_FD, struct.pack("=IIQ", descriptor, len(info), ctypes.addressof(info)))
+    kind, _, key_bytes, value_bytes, entries, flags, name = struct.unpack("=IIIIII16s", info.raw)
+    return MapShape(name.split(b"\0")[0].decode(), kind, key_bytes, value_bytes, entries, flags)
+
+
+def program_tag(descriptor: int) -> bytes:
+    """The kernel's checksum of a loaded program's instructions, whatever descriptors its maps have."""
+    info = ctypes.create_string_buffer(16)  # struct bpf_prog_info up to and including `tag`
+    call(OBJ_GET_INFO_BY_FD, struct.pack("=IIQ", descriptor, len(info), ctypes.addressof(info)))
+    return info.raw[8:16]
+
+
 def array_entry(table: int, index: int, size: int) -> bytes:
     """One value, of so many bytes, of an array map."""
     key, value = ctypes.c_uint32(index), ctypes.create_string_buffer(size)
@@ -60,16 +95,13 @@ def set_array_entry(table: int, index: int, value: bytes) -> None:
 
 
 def program_load(kind: int, name: str, license_: bytes, instructions: int, count: int, flags: int = 0) -> int:
-    """Loads a program. kind: PROGRAM_…; instructions: address of so many, with their maps' descriptors in place."""
+    """Loads a program. kind: PROGRAM_…; instructions: address of so many, with their maps' descriptors in place; flags:
+    XDP_HAS_FRAGS for frames in several fragments (Linux 5.18).
+    """
     terms = ctypes.create_string_buffer(license_)
     places = instructions, ctypes.addressof(terms)
     attribute = struct.pack("=IIQQ20xI15sx", kind, count, *places, flags, name.encode())
     return call(PROG_LOAD, attribute)[0]
-
-
-def load_xdp_frags(name: str, license_: bytes, instructions: int, count: int) -> int:
-    """Loads an XDP program that takes frames in several fragments (Linux 5.18). Arguments as of program_load."""
-    return program_load(PROGRAM_XDP, name, license_, instructions, count, _XDP_HAS_FRAGS)
 
 
 def link_create(program: int, target: int, attach_type: int, flags: int = 0) -> int:

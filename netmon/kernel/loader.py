@@ -1,14 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compiles and loads the BPF programs, hands their descriptors over, and ends.
+"""Loads the BPF programs: as they were compiled at an earlier start, or else by a child that compiles them."""
 
-Run as a program of its own (`python -m netmon.kernel.loader`), because libclang costs more than a hundred megabytes
-that a monitor should not keep. Standard input is a socket: a JSON line with the geometry comes in, the
-descriptors go out (SCM_RIGHTS) beside a JSON document with their names. Standard error carries what the compiler or the
-verifier has to say.
-"""
-
-import contextlib
-import functools
+import hashlib
 import json
 import logging
 import os
@@ -17,18 +10,19 @@ import socket
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from netmon.errors import KernelError, NetmonError, UnsupportedError
-from netmon.kernel import bpf_calls, layout, pages, stops
+from netmon.kernel import layout, pages, stops
 from netmon.kernel.btf import KernelTypes
 from netmon.kernel.meter import memory
 from netmon.kernel.meter.geometry import Geometry
 from netmon.kernel.meter.wakes import WAKES
 from netmon.kernel.owners import births
 from netmon.kernel.processes import pid_namespace
+from netmon.kernel.program_cache import cache_folder, read_image
 from netmon.kernel.refusal import because
 
 METER_PROGRAMS = ("meter_xdp", "meter_tc_ingress", "meter_tc_egress")
@@ -48,9 +42,11 @@ METER_MAPS = (*memory.MAPS, "interfaces", WAKES)
 STEP_MAPS = ("steps", "steps_lost")
 MAPS = (*METER_MAPS, *STEP_MAPS)
 
+_OPTIONAL = 4 + len(births.MAPS)  # XDP_FRAGS, the programs of births and stops, and the latter's map
+_IMAGE_FORMAT = "1"
 _TIME_LIMIT_S = 60
 _MESSAGE_BYTES = 1 << 16
-_INSTRUCTION_BYTES = 8
+_SOURCES = {"meter.c": layout.METER, "steps.c": layout.STEPS, "sockets.c": layout.BIRTHS, "stops.c": layout.STOPS}
 
 
 def sources() -> Path:
@@ -61,21 +57,75 @@ def sources() -> Path:
     raise UnsupportedError("cannot find bpf/netmon.h beside the netmon package: the installation is incomplete")
 
 
+def source_text(source: str, structures: "dict[str, Any]") -> str:
+    """A source, with the proof that we mean the same by its structures."""
+    return (sources() / source).read_text() + layout.assertions(structures)
+
+
 def load(geometry: Geometry) -> dict[str, int]:
     """Descriptors of METER_PROGRAMS and MAPS, of XDP_FRAGS, STEP_PROGRAMS and those of births and stops where there is
-    support, loaded by a child that is gone on return. What is not there is said in a line, which names what is missed.
+    support. What is not there is said in one line, which names what is missed.
 
-    Needs CAP_BPF, CAP_NET_ADMIN and CAP_PERFMON. Raises KernelError with what the kernel refuses, or the last lines of
-    compiler or verifier.
+    What was compiled before is loaded as it is, in a few hundredths of a second; else a child compiles for some
+    seconds and is gone on return. Needs CAP_BPF, CAP_NET_ADMIN and CAP_PERFMON. Raises KernelError with what the
+    kernel refuses, or the last lines of compiler or verifier.
     """
+    key = image_key(geometry)
+    descriptors = _loaded_before(key) or _compiled_by_child(geometry, key)
+    if births.NAMESPACE_MAP in descriptors:
+        births.choose_namespace(descriptors.pop(births.NAMESPACE_MAP))
+    return descriptors
+
+
+def image_key(geometry: Geometry) -> str:
+    """The same for the same programs: of all that they are made from, and by. Empty where something of it is not
+    known.
+    """
+    try:
+        types = KernelTypes()
+        defined = births.definitions(types) | stops.definitions(types)
+        compiler = _compiler_version()
+        texts = [source_text(source, structures) for source, structures in _SOURCES.items()]
+        texts += [str(path) + path.read_text() for path in sorted(sources().rglob("*.h"))]
+    except (NetmonError, OSError, LookupError):
+        return ""
+    system = os.uname()
+    parts = [_IMAGE_FORMAT, compiler, system.release, system.version, system.machine, *compiler_flags(geometry)]
+    parts += [f"{name}={value}" for name, value in defined.items()]
+    return hashlib.sha256("\0".join([*parts, *texts]).encode()).hexdigest()
+
+
+def _compiler_version() -> str:
+    """bcc's, without importing it. Raises LookupError, OSError."""
+    found = find_spec("bcc")
+    folders = list(found.submodule_search_locations or ()) if found else []
+    if not folders:
+        raise LookupError("bcc is no package here")
+    return (Path(folders[0]) / "version.py").read_text()
+
+
+def _loaded_before(key: str) -> dict[str, int]:
+    """Descriptors; none where nothing is kept under the key, or the kernel does not take it."""
+    image = read_image(cache_folder(), key) if key else None
+    if not image:
+        return {}
+    lift_memory_limit()
+    try:
+        return image.load()
+    except (OSError, KernelError, IndexError) as error:  # the compiler's way says why, where it fails as well
+        log.info("compiling the BPF programs anew: the kernel does not take those in %s: %s", cache_folder(), error)
+        return {}
+
+
+def _compiled_by_child(geometry: Geometry, key: str) -> dict[str, int]:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     with ours:
         with theirs:
-            command = [sys.executable, "-m", __name__]
+            command = [sys.executable, "-m", "netmon.kernel.compiler"]
             child = subprocess.Popen(command, stdin=theirs.fileno(), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
         try:
-            ours.sendall(json.dumps(vars(geometry)).encode() + b"\n")
-            message, descriptors, *_ = socket.recv_fds(ours, _MESSAGE_BYTES, len(PROGRAMS) + 1 + len(MAPS) + 5)
+            ours.sendall(json.dumps({"geometry": vars(geometry), "key": key}).encode() + b"\n")
+            message, descriptors, *_ = socket.recv_fds(ours, _MESSAGE_BYTES, len(PROGRAMS) + len(MAPS) + _OPTIONAL)
             _, complaint = child.communicate(timeout=_TIME_LIMIT_S)
         except (OSError, subprocess.TimeoutExpired) as error:
             child.kill()
@@ -136,128 +186,9 @@ def compiler_flags(geometry: Geometry) -> list[str]:
     return ["-Werror", *includes, *(f"-D{name}={value}" for name, value in defines.items())]
 
 
-def _compile(geometry: Geometry) -> tuple[dict[str, int], list[str]]:
-    """Descriptors by name, and a remark on each part that had to be left out."""
-    os.environ["BCC_KERNEL_SOURCE"] = str(sources() / "headers")
-    try:
-        from bcc import BPF
-    except Exception as error:  # a broken installation fails in its own ways: ImportError, OSError, AttributeError
-        raise UnsupportedError(
-            f"cannot load BPF programs: this Python ({sys.executable}) cannot import bcc ({error}); "
-            "install python3-bpfcc and use the distribution's Python"
-        ) from error
-    _lift_memory_limit()
-    flags = compiler_flags(geometry)
-    meter = _module("meter.c", layout.METER, flags)
-    descriptors = {
-        name: meter.load_func(name.encode(), BPF.XDP if name == "meter_xdp" else BPF.SCHED_CLS).fd
-        for name in METER_PROGRAMS
-    }
-    with contextlib.suppress(OSError):  # an older kernel: small frames only
-        descriptors[XDP_FRAGS] = _load_frags(meter)
-    steps = _module("steps.c", layout.STEPS, flags)
-    for module, names in ((meter, METER_MAPS), (steps, STEP_MAPS)):
-        descriptors |= {name: _map(module, name) for name in names}
-    remarks = []
-    parts: tuple[tuple[str, Callable[[], dict[str, int]]], ...] = (
-        ("iterations are not seen without a hook in the training script", lambda: _load_steps(steps)),
-        ("whose a connection of a few milliseconds is, may stay unknown", lambda: _load_births(flags)),
-        ("that a rank was stopped for less than a tenth of a second is not seen", lambda: _load_stops(flags)),
-    )
-    for missed, load_part in parts:
-        try:
-            descriptors |= load_part()
-        except Exception as error:  # bcc raises bare ones
-            remarks.append(f"{missed}: {' '.join(str(error).split())}")
-    return descriptors, remarks
-
-
-def _module(source: str, structures: "dict[str, Any]", flags: list[str]) -> Any:
-    """A compiled source, with the proof that we mean the same by its structures; its maps are made."""
-    from bcc import BPF
-
-    text = (sources() / source).read_text() + layout.assertions(structures)
-    module: Any = BPF(text=text.encode(), cflags=flags)
-    _keep.append(module)
-    return module
-
-
-def _map(module: Any, name: str) -> int:
-    from bcc import lib
-
-    descriptor: int = lib.bpf_table_fd(module.module, name.encode())
-    return descriptor
-
-
-def _load_steps(module: Any) -> dict[str, int]:
-    from bcc import BPF
-
-    return {name: module.load_func(name.encode(), BPF.KPROBE).fd for name in STEP_PROGRAMS}
-
-
-def _load_births(flags: list[str]) -> dict[str, int]:
-    """The program that tells of connections being made, and its rings."""
-    from bcc import BPF
-
-    module = _module("sockets.c", layout.BIRTHS, [*flags, *_defined(births.definitions(_types()))])
-    program = module.load_func(births.PROGRAM.encode(), BPF.RAW_TRACEPOINT).fd
-    return {births.PROGRAM: program, **{name: _map(module, name) for name in (births.MAP, births.TOLD_MAP)}}
-
-
-def _load_stops(flags: list[str]) -> dict[str, int]:
-    """The program that tells of stops, and its memory."""
-    from bcc import BPF
-
-    module = _module("stops.c", layout.STOPS, [*flags, *_defined(stops.definitions(_types()))])
-    program = module.load_func(stops.PROGRAM.encode(), BPF.RAW_TRACEPOINT).fd
-    return {stops.PROGRAM: program, stops.MAP: _map(module, stops.MAP)}
-
-
-@functools.cache
-def _types() -> KernelTypes:
-    return KernelTypes()
-
-
-def _defined(values: dict[str, int]) -> list[str]:
-    return [f"-D{name}={value}" for name, value in values.items()]
-
-
-def _load_frags(module: Any) -> int:
-    from bcc import lib
-
-    name = XDP_FRAGS.encode()
-    size = lib.bpf_function_size(module.module, name)
-    start, license_ = lib.bpf_function_start(module.module, name), lib.bpf_module_license(module.module)
-    return bpf_calls.load_xdp_frags(XDP_FRAGS[:15], license_, start, size // _INSTRUCTION_BYTES)
-
-
-_keep: list[Any] = []  # bcc closes a module's descriptors when it is collected
-
-
-def _lift_memory_limit() -> None:
+def lift_memory_limit() -> None:
     """Kernels before 5.11 charge maps to RLIMIT_MEMLOCK; later ones do not look at it."""
     try:
         resource.setrlimit(resource.RLIMIT_MEMLOCK, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
     except (OSError, ValueError):
         return
-
-
-def main() -> int:
-    """The child: geometry in, descriptors out."""
-    parent = socket.socket(fileno=os.dup(0))
-    geometry = Geometry(**json.loads(parent.makefile().readline()))
-    try:
-        descriptors, remarks = _compile(geometry)
-    except NetmonError as error:
-        print(error, file=sys.stderr)
-        return 1
-    except Exception as error:  # bcc raises bare exceptions; its own output stands before this line
-        print(f"{error}", file=sys.stderr)
-        return 1
-    reply = {"names": list(descriptors), "remarks": remarks}
-    socket.send_fds(parent, [json.dumps(reply).encode()], list(descriptors.values()))
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -10,8 +10,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from rich.console import Console, Group, RenderableType
-from rich.markup import escape
-from rich.table import Table
 from rich.text import Text
 
 from netmon.dl.theory import ring_bytes
@@ -21,6 +19,7 @@ from netmon.report.dataset import open_table, stream
 from netmon.report.job_names import names_of, with_names
 from netmon.report.judging import told, worst_sentences
 from netmon.report.runs import model_size
+from netmon.terminal import BREAK, Column, FittingTable, figures, labels
 from netmon.units import format_bytes, format_duration
 
 QUIET, SHARED, OUTSIDE = "quiet", "shared", "outside"
@@ -155,31 +154,19 @@ def render(summary: Summary) -> RenderableType:
     else:
         parts.append(_job_table(summary.jobs))
         parts += [Text(line) for line in summary.verdicts]
-    parts.append(_link_table(summary))
+    parts += ["", _link_table(summary)]
     return Group(*parts)
 
 
-def _job_table(jobs: pd.DataFrame) -> Table:
-    table = Table(
-        title="Training: iteration time (median) and payload sent per rank and iteration", title_justify="left"
-    )
-    for heading in (
-        "job",
-        "ranks",
-        "iterations",
-        "quiet",
-        "shared",
-        "slower",
-        "measured",
-        "theory (3.1)",
-        "ratio",
-        "basis",
-    ):
-        table.add_column(heading, justify="left" if heading in ("job", "basis") else "right")
+def _job_table(jobs: pd.DataFrame) -> FittingTable:
+    counts, times = ("ranks", "iterations"), ("quiet", "shared", "slower")
+    sent = ("measured", "theory (3.1)", "ratio")
+    columns = [*labels("job"), *figures(*counts, *times, *sent), *labels("basis", prose=True)]
+    table = FittingTable(columns, "Training: iteration time (median) and payload sent per rank and iteration")
     for job in jobs.to_dict("records"):
         measured, theory = job["measured_bytes"], job["theory_bytes"]
         table.add_row(
-            escape(f"{job['name']} ({job['source']})"),
+            f"{job['name']}{BREAK}({job['source']})",
             str(job["ranks"]),
             f"{job['quiet_iterations']} + {job['shared_iterations']}",
             _known(job["quiet_ns"], format_duration),
@@ -193,15 +180,10 @@ def _job_table(jobs: pd.DataFrame) -> Table:
     return table
 
 
-def _link_table(summary: Summary) -> Table:
-    table = Table(
-        title="Links: wire bytes by class, during quiet and shared iterations and outside of any", title_justify="left"
-    )
-    for heading in ("link", "during"):
-        table.add_column(heading)
-    for name, colour in zip(CLASS_NAMES, CLASS_COLOURS, strict=True):
-        table.add_column(Text(name, style=colour), justify="right")
-    table.add_column("coverage", justify="right")
+def _link_table(summary: Summary) -> FittingTable:
+    classes = [Column(name, True, style=colour) for name, colour in zip(CLASS_NAMES, CLASS_COLOURS, strict=True)]
+    columns = [*labels("link", "during"), *classes, *figures("coverage")]
+    table = FittingTable(columns, "Links: wire bytes by class, during quiet and shared iterations and outside of any")
     accounts = {_link_name(account): account for account in summary.accounts.to_dict("records")}
     volumes: dict[str, dict[tuple[str, str], int]] = {}
     for row in summary.volumes.to_dict("records"):
@@ -217,7 +199,7 @@ def _link_table(summary: Summary) -> Table:
 
 
 def _link_name(row: Mapping[Hashable, Any]) -> str:
-    return " ".join(row[part] for part in LINK)
+    return f"{row['host']}{BREAK}{row['interface']} {row['direction']}"
 
 
 def _coverage(account: Mapping[Hashable, Any] | None) -> str | Text:

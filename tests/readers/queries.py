@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The README's queries, one per program that reads the dataset: payload of a job's iterations 10 to 19, by host.
+"""The queries of the researcher's guide, one per program that reads the dataset.
+
+Payload of a job's iterations 10 to 19, by host.
 
 python queries.py PROGRAM DATA JOB → one JSON object, bytes by host, on standard output
 """

@@ -2,16 +2,21 @@
 """Configuration files set defaults, the command line wins, and mistakes are named."""
 
 import argparse
+import logging
+import signal
 from pathlib import Path
 
 import pytest
 
+from netmon import cli
+from netmon.cli import main, make_parser
+from netmon.commands.service_options import heed_hangup
 from netmon.config import defaults_from
 from netmon.errors import UsageError
 from netmon.units import parse_duration
 
 
-def make_parser() -> argparse.ArgumentParser:
+def small_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser()
     parser.add_argument("--config", type=Path)
     parser.add_argument("--interface", nargs="+", required=True)
@@ -27,7 +32,7 @@ def make_parser() -> argparse.ArgumentParser:
 def parse(tmp_path: Path, text: str, *arguments: str) -> argparse.Namespace:
     file = tmp_path / "agent.toml"
     file.write_text(text)
-    parser = make_parser()
+    parser = small_parser()
     defaults_from(file, parser)
     return parser.parse_args(arguments)
 
@@ -83,4 +88,80 @@ def test_mistakes_are_one_line_that_names_the_file(tmp_path, text, words):
 
 def test_missing_file(tmp_path):
     with pytest.raises(UsageError, match=r"cannot read the configuration .*none\.toml: No such file"):
-        defaults_from(tmp_path / "none.toml", make_parser())
+        defaults_from(tmp_path / "none.toml", small_parser())
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("# first\nbucket = '1ms'\n\n  'zzz' = 1", ["agent.toml:4: unknown key 'zzz'"]),
+        ("bucket = '1ms'\nhook = 'netfilter'", ["agent.toml:2: cannot set 'hook'"]),
+        (
+            "bucket = '1ms'\n[agent]\nhook = 'tc'",
+            ["agent.toml:2: [agent] is a table: 'hook' and all other keys stand above"],
+        ),
+        ("[[links]]\nname = 'eth0'", ["agent.toml:1: [links] is a table", "in no table"]),
+        ("bucket.width = 3", ["agent.toml:1: [bucket] is a table"]),
+    ],
+)
+def test_mistakes_name_their_line(tmp_path, text, words):
+    test_mistakes_are_one_line_that_names_the_file(tmp_path, text, words)
+
+
+def test_a_key_of_the_other_service_is_told(tmp_path, capsys):
+    (tmp_path / "agent.toml").write_text('interface = ["lo"]\nshare-window = "1s"\n')
+    assert main(["agent", "--config", str(tmp_path / "agent.toml")]) == 2
+    line = capsys.readouterr().err
+    assert "agent.toml:2: unknown key 'share-window'; it is an option of `netmon collector`" in line
+
+
+@pytest.mark.parametrize(
+    ("command", "options"),
+    [
+        ("agent", ["--interface", "eth0", "eth1", "--bucket", "20us", "--insecure", "--collector", 'unix:/run/"a"']),
+        ("agent", []),
+        ("collector", ["--data", "out", "--keep", "buckets=7d", "full=10GB", "--share-threshold", "0.05"]),
+        ("collector", ["--full-on", "nothing", "--full-rows", "2e6", "--bus-replicas", "3"]),
+    ],
+)
+def test_the_configuration_that_is_printed_is_one_that_means_the_same(tmp_path, capsys, command, options):
+    assert main([command, *options, "--print-config"]) == 0
+    printed = capsys.readouterr().out
+    file = tmp_path / "printed.toml"
+    file.write_text(printed)
+    assert main([command, "--config", str(file), "--print-config"]) == 0
+    assert capsys.readouterr().out == printed
+    _, commands = make_parser([command])
+    told, read = commands[command], make_parser([command])[1][command]
+    for action in told._actions:
+        action.required = False
+    defaults_from(file, read)
+    for action in read._actions:
+        action.required = False
+    assert vars(read.parse_args([])) == vars(told.parse_args(options))
+    for line in printed.splitlines():
+        assert len(line) <= 120
+
+
+def test_a_hangup_reads_the_level_and_names_what_waits(tmp_path, caplog, monkeypatch):
+    file = tmp_path / "agent.toml"
+    file.write_text('interface = ["lo"]\n')
+    arguments = ["agent", "--config", str(file)]
+    args = cli._parse(arguments)
+    args.parse_again = lambda: cli._parse(arguments)
+    handlers = {}
+    monkeypatch.setattr(signal, "signal", handlers.__setitem__)
+    root = logging.getLogger()
+    monkeypatch.setattr(root, "setLevel", lambda level: levels.append(level))
+    levels: list[str] = []
+    heed_hangup(args)
+    file.write_text('interface = ["lo"]\nlog-level = "error"\nbucket = "1ms"\n')
+    handlers[signal.SIGHUP]()
+    assert levels == ["INFO", "ERROR"]
+    assert "after a restart: bucket" in caplog.text
+    caplog.clear()
+    file.write_text("buckets = 3\n")
+    handlers[signal.SIGHUP]()
+    assert "the configuration was not read again" in caplog.text
+    assert "did you mean 'bucket'" in caplog.text
+    assert levels == ["INFO", "ERROR"]

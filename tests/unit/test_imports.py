@@ -15,6 +15,7 @@ TYPES = {"columnar", "records", "mark_runs", "evidence", "views", "errors", "uni
     "durability",
     "marks",
     "job_names",
+    "supervisor",
 }
 SHARED = TYPES | {"wire", "dl", "version"}
 MAY_IMPORT = {
@@ -29,7 +30,9 @@ MAY_IMPORT = {
     "job_names": set(),
     "config": {"errors"},
     "durability": set(),
+    "supervisor": set(),
     "marks": set(),
+    "terminal": set(),
     "training": {"marks"},
     "horovod": {"training"},
     "wire": TYPES,
@@ -38,10 +41,10 @@ MAY_IMPORT = {
     "kernel": SHARED,
     "agent": SHARED | {"kernel"},
     "top": SHARED,
-    "bench": SHARED | {"kernel", "lab", "training"},
+    "bench": SHARED | {"kernel", "lab", "training", "terminal"},
     "lab": SHARED | {"horovod"},  # its ring trainer is a training script
     "replay": SHARED,
-    "report": SHARED,
+    "report": SHARED | {"terminal"},
     "trace": SHARED | {"report"},  # whose reader of datasets it shares
     "collector": SHARED,
     "__main__": {"cli"},

@@ -1,25 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
 """A run as a table for a terminal."""
 
-from rich.table import Table
-
 from netmon.bench.pipeline.run import SIMULATED, PipelineResult
 from netmon.bench.pipeline.sweep import SweepResult
 from netmon.bench.pipeline.truth import Difference
+from netmon.bench.tables import figures_table
+from netmon.terminal import FittingTable, figures, labels
 from netmon.units import format_bytes
 
 _MOST_NAMED = 5  # streams that failed
 
 
-def pipeline_table(result: PipelineResult) -> Table:
+def pipeline_table(result: PipelineResult) -> FittingTable:
     """A row per figure; the caption says what was simulated."""
     load = result.load
     what = (
         f"{load.hosts} hosts × {load.rows:,} rows/s in {load.batches} batches/s, {load.jobs} jobs, {load.flows:,} flows"
     )
-    table = Table(title=f"the collector under {what}, {load.seconds} s", caption=SIMULATED)
-    table.add_column("figure")
-    table.add_column("value", justify="right")
+    table = figures_table(f"the collector under {what}, {load.seconds} s", SIMULATED)
     for name, value in _figures(result):
         table.add_row(name, value)
     return table
@@ -71,23 +69,11 @@ def _difference(difference: Difference) -> str:
     return f"{difference.true:,}, {difference.missing:,}, {difference.wrong:,}"
 
 
-def sweep_table(result: SweepResult) -> Table:
+def sweep_table(result: SweepResult) -> FittingTable:
     """A row per run; the caption says what was simulated."""
-    table = Table(title="how the collector's cost grows", caption=SIMULATED)
-    table.add_column("varied")
-    for name in (
-        "hosts",
-        "flows",
-        "jobs",
-        "rows/s",
-        "cores",
-        "ms per batch",
-        "PSS",
-        "ack p99, s",
-        "snapshot, s",
-        "true",
-    ):
-        table.add_column(name, justify="right")
+    costs = ("cores", "ms per batch", "memory (PSS)", "acknowledged p99, s", "snapshot's age, s", "dataset = truth")
+    columns = [*labels("varied"), *figures("hosts", "flows", "jobs", "rows/s", *costs)]
+    table = FittingTable(columns, "how the collector's cost grows", SIMULATED)
     for name, runs in result.runs.items():
         for run in runs:
             cost, load = run.costs["collector"], run.load

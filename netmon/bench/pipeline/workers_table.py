@@ -1,22 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """One worker and several, side by side, as a table for a terminal."""
 
-from rich.table import Table
-
 from netmon.bench.pipeline.same import LEFT_OUT
 from netmon.bench.pipeline.workers import PLAYED, Played, WorkersResult
+from netmon.terminal import Column, FittingTable, labels
 
 
-def workers_table(result: WorkersResult) -> Table:
+def workers_table(result: WorkersResult) -> FittingTable:
     """A row per figure, a column for each of the two runs."""
     load, count = result.load, len(result.several.workers)
     what = f"{load.hosts} hosts × {load.rows:,} rows/s in {load.batches} batches/s, {load.jobs} jobs, {load.seconds} s"
     left_out = ", ".join(f"{table}.{column}" for table, columns in LEFT_OUT.items() for column in columns)
-    caption = f"{PLAYED} Compared are all columns but {left_out}."
-    table = Table(title=f"workers on {result.cores_each:g} cores each, {what}", caption=caption)
-    table.add_column("figure")
-    table.add_column("1 worker", justify="right")
-    table.add_column(f"{count} workers", justify="right")
+    caption = f"{PLAYED} The datasets are compared in all columns except {left_out}."
+    counts = ("1 worker", f"{count} workers")
+    columns = [*labels("", prose=True), *(Column(n, right=True, prose=True) for n in counts)]
+    table = FittingTable(columns, f"workers on {result.cores_each:g} cores each, {what}", caption)
     for name, one, several in _figures(result):
         table.add_row(name, one, several)
     return table

@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """What came of a campaign, for a terminal."""
 
-from rich.box import SIMPLE
 from rich.console import Console
-from rich.table import Table
 
+from netmon.bench.tables import figures_table
 from netmon.bench.verdict.campaign import VerdictResult
 from netmon.bench.verdict.rerun import RerunResult
 from netmon.bench.verdict.scoring import MISSED, NO_EFFECT, NOTHING, WRONG_CAUSE, WRONG_CULPRIT, Outcome
 from netmon.bench.verdict.shifting import ShiftResult
 from netmon.lab.injections.spec import CAUSES
+from netmon.terminal import FittingTable, figures, labels
 from netmon.units import format_duration
 
 ORDER = (*dict.fromkeys(cause for cause in CAUSES.values() if cause), "compute", "unknown", NOTHING)
@@ -19,27 +19,21 @@ _MOST_NAMED = 20
 
 def print_verdicts(result: VerdictResult, console: Console) -> None:
     """The confusion matrix, the figures, and what was wrong."""
-    console.print(_confusion(result))
-    console.print(_figures(result))
+    for table in verdict_tables(result):
+        console.print(table)
+        console.print()
     for line in _wrong(result):
         console.print(line, soft_wrap=True, markup=False)
 
 
+def verdict_tables(result: VerdictResult) -> tuple[FittingTable, FittingTable]:
+    """The confusion matrix and the figures."""
+    return _confusion(result), _figures(result)
+
+
 def print_reruns(result: RerunResult, console: Console) -> None:
     """What was predicted, and what it was when it was done."""
-    table = Table(title="without the culprit: predicted, and done", box=SIMPLE, padding=(0, 0))
-    for name in ("run", "trainer", "culprit", "before", "with it", "predicted", "measured", "error", "apart"):
-        table.add_column(name, justify="left" if name in ("run", "trainer", "culprit") else "right")
-    for each in result.reruns:
-        told = "nothing" if each.predicted_ns is None else format_duration(each.predicted_ns)
-        medians = (
-            format_duration(each.before_ns),
-            format_duration(each.slowed_ns),
-            told,
-            format_duration(each.measured_ns),
-        )
-        table.add_row(each.run, each.trainer, each.culprit, *medians, _share(each.error), _share(each.apart))
-    console.print(table)
+    console.print(reruns_table(result))
     document = result.document()
     console.print(
         f"{document['predicted']} of {result.planned} predicted; error: median {_share(result.error(50))}, "
@@ -51,16 +45,26 @@ def print_reruns(result: RerunResult, console: Console) -> None:
         console.print(line, soft_wrap=True, markup=False)
 
 
+def reruns_table(result: RerunResult) -> FittingTable:
+    """A row per configuration."""
+    medians = ("before", "with culprit", "predicted", "measured")
+    columns = [*labels("run", "trainer", "culprit"), *figures(*medians, "error", "two runs differ by")]
+    table = FittingTable(columns, "iteration time without the culprit: predicted, and measured")
+    for each in result.reruns:
+        told = "nothing" if each.predicted_ns is None else format_duration(each.predicted_ns)
+        medians = (
+            format_duration(each.before_ns),
+            format_duration(each.slowed_ns),
+            told,
+            format_duration(each.measured_ns),
+        )
+        table.add_row(each.run, each.trainer, each.culprit, *medians, _share(each.error), _share(each.apart))
+    return table
+
+
 def print_shifts(result: ShiftResult, console: Console) -> None:
     """What a shift was said to save, and what it saved."""
-    table = Table(title="two jobs on a link: as they come, and shifted as advised", box=SIMPLE, padding=(0, 0))
-    for name in ("run", "shift", "alone", "before", "after", "cost", "shifted", "said to save", "saved", "error"):
-        table.add_column(name, justify="left" if name == "run" else "right")
-    for one in result.done:
-        times = (format_duration(ns) for ns in (one.shift_ns, one.alone_ns, one.before_ns, one.after_ns))
-        costs = (f"{cost:.2f} ×" for cost in (one.cost_before, one.cost_after))
-        table.add_row(one.run, *times, *costs, *map(_share, (one.predicted_gain, one.gain, one.error)))
-    console.print(table)
+    console.print(shifts_table(result))
     document = result.document()
     console.print(
         f"within 20 %: {document['within_20_percent']} of {result.planned}; from 1.3 × or more to 1.1 × or less: "
@@ -71,14 +75,24 @@ def print_shifts(result: ShiftResult, console: Console) -> None:
         console.print(line, soft_wrap=True, markup=False)
 
 
-def _confusion(result: VerdictResult) -> Table:
+def shifts_table(result: ShiftResult) -> FittingTable:
+    """A row per pair of jobs."""
+    times = ("shift", "alone", "unshifted", "shifted")
+    ratios = ("unshifted / alone", "shifted / alone", "predicted gain", "measured gain", "error")
+    columns = [*labels("run"), *figures(*times, *ratios)]
+    table = FittingTable(columns, "two jobs on a link: unshifted, and shifted as advised")
+    for one in result.done:
+        medians = (format_duration(ns) for ns in (one.shift_ns, one.alone_ns, one.before_ns, one.after_ns))
+        costs = (f"{cost:.2f}" for cost in (one.cost_before, one.cost_after))
+        table.add_row(one.run, *medians, *costs, *map(_share, (one.predicted_gain, one.gain, one.error)))
+    return table
+
+
+def _confusion(result: VerdictResult) -> FittingTable:
     confusion = result.confusion
     told = [cause for cause in ORDER if any(cause in row for row in confusion.values())]
-    table = Table(title="rows: injected; columns: told", padding=(0, 0), box=SIMPLE)
-    table.add_column("cause")
-    for cause in told:
-        table.add_column(cause.replace("_", " "), justify="right")
-    table.add_column("no effect", justify="right", style="dim")
+    columns = [*labels("cause"), *figures(*(cause.replace("_", " ") for cause in told), "no effect")]
+    table = FittingTable(columns, "rows: injected; columns: told")
     for cause in ORDER:
         without = sum(each.cause == cause and each.outcome == NO_EFFECT for each in result.outcomes)
         if cause in confusion or without:
@@ -87,10 +101,8 @@ def _confusion(result: VerdictResult) -> Table:
     return table
 
 
-def _figures(result: VerdictResult) -> Table:
-    table = Table(show_header=False)
-    table.add_column("figure")
-    table.add_column("value", justify="right")
+def _figures(result: VerdictResult) -> FittingTable:
+    table = figures_table("")
     asked = f"{len(result.asked)} of {len(result.outcomes)}"
     table.add_row("injections that made an iteration stand out", asked)
     table.add_row("right cause", _share(result.right_cause_share))

@@ -3,6 +3,7 @@
 
 import os
 import socket
+import struct
 import time
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -20,7 +21,8 @@ from netmon.kernel.processes import machine_wide, namespace_of
 from netmon.marks import printable
 from netmon.records import BIRTH, BIRTH_CONNECT, Table
 
-PROGRAM, MAP, TOLD_MAP = "socket_state", "births", "births_told"
+PROGRAM, MAP, TOLD_MAP, NAMESPACE_MAP = "socket_state", "births", "births_told", "births_netns"
+MAPS = (MAP, TOLD_MAP, NAMESPACE_MAP)
 RING_BYTES = 1 << 18
 TOLD_RING_BYTES = 1 << 20  # nobody is woken for it: it holds what is told between two looks
 _TRACEPOINT = "inet_sock_set_state"
@@ -50,8 +52,16 @@ def definitions(types: KernelTypes) -> dict[str, int]:
     return defined | {
         "NETMON_BIRTH_PAGES": RING_BYTES // pages.PAGE_BYTES,
         "NETMON_TOLD_PAGES": TOLD_RING_BYTES // pages.PAGE_BYTES,
-        "NETMON_NAMESPACE": 0 if machine_wide() else namespace_of("self"),
     }
+
+
+def choose_namespace(descriptor: int) -> None:
+    """Before the program is attached: whose connections it tells of. descriptor: of NAMESPACE_MAP, closed here."""
+    try:
+        only = 0 if machine_wide() else namespace_of("self")
+        bpf_calls.set_array_entry(descriptor, 0, struct.pack("=I", only))
+    finally:
+        os.close(descriptor)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the two services have in common: a configuration file, and SIGHUP, which reads it again."""
+
+import argparse
+import logging
+import signal
+from pathlib import Path
+
+from netmon.errors import NetmonError
+
+LEVELS = ("debug", "info", "warning", "error")
+_NO_OPTIONS = {"command", "parse_again", "config", "print_config"}
+_AT_ONCE = {"log_level"}
+
+log = logging.getLogger(__name__)
+
+
+def declare_service(parser: argparse.ArgumentParser) -> None:
+    """--config, --print-config and --log-level."""
+    parser.add_argument(
+        "--config",
+        type=Path,
+        metavar="FILE",
+        help="TOML with these options' long names; the command line wins. SIGHUP reads it again",
+    )
+    parser.add_argument(
+        "--print-config",
+        action="store_true",
+        help="print the configuration in force, as such a file, and end",
+    )
+    parser.add_argument("--log-level", choices=LEVELS, default="info", help="what is logged (%(default)s)")
+
+
+def heed_hangup(args: argparse.Namespace) -> None:
+    """Sets the log level, and where there is a file, does so again from it on SIGHUP. Blocks for some milliseconds
+    then.
+
+    Certificates and tokens are read again whenever their files change, without a signal. What else has changed in the
+    file waits for a restart, and is named. A file that cannot be used changes nothing.
+    """
+    _set_level(args)
+
+    def reload(*_: object) -> None:
+        try:
+            read = args.parse_again()
+        except (NetmonError, SystemExit) as error:
+            log.warning("the configuration was not read again: %s", error)
+            return
+        old, new = vars(args), vars(read)
+        changed = {name for name in new if name not in _NO_OPTIONS and new[name] != old.get(name)}
+        args.log_level = read.log_level
+        _set_level(args)
+        waiting = ", ".join(sorted(name.replace("_", "-") for name in changed - _AT_ONCE))
+        remark = f"; changed, and in force after a restart: {waiting}" if waiting else ""
+        log.warning("read the configuration again%s", remark)
+
+    if args.config:
+        signal.signal(signal.SIGHUP, reload)
+
+
+def _set_level(args: argparse.Namespace) -> None:
+    logging.getLogger().setLevel(args.log_level.upper())

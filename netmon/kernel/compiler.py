@@ -1,0 +1,186 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Compiles and loads the BPF programs with bcc, hands their descriptors over, keeps what was compiled, and ends.
+
+Run as a program of its own (`python -m netmon.kernel.compiler`), because libclang costs more than a hundred megabytes
+that a monitor should not keep. Standard input is a socket: a JSON line with the geometry comes in, the descriptors go
+out (SCM_RIGHTS) beside a JSON document with their names. Standard error carries what the compiler or the verifier has
+to say.
+"""
+
+import contextlib
+import ctypes
+import functools
+import json
+import os
+import socket
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from netmon.errors import NetmonError, UnsupportedError
+from netmon.kernel import bpf_calls, layout, stops
+from netmon.kernel.btf import KernelTypes
+from netmon.kernel.loader import (
+    METER_MAPS,
+    METER_PROGRAMS,
+    STEP_MAPS,
+    STEP_PROGRAMS,
+    XDP_FRAGS,
+    compiler_flags,
+    image_key,
+    lift_memory_limit,
+    source_text,
+    sources,
+)
+from netmon.kernel.meter.geometry import Geometry
+from netmon.kernel.owners import births
+from netmon.kernel.program_cache import cache_folder, write_image
+from netmon.kernel.program_image import Program, image_of
+
+_INSTRUCTION_BYTES = 8
+
+
+class _Compiled:
+    """Everything of this process: bcc closes a module's descriptors when it is collected."""
+
+    def __init__(self, geometry: Geometry) -> None:
+        self._flags = compiler_flags(geometry)
+        self._modules: list[Any] = []
+        self._programs: list[Program] = []
+        self._maps: dict[str, int] = {}
+        self._descriptors: dict[str, int] = {}
+        self.remarks: list[str] = []
+        """On each part that had to be left out."""
+
+    @property
+    def descriptors(self) -> dict[str, int]:
+        """Of programs, and of the maps that user space opens."""
+        return self._descriptors | self._maps
+
+    def build(self) -> None:
+        """Compiles and loads all that there is. Raises what bcc raises, UnsupportedError without it."""
+        meter = self._module("meter.c", layout.METER)
+        for name in METER_PROGRAMS:
+            self._load(meter, name, bpf_calls.PROGRAM_XDP if name == "meter_xdp" else bpf_calls.PROGRAM_SCHED_CLS)
+        with contextlib.suppress(OSError):  # an older kernel: small frames only
+            self._load_frags(meter)
+        steps = self._module("steps.c", layout.STEPS)
+        self._keep_maps(meter, METER_MAPS)
+        self._keep_maps(steps, STEP_MAPS)
+        parts: tuple[tuple[str, Callable[[], None]], ...] = (
+            ("iterations are not seen without a hook in the training script", lambda: self._load_steps(steps)),
+            ("whose a connection of a few milliseconds is, may stay unknown", self._load_births),
+            ("that a rank was stopped for less than a tenth of a second is not seen", self._load_stops),
+        )
+        for missed, load_part in parts:
+            try:
+                load_part()
+            except Exception as error:  # bcc raises bare ones
+                self.remarks.append(f"{missed}: {' '.join(str(error).split())}")
+
+    def keep(self, geometry: Geometry, key: str) -> None:
+        """For the next start, if everything is there. key: of what was to be compiled, when that began."""
+        if self.remarks or not key or image_key(geometry) != key:
+            return
+        try:
+            write_image(cache_folder(), key, image_of(self._programs, self._maps))
+        except (OSError, NetmonError) as error:
+            self.remarks.append(f"the next start compiles again: cannot keep the BPF programs: {error}")
+
+    def _module(self, source: str, structures: "dict[str, Any]", defines: tuple[str, ...] = ()) -> Any:
+        """A compiled source, with the proof that we mean the same by its structures; its maps are made."""
+        from bcc import BPF
+
+        module: Any = BPF(text=source_text(source, structures).encode(), cflags=[*self._flags, *defines])
+        self._modules.append(module)
+        return module
+
+    def _keep_maps(self, module: Any, names: tuple[str, ...]) -> None:
+        from bcc import lib
+
+        self._maps |= {name: lib.bpf_table_fd(module.module, name.encode()) for name in names}
+
+    def _load(self, module: Any, name: str, kind: int) -> None:
+        self._descriptors[name] = module.load_func(name.encode(), kind).fd
+        self._programs.append(_program(module, name, kind))
+
+    def _load_steps(self, module: Any) -> None:
+        for name in STEP_PROGRAMS:
+            self._load(module, name, bpf_calls.PROGRAM_KPROBE)
+
+    def _load_births(self) -> None:
+        """The program that tells of connections being made, and its rings."""
+        module = self._module("sockets.c", layout.BIRTHS, _defines(births.definitions(self._types)))
+        self._load(module, births.PROGRAM, bpf_calls.PROGRAM_RAW_TRACEPOINT)
+        self._keep_maps(module, births.MAPS)
+
+    def _load_stops(self) -> None:
+        """The program that tells of stops, and its memory."""
+        module = self._module("stops.c", layout.STOPS, _defines(stops.definitions(self._types)))
+        self._load(module, stops.PROGRAM, bpf_calls.PROGRAM_RAW_TRACEPOINT)
+        self._keep_maps(module, (stops.MAP,))
+
+    @functools.cached_property
+    def _types(self) -> KernelTypes:
+        return KernelTypes()
+
+    def _load_frags(self, module: Any) -> None:
+        """bcc knows no flags of programs."""
+        program = _program(module, XDP_FRAGS, bpf_calls.PROGRAM_XDP, bpf_calls.XDP_HAS_FRAGS)
+        code = ctypes.create_string_buffer(program.instructions, len(program.instructions))
+        place, count = ctypes.addressof(code), len(program.instructions) // _INSTRUCTION_BYTES
+        self._descriptors[XDP_FRAGS] = bpf_calls.program_load(
+            program.kind, XDP_FRAGS[:15], program.license.encode(), place, count, program.flags
+        )
+        self._programs.append(program)
+
+
+def _defines(values: dict[str, int]) -> tuple[str, ...]:
+    return tuple(f"-D{name}={value}" for name, value in values.items())
+
+
+def _program(module: Any, name: str, kind: int, flags: int = 0) -> Program:
+    """What bcc has compiled, with the descriptors of its maps in place."""
+    from bcc import lib
+
+    place, size = (one(module.module, name.encode()) for one in (lib.bpf_function_start, lib.bpf_function_size))
+    terms: bytes = lib.bpf_module_license(module.module)
+    return Program(name, kind, flags, terms.decode(), ctypes.string_at(place, size))
+
+
+def _require_bcc() -> None:
+    os.environ["BCC_KERNEL_SOURCE"] = str(sources() / "headers")
+    try:
+        import bcc  # noqa: F401
+    except Exception as error:  # a broken installation fails in its own ways: ImportError, OSError, AttributeError
+        raise UnsupportedError(
+            f"cannot load BPF programs: this Python ({sys.executable}) cannot import bcc ({error}); "
+            "install python3-bpfcc and use the distribution's Python"
+        ) from error
+
+
+def main() -> int:
+    """The child: geometry and key in, descriptors out."""
+    parent = socket.socket(fileno=os.dup(0))
+    order = json.loads(parent.makefile().readline())
+    geometry = Geometry(**order["geometry"])
+    try:
+        _require_bcc()
+        lift_memory_limit()
+        compiled = _Compiled(geometry)
+        compiled.build()
+    except NetmonError as error:
+        print(error, file=sys.stderr)
+        return 1
+    except Exception as error:  # bcc raises bare exceptions; its own output stands before this line
+        print(f"{error}", file=sys.stderr)
+        return 1
+    compiled.keep(geometry, order["key"])
+    descriptors = compiled.descriptors
+    reply = {"names": list(descriptors), "remarks": compiled.remarks}
+    socket.send_fds(parent, [json.dumps(reply).encode()], list(descriptors.values()))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,37 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The second start loads what the first one compiled: the same programs and maps, without a compiler."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from netmon.kernel import bpf_calls, loader
+from netmon.kernel.meter.geometry import choose_geometry
+
+pytestmark = pytest.mark.kernel
+
+
+def loaded() -> dict[str, bytes | bpf_calls.MapShape]:
+    """What there is by its name: of programs the kernel's checksum of their instructions, of maps their shape."""
+    told: dict[str, bytes | bpf_calls.MapShape] = {}
+    for name, descriptor in loader.load(choose_geometry(20_000)).items():
+        is_map = "map_type" in Path(f"/proc/self/fdinfo/{descriptor}").read_text()
+        told[name] = bpf_calls.map_shape(descriptor) if is_map else bpf_calls.program_tag(descriptor)
+        os.close(descriptor)
+    return told
+
+
+def test_a_second_start_needs_no_compiler_and_loads_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NETMON_CACHE", str(tmp_path / "bpf"))
+    compiled = loaded()
+    (kept,) = (tmp_path / "bpf").iterdir()
+    assert {*loader.PROGRAMS, *loader.MAPS, "socket_state", "births", "births_told"} <= compiled.keys()
+    with monkeypatch.context() as without:
+        without.setattr(loader, "_compiled_by_child", lambda *_: pytest.fail("the compiler was called"))
+        assert loaded() == compiled
+    kept.write_bytes(kept.read_bytes()[:-1])
+    assert loaded() == compiled
+    with monkeypatch.context() as without:
+        without.setattr(loader, "_compiled_by_child", lambda *_: pytest.fail("the damaged file was not written anew"))
+        assert loaded() == compiled
