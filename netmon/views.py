@@ -92,6 +92,24 @@ SHARES = ("compute", "late", "transfer", "cross", "other_job", "loss", "slow_lin
 
 
 @dataclass(frozen=True)
+class RankTimes:
+    """Where one rank's iteration went (ns). The five parts add up to its duration where they are known."""
+
+    rank: int
+    host: str
+    duration_ns: int
+    known: bool = False  # when it communicated; else the parts are 0
+    computed_ns: int = 0  # and everything else beside waiting for gradients, until it had the last of them
+    waited_ns: int = 0  # for a rank whose first gradient came later
+    waited_for: int = -1  # that rank
+    transfer_ns: int = 0  # waited for gradients when everybody was there, for as long as usual
+    held_ns: int = 0  # and for longer than usual
+    held_by: str = ""  # as the verdict says; empty: not known
+    after_ns: int = 0  # from the last gradient to the end
+    error_ns: int = 0  # of waited_ns against transfer_ns: the clocks' bounds
+
+
+@dataclass(frozen=True)
 class Verdict:
     """Why an iteration took as long as it did; times in ns, of the UTC epoch where they are moments.
 
@@ -131,6 +149,7 @@ class Verdict:
     second_culprit: str = ""
     told_ns: int = 0  # when
     relative: bool = False  # its number is counted since somebody looked
+    ranks: tuple[RankTimes, ...] = ()  # a collector tells: of a large job those that tell most
 
     @property
     def network(self) -> bool:
@@ -140,24 +159,6 @@ class Verdict:
 
 PARAMETERS_BASES = {"hook": "told by the hook", "calls": "read from the calls", "option": "as --parameters says"}
 """Who told of a model's parameters."""
-
-
-@dataclass(frozen=True)
-class RankTimes:
-    """Where one rank's iteration went (ns). The five parts add up to its duration where they are known."""
-
-    rank: int
-    host: str
-    duration_ns: int
-    known: bool = False  # when it communicated; else the parts are 0
-    computed_ns: int = 0  # and everything else beside waiting for gradients, until it had the last of them
-    waited_ns: int = 0  # for a rank whose first gradient came later
-    waited_for: int = -1  # that rank
-    transfer_ns: int = 0  # waited for gradients when everybody was there, for as long as usual
-    held_ns: int = 0  # and for longer than usual
-    held_by: str = ""  # as the verdict says; empty: not known
-    after_ns: int = 0  # from the last gradient to the end
-    error_ns: int = 0  # of waited_ns against transfer_ns: the clocks' bounds
 
 
 @dataclass(frozen=True)

@@ -75,6 +75,11 @@ def test_jobs_that_fill_the_time_fit_only_in_part() -> None:
     assert fit.best_score == pytest.approx(0.6, abs=0.02)  # 40 of 100 ms are asked for twice at best
 
 
+def test_jobs_are_held_to_no_more_than_they_can() -> None:
+    fit = fits([square(name, 100, 70, every_ms=140) for name in "ab"], {0: GBIT})[0]
+    assert fit.hold_ns == fit.shifted_ns > 110 * MS
+
+
 def test_jobs_apart_are_left_where_they_are() -> None:
     fit = fits([square("a", 100, 40), square("b", 100, 40, first_ms=50)], {0: GBIT})[0]
     assert (fit.shift_ns, fit.gain) == (0, pytest.approx(0.0, abs=0.01))

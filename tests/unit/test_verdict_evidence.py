@@ -14,7 +14,7 @@ from netmon.dl.verdict import Carried, Steps, judge, standing_out
 from netmon.dl.verdict.connections import SAID, Connections, sent_again, who_waited
 from netmon.dl.verdict.evidence import CARRIED
 from netmon.dl.verdict.host_part import WAITED
-from netmon.dl.verdict.rank_times import path_of
+from netmon.dl.verdict.rank_times import most_telling, path_of
 from netmon.views import Cause, RankTimes, Verdict
 
 STANDS_STILL = BEGIN + (SLOW * 2_000 + COMPUTING + 40) * MS
@@ -147,3 +147,9 @@ def test_a_rank_that_never_ends_leaves_nothing_to_compare():
     assert standing_out(steps(100)) == [11]
     assert standing_out(steps(100, never_ends=2)) == []
     assert standing_out(Steps(*(np.empty(0, np.int64),) * 8, np.empty(0, bool), np.empty(0, np.int64), (), 0)) == []
+
+
+def test_of_a_large_job_those_ranks_are_told_that_others_waited_for_and_the_slowest():
+    times = [RankTimes(rank, "h", 100 + rank, True, waited_for=3 if rank != 3 else -1) for rank in range(9)]
+    assert [each.rank for each in most_telling(times, 3)] == [3, 7, 8]
+    assert most_telling(times, 20) == tuple(times)

@@ -25,6 +25,7 @@ _SHIFTS = 96  # candidates over an iteration of the job that is shifted
 _ROUNDS = 3
 _ITERATIONS = 20  # that the model is run for
 _ENOUGH = 1e-3  # scores that differ by less are as good as each other
+_HELD = 1.01  # times how often they were to begin: what is as good as that
 _ALIKE = 0.8  # of the longest iteration: jobs whose iterations are shorter cannot be held to it
 
 
@@ -116,6 +117,9 @@ def fits(jobs: Sequence[Demand], capacity_bps: Mapping[int, float]) -> list[Fit]
             shifts[place] = _best_shift(_Beside(steady, place, _others(group, place), shared, capacity_bps), shifts)
         before = _model([jobs[place] for place in group], steady, group, [0.0] * len(group), capacity_bps)
         after = _model([steady[place] for place in group], steady, group, [*shifts.values()], capacity_bps)
+        if hold_ns and after.max() > _HELD * hold_ns:  # the best shift leaves some of the conflict: less often, then
+            hold_ns = round(float(after.max()))
+            after = np.maximum(after, hold_ns)
         # Where TCP has taken them apart by itself, they wait less for each other than fair shares would make them.
         lately = np.array([max(jobs[place].lately_ns, jobs[place].period_ns) for place in group])
         before = np.minimum(before, lately)

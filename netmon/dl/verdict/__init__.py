@@ -3,7 +3,7 @@
 
 from netmon.dl.verdict.evidence import CELL_NS, Carried, Link, Steps, Whose, in_cells, nothing_carried
 from netmon.dl.verdict.judge import NOTABLE, judge, standing_out, wanted_times
-from netmon.dl.verdict.rank_times import path_of, rank_times
+from netmon.dl.verdict.rank_times import most_telling, path_of, rank_times
 from netmon.dl.verdict.words import sentence
 
 __all__ = [
@@ -15,6 +15,7 @@ __all__ = [
     "Whose",
     "in_cells",
     "judge",
+    "most_telling",
     "nothing_carried",
     "path_of",
     "rank_times",

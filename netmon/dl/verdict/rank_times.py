@@ -62,6 +62,13 @@ def rank_times(job: str, steps: Steps, carried: Carried, verdict: Verdict) -> tu
     return tuple(rows)
 
 
+def most_telling(times: Sequence[RankTimes], count: int) -> tuple[RankTimes, ...]:
+    """As many of them, by rank: those that others waited for, then those that took longest."""
+    lasts = {each.waited_for for each in times}
+    chosen = sorted(times, key=lambda each: (each.rank not in lasts, -each.duration_ns))[:count]
+    return tuple(sorted(chosen, key=lambda each: each.rank))
+
+
 def _waits(told: Moments, one: Judged) -> tuple[_Floats, npt.NDArray[np.int64]]:
     """(iterations, ranks): how long each only waited for the last one's first gradient; (iterations,): who that was."""
     known = np.isfinite(told.arrive).all(axis=1)
