@@ -12,7 +12,17 @@ from collector.judging.job_steps import steps_in_utc
 from collector.judging.recent_rows import of_sessions
 from netmon.columnar import Columns
 from netmon.dl.timemap import TimeMap, TimeMaps
-from netmon.dl.verdict import Carried, Link, Whose, in_cells, judge, most_telling, rank_times, wanted_times
+from netmon.dl.verdict import (
+    Carried,
+    Link,
+    Whose,
+    in_cells,
+    looked_at,
+    most_telling,
+    times_of,
+    verdict_on,
+    wanted_times,
+)
 from netmon.records import Table
 from netmon.views import Verdict
 
@@ -58,9 +68,9 @@ class Case:
         utc = np.stack([maps.utcs(of, np.ascontiguousarray(rows[name])) for name in _MOMENTS])
         steps = steps_in_utc(rows, utc, [self.hosts[place] for place in rows["place"].tolist()], self.size)
         times = wanted_times(steps, [self.number])
-        carried = self._carried(maps, there, times)
-        verdict = judge(self.job, steps, carried, self.number)
-        ranks = rank_times(self.job, steps, carried, verdict) if verdict.excess_ns > 0 else ()
+        one = looked_at(self.job, steps, self._carried(maps, there, times), self.number)
+        verdict = verdict_on(one, steps)
+        ranks = times_of(one, steps, verdict) if verdict.excess_ns > 0 else ()
         return replace(verdict, relative=self.relative, ranks=most_telling(ranks, _MOST_RANKS))
 
     def _carried(self, maps: TimeMaps, there: npt.NDArray[np.int64], times: list[tuple[int, int]]) -> Carried:

@@ -73,18 +73,19 @@ def test_a_silence_in_which_something_was_unacknowledged(busy_ms, receiver_ms, a
     table = said(usual, usual, usual, (15_000_000, again, busy_ms, receiver_ms), usual)
     if busy_ms < 0:
         table["busy_ns"] = -1
-    told = Connections(table, np.full(len(table), 2), np.zeros(len(table), bool))
+    told = Connections(table, np.full(len(table), 2), np.full(len(table), 1), np.zeros(len(table), bool))
     since = BEGIN + 3_300 * MS
-    assert who_waited(told, since, since + 200 * MS) == ({2} if waits else set())
+    assert who_waited(told, since, since + 200 * MS) == ({(2, 1)} if waits else set())
 
 
 def test_what_is_busy_now_more_and_now_less_tells_nothing_of_a_short_silence():
     """As on a machine with more ranks than CPUs: the silence is a tenth of a row, whose rest may have been anything."""
     rows = [(20_000_000, 1_448, busy, 0) for busy in (500, 900, 600, 850, 550, 800)]
-    told = Connections(said(*rows), np.zeros(len(rows), int), np.zeros(len(rows), bool))
+    nobody = np.zeros(len(rows), int)
+    told = Connections(said(*rows), nobody, nobody, np.zeros(len(rows), bool))
     for second in range(len(rows)):
         begin = BEGIN + (1_000 * second + 450) * MS
-        assert who_waited(told, begin, begin + 100 * MS) == ({0} if rows[second][2] > 870 else set())
+        assert who_waited(told, begin, begin + 100 * MS) == ({(0, 0)} if rows[second][2] > 870 else set())
 
 
 def test_what_a_sender_only_believed_to_be_lost_is_no_loss():

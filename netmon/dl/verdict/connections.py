@@ -48,6 +48,7 @@ class Connections:
 
     rows: Table  # dtype SAID
     rank: npt.NDArray[np.int64]  # (rows,) that sends
+    peer: npt.NDArray[np.int64]  # (rows,) that receives; −1: not known
     control: npt.NDArray[np.bool_]  # (rows,) it carries no gradients
 
     @property
@@ -65,14 +66,15 @@ def nothing_said() -> npt.NDArray[np.void]:
 def of_job(said: Table, whose: Sequence[Whose], job: str) -> Connections:
     """The rows of a job's connections."""
     kept = said[np.array([one.job == job for one in whose], np.bool_)[said["of"]]] if len(said) else said
-    rank, control = (np.array([getattr(one, name) for one in whose]) for name in ("rank", "control"))
     of = kept["of"]
-    return Connections(kept, rank[of].astype(np.int64), control[of].astype(np.bool_))
+    columns = (np.array([getattr(one, name) for one in whose])[of] for name in ("rank", "peer", "control"))
+    rank, peer, control = columns
+    return Connections(kept, rank.astype(np.int64), peer.astype(np.int64), control.astype(np.bool_))
 
 
-def who_waited(told: Connections, begin_ns: float, end_ns: float) -> set[int]:
-    """Ranks that waited for an acknowledgement for most of a silence, and not for the receiver's window, and sent
-    something again.
+def who_waited(told: Connections, begin_ns: float, end_ns: float) -> set[tuple[int, int]]:
+    """Ranks that waited for another one's acknowledgement for most of a silence, and not for the receiver's window,
+    and sent something again; and that other one.
 
     A row may be longer: in the rest of it the connection had something to send for as long as it clearly has
     otherwise. Connections that carry no gradients count, too: of what they agree on, nothing may be sent before.
@@ -92,7 +94,7 @@ def who_waited(told: Connections, begin_ns: float, end_ns: float) -> set[int]:
         usual = max(0.0, float(np.median(shares)) - _CLEAR * spread(shares)) if len(shares) >= _FEWEST else 0.0
         idle_then = idle[row] - usual * (length[row] - overlap[row])
         if max(idle_then, said["receiver_ns"][row]) < (1 - _WAITING) * overlap[row]:
-            found.add(int(told.rank[row]))
+            found.add((int(told.rank[row]), int(told.peer[row])))
     return found
 
 

@@ -72,6 +72,7 @@ class Cells:
     link: npt.NDArray[np.int64]  # of a foreign cell: the link
     party: npt.NDArray[np.int64]  # of a foreign cell: who carried most there
     stops: tuple[Stop, ...]
+    waits: tuple[tuple[int, int], ...] = ()  # in silences, as TCP says: a rank for another one's acknowledgement
 
     def sum(self, kind: Held) -> float:
         """ns; may be below 0."""
@@ -96,11 +97,12 @@ def held(seen: Window, since_ns: float, until_ns: float, usual_ns: float, capaci
         after_loss[:] = True  # TCP goes on slowly for long after
     kind[after_loss[span]] = Held.LOST
     kind[contested[span]] = Held.FOREIGN
-    stops = []
+    stops, waits = [], set[tuple[int, int]]()
     for first, last in _silences(seen, span):
         stop = Stop(first, last, _who_went_on(seen, first, last))
         inside = slice(first - span.start, last - span.start)
-        timeout = _is_timeout(seen, dropped, first, last) or _waits(seen, first, last)
+        waiting = _waiting(seen, first, last)
+        timeout = _is_timeout(seen, dropped, first, last) or bool(waiting)
         recent = slice(max(0, first - (_BEFORE_TIMEOUT if timeout else _BEFORE_GAP)), first)
         if contested[recent].any() and (timeout or last - first < PAUSED):
             kind[inside] = Held.FOREIGN
@@ -111,7 +113,8 @@ def held(seen: Window, since_ns: float, until_ns: float, usual_ns: float, capaci
             stops.append(stop)
         else:
             kind[inside] = Held.LOST
-    return Cells(span.start, kind, lost_ns, link[span], party[span], tuple(stops))
+            waits |= waiting
+    return Cells(span.start, kind, lost_ns, link[span], party[span], tuple(stops), tuple(sorted(waits)))
 
 
 def _contested(
@@ -183,13 +186,13 @@ def _is_timeout(seen: Window, dropped: _Floats, first: int, last: int) -> bool:
     return bool(long and (gone >= _LOST_LEAST or resumed.sum() <= _ONE_WINDOW))
 
 
-def _waits(seen: Window, first: int, last: int) -> bool:
-    """Whether TCP says that a rank waited for an acknowledgement in a silence that is long enough to tell, and that
-    rank had sent nothing for as long as TCP's timer takes."""
+def _waiting(seen: Window, first: int, last: int) -> set[tuple[int, int]]:
+    """Who waited for whose acknowledgement, as TCP says, in a silence that is long enough to tell, of ranks that had
+    sent nothing for as long as TCP's timer takes."""
     begin, end = ((seen.first + cell) * CELL_NS for cell in (first, last))
-    ranks = who_waited(seen.said, begin, end) if last - first >= PAUSED else set()
+    told = who_waited(seen.said, begin, end) if last - first >= PAUSED else set()
     silent_from = max(0, last - _TIMER_NS // CELL_NS)
-    return any(not seen.sent[seen.ranks == rank, silent_from:last].any() for rank in ranks)
+    return {pair for pair in told if not seen.sent[seen.ranks == pair[0], silent_from:last].any()}
 
 
 def _who_went_on(seen: Window, first: int, last: int) -> int:

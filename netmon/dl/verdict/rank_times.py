@@ -25,7 +25,11 @@ _Floats = npt.NDArray[np.float64]
 
 def rank_times(job: str, steps: Steps, carried: Carried, verdict: Verdict) -> tuple[RankTimes, ...]:
     """Of every rank that has the verdict's iteration, by rank. Raises KeyError where there is no such iteration."""
-    one = looked_at(job, steps, carried, verdict.iteration)
+    return times_of(looked_at(job, steps, carried, verdict.iteration), steps, verdict)
+
+
+def times_of(one: Judged, steps: Steps, verdict: Verdict) -> tuple[RankTimes, ...]:
+    """The same of one that has been looked at. steps: of its job."""
     table, row = one.table, one.row
     told = moments(table, row, one.seen, one.references)
     waits, lasts = _waits(told, one)

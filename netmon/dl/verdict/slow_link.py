@@ -5,7 +5,7 @@ A link that is shaped, or slow, carries gradients all the time, evenly, at a pac
 reaches. A rank that is slow itself leaves gaps, between which its bytes go as fast as ever.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import numpy as np
 import numpy.typing as npt
@@ -101,14 +101,19 @@ def _slow_end(seen: Window, link: int) -> int:
     return other if lost <= _DROPPED * seen.own[link].sum() else link
 
 
-def lossy_link(seen: Window) -> int | None:
-    """The link (of seen.links) that the most bytes left without arriving; None where both ends are seen of none."""
+def lossy_link(seen: Window, waits: Collection[tuple[int, int]] = ()) -> int | None:
+    """The link (of seen.links) that the most bytes left without arriving; else the one to a rank whose acknowledgement
+    did not come; None where neither is seen. waits: ranks, and whose acknowledgements they waited for."""
     found = []
     for link, one in enumerate(seen.links):
         if one.direction == Direction.RX and (other := _sender(seen, link)) is not None:
             found.append((float(seen.own[other].sum() - seen.own[link].sum()), other))
     lost, sender = max(found, default=(0.0, -1))
-    return sender if lost > 0 else None
+    if lost > 0:
+        return sender
+    ways = [(rank, Direction.RX) for _, rank in waits] + [(rank, Direction.TX) for rank, _ in waits]
+    there = {(ends[0], link.direction): at for at, (ends, link) in enumerate(zip(seen.ends, seen.links, strict=True))}
+    return next((there[way] for way in ways if way in there), None)
 
 
 def _sender(seen: Window, link: int) -> int | None:

@@ -104,7 +104,8 @@ def _reason(verdict: Verdict) -> str:
     if verdict.cause == Cause.COMPUTE:
         return f"it computed {ns} longer; no network cause"
     if verdict.cause == Cause.LOSS:
-        which = f"packets that left {at}" if verdict.interface else "packets"
+        way = "left" if verdict.direction == Direction.TX else "were to enter"
+        which = f"packets that {way} {at}" if verdict.interface else "packets"
         return f"{which} were lost with nobody else on the link, which cost {ns}"
     if verdict.cause == Cause.SLOW_LINK:
         way = "leaves" if verdict.direction == Direction.TX else "enters"
