@@ -3,6 +3,7 @@
 
 import json
 from dataclasses import asdict
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,11 +12,12 @@ from test_verdict_recorded import RECORDED, TRUTHS
 
 from netmon.cli import main
 from netmon.dl.verdict import Carried, Steps, judge, standing_out
+from netmon.dl.verdict.conclude import conclude
 from netmon.dl.verdict.connections import SAID, Connections, sent_again, who_waited
 from netmon.dl.verdict.evidence import CARRIED
 from netmon.dl.verdict.host_part import WAITED
 from netmon.dl.verdict.rank_times import most_telling, path_of
-from netmon.views import Cause, RankTimes, Verdict
+from netmon.views import SHARES, Cause, RankTimes, Verdict
 
 STANDS_STILL = BEGIN + (SLOW * 2_000 + COMPUTING + 40) * MS
 
@@ -148,6 +150,49 @@ def test_a_rank_that_never_ends_leaves_nothing_to_compare():
     assert standing_out(steps(100)) == [11]
     assert standing_out(steps(100, never_ends=2)) == []
     assert standing_out(Steps(*(np.empty(0, np.int64),) * 8, np.empty(0, bool), np.empty(0, np.int64), (), 0)) == []
+
+
+@pytest.mark.parametrize(
+    ("again", "busy_ms", "cross", "cause"),
+    [
+        (48, 430, False, Cause.LOSS),
+        (48, 430, True, Cause.CROSS),
+        (0, 430, True, Cause.PAUSE),
+        (48, 200, True, Cause.PAUSE),
+    ],
+    ids=["lost", "lost to a crowded port", "nothing was sent again", "nothing was outstanding"],
+)
+def test_ranks_that_all_wait_for_what_was_lost_of_their_agreement(again, busy_ms, cross, cause):
+    """A few bytes of a control connection, of which the links show nothing: all are silent until TCP's timer ends."""
+    run = Run()
+    if cross:
+        run.beside(0, from_ms=0, for_ms=40)
+        run.sent += [(0, 40 * 4 + cell, 25_000) for cell in range(210 * 4)]
+        run.paces[40 * 4 : 40 * 4] = [0.0] * (210 * 4)
+    else:
+        run.stopped(40, 210)
+    usual = (5_000, 0, 300, 0)
+    table = said(*[usual] * 6, (5_000, again, busy_ms, 0), usual)
+    table["of"] = 2 * RANKS + 1
+    moved = STANDS_STILL - 700 * MS - table["start_ns"][6]
+    table["start_ns"] += moved
+    table["end_ns"] += moved
+    run.said = table
+    verdict = run.judged()
+    assert verdict.cause == cause
+    if cause == Cause.LOSS:
+        assert (verdict.host, verdict.rank) == ("h0", 0)
+
+
+@pytest.mark.parametrize(
+    ("share", "cause"), [("pause", Cause.PAUSE), ("late", Cause.STRAGGLER), ("loss", Cause.UNKNOWN)]
+)
+def test_who_accuses_nobodys_traffic_needs_less_beside_what_is_unknown(share, cause):
+    shares = dict.fromkeys(SHARES, 0.0) | {share: 40.0, "unknown": 60.0}
+    nobody = Verdict("job", 1, 0, 200, 200, 100, 100)
+    assert (
+        conclude(nobody, shares, ({}, {}), None, 1.0, one=SimpleNamespace(table=None, row=0), steps=None).cause == cause
+    )
 
 
 def test_of_a_large_job_those_ranks_are_told_that_others_waited_for_and_the_slowest():
