@@ -11,7 +11,7 @@ export PIP_TIMEOUT := 60
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo demo-cluster test test-unit test-kernel test-kernels test-lab test-readers test-long crash-states fuzz lint format \
-  docs proto horovod horovod-tensorflow frameworks clean
+  docs proto man wheel deb sbom horovod horovod-tensorflow frameworks clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -79,6 +79,21 @@ docs: setup ## the documentation as a site in out/site, with the reference made 
 proto: setup ## generate netmon/wire from proto/netmon.proto
 	@$(python) -m grpc_tools.protoc -Inetmon/wire=proto --python_out=. --grpc_python_out=. \
 	  --plugin=protoc-gen-mypy=.venv/bin/protoc-gen-mypy --mypy_out=. netmon/wire/netmon.proto
+
+man: setup ## man pages and shell completions, from what --help is made from, into build/share
+	@$(python) packaging/tools/manuals.py build/share
+
+wheel: man ## the wheel, with programs, units and examples inside, into dist
+	@$(python) -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir dist .
+	@ls dist/*.whl
+
+deb: man ## Debian packages of agent and collector, for the interpreter of this distribution, into dist
+	@.ci/packages debhelper dpkg-dev python3-pip
+	@packaging/debian/build dist
+
+sbom: setup ## dist/netmon.cdx.json: what an installation consists of (CycloneDX)
+	@mkdir -p dist
+	@.venv/bin/cyclonedx-py requirements packaging/../build/requirements.txt --output-file dist/netmon.cdx.json
 
 horovod: setup ## build real Horovod with PyTorch for the lab, once (about five minutes)
 	@.ci/packages g++ make python3-dev

@@ -6,19 +6,17 @@ whoever can reach the collector may do everything; it listens to this machine on
 """
 
 import contextlib
-import hashlib
 import logging
 import time
 from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import grpc
 
-from netmon.errors import CertificateError, NetmonError
+from netmon.errors import NetmonError
 from netmon.wire.identity import Identity, Role, read_identity
-from netmon.wire.tokens import Token, read_tokens
+from netmon.wire.tokens import Tokens
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -42,35 +40,6 @@ class NotAdmittedError(NetmonError):
         """Say why, in one line."""
         super().__init__(reason)
         self.code = code
-
-
-class Tokens:
-    """The tokens that are good now: a file, read again when it has changed."""
-
-    def __init__(self, path: Path) -> None:
-        """Read it. Raises CertificateError."""
-        self._path = path
-        self._seen = self._stamp()
-        self._known = read_tokens(path)
-
-    def find(self, text: str) -> Token | None:
-        """What a token stands for; None: nothing."""
-        if (seen := self._stamp()) != self._seen:
-            self._seen = seen
-            try:
-                self._known = read_tokens(self._path)
-            except CertificateError as error:
-                _log.warning("%s; what was read before is used", error)
-        # What is compared is a hash of what was sent: how long that takes tells nothing of a token.
-        found = self._known.get(hashlib.sha256(text.encode()).hexdigest())
-        return found if found and found.ends_s > time.time() else None
-
-    def _stamp(self) -> tuple[int, int]:
-        try:
-            status = self._path.stat()
-        except OSError:
-            return 0, 0
-        return status.st_ino, status.st_mtime_ns
 
 
 class Admission:

@@ -29,6 +29,7 @@ class Entry:
     failure: str = ""  # at what, where that was no batch: its agent is to be told
     refused: RefusedBatchError | None = None  # a batch that was not taken in: its agent is to be told
     acknowledge: int = 0
+    timed: tuple[int, float] | None = None  # a batch that is not stored, and when it came
     requests: deque[netmon_pb2.FullRequest] = field(default_factory=deque)  # to be sent
     recent: deque[netmon_pb2.AgentMessage] = field(default_factory=lambda: deque(maxlen=MOST_RECENT))
     news: asyncio.Event = field(default_factory=asyncio.Event)  # acknowledge has risen, or there are requests
@@ -38,3 +39,10 @@ class Entry:
         if sequence > self.acknowledge:
             self.acknowledge = sequence
             self.news.set()
+
+    def waited_since(self) -> float | None:
+        """When the batch that was timed came, once: after it was stored."""
+        if self.timed is None or self.timed[0] > self.acknowledge:
+            return None
+        came, self.timed = self.timed[1], None
+        return came

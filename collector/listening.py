@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING
 
 import grpc
 
-from collector.admission import Admission, Tokens
+from collector.admission import Admission
 from netmon.errors import UnsupportedError, UsageError
 from netmon.wire.secure import server_credentials
 from netmon.wire.security import PLAIN, Security
+from netmon.wire.tokens import Tokens
 
 if TYPE_CHECKING:
     from collector.cluster.worker import WorkerSettings

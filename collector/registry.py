@@ -59,6 +59,7 @@ class Registry:
         self._shown = False  # the view knows of these
         self._jobs = Jobs(settings.parameters)
         self.counts = self._jobs.counts
+        self.heard: Callable[[Session, Output], None] = lambda session, output: None  # of newest sessions
         self._begin()
         self.ticks = 0  # how often what viewers see has changed
         self._queued: list[tuple[Entry, netmon_pb2.AgentMessage]] = []  # for the next tick
@@ -154,6 +155,7 @@ class Registry:
         if entry.refused is None and not entry.broken:
             now, batch, session = time.monotonic(), message.batch, entry.session
             entry.settled, entry.last_heard = False, now
+            entry.timed = entry.timed or (batch.sequence, now)
             entry.recent.append(message)
             self._stage.add(session.place, batch)
             self.intake.came(session.hello.session, batch.buckets.rows, batch.horizon_ns)
@@ -241,6 +243,7 @@ class Registry:
             self._jobs.have_ended(host, output.ended)
             for iteration, tally in output.iterations:
                 self._jobs.accounted(iteration, tally)
+            self.heard(entry.session, output)
             self.judging.take(entry.session, output)
             for wanted in self._triggers.look(entry.session, output, self._jobs):
                 task = asyncio.get_running_loop().create_task(self._keep_full(wanted))

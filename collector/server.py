@@ -18,14 +18,16 @@ from collector.admission import AGENTS, ALL, VIEWERS, Admission, NotAdmittedErro
 from collector.dataset.sink import ParquetSink
 from collector.dataset.upkeep import Upkeep
 from collector.full_windows import Windows
+from collector.health import add_health
 from collector.jobs.process import JobsApart
 from collector.listening import CLOSED, Door, listen_at
+from collector.metrics.serving import serve_metrics, why_not_ready
 from collector.registry import Registry
 from collector.settings import Settings
 from collector.stream import AgentStream
 from collector.view.watching import Watching
 from netmon.dl.classify import NS_PER_S
-from netmon.errors import DataError, UnsupportedError
+from netmon.errors import DataError
 from netmon.supervisor import Supervisor
 from netmon.wire import netmon_pb2, netmon_pb2_grpc
 from netmon.wire.channel import COLLECTOR_OPTIONS
@@ -34,7 +36,8 @@ from netmon.wire.limits import MAX_TEXT
 
 if TYPE_CHECKING:
     from collector.cluster.worker import ClusterWorker, WorkerSettings
-    from collector.metrics.endpoint import MetricsEndpoint
+    from collector.metrics.spans import Spans
+    from netmon.telemetry.endpoint import Endpoint
 
 _log = logging.getLogger(__name__)
 _GRACE_S = 1.0
@@ -124,12 +127,14 @@ async def serve(
     worker: "WorkerSettings | None" = None,
     door: Door = CLOSED,
     metrics: str = "",
+    spans: "Spans | None" = None,
 ) -> None:
     """Collect until SIGTERM or SIGINT (or `stop`), then store what is left.
 
     abandon: called where that takes too long; may end the process, as nothing is lost by it. worker: one of several,
     whose agents are on a bus; without it the collector is alone, and agents connect to it. door: who is let in.
-    metrics: HOST:PORT of /metrics; empty: nowhere.
+    metrics: HOST:PORT of /metrics, /health and /ready; empty: nowhere. spans: told of
+    iterations and verdicts.
 
     Raises DataError where data cannot be written, UnsupportedError where it cannot listen, BusError without the bus;
     UsageError, CertificateError.
@@ -143,11 +148,14 @@ async def serve(
     jobs = JobsApart()
     registry = Registry(sink, settings, jobs)
     supervisor = Supervisor()
+    if spans:
+        registry.heard, registry.counts.heard = spans.heard, spans.judged
     server = grpc.aio.server(options=COLLECTOR_OPTIONS)
     service = CollectorService(registry, admission, worker is None, door.exposed(listen, worker))
     netmon_pb2_grpc.add_CollectorServicer_to_server(service, server)  # type: ignore[no-untyped-call]
     among: ClusterWorker | None = None
-    endpoint: MetricsEndpoint | None = None
+    health = add_health(server)
+    endpoint: Endpoint | None = None
     try:
         listen_at(server, listen, door)
         if worker:
@@ -155,7 +163,7 @@ async def serve(
             if among is None:
                 return
         await server.start()
-        endpoint = _metrics(metrics, registry, door)
+        endpoint = serve_metrics(metrics, registry, door, among)
         _log.info(f"listening on {listen}, writing to {data}")
         door.warn(listen, worker)
         gc.freeze()  # what is there now stays: it need not be looked over again and again
@@ -168,10 +176,13 @@ async def serve(
             for work in (_tick_for_ever(registry, supervisor), _infer_for_ever(registry), flushing)
         ]
         working += [asyncio.create_task(among.run())] if among else []
+        working.append(asyncio.create_task(health.follow(lambda: why_not_ready(registry))))
+        working += [asyncio.create_task(spans.follow())] if spans else []
         ended, _ = await asyncio.wait((stopped, *working), return_when=asyncio.FIRST_COMPLETED)
         for task in ended:
             task.result()
         supervisor.stopping()
+        await health.leave()
         await _store_the_rest(registry, data, abandon, among)
     finally:
         for task in working[1:]:
@@ -183,29 +194,13 @@ async def serve(
             await among.close()
         if endpoint:
             await asyncio.to_thread(endpoint.close)
+        if spans:
+            await asyncio.to_thread(spans.close)
         jobs.close()
         upkeep.close()
         sink.close()
         overdue.cancel()
         supervisor.close()
-
-
-def _metrics(address: str, registry: Registry, door: Door) -> "MetricsEndpoint | None":
-    if not address:
-        return None
-    try:
-        from collector.metrics.endpoint import MetricsEndpoint, used
-        from collector.metrics.families import Seen
-    except ImportError:  # it needs a library that the rest does without
-        raise UnsupportedError(
-            "cannot serve metrics: prometheus-client is not installed; pip install 'netmon[metrics]'"
-        ) from None
-
-    def look() -> Seen:
-        waiting, stored = registry.intake.waiting_rows, registry.flushing.storing()
-        return Seen(registry.freeze(), registry.counts.copy(), waiting, stored.full, *used())
-
-    return MetricsEndpoint(address, door.security, look)
 
 
 async def _or_stopped(work: Coroutine[Any, Any, _T], stop: asyncio.Event) -> _T | None:

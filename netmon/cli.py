@@ -2,7 +2,6 @@
 """The list of commands, and the one place that catches errors and configures logging."""
 
 import argparse
-import logging
 import signal
 import sys
 from collections.abc import Sequence
@@ -13,9 +12,10 @@ from types import ModuleType
 from netmon import __version__
 from netmon.config import as_written, defaults_from, to_toml
 from netmon.errors import NetmonError, UsageError
+from netmon.telemetry.logs import TEXT, configure_logs, log_error
 
 COMMANDS = (
-    *("agent", "collector", "top", "why", "advise", "export", "report", "trace", "replay", "lab", "doctor"),
+    *("agent", "collector", "top", "web", "why", "advise", "export", "report", "trace", "replay", "lab", "doctor"),
     *("certificates", "bench"),
 )
 _SERVICES = ("agent", "collector")  # that are configured by a file
@@ -26,18 +26,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if argv is None:
             _heed_signals()
-        logging.basicConfig(level=logging.INFO, format="netmon: %(message)s", stream=sys.stderr)
+        configure_logs(TEXT)
         arguments = list(sys.argv[1:] if argv is None else argv)
         args = _parse(arguments)
         if _is_service(arguments) and args.print_config:
             print(_effective(arguments), end="")
             return 0
+        configure_logs(getattr(args, "log", TEXT))
         args.parse_again = lambda: _parse(arguments)
         command: ModuleType = args.command
         status: int = command.run(args)
         return status
     except NetmonError as error:
-        print(f"netmon: {error}", file=sys.stderr)
+        log_error(error)
         return 2 if isinstance(error, UsageError) else 1
     except KeyboardInterrupt:
         return 130

@@ -17,6 +17,7 @@ from netmon.errors import NetmonError
 from netmon.wire import netmon_pb2
 from netmon.wire.bus import Bus, BusError, clock_subject, down_subject, name_of, token, up_subject
 from netmon.wire.bus_client import may_answer
+from netmon.wire.bus_streams import make_streams
 from netmon.wire.channel import ALIVE_EVERY_S
 
 _log = logging.getLogger(__name__)
@@ -38,7 +39,7 @@ class BusIntake:
 
     async def start(self) -> None:
         """Make what is missing on the bus, tell the time, hear answers, say what is stored. Raises BusError."""
-        await self._bus.make()
+        await make_streams(self._bus)
         with self._bus.errors("listen on"):
             await self._bus.client.subscribe(clock_subject(self._worker), cb=self._tell_time)
             await self._bus.client.subscribe(f"netmon.v1.up.{token(self._worker)}.>", cb=self._hear)
@@ -173,7 +174,7 @@ class BusIntake:
         """Make what is missing on the bus, and say what that means."""
         async with self._mending:
             try:
-                emptied = await self._bus.make()
+                emptied = await make_streams(self._bus)
             except BusError as error:
                 _log.warning("%s", error)
                 return

@@ -14,6 +14,7 @@ from collector.dataset.sink import ParquetSink
 from collector.registry import Registry
 from netmon.errors import NetmonError
 from netmon.wire.bus import Bus, BusSettings
+from netmon.wire.bus_streams import depth
 
 _CLOSE_S = 2.0
 _log = logging.getLogger(__name__)
@@ -55,6 +56,10 @@ class ClusterWorker:
     async def run(self) -> None:
         """Take and release hosts, until it leaves."""
         await self._handover.run()
+
+    async def depth(self) -> tuple[int, int]:
+        """Batches that wait on the bus, and their bytes. Raises BusError."""
+        return await depth(self._bus)
 
     async def leave(self) -> None:
         """Give all hosts to the others; what cannot be said to the bus they find out."""

@@ -1,22 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
 """A frozen view in Prometheus' words. No flow is a label, and no more than MOST_JOBS jobs are."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import accumulate
 
 from prometheus_client import Metric
 from prometheus_client.core import (
-    CounterMetricFamily,
     Exemplar,
     GaugeMetricFamily,
     HistogramMetricFamily,
-    InfoMetricFamily,
 )
 
+from collector.metrics.delays import DELAY_BOUNDS_S, NO_DELAYS, Delays
 from collector.metrics.job_counts import BOUNDS_S, JobCounts
 from collector.view.frozen import Frozen
-from netmon import __version__
 from netmon.records import CLASS_NAMES
+from netmon.telemetry.families import Used, counter, gauge, own_families
 from netmon.views import Cause
 
 _LINK = ("host", "interface", "direction")
@@ -32,13 +32,15 @@ class Seen:
     jobs: Mapping[str, JobCounts]
     waiting_rows: int  # that have come and are not taken in
     unwritten: float  # share of the memory for rows on their way to the disk that is used
-    cpu_s: float  # of this process and its children, since their start
-    rss_bytes: int
+    pending_bytes: int  # of rows that have settled and are not stored
+    used: Used  # by this process
+    delays: Delays = NO_DELAYS  # from a batch's arrival to the word that it is stored
+    bus: tuple[int, int] | None = None  # batches and bytes that wait on the bus; None: there is none, or it is silent
 
 
 def families(seen: Seen) -> Iterator[Metric]:
     """All of them."""
-    yield InfoMetricFamily("netmon_build", "Version of the collector", {"version": __version__})
+    yield from own_families("collector", seen.used)
     yield from _hosts(seen.frozen)
     yield from _links(seen.frozen)
     yield from _jobs(seen)
@@ -62,7 +64,7 @@ def _hosts(frozen: Frozen) -> Iterator[Metric]:
         ("netmon_agent_warnings", "Marks and messages that led to nothing, since its start", hosts["warnings"]),
     )
     for name, help_, values in told:
-        yield _gauge(name, help_, ("host",), zip(((host,) for host in frozen.host_names), values.tolist(), strict=True))
+        yield gauge(name, help_, ("host",), zip(((host,) for host in frozen.host_names), values.tolist(), strict=True))
 
 
 def _links(frozen: Frozen) -> Iterator[Metric]:
@@ -73,8 +75,15 @@ def _links(frozen: Frozen) -> Iterator[Metric]:
         for name, row in zip(names, frozen.now_bps.tolist(), strict=True)
         for word, rate in zip(CLASS_NAMES, row, strict=True)
     ]
-    yield _gauge("netmon_link_bits_per_second", "Wire rate over the last second", (*_LINK, "class"), rates)
-    yield _gauge(
+    yield gauge("netmon_link_bits_per_second", "Wire rate over the last second", (*_LINK, "class"), rates)
+    carried = (
+        ((*name, word), value)
+        for name, row in zip(names, frozen.class_bytes.tolist(), strict=True)
+        for word, value in zip(CLASS_NAMES, row, strict=True)
+    )
+    help_ = "Wire bytes of rows that are final, since the link came"
+    yield counter("netmon_link_class_bytes", help_, (*_LINK, "class"), carried)
+    yield gauge(
         "netmon_link_capacity_bits_per_second",
         "Where it is known",
         _LINK,
@@ -82,37 +91,37 @@ def _links(frozen: Frozen) -> Iterator[Metric]:
     )
     covered = zip(names, links["attributed_bytes"].tolist(), links["nic_bytes"].tolist(), strict=True)
     ratios = ((name, attributed / nic) for name, attributed, nic in covered if nic)
-    yield _gauge("netmon_link_coverage_ratio", "Attributed bytes of those that the NIC counted", _LINK, ratios)
+    yield gauge("netmon_link_coverage_ratio", "Attributed bytes of those that the NIC counted", _LINK, ratios)
     for kind, help_ in (("nic", "Wire bytes as the NIC counts them"), ("attributed", "Wire bytes with a flow")):
         values = zip(names, links[f"{kind}_bytes"].tolist(), strict=True)
-        yield _counter(f"netmon_link_{kind}_bytes", f"{help_}, since the agent's start", _LINK, values)
+        yield counter(f"netmon_link_{kind}_bytes", f"{help_}, since the agent's start", _LINK, values)
     lost = (
         ((*name, place), value)
         for place in _PLACES
         for name, value in zip(names, links[f"{place}_bytes"].tolist(), strict=True)
     )
-    yield _counter("netmon_link_unattributed_bytes", "Wire bytes without a flow, by place", (*_LINK, "place"), lost)
+    yield counter("netmon_link_unattributed_bytes", "Wire bytes without a flow, by place", (*_LINK, "place"), lost)
 
 
 def _jobs(seen: Seen) -> Iterator[Metric]:
     shown = [fact for fact in seen.frozen.jobs if fact.job in seen.jobs]
     named = (((fact.job, fact.name), 1) for fact in shown)
-    yield _gauge("netmon_job_info", "What people call the job", ("job", "name"), named)
+    yield gauge("netmon_job_info", "What people call the job", ("job", "name"), named)
     ranks = (((fact.job,), fact.ranks) for fact in shown)
-    yield _gauge("netmon_job_ranks", "Ranks of the job", ("job",), ranks)
+    yield gauge("netmon_job_ranks", "Ranks of the job", ("job",), ranks)
     shared = (((fact.job,), fact.shared) for fact in shown)
-    yield _gauge("netmon_job_shared_ranks", "Ranks whose node was DL-shared in their last iteration", ("job",), shared)
+    yield gauge("netmon_job_shared_ranks", "Ranks whose node was DL-shared in their last iteration", ("job",), shared)
     histogram = HistogramMetricFamily("netmon_iteration_seconds", "Iterations of ranks", labels=["job"])
     for name, job in seen.jobs.items():
         histogram.add_metric([name], _buckets(job), job.seconds)
     yield histogram
     exposed = (((name,), job.exposed_s) for name, job in seen.jobs.items() if job.exposed_of)
-    yield _counter("netmon_exposed_communication_seconds", "For which ranks only waited", ("job",), exposed)
+    yield counter("netmon_exposed_communication_seconds", "For which ranks only waited", ("job",), exposed)
     told = (((name,), job.exposed_of) for name, job in seen.jobs.items() if job.exposed_of)
-    yield _counter("netmon_exposed_communication_iterations", "Iterations that tell it", ("job",), told)
+    yield counter("netmon_exposed_communication_iterations", "Iterations that tell it", ("job",), told)
     causes = [cause.name.lower() for cause in Cause]
     verdicts = (((name, cause), job.verdicts.get(cause, 0)) for name, job in seen.jobs.items() for cause in causes)
-    yield _counter("netmon_verdicts", "Iterations that stood out, by cause", ("job", "cause"), verdicts)
+    yield counter("netmon_verdicts", "Iterations that stood out, by cause", ("job", "cause"), verdicts)
 
 
 def _buckets(job: JobCounts) -> list[tuple[str, float] | tuple[str, float, Exemplar]]:
@@ -140,22 +149,17 @@ def _own(seen: Seen) -> Iterator[Metric]:
     yield GaugeMetricFamily(
         "netmon_collector_unwritten_ratio", "Memory in use for rows that the disk has not taken", seen.unwritten
     )
-    yield CounterMetricFamily("netmon_collector_cpu_seconds", "CPU time of the collector's processes", seen.cpu_s)
-    yield GaugeMetricFamily("netmon_collector_resident_bytes", "Memory of the collector", seen.rss_bytes)
+    yield GaugeMetricFamily("netmon_collector_unwritten_bytes", "Rows that the disk has not taken", seen.pending_bytes)
+    delays = HistogramMetricFamily(
+        "netmon_acknowledgement_seconds", "From a batch's arrival to the word that it is stored, of some batches"
+    )
+    delays.add_metric([], _cumulative(seen.delays), seen.delays.seconds)
+    yield delays
+    if seen.bus:
+        yield GaugeMetricFamily("netmon_bus_batches", "Batches that wait on the bus", seen.bus[0])
+        yield GaugeMetricFamily("netmon_bus_bytes", "Bytes that wait on the bus", seen.bus[1])
 
 
-_Values = Iterable[tuple[Sequence[str], float]]
-
-
-def _gauge(name: str, help_: str, labels: Sequence[str], values: _Values) -> Metric:
-    family = GaugeMetricFamily(name, help_, labels=[*labels])
-    for own, value in values:
-        family.add_metric([*own], value)
-    return family
-
-
-def _counter(name: str, help_: str, labels: Sequence[str], values: _Values) -> Metric:
-    family = CounterMetricFamily(name, help_, labels=[*labels])
-    for own, value in values:
-        family.add_metric([*own], value)
-    return family
+def _cumulative(delays: Delays) -> list[tuple[str, float]]:
+    labels = [f"{bound:g}" for bound in DELAY_BOUNDS_S] + ["+Inf"]
+    return list(zip(labels, map(float, accumulate(delays.counts)), strict=True))

@@ -32,12 +32,14 @@ class Frozen:
     hosts: Table  # dtype HOST
     link_names: Sequence[LinkName]
     links: Table  # dtype LINK
+    class_bytes: npt.NDArray[np.int64]  # (links, class), wire bytes of rows that are final, since the link came
     series: SeriesCopy  # wire bytes by link; the last column ends with the host's horizon
     flows: Seen  # one row of each flow of the last second; its link is an index of link_names here
     flow_bps: npt.NDArray[np.float64]
     jobs: Sequence[JobFacts]
     forgotten_jobs: int
     warnings: Sequence[str]
+    agent_versions: Sequence[str]  # by host
 
     @cached_property
     def age_ns(self) -> npt.NDArray[np.int64]:

@@ -21,6 +21,8 @@ class LinkSeries:
         self._ring = COLUMNS + lag_ns // INTERVAL_NS + _SPARE
         self._sums: npt.NDArray[np.int64] = np.zeros((0, self._ring, len(Class)), np.int64)
         self._newest: npt.NDArray[np.int64] = np.empty(0, np.int64)  # column, per link
+        self.totals: npt.NDArray[np.int64] = np.zeros((0, len(Class)), np.int64)
+        """Of all rows since the link came, (links, class)."""
 
     def extend(self, links: int) -> None:
         """Have room for so many links."""
@@ -28,11 +30,12 @@ class LinkSeries:
         if more > 0:
             self._sums = np.concatenate([self._sums, np.zeros((more, *self._sums.shape[1:]), np.int64)])
             self._newest = np.concatenate([self._newest, np.full(more, -1, np.int64)])
+            self.totals = np.concatenate([self.totals, np.zeros((more, len(Class)), np.int64)])
 
     def forget(self, links: npt.NDArray[np.integer]) -> None:
         """These links have gone; their numbers may be others' now."""
         known = links[links < len(self._newest)]
-        self._sums[known], self._newest[known] = 0, -1
+        self._sums[known], self._newest[known], self.totals[known] = 0, -1, 0
 
     def add(
         self,
@@ -41,7 +44,9 @@ class LinkSeries:
         classes: npt.NDArray[np.uint8],
         wire_bytes: npt.NDArray[np.int64],
     ) -> None:
-        """Add rows, arrays of one length; those that are older than what is kept are left out."""
+        """Add rows, arrays of one length; those that are older than what is kept are in the totals only."""
+        kind = link.astype(np.int64) * len(Class) + classes
+        self.totals += np.bincount(kind, wire_bytes, self.totals.size).reshape(self.totals.shape).astype(np.int64)
         column = start_ns // INTERVAL_NS
         newest = self._newest.copy()
         np.maximum.at(newest, link, column)

@@ -63,6 +63,7 @@ class Sessions:
         self._shown: list[Connected] = []
         self._places: npt.NDArray[np.int32] = np.empty(0, np.int32)  # of the sessions that are shown
         self._host_names: tuple[str, ...] = ()
+        self._versions: tuple[str, ...] = ()
         self._link_names: list[LinkName] = []
         self._hosts = np.zeros(0, HOST)
         self._clocks_s = -np.inf
@@ -75,6 +76,7 @@ class Sessions:
         sessions = [one.session for one in self._shown]
         self._places = np.array([session.place for session in sessions], np.int32)
         self._host_names = tuple(session.hello.host for session in sessions)
+        self._versions = tuple(session.hello.agent_version for session in sessions)
         self._hosts = np.zeros(len(sessions), HOST)
         self._hosts["begin_ns"] = [session.hello.clock.mono_ns for session in sessions]
         self._hosts["stream_ns"] = [session.hello.streamed_ns for session in sessions]
@@ -150,6 +152,10 @@ class Sessions:
     def host_names(self) -> Sequence[str]:
         """See HostState."""
         return self._host_names
+
+    def agent_versions(self) -> Sequence[str]:
+        """See HostState."""
+        return self._versions
 
     def hosts(self) -> Table:
         """See HostState."""

@@ -101,6 +101,9 @@ class HostState(Protocol):
     def host_names(self) -> Sequence[str]:
         """By host number. Another object where a host has come or gone, else the same one."""
 
+    def agent_versions(self) -> Sequence[str]:
+        """By host number, of the hosts of host_names."""
+
     def hosts(self) -> Table:
         """Dtype HOST, by host number, of the hosts of host_names."""
 

@@ -81,11 +81,13 @@ class View:
             hosts=hosts,
             link_names=[names[number] for number in shown.tolist()],
             links=links[shown],
+            class_bytes=self._series.totals[shown],
             series=series.of(shown) if len(shown) < len(links) else series,
             flows=flows,
             flow_bps=rates[live],
             jobs=jobs,
             forgotten_jobs=self._jobs.forgotten,
+            agent_versions=self._state.agent_versions(),
             warnings=(*trouble, *(line for job in jobs for line in job.stopped), *self._state.warnings()),
         )
 

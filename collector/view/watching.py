@@ -10,10 +10,11 @@ from typing import Any
 import grpc
 
 from collector.view.frozen import Frozen
-from collector.view.shown import ask_without_flows, without_names
+from netmon import __version__
 from netmon.errors import WireError
 from netmon.views import Selection, Snapshot
 from netmon.wire import netmon_pb2
+from netmon.wire.shown import ask_without_flows, without_names
 from netmon.wire.snapshots import decode_selection, encode_snapshot
 
 _OLDEST_S = 0.5  # a view serves again until then, if nothing has changed
@@ -55,7 +56,7 @@ class Watching:
             self._encoded = {}
         key = asked, jobs_only
         if key not in self._encoded:
-            snapshot = replace(self._page(self._frozen, asked), insecure=self._insecure)
+            snapshot = replace(self._page(self._frozen, asked), insecure=self._insecure, version=__version__)
             self._encoded[key] = encode_snapshot(without_names(snapshot) if jobs_only else snapshot)
             self._took_s += time.thread_time() - began_s
         return self._encoded[key]

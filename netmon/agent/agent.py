@@ -6,6 +6,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -34,6 +35,7 @@ from netmon.agent.settings import Settings
 from netmon.agent.sleep import Sleep
 from netmon.agent.spool import Spool
 from netmon.agent.spool_folder import SpoolFolder
+from netmon.agent.standstill import Standstill
 from netmon.agent.steps import StepMarks
 from netmon.agent.stream import Stream
 from netmon.agent.surroundings import Surroundings
@@ -58,6 +60,10 @@ from netmon.records import STEP, Batch, Flow, Hello, Interface, LedgerSample, Ma
 from netmon.wire import netmon_pb2
 from netmon.wire.batches import encode_body, encode_hello, serialise_buckets, serialise_flow
 from netmon.wire.identity import new_session
+
+if TYPE_CHECKING:
+    from netmon.agent.metrics import AgentNews
+    from netmon.telemetry.endpoint import Endpoint
 
 log = logging.getLogger(__name__)
 
@@ -130,6 +136,21 @@ class Agent:
         where, connect = channel(settings)
         self._stream = Stream(where, connect, self._spool, Pulls(self._recorder), self._exchanges)
         self._leftovers = Leftovers(connect, self._spool, settings.spool_bytes)
+        self._standstill = Standstill()
+        self._told: AgentNews | None = None
+        self._endpoint = self._serve_metrics()
+
+    def _serve_metrics(self) -> "Endpoint | None":
+        """By this part, which talks to the network already."""
+        if not self._settings.metrics:
+            return None
+        # Whoever has no use for it need not have its library, nor the memory that it takes.
+        from netmon.agent.metrics import AgentMetrics, AgentNews, serve_agent_metrics
+
+        self._told = AgentNews({interface.index: interface.name for interface in self.interfaces})
+        parts = (self._told, self._spool, self._stream, self._recorder, self._privileged.pid, self._standstill)
+        metrics = AgentMetrics(self._settings.host, *parts)
+        return serve_agent_metrics(self._settings.metrics, self._settings.security, metrics)
 
     def run(self, stop: threading.Event, tell_alive: Callable[[], None] = lambda: None) -> None:
         """Works until told to stop, and tells that it does at every batch.
@@ -137,6 +158,7 @@ class Agent:
         Raises KernelError when the kernel side is gone, or a thread has ended.
         """
         self._clock.start()
+        self._standstill.start()
         threads = (self._stream, self._leftovers)
         for thread in threads:
             thread.start()
@@ -144,6 +166,7 @@ class Agent:
             ranks = time.monotonic_ns() - self._marked_ns < _MARKED_NS
             woken = self._sleep.rest(self._rhythm.rest(ranks), ranks)  # short: to wait for `stop` costs more
             now = time.monotonic_ns()
+            self._standstill.turn()
             self._rhythm.asked_ns = self._stream.asked.batch_ns
             self._look(now, woken)
             if self._rhythm.batch_is_due:
@@ -179,6 +202,9 @@ class Agent:
 
     def close(self) -> None:
         """Detaches everything, sends the rest, and waits a moment for the collector to have it."""
+        self._standstill.finish()
+        if self._endpoint:
+            self._endpoint.close()
         last = self._ledger.finish()
         self._privileged.close()
         time.sleep((STALE_NS + self._settings.bucket_ns) / 1e9 + LOOK_NS / 1e9)
@@ -251,6 +277,10 @@ class Agent:
             rows_message = serialise_buckets(part.buckets, part.bucket_ns)
             self._spool.append(part.sequence, body, rows_message, loss, described)
             self._sequence = part.sequence
+        if self._told:
+            self._told.sent(
+                self._sequence, len(streamed.buckets), streamed.bucket_ns, batch.clock, batch.cost, batch.ledger
+            )
         self._recent_marks.add(self._marks)
         over = self._recent_flows.over(seen, now_ns, self._owners.flows)
         self._owners.forget(over)

@@ -98,6 +98,11 @@ class Recorder:
             missing.append(f"the last {(until_ns - max(end, since_ns)) / 1e9:.3f} s {why}")
         return "; ".join(missing)
 
+    def depth(self) -> tuple[int, float]:
+        """Bytes that are kept, and of how many seconds."""
+        with self._lock:
+            return self._store.size, max(0, self._until_ns - self._since_ns) / 1e9
+
     def close(self) -> None:
         """Removes what was recorded."""
         with self._lock:

@@ -91,11 +91,13 @@ class Stream(Worker):
     """The thread that sends the agent's own session."""
 
     def __init__(self, where: str, connect: Connect, spool: Spool, pulls: Pulls, exchanges: ClockExchanges) -> None:
-        """where: for the log, as "the collector at …"; exchanges: with its clock, to which new ones are added."""
+        """where: as "the collector at …"; exchanges: with its clock, to which new ones are added."""
         super().__init__("stream")
-        self._where = where
+        self.where = where
+        """For a line, as "the collector at …"."""
         self._sender = Sender(connect, spool, pulls, exchanges, self._note)
-        self._connected = False
+        self.connected = False
+        """Whether somebody answers there."""
         self._reasons: set[str] = set()  # named since the last connection
 
     def work(self) -> None:
@@ -123,10 +125,10 @@ class Stream(Worker):
 
     def _note(self, connected: bool, reason: str) -> None:
         if connected:
-            if not self._connected:
-                log.info("connected to %s", self._where)
+            if not self.connected:
+                log.info("connected to %s", self.where)
             self._reasons.clear()
         elif reason not in self._reasons and len(self._reasons) < _REASONS:
-            log.warning("no connection to %s (%s); batches wait", self._where, reason)
+            log.warning("no connection to %s (%s); batches wait", self.where, reason)
             self._reasons.add(reason)
-        self._connected = connected
+        self.connected = connected

@@ -111,7 +111,7 @@ class Authority:
         name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, str(identity)[:_LONGEST_CN])])
         names = [x509.UniformResourceIdentifier(identity.uri), *map(_address, addresses)]
         purposes = [ExtendedKeyUsageOID.CLIENT_AUTH]
-        purposes += [ExtendedKeyUsageOID.SERVER_AUTH] if identity.role.listens else []
+        purposes += [ExtendedKeyUsageOID.SERVER_AUTH] if identity.role.listens or addresses else []
         usage = x509.KeyUsage(True, False, False, False, False, False, False, False, False)
         identifier = x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key())
         begins = min(now, ends) - _SKEW

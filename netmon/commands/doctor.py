@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`netmon doctor`: what this machine can do, and which hook netmon would choose."""
+"""`netmon doctor`: what this machine can do, and which hook netmon would choose; or how an installation does."""
 
 import argparse
 import dataclasses
@@ -9,15 +9,18 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from netmon.commands.security_options import declare_security, security
+
 if TYPE_CHECKING:
     from netmon.kernel.probe import Check, HookChoice, Interfaces
     from netmon.terminal import FittingTable
 
-HELP = "what this machine can do, and which hook it would choose"
+HELP = "say what this machine can do and which hook netmon would choose, or how a running installation does"
 EXAMPLES = """\
   netmon doctor           a table for people
   netmon doctor --tls /etc/netmon/tls    and whether agent, collector or viewer can connect with what is in it
-  netmon doctor --json    the same for programs; exit status 0 when the agent can run here
+  netmon doctor --collector head:9400 --tls ~/.netmon    how that installation does, end to end, and what to do
+  netmon doctor --json    the same for programs; exit status 0 when the agent can run here, or the installation works
 """
 
 _COLOURS = {"ok": "green", "note": "default", "limited": "yellow", "unknown": "yellow", "missing": "bold red"}
@@ -26,11 +29,23 @@ _COLOURS = {"ok": "green", "note": "default", "limited": "yellow", "unknown": "y
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options."""
     parser.add_argument("--json", action="store_true", help="print one JSON document and nothing else")
-    parser.add_argument("--tls", type=Path, metavar="DIR", help="look at the certificate and the key in it, too")
+    parser.add_argument(
+        "--collector",
+        metavar="ADDR",
+        default="",
+        help="look at a running installation instead of this machine: HOST:PORT or unix:PATH; of several workers all, "
+        "with commas",
+    )
+    declare_security(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Probes and prints. 0: the agent can run here; 1: it cannot, and one line on stderr says what is missing."""
+    """Probes and prints. 0: the agent can run here; 1: it cannot, and one line on stderr says what is missing.
+
+    With a collector: 0: the installation works, maybe with less than it could; 1: a part of it does not.
+    """
+    if args.collector:
+        return _installation(args)
     from netmon.kernel.probe import interface_facts, machine_checks
 
     certificate = certificate_in(args.tls) if args.tls else None
@@ -46,6 +61,22 @@ def run(args: argparse.Namespace) -> int:
         print(line, file=sys.stderr)
         return 1
     return 0
+
+
+def _installation(args: argparse.Namespace) -> int:
+    from netmon.commands.doctor_installation import look_at_installation
+
+    checks = look_at_installation(args.collector, security(args))
+    missing = [f"{check.name}: {check.detail}" for check in checks if check.status == "missing"]
+    if args.json:
+        print(json.dumps({"ok": not missing, "checks": [dataclasses.asdict(check) for check in checks]}, indent=2))
+    else:
+        from netmon.terminal import console
+
+        console().print(checks_table(checks, f"the installation at {args.collector}"))
+    if missing:
+        print(f"netmon: the installation at {args.collector} does not work: {' · '.join(missing)}", file=sys.stderr)
+    return 1 if missing else 0
 
 
 def certificate_in(folder: Path) -> dict[str, str]:
@@ -97,13 +128,13 @@ def draw(checks: "Sequence[Check]", interfaces: "Interfaces") -> None:
         console.print(line, style="dim", markup=False)
 
 
-def checks_table(checks: "Sequence[Check]") -> "FittingTable":
-    """The machine, a row per check; what to do stands below what is wrong."""
+def checks_table(checks: "Sequence[Check]", title: str = "this machine") -> "FittingTable":
+    """What was looked at, a row per check; what to do stands below what is wrong."""
     from rich.text import Text
 
     from netmon.terminal import FittingTable, labels
 
-    table = FittingTable([*labels("this machine", ""), *labels("", prose=True)])
+    table = FittingTable([*labels(title, ""), *labels("", prose=True)])
     for check in checks:
         detail = Text(check.detail)
         if check.advice:

@@ -7,6 +7,7 @@ import signal
 from pathlib import Path
 
 from netmon.errors import NetmonError
+from netmon.telemetry.logs import AUTO, KINDS
 
 LEVELS = ("debug", "info", "warning", "error")
 _NO_OPTIONS = {"command", "parse_again", "config", "print_config"}
@@ -16,7 +17,7 @@ log = logging.getLogger(__name__)
 
 
 def declare_service(parser: argparse.ArgumentParser) -> None:
-    """--config, --print-config and --log-level."""
+    """--config, --print-config, --log and --log-level."""
     parser.add_argument(
         "--config",
         type=Path,
@@ -27,6 +28,13 @@ def declare_service(parser: argparse.ArgumentParser) -> None:
         "--print-config",
         action="store_true",
         help="print the configuration in force, as such a file, and end",
+    )
+    parser.add_argument(
+        "--log",
+        choices=KINDS,
+        default=AUTO,
+        help="lines for people (text), one JSON object a line, or fields in systemd's journal "
+        "(auto: the journal where systemd has started it, else text)",
     )
     parser.add_argument("--log-level", choices=LEVELS, default="info", help="what is logged (%(default)s)")
 

@@ -49,18 +49,20 @@ _ONE_BY_ONE: dict[str, Any] = {
 }
 
 
-def open_table(data: Path, table: str, begins_ns: tuple[int, int] | None = None) -> ds.Dataset:
+def open_table(
+    data: Path, table: str, begins_ns: tuple[int, int] | None = None, paths: Sequence[Path] = ()
+) -> ds.Dataset:
     """The table as a lazy pyarrow dataset, `date` and `host` from the path. Raises DataError where there is none.
 
-    begins_ns: only files that may hold rows which begin in this time (UTC).
+    begins_ns: only files that may hold rows which begin in this time (UTC). paths: only these of its files.
     """
     if not data.is_dir():
         raise DataError(f"cannot read {data}: no such directory; give the --data of a collector")
-    paths = table_files(data, table)
+    paths = paths or table_files(data, table)
     if not paths:
         raise DataError(f"cannot read {table} in {data}: the dataset holds no row of it yet")
     if begins_ns:
-        paths = [path for path in paths if _may_begin(path, *begins_ns)] or paths[-1:]
+        paths = files_of_time(paths, *begins_ns) or paths[-1:]
     try:
         newest = pq.read_schema(paths[-1])
         schema = _common({path: pq.read_schema(path) for path in (paths[0], paths[-1])})
@@ -102,6 +104,11 @@ def stream(
 def table_files(data: Path, table: str) -> list[Path]:
     """The table's files by day: of an hour, or of a host as earlier versions wrote them."""
     return sorted(path for kind in ("hour", "host") for path in (data / table).glob(f"date=*/{kind}=*/*.parquet"))
+
+
+def files_of_time(paths: Sequence[Path], since_ns: int, until_ns: int) -> list[Path]:
+    """Those that may hold rows which begin in [since, until), UTC, by the folders that they lie in."""
+    return [path for path in paths if _may_begin(path, since_ns, until_ns)]
 
 
 def _may_begin(path: Path, since_ns: int, until_ns: int) -> bool:

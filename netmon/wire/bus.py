@@ -28,8 +28,7 @@ try:
     import nats
     from nats.aio.client import Client
     from nats.js import JetStreamContext
-    from nats.js.api import DiscardPolicy, KeyValueConfig, RetentionPolicy, StorageType, StreamConfig
-    from nats.js.errors import APIError, BadRequestError, BucketNotFoundError, NoStreamResponseError, NotFoundError
+    from nats.js.errors import APIError, BucketNotFoundError, NoStreamResponseError, NotFoundError
 
     from netmon.wire.bus_client import bus_client
 except ImportError as error:
@@ -299,43 +298,6 @@ class Bus:
         self.closing = True
         with contextlib.suppress(Exception):
             await asyncio.wait_for(self.client.close(), _ANSWER_S)
-
-    async def make(self) -> bool:
-        """Make the stream and the bucket where they are missing, and leave them as they are where they exist.
-
-        Whether something was missing. Raises BusError.
-        """
-        with self.errors("make the stream on"):
-            stream = StreamConfig(
-                name=STREAM,
-                subjects=[f"{BATCHES}.*"],
-                retention=RetentionPolicy.WORK_QUEUE,
-                storage=StorageType.FILE,
-                discard=DiscardPolicy.NEW,
-                discard_new_per_subject=True,
-                max_msgs_per_subject=self.settings.most_batches,
-                max_bytes=self.settings.most_bytes,
-                max_msg_size=LEAST_PAYLOAD,
-                duplicate_window=DUPLICATES_S,
-                num_replicas=self.settings.replicas,
-            )
-            new = await self._missing(STREAM, lambda: self.jetstream.add_stream(stream))
-            hellos = KeyValueConfig(
-                bucket=HELLOS, storage=StorageType.FILE, replicas=self.settings.replicas, direct=True
-            )
-            return await self._missing(f"KV_{HELLOS}", lambda: self.jetstream.create_key_value(hellos)) or new
-
-    async def _missing(self, stream: str, make: Callable[[], Awaitable[object]]) -> bool:
-        try:
-            await self.jetstream.stream_info(stream)
-            return False
-        except NotFoundError:
-            pass
-        try:
-            await make()
-        except BadRequestError:  # another worker was faster, and is told otherwise
-            await self.jetstream.stream_info(stream)
-        return True
 
     async def most_bytes(self) -> int | None:
         """That may wait on the bus; None: it says nothing. Raises BusError."""

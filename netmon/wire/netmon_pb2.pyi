@@ -965,6 +965,7 @@ class WatchRequest(_message.Message):
     JOBS_FROM_FIELD_NUMBER: _builtins.int
     MOST_RANKS_FIELD_NUMBER: _builtins.int
     MOST_HOSTS_FIELD_NUMBER: _builtins.int
+    STEPS_NS_FIELD_NUMBER: _builtins.int
     interval_ms: _builtins.int
     """0: one snapshot, then the stream ends"""
     flows: _builtins.int
@@ -980,6 +981,8 @@ class WatchRequest(_message.Message):
     """of each job"""
     most_hosts: _builtins.int
     """beside those of the links"""
+    steps_ns: _builtins.int
+    """of the jobs: every rank's iterations that have ended in so long; 0: none"""
     @_builtins.property
     def hosts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Only these hosts and what is on them, only these jobs and the hosts of their ranks; none: everything."""
@@ -999,10 +1002,11 @@ class WatchRequest(_message.Message):
         jobs_from: _builtins.int = ...,
         most_ranks: _builtins.int = ...,
         most_hosts: _builtins.int = ...,
+        steps_ns: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["flows", b"flows", "hosts", b"hosts", "interval_ms", b"interval_ms", "jobs", b"jobs", "jobs_from", b"jobs_from", "links_from", b"links_from", "most_hosts", b"most_hosts", "most_jobs", b"most_jobs", "most_links", b"most_links", "most_ranks", b"most_ranks"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["flows", b"flows", "hosts", b"hosts", "interval_ms", b"interval_ms", "jobs", b"jobs", "jobs_from", b"jobs_from", "links_from", b"links_from", "most_hosts", b"most_hosts", "most_jobs", b"most_jobs", "most_links", b"most_links", "most_ranks", b"most_ranks", "steps_ns", b"steps_ns"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1023,12 +1027,15 @@ class Snapshot(_message.Message):
     TOTALS_FIELD_NUMBER: _builtins.int
     PAGE_FIELD_NUMBER: _builtins.int
     INSECURE_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
     time_ns: _builtins.int
     """utc"""
     share_threshold: _builtins.float
     share_window_ns: _builtins.int
     insecure: _builtins.bool
     """nothing is encrypted on the way from other machines"""
+    version: _builtins.str
+    """of the collector"""
     @_builtins.property
     def hosts(self) -> _containers.RepeatedCompositeFieldContainer[Global___HostView]: ...
     @_builtins.property
@@ -1059,10 +1066,11 @@ class Snapshot(_message.Message):
         totals: Global___Totals | None = ...,
         page: Global___Page | None = ...,
         insecure: _builtins.bool = ...,
+        version: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["page", b"page", "totals", b"totals"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["flows", b"flows", "hosts", b"hosts", "insecure", b"insecure", "jobs", b"jobs", "links", b"links", "page", b"page", "share_threshold", b"share_threshold", "share_window_ns", b"share_window_ns", "time_ns", b"time_ns", "totals", b"totals", "warnings", b"warnings"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["flows", b"flows", "hosts", b"hosts", "insecure", b"insecure", "jobs", b"jobs", "links", b"links", "page", b"page", "share_threshold", b"share_threshold", "share_window_ns", b"share_window_ns", "time_ns", b"time_ns", "totals", b"totals", "version", b"version", "warnings", b"warnings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1229,6 +1237,7 @@ class HostView(_message.Message):
     CLOCK_SKEW_PPM_FIELD_NUMBER: _builtins.int
     BUCKET_NS_FIELD_NUMBER: _builtins.int
     STREAM_NS_FIELD_NUMBER: _builtins.int
+    AGENT_VERSION_FIELD_NUMBER: _builtins.int
     host: _builtins.str
     connected: _builtins.bool
     age_ns: _builtins.int
@@ -1242,6 +1251,7 @@ class HostView(_message.Message):
     """width of the rows that it streams now"""
     stream_ns: _builtins.int
     """what it streams unless it is under pressure"""
+    agent_version: _builtins.str
     @_builtins.property
     def cost(self) -> Global___AgentCost: ...
     def __init__(
@@ -1257,10 +1267,11 @@ class HostView(_message.Message):
         clock_skew_ppm: _builtins.float = ...,
         bucket_ns: _builtins.int = ...,
         stream_ns: _builtins.int = ...,
+        agent_version: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["cost", b"cost"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["age_ns", b"age_ns", "bucket_ns", b"bucket_ns", "clock_error_ns", b"clock_error_ns", "clock_offset_ns", b"clock_offset_ns", "clock_skew_ppm", b"clock_skew_ppm", "clock_source", b"clock_source", "connected", b"connected", "cost", b"cost", "host", b"host", "stream_ns", b"stream_ns"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["age_ns", b"age_ns", "agent_version", b"agent_version", "bucket_ns", b"bucket_ns", "clock_error_ns", b"clock_error_ns", "clock_offset_ns", b"clock_offset_ns", "clock_skew_ppm", b"clock_skew_ppm", "clock_source", b"clock_source", "connected", b"connected", "cost", b"cost", "host", b"host", "stream_ns", b"stream_ns"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1285,6 +1296,7 @@ class LinkView(_message.Message):
     LOST_KERNEL_BYTES_FIELD_NUMBER: _builtins.int
     LOST_AGENT_BYTES_FIELD_NUMBER: _builtins.int
     INVISIBLE_BYTES_FIELD_NUMBER: _builtins.int
+    SERIES_END_NS_FIELD_NUMBER: _builtins.int
     host: _builtins.str
     interface: _builtins.str
     direction: _builtins.int
@@ -1301,6 +1313,8 @@ class LinkView(_message.Message):
     lost_kernel_bytes: _builtins.int
     lost_agent_bytes: _builtins.int
     invisible_bytes: _builtins.int
+    series_end_ns: _builtins.int
+    """utc, of the last column"""
     def __init__(
         self,
         *,
@@ -1319,10 +1333,11 @@ class LinkView(_message.Message):
         lost_kernel_bytes: _builtins.int = ...,
         lost_agent_bytes: _builtins.int = ...,
         invisible_bytes: _builtins.int = ...,
+        series_end_ns: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attributed_bytes", b"attributed_bytes", "capacity_bps", b"capacity_bps", "columns", b"columns", "coverage", b"coverage", "direction", b"direction", "hook", b"hook", "host", b"host", "interface", b"interface", "interval_ns", b"interval_ns", "invisible_bytes", b"invisible_bytes", "lost_agent_bytes", b"lost_agent_bytes", "lost_kernel_bytes", b"lost_kernel_bytes", "nic_bytes", b"nic_bytes", "overflow_bytes", b"overflow_bytes", "wire_bps", b"wire_bps"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attributed_bytes", b"attributed_bytes", "capacity_bps", b"capacity_bps", "columns", b"columns", "coverage", b"coverage", "direction", b"direction", "hook", b"hook", "host", b"host", "interface", b"interface", "interval_ns", b"interval_ns", "invisible_bytes", b"invisible_bytes", "lost_agent_bytes", b"lost_agent_bytes", "lost_kernel_bytes", b"lost_kernel_bytes", "nic_bytes", b"nic_bytes", "overflow_bytes", b"overflow_bytes", "series_end_ns", b"series_end_ns", "wire_bps", b"wire_bps"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1354,6 +1369,7 @@ class JobView(_message.Message):
     SHARING_FIELD_NUMBER: _builtins.int
     NAME_FIELD_NUMBER: _builtins.int
     PARAMETERS_BASIS_FIELD_NUMBER: _builtins.int
+    STEPS_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     size: _builtins.int
     iteration: _builtins.int
@@ -1377,6 +1393,8 @@ class JobView(_message.Message):
     """what people call it; empty: job"""
     parameters_basis: _builtins.str
     """who told of them"""
+    steps: _builtins.bytes
+    """netmon.views.STEP, packed: as they were asked for"""
     @_builtins.property
     def ranks(self) -> _containers.RepeatedCompositeFieldContainer[Global___RankView]: ...
     @_builtins.property
@@ -1414,10 +1432,11 @@ class JobView(_message.Message):
         sharing: _abc.Iterable[_builtins.str] | None = ...,
         name: _builtins.str = ...,
         parameters_basis: _builtins.str = ...,
+        steps: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["durations_ns", b"durations_ns", "error_ns", b"error_ns", "iteration", b"iteration", "job", b"job", "known_ranks", b"known_ranks", "last_ns", b"last_ns", "measured_bytes", b"measured_bytes", "median_ns", b"median_ns", "name", b"name", "p99_ns", b"p99_ns", "parameters", b"parameters", "parameters_basis", b"parameters_basis", "pattern", b"pattern", "ranks", b"ranks", "relative", b"relative", "scores", b"scores", "shared_ranks", b"shared_ranks", "sharing", b"sharing", "size", b"size", "source", b"source", "theory_bytes", b"theory_bytes", "verdicts", b"verdicts"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["durations_ns", b"durations_ns", "error_ns", b"error_ns", "iteration", b"iteration", "job", b"job", "known_ranks", b"known_ranks", "last_ns", b"last_ns", "measured_bytes", b"measured_bytes", "median_ns", b"median_ns", "name", b"name", "p99_ns", b"p99_ns", "parameters", b"parameters", "parameters_basis", b"parameters_basis", "pattern", b"pattern", "ranks", b"ranks", "relative", b"relative", "scores", b"scores", "shared_ranks", b"shared_ranks", "sharing", b"sharing", "size", b"size", "source", b"source", "steps", b"steps", "theory_bytes", b"theory_bytes", "verdicts", b"verdicts"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -5,9 +5,10 @@ Whoever connects reads the files anew each time, whoever listens as soon as they
 by putting another one in its place. What is connected stays so.
 """
 
+import contextlib
 import logging
 import ssl
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,8 @@ import grpc
 
 from netmon.errors import CertificateError
 from netmon.wire.identity import Role
-from netmon.wire.security import Security
+from netmon.wire.security import Security, is_unix
+from netmon.wire.server_certificate import why_expired
 from netmon.wire.tls_files import AUTHORITY, CERTIFICATE, KEY, TlsFiles, read_tls
 
 Options = Sequence[tuple[str, Any]]
@@ -47,6 +49,8 @@ _SAID = (  # by BoringSSL and gRPC; lower case
         "the other end's certificate is not trusted: is it of the authority in our ca.crt?",
     ),
 )
+
+_OF_TIME = ("certificate has expired", "certificate is not yet valid")
 
 
 def open_channel(address: str, security: Security, options: Options, *roles: Role) -> grpc.Channel:
@@ -80,12 +84,12 @@ def _configuration(files: TlsFiles) -> grpc.ServerCertificateConfiguration:
 
 
 class Watched:
-    """A folder of a collector, read again when it has changed."""
+    """A folder of whoever listens, read again when it has changed."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, role: Role = Role.COLLECTOR) -> None:
         """Read it. Raises CertificateError."""
-        self._folder, self._seen = folder, _stamp(folder)
-        self.now = read_tls(folder, Role.COLLECTOR)
+        self._folder, self._role, self._seen = folder, role, _stamp(folder)
+        self.now = read_tls(folder, role)
 
     def changed(self) -> TlsFiles | None:
         """What is new since the last call; None: nothing. What cannot be used is said, once, and changes nothing."""
@@ -94,7 +98,7 @@ class Watched:
             return None
         self._seen = seen
         try:
-            self.now = read_tls(self._folder, Role.COLLECTOR)
+            self.now = read_tls(self._folder, self._role)
         except CertificateError as error:
             _log.warning("%s; what was read before is used", error)
             return None
@@ -123,9 +127,33 @@ def bus_context(folder: Path, *roles: Role) -> ssl.SSLContext:
     return context
 
 
-def in_words(details: str, security: Security) -> str:
+def http_contexts(folder: Path, role: Role) -> Callable[[], ssl.SSLContext]:
+    """For a port that is asked by HTTPS, with a certificate of the same authority: one for each connection.
+
+    Raises CertificateError, here only: later what cannot be used changes nothing.
+    """
+    files, known = Watched(folder, role), [_http_context(folder)]
+
+    def context() -> ssl.SSLContext:
+        if files.changed():
+            with contextlib.suppress(OSError, ssl.SSLError):  # another file is put there this very moment
+                known[0] = _http_context(folder)
+        return known[0]
+
+    return context
+
+
+def _http_context(folder: Path) -> ssl.SSLContext:
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=str(folder / AUTHORITY))
+    context.minimum_version, context.verify_mode = ssl.TLSVersion.TLSv1_2, ssl.CERT_REQUIRED
+    context.load_cert_chain(folder / CERTIFICATE, folder / KEY)
+    return context
+
+
+def in_words(details: str, security: Security, address: str = "") -> str:
     """Why a connection failed, of what gRPC or OpenSSL says; empty: it has nothing to do with TLS.
 
+    address: HOST:PORT, which is asked for its certificate where that has expired; blocks for two seconds at most then.
     A collector that wants TLS hangs up on plaintext without a word.
     """
     low = details.lower()
@@ -133,7 +161,8 @@ def in_words(details: str, security: Security) -> str:
         return "it wants TLS: give --tls DIR"
     for said, meant in _SAID:
         if said in low:
-            return meant
+            expired = said in _OF_TIME and address and not is_unix(address)
+            return (why_expired(address) if expired else "") or meant
     hangs_up = any(said in low for said in ("socket closed", "connection reset", "broken pipe"))
     if security.tls is None and hangs_up:
         return "it hangs up: does it want TLS? give --tls DIR"

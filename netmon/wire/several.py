@@ -50,6 +50,7 @@ def merge(snapshots: Sequence[Snapshot], asked: Selection) -> Snapshot:
         totals=_totals([s.totals for s in snapshots]),
         page=_page([s.page for s in snapshots], asked),
         insecure=any(s.insecure for s in snapshots),
+        version=" ".join(sorted({s.version for s in snapshots})),
     )
 
 

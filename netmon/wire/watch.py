@@ -66,7 +66,9 @@ def watch(address: str, interval_ms: int, asked: Selection, security: Security =
             for message in call:
                 yield decode_snapshot(message)
         except grpc.RpcError as error:
-            raise UnreachableError(f"cannot reach the collector at {address}: {reason(error, security)}") from None
+            raise UnreachableError(
+                f"cannot reach the collector at {address}: {reason(error, security, address)}"
+            ) from None
         finally:
             call.cancel()
 
@@ -177,12 +179,12 @@ def _follow_one(
         time.sleep(retry_s)
 
 
-def reason(error: grpc.RpcError, security: Security) -> str:
-    """Why a call to a collector failed, in words."""
+def reason(error: grpc.RpcError, security: Security, address: str = "") -> str:
+    """Why a call to a collector failed, in words. address: as for `in_words`."""
     if not isinstance(error, grpc.Call):
         return str(error)
     if error.code() in _TOLD:
         return str(error.details())
-    if error.code() is grpc.StatusCode.UNAVAILABLE and (words := in_words(str(error.details()), security)):
+    if error.code() is grpc.StatusCode.UNAVAILABLE and (words := in_words(str(error.details()), security, address)):
         return words
     return _REASONS.get(error.code()) or f"{error.code().name.lower()}: {error.details()}"

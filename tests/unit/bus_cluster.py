@@ -24,6 +24,7 @@ from netmon.bench.pipeline.truth import Verdict, judge
 from netmon.wire import netmon_pb2
 from netmon.wire.batches import encode_hello
 from netmon.wire.bus import Bus, BusSettings, Label, batch_subject, hello_subject
+from netmon.wire.bus_streams import make_streams
 
 TTL_S = 2.0
 
@@ -87,7 +88,7 @@ def assert_true(verdict: Verdict) -> None:
 @contextlib.asynccontextmanager
 async def simulated(settings: BusSettings, load: Load) -> AsyncIterator[Hosts]:
     bus = await Bus.connect(settings, "agents")
-    await bus.make()
+    await make_streams(bus)
     hosts = Hosts(bus, load)
     await hosts.introduce()
     try:

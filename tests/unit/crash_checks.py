@@ -26,7 +26,8 @@ class SpoolCheck:
 
     def said(self, words: list[str]) -> None:
         what, session, number = words
-        {"appended": self.appended, "over": self.over}[what][session] = int(number)
+        said = {"appended": self.appended, "over": self.over}[what]
+        said[session] = max(said.get(session, 0), int(number))  # a late word about fewer batches takes nothing back
 
     def check(self, directory: Path, seen: Contents, killed: bool) -> str:
         found: dict[str, set[int]] = {}

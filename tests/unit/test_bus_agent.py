@@ -37,6 +37,7 @@ from netmon.agent.recorder import Recorder
 from netmon.records import Batch
 from netmon.wire import netmon_pb2
 from netmon.wire.bus import Bus, BusSettings, batch_subject, read_servers
+from netmon.wire.bus_streams import make_streams
 from netmon.wire.full import get_full
 from netmon.wire.watch import UnreachableError
 
@@ -72,7 +73,7 @@ def test_batches_are_stored_once_and_the_time_is_told(tmp_path, server):
 
 async def made(server: NatsServer) -> None:
     bus = await Bus.connect(server.settings, "test")
-    await bus.make()
+    await make_streams(bus)
     await bus.close()
 
 
@@ -150,7 +151,7 @@ def test_a_full_bus_is_said_once_and_batches_wait_in_the_spool(tmp_path, caplog)
 async def filled(server: NatsServer) -> None:
     """By somebody else."""
     bus = await Bus.connect(server.settings, "test")
-    await bus.make()
+    await make_streams(bus)
     for _ in range(1000):
         try:
             await bus.jetstream.publish(batch_subject("other"), b"x" * 100)

@@ -14,6 +14,7 @@ from nats_server import running
 from collector import registry
 from collector.bus import forgetting, session
 from netmon.wire.bus import Bus, Label
+from netmon.wire.bus_streams import make_streams
 
 BATCHES = 12
 
@@ -42,7 +43,7 @@ def whole(count=BATCHES):
 @contextlib.asynccontextmanager
 async def publisher(settings, count=BATCHES):
     bus = await Bus.connect(settings, "agent")
-    await bus.make()
+    await make_streams(bus)
     sender = Publisher(bus)
     sender.make(count)
     await sender.introduce()

@@ -15,6 +15,7 @@ TYPES = {"columnar", "records", "mark_runs", "evidence", "views", "errors", "uni
     "durability",
     "marks",
     "job_names",
+    "past",
     "supervisor",
 }
 SHARED = TYPES | {"wire", "dl", "version"}
@@ -26,6 +27,7 @@ MAY_IMPORT = {
     "mark_runs": {"records"},
     "errors": set(),
     "views": {"records"},
+    "past": {"records", "views"},
     "units": {"errors"},
     "job_names": set(),
     "config": {"errors"},
@@ -37,16 +39,18 @@ MAY_IMPORT = {
     "horovod": {"training"},
     "wire": TYPES,
     "certificates": TYPES | {"wire"},
-    "dl": {"records", "mark_runs", "evidence", "errors", "views", "units"},
+    "dl": {"records", "mark_runs", "evidence", "errors", "views", "past", "units"},
     "kernel": SHARED,
-    "agent": SHARED | {"kernel"},
+    "installation": TYPES | {"kernel", "version"},
+    "telemetry": TYPES | {"wire", "version"},
+    "agent": SHARED | {"kernel", "telemetry"},
     "top": SHARED,
     "bench": SHARED | {"kernel", "lab", "training", "terminal"},
     "lab": SHARED | {"horovod"},  # its ring trainer is a training script
     "replay": SHARED,
     "report": SHARED | {"terminal"},
     "trace": SHARED | {"report"},  # whose reader of datasets it shares
-    "collector": SHARED,
+    "collector": SHARED | {"telemetry"},
     "__main__": {"cli"},
 }
 CLI = {"cli", "commands"}  # the only place that wires rooms together

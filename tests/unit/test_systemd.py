@@ -15,7 +15,7 @@ import pytest
 
 SYSTEMD = Path(__file__).parents[2] / "systemd"
 UNITS = ("netmon-agent.service", "netmon-collector.service")
-EXPOSURE_AT_MOST = {"netmon-agent.service": 4.0, "netmon-collector.service": 1.6}  # of 10: unconfined
+EXPOSURE_AT_MOST = {"netmon-agent.service": 3.2, "netmon-collector.service": 1.3}  # of 10: unconfined
 AGENT_CAPABILITIES = {
     *("CAP_BPF", "CAP_PERFMON", "CAP_NET_ADMIN"),
     *("CAP_SYS_PTRACE", "CAP_DAC_READ_SEARCH", "CAP_SYS_RESOURCE"),
@@ -41,6 +41,9 @@ def test_systemd_accepts_the_unit(tmp_path, unit):
     # verify wants the program to exist: give it one that does.
     copy = tmp_path / unit
     copy.write_text((SYSTEMD / unit).read_text().replace("/opt/netmon/.venv/bin/netmon", sys.executable))
+    drop_in = tmp_path / f"{unit}.d" / "tls.conf"
+    drop_in.parent.mkdir()
+    shutil.copy(SYSTEMD / "tls.conf", drop_in)
     done = analyze("verify", "--man=no", str(copy))
     ours = [line for line in done.stderr.splitlines() if unit in line]
     assert (done.returncode, ours) == (0, []), done.stderr
@@ -62,6 +65,14 @@ def test_agent_holds_the_capabilities_it_needs_and_no_more():
     agent = service("netmon-agent.service")
     assert set(agent["AmbientCapabilities"].split()) == AGENT_CAPABILITIES
     assert set(agent["CapabilityBoundingSet"].split()) == AGENT_CAPABILITIES
+
+
+@pytest.mark.parametrize("unit", UNITS)
+def test_a_service_is_bounded_watched_and_given_up_in_the_end(unit):
+    bounds = service(unit)
+    for key in ("MemoryMax", "TasksMax", "CPUQuota", "WatchdogSec", "RestartSec", "TimeoutStopSec"):
+        assert bounds[key]
+    assert "StartLimitBurst=60\n" in (SYSTEMD / unit).read_text()
 
 
 def test_collector_holds_no_capability():

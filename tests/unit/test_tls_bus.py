@@ -13,6 +13,8 @@ import pytest
 from authorities import pki, security
 from collector_stream import hello
 from collector_thread import collecting
+from nats.js.api import KeyValueConfig
+from nats.js.errors import APIError
 from nats_server import PROGRAM, NatsServer, running
 from sent_agent import Sent, check_whole, introduction
 from waiting import wait_for
@@ -25,6 +27,7 @@ from netmon.errors import UsageError
 from netmon.wire.bus import BATCHES, Bus, BusSettings, UnreachedError, batch_subject, hello_subject
 from netmon.wire.bus_client import inbox
 from netmon.wire.bus_sessions import refusal
+from netmon.wire.bus_streams import make_streams
 from netmon.wire.identity import Identity, Role
 from netmon.wire.secure import bus_context
 from netmon.wire.security import PLAIN, Security
@@ -96,7 +99,7 @@ def test_what_is_another_hosts_is_refused_by_the_bus(tmp_path: Path) -> None:
             trouble.append(str(error))
 
         worker = await Bus.connect(own(server, WORKER), "worker")
-        await worker.make()
+        await make_streams(worker)
         agent = await Bus.connect(own(server, H0), "agent", host="h0")
         agent.client._error_cb = note
         await agent.jetstream.publish(batch_subject("h0"), b"its own")
@@ -124,6 +127,32 @@ def test_what_is_another_hosts_is_refused_by_the_bus(tmp_path: Path) -> None:
 def test_a_stranger_is_not_let_in(tmp_path: Path, who: object, said: str) -> None:
     with protected(tmp_path) as server, pytest.raises(UnreachedError, match=said):
         asyncio.run(Bus.connect(own(server, who()), "stranger", host="h0"))
+
+
+@pytest.mark.parametrize("older", [False, True])
+def test_no_agent_wipes_what_others_have_said(tmp_path: Path, older: bool) -> None:
+    """By the header with which one message stands in the place of all."""
+
+    async def scenario(server: NatsServer) -> None:
+        worker = await Bus.connect(own(server, WORKER), "worker")
+        agent = await Bus.connect(own(server, H0), "agent", host="h0")
+        if older:  # it was made with the header open
+            await worker.jetstream.create_key_value(KeyValueConfig(bucket="netmon-hellos", direct=True))
+        await make_streams(worker)
+        for subject in (hello_subject("h1", "s1"), hello_subject("h0", "s1"), batch_subject("h1")):
+            await worker.jetstream.publish(subject, b"kept")
+        for how in ("all", "sub"):
+            for subject in (hello_subject("h0", "s2"), batch_subject("h0")):
+                with pytest.raises(APIError, match="rollup"):
+                    await agent.jetstream.publish(subject, b"wipe", headers={"Nats-Rollup": how})
+        assert await worker.hello("h1", "s1") is not None
+        assert (await worker.jetstream.stream_info("NETMON")).state.messages == 1
+        assert not await make_streams(worker)
+        for bus in (worker, agent):
+            await bus.close()
+
+    with protected(tmp_path) as server:
+        asyncio.run(scenario(server))
 
 
 def test_a_server_without_tls_is_told_nothing(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ def test_a_snapshot_is_plain_json() -> None:
         "totals",
         "page",
         "insecure",
+        "version",
     ]
     link = parsed["links"][0]
     assert link["direction"] == "rx"

@@ -327,7 +327,7 @@ def test_a_few_iterations_have_no_usual(count):
     )
     assert standing_out(steps) == []
     verdict = judge("short", steps, nothing_carried(), count - 1)
-    assert sentence(verdict).endswith("there is no usual one to hold it against")
+    assert sentence(verdict).endswith("there is no usual time to compare it with")
     assert list(arithmetic(verdict)) == []
 
 

@@ -52,6 +52,9 @@ class Arrays:
     def host_names(self) -> tuple[str, ...]:
         return self.names
 
+    def agent_versions(self) -> tuple[str, ...]:
+        return ("0.1",) * len(self.names)
+
     def hosts(self) -> Any:
         return self.of_hosts
 

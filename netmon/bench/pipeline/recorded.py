@@ -30,6 +30,7 @@ from netmon.wire.bus import (
     host_of,
     name_of,
 )
+from netmon.wire.bus_streams import make_streams
 
 _AT_A_TIME = 128  # messages on their way to the bus
 _ANSWER_S = 60.0
@@ -153,7 +154,7 @@ async def playing(settings: BusSettings, recorded: Recorded) -> AsyncIterator[Pl
     """All hosts are introduced. Raises BusError."""
     bus = await Bus.connect(settings, "netmon bench", lasting=True)
     try:
-        await bus.make()
+        await make_streams(bus)
         player = Player(bus, recorded)
         await player.introduce()
         yield player

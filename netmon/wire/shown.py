@@ -19,10 +19,11 @@ def without_names(snapshot: Snapshot) -> Snapshot:
 
 
 def _job(job: JobView) -> JobView:
-    return replace(job, verdicts=tuple(map(_verdict, job.verdicts)))
+    return replace(job, verdicts=tuple(map(verdict_without_names, job.verdicts)))
 
 
-def _verdict(verdict: Verdict) -> Verdict:
+def verdict_without_names(verdict: Verdict) -> Verdict:
+    """The same for one verdict."""
     first = verdict.culprit if verdict.cause in _NAMES_A_JOB else ""
     second = verdict.second_culprit if verdict.second_cause in _NAMES_A_JOB else ""
     return replace(verdict, culprit=first, second_culprit=second)

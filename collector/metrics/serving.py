@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Serves what Prometheus and probes ask, where the library for it is installed."""
+
+import asyncio
+import contextlib
+import time
+from typing import TYPE_CHECKING
+
+from collector.listening import Door
+from collector.registry import Registry
+from netmon.errors import NetmonError, UnsupportedError
+
+if TYPE_CHECKING:
+    from collector.cluster.worker import ClusterWorker
+    from collector.metrics.families import Seen
+    from netmon.telemetry.endpoint import Endpoint
+
+_BUS_EVERY_S, _BUS_WITHIN_S = 5.0, 1.0
+
+
+def why_not_ready(registry: Registry) -> str:
+    """Why the collector takes nothing in now; empty: it does."""
+    if registry.flushing.trouble:
+        return registry.flushing.trouble
+    return "" if registry.flushing.open else "rows wait for the disk: nothing more is taken in until it has some"
+
+
+def serve_metrics(address: str, registry: Registry, door: Door, among: "ClusterWorker | None") -> "Endpoint | None":
+    """At HOST:PORT; empty: nowhere. Raises UsageError, UnsupportedError, CertificateError."""
+    if not address:
+        return None
+    try:
+        from collector.metrics.endpoint import metrics_endpoint
+        from collector.metrics.families import Seen
+        from netmon.telemetry.endpoint import Condition
+        from netmon.telemetry.families import used
+    except ImportError:  # it needs a library that the rest does without
+        raise UnsupportedError(
+            "cannot serve metrics: prometheus-client is not installed; pip install 'netmon[metrics]'"
+        ) from None
+    bus = _BusDepth(among) if among else None
+
+    async def look() -> "Seen":
+        waits = await bus.now() if bus else None
+        waiting, flushing = registry.intake.waiting_rows, registry.flushing
+        stored = flushing.storing()
+        return Seen(
+            frozen=registry.freeze(),
+            jobs=registry.counts.copy(),
+            waiting_rows=waiting,
+            unwritten=stored.full,
+            pending_bytes=flushing.pending_bytes,
+            used=used(),
+            delays=flushing.delays.copy(),
+            bus=waits,
+        )
+
+    return metrics_endpoint(address, door.security, look, lambda: Condition(unready=why_not_ready(registry)))
+
+
+class _BusDepth:
+    """Asked for now and then, however often somebody scrapes."""
+
+    def __init__(self, among: "ClusterWorker") -> None:
+        self._among = among
+        self._known: tuple[int, int] | None = None
+        self._asked_s = -_BUS_EVERY_S
+
+    async def now(self) -> tuple[int, int] | None:
+        if time.monotonic() - self._asked_s >= _BUS_EVERY_S:
+            self._asked_s, self._known = time.monotonic(), None
+            with contextlib.suppress(NetmonError, asyncio.TimeoutError):
+                self._known = await asyncio.wait_for(self._among.depth(), _BUS_WITHIN_S)
+        return self._known

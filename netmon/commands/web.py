@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`netmon web`: a live timeline in a browser."""
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from netmon.commands.needs import require
+from netmon.commands.security_options import declare_security, security
+from netmon.errors import UsageError
+
+if TYPE_CHECKING:
+    from netmon.web.source import Source
+
+HELP = "a live timeline in a browser: hosts and jobs, iterations, bytes by class, verdicts, advice"
+EXAMPLES = """\
+  netmon web                                     the collector on this machine; open http://localhost:9480
+  netmon web --data out/demo                     a dataset, also while a collector writes it
+  netmon web gpu-head:9400 --tls ~/.netmon       another machine's collector
+  netmon web --data /var/lib/netmon --listen 0.0.0.0:9480 --listen-tls /etc/netmon/tls --tokens /etc/netmon/tokens
+"""
+_NEEDS = ("aiohttp",)
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    parser.add_argument(
+        "collector",
+        nargs="?",
+        metavar="ADDR",
+        help="of a collector: HOST:PORT or unix:PATH; of several workers all, with commas (default: localhost:9400)",
+    )
+    parser.add_argument("--data", type=Path, metavar="DIR", help="instead: a dataset's directory")
+    declare_security(parser)
+    parser.add_argument(
+        "--listen", default="localhost:9480", metavar="HOST:PORT", help="where browsers connect (%(default)s)"
+    )
+    parser.add_argument(
+        "--listen-tls",
+        type=Path,
+        metavar="DIR",
+        help="serve https with this certificate (of `netmon certificates DIR collector NAME`); who looks needs a "
+        "viewer's certificate or token. Without it only this machine's browsers can look",
+    )
+    parser.add_argument(
+        "--tokens", type=Path, metavar="FILE", help="of viewers without a certificate (`netmon certificates DIR token`)"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Serve until a signal."""
+    import asyncio
+
+    require(_NEEDS, "serve a page", "web")
+    from netmon.web.access import Access
+    from netmon.web.serving import serve
+    from netmon.wire.security import Security
+
+    if args.data and args.collector:
+        raise UsageError("cannot show two things on one page: give a collector's address or --data")
+    own = Security(args.listen_tls, args.insecure and not args.listen_tls)
+    access = Access(args.listen, own, args.tokens)
+    source = _source(args)
+    try:
+        asyncio.run(serve(source, access, args.listen, _announce))
+    finally:
+        source.close()
+    return 0
+
+
+def _source(args: argparse.Namespace) -> "Source":
+    if args.data:
+        from netmon.web.stored import Stored
+
+        return Stored(args.data)
+    from netmon.web.live import Live
+
+    return Live(args.collector or "localhost:9400", security(args))
+
+
+def _announce(address: str) -> None:
+    print(f"netmon web: {address}", flush=True)

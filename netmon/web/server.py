@@ -1,0 +1,287 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The page's server: what stands on the disk, and what a source knows, for those who may see it."""
+
+import asyncio
+import json
+import math
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, TypeVar
+
+from aiohttp import web
+
+from netmon import __version__
+from netmon.dl.verdict.words import arithmetic, columns, sentence
+from netmon.errors import NetmonError, UsageError
+from netmon.records import CLASS_COLOURS, CLASS_NAMES
+from netmon.views import Verdict
+from netmon.web.access import COOKIE, HEADERS, Access
+from netmon.web.figures import figures
+from netmon.web.lanes import BLOCK, JOB
+from netmon.web.source import Source
+from netmon.web.steps import PHASES
+from netmon.web.tiles import BINS, FINEST_NS, MOST_LEVEL, origin, tile
+from netmon.wire.identity import Role
+from netmon.wire.shown import verdict_without_names
+
+STATIC = Path(__file__).parent / "static"
+_TYPES = {".html": "text/html", ".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
+_OPEN = ("/login", "/static/")  # before one has shown who one is
+_MOST_KEPT = 128 << 20  # bytes of tiles
+_ADVICE_S = 15.0
+_MOST_VERDICTS = 2_000  # the newest
+_T = TypeVar("_T")
+_Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+_ROLE = "role"
+
+
+class Page:
+    """One source behind one address."""
+
+    def __init__(self, source: Source, access: Access) -> None:
+        """Made on the event loop that serves it."""
+        self._source, self._access = source, access
+        self._pool = ThreadPoolExecutor(4, thread_name_prefix="page")
+        self._tiles: OrderedDict[tuple[Any, ...], bytes] = OrderedDict()
+        self._kept = 0
+        self._making: dict[tuple[Any, ...], asyncio.Future[tuple[bytes, bool]]] = {}
+        self._advice: tuple[float, Any] = (-math.inf, None)
+
+    def application(self) -> web.Application:
+        """Its routes."""
+        app = web.Application(middlewares=[self._guard], client_max_size=1 << 14)
+        app.add_routes(
+            [
+                web.get("/", self._index),
+                web.get("/static/{name}", self._static),
+                web.get("/login", self._login_page),
+                web.post("/login", self._login),
+                web.post("/logout", self._logout),
+                web.get("/api/state", self._state),
+                web.get("/api/catalogue", self._catalogue),
+                web.get("/api/tile", self._tile),
+                web.get("/api/verdicts", self._verdicts),
+                web.get("/api/explain", self._explain),
+                web.get("/api/advice", self._advised),
+                web.get("/api/flows", self._flows),
+                web.get("/api/figures", self._figures),
+            ]
+        )
+        return app
+
+    def close(self) -> None:
+        """Ends its threads; waits for what they do."""
+        self._pool.shutdown(cancel_futures=True)
+
+    @web.middleware
+    async def _guard(self, request: web.Request, handler: _Handler) -> web.StreamResponse:
+        response = await self._answer(request, handler)
+        response.headers.update(HEADERS)
+        response.headers.setdefault("Cache-Control", "no-store")
+        return response
+
+    async def _answer(self, request: web.Request, handler: _Handler) -> web.StreamResponse:
+        if not self._access.right_host(request):
+            return _refusal(421, "this page is served to this machine only, by the name localhost")
+        if request.method == "POST" and not _same_origin(request):
+            return _refusal(403, "that was asked by another page")
+        role = self._access.role(request)
+        if role is None and not request.path.startswith(_OPEN):
+            if request.path.startswith("/api/"):
+                return _refusal(401, "show who you are: give a viewer's token")
+            return web.Response(status=303, headers={"Location": "/login"})
+        request[_ROLE] = role or Role.JOBS
+        try:
+            return await handler(request)
+        except UsageError as error:
+            return _refusal(400, str(error))
+        except NetmonError as error:
+            return _refusal(404, str(error))
+        except web.HTTPException as error:
+            return _refusal(error.status, error.reason)
+
+    async def _index(self, request: web.Request) -> web.StreamResponse:
+        return _file("index.html")
+
+    async def _static(self, request: web.Request) -> web.StreamResponse:
+        return _file(request.match_info["name"])
+
+    async def _login_page(self, request: web.Request) -> web.StreamResponse:
+        return _file("login.html")
+
+    async def _login(self, request: web.Request) -> web.StreamResponse:
+        given = (await request.post()).get("token", "")
+        cookie = self._access.enter(given.strip()) if isinstance(given, str) else None
+        if cookie is None:
+            await asyncio.sleep(0.5)
+            return web.Response(status=303, headers={"Location": "/login?again"})
+        response = web.Response(status=303, headers={"Location": "/"})
+        response.set_cookie(COOKIE, cookie, httponly=True, secure=True, samesite="Strict", path="/")
+        return response
+
+    async def _logout(self, request: web.Request) -> web.StreamResponse:
+        self._access.leave(request)
+        response = web.Response(status=303, headers={"Location": "/login"})
+        response.del_cookie(COOKIE, path="/")
+        return response
+
+    async def _state(self, request: web.Request) -> web.StreamResponse:
+        state = self._source.state()
+        told = asdict(state) | {"end_ns": str(state.end_ns)}
+        if request[_ROLE] is Role.JOBS:
+            told["warnings"] = []
+        return _json(told)
+
+    async def _catalogue(self, request: web.Request) -> web.StreamResponse:
+        known = self._source.catalogue()
+        hosts = sorted({lane.host for lane in known.lanes} - {""})
+        jobs = list(dict.fromkeys(lane.job for lane in known.lanes if lane.kind == JOB))
+        host_place, job_place = ({name: n for n, name in enumerate(names)} for names in (hosts, jobs))
+        return _json(
+            {
+                "version": __version__,
+                "title": self._source.title if request[_ROLE] is Role.FULL else "",
+                "synthetic": self._source.synthetic,
+                "full": request[_ROLE] is Role.FULL,
+                "login": self._access.protected,
+                "generation": known.generation,
+                "origin_ns": str(origin(known)),
+                "begin_ns": str(known.begin_ns),
+                "end_ns": str(known.end_ns),
+                "tile": {"bins": BINS, "finest_ns": FINEST_NS, "most_level": MOST_LEVEL, "block": BLOCK},
+                "classes": CLASS_NAMES,
+                "colours": CLASS_COLOURS,
+                "phases": PHASES,
+                "hosts": hosts,
+                "capacity_bps": [known.capacity_bps.get(host, 0.0) for host in hosts],
+                "jobs": [
+                    {"job": job, "name": known.job_names.get(job, job), **_theory(known.theory.get(job))}
+                    for job in jobs
+                ],
+                "lanes": {
+                    "kind": [lane.kind for lane in known.lanes],
+                    "job": [job_place.get(lane.job, -1) for lane in known.lanes],
+                    "rank": [lane.rank for lane in known.lanes],
+                    "host": [host_place.get(lane.host, -1) for lane in known.lanes],
+                },
+            }
+        )
+
+    async def _tile(self, request: web.Request) -> web.StreamResponse:
+        known = self._source.catalogue()
+        if _number(request, "generation") != known.generation:
+            return _refusal(409, "hosts or jobs have come: ask for the catalogue again")
+        full = request[_ROLE] is Role.FULL  # else agents are not asked
+        place = _number(request, "level"), _number(request, "index"), _number(request, "block")
+        key = known.generation, origin(known), *place, full
+        data = self._tiles.get(key)
+        if data is None:
+            if key not in self._making:
+                self._making[key] = asyncio.ensure_future(self._run(tile, self._source, known, place, full))
+            try:
+                data, final = await asyncio.shield(self._making[key])
+            finally:
+                self._making.pop(key, None)
+            if final:
+                self._keep(key, data)
+        else:
+            self._tiles.move_to_end(key)
+        response = web.Response(body=data, content_type="application/octet-stream")
+        response.enable_compression()
+        return response
+
+    def _keep(self, key: tuple[Any, ...], data: bytes) -> None:
+        if key not in self._tiles:
+            self._tiles[key] = data
+            self._kept += len(data)
+        while self._kept > _MOST_KEPT:
+            self._kept -= len(self._tiles.popitem(last=False)[1])
+
+    async def _verdicts(self, request: web.Request) -> web.StreamResponse:
+        found = self._source.verdicts()[-_MOST_VERDICTS:]
+        if request[_ROLE] is Role.JOBS:
+            found = [verdict_without_names(verdict) for verdict in found]
+        return _json({"verdicts": [_verdict(verdict) for verdict in found]})
+
+    async def _explain(self, request: web.Request) -> web.StreamResponse:
+        job, iteration = request.query.get("job", ""), _number(request, "iteration")
+        if request[_ROLE] is not Role.FULL:
+            return _refusal(403, "this viewer sees jobs, classes and rates only")
+        return _json(await self._run(self._source.explain, job, iteration))
+
+    async def _advised(self, request: web.Request) -> web.StreamResponse:
+        now = asyncio.get_running_loop().time()
+        if now - self._advice[0] > _ADVICE_S:
+            self._advice = now, await self._run(self._source.advice)
+        return _json(self._advice[1])
+
+    async def _flows(self, request: web.Request) -> web.StreamResponse:
+        if request[_ROLE] is not Role.FULL:
+            return _refusal(403, "this viewer sees jobs, classes and rates only")
+        host, begin, end = request.query.get("host", ""), _number(request, "begin_ns"), _number(request, "end_ns")
+        if end <= begin:
+            raise UsageError("a time has to end after it begins")
+        return _json({"flows": await self._run(self._source.flows, host, begin, end)})
+
+    async def _figures(self, request: web.Request) -> web.StreamResponse:
+        known, begin, end = self._source.catalogue(), _number(request, "begin_ns"), _number(request, "end_ns")
+        data = await self._run(figures, self._source, known, begin, end)
+        return web.Response(body=data, content_type="application/octet-stream")
+
+    async def _run(self, work: Callable[..., _T], *arguments: Any) -> _T:
+        return await asyncio.get_running_loop().run_in_executor(self._pool, work, *arguments)
+
+
+def _file(name: str) -> web.Response:
+    path = STATIC / name
+    if path.parent != STATIC or path.suffix not in _TYPES or not path.is_file():
+        return _refusal(404, "there is no such file")
+    return web.Response(
+        body=path.read_bytes(), content_type=_TYPES[path.suffix], charset="utf-8", headers={"Cache-Control": "no-cache"}
+    )
+
+
+def _refusal(status: int, reason: str) -> web.Response:
+    return _json({"error": reason}, status)
+
+
+def _json(value: Any, status: int = 200) -> web.Response:
+    return web.Response(text=json.dumps(_plain(value), allow_nan=False), status=status, content_type="application/json")
+
+
+def _plain(value: Any) -> Any:
+    """JSON has no nan."""
+    if isinstance(value, dict):
+        return {name: _plain(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if hasattr(value, "item"):  # a number of numpy's
+        value = value.item()
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _verdict(verdict: Verdict) -> dict[str, Any]:
+    told = columns(verdict)
+    times = {name: str(told[name]) for name in ("start_ns", "end_ns")}
+    return {**told, **times, "sentence": sentence(verdict), "arithmetic": list(arithmetic(verdict))}
+
+
+def _theory(told: tuple[float, float] | None) -> dict[str, float | None]:
+    measured, theory = told or (math.nan, math.nan)
+    return {"measured_bytes": measured, "theory_bytes": theory}
+
+
+def _number(request: web.Request, name: str) -> int:
+    text = request.query.get(name, "")
+    if not text.removeprefix("-").isdecimal() or len(text) > 20:
+        raise UsageError(f"{name} has to be a whole number")
+    return int(text)
+
+
+def _same_origin(request: web.Request) -> bool:
+    """Browsers say from which page a form comes."""
+    given = request.headers.get("Origin")
+    return given is None or given.rpartition("://")[2] == request.host

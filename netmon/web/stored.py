@@ -1,0 +1,229 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A page of a dataset, also of one that a collector is writing: hours are read beside, as somebody looks at them."""
+
+import logging
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.dataset as ds
+
+from netmon.errors import NetmonError
+from netmon.report.dataset import open_table, stream, table_files
+from netmon.report.job_names import with_names
+from netmon.report.judging import told
+from netmon.views import Verdict
+from netmon.web.grid import ROW_COLUMNS, SERIES, Floats, RowReader, in_bins, resampled
+from netmon.web.hours import HOUR_NS, Hour, span
+from netmon.web.lanes import Catalogue
+from netmon.web.source import Rates, State
+from netmon.web.steps import Lanes
+from netmon.web.stored_catalogue import read_catalogue
+from netmon.web.stored_details import advise, explain, largest_flows
+
+_log = logging.getLogger(__name__)
+_AROUND_NS = 1_000_000_000  # a row's bucket is not wider
+_LONGEST_NS = 300_000_000_000  # an iteration, that may have begun in the hour before
+_MOST_ROWS = 6_000_000  # that are read for one answer
+_MOST_BYTES = 1 << 29  # of hours that are held
+_LIVE_NS = 20_000_000_000  # a dataset that ends earlier is not being written
+_POLL_S = 1.0
+_JUDGE_EVERY_S = 10.0
+
+
+class Stored:
+    """One dataset. A thread of its own reads hours, and looks for new files."""
+
+    synthetic = False
+
+    def __init__(self, data: Path) -> None:
+        """Read what there is, but no rows; blocks. Raises DataError where there is nothing."""
+        self.title = str(data.resolve())
+        self._data = data
+        self._catalogue, self._generation = read_catalogue(data, 0), 0
+        self._hours: dict[int, Hour] = {}
+        self._wanted: list[int] = []
+        self._verdicts: list[Verdict] = []
+        self._judged_s, self._judged_of = 0.0, -1
+        self._trouble = ""
+        self._changed, self._over = threading.Event(), threading.Event()
+        self._lock = threading.Lock()
+        self.hour(self._catalogue.end_ns)
+        self._thread = threading.Thread(target=self._read_on, name=f"reading {data}", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """End the thread; blocks until it has read what it is reading."""
+        self._over.set()
+        self._changed.set()
+        self._thread.join()
+
+    def state(self) -> State:
+        """How it stands."""
+        hours = list(self._hours.values())
+        rows, read = sum(hour.rows for hour in hours), sum(hour.read_rows for hour in hours)
+        waiting = any(not hour.done for hour in hours)
+        return State(
+            generation=self._catalogue.generation,
+            end_ns=self._catalogue.end_ns,
+            live=time.time_ns() - self._catalogue.end_ns < _LIVE_NS,
+            verdicts=len(self._verdicts),
+            trouble=self._trouble,
+            reading=min(0.99, read / rows if rows else 0.0) if waiting else 1.0,
+        )
+
+    def catalogue(self) -> Catalogue:
+        """Its lanes."""
+        return self._catalogue
+
+    def rates(self, hosts: Sequence[str], begin_ns: int, width_ns: int, bins: int, full: bool) -> Rates:
+        """From the hours' grids; where bins are finer and the rows are few enough, from the rows."""
+        end_ns = begin_ns + width_ns * bins
+        hours = [self.hour(at) for at in range(begin_ns // HOUR_NS * HOUR_NS, end_ns, HOUR_NS) if self._holds(at)]
+        pending = any(not hour.done for hour in hours)
+        coarsest = max((hour.grid[1] for hour in hours), default=width_ns)
+        rows = sum(hour.rows * (end_ns - begin_ns + _AROUND_NS) / HOUR_NS for hour in hours)
+        if width_ns < coarsest and (not rows or rows < _MOST_ROWS):
+            found = self._from_rows(hosts, begin_ns, width_ns, bins)
+            if found is not None:
+                return found
+        total = Rates.nothing(len(hosts), bins).wire_bytes
+        place = {host: number for number, host in enumerate(hour_hosts(self._catalogue))}
+        numbers = [place[host] for host in hosts]
+        for hour in hours:
+            total += resampled(hour.wire_bytes[numbers], hour.grid, begin_ns, width_ns, bins)
+        return Rates(total, coarsest, pending)
+
+    def totals(self, hosts: Sequence[str], begin_ns: int, width_ns: int, bins: int) -> Floats:
+        """Of the hours' grids; of all hosts, whichever are named."""
+        end_ns = begin_ns + width_ns * bins
+        total = np.zeros((SERIES, bins))
+        for at in range(begin_ns // HOUR_NS * HOUR_NS, end_ns, HOUR_NS):
+            if self._holds(at):
+                hour = self.hour(at)
+                total += resampled(hour.wire_bytes.sum(axis=0), hour.grid, begin_ns, width_ns, bins)
+        return total
+
+    def steps(self, begin_ns: int, end_ns: int) -> tuple[list[Lanes], bool]:
+        """Of the hours in which they may have begun."""
+        first = (begin_ns - _LONGEST_NS) // HOUR_NS * HOUR_NS
+        hours = [self.hour(at) for at in range(first, end_ns, HOUR_NS) if self._holds(at)]
+        return [hour.steps for hour in hours if len(hour.steps.number)], any(not hour.done for hour in hours)
+
+    def verdicts(self) -> list[Verdict]:
+        """As the collector told them, or as they are judged now."""
+        return self._verdicts
+
+    def explain(self, job: str, iteration: int) -> dict[str, Any]:
+        """A verdict with where each rank's time went. Raises DataError."""
+        return explain(self._data, job, iteration, self._catalogue.job_names)
+
+    def advice(self) -> dict[str, Any]:
+        """On the last half minute. Raises DataError where there is nothing to go by."""
+        return advise(self._data, self._catalogue.job_names)
+
+    def flows(self, host: str, begin_ns: int, end_ns: int) -> list[dict[str, Any]]:
+        """The largest of a host in a time. Raises DataError."""
+        return largest_flows(self._data, host, begin_ns, end_ns)
+
+    def hour(self, at_ns: int) -> Hour:
+        """The hour of a time, which is read as soon as there is time for it."""
+        begin = at_ns // HOUR_NS * HOUR_NS
+        with self._lock:
+            hour = self._hours.pop(begin, None)
+            if hour is None:
+                known = self._catalogue
+                hour = Hour(self._data, begin, hour_hosts(known), list(known.job_names), known.lanes)
+                self._changed.set()
+            self._hours[begin] = hour  # the one that was asked for last is last
+            while len(self._hours) > 1 and sum(one.size for one in self._hours.values()) > _MOST_BYTES:
+                del self._hours[next(iter(self._hours))]
+        return hour
+
+    def _holds(self, at_ns: int) -> bool:
+        known = self._catalogue
+        return known.begin_ns // HOUR_NS * HOUR_NS <= at_ns <= known.end_ns
+
+    def _from_rows(self, hosts: Sequence[str], begin_ns: int, width_ns: int, bins: int) -> Rates | None:
+        end_ns = begin_ns + width_ns * bins
+        total, widest = self._binned("buckets", hosts, begin_ns, width_ns, bins)
+        if table_files(self._data, "full"):
+            fine, finest = self._binned("full", hosts, begin_ns, width_ns, bins)
+            if 0 < finest < widest and end_ns - begin_ns < HOUR_NS:
+                # Where there is full resolution it says the same bytes once more, and better.
+                there = fine.sum(axis=1) > 0
+                for number in there.any(axis=1).nonzero()[0].tolist():
+                    at = there[number].nonzero()[0]
+                    total[number, :, at[0] : at[-1] + 1] = fine[number, :, at[0] : at[-1] + 1]
+                widest = finest
+        return Rates(total, max(widest, width_ns))
+
+    def _binned(self, table: str, hosts: Sequence[str], begin_ns: int, width_ns: int, bins: int) -> tuple[Any, int]:
+        end_ns, widest, reader = begin_ns + width_ns * bins, 0, RowReader(hosts)
+        total = Rates.nothing(len(hosts), bins).wire_bytes
+        start = ds.field("bucket_start_ns")
+        condition = (start >= begin_ns - _AROUND_NS) & (start < end_ns) & ds.field("host").isin(list(hosts))
+        rows = open_table(self._data, table, (begin_ns - _AROUND_NS, end_ns))
+        for batch in stream(rows, ROW_COLUMNS, condition, lambda path, error: None):
+            series, begins, length, wire = reader.read(batch)
+            found = in_bins(series, begins, length, wire, (len(hosts) * SERIES, begin_ns, width_ns, bins))
+            total += found.reshape(len(hosts), SERIES, bins)
+            widest = max(widest, int(length.max(initial=0)))
+        return total, widest
+
+    def _read_on(self) -> None:
+        while not self._over.is_set():
+            try:
+                self._read_once()
+                self._trouble = ""
+            except (NetmonError, OSError) as error:  # a file that is being replaced, a disk that is gone
+                self._trouble = str(error)
+            except Exception as error:  # what is shown is not worth the server
+                _log.exception("reading %s", self._data)
+                self._trouble = f"{type(error).__name__}: {error}"
+            self._changed.wait(_POLL_S)
+            self._changed.clear()
+
+    def _read_once(self) -> None:
+        with self._lock:
+            waiting = [hour for hour in reversed(self._hours.values()) if not hour.done]
+        for hour in waiting:
+            hour.read()
+        low, high = span(self._data, "buckets", "bucket_start_ns")
+        if high > self._catalogue.end_ns or not self._judged_s:
+            self._follow(low, high)
+        self._judge()
+
+    def _follow(self, low: int, high: int) -> None:
+        """The dataset has grown: its last hours have new files, and maybe there are new hosts or jobs."""
+        known = self._catalogue
+        found = read_catalogue(self._data, known.generation, (low, high))
+        with self._lock:
+            if found.lanes != known.lanes:
+                self._catalogue = Catalogue(**{**vars(found), "generation": known.generation + 1})
+                self._hours.clear()
+            else:
+                self._catalogue = found
+                self._hours = {at: hour for at, hour in self._hours.items() if not hour.stale()}
+            hours = [hour for at, hour in self._hours.items() if at + 2 * HOUR_NS > high]
+        for hour in hours:
+            hour.read()
+
+    def _judge(self) -> None:
+        end = self._catalogue.end_ns
+        if end == self._judged_of or time.monotonic() - self._judged_s < (_JUDGE_EVERY_S if self._judged_s else 0):
+            return
+        if not table_files(self._data, "verdicts") and self._judged_s and self.state().live:
+            return  # they would all be judged anew
+        self._judged_of = end
+        found = list(with_names(told(self._data), self._catalogue.job_names))
+        self._verdicts = sorted(found, key=lambda verdict: verdict.end_ns)
+        self._judged_s = time.monotonic()
+
+
+def hour_hosts(catalogue: Catalogue) -> list[str]:
+    """The hosts in the order of an hour's numbers."""
+    return sorted({lane.host for lane in catalogue.lanes} - {""})

@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a wheel has besides the packages: BPF sources, units, examples, and the man pages that `make man` made.
+
+Everything else is in pyproject.toml. In a checkout all of it is found where it lies.
+"""
+
+import shutil
+from pathlib import Path
+
+from setuptools import setup
+from setuptools.command.build_py import build_py
+
+ROOT = Path(__file__).parent
+SHARE = ROOT / "build" / "share"
+INSIDE = {"bpf": "bpf", "systemd": "systemd", "packaging": "packaging", "LICENSE": "LICENSE"}
+
+
+class WithPrograms(build_py):
+    """Copies what stands beside the packages into netmon/."""
+
+    def run(self) -> None:
+        """Builds."""
+        super().run()
+        if self.editable_mode:
+            return
+        package = Path(self.build_lib) / "netmon"
+        for source, target in INSIDE.items():
+            place = package / target
+            if (ROOT / source).is_dir():
+                shutil.rmtree(place, ignore_errors=True)
+                shutil.copytree(ROOT / source, place, ignore=shutil.ignore_patterns("__pycache__", "debian", "tools"))
+            else:
+                shutil.copy(ROOT / source, place)
+
+
+def shared() -> list[tuple[str, list[str]]]:
+    """Files of build/share by the folders below the prefix that they go to."""
+    files = sorted(path.relative_to(ROOT) for path in SHARE.rglob("*") if path.is_file())
+    folders = sorted({path.parent for path in files})
+    return [
+        (str(folder.relative_to("build")), [str(path) for path in files if path.parent == folder]) for folder in folders
+    ]
+
+
+setup(cmdclass={"build_py": WithPrograms}, data_files=shared())
