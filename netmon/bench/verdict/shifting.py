@@ -112,13 +112,16 @@ class ShiftResult:
 
 
 def plan_shifts(count: int, seed: int, data: Path) -> list[tuple[RunSpec, RunSpec]]:
-    """Pairs of jobs whose iterations take equally long alone, and that transfer for less than half of that."""
+    """Pairs of jobs whose iterations take equally long alone, and that transfer for less than half of that.
+
+    Both begin at once, so that each iteration takes longer by the shorter transfer: by a third.
+    """
     generator = np.random.default_rng([seed, 2])
     pairs = []
     for number in range(count):
         rate = int(generator.choice([200, 300])) * 1_000_000
-        transfers_s = generator.uniform(0.09, 0.13, 2)
-        period_s = transfers_s.sum() * generator.uniform(1.25, 1.45)
+        transfers_s = generator.uniform(0.1, 0.13, 2)
+        period_s = transfers_s.sum() * generator.uniform(1.25, 1.35)
         jobs = [
             RunSpec(
                 data / f"shift-{number:03}",
