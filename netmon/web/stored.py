@@ -41,7 +41,7 @@ class Stored:
 
     def __init__(self, data: Path) -> None:
         """Read what there is, but no rows; blocks. Raises DataError where there is nothing."""
-        self.title = str(data.resolve())
+        self.title = data.resolve().name
         self._data = data
         self._catalogue, self._generation = read_catalogue(data, 0), 0
         self._hours: dict[int, Hour] = {}

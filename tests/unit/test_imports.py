@@ -20,7 +20,7 @@ TYPES = {"columnar", "records", "mark_runs", "evidence", "views", "errors", "uni
 }
 SHARED = TYPES | {"wire", "dl", "version"}
 MAY_IMPORT = {
-    "version": set(),  # netmon/__init__.py
+    "version": {"analysis"},  # netmon/__init__.py, which imports it when it is asked
     "columnar": set(),
     "evidence": set(),
     "records": {"errors", "evidence"},
@@ -46,6 +46,8 @@ MAY_IMPORT = {
     "agent": SHARED | {"kernel", "telemetry"},
     "top": SHARED,
     "bench": SHARED | {"kernel", "lab", "training", "terminal"},
+    "analysis": SHARED | {"report", "top"},
+    "simulation": SHARED | {"report"},
     "lab": SHARED | {"horovod"},  # its ring trainer is a training script
     "replay": SHARED,
     "report": SHARED | {"terminal"},
