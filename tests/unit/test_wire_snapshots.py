@@ -9,7 +9,7 @@ import pytest
 from snapshot_example import cluster, example
 
 from netmon.errors import WireError
-from netmon.views import FlowView, HostView, JobView, LinkView, Page, RankView, Selection, Snapshot, Totals
+from netmon.views import STEP, FlowView, HostView, JobView, LinkView, Page, RankView, Selection, Snapshot, Totals
 from netmon.wire import netmon_pb2
 from netmon.wire.snapshots import decode_selection, decode_snapshot, encode_selection, encode_snapshot
 
@@ -22,6 +22,8 @@ def same(one: Any, other: Any) -> bool:
         )
     if isinstance(one, tuple):
         return len(one) == len(other) and all(map(same, one, other))
+    if isinstance(one, np.ndarray) and one.dtype.names:
+        return np.array_equal(one, other)
     if isinstance(one, float | np.ndarray):
         return np.array_equal(one, other, equal_nan=True)
     return one == other
@@ -36,6 +38,12 @@ def test_a_snapshot_survives_the_wire(snapshot: Snapshot) -> None:
 def test_an_empty_snapshot_survives_the_wire() -> None:
     snapshot = Snapshot(1, 0.01, 10_000_000, (), (), (), ())
     assert decode_snapshot(encode_snapshot(snapshot)) == snapshot
+
+
+def test_iterations_survive_the_wire() -> None:
+    steps = np.arange(14).view(STEP)
+    snapshot = replace(example(), jobs=tuple(replace(job, steps=steps) for job in example().jobs))
+    assert decode_snapshot(encode_snapshot(snapshot)).jobs[0].steps.tolist() == steps.tolist()
 
 
 def test_a_selection_survives_the_wire() -> None:
