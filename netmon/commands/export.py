@@ -99,7 +99,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def begins(args: argparse.Namespace) -> tuple[int, int] | None:
-    """The time in which the rows that are asked for begin, as far as that is known: few files hold them.
+    """From when to when (UTC, ns) the wanted rows begin, as far as that is known, so that few files are read.
 
     A job's buckets lie within its iterations, whose table is small.
     """
