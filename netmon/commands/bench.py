@@ -156,7 +156,7 @@ def _pipeline_arguments(what: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measure, then print. Raises UsageError, and KernelError without root where it is needed."""
+    """Measure, then print. Raises UsageError, and UnsupportedError without the root that it needs."""
     from netmon.kernel.privilege import require_capabilities
 
     if args.recorded:  # nothing of this machine is measured but the time that it takes
