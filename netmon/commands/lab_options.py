@@ -31,7 +31,7 @@ some a strength=:
   quota        rank=R                              the kernel throttles the rank; strength: the cores that are left
   nothing                                          a moment to compare with
 """
-_SHARE = "of the link's rate, as payload"
+_SHARE = "payload as a share of the link's rate"
 
 
 def hosts(text: str) -> tuple[int, ...]:
@@ -265,7 +265,7 @@ def _add_network_options(parser: argparse.ArgumentParser) -> None:
         "--configuration",
         choices=("A", "B"),
         default="B",
-        help="of the thesis: cross traffic leaves host 0 with the training (A), or meets it at the switch (B); "
+        help="the thesis' setup: cross traffic leaves host 0 with the training (A), or meets it at the switch (B); "
         "or --ring and --cross (B)",
     )
     network.add_argument("--ring", type=hosts, metavar="HOSTS", help="hosts of rank 0, 1, … (0,1,3)")
