@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """An agent and a collector under churn, for hours: PYTHONPATH=tests/unit python tests/kernel/soak.py SECONDS [DIR].
 
-Simulated agents come, send flows that nobody has seen before, train in a job that somebody has left, and go; a real agent watches an interface with
-new flows all the time; viewers come and go, and some do not read. What both sides hold is looked at meanwhile: the
-memory of all their processes, descriptors, threads, and what waits on their disks. None of it may grow: `RISE` says
-how much from the middle third of the time to the last one is taken for noise.
+Simulated agents come, send flows that nobody has seen before, train in a job that somebody has left, and go; a real
+agent watches an interface with new flows all the time; viewers come and go, and some do not read. What both sides hold
+is looked at meanwhile: the memory of all their processes, descriptors, threads, and what waits on their disks. None of
+it may grow: `RISE` says how much from the middle third of the time to the last one is taken for noise.
 """
 
 import contextlib
