@@ -115,6 +115,19 @@ def test_what_is_not_there_is_said(data, tmp_path, options, reason):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        (["--job", "x"], "with --job: that takes its dataset"),
+        (["--merge", "a.json"], "with --merge"),
+        (["--last", "2h"], "the last 7200 s: at most 60 s"),
+    ],
+)
+def test_what_a_live_collector_cannot_do(tmp_path, options, reason):
+    with pytest.raises(UsageError, match=reason):
+        run(f"unix:{tmp_path}/nobody.sock", tmp_path / "x.pftrace", *options)
+
+
 def test_the_format_is_told_by_the_name(data, tmp_path):
     with pytest.raises(UsageError, match="end it in"):
         run(data, tmp_path / "x.txt")
