@@ -56,6 +56,7 @@ class RunSpec:
     stream_ns: int = 0  # what agents stream; 0: full resolution
     hook: str = "auto"
     bus: bool = False  # agents and two workers on NATS JetStream, instead of one collector
+    fair: bool = False  # the switch serves senders in turn, as netmon.lab.network has it
     monitor: bool = True  # False: the same run, unobserved
     overwrite: bool = False
 

@@ -52,6 +52,7 @@ MAY_IMPORT = {
     "replay": SHARED,
     "report": SHARED | {"terminal"},
     "trace": SHARED | {"report"},  # whose reader of datasets it shares
+    "web": SHARED | {"report"},  # the same
     "collector": SHARED | {"telemetry"},
     "__main__": {"cli"},
 }
