@@ -24,7 +24,7 @@ from netmon.wire.channel import ALIVE_EVERY_S
 _log = logging.getLogger(__name__)
 _GATHER_S = 0.05  # news for agents go over together
 _AGAIN_S = 1.0  # after the process has died
-_NO_ANSWER_S = 60.0
+_NO_ANSWER_S = 20.0
 
 
 class ReceiverApart:
