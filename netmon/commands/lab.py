@@ -6,8 +6,10 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import threading
+import subprocess
+import sys
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -122,8 +124,8 @@ def _run_spec(spec: RunSpec, live: bool, as_json: bool) -> int:
     if spec.bus and spec.monitor and not as_json:
         with shown(spec) as progress:
             result = run_lab(spec, progress=progress, view=lambda addresses: _last_frame(addresses, console))
-    elif live and spec.monitor and console.is_terminal:
-        result = run_lab(spec, view=lambda address: _live_view(address, console))
+    elif live and spec.monitor and console.is_interactive and find_spec("textual") is not None:
+        result = run_lab(spec, view=_live_view)
     else:
         with shown(spec) as progress:
             result = run_lab(spec, progress=progress)
@@ -154,21 +156,14 @@ def _sweep(args: argparse.Namespace) -> int:
 
 
 @contextlib.contextmanager
-def _live_view(address: str, console: Console) -> Iterator[None]:
-    """`netmon top` on a thread of its own. Whoever quits it sees the run's end all the same."""
-    from netmon.top.live import run_live
-    from netmon.views import Selection
-    from netmon.wire.watch import follow
-
-    over = threading.Event()
-    updates = follow(address, 500, lambda: Selection(flows=200))
-    view = threading.Thread(target=run_live, args=(updates, console, over.is_set), name="view", daemon=True)
-    view.start()
-    try:
-        yield
-    finally:
-        over.set()
-        view.join()
+def _live_view(address: str) -> Iterator[None]:
+    """`netmon top` as a program of its own. Whoever quits it sees the run's end all the same."""
+    command = [sys.executable, "-m", "netmon", "top", "--collector", address]
+    with subprocess.Popen(["setpriv", "--pdeathsig", "TERM", *command]) as view:
+        try:
+            yield
+        finally:
+            view.terminate()
 
 
 @contextlib.contextmanager
@@ -186,7 +181,7 @@ def _last_frame(addresses: str, console: Console) -> Iterator[None]:
         own = watch_once(address, Selection())
         hosts = ", ".join(host.host for host in own.hosts) or "none"
         console.print(f"{Path(address).stem}: hosts {hosts}; jobs {', '.join(job.job for job in own.jobs) or 'none'}")
-    snapshot = arrange(watch_once(addresses, Selection(flows=8)), options)
+    snapshot = arrange(watch_once(addresses, Selection(flows=8)))
     width = drawing_width(console)
     console.print(render(snapshot, options, width, _ANY_HEIGHT), width=width)
 
