@@ -10,7 +10,7 @@ export PIP_RETRIES := 10
 export PIP_TIMEOUT := 60
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-cluster test test-unit test-kernel test-kernels test-lab test-readers test-long crash-states fuzz lint format \
+.PHONY: help setup demo demo-cluster test test-unit test-kernel test-kernels test-lab test-readers test-long crash-states soak fuzz lint format \
   docs proto man wheel deb sbom horovod horovod-tensorflow frameworks clean
 
 help: ## list the targets
@@ -61,6 +61,10 @@ fuzz: setup ## coverage-guided fuzzing of what strangers send, ten minutes each 
 crash-states: setup ## everything that a power cut may leave of spool and dataset, opened by the real start-up (half an hour)
 	@.ci/packages strace
 	@$(python) -m pytest -s -m long tests/unit/test_crash_states.py
+
+SOAK_HOURS ?= 4
+soak: setup ## an agent and a collector under churn for hours: nothing that they hold may grow (SOAK_HOURS=4; root)
+	@PYTHONPATH=tests/unit $(python) tests/kernel/soak.py $$(( $(SOAK_HOURS) * 3600 ))
 
 lint: setup ## ruff, mypy --strict and clang-format; changes nothing
 	@.venv/bin/ruff check .

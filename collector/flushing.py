@@ -24,6 +24,8 @@ from netmon.views import Verdict
 _log = logging.getLogger(__name__)
 MOST_PENDING_BYTES = 512 << 20
 """Rows in memory while the disk does not take them."""
+SLOW_S = 10.0
+"""A write that takes longer is said, and the collector is not ready until it has ended."""
 
 
 _Sessions = Sequence[tuple[Entry, SessionFlush]]
@@ -116,9 +118,11 @@ class Flushing:
             entries = list(self._entries())
             whole = [(entry, entry.session.received) for entry in entries if entry.settled]
             unstored, evidence, due = self._tables().unstored, self._tables().evidence, self._due(entries)
+            slow = asyncio.get_running_loop().call_later(SLOW_S, self._be_slow)
             try:
                 failed, elsewhere = await asyncio.to_thread(self._write, due)
             except BaseException as error:
+                slow.cancel()
                 for _, flush in due.sessions:
                     flush.undone()
                 known = set(map(id, self._entries()))
@@ -132,6 +136,7 @@ class Flushing:
                     _log.error(error)
                 self.trouble = str(error)
                 return False
+            slow.cancel()
             for entry, built in failed:
                 self._failures.at_session(entry, "the rows to be stored", built)
             for entry in entries:
@@ -153,6 +158,12 @@ class Flushing:
             if not self._closing:
                 self._room.set()
             return True
+
+    def _be_slow(self) -> None:
+        """A write takes longer than any disk that is well: it may never end, and nothing is acknowledged meanwhile."""
+        if not self.trouble:
+            self.trouble = f"{self._sink.directory} has not taken rows for {SLOW_S:.0f} s; they stay in memory"
+            _log.error(self.trouble)
 
     def _due(self, entries: Sequence[Entry]) -> _Due:
         """What each session has to be stored; the collector may fail at one, which costs only that one."""

@@ -27,7 +27,7 @@ def command_line() -> str:
         "# Command line",
         "Durations are numbers with a unit (`10us`, `1.5s`), as are rates (`1gbit`) and sizes (`1GB`). Times are "
         "ISO 8601, UTC unless they say otherwise. The exit status is 0 only when the work was done. An error is one "
-        "line. `--json` prints one JSON document and nothing else.",
+        "line. `--json` prints one JSON document and nothing else. What stands in parentheses is the default.",
     ]
     for name, parser in commands.items():
         parts += _command(f"netmon {name}", parser, 2)
@@ -46,7 +46,9 @@ def _command(name: str, parser: argparse.ArgumentParser, level: int) -> Iterator
     if parser.epilog:
         yield f"```\n{parser.epilog.strip()}\n```"
     for action in subcommands:
+        said = {choice.dest: choice.help for choice in action._choices_actions}
         for word, child in action.choices.items():
+            child.description = child.description or said[word]
             yield from _command(f"{name} {word}", child, level + 1)
 
 
@@ -65,13 +67,8 @@ def _group(group: argparse._ArgumentGroup) -> Iterator[str]:
 
 def _row(action: argparse.Action) -> str:
     shown = argparse.HelpFormatter("", width=_WIDE)
-    if action.option_strings:
-        value = (
-            "" if action.nargs == 0 else " " + shown._format_args(action, shown._metavar_formatter(action, "")(1)[0])
-        )
-        name = f"{', '.join(action.option_strings)}{value}"
-    else:
-        name = shown._format_args(action, shown._metavar_formatter(action, action.dest)(1)[0])
+    values = shown._format_args(action, action.dest.upper()) if action.nargs != 0 else ""
+    name = " ".join(filter(None, (", ".join(action.option_strings), values)))
     text = shown._expand_help(action) if action.help else ""
     needed = " (required)" if action.required and action.option_strings else ""
     return f"| `{name}` | {_escaped(text)}{needed} |"

@@ -25,6 +25,7 @@ _FORMS = (
     *((False, ENDLESS, 2), (False, 48, 2), (True, ENDLESS, 2), (True, 24, 2)),
     *((True, 24, 1), (True, 12, 1)),
 )  # headings broken, the least that prose gets, columns between columns; the first that fits
+_DRAWING = 200
 _CAPTION = 100  # columns that are read easily
 _BETWEEN = " · "
 
@@ -35,6 +36,11 @@ def console(stderr: bool = False) -> Console:
     if not made.is_terminal and not os.environ.get("COLUMNS"):
         made.width = ENDLESS
     return made
+
+
+def drawing_width(of: Console) -> int:
+    """Columns for what fills the width that it is given, such as a bar: those of a terminal, else 200."""
+    return of.width if of.is_terminal or os.environ.get("COLUMNS") else _DRAWING
 
 
 class Column(NamedTuple):

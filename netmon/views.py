@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a viewer sees: frozen views of the last seconds. Times in ns, rates in bit/s."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
 
 import numpy as np
 import numpy.typing as npt
 
-from netmon.records import AgentCost, Class, Direction, Flow, Source
+from netmon.records import AgentCost, Class, Direction, Flow, Source, Table
 
 LAG_NS = 2_000_000_000
 """An agent whose horizon is older than this lags; a collector settles rows for about a second."""
@@ -34,6 +34,7 @@ class LinkView:
     lost_kernel_bytes: int
     lost_agent_bytes: int
     invisible_bytes: int
+    series_end_ns: int = 0  # utc, of the last column of wire_bps; 0: not told
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,20 @@ class RankView:
     cross_tx_bytes: int
     cross_rx_bytes: int
     exposed_ns: int = -1  # of the communication, in which nothing was computed; -1: unknown
+
+
+STEP = np.dtype(
+    [
+        ("rank", "<i8"),
+        ("number", "<i8"),
+        ("start_ns", "<i8"),
+        ("comm_start_ns", "<i8"),  # 0: not known, as of the next two
+        ("wait_start_ns", "<i8"),
+        ("comm_end_ns", "<i8"),
+        ("end_ns", "<i8"),
+    ]
+)
+"""One iteration of one rank of a job; times in ns of the UTC epoch."""
 
 
 @dataclass(frozen=True)
@@ -183,6 +198,8 @@ class JobView:
     sharing: tuple[str, ...] = ()  # a sentence on each group of jobs with which it shares links
     name: str = ""  # what people call it, another one for each of the collector's jobs; empty: as `job`
     parameters_basis: str = ""  # who told of them, as the table iterations has it; empty: unknown
+    # Iterations of its ranks, dtype STEP, as they were asked for, in no order.
+    steps: Table = field(default_factory=lambda: np.zeros(0, STEP))
 
 
 @dataclass(frozen=True)
@@ -277,6 +294,7 @@ class Selection:
     jobs_from: int = 0
     most_ranks: int = 0  # of each job
     most_hosts: int = 0  # beside those of the links
+    steps_ns: int = 0  # of the jobs: every rank's iterations that have ended in so long; here 0 is none
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 """What is counted of jobs since the collector's start, for Prometheus: a few additions for each iteration."""
 
 from bisect import bisect_left
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from netmon.dl.iterations import Iteration
@@ -42,6 +43,8 @@ class Counts:
     def __init__(self) -> None:
         """Nothing yet."""
         self._jobs: dict[str, JobCounts] = {}
+        self.heard: Callable[[Verdict], None] = lambda verdict: None
+        """Told of each verdict, too."""
 
     def of(self, job: str) -> JobCounts:
         """Whose numbers an iteration of this job adds to."""
@@ -66,6 +69,7 @@ class Counts:
 
     def judged(self, verdict: Verdict) -> None:
         """An iteration stood out."""
+        self.heard(verdict)
         job, cause, seconds = self.of(verdict.job), verdict.cause.name.lower(), verdict.duration_ns / 1e9
         job.verdicts[cause] = job.verdicts.get(cause, 0) + 1
         number = f"~{verdict.iteration}" if verdict.relative else str(verdict.iteration)

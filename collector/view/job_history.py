@@ -1,14 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """The recent iterations of one job's ranks, in tables of bounded length."""
 
+from collections.abc import Mapping
+
 import numpy as np
 import numpy.typing as npt
 
 from collector.view.groups import groups
 from netmon.dl.iterations import Iteration
 from netmon.records import Table
+from netmon.views import STEP
 
 _ENDED = np.dtype([("number", "<i8"), ("rank", "<i8"), ("duration_ns", "<i8")])
+_MOMENTS = ("start_ns", "comm_start_ns", "wait_start_ns", "comm_end_ns", "end_ns")
+_STEP = np.dtype([*((name, _ENDED[name].str) for name in _ENDED.names or ()), *((name, "<i8") for name in _MOMENTS)])
 _FIRST = 64  # rows
 _MOST = 16_384  # rows: of a job with many ranks fewer iterations are kept
 _NOBODY = -1
@@ -52,11 +57,13 @@ class JobHistory:
 
     def __init__(self, recent: int, accounted: int) -> None:
         """Begin empty; recent, accounted: iterations of each rank whose durations are kept, as they end and settle."""
-        self._ended, self._steps = _Ring(_ENDED, recent), _Ring(_ENDED, accounted)
+        self._ended, self._steps = _Ring(_STEP, recent), _Ring(_ENDED, accounted)
 
     def end(self, iteration: Iteration, ranks: int) -> None:
         """An iteration has ended."""
-        self._ended.add((iteration.number, iteration.rank, iteration.end_ns - iteration.start_ns), ranks)
+        duration = iteration.end_ns - iteration.start_ns
+        moments = iteration.start_ns, iteration.comm_start_ns, iteration.wait_start_ns, iteration.comm_end_ns
+        self._ended.add((iteration.number, iteration.rank, duration, *moments, iteration.end_ns), ranks)
 
     def account(self, iteration: Iteration, ranks: int) -> None:
         """An iteration's rows have settled."""
@@ -76,6 +83,24 @@ class JobHistory:
         slowest = np.zeros(len(numbers), np.int64)
         np.maximum.at(slowest, of_row, durations)
         return durations, numbers, slowest
+
+    def steps(self, since_ns: int, offsets_ns: Mapping[int, int]) -> Table:
+        """Iterations, dtype netmon.views.STEP, that have ended since then (UTC).
+
+        offsets_ns: UTC − mono of each rank's host; those of other ranks are left out.
+        """
+        ranks = np.array(sorted(offsets_ns), np.int64)
+        offset = np.array([offsets_ns[rank] for rank in ranks.tolist()], np.int64)
+        rows = self._ended.rows
+        rows = rows[np.isin(rows["rank"], ranks)]
+        utc = offset[np.searchsorted(ranks, rows["rank"])]
+        late = rows["end_ns"] + utc >= since_ns
+        rows, utc = rows[late], utc[late]
+        steps = np.zeros(len(rows), STEP)
+        steps["rank"], steps["number"] = rows["rank"], rows["number"]
+        for name in _MOMENTS:
+            steps[name] = np.where(rows[name] > 0, rows[name] + utc, 0)
+        return steps
 
     def usual_ns(self, size: int, fewest: int) -> float:
         """Median duration of iterations that are accounted for; nan below `fewest`."""

@@ -20,7 +20,7 @@ from netmon.dl.scoring import combined
 from netmon.dl.theory import ring_bytes
 from netmon.dl.verdict import NOTABLE
 from netmon.job_names import distinct_names
-from netmon.records import Source
+from netmon.records import Source, Table
 from netmon.views import JobView, RankView, SourceScore, Verdict
 
 RECENT = 500  # iterations
@@ -237,6 +237,12 @@ class Jobs:
         self._name()
         wanted = sorted(self._jobs) if names is None else [name for name in names if name in self._jobs]
         return tuple(self._kept_view(name, self._jobs[name]) for name in wanted)
+
+    def steps(self, name: str, since_ns: int, offsets_ns: Mapping[str, int]) -> Table:
+        """As JobHistory.steps; offsets_ns: of each host."""
+        job = self._jobs[name]
+        of_rank = {number: offsets_ns[rank.host] for number, rank in job.members().items() if rank.host in offsets_ns}
+        return job.history.steps(since_ns, of_rank)
 
     def _kept_view(self, name: str, job: _Job) -> JobView:
         if job.view is None:

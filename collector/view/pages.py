@@ -19,6 +19,7 @@ from netmon.records import AgentCost, Class
 from netmon.views import FlowView, HostView, JobView, LinkView, Page, RankView, Selection, Snapshot
 
 MOST_WARNINGS = 32
+MOST_STEPS_NS = 60 * NS_PER_S  # of iterations that are told
 LONGEST_WARNING = 400  # characters; a message carries 1,024
 _BPS = 8.0 * NS_PER_S / INTERVAL_NS
 _OF_COST = tuple(field.name for field in fields(AgentCost))
@@ -42,7 +43,7 @@ def page(frozen: Frozen, asked: Selection, state: HostState, jobs: Jobs) -> Snap
         share_window_ns=frozen.share_window_ns,
         hosts=_host_views(frozen, _shown_hosts(frozen, asked, hosts, links)),
         links=_link_views(frozen, links),
-        jobs=tuple(_limited(job, asked.most_ranks) for job in jobs.views(job.job for job in shown_jobs)),
+        jobs=_job_views(frozen, asked, jobs, shown_jobs),
         flows=_flow_views(frozen, hosts, asked.flows, state.flow_facts),
         warnings=tuple(printable_line(line) for line in frozen.warnings[:MOST_WARNINGS]),
         totals=frozen.totals,
@@ -55,6 +56,16 @@ def page(frozen: Frozen, asked: Selection, state: HostState, jobs: Jobs) -> Snap
             unknown=_unknown(frozen, asked),
         ),
     )
+
+
+def _job_views(frozen: Frozen, asked: Selection, jobs: Jobs, shown: Sequence[JobFacts]) -> tuple[JobView, ...]:
+    views = tuple(_limited(job, asked.most_ranks) for job in jobs.views(job.job for job in shown))
+    if not asked.steps_ns:
+        return views
+    apart = (frozen.hosts["horizon_utc_ns"] - frozen.hosts["horizon_ns"]).tolist()
+    offsets = dict(zip(frozen.host_names, apart, strict=True))
+    since = frozen.time_ns - min(asked.steps_ns, MOST_STEPS_NS)
+    return tuple(replace(view, steps=jobs.steps(view.job, since, offsets)) for view in views)
 
 
 def printable_line(text: str) -> str:
@@ -127,17 +138,19 @@ def _link_views(frozen: Frozen, links: Places) -> tuple[LinkView, ...]:
     unknown = frozen.unknown_columns[links]
     for place in np.flatnonzero(unknown).tolist():
         rates[place, : unknown[place]] = np.nan
-    rows = zip(links.tolist(), frozen.links[links].tolist(), rates, strict=True)
-    return tuple(_link(frozen.link_names[number], row, series) for number, row, series in rows)
+    hosts = frozen.hosts[frozen.links["host"][links]]
+    ends = frozen.series.end[links] * INTERVAL_NS + hosts["horizon_utc_ns"] - hosts["horizon_ns"]
+    rows = zip(links.tolist(), frozen.links[links].tolist(), rates, ends.tolist(), strict=True)
+    return tuple(_link(frozen.link_names[number], row, series, end) for number, row, series, end in rows)
 
 
-def _link(name: LinkName, row: tuple[int, ...], series: npt.NDArray[np.float64]) -> LinkView:
+def _link(name: LinkName, row: tuple[int, ...], series: npt.NDArray[np.float64], end_ns: int) -> LinkView:
     _, capacity, nic, attributed, overflow, lost_kernel, lost_agent = row
     invisible = nic - attributed - overflow - lost_kernel - lost_agent
     return LinkView(
         *(name.host, name.interface, name.direction, capacity, name.hook, INTERVAL_NS, series),
         attributed / nic if nic else math.nan,
-        *(nic, attributed, overflow, lost_kernel, lost_agent, invisible),
+        *(nic, attributed, overflow, lost_kernel, lost_agent, invisible, end_ns),
     )
 
 

@@ -35,6 +35,7 @@ from netmon.agent.settings import Settings
 from netmon.agent.sleep import Sleep
 from netmon.agent.spool import Spool
 from netmon.agent.spool_folder import SpoolFolder
+from netmon.agent.standstill import Standstill
 from netmon.agent.steps import StepMarks
 from netmon.agent.stream import Stream
 from netmon.agent.surroundings import Surroundings
@@ -132,6 +133,7 @@ class Agent:
         where, connect = channel(settings)
         self._stream = Stream(where, connect, self._spool, Pulls(self._recorder), self._exchanges)
         self._leftovers = Leftovers(connect, self._spool, settings.spool_bytes)
+        self._standstill = Standstill()
         self._told: AgentNews | None = None
         self._endpoint = self._serve_metrics()
 
@@ -143,7 +145,7 @@ class Agent:
         from netmon.agent.metrics import AgentMetrics, AgentNews, serve_agent_metrics
 
         self._told = AgentNews({interface.index: interface.name for interface in self.interfaces})
-        parts = (self._told, self._spool, self._stream, self._recorder, self._privileged.pid)
+        parts = (self._told, self._spool, self._stream, self._recorder, self._privileged.pid, self._standstill)
         metrics = AgentMetrics(self._settings.host, *parts)
         return serve_agent_metrics(self._settings.metrics, self._settings.security, metrics)
 
@@ -153,6 +155,7 @@ class Agent:
         Raises KernelError when the kernel side is gone, or a thread has ended.
         """
         self._clock.start()
+        self._standstill.start()
         threads = (self._stream, self._leftovers)
         for thread in threads:
             thread.start()
@@ -160,6 +163,7 @@ class Agent:
             ranks = time.monotonic_ns() - self._marked_ns < _MARKED_NS
             woken = self._sleep.rest(self._rhythm.rest(ranks), ranks)  # short: to wait for `stop` costs more
             now = time.monotonic_ns()
+            self._standstill.turn()
             self._rhythm.asked_ns = self._stream.asked.batch_ns
             self._look(now, woken)
             if self._rhythm.batch_is_due:
@@ -195,6 +199,7 @@ class Agent:
 
     def close(self) -> None:
         """Detaches everything, sends the rest, and waits a moment for the collector to have it."""
+        self._standstill.finish()
         if self._endpoint:
             self._endpoint.close()
         last = self._ledger.finish()

@@ -24,6 +24,7 @@ from netmon.wire.security import Security
 if TYPE_CHECKING:
     from netmon.agent.recorder import Recorder
     from netmon.agent.spool import Spool
+    from netmon.agent.standstill import Standstill
     from netmon.agent.stream import Stream
 
 _LINK = ("interface", "direction")
@@ -69,11 +70,18 @@ class AgentMetrics:
     """Reads what the agent's parts say; called by the endpoint's threads."""
 
     def __init__(
-        self, host: str, news: AgentNews, spool: "Spool", stream: "Stream", recorder: "Recorder | None", helper: int
+        self,
+        host: str,
+        news: AgentNews,
+        spool: "Spool",
+        stream: "Stream",
+        recorder: "Recorder | None",
+        helper: int,
+        standstill: "Standstill",
     ) -> None:
         """helper: the pid of the part that keeps capabilities."""
         self._host, self._news, self._spool, self._stream = host, news, spool, stream
-        self._recorder, self._helper = recorder, helper
+        self._recorder, self._helper, self._standstill = recorder, helper, standstill
 
     def condition(self) -> Condition:
         """Whether batches are made, and somebody takes them."""
@@ -141,6 +149,13 @@ class AgentMetrics:
         yield GaugeMetricFamily(
             "netmon_agent_last_batch_seconds", "Since the last batch", time.monotonic() - self._news.sent_s
         )
+
+        still = self._standstill.still_s
+        yield CounterMetricFamily(
+            "netmon_agent_still_seconds", "For which its loop stood still, of more than 5 s", still
+        )
+        asleep = self._standstill.suspended_s
+        yield CounterMetricFamily("netmon_agent_suspended_seconds", "For which the host was suspended", asleep)
 
     def _recording(self) -> Iterator[Metric]:
         if self._recorder:

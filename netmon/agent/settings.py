@@ -18,7 +18,7 @@ class Settings:
     bucket_ns: int = 10_000
     hook: str = "auto"
     capacity_bps: int = 0  # 0: as the interface says
-    flows: int = 0  # open at a time on one CPU; 0: as many as suit the machine
+    flows: int = 0  # flow-table slots per CPU; 0: as many as suit the machine
     socket: Path = Path("/run/netmon/marks.sock")
     spool: Path = Path("/var/lib/netmon-agent")
     durability: str = "process"  # what a batch in the spool outlives: see netmon.durability

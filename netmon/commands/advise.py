@@ -14,7 +14,7 @@ from netmon.units import parse_time
 if TYPE_CHECKING:
     from netmon.terminal import FittingTable
 
-HELP = "by how much to shift one job beside another, which pairs of ranks are slow, what bandwidth nobody needs"
+HELP = "advise on jobs that share links (by how much to shift one), slow pairs of ranks, and spare bandwidth"
 EXAMPLES = """\
   netmon advise --data out
   netmon advise training --data /var/lib/netmon --seconds 60
@@ -29,14 +29,17 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("job", nargs="?", metavar="JOB", help="only this job and those that share its links (all)")
     parser.add_argument("--data", type=Path, metavar="DIR", help="the dataset's directory")
     parser.add_argument(
-        "--collector", metavar="ADDR", help="instead: on what it has seen lately; HOST:PORT or unix:PATH"
+        "--collector", metavar="ADDR", help="instead of --data: the last seconds of a collector; HOST:PORT or unix:PATH"
     )
     declare_security(parser)
     parser.add_argument(
-        "--seconds", type=float, metavar="S", help=f"how much of a dataset's time to look at (default: {_SECONDS:g})"
+        "--seconds", type=float, metavar="S", help=f"seconds of the dataset to look at (default: {_SECONDS:g})"
     )
     parser.add_argument(
-        "--until", type=parse_time, metavar="T", help="the end of that time: ISO 8601, UTC unless it says else (newest)"
+        "--until",
+        type=parse_time,
+        metavar="T",
+        help="end of these seconds: ISO 8601, UTC unless it says otherwise (the newest row)",
     )
     parser.add_argument("--json", action="store_true", help="one JSON document")
 
@@ -44,7 +47,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print the advice and its arithmetic."""
     if (args.data is None) == (args.collector is None):
-        raise UsageError("cannot advise: give the dataset's --data, or a --collector")
+        raise UsageError("cannot advise: give either the dataset's --data or a --collector")
     found = _live(args) if args.collector else _stored(args)
     if args.json:
         print(json.dumps(found, indent=1))
@@ -73,7 +76,7 @@ def _live(args: argparse.Namespace) -> dict[str, Any]:
 
     if args.until is not None or args.seconds is not None:
         raise UsageError(
-            "cannot choose the time: a collector keeps its last seconds; --seconds and --until take --data"
+            "cannot choose the time with --collector, which keeps its last seconds: --seconds and --until need --data"
         )
     return get_advice(args.collector, args.job or "", security(args))
 

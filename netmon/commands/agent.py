@@ -48,7 +48,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         required=True,
         metavar="IF",
         help="the interfaces to watch: names, patterns ('ens*f?np*'), or `physical` for all with a device behind "
-        "them (of a bond its members; no virtual functions). What matches later is found at the next start",
+        "them (of a bond its members; no virtual functions). Later matches are watched from the next start",
     )
     parser.add_argument("--collector", default="", metavar="HOST:PORT", help="the collector, or unix:PATH")
     parser.add_argument(
@@ -57,42 +57,72 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         metavar="URL[,URL]",
         help="NATS JetStream instead of a collector: nats://HOST:4222 of each server",
     )
-    parser.add_argument("--bucket", type=parse_duration, default="10us", metavar="TIME", help="width, 1us to 1s (10us)")
+    parser.add_argument(
+        "--bucket", type=parse_duration, default="10us", metavar="TIME", help="bucket width, 1us to 1s (10us)"
+    )
     parser.add_argument(
         "--stream-bucket",
         type=parse_duration,
         metavar="TIME",
-        help="width of what is streamed, a multiple of --bucket; as wide: full resolution (1ms)",
-    )
-    parser.add_argument("--hook", choices=("auto", "tc", "xdp"), default="auto", help="where to count (auto)")
-    parser.add_argument(
-        "--capacity", type=parse_rate, default=0, metavar="RATE", help="of the links, where the driver cannot tell"
+        help="width of the streamed rows, a multiple of --bucket; the same width streams full resolution (1ms)",
     )
     parser.add_argument(
-        "--flows", type=parse_count, default=0, metavar="N", help="open at a time on one CPU (8192, less on many CPUs)"
+        "--hook",
+        choices=("auto", "tc", "xdp"),
+        default="auto",
+        help="kernel hook that counts; auto never chooses xdp (auto)",
+    )
+    parser.add_argument(
+        "--capacity",
+        type=parse_rate,
+        default=0,
+        metavar="RATE",
+        help="capacity of the links, if the driver does not tell it",
+    )
+    parser.add_argument(
+        "--flows", type=parse_count, default=0, metavar="N", help="flow-table slots per CPU (8192, fewer on many CPUs)"
     )
     parser.add_argument(
         "--nic-counters",
         type=parse_duration,
         default="1s",
         metavar="TIME",
-        help="between samples of the NICs' own counters (1s; 0s: none)",
+        help="interval between readings of the NICs' own counters; 0s: none (1s)",
     )
     parser.add_argument("--host", default=socket.gethostname(), metavar="NAME", help="this host's name in the dataset")
     parser.add_argument(
-        "--socket", type=Path, default=Path(DEFAULT_SOCKET), metavar="PATH", help="where training scripts send marks"
+        "--socket",
+        type=Path,
+        default=Path(DEFAULT_SOCKET),
+        metavar="PATH",
+        help="socket to which training scripts send marks",
     )
     parser.add_argument(
-        "--spool", type=Path, default=Path("/var/lib/netmon-agent"), metavar="DIR", help="batches not yet acknowledged"
+        "--spool",
+        type=Path,
+        default=Path("/var/lib/netmon-agent"),
+        metavar="DIR",
+        help="folder for batches that are not yet acknowledged",
     )
     parser.add_argument(
-        "--record", default="", metavar="DIR", help="where full resolution is kept: DIR, memory or off (the spool)"
+        "--record",
+        default="",
+        metavar="DIR",
+        help="where the recorder keeps full resolution: DIR, memory or off (in the spool)",
     )
     parser.add_argument(
-        "--record-time", type=parse_duration, default="10min", metavar="TIME", help="for how long it is kept (10min)"
+        "--record-time",
+        type=parse_duration,
+        default="10min",
+        metavar="TIME",
+        help="how long the recorder keeps it (10min)",
     )
     parser.add_argument(
-        "--record-bytes", type=parse_size, default="1GB", metavar="SIZE", help="how much of it at most (1GB)"
+        "--record-bytes",
+        type=parse_size,
+        default="1GB",
+        metavar="SIZE",
+        help="how much the recorder keeps at most (1GB)",
     )
     parser.add_argument(
         "--durability",

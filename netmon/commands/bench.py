@@ -25,27 +25,27 @@ log = logging.getLogger(__name__)
 
 HELP = "measure netmon itself (on this machine: needs root)"
 EXAMPLES = """\
-  netmon bench kernel              ns per packet of the BPF programs, beside the floor
+  netmon bench kernel              ns per packet of the BPF programs, and of the least such a program can do
   netmon bench drain --json        records per second of the agent's drain
-  netmon bench overhead            what being watched costs the traffic: by nothing, netmon, tcpdump
+  netmon bench overhead            throughput of a stream watched by nobody, netmon or tcpdump
   netmon bench overhead --rounds 15 --seconds 5 --plot overhead.png
   netmon bench flows               what a flood of new flows costs the agent and the collector
   netmon bench hook                what marking a step costs the training (needs no root)
-  netmon bench clock               offsets and skews injected into a host's clock, and how well they are recovered
-  netmon bench inference           jobs and iterations found in the recorded traffic of runs, against their truth
-  netmon bench pipeline --hosts 64  the collector under simulated agents, and its dataset against the truth
-  netmon bench verdict --lab 100    causes brought about in the lab, and what `netmon why` says of them
+  netmon bench clock               how well injected clock offsets and skews are recovered
+  netmon bench inference           jobs and iterations found in recorded traffic, compared with the trainers' log
+  netmon bench pipeline --hosts 64  cost of the collector under simulated agents, and whether its dataset is right
+  netmon bench verdict --lab 100    causes brought about in the lab, and what `netmon why` says of each
   netmon bench pipeline --bus nats --collectors 2 --hosts 64 --jobs 8 --rows 1000 --seconds 60
-                                   two workers beside one, over the same batches and CPU for each worker
-  netmon bench inference out/one   the same for a `netmon lab run --data out/one`, or for other recordings
+                                   two workers compared with one: the same batches, the same CPU for each worker
+  netmon bench inference out/one   the same on what `netmon lab run --data out/one` recorded
 """
 
 
-_FLOWS = "CPU and memory of the agent and the collector while new flows come fast"
-_HOOK = "ns of the training's time per step that netmon.horovod marks, with an agent and without (needs no root)"
-_CLOCK = "offset and skew injected into a host's clock, recovered by the exchange and by the traffic (two minutes)"
-_PIPELINE = "the collector under simulated agents: what it costs, how late it is, what it stores (needs no root)"
-_INFERENCE = "jobs and iterations found in traffic alone, against runs of which the truth is known (needs no root)"
+_FLOWS = "CPU and memory of the agent and the collector under a flood of new flows"
+_HOOK = "time that marking a step by netmon.horovod costs the training, with and without an agent (needs no root)"
+_CLOCK = "how well injected clock offsets and skews are recovered, by exchange and by traffic (two minutes)"
+_PIPELINE = "the collector under simulated agents: cost, delay, and whether its dataset is right (needs no root)"
+_INFERENCE = "jobs and iterations found in traffic alone, compared with the trainers' log (needs no root)"
 _VERDICT = "known causes of slow iterations, brought about in the lab, and what `netmon why` says of each"
 
 _MOST_CPUS = 1024
@@ -68,7 +68,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         ("drain", "records per second of the agent's drain", 15, _drain),
         (
             "overhead",
-            "throughput and CPU time of iperf3 when it is watched by nothing, netmon and tcpdump",
+            "throughput and CPU time of iperf3 when it is watched by nobody, netmon and tcpdump",
             7,
             _overhead,
         ),
@@ -78,10 +78,16 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         what.add_argument("--json", action="store_true", help="one JSON document on standard output")
         what.set_defaults(bench=bench, recorded=False)
         if name == "drain":
-            what.add_argument("--cpus", type=int, default=128, metavar="N", help="simulated too (default: %(default)s)")
-    what.add_argument("--seconds", type=float, default=3, metavar="S", help="of every run (default: %(default)s)")
-    what.add_argument("--congestion", default="", metavar="NAME", help="TCP's, such as cubic (what the machine uses)")
-    what.add_argument("--plot", type=Path, metavar="FILE", help="draw it too, as FILE.png, .svg or .pdf")
+            what.add_argument(
+                "--cpus", type=int, default=128, metavar="N", help="CPUs of a simulated host (default: %(default)s)"
+            )
+    what.add_argument(
+        "--seconds", type=float, default=3, metavar="S", help="seconds of each run (default: %(default)s)"
+    )
+    what.add_argument(
+        "--congestion", default="", metavar="NAME", help="TCP congestion control, such as cubic (the machine's)"
+    )
+    what.add_argument("--plot", type=Path, metavar="FILE", help="also draw it, as FILE.png, .svg or .pdf")
     _flows_arguments(whats.add_parser("flows", help=_FLOWS, description=_FLOWS))
     _hook_arguments(whats.add_parser("hook", help=_HOOK, description=_HOOK))
     _clock_arguments(whats.add_parser("clock", help=_CLOCK, description=_CLOCK))
@@ -92,7 +98,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def _flows_arguments(what: argparse.ArgumentParser) -> None:
     what.add_argument("--rate", type=parse_count, default=20_000, metavar="N", help="new flows a second (20000)")
-    what.add_argument("--seconds", type=float, default=60, metavar="S", help="how long (default: %(default)s)")
+    what.add_argument("--seconds", type=float, default=60, metavar="S", help="seconds to send (default: %(default)s)")
     what.add_argument("--json", action="store_true", help="one JSON document on standard output")
     what.set_defaults(bench=_flows, recorded=False, rounds=1)
 
@@ -104,7 +110,9 @@ def _hook_arguments(what: argparse.ArgumentParser) -> None:
 
 
 def _clock_arguments(what: argparse.ArgumentParser) -> None:
-    what.add_argument("--seconds", type=float, default=12, metavar="S", help="of each of six (default: %(default)s)")
+    what.add_argument(
+        "--seconds", type=float, default=12, metavar="S", help="seconds of each of six runs (default: %(default)s)"
+    )
     what.add_argument("--json", action="store_true", help="one JSON document on standard output")
     what.set_defaults(bench=_clock, recorded=False, rounds=1)
 
@@ -119,27 +127,31 @@ def _inference_arguments(what: argparse.ArgumentParser) -> None:
 def _pipeline_arguments(what: argparse.ArgumentParser) -> None:
     for option, default, text in (
         ("--hosts", 8, "agents"),
-        ("--rows", 200, "rows of 1 ms that each sends in a second"),
-        ("--flows", 0, "that live on each host (as many as the rows need)"),
+        ("--rows", 200, "rows of 1 ms that each agent sends in a second"),
+        ("--flows", 0, "flows alive on each host (as many as the rows need)"),
         ("--jobs", 1, "training jobs; neighbouring hosts are the ranks of one"),
-        ("--seconds", 20, "how long they send"),
-        ("--batches", 5, "of each agent in a second"),
-        ("--new-flows", 0, "that begin on each host in a second, and as many end"),
-        ("--greedy", 1, "the first agent sends so many times its share"),
-        ("--collectors", 1, "workers that collect, beside one alone; more than 1: with --bus nats, as root"),
+        ("--seconds", 20, "seconds to send"),
+        ("--batches", 5, "batches of each agent in a second"),
+        ("--new-flows", 0, "flows that begin, and as many that end, on each host in a second (0)"),
+        ("--greedy", 1, "how many times its share the first agent sends"),
+        ("--collectors", 1, "workers, compared with one; more than 1 need --bus nats and root"),
     ):
         shown = text if not default else f"{text} (%(default)s)"
         what.add_argument(option, type=parse_count, default=default, metavar="N", help=shown)
     what.add_argument(
-        "--bus", choices=("grpc", "nats"), default="grpc", help="between agents and collector (%(default)s)"
+        "--bus", choices=("grpc", "nats"), default="grpc", help="channel between agents and collector (%(default)s)"
     )
     what.add_argument(
-        "--cpu", type=float, default=0, metavar="CORES", help="of each of several collectors (0.4 of all, shared out)"
+        "--cpu",
+        type=float,
+        default=0,
+        metavar="CORES",
+        help="cores for each of several workers (0.4 of the machine's, shared out)",
     )
     what.add_argument("--cut", action="store_true", help="end the collector while the agents still send")
-    what.add_argument("--data", type=Path, metavar="DIR", help="where the dataset stays (nowhere)")
+    what.add_argument("--data", type=Path, metavar="DIR", help="keep the dataset here (it is removed)")
     what.add_argument("--json", action="store_true", help="one JSON document on standard output")
-    what.add_argument("--plot", type=Path, metavar="FILE", help="vary hosts, flows and jobs, and draw what they cost")
+    what.add_argument("--plot", type=Path, metavar="FILE", help="vary hosts, flows and jobs, and draw the cost")
     what.set_defaults(bench=_pipeline, recorded=False, root=False, rounds=1)
 
 

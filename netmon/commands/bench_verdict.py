@@ -28,29 +28,40 @@ _TRAINERS = ("ring", "horovod", "ddp")
 
 def add_verdict(what: argparse.ArgumentParser) -> None:
     """The options."""
-    what.add_argument("--lab", type=parse_count, default=20, metavar="N", help="injections on the lab (%(default)s)")
     what.add_argument(
-        "--simulated", type=parse_count, default=100, metavar="N", help="on tables of jobs that never ran (%(default)s)"
+        "--lab", type=parse_count, default=20, metavar="N", help="causes to inject in the lab (%(default)s)"
+    )
+    what.add_argument(
+        "--simulated", type=parse_count, default=100, metavar="N", help="causes in simulated tables (%(default)s)"
     )
     what.add_argument(
         "--rerun",
         type=parse_count,
         default=0,
         metavar="N",
-        help="configurations, each with and without the culprit (0)",
+        help="configurations to run with and without the culprit (0)",
     )
     what.add_argument(
-        "--shift", type=parse_count, default=0, metavar="N", help="pairs of jobs, as they come and as advised (0)"
+        "--shift",
+        type=parse_count,
+        default=0,
+        metavar="N",
+        help="pairs of jobs to run unshifted and shifted as advised (0)",
     )
-    what.add_argument("--seed", type=int, default=1, help="of what is random (default: %(default)s)")
+    what.add_argument("--seed", type=int, default=1, help="seed of what is random (%(default)s)")
     what.add_argument(
-        "--trainer", action="append", choices=_TRAINERS, help="repeatable, runs take turns (ring, horovod, ddp)"
+        "--trainer",
+        action="append",
+        choices=_TRAINERS,
+        help="trainer; repeatable, runs take turns (ring, horovod, ddp)",
     )
-    what.add_argument("--kinds", default="", metavar="K,…", help="what is injected, as --inject has it (everything)")
-    keep = "where the runs' datasets stay; complete ones that are there are judged again (nowhere)"
+    what.add_argument(
+        "--kinds", default="", metavar="K,…", help="kinds to inject, as in --inject of `netmon lab run` (all)"
+    )
+    keep = "keep the runs' datasets here; complete ones that are there already are judged again (they are removed)"
     what.add_argument("--data", type=Path, metavar="DIR", help=keep)
     what.add_argument("--json", action="store_true", help="one JSON document on standard output")
-    what.add_argument("--plot", type=Path, metavar="FILE", help="draw the matrix too, as FILE.png, .svg or .pdf")
+    what.add_argument("--plot", type=Path, metavar="FILE", help="also draw the matrix, as FILE.png, .svg or .pdf")
     what.set_defaults(bench=_verdict, recorded=False, root=False, rounds=1)
 
 

@@ -22,13 +22,13 @@ EXAMPLES = """\
   netmon certificates pki viewer ann                   sees everything
   netmon certificates pki viewer wall --role jobs      sees jobs, classes and rates: no addresses, no processes
   netmon certificates pki token grafana --role jobs    instead of a certificate; pki/tokens is for --tokens
-  netmon certificates pki show                         whose there are, and until when
-  netmon certificates pki renew                        those that expire within a month; or by name
+  netmon certificates pki show                         every certificate, and until when it is good
+  netmon certificates pki renew                        those that expire within a month, or those named
   netmon certificates pki bus nats1 --address nats1.example   a NATS server's
   netmon certificates pki nats                         the servers' users and what each may publish and hear
 
-Each makes a folder (pki/agent-node1) to be copied to where it is used, and named there by --tls. Files may be replaced
-while everything runs. pki/ca.key stays where it is.
+Each makes a folder such as pki/agent-node1: copy it to where it is used, and name it there by --tls. Files may be
+replaced while everything runs. Keep pki/ca.key where it is.
 """
 _ACTIONS = ("init", "agent", "collector", "viewer", "bus", "token", "renew", "show", "nats")
 _HERE = ("localhost", "127.0.0.1", "::1")
@@ -39,7 +39,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     parser.add_argument("directory", type=Path, metavar="DIR", help="the authority's directory")
     parser.add_argument("action", choices=_ACTIONS, metavar="ACTION", help=", ".join(_ACTIONS))
-    parser.add_argument("names", nargs="*", metavar="NAME", help="hosts of agents (as --host says), names of others")
+    parser.add_argument(
+        "names", nargs="*", metavar="NAME", help="of an agent its host's name (as its --host says), of others any name"
+    )
     parser.add_argument(
         "--address",
         nargs="+",
@@ -51,9 +53,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--role", choices=("full", "jobs"), default="full", help="viewer, token: what it may see (%(default)s)"
     )
-    parser.add_argument("--days", type=float, default=365, metavar="N", help="until it expires (%(default)s)")
+    parser.add_argument("--days", type=float, default=365, metavar="N", help="days until it expires (%(default)s)")
     parser.add_argument(
-        "--folder", type=Path, metavar="DIR", help="nats: where the servers have their certificate (/etc/nats/tls)"
+        "--folder", type=Path, metavar="DIR", help="nats: the servers' folder with their certificate (/etc/nats/tls)"
     )
 
 
@@ -64,10 +66,10 @@ def run(args: argparse.Namespace) -> int:
     if not 0 < args.days <= _LONGEST_DAYS:
         raise UsageError(f"--days is more than 0 and at most {_LONGEST_DAYS}, not {args.days:g}")
     if args.address and args.action not in ("agent", "collector", "bus"):
-        raise UsageError("--address is for agent, collector and bus: to all others nobody connects")
+        raise UsageError("--address is for agent, collector and bus: nobody connects to a viewer or a token")
     makes = args.action in ("agent", "collector", "viewer", "bus", "token")
     if makes and not args.names:
-        raise UsageError(f"whose? netmon certificates {args.directory} {args.action} NAME")
+        raise UsageError(f"no name given: netmon certificates {args.directory} {args.action} NAME")
     if args.action == "init" or (makes and not (args.directory / "ca.crt").exists()):
         authority = Authority.make(args.directory)
         print(f"made an authority in {args.directory}; keep {args.directory}/ca.key to yourself")
@@ -121,7 +123,7 @@ def _renew(authority: "Authority", args: argparse.Namespace) -> None:
     for one in due:
         _say(authority.renew(one, args.days))
     if not due:
-        print("none expires within a month; name those that are to be renewed all the same")
+        print("none expires within a month; to renew one all the same, give its name")
 
 
 def _show(authority: "Authority", args: argparse.Namespace) -> None:

@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING
 from netmon.commands.security_options import declare_security, security
 from netmon.commands.service_options import declare_service, heed_hangup
 from netmon.durability import DURABILITIES
-from netmon.errors import UsageError
+from netmon.errors import UnsupportedError, UsageError
 from netmon.units import parse_count, parse_duration, parse_size
 
 if TYPE_CHECKING:
     from collector.cluster.worker import WorkerSettings
     from collector.dataset.retention import Keep
+    from collector.metrics.spans import Spans
 
 HELP = "collect what agents stream: classify it, store it as Parquet, serve live views"
 EXAMPLES = """\
@@ -25,8 +26,10 @@ EXAMPLES = """\
   netmon collector --data /var/lib/netmon --keep buckets=7d full=10GB all=90d
   netmon collector --bus nats://bus1:4222,nats://bus2:4222 --worker w1 --tls /etc/netmon/tls --data /shared/netmon
   netmon collector --listen 0.0.0.0:9400 --tls tls --tokens tls/tokens --token-listen 0.0.0.0:9401 --data out
+  netmon collector --listen 0.0.0.0:9400 --tls tls --data /var/lib/netmon --receiver apart
   netmon collector --data /tmp/netmon --durability process
   netmon collector --listen unix:/run/netmon/collector.sock --data out --parameters 25.6e6
+  netmon collector --data out --otlp http://localhost:4318/v1/traces
   netmon collector --config /etc/netmon/collector.toml --print-config
 """
 
@@ -39,50 +42,65 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--data", type=Path, required=True, metavar="DIR", help="the dataset's directory")
     declare_security(parser)
     parser.add_argument(
-        "--tokens", type=Path, metavar="FILE", help="of viewers without a certificate (`netmon certificates DIR token`)"
+        "--tokens",
+        type=Path,
+        metavar="FILE",
+        help="tokens of viewers without a certificate (`netmon certificates DIR token`)",
     )
     parser.add_argument(
-        "--token-listen", default="", metavar="HOST:PORT", help="where they connect; certificates are not asked for"
+        "--token-listen",
+        default="",
+        metavar="HOST:PORT",
+        help="address at which viewers with a token connect; no certificate is needed",
+    )
+    parser.add_argument(
+        "--receiver",
+        choices=("here", "apart"),
+        default="here",
+        help="where gRPC is served: apart, in a process of its own, from a few hundred agents on (%(default)s)",
     )
     parser.add_argument(
         "--bus",
         default="",
         metavar="URL[,URL]",
-        help="nats://[USER:PASSWORD@]HOST:4222 of each server: a worker, whose agents are on NATS JetStream",
+        help="work as one of several workers on NATS JetStream: nats://[USER:PASSWORD@]HOST:4222 of each server",
     )
     parser.add_argument(
-        "--worker", default=_here(), metavar="NAME", help="with --bus: its name, one of a kind (%(default)s)"
+        "--worker",
+        default=_here(),
+        metavar="NAME",
+        help="with --bus: this worker's name, which no other has (%(default)s)",
     )
     parser.add_argument(
         "--bus-replicas",
         type=int,
         default=1,
         metavar="N",
-        help="with --bus: servers that keep a batch; 3 outlive the loss of a machine (%(default)s)",
+        help="with --bus: number of servers that keep each batch; 3 survive the loss of a machine (%(default)s)",
     )
     parser.add_argument(
         "--bus-bytes",
         type=parse_size,
         default="4GB",
         metavar="SIZE",
-        help="with --bus: that wait there at most (%(default)s)",
+        help="with --bus: how much may wait on the bus (%(default)s)",
     )
     parser.add_argument(
         "--weight",
         type=float,
         default=1.0,
         metavar="X",
-        help="with --bus: hosts that it takes, in relation to the other workers (%(default)s)",
+        help="with --bus: share of the hosts that this worker takes, relative to the others (%(default)s)",
     )
     parser.add_argument(
         "--settle",
         type=parse_duration,
         default="1s",
         metavar="TIME",
-        help="wait for late owners and marks (%(default)s)",
+        help="how long rows wait for late owners and marks (%(default)s)",
     )
     parser.add_argument(
-        "--flush", type=parse_duration, default="2s", metavar="TIME", help="write at this interval (%(default)s)"
+        "--flush", type=parse_duration, default="2s", metavar="TIME", help="interval between writes (%(default)s)"
     )
     parser.add_argument(
         "--keep",
@@ -96,47 +114,70 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--durability",
         choices=DURABILITIES,
         default="power",
-        help="what stored rows outlive: the end of the process, or a cut of power too (%(default)s)",
+        help="what stored rows survive: the end of the process, or a power cut too (%(default)s)",
     )
     parser.add_argument(
         "--share-window",
         type=parse_duration,
         default="10ms",
         metavar="TIME",
-        help="a DL flow is DL-shared for so long at a time (%(default)s)",
+        help="width of the sharing window (%(default)s)",
     )
     parser.add_argument(
         "--share-threshold",
         type=float,
         default=0.01,
         metavar="FRACTION",
-        help="of a link's capacity, from which cross payload makes a window shared (%(default)s)",
+        help="cross payload from which a window is shared, as a fraction of the link's capacity (%(default)s)",
     )
     parser.add_argument(
-        "--parameters", type=parse_count, default=0, metavar="P", help="model size of jobs that do not tell theirs"
+        "--parameters",
+        type=parse_count,
+        default=0,
+        metavar="P",
+        help="parameters of the model, for jobs that do not tell theirs",
     )
     parser.add_argument(
         "--metrics",
         default="",
         metavar="HOST:PORT",
-        help="serve /metrics for Prometheus, /health and /ready there, such as localhost:9464; beyond this machine "
-        "with --tls, to who has a certificate of the same authority, or --insecure (nowhere)",
+        help="serve /metrics for Prometheus, /health and /ready, such as localhost:9464; beyond this machine with "
+        "--tls, to anybody who has a certificate of the same authority, or --insecure (nowhere)",
+    )
+    parser.add_argument(
+        "--otlp",
+        default="",
+        metavar="URL",
+        help="send iterations as spans and verdicts as their events there, such as http://localhost:4318/v1/traces; "
+        "to other machines by https, or with --insecure (nowhere)",
     )
     parser.add_argument(
         "--full-on",
         nargs="+",
         choices=("slow", "burst", "class", "nothing"),
         default=["slow"],
-        help="store full resolution of slow iterations, bursts, changes of class (slow)",
+        help="what is stored at full resolution: slow iterations, bursts, changes of class (slow)",
     )
     parser.add_argument(
-        "--full-burst", type=float, default=2.0, metavar="X", help="a burst's peak, × the capacity (%(default)s)"
+        "--full-burst",
+        type=float,
+        default=2.0,
+        metavar="X",
+        help="peak from which a burst counts, × the capacity (%(default)s)",
     )
     parser.add_argument(
-        "--full-rest", type=parse_duration, default="30s", metavar="TIME", help="between two of a kind (%(default)s)"
+        "--full-rest",
+        type=parse_duration,
+        default="30s",
+        metavar="TIME",
+        help="least time between two windows of the same kind (%(default)s)",
     )
     parser.add_argument(
-        "--full-rows", type=parse_count, default="20e6", metavar="N", help="stored in an hour at most (%(default)s)"
+        "--full-rows",
+        type=parse_count,
+        default="20e6",
+        metavar="N",
+        help="rows at full resolution stored in an hour at most (%(default)s)",
     )
     declare_service(parser)
 
@@ -181,10 +222,29 @@ def run(args: argparse.Namespace) -> int:
     worker = _worker(args)
     # A thread that writes cannot be called off, and what is not whole on the disk is as if it had not been written.
     serving = serve(
-        args.listen, args.data, settings, abandon=lambda: os._exit(0), worker=worker, door=door, metrics=args.metrics
+        *(args.listen, args.data, settings),
+        abandon=lambda: os._exit(0),
+        worker=worker,
+        door=door,
+        metrics=args.metrics,
+        spans=_spans(args),
+        apart=args.receiver == "apart",
     )
     asyncio.run(serving)
     return 0
+
+
+def _spans(args: argparse.Namespace) -> "Spans | None":
+    """To where --otlp says. Raises UsageError, UnsupportedError without the library."""
+    if not args.otlp:
+        return None
+    try:
+        from collector.metrics.spans import open_spans
+    except ImportError:
+        raise UnsupportedError(
+            "cannot send spans: OpenTelemetry is not installed; pip install 'netmon[otlp]'"
+        ) from None
+    return open_spans(args.otlp, security(args))
 
 
 def _here() -> str:

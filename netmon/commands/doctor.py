@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from netmon.kernel.probe import Check, HookChoice, Interfaces
     from netmon.terminal import FittingTable
 
-HELP = "what this machine can do, and which hook it would choose; or how a running installation does"
+HELP = "say what this machine can do and which hook netmon would choose, or how a running installation does"
 EXAMPLES = """\
   netmon doctor           a table for people
   netmon doctor --tls /etc/netmon/tls    and whether agent, collector or viewer can connect with what is in it
@@ -71,9 +71,9 @@ def _installation(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps({"ok": not missing, "checks": [dataclasses.asdict(check) for check in checks]}, indent=2))
     else:
-        from rich.console import Console
+        from netmon.terminal import console
 
-        Console(highlight=False).print(checks_table(checks, f"the installation at {args.collector}"))
+        console().print(checks_table(checks, f"the installation at {args.collector}"))
     if missing:
         print(f"netmon: the installation at {args.collector} does not work: {' · '.join(missing)}", file=sys.stderr)
     return 1 if missing else 0

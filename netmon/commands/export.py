@@ -54,14 +54,19 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--iterations", type=iterations, metavar="A:B", help="only rows of iterations A to B-1; either may be left out"
     )
     parser.add_argument(
-        "--since", type=parse_time, metavar="T", help="only rows from then on: ISO 8601, UTC unless it says else"
+        "--since",
+        type=parse_time,
+        metavar="T",
+        help="only rows from this time on: ISO 8601, UTC unless it says otherwise",
     )
-    parser.add_argument("--until", type=parse_time, metavar="T", help="only rows before then")
+    parser.add_argument("--until", type=parse_time, metavar="T", help="only rows before this time")
     full = parser.add_argument_group("full resolution, from the recorders of agents that are connected")
-    full.add_argument("--full", action="store_true", help="get it, from --since until --until, instead of a table")
+    full.add_argument(
+        "--full", action="store_true", help="export full resolution from --since until --until, instead of a table"
+    )
     full.add_argument("--collector", default="localhost:9400", metavar="ADDR", help="HOST:PORT or unix:PATH")
     declare_security(full)
-    full.add_argument("--host", nargs="+", default=[], metavar="H", help="of these hosts (all)")
+    full.add_argument("--host", nargs="+", default=[], metavar="H", help="only these hosts (all)")
 
 
 def iterations(text: str) -> tuple[int | None, int | None]:
@@ -86,7 +91,7 @@ def run(args: argparse.Namespace) -> int:
     if args.full:
         return _export_full(args)
     if args.data is None:
-        raise UsageError("cannot export: give the dataset's --data, or --full and a --collector")
+        raise UsageError("cannot export: give either the dataset's --data, or --full with a --collector")
     dataset = open_table(args.data, args.table, begins(args))
     rows = _write(dataset, row_filter(args, dataset.schema.names), args.out)
     print(f"{rows} rows of {args.table} in {args.out}")
@@ -133,7 +138,7 @@ def _export_full(args: argparse.Namespace) -> int:
                 writer.write_table(part.rows.cast(schema))
                 rows += len(part.rows)
         if not rows:
-            raise DataError(f"cannot export to {args.out}: nobody has a row of that window")
+            raise DataError(f"cannot export to {args.out}: no agent has a row of that window")
         temporary.replace(args.out)
     except OSError as error:
         raise DataError(f"cannot export to {args.out}: {error.strerror or error}") from None

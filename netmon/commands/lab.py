@@ -6,8 +6,10 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import threading
+import subprocess
+import sys
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,7 +28,7 @@ if TYPE_CHECKING:
 
     from netmon.lab.spec import RunSpec
 
-HELP = "train, disturb and watch, in network namespaces on this machine (needs root)"
+HELP = "run training with cross traffic in network namespaces on this machine, and watch it (needs root)"
 EXAMPLES = """\
   netmon lab demo                                              something worth seeing in half a minute
   netmon lab run --data out/one --trainer horovod              real Horovod, built on first use
@@ -38,14 +40,14 @@ EXAMPLES = """\
   netmon lab load write burst.csv --profile burst --load 0.8   the flows of ten seconds, as a file
   netmon lab clean                                             remove what a killed lab left behind
 
-A link loses at random only where --inject loss says so, by a filter on the switch, for many kernels lack netem. Else
-queues that overflow drop, as a switch's do: a port buffers 3 ms of its rate.
+Links lose packets at random only with --inject loss (a filter on the switch, because many kernels lack netem).
+Otherwise only queues that overflow drop packets, as in a switch: a port buffers 3 ms of its rate.
 """
 
 _STUDY = """\
-Iteration time against cross traffic. The defaults are a small study of about ten minutes. What makes it a full one:
+Measure iteration time against cross traffic. The defaults are a small study of about ten minutes. For a full study give
 --trainer horovod, all --models, --levels in steps of 0.1, --repetitions 5 or more, and --iterations 100 for its tails.
-Interrupted, the same command goes on with what is left.
+After an interruption the same command goes on with what is left.
 """
 _DEMO_ITERATIONS = 70
 _ANY_HEIGHT = 1_000_000
@@ -59,18 +61,20 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     run_parser = commands.add_parser(
         "run", help="one run of a training job, watched", epilog=INJECTIONS, formatter_class=raw
     )
-    run_parser.add_argument("--data", type=Path, required=True, metavar="DIR", help="where the dataset goes")
+    run_parser.add_argument("--data", type=Path, required=True, metavar="DIR", help="folder for the dataset")
     add_run_options(run_parser, iterations=50)
     add_beside_options(run_parser)
     run_parser.set_defaults(lab=_run)
     demo = commands.add_parser("demo", help="a run with defaults that show something worth seeing")
-    demo.add_argument("--data", type=Path, default=_DEMO_DATA, metavar="DIR", help="default: %(default)s")
+    demo.add_argument(
+        "--data", type=Path, default=_DEMO_DATA, metavar="DIR", help="folder for the dataset (%(default)s)"
+    )
     add_run_options(demo, iterations=_DEMO_ITERATIONS)
     demo.set_defaults(lab=_demo)
     sweep = commands.add_parser(
         "sweep", help="many runs, one dataset; goes on where it was interrupted", description=_STUDY
     )
-    sweep.add_argument("--data", type=Path, required=True, metavar="DIR", help="where the dataset goes")
+    sweep.add_argument("--data", type=Path, required=True, metavar="DIR", help="folder for the dataset")
     add_sweep_options(sweep)
     sweep.set_defaults(lab=_sweep)
     add_load_commands(commands.add_parser("load", help="write, look at and replay the flows of cross traffic"))
@@ -120,8 +124,8 @@ def _run_spec(spec: RunSpec, live: bool, as_json: bool) -> int:
     if spec.bus and spec.monitor and not as_json:
         with shown(spec) as progress:
             result = run_lab(spec, progress=progress, view=lambda addresses: _last_frame(addresses, console))
-    elif live and spec.monitor and console.is_terminal:
-        result = run_lab(spec, view=lambda address: _live_view(address, console))
+    elif live and spec.monitor and console.is_interactive and find_spec("textual") is not None:
+        result = run_lab(spec, view=_live_view)
     else:
         with shown(spec) as progress:
             result = run_lab(spec, progress=progress)
@@ -152,26 +156,20 @@ def _sweep(args: argparse.Namespace) -> int:
 
 
 @contextlib.contextmanager
-def _live_view(address: str, console: Console) -> Iterator[None]:
-    """`netmon top` on a thread of its own. Whoever quits it sees the run's end all the same."""
-    from netmon.top.live import run_live
-    from netmon.views import Selection
-    from netmon.wire.watch import follow
-
-    over = threading.Event()
-    updates = follow(address, 500, lambda: Selection(flows=200))
-    view = threading.Thread(target=run_live, args=(updates, console, over.is_set), name="view", daemon=True)
-    view.start()
-    try:
-        yield
-    finally:
-        over.set()
-        view.join()
+def _live_view(address: str) -> Iterator[None]:
+    """`netmon top` as a program of its own. Whoever quits it sees the run's end all the same."""
+    command = [sys.executable, "-m", "netmon", "top", "--collector", address]
+    with subprocess.Popen(["setpriv", "--pdeathsig", "TERM", *command]) as view:
+        try:
+            yield
+        finally:
+            view.terminate()
 
 
 @contextlib.contextmanager
 def _last_frame(addresses: str, console: Console) -> Iterator[None]:
     """What `netmon top` shows of all workers when the training is over."""
+    from netmon.terminal import drawing_width
     from netmon.top.frame import render
     from netmon.top.options import Options, arrange
     from netmon.views import Selection
@@ -183,8 +181,9 @@ def _last_frame(addresses: str, console: Console) -> Iterator[None]:
         own = watch_once(address, Selection())
         hosts = ", ".join(host.host for host in own.hosts) or "none"
         console.print(f"{Path(address).stem}: hosts {hosts}; jobs {', '.join(job.job for job in own.jobs) or 'none'}")
-    snapshot = arrange(watch_once(addresses, Selection(flows=8)), options)
-    console.print(render(snapshot, options, console.width, _ANY_HEIGHT))
+    snapshot = arrange(watch_once(addresses, Selection(flows=8)))
+    width = drawing_width(console)
+    console.print(render(snapshot, options, width, _ANY_HEIGHT), width=width)
 
 
 def _clean(args: argparse.Namespace) -> int:

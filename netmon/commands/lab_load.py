@@ -16,24 +16,30 @@ def add_load_commands(parser: argparse.ArgumentParser) -> None:
     """Declare write, show, receive and replay."""
     commands = parser.add_subparsers(required=True, metavar="WHAT")
     write = commands.add_parser("write", help="write a load file: a table of flows with start_ns and size_bytes")
-    write.add_argument("file", type=Path, metavar="FILE", help=".parquet: Parquet; all others: CSV")
+    write.add_argument(
+        "file", type=Path, metavar="FILE", help="file to write; Parquet if it ends in .parquet, else CSV"
+    )
     write.add_argument("--profile", default="websearch", help="websearch, datamining, poisson or burst (%(default)s)")
-    write.add_argument("--load", type=float, default=0.8, metavar="SHARE", help="payload, of the rate (%(default)s)")
-    write.add_argument("--rate", type=parse_rate, default="1gbit", help="of the link; flow sizes scale with it (1gbit)")
-    write.add_argument("--seconds", type=int, default=10, metavar="N", help="default: %(default)s")
-    write.add_argument("--seed", type=int, default=1, metavar="N", help="default: %(default)s")
+    write.add_argument(
+        "--load", type=float, default=0.8, metavar="SHARE", help="payload as a share of the rate (%(default)s)"
+    )
+    write.add_argument(
+        "--rate", type=parse_rate, default="1gbit", help="rate of the link; flow sizes scale with it (1gbit)"
+    )
+    write.add_argument("--seconds", type=int, default=10, metavar="N", help="length in seconds (%(default)s)")
+    write.add_argument("--seed", type=int, default=1, metavar="N", help="seed of what is random (%(default)s)")
     write.set_defaults(lab=_write)
     show = commands.add_parser("show", help="what is in a load file")
-    show.add_argument("file", type=Path, metavar="FILE")
+    show.add_argument("file", type=Path, metavar="FILE", help="a load file")
     show.add_argument("--plot", type=Path, metavar="PNG", help="also draw its rate and its flow sizes")
     show.add_argument("--json", action="store_true", help="print one JSON document")
     show.set_defaults(lab=_show)
     receive = commands.add_parser("receive", help="receive a load until interrupted; needs no root")
-    receive.add_argument("address", metavar="ADDRESS:PORT", help="to listen on")
+    receive.add_argument("address", metavar="ADDRESS:PORT", help="address to listen on")
     receive.set_defaults(lab=_receive)
     replay = commands.add_parser("replay", help="send a load file's flows, each when it is due; needs no root")
-    replay.add_argument("file", type=Path, metavar="FILE")
-    replay.add_argument("address", type=_address, metavar="ADDRESS:PORT", help="of `netmon lab load receive`")
+    replay.add_argument("file", type=Path, metavar="FILE", help="a load file")
+    replay.add_argument("address", type=_address, metavar="ADDRESS:PORT", help="address of a `netmon lab load receive`")
     replay.set_defaults(lab=_replay)
 
 

@@ -68,21 +68,36 @@ def add_run_options(parser: argparse.ArgumentParser, iterations: int) -> None:
     """What a single run takes."""
     job = parser.add_argument_group("the training job")
     _add_job_options(job, iterations)
-    job.add_argument("--marks", action="store_true", help="Horovod's script tells its steps (netmon.horovod)")
+    job.add_argument("--marks", action="store_true", help="the script tells its steps by netmon.horovod")
     job.add_argument("--timeline", action="store_true", help="Horovod writes its Timeline, which the agent follows")
-    job.add_argument("--pattern", default="ring", help="ring, star, tree, clique or hierarchical; of --trainer ring")
-    job.add_argument("--model", default="", help="a published one, such as resnet50, scaled to the rate; or:")
-    job.add_argument("--params", type=parse_count, metavar="N", help="float32 parameters (4e6)")
-    job.add_argument("--compute", type=parse_duration, metavar="TIME", help="per iteration (100ms, or the model's)")
-    job.add_argument("--backward", type=float, metavar="SHARE", help="of it, in which gradients are sent already (0)")
+    job.add_argument(
+        "--pattern",
+        default="ring",
+        help="pattern of --trainer ring: ring, star, tree, clique or hierarchical (%(default)s)",
+    )
+    job.add_argument(
+        "--model", default="", help="a published model, such as resnet50, scaled to the rate; or --params and --compute"
+    )
+    job.add_argument("--params", type=parse_count, metavar="N", help="number of float32 parameters (4e6)")
+    job.add_argument(
+        "--compute", type=parse_duration, metavar="TIME", help="computing time per iteration (100ms, or the model's)"
+    )
+    job.add_argument(
+        "--backward",
+        type=float,
+        metavar="SHARE",
+        help="share of the computing time in which gradients are already sent (0)",
+    )
     _add_network_options(parser)
     cross = parser.add_argument_group("cross traffic")
     cross.add_argument("--cross-load", type=float, default=0.8, metavar="SHARE", help=f"{_SHARE}; 0: none (0.8)")
     cross.add_argument(
         "--cross-profile", default="iperf", help="iperf, websearch, datamining, poisson, burst (%(default)s)"
     )
-    cross.add_argument("--cross-file", type=Path, metavar="FILE", help="the flows of a load file instead")
-    cross.add_argument("--cross-after", type=float, default=0.5, metavar="SHARE", help="of the iterations (0.5)")
+    cross.add_argument("--cross-file", type=Path, metavar="FILE", help="send the flows of a load file instead")
+    cross.add_argument(
+        "--cross-after", type=float, default=0.5, metavar="SHARE", help="share of the iterations before it begins (0.5)"
+    )
     cross.add_argument(
         "--inject",
         action="append",
@@ -92,7 +107,7 @@ def add_run_options(parser: argparse.ArgumentParser, iterations: int) -> None:
     )
     _add_watch_options(parser)
     parser.add_argument(
-        "--bus", action="store_true", help="by three NATS servers and two workers instead of one collector"
+        "--bus", action="store_true", help="collect by three NATS servers and two workers instead of one collector"
     )
     parser.add_argument("--json", action="store_true", help="print one JSON document")
 
@@ -101,27 +116,37 @@ def add_beside_options(parser: argparse.ArgumentParser) -> None:
     """What a second job takes."""
     beside = parser.add_argument_group("another job like it, of --trainer ring, at the same time")
     beside.add_argument(
-        "--beside", type=hosts, metavar="HOSTS", help="where: of its rank 0, 1, … (0,2); without cross traffic"
+        "--beside", type=hosts, metavar="HOSTS", help="hosts of its rank 0, 1, …, such as 0,2; leaves cross traffic out"
     )
-    beside.add_argument("--shift", type=parse_duration, default=0, metavar="TIME", help="it begins so much later (0s)")
+    beside.add_argument("--shift", type=parse_duration, default=0, metavar="TIME", help="how much later it begins (0s)")
     beside.add_argument(
         "--period",
         type=parse_duration,
         default=0,
         metavar="TIME",
-        help="both begin an iteration so often (as they can)",
+        help="both jobs begin an iteration every TIME (as soon as they can)",
     )
 
 
 def add_sweep_options(parser: argparse.ArgumentParser) -> None:
     """What a sweep takes."""
     varied = parser.add_argument_group("what is varied: every combination is a run")
-    varied.add_argument("--models", type=words, default="resnet50,inceptionv3", metavar="M,…", help="(%(default)s)")
-    varied.add_argument("--profiles", type=words, default="websearch,burst", metavar="P,…", help="(%(default)s)")
+    varied.add_argument(
+        "--models", type=words, default="resnet50,inceptionv3", metavar="M,…", help="published models (%(default)s)"
+    )
+    varied.add_argument(
+        "--profiles",
+        type=words,
+        default="websearch,burst",
+        metavar="P,…",
+        help="profiles of cross traffic (%(default)s)",
+    )
     varied.add_argument(
         "--levels", type=levels, default="0,0.2,0.4,0.6,0.8,0.9", metavar="S,…", help=f"{_SHARE} (%(default)s)"
     )
-    varied.add_argument("--repetitions", type=int, default=1, metavar="N", help="of each (default: %(default)s)")
+    varied.add_argument(
+        "--repetitions", type=int, default=1, metavar="N", help="repetitions of each combination (%(default)s)"
+    )
     job = parser.add_argument_group("the training jobs")
     _add_job_options(job, iterations=20)
     _add_network_options(parser)
@@ -186,40 +211,51 @@ def _add_job_options(job: argparse._ArgumentGroup, iterations: int) -> None:
     job.add_argument(
         "--trainer",
         default="ring",
-        help="ring, or the real ones: horovod (PyTorch), horovod-tensorflow, horovod-eager, horovod-keras, ddp "
-        "(default: %(default)s)",
+        help="ring (netmon's own), or real training: horovod (PyTorch), horovod-tensorflow, horovod-eager, "
+        "horovod-keras, ddp (default: %(default)s)",
     )
-    job.add_argument("--iterations", type=parse_count, default=iterations, metavar="N", help="default: %(default)s")
-    job.add_argument("--batch", type=int, default=0, metavar="N", help="samples per step of a model (its own)")
+    job.add_argument(
+        "--iterations", type=parse_count, default=iterations, metavar="N", help="iterations to run (%(default)s)"
+    )
+    job.add_argument("--batch", type=int, default=0, metavar="N", help="samples per step of --model (as published)")
 
 
 def _add_network_options(parser: argparse.ArgumentParser) -> None:
     network = parser.add_argument_group("the network")
-    network.add_argument("--hosts", type=int, default=4, metavar="N", help="around one switch (default: %(default)s)")
-    network.add_argument("--rate", type=parse_rate, default="1gbit", help="of every port, each way (1gbit)")
+    network.add_argument("--hosts", type=int, default=4, metavar="N", help="hosts around the switch (%(default)s)")
+    network.add_argument(
+        "--rate", type=parse_rate, default="1gbit", help="rate of every port in each direction (1gbit)"
+    )
     network.add_argument(
         "--configuration",
         choices=("A", "B"),
         default="B",
-        help="of the thesis: cross traffic leaves host 0 with the training (A), or meets it at the switch (B); or:",
+        help="of the thesis: cross traffic leaves host 0 with the training (A), or meets it at the switch (B); "
+        "or --ring and --cross (B)",
     )
-    network.add_argument("--ring", type=hosts, metavar="HOSTS", help="of rank 0, 1, … (0,1,3)")
+    network.add_argument("--ring", type=hosts, metavar="HOSTS", help="hosts of rank 0, 1, … (0,1,3)")
     network.add_argument(
-        "--cross", type=pair, action="append", metavar="FROM:TO", help="hosts; repeatable (A 0:2, B 2:0)"
+        "--cross",
+        type=pair,
+        action="append",
+        metavar="FROM:TO",
+        help="hosts between which cross traffic runs; repeatable (A 0:2, B 2:0)",
     )
-    network.add_argument("--seed", type=int, default=1, help="of what is random (default: %(default)s)")
+    network.add_argument("--seed", type=int, default=1, help="seed of what is random (%(default)s)")
 
 
 def _add_watch_options(parser: argparse.ArgumentParser) -> None:
     watch = parser.add_argument_group("how it is watched")
-    watch.add_argument("--bucket", type=parse_duration, default="10us", metavar="TIME", help="width (10us)")
+    watch.add_argument("--bucket", type=parse_duration, default="10us", metavar="TIME", help="bucket width (10us)")
     watch.add_argument(
         "--stream-bucket",
         type=parse_duration,
         default="0s",
         metavar="TIME",
-        help="what agents stream (full resolution)",
+        help="width of the rows that agents stream (full resolution)",
     )
-    watch.add_argument("--hook", choices=("auto", "tc", "xdp"), default="auto", help="default: %(default)s")
-    watch.add_argument("--no-monitor", action="store_true", help="the same, unobserved")
-    watch.add_argument("--overwrite", action="store_true", help="what --data holds already")
+    watch.add_argument(
+        "--hook", choices=("auto", "tc", "xdp"), default="auto", help="kernel hook that counts (%(default)s)"
+    )
+    watch.add_argument("--no-monitor", action="store_true", help="run without netmon")
+    watch.add_argument("--overwrite", action="store_true", help="replace what --data already holds")

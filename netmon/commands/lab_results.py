@@ -73,7 +73,9 @@ def _print_source(source: Mapping[str, Any], console: Console) -> None:
     )
     for moment, errors in source["errors"].items():
         median, p99, worst = (format_duration(errors[f"{name}_ns"]) for name in ("median", "p99", "largest"))
-        left_out = f"; {errors['left_out']} not noted at once left out" if errors["left_out"] else ""
+        left_out = (
+            f"; {errors['left_out']} left out, whose timestamp was delayed by preemption" if errors["left_out"] else ""
+        )
         console.print(
             f"  {moment} against the log: median {median}, p99 {p99}, largest {worst}{left_out}", soft_wrap=True
         )

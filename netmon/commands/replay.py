@@ -18,7 +18,7 @@ from netmon.units import parse_duration, parse_rate
 if TYPE_CHECKING:
     from netmon.replay.replay import Replay
 
-HELP = "the same tables from captures of tcpdump (pcap, pcapng)"
+HELP = "fill the same tables from captures of tcpdump (pcap, pcapng)"
 EXAMPLES = """\
   netmon replay eth0.pcap --data out
   netmon replay dump.pcap0 dump.pcap1 --data out --host node3 --address 10.0.0.3 fd00::3 --capacity 25gbit
@@ -32,19 +32,28 @@ log = logging.getLogger(__name__)
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    parser.add_argument("captures", nargs="+", type=Path, metavar="CAPTURE", help="of one host; merged by time")
+    parser.add_argument(
+        "captures", nargs="+", type=Path, metavar="CAPTURE", help="captures of one host; they are merged by time"
+    )
     parser.add_argument("--data", type=Path, required=True, metavar="DIR", help="the dataset's directory")
-    parser.add_argument("--host", default=socket.gethostname(), metavar="NAME", help="the captured host's name")
-    parser.add_argument("--bucket", type=parse_duration, default="10us", metavar="TIME", help="width, 1us to 1s (10us)")
-    parser.add_argument("--capacity", type=parse_rate, default=0, metavar="RATE", help="of the captured link")
+    parser.add_argument("--host", default=socket.gethostname(), metavar="NAME", help="name of the captured host")
     parser.add_argument(
-        "--address", nargs="+", type=_address, default=[], metavar="ADDR", help="the host's own (guessed otherwise)"
+        "--bucket", type=parse_duration, default="10us", metavar="TIME", help="bucket width, 1us to 1s (10us)"
+    )
+    parser.add_argument("--capacity", type=parse_rate, default=0, metavar="RATE", help="capacity of the captured link")
+    parser.add_argument(
+        "--address", nargs="+", type=_address, default=[], metavar="ADDR", help="the host's own addresses (guessed)"
     )
     parser.add_argument(
-        "--dl-port", nargs="+", type=int, default=[], metavar="PORT", help="the training's flows have one of these"
+        "--dl-port", nargs="+", type=int, default=[], metavar="PORT", help="ports of the training's flows"
     )
     parser.add_argument(
-        "--dl-address", nargs="+", type=_address, default=[], metavar="ADDR", help="and one of these at the far end"
+        "--dl-address",
+        nargs="+",
+        type=_address,
+        default=[],
+        metavar="ADDR",
+        help="addresses of the training's flows at the far end",
     )
 
 

@@ -24,14 +24,14 @@ _NEEDS = ("jinja2", "matplotlib", "scipy")
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     parser.add_argument("data", type=Path, metavar="DATA", help="the dataset's directory, of a collector or a lab")
-    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="where the report goes")
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder for the report")
     parser.add_argument("--job", metavar="J", help="only this job and its hosts")
     parser.add_argument(
         "--rate",
         type=parse_rate,
         default=0,
         metavar="RATE",
-        help="of a link, such as 25gbit; default: as the dataset says",
+        help="capacity of a link, such as 25gbit (as the dataset says)",
     )
 
 

@@ -15,11 +15,13 @@ def declare_security(parser: argparse.ArgumentParser | argparse._ArgumentGroup) 
         "--tls",
         type=Path,
         metavar="DIR",
-        help="encrypt, and show who we are: a folder with ca.crt, tls.crt and tls.key (see `netmon certificates`). "
-        "Without it only this machine can be at the other end",
+        help="folder with ca.crt, tls.crt and tls.key, to encrypt and to authenticate (see `netmon certificates`). "
+        "Without it, connections stay on this machine",
     )
     parser.add_argument(
-        "--insecure", action="store_true", help="plaintext to other machines, where nobody else can listen or send"
+        "--insecure",
+        action="store_true",
+        help="allow plaintext to other machines: only in a network where nobody else can listen or send",
     )
 
 

@@ -2,16 +2,23 @@
 """`netmon top`: the live view of what the collector knows."""
 
 import argparse
+import os
+import sys
+from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from netmon.commands.needs import require
 from netmon.commands.security_options import declare_security, security
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from rich.console import Console
 
-    from netmon.top.options import Options
-    from netmon.views import Selection
+    from netmon.top.program import Program
+    from netmon.views import Selection, Snapshot
 
 HELP = "show hosts, links, jobs and flows live"
 EXAMPLES = """\
@@ -20,6 +27,7 @@ EXAMPLES = """\
   netmon top --collector head-1:9400,head-2:9400 --tls ~/.netmon   two workers as one
   netmon top --hosts gpu-3,gpu-4               two hosts and what runs there
   netmon top --job resnet                      one job and the hosts of its ranks
+  netmon top --data out/demo                   what was: ← and → go from iteration to iteration
   netmon top --once                            one frame, for a log or a mail
   netmon top --once --json | jq '.jobs[].last_ns'
 """
@@ -38,6 +46,12 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         metavar="ADDR",
         default="localhost:9400",
         help="HOST:PORT or unix:PATH; of several workers all, with commas (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--data",
+        type=Path,
+        metavar="DIR",
+        help="instead: a dataset's last hour, iteration by iteration, such as --data out/demo",
     )
     declare_security(parser)
     parser.add_argument("--hosts", metavar="H1,H2", default="", help="only these hosts and the jobs on them")
@@ -64,7 +78,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json and not args.once:
         raise UsageError("cannot print a live view as JSON: add --once")
     if args.all and not args.once:
-        raise UsageError("cannot show everything on a screen: add --once, or turn the pages")
+        raise UsageError("cannot show everything on a screen: add --once, or turn the pages (n and p)")
     try:
         if args.json:
             print(_document(args))
@@ -97,35 +111,79 @@ def _selection(args: argparse.Namespace, flows: int) -> "Selection":
 
 def _document(args: argparse.Namespace) -> str:
     from netmon.top.document import document
-    from netmon.wire.watch import watch_once
 
-    return document(watch_once(args.collector, _selection(args, _FLOWS_ONCE), security(args)))
+    return document(_snapshot(args))
 
 
 def _print_frame(args: argparse.Namespace, console: "Console") -> None:
+    from netmon.terminal import drawing_width
     from netmon.top.frame import render
     from netmon.top.options import Options, arrange
-    from netmon.wire.watch import watch_once
 
     options = Options(colour=console.is_terminal and not console.no_color)
-    snapshot = arrange(watch_once(args.collector, _selection(args, _FLOWS_ONCE), security(args)), options)
-    console.print(render(snapshot, options, console.width, _ANY_HEIGHT))
+    width = drawing_width(console)
+    console.print(render(arrange(_snapshot(args)), options, width, _ANY_HEIGHT), width=width)
+
+
+def _snapshot(args: argparse.Namespace) -> "Snapshot":
+    """The present of a collector, or the newest iteration of a dataset."""
+    if args.data is None:
+        from netmon.wire.watch import watch_once
+
+        return watch_once(args.collector, _selection(args, _FLOWS_ONCE), security(args))
+    from netmon.report.past import DatasetPast
+
+    return DatasetPast(args.data).newest(args.job[0] if args.job else None).snapshot
 
 
 def _show_live(args: argparse.Namespace, console: "Console") -> None:
-    import signal
-    import sys
+    from netmon.errors import UnsupportedError
 
-    from netmon.top.live import run_live
-    from netmon.wire.watch import follow
+    if os.environ.get("TERM", "dumb") in ("dumb", "unknown"):
+        raise UnsupportedError(
+            "cannot show a live view: TERM says that the terminal cannot move its cursor; use --once"
+        )
+    require(["textual"], "show a live view (without it: --once)", "top")
+    from netmon.top.program import Program
 
-    # An exit by exception, so that the terminal is put back as it was.
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, lambda received, _: sys.exit(128 + received))
     asked = [_selection(args, _FLOWS)]
 
-    def turned(options: "Options") -> None:
-        asked[0] = replace(asked[0], links_from=options.links_from, jobs_from=options.jobs_from)
+    def turned(selection: "Selection") -> None:
+        asked[0] = selection
 
-    updates = follow(args.collector, _INTERVAL_MS, lambda: asked[0], security=security(args))
-    run_live(updates, console, turned=turned)
+    past, updates = None, None
+    if args.data is not None:
+        from netmon.report.past import DatasetPast
+
+        past = DatasetPast(args.data)
+        past.steps()  # what cannot be read is said before the screen is taken
+    else:
+        from netmon.wire.watch import follow
+
+        updates = follow(args.collector, _INTERVAL_MS, lambda: asked[0], security=security(args))
+    program = Program(updates, past, asked[0], turned, colour=not console.no_color)
+    with _ended_by_signals(program):
+        program.run()
+    if program.error:
+        raise program.error
+
+
+@contextmanager
+def _ended_by_signals(program: "Program") -> "Iterator[None]":
+    """SIGTERM and SIGHUP end the program as q does, so that the terminal is put back as it was."""
+    import signal
+
+    received: list[int] = []
+
+    def end(number: int, _: object) -> None:
+        received.append(number)
+        program.call_later(program.exit)
+
+    before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    if received:
+        sys.exit(128 + received[0])

@@ -45,7 +45,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         default=[],
         metavar="TRACE",
-        help="traces of ranks, to be put on the same clock",
+        help="profilers' traces of ranks, put on the same clock",
     )
     parser.add_argument("--job", metavar="J", help="only this job and its hosts")
     parser.add_argument(
@@ -53,14 +53,14 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--host", nargs="+", default=[], metavar="H", help="only these hosts (all)")
     parser.add_argument(
-        "--since", type=parse_time, metavar="T", help="only from then on: ISO 8601, UTC unless it says else"
+        "--since", type=parse_time, metavar="T", help="only from this time on: ISO 8601, UTC unless it says otherwise"
     )
-    parser.add_argument("--until", type=parse_time, metavar="T", help="only before then")
+    parser.add_argument("--until", type=parse_time, metavar="T", help="only before this time")
     parser.add_argument(
         "--width",
         type=parse_duration,
         metavar="W",
-        help="of a point of the rates' curves (as fine as a viewer can open)",
+        help="width of a point of the rate curves (as narrow as a viewer can open)",
     )
 
 

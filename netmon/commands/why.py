@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from netmon.terminal import FittingTable
     from netmon.views import RankTimes, Verdict
 
-HELP = "why iterations were slow: whose bytes, which rank or none of the network's doing, and how much of the time"
+HELP = "tell why iterations were slow: whose traffic, which rank, or no network cause, and how much time each took"
 EXAMPLES = """\
   netmon why --data out
   netmon why training --iteration 812 --data /var/lib/netmon
@@ -27,10 +27,14 @@ EXAMPLES = """\
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     parser.add_argument("job", nargs="?", metavar="JOB", help="only this job, by either of its names (all)")
-    which = "this iteration, whether it stands out or not; with --data: rank by rank"
+    which = "this iteration, even if it does not stand out; with --data: the time of each rank"
     parser.add_argument("--iteration", type=int, metavar="K", help=which)
     parser.add_argument("--data", type=Path, metavar="DIR", help="the dataset's directory")
-    parser.add_argument("--collector", metavar="ADDR", help="instead: what it told lately; HOST:PORT or unix:PATH")
+    parser.add_argument(
+        "--collector",
+        metavar="ADDR",
+        help="instead of --data: the recent verdicts of a collector; HOST:PORT or unix:PATH",
+    )
     declare_security(parser)
     parser.add_argument("--json", action="store_true", help="one JSON document")
 
@@ -38,7 +42,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print the verdicts."""
     if (args.data is None) == (args.collector is None):
-        raise UsageError("cannot tell why: give the dataset's --data, or a --collector")
+        raise UsageError("cannot tell why: give either the dataset's --data or a --collector")
     if args.data and args.iteration is not None:
         return _explain(args)
     found = _lately(args) if args.collector else _stored(args)
@@ -131,4 +135,4 @@ def _print(found: "Iterable[Verdict]") -> None:
         for line in arithmetic(verdict):
             print(f"  {line}")
     if not told_any:
-        print("no iteration stands out: none took 1.2 × its job's usual time, or there are fewer than five to compare")
+        print("no iteration stands out: none took 1.2 × the job's usual time, or there are too few to tell")

@@ -15,22 +15,27 @@ from netmon.views import Snapshot
 
 def document(snapshot: Snapshot) -> str:
     """The fields of Snapshot by name, on one line. LinkView.wire_bps is an object: class → rates, oldest first."""
-    return json.dumps(_plain(snapshot), allow_nan=False, ensure_ascii=False)
+    return json.dumps(plain(snapshot), allow_nan=False, ensure_ascii=False)
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
+    """What JSON can hold."""
     if dataclasses.is_dataclass(value):
-        return {name.rstrip("_"): _plain(item) for name, item in vars(value).items()}
+        return {name.rstrip("_"): plain(item) for name, item in vars(value).items()}
+    if isinstance(value, tuple) and hasattr(value, "_asdict"):
+        return {name: plain(item) for name, item in value._asdict().items()}
     if isinstance(value, Class):
         return CLASS_NAMES[value]
     if isinstance(value, IntEnum):
         return value.name.lower()
     if isinstance(value, np.ndarray):
+        if value.dtype.names:
+            return [dict(zip(value.dtype.names, row, strict=True)) for row in value.tolist()]
         if value.ndim == 2:
-            return {name: _plain(column) for name, column in zip(CLASS_NAMES, value.T, strict=True)}
-        return value.tolist() if np.isfinite(value).all() else [_plain(item) for item in value.tolist()]
+            return {name: plain(column) for name, column in zip(CLASS_NAMES, value.T, strict=True)}
+        return value.tolist() if np.isfinite(value).all() else [plain(item) for item in value.tolist()]
     if isinstance(value, tuple | list):
-        return [_plain(item) for item in value]
+        return [plain(item) for item in value]
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value

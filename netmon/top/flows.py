@@ -17,7 +17,7 @@ from netmon.top.options import Options
 from netmon.units import format_bytes, format_endpoint
 from netmon.views import FlowView
 
-_PROTOCOLS = {1: "icmp", 6: "tcp", 17: "udp", 58: "icmpv6", 132: "sctp"}
+PROTOCOLS = {1: "icmp", 6: "tcp", 17: "udp", 58: "icmpv6", 132: "sctp"}
 _CLASS = max(map(len, CLASS_NAMES)) + 2
 _RATE, _BYTES = 5, 7
 _RTT, _LOSS = 6, 5
@@ -39,14 +39,14 @@ def five_tuple(flow: Flow, wide: bool = True) -> str:
         return _aggregate(flow)
     if flow.protocol == PROTOCOL_NON_IP:
         return f"EtherType 0x{flow.dst_port:04x}"
-    protocol = _PROTOCOLS.get(flow.protocol, f"protocol {flow.protocol}")
+    protocol = PROTOCOLS.get(flow.protocol, f"protocol {flow.protocol}")
     ends = f"{format_endpoint(flow.src, flow.src_port)} → {format_endpoint(flow.dst, flow.dst_port)}"
     return f"{ends} {protocol}" if wide or protocol != "tcp" else ends
 
 
 def _aggregate(flow: Flow) -> str:
     """`198.18.3.0/24 → any udp (1,204 flows)`, `any → any:53 udp (…)`, or `any → 198.18.3.4:53 udp (…)`."""
-    protocol = "not IP" if flow.protocol == PROTOCOL_NON_IP else _PROTOCOLS.get(flow.protocol, str(flow.protocol))
+    protocol = "not IP" if flow.protocol == PROTOCOL_NON_IP else PROTOCOLS.get(flow.protocol, str(flow.protocol))
     source, destination = (_any(flow, address, port) for address, port in _ends(flow))
     return f"{source} → {destination} {protocol} ({flow.members:,} flows)"
 
@@ -77,10 +77,14 @@ def rank(who: Owner, job: str) -> str:
     return f"{job}/{who.rank}" if job and who.rank >= 0 else job
 
 
-def _job(view: FlowView, names: Mapping[str, str]) -> str:
-    """The rank, and that a flow of its is none of the gradients."""
+def job_and_rank(view: FlowView, job: str) -> str:
+    """The rank, and that a flow of its is none of the gradients. job: its name as it is shown."""
     control = view.traffic == TRAFFIC_NAMES[Traffic.CONTROL]
-    return rank(view.flow.owner, names[view.flow.owner.job]) + (" control" if control else "")
+    return rank(view.flow.owner, job) + (" control" if control else "")
+
+
+def _job(view: FlowView, names: Mapping[str, str]) -> str:
+    return job_and_rank(view, names[view.flow.owner.job])
 
 
 def round_trip(view: FlowView) -> str:
@@ -112,12 +116,11 @@ def _columns(flows: Sequence[FlowView], names: Mapping[str, str], options: Optio
     usual = _WIDE_TUPLE if wide else _TUPLE
     wanted = longest((five_tuple(view.flow, wide) for view in flows), usual, max(usual, rest - _LEAST_PROCESS))
     process = min(rest - wanted, _MOST_PROCESS)
-    filtered = "all classes" if options.class_ is None else f"class {CLASS_NAMES[options.class_]}"
     return [
         Column(Text("FLOWS", "bold"), host),
         Column("", name),
         Column("class" if wide else "", class_),
-        Column(f"by {options.sort}, {filtered}", wanted if process >= _LEAST_PROCESS else max(rest + 1, 1)),
+        Column("by rate, all classes", wanted if process >= _LEAST_PROCESS else max(rest + 1, 1)),
         Column("process", process if process >= _LEAST_PROCESS else 0),
         Column("job/rank", job),
         Column(rate_unit(options.bytes_), _RATE, right=True),

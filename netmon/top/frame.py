@@ -7,10 +7,9 @@ from typing import NamedTuple
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from netmon.top import flows, header, help_page, jobs, links, overview
-from netmon.top.glyphs import shown, wrapped
+from netmon.top import flows, header, jobs, links, overview
+from netmon.top.glyphs import shown
 from netmon.top.options import Options
-from netmon.top.screenful import Screenful
 from netmon.top.staleness import present_links
 from netmon.views import Snapshot
 
@@ -18,8 +17,6 @@ _MOST_WARNINGS = 3
 _LEAST_FLOWS = 6
 _FEWEST_FLOWS, _FEWEST_JOBS = 4, 4
 _COMFORTABLE_FLOWS = 12
-_KEYS = ("q quit", "space pause", "b bits/bytes", "s sort", "c class", "? help")
-_PAGES = ("? help", "n p links", "N P jobs")
 
 
 class Plan(NamedTuple):
@@ -31,14 +28,11 @@ class Plan(NamedTuple):
     ranks: int
     flows: int
     warnings: int
-    footer: int
     gap: int  # between two sections
 
 
 def render(snapshot: Snapshot, options: Options, width: int, height: int) -> RenderableType:
     """The snapshot as at most `height` lines of at most `width` cells; flows as arrange() left them."""
-    if options.help:
-        return help_page.draw(width, height)
     snapshot = replace(snapshot, links=present_links(snapshot))
     lines = plan(snapshot, options, width, height)
     sections: list[RenderableType] = [Group(*header.draw(snapshot, options, width, height)[: lines.header])]
@@ -51,9 +45,7 @@ def render(snapshot: Snapshot, options: Options, width: int, height: int) -> Ren
         sections.append(flows.draw(snapshot.flows, options, width, lines.flows))
     if lines.warnings:
         sections.append(_warnings(snapshot, width, lines.warnings))
-    body = _spaced(sections, lines.gap)
-    keys = (_KEYS[0], *_PAGES, *_KEYS[1:-1]) if many else _KEYS
-    return _filled(body, keys, width, height) if options.live else Group(*body)
+    return Group(*_spaced(sections, lines.gap))
 
 
 def _links(snapshot: Snapshot, options: Options, width: int, lines: int) -> list[RenderableType]:
@@ -75,9 +67,8 @@ def _jobs(snapshot: Snapshot, width: int, lines: int) -> list[RenderableType]:
 def plan(snapshot: Snapshot, options: Options, width: int, height: int) -> Plan:
     """How the lines are shared out: what is small and always wanted first, then links and jobs, flows the rest."""
     warnings = min(len(snapshot.warnings), _MOST_WARNINGS)
-    footer = 1 if options.live else 0
-    head = min(len(header.draw(snapshot, options, width, height)), max(height - footer - warnings, 1))
-    left = max(height - head - warnings - footer, 0)
+    head = min(len(header.draw(snapshot, options, width, height)), max(height - warnings, 1))
+    left = max(height - head - warnings, 0)
     many = overview.wanted(snapshot)
     table = overview.jobs_as_table(snapshot)
     wanted_jobs = overview.height(snapshot) if table else jobs.height(snapshot.jobs, width)
@@ -93,26 +84,13 @@ def plan(snapshot: Snapshot, options: Options, width: int, height: int) -> Plan:
     wanted_ranks = 0 if table else jobs.height_of_ranks(snapshot.jobs)
     for_ranks = wanted_ranks if wanted_ranks and left >= wanted_ranks + gap + _COMFORTABLE_FLOWS else 0
     left -= for_ranks + (gap if for_ranks else 0)
-    return Plan(head, for_links, for_jobs, for_ranks, left if left > 1 else 0, warnings, footer, gap)
-
-
-def shown_rows(snapshot: Snapshot, options: Options, width: int, height: int) -> tuple[int, int]:
-    """How many links and jobs of an overview are on the screen."""
-    lines, page = plan(snapshot, options, width, height), snapshot.page
-    shown = links.fitting(present_links(snapshot), page.links, lines.links)
-    return shown, overview.fitting(len(snapshot.jobs), page.jobs, lines.jobs)
+    return Plan(head, for_links, for_jobs, for_ranks, left if left > 1 else 0, warnings, gap)
 
 
 def _spaced(sections: list[RenderableType], gap: int) -> list[RenderableType]:
     if not gap:
         return sections
     return [part for section in sections for part in (Text(), section)][1:]
-
-
-def _filled(body: list[RenderableType], names: tuple[str, ...], width: int, height: int) -> RenderableType:
-    """The body with the keys on the last line of the screen."""
-    keys = wrapped((Text(key, "dim") for key in names), width)[0]
-    return Screenful(Group(*body), keys, height)
 
 
 def _warnings(snapshot: Snapshot, width: int, lines: int) -> RenderableType:

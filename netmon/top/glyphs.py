@@ -86,9 +86,13 @@ def class_sparkline(series: npt.NDArray[np.float64], full: float, width: int) ->
         return Text()
     group = len(series) // count
     grouped = series[len(series) - count * group :].reshape(count, group, -1).mean(axis=1)
-    styles = [class_style(Class(index)) for index in grouped.argmax(axis=1)]
     totals = grouped.sum(axis=1)
-    return sparkline(totals, full or float(totals[~np.isnan(totals)].max(initial=0)), styles)
+    return sparkline(totals, full or float(totals[~np.isnan(totals)].max(initial=0)), class_sparkline_styles(grouped))
+
+
+def class_sparkline_styles(series: npt.NDArray[np.float64]) -> list[str]:
+    """(time, class) rates → the colour of each time's largest class."""
+    return [class_style(Class(index)) for index in series.argmax(axis=1)]
 
 
 def class_sparkline_width(columns: int, width: int) -> int:

@@ -27,31 +27,31 @@ _MOST_ABOUT_HOSTS = 4
 
 def draw(snapshot: Snapshot, options: Options, width: int, height: int) -> list[Text]:
     """Title, then the facts that hold for the whole frame, then the legend; of an overview a part of the height."""
-    legend = [swatch(class_, options.colour).append(f" {CLASS_NAMES[class_]}", "default") for class_ in STACK]
-    facts = wrapped(_facts(snapshot, options), width)
+    about = facts(snapshot, options, width)
     if overview.wanted(snapshot):
-        facts = facts[: max(_LEAST_FACTS, height // _FACTS_SHARE)]
-    unit = Text(f"rates in {rate_unit(options.bytes_)}", "dim")
-    return [
-        _title(snapshot, options, width),
-        *facts,
-        *wrapped([*legend, unit], width),
-    ]
+        about = about[: max(_LEAST_FACTS, height // _FACTS_SHARE)]
+    return [title(snapshot, width), *about, *legend(options.colour, options.bytes_, width)]
 
 
-def _title(snapshot: Snapshot, options: Options, width: int) -> Text:
+def title(snapshot: Snapshot, width: int) -> Text:
+    """Who, when, and whether anybody can listen."""
     moment = datetime.fromtimestamp(snapshot.time_ns // 1_000_000_000, timezone.utc)
-    title = Text.assemble(("netmon", "bold"), f"  {moment:%Y-%m-%d %H:%M:%S} UTC", no_wrap=True)
+    text = Text.assemble(("netmon", "bold"), f"  {moment:%Y-%m-%d %H:%M:%S} UTC", no_wrap=True)
     if snapshot.insecure:
-        title.append("  ").append("not encrypted", "bold yellow")
-    if options.notice:
-        title.append("  ").append(options.notice, "bold red")
-    title.truncate(width, overflow="ellipsis")
-    state = " PAUSED " if options.paused else ""
-    if state and title.cell_len + len(state) <= width:
-        title.pad_right(width - title.cell_len - len(state))
-        title.append(state, "bold reverse yellow")
-    return title
+        text.append("  ").append("not encrypted", "bold yellow")
+    text.truncate(width, overflow="ellipsis")
+    return text
+
+
+def facts(snapshot: Snapshot, options: Options, width: int) -> list[Text]:
+    """What holds for the whole frame, in lines."""
+    return wrapped(_facts(snapshot, options), width)
+
+
+def legend(colour: bool, bytes_: bool, width: int) -> list[Text]:
+    """What colours and numbers mean."""
+    classes = [swatch(class_, colour).append(f" {CLASS_NAMES[class_]}", "default") for class_ in STACK]
+    return wrapped([*classes, Text(f"rates in {rate_unit(bytes_)}", "dim")], width)
 
 
 def _facts(snapshot: Snapshot, options: Options) -> Iterator[Text]:

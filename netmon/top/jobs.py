@@ -2,13 +2,15 @@
 """Training jobs: how long their iterations take, what these send, and which nodes share their links."""
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 
 import numpy as np
 from rich.console import Console, RenderableType
 from rich.text import Text
 
 from netmon.dl.verdict import sentence
+from netmon.dl.verdict.words import renamed
 from netmon.records import Class
 from netmon.top.columns import Column, longest, room, table
 from netmon.top.glyphs import UNKNOWN, class_style, iteration, shown, sparkline, wrapped
@@ -31,7 +33,7 @@ def ordered(jobs: Iterable[JobView]) -> list[JobView]:
 
 def height(jobs: Iterable[JobView], width: int) -> int:
     """Lines that drawing all of them takes."""
-    return sum(len(_lines(job, width)) for job in jobs)
+    return sum(len(lines_of(job, width)) for job in jobs)
 
 
 def draw(jobs: Iterable[JobView], width: int, lines: int) -> list[Text]:
@@ -43,15 +45,22 @@ def draw(jobs: Iterable[JobView], width: int, lines: int) -> list[Text]:
             hidden = len(wanted) - place
             drawn = drawn[: max(lines - 1, 0)]
             return [*drawn, Text(f"… {_count(hidden, 'more job')}", "dim")] if lines else []
-        drawn += _lines(job, width)
+        drawn += lines_of(job, width)
     return drawn[:lines]
 
 
-def _lines(job: JobView, width: int) -> list[Text]:
+def lines_of(job: JobView, width: int) -> list[Text]:
+    """All that is known of a job as a whole."""
     lines = _with_sparkline(wrapped(_pace(job), width, _INDENT), job, width)
     lines += [_indented(line) for line in wrapped(_traffic(job), width - _INDENT)]
     lines += [_indented(line) for line in wrapped(_sources(job), width - _INDENT)]
     return lines + [_indented(line) for line in (*_verdict(job, width - _INDENT), *_sharing(job, width - _INDENT))]
+
+
+def named(job: JobView, names: Mapping[str, str]) -> JobView:
+    """The same, called as it is there."""
+    verdicts = tuple(renamed(verdict, names) for verdict in job.verdicts)
+    return replace(job, job=names.get(job.job, job.job), verdicts=verdicts)
 
 
 def ranks(jobs: Iterable[JobView], width: int) -> RenderableType:

@@ -69,7 +69,7 @@ def draw(
     shown = links[: fitting(links, matching, lines)]
     parts: list[RenderableType] = [_table(list(shown), options, width)]
     if worst_first and len(shown) < matching:
-        parts.append(left_out("links", page.links_from, len(shown), matching, "n p"))
+        parts.append(left_out("links", page.links_from, len(shown), matching))
     elif len(shown) < matching:
         parts.append(Text(f"… {matching - len(shown)} more links", "dim"))
     return Group(*parts)
@@ -129,7 +129,7 @@ def _heading(class_: Class, width: int, options: Options) -> Text:
 
 
 def _row(link: LinkView, again: bool, options: Options, columns: list[Column]) -> list[str | Text]:
-    now = _now(link)
+    now = current_rates(link)
     used = float(now.sum())
     if link.capacity_bps:
         gauge, part = bar(now, link.capacity_bps, columns[2].width, options.colour), share(used / link.capacity_bps)
@@ -155,14 +155,14 @@ def _name(link: LinkView) -> str:
     return f"{link.interface} {ARROWS[link.direction]}"
 
 
-def _now(link: LinkView) -> npt.NDArray[np.float64]:
+def current_rates(link: LinkView) -> npt.NDArray[np.float64]:
     """Mean rate of each class over the last second, (4,) bit/s; nan where nothing is known."""
     columns = link.wire_bps[-max(1, _NOW_NS // max(link.interval_ns, 1)) :]
     return columns.mean(axis=0) if len(columns) else np.full(link.wire_bps.shape[1], np.nan)
 
 
-def _unattributed(link: LinkView) -> Text | None:
-    """Where the bytes are that the NIC counted and no flow has; None where there are none."""
+def unattributed(link: LinkView) -> dict[str, int]:
+    """Where the bytes are that the NIC counted and no flow has: what became of them → how many, none of 0."""
     # The buckets that are open when the NIC is read stand on either side of that moment, by a packet or two a link.
     invisible = link.invisible_bytes if abs(link.invisible_bytes) > _EDGE_BYTES else 0
     amounts = {
@@ -172,7 +172,12 @@ def _unattributed(link: LinkView) -> Text | None:
         "not visible to the hook": max(0, invisible),
         "counted beyond the NIC": max(0, -invisible),
     }
-    parts = [f"{name} {format_bytes(amount)}" for name, amount in amounts.items() if amount]
+    return {name: amount for name, amount in amounts.items() if amount}
+
+
+def _unattributed(link: LinkView) -> Text | None:
+    """The same as a line; None where there are none."""
+    parts = [f"{name} {format_bytes(amount)}" for name, amount in unattributed(link).items()]
     if not parts:
         return None
     style = "red" if link.coverage < FULL_COVERAGE else "dim"

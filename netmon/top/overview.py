@@ -97,7 +97,7 @@ def draw(snapshot: Snapshot, width: int, lines: int) -> RenderableType:
     names = short_names((job.job for job in snapshot.jobs), columns[0].width)
     parts: list[RenderableType] = [table(columns, (_row(job, names[job.job], columns[-1].width) for job in jobs))]
     if len(jobs) < snapshot.page.jobs:
-        parts.append(left_out("jobs", snapshot.page.jobs_from, len(jobs), snapshot.page.jobs, "N P"))
+        parts.append(left_out("jobs", snapshot.page.jobs_from, len(jobs), snapshot.page.jobs))
     return Group(*parts)
 
 

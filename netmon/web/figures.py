@@ -7,7 +7,6 @@ from netmon.errors import UsageError
 from netmon.records import CLASS_NAMES
 from netmon.web.columns import encode
 from netmon.web.grid import DIRECTIONS
-from netmon.web.hours import HOUR_NS
 from netmon.web.lanes import JOB, Catalogue
 from netmon.web.source import Source
 
@@ -15,7 +14,7 @@ _BINS = 240
 _FINEST_NS = 1_000_000
 _MOST_STEPS = 3_000  # of a job: of more, every so many-th is told
 _MOST_JOBS = 6
-_MOST_NS = 8 * HOUR_NS
+_MOST_NS = 8 * 3_600_000_000_000
 
 
 def figures(source: Source, catalogue: Catalogue, begin_ns: int, end_ns: int) -> bytes:
@@ -26,19 +25,17 @@ def figures(source: Source, catalogue: Catalogue, begin_ns: int, end_ns: int) ->
     bins = -(-(end_ns - begin_ns) // width)
     hosts = sorted({lane.host for lane in catalogue.lanes} - {""})
     sent = source.totals(hosts, begin_ns, width, bins).reshape(len(DIRECTIONS), len(CLASS_NAMES), bins)[1]
+    known, _ = source.steps(begin_ns, end_ns)
     job, starts, took, held, names = [], [], [], [], []
     for at, lane in enumerate(catalogue.lanes):
         if lane.kind != JOB or len(names) == _MOST_JOBS:
             continue
-        for hour in range(begin_ns // HOUR_NS * HOUR_NS, end_ns, HOUR_NS):
-            steps, _ = source.steps(hour, hour + HOUR_NS)
-            if not len(steps.number):
-                continue
+        for steps in known:
             rows = steps.of(at, begin_ns, end_ns)
             every = slice(rows.start, rows.stop, max(1, -(-(rows.stop - rows.start) // _MOST_STEPS)))
             bounds, end = steps.bounds[every], steps.end_ns[every]
             job.append(np.full(len(end), len(names)))
-            starts.append((bounds[:, 0]) / 1e9)
+            starts.append(bounds[:, 0] / 1e9)
             took.append(end - bounds[:, 0])
             held.append((bounds[:, 4] > bounds[:, 3]) & steps.known[every])
         names.append(catalogue.job_names.get(lane.job, lane.job))

@@ -46,8 +46,10 @@ def in_bins(
     return values
 
 
-def resampled(values: npt.NDArray[np.float32], grid: tuple[int, int], begin_ns: int, width_ns: int, bins: int) -> Floats:
-    """(…, cells) bytes on one grid (begin, width in ns) → (…, bins) on another; outside of the first there is nothing."""
+def resampled(
+    values: npt.NDArray[np.float32], grid: tuple[int, int], begin_ns: int, width_ns: int, bins: int
+) -> Floats:
+    """(…, cells) bytes on one grid (begin, width in ns) → (…, bins) on another; outside of it there is nothing."""
     first_ns, cell_ns = grid
     cells = values.shape[-1]
     low = max(0, (begin_ns - first_ns) // cell_ns)

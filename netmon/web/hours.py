@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One hour of a dataset as a page needs it: bytes by host and class on a grid, and iterations. Read once, then added to."""
+"""One hour of a dataset as a page needs it: bytes by host and class on a grid, and iterations."""
 
 import threading
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from netmon.errors import DataError
 from netmon.report.dataset import files_of_time, open_table, stream, table_files
 from netmon.web.grid import ROW_COLUMNS, SERIES, RowReader, in_bins, numbers
 from netmon.web.lanes import JOB, RANK, Lane
-from netmon.web.steps import STEP, Lanes, by_lane
+from netmon.web.steps import STEP, by_lane
 
 HOUR_NS = 3_600_000_000_000
 WIDTHS_NS = (1_000_000, 10_000_000, 100_000_000, 1_000_000_000, 10_000_000_000)
@@ -26,14 +26,18 @@ _NEVER = -1
 class Hour:
     """Of the rows that begin in it. `read` is one thread's; the others see what has been read so far."""
 
-    def __init__(self, data: Path, begin_ns: int, hosts: Sequence[str], jobs: Sequence[str], lanes: Sequence[Lane]) -> None:
-        """Nothing is read yet. hosts, jobs: that count, in the order of their numbers; lanes: as the catalogue has them."""
+    def __init__(
+        self, data: Path, begin_ns: int, hosts: Sequence[str], jobs: Sequence[str], lanes: Sequence[Lane]
+    ) -> None:
+        """Nothing is read yet. hosts, jobs: in the order of their numbers; lanes: as the catalogue has them."""
         self.begin_ns = begin_ns
         self.rows, self.read_rows, self.done = 0, 0, False
         self._data, self._hosts, self._jobs = data, list(hosts), list(jobs)
         place = {job: number for number, job in enumerate(jobs)}
-        self._lanes = [(place[lane.job], lane.rank if lane.kind == RANK else -1) if lane.kind in (JOB, RANK) else (_NEVER, 0)
-                       for lane in lanes]  # fmt: skip
+        self._lanes = [
+            (place[lane.job], lane.rank if lane.kind == RANK else -1) if lane.kind in (JOB, RANK) else (_NEVER, 0)
+            for lane in lanes
+        ]
         self.grid = (begin_ns, self._width_ns())
         self._bytes = np.zeros((len(hosts), SERIES, HOUR_NS // self.grid[1]), np.float32)
         self._paths: dict[str, set[Path]] = {"buckets": set(), "iterations": set()}
@@ -63,7 +67,9 @@ class Hour:
     def read(self) -> bool:
         """Read the files that are new; blocks. Returns whether there were any."""
         with self._lock:
-            new = {table: [path for path in self._files(table) if path not in self._paths[table]] for table in self._paths}
+            new = {
+                table: [path for path in self._files(table) if path not in self._paths[table]] for table in self._paths
+            }
             for table, paths in new.items():
                 self._paths[table] |= set(paths)
             self.rows += sum(_rows_in(path) for path in new["buckets"])
@@ -84,7 +90,9 @@ class Hour:
     def _read_rows(self, paths: Sequence[Path]) -> None:
         reader, (begin, width) = RowReader(self._hosts), self.grid
         count, cells = len(self._hosts) * SERIES, HOUR_NS // self.grid[1]
-        for batch in stream(open_table(self._data, "buckets", paths=paths), ROW_COLUMNS, None, lambda path, error: None):
+        for batch in stream(
+            open_table(self._data, "buckets", paths=paths), ROW_COLUMNS, None, lambda path, error: None
+        ):
             series, start, length, wire = reader.read(batch)
             self.read_rows += len(start)
             inside = (start >= begin) & (start < begin + HOUR_NS)
@@ -113,7 +121,11 @@ def step_rows(batch: pa.RecordBatch, hosts: Sequence[str], jobs: Sequence[str]) 
     rows["host"] = numbers(batch.column("host"), {host: number for number, host in enumerate(hosts)})
     rows["job"] = numbers(batch.column("job"), {job: number for number, job in enumerate(jobs)})
     there = set(batch.schema.names)
-    for name, column in {"rank": "rank", "number": "iteration", **{n: n for n in STEP.names or () if n.endswith("_ns")}}.items():
+    for name, column in {
+        "rank": "rank",
+        "number": "iteration",
+        **{n: n for n in STEP.names or () if n.endswith("_ns")},
+    }.items():
         if column in there:
             rows[name] = batch.column(column).fill_null(0).to_numpy(zero_copy_only=False)
     if "exposed_ns" in there:
@@ -149,7 +161,3 @@ def span(data: Path, table: str, time: str) -> tuple[int, int]:
     if not high:
         raise DataError(f"cannot show {data}: the files of {table} do not tell which time they are of")
     return low, high
-
-
-NO_STEPS = Lanes(*(np.empty(0, np.int64) for _ in range(3)), np.empty((0, 5), np.int64), np.empty(0, np.int64),
-                 np.empty(0, np.bool_))  # fmt: skip

@@ -18,8 +18,8 @@ from netmon.dl.verdict.words import arithmetic, columns, sentence
 from netmon.errors import NetmonError, UsageError
 from netmon.records import CLASS_COLOURS, CLASS_NAMES
 from netmon.views import Verdict
-from netmon.web.figures import figures
 from netmon.web.access import COOKIE, HEADERS, Access
+from netmon.web.figures import figures
 from netmon.web.lanes import BLOCK, JOB
 from netmon.web.source import Source
 from netmon.web.steps import PHASES
@@ -157,7 +157,10 @@ class Page:
                 "phases": PHASES,
                 "hosts": hosts,
                 "capacity_bps": [known.capacity_bps.get(host, 0.0) for host in hosts],
-                "jobs": [{"job": job, "name": known.job_names.get(job, job), **_theory(known.theory.get(job))} for job in jobs],
+                "jobs": [
+                    {"job": job, "name": known.job_names.get(job, job), **_theory(known.theory.get(job))}
+                    for job in jobs
+                ],
                 "lanes": {
                     "kind": [lane.kind for lane in known.lanes],
                     "job": [job_place.get(lane.job, -1) for lane in known.lanes],

@@ -30,7 +30,9 @@ async def serve(
         try:
             await site.start()
         except OSError as error:
-            raise UnsupportedError(f"cannot listen on {listen}: {error.strerror or error}; choose another --listen") from None
+            raise UnsupportedError(
+                f"cannot listen on {listen}: {error.strerror or error}; choose another --listen"
+            ) from None
         bound = runner.addresses[0][1] if runner.addresses else port
         ready(f"{'https' if context else 'http'}://{f'[{host}]' if ':' in host else host}:{bound}/")
         while not stop.is_set():

@@ -7,10 +7,10 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from netmon.views import Verdict
 from netmon.web.grid import SERIES, Floats
 from netmon.web.lanes import Catalogue
 from netmon.web.steps import Lanes
-from netmon.views import Verdict
 
 
 @dataclass(frozen=True)
@@ -58,8 +58,8 @@ class Source(Protocol):
     def totals(self, hosts: Sequence[str], begin_ns: int, width_ns: int, bins: int) -> Floats:
         """(SERIES, bins): bytes of all these hosts together, as well as is known without reading on."""
 
-    def steps(self, begin_ns: int, end_ns: int) -> tuple[Lanes, bool]:
-        """Iterations by the catalogue's lanes, and whether there are more that are being read."""
+    def steps(self, begin_ns: int, end_ns: int) -> tuple[list[Lanes], bool]:
+        """Iterations that may overlap a time, each once, and whether there are more that are being read."""
 
     def verdicts(self) -> list[Verdict]:
         """By time; jobs called what people call them."""

@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 import pyarrow.dataset as ds
 
-from netmon.errors import DataError, NetmonError
+from netmon.errors import NetmonError
 from netmon.report.dataset import open_table, stream, table_files
-from netmon.report.judging import told
 from netmon.report.job_names import with_names
+from netmon.report.judging import told
 from netmon.views import Verdict
 from netmon.web.grid import ROW_COLUMNS, SERIES, Floats, RowReader, in_bins, resampled
-from netmon.web.hours import HOUR_NS, NO_STEPS, Hour, span
+from netmon.web.hours import HOUR_NS, Hour, span
 from netmon.web.lanes import Catalogue
 from netmon.web.source import Rates, State
 from netmon.web.steps import Lanes
@@ -26,6 +26,7 @@ from netmon.web.stored_details import advise, explain, largest_flows
 
 _log = logging.getLogger(__name__)
 _AROUND_NS = 1_000_000_000  # a row's bucket is not wider
+_LONGEST_NS = 300_000_000_000  # an iteration, that may have begun in the hour before
 _MOST_ROWS = 6_000_000  # that are read for one answer
 _MOST_BYTES = 1 << 29  # of hours that are held
 _LIVE_NS = 20_000_000_000  # a dataset that ends earlier is not being written
@@ -106,13 +107,11 @@ class Stored:
                 total += resampled(hour.wire_bytes.sum(axis=0), hour.grid, begin_ns, width_ns, bins)
         return total
 
-    def steps(self, begin_ns: int, end_ns: int) -> tuple[Lanes, bool]:
-        """Of the hour in which the time begins; an iteration that began in the hour before ends where that does."""
-        at = begin_ns // HOUR_NS * HOUR_NS
-        if not self._holds(at):
-            return NO_STEPS, False
-        hour = self.hour(at)
-        return hour.steps, not hour.done
+    def steps(self, begin_ns: int, end_ns: int) -> tuple[list[Lanes], bool]:
+        """Of the hours in which they may have begun."""
+        first = (begin_ns - _LONGEST_NS) // HOUR_NS * HOUR_NS
+        hours = [self.hour(at) for at in range(first, end_ns, HOUR_NS) if self._holds(at)]
+        return [hour.steps for hour in hours if len(hour.steps.number)], any(not hour.done for hour in hours)
 
     def verdicts(self) -> list[Verdict]:
         """As the collector told them, or as they are judged now."""

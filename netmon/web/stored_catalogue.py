@@ -25,7 +25,9 @@ def read_catalogue(data: Path, generation: int, known: tuple[int, int] | None = 
     ranks = _ranks(data, end - _DAY_NS, end)
     capacity = _capacity(data)
     hosts = set(capacity) or _hosts(data, end - _DAY_NS, end)
-    triples = [(str(job), int(rank), str(host)) for job, rank, host in ranks[["job", "rank", "host"]].itertuples(index=False)]
+    triples = [
+        (str(job), int(rank), str(host)) for job, rank, host in ranks[["job", "rank", "host"]].itertuples(index=False)
+    ]
     called = names_of(ranks)
     jobs = sorted({job for job, _, _ in triples})
     return Catalogue(
@@ -54,10 +56,9 @@ def _ranks(data: Path, begin_ns: int, end_ns: int) -> pd.DataFrame:
     words = [name for name in ("job", "host", "job_name") if name in frame]
     frame = frame.astype(dict.fromkeys(words, str)).reindex(columns=[*_RANKS, "sent"])
     frame = frame[frame["job"].fillna("") != ""]
-    sums = frame.groupby(["job", "rank", "host"], as_index=False).agg(
+    return frame.groupby(["job", "rank", "host"], as_index=False).agg(
         {**dict.fromkeys(["size", "parameters", "gradient_bytes", "job_name"], "last"), "sent": "median"}
     )
-    return sums
 
 
 def _theory(ranks: pd.DataFrame) -> tuple[float, float]:

@@ -39,7 +39,9 @@ def explain(data: Path, job: str, iteration: int, names: Mapping[str, str]) -> d
             "path": path_of(times, called),
             "ranks": [asdict(one) for one in times],
         }
-    raise DataError(f"cannot explain iteration {iteration} of {names.get(job, job)}: the dataset holds no such iteration")
+    raise DataError(
+        f"cannot explain iteration {iteration} of {names.get(job, job)}: the dataset holds no such iteration"
+    )
 
 
 def advise(data: Path, names: Mapping[str, str]) -> dict[str, Any]:

@@ -25,8 +25,6 @@ ALIGNED_NS = BINS * FINEST_NS << 24
 _MOST_INDEX = 1 << 40
 _MOST_SLICES = 2_000  # that are told one by one
 _UNSETTLED_NS = 5_000_000_000  # rows may come so late
-_AROUND_NS = 300_000_000_000  # an iteration that began in the hour before
-_HOUR_NS = 3_600_000_000_000
 
 
 def origin(catalogue: Catalogue) -> int:
@@ -54,22 +52,12 @@ def tile(source: Source, catalogue: Catalogue, place: tuple[int, int, int], full
             found = source.rates(hosts, begin, width, BINS, full)
             pending, head["resolution_ns"] = found.pending, max(width, found.resolution_ns)
             columns |= _rates(lanes, hosts, found.wire_bytes * (8e9 / width))
-        steps, more = _steps(source, begin, end)
+        steps, more = source.steps(begin, end)
         pending |= more
         columns |= _phases(lanes, block * BLOCK, steps, begin, width)
         columns |= _slices(lanes, block * BLOCK, steps, begin, end)
     head["final"] = not pending and (not state.live or end <= state.end_ns - _UNSETTLED_NS)
     return encode(head, columns), bool(head["final"])
-
-
-def _steps(source: Source, begin_ns: int, end_ns: int) -> tuple[list[Lanes], bool]:
-    found, more = [], False
-    for at in range((begin_ns - _AROUND_NS) // _HOUR_NS * _HOUR_NS, end_ns, _HOUR_NS):
-        lanes, pending = source.steps(at, at + _HOUR_NS)
-        more |= pending
-        if len(lanes.number):
-            found.append(lanes)
-    return found, more
 
 
 def _rates(lanes: Sequence[Lane], hosts: Sequence[str], rates: Floats) -> dict[str, npt.NDArray[Any]]:

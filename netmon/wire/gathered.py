@@ -170,7 +170,7 @@ def _check_heads(found: Gathered) -> None:
         good &= sample[1] <= 1 and sample[2] <= min(LEDGER_MOST["time_ns"], found.heads[place][1] + FURTHEST_NS)
         good &= sample[2] >= 0
     if not good:
-        raise WireError("a batch says what cannot be")
+        raise WireError("a batch holds impossible values")
     found.loads = np.maximum(loads, 0.0).tolist()
 
 
@@ -183,7 +183,7 @@ def _mark_runs(marks: list[netmon_pb2.Mark], counts: list[int]) -> list[tuple[in
     told = np.array(list(map(_told, marks)), np.int64)
     most = np.array([max(_MOMENTS), MAX_COUNT, MAX_MONO_NS, MAX_SPAN_NS])
     if (told < 0).any() or (told > most).any() or not np.isin(told[:, 0], _MOMENTS).all():
-        raise WireError("a mark says what cannot be")
+        raise WireError("a mark holds impossible values")
     of, number = np.repeat(np.arange(len(counts)), counts), np.array(whose_each)
     changes = (of[1:] != of[:-1]) | (number[1:] != number[:-1])
     first = np.flatnonzero(np.append(True, changes))

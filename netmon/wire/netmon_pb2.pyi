@@ -969,6 +969,7 @@ class WatchRequest(_message.Message):
     JOBS_FROM_FIELD_NUMBER: _builtins.int
     MOST_RANKS_FIELD_NUMBER: _builtins.int
     MOST_HOSTS_FIELD_NUMBER: _builtins.int
+    STEPS_NS_FIELD_NUMBER: _builtins.int
     interval_ms: _builtins.int
     """0: one snapshot, then the stream ends"""
     flows: _builtins.int
@@ -984,6 +985,8 @@ class WatchRequest(_message.Message):
     """of each job"""
     most_hosts: _builtins.int
     """beside those of the links"""
+    steps_ns: _builtins.int
+    """of the jobs: every rank's iterations that have ended in so long; 0: none"""
     @_builtins.property
     def hosts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Only these hosts and what is on them, only these jobs and the hosts of their ranks; none: everything."""
@@ -1003,10 +1006,11 @@ class WatchRequest(_message.Message):
         jobs_from: _builtins.int = ...,
         most_ranks: _builtins.int = ...,
         most_hosts: _builtins.int = ...,
+        steps_ns: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["flows", b"flows", "hosts", b"hosts", "interval_ms", b"interval_ms", "jobs", b"jobs", "jobs_from", b"jobs_from", "links_from", b"links_from", "most_hosts", b"most_hosts", "most_jobs", b"most_jobs", "most_links", b"most_links", "most_ranks", b"most_ranks"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["flows", b"flows", "hosts", b"hosts", "interval_ms", b"interval_ms", "jobs", b"jobs", "jobs_from", b"jobs_from", "links_from", b"links_from", "most_hosts", b"most_hosts", "most_jobs", b"most_jobs", "most_links", b"most_links", "most_ranks", b"most_ranks", "steps_ns", b"steps_ns"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1296,6 +1300,7 @@ class LinkView(_message.Message):
     LOST_KERNEL_BYTES_FIELD_NUMBER: _builtins.int
     LOST_AGENT_BYTES_FIELD_NUMBER: _builtins.int
     INVISIBLE_BYTES_FIELD_NUMBER: _builtins.int
+    SERIES_END_NS_FIELD_NUMBER: _builtins.int
     host: _builtins.str
     interface: _builtins.str
     direction: _builtins.int
@@ -1312,6 +1317,8 @@ class LinkView(_message.Message):
     lost_kernel_bytes: _builtins.int
     lost_agent_bytes: _builtins.int
     invisible_bytes: _builtins.int
+    series_end_ns: _builtins.int
+    """utc, of the last column"""
     def __init__(
         self,
         *,
@@ -1330,10 +1337,11 @@ class LinkView(_message.Message):
         lost_kernel_bytes: _builtins.int = ...,
         lost_agent_bytes: _builtins.int = ...,
         invisible_bytes: _builtins.int = ...,
+        series_end_ns: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attributed_bytes", b"attributed_bytes", "capacity_bps", b"capacity_bps", "columns", b"columns", "coverage", b"coverage", "direction", b"direction", "hook", b"hook", "host", b"host", "interface", b"interface", "interval_ns", b"interval_ns", "invisible_bytes", b"invisible_bytes", "lost_agent_bytes", b"lost_agent_bytes", "lost_kernel_bytes", b"lost_kernel_bytes", "nic_bytes", b"nic_bytes", "overflow_bytes", b"overflow_bytes", "wire_bps", b"wire_bps"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attributed_bytes", b"attributed_bytes", "capacity_bps", b"capacity_bps", "columns", b"columns", "coverage", b"coverage", "direction", b"direction", "hook", b"hook", "host", b"host", "interface", b"interface", "interval_ns", b"interval_ns", "invisible_bytes", b"invisible_bytes", "lost_agent_bytes", b"lost_agent_bytes", "lost_kernel_bytes", b"lost_kernel_bytes", "nic_bytes", b"nic_bytes", "overflow_bytes", b"overflow_bytes", "series_end_ns", b"series_end_ns", "wire_bps", b"wire_bps"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1365,6 +1373,7 @@ class JobView(_message.Message):
     SHARING_FIELD_NUMBER: _builtins.int
     NAME_FIELD_NUMBER: _builtins.int
     PARAMETERS_BASIS_FIELD_NUMBER: _builtins.int
+    STEPS_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     size: _builtins.int
     iteration: _builtins.int
@@ -1388,6 +1397,8 @@ class JobView(_message.Message):
     """what people call it; empty: job"""
     parameters_basis: _builtins.str
     """who told of them"""
+    steps: _builtins.bytes
+    """netmon.views.STEP, packed: as they were asked for"""
     @_builtins.property
     def ranks(self) -> _containers.RepeatedCompositeFieldContainer[Global___RankView]: ...
     @_builtins.property
@@ -1425,10 +1436,11 @@ class JobView(_message.Message):
         sharing: _abc.Iterable[_builtins.str] | None = ...,
         name: _builtins.str = ...,
         parameters_basis: _builtins.str = ...,
+        steps: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["durations_ns", b"durations_ns", "error_ns", b"error_ns", "iteration", b"iteration", "job", b"job", "known_ranks", b"known_ranks", "last_ns", b"last_ns", "measured_bytes", b"measured_bytes", "median_ns", b"median_ns", "name", b"name", "p99_ns", b"p99_ns", "parameters", b"parameters", "parameters_basis", b"parameters_basis", "pattern", b"pattern", "ranks", b"ranks", "relative", b"relative", "scores", b"scores", "shared_ranks", b"shared_ranks", "sharing", b"sharing", "size", b"size", "source", b"source", "theory_bytes", b"theory_bytes", "verdicts", b"verdicts"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["durations_ns", b"durations_ns", "error_ns", b"error_ns", "iteration", b"iteration", "job", b"job", "known_ranks", b"known_ranks", "last_ns", b"last_ns", "measured_bytes", b"measured_bytes", "median_ns", b"median_ns", "name", b"name", "p99_ns", b"p99_ns", "parameters", b"parameters", "parameters_basis", b"parameters_basis", "pattern", b"pattern", "ranks", b"ranks", "relative", b"relative", "scores", b"scores", "shared_ranks", b"shared_ranks", "sharing", b"sharing", "size", b"size", "source", b"source", "steps", b"steps", "theory_bytes", b"theory_bytes", "verdicts", b"verdicts"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from netmon.records import CLASS_NAMES
-from netmon.views import JobView, LinkView, Selection, Snapshot
+from netmon.views import STEP, JobView, LinkView, Selection, Snapshot
 from netmon.wire import netmon_pb2
 from netmon.wire.columns import pack, unpack
 from netmon.wire.limits import MAX_TEXT
@@ -14,6 +14,7 @@ from netmon.wire.mapping import check, from_message, to_message
 
 _CLASSES = len(CLASS_NAMES)
 _SERIES = ("links", "jobs")
+_OF_STEP = len(STEP.names or ())
 
 
 def encode_snapshot(snapshot: Snapshot) -> netmon_pb2.Snapshot:
@@ -65,11 +66,13 @@ def _decode_link(message: netmon_pb2.LinkView) -> LinkView:
 
 
 def _encode_job(job: JobView, message: netmon_pb2.JobView) -> None:
-    to_message(job, message, given=("durations_ns",))
+    to_message(job, message, given=("durations_ns", "steps"))
     message.durations_ns = pack(job.durations_ns, "<i8")
+    message.steps = pack(np.ascontiguousarray(job.steps).view("<i8"), "<i8")
 
 
 def _decode_job(message: netmon_pb2.JobView) -> JobView:
     data = message.durations_ns
     durations = unpack(data, "<i8", len(data) // np.dtype("<i8").itemsize, "JobView.durations_ns")
-    return from_message(message, JobView, durations_ns=durations)
+    steps = unpack(message.steps, "<i8", len(message.steps) // STEP.itemsize * _OF_STEP, "JobView.steps")
+    return from_message(message, JobView, durations_ns=durations, steps=steps.view(STEP))

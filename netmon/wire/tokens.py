@@ -49,7 +49,7 @@ def read_tokens(path: Path) -> dict[str, Token]:
                 raise ValueError
             found[digest.lower()] = Token(digest.lower(), checked(_ROLES[role], name), int(ends))
         except (ValueError, KeyError, WireError):
-            raise CertificateError(f"{path}, line {number}, is no token's: HASH full|jobs NAME END") from None
+            raise CertificateError(f"{path}, line {number}, is not a token: write HASH full|jobs NAME END") from None
     return found
 
 

@@ -171,7 +171,7 @@ def test_an_agent_that_records_nothing_says_so(watched: Watched) -> None:
     done = export(watched, begin, begin + 1_000 * MS)
     assert done.returncode == 1
     assert "right: the agent records nothing (--record off)" in done.stderr
-    assert "nobody has a row of that window" in done.stderr
+    assert "no agent has a row of that window" in done.stderr
     agent.end_in_order(seconds=60)
     collector.end_in_order(seconds=60)
 

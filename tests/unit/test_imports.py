@@ -15,6 +15,7 @@ TYPES = {"columnar", "records", "mark_runs", "evidence", "views", "errors", "uni
     "durability",
     "marks",
     "job_names",
+    "past",
     "supervisor",
 }
 SHARED = TYPES | {"wire", "dl", "version"}
@@ -26,6 +27,7 @@ MAY_IMPORT = {
     "mark_runs": {"records"},
     "errors": set(),
     "views": {"records"},
+    "past": {"records", "views"},
     "units": {"errors"},
     "job_names": set(),
     "config": {"errors"},
@@ -37,7 +39,7 @@ MAY_IMPORT = {
     "horovod": {"training"},
     "wire": TYPES,
     "certificates": TYPES | {"wire"},
-    "dl": {"records", "mark_runs", "evidence", "errors", "views", "units"},
+    "dl": {"records", "mark_runs", "evidence", "errors", "views", "past", "units"},
     "kernel": SHARED,
     "installation": TYPES | {"kernel", "version"},
     "telemetry": TYPES | {"wire", "version"},

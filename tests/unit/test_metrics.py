@@ -4,6 +4,7 @@
 import asyncio
 import contextlib
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -11,6 +12,7 @@ import urllib.parse
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import grpc
 import pytest
@@ -27,6 +29,12 @@ from collector.metrics.job_counts import BOUNDS_S, MOST_JOBS, OTHER, Counts
 from collector.registry import Registry
 from collector.server import serve
 from collector.settings import Settings
+from netmon.agent.metrics import AgentMetrics, AgentNews
+from netmon.agent.record_store import in_memory
+from netmon.agent.recorder import Recorder
+from netmon.agent.spool import Spool
+from netmon.agent.spool_folder import SpoolFolder
+from netmon.agent.standstill import Standstill
 from netmon.dl.iterations import Iteration
 from netmon.errors import UnsupportedError, UsageError
 from netmon.records import CLASS_NAMES, Moment, Source
@@ -140,13 +148,71 @@ def test_a_scrape_tells_of_links_jobs_and_agents(scraped: int) -> None:
 
 
 def metric_names(text: str) -> set[str]:
-    return set(re.findall(r"\bnetmon_[a-z_]+", re.sub(r"job:\w+:\w+|link:\w+:\w+", "", text)))
+    return set(re.findall(r"\bnetmon_[a-z_]+", re.sub(r"(job|link|agent|collector):\w+:\w+", "", text)))
 
 
-def test_rules_and_dashboard_ask_for_what_is_there(scraped: int) -> None:
+def agents_own(tmp_path: Path) -> str:
+    """What an agent tells of itself, after a batch on an interface."""
+    spool = Spool(SpoolFolder(tmp_path / "spool"), "s1", 1 << 20, print)
+    spool.append(1, b"a batch", b"", b"")
+    news = AgentNews({7: "eth0"})
+    host = Host()
+    *_, batch = (host.batch() for _ in range(5))
+    news.sent(5, 100, 1_000_000, batch.clock, batch.cost, batch.ledger)
+    stream = SimpleNamespace(connected=False, where="the collector at c")
+    recorder = Recorder(in_memory(1 << 20), 1, 10**9, 1 << 20, 0)
+    metrics = AgentMetrics("h0", news, spool, stream, recorder, os.getpid(), Standstill())
+    assert metrics.condition().unready == "no connection to the collector at c; batches wait"
+    news.sent_s -= 60
+    assert metrics.condition().unwell.startswith("no batch was made for 60 s")
+    told = generate_latest(SimpleNamespace(collect=metrics.families)).decode()
+    spool.close()
+    return told
+
+
+def test_an_agent_tells_of_itself_without_a_collector(tmp_path: Path) -> None:
+    samples = {
+        (sample.name, *sorted(sample.labels.items())): sample.value
+        for family in text_string_to_metric_families(agents_own(tmp_path))
+        for sample in family.samples
+    }
+    link = ("direction", "rx"), ("interface", "eth0")
+    assert samples[("netmon_agent_link_wire_bytes_total", *link)] > 0
+    assert samples[("netmon_agent_link_packets_total", *link)] > 0
+    assert samples[("netmon_agent_link_lost_bytes_total", *link, ("place", "overflow"))] == 0
+    assert samples[("netmon_agent_spool_depth_bytes",)] == 7
+    assert samples[("netmon_agent_helper_resident_bytes",)] > 1_000_000
+    assert samples[("netmon_agent_stream_connected",)] == 0
+
+
+def test_grafana_would_take_the_dashboard() -> None:
+    """As its own schema has it: what is not known there would be dropped."""
+    pytest.importorskip("grafana_foundation_sdk")
+    from grafana_foundation_sdk.cog.encoder import JSONEncoder
+    from grafana_foundation_sdk.models.dashboard import Dashboard
+
+    written = json.loads((PACKAGING / "grafana/netmon.json").read_text())
+    read = json.loads(JSONEncoder().encode(Dashboard.from_json(written)))
+
+    def kept(ours: object, theirs: object, where: str) -> list[str]:
+        if isinstance(ours, dict) and isinstance(theirs, dict):
+            return [line for name in ours for line in kept(ours[name], theirs.get(name), f"{where}.{name}")]
+        if isinstance(ours, list) and isinstance(theirs, list) and len(ours) == len(theirs):
+            pairs = enumerate(zip(ours, theirs, strict=True))
+            return [line for number, pair in pairs for line in kept(*pair, f"{where}[{number}]")]
+        return [] if ours == theirs or not (ours or theirs) else [f"{where}: {ours} is read as {theirs}"]
+
+    of_plugins = re.compile(r"\.(definition|titleFormat|textFormat|step): ")  # of Prometheus' own part of Grafana
+    assert [line for line in kept(written, read, "") if not of_plugins.search(line)] == []
+
+
+def test_rules_and_dashboard_ask_for_what_is_there(scraped: int, tmp_path: Path) -> None:
     there = {
         sample.name for family in text_string_to_metric_families(get(scraped, "/metrics")) for sample in family.samples
     } | {"netmon_exposed_communication_seconds_total", "netmon_exposed_communication_iterations_total"}
+    there |= {"netmon_bus_batches"} | {
+        sample.name for family in text_string_to_metric_families(agents_own(tmp_path)) for sample in family.samples
+    }
     rules = (PACKAGING / "prometheus/netmon.rules.yml").read_text()
     expressions = "\n".join(re.findall(r"expr:(?: >)?((?:.*)(?:\n {10,}.*)*)", rules))
     dashboard = json.loads((PACKAGING / "grafana/netmon.json").read_text())

@@ -8,6 +8,7 @@ from rich.console import Console
 from snapshot_example import example, flow
 
 from netmon.records import Class, Direction, Owner
+from netmon.top.flow_kind import FLOWS, FlowRow, flow_rows
 from netmon.top.flows import draw, five_tuple, loss_share, owner, rank, round_trip
 from netmon.top.options import Options, arrange
 from netmon.top.places import HOLD_NS, Places
@@ -20,77 +21,60 @@ def named(port: int, rate: float) -> FlowView:
     return flow("h0", Direction.TX, "10.0.0.1", port, "10.0.0.2", 5000, Owner(), Class.CROSS, rate)
 
 
-def ports(views: tuple[FlowView, ...]) -> list[int]:
-    return [view.flow.src_port for view in views]
+def ports(rows: list[FlowRow]) -> list[int]:
+    return [row.view.flow.src_port for row in rows]
 
 
-def by_rate(**rates: float) -> list[FlowView]:
-    return sorted((named(int(port[1:]), rate) for port, rate in rates.items()), key=lambda view: -view.wire_bps)
+def by_rate(**rates: float) -> list[FlowRow]:
+    flows = (named(int(port[1:]), rate) for port, rate in rates.items())
+    return flow_rows(sorted(flows, key=lambda view: -view.wire_bps))
 
 
 def test_flows_keep_their_rows_while_they_are_in_the_top() -> None:
-    places = Places()
-    assert ports(places.place(by_rate(p1=9, p2=5, p3=1), 2, 0)) == [1, 2]
-    assert ports(places.place(by_rate(p1=5, p2=9, p3=1), 2, TENTH)) == [1, 2]
+    places = Places(FLOWS)
+    assert ports(places.place(by_rate(p1=9, p2=5, p3=1), 2, 0)) == [1, 2, 3]
+    assert ports(places.place(by_rate(p1=5, p2=9, p3=1), 2, TENTH)) == [1, 2, 3]
 
 
 def test_a_flow_that_left_the_top_keeps_its_row_for_a_while() -> None:
-    places = Places()
+    places = Places(FLOWS)
     places.place(by_rate(p1=9, p2=5, p3=1), 2, 0)
-    assert ports(places.place(by_rate(p1=9, p2=1, p3=5), 2, HOLD_NS - 1)) == [1, 2]
-    assert ports(places.place(by_rate(p1=9, p2=1, p3=5), 2, HOLD_NS)) == [1, 3]
+    assert ports(places.place(by_rate(p1=9, p2=1, p3=5), 2, HOLD_NS - 1)) == [1, 2, 3]
+    assert ports(places.place(by_rate(p1=9, p2=1, p3=5), 2, HOLD_NS)) == [1, 3, 2]
 
 
 def test_a_flow_that_came_back_in_time_starts_anew() -> None:
-    places = Places()
+    places = Places(FLOWS)
     for now, p2 in ((0, 5), (HOLD_NS - 1, 1), (HOLD_NS, 5), (HOLD_NS + 1, 1)):
-        assert ports(places.place(by_rate(p1=9, p2=p2, p3=3), 2, now)) == [1, 2]
+        assert ports(places.place(by_rate(p1=9, p2=p2, p3=3), 2, now)) == [1, 2, 3]
 
 
 def test_a_flow_that_is_gone_has_an_unknown_rate() -> None:
-    places = Places()
+    places = Places(FLOWS)
     places.place(by_rate(p1=9, p2=5), 2, 0)
     (first, second) = places.place(by_rate(p2=5), 2, TENTH)
-    assert math.isnan(first.wire_bps)
-    assert second.wire_bps == 5
+    assert math.isnan(first.view.wire_bps)
+    assert second.view.wire_bps == 5
 
 
 def test_fewer_rows_and_more_rows() -> None:
-    places = Places()
+    places = Places(FLOWS)
     views = by_rate(p1=9, p2=5, p3=1)
     assert ports(places.place(views, 3, 0)) == [1, 2, 3]
-    assert ports(places.place(views, 1, 0)) == [1]
-    assert ports(places.place(views, 0, 0)) == []
+    assert ports(places.place(views, 1, 0)) == [1, 2, 3]
+    assert ports(places.place(views, 0, 0)) == [1, 2, 3]
     assert ports(places.place(views, 5, 0)) == [1, 2, 3]
 
 
-def hosts_of(options: Options) -> list[str]:
-    return [view.host for view in arrange(example(), options).flows]
-
-
-def test_order_and_filter() -> None:
-    assert hosts_of(Options()) == ["h2", "h0", "h1"]
-    assert hosts_of(Options(sort="host")) == ["h0", "h1", "h2"]
-    assert hosts_of(Options(sort="process")) == ["h2", "h0", "h1"]
-    assert hosts_of(Options(class_=Class.CROSS)) == ["h2"]
+def test_the_largest_flows_come_first() -> None:
+    assert [view.host for view in arrange(example()).flows] == ["h2", "h0", "h1"]
 
 
 def test_flows_of_a_silent_host_come_last_with_an_unknown_rate() -> None:
     hosts = tuple(replace(host, connected=host.host != "h2") for host in example().hosts)
-    flows = arrange(replace(example(), hosts=hosts), Options()).flows
+    flows = arrange(replace(example(), hosts=hosts)).flows
     assert [view.host for view in flows] == ["h0", "h1", "h2"]
     assert math.isnan(flows[-1].wire_bps)
-
-
-def test_keys_change_the_options_and_come_round() -> None:
-    options = Options()
-    for key, times in ((" ", 2), ("b", 2), ("s", 4), ("c", 5), ("?", 2)):
-        pressed = options.press(key)
-        assert pressed != options
-        for _ in range(times - 1):
-            pressed = pressed.press(key)
-        assert pressed == options
-    assert options.press("x") == options
 
 
 def test_names() -> None:

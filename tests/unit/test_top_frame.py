@@ -35,12 +35,12 @@ def drawn(snapshot: Snapshot, options: Options, width: int, height: int) -> str:
 
 
 def ordered(snapshot: Snapshot) -> Snapshot:
-    return arrange(snapshot, PLAIN)
+    return arrange(snapshot)
 
 
 @pytest.mark.parametrize(("width", "height"), [(80, 24), (120, 40), (200, 50)])
 def test_a_frame(width: int, height: int) -> None:
-    text = drawn(ordered(example()), replace(PLAIN, live=True), width, height)
+    text = drawn(ordered(example()), PLAIN, width, height)
     path = FRAMES / f"top-{width}x{height}.txt"
     if os.environ.get("NETMON_WRITE_FRAMES") == "1":
         path.write_text(text)
@@ -49,7 +49,7 @@ def test_a_frame(width: int, height: int) -> None:
 
 @pytest.mark.parametrize(("width", "height"), [(80, 24), (120, 40), (200, 50)])
 def test_an_overview(width: int, height: int) -> None:
-    text = drawn(ordered(cluster()), replace(PLAIN, live=True), width, height)
+    text = drawn(ordered(cluster()), PLAIN, width, height)
     path = FRAMES / f"overview-{width}x{height}.txt"
     if os.environ.get("NETMON_WRITE_FRAMES") == "1":
         path.write_text(text)
@@ -129,12 +129,11 @@ def test_short_names_are_short_and_unique(names: list[str], width: int) -> None:
 
 
 @pytest.mark.parametrize("width", [20, 40, 60, 79, 80, 100, 119, 120, 160, 300])
-@pytest.mark.parametrize("height", [3, 10, 24, 50])
-@pytest.mark.parametrize("help_", [False, True])
-def test_a_live_frame_is_exactly_as_large_as_the_screen(width: int, height: int, help_: bool) -> None:
+@pytest.mark.parametrize("height", [24, 50])
+def test_a_frame_is_never_larger_than_it_may_be(width: int, height: int) -> None:
     for snapshot in (example(), cluster()):
-        lines = drawn(ordered(snapshot), replace(PLAIN, live=True, help=help_), width, height).splitlines()
-        assert len(lines) == height
+        lines = drawn(ordered(snapshot), PLAIN, width, height).splitlines()
+        assert len(lines) <= height
         assert max(map(len, lines)) <= width
 
 
@@ -238,10 +237,3 @@ def test_rates_in_bytes() -> None:
     text = drawn(ordered(example()), replace(PLAIN, bytes_=True), 120, 40)
     assert "rates in B/s" in text
     assert f"{0.8 * GIGABIT / 8 / 1e6:.0f} MB/s" in text
-
-
-def test_an_outage_and_a_pause_are_in_the_title() -> None:
-    options = replace(PLAIN, paused=True, notice="collector gone since 12:00:00, retrying")
-    title = drawn(example(), options, 120, 40).splitlines()[0]
-    assert "collector gone since 12:00:00, retrying" in title
-    assert title.endswith("PAUSED")

@@ -315,7 +315,7 @@ def test_a_few_iterations_have_no_usual():
     )
     assert standing_out(steps) == []
     verdict = judge("short", steps, nothing_carried(), 2)
-    assert sentence(verdict).endswith("there is no usual one to hold it against")
+    assert sentence(verdict).endswith("there is no usual time to compare it with")
     assert list(arithmetic(verdict)) == []
 
 

@@ -18,16 +18,18 @@ def sentences(advice: Advice) -> list[str]:
     first = sorted((s for s in advice.shares if s.saves), key=lambda s: (not s.advised, -s.fit.gain))
     said = [of_share(share, advice.links) for share in [*first, *(s for s in advice.shares if not s.saves)]]
     said += [
-        f"jobs {_some(jobs)} share {advice.links[link]}, whose capacity is not known: nothing is said of a shift"
+        f"jobs {_some(jobs)} share {advice.links[link]}, whose capacity is not known: no shift can be advised"
         for link, jobs in advice.unknown_links.items()
     ]
     said += _of_pairs(advice)
     if advice.uncompared:
-        said.append(f"{len(advice.uncompared)} more jobs share links; name one to hear of it: {advice.uncompared[0]}")
+        said.append(
+            f"{len(advice.uncompared)} more jobs share links; for advice on one, give its name: {advice.uncompared[0]}"
+        )
     if len(advice.jobs) > 1 and not (advice.shares or advice.unknown_links or advice.uncompared):
         said.append(f"no two of the {len(advice.jobs)} jobs share a link")
     said += [
-        f"job {job}: fewer than {FEWEST} iterations with their bytes in this time: nothing is said of it"
+        f"job {job}: too few iterations with their bytes in this time for advice (fewer than {FEWEST})"
         for job in advice.unjudged
     ]
     return said or ["nothing to advise: no two jobs share a link, and no pair of ranks is slower than the others"]
@@ -49,7 +51,7 @@ def of_share(share: Share, links: Sequence[str]) -> str:
         )
     both = f"jobs {fit.job} and {others} share {where} with a compatibility of {fit.score:.2f}"
     if not share.sure:
-        return f"{both}: where their iterations begin is known to {format_duration(share.error_ns)} only, too little"
+        return f"{both}: the start of their iterations is known only to {format_duration(share.error_ns)}: too coarse"
     if not share.saves:
         return f"{both}: no shift would save more than {WORTH:.0%} of their time"
     if share.drift_ns is None:
@@ -168,8 +170,8 @@ def _share(share: Share, links: Sequence[str]) -> dict[str, Any]:
 
 TABLES: Mapping[str, tuple[str, ...]] = {
     "jobs": ("job", "iterations", "takes", "alone", "transfers"),
-    "pairs of ranks": ("job", "pair", "bytes", "pace", "sends", "to be had", ""),
-    "links": ("link", "capacity", "training sends", "would do", "to be had"),
+    "pairs of ranks": ("job", "pair", "bytes", "pace", "sends", "spare", ""),
+    "links": ("link", "capacity", "training sends", "enough", "spare"),
 }
 """Titles and headings of what rows() gives."""
 

@@ -60,7 +60,7 @@ def sentence(verdict: Verdict) -> str:
     number = f"~{verdict.iteration}" if verdict.relative else str(verdict.iteration)
     text = f"iteration {number} of job {verdict.job} took "
     if not verdict.usual_ns:
-        return f"{text}{format_duration(verdict.duration_ns)}; there is no usual one to hold it against"
+        return f"{text}{format_duration(verdict.duration_ns)}; there is no usual time to compare it with"
     text += f"{verdict.duration_ns / verdict.usual_ns:.1f} × its usual {format_duration(verdict.usual_ns)}"
     if verdict.excess_ns <= 0:
         return f"{text}: not longer than usual"
@@ -100,10 +100,10 @@ def _reason(verdict: Verdict) -> str:
         return f"it computed {ns} longer; no network cause"
     if verdict.cause == Cause.LOSS:
         which = f"packets that left {at}" if verdict.interface else "packets"
-        return f"{which} were lost with nobody else on the link, which cost {ns}"
+        return f"{which} were lost with no other traffic on the link, which cost {ns}"
     if verdict.cause == Cause.SLOW_LINK:
         way = "leaves" if verdict.direction == Direction.TX else "enters"
-        return f"the link that {way} {at} gave less than usual with nobody else on it, which cost {ns}"
+        return f"the link that {way} {at} was slower than usual with no other traffic on it, which cost {ns}"
     if verdict.cause == Cause.HOST:
         return f"{at} itself was slow, which cost {ns}; no network cause"
     return "the cause is not known"

@@ -32,7 +32,7 @@ def _shares(study: Study) -> tuple[Advice, list[Share]]:
     advice = _advice(study)
     if not advice.shares:
         if advice.unknown_links:
-            raise GapError("nobody told the capacity of the links that jobs share")
+            raise GapError("the capacity of the links that jobs share is not known")
         raise GapError(f"no two jobs share a link at the same time in the last {_SECONDS} s of the dataset")
     return advice, sorted(advice.shares, key=lambda share: share.fit.score)
 
@@ -145,8 +145,8 @@ CHAPTER = Chapter(
             "shared-links",
             "What sharing links costs jobs, and what a shift would save",
             "CASSINI, section 3",
-            "Compatibility: 1 less the demand beyond the link's capacity, as a share of it, over the time. How long "
-            "iterations take as they are and shifted is by a fluid model in which flows share a link fairly.",
+            "Compatibility: 1 minus the demand beyond the link's capacity, as a share of the capacity, averaged over "
+            "time. Iteration times, unshifted and shifted, come from a fluid model in which flows share a link fairly.",
             _share_frames,
             None,
         ),
@@ -163,8 +163,8 @@ CHAPTER = Chapter(
             "shift-scores",
             "Compatibility by shift",
             "CASSINI, equation 2",
-            "By how much later the job's iterations would begin than they do. The line: the shift that is proposed, "
-            "the middle of the best ones.",
+            "How much later the job's iterations would begin. The line is the proposed shift, in the middle of the "
+            "best ones.",
             _score_frames,
             draw.scores,
         ),
@@ -179,11 +179,11 @@ CHAPTER = Chapter(
         ),
         _exhibit(
             "links-to-be-had",
-            "Bandwidth that could be had for nothing",
+            "Spare bandwidth",
             "",
-            "At what pace training sends over each link while it sends, and what would do for the iterations to end no "
-            "later: the same bytes over all of the job's communication. An upper bound: a rank that passes on what it "
-            "gets can do so no earlier than it comes.",
+            "The rate at which training sends over each link while it sends, and the lower rate at which iterations "
+            "would end no later: the same bytes over all of the job's communication. The difference is an upper bound: "
+            "a rank that passes on what it receives cannot send it earlier.",
             _link_frames,
             draw.links,
         ),

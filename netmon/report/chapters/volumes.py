@@ -12,7 +12,7 @@ from netmon.report.study import Study
 
 DL = (CLASS_NAMES[Class.DL_ONLY], CLASS_NAMES[Class.DL_SHARED])
 _AMOUNTS = ["packets", "wire_bytes", "payload_bytes"]
-NO_FLOWS = "the table flows is missing, or none of its flows has a bucket: nobody knows who sends to whom"
+NO_FLOWS = "the table flows is missing, or none of its flows has a bucket: it is not known who sends to whom"
 
 
 def traffic_of(study: Study) -> Traffic:

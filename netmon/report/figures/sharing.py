@@ -52,7 +52,7 @@ def links(figure: Figure, links: pd.DataFrame) -> None:
     ax = figure.subplots()
     names = own["link"].astype(str)
     ax.barh(names, own["enough_bps"] / 1e6, color=_COLOURS[0], label="would do")
-    ax.barh(names, own["to_be_had_bps"] / 1e6, left=own["enough_bps"] / 1e6, color=_COLOURS[4], label="to be had")
+    ax.barh(names, own["to_be_had_bps"] / 1e6, left=own["enough_bps"] / 1e6, color=_COLOURS[4], label="spare")
     ax.plot(own["capacity_bps"] / 1e6, names, "|", color=INK, markersize=9, label="capacity")
     ax.set_xlabel("training's pace while it sends (Mbit/s)")
     ax.grid(axis="y", visible=False)

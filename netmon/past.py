@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a viewer sees of the past: when iterations were, and frames of single moments. Plain types; UTC epoch, ns."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+
+from netmon.records import Table
+from netmon.views import RankTimes, Snapshot, Verdict
+
+STEP_TIMES = np.dtype(
+    [
+        ("number", "<i8"),
+        ("start_ns", "<i8"),  # of the first rank
+        ("end_ns", "<i8"),  # of the last
+        ("longest_ns", "<i8"),  # the slowest rank's duration
+        ("usual_ns", "<i8"),  # median of the job's iterations before it; 0: too few
+        ("relative", "?"),  # its number counts from when somebody began to look
+    ]
+)
+"""One iteration of a job, all its ranks. Rows are in the order of their ends."""
+
+HOUR_NS = 3_600_000_000_000
+
+
+@dataclass(frozen=True)
+class RankSpan:
+    """One rank's iteration on the time axis."""
+
+    rank: int
+    host: str
+    start_ns: int
+    end_ns: int
+    comm_start_ns: int = 0  # first gradient handed over; 0: unknown
+    comm_end_ns: int = 0  # last one reduced; 0: unknown
+
+
+@dataclass(frozen=True)
+class PastSteps:
+    """The iterations that can be gone back to."""
+
+    jobs: Mapping[str, Table]  # by job, dtype STEP_TIMES
+    verdicts: Sequence[Verdict] = ()  # on those that stood out, oldest first
+    names: Mapping[str, str] = field(default_factory=dict)  # what people call the jobs
+
+    def newest_ns(self) -> int:
+        """The end of the last iteration of any job; 0: there is none."""
+        return max((int(steps["end_ns"][-1]) for steps in self.jobs.values() if len(steps)), default=0)
+
+
+@dataclass(frozen=True)
+class Frame:
+    """What was on the links in a span of time, as a snapshot at its end; links' rates are of columns in that span."""
+
+    since_ns: int
+    until_ns: int
+    snapshot: Snapshot
+    spans: tuple[RankSpan, ...] = ()  # of the job that was asked for
+    basis: str = ""  # what the rates rest on: "buckets of 10 µs, from the hosts' recorders"
+    gaps: tuple[str, ...] = ()  # a sentence each on what is missing, and why
+
+
+class Past(Protocol):
+    """Where the past can be had from."""
+
+    def steps(self) -> PastSteps:
+        """The iterations of the last hour; blocks. Raises NetmonError."""
+
+    def frame(self, job: str, number: int, since_ns: int, until_ns: int) -> Frame:
+        """What happened around an iteration in a span of time, which lies within or around it; blocks.
+
+        Raises NetmonError.
+        """
+
+    def times(self, job: str, number: int, end_ns: int) -> tuple[RankTimes, ...]:
+        """Where the time of an iteration went that stood out, rank by rank; none where nobody knows. Blocks.
+
+        end_ns: of the iteration, for a job may have begun anew. Raises NetmonError.
+        """

@@ -1,0 +1,330 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The past as a dataset has it: the last hour's iterations, and frames of single moments; it reads little of it."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.dataset as ds
+import pyarrow.parquet as pq
+
+from netmon.dl.past_frames import flows_of, links_of, step_times
+from netmon.dl.theory import ring_bytes
+from netmon.dl.verdict.words import from_columns
+from netmon.errors import DataError
+from netmon.past import HOUR_NS, Frame, PastSteps, RankSpan
+from netmon.records import AgentCost, Direction, Flow, Owner, Source
+from netmon.report.dataset import open_table, stream, table_files
+from netmon.report.frames import plain_words
+from netmon.report.job_names import asked_job, names_of
+from netmon.report.judging import explained
+from netmon.units import format_duration
+from netmon.views import HostView, JobView, LinkView, Page, RankTimes, RankView, Snapshot, Verdict
+
+MOST_FLOWS = 200
+_MOST_LINKS = 64
+_FILES = 16
+_WIDEST_NS = 1_000_000_000  # of a row
+_ITERATION = [
+    *("host", "job", "job_name", "rank", "size", "iteration", "start_ns", "end_ns", "comm_start_ns", "comm_end_ns"),
+    *("exposed_ns", "source", "error_ns", "relative", "parameters", "parameters_basis", "node_shared"),
+    *("dl_tx_bytes", "cross_tx_bytes", "cross_rx_bytes"),
+]
+_BUCKET = [
+    *("host", "session", "interface", "direction", "flow_id", "bucket_start_ns", "bucket_ns", "wire_bytes", "class"),
+]
+_FLOW = [
+    *(
+        "session",
+        "flow_id",
+        "interface",
+        "direction",
+        "src",
+        "dst",
+        "src_port",
+        "dst_port",
+        "protocol",
+        "process",
+        "pid",
+    ),
+    *("container", "job", "rank", "first_ns", "class_source", "members", "prefix_bits"),
+]
+_SESSION = ["host", "session", "interface", "capacity_bps", "share_window_ns", "share_threshold", "clock_error_ns"]
+
+
+class DatasetPast:
+    """The hour before the newest iteration of a dataset; `steps` looks again at what has come since."""
+
+    def __init__(self, data: Path) -> None:
+        """Nothing is read yet."""
+        self._data = data
+        self._rows = pd.DataFrame(columns=_ITERATION)
+        self._past = PastSteps({})
+
+    def steps(self) -> PastSteps:
+        """The iterations of the dataset's last hour; blocks. Raises DataError where there is no dataset, or none."""
+        since = self._newest() - HOUR_NS
+        self._rows = self._read("iterations", _ITERATION, ds.field("end_ns") > since, (since - HOUR_NS, 1 << 62))
+        self._rows = self._rows[self._rows["end_ns"] > self._rows["start_ns"]]
+        self.__dict__.pop("_sessions", None)
+        names = names_of(self._rows)
+        self._past = PastSteps(step_times(self._rows), self._told(since), names)
+        return self._past
+
+    def frame(self, job: str, number: int, since_ns: int, until_ns: int) -> Frame:
+        """What a job's hosts carried in [since, until), and what its ranks did; blocks. Raises DataError."""
+        own = self._rows[(self._rows["job"] == job) & (self._rows["iteration"] == number)]
+        own = own[(own["end_ns"] > since_ns) & (own["start_ns"] < until_ns)].sort_values("rank")
+        ranks = own if len(own) else self._rows[(self._rows["job"] == job)].drop_duplicates("rank")
+        hosts = list(dict.fromkeys(map(str, ranks["host"])))
+        gaps = [f"{len(hosts) - _MOST_LINKS // 2} more hosts of the job are not read"] if len(hosts) > 32 else []
+        rows, basis = self._buckets(hosts[: _MOST_LINKS // 2], since_ns, until_ns)
+        links = links_of(rows, since_ns, until_ns, self._capacities)
+        flows = flows_of(rows, since_ns, until_ns, self._describe, MOST_FLOWS)
+        jobs = tuple(self._job(name, job, number, until_ns) for name in self._jobs(job, since_ns, until_ns))
+        return Frame(
+            since_ns,
+            until_ns,
+            self._snapshot(until_ns, hosts, self._covered(links, since_ns, until_ns), jobs, flows),
+            tuple(_span(row) for row in own.to_dict("records")),
+            basis,
+            tuple(gaps),
+        )
+
+    def _newest(self) -> int:
+        """The end of the last iteration; only the newest files are looked at."""
+        open_table(self._data, "iterations")  # or says why there is none
+        for path in reversed(table_files(self._data, "iterations")[-_FILES:]):
+            try:
+                ends = pq.read_table(path, columns=["end_ns"])["end_ns"]
+            except (OSError, pa.ArrowException):
+                continue  # it has gone meanwhile, or is damaged
+            if len(ends):
+                return int(pc.max(ends).as_py())
+        raise DataError(f"cannot go back in {self._data}: its newest files hold no iteration")
+
+    def newest(self, job: str | None = None) -> Frame:
+        """The frame of the newest iteration, of a job or of all of them; blocks. Raises DataError."""
+        past = self.steps()
+        found = asked_job(job, past.names)
+        jobs = [found] if found else list(past.jobs)
+        if found and found not in past.jobs:
+            raise DataError(f"cannot show job {job}: {self._data} holds no iteration of it within its last hour")
+        name = max(jobs, key=lambda one: int(past.jobs[one]["end_ns"][-1]))
+        step = past.jobs[name][-1]
+        return self.frame(name, *(int(step[key]) for key in ("number", "start_ns", "end_ns")))
+
+    def times(self, job: str, number: int, end_ns: int) -> tuple[RankTimes, ...]:
+        """Where the time of an iteration went that stood out: else there is nothing to hold it against. Blocks."""
+        if not any(one.job == job and one.iteration == number for one in self._past.verdicts):
+            return ()
+        try:
+            found = [pair for pair in explained(self._data, job, number) if abs(pair[0].end_ns - end_ns) < _WIDEST_NS]
+        except DataError:
+            return ()
+        return tuple(found[0][1]) if found else ()
+
+    def _buckets(self, hosts: Sequence[str], since: int, until: int) -> tuple[pd.DataFrame, str]:
+        """Rows of full resolution where all of these hosts have them, else those that were streamed."""
+        condition = ds.field("host").isin(hosts) & (ds.field("bucket_start_ns") >= since - _WIDEST_NS)
+        condition &= ds.field("bucket_start_ns") < until
+        for table, words in (("full", "kept at full resolution"), ("buckets", "as they were streamed")):
+            rows = self._read(table, _BUCKET, condition, (since - _WIDEST_NS, until))
+            rows = rows[rows["bucket_start_ns"] + rows["bucket_ns"] > since]
+            if table == "full":
+                rows = rows.drop_duplicates(["session", "flow_id", "bucket_start_ns"])
+                within = rows.groupby("host")["bucket_start_ns"].agg(["min", "max"])
+                margin = (until - since) // 10
+                whole = (within["min"] <= since + margin) & (within["max"] >= until - margin)
+                if not len(rows) or set(within.index[whole]) != set(hosts):
+                    continue
+            if len(rows):
+                return rows, f"rows of {format_duration(int(rows['bucket_ns'].median()))}, {words}"
+        return rows, "the dataset has no row of that time"
+
+    def _told(self, since: int) -> tuple[Verdict, ...]:
+        found = [
+            from_columns(row)
+            for batch in self._stream("verdicts", None, ds.field("end_ns") > since)
+            for row in batch.to_pylist()
+        ]
+        return tuple(sorted(found, key=lambda verdict: verdict.end_ns))
+
+    def _jobs(self, first: str, since: int, until: int) -> list[str]:
+        inside = self._rows[(self._rows["end_ns"] > since) & (self._rows["start_ns"] < until)]
+        return [first, *sorted(set(inside["job"].astype(str)) - {first})]
+
+    def _job(self, name: str, chosen: str, number: int, until: int) -> JobView:
+        own = self._rows[self._rows["job"] == name]
+        before = own[own["start_ns"] < until]
+        at = number if name == chosen else int((before if len(before) else own)["iteration"].iloc[-1])
+        ranks = own[own["iteration"] == at].sort_values("start_ns").drop_duplicates("rank", keep="last")
+        steps = self._past.jobs[name]
+        lately = steps[steps["start_ns"] < until]
+        durations = lately["longest_ns"].astype(np.int64)
+        last = lately["longest_ns"][lately["number"] == at]
+        newest = (ranks if len(ranks) else own).iloc[-1]
+        verdicts = [one for one in self._past.verdicts if one.job == name and one.start_ns < until]
+        verdicts.sort(key=lambda one: (one.iteration != at, -one.end_ns))
+        return JobView(
+            job=name,
+            size=int(newest["size"] or 0),
+            iteration=at,
+            last_ns=int(last[-1]) if len(last) else 0,
+            median_ns=int(np.median(durations)) if len(durations) else 0,
+            p99_ns=int(np.percentile(durations, 99)) if len(durations) else 0,
+            source=Source[str(newest["source"]).upper()],
+            error_ns=int(newest["error_ns"] or 0),
+            relative=bool(newest["relative"]),
+            parameters=int(newest["parameters"] or 0),
+            measured_bytes=float(ranks["dl_tx_bytes"].median()) if len(ranks) else float("nan"),
+            theory_bytes=_theory(newest),
+            durations_ns=durations[-500:],
+            ranks=tuple(_rank(row) for row in ranks.sort_values("rank").to_dict("records")),
+            verdicts=tuple(verdicts[:5]),
+            known_ranks=len(ranks),
+            shared_ranks=int(ranks["node_shared"].fillna(False).sum()),
+            name=self._past.names.get(name, ""),
+            parameters_basis=str(newest["parameters_basis"] or ""),
+        )
+
+    def _snapshot(
+        self,
+        until: int,
+        hosts: Sequence[str],
+        links: tuple[LinkView, ...],
+        jobs: tuple[JobView, ...],
+        flows: tuple[object, ...],
+    ) -> Snapshot:
+        told = self._sessions
+        error = {str(row["host"]): int(row["clock_error_ns"] or 0) for row in told.to_dict("records")}
+        return Snapshot(
+            time_ns=until,
+            share_threshold=float(told["share_threshold"].max()) if len(told) else 0.01,
+            share_window_ns=int(told["share_window_ns"].max()) if len(told) else 0,
+            hosts=tuple(HostView(host, True, 0, error.get(host, 0), AgentCost()) for host in hosts),
+            links=links,
+            jobs=jobs,
+            flows=flows,  # type: ignore[arg-type]
+            page=Page(len(hosts), len(links), 0, len(jobs), 0),
+        )
+
+    def _covered(self, links: Sequence[LinkView], since: int, until: int) -> tuple[LinkView, ...]:
+        """With what the ledger says of the intervals around the span."""
+        names = ["host", "interface", "direction", "nic_bytes", "attributed_bytes", "overflow_bytes"]
+        names += ["lost_kernel_bytes", "lost_agent_bytes", "invisible_bytes", "hook"]
+        around = (ds.field("end_ns") > since) & (ds.field("start_ns") < until)
+        rows = self._read("ledger", names, around, (since - HOUR_NS // 60, until))
+        sums = dict(list(rows.groupby(["host", "interface", "direction"]))) if len(rows) else {}
+        covered = []
+        for link in links:
+            own = sums.get((link.host, link.interface, link.direction.name.lower()))
+            if own is None:
+                covered.append(link)
+                continue
+            told: dict[str, Any] = {name: int(own[name].sum()) for name in names[3:-1]}
+            part = told["attributed_bytes"] / told["nic_bytes"] if told["nic_bytes"] else float("nan")
+            covered.append(replace(link, **told, coverage=part, hook=str(own["hook"].iloc[0])))
+        return tuple(covered)
+
+    @cached_property
+    def _sessions(self) -> pd.DataFrame:
+        return self._read("sessions", _SESSION, None, None)
+
+    @property
+    def _capacities(self) -> Mapping[tuple[str, str], int]:
+        rows = self._sessions.to_dict("records")
+        return {(str(row["host"]), str(row["interface"])): int(row["capacity_bps"] or 0) for row in rows}
+
+    def _describe(self, wanted: Sequence[tuple[str, int]]) -> list[Flow | None]:
+        numbers = ds.field("flow_id").isin(pa.array({flow for _, flow in wanted}, pa.uint32()))
+        sessions = ds.field("session").isin(sorted({session for session, _ in wanted}))
+        rows = self._read("flows", _FLOW, sessions & numbers, None)
+        told = {(str(row["session"]), int(row["flow_id"])): _flow(row) for row in rows.to_dict("records")}
+        return [told.get(key) for key in wanted]
+
+    def _read(
+        self, table: str, names: list[str], condition: ds.Expression | None, begins: tuple[int, int] | None
+    ) -> pd.DataFrame:
+        batches = list(self._stream(table, names, condition, begins))
+        rows = pa.Table.from_batches(batches).to_pandas() if batches else pd.DataFrame(columns=names)
+        return plain_words(rows).reindex(columns=names)
+
+    def _stream(
+        self,
+        table: str,
+        names: list[str] | None,
+        condition: ds.Expression | None,
+        begins: tuple[int, int] | None = None,
+    ) -> list[pa.RecordBatch]:
+        """Rows of a table; none where there is no such table. A file that goes while it is read is left out."""
+        try:
+            found = open_table(self._data, table, begins)
+        except DataError:
+            if not self._data.is_dir():
+                raise
+            return []
+        there = None if names is None else [name for name in names if name in found.schema.names]
+        return list(stream(found, there, condition, lambda path, error: None))
+
+
+def _span(row: dict[object, object]) -> RankSpan:
+    known = row["comm_start_ns"] == row["comm_start_ns"] and row["comm_start_ns"] is not None
+    communicated = (_whole(row["comm_start_ns"]), _whole(row["comm_end_ns"])) if known else (0, 0)
+    return RankSpan(
+        _whole(row["rank"]), str(row["host"]), _whole(row["start_ns"]), _whole(row["end_ns"]), *communicated
+    )
+
+
+def _rank(row: dict[object, object]) -> RankView:
+    span = _span(row)
+    exposed = row["exposed_ns"]
+    dl_tx, cross_tx, cross_rx = (_whole(row[name]) for name in ("dl_tx_bytes", "cross_tx_bytes", "cross_rx_bytes"))
+    return RankView(
+        rank=span.rank,
+        host=span.host,
+        iteration=_whole(row["iteration"]),
+        duration_ns=span.end_ns - span.start_ns,
+        communication_ns=span.comm_end_ns - span.comm_start_ns,
+        node_shared=bool(row["node_shared"]),
+        dl_tx_bytes=dl_tx,
+        cross_tx_bytes=cross_tx,
+        cross_rx_bytes=cross_rx,
+        exposed_ns=-1 if exposed is None or exposed != exposed else _whole(exposed),
+    )
+
+
+def _theory(row: "pd.Series[Any]") -> float:
+    size, parameters = _whole(row["size"]), _whole(row["parameters"])
+    return ring_bytes(size, parameters) if size and parameters else float("nan")
+
+
+def _flow(row: dict[object, object]) -> Flow:
+    who = Owner(
+        *(_whole(row["pid"]), str(row["process"] or ""), str(row["container"] or ""), str(row["job"] or "")),
+        *(_whole(row["rank"]), str(row["class_source"] or "")),
+    )
+    return Flow(
+        flow_id=_whole(row["flow_id"]),
+        interface=0,
+        direction=Direction[str(row["direction"]).upper()],
+        src=str(row["src"]),
+        dst=str(row["dst"]),
+        src_port=_whole(row["src_port"]),
+        dst_port=_whole(row["dst_port"]),
+        protocol=_whole(row["protocol"]),
+        first_ns=_whole(row["first_ns"]),
+        owner=who,
+        members=_whole(row["members"]),
+        prefix_bits=_whole(row["prefix_bits"]),
+    )
+
+
+def _whole(value: object) -> int:
+    return int(value) if value is not None and value == value else 0  # type: ignore[call-overload]

@@ -1,0 +1,176 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where the reader is: everything → job → iteration → rank → flow, links and verdicts; and what is shown there."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from netmon.past import Frame, PastSteps
+from netmon.top.filters import Filter
+from netmon.top.flow_key import FlowKey, flow_key
+from netmon.top.flow_kind import FLOWS, GROUPS, FlowGroup, FlowRow, flow_rows, grouped
+from netmon.top.job_kind import JOBS, RANKS, TIMED_RANKS, RankRow
+from netmon.top.link_kind import LINKS
+from netmon.top.links import ARROWS
+from netmon.top.links import ordered as links_by_name
+from netmon.top.rows import Kind
+from netmon.top.step_kind import STEPS, VERDICTS, Step, steps_of
+from netmon.views import FlowView, JobView, LinkView, RankTimes, Selection, Snapshot, Verdict
+
+
+@dataclass(frozen=True)
+class Level:
+    """One step of the way down."""
+
+    what: str = "all"  # "all", "job", "iteration", "rank", "link", "flow", "verdicts"
+    job: str = ""
+    rank: int = -1
+    link: tuple[str, str, int] | None = None
+    flow: FlowKey | None = None
+    name: str = "all"
+
+    def narrowed(self, asked: Selection) -> Selection:
+        """What to ask a collector for."""
+        if self.what in ("job", "iteration", "rank") and self.job:
+            return replace(asked, jobs=(self.job,), hosts=())
+        if self.what == "link" and self.link:
+            return replace(asked, hosts=(self.link[0],), jobs=())
+        return asked
+
+
+@dataclass(frozen=True)
+class Scene:
+    """What there is to be shown."""
+
+    snapshot: Snapshot
+    past: PastSteps = field(default_factory=lambda: PastSteps({}))
+    frame: Frame | None = None  # of a moment of the past; None: it is now
+    step: Step | None = None  # in the past: the iteration
+    times: tuple[RankTimes, ...] = ()  # where its time went
+    filter: Filter = field(default_factory=Filter)
+    grouped_by: str = ""
+
+
+class Shown(NamedTuple):
+    """One table: its rows, and how many there are beside those that the filter lets through."""
+
+    kind: Kind
+    views: Sequence[Any]
+    hidden: int = 0
+
+
+def tables(level: Level, scene: Scene) -> list[Shown]:
+    """What a level shows, from above to below."""
+    jobs, links, flows = scene.snapshot.jobs, scene.snapshot.links, scene.snapshot.flows
+    job = next((job for job in jobs if job.job == level.job), None)
+    if level.what == "verdicts":
+        return [_filtered(VERDICTS, all_verdicts(scene), scene)]
+    if level.what == "job":
+        own = [view for view in flows if view.flow.owner.job == level.job]
+        steps = list(reversed(steps_of(scene.past, level.job))) or _from_durations(job)
+        return [_filtered(STEPS, steps, scene), _ranks(job, scene), _flows(own, scene)]
+    if level.what == "iteration":
+        return [_ranks(job, scene), _filtered(LINKS, links, scene), _flows(flows, scene)]
+    if level.what == "rank":
+        host = next((rank.host for rank in job.ranks if rank.rank == level.rank), "") if job else ""
+        own = [view for view in flows if view.host == host]
+        own.sort(key=lambda view: (view.flow.owner.job, view.flow.owner.rank) != (level.job, level.rank))
+        return [_filtered(LINKS, [link for link in links if link.host == host], scene), _flows(own, scene)]
+    if level.what == "link":
+        on_it = [view for view in flows if (view.host, view.interface, view.flow.direction) == level.link]
+        return [
+            _filtered(LINKS, [link for link in links if _link_key(link) == level.link], scene),
+            _flows(on_it, scene),
+        ]
+    if level.what == "flow":
+        return [Shown(FLOWS, flow_rows([view for view in flows if _same_ends(view, level.flow)]))]
+    many = scene.snapshot.page.links > len(links) or len(links) > 16
+    drawn = links if many else links_by_name(links)
+    return [_filtered(JOBS, jobs, scene), _filtered(LINKS, drawn, scene), _flows(flows, scene)]
+
+
+def below(level: Level, kind: Kind, view: Any) -> Level | None:
+    """Where Enter leads from a row; None: nowhere further down."""
+    if isinstance(view, JobView):
+        return Level("job", view.job, name=view.name or view.job)
+    if isinstance(view, Step | Verdict):
+        number = view.number if isinstance(view, Step) else view.iteration
+        return Level("iteration", view.job, name=f"iteration {'~' if view.relative else ''}{number}")
+    if isinstance(view, RankRow):
+        return Level("rank", view.job, view.view.rank, name=f"rank {view.view.rank} ({view.view.host})")
+    if isinstance(view, LinkView) and level.what != "link":
+        where = f"{view.host} {view.interface} {ARROWS[view.direction]}"
+        return Level("link", level.job, level.rank, _link_key(view), name=where)
+    if isinstance(view, FlowRow) and level.what != "flow":
+        return Level("flow", level.job, level.rank, level.link, flow_key(view.view), name="flow")
+    return None
+
+
+def links_to_draw(level: Level, scene: Scene) -> list[LinkView]:
+    """The lanes of the time axis: what the level is about first."""
+    links = links_by_name(scene.snapshot.links)
+    job = next((job for job in scene.snapshot.jobs if job.job == level.job), None)
+    if level.what == "rank" and job:
+        hosts = {rank.host for rank in job.ranks if rank.rank == level.rank}
+        return [link for link in links if link.host in hosts]
+    if level.link:
+        return [link for link in links if _link_key(link) == level.link]
+    accused = {(one.host, one.interface) for one in job.verdicts[:1]} if job and scene.step else set()
+    return sorted(links, key=lambda link: (link.host, link.interface) not in accused)
+
+
+def all_verdicts(scene: Scene) -> list[Verdict]:
+    """On the iterations that stood out, the newest first."""
+    live = [verdict for job in scene.snapshot.jobs for verdict in job.verdicts] if scene.frame is None else []
+    found = {(one.job, one.iteration, one.end_ns): one for one in (*scene.past.verdicts, *live)}
+    return sorted(found.values(), key=lambda one: -one.end_ns)
+
+
+def _filtered(kind: Kind, views: Sequence[Any], scene: Scene) -> Shown:
+    if not scene.filter.terms:
+        return Shown(kind, views)
+    kept = [view for view in views if scene.filter.holds(kind.values(view))]
+    return Shown(kind, kept, len(views) - len(kept))
+
+
+def _flows(flows: Sequence[FlowView], scene: Scene) -> Shown:
+    shown = _filtered(FLOWS, flow_rows(flows), scene)
+    if not scene.grouped_by:
+        return shown
+    groups: list[FlowGroup] = grouped(shown.views, scene.grouped_by)
+    return Shown(GROUPS, groups, shown.hidden)
+
+
+def _ranks(job: JobView | None, scene: Scene) -> Shown:
+    times = {one.rank: one for one in scene.times}
+    kind = TIMED_RANKS if times else RANKS
+    rows = [RankRow(job.job, rank, job.relative, times.get(rank.rank)) for rank in job.ranks] if job else []
+    return _filtered(kind, sorted(rows, key=lambda row: row.view.rank), scene)
+
+
+def _from_durations(job: JobView | None) -> list[Step]:
+    """The last iterations without their times, where nobody can be asked about them."""
+    if job is None:
+        return []
+    first = job.iteration - len(job.durations_ns) + 1
+    usual = int(np.median(job.durations_ns)) if len(job.durations_ns) else 0
+    steps = [
+        Step(job.job, number, 0, 0, duration, usual, job.relative)
+        for number, duration in enumerate(job.durations_ns.tolist(), first)
+    ]
+    return steps[::-1]
+
+
+def _link_key(link: LinkView) -> tuple[str, str, int]:
+    return link.host, link.interface, link.direction
+
+
+def _same_ends(view: FlowView, key: FlowKey | None) -> bool:
+    """The flow wherever it is seen, and the other way round."""
+    if key is None:
+        return False
+    flow = view.flow
+    ends = {(flow.src, flow.src_port), (flow.dst, flow.dst_port)}
+    return ends == {(key.src, key.src_port), (key.dst, key.dst_port)} and flow.protocol == key.protocol

@@ -1,0 +1,399 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The interactive program: what is on the screen, and what keys and the mouse do."""
+
+import json
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import Any, ClassVar
+
+from rich.text import Text
+from textual import on
+from textual.app import App, ComposeResult
+from textual.binding import Binding, BindingType
+from textual.events import Resize
+from textual.widgets import DataTable, Input, Static
+
+from netmon.past import Past, PastSteps
+from netmon.top import about, bottom, layout, timeline
+from netmon.top.document import plain
+from netmon.top.filter_line import FilterLine
+from netmon.top.filters import Filter, parse
+from netmon.top.flow_kind import GROUPINGS, FlowGroup
+from netmon.top.help_screen import HelpScreen
+from netmon.top.levels import Level, Scene, Shown, below, links_to_draw, tables
+from netmon.top.moments import Moments
+from netmon.top.names import short_names
+from netmon.top.news import Answer, Ended, Reader, Update
+from netmon.top.own_cost import OwnCost
+from netmon.top.row_table import RowTable
+from netmon.top.rows import Ink
+from netmon.top.staleness import present_flows, present_links
+from netmon.top.step_kind import Step, clock
+from netmon.views import Selection, Snapshot, Verdict
+from netmon.wire.watch import Outage
+
+_SILENCE_NS = 5_000_000_000
+"""Without a snapshot for so long, the view says that it is old."""
+
+_TABLES = 3
+_LONGEST_JOB = 40
+_NOTHING = Snapshot(0, 0.01, 0, (), (), (), ())
+
+
+class Program(App[None]):
+    """Shows snapshots as they come, and moments of the past; `error` is what has ended it, if anything did."""
+
+    ENABLE_COMMAND_PALETTE = False
+    CSS = """
+    Screen { layout: vertical; background: $background; overflow: hidden; }
+    Static { height: auto; background: transparent; text-wrap: nowrap; }
+    #space { height: 1fr; }
+    """
+    BINDINGS: ClassVar[list[BindingType]] = [
+        *(Binding(key, "quit") for key in ("q",)),
+        Binding("ctrl+c", "quit", priority=True),
+        Binding("escape,backspace", "up"),
+        Binding("space", "pause"),
+        Binding("b", "units"),
+        Binding("f", "filter"),
+        Binding("g", "group"),
+        Binding("s", "sort(1)"),
+        Binding("S", "sort(-1)"),
+        Binding("v", "verdicts"),
+        Binding("l", "live"),
+        Binding("left", "step(-1)"),
+        Binding("right", "step(1)"),
+        Binding("slash", "slow(False)"),
+        Binding("backslash", "slow(True)"),
+        Binding("plus,equals_sign", "zoom(0.5)"),
+        Binding("minus", "zoom(2.0)"),
+        Binding("comma", "pan(-0.25)"),
+        Binding("full_stop", "pan(0.25)"),
+        Binding("n", "page(1)"),
+        Binding("p", "page(-1)"),
+        Binding("y", "copy(True)"),
+        Binding("Y", "copy(False)"),
+        Binding("question_mark", "help"),
+    ]
+
+    def __init__(
+        self,
+        updates: Iterable[Snapshot | Outage] | None,
+        past: Past | None = None,
+        asked: Selection | None = None,
+        turned: Callable[[Selection], None] = lambda asked: None,
+        colour: bool = True,
+    ) -> None:
+        """updates: None where there is only a past. turned: told what to ask for from now on, of what was asked."""
+        super().__init__()
+        self.error: Exception | None = None
+        self.ink = Ink(colour=colour)
+        self.path = [Level()]
+        self.filter = Filter()
+        self.notice = ""
+        self._updates, self._past = updates, past
+        self._asked, self._turned = asked or Selection(), turned
+        self._live = self._newest = _NOTHING
+        self._received_ns = time.time_ns()
+        self._paused = False
+        self._grouped_by = ""
+        self._shown: list[Shown] = []
+        self._cost = OwnCost()
+        self._reader: Reader | None = None
+        self._moments = Moments(None, self)
+
+    def compose(self) -> ComposeResult:
+        """Everything from above to below; how high each is follows from the screen."""
+        for name in ("title", "about", "legend", "path"):
+            yield Static(id=name)
+        for place in range(_TABLES):
+            yield RowTable(id=f"table{place}")
+        yield Static(id="space")
+        yield Static(id="axis")
+        yield FilterLine()
+        yield Static(id="keys")
+
+    def on_mount(self) -> None:
+        """Begin to read."""
+        self._moments = Moments(self._past, self)
+        if self._updates is not None:
+            self._reader = Reader(self._updates, self)
+        else:
+            self._moments.refresh(lambda rewinding: rewinding.by(self._job(rewinding.past), -1))
+        self.set_interval(1.0, self.redraw)
+        self.redraw()
+
+    def on_unmount(self) -> None:
+        """Leave no thread that does anything."""
+        self._moments.stop()
+        if self._reader:
+            self._reader.stop()
+
+    @on(Update)
+    def _take_update(self, message: Update) -> None:
+        self._received_ns = message.received_ns
+        if isinstance(message.update, Outage):
+            self.notice = f"collector gone since {clock(message.update.since_ns)[:8]}, retrying"
+        else:
+            self.notice, self._newest = "", message.update
+            if not self._paused:
+                self._live = message.update
+        self.redraw()
+
+    @on(Ended)
+    def _end(self, message: Ended) -> None:
+        self.error = message.error
+        self.exit()
+
+    @on(Answer)
+    def _take_answer(self, message: Answer) -> None:
+        self._moments.answer(message)
+        step = self._moments.rewinding.step
+        if step and self.path[-1].what == "iteration":
+            number = f"{'~' if step.relative else ''}{step.number}"
+            self.path[-1] = replace(self.path[-1], job=step.job, name=f"iteration {number}")
+        self.redraw()
+
+    @on(Resize)
+    def _resized(self) -> None:
+        self.redraw()
+
+    def scene(self) -> Scene:
+        """What there is to be shown."""
+        moments = self._moments
+        past, frame = moments.rewinding.past, moments.frame
+        if frame:
+            return Scene(frame.snapshot, past, frame, moments.step, moments.times, self.filter, self._grouped_by)
+        live = replace(self._live, links=present_links(self._live), flows=present_flows(self._live))
+        return Scene(live, past, filter=self.filter, grouped_by=self._grouped_by)
+
+    def redraw(self) -> None:
+        """Everything, from what is known now."""
+        if not self.is_running or len(self.screen_stack) > 1 or not self.query("#keys"):
+            return
+        scene, level, (width, height) = self.scene(), self.path[-1], self.size
+        names = {job.job: job.name or job.job for job in scene.snapshot.jobs} | dict(scene.past.names)
+        short = short_names(names.values(), min(_LONGEST_JOB, max(width // 3, 8)))
+        self.ink = replace(
+            self.ink, past=scene.frame is not None, jobs={job: short[name] for job, name in names.items()}
+        )
+        self._shown = tables(level, scene)
+        typing = self.query_one(FilterLine).display
+        above = about.lines(level, scene, self.ink, width)
+        lanes = links_to_draw(level, scene) if scene.frame else []
+        axis = 1 + len(lanes) + len(scene.frame.spans) if scene.frame else 0
+        plan = layout.plan(
+            height, layout.legend(self.ink, width), len(above), axis, self._shown, self._focused(), typing
+        )
+        self._put("title", [bottom.title(self._state(scene), scene, self._cost.text(width), width)])
+        self._put("legend", layout.legend(self.ink, width)[: plan.legend])
+        self._put("about", above[: plan.about])
+        self._put("path", [bottom.path(self.path, self._shown, scene, self._moments, width)] if plan.path else [])
+        self._draw_tables(plan.tables, scene, width)
+        drawn = []
+        if scene.frame and self._moments.span and plan.axis:
+            drawn = timeline.draw(scene.frame, self._moments.span, lanes, width, plan.axis, self.ink)
+        self._put("axis", drawn)
+        self._put("keys", [bottom.keys(scene.frame is not None, self._past is not None, width)] if plan.keys else [])
+
+    def _draw_tables(self, heights: list[int], scene: Scene, width: int) -> None:
+        for place in range(_TABLES):
+            table = self.query_one(f"#table{place}", RowTable)
+            table.display = place < len(heights) and heights[place] > 0
+            if table.display:
+                shown = self._shown[place]
+                now = scene.snapshot.time_ns
+                table.show(shown.kind, shown.views, self.ink, width, heights[place], now, hold=scene.frame is None)
+        if not isinstance(self.focused, RowTable | Input) or not self.focused.display:
+            first = next((table for table in self.query(RowTable) if table.display), None)
+            self.set_focus(first, scroll_visible=False)
+
+    def _put(self, name: str, lines: list[Text]) -> None:
+        widget = self.query_one(f"#{name}", Static)
+        widget.display = bool(lines)
+        widget.update(Text("\n").join(lines))
+
+    def _state(self, scene: Scene) -> tuple[str, str]:
+        if scene.frame:
+            return "PAST", ""
+        silent = self._updates is not None and time.time_ns() - self._received_ns > _SILENCE_NS
+        late = f"no news since {clock(self._received_ns)[:8]}" if silent else ""
+        waiting = "waiting for the first snapshot …" if self._live is _NOTHING else ""
+        return ("PAUSED" if self._paused else ""), self.notice or late or waiting
+
+    def _focused(self) -> int:
+        """The table that keys are for."""
+        name = self.focused.id if isinstance(self.focused, RowTable) else None
+        return int(name.removeprefix("table")) if name else 0
+
+    def _table(self) -> RowTable:
+        return self.query_one(f"#table{self._focused()}", RowTable)
+
+    @on(DataTable.RowSelected)
+    def _into(self) -> None:
+        table = self._table()
+        view, kind = table.chosen, table.kind
+        if view is None or kind is None:
+            return
+        if isinstance(view, FlowGroup):
+            self._grouped_by = ""
+            self._filter_by(FilterLine.Changed(parse(f"{self.filter.text} {kind.term(view)}")))
+        elif level := below(self.path[-1], kind, view):
+            if isinstance(view, Step):
+                self._moments.go(lambda rewinding: rewinding.to(view.job, view.number, view.start_ns))
+                if self._moments.problem:
+                    level = self.path[-1]
+            elif isinstance(view, Verdict):
+                self._moments.go(lambda rewinding: rewinding.to_verdict(view))
+            if level is not self.path[-1]:
+                self._enter([*self.path, level])
+        self.redraw()
+
+    def action_up(self) -> None:
+        """Close what is open; else a level up."""
+        if isinstance(self.focused, Input):
+            self.query_one(FilterLine).close()
+        elif len(self.path) > 1:
+            self._enter(self.path[:-1])
+        elif self.filter.text:
+            self._filter_by(FilterLine.Changed(Filter()))
+        self.redraw()
+
+    def _enter(self, path: list[Level]) -> None:
+        self.path = path
+        self._ask()
+        for table in self.query(RowTable):
+            table.restart()
+        self.redraw()
+        self.set_focus(self.query_one("#table0", RowTable), scroll_visible=False)
+
+    def _ask(self) -> None:
+        few, many = self._asked.flows, 10 * self._asked.flows
+        asked = replace(self._asked, flows=many if self.filter.text or self._grouped_by else few)
+        self._turned(self.path[-1].narrowed(asked))
+
+    def action_verdicts(self) -> None:
+        """All verdicts; what has come since is asked for."""
+        if self._past is not None and self._moments.frame is None:
+            self._moments.refresh()
+        self._enter([self.path[0], Level("verdicts", name="verdicts")])
+
+    def _job(self, past: PastSteps) -> str:
+        """Of which job iterations are stepped through: the chosen one, else that which is at hand."""
+        if job := next((level.job for level in reversed(self.path) if level.job), ""):
+            return job
+        chosen = self._table().chosen
+        named = getattr(chosen, "job", "") or getattr(self._moments.rewinding.step, "job", "")
+        jobs = [job.job for job in self._live.jobs] or list(past.jobs)
+        return named if named in past.jobs or named in jobs else (jobs[0] if jobs else "")
+
+    @on(RowTable.Sideways)
+    def _sideways(self, message: RowTable.Sideways) -> None:
+        self.action_step(message.step)
+
+    def action_step(self, count: int) -> None:
+        """One iteration back or on."""
+        self._moments.go(lambda rewinding: rewinding.by(self._job(rewinding.past), count))
+        self.redraw()
+
+    def action_slow(self, forward: bool) -> None:
+        """To a slow iteration."""
+        self._moments.go(lambda rewinding: rewinding.to_slow(self._job(rewinding.past), forward))
+        self.redraw()
+
+    def action_live(self) -> None:
+        """Back to now; of a dataset to its newest iteration."""
+        self._moments.live()
+        self._paused = False
+        self._live = self._newest
+        if self._updates is None:
+            self._moments.refresh(lambda rewinding: rewinding.by(self._job(rewinding.past), -1))
+        if self.path[-1].what == "iteration":
+            self._enter(self.path[:-1])
+        self.redraw()
+
+    def action_zoom(self, factor: float) -> None:
+        """Of the time axis."""
+        self._moments.zoom(factor, timeline.room_for_axis(self.size.width))
+        self.redraw()
+
+    def action_pan(self, part: float) -> None:
+        """The time axis."""
+        self._moments.pan(part, timeline.room_for_axis(self.size.width))
+        self.redraw()
+
+    def action_pause(self) -> None:
+        """Leave the snapshot standing."""
+        self._paused = not self._paused
+        self._live = self._live if self._paused else self._newest
+        self.redraw()
+
+    def action_units(self) -> None:
+        """Bits or bytes."""
+        self.ink = replace(self.ink, bytes_=not self.ink.bytes_)
+        self.redraw()
+
+    def action_sort(self, step: int) -> None:
+        """By another column."""
+        self._table().sort_by_next(step)
+        self.redraw()
+
+    @on(DataTable.HeaderSelected)
+    def _sort_by(self, message: DataTable.HeaderSelected) -> None:
+        table = message.data_table
+        if isinstance(table, RowTable) and message.column_key.value is not None:
+            table.sort_by(message.column_key.value)
+            self.redraw()
+
+    def action_group(self) -> None:
+        """By the next thing that flows may have in common."""
+        choices = ["", *GROUPINGS]
+        self._grouped_by = choices[(choices.index(self._grouped_by) + 1) % len(choices)]
+        self._ask()
+        self.redraw()
+
+    def action_page(self, step: int) -> None:
+        """Of links or jobs."""
+        table, page, asked = self._table(), self._live.page, self._asked
+        if table.kind and table.kind.name == "links" and asked.most_links:
+            begin = asked.links_from + step * asked.most_links
+            if 0 <= begin < page.links:
+                self._asked = replace(asked, links_from=begin)
+        elif table.kind and table.kind.name == "jobs" and asked.most_jobs:
+            begin = asked.jobs_from + step * asked.most_jobs
+            if 0 <= begin < page.jobs:
+                self._asked = replace(asked, jobs_from=begin)
+        self._ask()
+
+    def action_filter(self) -> None:
+        """Open the line to type it in."""
+        self.query_one(FilterLine).open(self.filter.text)
+        self.redraw()
+
+    @on(FilterLine.Changed)
+    def _filter_by(self, message: FilterLine.Changed) -> None:
+        self.filter = message.filter
+        for table in self.query(RowTable):
+            table.forget_places()
+        self._ask()
+        self.redraw()
+
+    @on(FilterLine.Closed)
+    def _filtered(self) -> None:
+        self.set_focus(self.query_one("#table0", RowTable), scroll_visible=False)
+        self.redraw()
+
+    def action_copy(self, as_json: bool) -> None:
+        """The chosen row, to the terminal's clipboard."""
+        table = self._table()
+        if table.chosen is not None and table.kind is not None:
+            view: Any = table.chosen
+            text = json.dumps(plain(view), ensure_ascii=False) if as_json else table.kind.term(view)
+            self.copy_to_clipboard(text)
+            self._moments.problem = f"copied: {text}"
+            self.redraw()
+
+    def action_help(self) -> None:
+        """The page with the keys."""
+        self.push_screen(HelpScreen(), lambda _: self.redraw())

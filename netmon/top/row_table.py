@@ -1,0 +1,155 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A table on the screen: rows keep their place, its heading stays, and the cursor stays with its row."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from rich.text import Text
+from textual.coordinate import Coordinate
+from textual.message import Message
+from textual.widgets import DataTable
+
+from netmon.top.places import Places
+from netmon.top.rows import GAP, Ink, Kind, Widths, cells_of, ordered
+
+_RISING, _FALLING = "▲", "▼"
+
+
+class RowTable(DataTable[Text]):
+    """Rows of one kind. Sorted as they come until the reader chooses a column."""
+
+    DEFAULT_CSS = """
+    RowTable { background: transparent; overflow-x: hidden; scrollbar-size-vertical: 1; height: auto; }
+    """
+
+    class Sideways(Message):
+        """The reader has pressed an arrow to the left (−1) or right (1): rows have nothing there, but time has."""
+
+        def __init__(self, step: int) -> None:
+            """step: −1 or 1."""
+            super().__init__()
+            self.step = step
+
+    def __init__(self, id: str) -> None:
+        """Empty; `show` says of what it is."""
+        super().__init__(id=id, cursor_type="row", cell_padding=0, zebra_stripes=False)
+        self.kind: Kind | None = None
+        self.views: list[Any] = []
+        self.by: str | None = None  # the column that the reader has chosen
+        self.falling = False
+        self._widths = Widths()
+        self._fits: dict[str, int] = {}
+        self._headings: list[str] = []
+        self._drawn: list[list[Text]] = []
+        self._places: Places | None = None
+
+    def action_cursor_left(self) -> None:
+        """Earlier."""
+        self.post_message(self.Sideways(-1))
+
+    def action_cursor_right(self) -> None:
+        """Later."""
+        self.post_message(self.Sideways(1))
+
+    @property
+    def chosen(self) -> Any | None:
+        """The view that the cursor is on."""
+        return self.views[self.cursor_row] if 0 <= self.cursor_row < len(self.views) else None
+
+    def restart(self) -> None:
+        """Another level: the cursor is at the top, and rows have no places yet."""
+        self.kind = None
+        if self.row_count:
+            self.move_cursor(row=0, animate=False)
+
+    def forget_places(self) -> None:
+        """Other rows are wanted: those that are shown keep no place."""
+        if self._places:
+            self._places.clear()
+
+    def sort_by(self, name: str) -> None:
+        """By that column; the other way round if it is so already."""
+        part = self.kind.part(name) if self.kind else None
+        if part is None:
+            return
+        self.falling = not self.falling if name == self.by else part.falling
+        self.by = name
+        self.forget_places()
+
+    def sort_by_next(self, step: int) -> None:
+        """By the next of the columns that are shown."""
+        names = list(self._fits)
+        if names:
+            place = names.index(self.by) + step if self.by in names else (0 if step > 0 else -1)
+            self.by = None
+            self.sort_by(names[place % len(names)])
+
+    def show(
+        self, kind: Kind, views: Sequence[Any], ink: Ink, width: int, height: int, now_ns: int, hold: bool = True
+    ) -> None:
+        """Draw these views into so many cells and lines. hold: rows keep their place although their order changes."""
+        if kind is not self.kind:
+            self.kind, self._places, self._widths, self.by = kind, Places(kind), Widths(), None
+        chosen = self.chosen
+        key = kind.key(chosen) if chosen is not None and self.cursor_row > 0 else None
+        wanted = ordered(kind, views, self.by, self.falling)
+        assert self._places is not None
+        self.styles.height = height
+        on_screen = max(height - 1, 1) if self.scroll_offset.y == 0 else len(wanted)
+        self.views = self._places.place(wanted, on_screen, now_ns) if hold else wanted
+        fits, cells = cells_of(kind, self.views, ink, max(width - 1, 8), self._widths)  # the last is the scroll bar's
+        headings = [kind_heading(kind, name, ink, self.by, self.falling) for name in fits]
+        if fits != self._fits or headings != self._headings:
+            self._new_columns(kind, fits, headings)
+        self._put([_aligned(row, kind, fits) for row in cells])
+        if key is not None:
+            place = next((place for place, view in enumerate(self.views) if kind.key(view) == key), None)
+            if place is not None and place != self.cursor_row:
+                self.move_cursor(row=place, animate=False)
+
+    def _new_columns(self, kind: Kind, fits: dict[str, int], headings: list[str]) -> None:
+        row, offset = self.cursor_row, self.scroll_offset.y
+        self.clear(columns=True)
+        self._fits, self._headings, self._drawn = fits, headings, []
+        for (name, width), heading in zip(fits.items(), headings, strict=True):
+            part = kind.part(name)
+            label = Text(heading[:width], "bold", no_wrap=True)
+            label.align("right" if part and part.right else "left", width)
+            self.add_column(label.append(" " * GAP), width=width + GAP, key=name)
+        self.call_after_refresh(self._back_to, row, offset)
+
+    def _back_to(self, row: int, offset: float) -> None:
+        if self.row_count:
+            self.move_cursor(row=min(row, self.row_count - 1), animate=False, scroll=False)
+            self.scroll_to(y=offset, animate=False)
+
+    def _put(self, rows: list[list[Text]]) -> None:
+        """Change the cells that are not what they were."""
+        for place, row in enumerate(rows[: len(self._drawn)]):
+            before = self._drawn[place]
+            for column, cell in enumerate(row):
+                if cell != before[column]:
+                    self.update_cell_at(Coordinate(place, column), cell)
+        for place, row in enumerate(rows[len(self._drawn) :], len(self._drawn)):
+            self.add_row(*row, key=str(place))
+        for place in range(len(self._drawn) - 1, len(rows) - 1, -1):
+            self.remove_row(str(place))
+        self._drawn = rows
+
+
+def kind_heading(kind: Kind, name: str, ink: Ink, by: str | None, falling: bool) -> str:
+    """A column's heading; the first one names the rows."""
+    part = kind.part(name)
+    text = part.heading(ink) if part else name
+    if part is kind.parts[0]:
+        text = f"{kind.name.upper()}" if part.name + "s" == kind.name else f"{kind.name.upper()} {text}"
+    mark = (_FALLING if falling else _RISING) if name == by else ""
+    return f"{text}{mark}"
+
+
+def _aligned(row: list[Text], kind: Kind, fits: dict[str, int]) -> list[Text]:
+    for cell, (name, width) in zip(row, fits.items(), strict=True):
+        part = kind.part(name)
+        cell.align("right" if part and part.right else "left", width)
+        cell.append(" " * GAP)
+    return row

@@ -1,0 +1,181 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An hour of a collector's snapshots: rates on two grids, iterations, verdicts. What it holds is bounded."""
+
+import threading
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from netmon.records import CLASS_NAMES
+from netmon.views import Snapshot, Verdict
+from netmon.web.grid import SERIES, resampled
+from netmon.web.lanes import JOB, RANK, Catalogue, Lane, arranged
+from netmon.web.source import Rates
+from netmon.web.step_pieces import StepPieces
+from netmon.web.steps import STEP, Lanes
+
+HOUR_NS = 3_600_000_000_000
+_FINE_NS, _FINE_CELLS = 100_000_000, 3_600  # six minutes
+_COARSE_NS, _COARSE_CELLS = 1_000_000_000, 3_600
+_MOST_VERDICTS = 5_000
+_NONE = (-1, 0)
+
+
+class _Ring:
+    """Bytes of hosts on a grid whose oldest cells give way."""
+
+    def __init__(self, width_ns: int, cells: int) -> None:
+        self.width_ns, self.cells = width_ns, cells
+        self.newest = 0  # number of the newest cell
+        self.values = np.zeros((0, SERIES, cells), np.float32)
+
+    def grow(self, hosts: int) -> None:
+        more = np.zeros((hosts - len(self.values), SERIES, self.cells), np.float32)
+        self.values = np.concatenate([self.values, more])
+
+    def put(self, hosts: npt.NDArray[np.int64], cell: npt.NDArray[np.int64], values: npt.NDArray[np.float64]) -> None:
+        """values: (hosts, SERIES, columns) bytes; cell: (hosts, columns)."""
+        if not cell.size:
+            return
+        newest = int(cell.max())
+        if newest > self.newest:
+            gone = np.arange(max(self.newest + 1, newest - self.cells + 1), newest + 1) % self.cells
+            self.values[:, :, gone] = 0
+            self.newest = newest
+        host, column = np.nonzero(cell > self.newest - self.cells)
+        self.values[hosts[host], :, cell[host, column] % self.cells] = values[host, :, column]
+
+    def of(self, hosts: Sequence[int]) -> tuple[npt.NDArray[np.float32], tuple[int, int]]:
+        """In the order of time, and the grid."""
+        first = self.newest - self.cells + 1
+        return np.roll(self.values[list(hosts)], -(first % self.cells), axis=2), (first * self.width_ns, self.width_ns)
+
+
+class Gathered:
+    """Snapshots are added by one thread; any thread may ask."""
+
+    def __init__(self) -> None:
+        """Nothing has been heard."""
+        self.catalogue = Catalogue()
+        self.end_ns = 0
+        self.told = 0  # verdicts
+        self._hosts: dict[str, int] = {}
+        self._jobs: dict[str, int] = {}
+        self._ranks: dict[tuple[str, int], str] = {}
+        self._rings = _Ring(_FINE_NS, _FINE_CELLS), _Ring(_COARSE_NS, _COARSE_CELLS)
+        self._steps = StepPieces()
+        self._verdicts: dict[tuple[str, int, int], Verdict] = {}
+        self._lock = threading.Lock()
+
+    def add(self, snapshot: Snapshot, now_ns: int) -> None:
+        """Take in what is new in it. now_ns: UTC."""
+        with self._lock:
+            self._learn(snapshot, now_ns)
+            self._add_rates(snapshot)
+            self._add_steps(snapshot)
+            for job in snapshot.jobs:
+                for verdict in reversed(job.verdicts):
+                    key = verdict.job, verdict.iteration, verdict.start_ns
+                    self.told += key not in self._verdicts
+                    self._verdicts[key] = verdict
+            while len(self._verdicts) > _MOST_VERDICTS:
+                del self._verdicts[next(iter(self._verdicts))]
+
+    def rates(self, hosts: Sequence[str], begin_ns: int, width_ns: int, bins: int) -> Rates:
+        """On the finer grid where that reaches so far back."""
+        with self._lock:
+            fine, coarse = self._rings
+            reaches = begin_ns >= (fine.newest - fine.cells + 1) * fine.width_ns
+            ring = fine if reaches and width_ns < coarse.width_ns else coarse
+            values, grid = ring.of([self._hosts[host] for host in hosts])
+        return Rates(resampled(values, grid, begin_ns, width_ns, bins), ring.width_ns)
+
+    def steps(self, begin_ns: int, end_ns: int) -> list[Lanes]:
+        """Iterations that may begin in a time, by the catalogue's lanes."""
+        with self._lock:
+            return self._steps.of(begin_ns, end_ns)
+
+    def verdicts(self) -> list[Verdict]:
+        """Those that were heard, by time."""
+        with self._lock:
+            return sorted(self._verdicts.values(), key=lambda verdict: verdict.end_ns)
+
+    def _learn(self, snapshot: Snapshot, now_ns: int) -> None:
+        capacity = dict(self.catalogue.capacity_bps)
+        own: dict[str, float] = {}
+        for link in snapshot.links:
+            if link.direction == 1:
+                own[link.host] = own.get(link.host, 0.0) + link.capacity_bps
+        capacity |= {host: own.get(host, capacity.get(host, 0.0)) for host in (view.host for view in snapshot.hosts)}
+        for host in sorted({*capacity, *(link.host for link in snapshot.links)}):
+            self._hosts.setdefault(host, len(self._hosts))
+        for job in snapshot.jobs:
+            self._jobs.setdefault(job.job, len(self._jobs))
+            for rank in job.ranks:
+                self._ranks[job.job, rank.rank] = rank.host
+                self._hosts.setdefault(rank.host, len(self._hosts))
+        for ring in self._rings:
+            if len(ring.values) < len(self._hosts):
+                ring.grow(len(self._hosts))
+        lanes = arranged([(job, rank, host) for (job, rank), host in self._ranks.items()], self._hosts)
+        known = self.catalogue
+        theory = {job.job: (job.measured_bytes, job.theory_bytes) for job in snapshot.jobs}
+        self.end_ns = max([self.end_ns, *(link.series_end_ns for link in snapshot.links)])
+        begin = known.begin_ns or (self.end_ns or now_ns) - 10_000_000_000
+        self.catalogue = Catalogue(
+            lanes=lanes,
+            begin_ns=max(begin, self.end_ns - HOUR_NS),
+            end_ns=self.end_ns,
+            capacity_bps=capacity,
+            job_names={**known.job_names, **{job.job: job.name or job.job for job in snapshot.jobs}},
+            theory={**known.theory, **theory},
+            generation=known.generation + (lanes != known.lanes),
+        )
+        if lanes != known.lanes:
+            self._steps.arrange([self._lane(lane) for lane in lanes])
+
+    def _lane(self, lane: Lane) -> tuple[int, int]:
+        if lane.kind not in (JOB, RANK):
+            return _NONE
+        return self._jobs[lane.job], lane.rank if lane.kind == RANK else -1
+
+    def _add_rates(self, snapshot: Snapshot) -> None:
+        links = [link for link in snapshot.links if link.series_end_ns and len(link.wire_bps)]
+        if not links:
+            return
+        columns = min(len(link.wire_bps) for link in links)
+        interval = links[0].interval_ns
+        rates = np.nan_to_num(np.stack([link.wire_bps[-columns:] for link in links])) * (interval / 8e9)
+        host = np.array([self._hosts[link.host] for link in links])
+        hosts, place = np.unique(host, return_inverse=True)
+        total = np.zeros((len(hosts), 2, len(CLASS_NAMES), columns))
+        np.add.at(total, (place, np.array([int(link.direction) for link in links])), rates.transpose(0, 2, 1))
+        total = total.reshape(len(hosts), SERIES, columns)
+        ends = np.zeros(len(hosts), np.int64)
+        np.maximum.at(ends, place, np.array([link.series_end_ns for link in links], np.int64))
+        fine, coarse = self._rings
+        # The hosts' own columns lie anywhere on the grid: to half a column.
+        last = (ends + fine.width_ns // 2) // fine.width_ns - 1
+        cell = last[:, None] + np.arange(-columns + 1, 1)
+        fine.put(hosts, cell, total)
+        whole = coarse.width_ns // fine.width_ns
+        seconds = last // whole  # of the newest column: not over yet
+        count = columns // whole - 2  # the oldest one is not whole
+        of = (seconds[:, None] + np.arange(-count, 1))[:, :, None] * whole + np.arange(whole)
+        at = np.clip(of - cell[:, :1, None], 0, columns - 1)
+        there = (of >= cell[:, :1, None]) & (of <= last[:, None, None])
+        picked = np.take_along_axis(total, at.reshape(len(hosts), 1, -1), axis=2) * there.reshape(len(hosts), 1, -1)
+        sums = picked.reshape(len(hosts), SERIES, count + 1, whole).sum(axis=3)
+        coarse.put(hosts, seconds[:, None] + np.arange(-count, 1), sums)
+
+    def _add_steps(self, snapshot: Snapshot) -> None:
+        fresh = []
+        for job in snapshot.jobs:
+            rows = np.zeros(len(job.steps), STEP)
+            for name in job.steps.dtype.names or ():
+                rows[name] = job.steps[name]
+            rows["job"] = self._jobs[job.job]
+            fresh.append(rows)
+        if fresh:
+            self._steps.add(np.concatenate(fresh), self.end_ns - HOUR_NS)

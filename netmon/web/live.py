@@ -1,0 +1,171 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A page of a collector: its snapshots, gathered for an hour; full resolution of a moment by the agents' recorders."""
+
+import logging
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from netmon.dl.verdict.words import arithmetic, renamed, sentence
+from netmon.errors import DataError, NetmonError
+from netmon.records import CLASS_NAMES
+from netmon.views import JobView, Selection, Snapshot, Verdict
+from netmon.web.gathered import Gathered
+from netmon.web.grid import ROW_COLUMNS, SERIES, Floats, RowReader, in_bins
+from netmon.web.lanes import Catalogue
+from netmon.web.source import Rates, State
+from netmon.web.steps import Lanes
+from netmon.wire.advice import get_advice
+from netmon.wire.full import get_full
+from netmon.wire.security import Security
+from netmon.wire.watch import Outage, follow, split
+
+_log = logging.getLogger(__name__)
+_STEPS_NS = 8_000_000_000  # of iterations in each snapshot; its series are of ten seconds
+_FEW_HOSTS, _INTERVAL_MS, _SLOW_MS = 64, 1_000, 3_000
+_RETRY_S = 1.0
+_AROUND_NS = 300_000_000_000  # an iteration is not longer
+_FULL_NS, _FULL_HOSTS_NS = 2_100_000_000, 8_000_000_000  # a time, and a time × hosts, of which agents are asked
+_FLOWS = 200
+
+
+class Live:
+    """One collector, or several workers. A thread of its own follows it, also when it goes away and comes back."""
+
+    synthetic = False
+
+    def __init__(self, addresses: str, security: Security) -> None:
+        """Begin to follow; does not wait for an answer. Raises UsageError for no address."""
+        split(addresses)
+        self.title = addresses
+        self._addresses, self._security = addresses, security
+        self._gathered = Gathered()
+        self._snapshot: Snapshot | None = None
+        self._trouble = f"connecting to {addresses}"
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._follow, name=f"snapshots of {addresses}", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Follow no more; the thread ends with the process."""
+        self._over.set()
+
+    def state(self) -> State:
+        """How it stands."""
+        seen = self._snapshot
+        return State(
+            generation=self._gathered.catalogue.generation,
+            end_ns=self._gathered.end_ns,
+            live=True,
+            verdicts=self._gathered.told,
+            trouble=self._trouble,
+            warnings=seen.warnings if seen else (),
+        )
+
+    def catalogue(self) -> Catalogue:
+        """Its lanes."""
+        return self._gathered.catalogue
+
+    def rates(self, hosts: Sequence[str], begin_ns: int, width_ns: int, bins: int, full: bool) -> Rates:
+        """What was gathered; of a moment, where agents may be asked, what their recorders have."""
+        end_ns = begin_ns + width_ns * bins
+        known = self._gathered.rates(hosts, begin_ns, width_ns, bins)
+        short = end_ns - begin_ns <= _FULL_NS and (end_ns - begin_ns) * len(hosts) <= _FULL_HOSTS_NS
+        if not (full and short and known.wire_bytes.any() and end_ns < self._gathered.end_ns):
+            return known
+        total, reader, finest = known.wire_bytes.copy(), RowReader(hosts), known.resolution_ns
+        place = {host: number for number, host in enumerate(hosts)}
+        try:
+            for part in get_full(self._addresses, hosts, begin_ns, end_ns, self._security):
+                if not part.rows.num_rows or part.host not in place:
+                    continue
+                own = Rates.nothing(len(hosts), bins).wire_bytes.reshape(-1, bins)
+                for batch in part.rows.select(ROW_COLUMNS).to_batches():
+                    series, start, length, wire = reader.read(batch)
+                    own += in_bins(series, start, length, wire, (len(own), begin_ns, width_ns, bins))
+                    finest = min(finest, int(length.max(initial=finest)))
+                total[place[part.host]] = own.reshape(len(hosts), SERIES, bins)[place[part.host]]
+        except NetmonError as error:  # the agent has gone, or the role does not reach: what was gathered is shown
+            _log.info("no full resolution: %s", error)
+        return Rates(total, max(finest, width_ns))
+
+    def totals(self, hosts: Sequence[str], begin_ns: int, width_ns: int, bins: int) -> Floats:
+        """Of all hosts."""
+        return self._gathered.rates(hosts, begin_ns, width_ns, bins).wire_bytes.sum(axis=0)
+
+    def steps(self, begin_ns: int, end_ns: int) -> tuple[list[Lanes], bool]:
+        """All that were gathered."""
+        return self._gathered.steps(begin_ns - _AROUND_NS, end_ns), False
+
+    def verdicts(self) -> list[Verdict]:
+        """Those that were heard."""
+        return self._gathered.verdicts()
+
+    def explain(self, job: str, iteration: int) -> dict[str, Any]:
+        """The verdict on an iteration, if the collector has told one. Raises DataError."""
+        names = self.catalogue().job_names
+        for verdict in reversed(self.verdicts()):
+            if verdict.iteration == iteration and verdict.job in (job, names.get(job)):
+                return {"sentence": sentence(verdict), "arithmetic": list(arithmetic(verdict)), "path": "", "ranks": []}
+        raise DataError("it did not stand out; a collector's dataset (--data) explains every iteration")
+
+    def advice(self) -> dict[str, Any]:
+        """The collector's. Raises UnreachableError."""
+        return get_advice(self._addresses, "", self._security)
+
+    def flows(self, host: str, begin_ns: int, end_ns: int) -> list[dict[str, Any]]:
+        """The largest of the last second, whatever time is asked for."""
+        snapshot = self._snapshot
+        if snapshot is None:
+            raise DataError("the collector has not answered yet")
+        rows = []
+        for view in snapshot.flows:
+            if view.host == host:
+                flow, owner = view.flow, view.flow.owner
+                ends = {name: getattr(flow, name) for name in ("src", "src_port", "dst", "dst_port", "protocol")}
+                whose = {"process": owner.process, "container": owner.container, "job": owner.job, "rank": owner.rank}
+                told = {
+                    "direction": flow.direction.name.lower(),
+                    "class": CLASS_NAMES[view.class_],
+                    "flow_id": flow.flow_id,
+                }
+                rows.append({**ends, **whose, **told, "wire_bytes": view.wire_bps / 8e9 * (end_ns - begin_ns)})
+        return rows
+
+    def _asked(self) -> Selection:
+        return Selection(flows=_FLOWS, steps_ns=_STEPS_NS)
+
+    def _interval_ms(self) -> int:
+        return _INTERVAL_MS if len(self.catalogue().capacity_bps) <= _FEW_HOSTS else _SLOW_MS
+
+    def _follow(self) -> None:
+        while not self._over.is_set():
+            try:
+                interval = self._interval_ms()
+                for update in follow(self._addresses, interval, self._asked, _RETRY_S, self._security):
+                    if self._over.is_set():
+                        return
+                    if isinstance(update, Outage):
+                        self._trouble = update.reason
+                        continue
+                    self._take(update)
+                    if interval != self._interval_ms():
+                        break
+            except NetmonError as error:  # it does not answer yet
+                self._trouble = str(error)
+            except Exception as error:
+                _log.exception("what the collector tells")
+                self._trouble = f"{type(error).__name__}: {error}"
+            self._over.wait(_RETRY_S)
+
+    def _take(self, snapshot: Snapshot) -> None:
+        self._trouble = ""
+        self._snapshot = snapshot
+        names = {job.job: job.name or job.job for job in snapshot.jobs}
+        self._gathered.add(replace(snapshot, jobs=tuple(_named(job, names) for job in snapshot.jobs)), time.time_ns())
+
+
+def _named(job: JobView, names: dict[str, str]) -> JobView:
+    return replace(job, verdicts=tuple(renamed(verdict, names) for verdict in job.verdicts))
