@@ -10,7 +10,7 @@ export PIP_RETRIES := 10
 export PIP_TIMEOUT := 60
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-cluster test test-unit test-kernel test-kernels test-lab test-readers test-long crash-states fuzz lint format \
+.PHONY: help setup demo demo-cluster test test-unit test-kernel test-kernels test-lab test-readers test-long crash-states soak fuzz lint format \
   docs proto man wheel deb sbom horovod horovod-tensorflow frameworks clean
 
 help: ## list the targets
@@ -62,6 +62,10 @@ crash-states: setup ## everything that a power cut may leave of spool and datase
 	@.ci/packages strace
 	@$(python) -m pytest -s -m long tests/unit/test_crash_states.py
 
+SOAK_HOURS ?= 4
+soak: setup ## an agent and a collector under churn for hours: nothing that they hold may grow (SOAK_HOURS=4; root)
+	@PYTHONPATH=tests/unit $(python) tests/kernel/soak.py $$(( $(SOAK_HOURS) * 3600 ))
+
 lint: setup ## ruff, mypy --strict and clang-format; changes nothing
 	@.venv/bin/ruff check .
 	@.venv/bin/ruff format --check .
@@ -91,9 +95,11 @@ deb: man ## Debian packages of agent and collector, for the interpreter of this 
 	@.ci/packages debhelper dpkg-dev python3-pip
 	@packaging/debian/build dist
 
-sbom: setup ## dist/netmon.cdx.json: what an installation consists of (CycloneDX)
-	@mkdir -p dist
-	@.venv/bin/cyclonedx-py requirements packaging/../build/requirements.txt --output-file dist/netmon.cdx.json
+sbom: setup ## dist/netmon.cdx.json: the libraries that an installation consists of, as they were tested (CycloneDX)
+	@mkdir -p build dist
+	@$(python) packaging/tools/installed.py 'netmon[bus,metrics,report]' >build/requirements.txt
+	@.venv/bin/cyclonedx-py requirements --pyproject pyproject.toml --output-reproducible --output-file dist/netmon.cdx.json build/requirements.txt
+	@echo dist/netmon.cdx.json
 
 horovod: setup ## build real Horovod with PyTorch for the lab, once (about five minutes)
 	@.ci/packages g++ make python3-dev

@@ -8,11 +8,14 @@ Figures are far above what honest agents need, an hour's spool sent at once incl
 import asyncio
 import time
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
-from collector.entry import Entry
 from netmon.errors import WireError
 from netmon.records import Hello
 from netmon.wire import netmon_pb2
+
+if TYPE_CHECKING:  # who only reads what comes needs nothing of what is made of it
+    from collector.entry import Entry
 
 MOST_SESSIONS, MOST_OF_HOST = 8_192, 64
 """Sessions that are known at a time, of all hosts and of one: those that are connected, and those just over."""
@@ -27,7 +30,7 @@ SESSION_S = 0.2
 """What an introduction costs beside what is in it."""
 
 
-def check_sessions(known: Mapping[str, Entry], hello: Hello) -> None:
+def check_sessions(known: "Mapping[str, Entry]", hello: Hello) -> None:
     """Raise WireError where there is no room for one more."""
     if hello.session in known:
         return

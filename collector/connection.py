@@ -22,7 +22,7 @@ class Connection:
         """`open` makes one."""
         self._registry, self.entry = registry, entry
         self._number = entry.connections
-        self._order = BatchOrder(entry.session, acknowledged)
+        self.order = BatchOrder(entry.session, acknowledged)
 
     @classmethod
     async def open(cls, registry: Registry, hello: Hello, acknowledged: int, news: asyncio.Event) -> "Connection":
@@ -55,7 +55,7 @@ class Connection:
             if message.WhichOneof("message") == "full":
                 self._registry.full.answer(entry, message.full)
                 return
-            if self._order.accept(message):
+            if self.order.accept(message):
                 self._registry.add(entry, message)
                 self._registry.allowance.came(entry.session.hello.host, message.batch)
             self._registry.heard_at(entry, message.batch.clock.utc_ns)

@@ -1,14 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """What an agent may send, and in which order. What a message holds is checked where it is decoded."""
 
-from collector.host.session import Session
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
 from netmon.errors import WireError
 from netmon.marks import printable
-from netmon.records import SCHEMA_VERSION, Hello
+from netmon.records import SCHEMA_VERSION, Flow, Hello
 from netmon.wire import netmon_pb2
 from netmon.wire.batches import decode_batch, decode_hello
 from netmon.wire.identity import Identity, proves
 from netmon.wire.limits import MAX_HOST
+
+if TYPE_CHECKING:  # who only reads what comes needs nothing of what is made of it
+    from collector.host.session import Session
 
 
 class ImpostorError(WireError):
@@ -64,7 +69,7 @@ class BatchOrder:
     the agent gave it up; that is in its own account of losses, and worth a warning here.
     """
 
-    def __init__(self, session: Session, acknowledged: int) -> None:
+    def __init__(self, session: "Session", acknowledged: int) -> None:
         """Begin a connection of the session. acknowledged: as the agent knows."""
         self._session = session
         self._known = max(acknowledged, session.stored_before)
@@ -75,26 +80,32 @@ class BatchOrder:
 
         Any other exception is the collector's failure.
         """
-        host = self._session.hello.host
         if message.WhichOneof("message") != "batch":
-            raise WireError(f"a message of {host} after its hello is not a batch")
-        sequence = message.batch.sequence
+            raise WireError(f"a message of {self._session.hello.host} after its hello is not a batch")
+        fresh = self.accept_number(message.batch.sequence)
+        if not fresh:
+            self._describe(message.batch)
+        return fresh
+
+    def accept_number(self, sequence: int) -> bool:
+        """As `accept` of a batch of that number; what one that was before says of flows is for `describe`."""
         if sequence <= self._last:
-            raise RefusedBatchError(sequence, host, f"batch {self._last} came before it")
+            raise RefusedBatchError(sequence, self._session.hello.host, f"batch {self._last} came before it")
         self._notice_gap(sequence)
         self._last = sequence
         fresh = sequence > self._session.queued
         if fresh:
             self._session.queued = sequence
-        else:
-            self._describe(message.batch)
         return fresh
 
+    def describe(self, flows: Iterable[Flow]) -> None:
+        """Of a batch that was before, only what it says of flows counts. Raises WireError."""
+        for flow in flows:
+            self._session.window.describe(flow)
+
     def _describe(self, message: netmon_pb2.Batch) -> None:
-        """Only what it says of flows counts."""
         try:
-            for flow in decode_batch(message).flows:
-                self._session.window.describe(flow)
+            self.describe(decode_batch(message).flows)
         except WireError as error:
             raise RefusedBatchError(message.sequence, self._session.hello.host, error) from None
 

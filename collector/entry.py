@@ -4,14 +4,21 @@
 import asyncio
 from collections import deque
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from collector.door import RefusedBatchError
 from collector.host.session import Session
 from collector.host.telling import Teller
+from collector.set_aside import Sent
 from netmon.wire import netmon_pb2
 
 MOST_RECENT = 8
 """Messages of a session, kept for a bug report."""
+
+
+def read_sent(message: Sent) -> netmon_pb2.AgentMessage:
+    """The message."""
+    return netmon_pb2.AgentMessage.FromString(message) if isinstance(message, bytes) else message
 
 
 @dataclass
@@ -31,7 +38,7 @@ class Entry:
     acknowledge: int = 0
     timed: tuple[int, float] | None = None  # a batch that is not stored, and when it came
     requests: deque[netmon_pb2.FullRequest] = field(default_factory=deque)  # to be sent
-    recent: deque[netmon_pb2.AgentMessage] = field(default_factory=lambda: deque(maxlen=MOST_RECENT))
+    recent: deque[Sent] = field(default_factory=lambda: deque(maxlen=MOST_RECENT))
     news: asyncio.Event = field(default_factory=asyncio.Event)  # acknowledge has risen, or there are requests
 
     def stored(self, sequence: int) -> None:
@@ -46,3 +53,13 @@ class Entry:
             return None
         came, self.timed = self.timed[1], None
         return came
+
+
+class Came(NamedTuple):
+    """A batch that another process has read; rows: how many it has."""
+
+    entry: Entry
+    sequence: int
+    rows: int
+    horizon_ns: int
+    raw: bytes

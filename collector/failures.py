@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from collector.door import FailedBatchError
-from collector.entry import MOST_RECENT, Entry
-from collector.set_aside import SetAside
+from collector.entry import MOST_RECENT, Entry, read_sent
+from collector.set_aside import Sent, SetAside
 from netmon.errors import WireError
 from netmon.records import Hello
 from netmon.wire import netmon_pb2
@@ -48,7 +48,7 @@ class Failures:
             self._notices[line] = None
             _log.warning(line, exc_info=error)
 
-    def set_aside(self, hello: Hello, what: str, messages: Sequence[netmon_pb2.AgentMessage], error: Exception) -> str:
+    def set_aside(self, hello: Hello, what: str, messages: Sequence[Sent], error: Exception) -> str:
         """Keep what the collector failed at for a bug report, after the hello; returns what to tell its sender."""
         opening = netmon_pb2.AgentMessage(hello=encode_hello(hello))
         return self._set_aside.keep(hello.session, f"{what} of {hello.host}", [opening, *messages], error)
@@ -72,14 +72,12 @@ class Failures:
         if not sequence:
             self.at_session(entry, "its rows", error)
             return
-        messages = [message for message in entry.recent if message.batch.sequence == sequence]
+        messages = [message for message in entry.recent if read_sent(message).batch.sequence == sequence]
         told = self.set_aside(hello, f"batch {sequence}", messages, error)
         entry.broken, entry.refused = True, FailedBatchError(sequence, hello.host, told)
         entry.news.set()
 
-    def at_everything(
-        self, entries: Sequence[Entry], queued: Sequence[tuple[Entry, netmon_pb2.AgentMessage]], error: Exception
-    ) -> None:
+    def at_everything(self, entries: Sequence[Entry], queued: Sequence[tuple[Entry, Sent]], error: Exception) -> None:
         """At a tick as a whole: every session is taken up from the dataset. queued: the batches that were in it.
 
         A batch that was alone is to blame; else it is found when it comes again.
@@ -87,7 +85,7 @@ class Failures:
         told = "the collector failed, and takes every session up from the dataset"
         alone = len(queued) == 1
         for entry, message in queued[:MOST_RECENT]:
-            hello, sequence = entry.session.hello, message.batch.sequence
+            hello, sequence = entry.session.hello, read_sent(message).batch.sequence
             what = f"batch {sequence}" if alone else f"batch {sequence}, or another one of those"
             why = self.set_aside(hello, what, [message], error)
             if alone:

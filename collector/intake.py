@@ -15,8 +15,10 @@ from netmon.wire.limits import MAX_ROWS
 _log = logging.getLogger(__name__)
 _DECIDE_EVERY_S = 1.0
 _SILENT_S = 2.0  # agents send more often, also when they are asked for fewer batches
-_MOST_ROWS, _MOST_BATCHES = 1_000_000, 64  # of a session that wait for the tick
-_MOST_ROWS_OF_ALL = 2_000_000
+MOST_ROWS, MOST_BATCHES = 1_000_000, 64
+"""Of a session that wait for the tick."""
+
+MOST_ROWS_OF_ALL = 2_000_000
 _ROWS_PER_FLOW, _ROWS_PER_MARK = 32, 8  # that take as much memory
 _weighing = attrgetter("marks", "nic", "exchanges", "ledger", "flows", "buckets")
 _BURST_S = 1.0  # a session that is slowed down may save up
@@ -76,7 +78,7 @@ class Intake:
         return not (coming and (self._full(coming) or self.order(session).rows_per_s))
 
     def _full(self, coming: _Coming) -> bool:
-        return coming.rows > _MOST_ROWS or coming.batches >= _MOST_BATCHES or self._rows > _MOST_ROWS_OF_ALL
+        return coming.rows > MOST_ROWS or coming.batches >= MOST_BATCHES or self._rows > MOST_ROWS_OF_ALL
 
     def came(self, session: str, rows: int, horizon_ns: int) -> None:
         """A batch waits for the tick."""

@@ -3,18 +3,18 @@
 
 import asyncio
 import contextlib
-import logging
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 
 import numpy as np
 
 from collector.allowance import Allowance, check_sessions
 from collector.dataset.sink import Sink
 from collector.door import FailedSessionError, RefusedBatchError
-from collector.entry import Entry
+from collector.entry import Came, Entry
 from collector.failures import Failures
 from collector.flushing import Flushing
+from collector.full_keeping import keep_full
 from collector.full_resolution import FullResolution
 from collector.host.batches import Settled
 from collector.host.incoming import gather
@@ -25,20 +25,21 @@ from collector.job_exchange import SILENT_AFTER_S, JobExchange
 from collector.jobs.link import JobLink, JobsHere
 from collector.judging.advising import Advising
 from collector.judging.judging import Judging
+from collector.set_aside import Sent
 from collector.settings import Settings
 from collector.stages import Stages
-from collector.triggers import Triggers, Wanted
+from collector.triggers import Triggers
 from collector.view.frozen import Frozen
 from collector.view.job_views import Jobs
 from collector.view.pages import page
 from collector.view.sessions import Sessions
 from collector.view.view import View
-from netmon.errors import DataError, NetmonError, WireError
+from netmon.errors import NetmonError, WireError
 from netmon.records import Batch, Hello
 from netmon.views import Selection, Snapshot
 from netmon.wire import netmon_pb2
+from netmon.wire.many import ManyBatches
 
-_log = logging.getLogger(__name__)
 _SILENT_AFTER_S = SILENT_AFTER_S
 _LEAVE_AFTER_S = 60.0
 _FORGET_AFTER_S = 3600.0
@@ -62,9 +63,8 @@ class Registry:
         self.heard: Callable[[Session, Output], None] = lambda session, output: None  # of newest sessions
         self._begin()
         self.ticks = 0  # how often what viewers see has changed
-        self._queued: list[tuple[Entry, netmon_pb2.AgentMessage]] = []  # for the next tick
-        self._queued_weight = 0
-        self._careful_until = 0.0  # until then a tick takes in one batch, so that it is known which one it fails at
+        self._queued: list[tuple[Entry, Sent]] = []  # for the next tick
+        self._queued_weight, self._careful_until = 0, 0.0
         self.failures = Failures(sink.directory)
         self.flushing = Flushing(sink, self._entries.values, lambda: self._stage.tables, self._discard, self.failures)
         self._job_exchange = JobExchange(jobs or JobsHere(), self._entries.values)
@@ -161,12 +161,32 @@ class Registry:
             self.intake.came(session.hello.session, batch.buckets.rows, batch.horizon_ns)
             self._queued.append((entry, message))
             self._queued_weight += weight(batch)
-            if self._queued_weight > _MOST_QUEUED or now < self._careful_until:
+            if self._queued_weight > _MOST_QUEUED or self.careful:
                 self.tick()
+
+    @property
+    def careful(self) -> bool:
+        """Whether a tick is to take in one batch, so that it is known which one it fails at."""
+        return time.monotonic() < self._careful_until
+
+    def receive(self, came: Sequence[Came], many: ManyBatches) -> None:
+        """Take in batches that another process has read, in the order of their places; a tick, also of none."""
+        now = time.monotonic()
+        for entry, sequence, rows, horizon_ns, raw in came:
+            entry.settled, entry.last_heard = False, now
+            entry.timed = entry.timed or (sequence, now)
+            entry.recent.append(raw)
+            self.intake.came(entry.session.hello.session, rows, horizon_ns)
+        self._queued = [(one.entry, one.raw) for one in came]
+        of = [one.entry.session.place for one in came], many, [one.sequence for one in came]
+        self._tick(lambda: self._stages.take(*of))
 
     def tick(self) -> None:
         """Take in everything that is queued, and settle what is due on all hosts."""
-        self._guarded(self._stages.tick)
+        self._tick(self._stages.tick)
+
+    def _tick(self, work: Callable[[], Settled]) -> None:
+        self._guarded(work)
         if self._stage.tables.pending.count > _MOST_WAITING:
             self._settle_largest()
 
@@ -246,7 +266,7 @@ class Registry:
             self.heard(entry.session, output)
             self.judging.take(entry.session, output)
             for wanted in self._triggers.look(entry.session, output, self._jobs):
-                task = asyncio.get_running_loop().create_task(self._keep_full(wanted))
+                task = asyncio.get_running_loop().create_task(keep_full(self, self._triggers, wanted))
                 self._pulling.add(task)
                 task.add_done_callback(self._pulling.discard)
 
@@ -269,22 +289,6 @@ class Registry:
                 self._jobs.pattern(job, pattern)
         except Exception as error:  # rows do not need it
             self.failures.notice(f"cannot infer from the traffic: {type(error).__name__}: {error}", error)
-
-    async def _keep_full(self, wanted: Wanted) -> None:
-        """Full resolution of what a trigger wants, into the table `full`."""
-        for entry in self.recording(wanted.hosts):
-            hello = entry.session.hello
-            try:
-                pulled = await self.full.pull(entry, wanted.since_ns, wanted.until_ns)
-            except DataError as error:
-                _log.warning(error)
-                continue
-            self._triggers.stored(len(pulled.rows))
-            _log.info(
-                f"{wanted.reason}: {len(pulled.rows)} rows of {hello.host}" + (f"; {pulled.gap}" if pulled.gap else "")
-            )
-            if len(pulled.rows):
-                self.flushing.full_rows.append(entry.session.full(pulled.rows, wanted.reason, pulled.gap))
 
     def recording(self, hosts: Collection[str]) -> list[Entry]:
         """Of each of these hosts, of all where none is named, the session that lives."""

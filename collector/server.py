@@ -1,38 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The gRPC service, from its first socket to its last acknowledgement."""
+"""The service, from its first socket to its last acknowledgement."""
 
 import asyncio
-import contextlib
 import gc
 import logging
 import signal
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import grpc
-
-from collector.admission import AGENTS, ALL, VIEWERS, Admission, NotAdmittedError
 from collector.dataset.sink import ParquetSink
 from collector.dataset.upkeep import Upkeep
-from collector.full_windows import Windows
-from collector.health import add_health
+from collector.front import Front, FrontHere
 from collector.jobs.process import JobsApart
-from collector.listening import CLOSED, Door, listen_at
+from collector.listening import CLOSED, Door
 from collector.metrics.serving import serve_metrics, why_not_ready
 from collector.registry import Registry
 from collector.settings import Settings
-from collector.stream import AgentStream
-from collector.view.watching import Watching
 from netmon.dl.classify import NS_PER_S
 from netmon.errors import DataError
 from netmon.supervisor import Supervisor
-from netmon.wire import netmon_pb2, netmon_pb2_grpc
-from netmon.wire.channel import COLLECTOR_OPTIONS
-from netmon.wire.identity import Identity, Role
-from netmon.wire.limits import MAX_TEXT
 
 if TYPE_CHECKING:
     from collector.cluster.worker import ClusterWorker, WorkerSettings
@@ -47,75 +36,6 @@ _OVER_WITHIN_S = 9.0  # of the signal, whatever happens
 _TICK_S, _MOST_TICK_S = 0.2, 0.6  # from one to the next
 _LOOKED_OVER = (50_000, 20, 20)  # a tick of a thousand hosts makes so many objects, and lets go of nearly all
 _T = TypeVar("_T")
-Context = grpc.aio.ServicerContext[Any, Any]
-
-
-class CollectorService(netmon_pb2_grpc.CollectorServicer):
-    """The calls of proto/netmon.proto."""
-
-    def __init__(self, registry: Registry, admission: Admission, streams: bool = True, insecure: bool = False) -> None:
-        """Serve the sessions of a registry.
-
-        streams: agents may connect, and do not come by the bus. insecure: what is said may be read by others.
-        """
-        self._registry, self._admission, self._streams = registry, admission, streams
-        self._watching = Watching(registry.freeze, registry.page, lambda: registry.ticks, insecure)
-        self._windows = Windows(registry)
-
-    @contextlib.asynccontextmanager
-    async def _admitted(self, context: Context, what: str, roles: tuple[Role, ...]) -> AsyncIterator[Identity | None]:
-        with contextlib.ExitStack() as stack:
-            try:
-                identity = stack.enter_context(self._admission.admit(context, what, roles))
-            except NotAdmittedError as error:
-                await context.abort(error.code, str(error))
-            yield identity
-
-    async def Stream(  # noqa: N802 (the contract's name)
-        self, request_iterator: AsyncIterator[netmon_pb2.AgentMessage], context: Context
-    ) -> None:
-        """Take in one agent's stream."""
-        if not self._streams:
-            line = "this collector takes agents in by the bus: use --bus instead of --collector"
-            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, line)
-        async with self._admitted(context, "stream", AGENTS) as identity:
-            await AgentStream(self._registry, context, identity).serve()
-
-    async def Full(  # noqa: N802 (the contract's name)
-        self, request: netmon_pb2.FullQuery, context: Context
-    ) -> None:
-        """Full resolution of a window that has passed, from the agents."""
-        async with self._admitted(context, "window", ALL):
-            await self._windows.send(request, context)
-
-    async def Clock(  # noqa: N802 (the contract's name)
-        self, request_iterator: AsyncIterator[netmon_pb2.ClockProbe], context: Context
-    ) -> None:
-        """Tell the time to an agent, as often as it asks."""
-        async with self._admitted(context, "clock", AGENTS):
-            async for probe in request_iterator:
-                received = time.time_ns()
-                echo = netmon_pb2.ClockEcho(number=probe.number, received_ns=received)
-                echo.sent_ns = time.time_ns()
-                await context.write(echo)
-
-    async def Watch(  # noqa: N802 (the contract's name)
-        self, request: netmon_pb2.WatchRequest, context: Context
-    ) -> None:
-        """Give one snapshot, or one per interval until the viewer goes."""
-        async with self._admitted(context, "view", VIEWERS) as identity:
-            await self._watching.watch(request, context, jobs_only=identity is not None and identity.role is Role.JOBS)
-
-    async def Advise(  # noqa: N802 (the contract's name)
-        self, request: netmon_pb2.AdviceQuery, context: Context
-    ) -> netmon_pb2.AdviceAnswer:
-        """What could be done about jobs that share links."""
-        async with self._admitted(context, "view", VIEWERS):
-            try:
-                return netmon_pb2.AdviceAnswer(document=await self._registry.advising.answer(request.job[:MAX_TEXT]))
-            except DataError as error:
-                await context.abort(grpc.StatusCode.NOT_FOUND, str(error))
-        raise AssertionError("an aborted call goes on")
 
 
 async def serve(
@@ -128,18 +48,19 @@ async def serve(
     door: Door = CLOSED,
     metrics: str = "",
     spans: "Spans | None" = None,
+    apart: bool = False,
 ) -> None:
     """Collect until SIGTERM or SIGINT (or `stop`), then store what is left.
 
     abandon: called where that takes too long; may end the process, as nothing is lost by it. worker: one of several,
     whose agents are on a bus; without it the collector is alone, and agents connect to it. door: who is let in.
-    metrics: HOST:PORT of /metrics, /health and /ready; empty: nowhere. spans: told of
-    iterations and verdicts.
+    metrics: HOST:PORT of /metrics, /health and /ready; empty: nowhere. spans: told of iterations and verdicts.
+    apart: a process of its own receives.
 
     Raises DataError where data cannot be written, UnsupportedError where it cannot listen, BusError without the bus;
     UsageError, CertificateError.
     """
-    admission = door.admission(listen)
+    door.admission(listen)  # raises what is wrong with it before anything is begun
     overdue = _overdue(data, abandon)
     stop = stop or _stop_on_signals(overdue)
     working: list[asyncio.Task[None]] = []
@@ -150,19 +71,16 @@ async def serve(
     supervisor = Supervisor()
     if spans:
         registry.heard, registry.counts.heard = spans.heard, spans.judged
-    server = grpc.aio.server(options=COLLECTOR_OPTIONS)
-    service = CollectorService(registry, admission, worker is None, door.exposed(listen, worker))
-    netmon_pb2_grpc.add_CollectorServicer_to_server(service, server)  # type: ignore[no-untyped-call]
+    front: Front | None = None
     among: ClusterWorker | None = None
-    health = add_health(server)
     endpoint: Endpoint | None = None
     try:
-        listen_at(server, listen, door)
+        front = _front(registry, listen, door, worker, apart)
         if worker:
             among = await _or_stopped(_among(worker, registry, sink), stop)
             if among is None:
                 return
-        await server.start()
+        await front.start()
         endpoint = serve_metrics(metrics, registry, door, among)
         _log.info(f"listening on {listen}, writing to {data}")
         door.warn(listen, worker)
@@ -173,21 +91,22 @@ async def serve(
         stopped = asyncio.create_task(stop.wait())
         working = [
             asyncio.create_task(work)
-            for work in (_tick_for_ever(registry, supervisor), _infer_for_ever(registry), flushing)
+            for work in (_tick_for_ever(front, supervisor), _infer_for_ever(registry), flushing)
         ]
         working += [asyncio.create_task(among.run())] if among else []
-        working.append(asyncio.create_task(health.follow(lambda: why_not_ready(registry))))
+        working.append(asyncio.create_task(front.follow(lambda: why_not_ready(registry))))
         working += [asyncio.create_task(spans.follow())] if spans else []
         ended, _ = await asyncio.wait((stopped, *working), return_when=asyncio.FIRST_COMPLETED)
         for task in ended:
             task.result()
         supervisor.stopping()
-        await health.leave()
+        await front.leave()
         await _store_the_rest(registry, data, abandon, among)
     finally:
         for task in working[1:]:
             task.cancel()
-        await server.stop(_GRACE_S)  # streams that end wait for a tick
+        if front:
+            await front.close(_GRACE_S)
         for task in working[:1]:
             task.cancel()
         if among:
@@ -201,6 +120,17 @@ async def serve(
         sink.close()
         overdue.cancel()
         supervisor.close()
+
+
+def _front(registry: Registry, listen: str, door: Door, worker: "WorkerSettings | None", apart: bool) -> Front:
+    exposed, streams = door.exposed(listen, worker), worker is None
+    if not (apart and streams):
+        return FrontHere(registry, listen, door, streams, exposed)
+    from collector.answers import Answers
+    from collector.receiving.apart import ReceiverApart
+    from collector.receiving.frames import Listen
+
+    return ReceiverApart(registry, Answers(registry, exposed), Listen(listen, door, streams))
 
 
 async def _or_stopped(work: Coroutine[Any, Any, _T], stop: asyncio.Event) -> _T | None:
@@ -274,12 +204,13 @@ def flush_pause_s(interval_s: float, took_s: float) -> float:
     return max(interval_s / 4, interval_s - 2 * took_s)
 
 
-async def _tick_for_ever(registry: Registry, supervisor: Supervisor) -> None:
+async def _tick_for_ever(front: Front, supervisor: Supervisor) -> None:
     while True:
         begun = time.monotonic()
-        registry.tick()
+        waited_s = await front.tick()
         supervisor.alive()
-        await asyncio.sleep(tick_pause_s(time.monotonic() - begun))
+        pause_s = tick_pause_s(time.monotonic() - begun - waited_s)
+        await asyncio.sleep(max(_TICK_S / 10, pause_s - waited_s))
 
 
 def tick_pause_s(took_s: float) -> float:

@@ -14,6 +14,9 @@ from netmon.wire import netmon_pb2
 
 _log = logging.getLogger(__name__)
 
+Sent = netmon_pb2.AgentMessage | bytes
+"""A message of an agent, or its bytes, where another process has read it."""
+
 FOLDER = ".set-aside"
 """Below the dataset's directory; readers of the dataset pass over it."""
 
@@ -32,7 +35,7 @@ class SetAside:
         self._kept: OrderedDict[str, int] = OrderedDict()  # by session
         self._count = 0
 
-    def keep(self, session: str, what: str, messages: Sequence[netmon_pb2.AgentMessage], error: BaseException) -> str:
+    def keep(self, session: str, what: str, messages: Sequence[Sent], error: BaseException) -> str:
         """Write messages and traceback down, and log where; returns what to tell the sender. Blocks for the disk."""
         reason = f"{type(error).__name__}: {error}".replace("\n", " ")[:300]
         told = f"the collector failed at {what}: {reason}"
@@ -50,10 +53,10 @@ class SetAside:
         _log.error(f"{told}; please report it with {path}")
         return f"{told}; set aside in {path.name}"
 
-    def _write(self, session: str, lines: str, messages: Sequence[netmon_pb2.AgentMessage]) -> Path:
+    def _write(self, session: str, lines: str, messages: Sequence[Sent]) -> Path:
         data = bytearray()
         for message in messages:
-            one = message.SerializeToString()
+            one = message if isinstance(message, bytes) else message.SerializeToString()
             if len(data) + len(one) <= self._most_bytes // 4:
                 data += _LENGTH.pack(len(one)) + one
         self.folder.mkdir(parents=True, exist_ok=True)

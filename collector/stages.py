@@ -31,9 +31,9 @@ class Stages:
         """As HostStage.tick."""
         return talk(self.hosts.tick(), self._answering)
 
-    def take(self, places: Sequence[int], many: ManyBatches) -> Settled:
+    def take(self, places: Sequence[int], many: ManyBatches, sequences: Sequence[int] | None = None) -> Settled:
         """As HostStage.take."""
-        return talk(self.hosts.take(places, many), self._answering)
+        return talk(self.hosts.take(places, many, sequences), self._answering)
 
     def settle_all(self, places: Sequence[int], leaving: bool) -> Settled:
         """As HostStage.settle_all."""

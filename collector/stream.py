@@ -13,27 +13,16 @@ from typing import Any
 import grpc
 
 from collector.connection import Connection
-from collector.door import FailedBatchError, FailedSessionError, ImpostorError, RefusedBatchError, read_hello
+from collector.door import FailedBatchError, FailedSessionError, read_hello
 from collector.registry import Registry
-from netmon.errors import DataError, NetmonError, WireError
+from collector.stream_ends import BREAK_S, check_silence, end_of
+from netmon.errors import DataError, NetmonError
 from netmon.wire import netmon_pb2
 from netmon.wire.channel import ALIVE_EVERY_S
 from netmon.wire.identity import Identity
 
 _log = logging.getLogger(__name__)
-HELLO_WITHIN_S = 10.0
-"""A stream whose hello has not come by then is let go."""
-
-SILENT_S = 60.0
-"""A stream on which nothing has come for so long is let go: an agent that lives sends twice a second."""
-
-_BREAK_S = 0.1  # a broken stream looks ended at first; gRPC cancels its handler a moment later
-
 Context = grpc.aio.ServicerContext[Any, Any]
-
-
-class _SilentError(NetmonError):
-    """Nobody is at the other end."""
 
 
 class AgentStream:
@@ -58,36 +47,15 @@ class AgentStream:
             taking.result()
             await self._registry.intake.next_tick()  # a refused batch has to be told while the agent is there
             self._check()
-            await asyncio.sleep(_BREAK_S)
-        except RefusedBatchError as error:
+            await asyncio.sleep(BREAK_S)
+        except NetmonError as error:
             taking.cancel()
-            failed = isinstance(error, FailedBatchError)
-            if not failed:  # else it is in the log, with its place on the disk
-                _log.warning(error)
-            code = grpc.StatusCode.INTERNAL if failed else grpc.StatusCode.INVALID_ARGUMENT
+            if not isinstance(error, (FailedBatchError, FailedSessionError)):  # which are in the log
+                _log.log(logging.ERROR if isinstance(error, DataError) else logging.WARNING, error)
             await self._leave(complete=False)
-            if failed and self._connection:
+            if isinstance(error, FailedBatchError) and self._connection:
                 await self._registry.discard(self._connection.entry)
-            await self._context.abort(code, str(error), (("netmon-sequence", str(error.sequence)),))
-        except FailedSessionError as error:
-            taking.cancel()
-            await self._leave(complete=False)
-            await self._context.abort(grpc.StatusCode.INTERNAL, str(error))
-        except _SilentError as error:
-            taking.cancel()
-            _log.warning(error)
-            await self._leave(complete=False)
-            await self._context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, str(error))
-        except WireError as error:
-            _log.warning(error)
-            await self._leave(complete=False)
-            impostor = isinstance(error, ImpostorError)
-            code = grpc.StatusCode.PERMISSION_DENIED if impostor else grpc.StatusCode.INVALID_ARGUMENT
-            await self._context.abort(code, str(error))
-        except DataError as error:
-            _log.error(error)
-            await self._leave(complete=False)
-            await self._context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
+            await self._context.abort(*end_of(error))
         except BaseException:  # above all: gRPC has cancelled us, because the connection is broken
             taking.cancel()
             await self._leave(complete=False)
@@ -95,7 +63,7 @@ class AgentStream:
         try:
             await self._leave(complete=True)
         except FailedSessionError as error:
-            await self._context.abort(grpc.StatusCode.INTERNAL, str(error))
+            await self._context.abort(*end_of(error))
 
     async def _wait(self, taking: "asyncio.Task[None]") -> None:
         """For news, for the end of the messages, or until it is time to say that we are alive."""
@@ -113,15 +81,13 @@ class AgentStream:
     def _check(self) -> None:
         """Raise what the agent is to be told.
 
-        As Connection.check; _SilentError: nobody is there.
+        As Connection.check; SilentError: nobody is there.
         """
         if self._connection:
             self._connection.check()
-        most_s = SILENT_S if self._connection else HELLO_WITHIN_S
-        if self._waits_since is not None and time.monotonic() - self._waits_since > most_s:
-            stranger = "an agent that has not said who it is"
-            who = self._connection.entry.session.hello.host if self._connection else stranger
-            raise _SilentError(f"nothing was heard of {who} for {most_s:.0f} s: its stream is let go")
+        if self._waits_since is not None:
+            host = self._connection.entry.session.hello.host if self._connection else ""
+            check_silence(host, time.monotonic() - self._waits_since)
 
     async def _tell(self) -> None:
         """What is stored; every message says that we are alive, too."""

@@ -12,6 +12,7 @@ from collector.host.flows import AllFlows, unknown_flow
 from collector.host.places import Places
 from collector.host.unstored import EvidencePieces, Unstored
 from netmon.columnar import Columns
+from netmon.dl.grouped import distinct
 from netmon.evidence import HOST_PART, TRANSPORT, UNKNOWN
 from netmon.records import Direction, Table
 from netmon.wire.many import ManyBatches
@@ -122,7 +123,7 @@ class Evidence:
         sequence = many.heads["sequence"][batch]
         fresh = rows[sequence > self._places.table["stored_last"][rows["session"]]]
         unstored.add(fresh)
-        self.waiting |= set(np.unique(fresh["session"]).tolist())
+        self.waiting |= set(distinct(fresh["session"]).tolist())
 
     def said(self, flow: int, direction: Direction) -> tuple[float, float, float]:
         """What TCP said last of a flow's connection: RTT and its minimum in ns, and the share of what was sent that was

@@ -29,7 +29,7 @@ from collector.host.window import News, Output
 from collector.settings import Settings
 from netmon.columnar import Columns
 from netmon.dl.account import Asked, Tally
-from netmon.dl.grouped import edges, latest_of, starts
+from netmon.dl.grouped import distinct, edges, latest_of, starts
 from netmon.dl.iterations import Iteration
 from netmon.errors import WireError
 from netmon.records import Hello, Mark, Table
@@ -113,7 +113,7 @@ class HostStage:
             samples = samples[batches.good[samples["batch"]]]
         self._arrive(batches, rows, of_batch, samples)
         self.tables.evidence.add(many, batches.place, batches.good)
-        heard = np.unique(batches.place[batches.good])
+        heard = distinct(batches.place[batches.good])
         self._settle_until(heard, self._grid(heard))
         yield from self._settle(settled, told | self._unnamed)
         return settled
@@ -239,7 +239,7 @@ class HostStage:
         good = np.flatnonzero(batches.good)
         arrivals = list(zip(*(column[good].tolist() for column in (heads["sequence"], last_row, last)), strict=True))
         at = edges(batches.place[good], len(tables.places.table))
-        for place in np.unique(batches.place[good]).tolist():
+        for place in distinct(batches.place[good]).tolist():
             mine, session = arrivals[at[place] : at[place + 1]], self._sessions[place]
             session.taken(mine[-1][0])
             session.window.arrive(mine)
@@ -275,7 +275,7 @@ class HostStage:
         tables.places.table["trains"][busy] = True
         rows = tables.pending.take(np.ascontiguousarray(tables.places.table["settled_ns"]))
         tables.flows.tell_traffic()
-        there = set(np.unique(rows["session"]).tolist())
+        there = set(distinct(rows["session"]).tolist())
         steps = tables.steps([self._sessions[place].window for place in busy if place in there])
         found, buckets = self._final(settled, rows, steps)
         tables.account(found)
@@ -289,7 +289,7 @@ class HostStage:
             return self._computed(rows, steps)
         except Exception:
             parts = partial(self._computed_of, rows, steps)
-            for place, error in failing(parts, np.unique(rows["session"]).tolist()):
+            for place, error in failing(parts, distinct(rows["session"]).tolist()):
                 self._fail(settled, place, error)
                 rows = rows[rows["session"] != place]
             return self._computed(rows, steps)
@@ -323,7 +323,7 @@ class HostStage:
             if place >= 0:  # of a session that is not gone
                 ledger.setdefault(place, []).append(row)
         begins = edges(fresh["session"], len(places.table))
-        with_rows = set(np.unique(fresh["session"]).tolist())
+        with_rows = set(distinct(fresh["session"]).tolist())
         due = heard | set(np.flatnonzero(places.table["due_ns"] <= settled_ns).tolist())
         told_by: dict[int, _Ended] = {}
         for place in sorted(due - self._broken):

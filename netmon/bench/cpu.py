@@ -30,6 +30,14 @@ def children(pid: int) -> list[int]:
     return [int(entry.name) for entry in Path("/proc").glob("[0-9]*") if _parent(entry) == pid]
 
 
+def command_line(pid: int) -> list[str]:
+    """What a process was started with; nothing of one that has ended."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text(errors="replace").split("\0")
+    except OSError:
+        return []
+
+
 def _parent(entry: Path) -> int:
     try:
         return int((entry / "stat").read_text().rpartition(")")[2].split()[1])

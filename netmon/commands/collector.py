@@ -26,6 +26,7 @@ EXAMPLES = """\
   netmon collector --data /var/lib/netmon --keep buckets=7d full=10GB all=90d
   netmon collector --bus nats://bus1:4222,nats://bus2:4222 --worker w1 --tls /etc/netmon/tls --data /shared/netmon
   netmon collector --listen 0.0.0.0:9400 --tls tls --tokens tls/tokens --token-listen 0.0.0.0:9401 --data out
+  netmon collector --listen 0.0.0.0:9400 --tls tls --data /var/lib/netmon --receiver apart
   netmon collector --data /tmp/netmon --durability process
   netmon collector --listen unix:/run/netmon/collector.sock --data out --parameters 25.6e6
   netmon collector --data out --otlp http://localhost:4318/v1/traces
@@ -51,6 +52,12 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         default="",
         metavar="HOST:PORT",
         help="address at which viewers with a token connect; no certificate is needed",
+    )
+    parser.add_argument(
+        "--receiver",
+        choices=("here", "apart"),
+        default="here",
+        help="where gRPC is served: apart, in a process of its own, from a few hundred agents on (%(default)s)",
     )
     parser.add_argument(
         "--bus",
@@ -215,14 +222,13 @@ def run(args: argparse.Namespace) -> int:
     worker = _worker(args)
     # A thread that writes cannot be called off, and what is not whole on the disk is as if it had not been written.
     serving = serve(
-        args.listen,
-        args.data,
-        settings,
+        *(args.listen, args.data, settings),
         abandon=lambda: os._exit(0),
         worker=worker,
         door=door,
         metrics=args.metrics,
         spans=_spans(args),
+        apart=args.receiver == "apart",
     )
     asyncio.run(serving)
     return 0

@@ -20,6 +20,13 @@ def starts(*keys: npt.NDArray[np.generic]) -> npt.NDArray[np.intp]:
     return np.flatnonzero(change)
 
 
+def distinct(numbers: npt.NDArray[np.integer]) -> npt.NDArray[np.intp]:
+    """Each of these numbers once, ascending. They are small and not negative: neither sorted nor hashed."""
+    present = np.zeros(int(numbers.max(initial=-1)) + 1, np.bool_)
+    present[numbers] = True
+    return np.flatnonzero(present)
+
+
 def latest_of(value: Numbers, first: npt.NDArray[np.intp]) -> Numbers:
     """The largest value of each run; first: where the runs begin."""
     found: Numbers = np.maximum.reduceat(value, first) if len(first) else np.empty(0, np.int64)

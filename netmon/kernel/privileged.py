@@ -255,7 +255,14 @@ class Privileged:
         """
         self.request("start", interfaces=interfaces, hook=hook, geometry=asdict(geometry))
         self._socket.settimeout(_START_LIMIT_S)
-        message, descriptors, *_ = socket.recv_fds(self._socket, _MESSAGE_BYTES, len(loader.MAPS) + 1)
+        try:
+            message, descriptors, *_ = socket.recv_fds(self._socket, _MESSAGE_BYTES, len(loader.MAPS) + 1)
+        except TimeoutError:
+            names = ", ".join(name for name, _ in interfaces)
+            raise KernelError(
+                f"cannot attach to {names}: the programs are not compiled and loaded after {_START_LIMIT_S} s; this "
+                "host has no CPU time to spare: start the agent again"
+            ) from None
         reply = self._decoded(message)
         self._socket.setblocking(False)
         pairs = tuple((rx, tx) for rx, tx in reply["hooks"])

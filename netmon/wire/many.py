@@ -11,6 +11,7 @@ from itertools import chain
 from typing import TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
 from netmon.columnar import Columns
 from netmon.errors import WireError
@@ -32,6 +33,7 @@ HEADS = np.dtype(
 """A batch: its number, clock sample and cost; bucket_ns: width of its rows, 0: the hello's. A refused one is all 0."""
 
 _T = TypeVar("_T")
+_Rows = TypeVar("_Rows", Columns, Table)
 
 
 @dataclass(frozen=True)
@@ -129,6 +131,35 @@ def _without(many: ManyBatches, late: set[int]) -> ManyBatches:
         transport=transport,
         host=host,
         host_jobs=many.host_jobs,
+    )
+
+
+def keep(many: ManyBatches, good: npt.NDArray[np.bool_]) -> ManyBatches:
+    """Some of the batches, as if the others had not come; good: of each."""
+    number = np.cumsum(good) - 1
+    of = dict(zip(np.flatnonzero(good).tolist(), range(int(good.sum())), strict=True))
+
+    def own(table: _Rows) -> _Rows:
+        kept: _Rows = table[good[table["batch"]]]
+        kept["batch"] = number[kept["batch"]]
+        return kept
+
+    runs = many.runs.of(good)
+    flows, marks, exchanges, nic = many.flows, many.marks, many.exchanges, many.nic
+    return ManyBatches(
+        rows=own(many.rows),
+        runs=runs._replace(batch=number[runs.batch]),
+        ledger=own(many.ledger),
+        heads=many.heads[good],
+        flows=[(of[batch], flow) for batch, flow in flows if batch in of],
+        marks=[(of[batch], run) for batch, run in marks if batch in of],
+        exchanges=[(of[batch], exchange) for batch, exchange in exchanges if batch in of],
+        nic=[(of[batch], sample) for batch, sample in nic if batch in of],
+        disciplines={of[batch]: one for batch, one in many.disciplines.items() if batch in of},
+        refused={of[batch]: one for batch, one in many.refused.items() if batch in of},
+        transport=own(many.transport),
+        host=own(many.host),
+        host_jobs={of[batch]: jobs for batch, jobs in many.host_jobs.items() if batch in of},
     )
 
 

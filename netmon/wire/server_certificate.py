@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 
-from cryptography import x509
-
 from netmon.errors import NetmonError
 from netmon.wire.identity import Identity
 from netmon.wire.tls_files import CERTIFICATE, KEY, identity_of
@@ -54,6 +52,8 @@ def server_certificate(address: str, folder: Path | None, timeout_s: float) -> S
         raise NetmonError(f"nobody answers at {address}: {getattr(error, 'strerror', None) or error}") from None
     if not shown:
         raise NetmonError(f"no certificate is shown at {address}")
+    from cryptography import x509
+
     certificate = x509.load_der_x509_certificate(shown)
     return ServerCertificate(
         identity_of(certificate), certificate.not_valid_before_utc, certificate.not_valid_after_utc

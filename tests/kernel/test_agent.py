@@ -3,18 +3,21 @@
 
 import contextlib
 import dataclasses
+import functools
 import os
 import shutil
 import signal
 import socket
 import sqlite3
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 from pair import NETMON, Watched
+from prometheus_client.parser import text_string_to_metric_families
 from waiting import wait_for
 
 from netmon.agent.batch_table import BatchTable
@@ -25,6 +28,11 @@ from netmon.kernel.meter.geometry import choose_geometry
 from netmon.kernel.privilege import effective_capabilities
 
 pytestmark = pytest.mark.kernel
+
+
+ASK = (
+    "import sys, urllib.request as u; print(u.urlopen('http://127.0.0.1:9465/' + sys.argv[1]).read().decode(), end='')"
+)
 
 
 @pytest.fixture
@@ -65,10 +73,20 @@ def test_flows_name_their_process(watched: Watched) -> None:
 
 
 def test_the_part_that_talks_to_the_network_has_no_capabilities_and_no_compiler(watched: Watched) -> None:
-    _, agent = watched.both()
+    _, agent = watched.both("--metrics", "127.0.0.1:9465")
     assert effective_capabilities(str(agent.pid)) == 0
     assert "libclang" not in Path(f"/proc/{agent.pid}/maps").read_text()
     assert "libbcc" not in Path(f"/proc/{agent.pid}/maps").read_text()
+    watched.transfer(1)
+    counted = watched.settled()
+    ask = functools.partial(watched.right.namespace.run, sys.executable, "-c", ASK)
+
+    def told() -> dict[str, float]:
+        samples = [s for family in text_string_to_metric_families(ask("metrics")) for s in family.samples]
+        return {s.labels["direction"]: s.value for s in samples if s.name == "netmon_agent_link_nic_bytes_total"}
+
+    wait_for(lambda: told() == counted)
+    assert ask("ready") == "ready\n"
 
 
 def test_a_collector_that_goes_away_and_comes_back_misses_nothing(watched: Watched) -> None:

@@ -11,6 +11,7 @@ from rich.console import Console
 
 from netmon.bench.verdict.campaign import VerdictResult
 from netmon.bench.verdict.fluid import GOODPUT, Squeeze, phases, transfer
+from netmon.bench.verdict.in_turn import in_turn
 from netmon.bench.verdict.on_tables import judge_one, judge_simulated
 from netmon.bench.verdict.plan import KINDS, PER_RUN, plan, usual_iteration_ns
 from netmon.bench.verdict.rerun import Rerun, RerunResult, plan_reruns
@@ -19,6 +20,7 @@ from netmon.bench.verdict.simulated import scenario
 from netmon.bench.verdict.table import print_reruns, print_verdicts
 from netmon.bench.verdict.truth import Truth
 from netmon.cli import main
+from netmon.errors import DataError
 
 MS = 1_000_000
 USUAL = 100 * MS
@@ -222,3 +224,17 @@ def test_the_command_judges_tables_without_root(tmp_path, capsys):
 def test_what_cannot_be_judged(options, reason, capsys):
     assert main(["bench", "verdict", *options]) != 0
     assert reason in capsys.readouterr().err
+
+
+def test_one_that_fails_does_not_end_the_others_and_ctrl_c_does():
+    def do(number):
+        if number == 1:
+            raise DataError("cannot")
+        if number == 3:
+            raise KeyboardInterrupt
+        return number * 10
+
+    done, failed, over = [], [], []
+    assert in_turn({str(n): n for n in range(5)}, do, done, failed, over.append)
+    assert (done, failed, over) == ([0, 20], ["1: cannot"], [0, 1, 2, 3])
+    assert not in_turn({"0": 0}, do, done, failed)

@@ -133,6 +133,12 @@ def test_every_link_leads_somewhere(page):
     assert wrong == []
 
 
+def test_every_room_is_described():
+    text = (GUIDE / "how-it-works.md").read_text()
+    rooms = [path.parent for top in ("netmon", "collector") for path in sorted((ROOT / top).glob("*/__init__.py"))]
+    assert [str(room.relative_to(ROOT)) for room in rooms if f"`{room.relative_to(ROOT)}/`" not in text] == []
+
+
 def test_readme_is_one_screen():
     lines = (ROOT / "README.md").read_text().splitlines()
     assert len(lines) <= 50

@@ -15,7 +15,7 @@ import pytest
 from collector_stream import Host, hello, mark
 from test_collector_server import collector, first_stored, message, send, session
 
-from collector import stream
+from collector import stream_ends
 from collector.dataset.resume import Resume
 from collector.host.incoming import gather
 from collector.host.session import Session
@@ -189,8 +189,8 @@ def test_what_is_set_aside_is_bounded(tmp_path: Path) -> None:
 def test_a_stream_that_says_nothing_is_let_go(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, contents: list[Hello]
 ) -> None:
-    monkeypatch.setattr(stream, "HELLO_WITHIN_S", 0.2)
-    monkeypatch.setattr(stream, "SILENT_S", 0.2)
+    monkeypatch.setattr(stream_ends, "HELLO_WITHIN_S", 0.2)
+    monkeypatch.setattr(stream_ends, "SILENT_S", 0.2)
 
     async def scenario() -> None:
         async def silent() -> AsyncIterator[Any]:

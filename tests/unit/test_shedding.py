@@ -13,7 +13,7 @@ from collector_stream import Host, hello
 from collector_thread import collecting
 from waiting import wait_for
 
-from collector import intake, registry, server, stream
+from collector import front, intake, registry, server, stream
 from collector.dataset.sink import ParquetSink
 from collector.intake import Intake
 from collector.shedding import STEPS, Behind, Order, Sending, Shedding, Storing
@@ -232,8 +232,8 @@ def test_an_agent_hears_what_it_is_asked_for(tmp_path: Path, monkeypatch: pytest
 
 def test_agents_that_ask_whether_it_lives_are_not_cut_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A collector that is late says nothing meanwhile, and reads several pings as if they had been sent at once."""
-    late = dict(server.COLLECTOR_OPTIONS) | {"grpc.http2.min_recv_ping_interval_without_data_ms": 60_000}
-    monkeypatch.setattr(server, "COLLECTOR_OPTIONS", tuple(late.items()))
+    late = dict(front.COLLECTOR_OPTIONS) | {"grpc.http2.min_recv_ping_interval_without_data_ms": 60_000}
+    monkeypatch.setattr(front, "COLLECTOR_OPTIONS", tuple(late.items()))
     monkeypatch.setattr(stream, "ALIVE_EVERY_S", 6)
     eager = dict(AGENT_OPTIONS) | {"grpc.keepalive_time_ms": 20}  # gRPC makes it one a second
     address = f"unix:{tmp_path}/socket"

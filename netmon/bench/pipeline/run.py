@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from netmon.bench.cpu import children, process_seconds
+from netmon.bench.cpu import children, command_line, process_seconds
 from netmon.bench.memory import memory_bytes
 from netmon.bench.pipeline.agents import BEGUN, ENDED, FAREWELL_S, Report
 from netmon.bench.pipeline.host import host_name
@@ -32,7 +32,10 @@ _BEGIN_S = 300
 _END_S = 300  # a collector that does not end is killed, which is a result
 _LOOK_S = 0.25
 _MEMORY_EVERY_S = 1.0
-_JOBS = "job process"  # of the collector
+_CHILDREN = {"collector.jobs.worker": "job process", "collector.receiving.receiver": "receiver"}  # of the collector
+_TAKE_IN = ("collector", "receiver")
+_APART_FROM = 128
+"""Hosts from which on the collector receives in a process of its own, as its manual says."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +60,7 @@ class PipelineResult:
     stored_rows_per_s: float
     batches_per_s: float
     costs: Mapping[str, Cost]
-    batch_cpu_ms: float  # of the collector, for each batch that was sent
+    batch_cpu_ms: float  # of the collector and its receiver, for each batch that was sent
     delay_median_s: float
     delay_p99_s: float
     delay_most_s: float
@@ -94,23 +97,28 @@ class _Account:
     most: dict[str, list[int]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self._find_jobs()
+        self._known = len(self.pids) + len(_CHILDREN)
+        self._find_children()
         self._cpu, self._begin, self._due = self._used(), time.monotonic(), 0.0
 
     def _used(self) -> dict[str, float]:
         return {name: process_seconds([pid]) for name, pid in self.pids.items()}
 
-    def _find_jobs(self) -> None:
-        """The job process, which is started with the first agents; it may not be there yet."""
-        for pid in children(self.pids["collector"]) if _JOBS not in self.pids else ():
-            self.pids[_JOBS] = pid
+    def _find_children(self) -> None:
+        """The collector's own, which are started with the first agents; they may not be there yet."""
+        if len(self.pids) >= self._known:
+            return
+        for pid in children(self.pids["collector"]):
+            for module, name in _CHILDREN.items():
+                if module in command_line(pid):
+                    self.pids[name] = pid
 
     def look(self) -> None:
         """Reading the memory of a large process takes milliseconds of its own time: not too often."""
         if time.monotonic() < self._due:
             return
         self._due = time.monotonic() + _MEMORY_EVERY_S
-        self._find_jobs()
+        self._find_children()
         for name, pid in self.pids.items():
             now = [memory_bytes([pid], kind) for kind in ("Rss", "Pss")]
             self.most[name] = [max(pair) for pair in zip(now, self.most.get(name, now), strict=True)]
@@ -155,6 +163,7 @@ def _measure(
     """bus: its address, where there is one; beside: other processes to account for."""
     address, report = f"unix:{folder / 'collector.sock'}", folder / "report.json"
     collect = [sys.executable, "-m", "netmon", "collector", "--listen", address, "--data", str(data)]
+    collect += ["--receiver", "apart"] if load.hosts >= _APART_FROM and not bus else []
     collect += ["--bus", bus, "--worker", "w1"] if bus else []
     to = bus or address
     simulate = [sys.executable, "-m", "netmon.bench.pipeline.agents", json.dumps(load.document()), to, str(report)]
@@ -217,7 +226,10 @@ def _result(
         stored_rows_per_s=sum(stored_rows) / seconds,
         batches_per_s=batches / seconds,
         costs=costs,
-        batch_cpu_ms=1e3 * costs["collector"].cores * seconds / max(1, batches),
+        batch_cpu_ms=1e3
+        * sum(cost.cores for name, cost in costs.items() if name in _TAKE_IN)
+        * seconds
+        / max(1, batches),
         delay_median_s=told.delay_median_s,
         delay_p99_s=told.delay_p99_s,
         delay_most_s=told.delay_most_s,

@@ -16,10 +16,11 @@ from typing import Any
 import numpy as np
 
 from netmon.bench.verdict.campaign import why
+from netmon.bench.verdict.in_turn import in_turn
 from netmon.bench.verdict.plan import draw_run, usual_iteration_ns
 from netmon.bench.verdict.scoring import percentile
 from netmon.bench.verdict.truth import Truth, complete, read_truth
-from netmon.errors import DataError, NetmonError
+from netmon.errors import DataError
 from netmon.lab.injections.spec import Injection
 from netmon.lab.run import run as run_lab
 from netmon.lab.spec import RunSpec
@@ -114,15 +115,7 @@ def plan_reruns(count: int, seed: int, trainers: Sequence[str], data: Path) -> l
 def rerun(specs: Sequence[RunSpec], progress: Callable[[int], None] = lambda _: None) -> RerunResult:
     """Do each with and without its culprit; blocks. Ctrl-C ends it with what is there. progress: how many are done."""
     result = RerunResult(len(specs))
-    try:
-        for number, spec in enumerate(specs):
-            progress(number)
-            try:
-                result.reruns.append(_one(spec))
-            except NetmonError as error:
-                result.failed.append(f"{spec.data.name}: {error}")
-    except KeyboardInterrupt:
-        result.interrupted = True
+    result.interrupted = in_turn({spec.data.name: spec for spec in specs}, _one, result.reruns, result.failed, progress)
     return result
 
 

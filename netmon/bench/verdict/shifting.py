@@ -15,9 +15,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from netmon.bench.verdict.in_turn import in_turn
 from netmon.bench.verdict.scoring import percentile
 from netmon.dl.theory import ring_bytes
-from netmon.errors import DataError, NetmonError
+from netmon.errors import DataError
 from netmon.lab.record import FOLDER
 from netmon.lab.spec import RunSpec
 from netmon.lab.together import MOST_ITERATIONS, Jobs, together
@@ -90,6 +91,7 @@ class ShiftResult:
     planned: int
     done: list[Shifted] = field(default_factory=list)
     failed: list[str] = field(default_factory=list)
+    interrupted: bool = False
 
     def document(self) -> dict[str, Any]:
         """For JSON."""
@@ -104,6 +106,7 @@ class ShiftResult:
             "from_1.3_to_1.1": sum(one.cost_before >= 1.3 and one.cost_after <= 1.1 for one in self.done),
             "shifts": [{**asdict(one), **{name: getattr(one, name) for name in names}} for one in self.done],
             "failed": self.failed,
+            "interrupted": self.interrupted,
         }
 
 
@@ -134,14 +137,11 @@ def plan_shifts(count: int, seed: int, data: Path) -> list[tuple[RunSpec, RunSpe
 
 
 def shift(pairs: Sequence[tuple[RunSpec, RunSpec]], progress: Callable[[int], None] = lambda _: None) -> ShiftResult:
-    """Do each; blocks. A pair that fails is named with its reason. progress: how many are done."""
+    """Do each; blocks. Ctrl-C ends it with what is there. progress: how many are done."""
     result = ShiftResult(len(pairs))
-    for number, specs in enumerate(pairs):
-        progress(number)
-        try:
-            result.done.append(_one(specs))
-        except NetmonError as error:
-            result.failed.append(f"{specs[0].data.name}: {error}")
+    result.interrupted = in_turn(
+        {pair[0].data.name: pair for pair in pairs}, _one, result.done, result.failed, progress
+    )
     return result
 
 

@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where agents and viewers connect: in this process, or in one that receives for it."""
+
+from collections.abc import Callable
+from typing import Protocol
+
+import grpc
+
+from collector.health import add_health
+from collector.listening import Door, listen_at
+from collector.registry import Registry
+from collector.service import CollectorService
+from netmon.wire import netmon_pb2_grpc
+from netmon.wire.channel import COLLECTOR_OPTIONS
+
+
+class Front(Protocol):
+    """Between `start` and `close`; lives on one event loop."""
+
+    async def start(self) -> None:
+        """Listen. Raises UsageError, CertificateError, UnsupportedError."""
+
+    async def tick(self) -> float:
+        """Take in what has come, and settle what is due; returns for how long (s) it has waited for another process."""
+
+    async def follow(self, why_not: Callable[[], str]) -> None:
+        """Tell who asks whether rows are taken in, as Health.follow."""
+
+    async def leave(self) -> None:
+        """As Health.leave."""
+
+    async def close(self, grace_s: float) -> None:
+        """Listen no more; who is still connected is cut off after so long."""
+
+
+class FrontHere:
+    """gRPC in this process: what agents send is read as it comes, and taken in by the tick."""
+
+    def __init__(self, registry: Registry, listen: str, door: Door, streams: bool, exposed: bool) -> None:
+        """streams: agents may connect, and do not come by the bus. exposed: what is said may be read by others.
+
+        Opens the ports; raises as `start`."""
+        self._registry = registry
+        self._server = grpc.aio.server(options=COLLECTOR_OPTIONS)
+        service = CollectorService(registry, door.admission(listen), streams, exposed)
+        netmon_pb2_grpc.add_CollectorServicer_to_server(service, self._server)  # type: ignore[no-untyped-call]
+        self._health = add_health(self._server)
+        listen_at(self._server, listen, door)
+
+    async def start(self) -> None:
+        """See Front."""
+        await self._server.start()
+
+    async def tick(self) -> float:
+        """See Front."""
+        self._registry.tick()
+        return 0.0
+
+    async def follow(self, why_not: Callable[[], str]) -> None:
+        """See Front."""
+        await self._health.follow(why_not)
+
+    async def leave(self) -> None:
+        """See Front."""
+        await self._health.leave()
+
+    async def close(self, grace_s: float) -> None:
+        """See Front."""
+        await self._server.stop(grace_s)  # streams that end wait for a tick

@@ -1,0 +1,248 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The collector's end of the way to the process that receives for it: what comes is taken in once a tick."""
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Coroutine, Iterable
+from typing import Any
+
+import numpy as np
+from google.protobuf.message import DecodeError
+
+from collector.answers import Answers
+from collector.receiving import frames
+from collector.receiving.calls import CalledContext
+from collector.receiving.process import ReceivingProcess
+from collector.receiving.sessions import StreamApart
+from collector.receiving.taking import take
+from collector.registry import Registry
+from netmon.errors import NetmonError
+from netmon.wire.channel import ALIVE_EVERY_S
+
+_log = logging.getLogger(__name__)
+_GATHER_S = 0.05  # news for agents go over together
+_AGAIN_S = 1.0  # after the process has died
+_NO_ANSWER_S = 60.0
+
+
+class ReceiverApart:
+    """Between `start` and `close`; lives on one event loop."""
+
+    def __init__(self, registry: Registry, answers: Answers, listen: frames.Listen) -> None:
+        """answers: for who watches."""
+        self._registry, self._answers, self._listen = registry, answers, listen
+        self._process: ReceivingProcess | None = None
+        self._streams: dict[int, StreamApart] = {}
+        self._calls: dict[int, CalledContext] = {}
+        self._due: set[int] = set()  # streams with news
+        self._news = asyncio.Event()
+        self._given: asyncio.Future[frames.Received | None] | None = None
+        self._tasks: set[asyncio.Task[object]] = set()
+        self._closing = False
+
+    @property
+    def pid(self) -> int:
+        """Of the process; 0: none runs."""
+        return self._process.pid if self._process else 0
+
+    async def start(self) -> None:
+        """Listen. Raises as ReceivingProcess.start."""
+        self._process = await ReceivingProcess.start(self._listen)
+        self._begin(self._hear_for_ever())
+        self._begin(self._tell_for_ever())
+
+    async def tick(self) -> float:
+        """See Front."""
+        begun = time.monotonic()
+        received = await self._give() if self._registry.flushing.open else None
+        waited_s = time.monotonic() - begun
+        if received is None:
+            self._registry.tick()
+            return waited_s
+        take(self._registry, received, self._streams)
+        for number in received.left:
+            if stream := self._streams.get(number):
+                self._begin(self._leave(stream))
+        return waited_s
+
+    async def follow(self, why_not: Callable[[], str]) -> None:
+        """See Front."""
+        while True:
+            self._send(frames.Serves(why_not()))
+            await asyncio.sleep(ALIVE_EVERY_S)
+
+    async def leave(self) -> None:
+        """See Front."""
+        self._send(frames.Serves("", leaving=True))
+
+    async def close(self, grace_s: float) -> None:
+        """What is stored is told, then the process ends; who is still connected is cut off after so long."""
+        self._closing = True
+        self._tell(list(self._streams))
+        if self._process:
+            await self._process.stop(grace_s)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _begin(self, work: Coroutine[Any, Any, object]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _send(self, frame: object) -> None:
+        if self._process:
+            self._process.send(frame)
+
+    async def _give(self) -> frames.Received | None:
+        """None: nobody answers."""
+        if self._process is None:
+            return None
+        self._given = asyncio.get_running_loop().create_future()
+        self._send(frames.Give())
+        try:
+            return await asyncio.wait_for(self._given, _NO_ANSWER_S)
+        except asyncio.TimeoutError:
+            _log.warning(f"the receiving process has not answered for {_NO_ANSWER_S:.0f} s")
+            if self._process:
+                self._process.kill()
+            return None
+
+    # --- what comes
+
+    async def _hear_for_ever(self) -> None:
+        while True:
+            try:
+                while self._process:
+                    self._hear(await self._process.receive())
+            except EOFError:
+                if self._closing:
+                    return
+                await self._died()
+
+    async def _died(self) -> None:
+        """All streams are cut off, and connect again: to its successor."""
+        process, self._process = self._process, None
+        status = process.kill() if process else None
+        if self._given and not self._given.done():
+            self._given.set_result(None)
+        _log.warning(
+            f"the receiving process has ended (status {status}); it is started again, and agents connect again"
+        )
+        streams, self._streams = list(self._streams.values()), {}
+        self._due.clear()
+        for stream in streams:
+            await stream.leave(complete=False)
+        for call in self._calls.values():
+            call.hang_up()
+        while self._process is None and not self._closing:
+            try:
+                self._process = await ReceivingProcess.start(self._listen)
+            except NetmonError as error:
+                _log.error(error)
+                await asyncio.sleep(_AGAIN_S)
+
+    def _hear(self, frame: object) -> None:
+        if isinstance(frame, frames.Received):
+            if self._given and not self._given.done():
+                self._given.set_result(frame)
+        elif isinstance(frame, frames.Introduced):
+            self._begin(self._open(frame))
+        elif isinstance(frame, frames.CutOff):
+            if stream := self._streams.pop(frame.stream, None):
+                self._begin(stream.leave(complete=False))
+        elif isinstance(frame, frames.Full):
+            if stream := self._streams.get(frame.stream):
+                try:
+                    stream.answer(frame.data)
+                except (NetmonError, DecodeError) as error:
+                    self._end(stream, error)
+        elif isinstance(frame, frames.Called):
+            self._begin(self._answer(frame))
+        elif isinstance(frame, frames.Written):
+            if call := self._calls.get(frame.call):
+                call.written()
+        elif isinstance(frame, frames.HungUp) and (call := self._calls.get(frame.call)):
+            call.hang_up()
+
+    async def _open(self, introduced: frames.Introduced) -> None:
+        number = introduced.stream
+        stream = StreamApart(number, self._registry, self._noticing(number))
+        try:
+            await stream.open(introduced.hello)
+        except NetmonError as error:
+            stream.say(error)
+            self._send(frames.Ended(number, stream.end_of(error)))
+            return
+        self._streams[number] = stream
+        self._send(frames.Opened(number, stream.place))
+        self._notice(number)
+
+    async def _leave(self, stream: StreamApart) -> None:
+        """It has said its last word, and all of it has been taken in."""
+        try:
+            stream.check()
+            await stream.leave(complete=True)
+        except NetmonError as error:
+            self._end(stream, error)
+            return
+        self._tell([stream.number])
+        self._streams.pop(stream.number, None)
+        self._send(frames.Ended(stream.number))
+
+    async def _answer(self, called: frames.Called) -> None:
+        context = self._calls[called.call] = CalledContext(called.call, self._send, asyncio.current_task())
+        try:
+            how = await context.ended(self._answers.answer(called.method, called.data, called.identity, context))
+        finally:
+            del self._calls[called.call]
+        self._send(frames.Ended(called.call, how))
+
+    # --- what is told
+
+    def _noticing(self, number: int) -> Callable[[], None]:
+        return lambda: self._notice(number)
+
+    def _notice(self, number: int) -> None:
+        self._due.add(number)
+        self._news.set()
+
+    async def _tell_for_ever(self) -> None:
+        everybody_s = 0.0
+        while True:
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._news.wait(), ALIVE_EVERY_S)
+            await asyncio.sleep(_GATHER_S)
+            self._news.clear()
+            due, self._due = self._due, set()
+            now = time.monotonic()
+            if now - everybody_s >= ALIVE_EVERY_S:
+                everybody_s = now
+                due = set(self._streams)
+            self._tell(due)
+
+    def _tell(self, numbers: Iterable[int]) -> None:
+        told = []
+        for number in numbers:
+            stream = self._streams.get(number)
+            if stream is None:
+                continue
+            try:
+                stream.check()
+            except NetmonError as error:
+                self._end(stream, error)
+                continue
+            for data in stream.requests():
+                self._send(frames.Asked(number, data))
+            told.append(stream.told())
+        if told:
+            self._send(frames.Told(np.array(told, frames.TOLD)))
+
+    def _end(self, stream: StreamApart, error: NetmonError | DecodeError) -> None:
+        """Its agent is told why, and connects again."""
+        self._streams.pop(stream.number, None)
+        stream.say(error)
+        self._send(frames.Ended(stream.number, stream.end_of(error)))
+        self._begin(stream.fail(error))

@@ -1,0 +1,205 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the collector and the process that receives for it tell each other, and the pipe on which they do.
+
+Streams and calls are known by numbers that the receiving process gives. What has come on all streams goes over in one
+frame.
+"""
+
+import asyncio
+import pickle
+import socket
+import struct
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from collector.listening import Door
+from collector.stream_ends import End
+from netmon.records import Hello, Table
+from netmon.wire.identity import Identity
+from netmon.wire.many import ManyBatches
+
+_LENGTH = struct.Struct("<Q")
+_READ_BYTES = 8 << 20
+
+TOLD = np.dtype(
+    [("stream", "<i8"), ("sequence", "<u8"), ("bucket_ns", "<u8"), ("batch_ns", "<u8"), ("rows_per_s", "<f8")]
+)
+"""What an agent is told; rows_per_s: no more are read of it, 0: as they come."""
+
+# --- to the receiving process
+
+
+@dataclass(frozen=True)
+class Listen:
+    """The first frame. streams: agents may connect, and do not come by the bus."""
+
+    address: str
+    door: Door
+    streams: bool
+
+
+@dataclass(frozen=True)
+class Give:
+    """All that has come."""
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A stream's session is there; place: of it in the host stage."""
+
+    stream: int
+    place: int
+
+
+@dataclass(frozen=True)
+class Told:
+    """To the agents of many streams; dtype TOLD."""
+
+    streams: Table
+
+
+@dataclass(frozen=True)
+class Asked:
+    """An acknowledgement with a request, as it goes to the agent of one stream."""
+
+    stream: int
+    data: bytes
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A stream or call ends; how: what gRPC is told, None: in order."""
+
+    number: int
+    how: End | None = None
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A message for whoever has called."""
+
+    call: int
+    data: bytes
+
+
+@dataclass(frozen=True)
+class Serves:
+    """Whether rows are taken in; leaving: and will not be any more."""
+
+    why_not: str
+    leaving: bool = False
+
+
+@dataclass(frozen=True)
+class Stop:
+    """Whoever is still connected is cut off after so long."""
+
+    grace_s: float
+
+
+# --- from the receiving process
+
+
+@dataclass(frozen=True)
+class Listening:
+    """It does; trouble: why it does not, and as which NetmonError."""
+
+    trouble: str = ""
+    kind: str = ""
+
+
+@dataclass(frozen=True)
+class Introduced:
+    """An agent has said hello on a stream."""
+
+    stream: int
+    hello: Hello
+
+
+@dataclass(frozen=True)
+class Received:
+    """What has come since the last time, in the order of places, of each in its own. Sequences of one length."""
+
+    many: ManyBatches
+    streams: list[int]  # of each batch
+    sequences: list[int]
+    raw: list[bytes]  # the messages
+    failed: list[tuple[int, bytes, str]] = field(default_factory=list)  # stream, message, at which reading fails
+    left: list[int] = field(default_factory=list)  # streams that have said their last word
+
+
+@dataclass(frozen=True)
+class CutOff:
+    """A stream is gone before its agent had said its last word."""
+
+    stream: int
+
+
+@dataclass(frozen=True)
+class Full:
+    """An agent's FullAnswer."""
+
+    stream: int
+    data: bytes
+
+
+@dataclass(frozen=True)
+class Called:
+    """Somebody calls a method that the collector answers."""
+
+    call: int
+    method: str
+    data: bytes
+    identity: Identity | None
+
+
+@dataclass(frozen=True)
+class Written:
+    """The last answer of a call is on its way: the next one may follow."""
+
+    call: int
+
+
+@dataclass(frozen=True)
+class HungUp:
+    """Who has called has gone."""
+
+    call: int
+
+
+class Pipe:
+    """One end of it; lives on one event loop. What is sent waits in memory until the other end takes it."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """`open` makes one."""
+        self._reader, self._writer = reader, writer
+
+    @classmethod
+    async def open(cls, connected: socket.socket) -> "Pipe":
+        """connected: a socket of two, from now on the pipe's."""
+        return cls(*await asyncio.open_connection(sock=connected, limit=_READ_BYTES))
+
+    def send(self, frame: object) -> None:
+        """Does not block. A frame for who is gone is lost."""
+        data = pickle.dumps(frame, protocol=5)
+        if not self._writer.is_closing():
+            self._writer.write(_LENGTH.pack(len(data)))
+            self._writer.write(data)
+
+    async def drained(self) -> None:
+        """Wait until not much waits any more. Raises OSError where the other end is gone."""
+        await self._writer.drain()
+
+    async def receive(self) -> Any:
+        """The next frame. Raises EOFError where the other end is gone."""
+        try:
+            (length,) = _LENGTH.unpack(await self._reader.readexactly(_LENGTH.size))
+            return pickle.loads(await self._reader.readexactly(length))
+        except (asyncio.IncompleteReadError, OSError) as error:
+            raise EOFError("the other end is gone") from error
+
+    def close(self) -> None:
+        """The other end sees that this one is gone."""
+        self._writer.close()

@@ -1,0 +1,301 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The process that receives: gRPC's streams, who is let in, what messages hold. It ends with the collector.
+
+As a program: DESCRIPTOR, of a socket to the collector. It keeps nothing that is not sent again: what agents have sent
+waits here until the collector asks for it, and goes over as one set of columns.
+"""
+
+import asyncio
+import contextlib
+import gc
+import itertools
+import logging
+import os
+import signal
+import socket
+import sys
+import time
+from collections import defaultdict
+from typing import Any
+
+import grpc
+
+from collector.admission import AGENTS, ALL, VIEWERS, Admission, NotAdmittedError
+from collector.allocator import give_back
+from collector.allowance import Allowance
+from collector.health import Health, NoHealth, add_health
+from collector.intake import MOST_ROWS_OF_ALL
+from collector.listening import listen_at
+from collector.receiving import frames
+from collector.receiving.frames import Called, HungUp, Pipe, Received, Written
+from collector.receiving.streams import Context, ReceivedStream
+from netmon.errors import NetmonError
+from netmon.wire import netmon_pb2
+from netmon.wire.channel import COLLECTOR_OPTIONS
+from netmon.wire.identity import Identity, Role
+from netmon.wire.many import ManyBatches, decode_many
+
+_SERVICE = netmon_pb2.DESCRIPTOR.services_by_name["Collector"].full_name
+_CALLS: dict[str, tuple[str, tuple[Role, ...]]] = {
+    "Watch": ("view", VIEWERS),
+    "Advise": ("view", VIEWERS),
+    "Full": ("window", ALL),
+}
+"""What the collector answers: kind of call, for whom."""
+_LOOKED_OVER = (50_000, 20, 20)  # as the collector's
+
+
+class _Call:
+    """Somebody who waits for answers of the collector."""
+
+    def __init__(self) -> None:
+        self.answers: asyncio.Queue[bytes | frames.Ended] = asyncio.Queue()
+
+
+class Receiver:
+    """Of one collector; lives on one event loop."""
+
+    def __init__(self, pipe: Pipe, listen: frames.Listen) -> None:
+        """`serve` does the work."""
+        self._pipe, self._listen = pipe, listen
+        self.allowance = Allowance()
+        self._admission: Admission | None = None
+        self._numbers = itertools.count(1)
+        self._streams: dict[int, ReceivedStream] = {}
+        self._calls: dict[int, _Call] = {}
+        self._waiting: dict[int, list[tuple[netmon_pb2.AgentMessage, bytes, int]]] = defaultdict(list)  # by stream
+        self._rows = 0  # that wait
+        self._room = asyncio.Event()
+        self._room.set()
+        self._left: list[int] = []
+        self._health: Health = NoHealth()
+        self._why_not = ""
+        self._leaving: asyncio.Task[None] | None = None
+
+    async def serve(self) -> None:
+        """Until the collector says stop, or is gone (EOFError). Raises NetmonError where it cannot listen."""
+        self._admission = self._listen.door.admission(self._listen.address)
+        server = grpc.aio.server(options=COLLECTOR_OPTIONS)
+        server.add_generic_rpc_handlers((_Handlers(self),))
+        self._health = add_health(server)
+        listen_at(server, self._listen.address, self._listen.door)
+        await server.start()
+        self.send(frames.Listening())
+        following = asyncio.create_task(self._health.follow(lambda: self._why_not))
+        gc.freeze()
+        gc.set_threshold(*_LOOKED_OVER)
+        while not isinstance(frame := await self._pipe.receive(), frames.Stop):
+            self._hear(frame)
+        following.cancel()
+        await server.stop(frame.grace_s)
+
+    def _hear(self, frame: Any) -> None:
+        if isinstance(frame, frames.Give):
+            self._give()
+        elif isinstance(frame, frames.Told):
+            for told in frame.streams.tolist():
+                if stream := self._streams.get(told[0]):
+                    stream.tell(told)
+        elif isinstance(frame, frames.Serves):
+            self._why_not = frame.why_not
+            if frame.leaving:
+                self._leaving = asyncio.create_task(self._health.leave())
+        elif isinstance(frame, frames.Answer):
+            if call := self._calls.get(frame.call):
+                call.answers.put_nowait(frame.data)
+        elif isinstance(frame, frames.Opened):
+            if stream := self._streams.get(frame.stream):
+                stream.opened(frame.place)
+        elif isinstance(frame, frames.Asked):
+            if stream := self._streams.get(frame.stream):
+                stream.ask(frame.data)
+        elif isinstance(frame, frames.Ended):
+            if stream := self._streams.get(frame.number):
+                stream.end(frame)
+            elif call := self._calls.get(frame.number):
+                call.answers.put_nowait(frame)
+
+    # --- what streams bring
+
+    def send(self, frame: object) -> None:
+        """See Gathering."""
+        self._pipe.send(frame)
+
+    def add(self, stream: ReceivedStream, message: netmon_pb2.AgentMessage, data: bytes, rows: int) -> None:
+        """See Gathering."""
+        self._waiting[stream.number].append((message, data, rows))
+        self._rows += rows
+        if self._rows > MOST_ROWS_OF_ALL:
+            self._room.clear()
+
+    def leave(self, stream: ReceivedStream) -> None:
+        """See Gathering."""
+        self._left.append(stream.number)
+
+    def drop(self, stream: ReceivedStream) -> None:
+        """See Gathering."""
+        for _, _, rows in self._waiting.pop(stream.number, ()):
+            self._taken(rows)
+
+    async def room(self) -> None:
+        """See Gathering."""
+        if not self._room.is_set():
+            await self._room.wait()
+
+    def _taken(self, rows: int) -> None:
+        self._rows -= rows
+        if self._rows <= MOST_ROWS_OF_ALL:
+            self._room.set()
+
+    def _give(self) -> None:
+        """All that waits, to the collector."""
+        waiting, self._waiting = self._waiting, defaultdict(list)
+        left, self._left = self._left, []
+        gone = [number for number in waiting if number not in self._streams]
+        for number in gone:
+            del waiting[number]
+        streams = sorted(waiting, key=lambda number: (self._streams[number].place, number))
+        batches = [(number, *one) for number in streams for one in waiting[number]]
+        for number in streams:
+            stream = self._streams[number]
+            stream.waiting_rows = stream.waiting_batches = 0
+            stream.taken.set()
+        self._rows = 0
+        self._room.set()
+        many, batches, failed = _read([(number, message, data, rows) for number, message, data, rows in batches])
+        self.send(
+            Received(
+                many,
+                [number for number, _, _, _ in batches],
+                [message.batch.sequence for _, message, _, _ in batches],
+                [data for _, _, data, _ in batches],
+                failed,
+                left,
+            )
+        )
+
+    # --- what is called
+
+    @contextlib.asynccontextmanager
+    async def _admitted(self, context: Context, what: str, roles: tuple[Role, ...]) -> Any:
+        assert self._admission
+        with contextlib.ExitStack() as stack:
+            try:
+                identity = stack.enter_context(self._admission.admit(context, what, roles))
+            except NotAdmittedError as error:
+                await context.abort(error.code, str(error))
+            yield identity
+
+    async def stream(self, _: Any, context: Context) -> None:
+        """An agent's."""
+        if not self._listen.streams:
+            line = "this collector takes agents in by the bus: use --bus instead of --collector"
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, line)
+        async with self._admitted(context, "stream", AGENTS) as identity:
+            number = next(self._numbers)
+            stream = self._streams[number] = ReceivedStream(number, self, context, identity)
+            try:
+                await stream.serve()
+            finally:
+                del self._streams[number]
+
+    async def clock(self, _: Any, context: Context) -> None:
+        """Tell the time to an agent, as often as it asks."""
+        async with self._admitted(context, "clock", AGENTS):
+            while (data := await context.read()) is not grpc.aio.EOF:
+                received = time.time_ns()
+                echo = netmon_pb2.ClockEcho(received_ns=received)
+                echo.number = netmon_pb2.ClockProbe.FromString(data).number
+                echo.sent_ns = time.time_ns()
+                await context.write(echo.SerializeToString())
+
+    async def call(self, method: str, request: bytes, context: Context) -> None:
+        """What the collector answers."""
+        what, roles = _CALLS[method]
+        async with self._admitted(context, what, roles) as identity:
+            await self._ask(method, request, context, identity)
+
+    async def _ask(self, method: str, request: bytes, context: Context, identity: Identity | None) -> None:
+        number, call = next(self._numbers), _Call()
+        self._calls[number] = call
+        self.send(Called(number, method, request, identity))
+        over = False
+        try:
+            while not isinstance(answer := await call.answers.get(), frames.Ended):
+                await context.write(answer)
+                self.send(Written(number))
+            over = True
+            if answer.how:
+                await context.abort(*answer.how)
+        finally:
+            del self._calls[number]
+            if not over:
+                self.send(HungUp(number))
+
+
+_Batch = tuple[int, netmon_pb2.AgentMessage, bytes, int]
+
+
+def _read(batches: list[_Batch]) -> tuple[ManyBatches, list[_Batch], list[tuple[int, bytes, str]]]:
+    """All of them as columns; where reading fails at some, those are left out and told."""
+    try:
+        return decode_many([message.batch for _, message, _, _ in batches]), batches, []
+    except Exception:
+        good, failed = list[_Batch](), list[tuple[int, bytes, str]]()
+        for one in batches:
+            try:
+                decode_many([one[1].batch])
+                good.append(one)
+            except Exception as error:
+                failed.append((one[0], one[2], f"{type(error).__name__}: {error}"))
+        return decode_many([message.batch for _, message, _, _ in good]), good, failed
+
+
+class _Handlers(grpc.GenericRpcHandler):
+    """Of the contract's methods; messages come and go as bytes."""
+
+    def __init__(self, receiver: Receiver) -> None:
+        self._of: dict[str, Any] = {
+            "Stream": grpc.stream_stream_rpc_method_handler(receiver.stream),
+            "Clock": grpc.stream_stream_rpc_method_handler(receiver.clock),
+        }
+        for method in _CALLS:
+
+            async def answered(request: bytes, context: Context, method: str = method) -> None:
+                await receiver.call(method, request, context)
+
+            self._of[method] = grpc.unary_stream_rpc_method_handler(answered)
+
+    def service(self, details: grpc.HandlerCallDetails) -> Any:
+        """See gRPC."""
+        service, _, method = details.method.strip("/").partition("/")
+        return self._of.get(method) if service == _SERVICE else None
+
+
+async def _serve(descriptor: int) -> None:
+    pipe = await Pipe.open(socket.socket(fileno=descriptor))
+    try:
+        await Receiver(pipe, await pipe.receive()).serve()
+    except EOFError:
+        return
+    except NetmonError as error:
+        pipe.send(frames.Listening(str(error), type(error).__name__))
+        with contextlib.suppress(OSError, EOFError):
+            await pipe.receive()
+
+
+def main(descriptor: int) -> None:
+    """Serve the collector that holds the other end of this socket; returns never.
+
+    Signals that end the collector do not end it: there may be last words to tell.
+    """
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    give_back()
+    logging.basicConfig(level=logging.INFO, format="netmon: %(message)s")
+    asyncio.run(_serve(descriptor))
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One agent's stream at the collector's end: its connection, and what its agent is told."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterator
+
+import grpc
+from google.protobuf.message import DecodeError
+
+from collector.connection import Connection
+from collector.door import FailedBatchError, FailedSessionError
+from collector.entry import Entry
+from collector.registry import Registry
+from collector.stream_ends import End, end_of
+from netmon.errors import DataError, NetmonError
+from netmon.records import Hello
+from netmon.wire import netmon_pb2
+
+_log = logging.getLogger(__name__)
+
+
+class _News(asyncio.Event):
+    """Tells when it is set."""
+
+    def __init__(self, notice: Callable[[], None]) -> None:
+        super().__init__()
+        self._notice = notice
+
+    def set(self) -> None:
+        self._notice()
+
+
+class AnotherError(NetmonError):
+    """The session has connected again."""
+
+
+class StreamApart:
+    """From its hello to its end."""
+
+    def __init__(self, number: int, registry: Registry, notice: Callable[[], None]) -> None:
+        """notice: called when there is something to tell."""
+        self.number, self._registry = number, registry
+        self._news = _News(notice)
+        self._connection: Connection | None = None
+
+    async def open(self, hello: Hello) -> None:
+        """As Connection.open."""
+        self._connection = await Connection.open(self._registry, hello, hello.acknowledged, self._news)
+
+    @property
+    def connection(self) -> Connection:
+        """Once it is open."""
+        assert self._connection
+        return self._connection
+
+    @property
+    def entry(self) -> Entry:
+        """As the registry has it."""
+        return self.connection.entry
+
+    @property
+    def place(self) -> int:
+        """Of its session in the host stage."""
+        return self.entry.session.place
+
+    @property
+    def takes(self) -> bool:
+        """Whether what comes is taken in."""
+        entry = self.entry
+        return self.connection.current and not (entry.broken or entry.refused)
+
+    def check(self) -> None:
+        """As Connection.check; AnotherError."""
+        if not self.connection.current:
+            raise AnotherError(f"session {self.entry.session.hello.session} has connected again")
+        self.connection.check()
+
+    def answer(self, data: bytes) -> None:
+        """A FullAnswer has come. Raises WireError, DecodeError."""
+        message = netmon_pb2.AgentMessage.FromString(data)
+        if self.takes:
+            self._registry.full.answer(self.entry, message.full)
+
+    def told(self) -> tuple[int, int, int, int, float]:
+        """A row of TOLD."""
+        order = self._registry.intake.order(self.entry.session.hello.session)
+        return self.number, self.entry.acknowledge, order.bucket_ns, order.batch_ns, order.rows_per_s
+
+    def requests(self) -> Iterator[bytes]:
+        """Acknowledgements with what its agent is asked for besides."""
+        if self.entry.requests:
+            for news in self.connection.tell():
+                if news.HasField("request"):
+                    yield news.SerializeToString()
+
+    async def leave(self, complete: bool) -> bool:
+        """As Connection.leave."""
+        return await self.connection.leave(complete)
+
+    async def fail(self, error: Exception) -> None:
+        """It is cut off, because of this."""
+        if self._connection:
+            await self._connection.leave(complete=False)
+            if isinstance(error, FailedBatchError):
+                await self._registry.discard(self.entry)
+
+    @staticmethod
+    def say(error: Exception) -> None:
+        """In the log."""
+        if not isinstance(error, (FailedBatchError, FailedSessionError, AnotherError)):  # which are in the log
+            _log.log(logging.ERROR if isinstance(error, DataError) else logging.WARNING, error)
+
+    @staticmethod
+    def end_of(error: Exception) -> End:
+        """What gRPC is told."""
+        if isinstance(error, AnotherError):
+            return End(grpc.StatusCode.ABORTED, str(error))
+        if isinstance(error, DecodeError):
+            return End(grpc.StatusCode.INVALID_ARGUMENT, "a message cannot be read")
+        assert isinstance(error, NetmonError)
+        return end_of(error)
