@@ -21,7 +21,7 @@ from netmon.top.filter_line import FilterLine
 from netmon.top.filters import Filter, parse
 from netmon.top.flow_kind import GROUPINGS, FlowGroup
 from netmon.top.help_screen import HelpScreen
-from netmon.top.levels import Level, Scene, Shown, below, links_to_draw, tables
+from netmon.top.levels import Level, Scene, Shown, below, iteration_name, links_to_draw, tables
 from netmon.top.moments import Moments
 from netmon.top.names import short_names
 from netmon.top.news import Answer, Ended, Reader, Update
@@ -150,11 +150,11 @@ class Program(App[None]):
         try:
             self._moments.answer(message)
         except Exception as error:  # nobody meant it to happen: the command tells it when the terminal is put back
-            return self._end(Ended(error))
+            self._end(Ended(error))
+            return
         step = self._moments.rewinding.step
         if step and self.path[-1].what == "iteration":
-            number = f"{'~' if step.relative else ''}{step.number}"
-            self.path[-1] = replace(self.path[-1], job=step.job, name=f"iteration {number}")
+            self.path[-1] = replace(self.path[-1], job=step.job, name=iteration_name(step))
         self.redraw()
 
     @on(Resize)
