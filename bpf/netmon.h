@@ -180,4 +180,13 @@ struct netmon_birth {
 	char process[16]; /* the thread's name, NUL-padded */
 };
 
+/* How a watched process was stopped by signals: the last time, and in all. It is now where it began after it ended. */
+struct netmon_stop {
+	u64 begin_ns;
+	u64 end_ns;
+	u64 total_ns; /* of those that are over */
+	u32 pid;      /* 0: nobody's */
+	u32 pad;
+};
+
 #endif

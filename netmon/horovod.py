@@ -1,20 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two lines for a training script, so that netmon knows its steps exactly:
+"""netmon.training under the name by which scripts have called it since there was only Horovod."""
 
-    from netmon.horovod import watch
-    optimizer = watch(hvd.DistributedOptimizer(optimizer))          # PyTorch: every optimizer.step() is a step
+from netmon.training import (
+    Known,
+    Scalars,
+    Steps,
+    keras_callback,
+    keras_scalars,
+    lightning_callback,
+    transformers_callback,
+    watch,
+)
 
-    model.fit(…, callbacks=[netmon.horovod.keras_callback()])       # Keras: every batch is a step
-
-    steps = Steps()                                                 # anything else
-    with steps.step(): …
-
-It costs some microseconds per step, imports nothing but the standard library, never blocks and never raises into
-the training; without an agent it does nothing.
-"""
-
-from netmon.training.keras_callback import keras_callback
-from netmon.training.optimizer import watch
-from netmon.training.steps import Steps
-
-__all__ = ["Steps", "keras_callback", "watch"]
+__all__ = [
+    "Known",
+    "Scalars",
+    "Steps",
+    "keras_callback",
+    "keras_scalars",
+    "lightning_callback",
+    "transformers_callback",
+    "watch",
+]

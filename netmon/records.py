@@ -105,6 +105,8 @@ BIRTH = np.dtype(
 )
 BIRTH_CONNECT, BIRTH_CLOSE = 1, 2
 
+STOP = np.dtype([("begin_ns", "<u8"), ("end_ns", "<u8"), ("total_ns", "<u8"), ("pid", "<u4"), ("pad", "<u4")])
+
 PROTOCOL_NON_IP = 255
 """The protocol of a flow that is not IP; its dst_port is the EtherType."""
 

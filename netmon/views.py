@@ -99,8 +99,29 @@ class Cause(IntEnum):
     HOST = 8  # the host itself: its CPU, memory or storage
 
 
+NETWORK = (Cause.CROSS, Cause.OTHER_JOB, Cause.LOSS, Cause.SLOW_LINK)
+"""Causes that blame the network or its users."""
+
 SHARES = ("compute", "late", "transfer", "cross", "other_job", "loss", "slow_link", "host", "pause", "unknown")
 """Of an iteration's excess; Verdict has NAME_ns of each, which add up to excess_ns."""
+
+
+@dataclass(frozen=True)
+class RankTimes:
+    """Where one rank's iteration went (ns). The five parts add up to its duration where they are known."""
+
+    rank: int
+    host: str
+    duration_ns: int
+    known: bool = False  # when it communicated; else the parts are 0
+    computed_ns: int = 0  # and everything else beside waiting for gradients, until it had the last of them
+    waited_ns: int = 0  # for a rank whose first gradient came later
+    waited_for: int = -1  # that rank
+    transfer_ns: int = 0  # waited for gradients when everybody was there, for as long as usual
+    held_ns: int = 0  # and for longer than usual
+    held_by: str = ""  # as the verdict says; empty: not known
+    after_ns: int = 0  # from the last gradient to the end
+    error_ns: int = 0  # of waited_ns against transfer_ns: the clocks' bounds
 
 
 @dataclass(frozen=True)
@@ -143,33 +164,16 @@ class Verdict:
     second_culprit: str = ""
     told_ns: int = 0  # when
     relative: bool = False  # its number is counted since somebody looked
+    ranks: tuple[RankTimes, ...] = ()  # a collector tells: of a large job those that tell most
 
     @property
     def network(self) -> bool:
         """Whether the network or its users are to blame."""
-        return self.cause in (Cause.CROSS, Cause.OTHER_JOB, Cause.LOSS, Cause.SLOW_LINK)
+        return self.cause in NETWORK
 
 
 PARAMETERS_BASES = {"hook": "told by the hook", "calls": "read from the calls", "option": "as --parameters says"}
 """Who told of a model's parameters."""
-
-
-@dataclass(frozen=True)
-class RankTimes:
-    """Where one rank's iteration went (ns). The five parts add up to its duration where they are known."""
-
-    rank: int
-    host: str
-    duration_ns: int
-    known: bool = False  # when it communicated; else the parts are 0
-    computed_ns: int = 0  # and everything else beside waiting for gradients, until it had the last of them
-    waited_ns: int = 0  # for a rank whose first gradient came later
-    waited_for: int = -1  # that rank
-    transfer_ns: int = 0  # waited for gradients when everybody was there, for as long as usual
-    held_ns: int = 0  # and for longer than usual
-    held_by: str = ""  # as the verdict says; empty: not known
-    after_ns: int = 0  # from the last gradient to the end
-    error_ns: int = 0  # of waited_ns against transfer_ns: the clocks' bounds
 
 
 @dataclass(frozen=True)

@@ -12,10 +12,21 @@ from collector.judging.job_steps import steps_in_utc
 from collector.judging.recent_rows import of_sessions
 from netmon.columnar import Columns
 from netmon.dl.timemap import TimeMap, TimeMaps
-from netmon.dl.verdict import Carried, Link, Whose, in_cells, judge, wanted_times
+from netmon.dl.verdict import (
+    Carried,
+    Link,
+    Whose,
+    in_cells,
+    looked_at,
+    most_telling,
+    times_of,
+    verdict_on,
+    wanted_times,
+)
 from netmon.records import Table
 from netmon.views import Verdict
 
+_MOST_RANKS = 32  # of a verdict that viewers are told of one by one
 _MOMENTS = ("start_ns", "end_ns", "comm_start_ns", "comm_end_ns")
 
 
@@ -57,8 +68,10 @@ class Case:
         utc = np.stack([maps.utcs(of, np.ascontiguousarray(rows[name])) for name in _MOMENTS])
         steps = steps_in_utc(rows, utc, [self.hosts[place] for place in rows["place"].tolist()], self.size)
         times = wanted_times(steps, [self.number])
-        verdict = judge(self.job, steps, self._carried(maps, there, times), self.number)
-        return replace(verdict, relative=self.relative)
+        one = looked_at(self.job, steps, self._carried(maps, there, times), self.number)
+        verdict = verdict_on(one, steps)
+        ranks = times_of(one, steps, verdict) if verdict.excess_ns > 0 else ()
+        return replace(verdict, relative=self.relative, ranks=most_telling(ranks, _MOST_RANKS))
 
     def _carried(self, maps: TimeMaps, there: npt.NDArray[np.int64], times: list[tuple[int, int]]) -> Carried:
         rows = of_sessions(self.parts, there.tolist())

@@ -54,6 +54,8 @@ from netmon.kernel.nic import Nic
 from netmon.kernel.owners.births import TOLD_MAP, TOLD_RING_BYTES, BirthTable
 from netmon.kernel.privileged import Privileged
 from netmon.kernel.processes import PARTIAL_VIEW, pid_namespace
+from netmon.kernel.stops import MAP as STOPS_MAP
+from netmon.kernel.stops import RankStops
 from netmon.records import STEP, Batch, Flow, Hello, Interface, LedgerSample, Mark, Table
 from netmon.wire import netmon_pb2
 from netmon.wire.batches import encode_body, encode_hello, serialise_buckets, serialise_flow
@@ -97,6 +99,7 @@ class Agent:
         births = BirthTable(told, TOLD_RING_BYTES) if told is not None else None
         wakes = Wakes(started.descriptors[WAKES], memory, geometry)
         self._sleep = Sleep(wakes, self._privileged.descriptor, started.descriptors["steps"])
+        stops = RankStops(started.descriptors.get(STOPS_MAP))
         for descriptor in started.descriptors.values():
             os.close(descriptor)
         privilege.drop_capabilities()
@@ -112,7 +115,7 @@ class Agent:
         numbers = self._meter.numbers
         self._owners = FlowOwners(births, numbers.aggregates)
         numbers.training = self._owners.training
-        self._transport, self._host_part = TransportLooks(self._owners.flows), HostPart(self._nic)
+        self._transport, self._host_part = TransportLooks(self._owners.flows), HostPart(self._nic, stops)
         self._aggregate_flows = AggregateFlows(numbers.aggregates.by_id)
         self._steps, self._timelines = StepMarks(), TimelineMarks()
         self._recent_flows, self._recent_marks = RecentFlows(), RecentMarks()

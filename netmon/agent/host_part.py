@@ -13,10 +13,11 @@ from netmon.evidence import HOST_PART, UNKNOWN
 from netmon.kernel.host_load import PRESSURES, Pressure, Softnet, grown
 from netmon.kernel.open_files import OpenFiles
 from netmon.kernel.pace import Pace
+from netmon.kernel.stops import MOST_WATCHED, RankStops
 from netmon.records import Mark, Moment, Table
 
 INTERVAL_NS = 1_000_000_000
-MOST_RANKS = 64
+MOST_RANKS = MOST_WATCHED
 _EARLY_NS = 5_000_000  # whoever looks may wake a little earlier than asked
 _PRESSURE = tuple(f"{name}_pressure_ns" for name in PRESSURES)
 _MISSED = re.compile(r"rx_missed_errors")
@@ -26,9 +27,9 @@ _NO_BUFFER = re.compile(r"out_of_buffer|no_?buf|alloc_\w*(err|fail)|buff?_alloc_
 class HostPart:
     """One per agent."""
 
-    def __init__(self, nic: NicSamples) -> None:
+    def __init__(self, nic: NicSamples, stops: RankStops) -> None:
         """nic: of which the last samples' drops are told."""
-        self._nic, self._files = nic, OpenFiles()
+        self._nic, self._stops, self._files = nic, stops, OpenFiles()
         self._softnet, self._pressure = Softnet(self._files), Pressure.of_machine(self._files)
         self._drops = (UNKNOWN, UNKNOWN)
         self._looked_ns = 0
@@ -56,7 +57,7 @@ class HostPart:
         for pid in list(self._ranks):
             rows = self._rows.get(pid)
             if rows is None:
-                self._rows[pid] = RankRows(pid, now_ns)
+                self._rows[pid] = RankRows(pid, now_ns, self._stops)
             elif not rows.look(now_ns):
                 self._forget(pid)
         self._pace_of_ranks.spend(time.thread_time_ns() - begun)

@@ -4,6 +4,7 @@
 from netmon.evidence import UNKNOWN
 from netmon.kernel.host_load import PRESSURES
 from netmon.kernel.rank_load import Load, ProcessLoad
+from netmon.kernel.stops import RankStops
 
 STEP_NS = 100_000_000
 """Between two looks at a rank. What keeps it from running for longer is seen."""
@@ -23,8 +24,10 @@ Row = dict[str, int]
 class RankRows:
     """One rank's process."""
 
-    def __init__(self, pid: int, now_ns: int) -> None:
+    def __init__(self, pid: int, now_ns: int, stops: RankStops) -> None:
         """The first look."""
+        self._pid, self._stops = pid, stops
+        stops.watch(pid)
         self._process, self._looked_ns = ProcessLoad(pid), now_ns
         self._was_stopped = False
         self._open: Row | None = None
@@ -36,13 +39,19 @@ class RankRows:
         if load is None:
             return False
         before_ns, self._looked_ns = self._looked_ns, now_ns
+        last, earlier_ns = self._stops.since(self._pid, before_ns, now_ns)
         stopped = load.stopped + self._was_stopped  # one of both: it began or ended somewhere between the two looks
-        stopped_ns = (now_ns - before_ns) * stopped // 2
         self._was_stopped = load.stopped
         if now_ns - before_ns > STALE_NS:
             self._close()
             return True
-        self._take({"start_ns": before_ns, "end_ns": now_ns, "stopped_ns": stopped_ns, **_columns(load)})
+        step = {"start_ns": before_ns, "end_ns": now_ns, "stopped_ns": 0, **_columns(load)}
+        if last and not earlier_ns:
+            for part in _parted(step, *last):
+                self._take(part)
+            return True
+        step["stopped_ns"] = earlier_ns + last[1] - last[0] if last else (now_ns - before_ns) * stopped // 2
+        self._take(step)
         return True
 
     def _take(self, step: Row) -> None:
@@ -66,6 +75,7 @@ class RankRows:
 
     def close(self) -> None:
         """Closes its files."""
+        self._stops.forget(self._pid)
         self._process.close()
 
 
@@ -77,6 +87,22 @@ def _columns(load: Load) -> Row:
         "cpu_ns": load.cpu_ns,
         **dict(zip(pressures, load.pressure_ns, strict=True)),
     }
+
+
+def _parted(step: Row, begin_ns: int, end_ns: int) -> list[Row]:
+    """A step as before, while and after the rank was stopped, while it neither ran nor waited."""
+    start_ns, until_ns = step["start_ns"], step["end_ns"]
+    awake_ns = until_ns - start_ns - (end_ns - begin_ns)
+    if not awake_ns:
+        return [step | {"stopped_ns": end_ns - begin_ns}]
+    grown = {name: each for name, each in step.items() if name not in ("start_ns", "end_ns", "stopped_ns")}
+    parts, ran = list[Row](), 0
+    for begin, end, stopped in ((start_ns, begin_ns, 0), (begin_ns, end_ns, 1), (end_ns, until_ns, 0)):
+        before, ran = ran, ran + (0 if stopped else end - begin)
+        if end > begin:
+            own = {n: v if v < 0 else v * ran // awake_ns - v * before // awake_ns for n, v in grown.items()}
+            parts.append(own | {"start_ns": begin, "end_ns": end, "stopped_ns": (end - begin) * stopped})
+    return parts
 
 
 def _joined(one: Row, other: Row) -> Row:

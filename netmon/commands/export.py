@@ -5,49 +5,49 @@ import argparse
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack
+from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from netmon.commands.security_options import declare_security, security
-from netmon.errors import DataError, UsageError
+from netmon.errors import DataError, UnsupportedError, UsageError
 from netmon.units import parse_time
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-HELP = "write a part of the dataset as one Parquet, CSV or Feather file"
+    from netmon.report.selection import Window
+
+HELP = "write a part of the dataset as one Parquet, CSV or Feather file, or as input of a simulator"
 EXAMPLES = """\
   netmon export --data out --out iterations.csv
   netmon export --data out --table buckets --job training --iterations 10:20 --out steps.parquet
   netmon export --data out --table ledger --since 2026-01-31T09:00 --until 2026-01-31T10:00 --out ledger.feather
   netmon export --full --collector collector.example:9400 --tls ~/.netmon --host node17 --since 2026-01-31T09:00:00 \\
       --until 2026-01-31T09:00:02 --out full.parquet
+  netmon export --data out --format chakra --job training --iterations 10:20 --out chakra      for ASTRA-sim
+  netmon export --data out --format ns3 --since 2026-01-31T09:00 --out flows.txt               or htsim
+  netmon export --data out --format pcap --host node17 --iterations 10:12 --out headers.pcap
+  netmon export --data out --format generator --job training --out job.json     netmon lab run --replay job.json
 """
+_FORMATS = ("table", "chakra", "ns3", "htsim", "pcap", "generator")
 _TABLES = ("iterations", "buckets", "flows", "ledger", "nic", "transport", "host", "verdicts", "full")
-_FOR_EVER = 1 << 62
-_AROUND_NS = 60_000_000_000  # clocks are compared again and again: a row is not far from where it was
 _ROWS_AT_ONCE = 1 << 19
 _SUFFIXES = (".parquet", ".csv", ".feather")
-# A row lies in a time span if it begins before the span's end and ends after its start.
-_SPANS = {
-    "buckets": ("bucket_start_ns", "bucket_start_ns"),
-    "full": ("bucket_start_ns", "bucket_start_ns"),
-    "flows": ("first_ns", "last_ns"),
-    "iterations": ("start_ns", "end_ns"),
-    "ledger": ("start_ns", "end_ns"),
-    "nic": ("time_ns", "time_ns"),
-    "transport": ("start_ns", "end_ns"),
-    "host": ("start_ns", "end_ns"),
-    "verdicts": ("start_ns", "end_ns"),
-}
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     parser.add_argument("--data", type=Path, metavar="DIR", help="the dataset's directory")
     parser.add_argument(
-        "--out", type=Path, required=True, metavar="PATH", help="a file ending in .parquet, .csv or .feather"
+        "--out",
+        type=Path,
+        required=True,
+        metavar="PATH",
+        help="a file ending in .parquet, .csv or .feather; with --format chakra a folder, else any file",
     )
+    parser.add_argument("--format", choices=_FORMATS, default="table", help="what it is for (%(default)s); see below")
     parser.add_argument("--table", choices=_TABLES, default="iterations", help="what to export (%(default)s)")
     parser.add_argument("--job", metavar="J", help="only rows of this job")
     parser.add_argument(
@@ -60,13 +60,13 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         help="only rows from this time on: ISO 8601, UTC unless it says otherwise",
     )
     parser.add_argument("--until", type=parse_time, metavar="T", help="only rows before this time")
+    parser.add_argument("--host", nargs="+", default=[], metavar="H", help="only rows of these hosts (all)")
     full = parser.add_argument_group("full resolution, from the recorders of agents that are connected")
     full.add_argument(
         "--full", action="store_true", help="export full resolution from --since until --until, instead of a table"
     )
     full.add_argument("--collector", default="localhost:9400", metavar="ADDR", help="HOST:PORT or unix:PATH")
     declare_security(full)
-    full.add_argument("--host", nargs="+", default=[], metavar="H", help="only these hosts (all)")
 
 
 def iterations(text: str) -> tuple[int | None, int | None]:
@@ -82,8 +82,10 @@ def iterations(text: str) -> tuple[int | None, int | None]:
 
 def run(args: argparse.Namespace) -> int:
     """Export; says on standard output how many rows it wrote."""
-    from netmon.report.dataset import open_table
+    from netmon.report.selection import open_rows
 
+    if args.format != "table":
+        return _export_for_simulation(args)
     if args.out.suffix not in _SUFFIXES:
         raise UsageError(
             f"cannot tell the format of {args.out}: end it in {', '.join(_SUFFIXES[:-1])} or {_SUFFIXES[-1]}"
@@ -92,34 +94,32 @@ def run(args: argparse.Namespace) -> int:
         return _export_full(args)
     if args.data is None:
         raise UsageError("cannot export: give either the dataset's --data, or --full with a --collector")
-    dataset = open_table(args.data, args.table, begins(args))
-    rows = _write(dataset, row_filter(args, dataset.schema.names), args.out)
+    rows = _write(*open_rows(args.data, args.table, _window(args)), args.out)
     print(f"{rows} rows of {args.table} in {args.out}")
     return 0
 
 
-def begins(args: argparse.Namespace) -> tuple[int, int] | None:
-    """The time in which the rows that are asked for begin, as far as that is known: few files hold them.
+def _window(args: argparse.Namespace) -> "Window":
+    from netmon.report.selection import Window
 
-    A job's buckets lie within its iterations, whose table is small.
-    """
-    import pyarrow.compute as pc
+    return Window(args.since, args.until, args.job, tuple(args.host), args.iterations or (None, None))
 
-    from netmon.report.dataset import open_table
 
-    since = args.since if args.since is not None and args.table != "flows" else 0
-    until = args.until if args.until is not None else _FOR_EVER
-    if args.table == "buckets" and (args.job is not None or args.iterations):
-        try:
-            iterations = open_table(args.data, "iterations")
-        except DataError:
-            return since, until
-        own = argparse.Namespace(**(vars(args) | {"table": "iterations"}))
-        rows = iterations.to_table(columns=["start_ns", "end_ns"], filter=row_filter(own, iterations.schema.names))
-        if rows.num_rows:
-            since = max(since, pc.min(rows["start_ns"]).as_py())
-            until = min(until, pc.max(rows["end_ns"]).as_py())
-    return max(0, since - _AROUND_NS), until + _AROUND_NS
+def _export_for_simulation(args: argparse.Namespace) -> int:
+    """What a simulator or the lab can play again; says on standard output what it wrote."""
+    from netmon.report.job_names import asked_job, job_names
+    from netmon.simulation import formats
+
+    if args.full or args.data is None:
+        raise UsageError(f"cannot export as {args.format}: give the dataset's --data")
+    if args.format == "chakra" and find_spec("chakra") is None:
+        raise UnsupportedError(
+            "cannot write execution traces: mlc-chakra is not installed; pip install --no-deps mlc-chakra"
+        )
+    names = job_names(args.data)
+    window = replace(_window(args), job=asked_job(args.job, names))
+    print(formats.write(args.format, args.data, window, args.out))
+    return 0
 
 
 def _export_full(args: argparse.Namespace) -> int:
@@ -146,32 +146,6 @@ def _export_full(args: argparse.Namespace) -> int:
         temporary.unlink(missing_ok=True)
     print(f"{rows} rows of full resolution in {args.out}")
     return 0
-
-
-def row_filter(args: argparse.Namespace, columns: list[str]) -> Any:
-    """The options as one pyarrow expression; None: every row. Raises UsageError where the table lacks the column."""
-    import pyarrow.dataset as ds
-
-    for option, column in (("job", "job"), ("iterations", "iteration")):
-        if getattr(args, option) is not None and column not in columns:
-            raise UsageError(f"cannot filter {args.table} by --{option}: the table has no column {column}")
-    begins, ends = (ds.field(column) for column in _SPANS[args.table])
-    conditions = []
-    if args.job is not None:
-        conditions.append(ds.field("job") == args.job)
-    first, last = args.iterations or (None, None)
-    if args.iterations:
-        conditions.append(ds.field("iteration") >= (first or 0))
-    if last is not None:
-        conditions.append(ds.field("iteration") < last)
-    if args.since is not None:
-        conditions.append(ends >= args.since)
-    if args.until is not None:
-        conditions.append(begins < args.until)
-    combined = None
-    for condition in conditions:
-        combined = condition if combined is None else combined & condition
-    return combined
 
 
 def _write(dataset: Any, condition: Any, out: Path) -> int:

@@ -70,6 +70,7 @@ def add_run_options(parser: argparse.ArgumentParser, iterations: int) -> None:
     _add_job_options(job, iterations)
     job.add_argument("--marks", action="store_true", help="the script tells its steps by netmon.horovod")
     job.add_argument("--timeline", action="store_true", help="Horovod writes its Timeline, which the agent follows")
+    job.add_argument("--profile", action="store_true", help="DDP's ranks write traces of PyTorch's profiler")
     job.add_argument(
         "--pattern",
         default="ring",
@@ -87,6 +88,9 @@ def add_run_options(parser: argparse.ArgumentParser, iterations: int) -> None:
         type=float,
         metavar="SHARE",
         help="share of the computing time in which gradients are already sent (0)",
+    )
+    job.add_argument(
+        "--replay", type=Path, metavar="FILE", help="a recorded job instead, from netmon export --format generator"
     )
     _add_network_options(parser)
     cross = parser.add_argument_group("cross traffic")
@@ -164,6 +168,7 @@ def run_spec(args: argparse.Namespace, overwrite: bool) -> RunSpec:
         bus=args.bus,
         marks=args.marks,
         timeline=args.timeline,
+        profile=args.profile,
         pattern={"ps": "star"}.get(args.pattern, args.pattern),
         cross_load=args.cross_load,
         cross_profile="file" if args.cross_file else args.cross_profile,
@@ -176,7 +181,37 @@ def run_spec(args: argparse.Namespace, overwrite: bool) -> RunSpec:
     if args.model:
         spec = spec.of(args.model, args.batch)
     given = {"parameters": args.params, "compute_ns": args.compute, "backward_share": args.backward}
-    return replace(spec, **{name: value for name, value in given.items() if value is not None})
+    spec = replace(spec, **{name: value for name, value in given.items() if value is not None})
+    return _played(spec, args.replay.resolve(), args.ring) if args.replay else spec
+
+
+def _played(spec: RunSpec, path: Path, ring: tuple[int, ...] | None) -> RunSpec:
+    """The run with a recorded job instead of its own: of as many ranks, on as many hosts."""
+    import json
+
+    from netmon.dl.generated import read_generator
+    from netmon.errors import DataError
+
+    try:
+        generator = read_generator(json.loads(path.read_text()), str(path))
+    except (OSError, ValueError) as error:
+        raise DataError(f"cannot play {path} again: {error}") from None
+    on = ring or tuple(range(generator.ranks))
+    if len(on) != generator.ranks:
+        raise UsageError(
+            f"cannot play {path} again on {len(on)} hosts: its job has {generator.ranks} ranks; see --ring"
+        )
+    sent = sum(size for phase in generator.phases for size in phase.bytes.values())
+    return replace(
+        spec,
+        trainer="generated",
+        generator=path,
+        ring=on,
+        hosts=max(spec.hosts, *(host + 1 for host in on)),
+        job=spec.job or generator.job,
+        compute_ns=generator.iteration_ns,
+        parameters=max(1, sent // (8 * (generator.ranks - 1))),  # as an all-reduce in a ring (equation 3.1)
+    )
 
 
 def sweep_spec(args: argparse.Namespace) -> SweepSpec:

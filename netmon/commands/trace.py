@@ -5,11 +5,13 @@ import argparse
 import contextlib
 import gzip
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, cast
 
 from netmon.commands.needs import require
+from netmon.commands.security_options import declare_security, security
 from netmon.errors import DataError, UsageError
 from netmon.units import format_bytes, format_duration, parse_duration, parse_time
 
@@ -23,6 +25,7 @@ EXAMPLES = """\
   netmon trace out --out run.pftrace                       open it at https://ui.perfetto.dev
   netmon trace out --job training --iterations 800:820 --out slow.pftrace
   netmon trace out --since 2026-01-31T09:00 --until 2026-01-31T09:01 --host node17 node18 --out minute.json.gz
+  netmon trace localhost:9400 --last 5s --out now.pftrace  a live collector
   netmon trace out --merge rank*.pt.trace.json.gz --out all-ranks.pftrace
 """
 _NEEDS = ("ijson", "perfetto")
@@ -31,7 +34,9 @@ _PERFETTO, _CHROME = (".pftrace", ".perfetto-trace"), (".json", ".json.gz")
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    parser.add_argument("data", type=Path, metavar="DATA", help="the dataset's directory")
+    parser.add_argument(
+        "data", metavar="DATA|ADDR", help="the dataset's directory; or a live collector's HOST:PORT or unix:PATH"
+    )
     parser.add_argument(
         "--out",
         type=Path,
@@ -56,6 +61,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--since", type=parse_time, metavar="T", help="only from this time on: ISO 8601, UTC unless it says otherwise"
     )
     parser.add_argument("--until", type=parse_time, metavar="T", help="only before this time")
+    live = parser.add_argument_group("a live collector: full resolution from the agents' recorders, without iterations")
+    live.add_argument("--last", type=parse_duration, default="5s", metavar="TIME", help="how much (%(default)s)")
+    declare_security(live)
     parser.add_argument(
         "--width",
         type=parse_duration,
@@ -67,14 +75,44 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Write the file; says on standard output what it holds."""
     require(_NEEDS, "make a trace", "trace")
+    if not str(args.out).endswith(_PERFETTO + _CHROME):
+        raise UsageError(f"cannot tell the format of {args.out}: end it in {', '.join(_PERFETTO + _CHROME)}")
+    if not is_address(args.data):
+        args.data = Path(args.data)
+        return _write(args)
+    return _write_live(args)
+
+
+def is_address(text: str) -> bool:
+    """Whether it is a collector's address: what is a folder is none."""
+    return not Path(text).is_dir() and (text.startswith("unix:") or text.rpartition(":")[2].isdigit())
+
+
+def _write_live(args: argparse.Namespace) -> int:
+    from netmon.trace.live import MOST_NS, fetch
+
+    for name in ("merge", "job", "iterations", "since", "until"):
+        if getattr(args, name):
+            raise UsageError(f"cannot trace a live collector with --{name}: that takes its dataset")
+    if not 0 < args.last <= MOST_NS:
+        raise UsageError(f"cannot trace the last {format_duration(args.last)}: at most {format_duration(MOST_NS)}")
+    with tempfile.TemporaryDirectory(prefix="netmon-trace-") as folder:
+        gaps = fetch(args.data, security(args), args.host, args.last, Path(folder))
+        args.data, args.host = Path(folder), []
+        status = _write(args)
+    for line in gaps:
+        print(line)
+    return status
+
+
+def _write(args: argparse.Namespace) -> int:
     from netmon.commands.export import iterations
     from netmon.report.job_names import asked_job, job_names
-    from netmon.trace.dataset import Window, clocks, look, write
+    from netmon.report.selection import Window
+    from netmon.trace.dataset import clocks, look, write
     from netmon.trace.merge import place
     from netmon.trace.merge import write as write_profiles
 
-    if not str(args.out).endswith(_PERFETTO + _CHROME):
-        raise UsageError(f"cannot tell the format of {args.out}: end it in {', '.join(_PERFETTO + _CHROME)}")
     spans = iterations(args.iterations) if args.iterations else (None, None)
     job = asked_job(args.job, job_names(args.data)) if args.job else None
     content = look(args.data, Window(args.since, args.until, job, tuple(args.host), spans), args.width)

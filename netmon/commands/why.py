@@ -27,7 +27,7 @@ EXAMPLES = """\
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     parser.add_argument("job", nargs="?", metavar="JOB", help="only this job, by either of its names (all)")
-    which = "this iteration, even if it does not stand out; with --data: the time of each rank"
+    which = "this iteration, with the time of each rank; in a dataset even if it does not stand out"
     parser.add_argument("--iteration", type=int, metavar="K", help=which)
     parser.add_argument("--data", type=Path, metavar="DIR", help="the dataset's directory")
     parser.add_argument(
@@ -45,6 +45,8 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError("cannot tell why: give either the dataset's --data or a --collector")
     if args.data and args.iteration is not None:
         return _explain(args)
+    if args.collector and args.iteration is not None:
+        return _show([(one, one.ranks) for one in _lately(args)], args.json)
     found = _lately(args) if args.collector else _stored(args)
     if args.json:
         print(json.dumps({"verdicts": [document(one) for one in found]}, indent=1))
@@ -54,13 +56,18 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _explain(args: argparse.Namespace) -> int:
-    """One iteration, with where the time of each rank went."""
-    from netmon.dl.verdict import path_of
+    """One iteration of a dataset."""
     from netmon.report.judging import explained
+
+    return _show(list(explained(args.data, args.job, args.iteration)), args.json)
+
+
+def _show(found: "Sequence[tuple[Verdict, Sequence[RankTimes]]]", as_json: bool) -> int:
+    """Each with where the time of each rank went."""
+    from netmon.dl.verdict import path_of
     from netmon.terminal import console
 
-    found = list(explained(args.data, args.job, args.iteration))
-    if args.json:
+    if as_json:
         rows = [{**document(one), "ranks": [asdict(each) for each in times]} for one, times in found]
         print(json.dumps({"verdicts": rows}, indent=1))
         return 0

@@ -9,6 +9,7 @@ to say.
 
 import contextlib
 import ctypes
+import functools
 import json
 import os
 import socket
@@ -17,7 +18,8 @@ from collections.abc import Callable
 from typing import Any
 
 from netmon.errors import NetmonError, UnsupportedError
-from netmon.kernel import bpf_calls, layout
+from netmon.kernel import bpf_calls, layout, stops
+from netmon.kernel.btf import KernelTypes
 from netmon.kernel.loader import (
     METER_MAPS,
     METER_PROGRAMS,
@@ -68,6 +70,7 @@ class _Compiled:
         parts: tuple[tuple[str, Callable[[], None]], ...] = (
             ("iterations are not seen without a hook in the training script", lambda: self._load_steps(steps)),
             ("whose a connection of a few milliseconds is, may stay unknown", self._load_births),
+            ("that a rank was stopped for less than a tenth of a second is not seen", self._load_stops),
         )
         for missed, load_part in parts:
             try:
@@ -107,10 +110,19 @@ class _Compiled:
 
     def _load_births(self) -> None:
         """The program that tells of connections being made, and its rings."""
-        defines = tuple(f"-D{name}={value}" for name, value in births.definitions().items())
-        module = self._module("sockets.c", layout.BIRTHS, defines)
+        module = self._module("sockets.c", layout.BIRTHS, _defines(births.definitions(self._types)))
         self._load(module, births.PROGRAM, bpf_calls.PROGRAM_RAW_TRACEPOINT)
         self._keep_maps(module, births.MAPS)
+
+    def _load_stops(self) -> None:
+        """The program that tells of stops, and its memory."""
+        module = self._module("stops.c", layout.STOPS, _defines(stops.definitions(self._types)))
+        self._load(module, stops.PROGRAM, bpf_calls.PROGRAM_RAW_TRACEPOINT)
+        self._keep_maps(module, (stops.MAP,))
+
+    @functools.cached_property
+    def _types(self) -> KernelTypes:
+        return KernelTypes()
 
     def _load_frags(self, module: Any) -> None:
         """bcc knows no flags of programs."""
@@ -121,6 +133,10 @@ class _Compiled:
             program.kind, XDP_FRAGS[:15], program.license.encode(), place, count, program.flags
         )
         self._programs.append(program)
+
+
+def _defines(values: dict[str, int]) -> tuple[str, ...]:
+    return tuple(f"-D{name}={value}" for name, value in values.items())
 
 
 def _program(module: Any, name: str, kind: int, flags: int = 0) -> Program:

@@ -20,6 +20,7 @@ from netmon.records import (
     KERNEL_PRODUCER,
     SLOT,
     STEP,
+    STOP,
 )
 
 METER = {
@@ -34,6 +35,7 @@ METER = {
 }
 STEPS = {"netmon_step": STEP}
 BIRTHS = {"netmon_birth": BIRTH}
+STOPS = {"netmon_stop": STOP}
 
 
 def assertions(structures: "dict[str, np.dtype[Any]]") -> str:

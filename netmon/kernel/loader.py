@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from netmon.errors import KernelError, NetmonError, UnsupportedError
-from netmon.kernel import layout, pages
+from netmon.kernel import layout, pages, stops
+from netmon.kernel.btf import KernelTypes
 from netmon.kernel.meter import memory
 from netmon.kernel.meter.geometry import Geometry
 from netmon.kernel.meter.wakes import WAKES
@@ -41,11 +42,11 @@ METER_MAPS = (*memory.MAPS, "interfaces", WAKES)
 STEP_MAPS = ("steps", "steps_lost")
 MAPS = (*METER_MAPS, *STEP_MAPS)
 
-_OPTIONAL = 2 + len(births.MAPS)  # XDP_FRAGS and the program of births
+_OPTIONAL = 4 + len(births.MAPS)  # XDP_FRAGS, the programs of births and stops, and the latter's map
 _IMAGE_FORMAT = "1"
 _TIME_LIMIT_S = 60
 _MESSAGE_BYTES = 1 << 16
-_SOURCES = {"meter.c": layout.METER, "steps.c": layout.STEPS, "sockets.c": layout.BIRTHS}
+_SOURCES = {"meter.c": layout.METER, "steps.c": layout.STEPS, "sockets.c": layout.BIRTHS, "stops.c": layout.STOPS}
 
 
 def sources() -> Path:
@@ -62,8 +63,8 @@ def source_text(source: str, structures: "dict[str, Any]") -> str:
 
 
 def load(geometry: Geometry) -> dict[str, int]:
-    """Descriptors of METER_PROGRAMS and MAPS, of XDP_FRAGS, STEP_PROGRAMS and those of births where there is support.
-    What is not there is said in one line, which names what is missed.
+    """Descriptors of METER_PROGRAMS and MAPS, of XDP_FRAGS, STEP_PROGRAMS and those of births and stops where there is
+    support. What is not there is said in one line, which names what is missed.
 
     What was compiled before is loaded as it is, in a few hundredths of a second; else a child compiles for some
     seconds and is gone on return. Needs CAP_BPF, CAP_NET_ADMIN and CAP_PERFMON. Raises KernelError with what the
@@ -81,7 +82,8 @@ def image_key(geometry: Geometry) -> str:
     known.
     """
     try:
-        defined = births.definitions()
+        types = KernelTypes()
+        defined = births.definitions(types) | stops.definitions(types)
         compiler = _compiler_version()
         texts = [source_text(source, structures) for source, structures in _SOURCES.items()]
         texts += [str(path) + path.read_text() for path in sorted(sources().rglob("*.h"))]

@@ -24,7 +24,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from netmon.errors import KernelError, NetmonError
-from netmon.kernel import loader, privilege
+from netmon.kernel import bpf_calls, loader, privilege, stops
 from netmon.kernel.meter.geometry import Geometry
 from netmon.kernel.owners.births import MAP, PROGRAM, TOLD_MAP, Births
 from netmon.kernel.owners.endpoint import Endpoint
@@ -37,6 +37,11 @@ from netmon.kernel.training.timelines import MOST_AT_ONCE, Opened, Timelines
 from netmon.kernel.training.uprobes import Uprobes
 from netmon.kernel.watching import WatchedInterface
 from netmon.marks import printable
+
+MORE_MAPS = (TOLD_MAP, stops.MAP)
+"""Beside loader.MAPS, where the kernel can tell."""
+
+log = logging.getLogger(__name__)
 
 _MESSAGE_BYTES = 1 << 20
 _PAGE_BYTES = 64 << 10  # of what is said of processes in one message
@@ -120,7 +125,8 @@ class _Server:
             interface.attach(self._programs)
             self._interfaces.append(interface)
         self._watch_births()
-        maps = [name for name in (*loader.MAPS, TOLD_MAP) if name in self._programs]
+        self._watch_stops()
+        maps = [name for name in (*loader.MAPS, *MORE_MAPS) if name in self._programs]
         descriptors.extend(self._programs[name] for name in maps)
         return {"hooks": [interface.hooks for interface in self._interfaces], "maps": maps}
 
@@ -128,6 +134,16 @@ class _Server:
         with contextlib.suppress(KeyError, OSError):  # the kernel cannot tell: sockets are looked up only
             self._births = Births(self._programs[PROGRAM], self._programs[MAP])
         self._owners = OwnerSearch(self._processes, self._births)
+
+    def _watch_stops(self) -> None:
+        """For as long as this process lives."""
+        if stops.PROGRAM not in self._programs:
+            return  # the loader has said why
+        try:
+            bpf_calls.raw_tracepoint_open(self._programs[stops.PROGRAM], stops.TRACEPOINT)
+        except OSError as error:
+            log.warning("cannot watch for stops of ranks: %s", error.strerror)
+            del self._programs[stops.MAP]
 
     def _find_owners(self, descriptors: list[int], endpoints: list[list[Any]]) -> dict[str, Any]:
         answers = self._owners.find([Endpoint(*endpoint) for endpoint in endpoints]) if self._owners else []
@@ -218,7 +234,7 @@ def _described(process: Process) -> dict[str, Any]:
 class Started:
     """What a started privileged part hands over. hooks: per interface, rx then tx.
 
-    descriptors: of loader.MAPS, and of births.TOLD_MAP where the kernel can tell.
+    descriptors: of loader.MAPS, and of MORE_MAPS where the kernel can tell.
     """
 
     descriptors: dict[str, int]
@@ -256,7 +272,7 @@ class Privileged:
         self.request("start", interfaces=interfaces, hook=hook, geometry=asdict(geometry))
         self._socket.settimeout(_START_LIMIT_S)
         try:
-            message, descriptors, *_ = socket.recv_fds(self._socket, _MESSAGE_BYTES, len(loader.MAPS) + 1)
+            message, descriptors, *_ = socket.recv_fds(self._socket, _MESSAGE_BYTES, len(loader.MAPS) + len(MORE_MAPS))
         except TimeoutError:
             names = ", ".join(name for name, _ in interfaces)
             raise KernelError(

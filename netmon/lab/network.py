@@ -29,6 +29,7 @@ time is flat up to 70 % of cross traffic, where theory has 73 %, and bursts hurt
 with 1.75 ms it rises from 55 % on, and bursts hurt more; with 1 ms, 40 % of either slow the training by half.
 """
 _FEWEST_SUPER_PACKETS = 4  # in the queue of a slow port
+_SENDER = 29  # of an Ethernet frame: the last byte of the IPv4 source address
 
 # What a namespace must not inherit from this machine:
 # - IPv6: neighbour discovery and multicast reports would add to every count.
@@ -68,14 +69,18 @@ class Network:
 
 
 @contextlib.contextmanager
-def network(hosts: int, rate_bps: int) -> Iterator[Network]:
-    """Build a testbed of `hosts` hosts; it is gone afterwards, with all that runs in it. Raises LabError."""
+def network(hosts: int, rate_bps: int, fair: bool = False) -> Iterator[Network]:
+    """Build a testbed of `hosts` hosts; it is gone afterwards, with all that runs in it. Raises LabError.
+
+    fair: a port of the switch serves the hosts that send to it in turn, as switches with a queue for each tenant do;
+    else it has one queue for all, in which TCP gives more to whoever was there first.
+    """
     with leased() as lease:
         built = tuple(_host(lease, number) for number in range(hosts))
         congestion_control = _make_namespaces([*(host.namespace for host in built), lease.namespace("switch")])
         _write_names(built)
         _connect(built, lease.namespace("switch"), shaping(rate_bps).super_packet)
-        _shape(built, lease.namespace("switch"), rate_bps)
+        _shape(built, lease.namespace("switch"), rate_bps, fair)
         yield Network(lease, built, rate_bps, congestion_control)
 
 
@@ -136,13 +141,34 @@ def shaping(rate_bps: int) -> Shaping:
     return Shaping(super_packet, burst, queue)
 
 
-def _shape(hosts: tuple[Host, ...], switch: str, rate_bps: int) -> None:
+def _shape(hosts: tuple[Host, ...], switch: str, rate_bps: int, fair: bool) -> None:
     shape = shaping(rate_bps)
     shaper = f"root tbf rate {rate_bps}bit burst {shape.burst_bytes}"
     for host in hosts:
         iproute.batch("tc", host.namespace, [f"qdisc add dev {INTERFACE} {shaper} limit {shape.host_limit}"])
-    ports = [f"qdisc add dev port{number} {shaper} limit {shape.port_limit}" for number in range(len(hosts))]
-    iproute.batch("tc", switch, ports)
+    for number in range(len(hosts)):
+        one_queue = [f"qdisc add dev port{number} {shaper} limit {shape.port_limit}"]
+        iproute.batch("tc", switch, _in_turn(f"port{number}", len(hosts), rate_bps) if fair else one_queue)
+
+
+def _in_turn(port: str, hosts: int, rate_bps: int) -> list[str]:
+    """A queue for each host that sends, told by the last byte of its address, which is also its class' number."""
+    shape = shaping(rate_bps)
+    shaper = f"ceil {rate_bps}bit burst {shape.burst_bytes} cburst {shape.burst_bytes} quantum {shape.super_packet}"
+    classes = [
+        line
+        for number in range(1, hosts + 1)
+        for line in (
+            f"class add dev {port} parent 1:ffff classid 1:{number:x} htb rate {rate_bps // hosts}bit {shaper}",
+            f"qdisc add dev {port} parent 1:{number:x} bfifo limit {shape.port_limit}",
+        )
+    ]
+    return [
+        f"qdisc add dev {port} root handle 1: htb",
+        f"class add dev {port} parent 1: classid 1:ffff htb rate {rate_bps}bit {shaper}",
+        *classes,
+        f'filter add dev {port} parent 1: protocol ip bpf bytecode "3,48 0 0 {_SENDER},4 0 0 {1 << 16},22 0 0 0"',
+    ]
 
 
 def _super_packet(rate_bps: int) -> int:

@@ -81,7 +81,8 @@ class Record:
         self.folder = folder
         self._events: list[dict[str, Any]] = []
         self._cross: list[dict[str, Any]] = []
-        paths = {"data": str(spec.data), "cross_file": str(spec.cross_file) if spec.cross_file else None}
+        paths = {"data": str(spec.data)}
+        paths |= {name: str(path) for name in ("cross_file", "generator") if (path := getattr(spec, name))}
         self._run: dict[str, Any] = {
             "netmon": netmon.__version__,
             "machine": socket.gethostname(),

@@ -62,7 +62,11 @@ def run(
     offered_bps(spec)  # a load file that is none is best found out now
     folder = prepare(spec.data, spec.overwrite)
     python = trainer_python(spec)
-    with Record(folder, spec) as record, network(spec.hosts, spec.rate_bps) as testbed, contextlib.ExitStack() as stack:
+    with (
+        Record(folder, spec) as record,
+        network(spec.hosts, spec.rate_bps, spec.fair) as testbed,
+        contextlib.ExitStack() as stack,
+    ):
         monitor = stack.enter_context(Monitor(spec, testbed, folder / "log", spec.parameters)) if spec.monitor else None
         if monitor:
             record.event("monitor ready", (*monitor.collectors, *monitor.agents))

@@ -13,7 +13,7 @@ from netmon.lab.trainers.patterns import PATTERNS
 
 HOROVOD_TRAINERS = ("horovod", "horovod-tensorflow", "horovod-eager", "horovod-keras")
 """Real Horovod: with PyTorch; with TensorFlow, the step a tf.function, eager, or in Keras' own loop."""
-TRAINERS = ("ring", *HOROVOD_TRAINERS, "ddp")
+TRAINERS = ("ring", *HOROVOD_TRAINERS, "ddp", "generated")
 MAX_HOSTS = 200
 CONFIGURATIONS = {"A": ((0, 1, 3), ((0, 2),)), "B": ((0, 1, 3), ((2, 0),))}
 """Rings and cross traffic of the thesis, on four hosts. In A cross traffic leaves host 0 on the link by which its
@@ -45,15 +45,18 @@ class RunSpec:
     cross_profile: str = "iperf"
     cross_file: Path | None = None  # of the profile "file": its flows, again and again
     cross_after: float = 0.5  # of the iterations
+    generator: Path | None = None  # of the trainer "generated": the recorded job that is played again
     injections: tuple[Injection, ...] = ()
     seed: int = 1
     job: str = ""  # the job's name; "": the trainer's own
     marks: bool = False  # Horovod's script uses netmon.horovod; the lab's own trainer always does
     timeline: bool = False  # Horovod's rank 0 writes its Timeline
+    profile: bool = False  # every rank of DDP writes its profiler's trace, rank-R.pt.trace.json
     bucket_ns: int = 10_000
     stream_ns: int = 0  # what agents stream; 0: full resolution
     hook: str = "auto"
     bus: bool = False  # agents and two workers on NATS JetStream, instead of one collector
+    fair: bool = False  # the switch serves senders in turn, as netmon.lab.network has it
     monitor: bool = True  # False: the same run, unobserved
     overwrite: bool = False
 
@@ -91,7 +94,9 @@ class RunSpec:
             (self.pattern != "ring" and self.trainer != "ring", f"a {self.pattern}: only --trainer ring has patterns"),
             (self.marks and not self.real_horovod, "only --trainer horovod… can do with and without marks"),
             (self.timeline and not self.real_horovod, "only --trainer horovod… writes a Timeline"),
+            (self.profile and self.trainer != "ddp", "only --trainer ddp writes its profiler's traces"),
             ((self.cross_profile == "file") != bool(self.cross_file), "the profile file goes with --cross-file FILE"),
+            ((self.trainer == "generated") != bool(self.generator), "the trainer generated goes with --replay FILE"),
             (any(a == b for a, b in self.cross), "cross traffic from a host to itself crosses no link"),
             (self.cross_profile not in PROFILES, f"no cross profile {self.cross_profile!r}; choose {known}"),
             (not 0 <= self.cross_load <= 1, f"a cross load of {self.cross_load:g}; it is a share of the rate, 0 to 1"),
@@ -103,7 +108,7 @@ class RunSpec:
             (self.iterations < 1, "no iterations"),
             *(wrong for each in self.injections for wrong in each.objections(self.ring, self.hosts, self.iterations)),
             (
-                self.trainer.startswith("horovod-") and bool(pauses_of(self.injections)),
+                self.trainer.startswith(("horovod-", "generated")) and bool(pauses_of(self.injections)),
                 f"no {' or '.join(ASKED_OF_THE_TRAINER)} of --trainer {self.trainer}: only ring, horovod and ddp pause",
             ),
         ]

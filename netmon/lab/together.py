@@ -68,7 +68,7 @@ def together(data: Path, specs: Sequence[RunSpec]) -> Iterator[Jobs]:
             replace(spec, hosts=first.hosts).check()
             (data / FOLDER / spec.job / "log").mkdir(parents=True)
             records.append(stack.enter_context(Record(data / FOLDER / spec.job, spec)))
-        testbed = stack.enter_context(network(first.hosts, first.rate_bps))
+        testbed = stack.enter_context(network(first.hosts, first.rate_bps, first.fair))
         monitor = stack.enter_context(Monitor(first, testbed, data / FOLDER))
         with contextlib.ExitStack() as trainings:
             started, paces = {}, {}

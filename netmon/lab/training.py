@@ -34,7 +34,7 @@ _SCRIPTS = {
 
 def trainer_python(spec: RunSpec) -> str:
     """The interpreter that the trainer runs in; an environment that is missing is built first. Raises LabError."""
-    if spec.trainer == "ring":
+    if spec.trainer in ("ring", "generated"):
         return sys.executable
     return horovod_python("tensorflow" if "horovod_tensorflow.py" in _SCRIPTS.get(spec.trainer, ()) else "torch")
 
@@ -86,7 +86,9 @@ class Training:
         self._stack = contextlib.ExitStack()
         self.ranks: list[Process] = []
         with self._stack:  # ends what was started if one cannot be
-            start = {"ring": self._start_ring, "ddp": self._start_ddp}.get(spec.trainer, self._start_horovod)
+            start = {"ring": self._start_ring, "generated": self._start_ring, "ddp": self._start_ddp}.get(
+                spec.trainer, self._start_horovod
+            )
             self.job = start(python)
             self._stack = self._stack.pop_all()
 
@@ -110,10 +112,13 @@ class Training:
 
     def _start_ring(self, python: str) -> str:
         addresses = ",".join(host.address for host in self._hosts)
-        model = [*self._model(), "--compute-ns", str(self._spec.compute_ns), "--pattern", self._spec.pattern]
+        if self._spec.generator:
+            script, model = "generated", ["--generator", str(self._spec.generator), "--seed", str(self._spec.seed)]
+        else:
+            script, model = "ring", [*self._model(), "--compute-ns", str(self._spec.compute_ns)]
+            model += ["--pattern", self._spec.pattern, *(["--pace", str(self._pace)] if self._pace else [])]
         where = ["--addresses", addresses, "--port", str(self._port)]
-        model += ["--pace", str(self._pace)] if self._pace else []
-        command = [python, "-m", "netmon.lab.trainers.ring", *where, *model]
+        command = [python, "-m", f"netmon.lab.trainers.{script}", *where, *model]
         job = self._spec.job or RING_JOB
         for rank in range(len(self._hosts)):
             environment = {"RANK": str(rank), "WORLD_SIZE": str(len(self._hosts)), "NETMON_JOB": job}
@@ -172,7 +177,8 @@ class Training:
                 "GLOO_SOCKET_IFNAME": INTERFACE,
                 "OMP_NUM_THREADS": "1",
             }
-            self._start_rank(rank, command, {**environment, **named})
+            trace = ["--profile", str(self._folder / f"rank-{rank}.pt.trace.json")] if self._spec.profile else []
+            self._start_rank(rank, [*command, *trace], {**environment, **named})
         return self._spec.job or f"{first.address}:{_DDP_PORT}"
 
     def _import_path(self) -> str:

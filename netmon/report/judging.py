@@ -42,6 +42,7 @@ _BUCKET = [
     *("wire_bytes", "payload_bytes"),
 ]
 _FLOW = ["session", "flow_id", "process", "container", "class_source", "job", "rank", "peer_rank", "traffic"]
+ALWAYS = (0, 1 << 62)  # ns of the UTC epoch
 _T = TypeVar("_T", Link, Whose)
 _PIECE, _OVERLAP = 1_000, 200  # iterations that are looked at together
 _MADE_NOW = 200
@@ -49,16 +50,19 @@ _TOGETHER = 20  # iterations whose rows are read together
 _TIMES = ("start_ns", "end_ns", "comm_start_ns", "comm_end_ns", "exposed_ns", "error_ns")
 
 
-def verdicts(data: Path, job: str | None = None, iteration: int | None = None) -> Iterator[Verdict]:
+def verdicts(
+    data: Path, job: str | None = None, iteration: int | None = None, within_ns: tuple[int, int] = ALWAYS
+) -> Iterator[Verdict]:
     """Verdicts on every iteration that stands out, by job and time; on one that is named, whether it does or not.
 
-    Raises DataError where there is no such dataset, job or iteration.
+    within_ns: only on iterations that overlap this time (UTC). Raises DataError where there is no such dataset, job or
+    iteration.
     """
     rows = _iterations(data, job)
     found = False
     for name, own in rows.groupby("job", sort=True):
         for run in _runs(own):
-            for judged in _of_run(data, str(name), run, iteration):
+            for judged in _of_run(data, str(name), run, iteration, within_ns):
                 found = True
                 yield judged
     if iteration is not None and not found:
@@ -76,20 +80,23 @@ def explained(data: Path, job: str | None, iteration: int) -> Iterator[tuple[Ver
                 yield verdict, rank_times(verdict.job, steps, carried, verdict)
 
 
-def told(data: Path) -> list[Verdict]:
+def told(data: Path, job: str | None = None, within_ns: tuple[int, int] = ALWAYS) -> list[Verdict]:
     """What the collector told while it happened; where it stored no verdicts, up to 200 that are made now.
 
-    By job and time. Raises DataError where there is no such dataset.
+    By job and time, of iterations that overlap this time (UTC). Raises DataError where there is no such dataset.
     """
     try:
         table = open_table(data, "verdicts")
-        found = [from_columns(row) for batch in stream(table) for row in batch.to_pylist()]
+        condition = (ds.field("end_ns") > within_ns[0]) & (ds.field("start_ns") < within_ns[1])
+        if job is not None:
+            condition &= ds.field("job") == job
+        found = [from_columns(row) for batch in stream(table, None, condition) for row in batch.to_pylist()]
         return sorted(found, key=lambda verdict: (verdict.job, verdict.start_ns))
     except DataError:
         if not data.is_dir():
             raise
     try:
-        return list(islice(verdicts(data), _MADE_NOW))
+        return list(islice(verdicts(data, job, within_ns=within_ns), _MADE_NOW))
     except DataError:  # no iteration
         return []
 
@@ -131,8 +138,12 @@ def _runs(rows: pd.DataFrame) -> Iterator[pd.DataFrame]:
         yield own
 
 
-def _of_run(data: Path, job: str, rows: pd.DataFrame, iteration: int | None) -> Iterator[Verdict]:
+def _of_run(
+    data: Path, job: str, rows: pd.DataFrame, iteration: int | None, within_ns: tuple[int, int]
+) -> Iterator[Verdict]:
     numbers = np.unique(rows["iteration"].to_numpy(np.int64))
+    inside = (rows["end_ns"] > within_ns[0]) & (rows["start_ns"] < within_ns[1])
+    wanted = set(rows.loc[inside, "iteration"].tolist())
     if iteration is not None:
         if iteration not in numbers:
             return
@@ -144,9 +155,11 @@ def _of_run(data: Path, job: str, rows: pd.DataFrame, iteration: int | None) -> 
             for begin in range(0, len(numbers), _PIECE)
         ]
     for begin, end, own in pieces:
+        if own.isdisjoint(wanted):
+            continue
         inside = rows["iteration"].isin(numbers[begin:end])
         steps = steps_of(rows[inside])
-        due = sorted(own) if iteration is not None else [n for n in standing_out(steps) if n in own]
+        due = sorted(own) if iteration is not None else [n for n in standing_out(steps) if n in own and n in wanted]
         for first in range(0, len(due), _TOGETHER):
             some = due[first : first + _TOGETHER]
             carried = with_evidence(data, job, rows[inside], wanted_times(steps, some))

@@ -16,6 +16,7 @@ from netmon.errors import DataError
 from netmon.report.dataset import open_table, stream
 from netmon.report.frames import plain_words
 from netmon.report.judging import told
+from netmon.report.selection import Window
 from netmon.trace.traffic import COLUMNS, Traffic
 from netmon.trace.writer import Detail, Instant, Slice, TraceWriter
 from netmon.units import format_bytes, format_endpoint
@@ -31,17 +32,6 @@ _ITERATION = [
 ]
 _FLOW = ["host", "session", "interface", "direction", "flow_id", "src", "dst", "src_port", "dst_port", "protocol"]
 _FLOW_WORDS = ["process", "job", "rank", "peer_rank", "class"]
-
-
-@dataclass(frozen=True)
-class Window:
-    """What is wanted of a dataset. Empty: all."""
-
-    since_ns: int | None = None  # UTC epoch
-    until_ns: int | None = None
-    job: str | None = None  # its hosts, iterations and verdicts
-    hosts: tuple[str, ...] = ()
-    iterations: tuple[int | None, int | None] = (None, None)  # the first, and the one after the last
 
 
 @dataclass(frozen=True)
@@ -65,8 +55,8 @@ class Content:
 def look(data: Path, window: Window, width_ns: int | None = None) -> Content:
     """What there is to be drawn. Raises DataError where there is nothing.
 
-    width_ns: of the rates' points; by default the finest of 10 µs … 1 s that the rows have and that keeps their curves
-    below a million points.
+    width_ns: of the rates' points, and not finer than the rows; by default the finest of 10 µs … 1 s that keeps their
+    curves below a million points.
     """
     iterations = _read(data, "iterations", _ITERATION, _within(window, "start_ns", "end_ns"))
     if window.job is not None:
@@ -87,18 +77,14 @@ def look(data: Path, window: Window, width_ns: int | None = None) -> Content:
     links = 8 * len(hosts)
     if width_ns is None:
         fits = [width for width in _WIDTHS_NS if links * (end_ns - begin_ns) / width <= _MOST_POINTS]
-        width_ns = max(finest, fits[0] if fits else 0)
+        width_ns = fits[0] if fits else 0
         if not fits:
             raise DataError(
                 f"cannot trace {(end_ns - begin_ns) / 3.6e12:.0f} h of {len(hosts)} hosts in one file that a viewer can"
                 " open: give --since and --until, --job, --host or --width"
             )
-    verdicts = [
-        verdict
-        for verdict in told(data)
-        if verdict.end_ns > begin_ns and verdict.start_ns < end_ns and window.job in (None, verdict.job)
-    ]
-    return Content(iterations, verdicts, hosts, begin_ns, end_ns, width_ns, rows)
+    width_ns = max(width_ns, finest)  # a row's bytes are not known any finer
+    return Content(iterations, told(data, window.job, (begin_ns, end_ns)), hosts, begin_ns, end_ns, width_ns, rows)
 
 
 def clocks(data: Path) -> pd.DataFrame:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Traces that profilers wrote of one rank: PyTorch's (Kineto) and Horovod's Timeline, as JSON or gzipped.
+"""Traces that profilers wrote of one rank: PyTorch's (Kineto), Horovod's Timeline, NCCL's inspector, JSON or gzipped.
 
 They are read as they lie, event by event: a trace may be of gigabytes, and cut in the middle.
 """
@@ -15,6 +15,7 @@ from typing import IO, Any, cast
 import ijson
 
 from netmon.errors import DataError
+from netmon.trace.inspector import collective, is_inspectors, objects
 from netmon.trace.writer import Detail
 
 _HEAD_BYTES, _PIECE_BYTES = 1 << 20, 1 << 16
@@ -23,6 +24,8 @@ _BASE = re.compile(rb'"baseTimeNanoseconds"\s*:\s*(-?\d{1,19})\b')
 _RANK = re.compile(rb'"distributedInfo"\s*:\s*\{[^{}]*?"rank"\s*:\s*(\d{1,9})\b')
 _SIZE = re.compile(rb'"distributedInfo"\s*:\s*\{[^{}]*?"world_size"\s*:\s*(\d{1,9})\b')
 _TIMELINE = re.compile(rb'"start_time_since_epoch_in_micros"\s*:\s*(\d{1,16})')
+_INSPECTED_RANK = re.compile(rb'"header"\s*:\s*\{[^{}]*?"rank"\s*:\s*(\d{1,9})\b')
+_INSPECTED_SIZE = re.compile(rb'"header"\s*:\s*\{[^{}]*?"n_ranks"\s*:\s*(\d{1,9})\b')
 _RANK_IN_NAME = re.compile(r"rank[-_.]?(\d{1,9})", re.IGNORECASE)
 _MOST_DETAILS, _LONGEST = 12, 200
 
@@ -47,6 +50,7 @@ class Profile:
     size: int | None  # of its job
     base_ns: int  # UTC of the host: what its times count from
     list: bool  # the document is a list of events, not an object that holds one
+    inspected: bool = False  # it is of NCCL's inspector
     threads: dict[tuple[str, str], str] = field(default_factory=dict)  # names
     cut: str = ""  # why its end is missing; empty: it is whole, as far as it has been read
 
@@ -66,6 +70,10 @@ def open_profile(path: Path) -> Profile:
     first = head.lstrip()[:1]
     if first not in (b"{", b"["):
         raise DataError(f"cannot read {path}: it is no trace in JSON")
+    if is_inspectors(head):
+        return Profile(
+            path, _number(_INSPECTED_RANK, head), _number(_INSPECTED_SIZE, head), 0, first == b"[", inspected=True
+        )
     rank, size = _number(_RANK, head, tail), _number(_SIZE, head, tail)
     if rank is None and (named := _RANK_IN_NAME.search(path.name)):
         rank = int(named[1])
@@ -91,6 +99,9 @@ def happenings(profile: Profile) -> Iterator[Happening]:
 
     profile.cut is set where the file ends too early. Raises DataError where it is damaged otherwise.
     """
+    if profile.inspected:
+        yield from _inspected(profile)
+        return
     open_: dict[tuple[str, str], list[tuple[float, str, Mapping[str, Detail]]]] = {}
     for event in _items(profile):
         kind, time = event.get("ph"), event.get("ts")
@@ -113,6 +124,21 @@ def happenings(profile: Profile) -> Iterator[Happening]:
         elif kind == "E" and open_.get(thread):
             begun, name, details = open_[thread].pop()
             yield Happening(thread, _ns(profile, begun), round(max(0, time - begun) * 1000), name, details)
+
+
+def _inspected(profile: Profile) -> Iterator[Happening]:
+    try:
+        with _bytes(profile.path) as file:
+            for told in objects(file):
+                if (found := collective(told)) is not None:
+                    of, start_ns, length_ns, name, details = found
+                    thread = ("NCCL", of)
+                    profile.threads.setdefault(thread, f"NCCL communicator {of}")
+                    yield Happening(thread, start_ns, length_ns, name, details)
+    except EOFError:
+        profile.cut = "its end is missing"
+    except (OSError, zlib.error, ValueError) as error:
+        raise DataError(f"cannot read {profile.path}: {error}") from None
 
 
 def _items(profile: Profile) -> Iterator[dict[str, Any]]:

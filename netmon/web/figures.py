@@ -26,7 +26,8 @@ def figures(source: Source, catalogue: Catalogue, begin_ns: int, end_ns: int) ->
     hosts = sorted({lane.host for lane in catalogue.lanes} - {""})
     sent = source.totals(hosts, begin_ns, width, bins).reshape(len(DIRECTIONS), len(CLASS_NAMES), bins)[1]
     known, _ = source.steps(begin_ns, end_ns)
-    job, starts, took, held, names = [], [], [], [], []
+    job, starts, took, held = [], [], [], []
+    names: list[str] = []
     for at, lane in enumerate(catalogue.lanes):
         if lane.kind != JOB or len(names) == _MOST_JOBS:
             continue

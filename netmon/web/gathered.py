@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from netmon.records import CLASS_NAMES
+from netmon.records import CLASS_NAMES, Direction
 from netmon.views import Snapshot, Verdict
 from netmon.web.grid import SERIES, resampled
 from netmon.web.lanes import JOB, RANK, Catalogue, Lane, arranged
@@ -105,7 +105,7 @@ class Gathered:
         capacity = dict(self.catalogue.capacity_bps)
         own: dict[str, float] = {}
         for link in snapshot.links:
-            if link.direction == 1:
+            if link.direction is Direction.TX:
                 own[link.host] = own.get(link.host, 0.0) + link.capacity_bps
         capacity |= {host: own.get(host, capacity.get(host, 0.0)) for host in (view.host for view in snapshot.hosts)}
         for host in sorted({*capacity, *(link.host for link in snapshot.links)}):
@@ -149,9 +149,9 @@ class Gathered:
         rates = np.nan_to_num(np.stack([link.wire_bps[-columns:] for link in links])) * (interval / 8e9)
         host = np.array([self._hosts[link.host] for link in links])
         hosts, place = np.unique(host, return_inverse=True)
-        total = np.zeros((len(hosts), 2, len(CLASS_NAMES), columns))
-        np.add.at(total, (place, np.array([int(link.direction) for link in links])), rates.transpose(0, 2, 1))
-        total = total.reshape(len(hosts), SERIES, columns)
+        by_way = np.zeros((len(hosts), len(Direction), len(CLASS_NAMES), columns))
+        np.add.at(by_way, (place, np.array([int(link.direction) for link in links])), rates.transpose(0, 2, 1))
+        total = by_way.reshape(len(hosts), SERIES, columns)
         ends = np.zeros(len(hosts), np.int64)
         np.maximum.at(ends, place, np.array([link.series_end_ns for link in links], np.int64))
         fine, coarse = self._rings

@@ -91,4 +91,5 @@ def numbers(column: pa.Array, known: Mapping[str, int]) -> _Places:
     """The number of each row's word; -1: it has none."""
     words = column if pa.types.is_dictionary(column.type) else column.dictionary_encode()
     lookup = np.array([*(known.get(str(word), -1) for word in words.dictionary.to_pylist()), -1], np.int64)
-    return lookup[words.indices.fill_null(len(lookup) - 1).to_numpy(zero_copy_only=False)]
+    found: _Places = lookup[words.indices.fill_null(len(lookup) - 1).to_numpy(zero_copy_only=False)]
+    return found

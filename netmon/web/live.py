@@ -93,7 +93,8 @@ class Live:
 
     def totals(self, hosts: Sequence[str], begin_ns: int, width_ns: int, bins: int) -> Floats:
         """Of all hosts."""
-        return self._gathered.rates(hosts, begin_ns, width_ns, bins).wire_bytes.sum(axis=0)
+        found: Floats = self._gathered.rates(hosts, begin_ns, width_ns, bins).wire_bytes.sum(axis=0)
+        return found
 
     def steps(self, begin_ns: int, end_ns: int) -> tuple[list[Lanes], bool]:
         """All that were gathered."""

@@ -35,7 +35,6 @@ _ADVICE_S = 15.0
 _MOST_VERDICTS = 2_000  # the newest
 _T = TypeVar("_T")
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-_ROLE = "role"
 
 
 class Page:
@@ -93,7 +92,6 @@ class Page:
             if request.path.startswith("/api/"):
                 return _refusal(401, "show who you are: give a viewer's token")
             return web.Response(status=303, headers={"Location": "/login"})
-        request[_ROLE] = role or Role.JOBS
         try:
             return await handler(request)
         except UsageError as error:
@@ -102,6 +100,10 @@ class Page:
             return _refusal(404, str(error))
         except web.HTTPException as error:
             return _refusal(error.status, error.reason)
+
+    def _full(self, request: web.Request) -> bool:
+        """Whether it may see addresses and processes."""
+        return self._access.role(request) is Role.FULL
 
     async def _index(self, request: web.Request) -> web.StreamResponse:
         return _file("index.html")
@@ -131,7 +133,7 @@ class Page:
     async def _state(self, request: web.Request) -> web.StreamResponse:
         state = self._source.state()
         told = asdict(state) | {"end_ns": str(state.end_ns)}
-        if request[_ROLE] is Role.JOBS:
+        if not self._full(request):
             told["warnings"] = []
         return _json(told)
 
@@ -143,9 +145,9 @@ class Page:
         return _json(
             {
                 "version": __version__,
-                "title": self._source.title if request[_ROLE] is Role.FULL else "",
+                "title": self._source.title if self._full(request) else "",
                 "synthetic": self._source.synthetic,
-                "full": request[_ROLE] is Role.FULL,
+                "full": self._full(request),
                 "login": self._access.protected,
                 "generation": known.generation,
                 "origin_ns": str(origin(known)),
@@ -174,12 +176,14 @@ class Page:
         known = self._source.catalogue()
         if _number(request, "generation") != known.generation:
             return _refusal(409, "hosts or jobs have come: ask for the catalogue again")
-        full = request[_ROLE] is Role.FULL  # else agents are not asked
+        full = self._full(request)  # else agents are not asked
         place = _number(request, "level"), _number(request, "index"), _number(request, "block")
         key = known.generation, origin(known), *place, full
-        data = self._tiles.get(key)
-        if data is None:
-            if key not in self._making:
+        if key in self._tiles:
+            self._tiles.move_to_end(key)
+            data = self._tiles[key]
+        else:
+            if key not in self._making:  # once for all who ask for it meanwhile
                 self._making[key] = asyncio.ensure_future(self._run(tile, self._source, known, place, full))
             try:
                 data, final = await asyncio.shield(self._making[key])
@@ -187,8 +191,6 @@ class Page:
                 self._making.pop(key, None)
             if final:
                 self._keep(key, data)
-        else:
-            self._tiles.move_to_end(key)
         response = web.Response(body=data, content_type="application/octet-stream")
         response.enable_compression()
         return response
@@ -202,13 +204,13 @@ class Page:
 
     async def _verdicts(self, request: web.Request) -> web.StreamResponse:
         found = self._source.verdicts()[-_MOST_VERDICTS:]
-        if request[_ROLE] is Role.JOBS:
+        if not self._full(request):
             found = [verdict_without_names(verdict) for verdict in found]
         return _json({"verdicts": [_verdict(verdict) for verdict in found]})
 
     async def _explain(self, request: web.Request) -> web.StreamResponse:
         job, iteration = request.query.get("job", ""), _number(request, "iteration")
-        if request[_ROLE] is not Role.FULL:
+        if not self._full(request):
             return _refusal(403, "this viewer sees jobs, classes and rates only")
         return _json(await self._run(self._source.explain, job, iteration))
 
@@ -219,7 +221,7 @@ class Page:
         return _json(self._advice[1])
 
     async def _flows(self, request: web.Request) -> web.StreamResponse:
-        if request[_ROLE] is not Role.FULL:
+        if not self._full(request):
             return _refusal(403, "this viewer sees jobs, classes and rates only")
         host, begin, end = request.query.get("host", ""), _number(request, "begin_ns"), _number(request, "end_ns")
         if end <= begin:

@@ -62,12 +62,12 @@ def largest_flows(data: Path, host: str, begin_ns: int, end_ns: int) -> list[dic
         pieces.append(plain_words(found.to_pandas()))
     if not pieces:
         return []
-    sums = pd.concat(pieces).groupby(_FLOW, as_index=False)["wire_bytes_sum"].sum()
+    sums = pd.concat(pieces).groupby(_FLOW)[["wire_bytes_sum"]].sum().reset_index()
     largest = sums.nlargest(_MOST_FLOWS, "wire_bytes_sum").rename(columns={"wire_bytes_sum": "wire_bytes"})
     flows = _described(data, sorted({str(name) for name in largest["session"]}), largest["flow_id"].tolist())
     told = largest.merge(flows, on=["session", "flow_id"], how="left").drop(columns="session")
-    rows: list[dict[str, Any]] = told.astype(object).where(told.notna(), None).to_dict("records")
-    return rows
+    rows = told.astype(object).where(told.notna(), None).to_dict("records")
+    return [{str(name): value for name, value in row.items()} for row in rows]
 
 
 def _described(data: Path, sessions: list[str], numbers: list[int]) -> pd.DataFrame:

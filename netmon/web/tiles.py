@@ -64,7 +64,7 @@ def _rates(lanes: Sequence[Lane], hosts: Sequence[str], rates: Floats) -> dict[s
     """Only of the series that are not silent."""
     place = {host: number for number, host in enumerate(hosts)}
     of = [(at, place[lane.host]) for at, lane in enumerate(lanes) if lane.kind == HOST]
-    spoken = rates.any(axis=2)
+    spoken = rates.max(axis=2, initial=0.0) > 0
     told = [(at, number, series) for at, number in of for series in np.flatnonzero(spoken[number]).tolist()]
     picked = np.array(told, np.int64).reshape(-1, 3)
     return {

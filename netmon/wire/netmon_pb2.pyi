@@ -1481,6 +1481,7 @@ class Verdict(_message.Message):
     SECOND_CULPRIT_FIELD_NUMBER: _builtins.int
     TOLD_NS_FIELD_NUMBER: _builtins.int
     RELATIVE_FIELD_NUMBER: _builtins.int
+    RANKS_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     iteration: _builtins.int
     start_ns: _builtins.int
@@ -1520,6 +1521,8 @@ class Verdict(_message.Message):
     second_culprit: _builtins.str
     told_ns: _builtins.int
     relative: _builtins.bool
+    @_builtins.property
+    def ranks(self) -> _containers.RepeatedCompositeFieldContainer[Global___RankTimes]: ...
     def __init__(
         self,
         *,
@@ -1556,14 +1559,70 @@ class Verdict(_message.Message):
         second_culprit: _builtins.str = ...,
         told_ns: _builtins.int = ...,
         relative: _builtins.bool = ...,
+        ranks: _abc.Iterable[Global___RankTimes] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "cause", b"cause", "compute_ns", b"compute_ns", "confidence", b"confidence", "counterfactual_high_ns", b"counterfactual_high_ns", "counterfactual_low_ns", b"counterfactual_low_ns", "counterfactual_ns", b"counterfactual_ns", "cross_ns", b"cross_ns", "culprit", b"culprit", "direction", b"direction", "duration_ns", b"duration_ns", "end_ns", b"end_ns", "error_ns", b"error_ns", "excess_ns", b"excess_ns", "host", b"host", "host_ns", b"host_ns", "interface", b"interface", "iteration", b"iteration", "job", b"job", "late_ns", b"late_ns", "loss_ns", b"loss_ns", "other_job_ns", b"other_job_ns", "pause_ns", b"pause_ns", "rank", b"rank", "relative", b"relative", "second_cause", b"second_cause", "second_culprit", b"second_culprit", "slow_link_ns", b"slow_link_ns", "start_ns", b"start_ns", "told_ns", b"told_ns", "transfer_ns", b"transfer_ns", "unknown_ns", b"unknown_ns", "usual_ns", b"usual_ns"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "cause", b"cause", "compute_ns", b"compute_ns", "confidence", b"confidence", "counterfactual_high_ns", b"counterfactual_high_ns", "counterfactual_low_ns", b"counterfactual_low_ns", "counterfactual_ns", b"counterfactual_ns", "cross_ns", b"cross_ns", "culprit", b"culprit", "direction", b"direction", "duration_ns", b"duration_ns", "end_ns", b"end_ns", "error_ns", b"error_ns", "excess_ns", b"excess_ns", "host", b"host", "host_ns", b"host_ns", "interface", b"interface", "iteration", b"iteration", "job", b"job", "late_ns", b"late_ns", "loss_ns", b"loss_ns", "other_job_ns", b"other_job_ns", "pause_ns", b"pause_ns", "rank", b"rank", "ranks", b"ranks", "relative", b"relative", "second_cause", b"second_cause", "second_culprit", b"second_culprit", "slow_link_ns", b"slow_link_ns", "start_ns", b"start_ns", "told_ns", b"told_ns", "transfer_ns", b"transfer_ns", "unknown_ns", b"unknown_ns", "usual_ns", b"usual_ns"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Verdict: _TypeAlias = Verdict  # noqa: Y015
+
+@_typing.final
+class RankTimes(_message.Message):
+    """Where one rank's iteration went (ns). The parts add up to its duration where they are known."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RANK_FIELD_NUMBER: _builtins.int
+    HOST_FIELD_NUMBER: _builtins.int
+    DURATION_NS_FIELD_NUMBER: _builtins.int
+    KNOWN_FIELD_NUMBER: _builtins.int
+    COMPUTED_NS_FIELD_NUMBER: _builtins.int
+    WAITED_NS_FIELD_NUMBER: _builtins.int
+    WAITED_FOR_FIELD_NUMBER: _builtins.int
+    TRANSFER_NS_FIELD_NUMBER: _builtins.int
+    HELD_NS_FIELD_NUMBER: _builtins.int
+    HELD_BY_FIELD_NUMBER: _builtins.int
+    AFTER_NS_FIELD_NUMBER: _builtins.int
+    ERROR_NS_FIELD_NUMBER: _builtins.int
+    rank: _builtins.int
+    host: _builtins.str
+    duration_ns: _builtins.int
+    known: _builtins.bool
+    computed_ns: _builtins.int
+    waited_ns: _builtins.int
+    waited_for: _builtins.int
+    """-1: nobody"""
+    transfer_ns: _builtins.int
+    held_ns: _builtins.int
+    held_by: _builtins.str
+    after_ns: _builtins.int
+    error_ns: _builtins.int
+    def __init__(
+        self,
+        *,
+        rank: _builtins.int = ...,
+        host: _builtins.str = ...,
+        duration_ns: _builtins.int = ...,
+        known: _builtins.bool = ...,
+        computed_ns: _builtins.int = ...,
+        waited_ns: _builtins.int = ...,
+        waited_for: _builtins.int = ...,
+        transfer_ns: _builtins.int = ...,
+        held_ns: _builtins.int = ...,
+        held_by: _builtins.str = ...,
+        after_ns: _builtins.int = ...,
+        error_ns: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after_ns", b"after_ns", "computed_ns", b"computed_ns", "duration_ns", b"duration_ns", "error_ns", b"error_ns", "held_by", b"held_by", "held_ns", b"held_ns", "host", b"host", "known", b"known", "rank", b"rank", "transfer_ns", b"transfer_ns", "waited_for", b"waited_for", "waited_ns", b"waited_ns"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RankTimes: _TypeAlias = RankTimes  # noqa: Y015
 
 @_typing.final
 class SourceScore(_message.Message):

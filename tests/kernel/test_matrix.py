@@ -61,6 +61,44 @@ for line in sys.stdin:
     print(json.dumps(packets), flush=True)
 interface.detach()
 """
+# A process is stopped twice, another one, which nobody watches, too.
+STOPS = """
+import os, signal, subprocess, time
+from netmon.kernel import bpf_calls, loader, stops
+from netmon.kernel.meter.geometry import choose_geometry
+programs = loader.load(choose_geometry(10_000))
+link = bpf_calls.raw_tracepoint_open(programs[stops.PROGRAM], stops.TRACEPOINT)
+told = stops.RankStops(programs[stops.MAP])
+one, other = (subprocess.Popen(["sleep", "600"]) for _ in range(2))
+told.watch(one.pid)
+told.watch(one.pid)
+start = time.monotonic_ns()
+for process, number in ((one, signal.SIGCONT), (other, signal.SIGSTOP), (other, signal.SIGCONT)):
+    process.send_signal(number)
+assert told.since(one.pid, start, time.monotonic_ns()) == (None, 0)
+assert told.since(other.pid, start, time.monotonic_ns()) == (None, 0)
+spans = []
+for _ in range(2):
+    before = time.monotonic_ns()
+    one.send_signal(signal.SIGSTOP)
+    begun = time.monotonic_ns()
+    time.sleep(0.02)
+    now = time.monotonic_ns()
+    (begin, end), earlier = told.since(one.pid, start, now)
+    assert before <= begin <= begun and end == now and not earlier, (before, begin, begun, end, now, earlier)
+    ending = time.monotonic_ns()
+    one.send_signal(signal.SIGCONT)
+    after = time.monotonic_ns()
+    last, earlier = told.since(one.pid, now, after)
+    assert last[0] == now and ending <= last[1] <= after and not earlier
+    spans.append(last[1] - begin)
+    one.send_signal(signal.SIGCONT)
+    start = after
+assert told.since(one.pid, start, time.monotonic_ns()) == (None, 0)
+for process in (one, other):
+    process.kill()
+    process.wait()
+"""
 SEND = """
 import socket, sys
 sender = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
@@ -249,6 +287,15 @@ def test_a_connection_is_given_to_its_process_when_it_is_made() -> None:
 
         wait_for(ours)
     births.close()
+
+
+@pytest.mark.parametrize("place", ["machine", "PID namespace"])
+def test_a_stop_is_told_as_long_as_it_was(place: str) -> None:
+    if not os.path.exists("/sys/kernel/btf/vmlinux"):
+        pytest.skip("this kernel has no BTF")
+    alone = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child"] if place != "machine" else []
+    done = subprocess.run([*alone, sys.executable, "-c", STOPS], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def test_the_ledger_has_every_frame(namespaces: Callable) -> None:

@@ -13,6 +13,7 @@ from netmon.views import (
     JobView,
     LinkView,
     Page,
+    RankTimes,
     RankView,
     Snapshot,
     SourceScore,
@@ -167,6 +168,7 @@ def _job() -> JobView:
                 confidence=0.94,
                 told_ns=1_790_000_001_900_000_000,
                 relative=True,
+                ranks=(RankTimes(0, "h0", 590_000_000, True, 210_000_000, 2_000_000, waited_for=3, held_by="backup"),),
             ),
         ),
     )

@@ -59,8 +59,8 @@ def test_filters(data, tmp_path):
     ("options", "error", "reason"),
     [
         (["--job", "other"], DataError, "no row of the dataset matches"),
-        (["--table", "ledger", "--job", "train"], UsageError, "the table has no column job"),
-        (["--table", "flows", "--iterations", "1:2"], UsageError, "the table has no column iteration"),
+        (["--table", "ledger", "--job", "train"], UsageError, "by job: the table has no such column"),
+        (["--table", "flows", "--iterations", "1:2"], UsageError, "by iteration: the table has no such column"),
         (["--iterations", "3"], UsageError, "write A:B"),
         (["--since", "yesterday"], UsageError, "write it like 2026"),
     ],

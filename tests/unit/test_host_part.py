@@ -15,6 +15,7 @@ from netmon.agent.rank_rows import STEP_NS
 from netmon.evidence import UNKNOWN
 from netmon.kernel.host_load import Softnet
 from netmon.kernel.open_files import OpenFiles
+from netmon.kernel.stops import RankStops
 from netmon.records import Mark, Moment, NicSample, Source
 
 S = INTERVAL_NS
@@ -26,7 +27,7 @@ def mark(pid: int, moment: Moment = Moment.JOIN, rank: int = 3) -> Mark:
 
 @pytest.fixture
 def part() -> HostPart:
-    return HostPart(NicSamples(Links([1], ["lo"]), 1, S))
+    return HostPart(NicSamples(Links([1], ["lo"]), 1, S), RankStops(None))
 
 
 def test_there_is_a_row_of_the_host_and_one_of_each_rank(part: HostPart) -> None:

@@ -20,7 +20,7 @@ TYPES = {"columnar", "records", "mark_runs", "evidence", "views", "errors", "uni
 }
 SHARED = TYPES | {"wire", "dl", "version"}
 MAY_IMPORT = {
-    "version": set(),  # netmon/__init__.py
+    "version": {"analysis"},  # netmon/__init__.py, which imports it when it is asked
     "columnar": set(),
     "evidence": set(),
     "records": {"errors", "evidence"},
@@ -46,10 +46,13 @@ MAY_IMPORT = {
     "agent": SHARED | {"kernel", "telemetry"},
     "top": SHARED,
     "bench": SHARED | {"kernel", "lab", "training", "terminal"},
+    "analysis": SHARED | {"report", "top"},
+    "simulation": SHARED | {"report"},
     "lab": SHARED | {"horovod"},  # its ring trainer is a training script
     "replay": SHARED,
     "report": SHARED | {"terminal"},
     "trace": SHARED | {"report"},  # whose reader of datasets it shares
+    "web": SHARED | {"report"},  # the same
     "collector": SHARED | {"telemetry"},
     "__main__": {"cli"},
 }

@@ -273,3 +273,35 @@ def test_profiles_beside_the_dataset(data, tmp_path, capsys):
     assert (abs(start - first["start_ns"]) <= 1_000, end - start) == (True, 1_000_000)
     bounds = [one for one in read.slices if one[0] == "train/0 last gradient ± clock"]
     assert len(bounds) == pd.read_parquet(data / "iterations")["comm_end_ns"].notna().sum()
+
+
+INSPECTED = {
+    "header": {"id": "0x7f", "rank": 2, "n_ranks": 8, "nnodes": 1},
+    "metadata": {"dump_timestamp_us": 1_748_030_377_748_202},
+    "coll_perf": {"coll": "AllReduce", "coll_sn": 7, "coll_msg_size_bytes": 1024, "coll_exec_time_us": 61_974},
+}
+
+
+def test_what_ncclis_inspector_wrote(tmp_path):
+    verbose = json.loads(json.dumps(INSPECTED))
+    verbose["coll_perf"]["event_trace_ts"] = {"coll_start_ts": 1_748_030_377_000_000}
+    path = tmp_path / "nccl.log"
+    path.write_text(json.dumps(INSPECTED, indent=1) + "\n" + json.dumps(verbose) + '\n{"header": {"ra')
+    profile = open_profile(path)
+    assert (profile.rank, profile.size) == (2, 8)
+    found = list(happenings(profile))
+    assert [(each.name, each.length_ns) for each in found] == [("AllReduce", 61_974_000)] * 2
+    assert [each.start_ns for each in found] == [1_748_030_377_686_228_000, 1_748_030_377_000_000_000]
+    assert found[0].details["coll_sn"] == 7
+    assert profile.threads[found[0].thread] == "NCCL communicator 0x7f"
+    assert profile.cut == "its end is missing"
+
+
+def test_a_width_finer_than_the_rows_is_that_of_the_rows(data, tmp_path, capsys):
+    coarse = Read((run(data, tmp_path / "a.pftrace"), tmp_path / "a.pftrace")[1])
+    fine = Read((run(data, tmp_path / "b.pftrace", "--width", "1us"), tmp_path / "b.pftrace")[1])
+    rows = pd.read_parquet(data / "buckets")
+    most = (rows.groupby(["direction", "class", "bucket_start_ns"], observed=True)["wire_bytes"].sum() * 8e9).max()
+    highest = [max(v for points in read.points.values() for _, v in points) for read in (coarse, fine)]
+    assert highest[1] == pytest.approx(most / rows["bucket_ns"].max())
+    assert highest[0] <= highest[1]

@@ -40,6 +40,7 @@ class Run:
         self.in_pieces = False  # every rank sends ten milliseconds, then waits for two
         self.marks = True
         self.waited = None
+        self.said = None  # dtype SAID; of: rank 1's control connection to rank 0 is the last of those that are known
         self.shared = False
 
     def judged(self, number=SLOW, carried=True):
@@ -76,7 +77,8 @@ class Run:
         table["shared"] = table["shared"].astype(bool)
         told = Steps(**table, hosts=[f"h{rank}" for rank in range(RANKS)], size=RANKS)
         rows = np.array(cells, dtype=CARRIED)
-        kept = Carried(LINKS, [*JOB, *FROM, self.who], rows, 100_000, self.waited) if carried else nothing_carried()
+        whose = [*JOB, *FROM, self.who, Whose("resnet", 1, 0, True, "")]
+        kept = Carried(LINKS, whose, rows, 100_000, self.waited, self.said) if carried else nothing_carried()
         return judge("resnet", told, kept, number)
 
     def lacks(self, rank, cell, paces):
@@ -204,6 +206,15 @@ def test_a_link_that_is_slow_for_a_while_answers_for_that_while():
     assert verdict.slow_link_ns == pytest.approx(100 * MS, rel=0.05)
 
 
+def test_a_link_that_was_slow_is_it_too_until_tcp_is_fast_again():
+    run = Run()
+    recovering = [part for share in (0.3, 0.4, 0.5, 0.6, 0.7) for part in [share] * (15 * CELLS)]
+    run.paces = [1.0] * (10 * CELLS) + [0.2] * (125 * CELLS) + recovering + [1.0] * (28 * CELLS)
+    verdict = run.judged()
+    assert verdict.cause == Cause.SLOW_LINK
+    assert verdict.slow_link_ns >= 0.8 * verdict.excess_ns
+
+
 def test_nobody_answers_for_more_than_his_bytes_can_have_taken():
     """Half a megabyte takes four milliseconds of a gigabit a second, however long the transfer stood still then."""
     run = Run()
@@ -304,9 +315,10 @@ def test_any_iteration_can_be_asked_for():
         run.judged(999)
 
 
-def test_a_few_iterations_have_no_usual():
-    numbers = np.arange(3)
-    unknown = np.zeros(3, np.int64)
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_few_iterations_have_no_usual(count):
+    numbers = np.arange(count)
+    unknown = np.zeros(count, np.int64)
     steps = Steps(
         *(numbers, unknown, BEGIN + numbers * MS, BEGIN + numbers * MS + 1000 * (numbers + 1)),
         *(unknown, unknown, unknown - 1, unknown, unknown > 0, unknown),
@@ -314,7 +326,7 @@ def test_a_few_iterations_have_no_usual():
         size=1,
     )
     assert standing_out(steps) == []
-    verdict = judge("short", steps, nothing_carried(), 2)
+    verdict = judge("short", steps, nothing_carried(), count - 1)
     assert sentence(verdict).endswith("there is no usual time to compare it with")
     assert list(arithmetic(verdict)) == []
 

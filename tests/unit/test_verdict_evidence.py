@@ -3,6 +3,7 @@
 
 import json
 from dataclasses import asdict
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,11 +12,12 @@ from test_verdict_recorded import RECORDED, TRUTHS
 
 from netmon.cli import main
 from netmon.dl.verdict import Carried, Steps, judge, standing_out
-from netmon.dl.verdict.connections import SAID, sent_again, was_waiting
+from netmon.dl.verdict.conclude import conclude
+from netmon.dl.verdict.connections import SAID, Connections, sent_again, who_waited
 from netmon.dl.verdict.evidence import CARRIED
 from netmon.dl.verdict.host_part import WAITED
-from netmon.dl.verdict.rank_times import path_of
-from netmon.views import Cause, RankTimes, Verdict
+from netmon.dl.verdict.rank_times import most_telling, path_of
+from netmon.views import SHARES, Cause, RankTimes, Verdict
 
 STANDS_STILL = BEGIN + (SLOW * 2_000 + COMPUTING + 40) * MS
 
@@ -64,17 +66,28 @@ def said(*rows: tuple[int, ...]) -> np.ndarray:
 
 
 @pytest.mark.parametrize(
-    ("busy_ms", "receiver_ms", "waits"),
-    [(800, 0, True), (600, 0, False), (800, 200, False), (-1, 0, False)],
-    ids=["unacknowledged", "nothing outstanding", "the receiver's window", "not known"],
+    ("busy_ms", "receiver_ms", "again", "waits"),
+    [(800, 0, 1448, True), (600, 0, 1448, False), (800, 200, 1448, False), (-1, 0, 1448, False), (800, 0, 0, False)],
+    ids=["unacknowledged", "nothing outstanding", "the receiver's window", "not known", "nothing was sent again"],
 )
-def test_a_silence_in_which_something_was_unacknowledged(busy_ms, receiver_ms, waits):
+def test_a_silence_in_which_something_was_unacknowledged(busy_ms, receiver_ms, again, waits):
     usual = (20_000_000, 0, 800, 0)
-    table = said(usual, usual, usual, (15_000_000, 1448, busy_ms, receiver_ms), usual)
+    table = said(usual, usual, usual, (15_000_000, again, busy_ms, receiver_ms), usual)
     if busy_ms < 0:
         table["busy_ns"] = -1
+    told = Connections(table, np.full(len(table), 2), np.full(len(table), 1), np.zeros(len(table), bool))
     since = BEGIN + 3_300 * MS
-    assert was_waiting(table, since, since + 200 * MS) is waits
+    assert who_waited(told, since, since + 200 * MS) == ({(2, 1)} if waits else set())
+
+
+def test_what_is_busy_now_more_and_now_less_tells_nothing_of_a_short_silence():
+    """As on a machine with more ranks than CPUs: the silence is a tenth of a row, whose rest may have been anything."""
+    rows = [(20_000_000, 1_448, busy, 0) for busy in (500, 900, 600, 850, 550, 800)]
+    nobody = np.zeros(len(rows), int)
+    told = Connections(said(*rows), nobody, nobody, np.zeros(len(rows), bool))
+    for second in range(len(rows)):
+        begin = BEGIN + (1_000 * second + 450) * MS
+        assert who_waited(told, begin, begin + 100 * MS) == ({(0, 0)} if rows[second][2] > 870 else set())
 
 
 def test_what_a_sender_only_believed_to_be_lost_is_no_loss():
@@ -137,3 +150,52 @@ def test_a_rank_that_never_ends_leaves_nothing_to_compare():
     assert standing_out(steps(100)) == [11]
     assert standing_out(steps(100, never_ends=2)) == []
     assert standing_out(Steps(*(np.empty(0, np.int64),) * 8, np.empty(0, bool), np.empty(0, np.int64), (), 0)) == []
+
+
+@pytest.mark.parametrize(
+    ("again", "busy_ms", "cross", "cause"),
+    [
+        (48, 430, False, Cause.LOSS),
+        (48, 430, True, Cause.CROSS),
+        (0, 430, True, Cause.PAUSE),
+        (48, 200, True, Cause.PAUSE),
+    ],
+    ids=["lost", "lost to a crowded port", "nothing was sent again", "nothing was outstanding"],
+)
+def test_ranks_that_all_wait_for_what_was_lost_of_their_agreement(again, busy_ms, cross, cause):
+    """A few bytes of a control connection, of which the links show nothing: all are silent until TCP's timer ends."""
+    run = Run()
+    if cross:
+        run.beside(0, from_ms=0, for_ms=40)
+        run.sent += [(0, 40 * 4 + cell, 25_000) for cell in range(210 * 4)]
+        run.paces[40 * 4 : 40 * 4] = [0.0] * (210 * 4)
+    else:
+        run.stopped(40, 210)
+    usual = (5_000, 0, 300, 0)
+    table = said(*[usual] * 6, (5_000, again, busy_ms, 0), usual)
+    table["of"] = 2 * RANKS + 1
+    moved = STANDS_STILL - 700 * MS - table["start_ns"][6]
+    table["start_ns"] += moved
+    table["end_ns"] += moved
+    run.said = table
+    verdict = run.judged()
+    assert verdict.cause == cause
+    if cause == Cause.LOSS:
+        assert (verdict.host, verdict.rank) == ("h0", 0)
+
+
+@pytest.mark.parametrize(
+    ("share", "cause"), [("pause", Cause.PAUSE), ("late", Cause.STRAGGLER), ("loss", Cause.UNKNOWN)]
+)
+def test_who_accuses_nobodys_traffic_needs_less_beside_what_is_unknown(share, cause):
+    shares = dict.fromkeys(SHARES, 0.0) | {share: 40.0, "unknown": 60.0}
+    nobody = Verdict("job", 1, 0, 200, 200, 100, 100)
+    assert (
+        conclude(nobody, shares, ({}, {}), None, 1.0, one=SimpleNamespace(table=None, row=0), steps=None).cause == cause
+    )
+
+
+def test_of_a_large_job_those_ranks_are_told_that_others_waited_for_and_the_slowest():
+    times = [RankTimes(rank, "h", 100 + rank, True, waited_for=3 if rank != 3 else -1) for rank in range(9)]
+    assert [each.rank for each in most_telling(times, 3)] == [3, 7, 8]
+    assert most_telling(times, 20) == tuple(times)

@@ -25,6 +25,7 @@ _SHIFTS = 96  # candidates over an iteration of the job that is shifted
 _ROUNDS = 3
 _ITERATIONS = 20  # that the model is run for
 _ENOUGH = 1e-3  # scores that differ by less are as good as each other
+_HELD = 1.01  # times how often they were to begin: what is as good as that
 _ALIKE = 0.8  # of the longest iteration: jobs whose iterations are shorter cannot be held to it
 
 
@@ -39,7 +40,7 @@ class Fit:
     best_score: float
     shift_ns: int  # by which to begin later for it
     hold_ns: int  # how often they all would have to begin an iteration for the shift to last; 0: too unlike for that
-    shared_ns: float  # duration of its iterations as they are: the model's
+    shared_ns: float  # duration of its iterations as they are: the model's, or what they lately took if that is less
     shifted_ns: float  # with the shift, held to hold_ns
     others_shared_ns: tuple[float, ...]
     others_shifted_ns: tuple[float, ...]
@@ -116,6 +117,12 @@ def fits(jobs: Sequence[Demand], capacity_bps: Mapping[int, float]) -> list[Fit]
             shifts[place] = _best_shift(_Beside(steady, place, _others(group, place), shared, capacity_bps), shifts)
         before = _model([jobs[place] for place in group], steady, group, [0.0] * len(group), capacity_bps)
         after = _model([steady[place] for place in group], steady, group, [*shifts.values()], capacity_bps)
+        if hold_ns and after.max() > _HELD * hold_ns:  # the best shift leaves some of the conflict: less often, then
+            hold_ns = round(float(after.max()))
+            after = np.maximum(after, hold_ns)
+        # Where TCP has taken them apart by itself, they wait less for each other than fair shares would make them.
+        lately = np.array([max(jobs[place].lately_ns, jobs[place].period_ns) for place in group])
+        before = np.minimum(before, lately)
         took = {place: (float(before[at]), float(after[at])) for at, place in enumerate(group)}
         for place in group[1:]:
             now = _Beside(jobs, place, _others(group, place), shared, capacity_bps)

@@ -13,6 +13,7 @@ _Floats = npt.NDArray[np.float64]
 FEWEST = 5
 """Iterations of a job, from which on it is judged."""
 
+_LATELY = 12  # iterations
 _BINS = 256  # of an iteration
 _ALONE = 0.02  # of the bytes that pass while the job sends: so many may be others'
 _QUIET = 0.05  # of the busiest bin: less than this is no transfer
@@ -52,6 +53,12 @@ class Demand:
     def measured_ns(self) -> float:
         """Median duration of its iterations as they were."""
         return float(np.median(np.diff(self.starts_ns)))
+
+    @property
+    def lately_ns(self) -> float:
+        """Mean duration of its last iterations, without pauses between them."""
+        took = np.diff(self.starts_ns)[-_LATELY:]
+        return float(took[took <= 2 * np.median(took)].mean())
 
     @property
     def busy(self) -> float:

@@ -60,7 +60,7 @@ def held_up(one: Judged, told: Phases, transfer: float) -> tuple[dict[str, float
             links = [found[0]]
         elif lost > 0:
             parts["loss"] = lost
-            links = [lossy] if (lossy := lossy_link(seen)) is not None else []
+            links = [lossy] if (lossy := lossy_link(seen, judged.waits)) is not None else []
     parts = {name: ns for name, ns in parts.items() if ns > 0}
     total = sum(parts.values())
     if total > transfer:

@@ -10,10 +10,11 @@ from netmon.dl.account import JOB
 from netmon.dl.verdict.evidence import Link, Steps
 from netmon.dl.verdict.judged import Blamed, Judged
 from netmon.dl.verdict.usual import Matrix, spread
-from netmon.views import SHARES, Cause, Verdict
+from netmon.views import NETWORK, SHARES, Cause, Verdict
 
 _LEAST_SHARE = 0.3  # of the excess: what makes a cause the cause
 _SECOND_SHARE = 0.2
+_MEANT = 0.5  # of what is not known: what has to be told of who accuses nobody's traffic
 _INTERVAL = 1.645  # standard deviations: 90 %
 
 _CAUSES = {
@@ -45,7 +46,8 @@ def conclude(
     whole: dict[str, Any] = {f"{name}_ns": round(shares[name]) for name in SHARES}
     whole["unknown_ns"] += verdict.excess_ns - sum(whole.values())
     verdict = replace(verdict, **whole, error_ns=round(noise_ns))
-    if shares[first] < max(_LEAST_SHARE * excess, noise_ns, shares["unknown"]):
+    doubt = shares["unknown"] * (1.0 if _CAUSES[first] in NETWORK else _MEANT)
+    if shares[first] < max(_LEAST_SHARE * excess, noise_ns, doubt):
         return replace(verdict, confidence=round(max(0.0, shares[first] / excess) / 2, 3))
     verdict = replace(verdict, cause=_CAUSES[first])
     if shares[second] >= max(_SECOND_SHARE * excess, noise_ns):

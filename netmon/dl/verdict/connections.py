@@ -7,11 +7,13 @@ without any of the bytes that were lost having been seen.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from netmon.dl.verdict.evidence import Whose
+from netmon.dl.verdict.usual import spread
 from netmon.records import Table
 
 SAID = np.dtype(
@@ -34,8 +36,26 @@ COLUMNS = {
 
 _FEWEST = 3  # rows, that something is usual
 _WAITING = 0.5  # of a silence, in which something was unacknowledged
+_RESUMED_NS = 50_000_000  # after a silence: what ends it, or is told with what follows
 _LOSSY, _LOSSY_BYTES = 0.0005, 4_500  # of what was sent, sent again
+_CLEAR = 2.0  # standard deviations
 _BEYOND = 5.0  # times what is usual
+
+
+@dataclass(frozen=True)
+class Connections:
+    """What was said of one job's connections."""
+
+    rows: Table  # dtype SAID
+    rank: npt.NDArray[np.int64]  # (rows,) that sends
+    peer: npt.NDArray[np.int64]  # (rows,) that receives; −1: not known
+    control: npt.NDArray[np.bool_]  # (rows,) it carries no gradients
+
+    @property
+    def gradients(self) -> Table:
+        """The rows of those that carry gradients."""
+        found: Table = self.rows[~self.control]
+        return found
 
 
 def nothing_said() -> npt.NDArray[np.void]:
@@ -43,29 +63,39 @@ def nothing_said() -> npt.NDArray[np.void]:
     return np.empty(0, SAID)
 
 
-def of_gradients(said: Table, whose: Sequence[Whose], job: str) -> Table:
-    """The rows of a job's connections that carry gradients."""
-    own = np.array([one.job == job and not one.control for one in whose], np.bool_)
-    kept: Table = said[own[said["of"]]] if len(said) else said
-    return kept
+def of_job(said: Table, whose: Sequence[Whose], job: str) -> Connections:
+    """The rows of a job's connections."""
+    kept = said[np.array([one.job == job for one in whose], np.bool_)[said["of"]]] if len(said) else said
+    of = kept["of"]
+    columns = (np.array([getattr(one, name) for one in whose])[of] for name in ("rank", "peer", "control"))
+    rank, peer, control = columns
+    return Connections(kept, rank.astype(np.int64), peer.astype(np.int64), control.astype(np.bool_))
 
 
-def was_waiting(said: Table, begin_ns: float, end_ns: float) -> bool:
-    """Whether a connection waited for an acknowledgement for most of a silence, and not for the receiver's window.
+def who_waited(told: Connections, begin_ns: float, end_ns: float) -> set[tuple[int, int]]:
+    """Ranks that waited for another one's acknowledgement for most of a silence, and not for the receiver's window,
+    and sent something again; and that other one.
 
-    A row may be longer: in the rest of it the connection had nothing to send for as long as it usually has.
+    A row may be longer: in the rest of it the connection had something to send for as long as it clearly has
+    otherwise. Connections that carry no gradients count, too: of what they agree on, nothing may be sent before.
     """
+    said = told.rows
     length = said["end_ns"] - said["start_ns"]
     overlap = np.minimum(said["end_ns"], end_ns) - np.maximum(said["start_ns"], begin_ns)
     idle = length - said["busy_ns"]
     known = (said["busy_ns"] >= 0) & (length > 0)
+    again = (said["again_bytes"] > 0) & (said["end_ns"] > begin_ns) & (said["start_ns"] < end_ns + _RESUMED_NS)
+    found = set()
     for row in np.flatnonzero(known & (overlap >= _WAITING * (end_ns - begin_ns))).tolist():
-        others = known & (overlap <= 0) & (said["of"] == said["of"][row])
-        usual = float(np.median(idle[others] / length[others])) if others.sum() >= _FEWEST else 0.0
+        same = said["of"] == said["of"][row]
+        if not (again & same).any():
+            continue
+        shares = (idle / np.maximum(length, 1))[known & (overlap <= 0) & same]
+        usual = max(0.0, float(np.median(shares)) - _CLEAR * spread(shares)) if len(shares) >= _FEWEST else 0.0
         idle_then = idle[row] - usual * (length[row] - overlap[row])
         if max(idle_then, said["receiver_ns"][row]) < (1 - _WAITING) * overlap[row]:
-            return True
-    return False
+            found.add((int(told.rank[row]), int(told.peer[row])))
+    return found
 
 
 def sent_again(said: Table, begin_ns: float, end_ns: float) -> bool:

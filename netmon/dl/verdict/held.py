@@ -19,7 +19,7 @@ from enum import IntEnum
 import numpy as np
 import numpy.typing as npt
 
-from netmon.dl.verdict.connections import sent_again, was_waiting
+from netmon.dl.verdict.connections import sent_again, who_waited
 from netmon.dl.verdict.evidence import CELL_NS
 from netmon.dl.verdict.window import Window, around
 
@@ -72,6 +72,7 @@ class Cells:
     link: npt.NDArray[np.int64]  # of a foreign cell: the link
     party: npt.NDArray[np.int64]  # of a foreign cell: who carried most there
     stops: tuple[Stop, ...]
+    waits: tuple[tuple[int, int], ...] = ()  # in silences, as TCP says: a rank for another one's acknowledgement
 
     def sum(self, kind: Held) -> float:
         """ns; may be below 0."""
@@ -92,15 +93,16 @@ def held(seen: Window, since_ns: float, until_ns: float, usual_ns: float, capaci
     contested, link, party = _contested(seen, capacity)
     dropped = _dropped(seen)
     after_loss = _spread_forward(dropped > 0, _AFTER_LOSS)
-    if not contested.any() and dropped.any() and sent_again(seen.said, since_ns, until_ns):
+    if not contested.any() and dropped.any() and sent_again(seen.said.gradients, since_ns, until_ns):
         after_loss[:] = True  # TCP goes on slowly for long after
     kind[after_loss[span]] = Held.LOST
     kind[contested[span]] = Held.FOREIGN
-    stops = []
+    stops, waits = [], set[tuple[int, int]]()
     for first, last in _silences(seen, span):
         stop = Stop(first, last, _who_went_on(seen, first, last))
         inside = slice(first - span.start, last - span.start)
-        timeout = _is_timeout(seen, dropped, first, last) or _waits(seen, first, last)
+        waiting = _waiting(seen, first, last)
+        timeout = _is_timeout(seen, dropped, first, last) or bool(waiting)
         recent = slice(max(0, first - (_BEFORE_TIMEOUT if timeout else _BEFORE_GAP)), first)
         if contested[recent].any() and (timeout or last - first < PAUSED):
             kind[inside] = Held.FOREIGN
@@ -111,7 +113,8 @@ def held(seen: Window, since_ns: float, until_ns: float, usual_ns: float, capaci
             stops.append(stop)
         else:
             kind[inside] = Held.LOST
-    return Cells(span.start, kind, lost_ns, link[span], party[span], tuple(stops))
+            waits |= waiting
+    return Cells(span.start, kind, lost_ns, link[span], party[span], tuple(stops), tuple(sorted(waits)))
 
 
 def _contested(
@@ -183,10 +186,13 @@ def _is_timeout(seen: Window, dropped: _Floats, first: int, last: int) -> bool:
     return bool(long and (gone >= _LOST_LEAST or resumed.sum() <= _ONE_WINDOW))
 
 
-def _waits(seen: Window, first: int, last: int) -> bool:
-    """Whether TCP says that it waited for an acknowledgement in a silence that is long enough to tell."""
+def _waiting(seen: Window, first: int, last: int) -> set[tuple[int, int]]:
+    """Who waited for whose acknowledgement, as TCP says, in a silence that is long enough to tell, of ranks that had
+    sent nothing for as long as TCP's timer takes."""
     begin, end = ((seen.first + cell) * CELL_NS for cell in (first, last))
-    return last - first >= PAUSED and was_waiting(seen.said, begin, end)
+    told = who_waited(seen.said, begin, end) if last - first >= PAUSED else set()
+    silent_from = max(0, last - _TIMER_NS // CELL_NS)
+    return {pair for pair in told if not seen.sent[seen.ranks == pair[0], silent_from:last].any()}
 
 
 def _who_went_on(seen: Window, first: int, last: int) -> int:

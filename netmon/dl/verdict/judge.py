@@ -71,18 +71,22 @@ def looked_at(job: str, steps: Steps, carried: Carried, number: int) -> Judged:
     usual = usual_rows(table, row)
     seen = _window(carried, job, table, row)
     references = {one: found for one in _references(table, row) if (found := _window(carried, job, table, one))}
-    return Judged(table, row, usual, seen, references, carried.waited)
+    return Judged(job, table, row, usual, seen, references, carried.waited)
 
 
 def judge(job: str, steps: Steps, carried: Carried, number: int) -> Verdict:
     """The verdict on one iteration, which need not stand out. Raises KeyError where there is no such iteration."""
-    one = looked_at(job, steps, carried, number)
+    return verdict_on(looked_at(job, steps, carried, number), steps)
+
+
+def verdict_on(one: Judged, steps: Steps) -> Verdict:
+    """The same on one that has been looked at. steps: of its job."""
     table, row, usual = one.table, one.row, one.usual
     slow = int(np.nanargmax(table.duration[row]))
     start, end = (int(column[row, slow]) + table.base_ns for column in (table.start, table.end))
     normal = int(np.median(table.slowest[usual])) if len(usual) else 0
     excess = end - start - normal if normal else 0
-    verdict = Verdict(job, number, start, end, end - start, normal, excess, relative=steps.relative)
+    verdict = Verdict(one.job, int(table.number[row]), start, end, end - start, normal, excess, relative=steps.relative)
     if not normal or excess <= 0:
         return verdict if not normal else replace(verdict, unknown_ns=excess, confidence=1.0)
     return _weigh(verdict, one, steps, phases(table, row, usual, one.seen, one.references))
@@ -175,4 +179,14 @@ def _hosts_part(one: Judged, excess: float, late_of: dict[int, float], unknown: 
     return found
 
 
-__all__ = ["CELL_NS", "FEWEST", "NOTABLE", "REFERENCES", "judge", "looked_at", "standing_out", "wanted_times"]
+__all__ = [
+    "CELL_NS",
+    "FEWEST",
+    "NOTABLE",
+    "REFERENCES",
+    "judge",
+    "looked_at",
+    "standing_out",
+    "verdict_on",
+    "wanted_times",
+]

@@ -16,6 +16,7 @@ from netmon.records import Table
 class Judged:
     """One iteration with all that is known of it."""
 
+    job: str
     table: Matrix
     row: int
     usual: npt.NDArray[np.intp]

@@ -25,7 +25,11 @@ _Floats = npt.NDArray[np.float64]
 
 def rank_times(job: str, steps: Steps, carried: Carried, verdict: Verdict) -> tuple[RankTimes, ...]:
     """Of every rank that has the verdict's iteration, by rank. Raises KeyError where there is no such iteration."""
-    one = looked_at(job, steps, carried, verdict.iteration)
+    return times_of(looked_at(job, steps, carried, verdict.iteration), steps, verdict)
+
+
+def times_of(one: Judged, steps: Steps, verdict: Verdict) -> tuple[RankTimes, ...]:
+    """The same of one that has been looked at. steps: of its job."""
     table, row = one.table, one.row
     told = moments(table, row, one.seen, one.references)
     waits, lasts = _waits(told, one)
@@ -60,6 +64,13 @@ def rank_times(job: str, steps: Steps, carried: Carried, verdict: Verdict) -> tu
             )
         )
     return tuple(rows)
+
+
+def most_telling(times: Sequence[RankTimes], count: int) -> tuple[RankTimes, ...]:
+    """As many of them, by rank: those that others waited for, then those that took longest."""
+    lasts = {each.waited_for for each in times}
+    chosen = sorted(times, key=lambda each: (each.rank not in lasts, -each.duration_ns))[:count]
+    return tuple(sorted(chosen, key=lambda each: each.rank))
 
 
 def _waits(told: Moments, one: Judged) -> tuple[_Floats, npt.NDArray[np.int64]]:

@@ -5,7 +5,7 @@ A link that is shaped, or slow, carries gradients all the time, evenly, at a pac
 reaches. A rank that is slow itself leaves gaps, between which its bytes go as fast as ever.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +20,8 @@ _LONGEST_PART = 2_000_000 // CELL_NS  # cells
 _WINDOWS = 12  # of a transfer, at least
 _FAST = 0.85  # of the usual pace
 _SLOWER = 0.75  # of the usual pace
-_EVEN = 0.35  # the middle 80 % of the paces lie within so much of their median
+_EVEN = 0.35  # paces that lie within so much of each other are one
+_MOSTLY = 0.6  # of the windows
 _BUSY = 0.9  # of the parts of a window
 _FEWEST = 3  # windows
 _DROPPED = 0.001  # of the bytes
@@ -51,13 +52,20 @@ def slow_link(seen: Window, cells: Cells, references: Mapping[int, Window]) -> t
         slow = plain & ((parts > 0).mean(axis=1) > _BUSY) & (pace <= _SLOWER)
         slow &= np.quantile(parts, 0.9, axis=1) <= _FAST  # it does not go as fast as ever, now and then
         for begin, end in _runs(slow):
-            low, middle, high = np.quantile(pace[begin:end], (0.1, 0.5, 0.9))
-            if end - begin >= _FEWEST and high - low <= _EVEN * middle:
-                first, last = _as_slow(every, begin * _PARTS, end * _PARTS, float(middle), PAUSED // part)
+            middle = float(np.median(pace[begin:end]))
+            if _even(pace[begin:end], middle):
+                first, last = _as_slow(every, begin * _PARTS, end * _PARTS, middle, PAUSED // part)
                 found[one.direction].append((float(cells.lost_ns[first * part : last * part].sum()), link))
     # Where nobody watches the receiver, the sender's link shows it.
     ns, link = max(found[Direction.RX] or found[Direction.TX], default=(0.0, -1))
     return (_slow_end(seen, link), ns) if ns > 0 else None
+
+
+def _even(pace: _Floats, middle: float) -> bool:
+    """Whether the windows keep one pace for most of the time without a break. TCP takes a while to be fast again."""
+    near = np.abs(pace - middle) <= _EVEN / 2 * middle
+    longest = max((end - begin for begin, end in _runs(near)), default=0)
+    return longest >= max(_FEWEST, _MOSTLY * len(pace))
 
 
 def _runs(flags: npt.NDArray[np.bool_]) -> list[tuple[int, int]]:
@@ -93,14 +101,19 @@ def _slow_end(seen: Window, link: int) -> int:
     return other if lost <= _DROPPED * seen.own[link].sum() else link
 
 
-def lossy_link(seen: Window) -> int | None:
-    """The link (of seen.links) that the most bytes left without arriving; None where both ends are seen of none."""
+def lossy_link(seen: Window, waits: Collection[tuple[int, int]] = ()) -> int | None:
+    """The link (of seen.links) that the most bytes left without arriving; else the one to a rank whose acknowledgement
+    did not come; None where neither is seen. waits: ranks, and whose acknowledgements they waited for."""
     found = []
     for link, one in enumerate(seen.links):
         if one.direction == Direction.RX and (other := _sender(seen, link)) is not None:
             found.append((float(seen.own[other].sum() - seen.own[link].sum()), other))
     lost, sender = max(found, default=(0.0, -1))
-    return sender if lost > 0 else None
+    if lost > 0:
+        return sender
+    ways = [(rank, Direction.RX) for _, rank in waits] + [(rank, Direction.TX) for rank, _ in waits]
+    there = {(ends[0], link.direction): at for at, (ends, link) in enumerate(zip(seen.ends, seen.links, strict=True))}
+    return next((there[way] for way in ways if way in there), None)
 
 
 def _sender(seen: Window, link: int) -> int | None:

@@ -9,9 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 from netmon.dl.account import JOB
-from netmon.dl.verdict.connections import nothing_said, of_gradients
+from netmon.dl.verdict.connections import Connections, nothing_said, of_job
 from netmon.dl.verdict.evidence import CELL_NS, Carried, Link, Whose
-from netmon.records import Direction, Table
+from netmon.records import Direction
 
 UNCLASSIFIED = "unclassified"
 """What traffic is called of which nobody knows whose it is."""
@@ -34,7 +34,7 @@ class Window:
     sent: _Floats  # (ranks, cells) payload of gradients
     taken: _Floats  # (ranks, cells) payload of gradients that the rank received
     clock_cells: int  # the clocks' bound, in cells
-    said: Table  # dtype SAID of the job's gradients' connections; of all the time that is known
+    said: Connections  # of the job, of all the time that is known
 
     @property
     def cells(self) -> int:
@@ -99,7 +99,7 @@ def window(carried: Carried, job: str, since_ns: int, until_ns: int) -> Window |
         sent=table(leaving, rank_of[of[leaving]], len(ranks), "payload_bytes"),
         taken=table(arriving, rank_of[of[arriving]], len(ranks), "payload_bytes"),
         clock_cells=-(-carried.clock_error_ns // CELL_NS),
-        said=of_gradients(nothing_said() if carried.said is None else carried.said, carried.whose, job),
+        said=of_job(nothing_said() if carried.said is None else carried.said, carried.whose, job),
     )
 
 

@@ -25,8 +25,9 @@ _SHARES = {
 
 
 def columns(verdict: Verdict) -> dict[str, object]:
-    """Name → value, causes and directions in words; '' or None where there is nothing to say."""
+    """Name → value, causes and directions in words; '' or None where there is nothing to say. Without its ranks."""
     row: dict[str, object] = {field.name: getattr(verdict, field.name) for field in fields(verdict)}
+    del row["ranks"]
     row["cause"] = verdict.cause.name.lower()
     row["second_cause"] = verdict.second_cause.name.lower() if verdict.second_cause else ""
     row["direction"] = verdict.direction.name.lower() if verdict.interface else ""
@@ -52,7 +53,11 @@ def renamed(verdict: Verdict, names: Mapping[str, str]) -> Verdict:
         JOB + names.get(who.removeprefix(JOB), who.removeprefix(JOB)) if who.startswith(JOB) else who
         for who in culprits
     )
-    return replace(verdict, job=names.get(verdict.job, verdict.job), culprit=culprit, second_culprit=second)
+    ranks = tuple(
+        replace(each, held_by=culprit if each.held_by == verdict.culprit else each.held_by) for each in verdict.ranks
+    )
+    job = names.get(verdict.job, verdict.job)
+    return replace(verdict, job=job, culprit=culprit, second_culprit=second, ranks=ranks)
 
 
 def sentence(verdict: Verdict) -> str:
@@ -99,7 +104,8 @@ def _reason(verdict: Verdict) -> str:
     if verdict.cause == Cause.COMPUTE:
         return f"it computed {ns} longer; no network cause"
     if verdict.cause == Cause.LOSS:
-        which = f"packets that left {at}" if verdict.interface else "packets"
+        way = "left" if verdict.direction == Direction.TX else "were to enter"
+        which = f"packets that {way} {at}" if verdict.interface else "packets"
         return f"{which} were lost with no other traffic on the link, which cost {ns}"
     if verdict.cause == Cause.SLOW_LINK:
         way = "leaves" if verdict.direction == Direction.TX else "enters"

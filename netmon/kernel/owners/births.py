@@ -46,9 +46,8 @@ _OFFSETS = {
 }
 
 
-def definitions() -> dict[str, int]:
-    """What bpf/sockets.c is compiled with. Raises UnsupportedError where the kernel does not describe itself."""
-    types = KernelTypes()
+def definitions(types: KernelTypes) -> dict[str, int]:
+    """What bpf/sockets.c is compiled with. Raises UnsupportedError where the kernel does not describe a field."""
     defined = {name: types.offset(*place) for name, place in _OFFSETS.items()}
     return defined | {
         "NETMON_BIRTH_PAGES": RING_BYTES // pages.PAGE_BYTES,

@@ -4,10 +4,11 @@
 The only thing unusual is that it writes down when each iteration's moments were, to compare with later.
 """
 
+import contextlib
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 import torch.distributed as dist
@@ -70,9 +71,21 @@ def _call_back(function: Callable[[], None]) -> None:
     torch.autograd.Variable._execution_engine.queue_callback(function)
 
 
+@contextlib.contextmanager
+def _profiled(path: str) -> Iterator[None]:
+    """What the CPU does until the context ends, as Kineto writes it; nothing without a path."""
+    if not path:
+        yield
+        return
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
+        yield
+    profiler.export_chrome_trace(path)
+
+
 def main() -> None:
     """Train on random numbers."""
     parser = options("one rank of a DistributedDataParallel training job")
+    parser.add_argument("--profile", default="", help="where PyTorch's profiler writes its trace")
     args = parser.parse_args()
 
     torch.set_num_threads(1)
@@ -87,7 +100,7 @@ def main() -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
 
     pauses, metric = Pauses(args.pauses), torch.zeros(1)
-    with IterationLog(args.log, rank) as log:
+    with IterationLog(args.log, rank) as log, _profiled(args.profile):
         for iteration in range(args.iterations):
             start = time.monotonic_ns()
             optimizer.zero_grad()

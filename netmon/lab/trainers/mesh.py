@@ -15,6 +15,7 @@ PORT = 29500
 PATIENCE_SECONDS = 30.0
 
 Floats = npt.NDArray[np.float32]
+Numbers = npt.NDArray[np.float32] | npt.NDArray[np.uint8]
 
 
 class Mesh:
@@ -42,7 +43,7 @@ class Mesh:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             connection.setblocking(False)
 
-    def exchange(self, sends: Mapping[int, Floats], receives: Mapping[int, Floats]) -> None:
+    def exchange(self, sends: Mapping[int, Numbers], receives: Mapping[int, Numbers]) -> None:
         """Send to some peers and receive from some, all at once; blocks until everything is done. Raises LabError."""
         outgoing = {self._of[peer]: array.view(np.uint8).data for peer, array in sends.items()}
         incoming = {self._of[peer]: array.view(np.uint8).data for peer, array in receives.items()}

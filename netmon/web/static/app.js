@@ -11,6 +11,7 @@ import { LABELS, Timeline } from "./timeline.js";
 import { View } from "./view.js";
 
 const EVERY_MS = 1000;
+const MINUTE_NS = 60e9;
 const node = (id) => document.getElementById(id);
 const page = { frames: [], verdicts: [], state: null, told: -1 };
 window.netmonPage = page; // for who looks at it with the browser's tools
@@ -33,9 +34,22 @@ async function begin() {
       await new Promise((resolve) => setTimeout(resolve, EVERY_MS));
     }
   wire();
-  if (!page.view.open(location.hash)) page.view.follow = page.state?.live ?? false;
+  page.named = page.view.open(location.hash);
   page.view.jump();
-  look();
+  await look();
+}
+
+// What is shown at first: what the link names, else the last minute, or all that there is.
+function first() {
+  const { view, catalogue, state, timeline } = page;
+  if (page.named || !catalogue.lanes.length || !state) return;
+  page.named = true;
+  view.follow = state.live;
+  if (state.live) view.set(timeline.now - MINUTE_NS, MINUTE_NS);
+  else view.fit(catalogue.begin, catalogue.end);
+  view.keepUp(timeline.now);
+  view.jump();
+  moved();
 }
 
 // The lanes, at first and whenever there are others.
@@ -70,6 +84,7 @@ async function look() {
     if (state.generation !== page.catalogue.generation) await again();
     const end = Number(BigInt(state.end_ns) - page.catalogue.origin);
     Object.assign(page.timeline, { now: end, live: state.live });
+    first();
     page.view.keepUp(end);
     if (page.told !== state.verdicts) await readVerdicts(state.verdicts);
     const reading = state.reading < 1 ? `, reading ${Math.round(100 * state.reading)} %` : "";

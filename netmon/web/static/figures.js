@@ -49,7 +49,7 @@ export class Figures {
       parts.push(this.chart(`${job}: iteration time`, dots, [dot("usual", catalogue.colours[1]), dot("stands out", "#D55E00")], duration));
       parts.push(this.chart(`${job}: share of iterations that took at most so long`, ...this.cumulative(times), (v) => `${Math.round(100 * v)} %`, duration));
     }
-    parts.push(element("h3", {}, "Payload that a rank sends in an iteration"));
+    parts.push(element("h2", { class: "sub" }, "Payload that a rank sends in an iteration"));
     parts.push(table(["job", "measured", "2·(N−1)/N·P·4", "ratio"], catalogue.jobs.map((job) => [
       job.name, job.measured_bytes === null ? "?" : bytes(job.measured_bytes), job.theory_bytes ? bytes(job.theory_bytes) : "?",
       job.theory_bytes ? (job.measured_bytes / job.theory_bytes).toFixed(2) : ""])));

@@ -40,7 +40,7 @@ export function legend(node, catalogue) {
 
 export function verdicts(node, catalogue, found, open) {
   if (!found.length) {
-    node.replaceChildren(element("p", { class: "note" }, "No iteration stands out: none took 1.2 × its job's usual time."));
+    node.replaceChildren(element("p", { class: "note" }, "No iteration has stood out so far. One does that takes 1.2 × its job's usual time."));
     return;
   }
   node.replaceChildren(...found.toReversed().slice(0, 300).map((one) =>
@@ -105,9 +105,9 @@ export async function advice(node) {
     node.replaceChildren(
       element("h2", {}, "What could be done"),
       element("ul", {}, ...told.advice.map((line) => element("li", {}, line))),
-      told.jobs.length ? element("h3", {}, "Jobs") : "",
+      told.jobs.length ? element("h2", { class: "sub" }, "Jobs") : "",
       told.jobs.length ? table(["job", "takes", "alone", "transfers"], told.jobs.map((one) => [one.job, duration(one.duration_ns), duration(one.alone_ns), share(one.busy)])) : "",
-      told.pairs.length ? element("h3", {}, "Pairs of ranks") : "",
+      told.pairs.length ? element("h2", { class: "sub" }, "Pairs of ranks") : "",
       told.pairs.length ? table(["pair", "bytes", "pace while it sends"], told.pairs.map((one) => [`${one.source} → ${one.target}${one.slow ? " (slow)" : ""}`, bytes(one.bytes), rate(one.pace_bps)])) : "");
   } catch (error) {
     node.replaceChildren(element("p", { class: "note" }, error.message));

@@ -198,6 +198,7 @@ export class Timeline {
   drawMarks(first, last) {
     const c = this.context;
     const bottom = this.tall;
+    const before = new Map(); // by lane, where the last flag is
     for (const verdict of this.verdicts) {
       const x = this.x(verdict.at);
       const lane = this.byJob.get(verdict.job);
@@ -207,7 +208,13 @@ export class Timeline {
       let end = lane + 1;
       while (end < this.places.length && this.catalogue.lanes[end].kind !== "job" && this.catalogue.lanes[end].job) end++;
       c.fillStyle = bad ? this.colours.bad : this.colours.calm;
-      c.globalAlpha = 0.75;
+      const crowded = x - (before.get(lane) ?? -Infinity) < 17;
+      if (crowded) {
+        if (lane >= first && lane < last) c.fillRect(x, y, 2, 5);
+        continue;
+      }
+      before.set(lane, x);
+      c.globalAlpha = 0.45;
       c.fillRect(x - 0.5, y, 1, Math.min(bottom, this.y(end - 1) + this.places[end - 1].height) - y);
       c.globalAlpha = 1;
       if (lane < first || lane >= last) continue;
@@ -278,7 +285,8 @@ export class Timeline {
     if (step > 1e10) step = [15, 30, 60, 120, 300, 600, 1800, 3600, 7200].map((s) => s * 1e9).find((one) => one >= least) ?? 1.44e13;
     c.font = SMALL;
     c.textBaseline = "middle";
-    for (let at = Math.ceil(view.begin / step) * step; at < view.begin + view.span; at += step) {
+    const shift = Number(view.origin % BigInt(Math.round(step))); // marks are at whole minutes of the day
+    for (let at = Math.ceil((view.begin + shift) / step) * step - shift; at < view.begin + view.span; at += step) {
       const x = this.x(at);
       if (x < LABELS) continue;
       c.fillStyle = colours.line;

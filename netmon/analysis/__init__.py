@@ -1,0 +1,23 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What `netmon.open` gives: a dataset, or what a live collector shows, as pandas tables, sentences and figures."""
+
+from pathlib import Path
+
+from netmon.analysis.explanation import Explanation
+from netmon.analysis.live import Live
+from netmon.analysis.recording import Recording
+from netmon.errors import DataError
+
+__all__ = ["Explanation", "Live", "Recording", "open_data"]
+
+
+def open_data(where: str, tls: str | None = None) -> Recording | Live:
+    """A folder → Recording; HOST:PORT or unix:PATH, of several workers with commas → Live.
+
+    tls: the folder with certificates for a collector. Raises DataError, and whatever watch_once raises.
+    """
+    if Path(where).expanduser().is_dir():
+        return Recording(Path(where).expanduser())
+    if where.startswith("unix:") or where.rpartition(":")[2].isdigit():
+        return Live(where, tls)
+    raise DataError(f"cannot open {where}: no such folder; give the --data of a collector, or its HOST:PORT")

@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Figures of a part of a dataset, in the report's look."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+
+from netmon.errors import UnsupportedError
+from netmon.records import CLASS_NAMES
+from netmon.report.frames import groups
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+_PHASES = (("computing", "#009E73"), ("communicating", "#0072B2"), ("after the last gradient", "#999999"))
+_MOST_LINKS = 8
+
+
+@contextmanager
+def look() -> Iterator[None]:
+    """The report's settings, for as long as something is drawn. Raises UnsupportedError without matplotlib."""
+    try:
+        from matplotlib import rc_context
+
+        from netmon.report.figures.style import SETTINGS
+    except ImportError:
+        raise UnsupportedError("cannot draw: matplotlib is not installed; pip install 'netmon[report]'") from None
+    with rc_context({name: value for name, value in SETTINGS.items() if name != "savefig.dpi"}):
+        yield
+
+
+def iteration_figure(ranks: pd.DataFrame, carried: pd.DataFrame, sentence: str) -> "Figure":
+    """ranks: rows of `iterations`, of one iteration. carried: `buckets` by link and class, of the same time."""
+    with look():
+        from matplotlib.figure import Figure
+
+        links = [name for name, _ in groups(carried, "host", "direction")][:_MOST_LINKS]
+        figure = Figure(figsize=(8.6, 1.2 + 0.3 * len(ranks) + 1.0 * len(links)), layout="constrained")
+        heights = [0.5 + 0.3 * len(ranks), *([1.0] * len(links))]
+        axes = figure.subplots(1 + len(links), 1, sharex=True, squeeze=False, height_ratios=heights)[:, 0]
+        begin = ranks["start"].min()
+        _phases(axes[0], ranks.sort_values("rank"), begin)
+        axes[0].set_title(sentence, loc="left", wrap=True, fontsize=8)
+        for ax, (host, direction) in zip(axes[1:], links, strict=True):
+            own = carried[(carried["host"] == host) & (carried["direction"] == direction)]
+            _stacked(ax, own, lambda moments: (moments - begin).dt.total_seconds() * 1e3)
+            ax.set_title(f"{'leaves' if direction == 'tx' else 'enters'} {host}", loc="left")
+        axes[-1].set_xlabel("time since the iteration's start (ms)")
+        _legend(figure, axes)
+        return figure
+
+
+def draw_iterations(rows: pd.DataFrame, verdicts: pd.DataFrame, ax: "Axes | None") -> "Axes":
+    """rows: of `iterations`. verdicts: rows with start, duration_ns and cause."""
+    with look():
+        ax = ax if ax is not None else _axes()
+        for (job,), own in groups(rows, "job"):
+            slowest = own.groupby("iteration").agg(start=("start", "min"), took=("duration_ns", "max"))
+            ax.plot(slowest["start"], slowest["took"] / 1e6, ".", markersize=3, label=f"job {job}")
+        for (cause,), own in groups(verdicts, "cause"):
+            ax.plot(own["start"], own["duration_ns"] / 1e6, "o", fillstyle="none", label=str(cause).replace("_", " "))
+        ax.set_ylabel("iteration time (ms)")
+        ax.set_ylim(bottom=0)
+        ax.legend()
+        return ax
+
+
+def draw_rates(rows: pd.DataFrame, ax: "Axes | None") -> "Axes":
+    """rows: of `buckets` by class, of one direction."""
+    with look():
+        ax = ax if ax is not None else _axes()
+        _stacked(ax, rows, lambda moments: moments)
+        ax.legend()
+        return ax
+
+
+def _axes() -> "Axes":
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=(8.6, 3.0), layout="constrained").subplots()
+
+
+def _phases(ax: "Axes", ranks: pd.DataFrame, begin: pd.Timestamp) -> None:
+    names = [f"rank {rank} ({host})" for rank, host in zip(ranks["rank"], ranks["host"], strict=True)]
+    ends = [ranks[name] for name in ("start", "comm_start", "comm_end", "end")]
+    known = ranks["comm_start"].notna() & ranks["comm_end"].notna()
+    for (label, colour), left, right in zip(_PHASES, ends, ends[1:], strict=False):
+        start = ((left - begin).dt.total_seconds() * 1e3).where(known)
+        long = ((right - left).dt.total_seconds() * 1e3).where(known)
+        ax.barh(names, long.fillna(0), left=start.fillna(0), color=colour, label=label, height=0.6)
+    if (~known).any():
+        whole = ((ranks["end"] - ranks["start"]).dt.total_seconds() * 1e3).where(~known).fillna(0)
+        ax.barh(names, whole, color="#cccccc", label="not known", height=0.6)
+    ax.invert_yaxis()
+
+
+def _stacked(ax: "Axes", rows: pd.DataFrame, place: Any) -> None:
+    """Mbit/s by class, one upon the other; nothing where there is no row."""
+    from netmon.report.figures.style import COLOUR_OF_CLASS
+
+    if rows.empty:
+        return
+    width = int(rows["bucket_ns"].iloc[0])
+    rows = rows if "class" in rows else rows.assign(**{"class": "all"})
+    table = rows.pivot_table(index="bucket_start", columns="class", values="wire_bytes", aggfunc="sum", fill_value=0)
+    every = pd.date_range(table.index.min(), table.index.max() + pd.Timedelta(width, "ns"), freq=f"{width}ns")
+    if len(every) <= 1_000_000:  # else what is silent is drawn as a slope
+        table = table.reindex(every, fill_value=0)
+    below = np.zeros(len(table))
+    times = place(table.index.to_series())
+    for name in (name for name in (*CLASS_NAMES, "all") if name in table):
+        upto = below + table[name].to_numpy() * 8e3 / width
+        ax.fill_between(times, below, upto, step="post", linewidth=0, color=COLOUR_OF_CLASS[name], label=name)
+        below = upto
+    ax.set_ylabel("Mbit/s")
+    ax.set_ylim(bottom=0)
+
+
+def _legend(figure: "Figure", axes: Any) -> None:
+    known: dict[str, Any] = {}
+    for ax in axes:
+        handles, labels = ax.get_legend_handles_labels()
+        known |= dict(zip(labels, handles, strict=True))
+    figure.legend(list(known.values()), list(known), loc="outside lower center", ncols=min(7, max(1, len(known))))

@@ -1,0 +1,236 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A dataset in Python: each call reads the files that hold what it asks for, and no others."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+import pyarrow as pa
+
+from netmon.analysis.added import SUMS, added_up
+from netmon.analysis.explanation import Explanation, verdict_rows
+from netmon.analysis.moments import Iterations, Moment, frame, window
+from netmon.errors import DataError
+from netmon.report.dataset import open_table, stream
+from netmon.report.job_names import asked_job, job_names
+from netmon.report.judging import ALWAYS, explained, told
+from netmon.report.selection import TABLES, Window, open_rows
+from netmon.units import format_count, parse_duration
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+_Hosts = str | Sequence[str] | None
+_LINK_CLASS = ("host", "interface", "direction", "class")
+
+
+class Recording:
+    """What a collector, a lab or a replay wrote. Nothing is read before it is asked for.
+
+    All tables take the same selections, together: job (either of its names), host (one or several), since and until
+    (ISO 8601, datetime, Timestamp or ns; UTC unless they say else), iterations (one, (10, 20) or range(10, 20)). Times
+    are timestamps in UTC; what ends in `_ns` is a duration.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """path: the --data of a collector."""
+        self.path = path
+
+    MOST_ROWS = 20_000_000
+    """That one call gives; about 2 GB."""
+
+    def __repr__(self) -> str:
+        """Where it lies and whose it is; reads little."""
+        return f"<netmon dataset {self.path}: jobs {', '.join(self.jobs) or 'none'}>"
+
+    @property
+    def jobs(self) -> list[str]:
+        """What people call the jobs, or what their ranks have in common where they have no name."""
+        try:
+            table = open_table(self.path, "iterations")
+        except DataError:
+            return []
+        found = {str(name) for batch in stream(table, ["job"]) for name in batch["job"].unique().to_pylist() if name}
+        return sorted(self._names.get(name, name) for name in found)
+
+    @cached_property
+    def _names(self) -> dict[str, str]:
+        return job_names(self.path)
+
+    def iterations(
+        self,
+        *,
+        job: str | None = None,
+        host: _Hosts = None,
+        since: Moment | None = None,
+        until: Moment | None = None,
+        iterations: Iterations | None = None,
+    ) -> pd.DataFrame:
+        """A row per job, rank and iteration, by start; duration_ns beside the table's own columns. Raises DataError."""
+        rows = self.table("iterations", job=job, host=host, since=since, until=until, iterations=iterations)
+        rows.insert(list(rows).index("end") + 1, "duration_ns", (rows["end"] - rows["start"]).astype("int64"))
+        return rows.sort_values(["start", "rank"], kind="stable", ignore_index=True)
+
+    def flows(
+        self, *, job: str | None = None, host: _Hosts = None, since: Moment | None = None, until: Moment | None = None
+    ) -> pd.DataFrame:
+        """A row per flow as it was known last, on (session, flow_id) joined to `buckets`. Raises DataError."""
+        rows = self.table("flows", job=job, host=host, since=since, until=until)
+        return rows.drop_duplicates(["session", "flow_id"], keep="last", ignore_index=True)
+
+    def verdicts(
+        self, *, job: str | None = None, since: Moment | None = None, until: Moment | None = None
+    ) -> pd.DataFrame:
+        """A row per iteration that stood out, with `sentence`: as the collector told, else up to 200 made now.
+
+        Raises DataError.
+        """
+        asked = self._window(job, None, since, until, None)
+        within = asked.since_ns or ALWAYS[0], asked.until_ns if asked.until_ns is not None else ALWAYS[1]
+        return verdict_rows(told(self.path, asked.job, within))
+
+    def buckets(
+        self,
+        *,
+        job: str | None = None,
+        host: _Hosts = None,
+        since: Moment | None = None,
+        until: Moment | None = None,
+        iterations: Iterations | None = None,
+        width: str | None = None,
+        by: Sequence[str] = _LINK_CLASS,
+    ) -> pd.DataFrame:
+        """Bytes and packets per flow and bucket; with width ("1ms"): added up per bin and combination of `by`.
+
+        A job's are its DL flows'. Raises DataError where more than MOST_ROWS would come: select less, or give a width.
+        """
+        asked = self._window(job, host, since, until, iterations)
+        if width is None:
+            return self._read("buckets", asked, None)
+        files, condition = open_rows(self.path, "buckets", asked)
+        known = [name for name in by if name in files.schema.names]
+        names = [*dict.fromkeys([*known, "bucket_start_ns", "bucket_ns", *SUMS])]
+        batches = stream(files, [name for name in names if name in files.schema.names], condition)
+        table = added_up(batches, known, parse_duration(width), self.MOST_ROWS)
+        return frame(table)
+
+    def table(
+        self,
+        name: str,
+        *,
+        columns: Sequence[str] | None = None,
+        job: str | None = None,
+        host: _Hosts = None,
+        since: Moment | None = None,
+        until: Moment | None = None,
+        iterations: Iterations | None = None,
+    ) -> pd.DataFrame:
+        """Any table of the dataset (`ledger`, `transport`, `nic`, `host`, …). columns: as the table calls them (all).
+
+        Raises DataError where there is none, or more than MOST_ROWS; UsageError for a column that it lacks.
+        """
+        if name not in TABLES:
+            raise DataError(f"cannot read table {name}: there are {', '.join(TABLES)}")
+        return self._read(name, self._window(job, host, since, until, iterations), columns)
+
+    def explain(self, iteration: int, job: str | None = None) -> Explanation:
+        """Why this iteration took as long as it did, rank by rank. Raises DataError: unknown, or of two jobs."""
+        found = list(explained(self.path, self._asked(job), iteration))
+        if len(jobs := sorted({verdict.job for verdict, _ in found})) > 1:
+            names = ", ".join(self._names.get(name, name) for name in jobs)
+            raise DataError(f"cannot tell which iteration {iteration}: jobs {names} have one; give job=")
+        return Explanation.of(*found[-1])
+
+    def plot_iteration(self, iteration: int, job: str | None = None, width: str = "1ms") -> "Figure":
+        """One iteration: its ranks' phases, and what each of their links carried, by class. Raises DataError."""
+        from netmon.analysis.plots import iteration_figure
+
+        rows = self.iterations(job=job, iterations=iteration)
+        if rows.empty:
+            raise DataError(f"cannot draw iteration {iteration}: {self.path} holds no such iteration")
+        if len(names := sorted(set(rows["job"]))) > 1:
+            raise DataError(f"cannot tell which iteration {iteration}: jobs {', '.join(names)} have one; give job=")
+        since, until = rows["start"].min(), rows["end"].max()
+        carried = self.buckets(host=sorted(set(rows["host"])), since=since, until=until, width=width)
+        return iteration_figure(rows, carried, self.explain(iteration, job).sentence)
+
+    def plot_iterations(self, job: str | None = None, ax: "Axes | None" = None) -> "Axes":
+        """How long iterations took, over time, those that stood out marked by their cause. Raises DataError."""
+        from netmon.analysis.plots import draw_iterations
+
+        rows = self.iterations(job=job)
+        return draw_iterations(rows, self.verdicts(job=job), ax)
+
+    def plot_rates(
+        self,
+        host: str,
+        direction: str = "tx",
+        since: Moment | None = None,
+        until: Moment | None = None,
+        width: str = "10ms",
+        ax: "Axes | None" = None,
+    ) -> "Axes":
+        """What left (tx) or entered (rx) a host, by class, over time. Raises DataError."""
+        from netmon.analysis.plots import draw_rates
+
+        rows = self.buckets(host=host, since=since, until=until, width=width)
+        return draw_rates(rows[rows["direction"] == direction], ax)
+
+    def exhibits(self) -> pd.DataFrame:
+        """What `netmon report` shows, which repeats the studies' figures: name, title, the figure that it follows."""
+        from netmon.analysis.exhibits import contents
+
+        return contents()
+
+    def exhibit(self, name: str, job: str | None = None) -> dict[str, pd.DataFrame]:
+        """The tables of one exhibit. Reads the dataset once, however many are asked for. Raises DataError."""
+        from netmon.analysis.exhibits import tables
+
+        return tables(self._study(job), name)
+
+    def plot_exhibit(self, name: str, job: str | None = None) -> "Figure":
+        """The figure of one exhibit. Raises DataError where the dataset does not have what it shows."""
+        from netmon.analysis.exhibits import figure
+
+        return figure(self._study(job), name)
+
+    def _study(self, job: str | None) -> Any:
+        from netmon.report.reading import read_study
+
+        asked = self._asked(job)
+        if asked not in self._studies:
+            self._studies[asked] = read_study(self.path, asked)
+        return self._studies[asked]
+
+    @cached_property
+    def _studies(self) -> dict[str | None, Any]:
+        return {}
+
+    def _asked(self, job: str | None) -> str | None:
+        return asked_job(job, self._names) if job is not None else None
+
+    def _window(self, job: str | None, *others: Any) -> Window:
+        return replace(window(job, *others), job=self._asked(job))
+
+    def _read(self, name: str, asked: Window, columns: Sequence[str] | None) -> pd.DataFrame:
+        files, condition = open_rows(self.path, name, asked)
+        if missing := sorted({*(columns or ())} - {*files.schema.names}):
+            raise DataError(f"cannot read {', '.join(missing)} of table {name}: it has {', '.join(files.schema.names)}")
+        batches = list(self._most(stream(files, columns, condition)))
+        schema = pa.schema([field for field in files.schema if columns is None or field.name in columns])
+        return frame(pa.Table.from_batches(batches) if batches else schema.empty_table())
+
+    def _most(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        rows = 0
+        for batch in batches:
+            rows += batch.num_rows
+            if rows > self.MOST_ROWS:
+                raise DataError(
+                    f"cannot hold more than {format_count(self.MOST_ROWS)} rows of {self.path}: select a time, hosts "
+                    "or a job, or add buckets up with width="
+                )
+            yield batch
