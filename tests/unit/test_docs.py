@@ -174,7 +174,7 @@ def test_every_example_of_help_is_a_command(parser):
 
 @pytest.mark.long
 @pytest.mark.kernel
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(3000)
 @pytest.mark.parametrize("page", [page for page in PAGES if any(shell_lines(page, marked=True))], ids=str)
 def test_marked_commands_run(page, tmp_path):
     """One after the other, as a reader would, in a folder of their own."""
@@ -186,7 +186,7 @@ def test_marked_commands_run(page, tmp_path):
             env=environment,
             capture_output=True,
             text=True,
-            timeout=300,
+            timeout=1200,
             check=False,
         )
         assert done.returncode == 0, f"{line}\n{done.stdout}\n{done.stderr}"
