@@ -35,7 +35,7 @@ def files(package: Path) -> dict[str, str]:
 @pytest.fixture(scope="module")
 def packages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Without the libraries from PyPI, which take minutes."""
-    return build(tmp_path_factory.mktemp("deb"), LIBRARIES="no", COMPRESSION="0")
+    return build(tmp_path_factory.mktemp("deb"), LIBRARIES="no", COMPRESSION="none")
 
 
 def test_programs_units_and_examples_are_inside(packages: dict[str, Path]) -> None:
@@ -77,7 +77,7 @@ def test_dependencies_name_bcc_and_the_interpreter(packages: dict[str, Path]) ->
 @pytest.mark.skipif(shutil.which("systemd-nspawn") is None, reason="systemd-nspawn is not installed")
 def test_installed_upgraded_with_the_data_kept_and_purged(tmp_path: Path) -> None:
     subprocess.run(["make", "--no-print-directory", "-C", ROOT, "man"], check=True)
-    old = build(tmp_path / "old", COMPRESSION="0")
+    old = build(tmp_path / "old", COMPRESSION="none")
     version = output("dpkg-deb", "-f", old["netmon"], "Version").strip()
     new = tmp_path / "new"
     new.mkdir()
@@ -86,7 +86,7 @@ def test_installed_upgraded_with_the_data_kept_and_purged(tmp_path: Path) -> Non
         subprocess.run(["dpkg-deb", "-R", path, tree], check=True)
         control = tree / "DEBIAN/control"
         control.write_text(control.read_text().replace(f"Version: {version}", f"Version: {version}.1"))
-        subprocess.run(["dpkg-deb", "-z0", "--root-owner-group", "-b", tree, new], check=True, capture_output=True)
+        subprocess.run(["dpkg-deb", "-Znone", "--root-owner-group", "-b", tree, new], check=True, capture_output=True)
         shutil.rmtree(tree)
     told = run_booted(SCRIPT.read_text(), tmp_path, 900)
     assert told.rstrip().endswith("== over"), told
@@ -97,7 +97,7 @@ def test_installed_upgraded_with_the_data_kept_and_purged(tmp_path: Path) -> Non
 @pytest.mark.skipif(shutil.which("lintian") is None, reason="lintian is not installed")
 def test_lintian_has_nothing_to_say(tmp_path: Path) -> None:
     subprocess.run(["make", "--no-print-directory", "-C", ROOT, "man"], check=True)
-    packages = build(tmp_path, COMPRESSION="0")
+    packages = build(tmp_path, COMPRESSION="none")
     done = subprocess.run(
         ["lintian", "--fail-on", "error,warning", *packages.values()], capture_output=True, text=True, check=False
     )
