@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
+    from netmon.past import Past
     from netmon.top.program import Program
     from netmon.views import Selection, Snapshot
 
@@ -45,13 +46,13 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--collector",
         metavar="ADDR",
         default="localhost:9400",
-        help="HOST:PORT or unix:PATH; of several workers all, with commas (default: %(default)s)",
+        help="HOST:PORT or unix:PATH; several workers, separated by commas (default: %(default)s)",
     )
     parser.add_argument(
         "--data",
         type=Path,
         metavar="DIR",
-        help="instead: a dataset's last hour, iteration by iteration, such as --data out/demo",
+        help="show the last hour of a dataset instead, iteration by iteration, such as --data out/demo",
     )
     declare_security(parser)
     parser.add_argument("--hosts", metavar="H1,H2", default="", help="only these hosts and the jobs on them")
@@ -83,9 +84,9 @@ def run(args: argparse.Namespace) -> int:
         if args.json:
             print(_document(args))
             return 0
-        from rich.console import Console
+        from netmon import terminal
 
-        console = Console(highlight=False)
+        console = terminal.console()
         if args.once:
             _print_frame(args, console)
         elif console.is_terminal:
@@ -151,21 +152,27 @@ def _show_live(args: argparse.Namespace, console: "Console") -> None:
     def turned(selection: "Selection") -> None:
         asked[0] = selection
 
-    past, updates = None, None
+    past: Past
+    updates = None
     if args.data is not None:
         from netmon.report.past import DatasetPast
 
         past = DatasetPast(args.data)
         past.steps()  # what cannot be read is said before the screen is taken
     else:
+        from netmon.top.collector_past import CollectorPast, with_steps
         from netmon.wire.watch import follow
 
-        updates = follow(args.collector, _INTERVAL_MS, lambda: asked[0], security=security(args))
+        past = collector = CollectorPast(args.collector, security(args))
+        news = follow(args.collector, _INTERVAL_MS, lambda: with_steps(asked[0]), security=security(args))
+        updates = collector.remember(news)
     program = Program(updates, past, asked[0], turned, colour=not console.no_color)
     with _ended_by_signals(program):
         program.run()
     if program.error:
         raise program.error
+    if program.return_code:  # it has printed what was wrong with itself
+        sys.exit(program.return_code)
 
 
 @contextmanager

@@ -19,13 +19,13 @@ from netmon.dl.theory import ring_bytes
 from netmon.dl.verdict.words import from_columns
 from netmon.errors import DataError
 from netmon.past import HOUR_NS, Frame, PastSteps, RankSpan
-from netmon.records import AgentCost, Direction, Flow, Owner, Source
+from netmon.records import CLASS_NAMES, AgentCost, Class, Direction, Flow, Owner, Source
 from netmon.report.dataset import open_table, stream, table_files
 from netmon.report.frames import plain_words
 from netmon.report.job_names import asked_job, names_of
 from netmon.report.judging import explained
 from netmon.units import format_duration
-from netmon.views import HostView, JobView, LinkView, Page, RankTimes, RankView, Snapshot, Verdict
+from netmon.views import HostView, JobView, LinkView, Page, RankTimes, RankView, Snapshot, Totals, Verdict
 
 MOST_FLOWS = 200
 _MOST_LINKS = 64
@@ -145,6 +145,7 @@ class DatasetPast:
                 if not len(rows) or set(within.index[whole]) != set(hosts):
                     continue
             if len(rows):
+                rows["class"] = rows["class"].astype(object).fillna(CLASS_NAMES[Class.UNCLASSIFIED])
                 return rows, f"rows of {format_duration(int(rows['bucket_ns'].median()))}, {words}"
         return rows, "the dataset has no row of that time"
 
@@ -212,6 +213,19 @@ class DatasetPast:
             links=links,
             jobs=jobs,
             flows=flows,  # type: ignore[arg-type]
+            totals=Totals(
+                hosts=len(hosts),
+                connected=len(hosts),
+                links=len(links),
+                nic_bytes=sum(link.nic_bytes for link in links),
+                attributed_bytes=sum(link.attributed_bytes for link in links if link.nic_bytes),
+                class_bps=tuple(sum(link.wire_bps.mean(axis=0) for link in links)) if links else (),
+                jobs=len(jobs),
+                ranks=sum(job.known_ranks for job in jobs),
+                shared_ranks=sum(job.shared_ranks for job in jobs),
+                flows=len(flows),
+                clock_error_ns=max(error.values(), default=0),
+            ),
             page=Page(len(hosts), len(links), 0, len(jobs), 0),
         )
 
@@ -243,6 +257,8 @@ class DatasetPast:
         return {(str(row["host"]), str(row["interface"])): int(row["capacity_bps"] or 0) for row in rows}
 
     def _describe(self, wanted: Sequence[tuple[str, int]]) -> list[Flow | None]:
+        if not wanted:
+            return []
         numbers = ds.field("flow_id").isin(pa.array({flow for _, flow in wanted}, pa.uint32()))
         sessions = ds.field("session").isin(sorted({session for session, _ in wanted}))
         rows = self._read("flows", _FLOW, sessions & numbers, None)

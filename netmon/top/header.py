@@ -87,7 +87,8 @@ def _few_hosts(hosts: tuple[HostView, ...]) -> Iterator[Text]:
         busiest = max(host.cost.cpu_fraction for host in hosts)
         largest = max(host.cost.rss_bytes for host in hosts)
         each = "each ≤ " if len(hosts) > 1 else ""
-        yield Text(f"agents: {each}{busiest:.1%} of a core, {format_bytes(largest)}".replace("%", " %"))
+        if largest:  # else it is the past, in which nobody knows
+            yield Text(f"agents: {each}{busiest:.1%} of a core, {format_bytes(largest)}".replace("%", " %"))
         yield from _clocks(hosts)
 
 

@@ -11,6 +11,7 @@ from netmon.past import Frame, PastSteps
 from netmon.top.filters import Filter
 from netmon.top.flow_key import FlowKey, flow_key
 from netmon.top.flow_kind import FLOWS, GROUPS, FlowGroup, FlowRow, flow_rows, grouped
+from netmon.top.glyphs import iteration
 from netmon.top.job_kind import JOBS, RANKS, TIMED_RANKS, RankRow
 from netmon.top.link_kind import LINKS
 from netmon.top.links import ARROWS
@@ -96,8 +97,7 @@ def below(level: Level, kind: Kind, view: Any) -> Level | None:
     if isinstance(view, JobView):
         return Level("job", view.job, name=view.name or view.job)
     if isinstance(view, Step | Verdict):
-        number = view.number if isinstance(view, Step) else view.iteration
-        return Level("iteration", view.job, name=f"iteration {'~' if view.relative else ''}{number}")
+        return Level("iteration", view.job, name=iteration_name(view))
     if isinstance(view, RankRow):
         return Level("rank", view.job, view.view.rank, name=f"rank {view.view.rank} ({view.view.host})")
     if isinstance(view, LinkView) and level.what != "link":
@@ -106,6 +106,11 @@ def below(level: Level, kind: Kind, view: Any) -> Level | None:
     if isinstance(view, FlowRow) and level.what != "flow":
         return Level("flow", level.job, level.rank, level.link, flow_key(view.view), name="flow")
     return None
+
+
+def iteration_name(of: Step | Verdict) -> str:
+    """`iteration 412`; `iteration ~12` where it counts from when somebody began to look."""
+    return f"iteration {iteration(of.number if isinstance(of, Step) else of.iteration, of.relative)}"
 
 
 def links_to_draw(level: Level, scene: Scene) -> list[LinkView]:

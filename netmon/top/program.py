@@ -21,7 +21,7 @@ from netmon.top.filter_line import FilterLine
 from netmon.top.filters import Filter, parse
 from netmon.top.flow_kind import GROUPINGS, FlowGroup
 from netmon.top.help_screen import HelpScreen
-from netmon.top.levels import Level, Scene, Shown, below, links_to_draw, tables
+from netmon.top.levels import Level, Scene, Shown, below, iteration_name, links_to_draw, tables
 from netmon.top.moments import Moments
 from netmon.top.names import short_names
 from netmon.top.news import Answer, Ended, Reader, Update
@@ -51,7 +51,7 @@ class Program(App[None]):
     #space { height: 1fr; }
     """
     BINDINGS: ClassVar[list[BindingType]] = [
-        *(Binding(key, "quit") for key in ("q",)),
+        Binding("q", "quit"),
         Binding("ctrl+c", "quit", priority=True),
         Binding("escape,backspace", "up"),
         Binding("space", "pause"),
@@ -93,6 +93,7 @@ class Program(App[None]):
         self.filter = Filter()
         self.notice = ""
         self._updates, self._past = updates, past
+        self._moments = Moments(past, self)
         self._asked, self._turned = asked or Selection(), turned
         self._live = self._newest = _NOTHING
         self._received_ns = time.time_ns()
@@ -101,7 +102,6 @@ class Program(App[None]):
         self._shown: list[Shown] = []
         self._cost = OwnCost()
         self._reader: Reader | None = None
-        self._moments = Moments(None, self)
 
     def compose(self) -> ComposeResult:
         """Everything from above to below; how high each is follows from the screen."""
@@ -116,7 +116,6 @@ class Program(App[None]):
 
     def on_mount(self) -> None:
         """Begin to read."""
-        self._moments = Moments(self._past, self)
         if self._updates is not None:
             self._reader = Reader(self._updates, self)
         else:
@@ -148,11 +147,14 @@ class Program(App[None]):
 
     @on(Answer)
     def _take_answer(self, message: Answer) -> None:
-        self._moments.answer(message)
+        try:
+            self._moments.answer(message)
+        except Exception as error:  # nobody meant it to happen: the command tells it when the terminal is put back
+            self._end(Ended(error))
+            return
         step = self._moments.rewinding.step
         if step and self.path[-1].what == "iteration":
-            number = f"{'~' if step.relative else ''}{step.number}"
-            self.path[-1] = replace(self.path[-1], job=step.job, name=f"iteration {number}")
+            self.path[-1] = replace(self.path[-1], job=step.job, name=iteration_name(step))
         self.redraw()
 
     @on(Resize)
@@ -217,10 +219,10 @@ class Program(App[None]):
     def _state(self, scene: Scene) -> tuple[str, str]:
         if scene.frame:
             return "PAST", ""
-        silent = self._updates is not None and time.time_ns() - self._received_ns > _SILENCE_NS
-        late = f"no news since {clock(self._received_ns)[:8]}" if silent else ""
-        waiting = "waiting for the first snapshot …" if self._live is _NOTHING else ""
-        return ("PAUSED" if self._paused else ""), self.notice or late or waiting
+        notice = self.notice or ("waiting for the first snapshot …" if self._live is _NOTHING else "")
+        if not notice and time.time_ns() - self._received_ns > _SILENCE_NS:
+            notice = f"no news since {clock(self._received_ns)[:8]}"
+        return ("PAUSED" if self._paused else ""), notice
 
     def _focused(self) -> int:
         """The table that keys are for."""
@@ -256,9 +258,8 @@ class Program(App[None]):
             self.query_one(FilterLine).close()
         elif len(self.path) > 1:
             self._enter(self.path[:-1])
-        elif self.filter.text:
+        else:
             self._filter_by(FilterLine.Changed(Filter()))
-        self.redraw()
 
     def _enter(self, path: list[Level]) -> None:
         self.path = path

@@ -1,0 +1,208 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The past as a collector has it: iterations that it tells of, and what the hosts' recorders hold of their time."""
+
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+
+from netmon.dl.past_frames import flows_of, links_of, step_times
+from netmon.errors import NetmonError
+from netmon.past import HOUR_NS, Frame, PastSteps, RankSpan
+from netmon.records import Direction, Flow, Owner, Table
+from netmon.units import format_duration
+from netmon.views import STEP, JobView, Page, RankTimes, RankView, Selection, Snapshot, Verdict
+from netmon.wire.full import get_full
+from netmon.wire.security import PLAIN, Security
+from netmon.wire.watch import Outage, UnreachableError, split, watch_once
+
+STEPS_NS = 60_000_000_000
+"""How far back a collector is asked when somebody goes back."""
+
+_STEPS_LIVE_NS = 5_000_000_000  # and with every snapshot: what comes is remembered
+_MOST_FLOWS, _MOST_HOSTS = 200, 32
+_MOST_STEPS = 1_000_000  # rows
+_SAME_NS = 1_000_000_000
+_FLOW = ["src", "dst", "src_port", "dst_port", "protocol", "process", "job", "direction"]
+
+
+def with_steps(asked: Selection) -> Selection:
+    """What to ask for so that what has been shown can be gone back to."""
+    return replace(asked, steps_ns=_STEPS_LIVE_NS)
+
+
+class CollectorPast:
+    """Remembers iterations and verdicts of snapshots for an hour. `remember` runs on the thread that reads them."""
+
+    def __init__(self, addresses: str, security: Security = PLAIN) -> None:
+        """addresses: of a collector, or of several workers with commas."""
+        self._addresses, self._security = addresses, security
+        self._lock = threading.Lock()
+        self._steps: dict[str, Table] = {}
+        self._verdicts: dict[tuple[str, int, int], Verdict] = {}
+        self._newest: dict[str, JobView] = {}
+        self._last: Snapshot | None = None
+
+    def remember(self, updates: Iterable[Snapshot | Outage]) -> Iterator[Snapshot | Outage]:
+        """The same updates; what they tell of iterations is kept."""
+        for update in updates:
+            if isinstance(update, Snapshot):
+                self._take(update)
+            yield update
+
+    def _take(self, snapshot: Snapshot) -> None:
+        with self._lock:
+            self._last = snapshot
+            for job in snapshot.jobs:
+                self._newest[job.job] = job
+                self._verdicts |= {(one.job, one.iteration, one.end_ns): one for one in job.verdicts}
+                if len(job.steps):
+                    known = self._steps.get(job.job, np.zeros(0, STEP))
+                    rows = np.concatenate([known, job.steps])
+                    rows = _each_once(rows)
+                    since = int(rows["end_ns"].max()) - HOUR_NS
+                    self._steps[job.job] = rows[rows["end_ns"] > since][-_MOST_STEPS:]
+
+    def steps(self) -> PastSteps:
+        """The iterations since the program began, and of the minute before; blocks. Raises NetmonError."""
+        asked = Selection(steps_ns=STEPS_NS, most_links=1, most_hosts=1)
+        self._take(watch_once(self._addresses, asked, self._security))
+        with self._lock:
+            jobs = dict(self._steps)
+            verdicts = sorted(self._verdicts.values(), key=lambda one: one.end_ns)
+            names = {job.job: job.name or job.job for job in self._newest.values()}
+            relative = {job.job: job.relative for job in self._newest.values()}
+        times = dict[str, Table]()
+        for job, rows in jobs.items():
+            told = pd.DataFrame(rows).rename(columns={"number": "iteration"})
+            times |= step_times(told.assign(job=job, relative=relative.get(job, False)))
+        return PastSteps(times, verdicts, names)
+
+    def frame(self, job: str, number: int, since_ns: int, until_ns: int) -> Frame:
+        """What the recorders of the job's hosts hold of [since, until), and what its ranks did; blocks.
+
+        Raises UnreachableError where no collector can get it.
+        """
+        with self._lock:
+            view, last = self._newest[job], self._last
+            steps = self._steps.get(job, np.zeros(0, STEP))
+        own = steps[(steps["number"] == number) & (steps["end_ns"] > since_ns) & (steps["start_ns"] < until_ns)]
+        own = np.sort(own, order="rank")
+        host_of = {rank.rank: rank.host for rank in view.ranks}
+        hosts = sorted(set(host_of.values()))
+        gaps = [f"{len(hosts) - _MOST_HOSTS} more hosts of the job are not asked"] if len(hosts) > _MOST_HOSTS else []
+        rows, missing = self._full(hosts[:_MOST_HOSTS], since_ns, until_ns)
+        now = watch_once(self._addresses, Selection(jobs=(job,), most_ranks=1), self._security)
+        capacity = {(link.host, link.interface): link.capacity_bps for link in now.links}
+        finest = int(rows["bucket_ns"].min()) if len(rows) else 0
+        ranks = tuple(_rank(row, view, host_of) for row in own)
+        verdicts = tuple(one for one in self._verdicts.values() if one.job == job and one.iteration == number)
+        taken = np.array([rank.duration_ns for rank in ranks], np.int64)
+        moment = replace(
+            view,
+            iteration=number,
+            last_ns=int(taken.max(initial=0)),
+            ranks=ranks,
+            known_ranks=len(ranks),
+            shared_ranks=0,
+            verdicts=verdicts,
+            measured_bytes=float("nan"),
+        )
+        snapshot = replace(
+            last or now,
+            time_ns=until_ns,
+            hosts=now.hosts,
+            links=links_of(rows, since_ns, until_ns, capacity),
+            jobs=(moment,),
+            flows=flows_of(rows, since_ns, until_ns, _describer(rows), _MOST_FLOWS),
+            warnings=(),
+            page=Page(len(hosts), 0, 0, 1, 0),
+        )
+        basis = f"buckets of {format_duration(finest)}, from the hosts' recorders" if finest else "no row of that time"
+        spans = tuple(_span(row, host_of) for row in own)
+        return Frame(since_ns, until_ns, snapshot, spans, basis, (*gaps, *missing))
+
+    def times(self, job: str, number: int, end_ns: int) -> tuple[RankTimes, ...]:
+        """As the collector has told with its verdict; does not block."""
+        with self._lock:
+            found = self._verdicts.get((job, number, end_ns))
+        return tuple(getattr(found, "ranks", ()))
+
+    def _full(self, hosts: Sequence[str], since_ns: int, until_ns: int) -> tuple[pd.DataFrame, list[str]]:
+        """Rows of all workers; sentences on what is missing."""
+        pieces, gaps, last = list[pa.Table](), list[str](), NetmonError("")
+        for address in split(self._addresses):
+            for host in hosts:
+                try:
+                    for part in get_full(address, [host], since_ns, until_ns, self._security):
+                        pieces.append(part.rows)
+                        gaps += [f"{part.host}: {part.gap}"] if part.gap else []
+                except UnreachableError as error:
+                    last = error
+        if not pieces:
+            raise UnreachableError(str(last))
+        return pa.concat_tables(pieces, promote_options="permissive").to_pandas(), gaps
+
+
+def _each_once(rows: Table) -> Table:
+    """The last word on each iteration, by its end: hosts' clocks are known better and better, and move it a little."""
+    order = np.lexsort((np.arange(len(rows)), rows["number"], rows["rank"]))
+    ordered = rows[order]
+    same = (np.diff(ordered["rank"]) == 0) & (np.diff(ordered["number"]) == 0)
+    same &= np.abs(np.diff(ordered["end_ns"])) < _SAME_NS  # a job that began anew counts from 0 again
+    return np.sort(ordered[np.append(~same, True)], order="end_ns")
+
+
+def _describer(rows: pd.DataFrame) -> Any:
+    known = rows.drop_duplicates(["session", "flow_id"]) if len(rows) else rows
+
+    def describe(wanted: Sequence[tuple[str, int]]) -> list[Flow | None]:
+        told = {(str(row["session"]), int(row["flow_id"])): _flow(row) for row in known.to_dict("records")}
+        return [told.get(key) for key in wanted]
+
+    return describe
+
+
+def _flow(row: Mapping[Any, Any]) -> Flow | None:
+    if row["src"] is None or row["src"] != row["src"]:
+        return None
+    return Flow(
+        flow_id=int(row["flow_id"]),
+        interface=0,
+        direction=Direction[str(row["direction"]).upper()],
+        src=str(row["src"]),
+        dst=str(row["dst"]),
+        src_port=int(row["src_port"]),
+        dst_port=int(row["dst_port"]),
+        protocol=int(row["protocol"]),
+        first_ns=0,
+        owner=Owner(process=str(row["process"] or ""), job=str(row["job"] or "")),
+    )
+
+
+def _span(row: Any, host_of: Mapping[int, str]) -> RankSpan:
+    times = (int(row[name]) for name in ("start_ns", "end_ns", "comm_start_ns", "comm_end_ns"))
+    return RankSpan(int(row["rank"]), host_of.get(int(row["rank"]), ""), *times)
+
+
+def _rank(row: Any, view: JobView, host_of: Mapping[int, str]) -> RankView:
+    """Bytes are told of a rank's last iteration only: of another one they are 0, as nobody knows them."""
+    span = _span(row, host_of)
+    same = next((one for one in view.ranks if one.rank == span.rank and one.iteration == int(row["number"])), None)
+    exposed = int(row["comm_end_ns"] - row["wait_start_ns"]) if row["wait_start_ns"] and row["comm_end_ns"] else -1
+    return same or RankView(
+        rank=span.rank,
+        host=span.host,
+        iteration=int(row["number"]),
+        duration_ns=span.end_ns - span.start_ns,
+        communication_ns=max(span.comm_end_ns - span.comm_start_ns, 0) if span.comm_start_ns else 0,
+        node_shared=False,
+        dl_tx_bytes=0,
+        cross_tx_bytes=0,
+        cross_rx_bytes=0,
+        exposed_ns=exposed,
+    )
