@@ -11,6 +11,7 @@ from netmon.wire import netmon_pb2
 from netmon.wire.batches import decode_batch, decode_hello
 from netmon.wire.identity import Identity, proves
 from netmon.wire.limits import MAX_HOST
+from netmon.wire.versions import misunderstanding
 
 if TYPE_CHECKING:  # who only reads what comes needs nothing of what is made of it
     from collector.host.session import Session
@@ -32,12 +33,8 @@ def read_hello(message: netmon_pb2.AgentMessage, identity: Identity | None = Non
         raise ImpostorError(
             f"{identity} says that it is {other}: give the agent --host {identity.name}, or a certificate of {other}"
         )
-    version = message.hello.schema_version
-    if version != SCHEMA_VERSION:
-        raise WireError(
-            f"hello of {printable(message.hello.host[:MAX_HOST])}: schema version {version} where the collector has "
-            f"{SCHEMA_VERSION}; run the same netmon on both"
-        )
+    if reason := misunderstanding(message.hello, SCHEMA_VERSION):
+        raise WireError(f"hello of {printable(message.hello.host[:MAX_HOST])}: {reason}")
     hello = decode_hello(message.hello)
     if not proves(hello.session, message.hello.proof):
         raise ImpostorError(f"session {hello.session} of {printable(hello.host)} is another agent's")

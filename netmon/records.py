@@ -315,6 +315,7 @@ class Hello:
     marks: Sequence[Mark] = ()  # of every rank: that it joined, and the step it is in
     acknowledged: int = 0  # the last batch of which the agent knows that it is stored
     stream_ns: int = 0  # width of the buckets that it streams unless it is under pressure; 0: bucket_ns
+    oldest_reader: int = 0  # a collector of this schema version understands what follows; 0: schema_version
 
     @property
     def streamed_ns(self) -> int:

@@ -17,6 +17,7 @@ from netmon.errors import WireError
 from netmon.records import SCHEMA_VERSION, Hello
 from netmon.wire import netmon_pb2
 from netmon.wire.bus import Bus, Label
+from netmon.wire.versions import misunderstanding
 
 SILENT_S = 10.0
 """An agent that lives sends every second; what is heard of it later connects it again."""
@@ -136,7 +137,7 @@ class BusSession:
             message = netmon_pb2.AgentMessage.FromString(data)
         except DecodeError as error:
             raise StrangerError(f"the introduction of session {self.name} of {self.host} cannot be read") from error
-        known = message.WhichOneof("message") == "hello" and message.hello.schema_version == SCHEMA_VERSION
+        known = message.WhichOneof("message") == "hello" and not misunderstanding(message.hello, SCHEMA_VERSION)
         try:
             hello = read_hello(message)
         except WireError as error:

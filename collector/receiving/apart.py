@@ -24,7 +24,8 @@ from netmon.wire.channel import ALIVE_EVERY_S
 _log = logging.getLogger(__name__)
 _GATHER_S = 0.05  # news for agents go over together
 _AGAIN_S = 1.0  # after the process has died
-_NO_ANSWER_S = 60.0
+_NO_ANSWER_S = 20.0
+_LONG_S = 0.1  # to wait for an answer
 
 
 class ReceiverApart:
@@ -61,6 +62,8 @@ class ReceiverApart:
         if received is None:
             self._registry.tick()
             return waited_s
+        if waited_s > _LONG_S:  # what comes meanwhile is read beside the tick
+            self._ask()
         take(self._registry, received, self._streams)
         for number in received.left:
             if stream := self._streams.get(number):
@@ -96,12 +99,17 @@ class ReceiverApart:
         if self._process:
             self._process.send(frame)
 
+    def _ask(self) -> None:
+        """For what has come; one answer is on its way at a time."""
+        if self._given is None and self._process:
+            self._given = asyncio.get_running_loop().create_future()
+            self._send(frames.Give())
+
     async def _give(self) -> frames.Received | None:
         """None: nobody answers."""
-        if self._process is None:
+        self._ask()
+        if self._given is None:
             return None
-        self._given = asyncio.get_running_loop().create_future()
-        self._send(frames.Give())
         try:
             return await asyncio.wait_for(self._given, _NO_ANSWER_S)
         except asyncio.TimeoutError:
@@ -109,6 +117,8 @@ class ReceiverApart:
             if self._process:
                 self._process.kill()
             return None
+        finally:
+            self._given = None
 
     # --- what comes
 

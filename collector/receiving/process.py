@@ -11,10 +11,12 @@ from typing import Any
 
 from collector.receiving.frames import Listen, Listening, Pipe, Stop
 from netmon.errors import CertificateError, NetmonError, UnsupportedError, UsageError
+from netmon.wire.channel import FEW_THREADS
 
 _KINDS: dict[str, type[NetmonError]] = {
     kind.__name__: kind for kind in (UsageError, CertificateError, UnsupportedError)
 }
+_OWN = {"OPENBLAS_NUM_THREADS": "1"}
 _LATER_S = 1.0  # than the grace of those who are still connected
 
 
@@ -35,7 +37,7 @@ class ReceivingProcess:
                 [sys.executable, "-m", "collector.receiving.receiver", str(theirs.fileno())],
                 stdin=subprocess.DEVNULL,
                 cwd="/",  # where nobody has put modules
-                env=os.environ | {"PYTHONPATH": os.pathsep.join(path), "OPENBLAS_NUM_THREADS": "1"},
+                env={"GRPC_EXPERIMENTS": FEW_THREADS, **os.environ, **_OWN, "PYTHONPATH": os.pathsep.join(path)},
                 pass_fds=[theirs.fileno()],
             )
         started = cls(process, await Pipe.open(ours))

@@ -121,6 +121,11 @@ class Receiver:
         """See Gathering."""
         self._pipe.send(frame)
 
+    async def drained(self) -> None:
+        """See Gathering."""
+        with contextlib.suppress(OSError):  # the collector is gone, and so are we in a moment
+            await self._pipe.drained()
+
     def add(self, stream: ReceivedStream, message: netmon_pb2.AgentMessage, data: bytes, rows: int) -> None:
         """See Gathering."""
         self._waiting[stream.number].append((message, data, rows))

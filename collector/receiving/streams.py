@@ -45,6 +45,9 @@ class Gathering(Protocol):
     async def room(self) -> None:
         """Wait until not too much waits of all streams."""
 
+    async def drained(self) -> None:
+        """Wait until the collector has taken most of what was sent to it."""
+
 
 class ReceivedStream:
     """From its first message to its end."""
@@ -159,6 +162,7 @@ class ReceivedStream:
         await self._to.allowance.turn(hello.host)
         self._to.allowance.introduced(hello.host, _parsed(first).hello)
         self._to.send(Introduced(self.number, hello))
+        await self._to.drained()
         await self._opened
         self._waits_since = time.monotonic()
         while (data := await self._read()) is not None:
@@ -167,6 +171,7 @@ class ReceivedStream:
             kind = message.WhichOneof("message")
             if kind == "full":
                 self._to.send(Full(self.number, data))
+                await self._to.drained()
             elif kind == "batch":
                 await self._turn(hello.host)
                 self._add(message, data)

@@ -99,7 +99,8 @@ class JobHistory:
         steps = np.zeros(len(rows), STEP)
         steps["rank"], steps["number"] = rows["rank"], rows["number"]
         for name in _MOMENTS:
-            steps[name] = np.where(rows[name] > 0, rows[name] + utc, 0)
+            known = (rows[name] > 0) | (name in ("start_ns", "end_ns"))
+            steps[name] = np.where(known, rows[name] + utc, 0)
         return steps
 
     def usual_ns(self, size: int, fewest: int) -> float:

@@ -7,6 +7,7 @@ from netmon.analysis.explanation import Explanation
 from netmon.analysis.live import Live
 from netmon.analysis.recording import Recording
 from netmon.errors import DataError
+from netmon.wire.watch import is_address
 
 __all__ = ["Explanation", "Live", "Recording", "open_data"]
 
@@ -18,6 +19,6 @@ def open_data(where: str, tls: str | None = None) -> Recording | Live:
     """
     if Path(where).expanduser().is_dir():
         return Recording(Path(where).expanduser())
-    if where.startswith("unix:") or where.rpartition(":")[2].isdigit():
+    if is_address(where):
         return Live(where, tls)
     raise DataError(f"cannot open {where}: no such folder; give the --data of a collector, or its HOST:PORT")

@@ -93,7 +93,7 @@ def _print(found: dict[str, Any]) -> None:
 
 
 def tables(found: dict[str, Any]) -> "Iterator[FittingTable]":
-    """Those that have rows."""
+    """The tables of the advice that have rows. found: the advice as JSON has it."""
     from netmon.dl.sharing.words import TABLES, rows
     from netmon.marks import printable
     from netmon.terminal import Column, FittingTable

@@ -41,7 +41,7 @@ log = logging.getLogger(__name__)
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """The options."""
+    """Declare the options."""
     parser.add_argument(
         "--interface",
         nargs="+",
@@ -148,7 +148,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Until SIGINT or SIGTERM."""
+    """Watch and stream until SIGINT or SIGTERM; blocks."""
     # numpy's BLAS, which nobody here uses, would start a thread with its memory for every CPU, in each process.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     from netmon.agent.agent import Agent

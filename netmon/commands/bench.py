@@ -60,7 +60,7 @@ _R = TypeVar("_R", bound=_Result)
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """The subcommands and their options."""
+    """Declare the subcommands and their options."""
     parser.set_defaults(root=True)
     whats = parser.add_subparsers(required=True, metavar="WHAT")
     for name, text, rounds, bench in (
@@ -156,7 +156,7 @@ def _pipeline_arguments(what: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measures, then prints."""
+    """Measure, then print. Raises UsageError, and UnsupportedError without the root that it needs."""
     from netmon.kernel.privilege import require_capabilities
 
     if args.recorded:  # nothing of this machine is measured but the time that it takes

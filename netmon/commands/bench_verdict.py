@@ -27,7 +27,7 @@ _TRAINERS = ("ring", "horovod", "ddp")
 
 
 def add_verdict(what: argparse.ArgumentParser) -> None:
-    """The options."""
+    """Declare the options of `netmon bench verdict`."""
     what.add_argument(
         "--lab", type=parse_count, default=20, metavar="N", help="causes to inject in the lab (%(default)s)"
     )

@@ -60,7 +60,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Do it, and say what was made."""
+    """Make, renew or show certificates, and print what was made."""
     from netmon.certificates.authority import Authority
 
     if not 0 < args.days <= _LONGEST_DAYS:
@@ -143,7 +143,7 @@ def _show(authority: "Authority", args: argparse.Namespace) -> None:
 
 
 def certificates_table(rows: "Iterable[tuple[str, str, datetime]]", now: "datetime") -> "FittingTable":
-    """rows: what it is, whose, and until when."""
+    """A row per certificate. rows: its kind, its name, and when it expires (UTC); now: UTC."""
     from netmon.terminal import FittingTable, labels
 
     table = FittingTable(labels("certificate", "name", "until", ""))

@@ -13,6 +13,7 @@ from netmon.commands.service_options import declare_service, heed_hangup
 from netmon.durability import DURABILITIES
 from netmon.errors import UnsupportedError, UsageError
 from netmon.units import parse_count, parse_duration, parse_size
+from netmon.wire.channel import FEW_THREADS
 
 if TYPE_CHECKING:
     from collector.cluster.worker import WorkerSettings
@@ -193,6 +194,7 @@ def run(args: argparse.Namespace) -> int:
     import asyncio
 
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # its own lines beside ours; read when it is imported
+    os.environ.setdefault("GRPC_EXPERIMENTS", FEW_THREADS)
     # Arrow's own allocator keeps what was freed; read when it is imported, too.
     os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")
     from collector.allocator import give_back

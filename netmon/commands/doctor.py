@@ -27,7 +27,7 @@ _COLOURS = {"ok": "green", "note": "default", "limited": "yellow", "unknown": "y
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the options."""
+    """Declare the options."""
     parser.add_argument("--json", action="store_true", help="print one JSON document and nothing else")
     parser.add_argument(
         "--collector",
@@ -80,7 +80,7 @@ def _installation(args: argparse.Namespace) -> int:
 
 
 def certificate_in(folder: Path) -> dict[str, str]:
-    """Whose it is, and until when. Raises CertificateError where nobody could connect with it."""
+    """Identity and expiry of the certificate in a folder, in words. Raises CertificateError if it is of no use."""
     from cryptography import x509
 
     from netmon.wire.identity import Role
@@ -94,7 +94,7 @@ def certificate_in(folder: Path) -> dict[str, str]:
 
 
 def what_is_missing(checks: "Sequence[Check]") -> str:
-    """One line, or nothing where the agent can run."""
+    """One line that names what is missing; empty if the agent can run."""
     missing = [f"{check.name}: {check.detail}; {check.advice}" for check in checks if check.status == "missing"]
     return f"netmon agent cannot run on this machine: {' · '.join(missing)}" if missing else ""
 

@@ -13,7 +13,7 @@ from netmon.units import format_bytes, format_duration, format_rate, parse_rate
 
 
 def add_load_commands(parser: argparse.ArgumentParser) -> None:
-    """Declare write, show, receive and replay."""
+    """Declare the subcommands write, show, receive and replay."""
     commands = parser.add_subparsers(required=True, metavar="WHAT")
     write = commands.add_parser("write", help="write a load file: a table of flows with start_ns and size_bytes")
     write.add_argument(

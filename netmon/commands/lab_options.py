@@ -31,7 +31,7 @@ some a strength=:
   quota        rank=R                              the kernel throttles the rank; strength: the cores that are left
   nothing                                          a moment to compare with
 """
-_SHARE = "of the link's rate, as payload"
+_SHARE = "payload as a share of the link's rate"
 
 
 def hosts(text: str) -> tuple[int, ...]:
@@ -65,7 +65,7 @@ def levels(text: str) -> tuple[float, ...]:
 
 
 def add_run_options(parser: argparse.ArgumentParser, iterations: int) -> None:
-    """What a single run takes."""
+    """Declare the options of a single run."""
     job = parser.add_argument_group("the training job")
     _add_job_options(job, iterations)
     job.add_argument("--marks", action="store_true", help="the script tells its steps by netmon.horovod")
@@ -117,7 +117,7 @@ def add_run_options(parser: argparse.ArgumentParser, iterations: int) -> None:
 
 
 def add_beside_options(parser: argparse.ArgumentParser) -> None:
-    """What a second job takes."""
+    """Declare the options of a second job."""
     beside = parser.add_argument_group("another job like it, of --trainer ring, at the same time")
     beside.add_argument(
         "--beside", type=hosts, metavar="HOSTS", help="hosts of its rank 0, 1, …, such as 0,2; leaves cross traffic out"
@@ -133,7 +133,7 @@ def add_beside_options(parser: argparse.ArgumentParser) -> None:
 
 
 def add_sweep_options(parser: argparse.ArgumentParser) -> None:
-    """What a sweep takes."""
+    """Declare the options of a sweep."""
     varied = parser.add_argument_group("what is varied: every combination is a run")
     varied.add_argument(
         "--models", type=words, default="resnet50,inceptionv3", metavar="M,…", help="published models (%(default)s)"
@@ -265,7 +265,7 @@ def _add_network_options(parser: argparse.ArgumentParser) -> None:
         "--configuration",
         choices=("A", "B"),
         default="B",
-        help="of the thesis: cross traffic leaves host 0 with the training (A), or meets it at the switch (B); "
+        help="the thesis' setup: cross traffic leaves host 0 with the training (A), or meets it at the switch (B); "
         "or --ring and --cross (B)",
     )
     network.add_argument("--ring", type=hosts, metavar="HOSTS", help="hosts of rank 0, 1, … (0,1,3)")

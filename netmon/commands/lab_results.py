@@ -100,9 +100,10 @@ def _print_next(data: Path, console: Console) -> None:
     data = _short(data)
     console.print(
         f"dataset: {data}; next:\n"
+        f"  netmon why --data {data}\n"
+        f"  netmon report {data} --out {data}/report\n"
         f"  netmon export --data {data} --out iterations.csv\n"
-        f"  python -c \"import pandas; print(pandas.read_parquet('{data}/iterations'))\"\n"
-        "  netmon doctor",
+        f"  python -c \"import pandas; print(pandas.read_parquet('{data}/iterations'))\"",
         soft_wrap=True,
     )
 

@@ -8,7 +8,7 @@ from netmon.errors import UnsupportedError
 
 
 def require(packages: Sequence[str], what: str, extra: str) -> None:
-    """Raise UnsupportedError where one of them is missing. what: cannot be done then; extra: installs them."""
+    """Raise UnsupportedError if a package is missing. what: the action that needs it; extra: what installs it."""
     absent = [name for name in packages if find_spec(name) is None]
     if absent:
         raise UnsupportedError(f"cannot {what}: {', '.join(absent)} not installed; pip install 'netmon[{extra}]'")

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 def declare_security(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
-    """--tls and --insecure."""
+    """Declare --tls and --insecure."""
     parser.add_argument(
         "--tls",
         type=Path,
@@ -26,7 +26,7 @@ def declare_security(parser: argparse.ArgumentParser | argparse._ArgumentGroup) 
 
 
 def security(args: argparse.Namespace) -> "Security":
-    """What they say. Raises UsageError where they contradict each other."""
+    """What --tls and --insecure say. Raises UsageError if they contradict each other."""
     from netmon.errors import UsageError
     from netmon.wire.security import Security
 

@@ -46,13 +46,13 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--collector",
         metavar="ADDR",
         default="localhost:9400",
-        help="HOST:PORT or unix:PATH; of several workers all, with commas (default: %(default)s)",
+        help="HOST:PORT or unix:PATH; several workers, separated by commas (default: %(default)s)",
     )
     parser.add_argument(
         "--data",
         type=Path,
         metavar="DIR",
-        help="instead: a dataset's last hour, iteration by iteration, such as --data out/demo",
+        help="show the last hour of a dataset instead, iteration by iteration, such as --data out/demo",
     )
     declare_security(parser)
     parser.add_argument("--hosts", metavar="H1,H2", default="", help="only these hosts and the jobs on them")

@@ -77,15 +77,12 @@ def run(args: argparse.Namespace) -> int:
     require(_NEEDS, "make a trace", "trace")
     if not str(args.out).endswith(_PERFETTO + _CHROME):
         raise UsageError(f"cannot tell the format of {args.out}: end it in {', '.join(_PERFETTO + _CHROME)}")
+    from netmon.wire.watch import is_address
+
     if not is_address(args.data):
         args.data = Path(args.data)
         return _write(args)
     return _write_live(args)
-
-
-def is_address(text: str) -> bool:
-    """Whether it is a collector's address: what is a folder is none."""
-    return not Path(text).is_dir() and (text.startswith("unix:") or text.rpartition(":")[2].isdigit())
 
 
 def _write_live(args: argparse.Namespace) -> int:

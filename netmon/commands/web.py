@@ -28,9 +28,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "collector",
         nargs="?",
         metavar="ADDR",
-        help="of a collector: HOST:PORT or unix:PATH; of several workers all, with commas (default: localhost:9400)",
+        help="a collector: HOST:PORT or unix:PATH; several workers, separated by commas (localhost:9400)",
     )
-    parser.add_argument("--data", type=Path, metavar="DIR", help="instead: a dataset's directory")
+    parser.add_argument("--data", type=Path, metavar="DIR", help="show a dataset instead of a collector")
     declare_security(parser)
     parser.add_argument(
         "--listen", default="localhost:9480", metavar="HOST:PORT", help="where browsers connect (%(default)s)"
@@ -39,11 +39,11 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--listen-tls",
         type=Path,
         metavar="DIR",
-        help="serve https with this certificate (of `netmon certificates DIR collector NAME`); who looks needs a "
-        "viewer's certificate or token. Without it only this machine's browsers can look",
+        help="serve https with this certificate (of `netmon certificates DIR collector NAME`); browsers then need a "
+        "viewer's certificate or token. Without it only browsers on this machine can connect",
     )
     parser.add_argument(
-        "--tokens", type=Path, metavar="FILE", help="of viewers without a certificate (`netmon certificates DIR token`)"
+        "--tokens", type=Path, metavar="FILE", help="tokens of viewers (`netmon certificates DIR token`)"
     )
 
 

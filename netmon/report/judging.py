@@ -26,7 +26,7 @@ from netmon.dl.verdict import (
     standing_out,
     wanted_times,
 )
-from netmon.dl.verdict.words import from_columns, sentence
+from netmon.dl.verdict.words import cause_words, from_columns, sentence
 from netmon.errors import DataError
 from netmon.records import Direction
 from netmon.report.dataset import open_table, stream
@@ -108,8 +108,8 @@ def worst_sentences(found: Sequence[Verdict]) -> list[str]:
         rows = list(own)
         lines.append(sentence(max(rows, key=lambda verdict: verdict.excess_ns)))
         if len(rows) > 1:
-            causes = Counter(f"{row.cause.name.lower().replace('_', ' ')} {row.culprit}".strip() for row in rows)
-            text = ", ".join(f"{count} {cause}" for cause, count in causes.most_common())
+            causes = Counter(cause_words(row) for row in rows)
+            text = ", ".join(f"{count} because of {cause}" for cause, count in causes.most_common())
             lines.append(f"{len(rows)} iterations of job {rows[0].job} stood out: {text}")
     return lines
 

@@ -188,7 +188,7 @@ def _link_table(summary: Summary) -> FittingTable:
     volumes: dict[str, dict[tuple[str, str], int]] = {}
     for row in summary.volumes.to_dict("records"):
         volumes.setdefault(_link_name(row), {})[row["period"], row["class"]] = row["wire_bytes"]
-    for link, sums in volumes.items():
+    for link, sums in sorted(volumes.items()):
         cells = [link, _coverage(accounts.get(link))]
         for period in [period for period in PERIODS if any(key[0] == period for key in sums)]:
             counts = [sums.get((period, name), 0) for name in CLASS_NAMES]

@@ -28,6 +28,7 @@ _INSPECTED_RANK = re.compile(rb'"header"\s*:\s*\{[^{}]*?"rank"\s*:\s*(\d{1,9})\b
 _INSPECTED_SIZE = re.compile(rb'"header"\s*:\s*\{[^{}]*?"n_ranks"\s*:\s*(\d{1,9})\b')
 _RANK_IN_NAME = re.compile(r"rank[-_.]?(\d{1,9})", re.IGNORECASE)
 _MOST_DETAILS, _LONGEST = 12, 200
+_MOST_APART = 100_000  # that have begun by themselves ("b", as of NCCL's profiler) and not ended
 
 
 @dataclass(frozen=True)
@@ -103,6 +104,7 @@ def happenings(profile: Profile) -> Iterator[Happening]:
         yield from _inspected(profile)
         return
     open_: dict[tuple[str, str], list[tuple[float, str, Mapping[str, Detail]]]] = {}
+    apart: dict[tuple[tuple[str, str], str, str], tuple[float, str, Mapping[str, Detail]]] = {}
     for event in _items(profile):
         kind, time = event.get("ph"), event.get("ts")
         thread = str(event.get("pid", "")), str(event.get("tid", ""))
@@ -119,6 +121,11 @@ def happenings(profile: Profile) -> Iterator[Happening]:
                 yield Happening(thread, _ns(profile, time), round(length * 1000), name, details)
         elif kind in ("i", "I"):
             yield Happening(thread, _ns(profile, time), None, name, details)
+        elif kind == "b" and len(apart) < _MOST_APART:
+            apart[thread, str(event.get("cat")), str(event.get("id"))] = time, name, details
+        elif kind == "e" and (begun_apart := apart.pop((thread, str(event.get("cat")), str(event.get("id"))), None)):
+            begun, name, details = begun_apart
+            yield Happening(thread, _ns(profile, begun), round(max(0, time - begun) * 1000), name, details)
         elif kind == "B":
             open_.setdefault(thread, []).append((time, name, details))
         elif kind == "E" and open_.get(thread):

@@ -77,7 +77,8 @@ class RowReader:
         """The series of each row, its start and width (ns) and its bytes."""
         host = numbers(batch.column("host"), self._host)
         direction = numbers(batch.column("direction"), self._direction)
-        class_ = numbers(batch.column("class"), self._class)
+        told = "class" in batch.schema.names  # a part of a dataset may have been cut out without it
+        class_ = numbers(batch.column("class"), self._class) if told else np.zeros(len(host), np.int64)
         series = (host * len(DIRECTIONS) + direction) * len(CLASS_NAMES) + class_
         series[(host < 0) | (direction < 0) | (class_ < 0)] = -1
         start, width, wire = (
@@ -85,6 +86,11 @@ class RowReader:
             for name in ("bucket_start_ns", "bucket_ns", "wire_bytes")
         )
         return series, start, width, wire
+
+
+def row_columns(schema: pa.Schema) -> list[str]:
+    """Those of ROW_COLUMNS that a table has."""
+    return [name for name in ROW_COLUMNS if name in schema.names]
 
 
 def numbers(column: pa.Array, known: Mapping[str, int]) -> _Places:

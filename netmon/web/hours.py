@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 
 from netmon.errors import DataError
 from netmon.report.dataset import files_of_time, open_table, stream, table_files
-from netmon.web.grid import ROW_COLUMNS, SERIES, RowReader, in_bins, numbers
+from netmon.web.grid import SERIES, RowReader, in_bins, numbers, row_columns
 from netmon.web.lanes import JOB, RANK, Lane
 from netmon.web.steps import STEP, by_lane
 
@@ -90,9 +90,8 @@ class Hour:
     def _read_rows(self, paths: Sequence[Path]) -> None:
         reader, (begin, width) = RowReader(self._hosts), self.grid
         count, cells = len(self._hosts) * SERIES, HOUR_NS // self.grid[1]
-        for batch in stream(
-            open_table(self._data, "buckets", paths=paths), ROW_COLUMNS, None, lambda path, error: None
-        ):
+        table = open_table(self._data, "buckets", paths=paths)
+        for batch in stream(table, row_columns(table.schema), None, lambda path, error: None):
             series, start, length, wire = reader.read(batch)
             self.read_rows += len(start)
             inside = (start >= begin) & (start < begin + HOUR_NS)

@@ -94,8 +94,8 @@ def _phases(steps: _Steps) -> tuple[_Times, npt.NDArray[np.bool_]]:
     everybody = np.where(known, np.clip(_everybody(steps, known), idle, done), end)
     done = np.where(known, done, end)
     transfer = done - everybody
-    held_from = np.where(_notable(steps), everybody + np.minimum(transfer, _usual(steps, transfer, known)), done)
-    return np.stack([start, idle, everybody, held_from.astype(np.int64), done], axis=1), known
+    held = np.where(_notable(steps), np.maximum(0, transfer - _usual(steps, transfer, known)), 0).astype(np.int64)
+    return np.stack([start, idle, everybody, done - held, done], axis=1), known
 
 
 def _groups(steps: _Steps, *names: str) -> tuple[npt.NDArray[np.int64], int]:
@@ -120,25 +120,25 @@ def _everybody(steps: _Steps, known: npt.NDArray[np.bool_]) -> _Times:
     return np.where(there < steps["end_ns"], there, 0)  # else it is of another run, or of a rank that nobody knows
 
 
-def _medians(steps: _Steps, values: npt.NDArray[np.float64], *names: str) -> npt.NDArray[np.float64]:
-    """Of each row's group, without nan."""
+def _quartiles(steps: _Steps, values: npt.NDArray[np.float64], *names: str) -> npt.NDArray[np.float64]:
+    """The lower one of each row's group, without nan: usual is what it is like when half of the time is disturbed."""
     group, count = _groups(steps, *names)
     order = np.lexsort((values, group))
     known = np.bincount(group, np.isfinite(values), count).astype(np.int64)
     first = np.concatenate([[0], np.cumsum(np.bincount(group, minlength=count))])[:-1]
-    middle = np.minimum(first + known // 2, max(len(values) - 1, 0)).astype(np.int64)
-    found = np.where(known > 0, values[order][middle], np.nan) if len(values) else np.empty(0)
+    place = np.minimum(first + known // 4, max(len(values) - 1, 0)).astype(np.int64)
+    found = np.where(known > 0, values[order][place], np.nan) if len(values) else np.empty(0)
     return found[group]
 
 
 def _usual(steps: _Steps, transfer: _Times, known: npt.NDArray[np.bool_]) -> npt.NDArray[np.float64]:
-    return np.nan_to_num(_medians(steps, np.where(known, transfer.astype(float), np.nan), "rank", "job"))
+    return np.nan_to_num(_quartiles(steps, np.where(known, transfer.astype(float), np.nan), "rank", "job"))
 
 
 def _notable(steps: _Steps) -> npt.NDArray[np.bool_]:
     """Iterations that stand out: of the verdict's threshold times the usual duration of their rank."""
     duration = (steps["end_ns"] - steps["start_ns"]).astype(float)
-    notable: npt.NDArray[np.bool_] = duration >= NOTABLE * _medians(steps, duration, "rank", "job")
+    notable: npt.NDArray[np.bool_] = duration >= NOTABLE * _quartiles(steps, duration, "rank", "job")
     return notable
 
 

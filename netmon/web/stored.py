@@ -16,7 +16,7 @@ from netmon.report.dataset import open_table, stream, table_files
 from netmon.report.job_names import with_names
 from netmon.report.judging import told
 from netmon.views import Verdict
-from netmon.web.grid import ROW_COLUMNS, SERIES, Floats, RowReader, in_bins, resampled
+from netmon.web.grid import SERIES, Floats, RowReader, in_bins, resampled, row_columns
 from netmon.web.hours import HOUR_NS, Hour, span
 from netmon.web.lanes import Catalogue
 from netmon.web.source import Rates, State
@@ -41,7 +41,7 @@ class Stored:
 
     def __init__(self, data: Path) -> None:
         """Read what there is, but no rows; blocks. Raises DataError where there is nothing."""
-        self.title = str(data.resolve())
+        self.title = data.resolve().name
         self._data = data
         self._catalogue, self._generation = read_catalogue(data, 0), 0
         self._hours: dict[int, Hour] = {}
@@ -167,7 +167,7 @@ class Stored:
         start = ds.field("bucket_start_ns")
         condition = (start >= begin_ns - _AROUND_NS) & (start < end_ns) & ds.field("host").isin(list(hosts))
         rows = open_table(self._data, table, (begin_ns - _AROUND_NS, end_ns))
-        for batch in stream(rows, ROW_COLUMNS, condition, lambda path, error: None):
+        for batch in stream(rows, row_columns(rows.schema), condition, lambda path, error: None):
             series, begins, length, wire = reader.read(batch)
             found = in_bins(series, begins, length, wire, (len(hosts) * SERIES, begin_ns, width_ns, bins))
             total += found.reshape(len(hosts), SERIES, bins)

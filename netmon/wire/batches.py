@@ -72,6 +72,7 @@ def decode_hello(message: netmon_pb2.Hello) -> Hello:
         marks=tuple(map(read_mark, message.marks)),
         acknowledged=message.acknowledged,
         stream_ns=message.stream_ns,
+        oldest_reader=message.oldest_reader,
     )
     check(hello.bucket_ns > 0, "Hello.bucket_ns is 0")
     for name, width in (("bucket_ns", hello.bucket_ns), ("stream_ns", hello.stream_ns)):

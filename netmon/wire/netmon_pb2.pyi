@@ -268,6 +268,7 @@ class Hello(_message.Message):
     MARKS_FIELD_NUMBER: _builtins.int
     ACKNOWLEDGED_FIELD_NUMBER: _builtins.int
     STREAM_NS_FIELD_NUMBER: _builtins.int
+    OLDEST_READER_FIELD_NUMBER: _builtins.int
     PROOF_FIELD_NUMBER: _builtins.int
     schema_version: _builtins.int
     host: _builtins.str
@@ -279,6 +280,8 @@ class Hello(_message.Message):
     """the last batch of which the agent knows that it is stored"""
     stream_ns: _builtins.int
     """width of the buckets that it streams unless it is under pressure; 0: bucket_ns"""
+    oldest_reader: _builtins.int
+    """Who knows this version understands what follows; 0: schema_version. A newer agent may do without what is new."""
     proof: _builtins.str
     """what the session's name was made of: nobody else who knows the name can go on with it"""
     @_builtins.property
@@ -307,11 +310,12 @@ class Hello(_message.Message):
         marks: _abc.Iterable[Global___Mark] | None = ...,
         acknowledged: _builtins.int = ...,
         stream_ns: _builtins.int = ...,
+        oldest_reader: _builtins.int = ...,
         proof: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["clock", b"clock"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["acknowledged", b"acknowledged", "agent_version", b"agent_version", "bucket_ns", b"bucket_ns", "clock", b"clock", "flows", b"flows", "host", b"host", "interfaces", b"interfaces", "marks", b"marks", "proof", b"proof", "schema_version", b"schema_version", "session", b"session", "stream_ns", b"stream_ns"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["acknowledged", b"acknowledged", "agent_version", b"agent_version", "bucket_ns", b"bucket_ns", "clock", b"clock", "flows", b"flows", "host", b"host", "interfaces", b"interfaces", "marks", b"marks", "oldest_reader", b"oldest_reader", "proof", b"proof", "schema_version", b"schema_version", "session", b"session", "stream_ns", b"stream_ns"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import grpc
 
@@ -88,6 +89,11 @@ def split(addresses: str) -> list[str]:
     if not found:
         raise UsageError("which collector? give its HOST:PORT or unix:PATH; of several workers all, with commas")
     return found
+
+
+def is_address(text: str) -> bool:
+    """Whether it names a collector, and no folder: HOST:PORT or unix:PATH, of workers with commas."""
+    return not Path(text).is_dir() and (text.startswith("unix:") or text.rpartition(":")[2].isdigit())
 
 
 def _one(address: str, asked: Selection, security: Security) -> Snapshot:

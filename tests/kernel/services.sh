@@ -12,6 +12,7 @@ rows() { /opt/netmon/.venv/bin/python -c 'import sys, pyarrow.dataset as d; prin
   "/var/lib/netmon/$1" 2>/dev/null || echo 0; }
 services="netmon-collector netmon-agent"
 
+rm -rf /var/cache/netmon /var/lib/netmon /var/lib/netmon-agent # of the machine below
 say installed but without a configuration: nothing is started, and that is no failure
 cp /opt/netmon/systemd/netmon-*.service /etc/systemd/system/
 systemctl daemon-reload

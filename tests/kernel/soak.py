@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """An agent and a collector under churn, for hours: PYTHONPATH=tests/unit python tests/kernel/soak.py SECONDS [DIR].
 
-Simulated agents come, send flows and jobs that nobody has seen before, and go; a real agent watches an interface with
-new flows all the time; viewers come and go, and some do not read. What both sides hold is looked at meanwhile: the
-memory of all their processes, descriptors, threads, and what waits on their disks. None of it may grow: `RISE` says
-how much from the middle third of the time to the last one is taken for noise.
+Simulated agents come, send flows that nobody has seen before, train in a job that somebody has left, and go; a real
+agent watches an interface with new flows all the time; viewers come and go, and some do not read. What both sides hold
+is looked at meanwhile: the memory of all their processes, descriptors, threads, and what waits on their disks. None of
+it may grow: `RISE` says how much from the middle third of the time to the last one is taken for noise.
 """
 
 import contextlib
@@ -38,6 +38,7 @@ RISE = {"rss": (0.05, 12 << 20), "descriptors": (0.0, 4), "threads": (0.0, 4), "
 """Share, and amount: the larger of the two may be gained."""
 
 _HOSTS, _AT_A_TIME, _VIEWERS, _NEW_FLOWS = 40, 12, 4, 5
+_JOBS = 30  # that are known; a collector remembers a job for an hour, and thousands of them
 _BATCH_S, _LOOK_S = 0.2, 2.0
 
 
@@ -101,7 +102,7 @@ class Churner(Host):
 
     def __init__(self, number: int) -> None:
         super().__init__()
-        self.base_ns, self.job = time.time_ns(), f"job-{number}"
+        self.base_ns, self.job = time.time_ns(), f"job-{number % _JOBS}"
         self._flow = itertools.count(100)
 
     def at(self, mono_ns: int) -> ClockSample:

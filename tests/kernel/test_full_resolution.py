@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A coarse stream and full resolution on request: the real agent and the real collector on a veth pair."""
 
+import json
 import os
 import signal
 import subprocess
@@ -162,6 +163,22 @@ def test_it_outlives_the_collector_and_says_what_it_does_not_have(watched: Watch
     assert asking.returncode == 1
     assert "it went away before it had answered" in error or "it is not connected" in error
     collector.end_in_order(seconds=60)
+
+
+def test_the_last_seconds_as_a_trace(watched: Watched) -> None:
+    watched.both()
+    transferred(watched, 2)
+    out = watched.folder / "now.json"
+    command = [*NETMON, "trace", watched.address, "--last", "30s", "--out", str(out)]
+
+    def traced() -> bool:  # what is younger than a second has not settled
+        return subprocess.run(command, capture_output=True, check=False).returncode == 0 and ":5999" in out.read_text()
+
+    wait_for(traced)
+    names = {event["args"].get("name") for event in json.loads(out.read_text())["traceEvents"] if event["ph"] == "M"}
+    assert "host right" in names
+    refused = subprocess.run([*command, "--job", "x"], capture_output=True, text=True, check=False)
+    assert "cannot trace a live collector with --job" in refused.stderr
 
 
 def test_an_agent_that_records_nothing_says_so(watched: Watched) -> None:

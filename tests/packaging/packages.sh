@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Inside a booted systemd: the Debian packages in /job/old and /job/new, installed, upgraded with the data kept, purged.
-set -e
+set -ex
 export DEBIAN_FRONTEND=noninteractive
+rm -f /usr/sbin/policy-rc.d # which keeps packages in a container from starting services
 say() { echo "== $*"; }
 wait_for() { # seconds, command
   for _ in $(seq $(($1 * 5))); do if eval "$2"; then return 0; fi; sleep 0.2; done
@@ -10,6 +11,7 @@ wait_for() { # seconds, command
 active() { [ "$(systemctl is-active "netmon-$1")" = active ]; }
 stored() { find /var/lib/netmon/ledger -name 'part-*.parquet' 2>/dev/null | wc -l; }
 
+rm -rf /var/cache/netmon /var/lib/netmon /var/lib/netmon-agent # of the machine below
 say install
 dpkg -i /job/old/*.deb
 [ "$(netmon --version)" = "netmon $(sed -n 's/^__version__ = "\(.*\)"/\1/p' /usr/lib/netmon/netmon/__init__.py)" ]

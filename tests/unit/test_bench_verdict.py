@@ -16,10 +16,12 @@ from netmon.bench.verdict.on_tables import judge_one, judge_simulated
 from netmon.bench.verdict.plan import KINDS, PER_RUN, plan, usual_iteration_ns
 from netmon.bench.verdict.rerun import Rerun, RerunResult, plan_reruns
 from netmon.bench.verdict.scoring import score
+from netmon.bench.verdict.shifting import plan_shifts
 from netmon.bench.verdict.simulated import scenario
 from netmon.bench.verdict.table import print_reruns, print_verdicts
 from netmon.bench.verdict.truth import Truth
 from netmon.cli import main
+from netmon.dl.theory import ring_bytes
 from netmon.errors import DataError
 
 MS = 1_000_000
@@ -238,3 +240,14 @@ def test_one_that_fails_does_not_end_the_others_and_ctrl_c_does():
     assert in_turn({str(n): n for n in range(5)}, do, done, failed, over.append)
     assert (done, failed, over) == ([0, 20], ["1: cannot"], [0, 1, 2, 3])
     assert not in_turn({"0": 0}, do, done, failed)
+
+
+def test_pairs_that_are_shifted_cost_each_other_a_third_and_can_stand_apart(tmp_path):
+    """On a port that serves senders in turn, both wait for as long as the shorter transfer takes."""
+    for jobs in plan_shifts(8, 5, tmp_path):
+        transfers = [8e9 * ring_bytes(len(job.ring), job.parameters) / job.rate_bps for job in jobs]
+        periods = [job.compute_ns + transfer for job, transfer in zip(jobs, transfers, strict=True)]
+        assert periods[0] == pytest.approx(periods[1], rel=1e-4)
+        assert 1 + min(transfers) / periods[0] >= 1.3
+        assert sum(transfers) < 0.85 * periods[0]
+        assert all(job.fair for job in jobs)

@@ -211,6 +211,16 @@ def test_the_slow_pair_is_named_and_what_others_do_not_need() -> None:
     assert pairs("a", [], np.zeros((0, 10)), np.zeros((0, 10)), communication, duration) == []
 
 
+def test_acknowledgements_are_no_slow_pair() -> None:
+    ends = [("rank 0", "rank 1"), ("rank 1", "rank 2"), ("rank 2", "rank 0"), ("rank 1", "rank 0")]
+    sent = np.full((4, 10), 5e6)
+    sent[3] = 15_000
+    busy = np.full((4, 10), 20.0 * MS)
+    found = pairs("a", ends, sent, busy, np.full(10, 41.0 * MS), np.full(10, 100.0 * MS))
+    assert len(found) == 3
+    assert not any(pair.slow for pair in found)
+
+
 def test_advice_says_the_shift_and_when_it_would_not_last() -> None:
     def seen(job: str, starts: np.ndarray) -> JobSeen:
         return JobSeen(job, starts, [], np.zeros((0, 0)), np.zeros((0, 0)), np.zeros(0), {0: 1})

@@ -8,7 +8,6 @@ import pytest
 from waiting import wait_for
 
 from netmon.agent import standstill
-from netmon.agent.spool import Spool
 from netmon.agent.standstill import Standstill
 
 
@@ -44,33 +43,6 @@ def test_a_loop_that_stands_still_is_named_once(
         watched.finish()
     assert "has stood still for" in caplog.messages[0]
     assert watched.still_s > 0.05
-
-
-def test_where_it_stands_is_told(tmp_path: object) -> None:
-    import sys
-
-    def frame_in_spool() -> str:
-        return standstill._where(sys._getframe())
-
-    assert frame_in_spool() == "its loop"  # a test is none of ours
-    frames: list[str] = []
-    monitor = Spool.__init__.__globals__["time"]
-
-    class Noting:
-        """A clock that looks who asks."""
-
-        def __getattr__(self, name: str) -> object:
-            frames.append(standstill._where(sys._getframe(1)))
-            return getattr(monitor, name)
-
-    Spool.__init__.__globals__["time"] = Noting()
-    try:
-        from netmon.agent.spool_folder import SpoolFolder
-
-        Spool(SpoolFolder(tmp_path / "spool"), "s", 1, print).close()  # type: ignore[operator]
-    finally:
-        Spool.__init__.__globals__["time"] = monitor
-    assert frames[0] == "netmon.agent.spool._opened"
 
 
 def test_a_host_that_was_suspended_says_for_how_long(caplog: pytest.LogCaptureFixture) -> None:

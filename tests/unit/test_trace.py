@@ -5,6 +5,7 @@ import argparse
 import gzip
 import itertools
 import json
+import tracemalloc
 from collections import defaultdict
 
 import pandas as pd
@@ -112,6 +113,19 @@ def test_what_is_not_there_is_said(data, tmp_path, options, reason):
     with pytest.raises(DataError, match=reason):
         run(data, tmp_path / "x.pftrace", *options)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        (["--job", "x"], "with --job: that takes its dataset"),
+        (["--merge", "a.json"], "with --merge"),
+        (["--last", "2h"], "the last 7200 s: at most 60 s"),
+    ],
+)
+def test_what_a_live_collector_cannot_do(tmp_path, options, reason):
+    with pytest.raises(UsageError, match=reason):
+        run(f"unix:{tmp_path}/nobody.sock", tmp_path / "x.pftrace", *options)
 
 
 def test_the_format_is_told_by_the_name(data, tmp_path):
@@ -305,3 +319,28 @@ def test_a_width_finer_than_the_rows_is_that_of_the_rows(data, tmp_path, capsys)
     highest = [max(v for points in read.points.values() for _, v in points) for read in (coarse, fine)]
     assert highest[1] == pytest.approx(most / rows["bucket_ns"].max())
     assert highest[0] <= highest[1]
+
+
+def test_what_begins_and_ends_by_itself(tmp_path):
+    path = tmp_path / "rank1.json"
+    event = {"name": "AllReduce", "cat": "COLL", "id": 3, "pid": 1, "tid": 1, "ts": 1e15 + 10}
+    path.write_text(
+        json.dumps([event | {"ph": "b"}, event | {"ph": "b", "id": 4}, event | {"ph": "e", "ts": 1e15 + 12}])
+    )
+    found = [(each.name, each.length_ns) for each in happenings(open_profile(path))]
+    assert found == [("AllReduce", 2_000)]
+
+
+def test_a_trace_of_any_size_is_read_in_the_memory_of_an_event(tmp_path):
+    path = tmp_path / "rank0.json.gz"
+    event = b'{"ph": "X", "pid": 1, "tid": 1, "ts": 1000000000000000.5, "dur": 1, "name": "' + b"x" * 300 + b'"},'
+    with gzip.open(path, "wb", compresslevel=1) as file:
+        file.write(b"[" + event * 40_000)  # 16 MB; and cut
+    profile = open_profile(path)
+    tracemalloc.start()
+    count = sum(1 for _ in happenings(profile))
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert count == 40_000
+    assert most < 3_000_000
+    assert profile.cut

@@ -23,7 +23,8 @@ def same(one: Any, other: Any) -> bool:
     if isinstance(one, tuple):
         return len(one) == len(other) and all(map(same, one, other))
     if isinstance(one, float | np.ndarray):
-        return np.array_equal(one, other, equal_nan=True)
+        rows = isinstance(one, np.ndarray) and one.dtype.names is not None
+        return np.array_equal(one, other, equal_nan=not rows)
     return one == other
 
 

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The page in a real browser. NETMON_PICTURES=DIR keeps pictures of it, as the documentation has them."""
+"""The page in a real browser.
+
+NETMON_PICTURES=DIR keeps pictures of it, as the documentation has them; NETMON_PICTURES_OF=DATA: of that dataset, which
+may be one of `make demo`.
+"""
 
 import os
 import time
@@ -133,23 +137,33 @@ def test_a_browser_that_sleeps_comes_back(browser: Any) -> None:
 
 
 def test_a_dataset_is_explained(browser: Any, tmp_path: Path) -> None:
-    write_dataset(tmp_path, 12, lab=False, thin=10)
-    source = Stored(tmp_path)
+    data = Path(os.environ.get("NETMON_PICTURES_OF", tmp_path))
+    if data == tmp_path:
+        write_dataset(data, 6, lab=False, thin=10)
+    source = Stored(data)
     try:
-        with serving(source) as address, looking(browser, address, size=(1440, 820)) as page:
+        with serving(source) as address, looking(browser, address, size=(1440, 700)) as page:
             settled(page)
-            page.wait_for_selector(".verdict")
+            page.focus("#canvas")
+            if data != tmp_path:
+                page.wait_for_selector(".verdict")
+                page.keyboard.press("/")
+                page.wait_for_function("() => netmonPage.view.span === netmonPage.view.toSpan")
+                settled(page)
             picture(page, "web")
-            page.click(".verdict >> nth=0")
-            page.wait_for_function("() => netmonPage.view.span === netmonPage.view.toSpan")
-            settled(page)
-            page.mouse.click(600, 112)
+            page.keyboard.press("ArrowDown")
+            page.keyboard.press("ArrowRight")
+            page.wait_for_function("() => netmonPage.timeline.selected?.known")
+            page.keyboard.press("Enter")
             page.wait_for_selector("#selection h2")
             page.wait_for_function("() => !document.getElementById('selection').innerText.includes('looking at')")
+            assert "transfer" in page.inner_text("#selection")
             picture(page, "web-iteration")
+            page.keyboard.press("f")
             page.click("#tab-figures")
             page.wait_for_selector("#figures canvas")
             page.click("#theme")
+            settled(page)
             picture(page, "web-figures")
             assert page.wrong == []
     finally:
@@ -169,6 +183,7 @@ def test_it_survives_a_collector_that_restarts(browser: Any, tmp_path: Path, mon
             page.wait_for_function(f"() => {STATE} === 'live' && netmonPage.catalogue.lanes.length === 3")
             for column in ("rate_lane", "phase_lane"):
                 page.wait_for_function(f"() => {TILES}.some((tile) => tile.{column}?.length)")
+            picture(page, "web-live")
             before = page.evaluate("() => netmonPage.timeline.now")
         page.wait_for_function(f"() => {STATE} !== 'live'")
         with collecting(at, tmp_path / "data"):

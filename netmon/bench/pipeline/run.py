@@ -21,6 +21,7 @@ from netmon.bench.pipeline.truth import TABLES, Stored, Verdict, judge, stored
 from netmon.bench.pipeline.viewer import Seen, Viewer
 from netmon.errors import LabError
 from netmon.lab.process import Process
+from netmon.wire.channel import FEW_THREADS
 
 SIMULATED = (
     "Simulated agents: made-up hosts, flows, marks and exchanges over real gRPC streams, as many as are said, from one "
@@ -78,6 +79,16 @@ class PipelineResult:
     stop_status: int
     verdict: Verdict
     told: Report  # by the agents
+
+    @property
+    def taking_in_cores(self) -> float:
+        """Of the collector and its receiver."""
+        return sum(cost.cores for name, cost in self.costs.items() if name in _TAKE_IN)
+
+    @property
+    def taking_in_bytes(self) -> int:
+        """The same, of memory that is theirs alone."""
+        return sum(cost.proportional_bytes for name, cost in self.costs.items() if name in _TAKE_IN)
 
     @property
     def true(self) -> bool:
@@ -166,7 +177,9 @@ def _measure(
     collect += ["--receiver", "apart"] if load.hosts >= _APART_FROM and not bus else []
     collect += ["--bus", bus, "--worker", "w1"] if bus else []
     to = bus or address
-    simulate = [sys.executable, "-m", "netmon.bench.pipeline.agents", json.dumps(load.document()), to, str(report)]
+    threads = f"GRPC_EXPERIMENTS=-event_engine_client,{FEW_THREADS}"
+    agent = ["env", threads, sys.executable, "-m", "netmon.bench.pipeline.agents"]
+    simulate = [*agent, json.dumps(load.document()), to, str(report)]
     with Process("collector", collect, folder, notify=folder / "notify") as collector:
         collector.wait_ready(_READY_S)
         with Process("agents", simulate, folder) as agents, Viewer(address) as viewer:

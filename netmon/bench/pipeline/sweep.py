@@ -75,15 +75,15 @@ def draw(result: SweepResult, path: Path) -> None:
 
 def _panel(axes: "Axes", name: str, runs: list[PipelineResult]) -> None:
     at = [getattr(run.load, name) for run in runs]
-    axes.plot(at, [run.costs["collector"].cores for run in runs], "o-", color=_CPU)
+    axes.plot(at, [run.taking_in_cores for run in runs], "o-", color=_CPU)
     axes.set_xlabel(f"{name} on each host" if name == "flows" else name)
     axes.set_ylabel("CPU (cores)", color=_CPU)
     memory = axes.twinx()
-    memory.plot(at, [run.costs["collector"].proportional_bytes / 1e6 for run in runs], "s--", color=_MEMORY)
+    memory.plot(at, [run.taking_in_bytes / 1e6 for run in runs], "s--", color=_MEMORY)
     memory.set_ylabel("memory, PSS (MB)", color=_MEMORY)
     for one in (axes, memory):
         one.set_ylim(0, 1.1 * one.get_ylim()[1])
     axes.grid(color="#dddddd", linewidth=0.6)
     for run, x in zip(runs, at, strict=True):
         if not run.true or run.coarse_batches:
-            axes.annotate("shed" if run.true else "not the truth", (x, run.costs["collector"].cores), fontsize=7)
+            axes.annotate("shed" if run.true else "not the truth", (x, run.taking_in_cores), fontsize=7)

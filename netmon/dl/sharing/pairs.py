@@ -14,6 +14,7 @@ import numpy.typing as npt
 _Floats = npt.NDArray[np.float64]
 
 _SLOW = 0.8  # of the median pace of the job's pairs
+_GRADIENTS = 0.01  # of the bytes of the job's largest pair: a pair with less sends acknowledgements and control
 _FEWEST = 3  # pairs, from which on there is a usual one
 Ends = tuple[str, str, str]
 """Job, sender and receiver."""
@@ -89,14 +90,16 @@ def pairs(
         pace = np.where(busy_ns > 0, bytes_ * 8e9 / busy_ns, np.nan)
         busy = busy_ns / np.maximum(communication_ns, 1)
         share = busy_ns / np.maximum(duration_ns, 1)
+    usual_bytes = np.median(bytes_, axis=1)
     sent = (bytes_ > 0).sum(axis=1) * 2 >= bytes_.shape[1]  # of the others there is no usual iteration
+    sent &= usual_bytes >= _GRADIENTS * usual_bytes.max()
     paces = np.array([np.nanmedian(row) if used else 0.0 for row, used in zip(pace, sent, strict=True)])
     usual = float(np.median(paces[sent])) if sent.sum() >= _FEWEST else 0.0
     found = [
         Pair(
             job,
             *ends[place],
-            float(np.median(bytes_[place])),
+            float(usual_bytes[place]),
             float(paces[place]),
             min(1.0, float(np.median(busy[place]))),
             min(1.0, float(np.median(share[place]))),

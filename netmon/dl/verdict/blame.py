@@ -16,6 +16,7 @@ from netmon.dl.verdict.window import UNCLASSIFIED, Window, around
 
 _MORE = 1.05  # times the usual gradients: what makes it more to transfer
 _AGAIN = 1.5  # the same on a link that was full with others' bytes: what was sent again is their doing
+_PACED = 0.5  # of what was lost where packets were dropped: TCP is slow for a while after that, too, but not evenly
 _MOST_HELD = 1.5  # times what bytes take on a link, which works without a break while it is full
 
 _Floats = npt.NDArray[np.float64]
@@ -55,7 +56,7 @@ def held_up(one: Judged, told: Phases, transfer: float) -> tuple[dict[str, float
     links: list[int] = []
     if lost + slow > 0.1 * transfer:
         found = slow_link(seen, judged, one.references)
-        if found is not None:
+        if found is not None and (lost <= 0 or found[1] >= _PACED * (lost + slow)):
             parts["slow_link"] = min(found[1], max(0.0, lost + slow))
             links = [found[0]]
         elif lost > 0:

@@ -24,6 +24,25 @@ _SHARES = {
 }
 
 
+_CAUSES = {
+    Cause.CROSS: "cross traffic",
+    Cause.OTHER_JOB: "another job",
+    Cause.STRAGGLER: "a late rank",
+    Cause.PAUSE: "a pause of all ranks",
+    Cause.COMPUTE: "computing",
+    Cause.LOSS: "lost packets",
+    Cause.SLOW_LINK: "a slow link",
+    Cause.HOST: "the host",
+    Cause.UNKNOWN: "an unknown cause",
+}
+
+
+def cause_words(verdict: Verdict) -> str:
+    """The cause and the culprit, shorter than a sentence."""
+    culprit = verdict.culprit.removeprefix(JOB)
+    return f"{_CAUSES[verdict.cause]} ({culprit})" if culprit else _CAUSES[verdict.cause]
+
+
 def columns(verdict: Verdict) -> dict[str, object]:
     """Name → value, causes and directions in words; '' or None where there is nothing to say. Without its ranks."""
     row: dict[str, object] = {field.name: getattr(verdict, field.name) for field in fields(verdict)}

@@ -204,7 +204,11 @@ const acts = {
     await navigator.clipboard?.writeText(location.href).catch(() => {});
     node("said").textContent = "the link to this moment is copied";
   },
-  theme: () => theme(dark() ? "light" : "dark"),
+  theme: () => {
+    theme(dark() ? "light" : "dark");
+    page.figures?.again();
+    beside();
+  },
   help: () => node("keyboard").showModal(),
   slowest: () => page.verdicts.length && openVerdict(page.verdicts.reduce((a, b) => (a.excess_ns > b.excess_ns ? a : b))),
   lane: (step) => {

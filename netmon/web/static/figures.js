@@ -11,7 +11,13 @@ const EVERY_MS = 2000;
 export class Figures {
   constructor(node) {
     this.node = node;
-    this.asked = 0;
+    this.again();
+  }
+
+  // They are due, whatever has changed.
+  again() {
+    this.asked = -Infinity;
+    this.range = "";
   }
 
   // Draws them anew where that is due; `view` says of which time.

@@ -61,16 +61,16 @@ export async function selection(node, catalogue, slice, lane, verdict) {
     element("p", { class: "note" }, `${whose} · begins ${clock(catalogue.origin + BigInt(Math.round(start)), 1)}`),
     table(["part", "time", ""], [...parts, ["in all", end - start]].map(([name, ns]) =>
       [name, duration(ns), `${Math.round((100 * ns) / (end - start))} %`])),
-    verdict ? element("pre", {}, [verdict.sentence, ...verdict.arithmetic].join("\n")) : null,
+    verdict ? element("pre", {}, [verdict.sentence, ...verdict.arithmetic].join("\n")) : "",
     more);
   if (!catalogue.full) return more.replaceChildren();
   try {
     const told = await json(`/api/explain?job=${encodeURIComponent(lane.job.job)}&iteration=${slice.number}`);
     more.replaceChildren(
-      verdict ? null : element("pre", {}, [told.sentence, ...told.arithmetic].join("\n")),
+      verdict ? "" : element("pre", {}, [told.sentence, ...told.arithmetic].join("\n")),
       told.path ? element("p", {}, told.path) : "",
-      told.ranks?.length ? table(["rank", "host", "took", "computed", "waited", "transfer", "held up"], told.ranks.map((one) =>
-        [String(one.rank), one.host, duration(one.duration_ns), ...["computed_ns", "waited_ns", "transfer_ns", "held_ns"].map((name) =>
+      told.ranks?.length ? table(["", "host", "took", "computed", "waited", "transfer", "held up"], told.ranks.map((one) =>
+        [`${one.rank}`, one.host, duration(one.duration_ns), ...["computed_ns", "waited_ns", "transfer_ns", "held_ns"].map((name) =>
           one.known ? duration(one[name]) : "?")]), 2) : "");
   } catch (error) {
     more.replaceChildren(element("p", { class: "note" }, error.message));

@@ -188,10 +188,11 @@ export class Timeline {
         if (!shown) continue;
         c.fillStyle = this.colours.lane;
         c.globalAlpha = 0.78;
-        c.fillRect(at - 2, y + (height - 13) / 2, shown.length * 6 + 5, 13);
+        const middle = y + Math.max(height / 2, height - 7); // below a flag
+        c.fillRect(at - 2, middle - 6.5, shown.length * 6 + 5, 13);
         c.globalAlpha = 1;
         c.fillStyle = this.colours.ink;
-        c.fillText(shown, at, y + height / 2 + 0.5);
+        c.fillText(shown, at, middle + 0.5);
       }
     }
   }

@@ -1,16 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a wheel has besides the packages: BPF sources, units, examples, and the man pages that `make man` made.
 
-Everything else is in pyproject.toml. In a checkout all of it is found where it lies.
+pyproject.toml names it to setuptools. In a checkout all of it is found where it lies.
 """
 
 import shutil
 from pathlib import Path
 
-from setuptools import setup
 from setuptools.command.build_py import build_py
 
-ROOT = Path(__file__).parent
+ROOT = Path(__file__).parents[2]
 SHARE = ROOT / "build" / "share"
 INSIDE = {"bpf": "bpf", "systemd": "systemd", "packaging": "packaging", "LICENSE": "LICENSE"}
 
@@ -23,6 +22,7 @@ class WithPrograms(build_py):
         super().run()
         if self.editable_mode:
             return
+        self.distribution.data_files = shared()
         package = Path(self.build_lib) / "netmon"
         for source, target in INSIDE.items():
             place = package / target
@@ -40,6 +40,3 @@ def shared() -> list[tuple[str, list[str]]]:
     return [
         (str(folder.relative_to("build")), [str(path) for path in files if path.parent == folder]) for folder in folders
     ]
-
-
-setup(cmdclass={"build_py": WithPrograms}, data_files=shared())
