@@ -85,5 +85,5 @@ def test_a_signal_ends_it_and_the_terminal_is_put_back(terminal: Terminal, tmp_p
 
 
 def test_a_terminal_that_cannot_move_its_cursor_is_refused(terminal: Terminal) -> None:
-    terminal.type(f"clear; TERM=dumb {TOP} --data {RECORDED}; echo over=$?", "Enter")
+    terminal.type(f"clear; export TERM=dumb; {TOP} --data {RECORDED}; echo over=$?", "Enter")
     assert "cannot show a live view: TERM says" in terminal.until("over=1").replace("\n", "")
