@@ -147,6 +147,8 @@ def _show_live(args: argparse.Namespace, console: "Console") -> None:
     require(["textual"], "show a live view (without it: --once)", "top")
     from netmon.top.program import Program
 
+    for fixed in ("COLUMNS", "LINES"):  # exported by some shells: the size would not follow the terminal's
+        os.environ.pop(fixed, None)
     asked = [_selection(args, _FLOWS)]
 
     def turned(selection: "Selection") -> None:

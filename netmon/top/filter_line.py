@@ -46,7 +46,7 @@ class FilterLine(Vertical):
         line = self.query_one(Input)
         self.display, line.value = True, text
         line.cursor_position = len(text)
-        line.focus()
+        line.focus(scroll_visible=False)
         self._tell(text)
 
     def close(self) -> None:

@@ -197,6 +197,7 @@ class Program(App[None]):
         if scene.frame and self._moments.span and plan.axis:
             drawn = timeline.draw(scene.frame, self._moments.span, lanes, width, plan.axis, self.ink)
         self._put("axis", drawn)
+        self.screen.scroll_to(0, 0, animate=False)  # whatever has had to be seen: all of it fits
         self._put("keys", [bottom.keys(scene.frame is not None, self._past is not None, width)] if plan.keys else [])
 
     def _draw_tables(self, heights: list[int], scene: Scene, width: int) -> None:
@@ -234,8 +235,7 @@ class Program(App[None]):
 
     @on(DataTable.RowSelected)
     def _into(self) -> None:
-        table = self._table()
-        view, kind = table.chosen, table.kind
+        view, kind = self._table().chosen, self._table().kind
         if view is None or kind is None:
             return
         if isinstance(view, FlowGroup):

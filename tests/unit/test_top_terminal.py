@@ -37,7 +37,10 @@ class Terminal:
         return self.tmux("capture-pane", "-p")
 
     def until(self, *words: str) -> str:
-        wait_for(lambda: all(word in self.text() for word in words))
+        try:
+            wait_for(lambda: all(word in self.text() for word in words))
+        except AssertionError:
+            raise AssertionError(f"{words} not in:\n{self.text()}") from None
         return self.text()
 
     def close(self) -> None:
@@ -54,16 +57,16 @@ def terminal(tmp_path: Path) -> Iterator[Terminal]:
 def test_it_is_driven_and_puts_the_terminal_back(terminal: Terminal) -> None:
     terminal.type(f"{TOP} --data {RECORDED}; echo over=$?", "Enter")
     terminal.until("PAST", "JOBS", "LINKS", "FLOWS", "rates in bit/s")
+    terminal.tmux("resize-window", "-x", "20", "-y", "5")
+    terminal.until("bit/s")
+    terminal.tmux("resize-window", "-x", "120", "-y", "40")
+    terminal.until("FLOWS", "1 character")
     terminal.type("f")
     terminal.until("fields: host:")
     terminal.type("host:nobody", "Enter")
     terminal.until("filter host:nobody hides")
     terminal.type("Escape")
     wait_for(lambda: "hides" not in terminal.text())
-    terminal.tmux("resize-window", "-x", "20", "-y", "5")
-    terminal.until("bit/s")
-    terminal.tmux("resize-window", "-x", "120", "-y", "40")
-    terminal.until("FLOWS", "1 character")
     terminal.type("q")
     assert "over=0" in terminal.until("over=0")
     terminal.type("stty -a | tr ' ' '\\n' | grep -cx -e icanon -e 'echo' | sed s/^/sane=/", "Enter")
@@ -82,5 +85,5 @@ def test_a_signal_ends_it_and_the_terminal_is_put_back(terminal: Terminal, tmp_p
 
 
 def test_a_terminal_that_cannot_move_its_cursor_is_refused(terminal: Terminal) -> None:
-    terminal.type(f"clear; TERM=dumb {TOP} --data {RECORDED}; echo over=$?", "Enter")
+    terminal.type(f"clear; export TERM=dumb; {TOP} --data {RECORDED}; echo over=$?", "Enter")
     assert "cannot show a live view: TERM says" in terminal.until("over=1").replace("\n", "")
