@@ -38,6 +38,7 @@ _FLOWS = 200  # more than a screen has lines: the reader may want those of one c
 _FLOWS_ONCE = 20
 _LINKS, _JOBS, _RANKS, _HOSTS = 64, 32, 64, 64  # what comes at once, unless all is asked for
 _ANY_HEIGHT = 1_000_000
+_END_S = 5.0  # for putting the terminal back
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -146,6 +147,7 @@ def _show_live(args: argparse.Namespace, console: "Console") -> None:
         )
     require(["textual"], "show a live view (without it: --once)", "top")
     from netmon.top.program import Program
+    from netmon.top.standard_output import StandardOutput
 
     for fixed in ("COLUMNS", "LINES"):  # exported by some shells: the size would not follow the terminal's
         os.environ.pop(fixed, None)
@@ -169,6 +171,7 @@ def _show_live(args: argparse.Namespace, console: "Console") -> None:
         news = follow(args.collector, _INTERVAL_MS, lambda: with_steps(asked[0]), security=security(args))
         updates = collector.remember(news)
     program = Program(updates, past, asked[0], turned, colour=not console.no_color)
+    program.driver_class = StandardOutput
     with _ended_by_signals(program):
         program.run()
     if program.error:
@@ -179,14 +182,23 @@ def _show_live(args: argparse.Namespace, console: "Console") -> None:
 
 @contextmanager
 def _ended_by_signals(program: "Program") -> "Iterator[None]":
-    """SIGTERM and SIGHUP end the program as q does, so that the terminal is put back as it was."""
+    """SIGTERM ends the program as q does, so that the terminal is put back as it was.
+
+    After SIGHUP there is no terminal: nothing is put back, for writing to it would wait forever.
+    """
     import signal
+    import threading
 
     received: list[int] = []
 
     def end(number: int, _: object) -> None:
+        if number == signal.SIGHUP:
+            os._exit(128 + number)
         received.append(number)
         program.call_later(program.exit)
+        last = threading.Timer(_END_S, os._exit, (128 + number,))  # where the terminal does not take what is drawn
+        last.daemon = True
+        last.start()
 
     before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGHUP)}
     try:
