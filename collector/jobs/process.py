@@ -3,17 +3,16 @@
 
 import asyncio
 import logging
-import os
 import pickle
 import socket
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Sequence
 from multiprocessing.connection import Connection
 
 from collector.messages import HostNews, JobNews
+from netmon.own_module import own_module
 
 _log = logging.getLogger(__name__)
 _PATIENCE_S = 60.0  # for one answer; a process that takes longer hangs
@@ -102,14 +101,9 @@ class _Worker:
         """Start it. Raises OSError."""
         ours, theirs = socket.socketpair()
         with theirs:
-            path = map(os.path.abspath, sys.path)
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "collector.jobs.worker", str(theirs.fileno())],
-                stdin=subprocess.DEVNULL,
-                cwd="/",  # where nobody has put modules
-                env=os.environ | {"PYTHONPATH": os.pathsep.join(path), "OPENBLAS_NUM_THREADS": "1"},
-                pass_fds=[theirs.fileno()],
-            )
+            program = own_module("collector.jobs.worker", theirs.fileno())
+            program["env"]["OPENBLAS_NUM_THREADS"] = "1"
+            self.process = subprocess.Popen(**program, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()])
         self._connection: Connection[bytes, bytes] = Connection(ours.detach())
 
     def ask(self, news: HostNews) -> JobNews:

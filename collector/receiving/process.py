@@ -3,14 +3,13 @@
 
 import asyncio
 import contextlib
-import os
 import socket
 import subprocess
-import sys
 from typing import Any
 
 from collector.receiving.frames import Listen, Listening, Pipe, Stop
 from netmon.errors import CertificateError, NetmonError, UnsupportedError, UsageError
+from netmon.own_module import own_module
 from netmon.wire.channel import FEW_THREADS
 
 _KINDS: dict[str, type[NetmonError]] = {
@@ -32,14 +31,9 @@ class ReceivingProcess:
         """Start one that listens. Raises UsageError, CertificateError, UnsupportedError where it cannot."""
         ours, theirs = socket.socketpair()
         with theirs:
-            path = map(os.path.abspath, sys.path)
-            process = subprocess.Popen(
-                [sys.executable, "-m", "collector.receiving.receiver", str(theirs.fileno())],
-                stdin=subprocess.DEVNULL,
-                cwd="/",  # where nobody has put modules
-                env={"GRPC_EXPERIMENTS": FEW_THREADS, **os.environ, **_OWN, "PYTHONPATH": os.pathsep.join(path)},
-                pass_fds=[theirs.fileno()],
-            )
+            program = own_module("collector.receiving.receiver", theirs.fileno())
+            program["env"] = {"GRPC_EXPERIMENTS": FEW_THREADS, **program["env"], **_OWN}
+            process = subprocess.Popen(**program, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()])
         started = cls(process, await Pipe.open(ours))
         started.send(listen)
         try:

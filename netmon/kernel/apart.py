@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from netmon.errors import KernelError, NetmonError
+from netmon.own_module import own_module
 
 R = TypeVar("R")
 _LIMIT_S = 60
@@ -25,10 +26,10 @@ def call_apart(function: Callable[..., R], *arguments: object) -> R:
 
 def call_named_apart(name: str, *arguments: object) -> Any:
     """The same for MODULE:FUNCTION, which the caller then need not import."""
-    command = [sys.executable, "-m", __name__, name]
+    command = own_module(__name__, name)
     question = pickle.dumps(arguments)
     try:
-        done = subprocess.run(command, input=question, capture_output=True, timeout=_LIMIT_S, check=True)
+        done = subprocess.run(**command, input=question, capture_output=True, timeout=_LIMIT_S, check=True)
         answer, error = pickle.loads(done.stdout)
     except (OSError, subprocess.SubprocessError, EOFError, pickle.UnpicklingError) as failure:
         raise KernelError(f"cannot ask for {name}: {failure}") from failure

@@ -8,7 +8,6 @@ import os
 import resource
 import socket
 import subprocess
-import sys
 import sysconfig
 from importlib.util import find_spec
 from pathlib import Path
@@ -24,6 +23,7 @@ from netmon.kernel.owners import births
 from netmon.kernel.processes import pid_namespace
 from netmon.kernel.program_cache import cache_folder, read_image
 from netmon.kernel.refusal import because
+from netmon.own_module import own_module
 
 METER_PROGRAMS = ("meter_xdp", "meter_tc_ingress", "meter_tc_egress")
 STEP_PROGRAMS = (
@@ -121,8 +121,10 @@ def _compiled_by_child(geometry: Geometry, key: str) -> dict[str, int]:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     with ours:
         with theirs:
-            command = [sys.executable, "-m", "netmon.kernel.compiler"]
-            child = subprocess.Popen(command, stdin=theirs.fileno(), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+            program = own_module("netmon.kernel.compiler")
+            child = subprocess.Popen(
+                **program, stdin=theirs.fileno(), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+            )
         try:
             ours.sendall(json.dumps({"geometry": vars(geometry), "key": key}).encode() + b"\n")
             message, descriptors, *_ = socket.recv_fds(ours, _MESSAGE_BYTES, len(PROGRAMS) + len(MAPS) + _OPTIONAL)

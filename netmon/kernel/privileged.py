@@ -37,6 +37,7 @@ from netmon.kernel.training.timelines import MOST_AT_ONCE, Opened, Timelines
 from netmon.kernel.training.uprobes import Uprobes
 from netmon.kernel.watching import WatchedInterface
 from netmon.marks import printable
+from netmon.own_module import own_module
 
 MORE_MAPS = (TOLD_MAP, stops.MAP)
 """Beside loader.MAPS, where the kernel can tell."""
@@ -248,8 +249,7 @@ class Privileged:
         """Starts the process. Its capabilities are those of the caller now."""
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
-            command = [sys.executable, "-m", __name__, str(os.getpid())]
-            self._child = subprocess.Popen(command, stdin=theirs.fileno())
+            self._child = subprocess.Popen(**own_module(__name__, os.getpid()), stdin=theirs.fileno())
         self._readable = select.poll()
         self._readable.register(self._socket, select.POLLIN)
         self.busy = False

@@ -190,7 +190,7 @@ def _span(row: Any, host_of: Mapping[int, str]) -> RankSpan:
 
 
 def _rank(row: Any, view: JobView, host_of: Mapping[int, str]) -> RankView:
-    """Bytes are told of a rank's last iteration only: of another one they are 0, as nobody knows them."""
+    """Bytes are told of a rank's last iteration only: of another one they are unknown."""
     span = _span(row, host_of)
     same = next((one for one in view.ranks if one.rank == span.rank and one.iteration == int(row["number"])), None)
     exposed = int(row["comm_end_ns"] - row["wait_start_ns"]) if row["wait_start_ns"] and row["comm_end_ns"] else -1
@@ -201,8 +201,8 @@ def _rank(row: Any, view: JobView, host_of: Mapping[int, str]) -> RankView:
         duration_ns=span.end_ns - span.start_ns,
         communication_ns=max(span.comm_end_ns - span.comm_start_ns, 0) if span.comm_start_ns else 0,
         node_shared=False,
-        dl_tx_bytes=0,
-        cross_tx_bytes=0,
-        cross_rx_bytes=0,
+        dl_tx_bytes=-1,
+        cross_tx_bytes=-1,
+        cross_rx_bytes=-1,
         exposed_ns=exposed,
     )

@@ -141,7 +141,7 @@ def _exposed(row: RankRow) -> float:
 def _bytes_part(name: str, field: str, worth: int) -> Part:
     return Part(
         name,
-        lambda row, *_: format_bytes(getattr(row.view, field)),
+        lambda row, *_: format_bytes(count) if (count := getattr(row.view, field)) >= 0 else UNKNOWN,
         lambda row: getattr(row.view, field),
         *(7, 9, True, worth),
         falling=True,
@@ -156,6 +156,12 @@ def _time(ns: float) -> str:
     return UNKNOWN if math.isnan(ns) else format_duration(ns)
 
 
+def _node(row: RankRow) -> Text:
+    if row.view.dl_tx_bytes < 0:
+        return Text(UNKNOWN, "dim")
+    return Text("DL-shared", class_style(Class.DL_SHARED)) if row.view.node_shared else Text("DL-only", "dim")
+
+
 def _rank_values(row: RankRow) -> Values:
     return {
         "job": (row.job,),
@@ -163,7 +169,7 @@ def _rank_values(row: RankRow) -> Values:
         "host": (row.view.host,),
         "iteration": (row.view.iteration,),
         "duration": (row.view.duration_ns,),
-        "class": ("DL-shared" if row.view.node_shared else "DL-only",),
+        "class": (_node(row).plain,),
     }
 
 
@@ -205,9 +211,7 @@ def _rank_parts(with_times: bool) -> tuple[Part, ...]:
         _bytes_part("cross ↓", "cross_rx_bytes", 6),
         Part(
             "node",
-            lambda row, *_: (
-                Text("DL-shared", class_style(Class.DL_SHARED)) if row.view.node_shared else Text("DL-only", "dim")
-            ),
+            lambda row, *_: _node(row),
             lambda row: row.view.node_shared,
             *(9, 9),
             falling=True,

@@ -15,6 +15,7 @@ TYPES = {"columnar", "records", "mark_runs", "evidence", "views", "errors", "uni
     "durability",
     "marks",
     "job_names",
+    "own_module",
     "past",
     "supervisor",
 }
@@ -32,6 +33,7 @@ MAY_IMPORT = {
     "job_names": set(),
     "config": {"errors"},
     "durability": set(),
+    "own_module": set(),
     "supervisor": set(),
     "marks": set(),
     "terminal": set(),

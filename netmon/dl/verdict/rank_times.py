@@ -18,6 +18,7 @@ from netmon.dl.verdict.phases import Moments, moments
 from netmon.dl.verdict.usual import middle
 from netmon.views import Cause, RankTimes, Verdict
 
+_MOST_NAMED = 8
 _NOTABLE = 0.1  # of the usual iteration: a wait that is worth a word
 
 _Floats = npt.NDArray[np.float64]
@@ -101,9 +102,9 @@ def path_of(times: Sequence[RankTimes], verdict: Verdict) -> str:
     waiting = [each for each in known if each.waited_ns >= max(notable, 2 * each.error_ns)]
     lasts = {each.waited_for for each in waiting}
     if waiting:
-        names = ", ".join(str(each.rank) for each in waiting)
+        names = _ranks([each.rank for each in waiting])
         who = next((each for each in known if each.rank in lasts), None)
-        return f"rank {min(lasts)}{f' ({who.host})' if who else ''} held the others up: rank {names} only waited for it"
+        return f"rank {min(lasts)}{f' ({who.host})' if who else ''} held the others up: {names} only waited for it"
     held = [each for each in known if each.held_ns >= notable]
     if held and verdict.host:
         link = (
@@ -112,6 +113,16 @@ def path_of(times: Sequence[RankTimes], verdict: Verdict) -> str:
             else verdict.host
         )
         first = f"rank {verdict.rank}, " if verdict.rank >= 0 else ""
-        others = ", ".join(str(each.rank) for each in known if each.rank != verdict.rank)
-        return f"{first}{link} held the transfer up: rank {others} only waited for its part"
+        others = [each.rank for each in known if each.rank != verdict.rank]
+        waited = f": {_ranks(others)} only waited for its part" if others else ""
+        return f"{first}{link} held the transfer up{waited}"
     return ""
+
+
+def _ranks(numbers: Sequence[int]) -> str:
+    names = [str(number) for number in sorted(numbers)]
+    if len(names) == 1:
+        return f"rank {names[0]}"
+    if len(names) > _MOST_NAMED:
+        names[_MOST_NAMED - 1 :] = [f"{len(names) - _MOST_NAMED + 1} others"]
+    return f"ranks {', '.join(names[:-1])} and {names[-1]}"
