@@ -82,6 +82,11 @@ class FittingTable:
             raise ValueError(f"{len(cells)} cells for {len(self._columns)} columns")
         self._rows.append(_Row(tuple(Text(cell) if isinstance(cell, str) else cell for cell in cells), style))
 
+    @property
+    def row_count(self) -> int:
+        """Rows; what parts sections is none."""
+        return sum(row is not None for row in self._rows)
+
     def add_section(self) -> None:
         """What follows stands apart."""
         self._rows.append(None)

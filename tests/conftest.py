@@ -10,6 +10,7 @@ import functools
 import os
 import sys
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -43,6 +44,18 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if optional and missing_for_tensorflow_tests():
         items[:] = [item for item in items if item not in optional]
         config.hook.pytest_deselected(items=optional)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """With two workers one has the kernel and the lab, where what runs beside each other would measure each other."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class OneLab(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return "lab" if nodeid.startswith(("tests/kernel/", "tests/lab/")) else nodeid.partition("::")[0]
+
+    return OneLab(config, log)
 
 
 def pytest_report_header() -> list[str]:

@@ -223,8 +223,8 @@ def test_a_filter_that_others_replace_by_number_is_not_ours(namespaces: Callable
 def test_doctor_finds_everything_that_is_needed(namespaces: Callable) -> None:
     left, _ = namespaces()
     code = (
-        "import argparse, sys; from netmon.commands import doctor; "
-        "sys.exit(doctor.run(argparse.Namespace(json=True, tls=None)))"
+        "import sys; from netmon.cli import make_parser; from netmon.commands import doctor; "
+        "sys.exit(doctor.run(make_parser(['doctor'])[0].parse_args(['doctor', '--json'])))"
     )
     document = json.loads(left.namespace.run(sys.executable, "-c", code))
     assert document["ok"], document

@@ -130,7 +130,7 @@ def test_links_of_unknown_capacity_are_said() -> None:
 def test_clocks_that_nobody_knows_are_said() -> None:
     advice = kept(error_ns=30 * MS).advice()
     assert not advice.shares[0].advised
-    assert "is known to 30.0 ms only" in sentences(advice)[0]
+    assert "is known only to 30.0 ms" in sentences(advice)[0]
 
 
 def test_a_job_of_one_iteration_is_said() -> None:
@@ -138,7 +138,7 @@ def test_a_job_of_one_iteration_is_said() -> None:
     few = {**one.steps, "b": one.steps["b"][:2]}
     advice = Kept(**{**vars(one), "steps": few}).advice()
     assert advice.unjudged == ("b",)
-    assert any(line.startswith("job b: fewer than 5 iterations") for line in sentences(advice))
+    assert any(line.startswith("job b: too few iterations") for line in sentences(advice))
 
 
 def test_nothing_kept_is_said() -> None:
