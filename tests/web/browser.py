@@ -10,7 +10,8 @@ import pytest
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 LONG_MS = 120_000
-READY = "() => performance.getEntriesByName('netmon-first-picture').length && !netmonPage.timeline.tiles.busy"
+READY = """() => performance.getEntriesByName('netmon-first-picture').length && !netmonPage.timeline.tiles.busy
+  && netmonPage.view.span === netmonPage.view.toSpan"""
 
 
 def chromium() -> str:

@@ -223,8 +223,10 @@ const acts = {
     const { timeline, view } = page;
     const lane = page.catalogue.lanes[timeline.lane]?.kind === "host" || timeline.lane < 0 ? 0 : timeline.lane;
     const found = timeline.tiles.slices(timeline.level, lane, view.begin - view.span, view.begin + 2 * view.span);
-    const here = timeline.selected?.lane === lane ? timeline.selected.bounds[0] : view.begin + view.span / 2;
-    const next = way > 0 ? found.find((one) => one.bounds[0] > here + 1) : found.findLast((one) => one.bounds[0] < here - 1);
+    const begun = timeline.selected?.lane === lane;
+    const here = begun ? timeline.selected.bounds[0] : view.begin + view.span / 2;
+    let next = way > 0 ? found.find((one) => one.bounds[0] > here + 1) : found.findLast((one) => one.bounds[0] < here - 1);
+    if (!next && !begun) next = way > 0 ? found.at(-1) : found[0]; // a lane whose job ran before, or after, the middle
     if (!next) return view.pan(way * 0.5);
     select(next);
     if (next.bounds[0] < view.toBegin || next.bounds[5] > view.toBegin + view.toSpan) view.set((next.bounds[0] + next.bounds[5] - view.toSpan) / 2, view.toSpan);
