@@ -2,6 +2,7 @@
 """The collector's ports: with certificates, with tokens, or in the clear where only this machine can connect."""
 
 import logging
+import os
 import socket
 import stat
 from dataclasses import dataclass
@@ -51,6 +52,8 @@ class Door:
             )
 
 
+_SOCKET_PATH_BYTES = 107  # unix(7)
+
 CLOSED = Door()
 """To this machine only."""
 
@@ -81,6 +84,11 @@ def _bind(server: grpc.aio.Server, address: str, credentials: grpc.ServerCredent
 def _clear_socket(address: str) -> None:
     """Remove a socket that nobody listens on any more; gRPC would take over a live one without a word."""
     path = Path(address.removeprefix("unix:"))
+    if len(os.fsencode(path)) > _SOCKET_PATH_BYTES:
+        raise UnsupportedError(
+            f"cannot listen on {address}: the path of a UNIX socket has at most {_SOCKET_PATH_BYTES} bytes; "
+            "choose a shorter one"
+        )
     if not path.parent.is_dir():
         raise UnsupportedError(f"cannot listen on {address}: {path.parent} is not a directory; create it")
     if not path.exists():
