@@ -221,5 +221,5 @@ def test_a_replay(start: Callable[..., Command], number: signal.Signals, tmp_pat
             record = second.to_bytes(4, "little") + bytes(4) + (60).to_bytes(4, "little") * 2 + bytes(60)
             file.write(record * 50_000)
     command = start("replay", capture, "--data", tmp_path / "data")
-    command.wait_for(lambda: catches(command.process.pid))
+    command.wait_for(lambda: catches(command.process.pid) and (tmp_path / "data").exists())
     ends(command, number)
