@@ -9,7 +9,7 @@ import contextlib
 import logging
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import grpc
@@ -78,6 +78,16 @@ class Admission:
             self._calls[key, what] -= 1
             if not self._calls[key, what]:
                 del self._calls[key, what]
+
+    @contextlib.asynccontextmanager
+    async def admitted(self, context: Context, what: str, roles: tuple[Role, ...]) -> AsyncIterator[Identity | None]:
+        """The same; who is not admitted is told why, and the call ends."""
+        with contextlib.ExitStack() as stack:
+            try:
+                identity = stack.enter_context(self.admit(context, what, roles))
+            except NotAdmittedError as error:
+                await context.abort(error.code, str(error))
+            yield identity
 
     def _identify(self, context: Context) -> Identity | None:
         if not self._protected:

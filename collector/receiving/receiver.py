@@ -20,7 +20,7 @@ from typing import Any
 
 import grpc
 
-from collector.admission import AGENTS, ALL, VIEWERS, Admission, NotAdmittedError
+from collector.admission import AGENTS, ALL, VIEWERS, Admission
 from collector.allocator import give_back
 from collector.allowance import Allowance
 from collector.health import Health, NoHealth, add_health
@@ -181,22 +181,13 @@ class Receiver:
 
     # --- what is called
 
-    @contextlib.asynccontextmanager
-    async def _admitted(self, context: Context, what: str, roles: tuple[Role, ...]) -> Any:
-        assert self._admission
-        with contextlib.ExitStack() as stack:
-            try:
-                identity = stack.enter_context(self._admission.admit(context, what, roles))
-            except NotAdmittedError as error:
-                await context.abort(error.code, str(error))
-            yield identity
-
     async def stream(self, _: Any, context: Context) -> None:
         """An agent's."""
         if not self._listen.streams:
             line = "this collector takes agents in by the bus: use --bus instead of --collector"
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, line)
-        async with self._admitted(context, "stream", AGENTS) as identity:
+        assert self._admission
+        async with self._admission.admitted(context, "stream", AGENTS) as identity:
             number = next(self._numbers)
             stream = self._streams[number] = ReceivedStream(number, self, context, identity)
             try:
@@ -206,7 +197,8 @@ class Receiver:
 
     async def clock(self, _: Any, context: Context) -> None:
         """Tell the time to an agent, as often as it asks."""
-        async with self._admitted(context, "clock", AGENTS):
+        assert self._admission
+        async with self._admission.admitted(context, "clock", AGENTS):
             while (data := await context.read()) is not grpc.aio.EOF:
                 received = time.time_ns()
                 echo = netmon_pb2.ClockEcho(received_ns=received)
@@ -217,7 +209,8 @@ class Receiver:
     async def call(self, method: str, request: bytes, context: Context) -> None:
         """What the collector answers."""
         what, roles = _CALLS[method]
-        async with self._admitted(context, what, roles) as identity:
+        assert self._admission
+        async with self._admission.admitted(context, what, roles) as identity:
             await self._ask(method, request, context, identity)
 
     async def _ask(self, method: str, request: bytes, context: Context, identity: Identity | None) -> None:
