@@ -34,6 +34,7 @@ from netmon.agent.rhythm import BATCH_NS, LOOK_NS, Rhythm
 from netmon.agent.settings import Settings
 from netmon.agent.sleep import Sleep
 from netmon.agent.spool import Spool
+from netmon.agent.spool_disk import open_folder
 from netmon.agent.spool_folder import SpoolFolder
 from netmon.agent.standstill import Standstill
 from netmon.agent.steps import StepMarks
@@ -85,7 +86,7 @@ class Agent:
         nics = call_apart(nic.describe_all, settings.interfaces)
         self._marks_socket = MarkSocket(settings.socket)
         self._session, self._proof = new_session()
-        folder = SpoolFolder(settings.spool, settings.durability)
+        folder = open_folder(lambda: SpoolFolder(settings.spool, settings.durability), settings.spool)
         self._spool = Spool(folder, self._session, settings.spool_bytes, self._lose)
         self._flows_lost = 0
         geometry = choose_geometry(settings.bucket_ns, len(nics), settings.flows)
