@@ -40,6 +40,7 @@ _CALLS: dict[str, tuple[str, tuple[Role, ...]]] = {
     "Watch": ("view", VIEWERS),
     "Advise": ("view", VIEWERS),
     "Full": ("window", ALL),
+    "Past": ("window", ALL),
 }
 """What the collector answers: kind of call, for whom."""
 _LOOKED_OVER = (50_000, 20, 20)  # as the collector's

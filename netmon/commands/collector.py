@@ -8,6 +8,7 @@ import socket
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from netmon.commands.needs import require
 from netmon.commands.security_options import declare_security, security
 from netmon.commands.service_options import declare_service, heed_hangup
 from netmon.durability import DURABILITIES
@@ -16,9 +17,14 @@ from netmon.units import parse_count, parse_duration, parse_size
 from netmon.wire.channel import FEW_THREADS
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import pyarrow as pa
+
     from collector.cluster.worker import WorkerSettings
     from collector.dataset.retention import Keep
     from collector.metrics.spans import Spans
+    from netmon.past import Wanted
 
 HELP = "collect what agents stream: classify it, store it as Parquet, serve live views"
 EXAMPLES = """\
@@ -30,6 +36,7 @@ EXAMPLES = """\
   netmon collector --listen 0.0.0.0:9400 --tls tls --data /var/lib/netmon --receiver apart
   netmon collector --data /tmp/netmon --durability process
   netmon collector --listen unix:/run/netmon/collector.sock --data out --parameters 25.6e6
+  netmon collector --data out --http localhost:9480
   netmon collector --data out --otlp http://localhost:4318/v1/traces
   netmon collector --config /etc/netmon/collector.toml --print-config
 """
@@ -146,6 +153,13 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--tls, to anybody who has a certificate of the same authority, or --insecure (nowhere)",
     )
     parser.add_argument(
+        "--http",
+        default="",
+        metavar="HOST:PORT",
+        help="serve the page of `netmon web` there, such as localhost:9480; beyond this machine with --tls, to viewers "
+        "with a certificate or one of the --tokens, or --insecure (nowhere)",
+    )
+    parser.add_argument(
         "--otlp",
         default="",
         metavar="URL",
@@ -231,9 +245,31 @@ def run(args: argparse.Namespace) -> int:
         metrics=args.metrics,
         spans=_spans(args),
         apart=args.receiver == "apart",
+        stored=_Stored(args.data),
+        http=_page(args.http),
     )
     asyncio.run(serving)
     return 0
+
+
+class _Stored:
+    """The rows that viewers go back to. What reads them is loaded when somebody does."""
+
+    def __init__(self, data: Path) -> None:
+        self._data = data
+
+    def batches(self, wanted: "Wanted") -> "Iterator[pa.RecordBatch]":
+        """See netmon.past.Rows."""
+        from netmon.report.stored_rows import StoredRows
+
+        return StoredRows(self._data).batches(wanted)
+
+
+def _page(listen: str) -> str:
+    """What --http says. Raises UnsupportedError without the library."""
+    if listen:
+        require(("aiohttp",), "serve a page", "web")
+    return listen
 
 
 def _spans(args: argparse.Namespace) -> "Spans | None":
