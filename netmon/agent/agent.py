@@ -5,7 +5,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -200,6 +200,19 @@ class Agent:
         if drains or asked:
             self._marks += self._surroundings.hear(now_ns)
             self._surroundings.ask(now_ns)
+
+    def adjust(self, options: Mapping[str, int]) -> list[str]:
+        """Puts options, by their names, into force, as far as that can be while it works; returns the names of these.
+
+        To be called by the thread that runs it.
+        """
+        done = []
+        if "nic_counters" in options:
+            self._nic.interval_ns = options["nic_counters"]
+            done.append("nic_counters")
+        if self._recorder and options.get("record_time") != 0:
+            done += self._recorder.adjust(options)
+        return done
 
     def close(self) -> None:
         """Detaches everything, sends the rest, and waits a moment for the collector to have it."""
