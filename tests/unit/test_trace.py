@@ -7,6 +7,7 @@ import itertools
 import json
 import tracemalloc
 from collections import defaultdict
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -393,3 +394,22 @@ def test_a_trace_of_any_size_is_read_in_the_memory_of_an_event(tmp_path):
     assert count == 40_000
     assert most < 3_000_000
     assert profile.cut
+
+
+RECORDED = Path(__file__).parents[1] / "data/merge"
+
+
+def test_a_recorded_timeline_of_horovod_is_where_it_was():
+    """Of real Horovod, its host's clock a quarter of a second ahead and fast; tests/lab/test_trace_merge.py made it."""
+    iterations = pd.read_parquet(RECORDED / "iterations.parquet")
+    ledger = pd.read_parquet(RECORDED / "ledger.parquet").rename(columns={"end_ns": "time_ns"})
+    (placed,) = place([RECORDED / "timeline.json.gz"], iterations, ledger, None, {})
+    assert (placed.rank, placed.host) == (0, "h0")
+    assert placed.shift_ns < -200 * MS
+    own = [each for each in happenings(placed.profile) if each.name == "GLOO_ALLREDUCE"]
+    shown = np.sort(placed.on_the_clock(np.array([each.start_ns + each.length_ns for each in own])))
+    true = np.array(json.loads((RECORDED / "truth.json").read_text())["ends_ns"])
+    until = min(true[-1], shown[-1])
+    true, shown = true[true < until - MS], shown[shown < until - MS]
+    assert len(true) == len(shown) > 20
+    assert np.abs(true - shown).max() <= placed.error_ns + 2_000  # a Timeline has µs
