@@ -280,7 +280,7 @@ def test_a_clock_that_jumps_ahead_makes_no_session_forgotten(tmp_path, monkeypat
 def test_it_happens_by_itself(tmp_path, monkeypatch):
     monkeypatch.setattr("collector.dataset.upkeep._EVERY_S", 0.01)
     sink = filled(tmp_path)
-    upkeep = Upkeep(sink, [Keep("all", most_ns=1)])
+    upkeep = Upkeep(sink, lambda: [Keep("all", most_ns=1)])
     deadline = threading.Event()
     for _ in range(3000):
         if len(files(tmp_path)) == 1:
