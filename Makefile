@@ -42,7 +42,7 @@ test-kernel: setup ## the tests that load BPF programs, in network namespaces of
 
 test-kernels: setup ## the tests that hold on every kernel, on other kernels under emulation (half an hour; before a release)
 	@.ci/packages qemu-system-x86 qemu-system-arm cpio kmod
-	@$(python) tests/kernels/run.py $(ROWS)
+	@$(python) tests/kernels/run.py --only '$(ONLY)' $(ROWS)
 
 test-lab: setup frameworks ## the tests with real training, in the lab (root)
 	@$(python) -m pytest tests/lab
