@@ -71,7 +71,7 @@ async def serve(
     stop = stop or _stop_on_signals(overdue)
     working: list[asyncio.Task[None]] = []
     sink = ParquetSink(data, worker.name if worker else "", settings.durability)
-    upkeep = Upkeep(sink, settings.keep)
+    upkeep = Upkeep(sink, lambda: settings.keep)
     jobs = JobsApart()
     registry = Registry(sink, settings, jobs)
     supervisor = Supervisor()
@@ -98,7 +98,7 @@ async def serve(
         gc.freeze()  # what is there now stays: it need not be looked over again and again
         gc.set_threshold(*_LOOKED_OVER)
         supervisor.ready()
-        flushing = _flush_for_ever(registry, settings.flush_ns / NS_PER_S)
+        flushing = _flush_for_ever(registry, lambda: settings.flush_ns / NS_PER_S)
         stopped = asyncio.create_task(stop.wait())
         working = [
             asyncio.create_task(work)
@@ -197,10 +197,10 @@ async def _settle_and_flush(registry: Registry) -> bool:
     return await registry.flush()
 
 
-async def _flush_for_ever(registry: Registry, interval_s: float) -> None:
+async def _flush_for_ever(registry: Registry, interval_s: Callable[[], float]) -> None:
     took_s = 0.0
     while True:
-        await asyncio.sleep(flush_pause_s(interval_s, took_s))
+        await asyncio.sleep(flush_pause_s(interval_s(), took_s))
         begun = time.monotonic()
         registry.tidy()
         await registry.flush()
