@@ -103,7 +103,7 @@ class ReceiverApart:
         """For what has come; one answer is on its way at a time."""
         if self._given is None and self._process:
             self._given = asyncio.get_running_loop().create_future()
-            self._send(frames.Give())
+            self._send(frames.Give(self._registry.allowance.rates()))
 
     async def _give(self) -> frames.Received | None:
         """None: nobody answers."""
