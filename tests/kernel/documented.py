@@ -23,6 +23,8 @@ from collections.abc import Sequence
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
+from netmon.training import Steps
+
 BIN = Path(sys.executable).parent
 PATIENCE_S = 300
 NAMES = "head.example head1 head2 collector.example"
@@ -213,9 +215,18 @@ def traffic() -> None:
             time.sleep(0.01)
 
 
+def training() -> None:
+    """A job of one rank that tells its steps, for ever."""
+    steps = Steps("resnet", 0, 1)
+    while True:
+        with steps.step():
+            time.sleep(0.3)
+
+
 def main(lines: Sequence[str]) -> None:
     """Inside."""
-    threading.Thread(target=traffic, daemon=True).start()
+    for work in (traffic, training):
+        threading.Thread(target=work, daemon=True).start()
     installation = Installation()
     for line in lines:
         print(f"$ {line}", flush=True)
