@@ -17,7 +17,7 @@ from netmon.views import SourceScore
 
 NEVER = int(np.iinfo(np.int64).max)
 _STEPPING = (Moment.STEP_START, Moment.FIRST_ENQUEUE)
-_CHECKS_AT_FIRST = 20
+_CHECKS_AT_FIRST = 10
 Scores = list[tuple[str, SourceScore]]
 """(job, how a source of a rank's iterations does against the best one)."""
 
