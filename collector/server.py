@@ -11,12 +11,16 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from collector.answers import Answers
 from collector.dataset.sink import ParquetSink
 from collector.dataset.upkeep import Upkeep
 from collector.front import Front, FrontHere
+from collector.growing import FrontThatGrows
 from collector.jobs.process import JobsApart
 from collector.listening import CLOSED, Door
 from collector.metrics.serving import serve_metrics, why_not_ready
+from collector.receiving.apart import ReceiverApart
+from collector.receiving.frames import Listen
 from collector.registry import Registry
 from collector.settings import Settings
 from netmon.dl.classify import NS_PER_S
@@ -33,7 +37,7 @@ _GRACE_S = 1.0
 _BUS_WITHIN_S = 15.0
 _END_WITHIN_S = 7.0  # of the end of the tick in which the signal came, before the grace
 _OVER_WITHIN_S = 9.0  # of the signal, whatever happens
-_TICK_S, _MOST_TICK_S = 0.2, 0.6  # from one to the next
+_TICK_S, _MOST_TICK_S = 0.2, 1.0  # from one to the next
 _LOOKED_OVER = (50_000, 20, 20)  # a tick of a thousand hosts makes so many objects, and lets go of nearly all
 _T = TypeVar("_T")
 
@@ -48,14 +52,14 @@ async def serve(
     door: Door = CLOSED,
     metrics: str = "",
     spans: "Spans | None" = None,
-    apart: bool = False,
+    receiver: str = "auto",
 ) -> None:
     """Collect until SIGTERM or SIGINT (or `stop`), then store what is left.
 
     abandon: called where that takes too long; may end the process, as nothing is lost by it. worker: one of several,
     whose agents are on a bus; without it the collector is alone, and agents connect to it. door: who is let in.
     metrics: HOST:PORT of /metrics, /health and /ready; empty: nowhere. spans: told of iterations and verdicts.
-    apart: a process of its own receives.
+    receiver: what receives: this process (here), one of its own (apart), or as many agents there are (auto).
 
     Raises DataError where data cannot be written, UnsupportedError where it cannot listen, BusError without the bus;
     UsageError, CertificateError.
@@ -75,13 +79,13 @@ async def serve(
     among: ClusterWorker | None = None
     endpoint: Endpoint | None = None
     try:
-        front = _front(registry, listen, door, worker, apart)
+        front = _front(registry, listen, door, worker, receiver)
         if worker:
             among = await _or_stopped(_among(worker, registry, sink), stop)
             if among is None:
                 return
         await front.start()
-        endpoint = serve_metrics(metrics, registry, door, among)
+        endpoint = serve_metrics(metrics, registry, door, among, lambda: {"jobs": jobs.pid, "receiver": front.pid})
         _log.info(f"listening on {listen}, writing to {data}")
         door.warn(listen, worker)
         gc.freeze()  # what is there now stays: it need not be looked over again and again
@@ -115,6 +119,7 @@ async def serve(
             await asyncio.to_thread(endpoint.close)
         if spans:
             await asyncio.to_thread(spans.close)
+        await registry.close()
         jobs.close()
         upkeep.close()
         sink.close()
@@ -122,14 +127,12 @@ async def serve(
         supervisor.close()
 
 
-def _front(registry: Registry, listen: str, door: Door, worker: "WorkerSettings | None", apart: bool) -> Front:
+def _front(registry: Registry, listen: str, door: Door, worker: "WorkerSettings | None", receiver: str) -> Front:
     exposed, streams = door.exposed(listen, worker), worker is None
-    if not (apart and streams):
+    if receiver == "here" or not streams:
         return FrontHere(registry, listen, door, streams, exposed)
-    from collector.answers import Answers
-    from collector.receiving.apart import ReceiverApart
-    from collector.receiving.frames import Listen
-
+    if receiver == "auto":
+        return FrontThatGrows(registry, listen, door, exposed)
     return ReceiverApart(registry, Answers(registry, exposed), Listen(listen, door, streams))
 
 
@@ -210,7 +213,7 @@ async def _tick_for_ever(front: Front, supervisor: Supervisor) -> None:
         waited_s = await front.tick()
         supervisor.alive()
         pause_s = tick_pause_s(time.monotonic() - begun - waited_s)
-        await asyncio.sleep(max(_TICK_S / 10, pause_s - waited_s))
+        await front.rest(max(_TICK_S / 10, pause_s - waited_s))
 
 
 def tick_pause_s(took_s: float) -> float:
