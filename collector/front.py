@@ -7,6 +7,7 @@ from typing import Protocol
 
 import grpc
 
+from collector.answers import Answers
 from collector.health import add_health
 from collector.listening import Door, listen_at
 from collector.registry import Registry
@@ -44,13 +45,13 @@ class Front(Protocol):
 class FrontHere:
     """gRPC in this process: what agents send is read as it comes, and taken in by the tick."""
 
-    def __init__(self, registry: Registry, listen: str, door: Door, streams: bool, exposed: bool) -> None:
-        """streams: agents may connect, and do not come by the bus. exposed: what is said may be read by others.
+    def __init__(self, registry: Registry, listen: str, door: Door, streams: bool, answers: Answers) -> None:
+        """streams: agents may connect, and do not come by the bus. answers: for those who look.
 
         Opens the ports; raises as `start`."""
         self._registry = registry
         self._server = grpc.aio.server(options=COLLECTOR_OPTIONS)
-        service = CollectorService(registry, door.admission(listen), streams, exposed)
+        service = CollectorService(registry, door.admission(listen), streams, answers)
         netmon_pb2_grpc.add_CollectorServicer_to_server(service, self._server)  # type: ignore[no-untyped-call]
         self._health = add_health(self._server)
         listen_at(self._server, listen, door)

@@ -24,11 +24,11 @@ _AGAIN_S = 60.0  # after it could not be started
 class FrontThatGrows:
     """A Front of agents' streams. Who is connected when it grows is cut off once, and connects again."""
 
-    def __init__(self, registry: Registry, listen: str, door: Door, exposed: bool) -> None:
+    def __init__(self, registry: Registry, listen: str, door: Door, answers: Answers) -> None:
         """Opens the ports, as FrontHere does."""
         self._of = registry, listen, door
-        self._exposed = exposed
-        self._now: Front = FrontHere(registry, listen, door, True, exposed)
+        self._answers = answers
+        self._now: Front = FrontHere(registry, listen, door, True, answers)
         self._growing: asyncio.Task[None] | None = None
         self._grown = asyncio.Event()
 
@@ -52,7 +52,7 @@ class FrontThatGrows:
         registry, listen, door = self._of
         _log.info(f"{APART_FROM} agents: a process of its own receives from now on, and agents connect again")
         await self._now.close(0.0)
-        apart = ReceiverApart(registry, Answers(registry, self._exposed), Listen(listen, door, streams=True))
+        apart = ReceiverApart(registry, self._answers, Listen(listen, door, streams=True))
         while True:
             try:
                 await apart.start()
@@ -61,7 +61,7 @@ class FrontThatGrows:
             else:
                 break
             with contextlib.suppress(NetmonError):  # until then it is done here
-                self._now = FrontHere(registry, listen, door, True, self._exposed)
+                self._now = FrontHere(registry, listen, door, True, self._answers)
                 await self._now.start()
             await asyncio.sleep(_AGAIN_S)
             await self._now.close(0.0)

@@ -69,7 +69,7 @@ class Registry:
         self.failures = Failures(sink.directory)
         self.flushing = Flushing(sink, self._entries.values, lambda: self._stage.tables, self._discard, self.failures)
         self._job_exchange = JobExchange(jobs or JobsHere(), self._entries.values)
-        self.intake, self.allowance = Intake(self.flushing.storing), Allowance()
+        self.intake, self.allowance = Intake(self.flushing.storing), Allowance(lambda: settings.allowance)
         self.full, self._triggers = FullResolution(), Triggers(settings)
         self._pulling: set[asyncio.Task[None]] = set()
         self._parting, self._opening = Parting(self._part), asyncio.Lock()

@@ -19,10 +19,12 @@ from collector.growing import FrontThatGrows
 from collector.jobs.process import JobsApart
 from collector.listening import CLOSED, Door
 from collector.metrics.serving import serve_metrics, why_not_ready
+from collector.page_apart import PageApart
 from collector.receiving.apart import ReceiverApart
 from collector.receiving.frames import Listen
 from collector.registry import Registry
 from collector.settings import Settings
+from collector.stored_past import Batches
 from netmon.dl.classify import NS_PER_S
 from netmon.errors import DataError
 from netmon.supervisor import Supervisor
@@ -53,13 +55,17 @@ async def serve(
     metrics: str = "",
     spans: "Spans | None" = None,
     receiver: str = "auto",
+    stored: Batches | None = None,
+    http: str = "",
 ) -> None:
     """Collect until SIGTERM or SIGINT (or `stop`), then store what is left.
 
     abandon: called where that takes too long; may end the process, as nothing is lost by it. worker: one of several,
     whose agents are on a bus; without it the collector is alone, and agents connect to it. door: who is let in.
     metrics: HOST:PORT of /metrics, /health and /ready; empty: nowhere. spans: told of iterations and verdicts.
-    receiver: what receives: this process (here), one of its own (apart), or as many agents there are (auto).
+    receiver: what receives: this process (here), one of its own (apart), or as many agents there are (auto). stored:
+    rows of the dataset in `data`, for viewers; without it they are told of the present only. http: HOST:PORT of the
+    page for browsers; empty: nowhere.
 
     Raises DataError where data cannot be written, UnsupportedError where it cannot listen, BusError without the bus;
     UsageError, CertificateError.
@@ -69,7 +75,7 @@ async def serve(
     stop = stop or _stop_on_signals(overdue)
     working: list[asyncio.Task[None]] = []
     sink = ParquetSink(data, worker.name if worker else "", settings.durability)
-    upkeep = Upkeep(sink, settings.keep)
+    upkeep = Upkeep(sink, lambda: settings.keep)
     jobs = JobsApart()
     registry = Registry(sink, settings, jobs)
     supervisor = Supervisor()
@@ -78,20 +84,28 @@ async def serve(
     front: Front | None = None
     among: ClusterWorker | None = None
     endpoint: Endpoint | None = None
+    page: PageApart | None = None
     try:
-        front = _front(registry, listen, door, worker, receiver)
+        answers = Answers(registry, door.exposed(listen, worker), stored)
+        front = _front(registry, listen, door, worker is None, answers, receiver)
         if worker:
             among = await _or_stopped(_among(worker, registry, sink), stop)
             if among is None:
                 return
         await front.start()
-        endpoint = serve_metrics(metrics, registry, door, among, lambda: {"jobs": jobs.pid, "receiver": front.pid})
+        if http:
+            page = PageApart(registry, answers, http, door)
+            await page.start()
+        others: dict[str, Callable[[], int]] = {"jobs": lambda: jobs.pid, "receiver": lambda: front.pid}
+        if page:
+            others["page"] = lambda: page.pid
+        endpoint = serve_metrics(metrics, registry, door, among, others)
         _log.info(f"listening on {listen}, writing to {data}")
         door.warn(listen, worker)
         gc.freeze()  # what is there now stays: it need not be looked over again and again
         gc.set_threshold(*_LOOKED_OVER)
         supervisor.ready()
-        flushing = _flush_for_ever(registry, settings.flush_ns / NS_PER_S)
+        flushing = _flush_for_ever(registry, lambda: settings.flush_ns / NS_PER_S)
         stopped = asyncio.create_task(stop.wait())
         working = [
             asyncio.create_task(work)
@@ -115,6 +129,8 @@ async def serve(
             task.cancel()
         if among:
             await among.close()
+        if page:
+            await page.close()
         if endpoint:
             await asyncio.to_thread(endpoint.close)
         if spans:
@@ -127,13 +143,12 @@ async def serve(
         supervisor.close()
 
 
-def _front(registry: Registry, listen: str, door: Door, worker: "WorkerSettings | None", receiver: str) -> Front:
-    exposed, streams = door.exposed(listen, worker), worker is None
+def _front(registry: Registry, listen: str, door: Door, streams: bool, answers: Answers, receiver: str) -> Front:
     if receiver == "here" or not streams:
-        return FrontHere(registry, listen, door, streams, exposed)
+        return FrontHere(registry, listen, door, streams, answers)
     if receiver == "auto":
-        return FrontThatGrows(registry, listen, door, exposed)
-    return ReceiverApart(registry, Answers(registry, exposed), Listen(listen, door, streams))
+        return FrontThatGrows(registry, listen, door, answers)
+    return ReceiverApart(registry, answers, Listen(listen, door, streams))
 
 
 async def _or_stopped(work: Coroutine[Any, Any, _T], stop: asyncio.Event) -> _T | None:
@@ -189,10 +204,10 @@ async def _settle_and_flush(registry: Registry) -> bool:
     return await registry.flush()
 
 
-async def _flush_for_ever(registry: Registry, interval_s: float) -> None:
+async def _flush_for_ever(registry: Registry, interval_s: Callable[[], float]) -> None:
     took_s = 0.0
     while True:
-        await asyncio.sleep(flush_pause_s(interval_s, took_s))
+        await asyncio.sleep(flush_pause_s(interval_s(), took_s))
         begun = time.monotonic()
         registry.tidy()
         await registry.flush()

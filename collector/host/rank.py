@@ -88,6 +88,11 @@ class Rank:
         """The rank."""
         return self.tracker.rank
 
+    def due_ns(self) -> int:
+        """When it has something to settle, or is to be forgotten (mono ns); NEVER: it waits for marks."""
+        ended_ns = self.ended[0].end_ns if self.ended else NEVER
+        return min(ended_ns, max(self.left.values()) + 1) if self.left and self.leaving() else ended_ns
+
     def leaving(self) -> bool:
         """Every source that saw it join has seen it leave."""
         return bool(self.left) and self.left.keys() >= self.joined.keys()

@@ -33,7 +33,7 @@ class Ranks:
         """
         self.account = account
         self.odd = OddMarks(holder.host)
-        self._needed_ns: int | None = None  # start of the earliest iteration that may still ask for the account
+        self._needed_ns = NEVER  # start of the earliest iteration that may still ask for the account
         self.renamed: dict[tuple[str, int], str] = {}  # (job, pid) → name, where they differ
         self.place, self._host = place, holder.host
         self._log, self._number = log, log.open(holder)
@@ -318,17 +318,8 @@ class Ranks:
         return bool(self._ranks or self._past)
 
     def waiting_ns(self) -> tuple[int, int]:
-        """When there is something to settle, or somebody to forget, and since when the account may still be asked for.
-
-        In mono ns; the largest int64: never.
-        """
-        due_ns = NEVER
-        for rank in self._all():
-            if rank.ended:
-                due_ns = min(due_ns, rank.ended[0].end_ns)
-            if rank.left and rank.leaving():
-                due_ns = min(due_ns, max(rank.left.values()) + 1)
-        return due_ns, NEVER if self._needed_ns is None else self._needed_ns
+        """As Rank.due_ns of the first one, and since when the account may be asked for (mono); NEVER: not at all."""
+        return min((rank.due_ns() for rank in self._all()), default=NEVER), self._needed_ns
 
     def settle(self, settled_ns: int, flows: FlowTable) -> list[tuple[Iteration, Asked]]:
         """The iterations whose rows have all been added, with what their account is asked for by."""
@@ -370,7 +361,7 @@ class Ranks:
             before = settled_ns if needed is None else min(settled_ns, needed)
             rank.tracker.forget(before)
             oldest = min(oldest, before)
-        self._needed_ns = max(oldest, settled_ns - _LONGEST_HISTORY_NS) if self.busy else None
+        self._needed_ns = max(oldest, settled_ns - _LONGEST_HISTORY_NS) if self.busy else NEVER
 
     def ask_last(self) -> None:
         """No more marks will come of those that step and have no name."""

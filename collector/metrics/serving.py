@@ -31,9 +31,9 @@ def serve_metrics(
     registry: Registry,
     door: Door,
     among: "ClusterWorker | None",
-    helpers: Callable[[], Mapping[str, int]],
+    helpers: Mapping[str, Callable[[], int]],
 ) -> "Endpoint | None":
-    """At HOST:PORT; empty: nowhere. helpers: the collector's other processes by name. Does not block.
+    """At HOST:PORT; empty: nowhere. helpers: pids of the collector's other processes, 0: none runs.
 
     Raises UsageError, UnsupportedError, CertificateError.
     """
@@ -61,7 +61,7 @@ def serve_metrics(
             unwritten=stored.full,
             pending_bytes=flushing.pending_bytes,
             used=used(),
-            helpers={name: now for name, pid in helpers().items() if (now := used_by(pid))},
+            helpers={name: now for name, pid in helpers.items() if (now := used_by(pid()))},
             delays=flushing.delays.copy(),
             bus=waits,
         )

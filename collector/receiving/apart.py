@@ -113,7 +113,7 @@ class ReceiverApart:
         if self._given is None and self._process:
             self._given = asyncio.get_running_loop().create_future()
             self._asked_s = time.monotonic()
-            self._send(frames.Give())
+            self._send(frames.Give(self._registry.allowance.rates()))
 
     async def _give(self) -> frames.Received | None:
         """None: nobody answers."""

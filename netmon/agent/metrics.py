@@ -130,6 +130,8 @@ class AgentMetrics:
         yield CounterMetricFamily("netmon_agent_batches_given_up", "Batches that are lost, whole", spool.given_up)
         yield GaugeMetricFamily("netmon_agent_spool_depth_bytes", "What waits to be stored", spool.size)
         yield GaugeMetricFamily("netmon_agent_spool_limit_bytes", "What may wait at most", spool.limit_bytes)
+        silent = spool.silent_s
+        yield CounterMetricFamily("netmon_agent_spool_silent_seconds", "For which its disk did not answer", silent)
         yield GaugeMetricFamily(
             "netmon_agent_stream_bucket_seconds", "Width of the rows that it streams", news.bucket_ns / 1e9
         )

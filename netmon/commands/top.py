@@ -128,8 +128,9 @@ def _snapshot(args: argparse.Namespace) -> "Snapshot":
 
         return watch_once(args.collector, _selection(args, _FLOWS_ONCE), security(args))
     from netmon.report.past import DatasetPast
+    from netmon.report.stored_rows import StoredRows
 
-    return DatasetPast(args.data).newest(args.job[0] if args.job else None).snapshot
+    return DatasetPast(StoredRows(args.data)).newest(args.job[0] if args.job else None).snapshot
 
 
 def _show_live(args: argparse.Namespace, console: "Console") -> None:
@@ -150,18 +151,22 @@ def _show_live(args: argparse.Namespace, console: "Console") -> None:
     def turned(selection: "Selection") -> None:
         asked[0] = selection
 
+    from netmon.report.past import DatasetPast
+
     past: Past
     updates = None
     if args.data is not None:
-        from netmon.report.past import DatasetPast
+        from netmon.report.stored_rows import StoredRows
 
-        past = DatasetPast(args.data)
+        past = DatasetPast(StoredRows(args.data))
         past.steps()  # what cannot be read is said before the screen is taken
     else:
         from netmon.top.collector_past import CollectorPast, with_steps
+        from netmon.wire.past_rows import CollectorRows
         from netmon.wire.watch import follow
 
-        past = collector = CollectorPast(args.collector, security(args))
+        stored = DatasetPast(CollectorRows(args.collector, security(args)))
+        past = collector = CollectorPast(args.collector, security(args), stored)
         news = follow(args.collector, _INTERVAL_MS, lambda: with_steps(asked[0]), security=security(args))
         updates = collector.remember(news)
     program = Program(updates, past, asked[0], turned, colour=not console.no_color)

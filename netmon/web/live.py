@@ -36,10 +36,13 @@ class Live:
 
     synthetic = False
 
-    def __init__(self, addresses: str, security: Security) -> None:
-        """Begin to follow; does not wait for an answer. Raises UsageError for no address."""
+    def __init__(self, addresses: str, security: Security, title: str = "") -> None:
+        """Begin to follow; does not wait for an answer. title: on the page; else the address.
+
+        Raises UsageError for no address.
+        """
         split(addresses)
-        self.title = addresses
+        self.title = title or addresses
         self._addresses, self._security = addresses, security
         self._gathered = Gathered()
         self._snapshot: Snapshot | None = None
@@ -126,7 +129,7 @@ class Live:
             if view.host == host:
                 flow, owner = view.flow, view.flow.owner
                 ends = {name: getattr(flow, name) for name in ("src", "src_port", "dst", "dst_port", "protocol")}
-                whose = {"process": owner.process, "container": owner.container, "job": owner.job, "rank": owner.rank}
+                whose = {name: getattr(owner, name) for name in ("process", "container", "user", "job", "rank")}
                 told = {
                     "direction": flow.direction.name.lower(),
                     "class": CLASS_NAMES[view.class_],

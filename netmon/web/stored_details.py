@@ -26,7 +26,7 @@ _MOST_FLOWS = 12
 _MOST_NS = 60_000_000_000
 _AROUND_NS = 1_000_000_000
 _FLOW = ["session", "direction", "flow_id", "class"]
-_NAMES = ["src", "src_port", "dst", "dst_port", "protocol", "process", "container", "job", "rank"]
+_NAMES = ["src", "src_port", "dst", "dst_port", "protocol", "process", "container", "user", "job", "rank"]
 
 
 def explain(data: Path, job: str, iteration: int, names: Mapping[str, str]) -> dict[str, Any]:
