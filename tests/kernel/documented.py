@@ -7,6 +7,7 @@ service of the page itself is ended when it serves, a program for a terminal get
 """
 
 import contextlib
+import fcntl
 import os
 import pty
 import re
@@ -14,8 +15,10 @@ import select
 import shlex
 import signal
 import socket
+import struct
 import subprocess
 import sys
+import termios
 import threading
 import time
 import urllib.request
@@ -193,6 +196,7 @@ def browse(words: Sequence[str]) -> None:
 def sit_before(words: Sequence[str]) -> None:
     """A program for a terminal, until it has drawn, and is left by `q`."""
     here, there = pty.openpty()
+    fcntl.ioctl(there, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 120, 0, 0))
     process = subprocess.Popen(words, stdin=there, stdout=there, stderr=there, start_new_session=True)
     os.close(there)
     drawn, begun, pressed = b"", time.monotonic(), time.monotonic() + 3
@@ -203,7 +207,9 @@ def sit_before(words: Sequence[str]) -> None:
         if len(drawn) > 1_000 and time.monotonic() > pressed:
             pressed = time.monotonic() + 3
             os.write(here, b"q")
-    if process.wait(PATIENCE_S):
+    if process.poll() is None:
+        process.kill()
+    if process.wait():
         raise SystemExit(f"{shlex.join(words)}: status {process.returncode}\n{drawn[-2000:].decode(errors='replace')}")
 
 
