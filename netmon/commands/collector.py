@@ -118,6 +118,13 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         help="what stored rows survive: the end of the process, or a power cut too (%(default)s)",
     )
     parser.add_argument(
+        "--verdicts",
+        choices=("all", "none"),
+        default="all",
+        help="which iterations that stand out are judged while they happen; `netmon why --data` judges later, too, and "
+        "advice needs all (%(default)s)",
+    )
+    parser.add_argument(
         "--share-window",
         type=parse_duration,
         default="10ms",
@@ -219,6 +226,7 @@ def run(args: argparse.Namespace) -> int:
         full_rows_per_hour=args.full_rows,
         keep=tuple(args.keep),
         durability=args.durability,
+        verdicts=args.verdicts == "all",
     )
     door = Door(security(args), args.tokens, args.token_listen)
     worker = _worker(args)
