@@ -175,7 +175,7 @@ struct netmon_birth {
 	u16 remote_port;
 	u32 pid; /* thread group */
 	u32 kind;
-	u32 pad;
+	u32 uid;	  /* the real one, as the machine numbers users */
 	u64 cgroup;	  /* id of the process's cgroup v2 */
 	char process[16]; /* the thread's name, NUL-padded */
 };

@@ -26,7 +26,7 @@
 
 struct who {
 	u32 pid;
-	u32 pad;
+	u32 uid;
 	u64 cgroup;
 	char process[16];
 };
@@ -43,6 +43,7 @@ BPF_TABLE("array", u32, u32, births_netns, 1);
 static __always_inline void look_at_current(struct who *who)
 {
 	who->pid = current_pid();
+	who->uid = (u32)bpf_get_current_uid_gid();
 	who->cgroup = bpf_get_current_cgroup_id();
 	bpf_get_current_comm(who->process, sizeof(who->process));
 }
@@ -94,6 +95,7 @@ static __always_inline void submit(u64 sk, u32 kind, const struct who *who)
 	birth.remote_port = port;
 	birth.pid = who->pid;
 	birth.kind = kind;
+	birth.uid = who->uid;
 	birth.cgroup = who->cgroup;
 	__builtin_memcpy(birth.process, who->process, sizeof(birth.process));
 	/* A full ring costs nothing but the news: the socket is looked up like those that are older than the agent. */

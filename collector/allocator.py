@@ -2,18 +2,31 @@
 """What has been freed goes back to the machine: arrays of a few hundred hosts come and go several times a second."""
 
 import ctypes
+import threading
+import time
+from collections.abc import Callable
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -3, -8  # of mallopt(3), as <malloc.h> has them
 _LARGE = 1 << 20
+_TRIM_S = 15.0
 
 
 def give_back() -> None:
-    """Set up glibc's malloc of this process; elsewhere nothing happens. To be called before there are threads.
+    """Set up glibc's malloc of this process; elsewhere nothing happens. To be called once, before there are threads.
 
     Left alone it learns that large arrays are freed again, and keeps up to 64 MB of them in each arena, of which there
     are eight for each core: a quarter of the memory of a collector of many hosts.
     """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt:
+    library = ctypes.CDLL(None)
+    mallopt, trim = (getattr(library, name, None) for name in ("mallopt", "malloc_trim"))
+    if mallopt and trim:
         for what, value in ((_MMAP_THRESHOLD, _LARGE), (_TRIM_THRESHOLD, 2 * _LARGE), (_ARENA_MAX, 2)):
             mallopt(what, value)
+        threading.Thread(target=_trim_for_ever, args=(trim,), name="allocator", daemon=True).start()
+
+
+def _trim_for_ever(trim: Callable[[int], int]) -> None:
+    """What is free between things that are kept goes back, too: else a heap stays as large as it ever was."""
+    while True:
+        time.sleep(_TRIM_S)
+        trim(0)

@@ -7,11 +7,13 @@ Figures are far above what honest agents need, an hour's spool sent at once incl
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING
 
-from netmon.errors import WireError
+from netmon.errors import UsageError, WireError
 from netmon.records import Hello
+from netmon.units import parse_count
 from netmon.wire import netmon_pb2
 
 if TYPE_CHECKING:  # who only reads what comes needs nothing of what is made of it
@@ -23,8 +25,34 @@ MOST_SESSIONS, MOST_OF_HOST = 8_192, 64
 SAVED_S = 60.0
 """What a host has not used is kept for it up to here."""
 
-BATCHES_PER_S, ROWS_PER_S, FLOWS_PER_S, MARKS_PER_S, OTHERS_PER_S = 500, 4e6, 5e3, 5e4, 2e4
-"""A second's worth each; an agent sends two batches, describes a hundred flows and tells of some thousand marks."""
+
+@dataclass(frozen=True)
+class Rates:
+    """Of one second; an agent sends two batches, describes a hundred flows and tells of some thousand marks."""
+
+    batches: float = 500
+    rows: float = 4e6
+    flows: float = 5e3
+    marks: float = 5e4
+    others: float = 2e4  # samples of the ledger, of counters, of clocks
+
+
+USUAL = Rates()
+
+
+def parse_rates(words: list[str]) -> Rates:
+    """`rows=8e6 flows=1e4` → those, else what is usual. Raises UsageError."""
+    known = {field.name for field in fields(Rates)}
+    rates = USUAL
+    for word in words:
+        name, _, value = word.partition("=")
+        if name not in known or not value or (number := parse_count(value)) < 1:
+            raise UsageError(
+                f"cannot read {word!r} as an allowance: write rows=8e6, or one of {', '.join(sorted(known))}"
+            )
+        rates = replace(rates, **{name: float(number)})
+    return rates
+
 
 SESSION_S = 0.2
 """What an introduction costs beside what is in it."""
@@ -35,28 +63,30 @@ def check_sessions(known: "Mapping[str, Entry]", hello: Hello) -> None:
     if hello.session in known:
         return
     if len(known) >= MOST_SESSIONS:
-        raise WireError(f"session {hello.session} of {hello.host} is not taken in: there are {MOST_SESSIONS}")
+        raise WireError(f"session {hello.session} of {hello.host} is refused: there are {MOST_SESSIONS} sessions already")
     if sum(entry.session.hello.host == hello.host for entry in known.values()) >= MOST_OF_HOST:
-        raise WireError(f"session {hello.session} is not taken in: {hello.host} has {MOST_OF_HOST} already")
+        raise WireError(f"session {hello.session} is refused: {hello.host} has {MOST_OF_HOST} sessions already")
 
 
 class Allowance:
     """Of all hosts of one collector; lives on one event loop."""
 
-    def __init__(self) -> None:
-        """Nobody has used anything."""
+    def __init__(self, rates: Callable[[], Rates] = lambda: USUAL) -> None:
+        """Nobody has used anything. rates(): in force now."""
+        self.rates = rates
         self._free_s: dict[str, float] = {}  # by host: when what it has used is paid
         self._tidied_s = 0.0
 
     def introduced(self, host: str, hello: netmon_pb2.Hello) -> None:
         """An agent of a host has connected."""
-        self._spend(host, SESSION_S + len(hello.flows) / FLOWS_PER_S + len(hello.marks) / MARKS_PER_S)
+        rates = self.rates()
+        self._spend(host, SESSION_S + len(hello.flows) / rates.flows + len(hello.marks) / rates.marks)
 
     def came(self, host: str, batch: netmon_pb2.Batch) -> None:
         """A batch of a host is taken in."""
-        others = len(batch.nic) + len(batch.exchanges) + len(batch.ledger)
-        cost_s = 1 / BATCHES_PER_S + batch.buckets.rows / ROWS_PER_S + others / OTHERS_PER_S
-        self._spend(host, cost_s + len(batch.flows) / FLOWS_PER_S + len(batch.marks) / MARKS_PER_S)
+        rates, others = self.rates(), len(batch.nic) + len(batch.exchanges) + len(batch.ledger)
+        cost_s = 1 / rates.batches + batch.buckets.rows / rates.rows + others / rates.others
+        self._spend(host, cost_s + len(batch.flows) / rates.flows + len(batch.marks) / rates.marks)
 
     def wait_s(self, host: str) -> float:
         """Until something more of a host is taken in; 0: now."""

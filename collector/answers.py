@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the collector answers to those who look: snapshots, full resolution, advice."""
+"""What the collector answers to those who look: snapshots, full resolution, the past, advice."""
 
 from typing import Any
 
@@ -7,6 +7,7 @@ import grpc
 
 from collector.full_windows import Windows
 from collector.registry import Registry
+from collector.stored_past import Batches, StoredPast
 from collector.view.watching import Watching
 from netmon.errors import DataError
 from netmon.wire import netmon_pb2
@@ -20,11 +21,12 @@ Context = Any
 class Answers:
     """Of one collector. Who asks has been let in."""
 
-    def __init__(self, registry: Registry, insecure: bool = False) -> None:
-        """insecure: what is said may be read by others."""
+    def __init__(self, registry: Registry, insecure: bool, stored: Batches | None) -> None:
+        """insecure: what is said may be read by others. stored: rows of the dataset; None: nobody is told of them."""
         self._registry = registry
         self._watching = Watching(registry.freeze, registry.page, lambda: registry.ticks, insecure)
         self._windows = Windows(registry)
+        self._past = StoredPast(stored)
 
     async def watch(self, request: netmon_pb2.WatchRequest, identity: Identity | None, context: Context) -> None:
         """Give one snapshot, or one per interval until the viewer goes."""
@@ -33,6 +35,10 @@ class Answers:
     async def full(self, request: netmon_pb2.FullQuery, context: Context) -> None:
         """Full resolution of a window that has passed, from the agents."""
         await self._windows.send(request, context)
+
+    async def past(self, request: netmon_pb2.PastQuery, context: Context) -> None:
+        """Rows of the dataset."""
+        await self._past.send(request, context)
 
     async def advise(self, request: netmon_pb2.AdviceQuery, context: Context) -> netmon_pb2.AdviceAnswer:
         """What could be done about jobs that share links."""
@@ -48,5 +54,7 @@ class Answers:
             await self.watch(netmon_pb2.WatchRequest.FromString(data), identity, context)
         elif method == "Full":
             await self.full(netmon_pb2.FullQuery.FromString(data), context)
+        elif method == "Past":
+            await self.past(netmon_pb2.PastQuery.FromString(data), context)
         else:
             await context.write(await self.advise(netmon_pb2.AdviceQuery.FromString(data), context))

@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Where agents and viewers connect: in this process, or in one that receives for it."""
 
+import asyncio
 from collections.abc import Callable
 from typing import Protocol
 
 import grpc
 
+from collector.answers import Answers
 from collector.health import add_health
 from collector.listening import Door, listen_at
 from collector.registry import Registry
@@ -17,11 +19,18 @@ from netmon.wire.channel import COLLECTOR_OPTIONS
 class Front(Protocol):
     """Between `start` and `close`; lives on one event loop."""
 
+    @property
+    def pid(self) -> int:
+        """Of the process that receives, where that is another one; 0: it is this one."""
+
     async def start(self) -> None:
         """Listen. Raises UsageError, CertificateError, UnsupportedError."""
 
     async def tick(self) -> float:
         """Take in what has come, and settle what is due; returns for how long (s) it has waited for another process."""
+
+    async def rest(self, pause_s: float) -> None:
+        """Between two ticks."""
 
     async def follow(self, why_not: Callable[[], str]) -> None:
         """Tell who asks whether rows are taken in, as Health.follow."""
@@ -36,16 +45,21 @@ class Front(Protocol):
 class FrontHere:
     """gRPC in this process: what agents send is read as it comes, and taken in by the tick."""
 
-    def __init__(self, registry: Registry, listen: str, door: Door, streams: bool, exposed: bool) -> None:
-        """streams: agents may connect, and do not come by the bus. exposed: what is said may be read by others.
+    def __init__(self, registry: Registry, listen: str, door: Door, streams: bool, answers: Answers) -> None:
+        """streams: agents may connect, and do not come by the bus. answers: for those who look.
 
         Opens the ports; raises as `start`."""
         self._registry = registry
         self._server = grpc.aio.server(options=COLLECTOR_OPTIONS)
-        service = CollectorService(registry, door.admission(listen), streams, exposed)
+        service = CollectorService(registry, door.admission(listen), streams, answers)
         netmon_pb2_grpc.add_CollectorServicer_to_server(service, self._server)  # type: ignore[no-untyped-call]
         self._health = add_health(self._server)
         listen_at(self._server, listen, door)
+
+    @property
+    def pid(self) -> int:
+        """See Front."""
+        return 0
 
     async def start(self) -> None:
         """See Front."""
@@ -55,6 +69,10 @@ class FrontHere:
         """See Front."""
         self._registry.tick()
         return 0.0
+
+    async def rest(self, pause_s: float) -> None:
+        """See Front."""
+        await asyncio.sleep(pause_s)
 
     async def follow(self, why_not: Callable[[], str]) -> None:
         """See Front."""

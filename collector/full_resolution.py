@@ -30,6 +30,7 @@ _OF_FLOW = {
     "dst_port": pa.uint16(),
     "protocol": pa.uint8(),
 }
+_OF_OWNER = ("process", "container", "user")
 _SILENT_S = 30.0  # without an answer
 _SLICE_ROWS = 100_000  # worked on before others have their turn
 
@@ -149,11 +150,13 @@ def arrow_stream(rows: pa.Table) -> bytes:
 
 
 def with_addresses(session: Session, rows: pa.Table) -> pa.Table:
-    """The same with, of each row's flow, addresses, ports, protocol and process."""
+    """The same with, of each row's flow, addresses, ports, protocol, process, container and user."""
     ids, place = np.unique(rows["flow_id"].to_numpy(), return_inverse=True)
     flows = [session.window.flows.flow(flow_id) for flow_id in ids.tolist()]
     for name, kind in _OF_FLOW.items():
         values = pa.array([flow and getattr(flow, name) for flow in flows], kind)
         rows = rows.append_column(name, values.take(pa.array(place)))
-    process = pa.array([flow and flow.owner.process for flow in flows], pa.string())
-    return rows.append_column("process", process.take(pa.array(place)))
+    for name in _OF_OWNER:
+        values = pa.array([flow and getattr(flow.owner, name) for flow in flows], pa.string())
+        rows = rows.append_column(name, values.take(pa.array(place)))
+    return rows

@@ -11,14 +11,20 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from collector.answers import Answers
 from collector.dataset.sink import ParquetSink
 from collector.dataset.upkeep import Upkeep
 from collector.front import Front, FrontHere
+from collector.growing import FrontThatGrows
 from collector.jobs.process import JobsApart
 from collector.listening import CLOSED, Door
 from collector.metrics.serving import serve_metrics, why_not_ready
+from collector.page_apart import PageApart
+from collector.receiving.apart import ReceiverApart
+from collector.receiving.frames import Listen
 from collector.registry import Registry
 from collector.settings import Settings
+from collector.stored_past import Batches
 from netmon.dl.classify import NS_PER_S
 from netmon.errors import DataError
 from netmon.supervisor import Supervisor
@@ -33,7 +39,7 @@ _GRACE_S = 1.0
 _BUS_WITHIN_S = 15.0
 _END_WITHIN_S = 7.0  # of the end of the tick in which the signal came, before the grace
 _OVER_WITHIN_S = 9.0  # of the signal, whatever happens
-_TICK_S, _MOST_TICK_S = 0.2, 0.6  # from one to the next
+_TICK_S, _MOST_TICK_S = 0.2, 1.0  # from one to the next
 _LOOKED_OVER = (50_000, 20, 20)  # a tick of a thousand hosts makes so many objects, and lets go of nearly all
 _T = TypeVar("_T")
 
@@ -48,14 +54,18 @@ async def serve(
     door: Door = CLOSED,
     metrics: str = "",
     spans: "Spans | None" = None,
-    apart: bool = False,
+    receiver: str = "auto",
+    stored: Batches | None = None,
+    http: str = "",
 ) -> None:
     """Collect until SIGTERM or SIGINT (or `stop`), then store what is left.
 
     abandon: called where that takes too long; may end the process, as nothing is lost by it. worker: one of several,
     whose agents are on a bus; without it the collector is alone, and agents connect to it. door: who is let in.
     metrics: HOST:PORT of /metrics, /health and /ready; empty: nowhere. spans: told of iterations and verdicts.
-    apart: a process of its own receives.
+    receiver: what receives: this process (here), one of its own (apart), or as many agents there are (auto). stored:
+    rows of the dataset in `data`, for viewers; without it they are told of the present only. http: HOST:PORT of the
+    page for browsers; empty: nowhere.
 
     Raises DataError where data cannot be written, UnsupportedError where it cannot listen, BusError without the bus;
     UsageError, CertificateError.
@@ -65,7 +75,7 @@ async def serve(
     stop = stop or _stop_on_signals(overdue)
     working: list[asyncio.Task[None]] = []
     sink = ParquetSink(data, worker.name if worker else "", settings.durability)
-    upkeep = Upkeep(sink, settings.keep)
+    upkeep = Upkeep(sink, lambda: settings.keep)
     jobs = JobsApart()
     registry = Registry(sink, settings, jobs)
     supervisor = Supervisor()
@@ -74,20 +84,28 @@ async def serve(
     front: Front | None = None
     among: ClusterWorker | None = None
     endpoint: Endpoint | None = None
+    page: PageApart | None = None
     try:
-        front = _front(registry, listen, door, worker, apart)
+        answers = Answers(registry, door.exposed(listen, worker), stored)
+        front = _front(registry, listen, door, worker is None, answers, receiver)
         if worker:
             among = await _or_stopped(_among(worker, registry, sink), stop)
             if among is None:
                 return
         await front.start()
-        endpoint = serve_metrics(metrics, registry, door, among)
+        if http:
+            page = PageApart(registry, answers, http, door)
+            await page.start()
+        others: dict[str, Callable[[], int]] = {"jobs": lambda: jobs.pid, "receiver": lambda: front.pid}
+        if page:
+            others["page"] = lambda: page.pid
+        endpoint = serve_metrics(metrics, registry, door, among, others)
         _log.info(f"listening on {listen}, writing to {data}")
         door.warn(listen, worker)
         gc.freeze()  # what is there now stays: it need not be looked over again and again
         gc.set_threshold(*_LOOKED_OVER)
         supervisor.ready()
-        flushing = _flush_for_ever(registry, settings.flush_ns / NS_PER_S)
+        flushing = _flush_for_ever(registry, lambda: settings.flush_ns / NS_PER_S)
         stopped = asyncio.create_task(stop.wait())
         working = [
             asyncio.create_task(work)
@@ -111,10 +129,13 @@ async def serve(
             task.cancel()
         if among:
             await among.close()
+        if page:
+            await page.close()
         if endpoint:
             await asyncio.to_thread(endpoint.close)
         if spans:
             await asyncio.to_thread(spans.close)
+        await registry.close()
         jobs.close()
         upkeep.close()
         sink.close()
@@ -122,15 +143,12 @@ async def serve(
         supervisor.close()
 
 
-def _front(registry: Registry, listen: str, door: Door, worker: "WorkerSettings | None", apart: bool) -> Front:
-    exposed, streams = door.exposed(listen, worker), worker is None
-    if not (apart and streams):
-        return FrontHere(registry, listen, door, streams, exposed)
-    from collector.answers import Answers
-    from collector.receiving.apart import ReceiverApart
-    from collector.receiving.frames import Listen
-
-    return ReceiverApart(registry, Answers(registry, exposed), Listen(listen, door, streams))
+def _front(registry: Registry, listen: str, door: Door, streams: bool, answers: Answers, receiver: str) -> Front:
+    if receiver == "here" or not streams:
+        return FrontHere(registry, listen, door, streams, answers)
+    if receiver == "auto":
+        return FrontThatGrows(registry, listen, door, answers)
+    return ReceiverApart(registry, answers, Listen(listen, door, streams))
 
 
 async def _or_stopped(work: Coroutine[Any, Any, _T], stop: asyncio.Event) -> _T | None:
@@ -186,10 +204,10 @@ async def _settle_and_flush(registry: Registry) -> bool:
     return await registry.flush()
 
 
-async def _flush_for_ever(registry: Registry, interval_s: float) -> None:
+async def _flush_for_ever(registry: Registry, interval_s: Callable[[], float]) -> None:
     took_s = 0.0
     while True:
-        await asyncio.sleep(flush_pause_s(interval_s, took_s))
+        await asyncio.sleep(flush_pause_s(interval_s(), took_s))
         begun = time.monotonic()
         registry.tidy()
         await registry.flush()
@@ -210,7 +228,7 @@ async def _tick_for_ever(front: Front, supervisor: Supervisor) -> None:
         waited_s = await front.tick()
         supervisor.alive()
         pause_s = tick_pause_s(time.monotonic() - begun - waited_s)
-        await asyncio.sleep(max(_TICK_S / 10, pause_s - waited_s))
+        await front.rest(max(_TICK_S / 10, pause_s - waited_s))
 
 
 def tick_pause_s(took_s: float) -> float:

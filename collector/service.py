@@ -19,13 +19,12 @@ Context = grpc.aio.ServicerContext[Any, Any]
 class CollectorService(netmon_pb2_grpc.CollectorServicer):
     """The calls of proto/netmon.proto."""
 
-    def __init__(self, registry: Registry, admission: Admission, streams: bool = True, insecure: bool = False) -> None:
+    def __init__(self, registry: Registry, admission: Admission, streams: bool, answers: Answers) -> None:
         """Serve the sessions of a registry.
 
-        streams: agents may connect, and do not come by the bus. insecure: what is said may be read by others.
+        streams: agents may connect, and do not come by the bus. answers: for those who look.
         """
-        self._registry, self._admission, self._streams = registry, admission, streams
-        self._answers = Answers(registry, insecure)
+        self._registry, self._admission, self._streams, self._answers = registry, admission, streams, answers
 
     async def Stream(  # noqa: N802 (the contract's name)
         self, request_iterator: AsyncIterator[netmon_pb2.AgentMessage], context: Context
@@ -43,6 +42,13 @@ class CollectorService(netmon_pb2_grpc.CollectorServicer):
         """Full resolution of a window that has passed, from the agents."""
         async with self._admission.admitted(context, "window", ALL):
             await self._answers.full(request, context)
+
+    async def Past(  # noqa: N802 (the contract's name)
+        self, request: netmon_pb2.PastQuery, context: Context
+    ) -> None:
+        """Rows of the dataset."""
+        async with self._admission.admitted(context, "window", ALL):
+            await self._answers.past(request, context)
 
     async def Clock(  # noqa: N802 (the contract's name)
         self, request_iterator: AsyncIterator[netmon_pb2.ClockProbe], context: Context

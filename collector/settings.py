@@ -3,10 +3,16 @@
 
 from dataclasses import dataclass
 
+from collector.allowance import USUAL, Rates
 from collector.dataset.retention import Keep
 
+AT_ONCE = frozenset(
+    {"flush_ns", "full_on", "full_burst", "full_rest_ns", "full_rows_per_hour", "keep", "allowance"},
+)
+"""What may change while the collector works: whoever uses it reads it each time."""
 
-@dataclass(frozen=True)
+
+@dataclass
 class Settings:
     """How the collector works; the defaults are those of the command line."""
 
@@ -23,3 +29,9 @@ class Settings:
     durability: str = "power"  # what stored rows outlive: see netmon.durability
     verdicts: bool = True  # iterations that stand out are judged
     keep: tuple[Keep, ...] = ()  # what the dataset keeps; of tables that are not named: everything
+    allowance: Rates = USUAL  # what one host may send in a second
+
+    def adjust(self, other: "Settings") -> None:
+        """Take over what may change while the collector works."""
+        for name in AT_ONCE:
+            setattr(self, name, getattr(other, name))

@@ -16,7 +16,7 @@ from netmon.telemetry.logs import TEXT, configure_logs, log_error
 
 COMMANDS = (
     *("agent", "collector", "top", "web", "why", "advise", "export", "report", "trace", "replay", "lab", "doctor"),
-    *("steps", "certificates", "bench"),
+    *("steps", "certificates", "migrate", "bench"),
 )
 _SERVICES = ("agent", "collector")  # that are configured by a file
 

@@ -1,14 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a viewer sees of the past: when iterations were, and frames of single moments. Plain types; UTC epoch, ns."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
 from netmon.records import Table
 from netmon.views import RankTimes, Snapshot, Verdict
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 STEP_TIMES = np.dtype(
     [
@@ -60,6 +63,36 @@ class Frame:
     spans: tuple[RankSpan, ...] = ()  # of the job that was asked for
     basis: str = ""  # what the rates rest on: "buckets of 10 µs, from the hosts' recorders"
     gaps: tuple[str, ...] = ()  # a sentence each on what is missing, and why
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Rows of one table of a dataset: those that touch [since, until), UTC. A table without times has all its rows."""
+
+    table: str
+    columns: Sequence[str] = ()  # those that the dataset lacks are left out; none: all
+    since_ns: int = 0
+    until_ns: int = 1 << 62
+    among: Mapping[str, Sequence[str | int]] = field(default_factory=dict)  # by column, the values that count
+
+
+TABLES = ("iterations", "verdicts", "buckets", "full", "flows", "ledger", "sessions")
+"""Those that can be wanted."""
+
+
+class Rows(Protocol):
+    """Where rows of a dataset can be had from."""
+
+    name: str  # of the dataset, or of the collector that writes it
+
+    def newest_ns(self) -> int:
+        """When the newest of its iterations ended; blocks. Raises NetmonError where there is none."""
+
+    def batches(self, wanted: Wanted) -> Iterator["pa.RecordBatch"]:
+        """The rows; none where there is no such table. Blocks for each. Raises NetmonError."""
+
+    def explained(self, job: str, iteration: int) -> Sequence[tuple[Verdict, Sequence[RankTimes]]]:
+        """Where the time of that iteration went, of each of that number; none where nobody knows. Blocks."""
 
 
 class Past(Protocol):

@@ -98,7 +98,7 @@ BIRTH = np.dtype(
         ("remote_port", ">u2"),
         ("pid", "<u4"),
         ("kind", "<u4"),
-        ("pad", "<u4"),
+        ("uid", "<u4"),
         ("cgroup", "<u8"),
         ("process", "S16"),
     ]
@@ -256,6 +256,7 @@ class Owner:
     job: str = ""  # empty: not a rank of a training job
     rank: int = -1
     source: str = ""  # how it is known: see above
+    user: str = ""  # login name, or the number where none is known
 
 
 @dataclass(frozen=True)

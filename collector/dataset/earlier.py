@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sessions of datasets with a folder per host (schema versions 2 and 3), which a collector may have to go on with.
+"""Sessions of datasets with a folder per host (schema versions 1 to 3), which a collector may have to go on with.
 
 There the name of a part says which batches made its rows final: part-<session>-<first>-<last>; every part of a session
 has a higher first than those before it. The metadata of a table's newest part carries the session's state.
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from collector.dataset.resume import RankState, Resume, over_before, recent, stored_flows
+from collector.dataset.resume import RankState, Resume, SessionState, over_before, recent, stored_flows
 from collector.dataset.tables import DATASET_VERSION
 from netmon.dl.timemap import TimeMap
 from netmon.errors import DataError
@@ -44,10 +44,40 @@ def earlier_resume(directory: Path, hello: Hello) -> tuple[Resume, dict[Path, pa
         clock=clock,
         ledger_until_utc={int(link): until for link, until in ledger.get("ledger_until_utc", {}).items()},
         ledger_totals={int(k): np.array(total, np.int64) for k, total in ledger.get("ledger_totals", {}).items()},
-        ranks=recent(tuple(RankState(**rank) for rank in ranks.get("ranks", [])), hello),
+        ranks=recent(_ranks(ranks), hello),
         nic_sequence=nic.get("last_sequence", 0),
         flows=found,
     ), flows
+
+
+def session_state(host: str, texts: Mapping[str, tuple[int, bytes]]) -> SessionState:
+    """What the newest files of a session's tables say, as one. texts: by table. Raises ValueError."""
+    states = {table: json.loads(text) for table, (_, text) in texts.items()}
+    buckets, ledger, ranks = (states.get(table, {}) for table in ("buckets", "ledger", "iterations"))
+    clock = next((found for state in (buckets, ledger, ranks) if (found := _clock(state))), None)
+    return SessionState(
+        host=host,
+        last_sequence=buckets.get("last_sequence", 0),
+        complete_sequence=buckets.get("complete_sequence", 0),
+        settled_ns=buckets.get("settled_ns", -1),
+        clock=clock,
+        ledger_until_utc={int(link): until for link, until in ledger.get("ledger_until_utc", {}).items()},
+        ledger_totals={int(k): np.array(total, np.int64) for k, total in ledger.get("ledger_totals", {}).items()},
+        ranks=_ranks(ranks),
+    )
+
+
+def _ranks(state: dict[str, Any]) -> tuple[RankState, ...]:
+    """None of version 1, which did not count their iterations: they join again."""
+    return tuple(
+        RankState(**rank) for rank in state.get("ranks", []) if rank.keys() == RankState.__annotations__.keys()
+    )
+
+
+def _clock(state: dict[str, Any]) -> TimeMap | None:
+    if "clock_offset_ns" in state:  # version 1
+        return TimeMap.constant(state["clock_offset_ns"])
+    return TimeMap.from_document(state["clock"]) if state.get("clock") else None
 
 
 def _parts(directory: Path, table: str, hello: Hello) -> Iterator[Path]:
@@ -91,5 +121,6 @@ def check_schema(directory: Path) -> None:
         if not _OLDEST_CONTINUED <= version <= DATASET_VERSION:
             raise DataError(
                 f"cannot continue the dataset in {directory}: its {table.name} have schema version {version}, "
-                f"this netmon writes {DATASET_VERSION}; choose another --data (`netmon report` and `export` read both)"
+                f"this netmon writes {DATASET_VERSION}; run `netmon migrate {directory}`, or choose another --data "
+                "(`netmon report` and `export` read both)"
             )

@@ -51,6 +51,7 @@ _COLUMNS = {
     "protocol": "IP protocol number",
     "process": "program that owns the local socket",
     "container": "container, systemd unit or Slurm job of the process",
+    "user": "login name of the user whose process it is; the number where no name is known",
     "peer_rank": "rank at the other end",
     "first_ns": "first packet",
     "last_ns": "last packet",

@@ -138,7 +138,9 @@ def stored_flows(rows: list[dict[str, Any]], hello: Hello, clock: TimeMap | None
 
 
 def _stored_flow(row: dict[str, Any], interface: int, clock: TimeMap) -> StoredFlow:
-    owner = Owner(*(row[name] for name in ("pid", "process", "container", "job", "rank", "class_source")))
+    known = {name: row[name] for name in ("pid", "process", "container", "job", "rank")}
+    user = row.get("user") or ""  # a netmon before did not store it
+    owner = Owner(**known, source=row["class_source"], user=user)
     flow = Flow(
         flow_id=row["flow_id"],
         interface=interface,

@@ -148,6 +148,8 @@ class RowParts:
         kept = ~np.isin(self._of_part, over)
         self._keys, self._of_part, self._place = self._keys[kept], self._of_part[kept], self._place[kept]
         self._order = None
+        used = set(np.unique(np.concatenate([self._keys >> 32, self._keys & 0xFFFFFFFF])).tolist())
+        self._words = {word: number for word, number in self._words.items() if number in used}
 
     def drop(self, hosts: Collection[str]) -> None:
         """Let go of all rows of these hosts; the files do not hold them any more."""

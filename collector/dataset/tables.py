@@ -72,7 +72,7 @@ SCHEMAS = {
             *_fields(pa.uint8(), "protocol"),
             *_fields(_WORD, "process"),
             *_fields(pa.uint32(), "pid"),
-            *_fields(_WORD, "container", "job"),
+            *_fields(_WORD, "container", "user", "job"),
             *_fields(pa.int32(), "rank", "peer_rank"),
             *_fields(_I64, "first_ns", "last_ns"),
             *_fields(_WORD, "class", "class_source", "traffic"),
@@ -291,7 +291,7 @@ def flow_table(origins: Origins, of: _Places, flows: Sequence[Flow], state: Tabl
     columns |= {name: [getattr(flow, name) for flow in flows] for name in plain}
     columns |= {name: _encode([getattr(flow, name) for flow in flows]) for name in ("src", "dst")}
     columns |= {
-        name: _encode([getattr(flow.owner, name) for flow in flows]) for name in ("process", "container", "job")
+        name: _encode([getattr(flow.owner, name) for flow in flows]) for name in ("process", "container", "user", "job")
     }
     columns |= {name: [getattr(flow.owner, name) for flow in flows] for name in ("pid", "rank")}
     columns["peer_rank"] = peers

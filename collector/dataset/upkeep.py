@@ -4,7 +4,7 @@
 import logging
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from collector.dataset.retention import Keep
@@ -18,8 +18,8 @@ _log = logging.getLogger(__name__)
 class Upkeep:
     """Runs until it is closed."""
 
-    def __init__(self, sink: ParquetSink, keep: Sequence[Keep]) -> None:
-        """Begin."""
+    def __init__(self, sink: ParquetSink, keep: Callable[[], Sequence[Keep]]) -> None:
+        """Begin. keep(): in force now."""
         self._sink, self._keep = sink, keep
         self._stop = threading.Event()
         self._trouble = ""
@@ -39,7 +39,7 @@ class Upkeep:
                 self._sink.take_absent()
                 while self._sink.merge_some(lambda: not self._stop.is_set()):
                     pass
-                self._sink.drop(self._keep)
+                self._sink.drop(self._keep())
             except DataError as error:
                 if str(error) != self._trouble:
                     _log.warning(error)

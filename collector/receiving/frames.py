@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from collector.allowance import USUAL, Rates
 from collector.listening import Door
 from collector.stream_ends import End
 from netmon.records import Hello, Table
@@ -42,7 +43,9 @@ class Listen:
 
 @dataclass(frozen=True)
 class Give:
-    """All that has come."""
+    """All that has come. allowance: in force from now on."""
+
+    allowance: Rates = USUAL
 
 
 @dataclass(frozen=True)

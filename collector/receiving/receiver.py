@@ -22,7 +22,7 @@ import grpc
 
 from collector.admission import AGENTS, ALL, VIEWERS, Admission
 from collector.allocator import give_back
-from collector.allowance import Allowance
+from collector.allowance import USUAL, Allowance
 from collector.health import Health, NoHealth, add_health
 from collector.intake import MOST_ROWS_OF_ALL
 from collector.listening import listen_at
@@ -40,6 +40,7 @@ _CALLS: dict[str, tuple[str, tuple[Role, ...]]] = {
     "Watch": ("view", VIEWERS),
     "Advise": ("view", VIEWERS),
     "Full": ("window", ALL),
+    "Past": ("window", ALL),
 }
 """What the collector answers: kind of call, for whom."""
 _LOOKED_OVER = (50_000, 20, 20)  # as the collector's
@@ -58,7 +59,8 @@ class Receiver:
     def __init__(self, pipe: Pipe, listen: frames.Listen) -> None:
         """`serve` does the work."""
         self._pipe, self._listen = pipe, listen
-        self.allowance = Allowance()
+        self._rates = USUAL
+        self.allowance = Allowance(lambda: self._rates)
         self._admission: Admission | None = None
         self._numbers = itertools.count(1)
         self._streams: dict[int, ReceivedStream] = {}
@@ -91,6 +93,7 @@ class Receiver:
 
     def _hear(self, frame: Any) -> None:
         if isinstance(frame, frames.Give):
+            self._rates = frame.allowance
             self._give()
         elif isinstance(frame, frames.Told):
             for told in frame.streams.tolist():

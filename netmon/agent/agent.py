@@ -5,7 +5,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -34,6 +34,7 @@ from netmon.agent.rhythm import BATCH_NS, LOOK_NS, Rhythm
 from netmon.agent.settings import Settings
 from netmon.agent.sleep import Sleep
 from netmon.agent.spool import Spool
+from netmon.agent.spool_disk import open_folder
 from netmon.agent.spool_folder import SpoolFolder
 from netmon.agent.standstill import Standstill
 from netmon.agent.steps import StepMarks
@@ -85,7 +86,7 @@ class Agent:
         nics = call_apart(nic.describe_all, settings.interfaces)
         self._marks_socket = MarkSocket(settings.socket)
         self._session, self._proof = new_session()
-        folder = SpoolFolder(settings.spool, settings.durability)
+        folder = open_folder(lambda: SpoolFolder(settings.spool, settings.durability), settings.spool)
         self._spool = Spool(folder, self._session, settings.spool_bytes, self._lose)
         self._flows_lost = 0
         geometry = choose_geometry(settings.bucket_ns, len(nics), settings.flows)
@@ -201,6 +202,19 @@ class Agent:
         if drains or asked:
             self._marks += self._surroundings.hear(now_ns)
             self._surroundings.ask(now_ns)
+
+    def adjust(self, options: Mapping[str, int]) -> list[str]:
+        """Puts options, by their names, into force, as far as that can be while it works; returns the names of these.
+
+        To be called by the thread that runs it.
+        """
+        done = []
+        if "nic_counters" in options:
+            self._nic.interval_ns = options["nic_counters"]
+            done.append("nic_counters")
+        if self._recorder and options.get("record_time") != 0:
+            done += self._recorder.adjust(options)
+        return done
 
     def close(self) -> None:
         """Detaches everything, sends the rest, and waits a moment for the collector to have it."""

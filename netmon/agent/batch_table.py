@@ -9,7 +9,7 @@ blocks for the disk and raises sqlite3.Error.
 import logging
 import os
 import sqlite3
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,8 +22,9 @@ takes the newest batches, and leaves a whole file with those before. FULL waits 
 
 _FORMAT = 1  # PRAGMA user_version
 _FREE_PAGES = 256  # given back to the file system from here on
+_ALONE = "PRAGMA locking_mode = EXCLUSIVE"
+"""Before anything is read: no memory is shared between processes, which a network file system could not."""
 _SETTINGS = (
-    "PRAGMA locking_mode = EXCLUSIVE",  # also: no memory shared between processes
     "PRAGMA auto_vacuum = INCREMENTAL",
     "PRAGMA journal_mode = WAL",
     "PRAGMA journal_size_limit = 4194304",
@@ -43,6 +44,9 @@ _OVER_BYTES = "SELECT coalesce(sum(length(message)), 0) FROM flow WHERE over IS 
 
 Description = tuple[int, bytes]
 """(flow id, what the introduction says of it)"""
+
+FlowRow = tuple[int, int, int, int | None, bytes]
+"""(flow id, the first and the last batch that has described it, the last that may have rows of it, message)"""
 
 
 @dataclass(frozen=True)
@@ -73,6 +77,7 @@ class BatchTable:
     def _open(self) -> None:
         self._db = sqlite3.connect(self._path or ":memory:", timeout=0, isolation_level=None, check_same_thread=False)
         try:
+            self._db.execute(_ALONE).fetchall()
             (version,) = self._db.execute("PRAGMA user_version").fetchone()
             if version not in (0, _FORMAT):
                 raise sqlite3.DatabaseError(f"spool of format {version}, not {_FORMAT}")
@@ -127,21 +132,21 @@ class BatchTable:
             raise
         self.size += batch.size
 
-    def _describe(self, rows: Sequence[tuple[int, int, int, int | None, bytes]]) -> None:
+    def _describe(self, rows: Sequence[FlowRow]) -> None:
         statement = (
             "INSERT INTO flow VALUES (?, ?, ?, ?, ?)"
             " ON CONFLICT (id) DO UPDATE SET told = excluded.told, message = excluded.message"
         )
         self._db.executemany(statement, rows)
 
-    def flows(self) -> list[tuple[int, int, int, int | None, bytes]]:
-        """Its flows: id, the first and the last batch that has described it, the last that may have rows, message."""
+    def flows(self) -> list[FlowRow]:
+        """Its flows."""
         return self._db.execute("SELECT id, batch, told, over, message FROM flow").fetchall()
 
-    def take_flows(self, other: "BatchTable") -> None:
+    def take_flows(self, flows: Sequence[FlowRow]) -> None:
         """Keep another table's flows as well."""
-        self._describe(other.flows())
-        self.size += other._db.execute(_OVER_BYTES).fetchone()[0]
+        self._describe(flows)
+        self.size += sum(len(message) for *_, over, message in flows if over is not None)
 
     def end_flows(self, flow_ids: Iterable[int], sequence: int) -> None:
         """No batch after this one has rows of these; they are forgotten when it is."""
@@ -190,17 +195,28 @@ class BatchTable:
         self._db.execute("DELETE FROM batch WHERE sequence = ?", (batch.sequence,))
         self.size -= batch.size
 
+    def keep_only(self, sequences: Container[int]) -> None:
+        """Forget all other batches."""
+        for number in self.sequences():
+            if number not in sequences:
+                self.delete(self.read(number))
+
     def oldest_with_buckets(self) -> int | None:
-        """The batch that `strip` would take next."""
+        """The batch that loses them next."""
         query = "SELECT min(sequence) FROM batch WHERE sequence >= ? AND length(buckets) > 0"
         found: int | None = self._db.execute(query, (self._full_from,)).fetchone()[0]
         return found
 
-    def strip(self, batch: Kept) -> None:
-        """Take the buckets out of the oldest one that has any."""
+    def strip_oldest(self, newest: int) -> Kept | None:
+        """Take the buckets out of the oldest that has any and is not the newest; as it was. None: there is none."""
+        found = self.oldest_with_buckets()
+        if found is None or found == newest:
+            return None
+        batch = self.read(found)
         self._db.execute("UPDATE batch SET buckets = x'', carried = x'' WHERE sequence = ?", (batch.sequence,))
         self.size -= len(batch.buckets)
         self._full_from = batch.sequence + 1
+        return batch
 
     def carried(self) -> dict[int, bytes]:
         """What each batch carries, in their order."""

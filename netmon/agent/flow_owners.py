@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from netmon.agent.rank_signs import LocalServices, RankSigns, raw_ends
+from netmon.agent.user_names import UserNames
 from netmon.kernel.meter.aggregates import Aggregates
 from netmon.kernel.meter.flow_budget import Allowance, Budget
 from netmon.kernel.owners.births import Birth, BirthTable
@@ -62,6 +63,7 @@ class FlowOwners:
         """No flow yet. births: None where the kernel cannot tell. aggregates: of the flows that are not described."""
         self.flows: dict[int, Flow] = {}
         self._births = births
+        self._users = UserNames()
         self._told_already: list[Birth] = []
         self._signs = RankSigns()
         self._local_services = LocalServices(aggregates) if aggregates else None
@@ -113,12 +115,27 @@ class FlowOwners:
 
     def hear(self, now_ns: int) -> None:
         """Takes in what the kernel has told of connections since the last call. Before `add`, for the newest flows."""
+        self._name_users()
         births, self._told_already = [*self._told_already, *self._take_births()], []
         for birth in births:
             endpoint = self._waiting.get(birth.ends)
             pending = self._pending[endpoint] if endpoint else self._expect_again(birth, now_ns)
             if pending:
                 self._told(pending, birth, now_ns)
+
+    def _name_users(self) -> None:
+        """Users of whom only the number was known."""
+        names = self._users.learnt()
+        if not names:
+            return
+        for flow in [flow for flow in self.flows.values() if flow.owner.user in names]:
+            self._set(flow, replace(flow.owner, user=names[flow.owner.user]))
+        for remote, owner in self._services.items():
+            if owner and owner.user in names:
+                self._services[remote] = replace(owner, user=names[owner.user])
+        for port, owner in self._served.items():
+            if owner.user in names:
+                self._served[port] = replace(owner, user=names[owner.user])
 
     def _take_births(self) -> list[Birth]:
         return self._births.take(self._signs.pids | self._ranks.keys()) if self._births else []
@@ -217,7 +234,8 @@ class FlowOwners:
         if found is None:
             return self._services.get(service) or Owner()
         job, rank = self._ranks.get(found["pid"], (found["job"], found["rank"]))
-        owner = Owner(found["pid"], found["process"], found["container"], job, rank, found["source"])
+        user = self._users.name(found["uid"])
+        owner = Owner(found["pid"], found["process"], found["container"], job, rank, found["source"], user)
         if owner.source in _FINAL[:2]:
             self._learn_remote(service, replace(owner, source="service"))
         return owner

@@ -19,7 +19,7 @@ class NicSamples:
 
     def __init__(self, links: Links, count: int, interval_ns: int) -> None:
         """count: of the interfaces; interval_ns: between samples, 0 for none at all."""
-        self._links, self._numbers, self._interval_ns = links, range(1, count + 1), interval_ns
+        self._links, self._numbers, self.interval_ns = links, range(1, count + 1), interval_ns
         self._counters = NicCounters()
         # Some drivers ask their firmware, and take milliseconds for it: samples then come less often.
         self._pace = Pace(share=0.005, stock_ns=20_000_000)
@@ -33,10 +33,10 @@ class NicSamples:
 
         idle: there is no traffic that we see; as long as the counters show none either, they are read less often.
         """
-        more_ns = (_STILL - 1) * self._interval_ns if idle and self._still else 0
-        if not self._interval_ns or now_ns < self._due_ns + more_ns or not self._pace.allows():
+        more_ns = (_STILL - 1) * self.interval_ns if idle and self._still else 0
+        if not self.interval_ns or now_ns < self._due_ns + more_ns or not self._pace.allows():
             return []
-        self._due_ns = now_ns + self._interval_ns
+        self._due_ns = now_ns + self.interval_ns
         if now_ns >= self._whole_ns:
             self._sent.clear()
             self._whole_ns = now_ns + _WHOLE_NS

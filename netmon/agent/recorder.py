@@ -9,7 +9,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -102,6 +102,13 @@ class Recorder:
         """Bytes that are kept, and of how many seconds."""
         with self._lock:
             return self._store.size, max(0, self._until_ns - self._since_ns) / 1e9
+
+    def adjust(self, options: Mapping[str, int]) -> list[str]:
+        """record_time (ns) and record_bytes, where they are among them, hold from now on; returns which were."""
+        with self._lock:
+            self._time_ns = options.get("record_time", self._time_ns)
+            self._limit = options.get("record_bytes", self._limit)
+        return [name for name in ("record_time", "record_bytes") if name in options]
 
     def close(self) -> None:
         """Removes what was recorded."""

@@ -13,15 +13,16 @@ every flow of which rows may still be sent, but for those that a batch to come d
 
 import itertools
 import logging
-import math
 import sqlite3
 import threading
 import time
 from collections.abc import Callable, Collection
+from typing import TypeVar
 
 from netmon.agent.batch_parts import within_a_message
 from netmon.agent.batch_table import BatchTable, Description, Kept
 from netmon.agent.carried import described, summed
+from netmon.agent.spool_disk import SpoolDisk, StalledDiskError
 from netmon.agent.spool_folder import SpoolFolder
 from netmon.errors import DataError
 from netmon.records import Table
@@ -29,9 +30,10 @@ from netmon.records import Table
 log = logging.getLogger(__name__)
 
 MOST_IN_MEMORY = 32 << 20
-_OPEN_AGAIN_S = 5.0
 _UNREADABLE_S = 30.0  # then what is on the disk is given up
+_LOOK_AGAIN_S = 1.0  # whether a disk answers again
 
+R = TypeVar("R")
 Lose = Callable[[Table], None]
 """Counts what is given up (dtype CARRIED) as lost in the agent."""
 
@@ -55,35 +57,28 @@ class Spool:
         self._lose = lose
         self._changed = threading.Condition(threading.RLock())
         self._memory = BatchTable(None)
-        self._disk = left
-        self._hello = left.hello() if left else b""
         self._newest = left.last() if left else 0
         self._latest: Kept | None = None  # the newest, as it was appended: it need not be read from the disk
-        # Of the batches on the disk, in their order: to count them should it not give them back.
-        self._carried = left.carried() if left else {}
-        self._files = 0
-        self._gone: set[int] = set()  # given up, but the disk does not forget them
-        self._trouble = ""
-        self._full = False
-        self._open_again = math.inf if left else 0.0
+        self._full = self._closed = False
         self._unreadable_since = 0.0
-        self._opened()
+        self._disk = SpoolDisk(folder, session, left, lose, self.wake)
+        self._disk.opened()
 
     @property
     def size(self) -> int:
         """Bytes that wait."""
-        return self._memory.size + (self._disk.size if self._disk else 0)
+        return self._memory.size + self._disk.size
+
+    @property
+    def silent_s(self) -> float:
+        """For how long the disk has not answered, all in all."""
+        return self._disk.silent_s
 
     @property
     def waits(self) -> bool:
         """Whether anything has not been acknowledged."""
         with self._changed:
-            if self._newest <= self.acknowledged:
-                return False
-            try:
-                return bool(self._numbers_after(self.acknowledged))
-            except sqlite3.Error:
-                return True
+            return self._newest > self.acknowledged and bool(self._numbers_after(self.acknowledged))
 
     @property
     def newest(self) -> int:
@@ -92,18 +87,17 @@ class Spool:
 
     def carried(self) -> Table:
         """What the batches on the disk carry, dtype CARRIED."""
-        return summed(list(self._carried.values()))
+        return summed(list(self._disk.carried.values()))
 
     @property
     def hello(self) -> bytes:
         """As written last; empty before."""
-        return self._hello
+        return self._disk.hello
 
     @hello.setter
     def hello(self, message: bytes) -> None:
         with self._changed:
-            self._hello = message
-            self._try(lambda disk: disk.write_hello(message))
+            self._try(lambda: self._disk.write_hello(message))
 
     def append(
         self, sequence: int, body: bytes, buckets: bytes, carried: bytes, flows: Collection[Description] = ()
@@ -114,9 +108,7 @@ class Spool:
         """
         batch = Kept(sequence, body, buckets, carried)
         with self._changed:
-            if self._try(lambda disk: disk.insert(batch, flows)):
-                self._carried[sequence] = carried
-            else:
+            if not self._keep(batch, flows):
                 self._memory.insert(batch, flows)
             self._newest, self._latest = sequence, batch
             self._bound()
@@ -128,7 +120,7 @@ class Spool:
             return
         with self._changed:
             self._memory.end_flows(flow_ids, self._newest)
-            self._try(lambda disk: disk.end_flows(flow_ids, self._newest))
+            self._try(lambda: self._disk.attempt(lambda table: table.end_flows(flow_ids, self._newest)))
 
     def introduction(self) -> tuple[bytes, bytes]:
         """What a connection begins with: the agent's own part, and the flows that no batch to come describes.
@@ -137,18 +129,19 @@ class Spool:
         """
         with self._changed:
             try:
-                return self._hello, self._undescribed()
+                return self._disk.hello, self._undescribed()
             except sqlite3.Error as error:
                 self._unreadable(error)
                 raise DataError(f"cannot read {self.folder.directory}: {error}") from error
 
     def _undescribed(self) -> bytes:
         newest: dict[int, tuple[int, bytes]] = {}  # of each flow: when it was last described, and how
-        for table in self._tables():
-            coming = {number for number in table.sequences() if number > self.acknowledged}
-            if table is self._disk:
-                coming -= self._gone
-            for number, first, told, _, message in table.flows():
+        tables = [(self._memory.sequences(), self._memory.flows())]
+        if self._disk.opened():
+            tables.append((set(self._disk.carried), self._disk.do(BatchTable.flows)))
+        for sequences, flows in tables:
+            coming = {number for number in sequences if number > self.acknowledged}
+            for number, first, told, _, message in flows:
                 if first not in coming and newest.get(number, (-1, b""))[0] < told:
                     newest[number] = told, message
         latest_first = sorted(newest.values(), key=lambda told: told[0], reverse=True)
@@ -162,8 +155,8 @@ class Spool:
             self.acknowledged = sequence
             if sequence == self._newest:
                 self._latest = None
-            for done in list(itertools.takewhile(lambda number: number <= sequence, self._carried)):
-                del self._carried[done]
+            for done in list(itertools.takewhile(lambda number: number <= sequence, self._disk.carried)):
+                del self._disk.carried[done]
             self._memory.delete_to(sequence)
             self._try(self._tidy)
             self._changed.notify_all()
@@ -173,20 +166,24 @@ class Spool:
     ) -> Kept | None:
         """The first batch above this number; blocks until there is one, then None if leave() holds.
 
-        patience(): how many seconds to wait for one before None; None: for ever. Raises DataError where the disk
-        does not give it back.
+        patience(): how many seconds to wait for one before None; None: for ever. A disk that does not answer is waited
+        for, too. Raises DataError where the disk does not give it back.
         """
         with self._changed:
             while not leave():
+                silent = False
                 if max(sequence, self.acknowledged) < self._newest:
-                    found = self._first_after(max(sequence, self.acknowledged))
+                    try:
+                        found = self._first_after(max(sequence, self.acknowledged))
+                    except StalledDiskError:
+                        found, silent = None, True
                     if found:
                         self.handed_out = max(self.handed_out, found.sequence)
                         return found
                 longest_s = patience()
                 if longest_s is not None and longest_s <= 0:
                     return None
-                self._changed.wait(longest_s)
+                self._changed.wait(min(longest_s or _LOOK_AGAIN_S, _LOOK_AGAIN_S) if silent else longest_s)
             return None
 
     def wake(self) -> None:
@@ -205,196 +202,176 @@ class Spool:
             self._lose(lost)
             self.given_up += 1
             self._latest = None
-            self._delete(self._memory if self._memory.first_after(sequence - 1) == sequence else self._disk, batch)
+            self._delete(sequence in self._disk.carried, batch)
             return lost
 
     def close(self) -> None:
         """Releases the session; removes its file when nothing waits in it."""
         with self._changed:
-            if self._memory.size and self._disk:
-                self._keep_memory(self._disk)
-            left = self._memory.size
+            if self._closed:
+                return
+            self._closed = True
+            if self._memory.size:
+                self._keep_memory()
+            left, waits = self._memory.size, self.waits
             self._memory.close()
-            if self._disk:
-                self._disk.close()
-            if not self.waits:
-                self.folder.remove(self._file)
+            self._disk.close()
+            if not waits:
+                self._disk.remove()
             elif left:
-                log.warning("%d bytes that waited in memory are lost: %s", left, self._trouble)
+                log.warning("%d bytes that waited in memory are lost: %s", left, self._disk.trouble)
 
-    def _keep_memory(self, disk: BatchTable) -> None:
+    def _keep_memory(self) -> None:
         """A last try: what waits in memory would not outlive us."""
-        if not self._try(lambda disk: disk.take_flows(self._memory)):
+        flows = self._memory.flows()
+        if not self._try(lambda: self._disk.attempt(lambda table: table.take_flows(flows))):
             return
         while (found := self._memory.first_after(self.acknowledged)) is not None:
             batch = self._memory.read(found)
-            if not self._try(lambda disk, batch=batch: disk.insert(batch)):  # type: ignore[misc]
+            if not self._keep(batch):
                 return
             self._memory.delete(batch)
 
-    @property
-    def _file(self) -> str:
-        return f"{self.session}.{self._files}" if self._files else self.session
-
     # The disk and its troubles
 
-    def _opened(self) -> BatchTable | None:
-        if self._disk is None and time.monotonic() >= self._open_again:
-            self._open_again = time.monotonic() + _OPEN_AGAIN_S
-            try:
-                self._disk = self.folder.open_session(self._file)
-                self._disk.write_hello(self._hello)
-            except (sqlite3.Error, OSError) as error:
-                self._note(str(error))
-        return self._disk
+    def _keep(self, batch: Kept, flows: Collection[Description] = ()) -> bool:
+        """Whether the disk has it."""
+        kept = self._try(lambda: self._disk.attempt(lambda table: table.insert(batch, flows)))
+        if kept:
+            self._disk.carried[batch.sequence] = batch.carried
+        return kept
 
-    def _try(self, action: Callable[[BatchTable], None]) -> bool:
-        disk = self._opened()
-        if disk is None:
-            return False
+    def _try(self, action: Callable[[], None]) -> bool:
         try:
-            action(disk)
+            action()
+        except StalledDiskError as error:
+            self._disk.note(str(error))
         except sqlite3.Error as error:
-            self._note(str(error))
-            if not self._carried:  # nothing to lose: another file may do better than this one
-                self._leave_file(disk, self.folder.remove)
-            return False
-        self._note("")
-        return True
+            self._disk.note(str(error))
+            if not self._disk.carried and self._disk.is_open:  # nothing to lose: another file may do better
+                self._leave_file(remove=True)
+        else:
+            return True
+        return False
 
-    def _note(self, trouble: str) -> None:
-        if trouble and not self._trouble:
-            log.warning("cannot write to %s: %s; batches wait in memory", self.folder.directory, trouble)
-        if self._trouble and not trouble:
-            log.warning("%s takes batches again", self.folder.directory)
-        self._trouble = trouble
-
-    def _leave_file(self, disk: BatchTable, what_then: Callable[[str], object]) -> None:
+    def _leave_file(self, remove: bool) -> None:
         try:
-            self._memory.take_flows(disk)
+            self._memory.take_flows(self._disk.do(BatchTable.flows))
         except sqlite3.Error:
             self.flows_lost += 1
-        disk.close()
-        what_then(self._file)
-        self._disk = None
-        self._files += 1
-        self._gone.clear()
+        self._disk.leave(remove)
 
-    def _tidy(self, disk: BatchTable) -> None:
+    def _tidy(self) -> None:
         """The disk forgets what is acknowledged or given up."""
-        disk.delete_to(self.acknowledged)
-        for sequence in list(self._gone):
-            if sequence > self.acknowledged:
-                disk.delete(disk.read(sequence))
-            self._gone.discard(sequence)
+        self._disk.attempt(lambda table: table.delete_to(self.acknowledged))
 
-    def _numbers_after(self, sequence: int) -> list[tuple[int, BatchTable]]:
-        """The lowest number above it in each of the tables that has one."""
-        numbers = []
-        for table in self._tables():
-            found = table.first_after(sequence)
-            while found is not None and table is self._disk and found in self._gone:
-                found = table.first_after(found)
-            if found is not None:
-                numbers.append((found, table))
-        return numbers
+    def _numbers_after(self, sequence: int) -> list[tuple[int, bool]]:
+        """The lowest number above it in memory and on the disk, where there is one; whether it is on the disk."""
+        found = ((self._memory.first_after(sequence), False), (self._disk.first_after(sequence), True))
+        return [(number, on_disk) for number, on_disk in found if number is not None]
 
     def _first_after(self, sequence: int) -> Kept | None:
+        """Raises DataError, StalledDiskError."""
         if self._latest and sequence == self._latest.sequence - 1:
             return self._latest
+        numbers = self._numbers_after(sequence)
+        if not numbers:
+            return None
+        number, on_disk = min(numbers)
         try:
-            number, table = min(self._numbers_after(sequence), key=lambda pair: pair[0], default=(0, self._memory))
-            batch = table.read(number) if number else None
+            batch = self._do(on_disk, lambda table: table.read(number))
+        except StalledDiskError:
+            raise
         except sqlite3.Error as error:
             self._unreadable(error)
             raise DataError(f"cannot read {self.folder.directory}: {error}") from error
         self._unreadable_since = 0.0
         return batch
 
+    def _do(self, on_disk: bool, action: Callable[[BatchTable], R]) -> R:
+        return self._disk.do(action) if on_disk else action(self._memory)
+
     def _unreadable(self, error: sqlite3.Error) -> None:
         now = time.monotonic()
         self._unreadable_since = self._unreadable_since or now
-        if now - self._unreadable_since < _UNREADABLE_S and isinstance(error, sqlite3.OperationalError):
+        if isinstance(error, StalledDiskError) or (
+            now - self._unreadable_since < _UNREADABLE_S and isinstance(error, sqlite3.OperationalError)
+        ):
             return
-        lost = self.carried()
+        lost, batches = self.carried(), len(self._disk.carried)
         log.error(
             "cannot read %s: %s; given up: %d batches (%s)",
-            *(self.folder.directory, error, len(self._carried), described(lost)),
+            *(self.folder.directory, error, batches, described(lost)),
         )
         self._lose(lost)
         self._latest = None
-        self.given_up += len(self._carried)
-        self._carried.clear()
+        self.given_up += batches
         self._unreadable_since = 0.0
-        if self._disk:
-            self._leave_file(self._disk, self.folder.set_aside)
+        if self._disk.is_open:
+            self._leave_file(remove=False)
 
     # The bound
 
     def _bound(self) -> None:
-        if not any(map(self._over, self._tables())):
+        if not (self._over(False) or self._over(True)):
             self._full = False
             return
         if not self._full:
             self._full = True
             log.warning("%d bytes wait for the collector: the oldest of them lose their buckets", self.size)
         # A disk that does not forget would be asked for what is acknowledged, and that would be counted as lost.
-        well = self._disk is None or self._try(self._tidy)
-        tables = [table for table in self._tables() if well or table is self._memory]
+        well = self._disk.is_open and self._try(self._tidy)
+        places = (True, False) if well else (False,)
         for give_up in (self._strip, self._drop):
-            for table in tables:
-                while self._over(table) and give_up(table):
+            for on_disk in places:
+                while self._over(on_disk) and give_up(on_disk):
                     pass
 
-    def _tables(self) -> list[BatchTable]:
-        return [self._disk, self._memory] if self._disk else [self._memory]
+    def _over(self, on_disk: bool) -> bool:
+        return self.size > self.limit_bytes or (not on_disk and self._memory.size > MOST_IN_MEMORY)
 
-    def _over(self, table: BatchTable) -> bool:
-        return self.size > self.limit_bytes or (table is self._memory and table.size > MOST_IN_MEMORY)
-
-    def _strip(self, table: BatchTable) -> bool:
+    def _strip(self, on_disk: bool) -> bool:
         """Whether the oldest batch with buckets, other than the newest, has lost them."""
         try:
-            found = table.oldest_with_buckets()
-            if found is None or found == self._newest:
+            batch = self._do(on_disk, lambda table: table.strip_oldest(self._newest))
+            if batch is None:
                 return False
-            batch = table.read(found)
-            table.strip(batch)
+            if on_disk:
+                self._disk.carried[batch.sequence] = b""
+            self._lose(summed([batch.carried]))
             self._forget_rowless()
         except sqlite3.Error as error:
-            self._note(str(error))
+            self._disk.note(str(error))
             return False
-        if batch.sequence in self._carried:
-            self._carried[batch.sequence] = b""
-        self._lose(summed([batch.carried]))
         return True
 
     def _forget_rowless(self) -> None:
         """Flows of which no batch has rows any more."""
-        with_rows = [found for table in self._tables() if (found := table.oldest_with_buckets()) is not None]
-        for table in self._tables():
-            table.forget_flows(min(with_rows, default=self._newest) - 1)
+        places = (True, False) if self._disk.is_open else (False,)
+        with_rows = [self._do(on_disk, BatchTable.oldest_with_buckets) for on_disk in places]
+        first = min((found for found in with_rows if found is not None), default=self._newest)
+        for on_disk in places:
+            self._do(on_disk, lambda table: table.forget_flows(first - 1))
 
-    def _drop(self, table: BatchTable) -> bool:
+    def _drop(self, on_disk: bool) -> bool:
+        found = self._disk.first_after(0) if on_disk else self._memory.first_after(0)
+        if found is None or found == self._newest:
+            return False
         try:
-            found = table.first_after(0)
-            if found is None or found == self._newest:
-                return False
-            batch = table.read(found)
+            batch = self._do(on_disk, lambda table: table.read(found))
         except sqlite3.Error as error:
-            self._note(str(error))
+            self._disk.note(str(error))
             return False
         self.given_up += 1
         self._lose(summed([batch.carried]))
-        return self._delete(table, batch)
+        return self._delete(on_disk, batch)
 
-    def _delete(self, table: BatchTable | None, batch: Kept) -> bool:
-        self._carried.pop(batch.sequence, None)
+    def _delete(self, on_disk: bool, batch: Kept) -> bool:
+        self._disk.carried.pop(batch.sequence, None)
         try:
-            if table:
-                table.delete(batch)
+            self._do(on_disk, lambda table: table.delete(batch))
         except sqlite3.Error as error:
-            self._gone.add(batch.sequence)
-            self._note(str(error))
+            self._disk.doubt()
+            self._disk.note(str(error))
             return False
         return True

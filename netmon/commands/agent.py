@@ -19,6 +19,8 @@ from netmon.marks import DEFAULT_SOCKET
 from netmon.units import format_duration, format_rate, parse_count, parse_duration, parse_rate, parse_size
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from netmon.wire.security import Security
 
 HELP = "count the traffic of this host and stream it to a collector (needs root)"
@@ -143,7 +145,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         default="",
         metavar="HOST:PORT",
         help="serve /metrics for Prometheus, /health and /ready there, such as localhost:9465; beyond this machine "
-        "with --tls, to who has a certificate of the same authority, or --insecure (nowhere)",
+        "with --tls, to anybody who has a certificate of the same authority, or --insecure (nowhere)",
     )
     declare_security(parser)
     declare_service(parser)
@@ -167,7 +169,12 @@ def run(args: argparse.Namespace) -> int:
 
     if args.prepare:
         return _prepare(args)
-    heed_hangup(args)
+    agents: list[Agent] = []
+
+    def adjust(read: argparse.Namespace, changed: "Collection[str]") -> "Collection[str]":
+        return {name for agent in agents for name in agent.adjust({name: getattr(read, name) for name in changed})}
+
+    heed_hangup(args, adjust)
     stream_ns = _stream_width(args.bucket, args.stream_bucket)
     bus = _bus(args.collector, args.bus)
     stop = threading.Event()
@@ -200,6 +207,7 @@ def run(args: argparse.Namespace) -> int:
     wait_quietly()
     keep_heap()
     agent = Agent(settings)
+    agents.append(agent)
     for interface in agent.interfaces:
         capacity = format_rate(interface.capacity_bps) if interface.capacity_bps else "unknown; give --capacity"
         hooks = f"{interface.hook_rx}/{interface.hook_tx}"

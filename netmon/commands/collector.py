@@ -8,6 +8,7 @@ import socket
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from netmon.commands.needs import require
 from netmon.commands.security_options import declare_security, security
 from netmon.commands.service_options import declare_service, heed_hangup
 from netmon.durability import DURABILITIES
@@ -16,11 +17,19 @@ from netmon.units import parse_count, parse_duration, parse_size
 from netmon.wire.channel import FEW_THREADS
 
 if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator
+
+    import pyarrow as pa
+
     from collector.cluster.worker import WorkerSettings
     from collector.dataset.retention import Keep
     from collector.metrics.spans import Spans
+    from collector.settings import Settings
+    from netmon.past import Wanted
 
 HELP = "collect what agents stream: classify it, store it as Parquet, serve live views"
+_AT_ONCE = frozenset({"flush", "full_on", "full_burst", "full_rest", "full_rows", "keep", "allowance"})
+"""What SIGHUP puts into force."""
 EXAMPLES = """\
   netmon collector --listen localhost:9400 --data out --metrics localhost:9464
   netmon collector --listen 0.0.0.0:9400 --tls /etc/netmon/tls --data /var/lib/netmon
@@ -28,8 +37,10 @@ EXAMPLES = """\
   netmon collector --bus nats://bus1:4222,nats://bus2:4222 --worker w1 --tls /etc/netmon/tls --data /shared/netmon
   netmon collector --listen 0.0.0.0:9400 --tls tls --tokens tls/tokens --token-listen 0.0.0.0:9401 --data out
   netmon collector --listen 0.0.0.0:9400 --tls tls --data /var/lib/netmon --receiver apart
+  netmon collector --data /var/lib/netmon --allowance rows=8e6 flows=1e4
   netmon collector --data /tmp/netmon --durability process
   netmon collector --listen unix:/run/netmon/collector.sock --data out --parameters 25.6e6
+  netmon collector --data out --http localhost:9480
   netmon collector --data out --otlp http://localhost:4318/v1/traces
   netmon collector --config /etc/netmon/collector.toml --print-config
 """
@@ -56,9 +67,10 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--receiver",
-        choices=("here", "apart"),
-        default="here",
-        help="where gRPC is served: apart, in a process of its own, from a few hundred agents on (%(default)s)",
+        choices=("auto", "here", "apart"),
+        default="auto",
+        help="where gRPC is served: in the collector's process or in one of its own, auto: that from 128 agents on "
+        "(%(default)s)",
     )
     parser.add_argument(
         "--bus",
@@ -153,6 +165,13 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--tls, to anybody who has a certificate of the same authority, or --insecure (nowhere)",
     )
     parser.add_argument(
+        "--http",
+        default="",
+        metavar="HOST:PORT",
+        help="serve the page of `netmon web` there, such as localhost:9480; beyond this machine with --tls, to viewers "
+        "with a certificate or one of the --tokens, or --insecure (nowhere)",
+    )
+    parser.add_argument(
         "--otlp",
         default="",
         metavar="URL",
@@ -187,6 +206,14 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="rows at full resolution stored in an hour at most (%(default)s)",
     )
+    parser.add_argument(
+        "--allowance",
+        nargs="+",
+        default=[],
+        metavar="WHAT=N",
+        help="what one host may send in a second before it has to wait: batches=500 rows=4e6 flows=5e3 marks=5e4 "
+        "others=2e4, which are the usual ones, far above what honest agents need",
+    )
     declare_service(parser)
 
 
@@ -207,27 +234,15 @@ def run(args: argparse.Namespace) -> int:
     from collector.allocator import give_back
     from collector.listening import Door
     from collector.server import serve
-    from collector.settings import Settings
 
     give_back()
-    heed_hangup(args)
-    if min(args.settle, args.flush, args.share_window) <= 0:
-        raise UsageError("--settle, --flush and --share-window have to be longer than 0")
-    if not 0 <= args.share_threshold <= 1:
-        raise UsageError(
-            f"--share-threshold is a fraction of a link's capacity, from 0 to 1, not {args.share_threshold}"
-        )
-    settings = Settings(
-        *(args.settle, args.flush, args.share_window, args.share_threshold),
-        parameters=args.parameters,
-        full_on=tuple(kind for kind in args.full_on if kind != "nothing"),
-        full_burst=args.full_burst,
-        full_rest_ns=args.full_rest,
-        full_rows_per_hour=args.full_rows,
-        keep=tuple(args.keep),
-        durability=args.durability,
-        verdicts=args.verdicts == "all",
-    )
+    settings = _settings(args)
+
+    def adjust(read: argparse.Namespace, changed: "Collection[str]") -> "Collection[str]":
+        settings.adjust(_settings(read))
+        return _AT_ONCE.intersection(changed)
+
+    heed_hangup(args, adjust)
     door = Door(security(args), args.tokens, args.token_listen)
     worker = _worker(args)
     # A thread that writes cannot be called off, and what is not whole on the disk is as if it had not been written.
@@ -238,10 +253,57 @@ def run(args: argparse.Namespace) -> int:
         door=door,
         metrics=args.metrics,
         spans=_spans(args),
-        apart=args.receiver == "apart",
+        receiver=args.receiver,
+        stored=_Stored(args.data),
+        http=_page(args.http),
     )
     asyncio.run(serving)
     return 0
+
+
+def _settings(args: argparse.Namespace) -> "Settings":
+    """Raises UsageError."""
+    from collector.allowance import parse_rates
+    from collector.settings import Settings
+
+    if min(args.settle, args.flush, args.share_window) <= 0:
+        raise UsageError("--settle, --flush and --share-window have to be longer than 0")
+    if not 0 <= args.share_threshold <= 1:
+        raise UsageError(
+            f"--share-threshold is a fraction of a link's capacity, from 0 to 1, not {args.share_threshold}"
+        )
+    return Settings(
+        *(args.settle, args.flush, args.share_window, args.share_threshold),
+        parameters=args.parameters,
+        full_on=tuple(kind for kind in args.full_on if kind != "nothing"),
+        full_burst=args.full_burst,
+        full_rest_ns=args.full_rest,
+        full_rows_per_hour=args.full_rows,
+        keep=tuple(args.keep),
+        durability=args.durability,
+        verdicts=args.verdicts == "all",
+        allowance=parse_rates(args.allowance),
+    )
+
+
+class _Stored:
+    """The rows that viewers go back to. What reads them is loaded when somebody does."""
+
+    def __init__(self, data: Path) -> None:
+        self._data = data
+
+    def batches(self, wanted: "Wanted") -> "Iterator[pa.RecordBatch]":
+        """See netmon.past.Rows."""
+        from netmon.report.stored_rows import StoredRows
+
+        return StoredRows(self._data).batches(wanted)
+
+
+def _page(listen: str) -> str:
+    """What --http says. Raises UnsupportedError without the library."""
+    if listen:
+        require(("aiohttp",), "serve a page", "web")
+    return listen
 
 
 def _spans(args: argparse.Namespace) -> "Spans | None":

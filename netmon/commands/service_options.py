@@ -4,6 +4,7 @@
 import argparse
 import logging
 import signal
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 from netmon.errors import NetmonError
@@ -39,9 +40,15 @@ def declare_service(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--log-level", choices=LEVELS, default="info", help="what is logged (%(default)s)")
 
 
-def heed_hangup(args: argparse.Namespace) -> None:
+Adjust = Callable[[argparse.Namespace, Collection[str]], Collection[str]]
+
+
+def heed_hangup(args: argparse.Namespace, adjust: Adjust = lambda read, changed: ()) -> None:
     """Sets the log level, and where there is a file, does so again from it on SIGHUP. Blocks for some milliseconds
     then.
+
+    adjust: told of the options as they are now, and which of them have changed since they were in force; puts what it
+    can into force, and returns the names of that; raises NetmonError for values that cannot be.
 
     Certificates and tokens are read again whenever their files change, without a signal. What else has changed in the
     file waits for a restart, and is named. A file that cannot be used changes nothing.
@@ -51,16 +58,23 @@ def heed_hangup(args: argparse.Namespace) -> None:
     def reload(*_: object) -> None:
         try:
             read = args.parse_again()
+            old, new = vars(args), vars(read)
+            changed = {name for name in new if name not in _NO_OPTIONS and new[name] != old.get(name)}
+            in_force = {*adjust(read, changed), *(_AT_ONCE & changed)}
         except (NetmonError, SystemExit) as error:
             log.warning("the configuration was not read again: %s", error)
             return
-        old, new = vars(args), vars(read)
-        changed = {name for name in new if name not in _NO_OPTIONS and new[name] != old.get(name)}
-        args.log_level = read.log_level
+        old.update({name: new[name] for name in in_force})
         _set_level(args)
-        waiting = ", ".join(sorted(name.replace("_", "-") for name in changed - _AT_ONCE))
-        remark = f"; changed, and in force after a restart: {waiting}" if waiting else ""
-        log.warning("read the configuration again%s", remark)
+        remarks = [
+            f"; {what}: {', '.join(sorted(name.replace('_', '-') for name in names))}"
+            for what, names in (
+                ("in force now", in_force),
+                ("changed, and in force after a restart", changed - in_force),
+            )
+            if names
+        ]
+        log.warning("read the configuration again%s", "".join(remarks))
 
     if args.config:
         signal.signal(signal.SIGHUP, reload)

@@ -36,7 +36,6 @@ EXAMPLES = """\
 _INTERVAL_MS = 500
 _FLOWS = 200  # more than a screen has lines: the reader may want those of one class only
 _FLOWS_ONCE = 20
-_LINKS, _JOBS, _RANKS, _HOSTS = 64, 32, 64, 64  # what comes at once, unless all is asked for
 _ANY_HEIGHT = 1_000_000
 _END_S = 5.0  # for putting the terminal back
 
@@ -69,7 +68,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--all",
         action="store_true",
-        help=f"with --once: every link, job and rank, not only the worst {_LINKS} and {_JOBS}",
+        help="with --once: every link, job and rank, not only the worst 64 links and 32 jobs",
     )
 
 
@@ -100,15 +99,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _selection(args: argparse.Namespace, flows: int) -> "Selection":
-    from netmon.views import Selection
+    from netmon.views import OVERVIEW, Selection
 
     hosts = tuple(host for host in args.hosts.split(",") if host)
-    chosen = Selection(hosts=hosts, jobs=tuple(args.job), flows=flows)
-    return (
-        chosen
-        if args.all
-        else replace(chosen, most_links=_LINKS, most_jobs=_JOBS, most_ranks=_RANKS, most_hosts=_HOSTS)
-    )
+    return replace(Selection() if args.all else OVERVIEW, hosts=hosts, jobs=tuple(args.job), flows=flows)
 
 
 def _document(args: argparse.Namespace) -> str:
@@ -134,8 +128,9 @@ def _snapshot(args: argparse.Namespace) -> "Snapshot":
 
         return watch_once(args.collector, _selection(args, _FLOWS_ONCE), security(args))
     from netmon.report.past import DatasetPast
+    from netmon.report.stored_rows import StoredRows
 
-    return DatasetPast(args.data).newest(args.job[0] if args.job else None).snapshot
+    return DatasetPast(StoredRows(args.data)).newest(args.job[0] if args.job else None).snapshot
 
 
 def _show_live(args: argparse.Namespace, console: "Console") -> None:
@@ -156,18 +151,22 @@ def _show_live(args: argparse.Namespace, console: "Console") -> None:
     def turned(selection: "Selection") -> None:
         asked[0] = selection
 
+    from netmon.report.past import DatasetPast
+
     past: Past
     updates = None
     if args.data is not None:
-        from netmon.report.past import DatasetPast
+        from netmon.report.stored_rows import StoredRows
 
-        past = DatasetPast(args.data)
+        past = DatasetPast(StoredRows(args.data))
         past.steps()  # what cannot be read is said before the screen is taken
     else:
         from netmon.top.collector_past import CollectorPast, with_steps
+        from netmon.wire.past_rows import CollectorRows
         from netmon.wire.watch import follow
 
-        past = collector = CollectorPast(args.collector, security(args))
+        stored = DatasetPast(CollectorRows(args.collector, security(args)))
+        past = collector = CollectorPast(args.collector, security(args), stored)
         news = follow(args.collector, _INTERVAL_MS, lambda: with_steps(asked[0]), security=security(args))
         updates = collector.remember(news)
     program = Program(updates, past, asked[0], turned, colour=not console.no_color)

@@ -16,6 +16,7 @@ from netmon.errors import DataError, UsageError
 from netmon.units import format_bytes, format_duration, parse_duration, parse_time
 
 if TYPE_CHECKING:
+    from netmon.trace.unzipped import Progress
     from netmon.trace.writer import TraceWriter
 
 HELP = (
@@ -25,7 +26,7 @@ EXAMPLES = """\
   netmon trace out --out run.pftrace                       open it at https://ui.perfetto.dev
   netmon trace out --job training --iterations 800:820 --out slow.pftrace
   netmon trace out --since 2026-01-31T09:00 --until 2026-01-31T09:01 --host node17 node18 --out minute.json.gz
-  netmon trace localhost:9400 --last 5s --out now.pftrace  a live collector
+  netmon trace localhost:9400 --last 20s --job training --out now.pftrace   a live collector
   netmon trace out --merge rank*.pt.trace.json.gz --out all-ranks.pftrace
 """
 _NEEDS = ("ijson", "perfetto")
@@ -61,7 +62,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--since", type=parse_time, metavar="T", help="only from this time on: ISO 8601, UTC unless it says otherwise"
     )
     parser.add_argument("--until", type=parse_time, metavar="T", help="only before this time")
-    live = parser.add_argument_group("a live collector: full resolution from the agents' recorders, without iterations")
+    live = parser.add_argument_group(
+        "a live collector: iterations and the newest verdicts, and full resolution from the agents' recorders"
+    )
     live.add_argument("--last", type=parse_duration, default="5s", metavar="TIME", help="how much (%(default)s)")
     declare_security(live)
     parser.add_argument(
@@ -88,14 +91,14 @@ def run(args: argparse.Namespace) -> int:
 def _write_live(args: argparse.Namespace) -> int:
     from netmon.trace.live import MOST_NS, fetch
 
-    for name in ("merge", "job", "iterations", "since", "until"):
+    for name in ("merge", "iterations", "since", "until"):
         if getattr(args, name):
             raise UsageError(f"cannot trace a live collector with --{name}: that takes its dataset")
     if not 0 < args.last <= MOST_NS:
         raise UsageError(f"cannot trace the last {format_duration(args.last)}: at most {format_duration(MOST_NS)}")
     with tempfile.TemporaryDirectory(prefix="netmon-trace-") as folder:
-        gaps = fetch(args.data, security(args), args.host, args.last, Path(folder))
-        args.data, args.host = Path(folder), []
+        gaps = fetch(args.data, security(args), args.job, args.host, args.last, Path(folder))
+        args.data, args.host, args.job = Path(folder), [], None
         status = _write(args)
     for line in gaps:
         print(line)
@@ -111,12 +114,15 @@ def _write(args: argparse.Namespace) -> int:
     from netmon.trace.merge import write as write_profiles
 
     spans = iterations(args.iterations) if args.iterations else (None, None)
-    job = asked_job(args.job, job_names(args.data)) if args.job else None
-    content = look(args.data, Window(args.since, args.until, job, tuple(args.host), spans), args.width)
-    placed = place(args.merge, content.iterations, clocks(args.data), job) if args.merge else []
+    names = job_names(args.data)
+    job = asked_job(args.job, names)
+    content = look(args.data, Window(args.since, args.until, job, tuple(args.host), spans), args.width, names)
+    placed = place(args.merge, content.iterations, clocks(args.data), job, names) if args.merge else []
     with _writer(args.out, content.begin_ns) as writer:
-        hosts = write(args.data, content, writer, _progress)
-        told = write_profiles(placed, hosts, writer, content.begin_ns, content.end_ns)
+        hosts = write(args.data, content, writer, _progress("the rows"))
+        told = write_profiles(
+            placed, hosts, writer, content.begin_ns, content.end_ns, lambda path: _progress(path.name)
+        )
     print(
         f"{args.out}: {format_duration(content.end_ns - content.begin_ns)} of {len(content.hosts)} hosts, "
         f"{len(content.iterations)} iterations, {len(content.verdicts)} verdicts, rates every "
@@ -151,8 +157,15 @@ def _writer(path: Path, begin_ns: int) -> Iterator["TraceWriter"]:
         beside.unlink(missing_ok=True)
 
 
-def _progress(part: float) -> None:
-    if sys.stderr.isatty():
-        print(
-            f"\rnetmon: trace: {part:4.0%} of the rows", end="" if part < 1 else "\r\033[K", file=sys.stderr, flush=True
-        )
+def _progress(what: str) -> "Progress":
+    """Says on a terminal how far it is."""
+    last = -1
+
+    def tell(part: float) -> None:
+        nonlocal last
+        if (percent := int(100 * part)) != last and sys.stderr.isatty():
+            last = percent
+            text = f"\rnetmon: trace: {percent} % of {what}" if part < 1 else "\r\033[K"
+            print(text, end="", file=sys.stderr, flush=True)
+
+    return tell

@@ -15,6 +15,7 @@ WIDTHS_NS = (10_000, 20_000, 50_000, 100_000, 200_000, 500_000, *(10**n * m for 
 """Widths of the columns that links' rates are shown in."""
 
 _MOST_CELLS = 2_000_000
+_SAME_NS = 1_000_000_000
 _BEFORE, _FEWEST = 200, 5  # iterations that make what is usual
 LINK = ("host", "interface", "direction")
 _CODES = {name: code for code, name in enumerate(CLASS_NAMES)}
@@ -35,10 +36,27 @@ def step_times(rows: pd.DataFrame) -> dict[str, Table]:
         table = np.zeros(len(steps), STEP_TIMES)
         for name in ("number", "start_ns", "end_ns", "longest_ns", "relative"):
             table[name] = steps[name].to_numpy()
-        usual = steps["longest_ns"].rolling(_BEFORE, min_periods=_FEWEST).median().shift().fillna(0)
-        table["usual_ns"] = usual.to_numpy()
-        found[str(job)] = table
+        found[str(job)] = _with_usual(table)
     return found
+
+
+def joined_times(stored: Mapping[str, Table], told: Mapping[str, Table]) -> dict[str, Table]:
+    """Tables of `step_times` that may have iterations in common; what `told` says of one counts."""
+    joined = {}
+    for job in sorted({*stored, *told}):
+        rows = np.concatenate([table[job] for table in (stored, told) if job in table])
+        order = np.lexsort((np.arange(len(rows)), rows["end_ns"] // _SAME_NS, rows["number"]))
+        ordered = rows[order]
+        # A job that began anew counts from 0 again: one number, at another time.
+        same = (np.diff(ordered["number"]) == 0) & (np.abs(np.diff(ordered["end_ns"])) < _SAME_NS)
+        joined[job] = _with_usual(np.sort(ordered[np.append(~same, True)], order="end_ns"))
+    return joined
+
+
+def _with_usual(steps: Table) -> Table:
+    usual = pd.Series(steps["longest_ns"]).rolling(_BEFORE, min_periods=_FEWEST).median().shift().fillna(0)
+    steps["usual_ns"] = usual.to_numpy()
+    return steps
 
 
 def column_width(since_ns: int, until_ns: int, links: int, finest_ns: int) -> int:

@@ -228,7 +228,8 @@ def _owner(answer: Answer | None) -> dict[str, Any] | None:
 
 def _described(process: Process) -> dict[str, Any]:
     rank = process.rank._asdict() if process.rank else {"job": "", "rank": -1, "size": 0}
-    return {"pid": process.pid, "process": printable(process.name), "container": printable(process.container), **rank}
+    names = {"process": printable(process.name), "container": printable(process.container)}
+    return {"pid": process.pid, "uid": process.uid, **names, **rank}
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Hashable
 from typing import Any, TypeVar
 
 R = TypeVar("R")
-_MOST_STALLED = 2  # calls for one key; then nothing more is called for it until one comes back
+_MOST_STALLED = 2  # calls for one key
 _MOST_STALLED_OF_ALL = 16
 
 
@@ -28,9 +28,9 @@ class StalledError(OSError):
 class StallingCalls:
     """Thread-safe for one caller at a time. The threads do not keep the process from ending."""
 
-    def __init__(self, limit_s: float) -> None:
-        """limit_s: of each call."""
-        self._limit_s = limit_s
+    def __init__(self, limit_s: float, most: int = _MOST_STALLED) -> None:
+        """limit_s: of each call. most: calls that may stall for one key; then no more are made for it."""
+        self._limit_s, self._most = limit_s, most
         self._worker: _Worker | None = None
         self._stalled: Counter[Hashable] = Counter()
         self._lock = threading.Lock()
@@ -49,7 +49,7 @@ class StallingCalls:
         """
         limit_s = self._limit_s if limit_s is None else limit_s
         with self._lock:
-            if self._stalled[key] >= _MOST_STALLED or self._stalled.total() >= _MOST_STALLED_OF_ALL:
+            if self._stalled[key] >= self._most or self._stalled.total() >= _MOST_STALLED_OF_ALL:
                 raise StalledError("earlier files have not answered", under_way=False)
         worker = self._worker or _Worker()
         self._worker = None

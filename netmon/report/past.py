@@ -4,33 +4,27 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
-import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.dataset as ds
-import pyarrow.parquet as pq
 
 from netmon.dl.past_frames import flows_of, links_of, step_times
 from netmon.dl.theory import ring_bytes
 from netmon.dl.verdict.words import from_columns
 from netmon.errors import DataError
-from netmon.past import HOUR_NS, Frame, PastSteps, RankSpan
+from netmon.past import HOUR_NS, STEP_TIMES, Frame, PastSteps, RankSpan, Rows, Wanted
 from netmon.records import CLASS_NAMES, AgentCost, Class, Direction, Flow, Owner, Source
-from netmon.report.dataset import open_table, stream, table_files
 from netmon.report.frames import plain_words
 from netmon.report.job_names import asked_job, names_of
-from netmon.report.judging import explained
 from netmon.units import format_duration
 from netmon.views import HostView, JobView, LinkView, Page, RankTimes, RankView, Snapshot, Totals, Verdict
 
 MOST_FLOWS = 200
 _MOST_LINKS = 64
-_FILES = 16
 _WIDEST_NS = 1_000_000_000  # of a row
+_LATE_NS = 300_000_000_000  # rows that came later than others are looked for so far back
+_STEP = ["job", "job_name", "rank", "iteration", "start_ns", "end_ns", "relative"]
 _ITERATION = [
     *("host", "job", "job_name", "rank", "size", "iteration", "start_ns", "end_ns", "comm_start_ns", "comm_end_ns"),
     *("exposed_ns", "source", "error_ns", "relative", "parameters", "parameters_basis", "node_shared"),
@@ -53,7 +47,7 @@ _FLOW = [
         "process",
         "pid",
     ),
-    *("container", "job", "rank", "first_ns", "class_source", "members", "prefix_bits"),
+    *("container", "user", "job", "rank", "first_ns", "class_source", "members", "prefix_bits"),
 ]
 _SESSION = ["host", "session", "interface", "capacity_bps", "share_window_ns", "share_threshold", "clock_error_ns"]
 
@@ -61,24 +55,33 @@ _SESSION = ["host", "session", "interface", "capacity_bps", "share_window_ns", "
 class DatasetPast:
     """The hour before the newest iteration of a dataset; `steps` looks again at what has come since."""
 
-    def __init__(self, data: Path) -> None:
+    def __init__(self, rows: Rows) -> None:
         """Nothing is read yet."""
-        self._data = data
-        self._rows = pd.DataFrame(columns=_ITERATION)
+        self._source = rows
+        self._steps = pd.DataFrame(columns=_STEP)  # of the hour
+        self._rows = pd.DataFrame(columns=_ITERATION)  # around the moment of the last frame
+        self._read_ns = 0
         self._past = PastSteps({})
 
     def steps(self) -> PastSteps:
-        """The iterations of the dataset's last hour; blocks. Raises DataError where there is no dataset, or none."""
-        since = self._newest() - HOUR_NS
-        self._rows = self._read("iterations", _ITERATION, ds.field("end_ns") > since, (since - HOUR_NS, 1 << 62))
-        self._rows = self._rows[self._rows["end_ns"] > self._rows["start_ns"]]
+        """The iterations of the dataset's last hour; blocks. Raises NetmonError where there is no dataset, or none."""
+        newest = self._source.newest_ns()
+        since = newest - HOUR_NS
+        fresh = self._read("iterations", _STEP, max(since, self._read_ns - _LATE_NS))
+        fresh = fresh[fresh["end_ns"] > fresh["start_ns"]]
+        known = self._steps[(self._steps["end_ns"] > since) & (self._steps["end_ns"] <= self._read_ns - _LATE_NS)]
+        self._steps = pd.concat([known, fresh], ignore_index=True) if len(known) else fresh
+        self._read_ns = newest
         self.__dict__.pop("_sessions", None)
-        names = names_of(self._rows)
-        self._past = PastSteps(step_times(self._rows), self._told(since), names)
+        names = names_of(self._steps)
+        self._past = PastSteps(step_times(self._steps), self._told(since), names)
         return self._past
 
     def frame(self, job: str, number: int, since_ns: int, until_ns: int) -> Frame:
-        """What a job's hosts carried in [since, until), and what its ranks did; blocks. Raises DataError."""
+        """What a job's hosts carried in [since, until), and what its ranks did; blocks. Raises NetmonError."""
+        self._rows = self._around(job, number, since_ns, until_ns)
+        if not (self._rows["job"] == job).any():
+            raise DataError(f"cannot show that moment: {self._source.name} holds no iteration of {job} around it")
         own = self._rows[(self._rows["job"] == job) & (self._rows["iteration"] == number)]
         own = own[(own["end_ns"] > since_ns) & (own["start_ns"] < until_ns)].sort_values("rank")
         ranks = own if len(own) else self._rows[(self._rows["job"] == job)].drop_duplicates("rank")
@@ -97,17 +100,15 @@ class DatasetPast:
             tuple(gaps),
         )
 
-    def _newest(self) -> int:
-        """The end of the last iteration; only the newest files are looked at."""
-        open_table(self._data, "iterations")  # or says why there is none
-        for path in reversed(table_files(self._data, "iterations")[-_FILES:]):
-            try:
-                ends = pq.read_table(path, columns=["end_ns"])["end_ns"]
-            except (OSError, pa.ArrowException):
-                continue  # it has gone meanwhile, or is damaged
-            if len(ends):
-                return int(pc.max(ends).as_py())
-        raise DataError(f"cannot go back in {self._data}: its newest files hold no iteration")
+    def _around(self, job: str, number: int, since_ns: int, until_ns: int) -> pd.DataFrame:
+        """The iterations of all jobs in the span, and in that of the iteration itself."""
+        same = self._past.jobs.get(job, np.zeros(0, STEP_TIMES))
+        same = same[same["number"] == number]
+        if len(same):
+            nearest = same[np.abs(same["start_ns"] - since_ns).argmin()]
+            since_ns, until_ns = min(since_ns, int(nearest["start_ns"])), max(until_ns, int(nearest["end_ns"]))
+        rows = self._read("iterations", _ITERATION, since_ns, until_ns)
+        return rows[rows["end_ns"] > rows["start_ns"]]
 
     def newest(self, job: str | None = None) -> Frame:
         """The frame of the newest iteration, of a job or of all of them; blocks. Raises DataError."""
@@ -115,7 +116,7 @@ class DatasetPast:
         found = asked_job(job, past.names)
         jobs = [found] if found else list(past.jobs)
         if found and found not in past.jobs:
-            raise DataError(f"cannot show job {job}: {self._data} holds no iteration of it within its last hour")
+            raise DataError(f"cannot show job {job}: {self._source.name} holds no iteration of it within its last hour")
         name = max(jobs, key=lambda one: int(past.jobs[one]["end_ns"][-1]))
         step = past.jobs[name][-1]
         return self.frame(name, *(int(step[key]) for key in ("number", "start_ns", "end_ns")))
@@ -124,18 +125,13 @@ class DatasetPast:
         """Where the time of an iteration went that stood out: else there is nothing to hold it against. Blocks."""
         if not any(one.job == job and one.iteration == number for one in self._past.verdicts):
             return ()
-        try:
-            found = [pair for pair in explained(self._data, job, number) if abs(pair[0].end_ns - end_ns) < _WIDEST_NS]
-        except DataError:
-            return ()
+        found = [pair for pair in self._source.explained(job, number) if abs(pair[0].end_ns - end_ns) < _WIDEST_NS]
         return tuple(found[0][1]) if found else ()
 
     def _buckets(self, hosts: Sequence[str], since: int, until: int) -> tuple[pd.DataFrame, str]:
         """Rows of full resolution where all of these hosts have them, else those that were streamed."""
-        condition = ds.field("host").isin(hosts) & (ds.field("bucket_start_ns") >= since - _WIDEST_NS)
-        condition &= ds.field("bucket_start_ns") < until
         for table, words in (("full", "kept at full resolution"), ("buckets", "as they were streamed")):
-            rows = self._read(table, _BUCKET, condition, (since - _WIDEST_NS, until))
+            rows = self._read(table, _BUCKET, since, until, {"host": hosts})
             rows = rows[rows["bucket_start_ns"] + rows["bucket_ns"] > since]
             if table == "full":
                 rows = rows.drop_duplicates(["session", "flow_id", "bucket_start_ns"])
@@ -152,21 +148,21 @@ class DatasetPast:
     def _told(self, since: int) -> tuple[Verdict, ...]:
         found = [
             from_columns(row)
-            for batch in self._stream("verdicts", None, ds.field("end_ns") > since)
+            for batch in self._source.batches(Wanted("verdicts", since_ns=since))
             for row in batch.to_pylist()
         ]
         return tuple(sorted(found, key=lambda verdict: verdict.end_ns))
 
     def _jobs(self, first: str, since: int, until: int) -> list[str]:
         inside = self._rows[(self._rows["end_ns"] > since) & (self._rows["start_ns"] < until)]
-        return [first, *sorted(set(inside["job"].astype(str)) - {first})]
+        return [first, *sorted((set(inside["job"].astype(str)) & self._past.jobs.keys()) - {first})]
 
     def _job(self, name: str, chosen: str, number: int, until: int) -> JobView:
         own = self._rows[self._rows["job"] == name]
         before = own[own["start_ns"] < until]
         at = number if name == chosen else int((before if len(before) else own)["iteration"].iloc[-1])
         ranks = own[own["iteration"] == at].sort_values("start_ns").drop_duplicates("rank", keep="last")
-        steps = self._past.jobs[name]
+        steps = self._past.jobs.get(name, np.zeros(0, STEP_TIMES))
         lately = steps[steps["start_ns"] < until]
         durations = lately["longest_ns"].astype(np.int64)
         last = lately["longest_ns"][lately["number"] == at]
@@ -233,8 +229,7 @@ class DatasetPast:
         """With what the ledger says of the intervals around the span."""
         names = ["host", "interface", "direction", "nic_bytes", "attributed_bytes", "overflow_bytes"]
         names += ["lost_kernel_bytes", "lost_agent_bytes", "invisible_bytes", "hook"]
-        around = (ds.field("end_ns") > since) & (ds.field("start_ns") < until)
-        rows = self._read("ledger", names, around, (since - HOUR_NS // 60, until))
+        rows = self._read("ledger", names, since, until, {"host": sorted({link.host for link in links})})
         sums = dict(list(rows.groupby(["host", "interface", "direction"]))) if len(rows) else {}
         covered = []
         for link in links:
@@ -249,7 +244,7 @@ class DatasetPast:
 
     @cached_property
     def _sessions(self) -> pd.DataFrame:
-        return self._read("sessions", _SESSION, None, None)
+        return self._read("sessions", _SESSION)
 
     @property
     def _capacities(self) -> Mapping[tuple[str, str], int]:
@@ -259,35 +254,23 @@ class DatasetPast:
     def _describe(self, wanted: Sequence[tuple[str, int]]) -> list[Flow | None]:
         if not wanted:
             return []
-        numbers = ds.field("flow_id").isin(pa.array({flow for _, flow in wanted}, pa.uint32()))
-        sessions = ds.field("session").isin(sorted({session for session, _ in wanted}))
-        rows = self._read("flows", _FLOW, sessions & numbers, None)
+        sessions, numbers = (sorted(set(column)) for column in zip(*wanted, strict=True))
+        rows = self._read("flows", _FLOW, among={"session": sessions, "flow_id": numbers})
         told = {(str(row["session"]), int(row["flow_id"])): _flow(row) for row in rows.to_dict("records")}
         return [told.get(key) for key in wanted]
 
     def _read(
-        self, table: str, names: list[str], condition: ds.Expression | None, begins: tuple[int, int] | None
-    ) -> pd.DataFrame:
-        batches = list(self._stream(table, names, condition, begins))
-        rows = pa.Table.from_batches(batches).to_pandas() if batches else pd.DataFrame(columns=names)
-        return plain_words(rows).reindex(columns=names)
-
-    def _stream(
         self,
         table: str,
-        names: list[str] | None,
-        condition: ds.Expression | None,
-        begins: tuple[int, int] | None = None,
-    ) -> list[pa.RecordBatch]:
-        """Rows of a table; none where there is no such table. A file that goes while it is read is left out."""
-        try:
-            found = open_table(self._data, table, begins)
-        except DataError:
-            if not self._data.is_dir():
-                raise
-            return []
-        there = None if names is None else [name for name in names if name in found.schema.names]
-        return list(stream(found, there, condition, lambda path, error: None))
+        names: list[str],
+        since_ns: int = 0,
+        until_ns: int = 1 << 62,
+        among: Mapping[str, Sequence[str | int]] | None = None,
+    ) -> pd.DataFrame:
+        wanted = Wanted(table, names, since_ns, until_ns, among or {})
+        pieces = [plain_words(batch.to_pandas()) for batch in self._source.batches(wanted)]
+        rows = pd.concat(pieces, ignore_index=True) if pieces else pd.DataFrame(columns=names)
+        return rows.reindex(columns=names)
 
 
 def _span(row: dict[object, object]) -> RankSpan:
@@ -324,7 +307,7 @@ def _theory(row: "pd.Series[Any]") -> float:
 def _flow(row: dict[object, object]) -> Flow:
     who = Owner(
         *(_whole(row["pid"]), str(row["process"] or ""), str(row["container"] or ""), str(row["job"] or "")),
-        *(_whole(row["rank"]), str(row["class_source"] or "")),
+        *(_whole(row["rank"]), str(row["class_source"] or ""), _word(row["user"])),
     )
     return Flow(
         flow_id=_whole(row["flow_id"]),
@@ -340,6 +323,11 @@ def _flow(row: dict[object, object]) -> Flow:
         members=_whole(row["members"]),
         prefix_bits=_whole(row["prefix_bits"]),
     )
+
+
+def _word(value: object) -> str:
+    """Of a column that older datasets lack."""
+    return value if isinstance(value, str) else ""
 
 
 def _whole(value: object) -> int:

@@ -3,6 +3,7 @@
 
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -10,9 +11,9 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 
-from netmon.dl.past_frames import flows_of, links_of, step_times
+from netmon.dl.past_frames import flows_of, joined_times, links_of, step_times
 from netmon.errors import NetmonError
-from netmon.past import HOUR_NS, Frame, PastSteps, RankSpan
+from netmon.past import HOUR_NS, Frame, Past, PastSteps, RankSpan
 from netmon.records import Direction, Flow, Owner, Table
 from netmon.units import format_duration
 from netmon.views import STEP, JobView, Page, RankTimes, RankView, Selection, Snapshot, Verdict
@@ -27,7 +28,6 @@ _STEPS_LIVE_NS = 5_000_000_000  # and with every snapshot: what comes is remembe
 _MOST_FLOWS, _MOST_HOSTS = 200, 32
 _MOST_STEPS = 1_000_000  # rows
 _SAME_NS = 1_000_000_000
-_FLOW = ["src", "dst", "src_port", "dst_port", "protocol", "process", "job", "direction"]
 
 
 def with_steps(asked: Selection) -> Selection:
@@ -38,9 +38,9 @@ def with_steps(asked: Selection) -> Selection:
 class CollectorPast:
     """Remembers iterations and verdicts of snapshots for an hour. `remember` runs on the thread that reads them."""
 
-    def __init__(self, addresses: str, security: Security = PLAIN) -> None:
-        """addresses: of a collector, or of several workers with commas."""
-        self._addresses, self._security = addresses, security
+    def __init__(self, addresses: str, security: Security = PLAIN, stored: Past | None = None) -> None:
+        """addresses: of a collector, or of several workers with commas. stored: what their dataset has of the hour."""
+        self._addresses, self._security, self._stored = addresses, security, stored
         self._lock = threading.Lock()
         self._steps: dict[str, Table] = {}
         self._verdicts: dict[tuple[str, int, int], Verdict] = {}
@@ -68,9 +68,13 @@ class CollectorPast:
                     self._steps[job.job] = rows[rows["end_ns"] > since][-_MOST_STEPS:]
 
     def steps(self) -> PastSteps:
-        """The iterations since the program began, and of the minute before; blocks. Raises NetmonError."""
+        """The last hour's iterations: those that the dataset has, and those that snapshots told; blocks.
+
+        Where the dataset is not told of, of the last minute and since the program began. Raises NetmonError.
+        """
         asked = Selection(steps_ns=STEPS_NS, most_links=1, most_hosts=1)
         self._take(watch_once(self._addresses, asked, self._security))
+        stored = self._hour()
         with self._lock:
             jobs = dict(self._steps)
             verdicts = sorted(self._verdicts.values(), key=lambda one: one.end_ns)
@@ -80,7 +84,19 @@ class CollectorPast:
         for job, rows in jobs.items():
             told = pd.DataFrame(rows).rename(columns={"number": "iteration"})
             times |= step_times(told.assign(job=job, relative=relative.get(job, False)))
-        return PastSteps(times, verdicts, names)
+        known = {(one.job, one.iteration, one.end_ns) for one in verdicts}
+        earlier = [one for one in stored.verdicts if (one.job, one.iteration, one.end_ns) not in known]
+        return PastSteps(
+            joined_times(stored.jobs, times),
+            sorted([*earlier, *verdicts], key=lambda one: one.end_ns),
+            {**stored.names, **names},
+        )
+
+    def _hour(self) -> PastSteps:
+        try:
+            return self._stored.steps() if self._stored else PastSteps({})
+        except NetmonError:  # of an earlier version, or of a viewer who sees jobs only: what snapshots told is enough
+            return PastSteps({})
 
     def frame(self, job: str, number: int, since_ns: int, until_ns: int) -> Frame:
         """What the recorders of the job's hosts hold of [since, until), and what its ranks did; blocks.
@@ -88,17 +104,28 @@ class CollectorPast:
         Raises UnreachableError where no collector can get it.
         """
         with self._lock:
-            view, last = self._newest[job], self._last
+            view, last = self._newest.get(job), self._last
             steps = self._steps.get(job, np.zeros(0, STEP))
         own = steps[(steps["number"] == number) & (steps["end_ns"] > since_ns) & (steps["start_ns"] < until_ns)]
+        if self._stored and (view is None or not len(own)):
+            return self._stored_frame(self._stored, job, number, since_ns, until_ns)
+        if view is None:
+            raise NetmonError(f"cannot show that moment: the collector does not know {job} any more")
         own = np.sort(own, order="rank")
         host_of = {rank.rank: rank.host for rank in view.ranks}
         hosts = sorted(set(host_of.values()))
         gaps = [f"{len(hosts) - _MOST_HOSTS} more hosts of the job are not asked"] if len(hosts) > _MOST_HOSTS else []
-        rows, missing = self._full(hosts[:_MOST_HOSTS], since_ns, until_ns)
+        try:
+            rows, missing = self._full(hosts[:_MOST_HOSTS], since_ns, until_ns)
+        except UnreachableError:  # an agent has gone
+            if self._stored is None:
+                raise
+            return self._stored.frame(job, number, since_ns, until_ns)
+        if self._stored and not len(rows):  # recorders hold less than an hour
+            with suppress(NetmonError):  # it is not stored yet
+                return self._stored.frame(job, number, since_ns, until_ns)
         now = watch_once(self._addresses, Selection(jobs=(job,), most_ranks=1), self._security)
         capacity = {(link.host, link.interface): link.capacity_bps for link in now.links}
-        finest = int(rows["bucket_ns"].min()) if len(rows) else 0
         ranks = tuple(_rank(row, view, host_of) for row in own)
         verdicts = tuple(one for one in self._verdicts.values() if one.job == job and one.iteration == number)
         taken = np.array([rank.duration_ns for rank in ranks], np.int64)
@@ -122,9 +149,30 @@ class CollectorPast:
             warnings=(),
             page=Page(len(hosts), 0, 0, 1, 0),
         )
-        basis = f"buckets of {format_duration(finest)}, from the hosts' recorders" if finest else "no row of that time"
         spans = tuple(_span(row, host_of) for row in own)
-        return Frame(since_ns, until_ns, snapshot, spans, basis, (*gaps, *missing))
+        return Frame(since_ns, until_ns, snapshot, spans, _basis(rows), (*gaps, *missing))
+
+    def _stored_frame(self, stored: Past, job: str, number: int, since_ns: int, until_ns: int) -> Frame:
+        """As the dataset has it; with the recorders' rows, where these still have them."""
+        frame = stored.frame(job, number, since_ns, until_ns)
+        hosts = sorted({span.host for span in frame.spans})[:_MOST_HOSTS]
+        try:
+            rows, missing = self._full(hosts, since_ns, until_ns)
+        except NetmonError:
+            return frame
+        if not len(rows):
+            return frame
+        capacity = {(link.host, link.interface): link.capacity_bps for link in frame.snapshot.links}
+        return replace(
+            frame,
+            snapshot=replace(
+                frame.snapshot,
+                links=links_of(rows, since_ns, until_ns, capacity),
+                flows=flows_of(rows, since_ns, until_ns, _describer(rows), _MOST_FLOWS),
+            ),
+            basis=_basis(rows),
+            gaps=(*frame.gaps, *missing),
+        )
 
     def times(self, job: str, number: int, end_ns: int) -> tuple[RankTimes, ...]:
         """As the collector has told with its verdict; does not block."""
@@ -146,6 +194,12 @@ class CollectorPast:
         if not pieces:
             raise UnreachableError(str(last))
         return pa.concat_tables(pieces, promote_options="permissive").to_pandas(), gaps
+
+
+def _basis(rows: pd.DataFrame) -> str:
+    if not len(rows):
+        return "no row of that time"
+    return f"buckets of {format_duration(int(rows['bucket_ns'].min()))}, from the hosts' recorders"
 
 
 def _each_once(rows: Table) -> Table:
@@ -180,8 +234,17 @@ def _flow(row: Mapping[Any, Any]) -> Flow | None:
         dst_port=int(row["dst_port"]),
         protocol=int(row["protocol"]),
         first_ns=0,
-        owner=Owner(process=str(row["process"] or ""), job=str(row["job"] or "")),
+        owner=Owner(
+            process=_word(row.get("process")),
+            container=_word(row.get("container")),
+            job=_word(row.get("job")),
+            user=_word(row.get("user")),
+        ),
     )
+
+
+def _word(value: object) -> str:
+    return value if isinstance(value, str) else ""
 
 
 def _span(row: Any, host_of: Mapping[int, str]) -> RankSpan:

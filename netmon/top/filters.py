@@ -19,6 +19,7 @@ TEXTS = {
     "class": "",
     "proc": "the process's name",
     "container": "the container, systemd unit or Slurm job",
+    "user": "the user whose process it is",
     "job": "the training job, by either of its names",
     "addr": "either address of the flow",
     "peer": "the host or address at the other end",

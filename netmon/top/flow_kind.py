@@ -51,6 +51,7 @@ def _values(row: FlowRow) -> Values:
         "proc": (who.process,),
         "pid": (who.pid,) if who.pid else (),
         "container": (who.container,),
+        "user": (who.user,),
         "job": (who.job,),
         "rank": (who.rank,) if who.job else (),
         "addr": (flow.src, flow.dst),
@@ -170,6 +171,7 @@ def _prefix(row: FlowRow) -> str:
 GROUPINGS: Mapping[str, Callable[[FlowRow], str]] = {
     "process": lambda row: row.view.flow.owner.process,
     "container": lambda row: row.view.flow.owner.container,
+    "user": lambda row: row.view.flow.owner.user,
     "job": lambda row: row.view.flow.owner.job,
     "peer host": lambda row: row.peer,
     "prefix": _prefix,
@@ -179,6 +181,7 @@ GROUPINGS: Mapping[str, Callable[[FlowRow], str]] = {
 _FIELDS = {
     "process": "proc",
     "container": "container",
+    "user": "user",
     "job": "job",
     "peer host": "peer",
     "prefix": "prefix",

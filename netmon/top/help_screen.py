@@ -20,7 +20,7 @@ _KEYS = (
     ("v", "verdicts: Enter goes to the moment of one"),
     ("+ − , .", "in the past: zoom the time axis, down to 10 µs a character; move it"),
     ("f", "filter the rows, as below; empty: all of them"),
-    ("g", "group the flows by process, container, job, peer host, prefix, host"),
+    ("g", "group the flows by process, container, user, job, peer host, prefix, host"),
     ("s S", "sort by the next, the previous column; s on the last one and so on; or click a heading"),
     ("tab", "the next table; also a click"),
     ("y Y", "copy the row as JSON; as a filter"),

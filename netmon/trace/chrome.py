@@ -34,19 +34,20 @@ class ChromeWriter:
         """See `TraceWriter`."""
         return self._place(process, f"{name} [{unit}]")
 
-    def slices(self, lane: int, slices: Iterable[Slice]) -> None:
+    def begin(self, lane: int, each: Slice) -> None:
         """See `TraceWriter`."""
         where = {"pid": self._places[lane][0], "tid": lane}
-        for each in slices:
-            length = (each.end_ns - each.start_ns) / 1000
-            details = {"args": dict(each.details)} if each.details else {}
-            self._event(ph="X", ts=self._us(each.start_ns), dur=length, name=each.name, **where, **details)
-            for kind, arrows in (("s", each.arrows_out), ("f", each.arrows_in)):
-                for arrow in arrows:
-                    end = {"bp": "e"} if kind == "f" else {}
-                    at = self._us(each.start_ns)
-                    self._event(ph=kind, id=arrow, cat="flow", name="flow", ts=at, **where, **end)
-            self.slices(lane, each.inner)
+        length = (each.end_ns - each.start_ns) / 1000
+        details = {"args": dict(each.details)} if each.details else {}
+        self._event(ph="X", ts=self._us(each.start_ns), dur=length, name=each.name, **where, **details)
+        for kind, arrows in (("s", each.arrows_out), ("f", each.arrows_in)):
+            for arrow in arrows:
+                end = {"bp": "e"} if kind == "f" else {}
+                at = self._us(each.start_ns)
+                self._event(ph=kind, id=arrow, cat="flow", name="flow", ts=at, **where, **end)
+
+    def end(self, lane: int, each: Slice) -> None:
+        """See `TraceWriter`: its beginning said so."""
 
     def instants(self, lane: int, instants: Iterable[Instant]) -> None:
         """See `TraceWriter`."""

@@ -11,14 +11,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
-from netmon.dl.verdict.words import arithmetic, columns, sentence
+from netmon.dl.verdict.words import arithmetic, columns, renamed, sentence
 from netmon.errors import DataError
 from netmon.report.dataset import open_table, stream
 from netmon.report.frames import plain_words
 from netmon.report.judging import told
 from netmon.report.selection import Window
 from netmon.trace.traffic import COLUMNS, Traffic
-from netmon.trace.writer import Detail, Instant, Slice, TraceWriter
+from netmon.trace.writer import Detail, Instant, Slice, TraceWriter, draw
 from netmon.units import format_bytes, format_endpoint
 from netmon.views import Verdict
 
@@ -45,18 +45,23 @@ class Content:
     end_ns: int
     width_ns: int  # of the rates' points
     rows: int  # of the table `buckets`
+    names: Mapping[str, str]  # what people call jobs, where it is something else
 
     @property
     def jobs(self) -> list[str]:
-        """Their names."""
+        """By what their ranks have in common."""
         return sorted(set(self.iterations["job"]) - {""})
 
+    def called(self, job: object) -> str:
+        """What people call it."""
+        return self.names.get(str(job), str(job))
 
-def look(data: Path, window: Window, width_ns: int | None = None) -> Content:
+
+def look(data: Path, window: Window, width_ns: int | None, names: Mapping[str, str]) -> Content:
     """What there is to be drawn. Raises DataError where there is nothing.
 
-    width_ns: of the rates' points, and not finer than the rows; by default the finest of 10 µs … 1 s that keeps their
-    curves below a million points.
+    width_ns: of the rates' points, and not finer than the rows; None: the finest of 10 µs … 1 s that keeps their
+    curves below a million points. names: what people call jobs.
     """
     iterations = _read(data, "iterations", _ITERATION, _within(window, "start_ns", "end_ns"))
     if window.job is not None:
@@ -84,7 +89,8 @@ def look(data: Path, window: Window, width_ns: int | None = None) -> Content:
                 " open: give --since and --until, --job, --host or --width"
             )
     width_ns = max(width_ns, finest)  # a row's bytes are not known any finer
-    return Content(iterations, told(data, window.job, (begin_ns, end_ns)), hosts, begin_ns, end_ns, width_ns, rows)
+    verdicts = told(data, window.job, (begin_ns, end_ns))
+    return Content(iterations, verdicts, hosts, begin_ns, end_ns, width_ns, rows, names)
 
 
 def clocks(data: Path) -> pd.DataFrame:
@@ -105,6 +111,7 @@ def write(
     arrows = _Arrows()
     transfers = traffic.transfers()
     flows = _read(data, "flows", [*_FLOW, *_FLOW_WORDS], None)
+    flows["job"] = flows["job"].map(lambda job: content.names.get(job, job))
     most = transfers.groupby(["session", "flow_id"])["wire_bytes"].sum().nlargest(_MOST_FLOWS).index
     drawn = transfers.set_index(["session", "flow_id"]).loc[list(most)].reset_index()
     described = drawn.merge(
@@ -117,7 +124,7 @@ def write(
     processes = {}
     for host in content.hosts:
         process = processes[host] = out.process(f"host {host}")
-        _write_ranks(content.iterations[content.iterations["host"] == host], process, out)
+        _write_ranks(content, host, process, out)
         for (interface, direction, class_), times, values in rates[host]:
             name = f"{interface} {direction} {class_}"
             out.values(out.counter(process, name, "bit/s"), times.tolist(), values.tolist())
@@ -147,18 +154,18 @@ def _write_jobs(content: Content, out: TraceWriter) -> None:
     for verdict in content.verdicts:
         verdicts[verdict.job].append(verdict)
     for job in sorted({*content.jobs, *verdicts}):
-        process = out.process(f"job {job}")
+        process = out.process(f"job {content.called(job)}")
         own = content.iterations[content.iterations["job"] == job]
         if len(own):
             ends = own.groupby("iteration").agg(start=("start_ns", "min"), end=("end_ns", "max")).sort_values("start")
             rows = zip(ends.index.tolist(), ends["start"].tolist(), ends["end"].tolist(), strict=True)
             lane = out.lane(process, "iterations, all ranks")
-            out.slices(
-                lane, _one_after_another(Slice(start, end, f"iteration {number}") for number, start, end in rows)
-            )
+            each_one = (Slice(start, end, f"iteration {number}") for number, start, end in rows)
+            draw(out, lane, _one_after_another(each_one))
         if verdicts[job]:
             found = sorted(verdicts[job], key=lambda verdict: verdict.end_ns)
-            out.instants(out.lane(process, "verdicts"), map(_flag, found))
+            flags = (_flag(renamed(verdict, content.names)) for verdict in found)
+            out.instants(out.lane(process, "verdicts"), flags)
 
 
 def _flag(verdict: Verdict) -> Instant:
@@ -169,11 +176,12 @@ def _flag(verdict: Verdict) -> Instant:
     return Instant(verdict.end_ns, sentence(verdict), details)
 
 
-def _write_ranks(rows: pd.DataFrame, process: int, out: TraceWriter) -> None:
-    for (job, rank), own in rows.sort_values("start_ns").groupby(["job", "rank"], sort=True):
-        known = int(str(rank)) >= 0
-        lane = out.lane(process, f"{job}/{rank}" if known else f"{job}, rank not known")
-        out.slices(lane, _one_after_another(_iteration(row) for row in own.to_dict("records")))
+def _write_ranks(content: Content, host: str, process: int, out: TraceWriter) -> None:
+    rows = content.iterations[content.iterations["host"] == host].sort_values("start_ns")
+    for (job, rank), own in rows.groupby(["job", "rank"], sort=True):
+        name = content.called(job)
+        lane = out.lane(process, f"{name}/{rank}" if int(str(rank)) >= 0 else f"{name}, rank not known")
+        draw(out, lane, _one_after_another(_iteration(row) for row in own.to_dict("records")))
 
 
 def _iteration(row: Mapping[Hashable, object]) -> Slice:
@@ -205,7 +213,7 @@ def _write_flows(pieces: pd.DataFrame, process: int, arrows: _Arrows, out: Trace
         name = f"{row['interface']} {row['direction']} {ends} {row['process'] or row['class']}"
         names[name] += 1
         lane = out.lane(process, name if names[name] == 1 else f"{name} ({names[name]})")
-        out.slices(lane, _one_after_another(_piece(each, arrows) for each in own.to_dict("records")))
+        draw(out, lane, _one_after_another(_piece(each, arrows) for each in own.to_dict("records")))
 
 
 def _piece(row: Mapping[Hashable, object], arrows: _Arrows) -> Slice:

@@ -7,16 +7,18 @@ began and ended; else the time of the dump, which comes at or after the end, sta
 
 import json
 from collections.abc import Iterator, Mapping
-from typing import IO, Any
+from typing import Any
 
+from netmon.trace.unzipped import Unzipped
 from netmon.trace.writer import Detail
 
 _DETAILS = ("coll_sn", "coll_msg_size_bytes", "coll_algobw_gbs", "coll_busbw_gbs", "coll_timing_source")
 _PIECE = 1 << 16
 _LONGEST = 1 << 22  # characters of one object
+_MOST_US = 4e15  # of the epoch, in the year 2096
 
 
-def objects(file: IO[bytes]) -> Iterator[dict[str, Any]]:
+def objects(file: Unzipped) -> Iterator[dict[str, Any]]:
     """One after the other, in memory for one of them. Raises EOFError where the last is cut, ValueError for no JSON."""
     decoder, text = json.JSONDecoder(), ""
     while True:
@@ -51,14 +53,19 @@ def collective(told: Mapping[str, Any]) -> tuple[str, int, int, str, dict[str, D
     traced = perf.get("event_trace_ts")
     begun = traced.get("coll_start_ts") if isinstance(traced, dict) else None
     length = perf.get("coll_exec_time_us")
-    if not isinstance(length, int | float) or length < 0:
+    if not isinstance(length, int | float) or not 0 <= length < _MOST_US:
         return None
     if not isinstance(begun, int | float):
         ended = dump.get("dump_timestamp_us") if isinstance(dump, dict) else None
         if not isinstance(ended, int | float):
             return None
         begun = ended - length
+    if not abs(begun) < _MOST_US:
+        return None
     details = {name: perf[name] for name in _DETAILS if isinstance(perf.get(name), str | int | float)}
     if not isinstance(traced, dict):
         details["time"] = "of the dump: the collective ended at this time or earlier"
-    return str(about.get("id", "")), round(begun * 1000), round(length * 1000), str(perf.get("coll", ""))[:200], details
+    of, name = (
+        str(word)[:200].encode(errors="replace").decode() for word in (about.get("id", ""), perf.get("coll", ""))
+    )
+    return of, round(begun * 1000), round(length * 1000), name, details

@@ -48,17 +48,18 @@ class PerfettoWriter:
         self._builder.write_packet(packet)
         return self._tracks
 
-    def slices(self, lane: int, slices: Iterable[Slice]) -> None:
+    def begin(self, lane: int, each: Slice) -> None:
         """See `TraceWriter`."""
-        for each in slices:
-            begun = self._event(lane, each.start_ns, TrackEvent.TYPE_SLICE_BEGIN)
-            begun.track_event.name = each.name
-            begun.track_event.flow_ids.extend(each.arrows_out)
-            begun.track_event.terminating_flow_ids.extend(each.arrows_in)
-            _annotate(begun.track_event, each.details)
-            self._builder.write_packet(begun)
-            self.slices(lane, each.inner)
-            self._builder.write_packet(self._event(lane, each.end_ns, TrackEvent.TYPE_SLICE_END))
+        begun = self._event(lane, each.start_ns, TrackEvent.TYPE_SLICE_BEGIN)
+        begun.track_event.name = each.name
+        begun.track_event.flow_ids.extend(each.arrows_out)
+        begun.track_event.terminating_flow_ids.extend(each.arrows_in)
+        _annotate(begun.track_event, each.details)
+        self._builder.write_packet(begun)
+
+    def end(self, lane: int, each: Slice) -> None:
+        """See `TraceWriter`."""
+        self._builder.write_packet(self._event(lane, each.end_ns, TrackEvent.TYPE_SLICE_END))
 
     def instants(self, lane: int, instants: Iterable[Instant]) -> None:
         """See `TraceWriter`."""

@@ -4,18 +4,18 @@
 They are read as they lie, event by event: a trace may be of gigabytes, and cut in the middle.
 """
 
-import gzip
 import re
 import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import Any
 
 import ijson
 
 from netmon.errors import DataError
 from netmon.trace.inspector import collective, is_inspectors, objects
+from netmon.trace.unzipped import Progress, Unzipped, silent
 from netmon.trace.writer import Detail
 
 _HEAD_BYTES, _PIECE_BYTES = 1 << 20, 1 << 16
@@ -28,6 +28,8 @@ _INSPECTED_RANK = re.compile(rb'"header"\s*:\s*\{[^{}]*?"rank"\s*:\s*(\d{1,9})\b
 _INSPECTED_SIZE = re.compile(rb'"header"\s*:\s*\{[^{}]*?"n_ranks"\s*:\s*(\d{1,9})\b')
 _RANK_IN_NAME = re.compile(r"rank[-_.]?(\d{1,9})", re.IGNORECASE)
 _MOST_DETAILS, _LONGEST = 12, 200
+_MOST_US = 4e15  # of the epoch, in the year 2096; what a file says beyond is no time
+_MOST_OPEN = 10_000  # of a thread, that have begun ("B") and not ended
 _MOST_APART = 100_000  # that have begun by themselves ("b", as of NCCL's profiler) and not ended
 
 
@@ -58,14 +60,8 @@ class Profile:
 
 def open_profile(path: Path) -> Profile:
     """What the file says of itself. Raises DataError where it is no trace, or has no clock that could be compared."""
-    head = tail = b""
     try:
-        with _bytes(path) as file:
-            while more := file.read(_PIECE_BYTES):
-                head = head + more if len(head) < _HEAD_BYTES else head
-                tail = (tail + more)[-_PIECE_BYTES:]
-    except EOFError:  # zipped, and cut
-        pass
+        head, tail = _ends(path)
     except (OSError, zlib.error) as error:
         raise DataError(f"cannot read {path}: {error}") from None
     first = head.lstrip()[:1]
@@ -79,15 +75,17 @@ def open_profile(path: Path) -> Profile:
     if rank is None and (named := _RANK_IN_NAME.search(path.name)):
         rank = int(named[1])
     started = _number(_TIMELINE, head, tail)
-    if started is not None:
+    if started is not None and started < _MOST_US:
         return Profile(path, 0 if rank is None else rank, size, started * 1000, first == b"[")
     base = _number(_BASE, head, tail)
-    profile = Profile(path, rank, size, base or 0, first == b"[")
-    if base is None:
-        event = next(
-            (each for each in _items(profile) if isinstance(each.get("ts"), int | float) and each["ts"] > 0), {}
-        )
-        if event.get("ts", 0) < _EPOCH_US:
+    known = base is not None and abs(base) < _MOST_US * 1000
+    profile = Profile(path, rank, size, base if base is not None and known else 0, first == b"[")
+    if not known:
+        times = (_us(event.get("ts")) for event in _items(profile))
+        first_us = next((time for time in times if time is not None and time > 0), None)
+        if first_us is None:
+            raise DataError(f"cannot read {path}: it holds no trace events (traceEvents, each with its ts)")
+        if first_us < _EPOCH_US:
             raise DataError(
                 f"cannot place {path}: it has no clock that could be compared (neither baseTimeNanoseconds, as PyTorch "
                 "2.4 and later write it, nor times since the epoch, nor the start of a Horovod Timeline)"
@@ -95,29 +93,30 @@ def open_profile(path: Path) -> Profile:
     return profile
 
 
-def happenings(profile: Profile) -> Iterator[Happening]:
+def happenings(profile: Profile, progress: Progress = silent) -> Iterator[Happening]:
     """Everything that took time, and every moment, as they lie in the file; names of threads are noted on the way.
 
-    profile.cut is set where the file ends too early. Raises DataError where it is damaged otherwise.
+    What began and never ended comes last, as moments. profile.cut is set where the file ends too early. progress: told
+    the part of the file that was read. Raises DataError where it is damaged otherwise.
     """
     if profile.inspected:
-        yield from _inspected(profile)
+        yield from _inspected(profile, progress)
         return
     open_: dict[tuple[str, str], list[tuple[float, str, Mapping[str, Detail]]]] = {}
     apart: dict[tuple[tuple[str, str], str, str], tuple[float, str, Mapping[str, Detail]]] = {}
-    for event in _items(profile):
-        kind, time = event.get("ph"), event.get("ts")
+    for event in _items(profile, progress):
+        kind, time = event.get("ph"), _us(event.get("ts"))
         thread = str(event.get("pid", "")), str(event.get("tid", ""))
         if kind == "M":
             _note(profile, thread, event)
             continue
-        if not isinstance(time, int | float):
+        if time is None:
             continue
         name = str(event.get("name", ""))[:_LONGEST]
         details = _details(event.get("args"))
         if kind == "X":
-            length = event.get("dur", 0)
-            if isinstance(length, int | float) and length >= 0:
+            length = _us(event.get("dur", 0))
+            if length is not None and length >= 0:
                 yield Happening(thread, _ns(profile, time), round(length * 1000), name, details)
         elif kind in ("i", "I"):
             yield Happening(thread, _ns(profile, time), None, name, details)
@@ -126,16 +125,20 @@ def happenings(profile: Profile) -> Iterator[Happening]:
         elif kind == "e" and (begun_apart := apart.pop((thread, str(event.get("cat")), str(event.get("id"))), None)):
             begun, name, details = begun_apart
             yield Happening(thread, _ns(profile, begun), round(max(0, time - begun) * 1000), name, details)
-        elif kind == "B":
-            open_.setdefault(thread, []).append((time, name, details))
+        elif kind == "B" and len(begun_there := open_.setdefault(thread, [])) < _MOST_OPEN:
+            begun_there.append((time, name, details))
         elif kind == "E" and open_.get(thread):
             begun, name, details = open_[thread].pop()
             yield Happening(thread, _ns(profile, begun), round(max(0, time - begun) * 1000), name, details)
+    never = [(thread, one) for thread, begun_there in open_.items() for one in begun_there]
+    never += [(thread, one) for (thread, _, _), one in apart.items()]
+    for thread, (begun, name, details) in never:
+        yield Happening(thread, _ns(profile, begun), None, f"{name} (never ends)", details)
 
 
-def _inspected(profile: Profile) -> Iterator[Happening]:
+def _inspected(profile: Profile, progress: Progress) -> Iterator[Happening]:
     try:
-        with _bytes(profile.path) as file:
+        with Unzipped(profile.path, progress) as file:
             for told in objects(file):
                 if (found := collective(told)) is not None:
                     of, start_ns, length_ns, name, details = found
@@ -148,10 +151,10 @@ def _inspected(profile: Profile) -> Iterator[Happening]:
         raise DataError(f"cannot read {profile.path}: {error}") from None
 
 
-def _items(profile: Profile) -> Iterator[dict[str, Any]]:
+def _items(profile: Profile, progress: Progress = silent) -> Iterator[dict[str, Any]]:
     where = "item" if profile.list else "traceEvents.item"
     try:
-        with _bytes(profile.path) as file:
+        with Unzipped(profile.path, progress) as file:
             for event in ijson.items(file, where, use_float=True):
                 if isinstance(event, dict):
                     yield event
@@ -194,7 +197,21 @@ def _number(pattern: "re.Pattern[bytes]", *texts: bytes) -> int | None:
     return int(found[1]) if found else None
 
 
-def _bytes(path: Path) -> IO[bytes]:
-    with path.open("rb") as file:
-        zipped = file.read(2) == b"\x1f\x8b"
-    return cast(IO[bytes], gzip.open(path)) if zipped else path.open("rb")
+def _us(value: object) -> float | None:
+    """A time or a length in µs; None for what is none."""
+    return value if isinstance(value, int | float) and abs(value) < _MOST_US else None
+
+
+def _ends(path: Path) -> tuple[bytes, bytes]:
+    """The first bytes and the last ones, not zipped. Raises OSError, zlib.error."""
+    head = tail = b""
+    with Unzipped(path) as file:
+        if file.zipped:
+            try:
+                while more := file.read(_PIECE_BYTES):
+                    head = head + more if len(head) < _HEAD_BYTES else head
+                    tail = (tail + more)[-_PIECE_BYTES:]
+            except EOFError:  # it was cut
+                pass
+            return head, tail
+        return file.read(_HEAD_BYTES), file.last(_PIECE_BYTES)

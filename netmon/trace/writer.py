@@ -45,8 +45,12 @@ class TraceWriter(Protocol):
         """A new curve → its number."""
         ...
 
-    def slices(self, lane: int, slices: Iterable[Slice]) -> None:
-        """Write these."""
+    def begin(self, lane: int, each: Slice) -> None:
+        """A slice begins, within those of the lane that have not ended; its `inner` ones are for the caller."""
+        ...
+
+    def end(self, lane: int, each: Slice) -> None:
+        """And ends: that of the lane which began last."""
         ...
 
     def instants(self, lane: int, instants: Iterable[Instant]) -> None:
@@ -60,3 +64,11 @@ class TraceWriter(Protocol):
     def close(self) -> None:
         """Complete the file."""
         ...
+
+
+def draw(out: TraceWriter, lane: int, slices: Iterable[Slice]) -> None:
+    """Write these with all that is inside; they and the inner ones lie one after the other."""
+    for each in slices:
+        out.begin(lane, each)
+        draw(out, lane, each.inner)
+        out.end(lane, each)

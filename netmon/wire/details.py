@@ -172,6 +172,7 @@ def _read_owner(message: netmon_pb2.Owner, flow_id: int) -> Owner:
         read_name(message.job, "Owner.job"),
         message.rank,
         read_name(message.source, "Owner.source"),
+        read_name(message.user, "Owner.user"),
     )
 
 

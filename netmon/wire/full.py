@@ -4,7 +4,6 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-import grpc
 import pyarrow as pa
 import pyarrow.ipc
 
@@ -13,15 +12,7 @@ from netmon.wire import netmon_pb2
 from netmon.wire.netmon_pb2_grpc import CollectorStub
 from netmon.wire.secure import open_channel
 from netmon.wire.security import PLAIN, Security
-from netmon.wire.watch import VIEWERS, UnreachableError, reason
-
-_OPTIONS = (
-    ("grpc.max_receive_message_length", -1),
-    ("grpc.keepalive_time_ms", 10_000),
-    ("grpc.keepalive_timeout_ms", 5_000),
-    ("grpc.enable_retries", 0),
-)
-_TOLD = (grpc.StatusCode.NOT_FOUND, grpc.StatusCode.ABORTED, grpc.StatusCode.INVALID_ARGUMENT)
+from netmon.wire.watch import OPTIONS, VIEWERS, answers
 
 
 @dataclass(frozen=True)
@@ -42,17 +33,16 @@ def get_full(
     UsageError and CertificateError where none may be asked.
     """
     query = netmon_pb2.FullQuery(hosts=hosts, since_ns=since_ns, until_ns=until_ns)
-    with open_channel(address, security, _OPTIONS, *VIEWERS) as channel:
+    with open_channel(address, security, OPTIONS, *VIEWERS) as channel:
         call = CollectorStub(channel).Full(query)  # type: ignore[no-untyped-call]
-        try:
-            for part in call:
-                with pyarrow.ipc.open_stream(part.rows) as reader:
-                    yield FullPart(part.host, reader.read_all(), part.gap)
-        except pa.ArrowException as error:
-            raise WireError(f"what the collector at {address} answers is no Arrow stream: {error}") from None
-        except grpc.RpcError as error:
-            if isinstance(error, grpc.Call) and error.code() in _TOLD:
-                raise UnreachableError(str(error.details())) from None
-            raise UnreachableError(f"cannot reach the collector at {address}: {reason(error, security)}") from None
-        finally:
-            call.cancel()
+        for part in answers(call, address, security):
+            yield FullPart(part.host, read_rows(part.rows, address), part.gap)
+
+
+def read_rows(data: bytes, address: str) -> pa.Table:
+    """An Arrow stream of a collector's. Raises WireError."""
+    try:
+        with pyarrow.ipc.open_stream(data) as reader:
+            return reader.read_all()
+    except pa.ArrowException as error:
+        raise WireError(f"what the collector at {address} answers is no Arrow stream: {error}") from None

@@ -214,6 +214,93 @@ class FullPart(_message.Message):
 Global___FullPart: _TypeAlias = FullPart  # noqa: Y015
 
 @_typing.final
+class PastQuery(_message.Message):
+    """Rows that touch [since_ns, until_ns), and that have one of the values in each column named in `among`."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TABLE_FIELD_NUMBER: _builtins.int
+    COLUMNS_FIELD_NUMBER: _builtins.int
+    SINCE_NS_FIELD_NUMBER: _builtins.int
+    UNTIL_NS_FIELD_NUMBER: _builtins.int
+    AMONG_FIELD_NUMBER: _builtins.int
+    table: _builtins.str
+    since_ns: _builtins.int
+    """utc"""
+    until_ns: _builtins.int
+    @_builtins.property
+    def columns(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """those that the dataset lacks are left out; none: all"""
+
+    @_builtins.property
+    def among(self) -> _containers.RepeatedCompositeFieldContainer[Global___Among]: ...
+    def __init__(
+        self,
+        *,
+        table: _builtins.str = ...,
+        columns: _abc.Iterable[_builtins.str] | None = ...,
+        since_ns: _builtins.int = ...,
+        until_ns: _builtins.int = ...,
+        among: _abc.Iterable[Global___Among] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["among", b"among", "columns", b"columns", "since_ns", b"since_ns", "table", b"table", "until_ns", b"until_ns"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PastQuery: _TypeAlias = PastQuery  # noqa: Y015
+
+@_typing.final
+class Among(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    COLUMN_FIELD_NUMBER: _builtins.int
+    WORDS_FIELD_NUMBER: _builtins.int
+    NUMBERS_FIELD_NUMBER: _builtins.int
+    column: _builtins.str
+    @_builtins.property
+    def words(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """these, or"""
+
+    @_builtins.property
+    def numbers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def __init__(
+        self,
+        *,
+        column: _builtins.str = ...,
+        words: _abc.Iterable[_builtins.str] | None = ...,
+        numbers: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["column", b"column", "numbers", b"numbers", "words", b"words"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Among: _TypeAlias = Among  # noqa: Y015
+
+@_typing.final
+class PastPart(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ROWS_FIELD_NUMBER: _builtins.int
+    rows: _builtins.bytes
+    """an Arrow stream"""
+    def __init__(
+        self,
+        *,
+        rows: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["rows", b"rows"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PastPart: _TypeAlias = PastPart  # noqa: Y015
+
+@_typing.final
 class AdviceQuery(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -766,12 +853,14 @@ class Owner(_message.Message):
     JOB_FIELD_NUMBER: _builtins.int
     RANK_FIELD_NUMBER: _builtins.int
     SOURCE_FIELD_NUMBER: _builtins.int
+    USER_FIELD_NUMBER: _builtins.int
     pid: _builtins.int
     process: _builtins.str
     container: _builtins.str
     job: _builtins.str
     rank: _builtins.int
     source: _builtins.str
+    user: _builtins.str
     def __init__(
         self,
         *,
@@ -781,10 +870,11 @@ class Owner(_message.Message):
         job: _builtins.str = ...,
         rank: _builtins.int = ...,
         source: _builtins.str = ...,
+        user: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["container", b"container", "job", b"job", "pid", b"pid", "process", b"process", "rank", b"rank", "source", b"source"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["container", b"container", "job", b"job", "pid", b"pid", "process", b"process", "rank", b"rank", "source", b"source", "user", b"user"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -59,6 +59,11 @@ class CollectorStub:
                 request_serializer=netmon_dot_wire_dot_netmon__pb2.AdviceQuery.SerializeToString,
                 response_deserializer=netmon_dot_wire_dot_netmon__pb2.AdviceAnswer.FromString,
                 _registered_method=True)
+        self.Past = channel.unary_stream(
+                '/netmon.Collector/Past',
+                request_serializer=netmon_dot_wire_dot_netmon__pb2.PastQuery.SerializeToString,
+                response_deserializer=netmon_dot_wire_dot_netmon__pb2.PastPart.FromString,
+                _registered_method=True)
 
 
 class CollectorServicer:
@@ -105,6 +110,13 @@ class CollectorServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Past(self, request, context):
+        """Rows of the dataset, as far as they are stored: what a viewer goes back to. RESOURCE_EXHAUSTED: they are too many.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_CollectorServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -132,6 +144,11 @@ def add_CollectorServicer_to_server(servicer, server):
                     servicer.Advise,
                     request_deserializer=netmon_dot_wire_dot_netmon__pb2.AdviceQuery.FromString,
                     response_serializer=netmon_dot_wire_dot_netmon__pb2.AdviceAnswer.SerializeToString,
+            ),
+            'Past': grpc.unary_stream_rpc_method_handler(
+                    servicer.Past,
+                    request_deserializer=netmon_dot_wire_dot_netmon__pb2.PastQuery.FromString,
+                    response_serializer=netmon_dot_wire_dot_netmon__pb2.PastPart.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -269,6 +286,33 @@ class Collector:
             '/netmon.Collector/Advise',
             netmon_dot_wire_dot_netmon__pb2.AdviceQuery.SerializeToString,
             netmon_dot_wire_dot_netmon__pb2.AdviceAnswer.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Past(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/netmon.Collector/Past',
+            netmon_dot_wire_dot_netmon__pb2.PastQuery.SerializeToString,
+            netmon_dot_wire_dot_netmon__pb2.PastPart.FromString,
             options,
             channel_credentials,
             insecure,

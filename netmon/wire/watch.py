@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import grpc
 
@@ -25,7 +26,7 @@ ONE_SNAPSHOT = 0
 
 _ONE_SNAPSHOT_TIMEOUT_S = 10
 _RETRY_S = 1.0
-_OPTIONS = (
+OPTIONS = (
     ("grpc.max_receive_message_length", -1),
     # A collector whose machine has vanished sends no more packets: ask, or the view would wait for ever.
     ("grpc.keepalive_time_ms", 10_000),
@@ -38,6 +39,7 @@ _REASONS = {
     grpc.StatusCode.UNIMPLEMENTED: "what listens there is not a netmon collector",
 }
 _TOLD = (grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.RESOURCE_EXHAUSTED)
+_ANSWERED = (grpc.StatusCode.NOT_FOUND, grpc.StatusCode.ABORTED, grpc.StatusCode.INVALID_ARGUMENT)
 VIEWERS = (Role.FULL, Role.JOBS)
 
 
@@ -61,7 +63,7 @@ def watch(address: str, interval_ms: int, asked: Selection, security: Security =
     """
     timeout = _ONE_SNAPSHOT_TIMEOUT_S if interval_ms == ONE_SNAPSHOT else None
     request = encode_selection(asked, interval_ms)
-    with open_channel(address, security, _OPTIONS, *VIEWERS) as channel:
+    with open_channel(address, security, OPTIONS, *VIEWERS) as channel:
         call = CollectorStub(channel).Watch(request, timeout=timeout)  # type: ignore[no-untyped-call]
         try:
             for message in call:
@@ -183,6 +185,18 @@ def _follow_one(
         since_ns = since_ns or time.time_ns()
         yield Outage(since_ns, reason)
         time.sleep(retry_s)
+
+
+def answers(call: Any, address: str, security: Security) -> Iterator[Any]:
+    """What a call gives, message by message; it is over when nobody reads on. Raises UnreachableError."""
+    try:
+        yield from call
+    except grpc.RpcError as error:
+        if isinstance(error, grpc.Call) and error.code() in _ANSWERED:
+            raise UnreachableError(str(error.details())) from None
+        raise UnreachableError(f"cannot reach the collector at {address}: {reason(error, security, address)}") from None
+    finally:
+        call.cancel()
 
 
 def reason(error: grpc.RpcError, security: Security, address: str = "") -> str:

@@ -3,8 +3,10 @@
 
 Simulated agents come, send flows that nobody has seen before, train in a job that somebody has left, and go; a real
 agent watches an interface with new flows all the time; viewers come and go, and some do not read. What both sides hold
-is looked at meanwhile: the memory of all their processes, descriptors, threads, and what waits on their disks. None of
-it may grow: `RISE` says how much from the middle third of the time to the last one is taken for noise.
+is looked at meanwhile: the memory of all their processes, descriptors, threads, and what waits on their disks.
+
+A collector knows a flow for ten minutes after it was seen last, so it holds more for as long; from `WARM_UP_S` on
+nothing may grow: `RISE` says how much from the first third of the time to the last one is taken for noise.
 """
 
 import contextlib
@@ -36,6 +38,8 @@ from netmon.wire.watch import watch
 HERE = Path(__file__).parent
 RISE = {"rss": (0.05, 12 << 20), "descriptors": (0.0, 4), "threads": (0.0, 4), "waiting_bytes": (0.1, 4 << 20)}
 """Share, and amount: the larger of the two may be gained."""
+WARM_UP_S = 780.0
+"""FLOW_OVER_NS of the collector, and until the 4,096 flows that are forgotten together all have been silent so long."""
 
 _HOSTS, _AT_A_TIME, _VIEWERS, _NEW_FLOWS = 40, 12, 4, 5
 _JOBS = 30  # that are known; a collector remembers a job for an hour, and thousands of them
@@ -85,16 +89,29 @@ def size_of(folder: Path) -> int:
 
 
 def grown(name: str, seen: Sequence[Held]) -> list[str]:
-    """A line for each thing of which there is more in the last third than in the middle one."""
-    third = len(seen) // 3
+    """A line for each thing of which there is more in the last third than in the first one."""
     lines = []
     for what, (share, amount) in RISE.items():
-        middle, last = (
-            statistics.median(getattr(held, what) for held in part) for part in (seen[third : 2 * third], seen[-third:])
-        )
-        if last - middle > max(share * middle, amount):
-            lines.append(f"{name}: {what} from {middle:.0f} to {last:.0f}")
+        first, last = thirds(seen, what)
+        if last - first > max(share * first, amount):
+            lines.append(f"{name}: {what} from {first:.0f} to {last:.0f}")
     return lines
+
+
+def thirds(seen: Sequence[Held], what: str) -> tuple[float, float]:
+    """The median of the first third, and of the last one."""
+    third = max(1, len(seen) // 3)
+    first, last = (statistics.median(getattr(held, what) for held in part) for part in (seen[:third], seen[-third:]))
+    return first, last
+
+
+def told(name: str, seen: Sequence[Held], seconds: float) -> Iterator[str]:
+    """A line for each thing, with its slope."""
+    for what in RISE:
+        first, last = thirds(seen, what)
+        per_hour = (last - first) / (seconds * 2 / 3) * 3600
+        amount, unit = (1 << 20, " MB") if what in ("rss", "waiting_bytes") else (1, "")
+        yield f"{name}: {what} {first / amount:.1f} -> {last / amount:.1f}{unit}, {per_hour / amount:+.1f}{unit}/h"
 
 
 class Churner(Host):
@@ -178,7 +195,7 @@ def namespace() -> Iterator[str]:
 
 
 def soak(seconds: float, folder: Path, tell: bool = True) -> list[str]:
-    """What has grown; empty: nothing. Blocks for so long."""
+    """What has grown in so many seconds after WARM_UP_S; empty: nothing. Blocks for both."""
     address, data, spool = f"unix:{folder}/socket", folder / "data", folder / "spool"
     with contextlib.ExitStack() as stack:
         inside = [*DIES_WITH_US, "ip", "netns", "exec", stack.enter_context(namespace())]
@@ -212,14 +229,16 @@ def soak(seconds: float, folder: Path, tell: bool = True) -> list[str]:
         for thread in threads:
             thread.start()
         try:
-            ends = time.monotonic() + seconds
+            begins = time.monotonic() + WARM_UP_S
             for turn in itertools.count():
                 time.sleep(_LOOK_S)
                 for side in (collector, agent):
                     side.look()
                     if tell and turn % 30 == 0:
                         print(f"{turn * _LOOK_S:.0f} s: {side.name} {side.seen[-1]}", flush=True)
-                if time.monotonic() > ends:
+                    if time.monotonic() < begins:
+                        side.seen = side.seen[-1:]
+                if time.monotonic() > begins + seconds:
                     break
         finally:
             over.set()
@@ -227,6 +246,7 @@ def soak(seconds: float, folder: Path, tell: bool = True) -> list[str]:
                 thread.join()
     if tell:
         print(f"{next(numbers)} sessions; {size_of(data) >> 20} MB of dataset")
+        print(*told(collector.name, collector.seen, seconds), *told(agent.name, agent.seen, seconds), sep="\n")
     return [line for side in (collector, agent) for line in grown(side.name, side.seen)]
 
 

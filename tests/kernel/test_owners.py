@@ -142,7 +142,8 @@ def test_short_connections_belong_to_who_connected_and_who_accepted(watched: Wat
         running(left.inside(), SERVER, watched.left.address, 6000),
         running(right.inside(), SERVER, watched.right.address, 6000) as server,
     ):
-        client = subprocess.Popen(right.inside(sys.executable, "-c", CLIENT, watched.left.address, str(CONNECTIONS)))
+        nobody = ("setpriv", "--reuid=nobody", "--regid=nogroup", "--clear-groups", os.path.realpath(sys.executable))
+        client = subprocess.Popen(right.inside(*nobody, "-c", CLIENT, watched.left.address, str(CONNECTIONS)))
         assert client.wait(120) == 0
         left.run(sys.executable, "-c", CLIENT, watched.right.address, str(CONNECTIONS))
         flows = finish(watched, agent, collector)
@@ -152,6 +153,7 @@ def test_short_connections_belong_to_who_connected_and_who_accepted(watched: Wat
     assert set(made["pid"]) == {client.pid}
     assert set(made["class_source"]) <= {"birth", "socket"}
     assert set(accepted["pid"]) == {int(server.first_line)}
+    assert (set(made["user"]), set(accepted["user"])) == ({"nobody"}, {"root"})
     assert set(accepted["class_source"]) <= {"close", "socket"}
 
 

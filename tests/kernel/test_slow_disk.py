@@ -6,7 +6,6 @@ import fcntl
 import logging
 import os
 import struct
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -22,7 +21,7 @@ from collector.metrics.serving import why_not_ready
 from collector.registry import Registry
 from collector.settings import Settings
 from netmon.agent import spool as spool_module
-from netmon.agent import standstill
+from netmon.agent import spool_disk
 from netmon.agent.carried import CARRIED
 from netmon.agent.spool import Spool
 from netmon.agent.spool_folder import SpoolFolder
@@ -75,32 +74,27 @@ def frozen(directory: Path) -> Iterator[None]:
             command(directory, _THAW)
 
 
-def test_an_agent_whose_disk_stands_still_says_so_and_loses_nothing(disk, monkeypatch, caplog):
-    monkeypatch.setattr(standstill, "_STILL_S", 0.2)
-    monkeypatch.setattr(standstill, "_LOOK_S", 0.05)
+def test_a_spool_whose_disk_stands_still_says_so_and_holds_nobody_up(disk, monkeypatch, caplog):
+    monkeypatch.setattr(spool_disk, "_ANSWERS_S", 0.1)
     spool = Spool(SpoolFolder(disk / "spool"), "s1", 1 << 24, print)
     spool.append(1, b"before", b"", b"")
-    watched, stuck = standstill.Standstill(), threading.Event()
-
-    def loop() -> None:
-        watched.start()
-        stuck.set()
-        spool.append(2, b"x" * 100_000, b"", b"")
-        watched.turn()
-
-    thread = threading.Thread(target=loop)
     with caplog.at_level(logging.WARNING):
         with frozen(disk):
-            thread.start()
-            stuck.wait()
-            wait_for(lambda: any("has stood still" in line for line in caplog.messages))
-            assert thread.is_alive()
-        thread.join()
-        wait_for(lambda: any("goes on after" in line for line in caplog.messages))
-        watched.finish()
-    assert "in netmon.agent.batch_table." in next(line for line in caplog.messages if "stood still" in line)
-    assert [spool.after(number, lambda: False).sequence for number in (0, 1)] == [1, 2]
+            for sequence in range(2, 12):  # the test's own limit ends it
+                spool.append(sequence, b"x" * 100_000, b"", b"")
+                assert spool.after(sequence - 1, lambda: False).sequence == sequence  # whoever is connected gets it
+            assert any("the disk does not answer; batches wait in memory" in line for line in caplog.messages)
+            assert spool.silent_s > 0
+        wait_for(lambda: not spool._disk._silent_since)
+        sequences = iter(range(12, 1000))
+        wait_for(lambda: spool.append(next(sequences), b"again", b"", b"") or not spool._disk.trouble)
+    assert any("takes batches again" in line for line in caplog.messages)
+    last = spool.newest
+    assert [spool.after(number, lambda: False).sequence for number in range(last)] == list(range(1, last + 1))
     spool.close()
+    table = SpoolFolder(disk / "spool").take_over("s1")
+    assert list(table.carried()) == list(range(1, last + 1))
+    table.close()
 
 
 def test_a_collector_whose_disk_stands_still_says_so_and_acknowledges_nothing(disk, monkeypatch, caplog):
@@ -130,7 +124,7 @@ def test_a_collector_whose_disk_stands_still_says_so_and_acknowledges_nothing(di
 
 def test_a_spool_on_a_disk_that_goes_away_goes_on_in_memory_and_counts_what_it_lost(disk, monkeypatch, caplog):
     monkeypatch.setattr(spool_module, "_UNREADABLE_S", 0.0)
-    monkeypatch.setattr(spool_module, "_OPEN_AGAIN_S", 0.0)
+    monkeypatch.setattr(spool_disk, "_OPEN_AGAIN_S", 0.0)
     lost: list[Table] = []
     carried = empty(CARRIED)
     carried.resize(1)
@@ -185,7 +179,7 @@ def test_a_disk_without_inodes_is_a_full_disk(tmp_path, caplog):
         assert await registry.flush()
         assert entry.acknowledge > 0
         sink.close()
-        spool._open_again = 0.0  # it looks every few seconds
+        spool._disk._open_again = 0.0  # it looks every few seconds
         spool.append(2, b"another", b"", b"")
         assert (spool_directory / "s1.spool").exists()
         assert [spool.after(number, lambda: False).sequence for number in (0, 1)] == [1, 2]

@@ -85,7 +85,8 @@ def flow(number: int, port: int, **others: object) -> Flow:
 
 
 def found(pid: int, job: str = "") -> dict:
-    return {"pid": pid, "process": f"p{pid}", "container": "", "job": job, "rank": 0 if job else -1, "source": "socket"}
+    known = {"pid": pid, "uid": 0, "process": f"p{pid}", "container": ""}
+    return {**known, "job": job, "rank": 0 if job else -1, "source": "socket"}
 
 
 def serve(owners: FlowOwners, *pids: int, job: str = "") -> None:
@@ -107,7 +108,7 @@ def test_a_port_that_one_process_serves_is_its_aggregate() -> None:
     assert crowds.services[1, 53]
     many = flow(99, 0, members=12)
     owners.add([many], S)
-    assert owners.flows[99].owner == Owner(4711, "p4711", source="aggregate")
+    assert owners.flows[99].owner == Owner(4711, "p4711", source="aggregate", user="root")
     assert owners.due(S) == []
     serve(owners, 4712)
     assert not crowds.services[1, 53]

@@ -158,10 +158,52 @@ def test_a_hangup_reads_the_level_and_names_what_waits(tmp_path, caplog, monkeyp
     file.write_text('interface = ["lo"]\nlog-level = "error"\nbucket = "1ms"\n')
     handlers[signal.SIGHUP]()
     assert levels == ["INFO", "ERROR"]
-    assert "after a restart: bucket" in caplog.text
+    assert "read the configuration again; in force now: log-level; changed, and in force after a restart: bucket" in (
+        caplog.messages
+    )
     caplog.clear()
     file.write_text("buckets = 3\n")
     handlers[signal.SIGHUP]()
     assert "the configuration was not read again" in caplog.text
     assert "did you mean 'bucket'" in caplog.text
     assert levels == ["INFO", "ERROR"]
+
+
+def test_a_hangup_adjusts_what_is_safe_of_a_collector(tmp_path, caplog, monkeypatch):
+    from collector.allowance import USUAL, Allowance, Rates
+    from netmon.commands import collector
+
+    file = tmp_path / "collector.toml"
+    file.write_text(f'data = "{tmp_path}/data"\n')
+    arguments = ["collector", "--config", str(file)]
+    args = cli._parse(arguments)
+    args.parse_again = lambda: cli._parse(arguments)
+    handlers, served = {}, []
+    monkeypatch.setattr(signal, "signal", handlers.__setitem__)
+    monkeypatch.setattr("collector.server.serve", lambda listen, data, settings, **more: served.append(settings))
+    monkeypatch.setattr("asyncio.run", lambda serving: None)
+    monkeypatch.setattr("collector.allocator.give_back", lambda: None)
+    assert collector.run(args) == 0
+    (settings,) = served
+    allowance = Allowance(lambda: settings.allowance)
+    assert allowance.rates() == USUAL
+    more = ["allowance = ['rows=8e6', 'flows=1e4']", "keep = ['buckets=7d']", "flush = '5s'", "settle = '3s'"]
+    file.write_text("\n".join([f'data = "{tmp_path}/data"', *more]))
+    handlers[signal.SIGHUP]()
+    assert allowance.rates() == Rates(rows=8e6, flows=1e4)
+    assert (settings.flush_ns, settings.keep[0].table, settings.settle_ns) == (5 * 10**9, "buckets", 10**9)
+    line = "in force now: allowance, flush, keep; changed, and in force after a restart: settle"
+    assert caplog.messages[-1] == f"read the configuration again; {line}"
+    file.write_text("\n".join([f'data = "{tmp_path}/data"', "allowance = ['row=8e6']", "flush = '1s'"]))
+    handlers[signal.SIGHUP]()
+    assert "cannot read 'row=8e6' as an allowance: write rows=8e6, or one of batches, flows" in caplog.messages[-1]
+    assert settings.flush_ns == 5 * 10**9
+
+
+def test_a_hangup_adjusts_what_an_agent_records():
+    from netmon.agent.record_store import in_memory
+    from netmon.agent.recorder import Recorder
+
+    recorder = Recorder(in_memory(1 << 16), 10_000, 10**9, 1 << 20, 0)
+    assert recorder.adjust({"record_time": 5 * 10**9, "bucket": 1}) == ["record_time"]
+    assert (recorder._time_ns, recorder._limit) == (5 * 10**9, 1 << 20)

@@ -280,7 +280,7 @@ def test_a_clock_that_jumps_ahead_makes_no_session_forgotten(tmp_path, monkeypat
 def test_it_happens_by_itself(tmp_path, monkeypatch):
     monkeypatch.setattr("collector.dataset.upkeep._EVERY_S", 0.01)
     sink = filled(tmp_path)
-    upkeep = Upkeep(sink, [Keep("all", most_ns=1)])
+    upkeep = Upkeep(sink, lambda: [Keep("all", most_ns=1)])
     deadline = threading.Event()
     for _ in range(3000):
         if len(files(tmp_path)) == 1:
@@ -308,3 +308,17 @@ def test_a_table_of_words_that_differ_per_file_is_merged(tmp_path):
     assert sink.merge_some(lambda: True)
     sink.close()
     assert read(tmp_path)["job"].value_counts().to_dict() == {"a": 400, "b": 400, "": 400}
+
+
+def test_files_without_columns_that_came_later_are_merged(tmp_path):
+    sink = filled(tmp_path, writes=2)
+    older = files(tmp_path)[0]
+    pq.write_table(pq.ParquetFile(older).read().drop(["busy_buckets"]), older)
+    sink.close()
+    sink = ParquetSink(tmp_path)
+    assert sink.merge_some(lambda: True)
+    sink.close()
+    (path,) = files(tmp_path)
+    rows = pq.ParquetFile(path).read()
+    assert len(rows) == 1200
+    assert rows["busy_buckets"].null_count == 600

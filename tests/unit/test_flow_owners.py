@@ -50,7 +50,7 @@ def flow(number: int, port: int, remote_port: int = 443, protocol: int = 6) -> F
 
 
 def found(pid: int, source: str) -> dict[str, Any]:
-    return {"pid": pid, "process": f"p{pid}", "container": "", "job": "", "rank": -1, "source": source}
+    return {"pid": pid, "uid": 0, "process": f"p{pid}", "container": "", "job": "", "rank": -1, "source": source}
 
 
 def answered(owners: FlowOwners, answers: list[dict[str, Any] | None], now_ns: int) -> None:

@@ -15,6 +15,7 @@ from netmon.errors import DataError
 from netmon.past import STEP_TIMES
 from netmon.records import Class, Direction
 from netmon.report.past import DatasetPast
+from netmon.report.stored_rows import StoredRows
 from netmon.top.collector_past import CollectorPast
 from netmon.top.step_kind import step_of, steps_of
 from netmon.views import STEP
@@ -60,7 +61,7 @@ def test_iterations_of_all_ranks_make_steps_and_a_job_may_begin_anew() -> None:
 
 
 def test_a_dataset_gives_its_iterations_frames_and_where_the_time_went() -> None:
-    past = DatasetPast(RECORDED)
+    past = DatasetPast(StoredRows(RECORDED))
     steps = past.steps()
     every = [
         (job, *step) for job, times in steps.jobs.items() for step in times[["number", "start_ns", "end_ns"]].tolist()
@@ -79,9 +80,9 @@ def test_a_dataset_gives_its_iterations_frames_and_where_the_time_went() -> None
 
 def test_a_dataset_that_is_not_there_or_empty_says_so(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no such directory"):
-        DatasetPast(tmp_path / "nothing").steps()
+        DatasetPast(StoredRows(tmp_path / "nothing")).steps()
     with pytest.raises(DataError, match="holds no row"):
-        DatasetPast(tmp_path).steps()
+        DatasetPast(StoredRows(tmp_path)).steps()
 
 
 def test_the_newest_iteration_is_printed_once(capsys: pytest.CaptureFixture[str]) -> None:

@@ -254,9 +254,9 @@ def fill(path: Path) -> None:
 def test_a_disk_that_gives_nothing_back_is_given_up_and_counted(kept: Kept) -> None:
     kept.append(1, 5)
     kept.spool.acknowledge(2)
-    disk = kept.spool._disk
-    assert disk
-    disk.close()  # as if the device had gone: every access fails from now on
+    table = kept.spool._disk._table
+    assert table
+    table.close()  # as if the device had gone: every access fails from now on
     with pytest.raises(DataError, match="cannot read"):
         kept.spool.after(0, lambda: False)
     assert sum(kept.lost) == 3

@@ -5,7 +5,6 @@ import argparse
 import gzip
 import itertools
 import json
-import tracemalloc
 from collections import defaultdict
 
 import pandas as pd
@@ -16,8 +15,6 @@ from test_store import store_small
 
 from netmon.commands import trace
 from netmon.errors import DataError, UsageError
-from netmon.trace.merge import place
-from netmon.trace.profiles import happenings, open_profile
 from netmon.trace.traffic import COLUMNS, Traffic
 
 MS = 1_000_000
@@ -118,7 +115,7 @@ def test_what_is_not_there_is_said(data, tmp_path, options, reason):
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        (["--job", "x"], "with --job: that takes its dataset"),
+        (["--iterations", "1:2"], "with --iterations: that takes its dataset"),
         (["--merge", "a.json"], "with --merge"),
         (["--last", "2h"], "the last 7200 s: at most 60 s"),
     ],
@@ -153,194 +150,3 @@ def test_rates_fall_to_zero_and_transfers_are_cut_at_silence_and_iterations():
         (2, -1, 9, MS),
         (2, -1, 9, 81 * MS),
     ]
-
-
-# --- profilers' traces
-
-
-def kineto(path, rank=1, base=10**18, events=(), **more):
-    document = {"baseTimeNanoseconds": base, "traceEvents": list(events), **more}
-    if rank is not None:
-        document["distributedInfo"] = {"backend": "gloo", "rank": rank, "world_size": 3}
-    path.write_text(json.dumps(document))
-    return path
-
-
-EVENTS = [
-    {"ph": "M", "name": "thread_name", "pid": 7, "tid": 8, "args": {"name": "python"}},
-    {"ph": "X", "name": "all_reduce", "pid": 7, "tid": 8, "ts": 1000.5, "dur": 20.25, "args": {"bytes": 4, "odd": [1]}},
-    {"ph": "i", "name": "mark", "pid": 7, "tid": 8, "ts": 1500},
-    {"ph": "X", "name": "no time", "pid": 7, "tid": 8, "ts": "x", "dur": 1},
-    "no event",
-]
-
-
-def test_a_trace_of_pytorch(tmp_path):
-    profile = open_profile(kineto(tmp_path / "a.json", events=EVENTS))
-    assert (profile.rank, profile.size, profile.cut) == (1, 3, "")
-    first, second = happenings(profile)
-    assert (first.start_ns - 10**18, first.length_ns, first.name, first.details) == (
-        1_000_500,
-        20_250,
-        "all_reduce",
-        {"bytes": 4},
-    )
-    assert (second.start_ns - 10**18, second.length_ns) == (1_500_000, None)
-    assert profile.threads == {("7", "8"): "python"}
-
-
-def test_a_timeline_that_was_cut(tmp_path):
-    path = tmp_path / "timeline.json"
-    path.write_text(
-        '[{"ph": "M", "name": "start_time", "args": {"start_time_since_epoch_in_micros": 1700000000000000}},'
-        '{"ph": "B", "name": "NEGOTIATE", "ts": 100, "pid": 1},{"ph": "E", "ts": 150, "pid": 1},{"ph": "B", "na'
-    )
-    profile = open_profile(path)
-    (only,) = happenings(profile)
-    assert (profile.rank, only.start_ns, only.length_ns) == (0, 1_700_000_000_000_100_000, 50_000)
-    assert profile.cut
-
-
-def test_a_zipped_trace_that_was_cut(tmp_path):
-    whole = gzip.compress(kineto(tmp_path / "a.json", events=EVENTS * 500).read_bytes())
-    path = tmp_path / "rank-2.json.gz"
-    path.write_bytes(whole[: len(whole) // 2])
-    profile = open_profile(path)
-    assert profile.rank in (1, 2)
-    assert list(happenings(profile))
-    assert profile.cut
-
-
-def test_absolute_times_need_no_base(tmp_path):
-    path = tmp_path / "rank3.json"
-    path.write_text(json.dumps({"traceEvents": [{"ph": "X", "name": "a", "ts": 17e14, "dur": 1, "pid": 1, "tid": 1}]}))
-    profile = open_profile(path)
-    (only,) = happenings(profile)
-    assert (profile.rank, only.start_ns) == (3, 1_700_000_000_000_000_000)
-
-
-@pytest.mark.parametrize(
-    ("text", "reason"),
-    [
-        ("PNG", "no trace in JSON"),
-        ('{"traceEvents": [{"ph": "X", "ts": 5, "dur": 1}]}', "no clock that could be compared"),
-        ('{"traceEvents": [}', "no clock that could be compared|cannot read"),
-        ("", "no trace"),
-    ],
-)
-def test_what_is_no_trace_is_refused(tmp_path, text, reason):
-    path = tmp_path / "rank0.json"
-    path.write_text(text)
-    with pytest.raises(DataError, match=reason):
-        open_profile(path)
-
-
-ITERATIONS = pd.DataFrame(
-    {
-        "job": ["train"] * 4,
-        "rank": [0, 1] * 2,
-        "host": ["h0", "h1"] * 2,
-        "end_ns": [5, 6, 7, 8],
-        "comm_end_ns": [4, 5, 6, 7],
-    }
-)
-CLOCKS = pd.DataFrame(
-    {"host": ["h1"] * 2, "time_ns": [0, 10**9], "clock_offset_ns": [5 * MS, 7 * MS], "clock_error_ns": [100, 200]}
-)
-
-
-def test_times_are_moved_by_the_clock_of_then(tmp_path):
-    (placed,) = place([kineto(tmp_path / "a.json")], ITERATIONS, CLOCKS, None)
-    assert (placed.job, placed.rank, placed.host, placed.error_ns) == ("train", 1, "h1", 200)
-    for time, offset in ((0, 5 * MS), (5 * 10**8, 6 * MS), (10**9, 7 * MS), (2 * 10**9, 7 * MS)):
-        assert placed.on_the_clock(time + offset) == time
-
-
-def test_whose_trace_it_is_has_to_be_known(tmp_path):
-    nobody = kineto(tmp_path / "a.json", rank=None)
-    with pytest.raises(DataError, match="names no rank"):
-        place([nobody], ITERATIONS, CLOCKS, None)
-    with pytest.raises(DataError, match="no iteration of rank 9; it has ranks 0, 1"):
-        place([kineto(tmp_path / "b.json", rank=9)], ITERATIONS, CLOCKS, None)
-    one, two = kineto(tmp_path / "c.json"), kineto(tmp_path / "d.json")
-    with pytest.raises(DataError, match="both are of rank 1"):
-        place([one, two], ITERATIONS, CLOCKS, None)
-    with pytest.raises(DataError, match="does not say how h0's clock went"):
-        place([kineto(tmp_path / "e.json", rank=0)], ITERATIONS, CLOCKS, None)
-    both = pd.concat([ITERATIONS, ITERATIONS.assign(job="other")])
-    with pytest.raises(DataError, match="other, train have a rank 1; give --job"):
-        place([one], both, CLOCKS, None)
-
-
-def test_profiles_beside_the_dataset(data, tmp_path, capsys):
-    first = pd.read_parquet(data / "iterations").iloc[0]
-    clocks = pd.read_parquet(data / "ledger")[["clock_offset_ns", "clock_error_ns"]]
-    offset = int(clocks["clock_offset_ns"].median())
-    begun = (first["start_ns"] + offset - 10**18) / 1000
-    events = [*EVENTS, {"ph": "X", "name": "step", "pid": 7, "tid": 8, "ts": begun, "dur": 1000}]
-    path = kineto(tmp_path / "a.json", rank=0, events=events)
-    run(data, tmp_path / "x.pftrace", "--merge", str(path))
-    assert f"{path}: rank 0 of train on h0, shifted by" in capsys.readouterr().out
-    read = Read(tmp_path / "x.pftrace")
-    ((lane, _, start, end, _),) = [one for one in read.slices if one[1] == "step"]
-    assert lane == "train/0 python"
-    assert (abs(start - first["start_ns"]) <= 1_000, end - start) == (True, 1_000_000)
-    bounds = [one for one in read.slices if one[0] == "train/0 last gradient ± clock"]
-    assert len(bounds) == pd.read_parquet(data / "iterations")["comm_end_ns"].notna().sum()
-
-
-INSPECTED = {
-    "header": {"id": "0x7f", "rank": 2, "n_ranks": 8, "nnodes": 1},
-    "metadata": {"dump_timestamp_us": 1_748_030_377_748_202},
-    "coll_perf": {"coll": "AllReduce", "coll_sn": 7, "coll_msg_size_bytes": 1024, "coll_exec_time_us": 61_974},
-}
-
-
-def test_what_ncclis_inspector_wrote(tmp_path):
-    verbose = json.loads(json.dumps(INSPECTED))
-    verbose["coll_perf"]["event_trace_ts"] = {"coll_start_ts": 1_748_030_377_000_000}
-    path = tmp_path / "nccl.log"
-    path.write_text(json.dumps(INSPECTED, indent=1) + "\n" + json.dumps(verbose) + '\n{"header": {"ra')
-    profile = open_profile(path)
-    assert (profile.rank, profile.size) == (2, 8)
-    found = list(happenings(profile))
-    assert [(each.name, each.length_ns) for each in found] == [("AllReduce", 61_974_000)] * 2
-    assert [each.start_ns for each in found] == [1_748_030_377_686_228_000, 1_748_030_377_000_000_000]
-    assert found[0].details["coll_sn"] == 7
-    assert profile.threads[found[0].thread] == "NCCL communicator 0x7f"
-    assert profile.cut == "its end is missing"
-
-
-def test_a_width_finer_than_the_rows_is_that_of_the_rows(data, tmp_path, capsys):
-    coarse = Read((run(data, tmp_path / "a.pftrace"), tmp_path / "a.pftrace")[1])
-    fine = Read((run(data, tmp_path / "b.pftrace", "--width", "1us"), tmp_path / "b.pftrace")[1])
-    rows = pd.read_parquet(data / "buckets")
-    most = (rows.groupby(["direction", "class", "bucket_start_ns"], observed=True)["wire_bytes"].sum() * 8e9).max()
-    highest = [max(v for points in read.points.values() for _, v in points) for read in (coarse, fine)]
-    assert highest[1] == pytest.approx(most / rows["bucket_ns"].max())
-    assert highest[0] <= highest[1]
-
-
-def test_what_begins_and_ends_by_itself(tmp_path):
-    path = tmp_path / "rank1.json"
-    event = {"name": "AllReduce", "cat": "COLL", "id": 3, "pid": 1, "tid": 1, "ts": 1e15 + 10}
-    path.write_text(
-        json.dumps([event | {"ph": "b"}, event | {"ph": "b", "id": 4}, event | {"ph": "e", "ts": 1e15 + 12}])
-    )
-    found = [(each.name, each.length_ns) for each in happenings(open_profile(path))]
-    assert found == [("AllReduce", 2_000)]
-
-
-def test_a_trace_of_any_size_is_read_in_the_memory_of_an_event(tmp_path):
-    path = tmp_path / "rank0.json.gz"
-    event = b'{"ph": "X", "pid": 1, "tid": 1, "ts": 1000000000000000.5, "dur": 1, "name": "' + b"x" * 300 + b'"},'
-    with gzip.open(path, "wb", compresslevel=1) as file:
-        file.write(b"[" + event * 40_000)  # 16 MB; and cut
-    profile = open_profile(path)
-    tracemalloc.start()
-    count = sum(1 for _ in happenings(profile))
-    _, most = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    assert count == 40_000
-    assert most < 3_000_000
-    assert profile.cut

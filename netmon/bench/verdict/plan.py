@@ -22,7 +22,8 @@ _HOSTS = 5
 _SPINS = ("horovod",)
 """Trainers whose ranks keep a core busy now and then while they wait (Horovod's Gloo does): with more of them than
 cores a third of the iterations takes 1.3 × the usual with nothing done to them."""
-_RINGS = ((0, 1, 3), (0, 1, 2, 3), (0, 2), (3, 1, 0))
+RINGS = ((0, 1, 3), (0, 1, 2, 3), (0, 2), (3, 1, 0))
+RATES_MBPS = (200, 300, 500)
 
 
 def plan(
@@ -39,10 +40,18 @@ def plan(
     ]
 
 
-def draw_run(generator: np.random.Generator, data: Path, trainer: str, kinds: Sequence[str], seed: int) -> RunSpec:
+def draw_run(
+    generator: np.random.Generator,
+    data: Path,
+    trainer: str,
+    kinds: Sequence[str],
+    seed: int,
+    rings: Sequence[tuple[int, ...]] = RINGS,
+    rates_mbps: Sequence[int] = RATES_MBPS,
+) -> RunSpec:
     """One run, with these injections in this order and quiet iterations between them."""
-    rings = [ring for ring in _RINGS if trainer not in _SPINS or len(ring) <= max(2, os.cpu_count() or 1)]
-    ring = rings[generator.integers(len(rings))]
+    few = [ring for ring in rings if trainer not in _SPINS or len(ring) <= max(2, os.cpu_count() or 1)]
+    ring = (few or rings)[int(generator.integers(len(few or rings)))]
     spec = RunSpec(
         data,
         trainer=trainer,
@@ -50,7 +59,7 @@ def draw_run(generator: np.random.Generator, data: Path, trainer: str, kinds: Se
         ring=ring,
         cross=(),
         cross_load=0.0,
-        rate_bps=int(generator.choice([200, 300, 500])) * 1_000_000,
+        rate_bps=int(generator.choice(rates_mbps)) * 1_000_000,
         parameters=int(generator.integers(400_000, 1_500_000)),
         compute_ns=int(generator.integers(20, 80)) * 1_000_000,
         backward_share=float(generator.choice([0.0, 0.5])),

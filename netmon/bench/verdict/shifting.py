@@ -35,7 +35,6 @@ WITHIN = 0.2
 _ALONE, _BOTH, _SHIFTED = 9, 18, 18  # iterations
 _SETTLED = 2  # iterations after which a phase is what it is
 _LAST = 12  # of them that count: the advice is on what there was when it was asked for
-_SLACK = 1.02  # times the period that is advised: who is late catches up
 _ADVICE_S = 30.0  # until there is some
 _RINGS = ((0, 1), (0, 2))
 
@@ -162,7 +161,7 @@ def _one(specs: tuple[RunSpec, RunSpec]) -> Shifted:
         alone = {name: _phase(jobs, {name: 0}, 0, name, _ALONE) for name in names}
         both = _phase(jobs, dict.fromkeys(names, 0), 0, names[0], _BOTH)
         share, until = _advised(jobs.address, names)
-        period = round(share["hold_ns"] * _SLACK)
+        period = share["hold_ns"]
         later = {share["others"][0]: 0, share["job"]: round(share["offset_ns"])}
         shifted = _phase(jobs, later, period, names[0], _SHIFTED)
     both = Phase(both.begin_ns, until)

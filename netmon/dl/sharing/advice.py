@@ -142,7 +142,7 @@ def advise(
     most: jobs that are compared with each other, at most; as many groups that share links as fit into that, the
     smallest first. None: all.
     """
-    asked = {job.job: demand(job.job, job.starts_ns, traffic, job.flows) for job in seen}
+    asked = {job.job: demand(job.job, job.starts_ns, traffic, job.flows, capacity_bps) for job in seen}
     demands = [one for one in asked.values() if one]
     compared, left_out = _bounded(demands, most)
     of = {one.job: one for one in demands}

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from netmon.dl.sharing.demand import FEWEST, Demand
+from netmon.dl.sharing.drift import drift
 from netmon.dl.sharing.fluid import durations
 
 _Floats = npt.NDArray[np.float64]
@@ -24,8 +25,12 @@ _WINDOW_BINS = 8192
 _SHIFTS = 96  # candidates over an iteration of the job that is shifted
 _ROUNDS = 3
 _ITERATIONS = 20  # that the model is run for
+_LATELY = 12  # iterations, of the job whose are longest
+_ROUND = 36  # at most, in which they go round each other
 _ENOUGH = 1e-3  # scores that differ by less are as good as each other
-_HELD = 1.01  # times how often they were to begin: what is as good as that
+_CROWDED = 1.5  # times what fair shares cost: as much as a crowded link was seen to
+_SLACK = 1.02  # times what iterations take: so often they can begin, as who is late once catches up
+_NEAR = 1.005  # as good as that
 _ALIKE = 0.8  # of the longest iteration: jobs whose iterations are shorter cannot be held to it
 
 
@@ -38,9 +43,10 @@ class Fit:
     links: tuple[int, ...]  # that it shares with them
     score: float  # as they are, 1: nothing is asked for that a link does not have
     best_score: float
+    trend: float  # score in the later half of the iterations they are judged by, less that in the earlier half
     shift_ns: int  # by which to begin later for it
     hold_ns: int  # how often they all would have to begin an iteration for the shift to last; 0: too unlike for that
-    shared_ns: float  # duration of its iterations as they are: the model's, or what they lately took if that is less
+    shared_ns: float  # what its iterations lately took, as far as sharing explains it
     shifted_ns: float  # with the shift, held to hold_ns
     others_shared_ns: tuple[float, ...]
     others_shifted_ns: tuple[float, ...]
@@ -115,17 +121,16 @@ def fits(jobs: Sequence[Demand], capacity_bps: Mapping[int, float]) -> list[Fit]
             shifts[place] = _best_shift(_Beside(steady, place, group[:number], shared, capacity_bps), shifts)
         for place in group[1:] * (_ROUNDS if len(group) > 2 else 0):
             shifts[place] = _best_shift(_Beside(steady, place, _others(group, place), shared, capacity_bps), shifts)
-        before = _model([jobs[place] for place in group], steady, group, [0.0] * len(group), capacity_bps)
-        after = _model([steady[place] for place in group], steady, group, [*shifts.values()], capacity_bps)
-        if hold_ns and after.max() > _HELD * hold_ns:  # the best shift leaves some of the conflict: less often, then
-            hold_ns = round(float(after.max()))
+        after = _model([steady[place] for place in group], [*shifts.values()], capacity_bps)
+        if hold_ns and after.max() > _NEAR * hold_ns:  # the best shift leaves some of the conflict: less often, then
+            hold_ns = round(_SLACK * float(after.max()))
             after = np.maximum(after, hold_ns)
-        # Where TCP has taken them apart by itself, they wait less for each other than fair shares would make them.
-        lately = np.array([max(jobs[place].lately_ns, jobs[place].period_ns) for place in group])
-        before = np.minimum(before, lately)
-        took = {place: (float(before[at]), float(after[at])) for at, place in enumerate(group)}
+        lately = _lately(jobs, group)
+        beside = {place: _Beside(lately, place, _others(group, place), shared, capacity_bps) for place in group}
+        before = {place: _shared_ns(now, dict.fromkeys(group, 0.0)) for place, now in beside.items()}
+        took = {place: (before[place], float(after[at])) for at, place in enumerate(group)}
         for place in group[1:]:
-            now = _Beside(jobs, place, _others(group, place), shared, capacity_bps)
+            now = beside[place]
             if not now.links:
                 continue
             near = [other for other in now.others if any(other in shared[link] for link in now.links)]
@@ -137,6 +142,7 @@ def fits(jobs: Sequence[Demand], capacity_bps: Mapping[int, float]) -> list[Fit]
                     now.links,
                     now.score(0.0, dict.fromkeys(group, 0.0)),
                     then.score(shifts[place], shifts),
+                    now.trend(),
                     round(shifts[place]),
                     hold_ns,
                     *took[place],
@@ -165,7 +171,45 @@ def phases(jobs: Sequence[Demand]) -> dict[str, int]:
 
 def _hold_ns(jobs: Sequence[Demand]) -> int:
     periods = [job.period_ns for job in jobs]
-    return max(periods) if min(periods) >= _ALIKE * max(periods) else 0
+    return round(_SLACK * max(periods)) if min(periods) >= _ALIKE * max(periods) else 0
+
+
+def _lately(jobs: Sequence[Demand], group: Sequence[int]) -> list[Demand]:
+    """The jobs, those of the group with the last of the iterations only that they did beside each other: as they are.
+
+    Where they go round each other within a few iterations, a whole round is how they are.
+    """
+    latest = min(int(jobs[place].starts_ns[-1]) for place in group)
+    until = {place: _until(jobs[place].starts_ns, latest) for place in group}
+    longest = max(group, key=lambda place: float(np.median(np.diff(until[place][-_LATELY - 1 :]))))
+    beside = until[longest][-_ROUND - 1 :]
+    own_ns, count = float(np.median(np.diff(beside[-_LATELY - 1 :]))), float(_LATELY)
+    for other in _others(group, longest):
+        moves = drift(until[other][until[other] >= beside[0]], beside)
+        round_ = own_ns / abs(moves.per_iteration_ns) if moves and moves.per_iteration_ns else 0.0
+        count = max(count, round_ if round_ <= _ROUND else 0.0)
+    found = list(jobs)
+    for place in group:
+        first = min(int(np.searchsorted(until[place], latest - count * own_ns)), len(until[place]) - FEWEST - 1)
+        found[place] = replace(jobs[place], starts_ns=until[place][max(0, first) :])
+    return found
+
+
+def _until(starts_ns: npt.NDArray[np.int64], latest_ns: int) -> npt.NDArray[np.int64]:
+    """Without what came later, if enough is left."""
+    before = starts_ns[starts_ns <= latest_ns]
+    return before if len(before) > FEWEST else starts_ns
+
+
+def _shared_ns(now: "_Beside", shifts: Mapping[int, float]) -> float:
+    """What the own job's iterations took, as far as sharing explains it.
+
+    Where links are shared fairly, each job is held up for as long as it takes to carry what all of them asked for
+    beyond the capacity; TCP, which loses packets there, makes up to half as much again of it. What it took beyond that
+    is due to something else, and no shift saves it.
+    """
+    took, alone = now.own.mean_ns, float(now.own.period_ns)
+    return float(np.clip(took, alone, alone + _CROWDED * now.excess(shifts) * took))
 
 
 def _steady(jobs: Sequence[Demand], group: Sequence[int], hold_ns: int) -> list[Demand]:
@@ -224,6 +268,22 @@ class _Beside:
         """The same at one."""
         return float(self.scores([shift], shifts)[0])
 
+    def trend(self) -> float:
+        """Mean score of the links in the later half of the time less that in the earlier half, as they are."""
+        half = _WINDOW_BINS // 2
+        of_links = []
+        for link in self.links:
+            asked = sum((self._over(self.jobs[p], link, 0.0) for p in self.others), self._over(self.own, link, 0.0))
+            of_links.append(score(asked[half:], self.capacity_bps[link]) - score(asked[:half], self.capacity_bps[link]))
+        return float(np.mean(of_links)) if of_links else 0.0
+
+    def excess(self, shifts: Mapping[int, float]) -> float:
+        """1 − score of the link on which the jobs are most in each other's way; shifts: of all."""
+        there = {link: sum(self._over(self.jobs[p], link, shifts[p]) for p in shifts) for link in self.links}
+        return max(
+            (1 - score(np.asarray(asked), self.capacity_bps[link]) for link, asked in there.items()), default=0.0
+        )
+
     def _over(self, job: Demand, link: int, shift_ns: float) -> _Floats:
         return job.over(link, self.begin_ns, self.bin_ns, _WINDOW_BINS, shift_ns)
 
@@ -252,16 +312,10 @@ def _middle_of_best(scores: _Floats) -> int:
     return int((begins[longest] + ends[longest] - 1) // 2 + turn) % len(scores)
 
 
-def _model(
-    jobs: Sequence[Demand],
-    steady: Sequence[Demand],
-    group: Sequence[int],
-    shifts: Sequence[float],
-    capacity_bps: Mapping[int, float],
-) -> _Floats:
+def _model(jobs: Sequence[Demand], shifts: Sequence[float], capacity_bps: Mapping[int, float]) -> _Floats:
     """Durations of the group's jobs by the fluid model, from the present phases on and so much later."""
     known = {link: capacity_bps.get(link) or float("inf") for job in jobs for link in job.links}
-    begins = np.array([steady[place].starts_ns[1] for place in group], np.float64) + np.array(shifts)
+    begins = np.array([job.starts_ns[1] for job in jobs], np.float64) + np.array(shifts)
     took: _Floats = durations(jobs, known, (begins - begins.min())[None, :], _ITERATIONS)[0]
     return took
 

@@ -13,7 +13,6 @@ _Floats = npt.NDArray[np.float64]
 FEWEST = 5
 """Iterations of a job, from which on it is judged."""
 
-_LATELY = 12  # iterations
 _BINS = 256  # of an iteration
 _ALONE = 0.02  # of the bytes that pass while the job sends: so many may be others'
 _QUIET = 0.05  # of the busiest bin: less than this is no transfer
@@ -55,9 +54,9 @@ class Demand:
         return float(np.median(np.diff(self.starts_ns)))
 
     @property
-    def lately_ns(self) -> float:
-        """Mean duration of its last iterations, without pauses between them."""
-        took = np.diff(self.starts_ns)[-_LATELY:]
+    def mean_ns(self) -> float:
+        """Mean duration of its iterations, without pauses between them."""
+        took = np.diff(self.starts_ns)
         return float(took[took <= 2 * np.median(took)].mean())
 
     @property
@@ -91,12 +90,16 @@ class Demand:
 
 
 def demand(
-    job: str, starts_ns: _Times, traffic: Mapping[int, LinkBytes], flows: Mapping[int, int] | None = None
+    job: str,
+    starts_ns: _Times,
+    traffic: Mapping[int, LinkBytes],
+    flows: Mapping[int, int] | None = None,
+    capacity_bps: Mapping[int, float] | None = None,
 ) -> Demand | None:
     """What a job asks of the links, by the iteration of median length among those that met nobody.
 
     starts_ns: (iterations + 1,), ascending. traffic: of every link on which the job sends. flows: of its gradients, by
-    link. None where it has fewer than FEWEST iterations, or no bytes in them.
+    link. capacity_bps: of links, as far as known. None where it has fewer than FEWEST iterations, or no bytes in them.
     """
     links = tuple(link for link, seen in traffic.items() if job in seen.of_job)
     if len(starts_ns) <= FEWEST or not links:
@@ -114,7 +117,8 @@ def demand(
     chosen = alone if len(alone) else np.argsort(lengths, kind="stable")[: max(1, len(lengths) // 10)]
     one = int(chosen[np.argsort(lengths[chosen], kind="stable")[len(chosen) // 2]])
     start, period = int(starts_ns[one]), int(lengths[one])
-    rates = np.stack([_rates(traffic[link], job, start, period) for link in links])
+    speeds = capacity_bps or {}
+    rates = np.stack([_passed(_rates(traffic[link], job, start, period), speeds.get(link, 0.0)) for link in links])
     if not rates.any():
         return None
     weights = np.array([max(1, (flows or {}).get(link, 1)) for link in links], np.float64)
@@ -140,3 +144,16 @@ def _rates(seen: LinkBytes, job: str, start_ns: int, period_ns: int) -> _Floats:
     sent = np.interp(grid, edges, np.concatenate([[0.0], np.cumsum(own)]))
     rates: _Floats = np.diff(sent) * 8e9 / (period_ns / _BINS)
     return rates
+
+
+def _passed(rates: _Floats, capacity_bps: float) -> _Floats:
+    """What a link lets through, (bins,): bytes are counted as they reach its queue, which takes bursts at any speed.
+
+    What is left at the end of the iteration passes at the beginning of the next one. 0: the capacity is not known.
+    """
+    if not capacity_bps:
+        return rates
+    came = np.concatenate([[0.0], np.cumsum(np.tile(rates, 2))])
+    room = capacity_bps * np.arange(len(came))
+    through: _Floats = np.diff(room + np.minimum.accumulate(came - room))[len(rates) :]
+    return through

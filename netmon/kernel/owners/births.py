@@ -66,13 +66,17 @@ def choose_namespace(descriptor: int) -> None:
 
 @dataclass(frozen=True)
 class Birth:
-    """A process and its connection. process: the name of the thread that made it; cgroup: id in cgroup v2."""
+    """A process and its connection.
+
+    process: the name of the thread that made it; cgroup: id in cgroup v2; uid: the real one.
+    """
 
     ends: bytes  # as `packed` gives its local end
     pid: int
     process: str
     cgroup: int
     source: str  # "birth", or "close" where the connection was accepted
+    uid: int = 0
 
 
 class BirthTable:
@@ -101,12 +105,12 @@ class BirthTable:
         if room < len(table):
             table = np.concatenate([table[:room], _chosen(table[room:], wanted)])
         ends = table.view([("ends", f"V{_ENDS}"), ("rest", f"V{BIRTH.itemsize - _ENDS}")])["ends"]
-        columns = (table[name].tolist() for name in ("pid", "process", "cgroup", "kind"))
+        columns = (table[name].tolist() for name in ("pid", "process", "cgroup", "kind", "uid"))
         births = []
-        for place, pid, process, cgroup, kind in zip(ends.tolist(), *columns, strict=True):
+        for place, pid, process, cgroup, kind, uid in zip(ends.tolist(), *columns, strict=True):
             known = self._births.get(place)
             source = "birth" if kind == BIRTH_CONNECT else "close"
-            birth = Birth(place, pid, printable(process.decode(errors="replace")), cgroup, source)
+            birth = Birth(place, pid, printable(process.decode(errors="replace")), cgroup, source, uid)
             if birth.source == "birth" or not known or known.source == "close":
                 self._births.pop(place, None)  # the newest stand last
                 self._births[place] = birth

@@ -49,7 +49,8 @@ class OwnerSearch:
         for pid, birth in {birth.pid: birth for birth in births}.items():
             process = self._processes.current(pid) or self._seen.get(pid)
             if process is None:  # shorter than our way here: what the kernel said of it is what is known
-                process = Process(pid, -1, birth.process, self._groups.container(birth.cgroup), None)
+                container = self._groups.container(birth.cgroup)
+                process = Process(pid, -1, birth.process, container, None, birth.uid)
             _remember(self._seen, pid, process)
 
     def find(self, endpoints: Sequence[Endpoint]) -> list[Answer | None]:

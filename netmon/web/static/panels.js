@@ -89,7 +89,7 @@ export async function flows(node, catalogue, lane, begin, end) {
     node.replaceChildren(element("h2", {}, lane.host), element("p", { class: "note" }, `${span} · the largest flows`),
       told.flows.length
         ? table(["flow", "class", "bytes", "rate"], told.flows.map((one) => [
-            element("span", {}, `${who(one)} ${one.direction}`, element("br"), element("small", { class: "note" }, `${end_(one.src, one.src_port)} → ${end_(one.dst, one.dst_port)}`)),
+            element("span", {}, `${who(one)} ${one.direction}${one.user ? `, user ${one.user}` : ""}`, element("br"), element("small", { class: "note" }, `${end_(one.src, one.src_port)} → ${end_(one.dst, one.dst_port)}`)),
             one.class, bytes(one.wire_bytes), rate((8e9 * one.wire_bytes) / (end - begin))]), 2)
         : element("p", {}, "It carried nothing in this time."));
   } catch (error) {

@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rows of the dataset for viewers who go back in time: read beside everything else, a bounded part at a time."""
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+import grpc
+import pyarrow as pa
+
+from collector.full_resolution import arrow_stream
+from netmon.errors import NetmonError, WireError
+from netmon.past import Wanted
+from netmon.wire import netmon_pb2
+from netmon.wire.past_rows import decode_wanted
+
+MOST_ROWS = 6_000_000
+"""Of one answer."""
+
+_PART_ROWS = 100_000  # and more, as they come out of the files
+_AT_A_TIME = 2
+_LET_GO_AFTER_S = 20.0  # a reader that has not read a part until then
+
+
+class Batches(Protocol):
+    """Where the rows come from (netmon.past.Rows)."""
+
+    def batches(self, wanted: Wanted) -> Iterator[pa.RecordBatch]:
+        """Blocks for each. Raises NetmonError."""
+
+
+class StoredPast:
+    """Of one collector; lives on one event loop."""
+
+    def __init__(self, rows: Batches | None) -> None:
+        """rows: None where nobody is told of the dataset."""
+        self._rows = rows
+        self._turns = asyncio.Semaphore(_AT_A_TIME)
+
+    async def send(self, request: netmon_pb2.PastQuery, context: Any) -> None:
+        """Answer a query, or end the call with the reason."""
+        if self._rows is None:
+            line = "this collector does not tell of its dataset"
+            await context.abort(grpc.StatusCode.NOT_FOUND, line)
+            return
+        try:
+            wanted = decode_wanted(request)
+            async with self._turns:
+                coming, told = self._rows.batches(wanted), 0
+                while (part := await asyncio.to_thread(_part, coming)) is not None:
+                    rows, data = part
+                    told += rows
+                    if told > MOST_ROWS:
+                        line = f"these are more than {MOST_ROWS:,} rows of {wanted.table}: ask for less time"
+                        await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, line)
+                    await asyncio.wait_for(context.write(netmon_pb2.PastPart(rows=data)), _LET_GO_AFTER_S)
+        except WireError as error:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        except NetmonError as error:
+            await context.abort(grpc.StatusCode.ABORTED, str(error))
+        except asyncio.TimeoutError:
+            reason = f"no part was read for {_LET_GO_AFTER_S:.0f} s"
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, reason)
+
+
+def _part(coming: Iterator[pa.RecordBatch]) -> tuple[int, bytes] | None:
+    """The next part, and its number of rows; None: there is none."""
+    batches, rows = [], 0
+    for batch in coming:
+        batches.append(batch)
+        rows += batch.num_rows
+        if rows >= _PART_ROWS:
+            break
+    if not batches:
+        return None
+    table = pa.Table.from_batches(batches).unify_dictionaries().combine_chunks()
+    return rows, arrow_stream(table)

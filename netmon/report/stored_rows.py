@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rows of a time out of a dataset on this machine; little of it is read."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.dataset as ds
+import pyarrow.parquet as pq
+
+from netmon.errors import DataError
+from netmon.past import HOUR_NS, Wanted
+from netmon.report.dataset import open_table, stream, table_files
+from netmon.views import RankTimes, Verdict
+
+_FILES = 16
+WIDEST_NS = 1_000_000_000
+"""A row's bucket is not wider."""
+
+_TIMES = {
+    "iterations": ("start_ns", "end_ns", HOUR_NS),
+    "verdicts": ("start_ns", "end_ns", HOUR_NS),
+    "ledger": ("start_ns", "end_ns", HOUR_NS // 60),
+    "buckets": ("bucket_start_ns", "", WIDEST_NS),
+    "full": ("bucket_start_ns", "", WIDEST_NS),
+}
+"""Where a row begins and ends, and how long it is at most."""
+
+
+class StoredRows:
+    """See netmon.past.Rows."""
+
+    def __init__(self, data: Path) -> None:
+        """Nothing is read yet."""
+        self.name = str(data)
+        self._data = data
+
+    def newest_ns(self) -> int:
+        """See Rows; only the newest files are looked at. Raises DataError."""
+        open_table(self._data, "iterations")  # or says why there is none
+        for path in reversed(table_files(self._data, "iterations")[-_FILES:]):
+            try:
+                ends = pq.read_table(path, columns=["end_ns"])["end_ns"]
+            except (OSError, pa.ArrowException):
+                continue  # it has gone meanwhile, or is damaged
+            if len(ends):
+                return int(pc.max(ends).as_py())
+        raise DataError(f"cannot go back in {self._data}: its newest files hold no iteration")
+
+    def batches(self, wanted: Wanted) -> Iterator[pa.RecordBatch]:
+        """See Rows. A file that goes while it is read is left out. Raises DataError where there is no dataset."""
+        begin, end, longest = _TIMES.get(wanted.table, ("", "", 0))
+        span = (wanted.since_ns - longest, wanted.until_ns) if begin else None
+        try:
+            found = open_table(self._data, wanted.table, span)
+        except DataError:
+            if not self._data.is_dir():
+                raise
+            return
+        conditions = [
+            ds.field(column).isin(_values(values, found.schema.field(column).type))
+            for column, values in wanted.among.items()
+            if column in found.schema.names
+        ]
+        if begin:
+            conditions.append(ds.field(begin) < wanted.until_ns)
+            over = ds.field(end) > wanted.since_ns if end else ds.field(begin) >= wanted.since_ns - longest
+            conditions.append(over)
+        condition = None
+        for one in conditions:
+            condition = one if condition is None else condition & one
+        there = [name for name in wanted.columns if name in found.schema.names] or None
+        yield from stream(found, there, condition, lambda path, error: None)
+
+    def explained(self, job: str, iteration: int) -> Sequence[tuple[Verdict, Sequence[RankTimes]]]:
+        """See Rows."""
+        from netmon.report.judging import explained  # much, for those who only read rows
+
+        try:
+            return list(explained(self._data, job, iteration))
+        except DataError:
+            return ()
+
+
+def _values(values: Sequence[str | int], kind: pa.DataType) -> pa.Array:
+    return pa.array(values, kind.value_type if pa.types.is_dictionary(kind) else kind)

@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The page of a collector that has started this process: JSON says what of, and standard input ends with the collector.
+
+The first line of standard output is JSON, too: the page's address, or the trouble.
+"""
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+from netmon.errors import NetmonError
+from netmon.web.access import Access
+from netmon.web.live import Live
+from netmon.web.serving import serve
+from netmon.wire.security import PLAIN, Security
+
+
+async def _serve(told: dict[str, Any]) -> None:
+    loop, stop = asyncio.get_running_loop(), asyncio.Event()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # of the terminal, for the collector: we end with it
+    loop.add_signal_handler(signal.SIGTERM, stop.set)
+    loop.add_reader(sys.stdin.fileno(), _heard, stop)
+    tls, tokens = (Path(text) if text else None for text in (told["tls"], told["tokens"]))
+    access = Access(told["listen"], Security(tls, told["insecure"] and not tls), tokens if tls else None)
+    source = Live(told["collector"], PLAIN, title=told["listen"])
+    try:
+        await serve(source, access, told["listen"], lambda address: _say(address=address), stop)
+    finally:
+        source.close()
+
+
+def _heard(stop: asyncio.Event) -> None:
+    if not os.read(sys.stdin.fileno(), 1):
+        stop.set()
+
+
+def _say(**answer: str) -> None:
+    with contextlib.suppress(BrokenPipeError):
+        print(json.dumps(answer), flush=True)
+
+
+def main() -> None:
+    """Serve until standard input ends."""
+    try:
+        asyncio.run(_serve(json.loads(sys.argv[1])))
+    except NetmonError as error:
+        _say(trouble=str(error).replace("--listen-tls", "--tls").replace("--listen", "--http"))
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()
