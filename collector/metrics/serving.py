@@ -52,6 +52,7 @@ def serve_metrics(address: str, registry: Registry, door: Door, among: "ClusterW
             pending_bytes=flushing.pending_bytes,
             used=used(),
             delays=flushing.delays.copy(),
+            clock_jumps=registry.failures.jumps.count,
             bus=waits,
         )
 
