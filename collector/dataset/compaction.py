@@ -25,13 +25,16 @@ _MOST_BYTES = 1 << 30  # of one file
 _ROWS_AT_ONCE = 1 << 18  # of all files that are merged, in memory
 
 
-def due(files: Iterable[StoredFile], open_paths: Collection[str]) -> list[StoredFile]:
-    """The files of one table and hour that should become one; none: nothing is due. open_paths: not to be touched."""
+def due(files: Iterable[StoredFile], open_paths: Collection[str], now_s: float | None = None) -> list[StoredFile]:
+    """The files of one table and hour that should become one; none: nothing is due.
+
+    open_paths: not to be touched. now_s: another time than the present (Unix).
+    """
     hours: dict[tuple[str, str], list[StoredFile]] = defaultdict(list)
     for file in files:
         if file.name != "sessions" and file.path not in open_paths:
             hours[file.name, file.partition].append(file)
-    now = time.time()
+    now = time.time() if now_s is None else now_s
     for (name, _), own in sorted(hours.items()):
         quiet_s = _QUIET_FLOWS_S if name == "flows" else _QUIET_S
         quiet = [file for file in own if file.changed_s < now - quiet_s]
@@ -89,7 +92,7 @@ def _rows(name: str, sources: list[Path], stack: ExitStack) -> Iterator[pa.Recor
     """All rows, host by host; of flows, file by file."""
     at_once = max(1024, _ROWS_AT_ONCE // len(sources))
     opened = [stack.enter_context(pq.ParquetFile(path, memory_map=True)) for path in sources]
-    batches = [file.iter_batches(at_once, use_threads=False) for file in opened]
+    batches = [_whole(name, file.iter_batches(at_once, use_threads=False)) for file in opened]
     if name == "flows":
         for own in batches:
             yield from own
@@ -100,6 +103,18 @@ def _rows(name: str, sources: list[Path], stack: ExitStack) -> Iterator[pa.Recor
         for run in live:
             while run.host == host:
                 yield run.take()
+
+
+def _whole(name: str, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """With the columns that the table has got since the file was written, which are null."""
+    schema = SCHEMAS[name]
+    for batch in batches:
+        if batch.schema.names == schema.names:
+            yield batch
+            continue
+        there = set(batch.schema.names)
+        columns = [batch.column(f.name) if f.name in there else pa.nulls(len(batch), f.type) for f in schema]
+        yield pa.RecordBatch.from_arrays(columns, schema.names)
 
 
 class _Runs:

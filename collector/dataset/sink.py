@@ -314,14 +314,14 @@ class ParquetSink:
             self._staging.place(files, removed, at_once or self._sharing.alone)
             self._manifest.placed([file.path for file in files], removed)
 
-    def merge_some(self, go_on: Callable[[], bool]) -> bool:
+    def merge_some(self, go_on: Callable[[], bool], now_s: float | None = None) -> bool:
         """Make one file of many of an hour, if there is such an hour; blocks, but writes go on meanwhile.
 
-        Returns whether there may be more. go_on: asked now and then. Raises DataError; no row is lost then.
+        Returns whether there may be more. go_on: asked now and then; now_s: as of then. Raises DataError, loses no row.
         """
         try:
             with self._busy:
-                sources = self._due()
+                sources = self._due(now_s)
             if not sources:
                 return False
             staged = self._staging.folder / self._staging.stem() / f"{self._staging.stem()}.parquet"
@@ -338,9 +338,9 @@ class ParquetSink:
         except (OSError, sqlite3.Error, pa.ArrowException) as error:
             raise DataError(f"cannot merge files in {self.directory}: {reason_of(error)}") from None
 
-    def _due(self) -> list[StoredFile]:
+    def _due(self, now_s: float | None) -> list[StoredFile]:
         self._complete()
-        sources = due(self._manifest.files(), self._open_paths())
+        sources = due(self._manifest.files(), self._open_paths(), now_s)
         gone = [source.path for source in sources if not (self.directory / source.path).exists()]
         if gone:  # somebody has removed them
             self._manifest.forget(gone)

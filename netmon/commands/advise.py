@@ -48,16 +48,17 @@ def run(args: argparse.Namespace) -> int:
     """Print the advice and its arithmetic."""
     if (args.data is None) == (args.collector is None):
         raise UsageError("cannot advise: give either the dataset's --data or a --collector")
+    from netmon.dl.sharing.words import called
+
     found = _live(args) if args.collector else _stored(args)
     if args.json:
         print(json.dumps(found, indent=1))
     else:
-        _print(found)
+        _print(called(found))
     return 0
 
 
 def _stored(args: argparse.Namespace) -> dict[str, Any]:
-    from netmon.dl.sharing.advice import renamed
     from netmon.dl.sharing.words import document
     from netmon.report.job_names import asked_job, job_names
     from netmon.report.sharing import advice
@@ -67,8 +68,7 @@ def _stored(args: argparse.Namespace) -> dict[str, Any]:
         raise UsageError(f"cannot look at {seconds:g} s: give --seconds up to {_MOST_SECONDS:g}")
     names = job_names(args.data)
     asked = asked_job(args.job, names)
-    found = advice(args.data, seconds, args.until, [asked] if asked else [])
-    return document(found if args.json else renamed(found, names))
+    return document(advice(args.data, seconds, args.until, [asked] if asked else []), names)
 
 
 def _live(args: argparse.Namespace) -> dict[str, Any]:
@@ -98,9 +98,11 @@ def tables(found: dict[str, Any]) -> "Iterator[FittingTable]":
     from netmon.marks import printable
     from netmon.terminal import Column, FittingTable
 
-    labels = ("job", "pair", "link", "")
+    labels = ("job", "beside", "pair", "link", "")
     for title, lines in rows(found).items():
-        columns = [Column(heading, heading not in labels, prose=heading == "pair") for heading in TABLES[title]]
+        columns = [
+            Column(heading, heading not in labels, prose=heading in ("beside", "pair")) for heading in TABLES[title]
+        ]
         table = FittingTable(columns, title)
         for line in lines:
             table.add_row(*(printable(cell, 4 * len(cell)) for cell in line))

@@ -180,7 +180,8 @@ def _last_frame(addresses: str, console: Console) -> Iterator[None]:
     for address in split(addresses):
         own = watch_once(address, Selection())
         hosts = ", ".join(host.host for host in own.hosts) or "none"
-        console.print(f"{Path(address).stem}: hosts {hosts}; jobs {', '.join(job.job for job in own.jobs) or 'none'}")
+        jobs = ", ".join(job.name or job.job for job in own.jobs) or "none"
+        console.print(f"{Path(address).stem}: hosts {hosts}; jobs {jobs}")
     snapshot = arrange(watch_once(addresses, Selection(flows=8)))
     width = drawing_width(console)
     console.print(render(snapshot, options, width, _ANY_HEIGHT), width=width)

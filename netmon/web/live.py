@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from netmon.dl.sharing.words import called
 from netmon.dl.verdict.words import arithmetic, renamed, sentence
 from netmon.errors import DataError, NetmonError
 from netmon.records import CLASS_NAMES
@@ -28,6 +29,7 @@ _FEW_HOSTS, _INTERVAL_MS, _SLOW_MS = 64, 1_000, 3_000
 _RETRY_S = 1.0
 _AROUND_NS = 300_000_000_000  # an iteration is not longer
 _FULL_NS, _FULL_HOSTS_NS = 2_100_000_000, 8_000_000_000  # a time, and a time × hosts, of which agents are asked
+_REST_S = 5.0  # after agents could not be asked
 _FLOWS = 200
 
 
@@ -46,6 +48,7 @@ class Live:
         self._addresses, self._security = addresses, security
         self._gathered = Gathered()
         self._snapshot: Snapshot | None = None
+        self._rest_until_s = 0.0  # agents are not asked before
         self._trouble = f"connecting to {addresses}"
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._follow, name=f"snapshots of {addresses}", daemon=True)
@@ -78,21 +81,32 @@ class Live:
         short = end_ns - begin_ns <= _FULL_NS and (end_ns - begin_ns) * len(hosts) <= _FULL_HOSTS_NS
         if not (full and short and known.wire_bytes.any() and end_ns < self._gathered.end_ns):
             return known
-        total, reader, finest = known.wire_bytes.copy(), RowReader(hosts), known.resolution_ns
+        if time.monotonic() < self._rest_until_s:
+            return replace(known, pending=True)
+        total, reader, widest = known.wire_bytes.copy(), RowReader(hosts), 0
         place = {host: number for number, host in enumerate(hosts)}
+        carried = known.wire_bytes.any(axis=(1, 2))
+        answered = {host for host in hosts if not carried[place[host]]}
+        seen = self._snapshot
+        connected = {view.host for view in seen.hosts if view.connected} if seen else set()
+        asked = [host for host in hosts if host in connected]
+        failed = False
         try:
-            for part in get_full(self._addresses, hosts, begin_ns, end_ns, self._security):
-                if not part.rows.num_rows or part.host not in place:
+            for part in get_full(self._addresses, asked, begin_ns, end_ns, self._security) if asked else ():
+                if part.host not in place or (part.gap and not part.rows.num_rows):
                     continue
+                answered.add(part.host)
                 own = Rates.nothing(len(hosts), bins).wire_bytes.reshape(-1, bins)
                 for batch in part.rows.select(ROW_COLUMNS).to_batches():
                     series, start, length, wire = reader.read(batch)
                     own += in_bins(series, start, length, wire, (len(own), begin_ns, width_ns, bins))
-                    finest = min(finest, int(length.max(initial=finest)))
+                    widest = max(widest, int(length.max(initial=0)))
                 total[place[part.host]] = own.reshape(len(hosts), SERIES, bins)[place[part.host]]
-        except NetmonError as error:  # the agent has gone, or the role does not reach: what was gathered is shown
+        except NetmonError as error:  # an agent has gone, or the role does not reach: what was gathered is shown
             _log.info("no full resolution: %s", error)
-        return Rates(total, max(finest, width_ns))
+            self._rest_until_s, failed = time.monotonic() + _REST_S, True
+        whole = widest and answered.issuperset(hosts)
+        return Rates(total, max(widest if whole else known.resolution_ns, width_ns), pending=failed)
 
     def totals(self, hosts: Sequence[str], begin_ns: int, width_ns: int, bins: int) -> Floats:
         """Of all hosts."""
@@ -117,7 +131,7 @@ class Live:
 
     def advice(self) -> dict[str, Any]:
         """The collector's. Raises UnreachableError."""
-        return get_advice(self._addresses, "", self._security)
+        return called(get_advice(self._addresses, "", self._security))
 
     def flows(self, host: str, begin_ns: int, end_ns: int) -> list[dict[str, Any]]:
         """The largest of the last second, whatever time is asked for."""

@@ -194,12 +194,13 @@ def test_predictions_are_held_against_what_was_measured():
     result = RerunResult(3)
     result.reruns += [
         Rerun("one", "ring", "cross", 100e6, 100e6, 300e6, 100e6, 103e6, 9),
-        Rerun("two", "ddp", "job", 100e6, 100e6, 300e6, 100e6, 90e6, 9),
+        Rerun("two", "ddp", "job", 110e6, 100e6, 300e6, 100e6, 90e6, 9),
         Rerun("three", "ddp", "cross", 100e6, 100e6, 110e6, 100e6, None, 1),
     ]
     document = json.loads(json.dumps(result.document()))
     assert document["predicted"] == 2
     assert document["within_5_percent"] == 1
+    assert (document["alike"], document["alike_within_5_percent"]) == (1, 1)  # of runs that differ nothing can be held
     assert document["error"]["median"] == pytest.approx(0.065)
     out = io.StringIO()
     print_reruns(result, Console(file=out, width=100))

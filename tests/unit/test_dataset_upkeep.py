@@ -308,3 +308,17 @@ def test_a_table_of_words_that_differ_per_file_is_merged(tmp_path):
     assert sink.merge_some(lambda: True)
     sink.close()
     assert read(tmp_path)["job"].value_counts().to_dict() == {"a": 400, "b": 400, "": 400}
+
+
+def test_files_without_columns_that_came_later_are_merged(tmp_path):
+    sink = filled(tmp_path, writes=2)
+    older = files(tmp_path)[0]
+    pq.write_table(pq.ParquetFile(older).read().drop(["busy_buckets"]), older)
+    sink.close()
+    sink = ParquetSink(tmp_path)
+    assert sink.merge_some(lambda: True)
+    sink.close()
+    (path,) = files(tmp_path)
+    rows = pq.ParquetFile(path).read()
+    assert len(rows) == 1200
+    assert rows["busy_buckets"].null_count == 600

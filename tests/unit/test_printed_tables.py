@@ -4,8 +4,10 @@
 NETMON_WRITE_FRAMES=1 writes them anew; look at the difference before you commit it.
 """
 
+import ast
 import os
 import re
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,6 +20,7 @@ from test_doctor import NIC, VETH
 from netmon.kernel.probe import Interfaces
 from netmon.terminal import BREAK, ENDLESS, FittingTable, console, figures, labels
 
+ROOT = Path(__file__).parents[2]
 FRAMES = Path(__file__).parent / "frames"
 WIDTHS = (80, 120, 200)
 LAPTOP = Interfaces((replace(NIC, name="enp4s0f0np0", rdma=("mlx5_0",)), VETH), ())
@@ -32,6 +35,29 @@ def drawn(width: int) -> str:
                 out.print(table)
                 out.print()
     return "\n".join(line.rstrip() for line in capture.get().splitlines()) + "\n"
+
+
+def test_every_table_is_among_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn_by, made = set(), FittingTable.__init__
+
+    def noting(self: FittingTable, *args: object, **more: object) -> None:
+        caller = sys._getframe(1).f_code
+        drawn_by.add((Path(caller.co_filename).resolve(), caller.co_name))
+        made(self, *args, **more)
+
+    monkeypatch.setattr(FittingTable, "__init__", noting)
+    for tables in every_table(LAPTOP).values():
+        list(tables)
+    written = {
+        (path, function.name)
+        for path in (ROOT / "netmon").rglob("*.py")
+        if "FittingTable(" in (text := path.read_text())
+        for function in ast.walk(ast.parse(text))
+        if isinstance(function, ast.FunctionDef)
+        if any(isinstance(call, ast.Call) and "FittingTable" in ast.unparse(call.func) for call in ast.walk(function))
+    }
+    assert len(written) > 10
+    assert written - drawn_by == set()
 
 
 def words(text: str) -> list[str]:

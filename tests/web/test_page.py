@@ -15,12 +15,18 @@ from typing import Any
 import collector_stream
 import pytest
 from browser import looking, settled, shown, started
+from collector_stream import hello
 from collector_thread import collecting
-from sent_agent import Sent
+from sent_agent import Sent, introduction
 from synthetic_dataset import write_dataset
 from synthetic_source import MS, Synthetic, serving
+from test_full_resolution import FINE, fine, streamed
 from waiting import free_port
 
+from netmon.agent.pulls import Pulls
+from netmon.agent.record_store import in_memory
+from netmon.agent.recorder import Recorder
+from netmon.records import Batch
 from netmon.web.live import Live
 from netmon.web.stored import Stored
 from netmon.wire.security import PLAIN
@@ -168,6 +174,34 @@ def test_a_dataset_is_explained(browser: Any, tmp_path: Path) -> None:
             assert page.wrong == []
     finally:
         source.close()
+
+
+def test_a_moment_is_shown_as_the_hosts_recorder_has_it(
+    browser: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(collector_stream, "UTC", time.time_ns())
+    at = f"127.0.0.1:{free_port()}"
+    recorder = Recorder(in_memory(1 << 22), FINE, 600 * 1_000 * MS, 1 << 22, 0)
+
+    def recorded(batch: Batch) -> Batch:
+        recorder.add(fine(batch), int(batch.buckets["bucket_start_ns"].max()) + MS)
+        return streamed(batch, MS)
+
+    source = Live(at, PLAIN)
+    with collecting(at, tmp_path / "data"), serving(source) as address, looking(browser, address) as page:
+        sent = Sent(tmp_path / "spool", at, pulls=Pulls(recorder))
+        sent.spool.hello = introduction(hello(bucket_ns=FINE, stream_ns=MS))
+        sent.start()
+        sent.append(30, recorded)
+        page.wait_for_function(f"() => netmonPage.view.follow && {TILES}.some((tile) => tile.rate_lane?.length)")
+        moment = "netmonPage.timeline.now - 902e6, netmonPage.timeline.now - 900e6, 1"
+        finest = f"{TILES}.some((tile) => tile.level === 0 && tile.resolution_ns === {FINE})"
+        page.wait_for_function(
+            f"() => (netmonPage.view.show({moment}), netmonPage.timeline.redraw(), {finest})", polling=500
+        )
+        page.wait_for_function("() => document.getElementById('resolution').textContent === 'rates known to 100 µs'")
+        sent.finish(0.1)
+    source.close()
 
 
 def test_it_survives_a_collector_that_restarts(browser: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,8 +17,10 @@ from netmon.bench.memory import memory_bytes
 from netmon.bench.pipeline.agents import BEGUN, ENDED, FAREWELL_S, Report
 from netmon.bench.pipeline.host import host_name
 from netmon.bench.pipeline.load import Load
+from netmon.bench.pipeline.merged import merge_all
+from netmon.bench.pipeline.top_once import TopOnce
 from netmon.bench.pipeline.truth import TABLES, Stored, Verdict, judge, stored
-from netmon.bench.pipeline.viewer import Seen, Viewer
+from netmon.bench.pipeline.viewer import ASKED, Seen, Viewer
 from netmon.errors import LabError
 from netmon.lab.process import Process
 from netmon.wire.channel import FEW_THREADS
@@ -68,8 +70,10 @@ class PipelineResult:
     late_p99_s: float  # from when a batch was due until gRPC took it
     silent_most_s: float
     seen: Seen
+    top_median_s: float | None  # that `netmon top --once --json` takes; None: the run was too short
     tables: Mapping[str, Stored]
-    bytes_per_row: float
+    bytes_per_row: float  # of the table buckets, over all tables, as it was written
+    merged_bytes_per_row: float  # once small files have been merged, as a collector does when an hour is over
     files_per_hour: float
     widths: Mapping[int, int]
     coarse_batches: int
@@ -140,9 +144,15 @@ class _Account:
 
 
 def measure(
-    load: Load, progress: Callable[[float], None] = lambda _: None, keep: Path | None = None, bus: bool = False
+    load: Load,
+    progress: Callable[[float], None] = lambda _: None,
+    keep: Path | None = None,
+    bus: bool = False,
+    viewer: str = "top",
 ) -> PipelineResult:
     """Blocks for some seconds longer than the load. keep: where the dataset stays. bus: NATS is between the two.
+
+    viewer: what it asks for, one of viewer.ASKED.
 
     Raises LabError, UnsupportedError.
     """
@@ -150,11 +160,11 @@ def measure(
         folder = Path(name)
         data = keep or folder / "data"
         if not bus:
-            return _measure(load, folder, data, progress)
+            return _measure(load, folder, data, progress, viewer)
         from netmon.bench.pipeline.bus import serving  # who measures without one needs no nats-py
 
         with serving(folder, _free_port()) as (server, settings):
-            return _measure(load, folder, data, progress, settings.servers[0], {"bus": server.pid})
+            return _measure(load, folder, data, progress, viewer, settings.servers[0], {"bus": server.pid})
 
 
 def _free_port() -> int:
@@ -168,6 +178,7 @@ def _measure(
     folder: Path,
     data: Path,
     progress: Callable[[float], None],
+    asked: str,
     bus: str = "",
     beside: Mapping[str, int] | None = None,
 ) -> PipelineResult:
@@ -182,7 +193,11 @@ def _measure(
     simulate = [*agent, json.dumps(load.document()), to, str(report)]
     with Process("collector", collect, folder, notify=folder / "notify") as collector:
         collector.wait_ready(_READY_S)
-        with Process("agents", simulate, folder) as agents, Viewer(address) as viewer:
+        with (
+            Process("agents", simulate, folder) as agents,
+            Viewer(address, ASKED[asked]) as viewer,
+            TopOnce(address) as top,
+        ):
             agents.wait_output(BEGUN, _BEGIN_S)
             pids = {"collector": collector.pid, "agents": agents.pid, **(beside or {})}
             account, begin = _Account(pids), time.monotonic()
@@ -192,14 +207,19 @@ def _measure(
                 collector.check_running()
                 account.look()
                 progress(min(1, (time.monotonic() - begin) / load.seconds))
+                if time.monotonic() > begin + load.seconds / 2:
+                    top.begin()
                 time.sleep(_LOOK_S)
             seconds, costs, seen = time.monotonic() - begin, account.costs(), viewer.seen()
+            told_in_s = top.median_s()
             stopped = _end(collector) if load.cut else None
             _wait(agents)
         stop = stopped or _end(collector)
     told = Report.read(report)
     tables = {table: stored(data, table) for table in TABLES}
-    return _result(load, told, seconds, costs, seen, tables, stop, judge(data, load, told))
+    merge_all(data)
+    merged = sum(stored(data, table).bytes for table in TABLES)
+    return _result(load, told, seconds, costs, seen, told_in_s, tables, merged, stop, judge(data, load, told))
 
 
 def _end(process: Process) -> tuple[float, int]:
@@ -224,7 +244,9 @@ def _result(
     seconds: float,
     costs: Mapping[str, Cost],
     seen: Seen,
+    top_median_s: float | None,
     tables: Mapping[str, Stored],
+    merged_bytes: int,
     stop: tuple[float, int],
     verdict: Verdict,
 ) -> PipelineResult:
@@ -249,8 +271,10 @@ def _result(
         late_p99_s=told.late_p99_s,
         silent_most_s=told.silent_most_s,
         seen=seen,
+        top_median_s=top_median_s,
         tables=tables,
         bytes_per_row=sum(table.bytes for table in tables.values()) / max(1, tables["buckets"].rows),
+        merged_bytes_per_row=merged_bytes / max(1, tables["buckets"].rows),
         files_per_hour=sum(table.files for table in tables.values()) * 3600 / seconds,
         widths=dict(sorted(coarsest.items())),
         coarse_batches=sum(host.coarse_spans() for host in told.hosts),

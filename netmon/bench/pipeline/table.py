@@ -40,6 +40,10 @@ def _figures(result: PipelineResult) -> list[tuple[str, str]]:
         ("longest time without a word for an agent, s", f"{result.silent_most_s:.2f}"),
         ("late to send (backpressure), s: p99", f"{result.late_p99_s:.2f}"),
         ("age of the viewer's snapshot, s: median, most", ages),
+        (
+            "`netmon top --once --json` takes, s: median",
+            "–" if result.top_median_s is None else f"{result.top_median_s:.2f}",
+        ),
         ("age of the rows in it, s: hosts' median, most", f"{seen.data_median_s:.2f}, {seen.data_most_s:.2f}"),
     ]
     rows += [
@@ -48,7 +52,10 @@ def _figures(result: PipelineResult) -> list[tuple[str, str]]:
     ]
     widths = ", ".join(f"{hosts} to {width} ms" for width, hosts in result.widths.items() if width > 1) or "nothing"
     rows += [
-        ("B per bucket row, over all tables", f"{result.bytes_per_row:.1f}"),
+        (
+            "B per bucket row, over all tables: written, merged",
+            f"{result.bytes_per_row:.1f}, {result.merged_bytes_per_row:.2f}",
+        ),
         ("files an hour", f"{result.files_per_hour:,.0f}"),
         ("shed: hosts made coarser", widths),
         ("shed: batches, rows that are coarser", f"{result.coarse_batches:,}, {verdict.coarse_rows:,}"),

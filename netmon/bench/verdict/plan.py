@@ -18,7 +18,8 @@ _QUIET_BEFORE = 14  # iterations, until there is a usual
 _QUIET_BETWEEN = 5
 _PROFILES = ("iperf", "websearch", "burst")
 _HOSTS = 5
-_RINGS = ((0, 1, 3), (0, 1, 2, 3), (0, 2), (3, 1, 0))
+RINGS = ((0, 1, 3), (0, 1, 2, 3), (0, 2), (3, 1, 0))
+RATES_MBPS = (200, 300, 500)
 
 
 def plan(
@@ -35,9 +36,17 @@ def plan(
     ]
 
 
-def draw_run(generator: np.random.Generator, data: Path, trainer: str, kinds: Sequence[str], seed: int) -> RunSpec:
+def draw_run(
+    generator: np.random.Generator,
+    data: Path,
+    trainer: str,
+    kinds: Sequence[str],
+    seed: int,
+    rings: Sequence[tuple[int, ...]] = RINGS,
+    rates_mbps: Sequence[int] = RATES_MBPS,
+) -> RunSpec:
     """One run, with these injections in this order and quiet iterations between them."""
-    ring = _RINGS[generator.integers(len(_RINGS))]
+    ring = rings[int(generator.integers(len(rings)))]
     spec = RunSpec(
         data,
         trainer=trainer,
@@ -45,7 +54,7 @@ def draw_run(generator: np.random.Generator, data: Path, trainer: str, kinds: Se
         ring=ring,
         cross=(),
         cross_load=0.0,
-        rate_bps=int(generator.choice([200, 300, 500])) * 1_000_000,
+        rate_bps=int(generator.choice(rates_mbps)) * 1_000_000,
         parameters=int(generator.integers(400_000, 1_500_000)),
         compute_ns=int(generator.integers(20, 80)) * 1_000_000,
         backward_share=float(generator.choice([0.0, 0.5])),

@@ -2,9 +2,10 @@
 """The counterfactual held against doing it: the same run again, without the culprit.
 
 With it, each iteration that the culprit slowed has a verdict that says how long it would have taken; the median of
-those is the prediction. Without it, the same iterations of the same run are measured: their median by the trainers'
-own log. A busy machine does not make the same run twice: how long the iterations took before the culprit came stands
-beside.
+those is the prediction. Without it, the iterations of the same run are measured: their median by the trainers' own log.
+A machine does not make the same run twice: by how much the two differ before the culprit comes stands beside. Horovod's
+iterations jitter by a quarter where three or four ranks share two cores, which no prediction can be held to within 5 %:
+its jobs have two ranks here, and links on which the transfer is longer than what the cores add.
 """
 
 import math
@@ -17,7 +18,7 @@ import numpy as np
 
 from netmon.bench.verdict.campaign import why
 from netmon.bench.verdict.in_turn import in_turn
-from netmon.bench.verdict.plan import draw_run, usual_iteration_ns
+from netmon.bench.verdict.plan import RINGS, draw_run, usual_iteration_ns
 from netmon.bench.verdict.scoring import percentile
 from netmon.bench.verdict.truth import Truth, complete, read_truth
 from netmon.errors import DataError
@@ -27,9 +28,12 @@ from netmon.lab.spec import RunSpec
 
 CULPRITS = ("cross", "job")
 _ITERATIONS_HIT = 10
-_QUIET_BEFORE = 9  # iterations, until there is a usual
+_LONGER = 2.5  # times the usual that iterations may take with the culprit for so many to be hit
+_QUIET_BEFORE = 16  # iterations, until there is a usual
 _AFTER = 3
 _FEWEST = 3  # verdicts that make a prediction
+_RINGS = {"horovod": ((0, 2), (3, 1))}
+_RATES_MBPS = (200, 300)
 _BLAMES = ("cross", "other_job")
 WITHIN = 0.05
 """What a prediction is held to."""
@@ -74,6 +78,11 @@ class RerunResult:
         """Those with a prediction."""
         return [each for each in self.reruns if each.predicted_ns is not None]
 
+    @property
+    def alike(self) -> list[Rerun]:
+        """Those with a prediction whose two runs were alike within WITHIN; only there it can be held to that."""
+        return [each for each in self.predicted if each.apart <= WITHIN]
+
     def error(self, share: float) -> float | None:
         """Percentile of the predictions' errors."""
         return percentile([each.error for each in self.predicted if each.error is not None], share)
@@ -84,12 +93,18 @@ class RerunResult:
             "configurations": self.planned,
             "predicted": len(self.predicted),
             "error": {"median": self.error(50), "p90": self.error(90), "largest": self.error(100)},
-            "within_5_percent": sum((each.error or 0.0) <= WITHIN for each in self.predicted),
+            "within_5_percent": _within_limit(self.predicted),
+            "alike": len(self.alike),
+            "alike_within_5_percent": _within_limit(self.alike),
             "apart": percentile([each.apart for each in self.reruns], 50),
             "reruns": [{**asdict(each), "error": each.error, "apart": each.apart} for each in self.reruns],
             "failed": self.failed,
             "interrupted": self.interrupted,
         }
+
+
+def _within_limit(some: Sequence[Rerun]) -> int:
+    return sum(each.error is not None and each.error <= WITHIN for each in some)
 
 
 def plan_reruns(count: int, seed: int, trainers: Sequence[str], data: Path) -> list[RunSpec]:
@@ -98,8 +113,10 @@ def plan_reruns(count: int, seed: int, trainers: Sequence[str], data: Path) -> l
     specs = []
     for number in range(count):
         kinds = (CULPRITS[number % len(CULPRITS)],)
-        spec = draw_run(generator, data / f"rerun-{number:03}", trainers[number % len(trainers)], kinds, seed + number)
-        lasts = round(min(15e9, 1.5 * _ITERATIONS_HIT * usual_iteration_ns(spec)))
+        trainer = trainers[number % len(trainers)]
+        rings = _RINGS.get(trainer, RINGS)
+        spec = draw_run(generator, data / f"rerun-{number:03}", trainer, kinds, seed + number, rings, _RATES_MBPS)
+        lasts = round(min(15e9, _LONGER * _ITERATIONS_HIT * usual_iteration_ns(spec)))
         (drawn,) = spec.injections
         ends = [spec.ring[0], spec.hosts - 1]  # the last host never trains
         source, target = ends if generator.integers(2) else reversed(ends)
@@ -143,7 +160,7 @@ def _one(spec: RunSpec) -> Rerun:
         float(np.median(disturbed.lasted_ns[1 : hit[0]])),
         float(np.median(quiet.lasted_ns[1 : hit[0]])),
         float(np.median(disturbed.lasted_ns[hit])),
-        float(np.median(quiet.lasted_ns[hit[0] :])),
+        float(np.median(quiet.lasted_ns[1:])),
         float(np.median(told)) if len(told) >= _FEWEST else None,
         len(told),
     )

@@ -37,8 +37,9 @@ def print_reruns(result: RerunResult, console: Console) -> None:
     document = result.document()
     console.print(
         f"{document['predicted']} of {result.planned} predicted; error: median {_share(result.error(50))}, "
-        f"largest {_share(result.error(100))}; within 5 %: {document['within_5_percent']}; two runs differ by "
-        f"{_share(document['apart'])} before there is a culprit",
+        f"largest {_share(result.error(100))}; within 5 %: {document['within_5_percent']}, and "
+        f"{document['alike_within_5_percent']} of the {document['alike']} whose two runs were alike within 5 %; two "
+        f"runs differ by {_share(document['apart'])} (median) before there is a culprit",
         soft_wrap=True,
     )
     for line in result.failed:

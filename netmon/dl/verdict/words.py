@@ -10,6 +10,7 @@ from netmon.records import Direction
 from netmon.units import format_bytes, format_duration
 from netmon.views import SHARES, Cause, Verdict
 
+_LEAST_NS = 1_000  # of a share that is worth a line: less is what rounding left
 _SHARES = {
     "compute": "computed longer",
     "late": "waiting for a rank that was late or had stopped",
@@ -143,8 +144,8 @@ def _without(verdict: Verdict) -> str:
 
 
 def arithmetic(verdict: Verdict) -> Iterator[str]:
-    """Lines: what the excess is made of."""
-    if not verdict.usual_ns:
+    """Lines: what the excess is made of; none where there is none."""
+    if not verdict.usual_ns or verdict.excess_ns <= 0:
         return
     yield (
         f"{format_duration(verdict.duration_ns)} − {format_duration(verdict.usual_ns)} = "
@@ -152,6 +153,6 @@ def arithmetic(verdict: Verdict) -> Iterator[str]:
     )
     for name in SHARES:
         ns = getattr(verdict, f"{name}_ns")
-        if ns and verdict.excess_ns > 0:
+        if abs(ns) >= _LEAST_NS:
             yield f"{format_duration(ns):>8}  {ns / verdict.excess_ns:4.0%}  {_SHARES[name]}"
     yield f"confidence {verdict.confidence:.2f}"

@@ -62,7 +62,7 @@ async function load() {
     known.begin = known.toBegin += Number(known.origin - catalogue.origin);
     known.origin = catalogue.origin;
   }
-  page.timeline ??= new Timeline(node("canvas"), node("scroller"), page.view, { onstale: again, onmoved: moved, onframe });
+  page.timeline ??= new Timeline(node("canvas"), node("scroller"), page.view, { onstale: again, onmoved: moved, onnews, onframe });
   panels.legend(node("legend"), catalogue);
   page.timeline.show(catalogue);
   node("title").textContent = catalogue.title;
@@ -141,12 +141,16 @@ function moved() {
   clearTimeout(page.linking);
   page.linking = setTimeout(() => {
     history.replaceState(null, "", view.follow ? location.pathname : view.fragment);
-    const { tiles, level } = page.timeline;
-    const some = [...tiles.known.values()].filter((tile) => tile.level === level).at(-1);
-    const width = tiles.finest * 2 ** level;
-    node("resolution").textContent = some && some.resolution_ns > width ? `rates known to ${duration(some.resolution_ns)}` : `a bin: ${duration(width)}`;
+    onnews();
     beside();
   }, 250);
+}
+// A tile has come, or another level is shown: how well its rates are known.
+function onnews() {
+  const { tiles, level } = page.timeline;
+  const some = [...tiles.known.values()].filter((tile) => tile.level === level).at(-1);
+  const width = tiles.finest * 2 ** level;
+  node("resolution").textContent = some && some.resolution_ns > width ? `rates known to ${duration(some.resolution_ns)}` : `a bin: ${duration(width)}`;
 }
 
 function select(slice) {

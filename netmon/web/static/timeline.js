@@ -14,7 +14,7 @@ const NETWORK = new Set(["cross", "other_job", "loss", "slow_link"]);
 const LETTERS = { cross: "X", other_job: "J", straggler: "S", pause: "P", compute: "C", loss: "L", slow_link: "K", host: "H", unknown: "?" };
 
 export class Timeline {
-  // told: onstale (other lanes), onmoved (another time is shown), onframe (ms since the last one).
+  // told: onstale (other lanes), onmoved (another time is shown), onnews (a tile has come), onframe (ms since the last one).
   constructor(canvas, scroller, view, told) {
     Object.assign(this, { canvas, scroller, view, told, verdicts: [], selected: null, lane: -1, hover: null, now: 0, live: false });
     this.context = canvas.getContext("2d", { alpha: false });
@@ -25,7 +25,7 @@ export class Timeline {
 
   show(catalogue) {
     this.catalogue = catalogue;
-    this.tiles = new Tiles(catalogue, () => this.redraw(), () => this.told.onstale());
+    this.tiles = new Tiles(catalogue, () => (this.redraw(), this.told.onnews?.()), () => this.told.onstale());
     let y = 0;
     this.places = catalogue.lanes.map((lane, at) => {
       if (lane.kind === "job" && at) y += 6;
