@@ -58,7 +58,7 @@ class Judging:
 
     def __init__(self, stages: Stages, viewed: Jobs, store: Callable[[Verdict], None]) -> None:
         """stages: of all sessions. viewed: are told of each verdict, on the loop; store: the same."""
-        self._tables = stages.hosts.tables
+        self._tables, self._wanted = stages.hosts.tables, stages.settings.verdicts
         self._viewed, self._store = viewed, store
         self._rows = RecentRows()
         self._jobs: dict[str, JobSteps] = {}
@@ -70,7 +70,7 @@ class Judging:
 
     def take(self, session: Session, output: Output) -> None:
         """Iterations of a session that have ended, and those whose rows have settled."""
-        for iteration in output.ended:
+        for iteration in output.ended if self._wanted else ():
             job = self._jobs.pop(iteration.job, None) or JobSteps()
             self._jobs[iteration.job] = job  # the job with the newest iteration is last
             job.heard_s = time.monotonic()
@@ -84,6 +84,8 @@ class Judging:
 
     def tick(self, settled: Settled) -> None:
         """Keep what a tick has made final, and judge what is due, if nothing is being judged now."""
+        if not self._wanted:
+            return
         self._rows.add(settled)
         self._forget_old()
         now = time.monotonic()
