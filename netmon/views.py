@@ -164,6 +164,8 @@ class Verdict:
     second_culprit: str = ""
     told_ns: int = 0  # when
     relative: bool = False  # its number is counted since somebody looked
+    receiver_ns: int = 0  # of the transfer, beyond the usual, that a connection waited for its receiver's window
+    sender_ns: int = 0  # the same for its send buffer
     ranks: tuple[RankTimes, ...] = ()  # a collector tells: of a large job those that tell most
 
     @property
@@ -299,6 +301,10 @@ class Selection:
     most_ranks: int = 0  # of each job
     most_hosts: int = 0  # beside those of the links
     steps_ns: int = 0  # of the jobs: every rank's iterations that have ended in so long; here 0 is none
+
+
+OVERVIEW = Selection(most_links=64, most_jobs=32, most_ranks=64, most_hosts=64)
+"""What comes at once to who looks at everything: what is worst, by the pages of a terminal."""
 
 
 @dataclass(frozen=True)

@@ -67,9 +67,10 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--receiver",
-        choices=("here", "apart"),
-        default="here",
-        help="where gRPC is served: apart, in a process of its own, from a few hundred agents on (%(default)s)",
+        choices=("auto", "here", "apart"),
+        default="auto",
+        help="where gRPC is served: in the collector's process or in one of its own, auto: that from 128 agents on "
+        "(%(default)s)",
     )
     parser.add_argument(
         "--bus",
@@ -127,6 +128,13 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         choices=DURABILITIES,
         default="power",
         help="what stored rows survive: the end of the process, or a power cut too (%(default)s)",
+    )
+    parser.add_argument(
+        "--verdicts",
+        choices=("all", "none"),
+        default="all",
+        help="which iterations that stand out are judged while they happen; `netmon why --data` judges later, too, and "
+        "advice needs all (%(default)s)",
     )
     parser.add_argument(
         "--share-window",
@@ -245,7 +253,7 @@ def run(args: argparse.Namespace) -> int:
         door=door,
         metrics=args.metrics,
         spans=_spans(args),
-        apart=args.receiver == "apart",
+        receiver=args.receiver,
         stored=_Stored(args.data),
         http=_page(args.http),
     )
@@ -273,6 +281,7 @@ def _settings(args: argparse.Namespace) -> "Settings":
         full_rows_per_hour=args.full_rows,
         keep=tuple(args.keep),
         durability=args.durability,
+        verdicts=args.verdicts == "all",
         allowance=parse_rates(args.allowance),
     )
 
