@@ -25,13 +25,15 @@ from netmon.dl.traffic import TRAFFIC_NAMES
 from netmon.records import CLASS_NAMES, Class, Flow, Hello, Interface, Moment, NicSample, Source, Table
 from netmon.views import SHARES
 
-DATASET_VERSION = 4
+DATASET_VERSION = 5
 """Of the files' schema; it rises with every change that a reader can tell."""
 
 DIRECTIONS = ("rx", "tx")
 _WORD = pa.dictionary(pa.int32(), pa.string())
 _I64 = pa.int64()
-_MOMENTS, _SOURCES = ({one: one.name.lower() for one in kind} for kind in (Moment, Source))
+_MOMENTS, _SOURCES = (
+    ["", *(one.name.lower() for one in sorted(kind))] for kind in (Moment, Source)
+)  # by their numbers
 _Places = npt.NDArray[np.integer]
 
 
@@ -46,6 +48,18 @@ _BUCKETS = [
     *_fields(_I64, "peak_bytes", "busy_buckets"),
     *_fields(_WORD, "class", "job"),
     *_fields(_I64, "iteration"),
+]
+
+_RANK_TIMES = [
+    *_fields(pa.int32(), "rank"),
+    *_fields(pa.string(), "host"),
+    *_fields(_I64, "duration_ns"),
+    *_fields(pa.bool_(), "known"),
+    *_fields(_I64, "computed_ns", "waited_ns"),
+    *_fields(pa.int32(), "waited_for"),
+    *_fields(_I64, "transfer_ns", "held_ns"),
+    *_fields(pa.string(), "held_by"),
+    *_fields(_I64, "after_ns", "error_ns"),
 ]
 
 SCHEMAS = {
@@ -143,6 +157,8 @@ SCHEMAS = {
             *_fields(_WORD, "second_cause", "second_culprit"),
             *_fields(_I64, "told_ns"),
             *_fields(pa.bool_(), "relative"),
+            *_fields(_I64, "receiver_ns", "sender_ns"),
+            *_fields(pa.list_(pa.struct(_RANK_TIMES)), "ranks"),
         ]
     ),
     "sessions": pa.schema(
@@ -165,7 +181,7 @@ transport and host are null where the kernel does not tell: see netmon.evidence.
 −1), one a second, and of each rank on it: shorter ones while something kept the rank from running.
 
 verdicts has a row per job and iteration that stood out (netmon.views.Verdict); the counterfactual is null where
-nobody's bytes held it up.
+nobody's bytes held it up; ranks are netmon.views.RankTimes, of a large job those that tell most.
 
 sessions has a row per interface of each session; super_packet_ns is how long the largest packet that the hook sees as
 one takes on the link: below it, a row's bucket is finer than its truth. 0: not known.
@@ -291,23 +307,22 @@ def flow_table(origins: Origins, of: _Places, flows: Sequence[Flow], state: Tabl
 
 def iteration_table(origins: Origins, of: _Places, rows: Sequence[tuple[Iteration, Tally]]) -> pa.Table:
     """Iterations with their account as the table `iterations`."""
-    iterations, tallies = [row[0] for row in rows], [row[1] for row in rows]
+    told = dict(zip(Iteration._fields, zip(*(row[0] for row in rows), strict=True), strict=True))
+    tallies = dict(zip(Tally._fields, zip(*(row[1] for row in rows), strict=True), strict=True))
     same = ("rank", "size", "error_ns", "relative", "parameters", "gradient_bytes")
-    columns: dict[str, object] = {name: [getattr(iteration, name) for iteration in iterations] for name in same}
-    columns |= {name: [getattr(tally, name) for tally in tallies] for name in Tally._fields}
-    columns["iteration"] = [iteration.number for iteration in iterations]
+    columns: dict[str, Any] = {name: told[name] for name in same} | tallies
+    columns["iteration"] = told["number"]
     for name in ("start_ns", "end_ns"):
-        columns[name] = origins.utcs(of, [getattr(iteration, name) for iteration in iterations])
-    columns["cross_top"] = _encode([tally.cross_top for tally in tallies])
-    columns["exposed_ns"] = [i.exposed_ns if i.exposed_ns >= 0 else None for i in iterations]
+        columns[name] = origins.utcs(of, told[name])
+    columns["exposed_ns"] = [one.exposed_ns if one.exposed_ns >= 0 else None for one, _ in rows]
     for name in ("comm_start_ns", "comm_end_ns", "wait_start_ns"):
-        times = np.array([getattr(iteration, name) for iteration in iterations], np.int64)
+        times = np.array(told[name], np.int64)
         columns[name] = pa.array(origins.utcs(of, times), mask=times == 0)
-    columns["job"] = _encode([iteration.job for iteration in iterations])
-    columns["job_name"] = _encode([iteration.job_name or iteration.job for iteration in iterations])
-    columns["parameters_basis"] = _encode([iteration.parameters_basis for iteration in iterations])
+    columns["job_name"] = _encode([name or job for name, job in zip(told["job_name"], told["job"], strict=True)])
+    columns["cross_top"] = _encode(tallies["cross_top"])
+    columns |= {name: _encode(told[name]) for name in ("job", "parameters_basis")}
     for name, words in (("start_moment", _MOMENTS), ("end_moment", _MOMENTS), ("source", _SOURCES)):
-        columns[name] = _encode([words[getattr(iteration, name)] for iteration in iterations])
+        columns[name] = _encode([words[one] for one in told[name]])
     return origins.table("iterations", of, columns)
 
 

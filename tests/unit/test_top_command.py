@@ -49,3 +49,16 @@ def test_who_has_read_snapshots_lets_go_of_the_connection() -> None:
     reader = Reader(updates(), SimpleNamespace(post_message=lambda _: None))
     reader.stop()
     assert closed.wait(60)
+
+
+@pytest.mark.parametrize("words", [("--page", "2"), ("--once", "--page", "0"), ("--once", "--all", "--page", "2")])
+def test_pages_are_turned_where_there_are_pages(words: tuple[str, ...]) -> None:
+    with pytest.raises(UsageError, match="cannot turn the page"):
+        run(*words)
+
+
+def test_a_page_leaves_out_those_before_it() -> None:
+    parser = argparse.ArgumentParser()
+    top.arguments(parser)
+    asked = top._selection(parser.parse_args(["--once", "--page", "3"]), flows=20)
+    assert (asked.links_from, asked.most_links, asked.jobs_from, asked.most_jobs) == (128, 64, 64, 32)
