@@ -23,7 +23,7 @@ from collector.stages import Stages
 from collector.view.job_views import Jobs
 from netmon.columnar import Columns
 from netmon.dl.traffic import Traffic
-from netmon.dl.verdict import Link, Whose
+from netmon.dl.verdict import NOTABLE, Link, Whose
 from netmon.dl.verdict.connections import COLUMNS, SAID, nothing_said
 from netmon.dl.verdict.host_part import WAITED, nothing_waited
 from netmon.views import Verdict
@@ -139,7 +139,7 @@ class Judging:
                     continue
                 verdict, took_s = await asyncio.to_thread(_judged, case)
                 self._budget_s -= took_s
-                if verdict is not None and verdict.excess_ns > 0:
+                if verdict is not None and verdict.duration_ns >= NOTABLE * verdict.usual_ns > 0:
                     verdict = replace(verdict, told_ns=time.time_ns())
                     self._viewed.judged(verdict)
                     self._store(verdict)
