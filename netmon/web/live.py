@@ -84,7 +84,7 @@ class Live:
             return replace(known, pending=True)
         total, reader, widest = known.wire_bytes.copy(), RowReader(hosts), 0
         place = {host: number for number, host in enumerate(hosts)}
-        carried = known.wire_bytes.any(axis=(1, 2))
+        carried = known.wire_bytes.sum(axis=(1, 2)) > 0
         answered = {host for host in hosts if not carried[place[host]]}
         seen = self._snapshot
         connected = {view.host for view in seen.hosts if view.connected} if seen else set()
