@@ -11,7 +11,7 @@ export PIP_TIMEOUT := 60
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo demo-cluster test test-unit test-kernel test-kernels test-lab test-readers test-long crash-states soak fuzz lint format \
-  docs proto man wheel deb sbom horovod horovod-tensorflow frameworks clean
+  docs proto man wheel deb sbom audit release horovod horovod-tensorflow frameworks clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -42,7 +42,7 @@ test-kernel: setup ## the tests that load BPF programs, in network namespaces of
 
 test-kernels: setup ## the tests that hold on every kernel, on other kernels under emulation (half an hour; before a release)
 	@.ci/packages qemu-system-x86 qemu-system-arm cpio kmod
-	@$(python) tests/kernels/run.py $(ROWS)
+	@$(python) tests/kernels/run.py --only '$(ONLY)' $(ROWS)
 
 test-lab: setup frameworks ## the tests with real training, in the lab (root)
 	@$(python) -m pytest tests/lab
@@ -59,7 +59,7 @@ fuzz: setup ## coverage-guided fuzzing of what strangers send, ten minutes each 
 	  $(python) tests/fuzz/fuzz.py $$target out/fuzz -max_total_time=$(SECONDS) -max_len=8192 -timeout=10 -rss_limit_mb=2048 \
 	    >out/fuzz-$$target.log 2>&1 && tail -n 1 out/fuzz-$$target.log || { tail -n 30 out/fuzz-$$target.log; exit 1; }; done
 
-crash-states: setup ## everything that a power cut may leave of spool and dataset, opened by the real start-up (half an hour)
+crash-states: setup ## everything that a power cut may leave of spool and dataset, opened by the real start-up (20 minutes)
 	@.ci/packages strace
 	@$(python) -m pytest -s -m long tests/unit/test_crash_states.py
 
@@ -101,6 +101,12 @@ sbom: setup ## dist/netmon.cdx.json: the libraries that an installation consists
 	@$(python) packaging/tools/installed.py 'netmon[bus,metrics,report]' >build/requirements.txt
 	@.venv/bin/cyclonedx-py requirements --pyproject pyproject.toml --output-reproducible --output-file dist/netmon.cdx.json build/requirements.txt
 	@echo dist/netmon.cdx.json
+
+audit: setup ## the libraries: do they fit, are they as published, under open licenses, known to be vulnerable (where a database can be reached)
+	@$(python) packaging/tools/audit.py 'netmon[bus,metrics,otlp,report,top,trace,web]'
+
+release: wheel deb sbom ## everything that a release consists of, with checksums, in dist
+	@cd dist && sha256sum -- *.whl *.deb *.cdx.json >SHA256SUMS && cat SHA256SUMS
 
 horovod: setup ## build real Horovod with PyTorch for the lab, once (about five minutes)
 	@.ci/packages g++ make python3-dev

@@ -38,7 +38,7 @@ class Failures:
         """Raise WireError for a session that was failed at too often."""
         if self._of_session[hello.session] >= _MOST_FAILURES:
             raise WireError(
-                f"session {hello.session} of {hello.host} is not taken in: the collector has failed at it "
+                f"session {hello.session} of {hello.host} is refused: the collector has failed at it "
                 f"{_MOST_FAILURES} times; see {self._set_aside.folder}"
             )
 

@@ -61,4 +61,4 @@ class Forgetting:
             del self._quiet[host, session]
             await self._bus.forget_hello(host, session, revision)
             await lift_refusals(self._bus, host, session)
-            _log.info(f"session {session} of {host} is forgotten: its agent has not been heard for long")
+            _log.info(f"session {session} of {host} is forgotten: nothing has been heard of its agent for a long time")

@@ -91,11 +91,13 @@ class Staging:
         with suppress(OSError):  # not empty
             partition.parent.rmdir()
 
-    @staticmethod
-    def _swap(folder: Path, final: Path, at_once: bool) -> None:
+    def _swap(self, folder: Path, final: Path, at_once: bool) -> None:
         if folder.is_dir():
             if not final.exists() and not (at_once and _exchange(folder, final.parent)):
                 (folder / final.name).replace(final)
+            # Before: until the new names outlive a power cut, those that go may be the only ones of other files.
+            for changed in (folder, folder.parent, final.parent, final.parent.parent):
+                self.disk.sync_directory(changed)
             shutil.rmtree(folder)
 
 

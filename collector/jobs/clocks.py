@@ -112,9 +112,9 @@ class Clocks:
         What is sent by the first bounds it from above, what the second sends from below.
         """
         lines = hosts.lines
+        kept = self._delays.match(lines, _NEAR_NS, anew)  # also without a pair: what has no other end is let go of
         if not len(pairs):
             return []
-        kept = self._delays.match(lines, _NEAR_NS, anew)
         kept = kept.compress(there[kept["way"] // 2])
         sent, took = self._delays.took(kept, lines)
         early = lines.error_ns[pairs].sum(axis=1)[kept["way"] // 2]

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-import pandas as pd
 
 from collector.host.tables import Tables
 from collector.judging.judging import Judging
@@ -129,16 +128,16 @@ class Kept:
                 waiting = []
         return [*chunks, joined(waiting)] if waiting else chunks
 
-    def _rows(self, rows: Columns, of_flow: Mapping[str, _Numbers], stamps: "_Stamps") -> pd.DataFrame:
+    def _rows(self, rows: Columns, of_flow: Mapping[str, _Numbers], stamps: "_Stamps") -> Columns:
         known = np.flatnonzero(rows["flow"] < len(self.of_flow["link"]))
         rows = rows.take(known)
         there, flow = np.array(sorted(self.clocks), np.int64), rows["flow"]
         maps = TimeMaps([self.clocks[place] for place in there.tolist()])
         start = maps.utcs(np.searchsorted(there, rows["session"]), np.ascontiguousarray(rows["start_ns"]))
-        return pd.DataFrame(
+        return Columns(
             {
                 **{name: column[flow] for name, column in of_flow.items()},
-                "flow": flow,
+                "flow": flow.astype(np.int64),
                 "iteration": stamps.of(self.of_flow["stepper"][flow], start),
                 "start_ns": start,
                 "width_ns": rows["bucket_ns"].astype(np.int64),

@@ -161,7 +161,7 @@ class _Said(SpanExporter):
             result = SpanExportResult.FAILURE
         failed = result is not SpanExportResult.SUCCESS
         if failed and not self._failed:
-            _log.warning("cannot send spans to %s: they are dropped until somebody takes them there", self._where)
+            _log.warning("cannot send spans to %s: they are dropped until something there accepts them", self._where)
         elif self._failed and not failed:
             _log.warning("%s takes spans again", self._where)
         self._failed = failed

@@ -22,8 +22,9 @@ takes the newest batches, and leaves a whole file with those before. FULL waits 
 
 _FORMAT = 1  # PRAGMA user_version
 _FREE_PAGES = 256  # given back to the file system from here on
+_ALONE = "PRAGMA locking_mode = EXCLUSIVE"
+"""Before anything is read: no memory is shared between processes, which a network file system could not."""
 _SETTINGS = (
-    "PRAGMA locking_mode = EXCLUSIVE",  # also: no memory shared between processes
     "PRAGMA auto_vacuum = INCREMENTAL",
     "PRAGMA journal_mode = WAL",
     "PRAGMA journal_size_limit = 4194304",
@@ -76,6 +77,7 @@ class BatchTable:
     def _open(self) -> None:
         self._db = sqlite3.connect(self._path or ":memory:", timeout=0, isolation_level=None, check_same_thread=False)
         try:
+            self._db.execute(_ALONE).fetchall()
             (version,) = self._db.execute("PRAGMA user_version").fetchone()
             if version not in (0, _FORMAT):
                 raise sqlite3.DatabaseError(f"spool of format {version}, not {_FORMAT}")

@@ -54,7 +54,7 @@ class ClockExchanges:
         """Once, however often it connects."""
         if not self._warned:
             self._warned = True
-            log.warning("the collector tells no time: it is older than this agent")
+            log.warning("the collector does not tell the time: it is older than this agent")
 
 
 class Pace:

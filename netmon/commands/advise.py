@@ -98,9 +98,11 @@ def tables(found: dict[str, Any]) -> "Iterator[FittingTable]":
     from netmon.marks import printable
     from netmon.terminal import Column, FittingTable
 
-    labels = ("job", "pair", "link", "")
+    labels = ("job", "beside", "pair", "link", "")
     for title, lines in rows(found).items():
-        columns = [Column(heading, heading not in labels, prose=heading == "pair") for heading in TABLES[title]]
+        columns = [
+            Column(heading, heading not in labels, prose=heading in ("beside", "pair")) for heading in TABLES[title]
+        ]
         table = FittingTable(columns, title)
         for line in lines:
             table.add_row(*(printable(cell, 4 * len(cell)) for cell in line))

@@ -138,7 +138,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         default="",
         metavar="HOST:PORT",
         help="serve /metrics for Prometheus, /health and /ready there, such as localhost:9465; beyond this machine "
-        "with --tls, to who has a certificate of the same authority, or --insecure (nowhere)",
+        "with --tls, to anybody who has a certificate of the same authority, or --insecure (nowhere)",
     )
     declare_security(parser)
     declare_service(parser)

@@ -22,7 +22,7 @@ EXAMPLES = """\
   netmon certificates pki viewer ann                   sees everything
   netmon certificates pki viewer wall --role jobs      sees jobs, classes and rates: no addresses, no processes
   netmon certificates pki token grafana --role jobs    instead of a certificate; pki/tokens is for --tokens
-  netmon certificates pki show                         every certificate, and until when it is good
+  netmon certificates pki show                         every certificate, and until when it is valid
   netmon certificates pki renew                        those that expire within a month, or those named
   netmon certificates pki bus nats1 --address nats1.example   a NATS server's
   netmon certificates pki nats                         the servers' users and what each may publish and hear

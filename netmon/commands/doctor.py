@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from netmon.kernel.probe import Check, HookChoice, Interfaces
     from netmon.terminal import FittingTable
 
-HELP = "say what this machine can do and which hook netmon would choose, or how a running installation does"
+HELP = "say what this machine can do and which hook netmon would choose, or how a running installation is doing"
 EXAMPLES = """\
   netmon doctor           a table for people
   netmon doctor --tls /etc/netmon/tls    and whether agent, collector or viewer can connect with what is in it
-  netmon doctor --collector head:9400 --tls ~/.netmon    how that installation does, end to end, and what to do
+  netmon doctor --collector head:9400 --tls ~/.netmon    how that installation is doing, and what to do
   netmon doctor --json    the same for programs; exit status 0 when the agent can run here, or the installation works
 """
 

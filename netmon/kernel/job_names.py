@@ -14,6 +14,7 @@ from netmon.marks import JOB_VARIABLE, printable
 
 MOST_JOB_NAME = 96  # bytes
 _MOST_PART = 64
+_MOST_READ = 1024  # characters of what has to be searched
 _INTERPRETER = re.compile(r"(?:python|pypy)[\d.]*$")
 _WITH_VALUE = ("-W", "-X", "--check-hash-based-pycs")
 # As Kubeflow's operators, Volcano, JobSet and indexed jobs call their pods.
@@ -21,7 +22,12 @@ _REPLICA = re.compile(
     r"(?:-(?:master|worker|launcher|chief|ps|evaluator|head|replica|node|task|workers))?(?:-\d+){1,2}$"
 )
 _NAMESPACES = ("POD_NAMESPACE", "KUBERNETES_NAMESPACE", "NAMESPACE")
-_LAUNCHERS = ("MASTER_ADDR", "HOROVOD_GLOO_RENDEZVOUS_ADDR", "PMIX_HOSTNAME", "SLURM_LAUNCH_NODE_IPADDR")
+_LAUNCHERS = ("MASTER_ADDR", "HOROVOD_GLOO_RENDEZVOUS_ADDR", "SLURM_LAUNCH_NODE_IPADDR")
+# Open MPI 5 and 4 say it among other things (PMIX_HOSTNAME is the rank's own host).
+_OPEN_MPI = (
+    ("PMIX_NAMESPACE", re.compile(r"prterun-(.+)-\d+@\d+$")),
+    ("OMPI_MCA_orte_hnp_uri", re.compile(r"[^;]*;(?:[^;]*;)??tcp6?://(\[[^\]]+\]|[^,:;]+)")),
+)
 _NO_RUN = ("", "none")  # torchrun's own, where it was given none
 
 
@@ -84,8 +90,19 @@ def _torchrun(environment: Mapping[str, str]) -> str:
 
 def _script(environment: Mapping[str, str], command: Sequence[str]) -> str:
     script = script_name(command)
-    host = next((environment[name] for name in _LAUNCHERS if environment.get(name)), "")
+    host = _launcher(environment)
     return f"{script}@{_part(host)}" if script and host else script
+
+
+def _launcher(environment: Mapping[str, str]) -> str:
+    """The host that the job was started from, or where its ranks met, as all of them have it; "" where nobody says."""
+    for name in _LAUNCHERS:
+        if environment.get(name):
+            return environment[name]
+    for name, pattern in _OPEN_MPI:
+        if found := pattern.match(environment.get(name, "")[:_MOST_READ]):
+            return found[1]
+    return ""
 
 
 def _part(text: str) -> str:

@@ -9,6 +9,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.dataset as ds
 
+from netmon.columnar import Columns
 from netmon.dl.sharing.advice import Advice
 from netmon.dl.sharing.passed import Iterations, Names, Passed, iterations
 from netmon.errors import DataError
@@ -120,19 +121,19 @@ class _Numbered:
         self._pairs: dict[_Pair, int] = {}
         self._flows: dict[_Flow, int] = {}
 
-    def rows(self, some: pd.DataFrame) -> pd.DataFrame:
+    def rows(self, some: pd.DataFrame) -> Columns:
         """With the columns of netmon.dl.sharing.passed.ROW."""
         names = some.astype(dict.fromkeys((*_LINK, "session", "job"), str))
         links = zip(*(names[name] for name in _LINK), strict=True)
         flows = list(zip(names["session"], names["flow_id"].tolist(), strict=True))
         numbers = {job: self._jobs.setdefault(job, len(self._jobs)) if job else -1 for job in names["job"].unique()}
         places = {key: (self._flows.setdefault(key, len(self._flows)), self._pair(key)) for key in set(flows)}
-        return pd.DataFrame(
+        return Columns(
             {
-                "link": [self._links.setdefault(link, len(self._links)) for link in links],
+                "link": np.array([self._links.setdefault(link, len(self._links)) for link in links], np.int64),
                 "job": names["job"].map(numbers).to_numpy(np.int64),
-                "flow": [places[key][0] for key in flows],
-                "pair": [places[key][1] for key in flows],
+                "flow": np.array([places[key][0] for key in flows], np.int64),
+                "pair": np.array([places[key][1] for key in flows], np.int64),
                 "iteration": names["iteration"].fillna(-1).to_numpy(np.int64),
                 "start_ns": names["bucket_start_ns"].to_numpy(np.int64),
                 "width_ns": names["bucket_ns"].to_numpy(np.int64),

@@ -54,7 +54,7 @@ def flows_of(data: Path, window: Window) -> pd.DataFrame:
 def buckets_of(data: Path, window: Window, flows: pd.DataFrame, columns: Sequence[str] = _BUCKET) -> pd.DataFrame:
     """Their rows, by time, with `flow`: the place of each row's flow in `flows`. Raises DataError: none, too many."""
     if flows.empty:
-        raise DataError(f"cannot play {data} again: it tells of no flow there that could be")
+        raise DataError(f"cannot play {data} again: none of its flows there can be played")
     files, condition = open_rows(data, "buckets", window)
     sessions = pa.array(flows["session"].unique().tolist())
     number = pd.Series(np.arange(len(flows)), pd.MultiIndex.from_frame(flows[FLOW]))

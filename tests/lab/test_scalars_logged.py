@@ -32,7 +32,7 @@ mine = mlflow.start_run()
 run = wandb.init(mode="offline", dir=folder, project="x")
 board = SummaryWriter(f"{folder}/board")
 seen = []
-ENOUGH, MOST = 3, 20_000
+ENOUGH, MOST = 3, 8_000
 
 def scalars_of(watched):
     return Scalars(watched, address, board, run, mlflow, lambda number, values, why: seen.append((number, values)))
@@ -46,7 +46,7 @@ def loss_of(model, batch):
 
 def pytorch():
     model = torch.nn.Linear(4, 1)
-    optimizer = watch(torch.optim.SGD(model.parameters(), lr=0.01))
+    optimizer = watch(torch.optim.SGD(model.parameters(), lr=0.01), "train", 0, 2)
     scalars = scalars_of(optimizer)
     for _ in range(MOST):
         optimizer.zero_grad()
@@ -73,7 +73,7 @@ def lightning():
         def configure_optimizers(self):
             return torch.optim.SGD(self.parameters(), lr=0.01)
 
-    scalars = scalars_of(Steps())
+    scalars = scalars_of(Steps("train", 0, 2))
     loader = torch.utils.data.DataLoader(torch.randn(MOST, 4), batch_size=1)
     quiet = ("enable_progress_bar", "enable_model_summary", "enable_checkpointing", "logger")
     common = dict(max_epochs=1, min_steps=1, accelerator="cpu", default_root_dir=folder)
@@ -96,7 +96,7 @@ def transformers():
         def on_step_end(self, arguments, state, control, **_):
             control.should_training_stop = done()
 
-    scalars = scalars_of(Steps())
+    scalars = scalars_of(Steps("train", 0, 2))
     arguments = transformers.TrainingArguments(
         folder + "/hf", max_steps=MOST, report_to=[], use_cpu=True, disable_tqdm=True, save_strategy="no",
         per_device_train_batch_size=1, logging_strategy="no", remove_unused_columns=False,
@@ -113,11 +113,11 @@ def keras():
         def on_train_batch_end(self, batch, logs=None):
             self.model.stop_training = done()
 
-    scalars = scalars_of(Steps())
+    scalars = scalars_of(Steps("train", 0, 2))
     model = keras.Sequential([keras.layers.Dense(1)])
     model.compile(optimizer="sgd", loss="mse")
     rows = numpy.random.rand(64, 4)
-    callbacks = [keras_scalars(scalars), keras_callback(), Stop()]
+    callbacks = [keras_scalars(scalars), keras_callback(job="train", rank=0, size=2), Stop()]
     model.fit(rows, rows.sum(1), batch_size=4, epochs=MOST // 16, verbose=0, callbacks=callbacks)
     return scalars
 
@@ -161,7 +161,7 @@ def test_a_real_loop_writes_to_real_libraries(kind, python, tmp_path):
     imported = tmp_path / "import"
     imported.mkdir()
     (imported / "netmon").symlink_to(HERE.parents[1] / "netmon")
-    environment = os.environ | {"NETMON_JOB": "train", "NETMON_PYTHON": sys.executable, "NETMON_SOCKET": "/nowhere"}
+    environment = os.environ | {"NETMON_PYTHON": sys.executable, "NETMON_SOCKET": "/nowhere"}
     environment |= {
         "KERAS_BACKEND": "torch",
         "WANDB_SILENT": "true",

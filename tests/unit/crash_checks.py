@@ -1,64 +1,106 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the spool and the dataset have promised, and whether a directory that a power cut has left keeps it."""
 
+import functools
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import crash_spool_run
 import crash_store_run
 import pyarrow as pa
 import pyarrow.parquet as pq
-from crash_states import Contents
+import pytest
+from crash_model import Tree
+from crash_states import Check, Contents
 
 from collector.dataset.sink import ParquetSink
 from netmon.agent.spool import Spool
 from netmon.agent.spool_folder import SpoolFolder
 from netmon.errors import DataError
 
+_SPOOL = "above/spool"
+
+Files = tuple[bytes, ...]
+
+
+def check_of(kind: str) -> Check:
+    return StoreCheck() if kind == "store" else SpoolCheck(kind)
+
+
+def _files(tree: Tree, path: str) -> Files:
+    """The session, and what is in the files that are its own."""
+    found = (tree.get(f"{path}.spool{end}") for end in ("", "-wal", "-journal", "-shm"))
+    return (path.encode(), *(file[0] if file else b"" for file in found))
+
 
 class SpoolCheck:
-    """Every batch that was appended, and of which nobody has said that it is stored, is there, whole."""
+    """Every batch that was appended, and of which nobody has said that it is stored, is there, whole.
+
+    Nobody opens a session's files but for the session: what a start-up finds in them is known from the second time on.
+    Of one directory in 64 all are opened nevertheless, and found to hold the same.
+    """
 
     def __init__(self, durability: str) -> None:
         self.durability = durability
         self.appended: dict[str, int] = {}
         self.over: dict[str, int] = {}
+        self._read: dict[Files, range | str] = {}
 
     def said(self, words: list[str]) -> None:
         what, session, number = words
         said = {"appended": self.appended, "over": self.over}[what]
         said[session] = max(said.get(session, 0), int(number))  # a late word about fewer batches takes nothing back
 
-    def check(self, directory: Path, seen: Contents, killed: bool) -> str:
-        found: dict[str, set[int]] = {}
+    def known(self, tree: Tree, path: str, digest: bytes) -> bool:
+        return bool(digest[0] % 64) and _files(tree, path.partition(".spool")[0]) in self._read
+
+    def look(self, directory: Path, tree: Tree, seen: Contents, digest: bytes) -> dict[str, range | str]:
+        """The numbers of each session's batches, or what is wrong."""
+        found: dict[str, range | str] = {}
         try:
             folder = SpoolFolder(directory / "above" / "spool", self.durability)
             for session in folder.left_behind():
-                table = folder.take_over(session)
-                if table is None:
-                    return f"it is locked: {session}"
-                spool = Spool(folder, session, 1 << 30, print, table)
-                found[session] = set()
-                number = 0
-                while number < spool.newest:
-                    batch = spool.after(number, lambda: False)
-                    assert batch is not None
-                    number = batch.sequence
-                    if batch.body != crash_spool_run.body_of(session, number) or spool.hello != crash_spool_run.HELLO:
-                        return f"another content: {session} {number}"
-                    found[session].add(number)
-                numbers = sorted(found[session])
-                if numbers and numbers != list(range(numbers[0], numbers[-1] + 1)):
-                    return f"a gap: {session} {numbers}"
-                if wrong := self._flows(spool, numbers):
-                    return wrong
-                spool._disk.close()  # as a process that ends
+                path = f"{_SPOOL}/{session}"
+                files = _files(tree, path)
+                if self.known(tree, path, digest):
+                    found[session] = self._read[files]
+                    continue
+                found[session] = self._opened(folder, session)
+                assert self._read.setdefault(files, found[session]) == found[session], (session, found)
         except DataError as error:
-            return f"it does not open: {error}"
+            found[""] = f"it does not open: {error}"
+        return found
+
+    def _opened(self, folder: SpoolFolder, session: str) -> range | str:
+        table = folder.take_over(session)
+        if table is None:
+            return f"it is locked: {session}"
+        spool = Spool(folder, session, 1 << 30, print, table)
+        numbers: list[int] = []
+        number = 0
+        while number < spool.newest:
+            batch = spool.after(number, lambda: False)
+            assert batch is not None
+            number = batch.sequence
+            if batch.body != crash_spool_run.body_of(session, number) or spool.hello != crash_spool_run.HELLO:
+                return f"another content: {session} {number}"
+            numbers.append(number)
+        if numbers != list(range(numbers[0], numbers[-1] + 1) if numbers else ()):
+            return f"a gap: {session} {numbers}"
+        wrong = self._flows(spool, numbers)
+        spool._disk.close()  # as a process that ends
+        return wrong or range(spool.newest - len(numbers) + 1, spool.newest + 1)
+
+    def judge(self, found: dict[str, range | str], killed: bool) -> str:
+        for numbers in found.values():
+            if isinstance(numbers, str):
+                return numbers
         for session, last in self.appended.items() if killed or self.durability == "power" else ():
-            lost = set(range(self.over.get(session, 0) + 1, last + 1)) - found.get(session, set())
+            there = found.get(session, range(0))
+            lost = [number for number in range(self.over.get(session, 0) + 1, last + 1) if number not in there]
             if lost:
-                return f"lost: {session} {sorted(lost)} of {last}"
+                return f"lost: {session} {lost} of {last}"
         return ""
 
     def _flows(self, spool: Spool, numbers: list[int]) -> str:
@@ -71,22 +113,50 @@ class SpoolCheck:
         return f"a flow is lost: {lost}" if lost else ""
 
 
+_ParquetFile = pq.ParquetFile
+
+
+class _ReadOnce:
+    """A Parquet file that is never written to again: what is in it is known from the second time on."""
+
+    def __init__(self, seen: Contents, path: Path) -> None:
+        found = path.stat()
+        self._tables = seen.tables.setdefault(found.st_ino, {}) if found.st_nlink > 1 else {}
+        self._path = path
+
+    def read(self, columns: list[str] | None = None) -> pa.Table:
+        key = tuple(columns or ())
+        if key not in self._tables:
+            self._tables[key] = _ParquetFile(self._path).read(columns)
+        return self._tables[key]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(_ParquetFile(self._path), name)
+
+
 class StoreCheck:
     """What is acknowledged is there, once; and what is there is what a session's restart is told."""
 
     def __init__(self) -> None:
         self.stored: Counter[str] = Counter()
-        self._number = 0
         pa.set_cpu_count(1)
 
     def said(self, words: list[str]) -> None:
         _, host, number = words
         self.stored[host] = max(self.stored[host], int(number))
 
-    def check(self, directory: Path, seen: Contents, killed: bool) -> str:
+    def known(self, tree: Tree, path: str, digest: bytes) -> bool:
+        return False
+
+    def look(self, directory: Path, tree: Tree, seen: Contents, digest: bytes) -> dict[str, int] | str:
+        """The last flush of each host that is known of, or what is wrong."""
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(pq, "ParquetFile", functools.partial(_ReadOnce, seen))
+            return self._look(directory, seen, digest)
+
+    def _look(self, directory: Path, seen: Contents, digest: bytes) -> dict[str, int] | str:
         data = directory / "above" / "data"
-        self._number += 1
-        alone = self._number % 6
+        alone = digest[0] % 6
         try:
             sink = ParquetSink(data) if alone else ParquetSink(data, "w9")
             if not alone:
@@ -98,8 +168,6 @@ class StoreCheck:
             return f"it does not open: {error}"
         flushes, flows = self._read(data, seen)
         for host in crash_store_run.HOSTS:
-            if last[host] < self.stored[host]:
-                return f"acknowledged and forgotten: {self.stored[host]} of {host}, {last[host]} is known"
             for number in range(1, last[host] + 1):
                 if flushes[host, number] != crash_store_run.ROWS:
                     return f"rows lost or doubled: {flushes[host, number]} of flush {number} of {host}"
@@ -109,6 +177,14 @@ class StoreCheck:
                 return f"a flow lost or doubled: {flows[host, 1]} times 1 of {host}"
             if {number for name, number in flushes if name == host} - set(range(1, last[host] + 1)):
                 return f"rows that nobody knows of: of {host} beyond {last[host]}"
+        return last
+
+    def judge(self, found: dict[str, int] | str, killed: bool) -> str:
+        if isinstance(found, str):
+            return found
+        for host, number in self.stored.items():
+            if found[host] < number:
+                return f"acknowledged and forgotten: {number} of {host}, {found[host]} is known"
         return ""
 
     @staticmethod
@@ -119,7 +195,7 @@ class StoreCheck:
             for path in (data / name).glob("*/*/*.parquet"):
                 known = seen.of_inode.get(inode := path.stat().st_ino)
                 if known is None or path.stat().st_nlink == 1:
-                    rows = pq.ParquetFile(path).read(["host", column])
+                    rows = _ParquetFile(path).read(["host", column])
                     keys = rows[column].to_pylist()
                     if name == "buckets":
                         keys = [crash_store_run.number_of(time) for time in keys]

@@ -58,6 +58,7 @@ class Model:
         self.durable: dict[File, dict[str, File]] = {self.root: {}}
         self.changes: list[Change] = []  # that are not durable, in their order
         self.dirty: dict[File, None] = {}  # files with pending writes
+        self._renamed = False  # since states were last asked for
 
     # What a program does
 
@@ -84,6 +85,7 @@ class Model:
             self.names[folder][name] = file
         change = Change(slot, file, after)
         self.changes.append(change)
+        self._renamed = True
         return change
 
     def _make(self, op: Op) -> None:
@@ -148,6 +150,7 @@ class Model:
         if file.folder:
             for change in [change for change in self.changes if change.slot[0] is file]:
                 self._commit(change)
+            self._forget_unreachable()
         elif file.pending:
             file.durable, file.pending = bytes(file.live), []
             file.seen.clear()
@@ -167,15 +170,28 @@ class Model:
                 if earlier.after:
                     self._commit(earlier.after)
 
+    def _forget_unreachable(self) -> None:
+        """What changes in a folder that is gone for good cannot be seen."""
+        reached, waiting = set[File](), [self.root, *(change.file for change in self.changes if change.file)]
+        while waiting:
+            file = waiting.pop()
+            if file not in reached:
+                reached.add(file)
+                waiting += self.durable.get(file, {}).values()
+        self.changes = [change for change in self.changes if change.slot[0] in reached]
+
     # What a power cut leaves
 
     def states(self, chance: random.Random, draws: int) -> Iterator[Tree]:
-        """What may be found after a power cut now: the plain cases, each thing alone lost or kept, and some by lot."""
+        """What may be found after a power cut now: the plain cases, each thing alone lost or kept, and some by lot.
+
+        Each name alone, where names have changed since this was last asked: until they do, they are combined by lot.
+        """
         changes, dirty = self.changes, list(self.dirty)
         everything, nothing = range(len(changes)), range(0)
         for kept, how in ((everything, "all"), (nothing, "none"), (everything, "none"), (nothing, "all")):
             yield self.tree(kept, dict.fromkeys(dirty, how))
-        several = len(changes) + len(dirty) > 1
+        several, self._renamed = self._renamed and len(changes) + len(dirty) > 1, False
         for number in range(len(changes)) if several else ():
             rest = [other for other in everything if other != number]
             for kept in (rest, [number], range(number)):

@@ -245,6 +245,14 @@ class Ends:
         compare(self.clocks, self.hosts)
 
 
+def test_onsets_of_hosts_that_send_each_other_nothing_are_let_go_of():
+    ends = Ends(Host(), Host())
+    ends.clocks = Clocks()  # which was told of no flow of theirs
+    ends.seconds(5)
+    delays = ends.clocks._delays
+    assert (delays._new, len(delays._waiting), sum(map(len, delays._window))) == ([], 0, 0)
+
+
 @pytest.mark.parametrize(("told_ns", "skew"), [(0, 0.0), (4 * S, 0.0), (-4 * S, 200e-6)])
 def test_traffic_alone_brings_two_hosts_together_to_a_bucket(told_ns, skew):
     hosts = Host(skew=skew, told_ns=told_ns, exchanges=False), Host(exchanges=False)

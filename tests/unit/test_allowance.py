@@ -71,7 +71,7 @@ def test_sessions_of_one_host_do_not_take_all_places(tmp_path: Path, monkeypatch
         registry = Registry(sink, FAST)
         for number in range(3):
             await registry.open(hello(host="evil", session=f"s{number}"), asyncio.Event())
-        with pytest.raises(WireError, match="session s9 is not taken in: evil has 3 already"):
+        with pytest.raises(WireError, match="session s9 is refused: evil has 3 sessions already"):
             await registry.open(hello(host="evil", session="s9"), asyncio.Event())
         await registry.open(hello(host="evil", session="s1"), asyncio.Event())  # it connects again
         await registry.open(hello(host="h0", session="other"), asyncio.Event())

@@ -1,37 +1,35 @@
 # SPDX-License-Identifier: Apache-2.0
 """Power cuts at every moment, in every way: what spool and dataset have acknowledged is there, whole and once."""
 
-import concurrent.futures
 import os
 import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
-from crash_checks import SpoolCheck, StoreCheck
-from crash_states import Check, Result, enumerate_states, fast_folder, total
-from crash_trace import installed, record
+from crash_checks import check_of
+from crash_share import in_shares
+from crash_states import Result, enumerate_states, fast_folder
+from crash_trace import Op, installed, record
 
 HERE = Path(__file__).parent
 
 pytestmark = pytest.mark.skipif(not installed, reason="strace is not installed")
 
 
-def check_of(kind: str) -> Check:
-    return StoreCheck() if kind == "store" else SpoolCheck(kind)
+def recorded(kind: str, folder: Path, runs: int, steps: int) -> list[Op]:
+    """Of a directory that is not there any more."""
+    (place := folder / "own/fs").mkdir(parents=True)
+    program, own = ("crash_store_run.py", ()) if kind == "store" else ("crash_spool_run.py", (kind,))
+    ops = record(HERE / program, place, *own, "0", str(runs), str(steps))
+    shutil.rmtree(place)
+    return ops
 
 
-def looked_at(kind: str, checked: str, runs: int, steps: int, seed: int = 0, **more: Any) -> Result:
-    """Record a run, and look at what power cuts leave of it."""
+def looked_at(kind: str, checked: str, runs: int, steps: int, **more: Any) -> Result:
     with fast_folder() as folder:
-        (place := folder / "fs").mkdir()
-        numbers = (str(seed), str(runs), str(steps))
-        if kind == "store":
-            ops = record(HERE / "crash_store_run.py", place, *numbers)
-        else:
-            ops = record(HERE / "crash_spool_run.py", place, kind, *numbers)
-        shutil.rmtree(place)
-        return enumerate_states(ops, check_of(checked), place, **more)
+        ops = recorded(kind, folder, runs, steps)
+        return enumerate_states(ops, check_of(checked), folder / "own/fs", **more)
 
 
 @pytest.mark.parametrize("kind", ["process", "power", "store"])
@@ -46,21 +44,15 @@ def test_what_was_not_synced_is_found_to_be_lost() -> None:
     assert looked_at("process", "power", 1, 12, draws=0, every=3).wrong["lost"]
 
 
-def share(kind: str, number: int, of: int) -> Result:
-    runs, steps = (16, 9) if kind == "store" else (15, 45)
-    every = int(os.environ.get("NETMON_EVERY", "1"))
-    return looked_at(kind, kind, -(-runs // of), steps, number * 1000, draws=3, every=every, tell=print)
-
-
 @pytest.mark.long
 @pytest.mark.timeout(4 * 3600)
 @pytest.mark.parametrize("kind", ["process", "power", "store"])
 def test_every_state(kind: str) -> None:
-    """Of runs of more than 10,000 operations together."""
-    shares = os.cpu_count() or 1
-    with concurrent.futures.ProcessPoolExecutor(shares) as pool:
-        tasks = [pool.submit(share, kind, number, shares) for number in range(shares)]
-    result = total([task.result() for task in tasks])
+    """Of a run of more than 10,000 operations."""
+    runs, steps = (10, 9) if kind == "store" else (15, 45)
+    with fast_folder() as folder:
+        ops = recorded(kind, folder, runs, steps)
+        result = in_shares(ops, folder, kind, draws=3, every=int(os.environ.get("NETMON_EVERY", "1")))
     print(f"{kind}: {result}")
     assert result.operations >= 10_000
     assert not result.wrong

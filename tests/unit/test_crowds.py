@@ -61,7 +61,7 @@ def test_a_session_that_has_sent_nothing_is_forgotten(tmp_path: Path, monkeypatc
         sessions = Registry(store, Settings())
         first = await sessions.open(hello(), asyncio.Event())
         await sessions.open(hello(host="h1", session="s2"), asyncio.Event())
-        with pytest.raises(WireError, match="session s3 of h2 is not taken in: there are 2"):
+        with pytest.raises(WireError, match="session s3 of h2 is refused: there are 2 sessions already"):
             await sessions.open(hello(host="h2", session="s3"), asyncio.Event())
         sessions.disconnected(first)
         sessions.tidy()

@@ -15,7 +15,7 @@ import pytest
 from collector_stream import hello
 from dataset_rows import BEGIN_NS, MS, buckets, flows, state
 
-from collector.dataset import compaction, sharing
+from collector.dataset import compaction, sharing, staging
 from collector.dataset.retention import Keep
 from collector.dataset.sink import ParquetSink
 from netmon.errors import DataError, UsageError
@@ -280,6 +280,26 @@ def test_a_file_that_comes_while_an_hour_is_merged_stays(tmp_path, workers, monk
 
     monkeypatch.setattr(sink, "merge_files", and_meanwhile)
     assert one.merge_some(lambda: True)
+    assert len(read(tmp_path, "buckets")) == 4 * 200
+
+
+def test_what_a_merged_hour_replaces_goes_once_a_power_cut_cannot_bring_it_back(tmp_path, workers, monkeypatch):
+    """Else the names that go may be the only ones of the others' files: those in the new folder may be cleared away."""
+    one, other = workers
+    one.take({"a": 1})
+    other.take({"b": 1})
+    flush(other, 1, "b")
+    for number in range(1, 4):
+        flush(one, number, "a")
+    old(monkeypatch)
+    done: list[object] = []
+    exchange, remove = staging._exchange, staging.shutil.rmtree
+    monkeypatch.setattr(staging, "_exchange", lambda *folders: done.append("exchange") or exchange(*folders))
+    monkeypatch.setattr(staging.shutil, "rmtree", lambda path, **more: done.append("removal") or remove(path, **more))
+    monkeypatch.setattr(staging.Disk, "sync_directory", lambda disk, path: done.append(path))
+    assert one.merge_some(lambda: True)
+    meanwhile = done[done.index("exchange") : done.index("removal")]
+    assert {*tmp_path.glob("buckets/*"), tmp_path / ".netmon/workers/w1/staging"} <= set(meanwhile)
     assert len(read(tmp_path, "buckets")) == 4 * 200
 
 

@@ -1,20 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """The documentation: every command in it is one that the parser takes, every page and figure in it is there.
 
-Those below a `<!-- run -->` are run, page by page, by `make test-long` (root).
+`make test-long` runs them, page by page (root): those below `<!-- run -->` on a machine of namespaces (documented.py),
+those below `<!-- run: checkout -->` in a copy of this checkout; `<!-- run by FILE -->` names what else runs them.
 """
 
 import argparse
 import importlib.util
-import os
 import re
 import shlex
+import shutil
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from documented import run_page
 
 from netmon.cli import COMMANDS, make_parser
 
@@ -22,7 +23,8 @@ ROOT = Path(__file__).parents[2]
 GUIDE = ROOT / "docs/guide"
 PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *GUIDE.rglob("*.md")])
 MADE = {"reference/command-line.md", "reference/dataset.md"}
-_FENCE = re.compile(r"(<!-- run -->\n)?^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+_FENCE = re.compile(r"(?:^<!-- (run[^\n]*) -->\n)?^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+_RUN = [ROOT / "README.md", *sorted(GUIDE.glob("*.md"))]
 _CONFIGURED = {"agent": ["--interface", "x"], "collector": ["--data", "x"]}
 _INLINE = re.compile(r"`([^`]+)`", re.DOTALL)
 
@@ -31,10 +33,10 @@ def names(pages: list[Path]) -> list[str]:
     return [str(page.relative_to(ROOT)) for page in pages]
 
 
-def shell_lines(page: Path, marked: bool = False) -> Iterator[str]:
-    """Commands of a page; marked: only those that can be run as they stand."""
+def shell_lines(page: Path, marked: str = "") -> Iterator[str]:
+    """Commands of a page; marked: only those that are run so."""
     for run, language, text in _FENCE.findall(page.read_text()):
-        if language == "sh" and (run or not marked):
+        if language == "sh" and (run == marked or not marked):
             yield from (line for line in text.replace("\\\n", " ").splitlines() if line.strip())
 
 
@@ -172,22 +174,51 @@ def test_every_example_of_help_is_a_command(parser):
     assert wrong == []
 
 
+def test_every_command_is_run_somewhere():
+    wrong = []
+    for page in _RUN:
+        for run, language, text in _FENCE.findall(page.read_text()):
+            by = ROOT / run.removeprefix("run by ")
+            if language == "sh" and run not in ("run", "run: checkout") and not (run and by.is_file()):
+                wrong.append(f"{page.name}: {text.splitlines()[0]}")
+    assert wrong == []
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory) -> Path:
+    """Datasets that pages use which do not make them."""
+    folder = tmp_path_factory.mktemp("documented")
+    run_page(["netmon lab demo --data out/demo"], folder)
+    return folder / "out/demo"
+
+
 @pytest.mark.long
 @pytest.mark.kernel
 @pytest.mark.timeout(3000)
-@pytest.mark.parametrize("page", [page for page in PAGES if any(shell_lines(page, marked=True))], ids=str)
-def test_marked_commands_run(page, tmp_path):
+@pytest.mark.parametrize("page", [page for page in _RUN if any(shell_lines(page, "run"))], ids=lambda page: page.stem)
+def test_commands_run(page, tmp_path, demo):
     """One after the other, as a reader would, in a folder of their own."""
-    environment = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "COLUMNS": "120"}
-    for line in shell_lines(page, marked=True):
-        done = subprocess.run(
-            ["bash", "-c", line],
-            cwd=tmp_path,
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=1200,
-            check=False,
-        )
+    lines = list(shell_lines(page, "run"))
+    if not any("--data out/demo" in line and "lab" in line for line in lines):
+        shutil.copytree(demo, tmp_path / "out/demo")
+    if any("dump.pcap" in line for line in lines):
+        common = "netmon export --data out/demo --format pcap --host h0 --iterations"
+        lines = [f"{common} 10:12 --out dump.pcap0", f"{common} 12:14 --out dump.pcap1", *lines]
+    run_page(lines, tmp_path)
+
+
+@pytest.mark.long
+@pytest.mark.kernel
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize(
+    "page", [page for page in _RUN if any(shell_lines(page, "run: checkout"))], ids=lambda page: page.stem
+)
+def test_commands_run_in_a_checkout(page, tmp_path):
+    """With this checkout's .venv, as old as it is there."""
+    files = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True).stdout
+    subprocess.run(["cpio", "-0pdm", "--quiet", str(tmp_path)], cwd=ROOT, input=files, check=True)
+    (tmp_path / ".venv").symlink_to(ROOT / ".venv")
+    for line in shell_lines(page, "run: checkout"):
+        done = subprocess.run(["bash", "-c", line], cwd=tmp_path, capture_output=True, text=True, check=False)
         assert done.returncode == 0, f"{line}\n{done.stdout}\n{done.stderr}"
-        assert done.stdout.strip() or "--out" in line
+        assert done.stdout.strip()

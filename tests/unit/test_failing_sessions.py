@@ -122,7 +122,7 @@ def test_a_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             for _ in range(3):
                 error = await beside_an_honest_one(stub, of_bad(30))
                 assert error.code() == grpc.StatusCode.INTERNAL
-            with pytest.raises(grpc.aio.AioRpcError, match=r"session bad .* is not taken in: .* 3 times"):
+            with pytest.raises(grpc.aio.AioRpcError, match=r"session bad .* is refused: .* 3 times"):
                 await send(stub, of_bad(0))
 
     asyncio.run(scenario())

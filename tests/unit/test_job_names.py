@@ -30,7 +30,12 @@ KUBERNETES = {"KUBERNETES_SERVICE_HOST": "10.96.0.1"}
         ({"TORCHELASTIC_RUN_ID": "night-run", "MASTER_ADDR": "node3"}, "night-run"),
         ({"TORCHELASTIC_RUN_ID": "none", "MASTER_ADDR": "node3"}, "train.py@node3"),
         ({"HOROVOD_GLOO_RENDEZVOUS_ADDR": "10.0.0.1", "HOROVOD_GLOO_RENDEZVOUS_PORT": "9994"}, "train.py@10.0.0.1"),
-        ({"OMPI_COMM_WORLD_RANK": "1", "PMIX_HOSTNAME": "head"}, "train.py@head"),
+        ({"PMIX_HOSTNAME": "node7", "PMIX_NAMESPACE": "prterun-head-1-4711@1"}, "train.py@head-1"),
+        ({"PMIX_NAMESPACE": "3236233217", "PMIX_HOSTNAME": "node7"}, "train.py"),  # each rank has another one
+        ({"OMPI_MCA_orte_hnp_uri": "3236233216.0;tcp://10.0.0.9,172.17.0.1:33559"}, "train.py@10.0.0.9"),
+        ({"OMPI_MCA_orte_hnp_uri": "723386368.0;usock;tcp://10.0.0.9:56672"}, "train.py@10.0.0.9"),
+        ({"OMPI_MCA_orte_hnp_uri": "7.0;tcp6://[fd00::1]:56672"}, "train.py@[fd00::1]"),
+        ({"OMPI_MCA_orte_hnp_uri": "2783903744.0"}, "train.py"),
         ({}, "train.py"),
         ({"NETMON_JOB": "mine", "SLURM_JOB_ID": "4711"}, ""),
     ],

@@ -128,6 +128,20 @@ def test_a_process_is_not_spoken_for_by_its_child(marks: MarkSocket) -> None:
     assert marks.refused == 1
 
 
+def test_open_files_that_come_with_marks_are_not_taken(marks: MarkSocket) -> None:
+    mark = MarkPacket("job", 0, 1, 0, Moment.JOIN, time.monotonic_ns(), 0)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sender, open(marks._path.parent / "f", "w") as given:
+        sender.connect(str(marks._path))
+        socket.send_fds(sender, [encode(mark)], [given.fileno()] * 16)  # before it is accepted, and afterwards
+        assert len(marks.take()) == 1
+        start = mark._replace(moment=Moment.STEP_START, time_ns=time.monotonic_ns())
+        socket.send_fds(sender, [encode(start)], [given.fileno()] * 16)
+        assert len(marks.take()) == 1
+        own = Path("/proc/self/fd")
+        names = [os.readlink(own / number) for number in os.listdir(own) if os.path.lexists(own / number)]
+        assert names.count(given.name) == 1
+
+
 def test_without_an_agent_it_does_nothing_and_with_a_late_one_it_joins(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -45,7 +45,7 @@ def gaps(study: Study) -> set[str]:
     return {name for name, frames in shown(study).items() if isinstance(frames, str)}
 
 
-ALONE = {"shared-links", "shared-circles", "shift-scores", "rank-pairs", "links-to-be-had"}
+ALONE = {"shared-links", "shared-circles", "shared-drift", "shift-scores", "rank-pairs", "links-to-be-had"}
 ALWAYS = ALONE | {"nic-counters", "regression"}  # the synthetic runs have no counters, and all send the same
 NEED_ITERATIONS = {
     *("iteration-time", "hyperbola", "congestion-point", "fits", "bytes-per-iteration", "bandwidth", "spare-capacity"),

@@ -20,6 +20,7 @@ NOT_THERE = {"nic-counters", "regression"}  # no counters; every run sends the s
 NOT_THERE |= {
     "shared-links",
     "shared-circles",
+    "shared-drift",
     "shift-scores",
     "rank-pairs",
     "links-to-be-had",

@@ -156,7 +156,7 @@ def test_what_is_no_generator(change, reason):
         ("generator", [], "give --job"),
         ("generator", ["--job", JOB, "--iterations", "0:1"], "to 1 iterations that are alike"),
         ("ns3", ["--host", "nobody"], "no flow there"),
-        ("pcap", ["--job", JOB], "no flow there that could be"),
+        ("pcap", ["--job", JOB], "none of its flows there can be played"),
         ("chakra", ["--job", JOB, "--iterations", "90:"], "no such iteration"),
     ],
 )

@@ -3,6 +3,7 @@
 
 import asyncio
 import contextlib
+import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -35,13 +36,17 @@ from netmon.wire.security import PLAIN, Security
 H0, H1, WORKER = security(Role.AGENT, "h0"), security(Role.AGENT, "h1"), security(Role.COLLECTOR, "c")
 
 
-@contextlib.contextmanager
-def protected(directory: Path) -> Iterator[NatsServer]:
+def server_of(directory: Path, authority: str, port: int = 0) -> NatsServer:
     if not PROGRAM.exists():
         pytest.skip("nats-server is not there: make setup")
-    made = pki("ours")
+    made = pki(authority)
     part = configuration([one.identity for one in made.issued()], made.folder(Identity(Role.BUS, "n")))
-    server = NatsServer(directory, cluster=part)
+    return NatsServer(directory, port, cluster=part)
+
+
+@contextlib.contextmanager
+def protected(directory: Path) -> Iterator[NatsServer]:
+    server = server_of(directory, "ours")
     server.start()
     try:
         yield server
@@ -69,6 +74,38 @@ def test_an_agent_and_a_worker(tmp_path: Path) -> None:
             wait_for(lambda: len(sent.exchanges.take()) > 0)  # it may ask for the time
             sent.finish()
             wait_for(lambda: stored(tmp_path) == sent.rows)
+    check_whole(tmp_path / "data", sent)
+
+
+def test_another_authority_takes_over_without_a_restart_of_agent_or_worker(tmp_path: Path) -> None:
+    folders = {"agent": (Role.AGENT, "h0"), "worker": (Role.COLLECTOR, "c")}
+
+    def hand_out(authority: str) -> None:
+        for name, identity in folders.items():
+            shutil.copytree(pki(authority).folder(Identity(*identity)), tmp_path / name, dirs_exist_ok=True)
+
+    hand_out("ours")
+    server = server_of(tmp_path, "ours")
+    server.start()
+    try:
+        bus = own(server, Security(tmp_path / "worker"))
+        worker = WorkerSettings(bus, "w1", ttl_s=1.0)
+        agent = connect_by_bus(own(server, Security(tmp_path / "agent")))
+        sent = Sent(tmp_path / "spool", "the bus", "s1", agent)
+        sent.spool.hello = introduction(hello(host="h0", session="s1"))
+        with collecting(f"unix:{tmp_path}/socket", tmp_path / "data", worker=worker, door=Door(bus.security)):
+            sent.append(20)
+            sent.start()
+            wait_for(lambda: stored(tmp_path) > 0)
+            server.kill()
+            hand_out("theirs")
+            server = server_of(tmp_path, "theirs", server.port)
+            server.start()
+            sent.append(20)
+            sent.finish()
+            wait_for(lambda: stored(tmp_path) == sent.rows)
+    finally:
+        server.kill()
     check_whole(tmp_path / "data", sent)
 
 

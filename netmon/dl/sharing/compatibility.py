@@ -43,6 +43,7 @@ class Fit:
     links: tuple[int, ...]  # that it shares with them
     score: float  # as they are, 1: nothing is asked for that a link does not have
     best_score: float
+    trend: float  # score in the later half of the iterations they are judged by, less that in the earlier half
     shift_ns: int  # by which to begin later for it
     hold_ns: int  # how often they all would have to begin an iteration for the shift to last; 0: too unlike for that
     shared_ns: float  # what its iterations lately took, as far as sharing explains it
@@ -141,6 +142,7 @@ def fits(jobs: Sequence[Demand], capacity_bps: Mapping[int, float]) -> list[Fit]
                     now.links,
                     now.score(0.0, dict.fromkeys(group, 0.0)),
                     then.score(shifts[place], shifts),
+                    now.trend(),
                     round(shifts[place]),
                     hold_ns,
                     *took[place],
@@ -265,6 +267,15 @@ class _Beside:
     def score(self, shift: float, shifts: Mapping[int, float]) -> float:
         """The same at one."""
         return float(self.scores([shift], shifts)[0])
+
+    def trend(self) -> float:
+        """Mean score of the links in the later half of the time less that in the earlier half, as they are."""
+        half = _WINDOW_BINS // 2
+        of_links = []
+        for link in self.links:
+            asked = sum((self._over(self.jobs[p], link, 0.0) for p in self.others), self._over(self.own, link, 0.0))
+            of_links.append(score(asked[half:], self.capacity_bps[link]) - score(asked[:half], self.capacity_bps[link]))
+        return float(np.mean(of_links)) if of_links else 0.0
 
     def excess(self, shifts: Mapping[int, float]) -> float:
         """1 − score of the link on which the jobs are most in each other's way; shifts: of all."""

@@ -27,16 +27,37 @@ class Drift:
         return tolerance_ns / abs(self.per_iteration_ns) if self.per_iteration_ns else float("inf")
 
 
-def drift(of_ns: _Times, beside_ns: _Times) -> Drift | None:
+@dataclass(frozen=True)
+class Phases:
+    """Of each beginning (UTC) that lies within another job's iteration: how long after that one's beginning it is."""
+
+    time_ns: _Times
+    phase_ns: npt.NDArray[np.float64]
+    period_ns: float  # usual duration of the other job's iterations
+
+    @property
+    def moves_ns(self) -> npt.NDArray[np.float64]:
+        """From each to the next, (beginnings − 1,), the way round that is shorter."""
+        half = self.period_ns / 2
+        return np.asarray((np.diff(self.phase_ns) + half) % self.period_ns - half)
+
+
+def phases_beside(of_ns: _Times, beside_ns: _Times) -> Phases | None:
     """Of the beginnings of one job's iterations beside another's, both ascending. None where there are too few."""
     if len(of_ns) < 3 or len(beside_ns) < 3:
         return None
-    period = float(np.median(np.diff(beside_ns)))
     number = np.searchsorted(beside_ns, of_ns, "right") - 1
     inside = (number >= 0) & (number < len(beside_ns) - 1)
     if inside.sum() < 3:
         return None
     phase = (of_ns[inside] - beside_ns[number[inside]]).astype(np.float64)
-    moves = (np.diff(phase) + period / 2) % period - period / 2  # the way round that is shorter
-    middle = float(np.median(moves))
-    return Drift(float(phase[-1]), middle, float(np.median(np.abs(moves - middle))))
+    return Phases(of_ns[inside], phase, float(np.median(np.diff(beside_ns))))
+
+
+def drift(of_ns: _Times, beside_ns: _Times) -> Drift | None:
+    """Of the same."""
+    found = phases_beside(of_ns, beside_ns)
+    if found is None:
+        return None
+    middle = float(np.median(found.moves_ns))
+    return Drift(float(found.phase_ns[-1]), middle, float(np.median(np.abs(found.moves_ns - middle))))

@@ -51,7 +51,7 @@ class Spare:
 
     link: int
     capacity_bps: float  # 0: unknown
-    pace_bps: float  # of all pairs over it
+    pace_bps: float  # of all pairs over it, if they sent at once: no more than the capacity
     to_be_had_bps: float  # of that, at most
 
     @property
@@ -67,7 +67,11 @@ def spares(found: Sequence[Pair], over: Mapping[Ends, Sequence[int]], capacity_b
         for link in over.get((pair.job, pair.source, pair.target), ()):
             pace, had = sums.get(link, (0.0, 0.0))
             sums[link] = pace + pair.pace_bps, had + pair.to_be_had_bps
-    rows = [Spare(link, capacity_bps.get(link, 0.0), *both) for link, both in sums.items()]
+    rows = []
+    for link, (pace, had) in sums.items():
+        capacity = capacity_bps.get(link, 0.0)
+        most = capacity or pace  # several jobs do not always send at once
+        rows.append(Spare(link, capacity, min(pace, most), max(0.0, min(pace, most) - min(pace - had, most))))
     return sorted(rows, key=lambda row: (-row.to_be_had_bps, row.link))
 
 

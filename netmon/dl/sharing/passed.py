@@ -3,11 +3,13 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
-import pandas as pd
 
+from netmon.columnar import Columns, joined
+from netmon.dl.grouped import order_by, starts
 from netmon.dl.sharing.advice import Advice, JobSeen, advise
 from netmon.dl.sharing.demand import LinkBytes
 
@@ -59,8 +61,8 @@ class Passed:
     def __init__(self, begin_ns: int, end_ns: int) -> None:
         """Begin without rows."""
         self.span_ns = begin_ns, end_ns
-        self._cells: list[pd.DataFrame] = []
-        self._flows: list[pd.DataFrame] = []
+        self._cells: list[Columns] = []
+        self._flows: list[Columns] = []
         self._kept = 0
         self._bin_ns = _FINEST_NS
 
@@ -69,15 +71,14 @@ class Passed:
         """Whether there was no row."""
         return not self._cells
 
-    def add(self, rows: pd.DataFrame) -> None:
-        """Add up rows with the columns of ROW."""
+    def add(self, rows: Columns) -> None:
+        """Add up rows with the columns of ROW, all of 64 bits."""
         begin, end = self.span_ns
         rows = rows[(rows["start_ns"] >= begin) & (rows["start_ns"] < end)]
         if not len(rows):
             return
         self._bin_ns = max(self._bin_ns, int(rows["width_ns"].max()))
-        cells = rows.assign(bin=(rows["start_ns"] - begin) // _FINEST_NS)
-        self._cells.append(_summed(cells, _CELL))
+        self._cells.append(_summed(rows.replaced(bin=(rows["start_ns"] - begin) // _FINEST_NS), _CELL))
         self._flows.append(_summed(rows[rows["job"] >= 0], _FLOW))
         self._kept += len(self._cells[-1])
         if self._kept > _MOST_CELLS and len(self._cells) > 1:
@@ -85,8 +86,8 @@ class Passed:
             self._kept = 0  # what is left is as small as it gets
 
     @staticmethod
-    def _together(parts: list[pd.DataFrame], by: list[str]) -> pd.DataFrame:
-        return _summed(pd.concat(parts, ignore_index=True), by)
+    def _together(parts: list[Columns], by: list[str]) -> Columns:
+        return _summed(joined(parts), by)
 
     def advice(
         self, told: Mapping[str, Iterations], names: Names, only: frozenset[str] = frozenset(), most: int | None = None
@@ -97,7 +98,7 @@ class Passed:
         """
         cells = self._together(self._cells, _CELL)
         if self._bin_ns > _FINEST_NS:
-            cells["bin"] = cells["bin"] * _FINEST_NS // self._bin_ns
+            cells = cells.replaced(bin=cells["bin"] * _FINEST_NS // self._bin_ns)
         carriers = _carriers(self._together(self._flows, _FLOW))
         traffic = self._traffic(cells, names)
         number = {job: place for place, job in enumerate(names.jobs)}
@@ -108,20 +109,21 @@ class Passed:
         seen = [_job(job, its, cells, number.get(job, -2), names, carriers, self._bin_ns) for job, its in told.items()]
         return advise(seen, traffic, names.links, names.capacity_bps, self.span_ns, most)
 
-    def _traffic(self, cells: pd.DataFrame, names: Names) -> dict[int, LinkBytes]:
-        """Of the links on which jobs send."""
+    def _traffic(self, cells: Columns, names: Names) -> dict[int, LinkBytes]:
+        """Of the links on which jobs send; cells: ordered by link."""
         begin, end = self.span_ns
         bins = -(-(end - begin) // self._bin_ns)
         found = {}
-        used = cells.loc[cells["job"] >= 0, "link"].unique()
-        for link, own in cells[cells["link"].isin(used)].groupby("link"):
-            places, sent = own["bin"].to_numpy(np.int64), own["wire_bytes"].to_numpy(np.float64)
-            jobs = own["job"].to_numpy(np.int64)
+        first = starts(cells["link"])
+        for a, b in pairwise([*first.tolist(), len(cells)]):
+            places, sent, jobs = cells["bin"][a:b], cells["wire_bytes"][a:b].astype(np.float64), cells["job"][a:b]
+            if not (jobs >= 0).any():
+                continue
             of_job = {
                 names.jobs[job]: _sums(places[jobs == job], sent[jobs == job], bins)
                 for job in np.unique(jobs[jobs >= 0]).tolist()
             }
-            found[int(str(link))] = LinkBytes(begin, self._bin_ns, of_job, _sums(places, sent, bins))
+            found[int(cells["link"][a])] = LinkBytes(begin, self._bin_ns, of_job, _sums(places, sent, bins))
         return found
 
 
@@ -129,26 +131,33 @@ def _sums(places: Numbers, values: npt.NDArray[np.float64], bins: int) -> npt.ND
     return np.bincount(places, values, bins)[:bins].astype(np.float64)
 
 
-def _summed(rows: pd.DataFrame, by: list[str]) -> pd.DataFrame:
-    """Wire bytes by the combinations that occur."""
-    found: pd.DataFrame = rows.groupby(by, as_index=False).agg(wire_bytes=("wire_bytes", "sum"))
-    return found
+def _summed(rows: Columns, by: list[str]) -> Columns:
+    """Wire bytes by the combinations that occur, in their order."""
+    order = order_by(*(rows[name] for name in by))
+    keys = [rows[name][order] for name in by]
+    first, sent = starts(*keys), rows["wire_bytes"][order]
+    sums = np.add.reduceat(sent, first) if len(first) else sent
+    return Columns({name: key[first] for name, key in zip(by, keys, strict=True)} | {"wire_bytes": sums})
 
 
-def _carriers(flows: pd.DataFrame) -> dict[int, dict[int, int]]:
-    """How many flows of each job carry its gradients over each link."""
-    most = flows.groupby(["job", "link"])["wire_bytes"].transform("max")
-    counted = flows[flows["wire_bytes"] >= _CONTROL * most].groupby(["job", "link"]).size()
+def _carriers(flows: Columns) -> dict[int, dict[int, int]]:
+    """How many flows of each job carry its gradients over each link; flows: ordered by link and job."""
+    job, link, sent = (flows[name] for name in ("job", "link", "wire_bytes"))
+    first = starts(link, job)
     found: dict[int, dict[int, int]] = {}
-    for row in counted.reset_index(name="flows").to_dict("records"):
-        found.setdefault(int(row["job"]), {})[int(row["link"])] = int(row["flows"])
+    if not len(first):
+        return found
+    most = np.repeat(np.maximum.reduceat(sent, first), np.diff(np.append(first, len(sent))))
+    counted = np.add.reduceat(sent >= _CONTROL * most, first, dtype=np.int64)
+    for of, over, count in zip(job[first].tolist(), link[first].tolist(), counted.tolist(), strict=True):
+        found.setdefault(of, {})[over] = count
     return found
 
 
 def _job(
     job: str,
     told: Iterations,
-    cells: pd.DataFrame,
+    cells: Columns,
     number: int,
     names: Names,
     carriers: Mapping[int, Mapping[int, int]],
@@ -156,17 +165,17 @@ def _job(
 ) -> JobSeen:
     mine = np.array([place for place, (of, _, _) in enumerate(names.pairs) if of == number], np.int64)
     own = cells[cells["job"] == number]
-    pair = own["pair"].to_numpy(np.int64)
-    over = _links_of_pairs(np.where(pair < -1, -2 - pair, pair), own["link"].to_numpy(np.int64), mine)
-    own = own[np.isin(pair, mine) & own["iteration"].isin(told.numbers)]
+    pair = own["pair"]
+    over = _links_of_pairs(np.where(pair < -1, -2 - pair, pair), own["link"], mine)
+    own = own[np.isin(pair, mine) & np.isin(own["iteration"], told.numbers)]
     own = _summed(own, ["pair", "iteration", "bin"])
-    row = np.searchsorted(mine, own["pair"].to_numpy(np.int64))
-    column = np.searchsorted(told.numbers, own["iteration"].to_numpy(np.int64))
+    row = np.searchsorted(mine, own["pair"])
+    column = np.searchsorted(told.numbers, own["iteration"])
     sent, busy = (np.zeros((len(mine), len(told.numbers))) for _ in range(2))
-    np.add.at(sent, (row, column), own["wire_bytes"].to_numpy(np.float64))
+    np.add.at(sent, (row, column), own["wire_bytes"].astype(np.float64))
     np.add.at(busy, (row, column), float(bin_ns))
     first, last = np.full(len(told.numbers), 1 << 62), np.full(len(told.numbers), -1)
-    bins = own["bin"].to_numpy(np.int64)
+    bins = own["bin"]
     np.minimum.at(first, column, bins)
     np.maximum.at(last, column, bins)
     communication = np.where(last >= 0, (last - first + 1.0) * bin_ns, 0.0)

@@ -10,6 +10,7 @@ from netmon.dl.sharing.demand import FEWEST
 from netmon.units import format_bytes, format_duration, format_rate
 
 _MOST_NAMED = 5
+_TREND = 0.02  # of a score: less is no trend
 _MOST_IN_A_ROW = 3
 
 
@@ -57,13 +58,19 @@ def of_share(share: Share, links: Sequence[str]) -> str:
     if share.drift_ns is None:
         why = "how they move beside each other is not known"
     else:
-        why = f"they drift by {format_duration(share.drift_ns)} an iteration, so that no shift would last"
+        drifts = f"they drift {_way(fit.trend)}by {format_duration(share.drift_ns)} an iteration"
+        why = f"{drifts}, so that no shift would last"
     if share.offset_ns is None:
         return f"{both}: {why}"
     return (
         f"{both}: {why} by itself; where both begin an iteration every {format_duration(fit.hold_ns)}, {fit.job} "
         f"{format_duration(share.offset_ns)} after {fit.others[0]}, {gains}"
     )
+
+
+def _way(trend: float) -> str:
+    """Whether what jobs ask of their links comes to lie more or less at the same time, by the trend of their score."""
+    return "" if abs(trend) < _TREND else "apart " if trend > 0 else "together "
 
 
 def _of_pairs(advice: Advice) -> list[str]:
@@ -149,6 +156,7 @@ def _share(share: Share, links: Sequence[str]) -> dict[str, Any]:
         "links": [links[link] for link in fit.links],
         "compatibility": fit.score,
         "best_compatibility": fit.best_score,
+        "compatibility_trend": fit.trend,
         "shift_ns": fit.shift_ns,
         "hold_ns": fit.hold_ns or None,
         "offset_ns": share.offset_ns,
@@ -168,8 +176,16 @@ def _share(share: Share, links: Sequence[str]) -> dict[str, Any]:
     }
 
 
+def _durations(*ns: float) -> str:
+    return ", ".join(map(format_duration, ns))
+
+
 TABLES: Mapping[str, tuple[str, ...]] = {
     "jobs": ("job", "iterations", "takes", "alone", "transfers"),
+    "jobs that share links": (
+        *("job", "beside", "compatibility", "best", "take", "would take", "saves"),
+        *("later by", "every", "drift", ""),
+    ),
     "pairs of ranks": ("job", "pair", "bytes", "pace", "sends", "spare", ""),
     "links": ("link", "capacity", "training sends", "enough", "spare"),
 }
@@ -188,6 +204,22 @@ def rows(told: Mapping[str, Any]) -> dict[str, list[tuple[str, ...]]]:
                 f"{one['busy']:.0%}",
             )
             for one in told["jobs"]
+        ],
+        "jobs that share links": [
+            (
+                one["job"],
+                _some(one["others"]),
+                f"{one['compatibility']:.2f}",
+                f"{one['best_compatibility']:.2f}",
+                _durations(one["shared_ns"], *one["others_shared_ns"]),
+                _durations(one["shifted_ns"], *one["others_shifted_ns"]),
+                f"{max(0.0, one['gain']):.0%}",
+                format_duration(one["shift_ns"]),
+                format_duration(one["hold_ns"]) if one["hold_ns"] else "",
+                "" if one["drift_ns"] is None else format_duration(one["drift_ns"]),
+                _way(one.get("compatibility_trend", 0.0)).strip(),
+            )
+            for one in told["shares"]
         ],
         "pairs of ranks": [
             (

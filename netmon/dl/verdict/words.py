@@ -144,8 +144,8 @@ def _without(verdict: Verdict) -> str:
 
 
 def arithmetic(verdict: Verdict) -> Iterator[str]:
-    """Lines: what the excess is made of."""
-    if not verdict.usual_ns:
+    """Lines: what the excess is made of; none where there is none."""
+    if not verdict.usual_ns or verdict.excess_ns <= 0:
         return
     yield (
         f"{format_duration(verdict.duration_ns)} − {format_duration(verdict.usual_ns)} = "
@@ -153,6 +153,6 @@ def arithmetic(verdict: Verdict) -> Iterator[str]:
     )
     for name in SHARES:
         ns = getattr(verdict, f"{name}_ns")
-        if abs(ns) >= _LEAST_NS and verdict.excess_ns > 0:
+        if abs(ns) >= _LEAST_NS:
             yield f"{format_duration(ns):>8}  {ns / verdict.excess_ns:4.0%}  {_SHARES[name]}"
     yield f"confidence {verdict.confidence:.2f}"

@@ -9,6 +9,7 @@ import pyarrow as pa
 
 from netmon.dl.sharing.advice import Advice, Share
 from netmon.dl.sharing.compatibility import phases, scores_by_shift
+from netmon.dl.sharing.drift import phases_beside
 from netmon.dl.sharing.words import of_share
 from netmon.errors import DataError
 from netmon.report.exhibit import Chapter, Exhibit, Frames, GapError, need
@@ -50,6 +51,7 @@ def _share_frames(study: Study) -> Frames:
             "links": ", ".join(advice.links[link] for link in share.fit.links),
             "compatibility": share.fit.score,
             "at the best shift": share.fit.best_score,
+            "drift_ms": share.drift.per_iteration_ns / 1e6 if share.drift else np.nan,
             "shift_ms": share.fit.shift_ns / 1e6,
             "hold_ms": share.fit.hold_ns / 1e6 or np.nan,
             "takes_ms": share.fit.shared_ns / 1e6,
@@ -90,6 +92,21 @@ def _circle_frames(study: Study) -> Frames:
                     )
                 )
     return {"circles": pd.concat(parts, ignore_index=True)}
+
+
+def _drift_frames(study: Study) -> Frames:
+    advice, shares = _shares(study)
+    starts = {demand.job: demand.starts_ns[:-1] for demand in advice.jobs}
+    parts = []
+    for share in shares[:_CIRCLES]:
+        found = phases_beside(starts[share.fit.job], starts[share.fit.others[0]])
+        if found is not None:
+            told = {"share": _name(share, advice), "period_ms": found.period_ns / 1e6}
+            seconds = (found.time_ns - advice.begin_ns) / 1e9
+            parts.append(pd.DataFrame({**told, "time_s": seconds, "phase_ms": found.phase_ns / 1e6}))
+    if not parts:
+        raise GapError("too few iterations began within the other job's")
+    return {"drift": pd.concat(parts, ignore_index=True)}
 
 
 def _score_frames(study: Study) -> Frames:
@@ -146,7 +163,9 @@ CHAPTER = Chapter(
             "What sharing links costs jobs, and what a shift would save",
             "CASSINI, section 3",
             "Compatibility: 1 minus the demand beyond the link's capacity, as a share of the capacity, averaged over "
-            "time. Iteration times, unshifted and shifted, come from a fluid model in which flows share a link fairly.",
+            "time. Unshifted iteration times are what the last iterations took, as far as sharing explains it; shifted "
+            "ones come from a fluid model in which flows share a link fairly. Drift: how much later the job's "
+            "iterations begin within the other one's, from one to the next.",
             _share_frames,
             None,
         ),
@@ -158,6 +177,15 @@ CHAPTER = Chapter(
             "begin now, and after the best shift. Once round is one iteration; dashed: the link's capacity.",
             _circle_frames,
             draw.circles,
+        ),
+        _exhibit(
+            "shared-drift",
+            "Whether jobs drift beside each other",
+            "MLTCP, section 3",
+            "When each of the job's iterations began, after the beginning of the other job's iteration. A line that "
+            "stays level keeps its phase; one that rises or falls drifts, and goes round.",
+            _drift_frames,
+            draw.drift,
         ),
         _exhibit(
             "shift-scores",

@@ -33,6 +33,17 @@ def circles(figure: Figure, circles: pd.DataFrame) -> None:
     legend_outside(figure, axes[0])
 
 
+def drift(figure: Figure, drift: pd.DataFrame) -> None:
+    """A panel per share: the phase of each iteration over time."""
+    names = list(dict.fromkeys(drift["share"]))
+    for ax, name in zip(panels(figure, names, height=2.2), names, strict=False):
+        own = drift[drift["share"] == name]
+        ax.plot(own["time_s"], own["phase_ms"], ".", color=_COLOURS[0], markersize=4)
+        ax.set_xlabel("time (s)")
+        ax.set_ylabel("later by (ms)")
+        ax.set_ylim(0, float(own["period_ms"].iloc[0]))
+
+
 def scores(figure: Figure, scores: pd.DataFrame) -> None:
     """A panel per share."""
     names = list(dict.fromkeys(scores["share"]))

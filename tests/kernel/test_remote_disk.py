@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A spool on a network file system whose server goes away, fails, and comes back. Where it is no NFS it is FUSE."""
+
+import logging
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from conftest import run
+from waiting import wait_for
+
+from netmon.agent import spool as spool_module
+from netmon.agent import spool_disk
+from netmon.agent.carried import CARRIED
+from netmon.agent.spool import Spool
+from netmon.agent.spool_folder import SpoolFolder
+from netmon.errors import DataError
+from netmon.records import Table, empty
+
+pytest.importorskip("mfusepy", exc_type=Exception)
+pytestmark = [
+    pytest.mark.kernel,
+    pytest.mark.skipif(not os.path.exists("/dev/fuse"), reason="this kernel has no FUSE"),
+]
+
+
+class Remote:
+    def __init__(self, folder: Path) -> None:
+        self.behind, self.mount = folder / "behind", folder / "mount"
+        for path in (self.behind, self.mount):
+            path.mkdir(mode=0o700)
+        program = [sys.executable, str(Path(__file__).with_name("remote_disk.py")), str(self.behind), str(self.mount)]
+        self.server = subprocess.Popen(program)
+        wait_for(lambda: self.server.poll() is not None or os.path.ismount(self.mount))
+        assert self.server.poll() is None
+
+    def stop(self) -> None:
+        self.server.send_signal(signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        self.server.send_signal(signal.SIGCONT)
+
+    def fail(self, fails: bool) -> None:
+        stale = Path(f"{self.behind}.stale")
+        stale.touch() if fails else stale.unlink()
+
+    def close(self) -> None:
+        self.server.kill()
+        self.server.wait()
+        run("umount", "--lazy", str(self.mount))
+
+
+@pytest.fixture
+def remote(tmp_path: Path) -> Iterator[Remote]:
+    disk = Remote(tmp_path)
+    try:
+        yield disk
+    finally:
+        disk.close()
+
+
+def carried() -> bytes:
+    rows = empty(CARRIED)
+    rows.resize(1)
+    rows["packets"] = 1
+    return rows.tobytes()
+
+
+def test_a_spool_on_a_server_that_goes_away_fails_and_comes_back(remote, monkeypatch, caplog):
+    monkeypatch.setattr(spool_disk, "_ANSWERS_S", 0.2)
+    monkeypatch.setattr(spool_disk, "_OPEN_AGAIN_S", 0.0)
+    monkeypatch.setattr(spool_module, "_UNREADABLE_S", 0.0)
+    lost: list[Table] = []
+    spool = Spool(SpoolFolder(remote.mount / "spool"), "s1", 1 << 24, lost.append)
+    spool.hello = b"hello"
+    for sequence in range(1, 4):
+        spool.append(sequence, b"there" * 60_000, b"r", carried())
+
+    def said(words: str) -> int:
+        return sum(words in line for line in caplog.messages)
+
+    with caplog.at_level(logging.WARNING):
+        remote.stop()
+        for sequence in range(4, 20):  # the test's own limit ends it
+            spool.append(sequence, b"while it was gone", b"r", carried())
+            assert spool.after(sequence - 1, lambda: False).sequence == sequence
+        assert spool.after(0, lambda: False, lambda: 0.0) is None  # what is there is waited for
+        assert (said("the disk does not answer; batches wait in memory"), lost) == (1, [])
+        remote.fail(True)
+        remote.go_on()
+        wait_for(lambda: not spool._disk._silent_since)
+        spool.append(20, b"while it failed", b"r", carried())
+        with pytest.raises(DataError, match="cannot read"):  # what is there is lost, and counted
+            spool.after(0, lambda: False)
+        assert (sum(int(table["packets"].sum()) for table in lost), spool.given_up, said("given up: 3 batches")) == (
+            3,
+            3,
+            1,
+        )
+        remote.fail(False)
+        spool.append(21, b"again", b"r", carried())
+        assert said("takes batches again") == 1
+    assert [spool.after(number, lambda: False).sequence for number in range(3, 21)] == list(range(4, 22))
+    assert spool.silent_s > 0
+    spool.close()
+    folder = SpoolFolder(remote.mount / "spool")
+    (name,) = [name for name in folder.left_behind() if name != "s1"]
+    table = folder.take_over(name)
+    assert (table.hello(), sorted(table.carried())) == (b"hello", list(range(4, 22)))
+    table.close()
+
+
+def test_an_agent_does_not_wait_for_ever_for_a_spool_that_does_not_answer(remote, monkeypatch):
+    monkeypatch.setattr(spool_disk, "_OPENS_S", 0.3)
+    remote.stop()
+    with pytest.raises(DataError, match=r"its disk has not answered for .*; give another --spool"):
+        spool_disk.open_folder(lambda: SpoolFolder(remote.mount / "spool"), remote.mount / "spool")
+    remote.go_on()
