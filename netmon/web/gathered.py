@@ -83,12 +83,12 @@ class Gathered:
 
     def remember(self, batch: pa.RecordBatch) -> None:
         """Rows of the table iterations of before. What is not known of them gets lanes with the next snapshot."""
-        words = [batch.column(name).cast(pa.string()).to_pylist() for name in ("job", "host")]
+        distinct = pa.Table.from_batches([batch]).group_by(["job", "rank", "host"]).aggregate([])
         with self._lock:
-            for job, rank, host in set(zip(words[0], batch.column("rank").to_pylist(), words[1], strict=True)):
-                self._jobs.setdefault(job, len(self._jobs))
-                self._hosts.setdefault(host, len(self._hosts))
-                self._ranks.setdefault((job, rank), host)
+            for one in distinct.to_pylist():
+                self._jobs.setdefault(one["job"], len(self._jobs))
+                self._hosts.setdefault(one["host"], len(self._hosts))
+                self._ranks.setdefault((one["job"], one["rank"]), one["host"])
             rows = step_rows(batch, list(self._hosts), list(self._jobs))
             rows = rows[rows["start_ns"] >= self.end_ns - HOUR_NS]
             if not len(rows):
