@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Where agents and viewers connect: in this process, or in one that receives for it."""
 
+import asyncio
 from collections.abc import Callable
 from typing import Protocol
 
@@ -18,11 +19,18 @@ from netmon.wire.channel import COLLECTOR_OPTIONS
 class Front(Protocol):
     """Between `start` and `close`; lives on one event loop."""
 
+    @property
+    def pid(self) -> int:
+        """Of the process that receives, where that is another one; 0: it is this one."""
+
     async def start(self) -> None:
         """Listen. Raises UsageError, CertificateError, UnsupportedError."""
 
     async def tick(self) -> float:
         """Take in what has come, and settle what is due; returns for how long (s) it has waited for another process."""
+
+    async def rest(self, pause_s: float) -> None:
+        """Between two ticks."""
 
     async def follow(self, why_not: Callable[[], str]) -> None:
         """Tell who asks whether rows are taken in, as Health.follow."""
@@ -48,6 +56,11 @@ class FrontHere:
         self._health = add_health(self._server)
         listen_at(self._server, listen, door)
 
+    @property
+    def pid(self) -> int:
+        """See Front."""
+        return 0
+
     async def start(self) -> None:
         """See Front."""
         await self._server.start()
@@ -56,6 +69,10 @@ class FrontHere:
         """See Front."""
         self._registry.tick()
         return 0.0
+
+    async def rest(self, pause_s: float) -> None:
+        """See Front."""
+        await asyncio.sleep(pause_s)
 
     async def follow(self, why_not: Callable[[], str]) -> None:
         """See Front."""

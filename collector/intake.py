@@ -49,7 +49,7 @@ class Intake:
         self._shedding = Shedding()
         self._rows = 0  # that wait
         self._ticked = asyncio.Event()
-        self._decided_s = time.monotonic()
+        self._decided_s, self._worked_s = time.monotonic(), time.thread_time()
         self._said = 0
 
     @property
@@ -113,16 +113,18 @@ class Intake:
 
     def _decide(self, now: float) -> None:
         elapsed, self._decided_s = now - self._decided_s, now
+        worked_s = time.thread_time()
+        busy, self._worked_s = (worked_s - self._worked_s) / elapsed, worked_s
         sending = {}
         for session, coming in self._coming.items():
             rate, coming.counted = coming.counted / elapsed, 0
             coming.rows_per_s = (coming.rows_per_s + rate) / 2 if coming.rows_per_s else rate
             silent_s = max(0.0, now - coming.at_s - _SILENT_S)
             sending[session] = Sending(coming.rows_per_s, coming.behind_s + silent_s)
-        self._shedding.decide(sending, self._storing(), now)
+        self._shedding.decide(sending, self._storing(), now, busy)
         if self._shedding.asked != self._said:
             self._said = self._shedding.asked
-            _log.warning(f"{self._said} of {len(sending)} agents are asked for coarser rows in fewer batches")
+            _log.warning(f"{self._said} of {len(sending)} agents are asked for fewer batches, or for coarser rows too")
 
 
 def weight(batch: netmon_pb2.Batch) -> int:

@@ -19,7 +19,7 @@ SILENT_AFTER_S = 5.0
 
 _OFTEN_S, _SELDOM_S = 0.3, 10.0  # between two exchanges
 _SAID_S = 3.0
-_REST_OWN, _REST_STAGE = 19, 2  # × the CPU time of telling it, × that of the job stage
+_REST_OWN, _REST_STAGE = 19, 4  # × the CPU time of telling it, × that of the job stage
 
 
 class JobExchange:

@@ -25,6 +25,7 @@ from collector.job_exchange import SILENT_AFTER_S, JobExchange
 from collector.jobs.link import JobLink, JobsHere
 from collector.judging.advising import Advising
 from collector.judging.judging import Judging
+from collector.parting import Parting
 from collector.set_aside import Sent
 from collector.settings import Settings
 from collector.stages import Stages
@@ -71,9 +72,7 @@ class Registry:
         self.intake, self.allowance = Intake(self.flushing.storing), Allowance(lambda: settings.allowance)
         self.full, self._triggers = FullResolution(), Triggers(settings)
         self._pulling: set[asyncio.Task[None]] = set()
-        self._leaving: list[Entry] = []  # who is to be parted with
-        self._parting: asyncio.Future[bool] | None = None  # from them
-        self._parting_now, self._opening = asyncio.Lock(), asyncio.Lock()
+        self._parting, self._opening = Parting(self._part), asyncio.Lock()
 
     def _begin(self) -> None:
         """A host stage without sessions, and what is made of it."""
@@ -341,21 +340,21 @@ class Registry:
                 self._forget(entry)
 
     async def part(self, entry: Entry) -> bool:
-        """Settle and store all that a session which has said its last word has sent, with those that leave beside it.
+        """Settle and store all that a session which has said its last word has sent, as Parting.part."""
+        return await self._parting.part(entry)
 
-        False where the disk does not take it.
-        """
-        self._leaving.append(entry)
-        if self._parting is None:
-            self._parting = asyncio.ensure_future(self._part())
-        return await asyncio.shield(self._parting)
+    async def _part(self, leaving: list[Entry]) -> bool:
+        await self.infer(leaving)
+        self._settle(leaving, leaving=True)
+        return await self.flush()
 
-    async def _part(self) -> bool:
-        async with self._parting_now:
-            leaving, self._leaving, self._parting = self._leaving, [], None
-            await self.infer(leaving)
-            self._settle(leaving, leaving=True)
-            return await self.flush()
+    async def close(self) -> None:
+        """Whatever still works for somebody ends."""
+        pulling = list(self._pulling)
+        for task in pulling:
+            task.cancel()
+        await asyncio.gather(*pulling, return_exceptions=True)
+        await self._parting.close()
 
     async def flush(self) -> bool:
         """Write all that has settled, and acknowledge it; False where the disk does not take it."""

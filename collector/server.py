@@ -15,10 +15,13 @@ from collector.answers import Answers
 from collector.dataset.sink import ParquetSink
 from collector.dataset.upkeep import Upkeep
 from collector.front import Front, FrontHere
+from collector.growing import FrontThatGrows
 from collector.jobs.process import JobsApart
 from collector.listening import CLOSED, Door
 from collector.metrics.serving import serve_metrics, why_not_ready
 from collector.page_apart import PageApart
+from collector.receiving.apart import ReceiverApart
+from collector.receiving.frames import Listen
 from collector.registry import Registry
 from collector.settings import Settings
 from collector.stored_past import Batches
@@ -36,7 +39,7 @@ _GRACE_S = 1.0
 _BUS_WITHIN_S = 15.0
 _END_WITHIN_S = 7.0  # of the end of the tick in which the signal came, before the grace
 _OVER_WITHIN_S = 9.0  # of the signal, whatever happens
-_TICK_S, _MOST_TICK_S = 0.2, 0.6  # from one to the next
+_TICK_S, _MOST_TICK_S = 0.2, 1.0  # from one to the next
 _LOOKED_OVER = (50_000, 20, 20)  # a tick of a thousand hosts makes so many objects, and lets go of nearly all
 _T = TypeVar("_T")
 
@@ -51,7 +54,7 @@ async def serve(
     door: Door = CLOSED,
     metrics: str = "",
     spans: "Spans | None" = None,
-    apart: bool = False,
+    receiver: str = "auto",
     stored: Batches | None = None,
     http: str = "",
 ) -> None:
@@ -60,8 +63,9 @@ async def serve(
     abandon: called where that takes too long; may end the process, as nothing is lost by it. worker: one of several,
     whose agents are on a bus; without it the collector is alone, and agents connect to it. door: who is let in.
     metrics: HOST:PORT of /metrics, /health and /ready; empty: nowhere. spans: told of iterations and verdicts.
-    apart: a process of its own receives. stored: rows of the dataset in `data`, for viewers; without it they are told
-    of the present only. http: HOST:PORT of the page for browsers; empty: nowhere.
+    receiver: what receives: this process (here), one of its own (apart), or as many agents there are (auto). stored:
+    rows of the dataset in `data`, for viewers; without it they are told of the present only. http: HOST:PORT of the
+    page for browsers; empty: nowhere.
 
     Raises DataError where data cannot be written, UnsupportedError where it cannot listen, BusError without the bus;
     UsageError, CertificateError.
@@ -83,7 +87,7 @@ async def serve(
     page: PageApart | None = None
     try:
         answers = Answers(registry, door.exposed(listen, worker), stored)
-        front = _front(registry, listen, door, worker is None, answers, apart)
+        front = _front(registry, listen, door, worker is None, answers, receiver)
         if worker:
             among = await _or_stopped(_among(worker, registry, sink), stop)
             if among is None:
@@ -92,7 +96,10 @@ async def serve(
         if http:
             page = PageApart(registry, answers, http, door)
             await page.start()
-        endpoint = serve_metrics(metrics, registry, door, among)
+        others: dict[str, Callable[[], int]] = {"jobs": lambda: jobs.pid, "receiver": lambda: front.pid}
+        if page:
+            others["page"] = lambda: page.pid
+        endpoint = serve_metrics(metrics, registry, door, among, others)
         _log.info(f"listening on {listen}, writing to {data}")
         door.warn(listen, worker)
         gc.freeze()  # what is there now stays: it need not be looked over again and again
@@ -128,6 +135,7 @@ async def serve(
             await asyncio.to_thread(endpoint.close)
         if spans:
             await asyncio.to_thread(spans.close)
+        await registry.close()
         jobs.close()
         upkeep.close()
         sink.close()
@@ -135,12 +143,11 @@ async def serve(
         supervisor.close()
 
 
-def _front(registry: Registry, listen: str, door: Door, streams: bool, answers: Answers, apart: bool) -> Front:
-    if not (apart and streams):
+def _front(registry: Registry, listen: str, door: Door, streams: bool, answers: Answers, receiver: str) -> Front:
+    if receiver == "here" or not streams:
         return FrontHere(registry, listen, door, streams, answers)
-    from collector.receiving.apart import ReceiverApart
-    from collector.receiving.frames import Listen
-
+    if receiver == "auto":
+        return FrontThatGrows(registry, listen, door, answers)
     return ReceiverApart(registry, answers, Listen(listen, door, streams))
 
 
@@ -221,7 +228,7 @@ async def _tick_for_ever(front: Front, supervisor: Supervisor) -> None:
         waited_s = await front.tick()
         supervisor.alive()
         pause_s = tick_pause_s(time.monotonic() - begun - waited_s)
-        await asyncio.sleep(max(_TICK_S / 10, pause_s - waited_s))
+        await front.rest(max(_TICK_S / 10, pause_s - waited_s))
 
 
 def tick_pause_s(took_s: float) -> float:

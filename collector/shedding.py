@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the collector asks of its agents when more comes than it can take: coarser rows in fewer batches, nothing else.
 
-Iterations, the ledger and what flows are come whole in every case. An agent that sends far more than the others do is
-asked alone, and slowed alone where asking does not help; only then everybody is asked. Asking follows the load at
-once, letting go takes its time, and more of it whenever it was too early.
+Iterations, the ledger and what flows are come whole in every case. Fewer batches cost no detail: they are asked for
+before anything is late. Then an agent that sends far more than the others do is asked alone, and slowed alone where
+asking does not help; only then everybody is asked. Asking follows the load at once, letting go takes its time, and
+more of it whenever it was too early.
 """
 
 from collections.abc import Iterable, Mapping
@@ -48,6 +49,12 @@ class Shedding:
     LATE_S, EASY_S = 1.0, 0.4
     """Behind by so much is too much; by less, easy."""
 
+    TOO_LATE_S = 1.5
+    """Behind by so much in spite of fewer batches, rows have to become coarser."""
+
+    BUSY, IDLE = 0.6, 0.3
+    """A loop that works for such a share of its time gets fewer batches, before anything is late; less is easy."""
+
     FULL, EASY_FULL = 1 / 4, 1 / 16
     SLOW_S, QUICK_S = 1.0, 0.5
     """The same for what is on its way to the disk, and for the work of a flush."""
@@ -81,8 +88,8 @@ class Shedding:
         limit = self._limits.get(session, 0.0)
         return Order(step.bucket_ns, step.batch_ns, limit) if limit else step
 
-    def decide(self, sessions: Mapping[str, Sending], storing: Storing, now_s: float) -> None:
-        """Think it over, about once a second. sessions: those that are connected."""
+    def decide(self, sessions: Mapping[str, Sending], storing: Storing, now_s: float, busy: float = 0.0) -> None:
+        """Think it over, about once a second. sessions: those that are connected; busy: share of a core in use."""
         self._steps = {name: step for name, step in self._steps.items() if name in sessions}
         self._limits = {name: limit for name, limit in self._limits.items() if name in sessions}
         self._blamed &= sessions.keys()
@@ -93,9 +100,15 @@ class Shedding:
         stuck = storing.full > self.FULL or storing.work_s > self.SLOW_S
         if behind_s > self.LATE_S or stuck:
             self._hard_s = now_s
-            if (stuck or behind_s >= before_s) and now_s - self._raised_s >= self._RESPONSE_S:
+            too_late = stuck or (behind_s >= before_s and (behind_s > self.TOO_LATE_S or not self._steps))
+            if too_late and now_s - self._raised_s >= self._RESPONSE_S:
                 self._raise(sessions, now_s)
-        elif behind_s > self.EASY_S or storing.full > self.EASY_FULL or storing.work_s > self.QUICK_S:
+        elif busy > self.BUSY and (unasked := [name for name in sessions if name not in self._steps]):
+            self._hard_s = self._raised_s = now_s
+            self._step_up(unasked)
+        elif (
+            behind_s > self.EASY_S or busy > self.IDLE or storing.full > self.EASY_FULL or storing.work_s > self.QUICK_S
+        ):
             self._hard_s = now_s
         elif now_s - max(self._hard_s, self._eased_s) >= self._patience_s and (self._steps or self._limits):
             self._ease(now_s)

@@ -301,6 +301,10 @@ class Selection:
     steps_ns: int = 0  # of the jobs: every rank's iterations that have ended in so long; here 0 is none
 
 
+OVERVIEW = Selection(most_links=64, most_jobs=32, most_ranks=64, most_hosts=64)
+"""What comes at once to who looks at everything: what is worst, by the pages of a terminal."""
+
+
 @dataclass(frozen=True)
 class Snapshot:
     """Everything that a viewer draws, at one moment."""

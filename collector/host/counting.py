@@ -23,15 +23,13 @@ class Counting:
 
         Another source may tell more of its communication until its rows have settled.
         """
-        first, last, wait = rank.tracker.communication(iteration.start_ns, iteration.end_ns)
+        one = iteration
         _, shift, relative = self.of(rank)
-        return iteration._replace(
-            job=rank.name,
-            number=iteration.number + shift,
-            relative=iteration.relative and relative,
-            parameters=iteration.parameters or self._parameters,
-            parameters_basis=iteration.parameters_basis or ("option" if self._parameters else ""),
-            comm_start_ns=first,
-            comm_end_ns=last,
-            wait_start_ns=wait,
+        return Iteration(  # thousands a second: _replace would take twice as long
+            *(rank.name, one.rank, one.size, one.number + shift, one.start_ns, one.end_ns),
+            *(one.start_moment, one.end_moment, one.source, one.error_ns, one.relative and relative),
+            *(one.parameters or self._parameters, *rank.tracker.communication(one.start_ns, one.end_ns)),
+            one.gradient_bytes,
+            one.parameters_basis or ("option" if self._parameters else ""),
+            one.job_name,
         )

@@ -17,7 +17,7 @@ from netmon.views import SourceScore
 
 NEVER = int(np.iinfo(np.int64).max)
 _STEPPING = (Moment.STEP_START, Moment.FIRST_ENQUEUE)
-_CHECKS_AT_FIRST = 20
+_CHECKS_AT_FIRST = 10
 Scores = list[tuple[str, SourceScore]]
 """(job, how a source of a rank's iterations does against the best one)."""
 
@@ -87,6 +87,11 @@ class Rank:
     def number(self) -> int:
         """The rank."""
         return self.tracker.rank
+
+    def due_ns(self) -> int:
+        """When it has something to settle, or is to be forgotten (mono ns); NEVER: it waits for marks."""
+        ended_ns = self.ended[0].end_ns if self.ended else NEVER
+        return min(ended_ns, max(self.left.values()) + 1) if self.left and self.leaving() else ended_ns
 
     def leaving(self) -> bool:
         """Every source that saw it join has seen it leave."""

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The ranks of one host: their marks, their iterations and whose bytes went by meanwhile."""
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from collector.host.counting import Counting
 from collector.host.flows import FlowTable
@@ -33,7 +33,7 @@ class Ranks:
         """
         self.account = account
         self.odd = OddMarks(holder.host)
-        self.needed_ns: int | None = None  # start of the earliest iteration that may still ask for the account
+        self._needed_ns = NEVER  # start of the earliest iteration that may still ask for the account
         self.renamed: dict[tuple[str, int], str] = {}  # (job, pid) → name, where they differ
         self.place, self._host = place, holder.host
         self._log, self._number = log, log.open(holder)
@@ -275,8 +275,8 @@ class Ranks:
             f"its own number {shift:+d}"
         )
 
-    def _all(self) -> list[Rank]:
-        return [*self._past, *self._ranks.values()]
+    def _all(self) -> Collection[Rank]:
+        return [*self._past, *self._ranks.values()] if self._past else self._ranks.values()
 
     def _stepping(self) -> list[Rank]:
         return [rank for rank in self._all() if rank.name]
@@ -317,11 +317,9 @@ class Ranks:
         """Whether there is a rank, or was one whose rows have not settled."""
         return bool(self._ranks or self._past)
 
-    def due_ns(self) -> int:
-        """When there is something to settle, or somebody to forget (mono ns); the largest int64: never."""
-        times = [rank.ended[0].end_ns for rank in self._all() if rank.ended]
-        times += [max(rank.left.values()) + 1 for rank in self._all() if rank.left and rank.leaving()]
-        return min(times, default=NEVER)
+    def waiting_ns(self) -> tuple[int, int]:
+        """As Rank.due_ns of the first one, and since when the account may be asked for (mono); NEVER: not at all."""
+        return min((rank.due_ns() for rank in self._all()), default=NEVER), self._needed_ns
 
     def settle(self, settled_ns: int, flows: FlowTable) -> list[tuple[Iteration, Asked]]:
         """The iterations whose rows have all been added, with what their account is asked for by."""
@@ -354,15 +352,16 @@ class Ranks:
                 _, told = self._left.get((rank.name, rank.number), (None, []))
                 self._left[rank.name, rank.number] = rank.stored(), rank.scores() if rank.pid else told
             self._log.forget(About.FORGET, rank)
-        keep_newest(self._gone)
-        keep_newest(self._left)
+        if gone:
+            keep_newest(self._gone)
+            keep_newest(self._left)
         oldest = settled_ns
         for rank in self._all():
             needed = rank.needed_since()
             before = settled_ns if needed is None else min(settled_ns, needed)
             rank.tracker.forget(before)
             oldest = min(oldest, before)
-        self.needed_ns = max(oldest, settled_ns - _LONGEST_HISTORY_NS) if self.busy else None
+        self._needed_ns = max(oldest, settled_ns - _LONGEST_HISTORY_NS) if self.busy else NEVER
 
     def ask_last(self) -> None:
         """No more marks will come of those that step and have no name."""

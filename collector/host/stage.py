@@ -20,7 +20,6 @@ from collector.host.batches import Batches, Settled, failing
 from collector.host.exchange import Talk, ask_names, end_ranks, exchange, find_served
 from collector.host.flows import unknown_flow
 from collector.host.ledger import COUNTERS, SAMPLE, LedgerRow
-from collector.host.places import NEVER
 from collector.host.session import Session
 from collector.host.steps import AllSteps
 from collector.host.tables import Classified, Tables
@@ -326,14 +325,14 @@ class HostStage:
         with_rows = set(distinct(fresh["session"]).tolist())
         due = heard | set(np.flatnonzero(places.table["due_ns"] <= settled_ns).tolist())
         told_by: dict[int, _Ended] = {}
-        for place in sorted(due - self._broken):
-            window = self._sessions[place].window
-            if window.ranks.busy:
-                result = self._guard(settled, place, self._sessions[place].settle_ranks)
-                needed = window.ranks.needed_ns
-                places.table["needed_ns"][place] = NEVER if needed is None else needed
-                if result and (result[0] or result[1]):
-                    told_by[place] = result
+        asked = [place for place in sorted(due - self._broken) if self._sessions[place].window.ranks.busy]
+        for place in asked:
+            result = self._guard(settled, place, self._sessions[place].settle_ranks)
+            if result and (result[0] or result[1]):
+                told_by[place] = result
+        if asked:
+            times = [self._sessions[place].window.ranks.waiting_ns() for place in asked]
+            places.table["due_ns"][asked], places.table["needed_ns"][asked] = zip(*times, strict=True)
         accounts = self._accounts(settled, told_by)
         for place in sorted((with_rows | told_by.keys() | ledger.keys()) - self._broken):
             ended = told_by[place][0] if place in told_by else []

@@ -223,7 +223,6 @@ class HostWindow:
         ended = self.ranks.ended()  # with the common numbers, of which a rank that has gone has none
         iterations = self.ranks.settle(self.settled_ns, self.flows)
         self._over.extend(iteration for iteration, _ in iterations)
-        self._row["due_ns"] = self.ranks.due_ns()
         return ended, iterations
 
     def full(self, buckets: Table) -> Columns:

@@ -16,7 +16,7 @@ from collector.host.tables import Tables
 from collector.judging.judging import Judging
 from collector.view.job_views import Jobs
 from netmon.columnar import Columns, joined
-from netmon.dl.sharing.advice import Advice
+from netmon.dl.sharing.advice import Advice, renamed
 from netmon.dl.sharing.passed import Iterations, Names, Passed, iterations
 from netmon.dl.sharing.words import document, of_share
 from netmon.dl.timemap import TimeMap, TimeMaps
@@ -215,10 +215,12 @@ class Advising:
             told_s, answer = self._answers.get(job, (float("-inf"), b""))
             if time.monotonic() < told_s + _SERVES_S:
                 return answer
-            if job and not self._viewed.known(job):
+            names = self._viewed.names()
+            asked = job if job in names else next((one for one, name in names.items() if name == job), "")
+            if job and not asked:
                 raise DataError(f"cannot advise on job {job!r}: the collector knows no such job")
             window = kept(self._judging, self._tables, time.time_ns())
-            answer = await asyncio.to_thread(_encoded, window, job)
+            answer = await asyncio.to_thread(_encoded, window, asked, names)
             self._answers.pop(job, None)
             self._answers[job] = time.monotonic(), answer
             while len(self._answers) > _MOST_ANSWERS:
@@ -239,7 +241,7 @@ class Advising:
         async with self._turn:
             try:
                 window = kept(self._judging, self._tables, time.time_ns())
-                lines, took_s = await asyncio.to_thread(_lines, window)
+                lines, took_s = await asyncio.to_thread(_lines, window, self._viewed.names())
             except DataError:
                 lines, took_s = {}, 0.0
             except Exception:  # viewers do not need it
@@ -249,15 +251,15 @@ class Advising:
         self._rest_until = max(self._rest_until, time.monotonic() + _REST * took_s)
 
 
-def _encoded(window: Kept, job: str) -> bytes:
-    return json.dumps(document(window.advice(frozenset([job] if job else [])))).encode()
+def _encoded(window: Kept, job: str, names: Mapping[str, str]) -> bytes:
+    return json.dumps(document(window.advice(frozenset([job] if job else [])), names)).encode()
 
 
-def _lines(window: Kept) -> tuple[dict[str, tuple[str, ...]], float]:
-    """What is said of each job that shares links, and the CPU time that it took (s)."""
+def _lines(window: Kept, names: Mapping[str, str]) -> tuple[dict[str, tuple[str, ...]], float]:
+    """What is said of each job that shares links, in people's names, and the CPU time that it took (s)."""
     began = time.thread_time()
     advice = window.advice()
     found: dict[str, tuple[str, ...]] = {}
-    for share in advice.shares:
-        found[share.fit.job] = (*found.get(share.fit.job, ()), of_share(share, advice.links)[:MAX_TEXT])
+    for share, shown in zip(advice.shares, renamed(advice, names).shares, strict=True):
+        found[share.fit.job] = (*found.get(share.fit.job, ()), of_share(shown, advice.links)[:MAX_TEXT])
     return found, time.thread_time() - began

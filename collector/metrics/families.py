@@ -2,7 +2,7 @@
 """A frozen view in Prometheus' words. No flow is a label, and no more than MOST_JOBS jobs are."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate
 
 from prometheus_client import Metric
@@ -35,16 +35,25 @@ class Seen:
     pending_bytes: int  # of rows that have settled and are not stored
     used: Used  # by this process
     delays: Delays = NO_DELAYS  # from a batch's arrival to the word that it is stored
+    helpers: Mapping[str, tuple[float, int]] = field(default_factory=dict)  # CPU time (s), RSS of its other processes
     bus: tuple[int, int] | None = None  # batches and bytes that wait on the bus; None: there is none, or it is silent
 
 
 def families(seen: Seen) -> Iterator[Metric]:
     """All of them."""
     yield from own_families("collector", seen.used)
+    yield from _helpers(seen.helpers)
     yield from _hosts(seen.frozen)
     yield from _links(seen.frozen)
     yield from _jobs(seen)
     yield from _own(seen)
+
+
+def _helpers(helpers: Mapping[str, tuple[float, int]]) -> Iterator[Metric]:
+    used = {"cpu_seconds": "CPU time of the collector's other processes", "resident_bytes": "Memory of the same"}
+    for place, (name, help_) in enumerate(used.items()):
+        values = (((helper,), now[place]) for helper, now in helpers.items())
+        yield (gauge if place else counter)(f"netmon_collector_helper_{name}", help_, ("helper",), values)
 
 
 def _hosts(frozen: Frozen) -> Iterator[Metric]:

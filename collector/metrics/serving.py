@@ -4,6 +4,7 @@
 import asyncio
 import contextlib
 import time
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from collector.listening import Door
@@ -25,15 +26,24 @@ def why_not_ready(registry: Registry) -> str:
     return "" if registry.flushing.open else "rows wait for the disk: nothing more is taken in until it has some"
 
 
-def serve_metrics(address: str, registry: Registry, door: Door, among: "ClusterWorker | None") -> "Endpoint | None":
-    """At HOST:PORT; empty: nowhere. Raises UsageError, UnsupportedError, CertificateError."""
+def serve_metrics(
+    address: str,
+    registry: Registry,
+    door: Door,
+    among: "ClusterWorker | None",
+    helpers: Mapping[str, Callable[[], int]],
+) -> "Endpoint | None":
+    """At HOST:PORT; empty: nowhere. helpers: pids of the collector's other processes, 0: none runs.
+
+    Raises UsageError, UnsupportedError, CertificateError.
+    """
     if not address:
         return None
     try:
         from collector.metrics.endpoint import metrics_endpoint
         from collector.metrics.families import Seen
         from netmon.telemetry.endpoint import Condition
-        from netmon.telemetry.families import used
+        from netmon.telemetry.families import used, used_by
     except ImportError:  # it needs a library that the rest does without
         raise UnsupportedError(
             "cannot serve metrics: prometheus-client is not installed; pip install 'netmon[metrics]'"
@@ -51,6 +61,7 @@ def serve_metrics(address: str, registry: Registry, door: Door, among: "ClusterW
             unwritten=stored.full,
             pending_bytes=flushing.pending_bytes,
             used=used(),
+            helpers={name: now for name, pid in helpers.items() if (now := used_by(pid()))},
             delays=flushing.delays.copy(),
             bus=waits,
         )

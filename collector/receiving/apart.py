@@ -25,7 +25,7 @@ _log = logging.getLogger(__name__)
 _GATHER_S = 0.05  # news for agents go over together
 _AGAIN_S = 1.0  # after the process has died
 _NO_ANSWER_S = 20.0
-_LONG_S = 0.1  # to wait for an answer
+_MOST_LEAD_S = 0.3  # by which what has come is asked for before it is taken in
 
 
 class ReceiverApart:
@@ -40,6 +40,7 @@ class ReceiverApart:
         self._due: set[int] = set()  # streams with news
         self._news = asyncio.Event()
         self._given: asyncio.Future[frames.Received | None] | None = None
+        self._asked_s = self._lead_s = self._pause_s = 0.0  # when it was asked; what an answer takes; the last rest
         self._tasks: set[asyncio.Task[object]] = set()
         self._closing = False
 
@@ -62,13 +63,21 @@ class ReceiverApart:
         if received is None:
             self._registry.tick()
             return waited_s
-        if waited_s > _LONG_S:  # what comes meanwhile is read beside the tick
+        if self._pause_s < self._lead_s:  # what comes until then is read beside the tick
             self._ask()
         take(self._registry, received, self._streams)
         for number in received.left:
             if stream := self._streams.get(number):
                 self._begin(self._leave(stream))
         return waited_s
+
+    async def rest(self, pause_s: float) -> None:
+        """See Front; towards its end what has come is asked for, so that the tick need not wait for it."""
+        self._pause_s, lead_s = pause_s, min(self._lead_s, pause_s)
+        await asyncio.sleep(pause_s - lead_s)
+        if self._registry.flushing.open:
+            self._ask()
+        await asyncio.sleep(lead_s)
 
     async def follow(self, why_not: Callable[[], str]) -> None:
         """See Front."""
@@ -103,6 +112,7 @@ class ReceiverApart:
         """For what has come; one answer is on its way at a time."""
         if self._given is None and self._process:
             self._given = asyncio.get_running_loop().create_future()
+            self._asked_s = time.monotonic()
             self._send(frames.Give(self._registry.allowance.rates()))
 
     async def _give(self) -> frames.Received | None:
@@ -157,6 +167,8 @@ class ReceiverApart:
     def _hear(self, frame: object) -> None:
         if isinstance(frame, frames.Received):
             if self._given and not self._given.done():
+                took_s = time.monotonic() - self._asked_s
+                self._lead_s = min(_MOST_LEAD_S, (self._lead_s + took_s) / 2)
                 self._given.set_result(frame)
         elif isinstance(frame, frames.Introduced):
             self._begin(self._open(frame))

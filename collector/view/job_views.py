@@ -176,9 +176,10 @@ class Jobs:
         """Where its ranks are."""
         return tuple(sorted({rank.host for rank in self._jobs.get(job, _Job()).members().values()}))
 
-    def known(self, job: str) -> bool:
-        """Whether the job has had an iteration."""
-        return job in self._jobs
+    def names(self) -> dict[str, str]:
+        """What each job that has had an iteration is called."""
+        self._name()
+        return {name: job.name for name, job in self._jobs.items()}
 
     def marked(self) -> frozenset[str]:
         """The jobs all of whose ranks tell their iterations themselves: those need no inference."""

@@ -70,12 +70,15 @@ class Watching:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         interval_s = max(request.interval_ms / 1e3, _SHORTEST_INTERVAL_S)
         self._viewers += 1
+        due_s = time.monotonic()
         try:
             while True:
                 await asyncio.wait_for(context.write(self.latest(asked, jobs_only)), _LET_GO_AFTER_S)
                 if not request.interval_ms:
                     return
-                await asyncio.sleep(interval_s)
+                now_s = time.monotonic()
+                due_s = max(now_s, due_s + interval_s)  # what making and sending it has taken is no rest besides
+                await asyncio.sleep(due_s - now_s)
         except asyncio.TimeoutError:
             self.let_go += 1
             reason = f"no snapshot was read for {_LET_GO_AFTER_S:.0f} s"

@@ -4,12 +4,9 @@
 The names are other ones than those by which a collector tells of its agents, so that both can be scraped.
 """
 
-import contextlib
-import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from prometheus_client import Metric
@@ -17,7 +14,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoM
 
 from netmon.records import AgentCost, ClockSample, LedgerSample
 from netmon.telemetry.endpoint import Condition, Endpoint
-from netmon.telemetry.families import counter, gauge, own_families, used
+from netmon.telemetry.families import counter, gauge, own_families, used, used_by
 from netmon.wire.identity import Role
 from netmon.wire.security import Security
 
@@ -170,13 +167,9 @@ class AgentMetrics:
 
 def _of_helper(pid: int) -> Iterator[Metric]:
     """Of the part that keeps capabilities: its CPU time is that of all who look things up in the kernel."""
-    with contextlib.suppress(OSError, ValueError, IndexError):
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        ticks, pages = int(fields[11]) + int(fields[12]), int(fields[21])
-        cpu_s = ticks / os.sysconf("SC_CLK_TCK")
-        yield CounterMetricFamily("netmon_agent_helper_cpu_seconds", "CPU time of its privileged part", cpu_s)
-        rss = pages * os.sysconf("SC_PAGE_SIZE")
-        yield GaugeMetricFamily("netmon_agent_helper_resident_bytes", "Memory of the same", rss)
+    if now := used_by(pid):
+        yield CounterMetricFamily("netmon_agent_helper_cpu_seconds", "CPU time of its privileged part", now[0])
+        yield GaugeMetricFamily("netmon_agent_helper_resident_bytes", "Memory of the same", now[1])
 
 
 def serve_agent_metrics(address: str, security: Security, metrics: AgentMetrics) -> Endpoint:

@@ -48,16 +48,17 @@ def run(args: argparse.Namespace) -> int:
     """Print the advice and its arithmetic."""
     if (args.data is None) == (args.collector is None):
         raise UsageError("cannot advise: give either the dataset's --data or a --collector")
+    from netmon.dl.sharing.words import called
+
     found = _live(args) if args.collector else _stored(args)
     if args.json:
         print(json.dumps(found, indent=1))
     else:
-        _print(found)
+        _print(called(found))
     return 0
 
 
 def _stored(args: argparse.Namespace) -> dict[str, Any]:
-    from netmon.dl.sharing.advice import renamed
     from netmon.dl.sharing.words import document
     from netmon.report.job_names import asked_job, job_names
     from netmon.report.sharing import advice
@@ -67,8 +68,7 @@ def _stored(args: argparse.Namespace) -> dict[str, Any]:
         raise UsageError(f"cannot look at {seconds:g} s: give --seconds up to {_MOST_SECONDS:g}")
     names = job_names(args.data)
     asked = asked_job(args.job, names)
-    found = advice(args.data, seconds, args.until, [asked] if asked else [])
-    return document(found if args.json else renamed(found, names))
+    return document(advice(args.data, seconds, args.until, [asked] if asked else []), names)
 
 
 def _live(args: argparse.Namespace) -> dict[str, Any]:

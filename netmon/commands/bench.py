@@ -148,6 +148,12 @@ def _pipeline_arguments(what: argparse.ArgumentParser) -> None:
         metavar="CORES",
         help="cores for each of several workers (0.4 of the machine's, shared out)",
     )
+    what.add_argument(
+        "--viewer",
+        choices=("top", "all"),
+        default="top",
+        help="what a viewer asks for twice a second: as netmon top does, or everything (%(default)s)",
+    )
     what.add_argument("--cut", action="store_true", help="end the collector while the agents still send")
     what.add_argument("--data", type=Path, metavar="DIR", help="keep the dataset here (it is removed)")
     what.add_argument("--json", action="store_true", help="one JSON document on standard output")
@@ -296,7 +302,7 @@ def _pipeline(args: argparse.Namespace) -> None:
         _workers(args, load)
         return
     with _progress("pipeline", 1) as progress:
-        result = measure(load, progress, args.data, bus=args.bus == "nats")
+        result = measure(load, progress, args.data, bus=args.bus == "nats", viewer=args.viewer)
     _print(args, result, pipeline_table)
 
 

@@ -67,9 +67,10 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--receiver",
-        choices=("here", "apart"),
-        default="here",
-        help="where gRPC is served: apart, in a process of its own, from a few hundred agents on (%(default)s)",
+        choices=("auto", "here", "apart"),
+        default="auto",
+        help="where gRPC is served: in the collector's process or in one of its own, auto: that from 128 agents on "
+        "(%(default)s)",
     )
     parser.add_argument(
         "--bus",
@@ -245,7 +246,7 @@ def run(args: argparse.Namespace) -> int:
         door=door,
         metrics=args.metrics,
         spans=_spans(args),
-        apart=args.receiver == "apart",
+        receiver=args.receiver,
         stored=_Stored(args.data),
         http=_page(args.http),
     )

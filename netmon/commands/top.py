@@ -36,7 +36,6 @@ EXAMPLES = """\
 _INTERVAL_MS = 500
 _FLOWS = 200  # more than a screen has lines: the reader may want those of one class only
 _FLOWS_ONCE = 20
-_LINKS, _JOBS, _RANKS, _HOSTS = 64, 32, 64, 64  # what comes at once, unless all is asked for
 _ANY_HEIGHT = 1_000_000
 _END_S = 5.0  # for putting the terminal back
 
@@ -69,7 +68,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--all",
         action="store_true",
-        help=f"with --once: every link, job and rank, not only the worst {_LINKS} and {_JOBS}",
+        help="with --once: every link, job and rank, not only the worst 64 links and 32 jobs",
     )
 
 
@@ -100,15 +99,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _selection(args: argparse.Namespace, flows: int) -> "Selection":
-    from netmon.views import Selection
+    from netmon.views import OVERVIEW, Selection
 
     hosts = tuple(host for host in args.hosts.split(",") if host)
-    chosen = Selection(hosts=hosts, jobs=tuple(args.job), flows=flows)
-    return (
-        chosen
-        if args.all
-        else replace(chosen, most_links=_LINKS, most_jobs=_JOBS, most_ranks=_RANKS, most_hosts=_HOSTS)
-    )
+    return replace(Selection() if args.all else OVERVIEW, hosts=hosts, jobs=tuple(args.job), flows=flows)
 
 
 def _document(args: argparse.Namespace) -> str:

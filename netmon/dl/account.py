@@ -286,7 +286,20 @@ def _seeing_shared(
     own = jobs == job[question]
     others = np.flatnonzero(shared & (jobs == -1))
     if len(others):  # a window in which the job has rows is as the job sees it
-        _, entry = np.unique(entry, return_inverse=True)
-        window = question * (int(entry.max()) + 1) + entry
-        others = others[~np.isin(window[others], window[own])]
+        mine = np.flatnonzero(own)
+        if len(mine):
+            key = _cells(question, entry)
+            seen = np.sort(key[mine])
+            place = np.minimum(np.searchsorted(seen, key[others]), len(seen) - 1)
+            others = others[seen[place] != key[others]]
     return question[np.append(np.flatnonzero(own & shared), others)]
+
+
+def _cells(question: _Numbers, entry: _Numbers) -> _Numbers:
+    """One number for each link and window of each question; rows of a question follow each other."""
+    first = starts(question)
+    rows = np.diff(np.append(first, len(question)))
+    columns = (entry >> _NUMBER_BITS, entry & ((1 << _NUMBER_BITS) - 1))
+    link, number = (column - np.repeat(np.minimum.reduceat(column, first), rows) for column in columns)
+    cells: _Numbers = (question * (int(link.max()) + 1) + link) * (int(number.max()) + 1) + number
+    return cells

@@ -5,6 +5,7 @@ import os
 import resource
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from prometheus_client import Metric
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily
@@ -48,6 +49,16 @@ def used() -> Used:
         pages = int(file.read().split()[1])
     counts = (len(os.listdir(f"/proc/self/{name}")) for name in ("fd", "task"))
     return Used(cpu, pages * resource.getpagesize(), *counts)
+
+
+def used_by(pid: int) -> tuple[float, int] | None:
+    """CPU time (s) and memory (bytes, RSS) of another process; None: there is none."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        ticks, pages = int(fields[11]) + int(fields[12]), int(fields[21])
+    except (OSError, ValueError, IndexError):
+        return None
+    return ticks / os.sysconf("SC_CLK_TCK"), pages * resource.getpagesize()
 
 
 def own_families(part: str, now: Used) -> Iterator[Metric]:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from netmon.dl.sharing.words import called
 from netmon.dl.verdict.words import arithmetic, from_columns, renamed, sentence
 from netmon.errors import DataError, NetmonError
 from netmon.past import HOUR_NS, Wanted
@@ -110,7 +111,7 @@ class Live:
 
     def advice(self) -> dict[str, Any]:
         """The collector's. Raises UnreachableError."""
-        return get_advice(self._addresses, "", self._security)
+        return called(get_advice(self._addresses, "", self._security))
 
     def flows(self, host: str, begin_ns: int, end_ns: int) -> list[dict[str, Any]]:
         """The largest of the last second, whatever time is asked for."""

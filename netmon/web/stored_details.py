@@ -10,8 +10,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.dataset as ds
 
-from netmon.dl.sharing.advice import renamed as advice_renamed
-from netmon.dl.sharing.words import document
+from netmon.dl.sharing.words import called, document
 from netmon.dl.verdict import path_of
 from netmon.dl.verdict.words import arithmetic, renamed, sentence
 from netmon.errors import DataError
@@ -46,7 +45,7 @@ def explain(data: Path, job: str, iteration: int, names: Mapping[str, str]) -> d
 
 def advise(data: Path, names: Mapping[str, str]) -> dict[str, Any]:
     """On the last half minute, jobs called what people call them. Raises DataError."""
-    return document(advice_renamed(advice(data, _SECONDS, most=_MOST_JOBS), names))
+    return called(document(advice(data, _SECONDS, most=_MOST_JOBS), names))
 
 
 def largest_flows(data: Path, host: str, begin_ns: int, end_ns: int) -> list[dict[str, Any]]:

@@ -54,10 +54,13 @@ def _one(address: str, job: str, security: Security) -> dict[str, Any]:
             raise WireError(f"what the collector at {address} answers is no JSON: {error}") from None
     if not isinstance(found, dict) or not all(isinstance(found.get(name), list) for name in _LISTS):
         raise WireError(f"what the collector at {address} answers is no advice")
+    if not isinstance(found.get("names", {}), dict):
+        raise WireError(f"the names in what the collector at {address} answers are none")
     return found
 
 
 def _together(told: list[dict[str, Any]]) -> dict[str, Any]:
     """Each job and link is with one worker."""
     span = {"begin_ns": min(one["begin_ns"] for one in told), "end_ns": max(one["end_ns"] for one in told)}
-    return {**span, **{name: [item for one in told for item in one[name]] for name in _LISTS}}
+    names = {job: name for one in told for job, name in one.get("names", {}).items()}
+    return {**span, "names": names, **{name: [item for one in told for item in one[name]] for name in _LISTS}}

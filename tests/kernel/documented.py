@@ -51,6 +51,7 @@ def run_page(lines: Sequence[str], folder: Path) -> None:
     inside = [sys.executable, str(Path(__file__)), *lines]
     script = f"{_MACHINE.replace('NAMES', NAMES)}\nexec {shlex.join(inside)}"
     environment = os.environ | {"COLUMNS": "120", "TERM": "xterm-256color", "HOME": str(folder)}
+    environment["XDG_CACHE_HOME"] = os.environ.get("XDG_CACHE_HOME", str(Path.home() / ".cache"))  # Horovod is there
     environment["PATH"] = f"{folder / 'stand-ins'}:{BIN}:{os.environ['PATH']}"
     stand_ins(folder / "stand-ins")
     command = ["unshare", *_NAMESPACES, "private", "bash", "-c", script]

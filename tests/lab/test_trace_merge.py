@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Profilers' traces of real training, of hosts whose clocks are set apart, on one clock: DDP's and Horovod's.
 
-A run of Horovod is kept in tests/data/merge (NETMON_RECORD_MERGE=1 makes it anew); test_trace.py places it in CI.
+A run of Horovod is kept in tests/data/merge (NETMON_RECORD_MERGE=1 makes it anew), which test_trace_profiles.py reads.
 """
 
 import contextlib
@@ -206,7 +206,7 @@ def of_the_other_rank(folder: Path, true: np.ndarray, shown: np.ndarray) -> np.n
 
 
 def record(folder: Path, events: list[dict], true: np.ndarray, shifts: list[Shift]) -> None:
-    """What test_trace.py needs of this run: the first seconds of the Timeline, and two narrow tables."""
+    """What test_trace_profiles.py needs of this run: the first seconds of the Timeline, and two narrow tables."""
     kept = Path(__file__).parents[1] / "data/merge"
     kept.mkdir(exist_ok=True)
     iterations = pd.read_parquet(folder / "data/iterations").head(30)

@@ -97,7 +97,7 @@ def test_installed_upgraded_with_the_data_kept_and_purged(tmp_path: Path) -> Non
 @pytest.mark.skipif(shutil.which("lintian") is None, reason="lintian is not installed")
 def test_lintian_has_nothing_to_say(tmp_path: Path) -> None:
     subprocess.run(["make", "--no-print-directory", "-C", ROOT, "man"], check=True)
-    packages = build(tmp_path, COMPRESSION="none")
+    packages = build(tmp_path, COMPRESSION="0")  # it wants some
     done = subprocess.run(
         ["lintian", "--fail-on", "error,warning", *packages.values()], capture_output=True, text=True, check=False
     )

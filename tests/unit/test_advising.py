@@ -16,7 +16,7 @@ from collector.judging.advising import Kept
 from collector.judging.job_steps import STEP
 from netmon.cli import main
 from netmon.columnar import Columns
-from netmon.dl.sharing.words import document, sentences
+from netmon.dl.sharing.words import called, document, sentences
 from netmon.dl.timemap import TimeMap
 from netmon.dl.traffic import Traffic
 from netmon.errors import DataError, WireError
@@ -113,6 +113,17 @@ def test_two_jobs_in_phase_are_told_the_shift() -> None:
     links = {one["link"]: one for one in told["links"]}
     assert set(links) == {"h0 eth0 tx", "h1 eth0 rx", "h2 eth0 rx"}
     assert links["h0 eth0 tx"]["pace_bps"] == pytest.approx(1e9, rel=0.01)  # both jobs' halves
+
+
+def test_people_read_their_own_names_and_programs_what_jobs_are() -> None:
+    told = json.loads(json.dumps(document(kept().advice(), {"a": "train.py@h0", "b": "b"})))
+    assert told["names"] == {"a": "train.py@h0"}
+    assert "beside train.py@h0 " in told["advice"][0]
+    assert told["shares"][0]["others"] == ["a"]
+    shown = called(told)
+    assert shown["shares"][0]["others"] == ["train.py@h0"]
+    assert {job["job"] for job in shown["jobs"]} == {pair["job"] for pair in shown["pairs"]} == {"train.py@h0", "b"}
+    assert {key: shown[key] for key in ("advice", "links")} == {key: told[key] for key in ("advice", "links")}
 
 
 def test_only_one_job_and_its_neighbours_are_told_of() -> None:

@@ -19,6 +19,7 @@ from collector_stream import MS, Host, hello
 from test_collector_server import FAST, first_stored, message, send, session
 from waiting import DIES_WITH_US, wait_for
 
+from collector import growing
 from collector.server import serve
 from netmon.bench.cpu import children, command_line
 from netmon.errors import UnsupportedError
@@ -32,9 +33,9 @@ _MODULE = "collector.receiving.receiver"
 
 
 @contextlib.asynccontextmanager
-async def collector(directory: Path) -> AsyncIterator[CollectorStub]:
+async def collector(directory: Path, receiver: str = "apart") -> AsyncIterator[CollectorStub]:
     address, stop = f"unix:{directory}/socket", asyncio.Event()
-    task = asyncio.create_task(serve(address, directory / "data", FAST, stop, apart=True))
+    task = asyncio.create_task(serve(address, directory / "data", FAST, stop, receiver=receiver))
     async with grpc.aio.insecure_channel(address, options=[("grpc.max_reconnect_backoff_ms", 200)]) as channel:
         await asyncio.wait_for(channel.channel_ready(), 60)
         try:
@@ -42,6 +43,31 @@ async def collector(directory: Path) -> AsyncIterator[CollectorStub]:
         finally:
             stop.set()
             await task
+
+
+def test_many_agents_get_a_process_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(growing, "APART_FROM", 2)
+
+    async def scenario() -> None:
+        async with collector(tmp_path, "auto") as stub:
+            assert (await send(stub, session(10)))[-1] == 10
+            assert not receiver_of(os.getpid())
+            open_ended = [stub.Stream() for _ in range(2)]
+            for number, call in enumerate(open_ended):
+                await call.write(message(hello(host=f"h{number + 1}", session=f"t{number + 1}")))
+            for call in open_ended:
+                with contextlib.suppress(grpc.aio.AioRpcError):
+                    while await call.read() is not grpc.aio.EOF:
+                        pass
+                assert await call.code() != grpc.StatusCode.OK  # cut off
+            other = [message(hello(host="h3", session="t3")), *(message(b) for b in session(20)[1:])]
+            call = stub.Stream(iter(other), wait_for_ready=True)
+            assert [answer.sequence async for answer in call][-1] == 20
+            assert len(receiver_of(os.getpid())) == 1
+
+    asyncio.run(scenario())
+    rows = pd.read_parquet(tmp_path / "data/buckets")["host"].astype(str).value_counts()
+    assert rows["h3"] == 2 * rows["h0"] > 0
 
 
 def receiver_of(pid: int) -> list[int]:
@@ -83,7 +109,7 @@ def test_agents_and_viewers(tmp_path: Path) -> None:
             assert refused[2] == "1"
             assert (await told([netmon_pb2.AgentMessage(batch=bad)], stub))[0] == grpc.StatusCode.INVALID_ARGUMENT
             with pytest.raises(UnsupportedError, match="another process does"):
-                await serve(f"unix:{tmp_path}/socket", tmp_path / "other", FAST, apart=True)
+                await serve(f"unix:{tmp_path}/socket", tmp_path / "other", FAST, receiver="apart")
             assert len(receiver_of(os.getpid())) == 1
 
     asyncio.run(scenario())

@@ -20,7 +20,7 @@ from netmon.bench.pipeline.load import Load
 from netmon.bench.pipeline.merged import merge_all
 from netmon.bench.pipeline.top_once import TopOnce
 from netmon.bench.pipeline.truth import TABLES, Stored, Verdict, judge, stored
-from netmon.bench.pipeline.viewer import Seen, Viewer
+from netmon.bench.pipeline.viewer import ASKED, Seen, Viewer
 from netmon.errors import LabError
 from netmon.lab.process import Process
 from netmon.wire.channel import FEW_THREADS
@@ -144,9 +144,15 @@ class _Account:
 
 
 def measure(
-    load: Load, progress: Callable[[float], None] = lambda _: None, keep: Path | None = None, bus: bool = False
+    load: Load,
+    progress: Callable[[float], None] = lambda _: None,
+    keep: Path | None = None,
+    bus: bool = False,
+    viewer: str = "top",
 ) -> PipelineResult:
     """Blocks for some seconds longer than the load. keep: where the dataset stays. bus: NATS is between the two.
+
+    viewer: what it asks for, one of viewer.ASKED.
 
     Raises LabError, UnsupportedError.
     """
@@ -154,11 +160,11 @@ def measure(
         folder = Path(name)
         data = keep or folder / "data"
         if not bus:
-            return _measure(load, folder, data, progress)
+            return _measure(load, folder, data, progress, viewer)
         from netmon.bench.pipeline.bus import serving  # who measures without one needs no nats-py
 
         with serving(folder, _free_port()) as (server, settings):
-            return _measure(load, folder, data, progress, settings.servers[0], {"bus": server.pid})
+            return _measure(load, folder, data, progress, viewer, settings.servers[0], {"bus": server.pid})
 
 
 def _free_port() -> int:
@@ -172,6 +178,7 @@ def _measure(
     folder: Path,
     data: Path,
     progress: Callable[[float], None],
+    asked: str,
     bus: str = "",
     beside: Mapping[str, int] | None = None,
 ) -> PipelineResult:
@@ -186,7 +193,11 @@ def _measure(
     simulate = [*agent, json.dumps(load.document()), to, str(report)]
     with Process("collector", collect, folder, notify=folder / "notify") as collector:
         collector.wait_ready(_READY_S)
-        with Process("agents", simulate, folder) as agents, Viewer(address) as viewer, TopOnce(address) as top:
+        with (
+            Process("agents", simulate, folder) as agents,
+            Viewer(address, ASKED[asked]) as viewer,
+            TopOnce(address) as top,
+        ):
             agents.wait_output(BEGUN, _BEGIN_S)
             pids = {"collector": collector.pid, "agents": agents.pid, **(beside or {})}
             account, begin = _Account(pids), time.monotonic()

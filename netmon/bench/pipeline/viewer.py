@@ -4,17 +4,22 @@
 import math
 import threading
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import TracebackType
 
 import grpc
 import numpy as np
 
+from netmon.views import OVERVIEW, Selection
 from netmon.wire import netmon_pb2
 from netmon.wire.netmon_pb2_grpc import CollectorStub
+from netmon.wire.snapshots import encode_selection
 
 INTERVAL_MS = 500
-_FLOWS = 20
+EVERYTHING = Selection(flows=20)
+ASKED = {"top": replace(OVERVIEW, flows=200, steps_ns=5_000_000_000), "all": EVERYTHING}
+"""As `netmon top` asks while somebody looks at its overview, or for every host, link and rank."""
+
 _OPTIONS = (("grpc.max_receive_message_length", -1), ("grpc.use_local_subchannel_pool", 1))
 
 
@@ -22,7 +27,7 @@ _OPTIONS = (("grpc.max_receive_message_length", -1), ("grpc.use_local_subchannel
 class Seen:
     """Ages in s. age: of the newest snapshot at the moment when the next one comes, that is at its oldest.
 
-    data: of the newest rows in a snapshot when it comes, hosts' median; most: of the host that lags most.
+    data: of the newest rows in a snapshot when it comes, median of the hosts in it; most: of the host that lags most.
     """
 
     snapshots: int
@@ -36,9 +41,9 @@ class Seen:
 class Viewer:
     """A thread that watches until its context ends."""
 
-    def __init__(self, address: str) -> None:
-        """address: the collector's."""
-        self._address = address
+    def __init__(self, address: str, asked: Selection = EVERYTHING) -> None:
+        """address: the collector's; asked: of it, with every snapshot."""
+        self._address, self._asked = address, asked
         self._thread = threading.Thread(target=self._watch, name="viewer", daemon=True)
         self._over = threading.Event()
         self._call: grpc.Call | None = None
@@ -77,7 +82,7 @@ class Viewer:
         self._thread.join()
 
     def _watch(self) -> None:
-        request = netmon_pb2.WatchRequest(interval_ms=INTERVAL_MS, flows=_FLOWS)
+        request = encode_selection(self._asked, INTERVAL_MS)
         while not self._over.is_set():
             with grpc.insecure_channel(self._address, options=_OPTIONS) as channel:
                 call = self._call = CollectorStub(channel).Watch(request)  # type: ignore[no-untyped-call]
@@ -91,5 +96,5 @@ class Viewer:
         now = time.time()
         ages = [host.age_ns / 1e9 for host in snapshot.hosts] or [0.0]
         late = now - snapshot.time_ns / 1e9
-        figures = float(np.median(ages)) + late, max(ages) + late
+        figures = float(np.median(ages)) + late, max(*ages, snapshot.totals.oldest_ns / 1e9) + late
         self._came.append((now, snapshot.time_ns / 1e9, *figures, snapshot.ByteSize()))

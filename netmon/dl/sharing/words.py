@@ -2,13 +2,15 @@
 """Advice in sentences, as one JSON document, and in rows of tables that are drawn from that document."""
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
-from netmon.dl.sharing.advice import LASTS, WORTH, Advice, Share
+from netmon.dl.sharing.advice import LASTS, WORTH, Advice, Share, renamed
 from netmon.dl.sharing.compatibility import Fit
 from netmon.dl.sharing.demand import FEWEST
 from netmon.units import format_bytes, format_duration, format_rate
 
+_OF_JOBS = ("job", "others", "unjudged", "jobs")  # keys of documents
 _MOST_NAMED = 5
 _TREND = 0.02  # of a score: less is no trend
 _MOST_IN_A_ROW = 3
@@ -97,12 +99,16 @@ def _some(names: Sequence[str]) -> str:
     )
 
 
-def document(advice: Advice) -> dict[str, Any]:
-    """The advice as one JSON document; times in ns, rates in bit/s, what is not known null."""
+def document(advice: Advice, names: Mapping[str, str] = MappingProxyType({})) -> dict[str, Any]:
+    """The advice as one JSON document; times in ns, rates in bit/s, what is not known null.
+
+    names: what people call jobs. The sentences have these; elsewhere jobs are what they are, and `names` stands beside.
+    """
     return {
         "begin_ns": advice.begin_ns,
         "end_ns": advice.end_ns,
-        "advice": sentences(advice),
+        "advice": sentences(renamed(advice, names)),
+        "names": {job: names[job] for job in _jobs(advice) if names.get(job, job) != job},
         "jobs": [
             {
                 "job": one.job,
@@ -146,6 +152,24 @@ def document(advice: Advice) -> dict[str, Any]:
             for one in advice.spares
         ],
     }
+
+
+def _jobs(advice: Advice) -> list[str]:
+    return [*(one.job for one in advice.jobs), *advice.unjudged]
+
+
+def called(told: Mapping[str, Any]) -> dict[str, Any]:
+    """A document with jobs called what people call them everywhere: for reading."""
+    names = told.get("names") or {}
+
+    def renamed_in(value: Any, key: str = "") -> Any:
+        if isinstance(value, list):
+            return [renamed_in(one, key) for one in value]
+        if isinstance(value, dict):
+            return {name: renamed_in(one, name) for name, one in value.items()}
+        return names.get(value, value) if key in _OF_JOBS and isinstance(value, str) else value
+
+    return {name: renamed_in(value, "" if name == "jobs" else name) for name, value in told.items()}
 
 
 def _share(share: Share, links: Sequence[str]) -> dict[str, Any]:
