@@ -63,9 +63,8 @@ def check_sessions(known: "Mapping[str, Entry]", hello: Hello) -> None:
     if hello.session in known:
         return
     if len(known) >= MOST_SESSIONS:
-        raise WireError(
-            f"session {hello.session} of {hello.host} is refused: there are {MOST_SESSIONS} sessions already"
-        )
+        reason = f"there are {MOST_SESSIONS} sessions already"
+        raise WireError(f"session {hello.session} of {hello.host} is refused: {reason}")
     if sum(entry.session.hello.host == hello.host for entry in known.values()) >= MOST_OF_HOST:
         raise WireError(f"session {hello.session} is refused: {hello.host} has {MOST_OF_HOST} sessions already")
 

@@ -11,6 +11,7 @@ from collector.entry import MOST_RECENT, Entry, read_sent
 from collector.set_aside import Sent, SetAside
 from netmon.errors import WireError
 from netmon.records import Hello
+from netmon.telemetry.clock_jumps import ClockJumps, told
 from netmon.wire import netmon_pb2
 from netmon.wire.batches import encode_hello
 
@@ -28,6 +29,7 @@ class Failures:
         self._set_aside = SetAside(directory)
         self._of_session: Counter[str] = Counter()  # as a whole, by name
         self._notices: dict[str, None] = {}
+        self.jumps = ClockJumps()
 
     @property
     def notices(self) -> list[str]:
@@ -47,6 +49,11 @@ class Failures:
         if line not in self._notices and len(self._notices) < _MOST_NOTICES:
             self._notices[line] = None
             _log.warning(line, exc_info=error)
+
+    def look_at_clock(self) -> None:
+        """To be called now and then: a clock that somebody has set is said; hosts' clocks are held against it."""
+        if jump_s := self.jumps.look():
+            _log.warning(f"this machine's clock was {told(jump_s)}: the UTC of all hosts' rows steps with it")
 
     def set_aside(self, hello: Hello, what: str, messages: Sequence[Sent], error: Exception) -> str:
         """Keep what the collector failed at for a bug report, after the hello; returns what to tell its sender."""

@@ -109,7 +109,7 @@ async def serve(
         stopped = asyncio.create_task(stop.wait())
         working = [
             asyncio.create_task(work)
-            for work in (_tick_for_ever(front, supervisor), _infer_for_ever(registry), flushing)
+            for work in (_tick_for_ever(front, supervisor, registry), _infer_for_ever(registry), flushing)
         ]
         working += [asyncio.create_task(among.run())] if among else []
         working.append(asyncio.create_task(front.follow(lambda: why_not_ready(registry))))
@@ -222,8 +222,9 @@ def flush_pause_s(interval_s: float, took_s: float) -> float:
     return max(interval_s / 4, interval_s - 2 * took_s)
 
 
-async def _tick_for_ever(front: Front, supervisor: Supervisor) -> None:
+async def _tick_for_ever(front: Front, supervisor: Supervisor, registry: Registry) -> None:
     while True:
+        registry.failures.look_at_clock()
         begun = time.monotonic()
         waited_s = await front.tick()
         supervisor.alive()

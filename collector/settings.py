@@ -27,6 +27,7 @@ class Settings:
     full_rest_ns: int = 30_000_000_000  # after one, until the next of the same kind and job or host
     full_rows_per_hour: int = 20_000_000  # of all hosts
     durability: str = "power"  # what stored rows outlive: see netmon.durability
+    verdicts: bool = True  # iterations that stand out are judged
     keep: tuple[Keep, ...] = ()  # what the dataset keeps; of tables that are not named: everything
     allowance: Rates = USUAL  # what one host may send in a second
 

@@ -19,6 +19,7 @@ class Stages:
 
     def __init__(self, settings: Settings) -> None:
         """Begin without sessions."""
+        self.settings = settings
         self.hosts = HostStage(settings)
         self._answering = Answering()
 

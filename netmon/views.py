@@ -164,6 +164,8 @@ class Verdict:
     second_culprit: str = ""
     told_ns: int = 0  # when
     relative: bool = False  # its number is counted since somebody looked
+    receiver_ns: int = 0  # of the transfer, beyond the usual, that a connection waited for its receiver's window
+    sender_ns: int = 0  # the same for its send buffer
     ranks: tuple[RankTimes, ...] = ()  # a collector tells: of a large job those that tell most
 
     @property

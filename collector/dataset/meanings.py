@@ -140,6 +140,10 @@ _COLUMNS = {
     "second_cause": "cause of the second largest share",
     "second_culprit": "culprit of the second largest share",
     "told_ns": "when the verdict was given",
+    "receiver_ns": "time of the transfer, beyond the usual, that TCP waited for a receiver's window on one connection",
+    "sender_ns": "the same for the sender's buffer",
+    "ranks": "where each rank's time went: a list of `rank`, `host`, `duration_ns` and its parts "
+    "(`computed_ns`, `waited_ns` for rank `waited_for`, `transfer_ns`, `held_ns` by `held_by`, `after_ns`)",
     # sessions
     "agent_version": "version of the agent",
     "full_bucket_ns": "width of the agent's own buckets",

@@ -25,7 +25,7 @@ from netmon.dl.traffic import TRAFFIC_NAMES
 from netmon.records import CLASS_NAMES, Class, Flow, Hello, Interface, Moment, NicSample, Source, Table
 from netmon.views import SHARES
 
-DATASET_VERSION = 4
+DATASET_VERSION = 5
 """Of the files' schema; it rises with every change that a reader can tell."""
 
 DIRECTIONS = ("rx", "tx")
@@ -46,6 +46,18 @@ _BUCKETS = [
     *_fields(_I64, "peak_bytes", "busy_buckets"),
     *_fields(_WORD, "class", "job"),
     *_fields(_I64, "iteration"),
+]
+
+_RANK_TIMES = [
+    *_fields(pa.int32(), "rank"),
+    *_fields(pa.string(), "host"),
+    *_fields(_I64, "duration_ns"),
+    *_fields(pa.bool_(), "known"),
+    *_fields(_I64, "computed_ns", "waited_ns"),
+    *_fields(pa.int32(), "waited_for"),
+    *_fields(_I64, "transfer_ns", "held_ns"),
+    *_fields(pa.string(), "held_by"),
+    *_fields(_I64, "after_ns", "error_ns"),
 ]
 
 SCHEMAS = {
@@ -143,6 +155,8 @@ SCHEMAS = {
             *_fields(_WORD, "second_cause", "second_culprit"),
             *_fields(_I64, "told_ns"),
             *_fields(pa.bool_(), "relative"),
+            *_fields(_I64, "receiver_ns", "sender_ns"),
+            *_fields(pa.list_(pa.struct(_RANK_TIMES)), "ranks"),
         ]
     ),
     "sessions": pa.schema(
@@ -165,7 +179,7 @@ transport and host are null where the kernel does not tell: see netmon.evidence.
 −1), one a second, and of each rank on it: shorter ones while something kept the rank from running.
 
 verdicts has a row per job and iteration that stood out (netmon.views.Verdict); the counterfactual is null where
-nobody's bytes held it up.
+nobody's bytes held it up; ranks are netmon.views.RankTimes, of a large job those that tell most.
 
 sessions has a row per interface of each session; super_packet_ns is how long the largest packet that the hook sees as
 one takes on the link: below it, a row's bucket is finer than its truth. 0: not known.

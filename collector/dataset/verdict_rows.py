@@ -2,6 +2,7 @@
 """Verdicts as rows of the table `verdicts`."""
 
 from collections.abc import Sequence
+from dataclasses import asdict
 
 import pyarrow as pa
 
@@ -12,7 +13,7 @@ from netmon.views import Verdict
 
 def verdict_table(verdicts: Sequence[Verdict]) -> pa.Table:
     """One row each."""
-    rows = [columns(verdict) for verdict in verdicts]
+    rows = [columns(one) | {"ranks": [asdict(each) for each in one.ranks]} for one in verdicts]
     schema = SCHEMAS["verdicts"]
     arrays = []
     for field in schema:

@@ -11,6 +11,7 @@ from collector.host.align import Alignment, Update
 from collector.host.flows import FlowTable, Links
 from collector.host.ledger import LedgerAccount, LedgerRow
 from collector.host.odd_marks import DISTANT
+from collector.host.over import OverIterations
 from collector.host.rank import Resumed
 from collector.host.ranks import LONGEST_NEED_NS, Ranks
 from collector.host.rows import arrived, merge
@@ -37,8 +38,6 @@ from netmon.wire.limits import FURTHEST_NS
 
 if TYPE_CHECKING:
     from collector.host.tables import Tables
-
-_MOST_OVER = 4_096  # iterations that full resolution which is asked for later can still be part of
 
 
 @dataclass(frozen=True)
@@ -88,7 +87,7 @@ class HostWindow:
         self.ranks = Ranks(self.place, holder, account, tables.settings.parameters, tables.rank_log)
         self._complete = resume.complete_sequence
         self._arrivals: deque[_Arrival] = deque()
-        self._over: deque[Iteration] = deque(maxlen=_MOST_OVER)
+        self._over = OverIterations()
         self._introduced = [mark for mark in hello.marks if mark.moment != Moment.JOIN]
         self._inferred: list[Mark] = []  # that the traffic has told, not taken in yet
         self.renamed = 0  # processes
@@ -222,7 +221,7 @@ class HostWindow:
         """The iterations that have ended, and those whose rows have all been added: as Ranks.settle."""
         ended = self.ranks.ended()  # with the common numbers, of which a rank that has gone has none
         iterations = self.ranks.settle(self.settled_ns, self.flows)
-        self._over.extend(iteration for iteration, _ in iterations)
+        self._over.add((asked.job, iteration) for iteration, asked in iterations)
         return ended, iterations
 
     def full(self, buckets: Table) -> Columns:
@@ -236,12 +235,10 @@ class HostWindow:
         settled = self._tables.stamped(rows, self._tables.classified(rows).classes, self._tables.steps([self]))
         whose = self.flows.state[rows["flow"]]
         start, first, last = rows["start_ns"], rows["start_ns"].min(initial=0), rows["start_ns"].max(initial=-1)
-        for iteration in self._over:
-            if iteration.start_ns <= last and iteration.end_ns > first:
-                inside = (start >= iteration.start_ns) & (start < iteration.end_ns)
-                inside &= settled["job"] == self.flows.job(iteration.job)
-                inside &= (whose["job"] == 0) | (whose["rank"] == iteration.rank)
-                settled["iteration"][inside] = iteration.number
+        for over in self._over.within(int(first), int(last)):
+            inside = (start >= over.start_ns) & (start < over.end_ns) & (settled["job"] == over.job)
+            inside &= (whose["job"] == 0) | (whose["rank"] == over.rank)
+            settled["iteration"][inside] = over.number
         return settled
 
     def complete(self) -> int:

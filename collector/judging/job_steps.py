@@ -22,6 +22,7 @@ STEP = np.dtype(
 
 _MOST = 32_768  # rows: of a job with many ranks fewer iterations are kept
 _ITERATIONS = 250
+_RANKS = 1 << 32
 _OPEN = 64  # iterations of which some rank may still be missing
 _AGAIN = 16  # iterations after which the usual is looked at again
 
@@ -33,7 +34,7 @@ class JobSteps:
         """Begin without iterations."""
         self._rows = np.zeros(64, STEP)
         self._next = self._count = 0
-        self._place: dict[tuple[int, int], int] = {}  # of each number and rank, in the rows
+        self._place: dict[int, int] = {}  # of each number and rank (as _whose names them), in the rows
         self.size = 0  # of the job, as it says; 0: unknown
         self.relative = False
         self.host_of: dict[int, str] = {}  # by place of its session
@@ -58,7 +59,7 @@ class JobSteps:
 
     def was_shared(self, number: int, rank: int) -> None:
         """The node of a rank carried foreign traffic in an iteration that has ended."""
-        place = self._place.get((number, rank))
+        place = self._place.get(_whose(number, rank))
         if place is not None:
             self._rows["shared"][place] = True
         self._shared.append(number)
@@ -70,9 +71,10 @@ class JobSteps:
         elif self._next >= min(limit, len(self._rows)):
             self._next = 0
         if self._next < self._count:
-            self._place.pop((int(self._rows["number"][self._next]), int(self._rows["rank"][self._next])), None)
+            gone = self._rows[self._next]
+            self._place.pop(_whose(int(gone["number"]), int(gone["rank"])), None)
         self._rows[self._next] = row
-        self._place[number, rank] = self._next
+        self._place[_whose(number, rank)] = self._next
         self._next += 1
         self._count = max(self._count, self._next)
 
@@ -80,7 +82,7 @@ class JobSteps:
         """A new process, which counts from the start: what it was is no measure of what it is."""
         rows = self._rows[: self._count]
         rows["rank"][rows["rank"] == rank] = -1
-        self._place = {whose: place for whose, place in self._place.items() if whose[1] != rank}
+        self._place = {whose: place for whose, place in self._place.items() if whose % _RANKS != rank}
         self._open.clear()
         self._durations.clear()
         self._shared.clear()
@@ -117,6 +119,11 @@ class JobSteps:
         """A copy, dtype STEP, in no order."""
         rows = self._rows[: self._count]
         return rows[rows["rank"] >= 0]
+
+
+def _whose(number: int, rank: int) -> int:
+    """One number for both: a pair takes twice the memory."""
+    return number * _RANKS + rank
 
 
 def steps_in_utc(rows: npt.NDArray[np.void], utc: npt.NDArray[np.int64], hosts: list[str], size: int) -> Steps:

@@ -23,7 +23,7 @@ from collector.stages import Stages
 from collector.view.job_views import Jobs
 from netmon.columnar import Columns
 from netmon.dl.traffic import Traffic
-from netmon.dl.verdict import Link, Whose
+from netmon.dl.verdict import NOTABLE, Link, Whose
 from netmon.dl.verdict.connections import COLUMNS, SAID, nothing_said
 from netmon.dl.verdict.host_part import WAITED, nothing_waited
 from netmon.views import Verdict
@@ -58,7 +58,7 @@ class Judging:
 
     def __init__(self, stages: Stages, viewed: Jobs, store: Callable[[Verdict], None]) -> None:
         """stages: of all sessions. viewed: are told of each verdict, on the loop; store: the same."""
-        self._tables = stages.hosts.tables
+        self._tables, self._wanted = stages.hosts.tables, stages.settings.verdicts
         self._viewed, self._store = viewed, store
         self._rows = RecentRows()
         self._jobs: dict[str, JobSteps] = {}
@@ -70,7 +70,7 @@ class Judging:
 
     def take(self, session: Session, output: Output) -> None:
         """Iterations of a session that have ended, and those whose rows have settled."""
-        for iteration in output.ended:
+        for iteration in output.ended if self._wanted else ():
             job = self._jobs.pop(iteration.job, None) or JobSteps()
             self._jobs[iteration.job] = job  # the job with the newest iteration is last
             job.heard_s = time.monotonic()
@@ -84,6 +84,8 @@ class Judging:
 
     def tick(self, settled: Settled) -> None:
         """Keep what a tick has made final, and judge what is due, if nothing is being judged now."""
+        if not self._wanted:
+            return
         self._rows.add(settled)
         self._forget_old()
         now = time.monotonic()
@@ -137,7 +139,7 @@ class Judging:
                     continue
                 verdict, took_s = await asyncio.to_thread(_judged, case)
                 self._budget_s -= took_s
-                if verdict is not None and verdict.excess_ns > 0:
+                if verdict is not None and verdict.duration_ns >= NOTABLE * verdict.usual_ns > 0:
                     verdict = replace(verdict, told_ns=time.time_ns())
                     self._viewed.judged(verdict)
                     self._store(verdict)

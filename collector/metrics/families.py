@@ -7,6 +7,7 @@ from itertools import accumulate
 
 from prometheus_client import Metric
 from prometheus_client.core import (
+    CounterMetricFamily,
     Exemplar,
     GaugeMetricFamily,
     HistogramMetricFamily,
@@ -35,6 +36,7 @@ class Seen:
     pending_bytes: int  # of rows that have settled and are not stored
     used: Used  # by this process
     delays: Delays = NO_DELAYS  # from a batch's arrival to the word that it is stored
+    clock_jumps: int = 0
     helpers: Mapping[str, tuple[float, int]] = field(default_factory=dict)  # CPU time (s), RSS of its other processes
     bus: tuple[int, int] | None = None  # batches and bytes that wait on the bus; None: there is none, or it is silent
 
@@ -159,6 +161,8 @@ def _own(seen: Seen) -> Iterator[Metric]:
         "netmon_collector_unwritten_ratio", "Memory in use for rows that the disk has not taken", seen.unwritten
     )
     yield GaugeMetricFamily("netmon_collector_unwritten_bytes", "Rows that the disk has not taken", seen.pending_bytes)
+    help_ = "How often this machine's clock was set by more than a second"
+    yield CounterMetricFamily("netmon_collector_clock_jumps", help_, seen.clock_jumps)
     delays = HistogramMetricFamily(
         "netmon_acknowledgement_seconds", "From a batch's arrival to the word that it is stored, of some batches"
     )

@@ -63,6 +63,7 @@ def serve_metrics(
             used=used(),
             helpers={name: now for name, pid in helpers.items() if (now := used_by(pid()))},
             delays=flushing.delays.copy(),
+            clock_jumps=registry.failures.jumps.count,
             bus=waits,
         )
 

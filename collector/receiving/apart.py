@@ -242,11 +242,11 @@ class ReceiverApart:
             now = time.monotonic()
             if now - everybody_s >= ALIVE_EVERY_S:
                 everybody_s = now
-                due = set(self._streams)
+                due |= {number for number, stream in self._streams.items() if stream.overdue(now)}
             self._tell(due)
 
     def _tell(self, numbers: Iterable[int]) -> None:
-        told = []
+        told, now_s = [], time.monotonic()
         for number in numbers:
             stream = self._streams.get(number)
             if stream is None:
@@ -258,7 +258,7 @@ class ReceiverApart:
                 continue
             for data in stream.requests():
                 self._send(frames.Asked(number, data))
-            told.append(stream.told())
+            told.append(stream.told(now_s))
         if told:
             self._send(frames.Told(np.array(told, frames.TOLD)))
 

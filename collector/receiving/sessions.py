@@ -12,12 +12,14 @@ from collector.connection import Connection
 from collector.door import FailedBatchError, FailedSessionError
 from collector.entry import Entry
 from collector.registry import Registry
+from collector.shedding import Order
 from collector.stream_ends import End, end_of
 from netmon.errors import DataError, NetmonError
 from netmon.records import Hello
 from netmon.wire import netmon_pb2
 
 _log = logging.getLogger(__name__)
+_SILENT_S = 2.5  # a quarter of what agents bear; each word costs both ends as much as a batch
 
 
 class _News(asyncio.Event):
@@ -43,6 +45,7 @@ class StreamApart:
         self.number, self._registry = number, registry
         self._news = _News(notice)
         self._connection: Connection | None = None
+        self._told_s, self._asked = 0.0, Order()
 
     async def open(self, hello: Hello) -> None:
         """As Connection.open."""
@@ -82,10 +85,18 @@ class StreamApart:
         if self.takes:
             self._registry.full.answer(self.entry, message.full)
 
-    def told(self) -> tuple[int, int, int, int, float]:
-        """A row of TOLD."""
-        order = self._registry.intake.order(self.entry.session.hello.session)
+    def told(self, now_s: float) -> tuple[int, int, int, int, float]:
+        """A row of TOLD, that goes out now."""
+        self._told_s, self._asked = now_s, self._order()
+        order = self._asked
         return self.number, self.entry.acknowledge, order.bucket_ns, order.batch_ns, order.rows_per_s
+
+    def overdue(self, now_s: float) -> bool:
+        """Whether its agent has heard nothing for a while, or is asked for something else than it has heard."""
+        return now_s - self._told_s >= _SILENT_S or self._order() != self._asked
+
+    def _order(self) -> Order:
+        return self._registry.intake.order(self.entry.session.hello.session)
 
     def requests(self) -> Iterator[bytes]:
         """Acknowledgements with what its agent is asked for besides."""

@@ -17,11 +17,11 @@ from collector.stream_ends import BREAK_S, check_silence, end_of
 from netmon.errors import NetmonError, WireError
 from netmon.records import Hello, Table
 from netmon.wire import netmon_pb2
-from netmon.wire.channel import ALIVE_EVERY_S
 from netmon.wire.identity import Identity
 
 _log = logging.getLogger(__name__)
 Context = grpc.aio.ServicerContext[Any, Any]
+_LOOK_EVERY_S = 5.0  # whether somebody is at the other end
 _BURST_S = 1.0  # a stream that is slowed down may save up
 
 
@@ -133,7 +133,7 @@ class ReceivedStream:
             self._to.send(CutOff(self.number))
 
     async def _wait(self) -> None:
-        timer = asyncio.get_running_loop().call_later(ALIVE_EVERY_S, self._news.set)
+        timer = asyncio.get_running_loop().call_later(_LOOK_EVERY_S, self._news.set)
         try:
             await self._news.wait()
         finally:

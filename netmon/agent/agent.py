@@ -116,7 +116,9 @@ class Agent:
         numbers = self._meter.numbers
         self._owners = FlowOwners(births, numbers.aggregates)
         numbers.training = self._owners.training
-        self._transport, self._host_part = TransportLooks(self._owners.flows), HostPart(self._nic, stops)
+        wanted = settings.evidence == "all"
+        self._transport = TransportLooks(self._owners.flows, wanted=wanted)
+        self._host_part = HostPart(self._nic, stops, wanted)
         self._aggregate_flows = AggregateFlows(numbers.aggregates.by_id)
         self._steps, self._timelines = StepMarks(), TimelineMarks()
         self._recent_flows, self._recent_marks = RecentFlows(), RecentMarks()

@@ -27,9 +27,9 @@ _NO_BUFFER = re.compile(r"out_of_buffer|no_?buf|alloc_\w*(err|fail)|buff?_alloc_
 class HostPart:
     """One per agent."""
 
-    def __init__(self, nic: NicSamples, stops: RankStops) -> None:
-        """nic: of which the last samples' drops are told."""
-        self._nic, self._stops, self._files = nic, stops, OpenFiles()
+    def __init__(self, nic: NicSamples, stops: RankStops, wanted: bool = True) -> None:
+        """nic: of which the last samples' drops are told; wanted: looks at all."""
+        self._nic, self._stops, self._files, self._wanted = nic, stops, OpenFiles(), wanted
         self._softnet, self._pressure = Softnet(self._files), Pressure.of_machine(self._files)
         self._drops = (UNKNOWN, UNKNOWN)
         self._looked_ns = 0
@@ -40,7 +40,7 @@ class HostPart:
 
     def hear(self, marks: Iterable[Mark]) -> None:
         """Which process is which rank."""
-        for mark in marks:
+        for mark in marks if self._wanted else ():
             if mark.moment is Moment.JOIN:
                 self._ranks.pop(mark.pid, None)
                 self._ranks[mark.pid] = mark.job, mark.rank
@@ -71,7 +71,8 @@ class HostPart:
             job, rank = self._ranks[pid]
             for row in of_rank.take():
                 rows.append(row | {"job": jobs.setdefault(job, len(jobs)), "rank": rank, "pid": pid})
-        if now_ns >= self._looked_ns + INTERVAL_NS and (not idle or self._ranks) and self._pace.allows():
+        due = self._wanted and now_ns >= self._looked_ns + INTERVAL_NS
+        if due and (not idle or self._ranks) and self._pace.allows():
             begun = time.thread_time_ns()
             rows = [*self._of_host(now_ns), *rows]
             self._pace.spend(time.thread_time_ns() - begun)

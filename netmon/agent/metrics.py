@@ -156,6 +156,9 @@ class AgentMetrics:
         asleep = self._standstill.suspended_s
         yield CounterMetricFamily("netmon_agent_suspended_seconds", "For which the host was suspended", asleep)
 
+        help_ = "How often this host's clock was set by more than a second"
+        yield CounterMetricFamily("netmon_agent_clock_jumps", help_, self._standstill.jumps.count)
+
     def _recording(self) -> Iterator[Metric]:
         if self._recorder:
             kept, seconds = self._recorder.depth()

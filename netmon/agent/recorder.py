@@ -27,6 +27,7 @@ log = logging.getLogger(__name__)
 _Words = npt.NDArray[np.uint64]
 _BLOCK_ROWS = 1 << 14
 _BLOCK_NS = 1_000_000_000
+_AGAIN_NS = 10_000_000_000  # after a disk has failed
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,7 @@ class _Block:
 
 
 class Recorder:
-    """Thread-safe: one thread adds, others read. Its disk may fail: the recording then ends, not the agent."""
+    """Thread-safe: one thread adds, another reads. While its disk fails nothing is recorded; then it begins anew."""
 
     def __init__(self, store: Store, bucket_ns: int, time_ns: int, limit_bytes: int, since_ns: int) -> None:
         """bucket_ns: of the rows; time_ns, limit_bytes: what is kept, whichever is less; since_ns: now (mono)."""
@@ -50,15 +51,16 @@ class Recorder:
         self._waiting_rows, self._block_due_ns = 0, since_ns + _BLOCK_NS
         self._since_ns = since_ns  # what began before is not here
         self._until_ns = since_ns  # what ended before is here
+        self._again_ns = 0
         self.trouble = ""
-        """Why it records no more; empty: it does."""
+        """Why it records nothing now; empty: it does."""
         self.lost_rows = 0
         """Rows that came after that."""
 
     def add(self, rows: Table, until_ns: int) -> None:
         """Take in rows of BUCKET (copied). until_ns: nothing that ended before is to come."""
         with self._lock:
-            if self.trouble:
+            if self.trouble and not self._begins_anew(until_ns):
                 self.lost_rows += len(rows)
                 return
             if len(rows):
@@ -126,11 +128,27 @@ class Recorder:
             try:
                 self._append(block)
             except DataError as error:
-                self.trouble = f"are not recorded: {error}"
+                self.trouble, self._again_ns = f"are not recorded: {error}", self._until_ns + _AGAIN_NS
                 self.lost_rows += len(rows) - first
                 self._until_ns = min(self._until_ns, int(rows["bucket_start_ns"][first:].min()))
-                log.warning("nothing is recorded any more: %s", error)
+                log.warning("nothing is recorded for the time being: %s", error)
                 return
+
+    def _begins_anew(self, now_ns: int) -> bool:
+        """Whether the disk takes something again: what was recorded before is given up then."""
+        if now_ns < self._again_ns:
+            return False
+        self._again_ns = now_ns + _AGAIN_NS
+        try:
+            self._store.try_out()
+        except DataError:
+            return False
+        self._blocks.clear()
+        self._store.close()
+        self._since_ns = self._until_ns = now_ns
+        self.trouble = ""
+        log.warning("full resolution is recorded again")
+        return True
 
     def _append(self, rows: Table) -> None:
         start = rows["bucket_start_ns"]

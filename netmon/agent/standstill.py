@@ -12,6 +12,8 @@ import time
 from collections.abc import Callable
 from types import FrameType
 
+from netmon.telemetry.clock_jumps import ClockJumps, told
+
 log = logging.getLogger(__name__)
 
 _LOOK_S = 2.0
@@ -28,9 +30,10 @@ def _asleep_s() -> float:
 class Standstill:
     """One per agent: `turn` by its loop, a thread that looks now and then."""
 
-    def __init__(self, asleep_s: Callable[[], float] = _asleep_s) -> None:
+    def __init__(self, asleep_s: Callable[[], float] = _asleep_s, jumps: ClockJumps | None = None) -> None:
         """Begins with `start`, in the thread of the loop."""
         self._asleep_s, self._asleep = asleep_s, asleep_s()
+        self.jumps = jumps or ClockJumps()
         self._turned_s = time.monotonic()
         self._still_since = 0.0
         self._loop = threading.get_ident()
@@ -65,6 +68,11 @@ class Standstill:
             self.suspended_s += asleep - self._asleep
             log.warning("this host was suspended for %.0f s; nothing was counted then", asleep - self._asleep)
         self._asleep = asleep
+        if jump_s := self.jumps.look():
+            log.warning(
+                "this host's clock was %s: rows before and after keep their order, their UTC follows the collector's",
+                told(jump_s),
+            )
         turned, now = self._turned_s, time.monotonic()
         if self._still_since and turned > self._still_since:
             took, self._still_since = turned - self._still_since, 0.0

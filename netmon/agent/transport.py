@@ -35,9 +35,11 @@ _Counts = npt.NDArray[np.float64]
 class TransportLooks:
     """One per agent. A socket's first look tells nothing unless its connection is known to have begun just now."""
 
-    def __init__(self, flows: Mapping[int, Flow], tcp: TcpInfo | None = None) -> None:
-        """flows: all that are alive, by id, with their owners; tcp: made here unless it is given."""
+    def __init__(self, flows: Mapping[int, Flow], tcp: TcpInfo | None = None, wanted: bool = True) -> None:
+        """flows: all that are alive, by id, with their owners; tcp: made here unless it is given; wanted: looks at
+        all."""
         self._flows, self._tcp = flows, tcp
+        self._wanted = wanted
         if tcp is None:
             with contextlib.suppress(OSError):  # a kernel without sock_diag
                 self._tcp = TcpInfo()
@@ -54,7 +56,7 @@ class TransportLooks:
 
     def count(self, rows: Table) -> None:
         """rows: dtype BUCKET or COARSE, of a batch."""
-        if len(rows):
+        if self._wanted and len(rows):
             ids, place = np.unique(rows["flow_id"], return_inverse=True)
             payload: _Counts = np.bincount(place, rows["payload_bytes"]).astype(np.float64)
             self._counted.append((ids, payload))

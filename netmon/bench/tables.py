@@ -3,10 +3,12 @@
 
 import math
 
+import numpy as np
 from rich.console import Group
 
 from netmon.bench.clock import ClockResult
 from netmon.bench.drain import DrainResult
+from netmon.bench.evidence import EvidenceResult
 from netmon.bench.flows import FlowsResult
 from netmon.bench.hook import HookResult
 from netmon.bench.inference import InferenceResult
@@ -119,6 +121,20 @@ def overhead_table(result: OverheadResult) -> Group:
         if kind.records is not None:
             accounts.add_row(LABELS[kind.kind], *_account_row(kind))
     return Group(costs, "", accounts)
+
+
+def evidence_table(result: EvidenceResult) -> FittingTable:
+    """A row per process, medians over the rounds."""
+    table = FittingTable(
+        [*labels("of a core"), *figures("with", "without", "more")],
+        "what verdicts and their evidence cost",
+        f"Medians of {len(result.without)} rounds. With: agents tell what TCP says and what keeps ranks and hosts from "
+        "running, and the collector judges; without: neither. An agent: mean of three hosts with a rank each.",
+    )
+    for name, more in (("agent", f"{result.agent_more:.2%}"), ("collector", f"{result.collector_more:+.1%} of it")):
+        sides = (np.median([getattr(one, name) for one in side]) for side in (result.with_all, result.without))
+        table.add_row(name, *(f"{side:.2%}" for side in sides), more)
+    return table
 
 
 def flows_table(result: FlowsResult) -> FittingTable:

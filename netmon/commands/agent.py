@@ -127,6 +127,13 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         help="how much the recorder keeps at most (1GB)",
     )
     parser.add_argument(
+        "--evidence",
+        choices=("all", "none"),
+        default="all",
+        help="what verdicts rest on beside bytes and steps: what TCP says of connections, and what kept ranks and the "
+        "host from running; none costs less, and verdicts say unknown more often (all)",
+    )
+    parser.add_argument(
         "--durability",
         choices=DURABILITIES,
         default="process",
@@ -194,6 +201,7 @@ def run(args: argparse.Namespace) -> int:
         record_ns=0 if args.record == "off" else args.record_time,
         record_bytes=args.record_bytes,
         security=_checked(args),
+        evidence=args.evidence,
         metrics=_metrics(args.metrics),
     )
     wait_quietly()

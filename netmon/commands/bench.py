@@ -29,6 +29,7 @@ EXAMPLES = """\
   netmon bench drain --json        records per second of the agent's drain
   netmon bench overhead            throughput of a stream watched by nobody, netmon or tcpdump
   netmon bench overhead --rounds 15 --seconds 5 --plot overhead.png
+  netmon bench overhead --evidence --rounds 5 --seconds 30
   netmon bench flows               what a flood of new flows costs the agent and the collector
   netmon bench hook                what marking a step costs the training (needs no root)
   netmon bench clock               how well injected clock offsets and skews are recovered
@@ -88,6 +89,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--congestion", default="", metavar="NAME", help="TCP congestion control, such as cubic (the machine's)"
     )
     what.add_argument("--plot", type=Path, metavar="FILE", help="also draw it, as FILE.png, .svg or .pdf")
+    what.add_argument(
+        "--evidence", action="store_true", help="instead: what verdicts and their evidence cost agents and collector"
+    )
     _flows_arguments(whats.add_parser("flows", help=_FLOWS, description=_FLOWS))
     _hook_arguments(whats.add_parser("hook", help=_HOOK, description=_HOOK))
     _clock_arguments(whats.add_parser("clock", help=_CLOCK, description=_CLOCK))
@@ -224,6 +228,9 @@ def _overhead(args: argparse.Namespace) -> None:
 
     if args.seconds <= 0:
         raise UsageError(f"cannot measure for {args.seconds:g} s: give --seconds more than 0")
+    if args.evidence:
+        _evidence(args)
+        return
     if args.plot:
         check_plottable(args.plot)
     with _progress("overhead", args.rounds) as progress:
@@ -231,6 +238,17 @@ def _overhead(args: argparse.Namespace) -> None:
     _print(args, result, overhead_table)
     if args.plot:
         plot(result, args.plot)
+
+
+def _evidence(args: argparse.Namespace) -> None:
+    from netmon.bench.evidence import measure
+    from netmon.bench.tables import evidence_table
+
+    if args.plot:
+        raise UsageError("--plot is of what being watched costs the traffic: leave --evidence out")
+    with _progress("overhead", args.rounds) as progress:
+        result = measure(args.rounds, args.seconds, progress)
+    _print(args, result, evidence_table)
 
 
 def _flows(args: argparse.Namespace) -> None:

@@ -130,6 +130,13 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         help="what stored rows survive: the end of the process, or a power cut too (%(default)s)",
     )
     parser.add_argument(
+        "--verdicts",
+        choices=("all", "none"),
+        default="all",
+        help="which iterations that stand out are judged while they happen; `netmon why --data` judges later, too, and "
+        "advice needs all (%(default)s)",
+    )
+    parser.add_argument(
         "--share-window",
         type=parse_duration,
         default="10ms",
@@ -274,6 +281,7 @@ def _settings(args: argparse.Namespace) -> "Settings":
         full_rows_per_hour=args.full_rows,
         keep=tuple(args.keep),
         durability=args.durability,
+        verdicts=args.verdicts == "all",
         allowance=parse_rates(args.allowance),
     )
 

@@ -2,6 +2,7 @@
 """`netmon export`: part of a table of the dataset, or full resolution from the agents, as one file."""
 
 import argparse
+import json
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack
@@ -155,11 +156,16 @@ def _write(dataset: Any, condition: Any, out: Path) -> int:
     from netmon.report.dataset import stream
 
     temporary = out.with_name(f".{out.name}.unfinished")
-    schema = _plain(dataset.schema)
+    lists = [f.name for f in dataset.schema if pa.types.is_list(f.type)] if out.suffix == ".csv" else []
+    fields = [f.with_type(pa.string()) if f.name in lists else f for f in dataset.schema]
+    schema = _plain(pa.schema(fields, dataset.schema.metadata))
     rows = 0
     try:
         with _writer(out.suffix)(str(temporary), schema) as writer:
             for table in _pieces(stream(dataset, condition=condition)):
+                for name in lists:  # CSV knows none: JSON
+                    texts = pa.array([json.dumps(each) for each in table[name].to_pylist()], pa.string())
+                    table = table.set_column(table.column_names.index(name), name, texts)
                 writer.write_table(table.cast(schema))
                 rows += len(table)
         if not rows:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import logging
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from netmon.lab.spec import RunSpec
+
+log = logging.getLogger(__name__)
 
 HELP = "run training with cross traffic in network namespaces on this machine, and watch it (needs root)"
 EXAMPLES = """\
@@ -102,10 +105,14 @@ def _run_beside(args: argparse.Namespace) -> int:
 
     spec = run_spec(args, args.overwrite)
     (prepare(spec.data, args.overwrite) / "log").rmdir()
-    names = train_beside(spec, args.beside, args.shift, args.period)
+    names = train_beside(spec, args.beside, args.shift, args.period, _tell_where)
     document = {"data": str(spec.data), "jobs": names, "shift_ns": args.shift, "period_ns": args.period}
     print(json.dumps(document) if args.json else f"dataset: {spec.data}; next:\n  netmon advise --data {spec.data}")
     return 0
+
+
+def _tell_where(address: str) -> None:
+    log.info(f"lab run: both train; netmon top --collector {address} shows them meanwhile, netmon advise what to do")
 
 
 def _demo(args: argparse.Namespace) -> int:

@@ -27,6 +27,7 @@ some a strength=:
   slow-link    host=H[,direction=tx]               the link's shaper is slowed; strength: the share of its rate
   loss         host=H[,direction=tx]               the switch drops super-packets; strength: the share of them
   small-queue  host=H                              of the switch's port to a host; strength: the share of its bytes
+  policer      host=H                              on the way to the host, without a queue; strength: the rate's share
   hog          rank=R                              busy loops on the one CPU that it is left; strength: how many
   quota        rank=R                              the kernel throttles the rank; strength: the cores that are left
   nothing                                          a moment to compare with

@@ -32,7 +32,6 @@ def run(args: argparse.Namespace) -> int:
 
     from collector.dataset.migration import earlier_files, migrate
 
-    _become_owner(args.data)
     if args.dry_run:
         found = [path for paths in earlier_files(args.data).values() for path in paths]
         size = sum(path.stat().st_size for path in found) / 1e6
@@ -43,7 +42,11 @@ def run(args: argparse.Namespace) -> int:
     columns = (BarColumn(20), TextColumn("{task.completed} of {task.total} files"), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task("", total=None)
-        done = migrate(args.data, lambda read, of: progress.update(task, completed=read, total=of))
+        try:
+            done = migrate(args.data, lambda read, of: progress.update(task, completed=read, total=of))
+        finally:
+            if args.data.is_dir():
+                _give_to_owner(args.data)
     if not done.files:
         print(f"{args.data}: {_NOTHING}")
         return 0
@@ -55,12 +58,15 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _become_owner(data: Path) -> None:
-    """As root: what is made belongs to whom the dataset does, so that a collector that is not root can go on."""
-    if os.geteuid() == 0 and data.exists():
-        owner = data.stat()
-        os.setegid(owner.st_gid)
-        os.seteuid(owner.st_uid)
+def _give_to_owner(data: Path) -> None:
+    """As root: what was made belongs to whom the dataset does, so that a collector that is not root can go on."""
+    owner = data.stat()
+    if os.geteuid() or not owner.st_uid:
+        return
+    for folder, _, names in os.walk(data):
+        for path in (Path(folder), *(Path(folder, name) for name in names)):
+            if path.lstat().st_uid == 0:
+                os.lchown(path, owner.st_uid, owner.st_gid)
 
 
 _NOTHING = "nothing to migrate, all files are of today's layout"

@@ -12,7 +12,7 @@ from netmon.records import Moment
 
 _MOST_OPEN = 1_000  # iterations of which only some marks are known
 _SOME = 16
-_RECENT = 200  # marks of a moment that are kept for comparisons
+_RECENT, _SOME_MORE = 200, 40  # marks of a moment that are kept for comparisons
 # Plain numbers: an enum's own cost more to look up, and there is one for every mark.
 _STEP_START, _STEP_END = int(Moment.STEP_START), int(Moment.STEP_END)
 _FIRST_ENQUEUE, _FIRST_WAIT, _LAST_WAIT = int(Moment.FIRST_ENQUEUE), int(Moment.FIRST_WAIT), int(Moment.LAST_WAIT)
@@ -56,8 +56,8 @@ class _Recent:
         self._in_order = self._in_order + 1 if not self._times or time_ns >= self._times[-1] else 1
         self._numbers.append(number)
         self._times.append(time_ns)
-        if len(self._times) == 2 * _RECENT:  # not one at a time: each would move all others
-            del self._numbers[:_RECENT], self._times[:_RECENT]
+        if len(self._times) == _RECENT + _SOME_MORE:  # not one at a time: each would move all others
+            del self._numbers[:_SOME_MORE], self._times[:_SOME_MORE]
 
     def events(self, most: int) -> Events:
         """Copies of the last ones, ascending in time."""

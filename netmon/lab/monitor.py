@@ -110,6 +110,7 @@ class Monitor:
         if self._middle:
             where += ["--bus", self._bus, "--bus-replicas", str(bus.SERVERS), "--worker", name, "--insecure"]
         command = [sys.executable, "-m", "netmon", "collector", *where, "--parameters", str(self._parameters)]
+        command += [] if self._spec.evidence else ["--verdicts", "none"]
         return self._start(name, command, self._middle)
 
     def _start_agent(self, host: Host) -> Process:
@@ -120,6 +121,7 @@ class Monitor:
         where = ["--bus", self._bus, "--insecure"] if self._middle else ["--collector", self.address]
         where += ["--socket", str(self._run / f"{host.name}.sock")]
         rest = ["--spool", str(self._run / f"spool-{host.name}"), "--hook", self._spec.hook]
+        rest += [] if self._spec.evidence else ["--evidence", "none"]
         return self._start(f"agent-{host.name}", [*command, *what, *where, *rest], host)
 
     def _start(self, name: str, command: list[str], host: Host | None) -> Process:

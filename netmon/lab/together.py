@@ -4,7 +4,7 @@
 import contextlib
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -91,16 +91,23 @@ def train_together(data: Path, specs: Sequence[RunSpec], seconds: float) -> None
         time.sleep(seconds)
 
 
-def train_beside(spec: RunSpec, hosts: Sequence[int], shift_ns: int = 0, period_ns: int = 0) -> list[str]:
+def train_beside(
+    spec: RunSpec,
+    hosts: Sequence[int],
+    shift_ns: int = 0,
+    period_ns: int = 0,
+    began: Callable[[str], None] = lambda _: None,
+) -> list[str]:
     """A job and another one like it on other hosts, until both have done their iterations; their names.
 
     shift_ns: by how much the second one begins its iterations later; period_ns: both begin one so often, 0: as soon as
-    they can. Blocks. Raises UsageError or LabError.
+    they can. began: is told the collector's address. Blocks. Raises UsageError or LabError.
     """
     if spec.trainer != "ring" or not spec.monitor:
         raise UsageError("cannot run two jobs: they take --trainer ring, and are watched")
     specs = [replace(spec, job=spec.job or "a"), replace(spec, job="b", ring=tuple(hosts))]
     with together(spec.data, specs) as jobs:
+        began(jobs.address)
         jobs.pace({specs[0].job: 0, "b": shift_ns}, period_ns)
         for one in specs:
             jobs.wait(one.job, spec.iterations)

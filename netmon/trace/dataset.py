@@ -79,6 +79,8 @@ def look(data: Path, window: Window, width_ns: int | None, names: Mapping[str, s
         if iterations.empty:
             raise DataError(f"cannot trace these iterations: {data} holds none of them")
     begin_ns, end_ns, hosts, finest, rows = _span(data, window, iterations)
+    overlaps = (iterations["end_ns"] > begin_ns) & (iterations["start_ns"] < end_ns)
+    hosts = sorted({*hosts, *iterations.loc[overlaps, "host"].astype(str)})  # also where the rows are missing
     links = 8 * len(hosts)
     if width_ns is None:
         fits = [width for width in _WIDTHS_NS if links * (end_ns - begin_ns) / width <= _MOST_POINTS]

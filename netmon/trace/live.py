@@ -87,6 +87,7 @@ def _rows(
             refused.append(error)
     if not parts and refused:
         raise refused[0]
+    gaps += map(str, refused)
     if not parts:
         raise DataError(f"cannot trace the collector at {address}: nobody has a row of the last seconds")
     return pa.concat_tables(parts, promote_options="permissive"), gaps

@@ -7,6 +7,7 @@ service of the page itself is ended when it serves, a program for a terminal get
 """
 
 import contextlib
+import fcntl
 import os
 import pty
 import re
@@ -14,14 +15,18 @@ import select
 import shlex
 import signal
 import socket
+import struct
 import subprocess
 import sys
+import termios
 import threading
 import time
 import urllib.request
 from collections.abc import Sequence
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
+
+from netmon.training import Steps
 
 BIN = Path(sys.executable).parent
 PATIENCE_S = 300
@@ -191,6 +196,7 @@ def browse(words: Sequence[str]) -> None:
 def sit_before(words: Sequence[str]) -> None:
     """A program for a terminal, until it has drawn, and is left by `q`."""
     here, there = pty.openpty()
+    fcntl.ioctl(there, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 120, 0, 0))
     process = subprocess.Popen(words, stdin=there, stdout=there, stderr=there, start_new_session=True)
     os.close(there)
     drawn, begun, pressed = b"", time.monotonic(), time.monotonic() + 3
@@ -201,7 +207,9 @@ def sit_before(words: Sequence[str]) -> None:
         if len(drawn) > 1_000 and time.monotonic() > pressed:
             pressed = time.monotonic() + 3
             os.write(here, b"q")
-    if process.wait(PATIENCE_S):
+    if process.poll() is None:
+        process.kill()
+    if process.wait():
         raise SystemExit(f"{shlex.join(words)}: status {process.returncode}\n{drawn[-2000:].decode(errors='replace')}")
 
 
@@ -213,9 +221,18 @@ def traffic() -> None:
             time.sleep(0.01)
 
 
+def training() -> None:
+    """A job of one rank that tells its steps, for ever."""
+    steps = Steps("resnet", 0, 1)
+    while True:
+        with steps.step():
+            time.sleep(0.3)
+
+
 def main(lines: Sequence[str]) -> None:
     """Inside."""
-    threading.Thread(target=traffic, daemon=True).start()
+    for work in (traffic, training):
+        threading.Thread(target=work, daemon=True).start()
     installation = Installation()
     for line in lines:
         print(f"$ {line}", flush=True)

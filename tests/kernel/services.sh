@@ -72,10 +72,42 @@ for service in $services; do
   kill -STOP "$(systemctl show -P MainPID $service)"
   wait_for 60 "[ \"\$(restarts $service)\" -gt 0 ] && active $service"
 done
+say nobody comes near a bound
+for service in $services; do
+  used=$(systemctl show -P MemoryCurrent $service) high=$(systemctl show -P MemoryHigh $service)
+  echo "$service: $used of $high bytes, $(systemctl show -P TasksCurrent $service) of $(systemctl show -P TasksMax $service) tasks"
+  case $used in *[!0-9]*) ;; *) [ "$used" -lt $((high / 2)) ] ;; esac
+done
 say an upgrade, which is a restart, keeps what is stored
 systemctl restart $services
 for service in $services; do active $service; done
 wait_for 60 "[ \"\$(rows ledger)\" -gt $kept ]"
+
+say a dataset of an earlier version is migrated, and belongs to the service
+systemctl stop netmon-collector
+owner=$(stat -Lc %u /var/lib/netmon) kept=$(rows ledger)
+cp -r /opt/netmon/tests/data/datasets/schema-2/* /var/lib/netmon/
+netmon migrate /var/lib/netmon --dry-run
+netmon migrate /var/lib/netmon
+[ -z "$(find /var/lib/netmon/ ! -uid "$owner")" ]
+[ -z "$(find /var/lib/netmon/ -path '*host=*')" ]
+systemctl start netmon-collector
+wait_for 60 "[ \"\$(rows ledger)\" -gt $((kept + 8)) ]"
+
+say who fails at every start is given up after so many
+printf '[Unit]\nStartLimitIntervalSec=10min\nStartLimitBurst=4\n' >>/etc/systemd/system/netmon-agent.service.d/watchdog.conf
+cp /etc/netmon/agent.toml /etc/netmon/agent.toml.right
+sed -i 's/^interface.*/interface = ["nowhere"]/' /etc/netmon/agent.toml
+systemctl daemon-reload
+systemctl reset-failed
+systemctl restart netmon-agent || true
+wait_for 150 '[ "$(systemctl is-failed netmon-agent)" = failed ]'
+[ "$(restarts netmon-agent)" -ge 3 ]
+journalctl -q -u netmon-agent -g "nowhere" >/dev/null
+mv /etc/netmon/agent.toml.right /etc/netmon/agent.toml
+systemctl reset-failed
+systemctl start netmon-agent
+active netmon-agent
 
 say what mends nothing is not tried for ever
 sed -i 's/^flush.*/flushh = "1s"/' /etc/netmon/collector.toml

@@ -33,6 +33,7 @@ TEXTS = (
     "hog:rank=1,at=60,for=300ms",
     "small-queue:host=0,at=68,for=200ms",
     "nothing:at=72,for=200ms",
+    "policer:host=0,at=74,for=200ms",
 )
 HURT = ("stop", "stop-all", "job", "slow-link", "loss")
 
@@ -45,7 +46,7 @@ def injected(tmp_path_factory):
         data,
         parameters=500_000,
         compute_ns=20_000_000,
-        iterations=80,
+        iterations=84,
         rate_bps=200_000_000,
         cross_load=0,
         monitor=False,

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A spool on a network file system whose server goes away, fails, and comes back. Where it is no NFS it is FUSE."""
 
+import asyncio
+import errno
 import logging
 import os
 import signal
@@ -9,10 +11,16 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import pandas as pd
 import pytest
 from conftest import run
+from test_full_disk import ROWS, batch
+from test_slow_disk import HELLO
 from waiting import wait_for
 
+from collector.dataset.sink import ParquetSink
+from collector.registry import Registry
+from collector.settings import Settings
 from netmon.agent import spool as spool_module
 from netmon.agent import spool_disk
 from netmon.agent.carried import CARRIED
@@ -44,9 +52,13 @@ class Remote:
     def go_on(self) -> None:
         self.server.send_signal(signal.SIGCONT)
 
-    def fail(self, fails: bool) -> None:
-        stale = Path(f"{self.behind}.stale")
-        stale.touch() if fails else stale.unlink()
+    def fail(self, number: int) -> None:
+        """0: no more."""
+        being, fails = Path(f"{self.behind}.being"), Path(f"{self.behind}.fails")
+        being.write_text(str(number))
+        being.replace(fails)
+        if not number:
+            fails.unlink()
 
     def close(self) -> None:
         self.server.kill()
@@ -90,7 +102,7 @@ def test_a_spool_on_a_server_that_goes_away_fails_and_comes_back(remote, monkeyp
             assert spool.after(sequence - 1, lambda: False).sequence == sequence
         assert spool.after(0, lambda: False, lambda: 0.0) is None  # what is there is waited for
         assert (said("the disk does not answer; batches wait in memory"), lost) == (1, [])
-        remote.fail(True)
+        remote.fail(errno.ESTALE)
         remote.go_on()
         wait_for(lambda: not spool._disk._silent_since)
         spool.append(20, b"while it failed", b"r", carried())
@@ -101,7 +113,7 @@ def test_a_spool_on_a_server_that_goes_away_fails_and_comes_back(remote, monkeyp
             3,
             1,
         )
-        remote.fail(False)
+        remote.fail(0)
         spool.append(21, b"again", b"r", carried())
         assert said("takes batches again") == 1
     assert [spool.after(number, lambda: False).sequence for number in range(3, 21)] == list(range(4, 22))
@@ -112,6 +124,32 @@ def test_a_spool_on_a_server_that_goes_away_fails_and_comes_back(remote, monkeyp
     table = folder.take_over(name)
     assert (table.hello(), sorted(table.carried())) == (b"hello", list(range(4, 22)))
     table.close()
+
+
+@pytest.mark.parametrize("error", [errno.EROFS, errno.EIO, errno.ESTALE])
+def test_a_dataset_on_a_server_that_fails_goes_on_when_it_does_not(remote, caplog, error):
+    async def scenario() -> None:
+        sink = ParquetSink(remote.mount / "data", durability="process")
+        registry = Registry(sink, Settings(durability="process"))
+        entry = await registry.open(HELLO, asyncio.Event())
+        for sequence in range(1, 21):
+            registry.take(entry, batch(sequence))
+        remote.fail(error)
+        assert not await registry.flush()
+        assert registry.snapshot(5).warnings[0].startswith(f"cannot write to {remote.mount / 'data'}: ")
+        assert entry.acknowledge == 0
+        remote.fail(0)
+        assert await registry.flush()
+        assert entry.acknowledge > 0
+        registry.settle(entry, leaving=True)
+        assert await registry.flush()
+        sink.close()
+
+    asyncio.run(scenario())
+    assert caplog.messages[-1] == f"{remote.mount / 'data'} takes rows again"
+    rows = pd.concat(pd.read_parquet(path) for path in (remote.behind / "data" / "buckets").rglob("*.parquet"))
+    assert len(rows) == 20 * ROWS
+    assert not rows.duplicated("bucket_start_ns").any()
 
 
 def test_an_agent_does_not_wait_for_ever_for_a_spool_that_does_not_answer(remote, monkeypatch):

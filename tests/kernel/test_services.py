@@ -18,5 +18,5 @@ ROOT = Path(__file__).parents[2]
 
 def test_both_services_from_installation_to_removal(tmp_path: Path) -> None:
     script = (Path(__file__).parent / "services.sh").read_text()
-    told = run_booted(f"ln -sfn {ROOT} /opt/netmon\n{script}", tmp_path)
+    told = run_booted(f"ln -sfn {ROOT} /opt/netmon\n{script}", tmp_path, limit_s=540)
     assert told.rstrip().endswith("== over"), told

@@ -10,6 +10,7 @@ from rich.console import RenderableType
 from netmon.bench.clock import INJECTIONS, ClockResult, Recovery
 from netmon.bench.cpus import BusyDrain, CpusResult
 from netmon.bench.drain import DrainResult
+from netmon.bench.evidence import Costs, EvidenceResult
 from netmon.bench.flows import FlowsResult
 from netmon.bench.hook import HookResult, StepCost
 from netmon.bench.idle import Idle
@@ -30,6 +31,7 @@ from netmon.bench.pipeline.workers_table import workers_table
 from netmon.bench.tables import (
     clock_table,
     drain_table,
+    evidence_table,
     flows_table,
     hook_table,
     inference_table,
@@ -67,6 +69,9 @@ def every_table(interfaces: Interfaces) -> dict[str, Iterable[RenderableType]]:
         "bench kernel": (kernel_table(_kernel()),),
         "bench drain": (drain_table(_drain()),),
         "bench overhead": (overhead_table(_overhead()),),
+        "bench overhead --evidence": (
+            evidence_table(EvidenceResult(30.0, (Costs(0.0123, 0.0456),) * 5, (Costs(0.0119, 0.0421),) * 5)),
+        ),
         "bench flows": (flows_table(_flows()),),
         "bench hook": (hook_table(HookResult(*(StepCost(2300.0, 12_345.6),) * 4, 10_000, 5)),),
         "bench clock": (clock_table(_clock()),),

@@ -113,7 +113,25 @@ def test_what_did_not_hurt_is_not_asked_for(run):
     truth, durations = run
     quiet = injected("cross", "cross", int(np.cumsum(durations)[4]), int(np.cumsum(durations)[5]))
     truth = Truth("ring", "ring", truth.start_ns, truth.end_ns, truth.lasted_ns, (quiet,))
-    assert [each.outcome for each in score("run", truth, [])[0]] == ["no effect"]
+    outcomes, accusations = score("run", truth, [])
+    assert [each.outcome for each in outcomes] == ["no effect"]
+    result = VerdictResult(1)
+    result.add("run", outcomes, accusations, 0)
+    out = io.StringIO()
+    print_verdicts(result, Console(file=out, width=140))
+    assert "1 took less than 1.3 × the usual; the longest 1.00 ×" in " ".join(out.getvalue().split())
+
+
+def test_what_others_take_as_long_for_shows_no_cause(run):
+    _, durations = run
+    durations = np.where(np.isin(np.arange(10), (2, 4, 7)), 2 * USUAL, USUAL)
+    end = np.cumsum(durations)
+    stop = injected("stop", "straggler", int(end[6]) + MS, int(end[7]), rank=1)
+    outcomes, _ = score("run", Truth("ring", "ring", end - durations, end, durations, (stop,)), [])
+    assert [each.outcome for each in outcomes] == ["no effect"]
+    result = VerdictResult(1)
+    result.add("run", outcomes, [], 0)
+    assert result.left_out["stop"].as_undisturbed == 1
 
 
 def test_the_result_is_printed_and_is_a_document(run):
@@ -130,8 +148,16 @@ def test_the_result_is_printed_and_is_a_document(run):
     assert document["right_cause_share"] == 0.5
     assert document["right_culprit_share"] == 1
     assert document["told_after_s"]["p99"] == pytest.approx(0.5)
+    assert document["left_out"]["nothing"] == {
+        "count": 1,
+        "done": False,
+        "as_undisturbed": 0,
+        "most": 1.0,
+        "told": {},
+    }
     out = io.StringIO()
     print_verdicts(result, Console(file=out, width=100))
+    assert "left out: nothing" in out.getvalue()
     assert "wrong cause: cross" in out.getvalue()
     print_verdicts(VerdictResult(0), Console(file=out, width=100))
 

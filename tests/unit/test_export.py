@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 import argparse
 import io
+import json
 
 import pandas as pd
+import pyarrow.parquet as pq
 import pytest
 from dataset_rows import BEGIN_NS, HOUR_NS, MS, buckets
 from dataset_rows import table as rows_of
@@ -10,9 +12,11 @@ from rich.console import Console
 from test_store import store_small
 
 from collector.dataset.sink import ParquetSink
+from collector.dataset.verdict_rows import verdict_table
 from netmon.commands import export
 from netmon.errors import DataError, UsageError
 from netmon.report.summary import summarise
+from netmon.views import Cause, RankTimes, Verdict
 
 
 @pytest.fixture(scope="module")
@@ -41,6 +45,19 @@ def test_every_table_in_every_format(data, tmp_path, suffix, table, rows, capsys
     assert set(frame["host"]) == {"h0"}
     assert capsys.readouterr().out == f"{rows} rows of {table} in {out}\n"
     assert [path.name for path in tmp_path.iterdir()] == [out.name]
+
+
+def test_lists_are_json_in_csv(tmp_path):
+    times = (RankTimes(0, "h0", 9), RankTimes(1, "h1", 9, True, 1, 2, 0, 3, 3, "backup", 0, 1))
+    folder = tmp_path / "data" / "verdicts" / "date=2026-01-01" / "hour=00"
+    folder.mkdir(parents=True)
+    verdict = Verdict("train", 7, 1, 10, 9, 4, 5, Cause.CROSS, "backup", "h1", ranks=times)
+    pq.write_table(verdict_table([verdict]), folder / "part.parquet")
+    assert run(tmp_path / "data", tmp_path / "x.csv", "--table", "verdicts") == 0
+    (text,) = pd.read_csv(tmp_path / "x.csv")["ranks"]
+    assert [each["waited_ns"] for each in json.loads(text)] == [0, 2]
+    run(tmp_path / "data", tmp_path / "x.parquet", "--table", "verdicts")
+    assert [each["host"] for each in pd.read_parquet(tmp_path / "x.parquet")["ranks"][0]] == ["h0", "h1"]
 
 
 def test_filters(data, tmp_path):

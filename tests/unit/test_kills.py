@@ -46,8 +46,8 @@ def test_three_kills_on_one_collector(tmp_path: Path) -> None:
 
 @pytest.mark.long
 @pytest.mark.timeout(3600)
-def test_two_hundred_kills(tmp_path: Path) -> None:
-    on_a_bus(tmp_path, 200, SEED, tell=print)
+def test_three_hundred_kills_on_a_bus(tmp_path: Path) -> None:
+    on_a_bus(tmp_path, 300, SEED, tell=print)
 
 
 @pytest.mark.long

@@ -219,6 +219,15 @@ def test_the_command_says_what_it_would_do_and_what_it_did(data: Path, capsys: p
     assert "no such directory" in capsys.readouterr().err
 
 
+def test_what_root_makes_belongs_to_whom_the_dataset_does(data: Path) -> None:
+    if os.geteuid():
+        pytest.skip("giving files away needs root")
+    for path in (data, *data.rglob("*")):
+        os.chown(path, 12345, 12345)
+    assert main(["migrate", str(data)]) == 0
+    assert {path.stat().st_uid for path in (data, *data.rglob("*"))} == {12345}
+
+
 def test_a_collector_that_refuses_names_the_command(tmp_path: Path) -> None:
     data = Path(shutil.copytree(RECORDED / "schema-2", tmp_path / "data"))
     with pytest.raises(DataError, match=f"run `netmon migrate {data}`"):

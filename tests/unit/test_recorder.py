@@ -3,11 +3,15 @@
 
 import errno
 import os
+import threading
 from pathlib import Path
 
 import numpy as np
 import pytest
+from waiting import wait_for
 
+from netmon.agent import record_store
+from netmon.agent import recorder as recorder_module
 from netmon.agent.pulls import MOST, Pulls
 from netmon.agent.record_store import Store, in_memory, on_disk
 from netmon.agent.recorder import Recorder
@@ -166,3 +170,63 @@ def test_too_many_requests_are_refused_and_all_are_forgotten_with_the_connection
     pulls.ask(request(1, 0, 1))
     pulls.clear()
     assert pulls.take() is None
+
+
+class _Faltering:
+    """A disk that is full until it is not."""
+
+    full = True
+
+    def __init__(self) -> None:
+        self.size, self._data = 0, b""
+
+    def append(self, data: bytes) -> None:
+        if _Faltering.full:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        self._data += data
+        self.size += len(data)
+
+    def read(self, offset: int, size: int) -> bytes:
+        return self._data[offset : offset + size]
+
+
+def test_a_disk_that_has_room_again_is_recorded_on_again(caplog: pytest.LogCaptureFixture) -> None:
+    of, tables = recorder(Store(_Faltering)), [rows(second) for second in range(30)]
+    for second, table in enumerate(tables):
+        _Faltering.full = second < 12
+        of.add(table, BEGIN + (second + 1) * S)
+    lines = ["nothing is recorded for the time being", "full resolution is recorded again"]
+    assert [line.partition(":")[0] for line in caplog.messages] == lines
+    assert of.trouble == ""
+    begun = of.lost_rows // 1000
+    assert 12 < begun < 30
+    assert read(of, begun, 30) == within(tables, begun, 30)
+    assert not read(of, 0, begun)
+    assert "are not recorded any more" in of.gap(BEGIN, BEGIN + 2 * S)
+
+
+def test_a_disk_that_does_not_answer_holds_nobody_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(record_store, "_ANSWERS_S", 0.1)
+    monkeypatch.setattr(recorder_module, "_AGAIN_NS", 3 * S)
+    stalls, goes_on = [True], threading.Event()
+    write = os.pwrite
+
+    def pwrite(descriptor: int, data: bytes, offset: int) -> int:
+        if stalls[0]:
+            goes_on.wait()
+        return write(descriptor, data, offset)
+
+    monkeypatch.setattr(os, "pwrite", pwrite)
+    of = recorder(on_disk(tmp_path / "record", 1 << 16))
+    for second in range(8):  # the test's own limit ends it
+        of.add(rows(second), BEGIN + (second + 1) * S)
+    assert "it has not answered for 0.1 s" in of.trouble
+    assert of.lost_rows == 8_000
+    stalls[0] = False
+    goes_on.set()
+    seconds = iter(range(8, 10_000))
+    wait_for(lambda: of.add(rows(second := next(seconds)), BEGIN + (second + 1) * S) or not of.trouble)
+    second = next(seconds)
+    of.add(rows(second), BEGIN + (second + 1) * S)
+    assert read(of, second, second + 1) == within([rows(second)], second, second + 1)
+    of.close()

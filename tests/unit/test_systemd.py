@@ -70,8 +70,9 @@ def test_agent_holds_the_capabilities_it_needs_and_no_more():
 @pytest.mark.parametrize("unit", UNITS)
 def test_a_service_is_bounded_watched_and_given_up_in_the_end(unit):
     bounds = service(unit)
-    for key in ("MemoryMax", "TasksMax", "CPUQuota", "WatchdogSec", "RestartSec", "TimeoutStopSec"):
+    for key in ("MemoryHigh", "MemoryMax", "TasksMax", "CPUWeight", "CPUQuota", "WatchdogSec", "RestartSec"):
         assert bounds[key]
+    assert bounds["TimeoutStopSec"]
     assert "StartLimitBurst=60\n" in (SYSTEMD / unit).read_text()
 
 

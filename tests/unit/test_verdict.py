@@ -4,16 +4,19 @@
 from dataclasses import replace
 
 import numpy as np
+import pandas as pd
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from collector.dataset.verdict_rows import verdict_table
 from netmon.dl.verdict import CELL_NS, Carried, Link, Steps, Whose, judge, nothing_carried, sentence, standing_out
 from netmon.dl.verdict.evidence import CARRIED
 from netmon.dl.verdict.host_part import WAITED
 from netmon.dl.verdict.words import arithmetic, columns, from_columns
 from netmon.records import Direction
-from netmon.views import SHARES, Cause, Verdict
+from netmon.views import SHARES, Cause, RankTimes, Verdict
 
 MS = 1_000_000
 CELLS = MS // CELL_NS  # of a millisecond
@@ -345,11 +348,19 @@ def test_a_job_of_one_rank_computes_longer():
     assert (verdict.cause, verdict.compute_ns) == (Cause.COMPUTE, 600 * MS)
 
 
-def test_columns_and_back():
+def test_columns_and_back(tmp_path):
     run = Run()
     run.beside(3)
+    ranks = (RankTimes(0, "h0", 9), RankTimes(1, "h1", 9, True, 1, 2, 0, 3, 3, "backup", 0, 1))
     verdict = run.judged()
     assert from_columns(columns(verdict)) == verdict
+    verdict = replace(verdict, ranks=ranks, receiver_ns=5)
+    pq.write_table(verdict_table([verdict]), tmp_path / "part.parquet")
+    (stored,) = pq.read_table(tmp_path / "part.parquet").to_pylist()
+    assert from_columns(stored) == verdict
+    frame = pd.read_parquet(tmp_path / "part.parquet")
+    times = pd.json_normalize(frame.explode("ranks")["ranks"].tolist())
+    assert times["waited_ns"].tolist() == [0, 2]
     nobody = Verdict("j", 1, 0, 1, 1, 1, 0)
     assert columns(nobody)["counterfactual_ns"] is None
     assert columns(nobody)["direction"] == ""

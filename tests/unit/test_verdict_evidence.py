@@ -2,7 +2,7 @@
 """What the links cannot tell: who was stopped while a ring stood still, and whether a sender waited for its timer."""
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -13,10 +13,11 @@ from test_verdict_recorded import RECORDED, TRUTHS
 from netmon.cli import main
 from netmon.dl.verdict import Carried, Steps, judge, standing_out
 from netmon.dl.verdict.conclude import conclude
-from netmon.dl.verdict.connections import SAID, Connections, sent_again, who_waited
+from netmon.dl.verdict.connections import SAID, Connections, limited, sent_again, who_waited
 from netmon.dl.verdict.evidence import CARRIED
 from netmon.dl.verdict.host_part import WAITED
 from netmon.dl.verdict.rank_times import most_telling, path_of
+from netmon.dl.verdict.words import sentence
 from netmon.views import SHARES, Cause, RankTimes, Verdict
 
 STANDS_STILL = BEGIN + (SLOW * 2_000 + COMPUTING + 40) * MS
@@ -93,8 +94,23 @@ def test_what_is_busy_now_more_and_now_less_tells_nothing_of_a_short_silence():
 def test_what_a_sender_only_believed_to_be_lost_is_no_loss():
     usual = (20_000_000, 2_896, 800, 0)
     table = said(usual, usual, (20_000_000, 8_688, 800, 0), (20_000_000, 200_000, 800, 0), usual)
-    assert not sent_again(table, BEGIN + 2_100 * MS, BEGIN + 2_900 * MS)
-    assert sent_again(table, BEGIN + 3_100 * MS, BEGIN + 3_900 * MS)
+    told = Connections(table, np.full(len(table), 2), np.full(len(table), 1), np.zeros(len(table), bool))
+    assert not sent_again(told, BEGIN + 2_100 * MS, BEGIN + 2_900 * MS)
+    assert sent_again(told, BEGIN + 3_100 * MS, BEGIN + 3_900 * MS) == {2}
+
+
+@pytest.mark.parametrize(("column", "words"), [(3, "its receiver's window"), (4, "room in its send buffer")])
+def test_what_tcp_waited_for_beyond_the_usual_is_named(column, words):
+    usual = (20_000_000, 0, 800, 20, 20)
+    table = said(*((*usual[:column], 420, *usual[column + 1 :]) if row == 3 else usual for row in range(6)))
+    table["sender_ns"] = [420 * MS if row == 3 and column == 4 else 20 * MS for row in range(6)]
+    spans = [(BEGIN + second * 1_000 * MS, BEGIN + (second + 1) * 1_000 * MS) for second in (0, 1, 2, 4)]
+    name = "receiver_ns" if column == 3 else "sender_ns"
+    more = limited(table, name, (BEGIN + 3_000 * MS, BEGIN + 4_000 * MS), spans)
+    assert more == pytest.approx(400 * MS)
+    verdict = Verdict("job", 1, 0, 0, 600 * MS, 100 * MS, 500 * MS, Cause.SLOW_LINK, host="h1", slow_link_ns=450 * MS)
+    assert f"TCP waited 400 ms for {words}" in sentence(replace(verdict, **{name: round(more)}))
+    assert "TCP" not in sentence(replace(verdict, **{name: 50 * MS}))
 
 
 def test_the_ranks_times_add_up_and_are_told_with_the_iteration(capsys):

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import Any
 import pyarrow.dataset as ds
 
 from netmon.bench.verdict.scoring import (
+    ASKED,
     MISSED,
     NO_EFFECT,
     NOTHING,
@@ -43,6 +45,25 @@ class CampaignProgress:
     runs: int
     injections: int  # that were judged
     seconds_left: float | None  # None: not known yet
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """Injections of one kind that no verdict was asked on."""
+
+    count: int
+    done: bool  # False: nothing was done
+    as_undisturbed: int  # of them, iterations that were long enough, but so are some that nothing was done to
+    most: float  # what the worst of their iterations took, in usual ones
+    told: dict[str, int]  # what was said of them all the same, by cause
+
+    @classmethod
+    def of(cls, outcomes: Sequence[Outcome]) -> "LeftOut":
+        """At least one, of one kind."""
+        told = Counter(each.told for each in outcomes if each.told != NOTHING)
+        done = outcomes[0].cause != NOTHING
+        ratios = [1 + each.excess_ns / each.usual_ns for each in outcomes]
+        return cls(len(outcomes), done, sum(ratio >= ASKED for ratio in ratios) if done else 0, max(ratios), dict(told))
 
 
 @dataclass
@@ -82,6 +103,15 @@ class VerdictResult:
         return [each for each in self.outcomes if each.cause != NOTHING and each.outcome != NO_EFFECT]
 
     @property
+    def left_out(self) -> dict[str, LeftOut]:
+        """Injections that no verdict was asked on, by kind, and why: nothing was done, or it did not hurt enough."""
+        kinds: dict[str, list[Outcome]] = {}
+        for each in self.outcomes:
+            if each.cause == NOTHING or each.outcome == NO_EFFECT:
+                kinds.setdefault(each.kind, []).append(each)
+        return {kind: LeftOut.of(own) for kind, own in sorted(kinds.items())}
+
+    @property
     def right_cause_share(self) -> float | None:
         """Of those asked."""
         right = sum(each.outcome in (RIGHT, WRONG_CULPRIT) for each in self.asked)
@@ -114,6 +144,7 @@ class VerdictResult:
             "runs": self.planned,
             "injections": len(self.outcomes),
             "asked": len(self.asked),
+            "left_out": {kind: asdict(each) for kind, each in self.left_out.items()},
             "verdicts": self.verdicts,
             **{name.replace(" ", "_"): self.count(name) for name in _OUTCOMES},
             "right_cause_share": self.right_cause_share,

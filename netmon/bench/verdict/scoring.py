@@ -2,10 +2,11 @@
 """Verdicts held against the truth.
 
 Of an injection, the iteration counts that it made longest by the trainers' own log. Where that is not ASKED × the
-usual, no verdict is asked for, but a verdict that names the cause counts. Of a slow or lossy link, either end is
-the right culprit: bytes and retransmissions at the ends cannot tell where between them it was. Verdicts are matched by
-time, not by number. Every verdict counts for whether it accuses: the network is accused falsely where nothing of the
-network's was injected while the iteration lasted.
+usual, or one of twenty iterations took as long that nothing was done to, it is not known to be the injection's doing,
+and no verdict is asked for: one that is right does not count, one that blames the network for what was something else
+does. Of a slow or lossy link, either end is the right culprit: bytes and retransmissions at the ends cannot tell where
+between them it was. Verdicts are matched by time, not by number. Every verdict counts for whether it accuses: the
+network is accused falsely where nothing of the network's was injected while the iteration lasted.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -20,6 +21,9 @@ from netmon.lab.injections.spec import NETWORK
 
 ASKED = 1.3
 """Of an iteration that takes so many times the usual there has to be a verdict; there may be one from 1.2 on."""
+
+OFTEN = 0.95
+"""Of the iterations that nothing was done to. What is no longer than these now and then are shows no cause."""
 
 NOTHING = "nothing"
 """In the place of a cause: none was injected, or none was told."""
@@ -48,6 +52,7 @@ class Outcome:
     told_after_ns: int | None  # the iteration's end
     injection: Mapping[str, Any]
     verdict: Told | None
+    undisturbed_ns: float = 0.0  # what OFTEN of the iterations take at most that nothing was done to
 
     @property
     def share_error(self) -> float | None:
@@ -81,6 +86,7 @@ def accused(run: str, truth: Truth, told: Iterable[Told], without: Collection[in
 
 def _outcome(run: str, truth: Truth, injection: Mapping[str, Any], told: Sequence[Told]) -> Outcome:
     usual, hit = truth.usual_ns, truth.hit(dict(injection))
+    undisturbed = float(np.quantile(truth.undisturbed, OFTEN))
     worst = int(hit[truth.lasted_ns[hit].argmax()]) if len(hit) else -1
     lasted = float(truth.lasted_ns[worst]) if worst >= 0 else usual
     verdict = _of_iteration(truth, worst, told) if worst >= 0 else None
@@ -90,10 +96,11 @@ def _outcome(run: str, truth: Truth, injection: Mapping[str, Any], told: Sequenc
     after = int(verdict["told_ns"]) - int(verdict["end_ns"]) if verdict and verdict.get("told_ns") else None
     return Outcome(
         *(run, truth.trainer, injection["kind"], cause, said),
-        judged(cause, said, lasted >= ASKED * usual, injection, verdict),
+        judged(cause, said, lasted >= ASKED * usual and lasted > undisturbed, injection, verdict),
         *(int(injection["start_ns"]), usual, lasted - usual, share, after),
         injection,
         verdict,
+        undisturbed,
     )
 
 
@@ -101,8 +108,8 @@ def judged(cause: str, said: str, stands_out: bool, injection: Mapping[str, Any]
     """What a verdict is worth. said: its cause; NOTHING where there is none."""
     if cause == NOTHING:
         return WRONG_CAUSE if said in NETWORK else RIGHT  # the machine is not idle: something may be slow all the same
-    if not stands_out and said != cause:
-        return WRONG_CAUSE if said in NETWORK else NO_EFFECT
+    if not stands_out:
+        return WRONG_CAUSE if said in NETWORK and cause not in NETWORK else NO_EFFECT
     if verdict is None:
         return MISSED
     if said != cause:

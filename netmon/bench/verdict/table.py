@@ -4,9 +4,9 @@
 from rich.console import Console
 
 from netmon.bench.tables import figures_table
-from netmon.bench.verdict.campaign import VerdictResult
+from netmon.bench.verdict.campaign import LeftOut, VerdictResult
 from netmon.bench.verdict.rerun import RerunResult
-from netmon.bench.verdict.scoring import MISSED, NO_EFFECT, NOTHING, WRONG_CAUSE, WRONG_CULPRIT, Outcome
+from netmon.bench.verdict.scoring import ASKED, MISSED, NO_EFFECT, NOTHING, WRONG_CAUSE, WRONG_CULPRIT, Outcome
 from netmon.bench.verdict.shifting import ShiftResult
 from netmon.lab.injections.spec import CAUSES
 from netmon.terminal import FittingTable, figures, labels
@@ -106,6 +106,8 @@ def _figures(result: VerdictResult) -> FittingTable:
     table = figures_table("")
     asked = f"{len(result.asked)} of {len(result.outcomes)}"
     table.add_row("injections that made an iteration stand out", asked)
+    for kind, each in result.left_out.items():
+        table.add_row(f"left out: {kind}", _why_left_out(each))
     table.add_row("right cause", _share(result.right_cause_share))
     table.add_row("right culprit, where the cause was right", _share(result.right_culprit_share))
     table.add_row("network accused, and it was not", f"{len(result.accusations)} of {result.verdicts} verdicts")
@@ -117,6 +119,15 @@ def _figures(result: VerdictResult) -> FittingTable:
     if result.failed:
         table.add_row("runs that failed", str(len(result.failed)))
     return table
+
+
+def _why_left_out(each: LeftOut) -> str:
+    if not each.done:
+        return f"{each.count}, nothing was done"
+    short, noise = each.count - each.as_undisturbed, each.as_undisturbed
+    parts = [f"{short} took less than {ASKED:g} × the usual"] if short else []
+    parts += [f"{noise} took no longer than some that nothing was done to"] if noise else []
+    return f"{'; '.join(parts)}; the longest {each.most:.2f} ×"
 
 
 def _wrong(result: VerdictResult) -> list[str]:

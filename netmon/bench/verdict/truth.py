@@ -3,6 +3,7 @@
 
 import json
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -36,11 +37,17 @@ class Truth:
     @property
     def usual_ns(self) -> float:
         """Median of the iterations that nothing was done to."""
+        return float(np.median(self.undisturbed))
+
+    @cached_property
+    def undisturbed(self) -> _Numbers:
+        """How long the iterations took that nothing was done to, after the first; all where there is none."""
         quiet = np.ones(len(self.start_ns), np.bool_)
         for each in self.injections:
             quiet[self.hit(each)] = False
         quiet[0] = False
-        return float(np.median(self.lasted_ns[quiet if quiet.any() else slice(None)]))
+        found: _Numbers = self.lasted_ns[quiet if quiet.any() else slice(None)]
+        return found
 
     def hit(self, injection: dict[str, Any]) -> npt.NDArray[np.intp]:
         """Iterations that were under way while it lasted."""

@@ -8,7 +8,7 @@ import numpy.typing as npt
 
 from netmon.dl.account import JOB
 from netmon.dl.verdict.evidence import CELL_NS
-from netmon.dl.verdict.held import PAUSED, Cells, Held, held
+from netmon.dl.verdict.held import PAUSED, Cells, Held, held, together
 from netmon.dl.verdict.judged import Blamed, Judged
 from netmon.dl.verdict.phases import Phases
 from netmon.dl.verdict.slow_link import lossy_link, slow_link
@@ -28,6 +28,7 @@ def held_up(one: Judged, told: Phases, transfer: float) -> tuple[dict[str, float
     assert seen is not None
     capacity = _capacity(seen, one.references)
     judged = held(seen, told.since_ns, told.until_ns, told.usual_transfer_ns, capacity)
+    left = held(seen, *told.left, 0.0, capacity, left_behind=True) if told.left[1] > told.left[0] else None
     base = [
         held(found, *told.usual_spans[row], told.usual_transfer_ns, _capacity(found, one.references))
         for row, found in one.references.items()
@@ -35,13 +36,15 @@ def held_up(one: Judged, told: Phases, transfer: float) -> tuple[dict[str, float
     ]
 
     def beyond(kind: Held) -> float:
-        return judged.sum(kind) - (float(np.median([cells.sum(kind) for cells in base])) if base else 0.0)
+        usual = float(np.median([cells.sum(kind) for cells in base])) if base else 0.0
+        return judged.sum(kind) - usual + (left.sum(kind) if left else 0.0)
 
     parts: dict[str, float] = {}
     usual_moved = float(np.median([w.moved.sum() for w in one.references.values()])) if one.references else 0.0
-    culprits = _culprits(seen, judged, capacity)
-    if usual_moved and seen.moved.sum() > (_AGAIN if culprits else _MORE) * usual_moved:
-        parts["transfer"] = (seen.moved.sum() / usual_moved - 1.0) * told.usual_transfer_ns
+    culprits = _culprits(seen, judged if left is None else together(left, judged), capacity)
+    moved = float(seen.moved[seen.cell(told.left[1]) if left else 0 :].sum())
+    if usual_moved and moved > (_AGAIN if culprits else _MORE) * usual_moved:
+        parts["transfer"] = (moved / usual_moved - 1.0) * told.usual_transfer_ns
     for name, _, ns, _ in culprits:
         key = "other_job" if name.startswith(JOB) else "cross"
         parts[key] = parts.get(key, 0.0) + ns

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from netmon.dl.verdict.evidence import Whose
+from netmon.dl.verdict.host_part import within
 from netmon.dl.verdict.usual import spread
 from netmon.records import Table
 
@@ -72,6 +73,19 @@ def of_job(said: Table, whose: Sequence[Whose], job: str) -> Connections:
     return Connections(kept, rank.astype(np.int64), peer.astype(np.int64), control.astype(np.bool_))
 
 
+def limited(said: Table, name: str, span: tuple[float, float], usual: Sequence[tuple[float, float]]) -> float:
+    """ns beyond the usual that one connection was held up in a time, at the most. name: a column of SAID.
+
+    Times are UTC; usual: those to compare with. Rows count by the part of them that lies in a time.
+    """
+    most = 0.0
+    known = said[said[name] >= 0]
+    for of in np.unique(known["of"]).tolist():
+        held = within(known[known["of"] == of], name, [span, *usual])
+        most = max(most, float(held[0] - (np.median(held[1:]) if len(usual) else 0.0)))
+    return min(most, span[1] - span[0])
+
+
 def who_waited(told: Connections, begin_ns: float, end_ns: float) -> set[tuple[int, int]]:
     """Ranks that waited for another one's acknowledgement for most of a silence, and not for the receiver's window,
     and sent something again; and that other one.
@@ -98,8 +112,9 @@ def who_waited(told: Connections, begin_ns: float, end_ns: float) -> set[tuple[i
     return found
 
 
-def sent_again(said: Table, begin_ns: float, end_ns: float) -> bool:
-    """Whether clearly more than usual was sent again in a time: where a sender only believed so, it is little."""
+def sent_again(told: Connections, begin_ns: float, end_ns: float) -> set[int]:
+    """Ranks that clearly sent more again than usual in a time: where a sender only believed so, it is little."""
+    said, rank, found = told.gradients, told.rank[~told.control], set[int]()
     share = said["again_bytes"] / np.maximum(said["sent_bytes"], 1)
     inside = (said["end_ns"] > begin_ns) & (said["start_ns"] < end_ns)
     for of in np.unique(said["of"][inside]).tolist():
@@ -107,5 +122,5 @@ def sent_again(said: Table, begin_ns: float, end_ns: float) -> bool:
         usual = float(np.median(share[own & ~inside])) if (own & ~inside).any() else 0.0
         most = own & inside & (said["again_bytes"] >= _LOSSY_BYTES)
         if (share[most] > max(_LOSSY, _BEYOND * usual)).any():
-            return True
-    return False
+            found.add(int(rank[own][0]))
+    return found

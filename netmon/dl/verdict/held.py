@@ -13,6 +13,7 @@ is called by what was to be seen in it:
 * slow: none of these.
 """
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -38,6 +39,7 @@ _TIMER_ROUNDS_NS = (198_000_000, 398_000_000, 798_000_000)  # it doubles
 _TIMER_LATE = 1.12  # of it: by what it may be later
 _ONE_WINDOW = 6_000  # bytes: what TCP sends first after a timeout
 _LOST_LEAST = 4_500  # bytes
+_SLOWLY, _AT_PACE = 0.75, 0.9  # of the pace that a rank reaches; where that is among its paces
 _GONE_ON, _RECEIVED, _BOTH = 0.8, 0.6, 2.6  # pieces
 _SMALL_PIECE = 1 << 16  # bytes
 
@@ -79,9 +81,20 @@ class Cells:
         return float(self.lost_ns[self.kind == kind].sum())
 
 
-def held(seen: Window, since_ns: float, until_ns: float, usual_ns: float, capacity: _Floats) -> Cells:
+def together(one: Cells, other: Cells) -> Cells:
+    """The cells of two times; `begin` says nothing any more."""
+    names = ("kind", "lost_ns", "link", "party")
+    kind, lost_ns, link, party = (np.concatenate([getattr(one, name), getattr(other, name)]) for name in names)
+    stops, waits = (*one.stops, *other.stops), (*one.waits, *other.waits)
+    return Cells(one.begin, kind, lost_ns, link, party, stops, waits)
+
+
+def held(
+    seen: Window, since_ns: float, until_ns: float, usual_ns: float, capacity: _Floats, left_behind: bool = False
+) -> Cells:
     """Call the cells of the transfer [since, until) (UTC), which takes usual_ns by itself.
 
+    left_behind: it is the end of the transfer before, of which the beginning is not seen.
     capacity: (links,) wire bytes per cell, as far as known, else the most that was ever seen.
     """
     begin, end = seen.cell(since_ns), max(seen.cell(until_ns), seen.cell(since_ns) + 1)
@@ -93,8 +106,16 @@ def held(seen: Window, since_ns: float, until_ns: float, usual_ns: float, capaci
     contested, link, party = _contested(seen, capacity)
     dropped = _dropped(seen)
     after_loss = _spread_forward(dropped > 0, _AFTER_LOSS)
-    if not contested.any() and dropped.any() and sent_again(seen.said.gradients, since_ns, until_ns):
-        after_loss[:] = True  # TCP goes on slowly for long after
+    if not contested.any():  # TCP goes on slowly for long after
+        if dropped.any() or left_behind:
+            after_loss |= bool(sent_again(seen.said, since_ns, until_ns))
+    elif again := sent_again(seen.said, since_ns, until_ns):  # so it does after what somebody else's bytes made it lose
+        since = int(np.flatnonzero(contested)[0])
+        after = _recovering(seen, again) & ~contested
+        after[:since] = False
+        place = np.maximum.accumulate(np.where(contested, np.arange(seen.cells), 0))
+        link, party = np.where(after, link[place], link), np.where(after, party[place], party)
+        contested = contested | after
     kind[after_loss[span]] = Held.LOST
     kind[contested[span]] = Held.FOREIGN
     stops, waits = [], set[tuple[int, int]]()
@@ -152,6 +173,15 @@ def _dropped(seen: Window) -> _Floats:
         return np.zeros(seen.cells)
     least = np.minimum.accumulate((left - arrived)[::-1])[::-1]
     return np.maximum(np.diff(least, prepend=min(least[0], 0.0)), 0.0)
+
+
+def _recovering(seen: Window, ranks: Collection[int]) -> npt.NDArray[np.bool_]:
+    """(cells,): in which one of these ranks sent, but slowly."""
+    found = np.zeros(seen.cells, np.bool_)
+    for sent in seen.sent[np.isin(seen.ranks, list(ranks))]:
+        near, pace = around(sent, 2 * _MS) > 0, around(sent, 5 * _MS)
+        found |= near & (pace < _SLOWLY * np.quantile(pace[near], _AT_PACE)) if near.any() else False
+    return found
 
 
 def _spread_forward(flags: npt.NDArray[np.bool_], reach: int) -> npt.NDArray[np.bool_]:

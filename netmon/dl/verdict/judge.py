@@ -16,6 +16,7 @@ import numpy as np
 
 from netmon.dl.verdict.blame import held_up
 from netmon.dl.verdict.conclude import conclude
+from netmon.dl.verdict.connections import limited
 from netmon.dl.verdict.evidence import CELL_NS, Carried, Steps
 from netmon.dl.verdict.host_part import explains, stopped_in, waited_more
 from netmon.dl.verdict.judged import Blamed, Judged
@@ -120,6 +121,8 @@ def _weigh(verdict: Verdict, one: Judged, steps: Steps, told: Phases) -> Verdict
     noise_ns = told.error_ns
     blamed: Blamed | None = None
     if transfer > 0 and one.seen is not None and told.timed:
+        receiver_ns, sender_ns = _windows(one.seen, told, transfer)
+        verdict = replace(verdict, receiver_ns=receiver_ns, sender_ns=sender_ns)
         parts, blamed = held_up(one, told, transfer)
         for name, ns in parts.items():
             if name.startswith("late "):
@@ -133,6 +136,13 @@ def _weigh(verdict: Verdict, one: Judged, steps: Steps, told: Phases) -> Verdict
     shares["late"] = sum(late_of.values())
     shares["unknown"] = max(0.0, excess - sum(shares.values()))
     return conclude(verdict, shares, (late_of, host_of), blamed, noise_ns, one, steps)
+
+
+def _windows(seen: Window, told: Phases, transfer: float) -> tuple[int, int]:
+    """How long TCP waited in the transfer, beyond the usual, for the receiver's window and for the send buffer (ns)."""
+    span, usual = (told.since_ns, told.until_ns), list(told.usual_spans.values())
+    receiver, sender = (limited(seen.said.gradients, name, span, usual) for name in ("receiver_ns", "sender_ns"))
+    return round(max(0.0, min(transfer, receiver))), round(max(0.0, min(transfer, sender)))
 
 
 def _stopped(one: Judged, excess: float, shares: dict[str, float], late_of: dict[int, float]) -> None:
@@ -175,7 +185,7 @@ def _hosts_part(one: Judged, excess: float, late_of: dict[int, float], unknown: 
     }
     rank = explains(more, unknown) if unknown > 0.1 * excess else -1
     if rank >= 0:
-        found[rank] = found.get(rank, 0.0) + unknown
+        found[rank] = found.get(rank, 0.0) + min(unknown, more[rank])
     return found
 
 

@@ -28,6 +28,7 @@ class Phases:
     waited_ns: float = 0.0  # by the slowest rank for gradients when everybody was there
     since_ns: float = 0.0  # of the transfer, UTC: everybody is there
     until_ns: float = 0.0
+    left: tuple[float, float] = (0.0, 0.0)  # UTC: when the last rank's transfer before this one kept it, and no other
     usual_transfer_ns: float = 0.0
     error_ns: float = 0.0
     usual_spans: Mapping[int, tuple[float, float]] = field(default_factory=dict)  # of usual transfers, by row
@@ -72,15 +73,23 @@ def phases(
         pause += waited_for
     elif waited_for > 0:
         late.append((int(table.rank[last]), waited_for))
-    left = max(0.0, apart - waited_for)
+    left = _left_behind(told.done, row, slow, last, max(0.0, apart - waited_for))
     return replace(
         found,
         known=True,
         pause_ns=pause,
         late=tuple(late),
         waited_ns=more_wait - waited_for,
-        since_ns=found.since_ns - left,
+        left=(table.base_ns + left[0], table.base_ns + left[1]),
     )
+
+
+def _left_behind(done: _Floats, row: int, slow: int, last: int, length: float) -> tuple[float, float]:
+    """When the transfer before went on for the last rank, and was over for the slowest one; at most `length`."""
+    if row == 0 or length <= 0 or not np.isfinite(done[row - 1, [slow, last]]).all():
+        return 0.0, 0.0
+    end = float(done[row - 1, last])
+    return max(float(done[row - 1, slow]), end - length), end
 
 
 def _stuck(done: _Floats, row: int, usual: npt.NDArray[np.intp], slow: int) -> float:

@@ -8,7 +8,7 @@ from typing import Any
 from netmon.dl.account import JOB
 from netmon.records import Direction
 from netmon.units import format_bytes, format_duration
-from netmon.views import SHARES, Cause, Verdict
+from netmon.views import SHARES, Cause, RankTimes, Verdict
 
 _LEAST_NS = 1_000  # of a share that is worth a line: less is what rounding left
 _SHARES = {
@@ -24,6 +24,8 @@ _SHARES = {
     "unknown": "not known",
 }
 
+
+_WORTH_A_WORD = 0.25  # of the excess
 
 _CAUSES = {
     Cause.CROSS: "cross traffic",
@@ -60,6 +62,7 @@ def from_columns(row: Mapping[str, Any]) -> Verdict:
     """The reverse of `columns`; what is missing or null is the default."""
     known = {field.name: row.get(field.name) for field in fields(Verdict)}
     values = {name: value for name, value in known.items() if value is not None}
+    values["ranks"] = tuple(RankTimes(**each) for each in values.get("ranks", ()))
     values["cause"] = Cause[str(row["cause"]).upper()]
     values["second_cause"] = Cause[str(row.get("second_cause") or "unknown").upper()]
     values["direction"] = Direction[str(row.get("direction") or "rx").upper()]
@@ -94,6 +97,7 @@ def sentence(verdict: Verdict) -> str:
         who = f" ({verdict.second_culprit})" if verdict.second_culprit else ""
         ns = getattr(verdict, f"{_NAMES[verdict.second_cause]}_ns")
         reason += f"; also {_SHARES[_NAMES[verdict.second_cause]]}{who}, {format_duration(ns)}"
+    reason += _windows(verdict)
     return f"{text} because {reason}" if verdict.cause else f"{text}; {reason}"
 
 
@@ -133,6 +137,16 @@ def _reason(verdict: Verdict) -> str:
     if verdict.cause == Cause.HOST:
         return f"{at} itself was slow, which cost {ns}; no network cause"
     return "the cause is not known"
+
+
+def _windows(verdict: Verdict) -> str:
+    """What TCP says of its windows, where that is worth a word."""
+    parts = [
+        f"{format_duration(ns)} for {what}"
+        for ns, what in ((verdict.receiver_ns, "its receiver's window"), (verdict.sender_ns, "room in its send buffer"))
+        if ns >= _WORTH_A_WORD * verdict.excess_ns
+    ]
+    return f"; TCP waited {' and '.join(parts)}" if parts else ""
 
 
 def _without(verdict: Verdict) -> str:

@@ -257,6 +257,10 @@ _CHANGES: dict[str, tuple[_Change, _Change]] = {
         lambda network, its: links.shorten(network, its.host, its.effective_strength),
         lambda network, its: links.shorten(network, its.host, 1.0),
     ),
+    "policer": (
+        lambda network, its: links.police(network, its.host, its.effective_strength),
+        lambda network, its: links.shorten(network, its.host, 1.0),
+    ),
     "loss": (
         lambda network, its: links.lose(network, its.host, its.direction, its.effective_strength),
         lambda network, its: links.keep(network, its.host),

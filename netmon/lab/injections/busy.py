@@ -40,6 +40,7 @@ def disturb(loops: int, seconds: float, process: int) -> None:
 
 def _loop(cpus: set[int], until: float) -> None:
     os.sched_setaffinity(0, cpus)
+    os.setsid()  # where the kernel shares CPU time out by session (autogroup), each loop gets a share of its own
     while time.monotonic() < until:  # also where nobody is left to end it
         for _ in range(10_000):
             pass

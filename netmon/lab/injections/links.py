@@ -34,6 +34,19 @@ def shorten(network: Network, host: int, share: float) -> None:
     _on_switch(network, f"qdisc change dev port{host} root tbf {limits}")
 
 
+def police(network: Network, host: int, share: float) -> None:
+    """Let this share of the rate pass to a host, and queue one super-packet: the rest is dropped, as a policer does.
+
+    shorten(…, 1) undoes it. Raises LabError.
+    """
+    shape = shaping(network.rate_bps)
+    rate = max(8000, round(network.rate_bps * share))
+    _on_switch(
+        network,
+        f"qdisc change dev port{host} root tbf rate {rate}bit burst {shape.burst_bytes} limit {shape.super_packet}",
+    )
+
+
 def lose(network: Network, host: int, direction: int, share: float) -> None:
     """Drop this share of a host's super-packets, on the switch, from now on. Raises LabError."""
     where = "ingress" if direction == Direction.TX else "egress"

@@ -14,7 +14,8 @@ LONGEST_NS = 20_000_000_000
 """A rank gives its neighbours up when they are silent for longer than this and a half."""
 
 _NEEDS_RANK = ("stop", "hog", "quota")
-_NEEDS_LINK = ("slow-link", "loss", "small-queue")
+_NEEDS_LINK = ("slow-link", "loss", "small-queue", "policer")
+_OF_A_PORT = ("small-queue", "policer")
 ASKED_OF_THE_TRAINER = ("evaluate", "checkpoint")
 """Done by the script itself, after a step: the lab's own trainer within it, the others between it and the next."""
 
@@ -27,6 +28,7 @@ CAUSES = {
     "slow-link": "slow_link",
     "loss": "loss",
     "small-queue": "loss",
+    "policer": "loss",
     "hog": "host",
     "quota": "host",
     "nothing": "",
@@ -41,6 +43,7 @@ _STRENGTHS = {
     "slow-link": (0.01, 1.0, 0.3),
     "loss": (0.0, 0.5, 0.02),
     "small-queue": (0.0, 1.0, 0.1),
+    "policer": (0.05, 1.0, 0.6),
     "hog": (1.0, 64.0, 4.0),
     "quota": (0.01, 1.0, 0.1),
 }
@@ -76,8 +79,8 @@ class Injection:
 
     @property
     def way(self) -> str:
-        """Which way of the link it is, rx or tx; a queue of the switch is on the way to the host."""
-        return Direction(Direction.RX if self.kind == "small-queue" else self.direction).name.lower()
+        """Which way of the link it is, rx or tx; a port of the switch is on the way to the host."""
+        return Direction(Direction.RX if self.kind in _OF_A_PORT else self.direction).name.lower()
 
     @property
     def share_left(self) -> float:
