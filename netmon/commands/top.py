@@ -31,6 +31,7 @@ EXAMPLES = """\
   netmon top --data out/demo                   what was: ← and → go from iteration to iteration
   netmon top --once                            one frame, for a log or a mail
   netmon top --once --json | jq '.jobs[].last_ns'
+  netmon top --once --page 2                   the 64 links and 32 jobs that come after the worst ones
 """
 
 _INTERVAL_MS = 500
@@ -70,6 +71,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="with --once: every link, job and rank, not only the worst 64 links and 32 jobs",
     )
+    parser.add_argument(
+        "--page", type=int, default=1, metavar="N", help="with --once: the N-th 64 links and 32 jobs (%(default)s)"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -80,6 +84,10 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError("cannot print a live view as JSON: add --once")
     if args.all and not args.once:
         raise UsageError("cannot show everything on a screen: add --once, or turn the pages (n and p)")
+    if args.page < 1 or (args.page > 1 and (args.all or not args.once)):
+        raise UsageError(
+            "cannot turn the page: give --once and --page 1, 2, … without --all; on a screen press n and p"
+        )
     try:
         if args.json:
             print(_document(args))
@@ -102,7 +110,9 @@ def _selection(args: argparse.Namespace, flows: int) -> "Selection":
     from netmon.views import OVERVIEW, Selection
 
     hosts = tuple(host for host in args.hosts.split(",") if host)
-    return replace(Selection() if args.all else OVERVIEW, hosts=hosts, jobs=tuple(args.job), flows=flows)
+    asked = Selection() if args.all else OVERVIEW
+    left_out = {"links_from": (args.page - 1) * asked.most_links, "jobs_from": (args.page - 1) * asked.most_jobs}
+    return replace(asked, hosts=hosts, jobs=tuple(args.job), flows=flows, **left_out)
 
 
 def _document(args: argparse.Namespace) -> str:

@@ -29,3 +29,16 @@ def test_a_live_view_needs_a_terminal() -> None:
 def test_a_collector_that_is_not_there_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(NetmonError, match="cannot reach the collector"):
         run("--once", "--collector", f"unix:{tmp_path}/nobody.sock")
+
+
+@pytest.mark.parametrize("words", [("--page", "2"), ("--once", "--page", "0"), ("--once", "--all", "--page", "2")])
+def test_pages_are_turned_where_there_are_pages(words: tuple[str, ...]) -> None:
+    with pytest.raises(UsageError, match="cannot turn the page"):
+        run(*words)
+
+
+def test_a_page_leaves_out_those_before_it() -> None:
+    parser = argparse.ArgumentParser()
+    top.arguments(parser)
+    asked = top._selection(parser.parse_args(["--once", "--page", "3"]), flows=20)
+    assert (asked.links_from, asked.most_links, asked.jobs_from, asked.most_jobs) == (128, 64, 64, 32)
