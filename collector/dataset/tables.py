@@ -292,9 +292,8 @@ def flow_table(origins: Origins, of: _Places, flows: Sequence[Flow], state: Tabl
     plain = ("flow_id", "src_port", "dst_port", "protocol", "members", "prefix_bits")
     columns |= {name: [getattr(flow, name) for flow in flows] for name in plain}
     columns |= {name: _encode([getattr(flow, name) for flow in flows]) for name in ("src", "dst")}
-    columns |= {
-        name: _encode([getattr(flow.owner, name) for flow in flows]) for name in ("process", "container", "user", "job")
-    }
+    words = ("process", "container", "user", "job")
+    columns |= {name: _encode([getattr(flow.owner, name) for flow in flows]) for name in words}
     columns |= {name: [getattr(flow.owner, name) for flow in flows] for name in ("pid", "rank")}
     columns["peer_rank"] = peers
     columns["first_ns"] = origins.utcs(of, [flow.first_ns for flow in flows])
