@@ -12,6 +12,7 @@ from collector.full_resolution import arrow_stream
 from netmon.errors import NetmonError, WireError
 from netmon.past import Wanted
 from netmon.wire import netmon_pb2
+from netmon.wire.limits import MAX_TEXT
 from netmon.wire.past_rows import decode_wanted
 
 MOST_ROWS = 6_000_000
@@ -58,6 +59,9 @@ class StoredPast:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         except NetmonError as error:
             await context.abort(grpc.StatusCode.ABORTED, str(error))
+        except (ValueError, TypeError, OverflowError) as error:  # Arrow's are among them
+            why = str(error).splitlines()[0][:MAX_TEXT]
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"cannot read {wanted.table} so: {why}")
         except asyncio.TimeoutError:
             reason = f"no part was read for {_LET_GO_AFTER_S:.0f} s"
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, reason)

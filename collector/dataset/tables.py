@@ -31,7 +31,9 @@ DATASET_VERSION = 5
 DIRECTIONS = ("rx", "tx")
 _WORD = pa.dictionary(pa.int32(), pa.string())
 _I64 = pa.int64()
-_MOMENTS, _SOURCES = ({one: one.name.lower() for one in kind} for kind in (Moment, Source))
+_MOMENTS, _SOURCES = (
+    ["", *(one.name.lower() for one in sorted(kind))] for kind in (Moment, Source)
+)  # by their numbers
 _Places = npt.NDArray[np.integer]
 
 
@@ -290,9 +292,8 @@ def flow_table(origins: Origins, of: _Places, flows: Sequence[Flow], state: Tabl
     plain = ("flow_id", "src_port", "dst_port", "protocol", "members", "prefix_bits")
     columns |= {name: [getattr(flow, name) for flow in flows] for name in plain}
     columns |= {name: _encode([getattr(flow, name) for flow in flows]) for name in ("src", "dst")}
-    columns |= {
-        name: _encode([getattr(flow.owner, name) for flow in flows]) for name in ("process", "container", "user", "job")
-    }
+    words = ("process", "container", "user", "job")
+    columns |= {name: _encode([getattr(flow.owner, name) for flow in flows]) for name in words}
     columns |= {name: [getattr(flow.owner, name) for flow in flows] for name in ("pid", "rank")}
     columns["peer_rank"] = peers
     columns["first_ns"] = origins.utcs(of, [flow.first_ns for flow in flows])
@@ -305,23 +306,21 @@ def flow_table(origins: Origins, of: _Places, flows: Sequence[Flow], state: Tabl
 
 def iteration_table(origins: Origins, of: _Places, rows: Sequence[tuple[Iteration, Tally]]) -> pa.Table:
     """Iterations with their account as the table `iterations`."""
-    iterations, tallies = [row[0] for row in rows], [row[1] for row in rows]
+    told = dict(zip(Iteration._fields, zip(*(row[0] for row in rows), strict=True), strict=True))
+    tallies = dict(zip(Tally._fields, zip(*(row[1] for row in rows), strict=True), strict=True))
     same = ("rank", "size", "error_ns", "relative", "parameters", "gradient_bytes")
-    columns: dict[str, object] = {name: [getattr(iteration, name) for iteration in iterations] for name in same}
-    columns |= {name: [getattr(tally, name) for tally in tallies] for name in Tally._fields}
-    columns["iteration"] = [iteration.number for iteration in iterations]
+    columns: dict[str, Any] = {name: told[name] for name in same} | tallies | {"iteration": told["number"]}
     for name in ("start_ns", "end_ns"):
-        columns[name] = origins.utcs(of, [getattr(iteration, name) for iteration in iterations])
-    columns["cross_top"] = _encode([tally.cross_top for tally in tallies])
-    columns["exposed_ns"] = [i.exposed_ns if i.exposed_ns >= 0 else None for i in iterations]
+        columns[name] = origins.utcs(of, told[name])
+    columns["exposed_ns"] = [one.exposed_ns if one.exposed_ns >= 0 else None for one, _ in rows]
     for name in ("comm_start_ns", "comm_end_ns", "wait_start_ns"):
-        times = np.array([getattr(iteration, name) for iteration in iterations], np.int64)
+        times = np.array(told[name], np.int64)
         columns[name] = pa.array(origins.utcs(of, times), mask=times == 0)
-    columns["job"] = _encode([iteration.job for iteration in iterations])
-    columns["job_name"] = _encode([iteration.job_name or iteration.job for iteration in iterations])
-    columns["parameters_basis"] = _encode([iteration.parameters_basis for iteration in iterations])
+    columns["job_name"] = _encode([name or job for name, job in zip(told["job_name"], told["job"], strict=True)])
+    columns["cross_top"] = _encode(tallies["cross_top"])
+    columns |= {name: _encode(told[name]) for name in ("job", "parameters_basis")}
     for name, words in (("start_moment", _MOMENTS), ("end_moment", _MOMENTS), ("source", _SOURCES)):
-        columns[name] = _encode([words[getattr(iteration, name)] for iteration in iterations])
+        columns[name] = _encode([words[one] for one in told[name]])
     return origins.table("iterations", of, columns)
 
 

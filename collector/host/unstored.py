@@ -3,8 +3,9 @@
 
 from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import chain, pairwise
 from operator import itemgetter
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -31,6 +32,7 @@ from netmon.dl.grouped import starts
 from netmon.dl.iterations import Iteration
 from netmon.records import Flow, NicSample, Table
 
+_T = TypeVar("_T")
 _MOST_PARTS = 512  # that are put in order one by one
 
 
@@ -141,15 +143,15 @@ def flush_tables(
         state = np.concatenate([own.state for _, own in flows])
         peers = [peer for _, own in flows for peer in own.peers]
         tables["flows"] = flow_table(origins, of, [flow for _, own in flows for flow in own.flows], state, peers)
-    iterations = [(place, row) for place, session in enumerate(sessions) for row in session.iterations]
+    whose, iterations = _stacked([session.iterations for session in sessions])
     if iterations:
-        tables["iterations"] = iteration_table(origins, _places(iterations), [row for _, row in iterations])
-    ledger = [(place, row) for place, session in enumerate(sessions) for row in session.ledger]
+        tables["iterations"] = iteration_table(origins, whose, iterations)
+    whose, ledger = _stacked([session.ledger for session in sessions])
     if ledger:
-        tables["ledger"] = ledger_table(origins, _places(ledger), [row for _, row in ledger])
-    nic = [(place, sample) for place, session in enumerate(sessions) for sample in session.nic]
+        tables["ledger"] = ledger_table(origins, whose, ledger)
+    whose, nic = _stacked([session.nic for session in sessions])
     if nic:
-        tables["nic"] = nic_table(origins, _places(nic), [sample for _, sample in nic])
+        tables["nic"] = nic_table(origins, whose, nic)
     rows, of = _own(sessions, evidence.transport)
     if len(of):
         tables["transport"] = transport_table(origins, of, rows)
@@ -162,8 +164,9 @@ def flush_tables(
     return tables
 
 
-def _places(rows: Iterable[tuple[int, object]]) -> npt.NDArray[np.int64]:
-    return np.array([place for place, _ in rows], np.int64)
+def _stacked(rows: Sequence[Sequence[_T]]) -> tuple[npt.NDArray[np.int64], list[_T]]:
+    """The place of each row's session, and the rows."""
+    return np.repeat(np.arange(len(rows)), [len(own) for own in rows]), list(chain.from_iterable(rows))
 
 
 def _by_host(sessions: Sequence[SessionFlush], pieces: Sequence[Columns]) -> Sequence[Columns]:

@@ -2,14 +2,17 @@
 """Who calls the collector by way of the receiving process, as those who answer see it: like gRPC's own context."""
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable
 from typing import Any, NoReturn
 
 import grpc
-from google.protobuf.message import Message
+from google.protobuf.message import DecodeError, Message
 
 from collector.receiving.frames import Answer
 from collector.stream_ends import End
+
+_log = logging.getLogger(__name__)
 
 
 class _AbortedError(Exception):
@@ -53,4 +56,9 @@ class CalledContext:
             return self._how
         except asyncio.CancelledError:
             return End(grpc.StatusCode.CANCELLED, "the caller has gone")
+        except DecodeError:
+            return End(grpc.StatusCode.INVALID_ARGUMENT, "what was asked cannot be read")
+        except Exception as error:  # this call is over, as with gRPC itself, and not who serves the others
+            _log.exception("a call could not be answered")
+            return End(grpc.StatusCode.UNKNOWN, f"it could not be answered: {type(error).__name__}")
         return None

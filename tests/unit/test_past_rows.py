@@ -102,6 +102,21 @@ def test_what_cannot_be_asked_is_refused_in_a_line(address: str, wanted: Wanted,
         rows(CollectorRows(address), wanted)
 
 
+@pytest.mark.parametrize("among", [{"flow_id": ["x"]}, {"host": [1]}, {"wire_bytes": [-(1 << 63)]}], ids=str)
+def test_values_of_another_kind_than_the_columns_are_refused_in_a_line(address: str, among: dict[str, list]) -> None:
+    """Or there are no such rows; either way a collector goes on."""
+    try:
+        assert rows(CollectorRows(address), Wanted("buckets", among=among)) == []
+    except UnreachableError as error:
+        assert "cannot read buckets so" in str(error)  # noqa: PT017
+    assert rows(CollectorRows(address), Wanted("buckets"))
+
+
+@pytest.mark.parametrize(("since", "until"), [(-(1 << 63), (1 << 63) - 1), (-(1 << 63), 1 - (1 << 63)), (0, 1)])
+def test_any_times_may_be_asked_for(address: str, since: int, until: int) -> None:
+    assert isinstance(rows(CollectorRows(address), Wanted("iterations", since_ns=since, until_ns=until)), list)
+
+
 def test_an_answer_is_bounded(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stored_past, "MOST_ROWS", 10)
     with pytest.raises(UnreachableError, match="more than 10 rows of buckets: ask for less time"):
@@ -115,6 +130,15 @@ def test_a_collector_that_does_not_tell_says_so(tmp_path: Path) -> None:
         with pytest.raises(UnreachableError, match="does not tell of its dataset"):
             rows(CollectorRows(at), Wanted("iterations"))
         assert CollectorPast(at, stored=DatasetPast(CollectorRows(at))).steps().jobs == {}
+
+
+def test_it_is_told_through_a_receiving_process_too(tmp_path: Path) -> None:
+    at, wanted = f"unix:{tmp_path}/s", Wanted("iterations", ["job", "rank", "iteration"])
+    with collecting(at, tmp_path / "data", stored=StoredRows(RECORDED), receiver="apart"):
+        wait_for(lambda: answers(at))
+        assert rows(CollectorRows(at), wanted) == rows(StoredRows(RECORDED), wanted)
+        with pytest.raises(UnreachableError, match="not one of iterations"):
+            rows(CollectorRows(at), Wanted("/etc"))
 
 
 def test_what_both_know_counts_once_and_a_job_may_have_begun_anew() -> None:

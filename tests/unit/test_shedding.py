@@ -40,11 +40,11 @@ class Load:
     def __init__(self, rates: dict[str, float]) -> None:
         self.rates, self.now, self.shedding = rates, 0.0, Shedding()
 
-    def decide(self, behind: float, storing: Storing = CALM, seconds: int = 1) -> None:
+    def decide(self, behind: float, storing: Storing = CALM, seconds: int = 1, busy: float = 0.0) -> None:
         for _ in range(seconds):
             self.now += 1
             sending = {name: Sending(rate, behind) for name, rate in self.rates.items()}
-            self.shedding.decide(sending, storing, self.now)
+            self.shedding.decide(sending, storing, self.now, busy)
 
     def steps(self) -> set[int]:
         orders = [self.shedding.order(name) for name in self.rates]
@@ -67,6 +67,26 @@ def test_everybody_is_asked_where_all_send_alike() -> None:
     load.decide(3.0, seconds=20)
     assert load.steps() == {3}
     assert not any(load.shedding.order(name).rows_per_s for name in NAMES)
+
+
+def test_a_busy_loop_gets_fewer_batches_before_anything_is_late_and_no_coarser_rows() -> None:
+    load = Load(dict.fromkeys(NAMES, 200.0))
+    load.decide(0.3, busy=0.8)
+    assert load.steps() == {1}
+    load.decide(0.3, busy=0.9, seconds=60)
+    assert load.steps() == {1}
+    load.decide(0.3, busy=0.4, seconds=60)  # fewer batches are why it is less
+    assert load.steps() == {1}
+    load.decide(0.1, busy=0.2, seconds=11)
+    assert load.steps() == {0}
+
+
+def test_rows_become_coarser_only_where_fewer_batches_do_not_help() -> None:
+    load = Load(dict.fromkeys(NAMES, 200.0))
+    load.decide(1.2, busy=0.9, seconds=20)
+    assert load.steps() == {1}
+    load.decide(1.8, busy=0.9)
+    assert load.steps() == {2}
 
 
 def test_who_catches_up_is_not_asked_for_more() -> None:

@@ -2,6 +2,8 @@
 """A recorded training as the input of simulators, each format read back by what reads it."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -96,6 +98,10 @@ def test_execution_traces_have_what_was_computed_and_reduced(sweep, tmp_path):
         assert [list(node.data_deps) for node in nodes] == [[], *([number] for number in range(1, 9))]
         said = {a.name: a.int64_val for a in nodes[1].attr if a.name.startswith("comm")}
         assert said == {"comm_type": ALL_REDUCE, "comm_size": 4 * synthetic_dataset.PARAMETERS}
+        command = [sys.executable, "-m", "chakra.src.jsonizer.jsonizer"]  # Chakra's own reader
+        files = ["--input_filename", tmp_path / f"et/chakra.{rank}.et", "--output_filename", tmp_path / "et.json"]
+        subprocess.run([*command, *files], check=True)
+        assert (tmp_path / "et.json").read_text().count('"COMM_COLL_NODE"') == 3
         before = (own["comm_start_ns"] - own["start_ns"]).tolist()
         assert [node.duration_micros for node in nodes[::3]] == [round(ns / US) for ns in before]
 

@@ -47,6 +47,7 @@ class Share:
     drift: Drift | None  # of the job beside the first of the others, as they are
     apart_ns: float  # by which their iterations differ in length where nobody holds them up
     error_ns: int  # of where they stand
+    never_alone: tuple[str, ...] = ()  # those of the jobs of which no iteration met nobody
 
     @property
     def drift_ns(self) -> float | None:
@@ -124,7 +125,10 @@ def renamed(advice: Advice, names: Mapping[str, str]) -> Advice:
         jobs=tuple(replace(one, job=called(one.job)) for one in advice.jobs),
         unjudged=tuple(map(called, advice.unjudged)),
         uncompared=tuple(map(called, advice.uncompared)),
-        shares=tuple(replace(share, fit=fitted(share.fit)) for share in advice.shares),
+        shares=tuple(
+            replace(share, fit=fitted(share.fit), never_alone=tuple(map(called, share.never_alone)))
+            for share in advice.shares
+        ),
         pairs=tuple(replace(pair, job=called(pair.job)) for pair in advice.pairs),
     )
 
@@ -152,7 +156,9 @@ def advise(
         own, beside = of[fit.job], of[fit.others[0]]
         moves = drift(own.starts_ns[:-1], beside.starts_ns[:-1])
         apart_ns = abs(own.period_ns - beside.period_ns) if own.alone and beside.alone else 0.0
-        shares.append(Share(fit, moves, apart_ns, max(errors[name] for name in (fit.job, *fit.others))))
+        tied = fit.job, *fit.others
+        never = tuple(name for name in tied if not of[name].alone)
+        shares.append(Share(fit, moves, apart_ns, max(errors[name] for name in tied), never))
     of_ranks = [pair for job in seen for pair in _pairs(job)]
     over = {(job.job, *ends): links for job in seen for ends, links in zip(job.ends, job.over, strict=False)}
     return Advice(

@@ -10,7 +10,7 @@ from netmon.dl.sharing.compatibility import Fit
 from netmon.dl.sharing.demand import FEWEST
 from netmon.units import format_bytes, format_duration, format_rate
 
-_OF_JOBS = ("job", "others", "unjudged", "jobs")  # keys of documents
+_OF_JOBS = ("job", "others", "unjudged", "jobs", "never_alone")  # keys of documents
 _MOST_NAMED = 5
 _TREND = 0.02  # of a score: less is no trend
 _MOST_IN_A_ROW = 3
@@ -56,7 +56,8 @@ def of_share(share: Share, links: Sequence[str]) -> str:
     if not share.sure:
         return f"{both}: the start of their iterations is known only to {format_duration(share.error_ns)}: too coarse"
     if not share.saves:
-        return f"{both}: no shift would save more than {WORTH:.0%} of their time"
+        doubt = f", as far as is known: {_some(share.never_alone)} never trained alone" if share.never_alone else ""
+        return f"{both}: no shift would save more than {WORTH:.0%} of their time{doubt}"
     if share.drift_ns is None:
         why = "how they move beside each other is not known"
     else:
@@ -197,6 +198,7 @@ def _share(share: Share, links: Sequence[str]) -> dict[str, Any]:
         "drift_ns": moves and moves.per_iteration_ns,
         "drift_spread_ns": moves and moves.spread_ns,
         "error_ns": share.error_ns,
+        "never_alone": list(share.never_alone),
     }
 
 
