@@ -309,8 +309,7 @@ def iteration_table(origins: Origins, of: _Places, rows: Sequence[tuple[Iteratio
     told = dict(zip(Iteration._fields, zip(*(row[0] for row in rows), strict=True), strict=True))
     tallies = dict(zip(Tally._fields, zip(*(row[1] for row in rows), strict=True), strict=True))
     same = ("rank", "size", "error_ns", "relative", "parameters", "gradient_bytes")
-    columns: dict[str, Any] = {name: told[name] for name in same} | tallies
-    columns["iteration"] = told["number"]
+    columns: dict[str, Any] = {name: told[name] for name in same} | tallies | {"iteration": told["number"]}
     for name in ("start_ns", "end_ns"):
         columns[name] = origins.utcs(of, told[name])
     columns["exposed_ns"] = [one.exposed_ns if one.exposed_ns >= 0 else None for one, _ in rows]
