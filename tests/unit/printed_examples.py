@@ -110,8 +110,17 @@ def _advice() -> dict:
     job = {"job": "train.py@gpu-node-17", "iterations": 200, "duration_ns": 300 * MS, "alone_ns": 200 * MS}
     pair = {"source": "gpu-node-17 (rank 0)", "target": "gpu-node-18 (rank 1)", "bytes": 123_456_789, "pace_bps": 9.4e8}
     link = {"link": "gpu-node-17 eth0 tx", "capacity_bps": 1e9, "pace_bps": 9.4e8, "enough_bps": 8e8}
+    share = {"job": "resnet50", "others": ["train.py@gpu-node-17"], "compatibility": 0.61, "best_compatibility": 0.98}
+    share |= {
+        "shared_ns": 300 * MS,
+        "others_shared_ns": [310 * MS],
+        "shifted_ns": 220 * MS,
+        "others_shifted_ns": [230 * MS],
+    }
+    share |= {"gain": 0.26, "shift_ns": 123 * MS, "hold_ns": 456 * MS, "drift_ns": 1_200_000}
     return {
         "jobs": [job | {"alone": False, "busy": 0.56}],
+        "shares": [share],
         "pairs": [pair | {"job": "resnet50", "share": 0.5, "to_be_had_bps": 1.23e8, "slow": True}],
         "links": [link | {"to_be_had_bps": 1.4e8}],
     }
