@@ -292,9 +292,8 @@ def flow_table(origins: Origins, of: _Places, flows: Sequence[Flow], state: Tabl
     plain = ("flow_id", "src_port", "dst_port", "protocol", "members", "prefix_bits")
     columns |= {name: [getattr(flow, name) for flow in flows] for name in plain}
     columns |= {name: _encode([getattr(flow, name) for flow in flows]) for name in ("src", "dst")}
-    columns |= {
-        name: _encode([getattr(flow.owner, name) for flow in flows]) for name in ("process", "container", "user", "job")
-    }
+    words = ("process", "container", "user", "job")
+    columns |= {name: _encode([getattr(flow.owner, name) for flow in flows]) for name in words}
     columns |= {name: [getattr(flow.owner, name) for flow in flows] for name in ("pid", "rank")}
     columns["peer_rank"] = peers
     columns["first_ns"] = origins.utcs(of, [flow.first_ns for flow in flows])
@@ -310,8 +309,7 @@ def iteration_table(origins: Origins, of: _Places, rows: Sequence[tuple[Iteratio
     told = dict(zip(Iteration._fields, zip(*(row[0] for row in rows), strict=True), strict=True))
     tallies = dict(zip(Tally._fields, zip(*(row[1] for row in rows), strict=True), strict=True))
     same = ("rank", "size", "error_ns", "relative", "parameters", "gradient_bytes")
-    columns: dict[str, Any] = {name: told[name] for name in same} | tallies
-    columns["iteration"] = told["number"]
+    columns: dict[str, Any] = {name: told[name] for name in same} | tallies | {"iteration": told["number"]}
     for name in ("start_ns", "end_ns"):
         columns[name] = origins.utcs(of, told[name])
     columns["exposed_ns"] = [one.exposed_ns if one.exposed_ns >= 0 else None for one, _ in rows]

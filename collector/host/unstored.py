@@ -143,15 +143,15 @@ def flush_tables(
         state = np.concatenate([own.state for _, own in flows])
         peers = [peer for _, own in flows for peer in own.peers]
         tables["flows"] = flow_table(origins, of, [flow for _, own in flows for flow in own.flows], state, peers)
-    of, iterations = _stacked([session.iterations for session in sessions])
+    whose, iterations = _stacked([session.iterations for session in sessions])
     if iterations:
-        tables["iterations"] = iteration_table(origins, of, iterations)
-    of, ledger = _stacked([session.ledger for session in sessions])
+        tables["iterations"] = iteration_table(origins, whose, iterations)
+    whose, ledger = _stacked([session.ledger for session in sessions])
     if ledger:
-        tables["ledger"] = ledger_table(origins, of, ledger)
-    of, nic = _stacked([session.nic for session in sessions])
+        tables["ledger"] = ledger_table(origins, whose, ledger)
+    whose, nic = _stacked([session.nic for session in sessions])
     if nic:
-        tables["nic"] = nic_table(origins, of, nic)
+        tables["nic"] = nic_table(origins, whose, nic)
     rows, of = _own(sessions, evidence.transport)
     if len(of):
         tables["transport"] = transport_table(origins, of, rows)

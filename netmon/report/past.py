@@ -171,15 +171,15 @@ class DatasetPast:
         verdicts.sort(key=lambda one: (one.iteration != at, -one.end_ns))
         return JobView(
             job=name,
-            size=int(newest["size"] or 0),
+            size=_whole(newest["size"]),
             iteration=at,
             last_ns=int(last[-1]) if len(last) else 0,
             median_ns=int(np.median(durations)) if len(durations) else 0,
             p99_ns=int(np.percentile(durations, 99)) if len(durations) else 0,
             source=Source[str(newest["source"]).upper()],
-            error_ns=int(newest["error_ns"] or 0),
+            error_ns=_whole(newest["error_ns"]),
             relative=bool(newest["relative"]),
-            parameters=int(newest["parameters"] or 0),
+            parameters=_whole(newest["parameters"]),
             measured_bytes=float(ranks["dl_tx_bytes"].median()) if len(ranks) else float("nan"),
             theory_bytes=_theory(newest),
             durations_ns=durations[-500:],
@@ -200,7 +200,7 @@ class DatasetPast:
         flows: tuple[object, ...],
     ) -> Snapshot:
         told = self._sessions
-        error = {str(row["host"]): int(row["clock_error_ns"] or 0) for row in told.to_dict("records")}
+        error = {str(row["host"]): _whole(row["clock_error_ns"]) for row in told.to_dict("records")}
         return Snapshot(
             time_ns=until,
             share_threshold=float(told["share_threshold"].max()) if len(told) else 0.01,
@@ -249,7 +249,7 @@ class DatasetPast:
     @property
     def _capacities(self) -> Mapping[tuple[str, str], int]:
         rows = self._sessions.to_dict("records")
-        return {(str(row["host"]), str(row["interface"])): int(row["capacity_bps"] or 0) for row in rows}
+        return {(str(row["host"]), str(row["interface"])): _whole(row["capacity_bps"]) for row in rows}
 
     def _describe(self, wanted: Sequence[tuple[str, int]]) -> list[Flow | None]:
         if not wanted:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pandas as pd
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
 from netmon.errors import DataError
@@ -41,7 +42,7 @@ def read_study(
     if not rate:
         tables.missing.append("nobody told the links' capacity: give --rate; shares of it are not shown")
     ranks, runs = _with_runs(ranks, runs, rate, tables.missing)
-    buckets = tables.metadata.get("bucket_ns", [_DEFAULT_BUCKET_NS])
+    buckets = tables.metadata.get("bucket_ns") or [_narrowest(tables)]
     bucket_ns = max(int(value) for value in buckets)
     if len(buckets) > 1:
         tables.missing.append(f"buckets of {len(buckets)} widths: bursts and peaks are told at {bucket_ns} ns")
@@ -55,6 +56,14 @@ def read_study(
         traffic = None
     flows = _flows(tables, traffic, runs)
     return Study(tables, runs, senders, ranks, flows, traffic, rate, bucket_ns, interval_ns)
+
+
+def _narrowest(tables: Tables) -> int:
+    """Of the first rows, where nobody told how wide they are."""
+    for batch in tables.batches("buckets", ["bucket_ns"]):
+        width = pc.min(batch.column("bucket_ns")).as_py() if batch.num_columns else None
+        return int(width or _DEFAULT_BUCKET_NS)
+    return _DEFAULT_BUCKET_NS
 
 
 def _iterations(tables: Tables, job: str | None) -> tuple[pd.DataFrame, TrainingTimes | None]:

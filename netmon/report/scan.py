@@ -8,6 +8,7 @@ carry traffic, and with the iterations.
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 
 import numpy as np
 import pandas as pd
@@ -30,6 +31,7 @@ PHASES = ("before", "inside", "between", "after")
 _AMOUNTS = ["packets", "wire_bytes", "payload_bytes"]
 _TRAINING = (Class.DL_ONLY, Class.DL_SHARED)
 _NOBODY = (np.empty(0, np.int64), np.empty(0, np.int64), ())
+_MOST_CELLS = 1 << 21  # that rows are spread over at once
 _BINS = 44  # bits of a key that hold the time; the rest tells the series
 
 
@@ -107,9 +109,11 @@ class Scan:
         self._remember(flow, series)
         since = time - self._origin_ns
         detail = slice(None) if self._detail is None else (time >= self._detail[0]) & (time < self._detail[1])
-        cells = Cells(2)
-        cells.add(*self._spread(series, since // self._bucket_ns, _numbers(batch, "bucket_ns"), wire, packets))
-        self._add_cells(*cells.sums())
+        width = _numbers(batch, "bucket_ns")
+        for some in self._at_once(width):
+            cells = Cells(2)
+            cells.add(*self._spread(*(c[some] for c in (series, since // self._bucket_ns, width, wire, packets))))
+            self._add_cells(*cells.sums())
         iteration = _numbers(batch, "iteration")
         self._phases.add(series * 4 + self._phase(words, time, iteration), packets, wire, payload)
         self._flows.add(flow * 4 + words["class"], packets, wire, payload)
@@ -117,6 +121,13 @@ class Scan:
         training = (iteration >= 0) & np.isin(words["class"], _TRAINING)
         of_iterations = (flow << 32 | iteration)[detail], payload[detail]
         self._iterations.add(*(column[training[detail]] for column in of_iterations))
+
+    def _at_once(self, width_ns: Ints) -> list[slice]:
+        """The rows in parts that few cells are made of: a row may be many times as wide as one."""
+        cells = np.cumsum(np.maximum(1, width_ns // self._bucket_ns))
+        cuts = np.searchsorted(cells, np.arange(_MOST_CELLS, int(cells[-1]), _MOST_CELLS))
+        edges = np.unique([0, *cuts.tolist(), len(width_ns)]).tolist()
+        return [slice(*edge) for edge in pairwise(edges)]
 
     def _spread(self, series: Ints, bins: Ints, width_ns: Ints, *amounts: Ints) -> tuple[Ints, ...]:
         """Keys of cells and amounts: a row that is wider than a cell, as under pressure, evenly over its cells."""

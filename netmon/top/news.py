@@ -3,7 +3,7 @@
 
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -66,6 +66,10 @@ class Reader:
                 to.post_message(Update(update))
         except Exception as caught:
             error = caught
+        finally:
+            # Here, while all threads live: a connection that is let go of when Python ends waits for one that does not.
+            if isinstance(updates, Generator):
+                updates.close()
         if not self._stopped.is_set():
             to.post_message(Ended(error))
 

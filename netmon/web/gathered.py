@@ -2,20 +2,22 @@
 """An hour of a collector's snapshots: rates on two grids, iterations, verdicts. What it holds is bounded."""
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
 from netmon.records import CLASS_NAMES, Direction
 from netmon.views import Snapshot, Verdict
 from netmon.web.grid import SERIES, resampled
+from netmon.web.hours import HOUR_NS, step_rows
 from netmon.web.lanes import JOB, RANK, Catalogue, Lane, arranged
 from netmon.web.source import Rates
 from netmon.web.step_pieces import StepPieces
 from netmon.web.steps import STEP, Lanes
 
-HOUR_NS = 3_600_000_000_000
 _FINE_NS, _FINE_CELLS = 100_000_000, 3_600  # six minutes
 _COARSE_NS, _COARSE_CELLS = 1_000_000_000, 3_600
 _MOST_VERDICTS = 5_000
@@ -59,6 +61,7 @@ class Gathered:
         """Nothing has been heard."""
         self.catalogue = Catalogue()
         self.end_ns = 0
+        self.heard_ns = 0  # from when on the rates are known
         self.told = 0  # verdicts
         self._hosts: dict[str, int] = {}
         self._jobs: dict[str, int] = {}
@@ -75,12 +78,37 @@ class Gathered:
             self._add_rates(snapshot)
             self._add_steps(snapshot)
             for job in snapshot.jobs:
-                for verdict in reversed(job.verdicts):
-                    key = verdict.job, verdict.iteration, verdict.start_ns
-                    self.told += key not in self._verdicts
-                    self._verdicts[key] = verdict
-            while len(self._verdicts) > _MOST_VERDICTS:
-                del self._verdicts[next(iter(self._verdicts))]
+                self._add_verdicts(reversed(job.verdicts))
+            self.heard_ns = self.heard_ns or self.catalogue.begin_ns
+
+    def remember(self, batch: pa.RecordBatch) -> None:
+        """Rows of the table iterations of before. What is not known of them gets lanes with the next snapshot."""
+        distinct = pa.Table.from_batches([batch]).group_by(["job", "rank", "host"]).aggregate([])
+        with self._lock:
+            for one in distinct.to_pylist():
+                self._jobs.setdefault(one["job"], len(self._jobs))
+                self._hosts.setdefault(one["host"], len(self._hosts))
+                self._ranks.setdefault((one["job"], one["rank"]), one["host"])
+            rows = step_rows(batch, list(self._hosts), list(self._jobs))
+            rows = rows[rows["start_ns"] >= self.end_ns - HOUR_NS]
+            if not len(rows):
+                return
+            self._steps.add_before(rows)
+            begin = min(self.catalogue.begin_ns, int(rows["start_ns"].min()))
+            self.catalogue = replace(self.catalogue, begin_ns=begin, generation=self.catalogue.generation + 1)
+
+    def remember_verdicts(self, verdicts: Iterable[Verdict]) -> None:
+        """Of before; jobs called what people call them."""
+        with self._lock:
+            self._add_verdicts(verdicts)
+
+    def _add_verdicts(self, verdicts: Iterable[Verdict]) -> None:
+        for verdict in verdicts:
+            key = verdict.job, verdict.iteration, verdict.start_ns
+            self.told += key not in self._verdicts
+            self._verdicts[key] = verdict
+        while len(self._verdicts) > _MOST_VERDICTS:
+            del self._verdicts[next(iter(self._verdicts))]
 
     def rates(self, hosts: Sequence[str], begin_ns: int, width_ns: int, bins: int) -> Rates:
         """On the finer grid where that reaches so far back."""

@@ -19,7 +19,9 @@ from netmon.web.steps import STEP, by_lane
 HOUR_NS = 3_600_000_000_000
 WIDTHS_NS = (1_000_000, 10_000_000, 100_000_000, 1_000_000_000, 10_000_000_000)
 _MOST_CELLS = 16_000_000  # of 4 bytes
-_STEP_COLUMNS = ("host", "job", "rank", "iteration", "start_ns", "comm_start_ns", "comm_end_ns", "end_ns", "exposed_ns")
+STEP_COLUMNS = ("host", "job", "rank", "iteration", "start_ns", "comm_start_ns", "comm_end_ns", "end_ns", "exposed_ns")
+"""Of the table iterations, that `step_rows` reads."""
+
 _NEVER = -1
 
 
@@ -106,7 +108,7 @@ class Hour:
 
     def _read_steps(self, paths: Sequence[Path]) -> None:
         table = open_table(self._data, "iterations", paths=paths)
-        known = [name for name in _STEP_COLUMNS if name in table.schema.names]
+        known = [name for name in STEP_COLUMNS if name in table.schema.names]
         for batch in stream(table, known, None, lambda path, error: None):
             steps = step_rows(batch, self._hosts, self._jobs)
             inside = (steps["start_ns"] >= self.begin_ns) & (steps["start_ns"] < self.begin_ns + HOUR_NS)

@@ -9,17 +9,20 @@ from dataclasses import replace
 from typing import Any
 
 from netmon.dl.sharing.words import called
-from netmon.dl.verdict.words import arithmetic, renamed, sentence
+from netmon.dl.verdict.words import arithmetic, from_columns, renamed, sentence
 from netmon.errors import DataError, NetmonError
+from netmon.past import HOUR_NS, Wanted
 from netmon.records import CLASS_NAMES
 from netmon.views import JobView, Selection, Snapshot, Verdict
 from netmon.web.gathered import Gathered
-from netmon.web.grid import ROW_COLUMNS, SERIES, Floats, RowReader, in_bins
+from netmon.web.grid import Floats
+from netmon.web.hours import STEP_COLUMNS
 from netmon.web.lanes import Catalogue
+from netmon.web.moments_asked import MomentsAsked
 from netmon.web.source import Rates, State
 from netmon.web.steps import Lanes
 from netmon.wire.advice import get_advice
-from netmon.wire.full import get_full
+from netmon.wire.past_rows import CollectorRows
 from netmon.wire.security import Security
 from netmon.wire.watch import Outage, follow, split
 
@@ -28,8 +31,6 @@ _STEPS_NS = 8_000_000_000  # of iterations in each snapshot; its series are of t
 _FEW_HOSTS, _INTERVAL_MS, _SLOW_MS = 64, 1_000, 3_000
 _RETRY_S = 1.0
 _AROUND_NS = 300_000_000_000  # an iteration is not longer
-_FULL_NS, _FULL_HOSTS_NS = 2_100_000_000, 8_000_000_000  # a time, and a time × hosts, of which agents are asked
-_REST_S = 5.0  # after agents could not be asked
 _FLOWS = 200
 
 
@@ -48,7 +49,8 @@ class Live:
         self._addresses, self._security = addresses, security
         self._gathered = Gathered()
         self._snapshot: Snapshot | None = None
-        self._rest_until_s = 0.0  # agents are not asked before
+        self._moments = MomentsAsked(addresses, security)
+        self._looked_back = False
         self._trouble = f"connecting to {addresses}"
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._follow, name=f"snapshots of {addresses}", daemon=True)
@@ -76,37 +78,15 @@ class Live:
 
     def rates(self, hosts: Sequence[str], begin_ns: int, width_ns: int, bins: int, full: bool) -> Rates:
         """What was gathered; of a moment, where agents may be asked, what their recorders have."""
-        end_ns = begin_ns + width_ns * bins
         known = self._gathered.rates(hosts, begin_ns, width_ns, bins)
-        short = end_ns - begin_ns <= _FULL_NS and (end_ns - begin_ns) * len(hosts) <= _FULL_HOSTS_NS
-        if not (full and short and known.wire_bytes.any() and end_ns < self._gathered.end_ns):
+        end_ns = begin_ns + width_ns * bins
+        heard = known.wire_bytes.any() or begin_ns < self._gathered.heard_ns  # else there is nothing to ask about
+        few = self._moments.within(len(hosts), end_ns - begin_ns)
+        if not (full and few and heard and end_ns < self._gathered.end_ns):
             return known
-        if time.monotonic() < self._rest_until_s:
-            return replace(known, pending=True)
-        total, reader, widest = known.wire_bytes.copy(), RowReader(hosts), 0
-        place = {host: number for number, host in enumerate(hosts)}
-        carried = known.wire_bytes.any(axis=(1, 2))
-        answered = {host for host in hosts if not carried[place[host]]}
         seen = self._snapshot
-        connected = {view.host for view in seen.hosts if view.connected} if seen else set()
-        asked = [host for host in hosts if host in connected]
-        failed = False
-        try:
-            for part in get_full(self._addresses, asked, begin_ns, end_ns, self._security) if asked else ():
-                if part.host not in place or (part.gap and not part.rows.num_rows):
-                    continue
-                answered.add(part.host)
-                own = Rates.nothing(len(hosts), bins).wire_bytes.reshape(-1, bins)
-                for batch in part.rows.select(ROW_COLUMNS).to_batches():
-                    series, start, length, wire = reader.read(batch)
-                    own += in_bins(series, start, length, wire, (len(own), begin_ns, width_ns, bins))
-                    widest = max(widest, int(length.max(initial=0)))
-                total[place[part.host]] = own.reshape(len(hosts), SERIES, bins)[place[part.host]]
-        except NetmonError as error:  # an agent has gone, or the role does not reach: what was gathered is shown
-            _log.info("no full resolution: %s", error)
-            self._rest_until_s, failed = time.monotonic() + _REST_S, True
-        whole = widest and answered.issuperset(hosts)
-        return Rates(total, max(widest if whole else known.resolution_ns, width_ns), pending=failed)
+        connected = [view.host for view in seen.hosts if view.connected] if seen else []
+        return self._moments.rates(known, hosts, connected, begin_ns, width_ns, bins)
 
     def totals(self, hosts: Sequence[str], begin_ns: int, width_ns: int, bins: int) -> Floats:
         """Of all hosts."""
@@ -183,6 +163,21 @@ class Live:
         self._snapshot = snapshot
         names = {job.job: job.name or job.job for job in snapshot.jobs}
         self._gathered.add(replace(snapshot, jobs=tuple(_named(job, names) for job in snapshot.jobs)), time.time_ns())
+        if not self._looked_back and self._gathered.end_ns:
+            self._looked_back = True
+            back = threading.Thread(target=self._look_back, args=(names,), name="the hour before", daemon=True)
+            back.start()
+
+    def _look_back(self, names: dict[str, str]) -> None:
+        """Iterations and verdicts of the hour before the first snapshot, where the collector tells of its dataset."""
+        rows, end = CollectorRows(self._addresses, self._security), self._gathered.end_ns
+        try:
+            for batch in rows.batches(Wanted("iterations", STEP_COLUMNS, end - HOUR_NS, end)):
+                self._gathered.remember(batch)
+            for batch in rows.batches(Wanted("verdicts", (), end - HOUR_NS, end)):
+                self._gathered.remember_verdicts([renamed(from_columns(row), names) for row in batch.to_pylist()])
+        except NetmonError as error:  # of an earlier version, or of a viewer who sees jobs only
+            _log.info("nothing of the hour before: %s", error)
 
 
 def _named(job: JobView, names: dict[str, str]) -> JobView:

@@ -29,6 +29,7 @@ class StepPieces:
         self._lanes: Sequence[tuple[int, int]] = ()
         self._pieces = [_Piece(np.zeros(0, STEP))]  # the last one grows
         self._from_ns = 0  # begin of what it holds
+        self._first_ns = 1 << 62  # begin of what came first
 
     def arrange(self, lanes: Sequence[tuple[int, int]]) -> None:
         """There are other lanes."""
@@ -39,6 +40,8 @@ class StepPieces:
     def add(self, steps: npt.NDArray[np.void], since_ns: int) -> None:
         """steps: dtype STEP, some of them known already; since_ns: what ended before is let go."""
         last = self._pieces[-1]
+        if len(steps) and self._first_ns == 1 << 62:
+            self._first_ns = int(steps["start_ns"].min())
         rows = _distinct(np.concatenate([last.rows, steps[steps["start_ns"] >= self._from_ns]]))
         if np.array_equal(rows, last.rows):
             return
@@ -52,6 +55,14 @@ class StepPieces:
             or sum(len(piece.rows) for piece in self._pieces) > _MOST_ROWS
         ):
             del self._pieces[0]
+
+    def add_before(self, steps: npt.NDArray[np.void]) -> None:
+        """Those that began before the first that was added; of later ones what is known stays."""
+        rows = _distinct(steps[steps["start_ns"] < self._first_ns])
+        if len(rows) and sum(len(piece.rows) for piece in self._pieces) + len(rows) <= _MOST_ROWS:
+            begin = rows["start_ns"].min()
+            place = sum(piece.rows["start_ns"].min() < begin for piece in self._pieces[:-1])
+            self._pieces.insert(place, _Piece(rows))
 
     def of(self, begin_ns: int, end_ns: int) -> list[Lanes]:
         """Those that may begin in a time, by lane."""

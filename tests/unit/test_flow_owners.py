@@ -3,10 +3,12 @@
 
 import mmap
 import os
+import pwd
 from typing import Any
 
 import numpy as np
 import pytest
+from waiting import wait_for
 
 from netmon.agent.flow_owners import FlowOwners
 from netmon.kernel.owners.births import BirthTable, _chosen
@@ -81,6 +83,18 @@ def test_a_service_of_several_tells_nothing() -> None:
     owners.add([flow(1, 50001), flow(2, 50002), flow(3, 50003), flow(4, 50004)], 0)
     answered(owners, [found(5, "birth"), found(6, "socket"), found(5, "birth"), None], 0)
     assert owners.flows[4].owner.source == ""
+
+
+def test_a_user_whose_name_comes_late_is_called_by_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    entry = pwd.struct_passwd(("alice", "x", 70_000, 1, "", "/", ""))
+    monkeypatch.setattr(pwd, "getpwuid", lambda uid: entry)
+    owners = FlowOwners()
+    owners.add([flow(1, 50001)], 0)
+    answered(owners, [found(5, "birth") | {"uid": 70_000}], 0)
+    assert owners.flows[1].owner.user == "70000"
+    owners.changed()
+    wait_for(lambda: owners.hear(0) or owners.flows[1].owner.user == "alice")
+    assert [flow.flow_id for flow in owners.changed()] == [1]
 
 
 def test_what_has_no_port_is_the_protocols() -> None:

@@ -132,6 +132,15 @@ def test_a_collector_that_does_not_tell_says_so(tmp_path: Path) -> None:
         assert CollectorPast(at, stored=DatasetPast(CollectorRows(at))).steps().jobs == {}
 
 
+def test_it_is_told_through_a_receiving_process_too(tmp_path: Path) -> None:
+    at, wanted = f"unix:{tmp_path}/s", Wanted("iterations", ["job", "rank", "iteration"])
+    with collecting(at, tmp_path / "data", stored=StoredRows(RECORDED), receiver="apart"):
+        wait_for(lambda: answers(at))
+        assert rows(CollectorRows(at), wanted) == rows(StoredRows(RECORDED), wanted)
+        with pytest.raises(UnreachableError, match="not one of iterations"):
+            rows(CollectorRows(at), Wanted("/etc"))
+
+
 def test_what_both_know_counts_once_and_a_job_may_have_begun_anew() -> None:
     def table(*numbers_and_ends: tuple[int, float]) -> np.ndarray:
         steps = np.zeros(len(numbers_and_ends), STEP_TIMES)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 import synthetic_day
-from dataset_rows import BEGIN_NS, HOUR_NS, MS, table
+from dataset_rows import BEGIN_NS, HOUR_NS, MS, buckets, table
 
 from collector.dataset.sink import ParquetSink
 from netmon.report import reading
@@ -72,6 +72,14 @@ def test_counters_are_followed_over_files_and_batches(tmp_path):
     rows = Tables(tmp_path).growth("nic", ["host", "counter"], "time_ns", "value")
     assert rows[["host", "first", "last", "samples"]].to_numpy().tolist() == [["a", 5, 30, 3], ["b", 7, 8, 3]]
     assert Tables(tmp_path).sums("nic", ["host"], ["value"])["value"].tolist() == [44, 21]
+
+
+def test_where_nobody_told_how_wide_rows_are_they_do(tmp_path):
+    sink = ParquetSink(tmp_path)
+    sink.write({"buckets": buckets(2, BEGIN_NS, 100, step_ns=5 * MS)}, {})
+    sink.close()
+    study = read_study(tmp_path)
+    assert (study.bucket_ns, study.traffic.rows) == (5 * MS, 200)
 
 
 @pytest.fixture(scope="module")

@@ -12,6 +12,7 @@ import synthetic_dataset
 from hypothesis import given
 from hypothesis import strategies as st
 
+from netmon.report import scan as scanning
 from netmon.report.cells import Cells, sum_by
 from netmon.report.dataset import Tables, open_table, stream
 from netmon.report.scan import COLUMNS, Scan, Traffic, scan
@@ -117,8 +118,10 @@ def test_cells_add_up_whichever_way_they_come(seed, rows, pieces):
     assert sum_by(key, amount)[0].tolist() == distinct.tolist()
 
 
-def test_rows_that_are_wider_are_spread_over_their_time(data, rows):
+@pytest.mark.parametrize("cells", [1 << 21, 100])
+def test_rows_that_are_wider_are_spread_over_their_time(data, rows, monkeypatch, cells):
     """As an agent under pressure streams them: no peak is made of bytes that came at other times."""
+    monkeypatch.setattr(scanning, "_MOST_CELLS", cells)
     wide = 5 * synthetic_dataset.BUCKET_NS
     plain = rows.sort_values("bucket_start_ns").head(4000)
     coarse = plain.assign(bucket_start_ns=plain["bucket_start_ns"] // wide * wide, bucket_ns=wide)

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Jobs that share links: scores, shifts, drift and pairs, on traffic whose answer is known."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -212,6 +214,17 @@ def test_what_comes_in_bursts_passes_at_the_pace_of_the_link() -> None:
     assert found.rates.max() <= GBIT * (1 + 1e-9)
     assert found.rates.mean() == pytest.approx(bursty.rates.mean(), rel=1e-6)
     assert durations([found], {0: GBIT}, np.zeros((1, 1)), 10)[0, 0] / MS == pytest.approx(100, rel=0.01)
+
+
+def test_what_jobs_did_alone_is_not_how_they_share() -> None:
+    """b trains alone while a pauses; only what they did beside each other since counts."""
+    a, b = (square(name, 100, 40) for name in "ab")
+    alone, pause, both = 100 * np.arange(10), np.array([3000]), 4000 + 140 * np.arange(20)
+    a = replace(a, starts_ns=np.concatenate([alone, both]) * MS)
+    b = replace(b, starts_ns=np.concatenate([pause, 3100 + 100 * np.arange(9), both]) * MS)
+    [fit] = fits([a, b], {0: GBIT})
+    assert fit.shared_ns == pytest.approx(140 * MS, rel=0.01)
+    assert fit.others_shared_ns[0] == pytest.approx(140 * MS, rel=0.01)
 
 
 def test_jobs_that_were_tied_by_a_third_one_need_not_have_met() -> None:

@@ -2,12 +2,17 @@
 """`netmon top` as a command, where nothing needs a collector."""
 
 import argparse
+import threading
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from netmon.commands import top
 from netmon.errors import NetmonError, UsageError
+from netmon.top.news import Reader
+from netmon.wire.watch import Outage
 
 
 def run(*words: str) -> int:
@@ -29,6 +34,21 @@ def test_a_live_view_needs_a_terminal() -> None:
 def test_a_collector_that_is_not_there_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(NetmonError, match="cannot reach the collector"):
         run("--once", "--collector", f"unix:{tmp_path}/nobody.sock")
+
+
+def test_who_has_read_snapshots_lets_go_of_the_connection() -> None:
+    closed = threading.Event()
+
+    def updates() -> Iterator[Outage]:
+        try:
+            while True:
+                yield Outage(0, "gone")
+        finally:
+            closed.set()
+
+    reader = Reader(updates(), SimpleNamespace(post_message=lambda _: None))
+    reader.stop()
+    assert closed.wait(60)
 
 
 @pytest.mark.parametrize("words", [("--page", "2"), ("--once", "--page", "0"), ("--once", "--all", "--page", "2")])

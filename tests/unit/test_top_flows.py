@@ -4,11 +4,13 @@
 import math
 from dataclasses import replace
 
+import pytest
 from rich.console import Console
 from snapshot_example import example, flow
 
 from netmon.records import Class, Direction, Owner
-from netmon.top.flow_kind import FLOWS, FlowRow, flow_rows
+from netmon.top.filters import parse
+from netmon.top.flow_kind import FLOWS, FlowRow, flow_rows, group_term, grouped
 from netmon.top.flows import draw, five_tuple, loss_share, owner, rank, round_trip
 from netmon.top.options import Options, arrange
 from netmon.top.places import HOLD_NS, Places
@@ -109,3 +111,32 @@ def test_round_trips_and_losses_stand_beside_the_rates_where_tcp_has_said_them()
             assert (lines[-1].split()[-4:-2] == ["85us", "1.2%"]) == there
             assert all("10.0.0.1:1 → 10.0.0.2:5000" in line for line in lines[1:])
             assert max(map(len, lines)) <= width
+
+
+@pytest.mark.parametrize(
+    ("by", "groups"),
+    [
+        ("process", {"python3": 2, "iperf3": 1}),
+        ("container", {"": 2, "backup.service": 1}),
+        ("user", {"alice": 2, "1007": 1}),
+        ("job", {"train": 2, "": 1}),
+        ("peer host", {"h1": 1, "h0": 1, "192.0.2.7": 1}),
+        ("prefix", {"10.0.0.0/24": 2, "192.0.2.0/24": 1}),
+        ("host", {"h0": 2, "h1": 1}),
+    ],
+)
+def test_flows_are_grouped_and_a_group_is_found_by_its_filter(by: str, groups: dict[str, int]) -> None:
+    rank = Owner(1, "python3", "", "train", 0, "socket", "alice")
+    other = Owner(2, "iperf3", "backup.service", source="socket", user="1007")
+    rows = flow_rows(
+        [
+            flow("h0", Direction.TX, "10.0.0.1", 1, "10.0.0.2", 5000, rank, Class.DL_ONLY, 3e6),
+            flow("h1", Direction.TX, "10.0.0.2", 2, "10.0.0.1", 5000, rank, Class.DL_ONLY, 2e6),
+            flow("h0", Direction.TX, "10.0.0.1", 3, "192.0.2.7", 5201, other, Class.CROSS, 1e6),
+        ]
+    )
+    found = grouped(rows, by)
+    assert {group.name: group.flows for group in found} == groups
+    for group in found:
+        wanted = parse(group_term(group))
+        assert sum(wanted.holds(FLOWS.values(row)) for row in rows) == group.flows

@@ -3,8 +3,8 @@
 
 python tests/web/frames.py 500
 
-draw_ms is the script's own time of a frame, cpu_ms that of all of the browser's processes (drawing is in software here):
-they tell what a frame costs also where other programs take the CPUs.
+draw_ms is the script's own time of a frame, cpu_ms that of all of the browser's processes, without a GPU also of the
+drawing: they tell what a frame costs where other programs take the CPUs.
 """
 
 import json
@@ -36,7 +36,8 @@ PAN = """async ([seconds, part]) => {
   delete timeline.draw;
   times.sort((a, b) => a - b);
   const at = (part) => times[Math.floor(times.length * part)];
-  return { frames: times.length, frames_per_s: times.length / seconds, median_ms: at(0.5), p99_ms: at(0.99), draw_ms: drawn / times.length };
+  const frames = times.length;
+  return { frames, frames_per_s: frames / seconds, median_ms: at(0.5), p99_ms: at(0.99), draw_ms: drawn / frames };
 }"""
 FIRST = "() => performance.getEntriesByName('netmon-first-picture')[0].startTime"
 

@@ -21,12 +21,13 @@ from sent_agent import Sent, introduction
 from synthetic_dataset import write_dataset
 from synthetic_source import MS, Synthetic, serving
 from test_full_resolution import FINE, fine, streamed
-from waiting import free_port
+from waiting import free_port, wait_for
 
 from netmon.agent.pulls import Pulls
 from netmon.agent.record_store import in_memory
 from netmon.agent.recorder import Recorder
 from netmon.records import Batch
+from netmon.report.stored_rows import StoredRows
 from netmon.web.live import Live
 from netmon.web.stored import Stored
 from netmon.wire.security import PLAIN
@@ -202,6 +203,31 @@ def test_a_moment_is_shown_as_the_hosts_recorder_has_it(
         page.wait_for_function("() => document.getElementById('resolution').textContent === 'rates known to 100 µs'")
         sent.finish(0.1)
     source.close()
+
+
+def test_an_hour_before_the_page_began_comes_from_the_collectors_dataset(
+    browser: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(collector_stream, "UTC", time.time_ns() - 100_000 * MS)
+    at, data = f"127.0.0.1:{free_port()}", tmp_path / "data"
+    with collecting(at, data, stored=StoredRows(data)):
+        sent = Sent(tmp_path / "spool", at)
+        sent.start()
+        sent.append(600)
+        wait_for(lambda: sent.spool.acknowledged == 600)
+        source = Live(at, PLAIN)
+        with serving(source) as address, looking(browser, address) as page:
+            begin = "netmonPage.catalogue.begin"
+            page.wait_for_function(f"() => netmonPage.view.follow && {begin} < netmonPage.timeline.now - 30e9")
+            page.focus("#canvas")
+            page.keyboard.press("f")
+            slices = f"netmonPage.timeline.tiles.slices(netmonPage.timeline.level, 0, {begin}, {begin} + 20e9)"
+            page.wait_for_function(f"() => {slices}.length > 10")
+            page.evaluate(f"() => netmonPage.view.show({begin} + 2e9, {begin} + 2.02e9, 1)")
+            stored = f"{TILES}.some((tile) => tile.level < 3 && tile.resolution_ns === {MS} && tile.rate_lane.length)"
+            page.wait_for_function(f"() => (netmonPage.timeline.redraw(), {stored})")
+        source.close()
+        sent.finish(0.1)
 
 
 def test_it_survives_a_collector_that_restarts(browser: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,6 +26,7 @@ _SHIFTS = 96  # candidates over an iteration of the job that is shifted
 _ROUNDS = 3
 _ITERATIONS = 20  # that the model is run for
 _LATELY = 12  # iterations, of the job whose are longest
+_PAUSE = 4  # times the usual iteration: others meanwhile did some of theirs alone
 _ROUND = 36  # at most, in which they go round each other
 _ENOUGH = 1e-3  # scores that differ by less are as good as each other
 _CROWDED = 1.5  # times what fair shares cost: as much as a crowded link was seen to
@@ -181,6 +182,7 @@ def _lately(jobs: Sequence[Demand], group: Sequence[int]) -> list[Demand]:
     """
     latest = min(int(jobs[place].starts_ns[-1]) for place in group)
     until = {place: _until(jobs[place].starts_ns, latest) for place in group}
+    together_ns = max(_went_on(until[place]) for place in group)
     longest = max(group, key=lambda place: float(np.median(np.diff(until[place][-_LATELY - 1 :]))))
     beside = until[longest][-_ROUND - 1 :]
     own_ns, count = float(np.median(np.diff(beside[-_LATELY - 1 :]))), float(_LATELY)
@@ -190,7 +192,8 @@ def _lately(jobs: Sequence[Demand], group: Sequence[int]) -> list[Demand]:
         count = max(count, round_ if round_ <= _ROUND else 0.0)
     found = list(jobs)
     for place in group:
-        first = min(int(np.searchsorted(until[place], latest - count * own_ns)), len(until[place]) - FEWEST - 1)
+        since = max(latest - count * own_ns, together_ns)
+        first = min(int(np.searchsorted(until[place], since)), len(until[place]) - FEWEST - 1)
         found[place] = replace(jobs[place], starts_ns=until[place][max(0, first) :])
     return found
 
@@ -199,6 +202,13 @@ def _until(starts_ns: npt.NDArray[np.int64], latest_ns: int) -> npt.NDArray[np.i
     """Without what came later, if enough is left."""
     before = starts_ns[starts_ns <= latest_ns]
     return before if len(before) > FEWEST else starts_ns
+
+
+def _went_on(starts_ns: npt.NDArray[np.int64]) -> int:
+    """When the job went on after its last long pause, in which the others had the links for themselves."""
+    lasted = np.diff(starts_ns)
+    pauses = np.flatnonzero(lasted > _PAUSE * np.median(lasted))
+    return int(starts_ns[pauses[-1] + 1] if len(pauses) else starts_ns[0])
 
 
 def _shared_ns(now: "_Beside", shifts: Mapping[int, float]) -> float:

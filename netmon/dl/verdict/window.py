@@ -34,6 +34,7 @@ class Window:
     sent: _Floats  # (ranks, cells) payload of gradients
     taken: _Floats  # (ranks, cells) payload of gradients that the rank received
     clock_cells: int  # the clocks' bound, in cells
+    whole: bool  # every rank that is known has rows
     said: Connections  # of the job, of all the time that is known
 
     @property
@@ -43,8 +44,12 @@ class Window:
 
     @cached_property
     def moved(self) -> _Floats:
-        """(cells,): payload of the job's gradients that arrived anywhere; that left, where no receiver is seen."""
+        """(cells,): payload of the job's gradients that arrived anywhere; that left, where no receiver is seen; both
+        where a rank's host is not: what goes there only leaves, what comes from there only arrives."""
         arrived, left = self.taken.sum(axis=0), self.sent.sum(axis=0)
+        if not self.whole:
+            both: _Floats = arrived + left
+            return both
         moved: _Floats = arrived if 2 * arrived.sum() >= left.sum() else left
         return moved
 
@@ -99,6 +104,7 @@ def window(carried: Carried, job: str, since_ns: int, until_ns: int) -> Window |
         sent=table(leaving, rank_of[of[leaving]], len(ranks), "payload_bytes"),
         taken=table(arriving, rank_of[of[arriving]], len(ranks), "payload_bytes"),
         clock_cells=-(-carried.clock_error_ns // CELL_NS),
+        whole=_known(carried.whose, job) <= set(ranks.tolist()),
         said=of_job(nothing_said() if carried.said is None else carried.said, carried.whose, job),
     )
 
@@ -113,6 +119,11 @@ def _ends(
     size = links * len(whose)
     sums = np.bincount(link * len(whose) + of, weights=payload, minlength=size).reshape(links, -1)
     return tuple((whose[one].rank, whose[one].peer) for one in sums.argmax(axis=1).tolist())
+
+
+def _known(whose: Sequence[Whose], job: str) -> set[int]:
+    """The ranks of a job that are known, by themselves or at the other end of a flow."""
+    return {rank for one in whose if one.job == job and not one.control for rank in (one.rank, one.peer) if rank >= 0}
 
 
 def _foreign(whose: Sequence[Whose], own: npt.NDArray[np.bool_]) -> tuple[tuple[str, ...], npt.NDArray[np.int64]]:
