@@ -51,15 +51,10 @@ _BUCKETS = [
 ]
 
 _RANK_TIMES = [
-    *_fields(pa.int32(), "rank"),
-    *_fields(pa.string(), "host"),
-    *_fields(_I64, "duration_ns"),
+    *_fields(pa.int32(), "rank", "waited_for"),
+    *_fields(pa.string(), "host", "held_by"),
     *_fields(pa.bool_(), "known"),
-    *_fields(_I64, "computed_ns", "waited_ns"),
-    *_fields(pa.int32(), "waited_for"),
-    *_fields(_I64, "transfer_ns", "held_ns"),
-    *_fields(pa.string(), "held_by"),
-    *_fields(_I64, "after_ns", "error_ns"),
+    *_fields(_I64, "duration_ns", "computed_ns", "waited_ns", "transfer_ns", "held_ns", "after_ns", "error_ns"),
 ]
 
 SCHEMAS = {

@@ -19,7 +19,7 @@ from collector.dataset.manifest import Manifest
 from collector.dataset.migration import migrate
 from collector.dataset.sink import ParquetSink
 from collector.dataset.staging import Staging
-from collector.dataset.tables import SCHEMAS
+from collector.dataset.tables import DATASET_VERSION, SCHEMAS
 from netmon.cli import main
 from netmon.errors import DataError
 from netmon.records import ClockSample
@@ -89,7 +89,7 @@ def test_what_stood_in_the_files_metadata_is_a_table(data: Path) -> None:
     assert row["start_ns"] == BEGIN
     assert "one header per segment" in row["byte_basis"]
     read = Tables(data)
-    assert (read.missing, read.metadata["schema_version"]) == ([], [4])
+    assert (read.missing, read.metadata["schema_version"]) == ([], [DATASET_VERSION])
     assert read.metadata["byte_basis"]
 
 

@@ -13,7 +13,9 @@ from netmon.lab.injections.spec import CAUSES, Injection
 from netmon.lab.spec import RunSpec
 from netmon.records import Direction
 
-KINDS = tuple(CAUSES)
+KINDS = tuple(kind for kind in CAUSES if kind != "policer")
+"""What is injected: of each as much. A policer slows a link and loses packets; either is right to say."""
+
 PER_RUN = 10
 _QUIET_BEFORE = 14  # iterations, until there is a usual
 _QUIET_BETWEEN = 5

@@ -101,11 +101,12 @@ def path_of(times: Sequence[RankTimes], verdict: Verdict) -> str:
     notable = _NOTABLE * (verdict.usual_ns or max((each.duration_ns for each in known), default=0))
     waiting = [each for each in known if each.waited_ns >= max(notable, 2 * each.error_ns)]
     lasts = {each.waited_for for each in waiting}
-    if waiting:
+    held = [each for each in known if each.held_ns >= notable]
+    most_held = max((each.held_ns for each in held), default=0)
+    if waiting and max(each.waited_ns for each in waiting) >= most_held:
         names = _ranks([each.rank for each in waiting])
         who = next((each for each in known if each.rank in lasts), None)
         return f"rank {min(lasts)}{f' ({who.host})' if who else ''} held the others up: {names} only waited for it"
-    held = [each for each in known if each.held_ns >= notable]
     if held and verdict.host:
         link = (
             f"{verdict.host} {verdict.interface} {verdict.direction.name.lower()}"

@@ -26,6 +26,7 @@ _SHARES = {
 
 
 _WORTH_A_WORD = 0.25  # of the excess
+_NOBODY_ELSE = (Cause.SLOW_LINK, Cause.LOSS, Cause.UNKNOWN)  # else a full window is the culprit's doing
 
 _CAUSES = {
     Cause.CROSS: "cross traffic",
@@ -97,7 +98,7 @@ def sentence(verdict: Verdict) -> str:
         who = f" ({verdict.second_culprit})" if verdict.second_culprit else ""
         ns = getattr(verdict, f"{_NAMES[verdict.second_cause]}_ns")
         reason += f"; also {_SHARES[_NAMES[verdict.second_cause]]}{who}, {format_duration(ns)}"
-    reason += _windows(verdict)
+    reason += _windows(verdict) if verdict.cause in _NOBODY_ELSE else ""
     return f"{text} because {reason}" if verdict.cause else f"{text}; {reason}"
 
 
