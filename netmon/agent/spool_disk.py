@@ -157,11 +157,17 @@ class SpoolDisk:
         if table:
             with contextlib.suppress(sqlite3.Error):
                 self._call(table.close)
+        self._rest()
 
     def remove(self) -> None:
         """The file of a session that is closed."""
         with contextlib.suppress(StalledDiskError):
             self._call(lambda: self.folder.remove(self._file))
+        self._rest()
+
+    def _rest(self) -> None:
+        if self._calls:
+            self._calls.rest()
 
     @property
     def _file(self) -> str:

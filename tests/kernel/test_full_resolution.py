@@ -177,8 +177,10 @@ def test_the_last_seconds_as_a_trace(watched: Watched) -> None:
     wait_for(traced)
     names = {event["args"].get("name") for event in json.loads(out.read_text())["traceEvents"] if event["ph"] == "M"}
     assert "host right" in names
-    refused = subprocess.run([*command, "--job", "x"], capture_output=True, text=True, check=False)
-    assert "cannot trace a live collector with --job" in refused.stderr
+    refused = subprocess.run([*command, "--since", "2026-01-01"], capture_output=True, text=True, check=False)
+    assert "cannot trace a live collector with --since" in refused.stderr
+    unknown = subprocess.run([*command, "--job", "x"], capture_output=True, text=True, check=False)
+    assert "knows no such name" in unknown.stderr
 
 
 def test_an_agent_that_records_nothing_says_so(watched: Watched) -> None:

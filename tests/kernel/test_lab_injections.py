@@ -99,7 +99,7 @@ def test_a_stop_delays_by_as_long_as_it_lasts(injected):
 def test_what_was_done_is_undone(injected):
     data, told = injected
     ranks = [read_rank(data, rank) for rank in range(3)]
-    assert [len(rank) for rank in ranks] == [80, 80, 80]
+    assert [len(rank) for rank in ranks] == [84, 84, 84]
     last = [rank["step_end_ns"][-4:] - rank["step_start_ns"][-4:] for rank in ranks]
     _, usual = durations_during(data, told["nothing"])
     assert np.min(last) < 1.5 * usual

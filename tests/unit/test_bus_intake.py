@@ -319,7 +319,8 @@ def test_a_bus_that_is_gone_or_comes_back_empty_is_taken_up_again(server, tmp_pa
                 sender.bus = await Bus.connect(server.settings, "agent")
                 for sequence in (4, 5, 6):
                     await sender.send(sequence, known=sequence - 1)
-                await wait_until(lambda: worker.intake._hosts["h0"].sessions["s1"].entry.session.queued == 6)
+                taken_up = worker.intake._hosts["h0"].sessions["s1"]
+                await wait_until(lambda: taken_up.entry and taken_up.entry.session.queued == 6)
                 await sender.bus.close()
                 await asyncio.to_thread(server.kill)
                 server.wipe()

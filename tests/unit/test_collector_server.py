@@ -26,9 +26,9 @@ FAST = Settings(flush_ns=50 * MS)
 
 
 @contextlib.asynccontextmanager
-async def collector(directory: Path, settings: Settings = FAST) -> AsyncIterator[CollectorStub]:
+async def collector(directory: Path, settings: Settings = FAST, receiver: str = "auto") -> AsyncIterator[CollectorStub]:
     address, stop = f"unix:{directory}/socket", asyncio.Event()
-    task = asyncio.create_task(serve(address, directory / "data", settings, stop))
+    task = asyncio.create_task(serve(address, directory / "data", settings, stop, receiver=receiver))
     async with grpc.aio.insecure_channel(address) as channel:
         await asyncio.wait_for(channel.channel_ready(), 60)
         try:

@@ -116,7 +116,7 @@ def test_a_stage_that_takes_long_is_asked_seldom_and_viewers_are_told(tmp_path, 
         return rests
 
     usual, *slow, again = asyncio.run(scenario())
-    assert slow == [(2.0, False), (8.0, True), (10.0, True)]
+    assert slow == [(4.0, True), (10.0, True), (10.0, True)]
     assert max(usual, again) < (1.0, True)
 
 

@@ -150,7 +150,7 @@ def test_a_dataset_of_another_schema_is_not_continued(tmp_path, monkeypatch):
         patched.setitem(files._METADATA, b"netmon.schema_version", b"1")
         asyncio.run(scenario())
     with pytest.raises(
-        DataError, match="its buckets have schema version 1, this netmon writes 4; choose another --data"
+        DataError, match=r"its buckets have schema version 1, this netmon writes 5; run `netmon migrate .*`, or"
     ):
         Collector(tmp_path)
 

@@ -242,7 +242,8 @@ def test_what_was_left_behind_is_sent_beside_the_living_session(
     assert aside == {"torn", "mute", "alien", "future"}
     assert sent.leftovers.lost == 4
     for name in aside:
-        lines = [r for r in caplog.records if r.name == "netmon.agent.leftovers" and name in r.getMessage()]
+        errors = [r for r in caplog.records if r.name == "netmon.agent.leftovers" and r.levelno == logging.ERROR]
+        lines = [error for error in errors if name in error.getMessage()]
         assert len(lines) == 1, name
 
 
