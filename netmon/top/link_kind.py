@@ -38,7 +38,7 @@ def _used(link: LinkView, past: bool = False) -> float:
 
 def _bar(link: LinkView, ink: Ink, width: int) -> Text:
     if not link.capacity_bps:
-        return Text("capacity unknown", "dim italic")
+        return Text("capacity unknown" if width >= len("capacity unknown") else "unknown", "dim italic")
     return bar(rates(link, ink.past), link.capacity_bps, width, ink.colour)
 
 

@@ -138,11 +138,9 @@ class RowTable(DataTable[Text]):
 
 
 def kind_heading(kind: Kind, name: str, ink: Ink, by: str | None, falling: bool) -> str:
-    """A column's heading; the first one names the rows."""
+    """A column's heading, with the mark of sorting."""
     part = kind.part(name)
-    text = part.heading(ink) if part else name
-    if part is kind.parts[0]:
-        text = f"{kind.name.upper()}" if part.name + "s" == kind.name else f"{kind.name.upper()} {text}"
+    text = kind.heading(part, ink) if part else name
     mark = (_FALLING if falling else _RISING) if name == by else ""
     return f"{text}{mark}"
 

@@ -65,6 +65,13 @@ class Kind:
         """The column of that name."""
         return next((part for part in self.parts if part.name == name), None)
 
+    def heading(self, part: Part, ink: Ink) -> str:
+        """A column's; the first one names the rows."""
+        text = part.heading(ink)
+        if part is not self.parts[0]:
+            return text
+        return self.name.upper() if part.name + "s" == self.name else f"{self.name.upper()} {text}"
+
 
 def ordered(kind: Kind, views: Sequence[Any], by: str | None, falling: bool) -> list[Any]:
     """Sorted by a column; what is not known comes last either way. Without a column, as they are."""
@@ -98,7 +105,7 @@ class Widths:
         wanted = {}
         for part in kind.parts:
             longest = max([cell.cell_len for cell in cells.get(part.name, ())], default=0)
-            least = max(part.least, len(part.heading(ink)) + 2)  # the heading is followed by the mark of sorting
+            least = max(part.least, len(kind.heading(part, ink)) + 2)  # the heading is followed by the mark of sorting
             own = least if part.grows else min(max(least, longest), max(part.most, least))
             wanted[part.name] = self._widest[part.name] = max(own, self._widest.get(part.name, 0))
         for part in sorted(kind.parts, key=lambda part: part.worth):

@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 from rich.text import Text
 
-from netmon.dl.verdict import NOTABLE, sentence
-from netmon.dl.verdict.words import renamed
+from netmon.dl.verdict import NOTABLE
+from netmon.dl.verdict.words import reason, renamed
 from netmon.past import PastSteps
 from netmon.records import Table
 from netmon.top.filters import Values, exactly
@@ -157,7 +157,7 @@ def _verdict_row(verdict: Verdict) -> Values:
 
 
 def _words(verdict: Verdict, ink: Ink, width: int) -> Text:
-    return Text(sentence(renamed(verdict, ink.jobs)), "dim")
+    return Text(reason(renamed(verdict, ink.jobs)), "dim")
 
 
 VERDICTS = Kind(
@@ -182,7 +182,7 @@ VERDICTS = Kind(
         Part("why", lambda one, *_: Text(cause(one), "yellow" if one.network else ""), cause, 14, 40, worth=11),
         Part(
             "",
-            lambda one, ink, width: Text(sentence(one), "dim"),
+            _words,
             lambda one: one.excess_ns,
             20,
             300,

@@ -89,17 +89,25 @@ def sentence(verdict: Verdict) -> str:
     number = f"~{verdict.iteration}" if verdict.relative else str(verdict.iteration)
     text = f"iteration {number} of job {verdict.job} took "
     if not verdict.usual_ns:
-        return f"{text}{format_duration(verdict.duration_ns)}; there is no usual time to compare it with"
+        return f"{text}{format_duration(verdict.duration_ns)}; {reason(verdict)}"
     text += f"{verdict.duration_ns / verdict.usual_ns:.1f} × its usual {format_duration(verdict.usual_ns)}"
     if verdict.excess_ns <= 0:
-        return f"{text}: not longer than usual"
-    reason = _reason(verdict)
+        return f"{text}: {reason(verdict)}"
+    return f"{text} because {reason(verdict)}" if verdict.cause else f"{text}; {reason(verdict)}"
+
+
+def reason(verdict: Verdict) -> str:
+    """Why it took longer than usual, without which iteration that is and how much longer it took."""
+    if not verdict.usual_ns:
+        return "there is no usual time to compare it with"
+    if verdict.excess_ns <= 0:
+        return "not longer than usual"
+    text = _reason(verdict)
     if verdict.second_cause:
         who = f" ({verdict.second_culprit})" if verdict.second_culprit else ""
         ns = getattr(verdict, f"{_NAMES[verdict.second_cause]}_ns")
-        reason += f"; also {_SHARES[_NAMES[verdict.second_cause]]}{who}, {format_duration(ns)}"
-    reason += _windows(verdict) if verdict.cause in _NOBODY_ELSE else ""
-    return f"{text} because {reason}" if verdict.cause else f"{text}; {reason}"
+        text += f"; also {_SHARES[_NAMES[verdict.second_cause]]}{who}, {format_duration(ns)}"
+    return text + (_windows(verdict) if verdict.cause in _NOBODY_ELSE else "")
 
 
 _NAMES = {
