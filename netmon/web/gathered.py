@@ -21,6 +21,7 @@ from netmon.web.steps import STEP, Lanes
 _FINE_NS, _FINE_CELLS = 100_000_000, 3_600  # six minutes
 _COARSE_NS, _COARSE_CELLS = 1_000_000_000, 3_600
 _MOST_VERDICTS = 5_000
+_SHOWN_NS = 10_000_000_000  # a snapshot's rates reach back so far
 _NONE = (-1, 0)
 
 
@@ -61,7 +62,6 @@ class Gathered:
         """Nothing has been heard."""
         self.catalogue = Catalogue()
         self.end_ns = 0
-        self.heard_ns = 0  # from when on the rates are known
         self.told = 0  # verdicts
         self._hosts: dict[str, int] = {}
         self._jobs: dict[str, int] = {}
@@ -79,7 +79,6 @@ class Gathered:
             self._add_steps(snapshot)
             for job in snapshot.jobs:
                 self._add_verdicts(reversed(job.verdicts))
-            self.heard_ns = self.heard_ns or self.catalogue.begin_ns
 
     def remember(self, batch: pa.RecordBatch) -> None:
         """Rows of the table iterations of before. What is not known of them gets lanes with the next snapshot."""
@@ -150,14 +149,15 @@ class Gathered:
         known = self.catalogue
         theory = {job.job: (job.measured_bytes, job.theory_bytes) for job in snapshot.jobs}
         self.end_ns = max([self.end_ns, *(link.series_end_ns for link in snapshot.links)])
-        begin = known.begin_ns or (self.end_ns or now_ns) - 10_000_000_000
+        heard = known.rates_from_ns or (self.end_ns or now_ns) - _SHOWN_NS
         self.catalogue = Catalogue(
             lanes=lanes,
-            begin_ns=max(begin, self.end_ns - HOUR_NS),
+            begin_ns=max(known.begin_ns or heard, self.end_ns - HOUR_NS),
             end_ns=self.end_ns,
             capacity_bps=capacity,
             job_names={**known.job_names, **{job.job: job.name or job.job for job in snapshot.jobs}},
             theory={**known.theory, **theory},
+            rates_from_ns=heard,
             generation=known.generation + (lanes != known.lanes),
         )
         if lanes != known.lanes:

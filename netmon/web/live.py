@@ -80,9 +80,10 @@ class Live:
         """What was gathered; of a moment, where agents may be asked, what their recorders have."""
         known = self._gathered.rates(hosts, begin_ns, width_ns, bins)
         end_ns = begin_ns + width_ns * bins
-        heard = known.wire_bytes.any() or begin_ns < self._gathered.heard_ns  # else there is nothing to ask about
+        unheard = begin_ns < self._gathered.catalogue.rates_from_ns
+        something = unheard or known.wire_bytes.any()  # else there is nothing to ask about
         few = self._moments.within(len(hosts), end_ns - begin_ns)
-        if not (full and few and heard and end_ns < self._gathered.end_ns):
+        if not (full and few and something and end_ns < self._gathered.end_ns):
             return known
         seen = self._snapshot
         connected = [view.host for view in seen.hosts if view.connected] if seen else []

@@ -16,7 +16,10 @@ from netmon.wire.past_rows import CollectorRows
 from netmon.wire.security import Security
 
 _log = logging.getLogger(__name__)
-_LONGEST_NS, _MOST_HOSTS_NS = 2_100_000_000, 8_000_000_000  # a time, and a time × hosts, that are asked for
+MOMENT_NS = 2_100_000_000
+"""The longest time that is asked for."""
+
+_MOST_HOSTS_NS = 8_000_000_000  # a time × hosts that are asked for
 _REST_S = 5.0  # after nobody could be asked
 
 
@@ -31,7 +34,7 @@ class MomentsAsked:
 
     def within(self, hosts: int, length_ns: int) -> bool:
         """Whether so much can be asked for."""
-        return length_ns <= _LONGEST_NS and length_ns * hosts <= _MOST_HOSTS_NS
+        return length_ns <= MOMENT_NS and length_ns * hosts <= _MOST_HOSTS_NS
 
     def rates(
         self, known: Rates, hosts: Sequence[str], connected: Iterable[str], begin_ns: int, width_ns: int, bins: int

@@ -21,6 +21,7 @@ from netmon.views import Verdict
 from netmon.web.access import COOKIE, HEADERS, Access
 from netmon.web.figures import figures
 from netmon.web.lanes import BLOCK, JOB
+from netmon.web.moments_asked import MOMENT_NS
 from netmon.web.source import Source
 from netmon.web.steps import PHASES
 from netmon.web.tiles import BINS, FINEST_NS, MOST_LEVEL, origin, tile
@@ -153,6 +154,8 @@ class Page:
                 "origin_ns": str(origin(known)),
                 "begin_ns": str(known.begin_ns),
                 "end_ns": str(known.end_ns),
+                "rates_from_ns": str(known.rates_from_ns or known.begin_ns),
+                "moment_ns": MOMENT_NS,
                 "tile": {"bins": BINS, "finest_ns": FINEST_NS, "most_level": MOST_LEVEL, "block": BLOCK},
                 "classes": CLASS_NAMES,
                 "colours": CLASS_COLOURS,

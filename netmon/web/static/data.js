@@ -39,5 +39,6 @@ export function readCatalogue(told) {
     host: host[at] < 0 ? "" : told.hosts[host[at]],
     capacity: host[at] < 0 ? 0 : told.capacity_bps[host[at]],
   }));
-  return { ...told, origin, lanes, begin: Number(BigInt(told.begin_ns) - origin), end: Number(BigInt(told.end_ns) - origin) };
+  const [begin, end, ratesFrom] = [told.begin_ns, told.end_ns, told.rates_from_ns].map((ns) => Number(BigInt(ns) - origin));
+  return { ...told, origin, lanes, begin, end, ratesFrom };
 }

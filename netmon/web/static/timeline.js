@@ -110,6 +110,7 @@ export class Timeline {
     c.rect(LABELS, AXIS, this.body, this.tall - AXIS);
     c.clip();
     this.drawLanes(first, last);
+    this.drawUnknown(level, first, last);
     this.drawTiles(level, first, last);
     this.drawSlices(level, first, last);
     this.drawMarks(first, last);
@@ -135,6 +136,26 @@ export class Timeline {
     for (let lane = first; lane < last; lane++) {
       c.fillStyle = lane === this.lane ? this.colours.faint : this.colours.lane;
       c.fillRect(LABELS, this.y(lane), this.body, this.places[lane].height);
+    }
+  }
+  // Nobody listened to the rates then; a moment's are asked for.
+  drawUnknown(level, first, last) {
+    const { context: c, catalogue, colours } = this;
+    const right = Math.min(this.x(catalogue.ratesFrom), this.width);
+    if (right <= LABELS || this.tiles.span(level) <= catalogue.moment_ns) return;
+    const text = catalogue.full ? "rates not known: zoom in to ask for a moment's" : "rates not known";
+    c.font = SMALL;
+    c.textBaseline = "middle";
+    for (let lane = first; lane < last; lane++) {
+      if (catalogue.lanes[lane].kind !== "host") continue;
+      const { height } = this.places[lane];
+      c.fillStyle = colours.line;
+      c.globalAlpha = 0.5;
+      c.fillRect(LABELS, this.y(lane), right - LABELS, height);
+      c.globalAlpha = 1;
+      if (right - LABELS < 200) continue;
+      c.fillStyle = colours.calm;
+      c.fillText(text, LABELS + 8, this.y(lane) + height / 2);
     }
   }
   drawTiles(level, first, last) {
