@@ -7,6 +7,7 @@ has a higher first than those before it. The metadata of a table's newest part c
 
 import json
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -15,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from collector.dataset.resume import RankState, Resume, SessionState, over_before, recent, stored_flows
+from collector.dataset.resume import RankState, Resume, SessionState, over_before, resume_from
 from collector.dataset.tables import DATASET_VERSION
 from netmon.dl.timemap import TimeMap
 from netmon.errors import DataError
@@ -30,37 +31,28 @@ def earlier_resume(directory: Path, hello: Hello) -> tuple[Resume, dict[Path, pa
     """Look the session up, and its files of flows that may go on; reads a few small files. Raises DataError."""
     try:
         buckets, ledger, ranks, nic = (_newest_state(directory, table, hello) for table in _NUMBERED)
-        clock = next((TimeMap.from_document(s["clock"]) for s in (buckets, ledger, ranks) if s), None)
-        over = over_before(clock, buckets.get("settled_ns", -1), hello)
+        state = _state(hello.host, buckets, ledger, ranks)
+        over = over_before(state.clock, state.settled_ns, hello)
         flows = {path: pq.ParquetFile(path).read() for path in _flow_files(directory, hello, over)}
-        rows = [row for table in flows.values() for row in table.to_pylist()]
-        found = stored_flows(rows, hello, clock)
+        resume = resume_from(state, [row for table in flows.values() for row in table.to_pylist()], hello)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DataError(f"cannot resume session {hello.session} of {hello.host} in {directory}: {error}") from None
-    return Resume(
-        last_sequence=buckets.get("last_sequence", 0),
-        complete_sequence=buckets.get("complete_sequence", 0),
-        settled_ns=buckets.get("settled_ns", -1),
-        clock=clock,
-        ledger_until_utc={int(link): until for link, until in ledger.get("ledger_until_utc", {}).items()},
-        ledger_totals={int(k): np.array(total, np.int64) for k, total in ledger.get("ledger_totals", {}).items()},
-        ranks=recent(_ranks(ranks), hello),
-        nic_sequence=nic.get("last_sequence", 0),
-        flows=found,
-    ), flows
+    return replace(resume, nic_sequence=nic.get("last_sequence", 0)), flows
 
 
 def session_state(host: str, texts: Mapping[str, tuple[int, bytes]]) -> SessionState:
     """What the newest files of a session's tables say, as one. texts: by table. Raises ValueError."""
     states = {table: json.loads(text) for table, (_, text) in texts.items()}
-    buckets, ledger, ranks = (states.get(table, {}) for table in ("buckets", "ledger", "iterations"))
-    clock = next((found for state in (buckets, ledger, ranks) if (found := _clock(state))), None)
+    return _state(host, *(states.get(table, {}) for table in _NUMBERED[:3]))
+
+
+def _state(host: str, buckets: dict[str, Any], ledger: dict[str, Any], ranks: dict[str, Any]) -> SessionState:
     return SessionState(
         host=host,
         last_sequence=buckets.get("last_sequence", 0),
         complete_sequence=buckets.get("complete_sequence", 0),
         settled_ns=buckets.get("settled_ns", -1),
-        clock=clock,
+        clock=next((found for state in (buckets, ledger, ranks) if (found := _clock(state))), None),
         ledger_until_utc={int(link): until for link, until in ledger.get("ledger_until_utc", {}).items()},
         ledger_totals={int(k): np.array(total, np.int64) for k, total in ledger.get("ledger_totals", {}).items()},
         ranks=_ranks(ranks),
