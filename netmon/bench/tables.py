@@ -131,7 +131,8 @@ def evidence_table(result: EvidenceResult) -> FittingTable:
         "what verdicts and their evidence cost",
         f"Medians of {rounds} rounds, each of a run with and one without. With: agents tell what TCP says and what"
         " keeps ranks and hosts from running, and the collector judges; without: neither. An agent: mean of three hosts"
-        f" with a rank each. More: the rounds' own differences; the true median is within them with {result.sureness:.0%}.",
+        " with a rank each. More: the rounds' own differences; the true median is within them with"
+        f" {result.sureness:.0%}.",
     )
     for name, more, form in (
         ("agent", result.agent_more, "{:+.2%}"),
