@@ -3,8 +3,7 @@
 
 import math
 from collections import deque
-from collections.abc import Container, Iterator, Mapping
-from itertools import chain
+from collections.abc import Container, Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -54,9 +53,10 @@ class Lately:
             self._joined.append(joined(self._single))
             self._single = []
 
-    def __iter__(self) -> Iterator[Columns]:
-        """All that are kept. They do not change."""
-        return chain(self._joined, self._single)
+    def all(self, names: Sequence[str]) -> Columns | None:
+        """These columns of all that are kept; None where there are none."""
+        kept = [*self._joined, *self._single]
+        return Columns({name: np.concatenate([rows[name] for rows in kept]) for name in names}) if kept else None
 
 
 class Evidence:
