@@ -3,7 +3,8 @@
 
 import math
 from collections import deque
-from collections.abc import Container, Mapping
+from collections.abc import Container, Iterator, Mapping
+from itertools import chain
 
 import numpy as np
 import numpy.typing as npt
@@ -11,7 +12,7 @@ import numpy.typing as npt
 from collector.host.flows import AllFlows, unknown_flow
 from collector.host.places import Places
 from collector.host.unstored import EvidencePieces, Unstored
-from netmon.columnar import Columns
+from netmon.columnar import Columns, joined
 from netmon.dl.grouped import distinct
 from netmon.evidence import HOST_PART, TRANSPORT, UNKNOWN
 from netmon.records import Direction, Table
@@ -30,12 +31,32 @@ LATEST = np.dtype(
 """What was told last of a flow's connection, whichever way the flow goes. flow_id 0: nothing."""
 
 
-_LATELY_TABLES = 256
+_JOINED, _LATELY_TABLES = 16, 16
 
 LATELY_NS = 3_000_000_000
 """What was said longer ago is not the present."""
 
 _Places = npt.NDArray[np.int64]
+
+
+class Lately:
+    """The tables that came last, oldest first; most of them joined, so that whoever looks at all of them has few."""
+
+    def __init__(self) -> None:
+        """Begin without any."""
+        self._joined: deque[Columns] = deque(maxlen=_LATELY_TABLES)
+        self._single: list[Columns] = []
+
+    def append(self, rows: Columns) -> None:
+        """Keep a table; the oldest ones go."""
+        self._single.append(rows)
+        if len(self._single) == _JOINED:
+            self._joined.append(joined(self._single))
+            self._single = []
+
+    def __iter__(self) -> Iterator[Columns]:
+        """All that are kept. They do not change."""
+        return chain(self._joined, self._single)
 
 
 class Evidence:
@@ -46,9 +67,9 @@ class Evidence:
         self._flows, self._places = flows, places
         self._transport, self._host = Unstored(), Unstored()
         self._latest = np.zeros(0, LATEST)  # by flow
-        self.lately: deque[Columns] = deque(maxlen=_LATELY_TABLES)
+        self.lately = Lately()
         """What was told last of the hosts' part, columns of STORED_HOST_PART, oldest first."""
-        self.said_lately: deque[Columns] = deque(maxlen=_LATELY_TABLES)
+        self.said_lately = Lately()
         """What TCP said last, columns of STORED_TRANSPORT, oldest first."""
         self.waiting: set[int] = set()
         """Sessions with rows that are not stored."""

@@ -18,10 +18,9 @@ from collector.host.session import Session
 from collector.host.window import Output
 from collector.judging.case import Case, Told
 from collector.judging.job_steps import JobSteps
-from collector.judging.recent_rows import RecentRows
+from collector.judging.recent_rows import Part, RecentRows
 from collector.stages import Stages
 from collector.view.job_views import Jobs
-from netmon.columnar import Columns
 from netmon.dl.traffic import Traffic
 from netmon.dl.verdict import NOTABLE, Link, Whose
 from netmon.dl.verdict.connections import COLUMNS, SAID, nothing_said
@@ -42,7 +41,7 @@ _SAVED_S = 1.0  # of CPU time that has not been used
 class Remembered(NamedTuple):
     """What is there of the last seconds, for whoever only reads it."""
 
-    parts: list[Columns]  # of ARRIVED
+    parts: list[Part]
     age_s: float  # for how long all rows have been kept
     jobs: dict[str, JobSteps]
     sessions: dict[int, Session]  # by place

@@ -14,11 +14,12 @@ from netmon.kernel.host_load import PRESSURES, Pressure, Softnet, grown
 from netmon.kernel.open_files import OpenFiles
 from netmon.kernel.pace import Pace
 from netmon.kernel.stops import MOST_WATCHED, RankStops
-from netmon.records import Mark, Moment, Table
+from netmon.records import Mark, Moment, Table, empty
 
 INTERVAL_NS = 1_000_000_000
 MOST_RANKS = MOST_WATCHED
 _EARLY_NS = 5_000_000  # whoever looks may wake a little earlier than asked
+_NAMES, _NOTHING = HOST_PART.names or (), empty(HOST_PART)
 _PRESSURE = tuple(f"{name}_pressure_ns" for name in PRESSURES)
 _MISSED = re.compile(r"rx_missed_errors")
 _NO_BUFFER = re.compile(r"out_of_buffer|no_?buf|alloc_\w*(err|fail)|buff?_alloc_err")
@@ -76,11 +77,9 @@ class HostPart:
             begun = time.thread_time_ns()
             rows = [*self._of_host(now_ns), *rows]
             self._pace.spend(time.thread_time_ns() - begun)
-        table = np.full(len(rows), UNKNOWN, HOST_PART)
-        for place, row in enumerate(rows):
-            for name, value in row.items():
-                table[place][name] = value
-        return table, tuple(jobs)
+        if not rows:
+            return _NOTHING, ()
+        return np.array([tuple([row.get(name, UNKNOWN) for name in _NAMES]) for row in rows], HOST_PART), tuple(jobs)
 
     def _of_host(self, now_ns: int) -> list[Row]:
         """None where the last look was too long ago."""
