@@ -18,17 +18,18 @@ def image(tmp_path_factory: pytest.TempPathFactory) -> machine_image.Image:
     missing = [name for name in ("qemu-system-x86_64", "mmdebstrap", "mke2fs", "dh") if not shutil.which(name)]
     if missing or os.geteuid():
         pytest.skip(f"make test-machine installs what is needed, as root: {', '.join(missing)}")
-    made = machine_image.make()
-    if not (made.folder / "prepared").exists():
-        guest = Guest(made, tmp_path_factory.mktemp("first"), in_place=True)
-        try:
-            guest.start()
-            configure(guest, 9)
-            guest.run("netmon doctor; netmon agent --config /etc/netmon/agent.toml --prepare", BOOTS_S)
-            guest.off()
-        finally:
-            guest.close()
-        (made.folder / "prepared").touch()
+    with machine_image.alone():
+        made = machine_image.make()
+        if not (made.folder / "prepared").exists():
+            guest = Guest(made, tmp_path_factory.mktemp("first"), in_place=True)
+            try:
+                guest.start()
+                configure(guest, 9)
+                guest.run("netmon agent --config /etc/netmon/agent.toml --prepare", BOOTS_S)
+                guest.off()
+            finally:
+                guest.close()
+            (made.folder / "prepared").touch()
     return made
 
 

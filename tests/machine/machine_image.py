@@ -5,10 +5,13 @@ Debian is fetched once and kept below ~/.cache/netmon/machine; the disk is made 
 Needs root, mmdebstrap, mke2fs and what `make deb` needs.
 """
 
+import contextlib
+import fcntl
 import hashlib
 import os
 import shutil
 import subprocess
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -64,6 +67,15 @@ class Image:
     def initrd(self) -> Path:
         """What finds the disk."""
         return self.folder / "initrd.img"
+
+
+@contextlib.contextmanager
+def alone() -> Iterator[None]:
+    """Nobody else makes an image meanwhile."""
+    CACHE.mkdir(parents=True, exist_ok=True)
+    with (CACHE / "lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def make() -> Image:

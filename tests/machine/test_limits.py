@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from guest import BOOTS_S, Guest
-from guest_services import Here, configure, works
+from guest_services import Here, acknowledged, configure, works
 from sent_agent import Sent, check_whole
 from waiting import wait_for
 
@@ -46,7 +46,7 @@ def test_who_eats_the_memory_of_the_collector_costs_nothing_that_was_acknowledge
         for round_ in range(2):
             before = sent.spool.acknowledged
             sent.append(20)
-            wait_for(lambda: sent.spool.acknowledged > before, BOOTS_S)
+            acknowledged(sent, before)
             sent.append(20)
             inside(guest, "collector", EATS)
             begins_again(guest, "collector", round_)
