@@ -12,6 +12,7 @@ from nats.aio.msg import Msg
 from collector.bus.forgetting import Forgetting
 from collector.bus.host import HostIntake, Owned
 from collector.bus.session import BusSession
+from collector.ending import end_tasks
 from collector.registry import Registry
 from netmon.errors import NetmonError
 from netmon.wire import netmon_pb2
@@ -55,9 +56,7 @@ class BusIntake:
     async def close(self) -> None:
         """Release everything."""
         await self.release(*self._hosts)
-        for task in self._working:
-            task.cancel()
-        await asyncio.gather(*self._working, return_exceptions=True)
+        await end_tasks(self._working)
 
     def abandon(self) -> None:
         """Leave everything as it is: nothing more is stored or acknowledged of what has come."""
