@@ -81,8 +81,9 @@ def _unheard(known: Catalogue, told_from_ns: int, oldest_ns: int) -> tuple[tuple
     """The times of which no snapshot has had the rates, now that one has them from a moment on."""
     if not known.unheard_ns:
         return ((0, told_from_ns),)
-    missed = ((known.end_ns, told_from_ns),) if told_from_ns > known.end_ns else ()
-    first, *others = (*known.unheard_ns, *missed)
+    first, *others = known.unheard_ns
+    if told_from_ns > known.end_ns:
+        others.append((known.end_ns, told_from_ns))
     return (first, *(time for time in others if time[1] > oldest_ns))
 
 
@@ -229,7 +230,8 @@ class Gathered:
         in_seconds = at.reshape(len(hosts), 1, -1)
         picked = np.take_along_axis(total, in_seconds, axis=2) * there.reshape(len(hosts), 1, -1)
         sums = picked.reshape(len(hosts), SERIES, count + 1, whole).sum(axis=3)
-        whole_known = (np.take_along_axis(known[:, None], in_seconds, axis=2).reshape(there.shape) | ~there).all(axis=2)
+        heard = np.take_along_axis(known[:, None], in_seconds, axis=2).reshape(there.shape)
+        whole_known = np.all(heard | ~there, axis=2)
         coarse.put(hosts, seconds[:, None] + np.arange(-count, 1), sums, whole_known)
 
     def _add_steps(self, snapshot: Snapshot) -> None:
