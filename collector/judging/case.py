@@ -91,7 +91,8 @@ class Case:
         )
         links = [self.links[number] for number in numbers.tolist()]
         told = (_in_utc(told, maps, there) for told in (self.waited, self.said))
-        return Carried(links, self.whose, cells[cells["of"] >= 0], self.clock_error_ns, *told)
+        widest = int(width[kept].max(initial=0))
+        return Carried(links, self.whose, cells[cells["of"] >= 0], self.clock_error_ns, *told, width_ns=widest)
 
 
 def _in_utc(told: Told, maps: TimeMaps, there: npt.NDArray[np.int64]) -> Table | None:
