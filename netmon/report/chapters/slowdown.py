@@ -3,13 +3,12 @@
 
 import pandas as pd
 
-from netmon.dl.verdict.words import cause_words, sentence
+from netmon.dl.verdict.words import cause_words, renamed, sentence
 from netmon.report.congestion import CongestionPoint
 from netmon.report.exhibit import Chapter, Exhibit, Frames, need
 from netmon.report.figures import slowdown as draw
 from netmon.report.fits import Fit, fit_families
 from netmon.report.iteration_times import quiet_in_every_profile
-from netmon.report.job_names import renamed
 from netmon.report.judging import told
 from netmon.report.study import Study, by_profile
 from netmon.views import Verdict
