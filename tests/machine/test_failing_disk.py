@@ -19,7 +19,8 @@ def made(machine: Guest) -> None:
     """A disk for each service, below a device that can be made to fail."""
     for device, name in (("vdb", "agent"), ("vdc", "collector")):
         machine.run(f"dmsetup create {name} --table '0 {SECTORS} linear /dev/{device} 0'")
-        machine.run(f"mkfs.ext4 -q /dev/mapper/{name}; mkdir -p /disk/{name}; id netmon-{name} || useradd --system netmon-{name}")
+        machine.run(f"mkfs.ext4 -q /dev/mapper/{name}; mkdir -p /disk/{name}")
+        machine.run(f"id netmon-{name} || useradd --system netmon-{name}")
         machine.run(f"mount -o errors=remount-ro /dev/mapper/{name} /disk/{name}")
         machine.run(f"install -d -o netmon-{name} -m 755 /disk/{name}/own")
 
