@@ -3,8 +3,7 @@
 
 import math
 from collections import deque
-from collections.abc import Container, Iterator, Mapping
-from itertools import chain
+from collections.abc import Container, Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -54,9 +53,10 @@ class Lately:
             self._joined.append(joined(self._single))
             self._single = []
 
-    def __iter__(self) -> Iterator[Columns]:
-        """All that are kept. They do not change."""
-        return chain(self._joined, self._single)
+    def all(self, names: Sequence[str]) -> Columns | None:
+        """These columns of all that are kept; None where there are none."""
+        kept = [*self._joined, *self._single]
+        return Columns({name: np.concatenate([rows[name] for rows in kept]) for name in names}) if kept else None
 
 
 class Evidence:
@@ -67,6 +67,7 @@ class Evidence:
         self._flows, self._places = flows, places
         self._transport, self._host = Unstored(), Unstored()
         self._latest = np.zeros(0, LATEST)  # by flow
+        self._found = np.zeros(0, np.int64)  # flows of the rows of TRANSPORT that have just been checked
         self.lately = Lately()
         """What was told last of the hosts' part, columns of STORED_HOST_PART, oldest first."""
         self.said_lately = Lately()
@@ -87,7 +88,10 @@ class Evidence:
         To be called when their flows are described.
         """
         told = many.transport
-        unknown = np.flatnonzero(self._flows.find(place[told["batch"]], told["flow_id"]) < 0)
+        if not len(told):
+            return {}
+        self._found = self._flows.find(place[told["batch"]], told["flow_id"])
+        unknown = np.flatnonzero(self._found < 0)
         return {int(told["batch"][row]): str(unknown_flow(int(told["flow_id"][row]))) for row in unknown.tolist()}
 
     def add(self, many: ManyBatches, place: _Places, good: npt.NDArray[np.bool_]) -> None:
@@ -100,11 +104,10 @@ class Evidence:
     def _add_transport(self, many: ManyBatches, place: _Places, good: _Places) -> None:
         told = many.transport[good]
         session = place[told["batch"]]
-        flow = self._flows.find(session, told["flow_id"])
-        rows = Columns.zeros(len(told), STORED_TRANSPORT)
-        for name in TRANSPORT.names or ():
-            rows[name] = told[name]
-        rows["session"], rows["link"] = session, self._flows.state["link"][flow]
+        flow = self._found[good]
+        columns = {name: told[name].astype(STORED_TRANSPORT[name]) for name in TRANSPORT.names or ()}
+        link = self._flows.state["link"][flow]
+        rows = Columns({"session": session.astype("<i4"), "link": link.astype("<i4"), **columns})
         self.said_lately.append(rows)
         self._keep(self._transport, many, told["batch"], rows)
         self._note(session, flow, told, told["flow_id"])
@@ -125,14 +128,12 @@ class Evidence:
 
     def _add_host_part(self, many: ManyBatches, place: _Places, good: _Places) -> None:
         told = many.host[good]
-        rows = Columns.zeros(len(told), STORED_HOST_PART)
-        for name in HOST_PART.names or ():
-            rows[name] = told[name]
-        rows["session"] = place[told["batch"]]
+        columns = {name: told[name].astype(STORED_HOST_PART[name]) for name in HOST_PART.names or ()}
+        rows = Columns({"session": place[told["batch"]].astype("<i4"), **columns})
         of_rank = np.flatnonzero(told["job"] != UNKNOWN)
-        columns = (told["batch"], rows["session"], told["job"], told["pid"])
+        whose = (told["batch"], rows["session"], told["job"], told["pid"])
         jobs = []
-        for batch, session, job, pid in zip(*(column[of_rank].tolist() for column in columns), strict=True):
+        for batch, session, job, pid in zip(*(column[of_rank].tolist() for column in whose), strict=True):
             name = many.host_jobs[batch][job]
             jobs.append(self._flows.job(self.renamed.get(session, {}).get((name, pid), name)))
         rows["job"][of_rank] = jobs
@@ -142,7 +143,8 @@ class Evidence:
     def _keep(self, unstored: Unstored, many: ManyBatches, batch: npt.NDArray[np.int32], rows: Columns) -> None:
         """Those that the dataset does not have."""
         sequence = many.heads["sequence"][batch]
-        fresh = rows[sequence > self._places.table["stored_last"][rows["session"]]]
+        new = sequence > self._places.table["stored_last"][rows["session"]]
+        fresh = rows if new.all() else rows[new]
         unstored.add(fresh)
         self.waiting |= set(distinct(fresh["session"]).tolist())
 

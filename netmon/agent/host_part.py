@@ -68,12 +68,12 @@ class HostPart:
         that it names. idle: there is no traffic.
         """
         rows, jobs = list[Row](), dict[str, int]()
+        due = self._wanted and now_ns >= self._looked_ns + INTERVAL_NS - _EARLY_NS and (not idle or bool(self._ranks))
         for pid, of_rank in self._rows.items():
             job, rank = self._ranks[pid]
-            for row in of_rank.take():
+            for row in of_rank.take() if due or of_rank.telling else ():
                 rows.append(row | {"job": jobs.setdefault(job, len(jobs)), "rank": rank, "pid": pid})
-        due = self._wanted and now_ns >= self._looked_ns + INTERVAL_NS
-        if due and (not idle or self._ranks) and self._pace.allows():
+        if due and self._pace.allows():
             begun = time.thread_time_ns()
             rows = [*self._of_host(now_ns), *rows]
             self._pace.spend(time.thread_time_ns() - begun)

@@ -33,6 +33,8 @@ class RankRows:
         self._was_stopped = False
         self._open: Row | None = None
         self._over: list[Row] = []
+        self.telling = False
+        """Whether something that kept the rank is among what is over: nobody waits with that."""
 
     def look(self, now_ns: int) -> bool:
         """Whether the process is still there."""
@@ -62,6 +64,7 @@ class RankRows:
         kept = step["stopped_ns"] > 0 or step["throttled_ns"] > 0 or step["run_delay_ns"] > _KEPT * length
         if kept:
             self._close()
+            self.telling = True
         self._open = _joined(self._open, step) if self._open else step
         if kept or self._is_long(self._open["start_ns"], self._open["end_ns"]):
             self._close()
@@ -80,7 +83,7 @@ class RankRows:
         """Those that are over, with what was under pressure meanwhile: the kernel adds that up every other second."""
         if not self._over:
             return []
-        over, self._over = self._over, []
+        over, self._over, self.telling = self._over, [], False
         whole_ns, pressures = sum(row["end_ns"] - row["start_ns"] for row in over), self._process.pressure_ns()
         for row in over:
             length = row["end_ns"] - row["start_ns"]

@@ -136,6 +136,8 @@ class TransportLooks:
         self, found: Table, connections: list["_Connection"], payload: _Counts, since_ns: int, now_ns: int
     ) -> Table:
         """found: dtype TCP_INFO; connections: of each of them; payload: of all flows; since_ns: the look before."""
+        if not len(found):
+            return _NOTHING
         now, cookies = _matrix(found), found["cookie"].copy()
         before, is_known = self._remembered(cookies)
         begin_ns = before[_LOOKED]

@@ -130,8 +130,9 @@ def evidence_table(result: EvidenceResult) -> FittingTable:
         [*labels("of a core"), *figures("with", "without", "more", "rounds from", "to")],
         "what verdicts and their evidence cost",
         f"Medians of {rounds} rounds, each of a run with and one without. With: agents tell what TCP says and what"
-        " keeps ranks and hosts from running, and the collector judges; without: neither. An agent: mean of three hosts with"
-        f" a rank each. More: the rounds' own differences; the true median is within them with {result.sureness:.0%}.",
+        " keeps ranks and hosts from running, and the collector judges; without: neither. An agent: mean of three hosts"
+        " with a rank each. More: the rounds' own differences; the true median is within them with"
+        f" {result.sureness:.0%}.",
     )
     for name, more, form in (
         ("agent", result.agent_more, "{:+.2%}"),

@@ -3,8 +3,8 @@
 
 A file holds two numbers: `BEGIN PERIOD`, CLOCK_MONOTONIC and a duration, ns. Iterations begin no earlier than BEGIN
 and, where PERIOD is not 0, at BEGIN + k·PERIOD, each rank by itself. One that is late begins at once if it is not late
-by much, else with the next period that it is not late for by much, as CASSINI's agents do (Rajasekaran et al., NSDI'24). The file may change at any
-time; where there is none, nothing is waited for.
+by much, else with the next period that it is not late for by much, as CASSINI's agents do (Rajasekaran et al.,
+NSDI'24). The file may change at any time; where there is none, nothing is waited for.
 """
 
 import time
