@@ -54,8 +54,8 @@ class Guest:
         door.unlink(missing_ok=True)
         forwards = "".join(f",hostfwd=tcp:127.0.0.1:{here}-:{there}" for there, here in self.ports.items())
         command = [
-            *(*DIES_WITH_US, "nice", "-n", "10", "qemu-system-x86_64", "-machine", "q35,accel=tcg,hpet=off", "-cpu", "max"),
-            *("-smp", "2", "-m", _MEMORY, "-display", "none", "-no-reboot", "-rtc", "base=utc"),
+            *(*DIES_WITH_US, "nice", "-n", "10", "qemu-system-x86_64", "-machine", "q35,accel=tcg,hpet=off"),
+            *("-cpu", "max", "-smp", "2", "-m", _MEMORY, "-display", "none", "-no-reboot", "-rtc", "base=utc"),
             *("-kernel", self._image.kernel, "-initrd", self._image.initrd, "-append", _KERNEL),
             *("-nic", f"user,model=virtio-net-pci{forwards}", "-serial", f"file:{self.folder}/console.{self.boots}"),
             *("-device", "virtio-serial", "-chardev", f"socket,path={door},server=on,wait=off,id=agent"),
