@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The tables of all sessions that the stage works on, and what can be computed from them without changing them."""
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from collector.host.window import HostWindow
 
 _Classes = npt.NDArray[np.uint8]
+_NUMBERS_REST_S = 3600.0
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,7 @@ class Tables:
         self.accounts = HostAccounts()
         self.ledger = LedgerAccounts()
         self._needed: npt.NDArray[np.int64] | None = None
+        self._numbers_s = time.monotonic()  # when numbers were let go last
 
     def drop(self, place: int) -> None:
         """The session is gone, and with it its rows."""
@@ -134,6 +137,9 @@ class Tables:
         needed = np.minimum(places["needed_ns"], settled_ns)
         self.accounts.payload.forget(needed, settled_ns)
         self.accounts.windows.forget(needed, np.maximum(places["window_ns"], 1))
+        if time.monotonic() > self._numbers_s + _NUMBERS_REST_S:
+            self._numbers_s = time.monotonic()
+            self.flows.let_numbers_go(self.unstored.jobs() | self.evidence.jobs())
 
     def touch(self) -> None:
         """Rows have come or gone: what was computed of them is out of date."""
