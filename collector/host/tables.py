@@ -59,7 +59,6 @@ class Tables:
         self.classifier = Classifier(self.flows, self.places, settings)
         self.accounts = HostAccounts()
         self.ledger = LedgerAccounts()
-        self._needed: npt.NDArray[np.int64] | None = None
         self._numbers_s = time.monotonic()  # when numbers were let go last
 
     def drop(self, place: int) -> None:
@@ -113,11 +112,12 @@ class Tables:
         settled_ns = np.ascontiguousarray(places["settled_ns"])
         self.accounts.payload.add(session.astype(np.int64), start, keys, payload, settled_ns)
         self.accounts.windows.add(found.windows, self.places.links["session"], places["trains"], settled_ns)
-        self.touch()
 
     def _add_to_ledger(self, found: Classified, link: npt.NDArray[np.int64]) -> None:
         """link: as sessions count theirs. What one link carries at one time is asked for once."""
         session, start, wire = (found.rows[name] for name in ("session", "start_ns", "wire_bytes"))
+        if found.rows["stored"].any():
+            wire = np.where(found.rows["stored"] & self.ledger.resumed[found.link], 0, wire)
         first = starts(session, start)
         links = int(link.max(initial=0)) + 1
         if len(first) * links > len(start):
@@ -140,15 +140,3 @@ class Tables:
         if time.monotonic() > self._numbers_s + _NUMBERS_REST_S:
             self._numbers_s = time.monotonic()
             self.flows.let_numbers_go(self.unstored.jobs() | self.evidence.jobs())
-
-    def touch(self) -> None:
-        """Rows have come or gone: what was computed of them is out of date."""
-        self._needed = None
-
-    def ledger_needed_since(self, first: int, links: int, since_ns: int) -> int | None:
-        """Start of the earliest interval of some links that began since then and is still open (mono ns)."""
-        if self._needed is None:
-            self._needed = self.ledger.needed_since()
-        own = self._needed[first : first + links]
-        needed = int(own[own >= since_ns].min(initial=np.iinfo(np.int64).max))
-        return needed if needed < np.iinfo(np.int64).max else None
