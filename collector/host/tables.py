@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The tables of all sessions that the stage works on, and what can be computed from them without changing them."""
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from collector.host.window import HostWindow
 
 _Classes = npt.NDArray[np.uint8]
+_NUMBERS_REST_S = 3600.0
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,7 @@ class Tables:
         self.classifier = Classifier(self.flows, self.places, settings)
         self.accounts = HostAccounts()
         self.ledger = LedgerAccounts()
+        self._numbers_s = time.monotonic()  # when numbers were let go last
 
     def drop(self, place: int) -> None:
         """The session is gone, and with it its rows."""
@@ -134,3 +137,6 @@ class Tables:
         needed = np.minimum(places["needed_ns"], settled_ns)
         self.accounts.payload.forget(needed, settled_ns)
         self.accounts.windows.forget(needed, np.maximum(places["window_ns"], 1))
+        if time.monotonic() > self._numbers_s + _NUMBERS_REST_S:
+            self._numbers_s = time.monotonic()
+            self.flows.let_numbers_go(self.unstored.jobs() | self.evidence.jobs())
