@@ -16,7 +16,7 @@ from netmon.dl.numbering import Trust
 from netmon.mark_runs import MarkRun
 from netmon.records import Mark, Moment, Source
 
-LONGEST_NEED_NS = 30_000_000_000  # an older open iteration or interval no longer holds back acknowledgements
+LONGEST_NEED_NS = 30_000_000_000  # an older open iteration no longer holds back acknowledgements
 _LONGEST_HISTORY_NS = 3_600_000_000_000  # of a longer iteration, the account is that of its last hour
 
 _RARE = frozenset((Moment.JOIN, Moment.LEAVE))

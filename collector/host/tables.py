@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The tables of all sessions that the stage works on, and what can be computed from them without changing them."""
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from collector.host.window import HostWindow
 
 _Classes = npt.NDArray[np.uint8]
+_NUMBERS_REST_S = 3600.0
 
 
 @dataclass(frozen=True)
@@ -57,7 +59,7 @@ class Tables:
         self.classifier = Classifier(self.flows, self.places, settings)
         self.accounts = HostAccounts()
         self.ledger = LedgerAccounts()
-        self._needed: npt.NDArray[np.int64] | None = None
+        self._numbers_s = time.monotonic()  # when numbers were let go last
 
     def drop(self, place: int) -> None:
         """The session is gone, and with it its rows."""
@@ -110,11 +112,12 @@ class Tables:
         settled_ns = np.ascontiguousarray(places["settled_ns"])
         self.accounts.payload.add(session.astype(np.int64), start, keys, payload, settled_ns)
         self.accounts.windows.add(found.windows, self.places.links["session"], places["trains"], settled_ns)
-        self.touch()
 
     def _add_to_ledger(self, found: Classified, link: npt.NDArray[np.int64]) -> None:
         """link: as sessions count theirs. What one link carries at one time is asked for once."""
         session, start, wire = (found.rows[name] for name in ("session", "start_ns", "wire_bytes"))
+        if found.rows["stored"].any():
+            wire = np.where(found.rows["stored"] & self.ledger.resumed[found.link], 0, wire)
         first = starts(session, start)
         links = int(link.max(initial=0)) + 1
         if len(first) * links > len(start):
@@ -134,15 +137,6 @@ class Tables:
         needed = np.minimum(places["needed_ns"], settled_ns)
         self.accounts.payload.forget(needed, settled_ns)
         self.accounts.windows.forget(needed, np.maximum(places["window_ns"], 1))
-
-    def touch(self) -> None:
-        """Rows have come or gone: what was computed of them is out of date."""
-        self._needed = None
-
-    def ledger_needed_since(self, first: int, links: int, since_ns: int) -> int | None:
-        """Start of the earliest interval of some links that began since then and is still open (mono ns)."""
-        if self._needed is None:
-            self._needed = self.ledger.needed_since()
-        own = self._needed[first : first + links]
-        needed = int(own[own >= since_ns].min(initial=np.iinfo(np.int64).max))
-        return needed if needed < np.iinfo(np.int64).max else None
+        if time.monotonic() > self._numbers_s + _NUMBERS_REST_S:
+            self._numbers_s = time.monotonic()
+            self.flows.let_numbers_go(self.unstored.jobs() | self.evidence.jobs())

@@ -62,7 +62,7 @@ def test_who_stopped_is_not_told_where_the_others_were_not_seen():
     run.waited = watched(0, 1, 2)
     hidden = (run.waited["rank"] != 1) & (run.waited["stopped_ns"] > 0)
     run.waited = run.waited[~hidden]
-    assert run.judged().cause == Cause.PAUSE
+    assert run.judged().cause == Cause.UNKNOWN
 
 
 def said(*rows: tuple[int, ...]) -> np.ndarray:

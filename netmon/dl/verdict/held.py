@@ -175,8 +175,8 @@ def _dropped(seen: Window, over: int) -> _Floats:
     least = np.minimum(least, least[min(over, seen.cells - 1)])
     if not seen.fine or not both or least[-1] < _LOST_LEAST:
         return np.zeros(seen.cells)
-    found: _Floats = np.maximum(np.diff(least, prepend=min(least[0], 0.0)), 0.0)
-    return found
+    dropped: _Floats = np.maximum(np.diff(least, prepend=min(least[0], 0.0)), 0.0)
+    return dropped
 
 
 def _recovering(seen: Window, ranks: Collection[int]) -> npt.NDArray[np.bool_]:

@@ -29,6 +29,7 @@ NOTABLE = 1.2
 """An iteration that takes so many times the usual stands out."""
 
 _MOSTLY = 0.5  # of a share, from which on a stop of that length explains all of it
+_UNCLEAR = 0.1  # of the excess, from which on what is not known is asked about
 REFERENCES = 6
 """Usual iterations whose traffic is looked at, at most."""
 
@@ -149,7 +150,8 @@ def _stopped(one: Judged, excess: float, shares: dict[str, float], late_of: dict
     """What ranks were stopped for is theirs, or, where ranks of several hosts were, everybody's pause.
 
     A ring stands still whoever stops, so the links alone cannot tell which of them it was. What has a culprit of its
-    own stays his. Where it is not known of the others, nobody can tell which it was.
+    own stays his. Where it is not known of the others, nobody can tell which it was, and it
+    stays unknown.
     """
     stopped = stopped_in(one.waited, span_of(one.table, one.row)) if one.waited is not None else None
     if stopped is None or not stopped.ranks:
@@ -158,6 +160,8 @@ def _stopped(one: Judged, excess: float, shares: dict[str, float], late_of: dict
     longest = max(ranks.values())
     all_of_them, may_be_all = (_all(one, who, stopped.watched) for who in ({*ranks}, {*ranks} | stopped.unseen))
     if may_be_all != all_of_them:
+        if longest >= _MOSTLY * shares["pause"]:
+            shares["pause"] = 0.0
         return
     found = 0.0
     for name in ("pause", "loss", "slow_link"):
@@ -183,13 +187,16 @@ def _all(one: Judged, ranks: set[int], watched: int) -> bool:
 
 def _hosts_part(one: Judged, excess: float, late_of: dict[int, float], unknown: float) -> dict[int, float]:
     """By rank, what its host's CPUs cost, taken from what it was late by, and from what is not known."""
-    if one.waited is None:
+    if one.waited is None or not (late_of or unknown > _UNCLEAR * excess):
         return {}
-    more = waited_more(one.waited, span_of(one.table, one.row), [span_of(one.table, row) for row in one.usual.tolist()])
+    table, usual = one.table, one.usual
+    begin, end = np.nanmin(table.start[usual], axis=1), np.nanmax(table.end[usual], axis=1)
+    spans = zip(*((column.astype(np.int64) + table.base_ns).tolist() for column in (begin, end)), strict=True)
+    more = waited_more(one.waited, span_of(table, one.row), list(spans))
     found = {
         rank: late_of.pop(rank) for rank in list(late_of) if explains({rank: more.get(rank, 0.0)}, late_of[rank]) >= 0
     }
-    rank = explains(more, unknown) if unknown > 0.1 * excess else -1
+    rank = explains(more, unknown) if unknown > _UNCLEAR * excess else -1
     if rank >= 0:
         found[rank] = found.get(rank, 0.0) + min(unknown, more[rank])
     return found
