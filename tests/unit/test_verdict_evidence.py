@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from test_verdict import BEGIN, COMPUTING, MS, RANKS, SLOW, Run
+from test_verdict import BEGIN, CELLS, COMPUTING, MS, RANKS, SLOW, TRANSFER, Run
 from test_verdict_recorded import RECORDED, TRUTHS
 
 from netmon.cli import main
@@ -18,6 +18,7 @@ from netmon.dl.verdict.evidence import CARRIED
 from netmon.dl.verdict.host_part import WAITED
 from netmon.dl.verdict.rank_times import most_telling, path_of
 from netmon.dl.verdict.words import sentence
+from netmon.records import Direction
 from netmon.views import SHARES, Cause, RankTimes, Verdict
 
 STANDS_STILL = BEGIN + (SLOW * 2_000 + COMPUTING + 40) * MS
@@ -234,6 +235,48 @@ def test_who_accuses_nobodys_traffic_needs_less_beside_what_is_unknown(share, ca
     assert (
         conclude(nobody, shares, ({}, {}), None, 1.0, one=SimpleNamespace(table=None, row=0), steps=None).cause == cause
     )
+
+
+def test_packets_that_were_dropped_with_nobody_there():
+    run = Run()
+    run.paces = [0.3 if cell % 40 > 19 else 1.0 for cell in range(600)]
+    run.dropped = dict.fromkeys(range(0, 600, 40), 20000)
+    verdict = run.judged()
+    assert verdict.cause == Cause.LOSS
+
+
+@pytest.mark.parametrize("silent_ms", [170, 205])
+def test_after_a_dropped_packet_tcp_waits_for_its_timer(silent_ms):
+    """The others may go on for a while; whoever begins again has sent nothing for 200 ms."""
+    run = Run()
+    run.stopped(40, silent_ms)
+    run.quiet_before = (0, 205 - silent_ms)
+    last = (40 - 205 + silent_ms) * CELLS
+    run.dropped = dict.fromkeys(range(last - 4, last), 1448)
+    verdict = run.judged()
+    assert (verdict.cause, verdict.host, verdict.direction) == (Cause.LOSS, "h0", Direction.TX)
+    assert verdict.loss_ns == pytest.approx(silent_ms * MS, rel=0.2)
+    assert "packets that left h0 (rank 0) were lost" in sentence(verdict)
+
+
+@pytest.mark.parametrize(
+    ("what", "cause"),
+    [("slow", Cause.UNKNOWN), ("stop and go", Cause.UNKNOWN), ("dropped", Cause.UNKNOWN), ("beside", Cause.CROSS)],
+)
+def test_in_wide_buckets_only_who_fills_a_link_is_seen(what, cause):
+    """Of 20 ms: what stops and goes looks even in them, and what is under way looks lost."""
+    run = Run()
+    run.bucket_ms = 20
+    if what == "slow":
+        run.paces = [0.4] * (TRANSFER * CELLS * 5 // 2)
+    elif what == "stop and go":
+        run.paces = ([1.0] * 16 + [0.0] * 15) * 50
+    elif what == "dropped":
+        run.paces = [0.3 if cell % 40 > 19 else 1.0 for cell in range(600)]
+        run.dropped = dict.fromkeys(range(0, 600, 40), 20000)
+    else:
+        run.beside(0)
+    assert run.judged().cause == cause
 
 
 def test_of_a_large_job_those_ranks_are_told_that_others_waited_for_and_the_slowest():
