@@ -4,7 +4,7 @@
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from collector.full_keeping import keep_full
 from collector.full_resolution import FullResolution
 from collector.host.batches import Settled
 from collector.host.incoming import gather
+from collector.host.iteration_rows import Accounted
 from collector.host.session import Session
 from collector.host.window import Output
 from collector.intake import Intake, weight
@@ -29,7 +30,7 @@ from collector.parting import Parting
 from collector.set_aside import Sent
 from collector.settings import Settings
 from collector.stages import Stages
-from collector.triggers import Triggers
+from collector.triggers import Triggers, Wanted
 from collector.view.frozen import Frozen
 from collector.view.job_views import Jobs
 from collector.view.pages import page
@@ -61,7 +62,7 @@ class Registry:
         self._shown = False  # the view knows of these
         self._jobs = Jobs(settings.parameters)
         self.counts = self._jobs.counts
-        self.heard: Callable[[Session, Output], None] = lambda session, output: None  # of newest sessions
+        self.heard: Callable[[Session, Accounted], None] | None = None  # of newest sessions
         self._begin()
         self.ticks = 0  # how often what viewers see has changed
         self._queued: list[tuple[Entry, Sent]] = []  # for the next tick
@@ -239,6 +240,7 @@ class Registry:
             entry.news.set()
         for place, (sequence, error) in settled.failed.items():
             self.failures.at_batch(entries[place], sequence, error)
+        self._tell_iterations(settled, entries)
         for place, outputs in settled.outputs.items():
             for output in outputs:
                 try:
@@ -255,19 +257,34 @@ class Registry:
         except Exception as error:  # rows do not need it
             self.failures.notice(f"what is shown is incomplete: {type(error).__name__}: {error}", error)
 
+    def _tell_iterations(self, settled: Settled, entries: Mapping[int, Entry]) -> None:
+        """Iterations of the newest sessions: viewers see the present."""
+        newest = np.zeros(max(entries, default=0) + 1, np.bool_)
+        newest[[entry.session.place for entry in self._newest_of.values()]] = True
+        sessions = {place: entry.session for place, entry in entries.items()}
+        for rows in settled.ended:
+            own = rows if newest[rows.place].all() else rows.take(newest[rows.place])
+            self._jobs.have_ended({place: session.hello.host for place, session in sessions.items()}, own)
+            self.judging.have_ended(sessions, own)
+        for told in settled.accounted:
+            one = told if newest[told.rows.place].all() else told.take(newest[told.rows.place])
+            self._jobs.have_accounts(one)
+            self.judging.have_accounts(one)
+            if self.heard:
+                for place in np.unique(one.rows.place).tolist():
+                    self.heard(sessions[place], one.take(one.rows.place == place))
+            self._store_full(self._triggers.slow(sessions, one.rows, self._jobs))
+
     def _arrived(self, entry: Entry, output: Output) -> None:
-        """Something of a session has become final."""
-        host = entry.session.hello.host
-        if self._newest_of.get(host) is entry:  # viewers see the present
-            self._jobs.have_ended(host, output.ended)
-            for iteration, tally in output.iterations:
-                self._jobs.accounted(iteration, tally)
-            self.heard(entry.session, output)
-            self.judging.take(entry.session, output)
-            for wanted in self._triggers.look(entry.session, output, self._jobs):
-                task = asyncio.get_running_loop().create_task(keep_full(self, self._triggers, wanted))
-                self._pulling.add(task)
-                task.add_done_callback(self._pulling.discard)
+        """Rows of a session have become final."""
+        if self._triggers.looks_at_rows and self._newest_of.get(entry.session.hello.host) is entry:
+            self._store_full(self._triggers.look(entry.session, output))
+
+    def _store_full(self, wanted: Iterable[Wanted]) -> None:
+        for one in wanted:
+            task = asyncio.get_running_loop().create_task(keep_full(self, self._triggers, one))
+            self._pulling.add(task)
+            task.add_done_callback(self._pulling.discard)
 
     @property
     def infer_rest_s(self) -> float:

@@ -11,16 +11,21 @@ import numpy.typing as npt
 from collector.host.classes import Classifier
 from collector.host.evidence import Evidence
 from collector.host.flows import AllFlows
+from collector.host.iteration_rows import Accounted, IterationRows
 from collector.host.ledger import LedgerAccounts
+from collector.host.over import OverIterations
 from collector.host.places import Places
 from collector.host.rank_log import RankLog
+from collector.host.ranks import LONGEST_HISTORY_NS, LONGEST_NEED_NS
 from collector.host.rows import CARRIED, Pending, merge
+from collector.host.steady import SteadyRanks
 from collector.host.steps import AllSteps
 from collector.host.unstored import Unstored
+from collector.host.unstored_iterations import UnstoredIterations
 from collector.host.untold import UntoldRows
 from collector.settings import Settings
 from netmon.columnar import Columns
-from netmon.dl.account import HostAccounts, row_keys
+from netmon.dl.account import Asked, HostAccounts, row_keys
 from netmon.dl.classify import Windows
 from netmon.dl.grouped import starts
 from netmon.records import Class
@@ -47,7 +52,7 @@ class Tables:
     def __init__(self, settings: Settings) -> None:
         """Begin without sessions."""
         self.settings = settings
-        self.rank_log = RankLog()
+        self.rank_log, self.steady = RankLog(), SteadyRanks()
         self.places = Places()
         self.flows = AllFlows()
         self.pending = Pending()
@@ -57,12 +62,16 @@ class Tables:
         self.classifier = Classifier(self.flows, self.places, settings)
         self.accounts = HostAccounts()
         self.ledger = LedgerAccounts()
+        self.iterations, self.over = UnstoredIterations(), OverIterations()
         self._needed: npt.NDArray[np.int64] | None = None
+        self._steady_needed: npt.NDArray[np.int64] | None = None
 
     def drop(self, place: int) -> None:
         """The session is gone, and with it its rows."""
-        for rows in (self.pending, self.unstored, self.payload, self.onsets, self.evidence, self.accounts):
+        for rows in (self.pending, self.unstored, self.iterations, self.over, self.payload, self.onsets):
             rows.drop(place)
+        self.evidence.drop(place)
+        self.accounts.drop(place)
 
     def link(self, rows: Columns) -> npt.NDArray[np.int64]:
         """The link of each row, of ARRIVED, among all sessions' links."""
@@ -80,9 +89,9 @@ class Tables:
         return merge(rows, self.places.table["full_ns"])
 
     def steps(self, windows: "Sequence[HostWindow]") -> AllSteps:
-        """The ranks of some sessions as they are now."""
+        """The ranks as they are now: of these sessions, and all steady ones."""
         of_sessions = ((window.place, window.ranks.steps()) for window in windows if window.ranks.busy)
-        return AllSteps(of_sessions, self.flows, len(self.places.table))
+        return AllSteps(of_sessions, self.flows, len(self.places.table), self.steady.steps())
 
     def stamped(self, rows: Columns, classes: _Classes, steps: AllSteps) -> Columns:
         """Settled rows as the dataset has them, of SETTLED; but for the times of long ago (see Places.older)."""
@@ -97,6 +106,20 @@ class Tables:
         """Mono times of sessions in UTC, asked once where equal ones follow each other."""
         first = starts(session, start_ns)
         return np.repeat(self.places.utc(session[first], start_ns[first]), np.diff(np.append(first, len(session))))
+
+    def accounted(self, rows: IterationRows) -> Accounted:
+        """Iterations with the account of their bytes."""
+        window_ns, alone = self.places.table["window_ns"][rows.place], rows.each_of("size") == 1
+        job = rows.numbers(self.flows.job)
+        asked = Asked(rows.place, window_ns, job, rows.each_of("rank"), rows.start_ns, rows.end_ns, alone)
+        return Accounted(rows, self.accounts.tally(asked, self.flows.parties, self.flows.jobs))
+
+    def keep(self, told: Accounted) -> None:
+        """Iterations on their way to the dataset."""
+        rows = told.rows
+        self.iterations.add(told)
+        columns = {"start_ns": rows.start_ns, "end_ns": rows.end_ns, "number": rows.number}
+        self.over.add(rows.place, **columns, job=rows.numbers(self.flows.job), rank=rows.each_of("rank"))
 
     def account(self, found: Classified) -> None:
         """Count settled rows wherever somebody will ask for sums of them."""
@@ -131,13 +154,22 @@ class Tables:
         """Let go of what no iteration will ask for any more."""
         places = self.places.table
         settled_ns = np.ascontiguousarray(places["settled_ns"])
-        needed = np.minimum(places["needed_ns"], settled_ns)
+        steady = np.maximum(self.steady.needed_ns(len(places)), settled_ns - LONGEST_HISTORY_NS)
+        needed = np.minimum(np.minimum(places["needed_ns"], steady), settled_ns)
         self.accounts.payload.forget(needed, settled_ns)
         self.accounts.windows.forget(needed, np.maximum(places["window_ns"], 1))
 
     def touch(self) -> None:
         """Rows have come or gone: what was computed of them is out of date."""
-        self._needed = None
+        self._needed = self._steady_needed = None
+
+    def steady_needed_since(self, place: int) -> int | None:
+        """As Ranks.needed_since of the steady ones."""
+        if self._steady_needed is None:
+            places = self.places.table
+            self._steady_needed = self.steady.needed_ns(len(places), places["horizon_ns"] - LONGEST_NEED_NS)
+        needed = int(self._steady_needed[place])
+        return needed if needed < np.iinfo(np.int64).max else None
 
     def ledger_needed_since(self, first: int, links: int, since_ns: int) -> int | None:
         """Start of the earliest interval of some links that began since then and is still open (mono ns)."""
