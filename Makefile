@@ -10,7 +10,7 @@ export PIP_RETRIES := 10
 export PIP_TIMEOUT := 60
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-cluster test test-unit test-kernel test-kernels test-lab test-readers test-long crash-states soak fuzz lint format \
+.PHONY: help setup demo demo-cluster test test-unit test-kernel test-kernels test-machine test-lab test-readers test-long crash-states soak fuzz lint format \
   docs proto man wheel deb sbom audit release horovod horovod-tensorflow frameworks clean
 
 help: ## list the targets
@@ -43,6 +43,10 @@ test-kernel: setup ## the tests that load BPF programs, in network namespaces of
 test-kernels: setup ## the tests that hold on every kernel, on other kernels under emulation (half an hour; before a release)
 	@.ci/packages qemu-system-x86 qemu-system-arm cpio kmod
 	@$(python) tests/kernels/run.py --only '$(ONLY)' $(ROWS)
+
+test-machine: setup ## the services on an emulated machine: bounds, power cuts, suspend, NFS, failing disks (an hour; before a release; root)
+	@.ci/packages qemu-system-x86 mmdebstrap e2fsprogs debhelper dpkg-dev python3-pip
+	@$(python) -m pytest -s -m machine -k '$(ONLY)' tests/machine
 
 test-lab: setup frameworks ## the tests with real training, in the lab (root)
 	@$(python) -m pytest tests/lab

@@ -20,6 +20,8 @@ SILENT_AFTER_S = 5.0
 _OFTEN_S, _SELDOM_S = 0.3, 10.0  # between two exchanges
 _SAID_S = 3.0
 _REST_OWN, _REST_STAGE = 19, 4  # × the CPU time of telling it, × that of the job stage
+_TOGETHER_S, _LONGEST_S = 1.0, 5.0
+"""Of sessions that are taken up again is told when none has come for so long, at the latest after so long."""
 
 
 class JobExchange:
@@ -33,6 +35,7 @@ class JobExchange:
         self._places = 0  # that were given to sessions in what the job stage is told
         self._ended: list[int] = []  # places of sessions that are over, of which it has not been told
         self._untold = 0  # rows that it was not told
+        self._coming = -_LONGEST_S, -_LONGEST_S  # sessions that are taken up again: since when, and the last one
         self.rest_s = _OFTEN_S
         """Until the next exchange: longer where one takes long, so that rows do not wait for it."""
 
@@ -44,8 +47,11 @@ class JobExchange:
         return [*self._stage.trouble, *untold, *seldom]
 
     def teller(self, session: Session) -> Teller:
-        """For a session that is new."""
+        """For a session that is new here."""
         self._places += 1
+        if session.stored_before:
+            (since, last), now = self._coming, time.monotonic()
+            self._coming = since if now - last < _TOGETHER_S else now, now
         return Teller(self._places, session, self._told_flows)
 
     def over(self, entry: Entry) -> None:
@@ -63,9 +69,13 @@ class JobExchange:
         """Tell what is new; returns what the traffic tells: marks of sessions, and the patterns of jobs by name.
 
         newest: the newest session of each host; last_words: sessions that are heard although they have gone. The
-        horizon waits for the slowest host that is heard. marked: jobs that tell their iterations themselves.
+        horizon waits for the slowest host that is heard, and while hosts come one after the other whose sessions are
+        taken up again. marked: jobs that tell their iterations themselves.
         """
         async with self._now:
+            since, last = (time.monotonic() - one for one in self._coming)
+            if last < _TOGETHER_S and since < _LONGEST_S and not last_words:
+                return [], {}
             own_s = -time.thread_time()
             soon = time.monotonic() - SILENT_AFTER_S
             newest = [entry for entry in newest if not entry.broken]

@@ -13,6 +13,7 @@ from nats.aio.msg import Msg
 from collector.bus.deliveries import Deliveries
 from collector.bus.session import BusSession, Delivered, RefusedHelloError, StrangerError
 from collector.door import FailedBatchError, RefusedBatchError
+from collector.ending import end_tasks
 from collector.registry import Registry
 from netmon.errors import DataError, NetmonError, WireError
 from netmon.wire import netmon_pb2
@@ -85,9 +86,9 @@ class HostIntake:
             self._working.cancel()
 
     async def stopped(self) -> None:
-        """Wait until nothing more comes in."""
+        """Wait until nothing more comes in; after `stop`."""
         if self._working:
-            await asyncio.gather(self._working, return_exceptions=True)
+            await end_tasks([self._working])
 
     async def end(self, ours: bool = True) -> None:
         """After `stopped`: what is stored is acknowledged, the rest is forgotten here. Does not raise BusError.

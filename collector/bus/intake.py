@@ -12,6 +12,7 @@ from nats.aio.msg import Msg
 from collector.bus.forgetting import Forgetting
 from collector.bus.host import HostIntake, Owned
 from collector.bus.session import BusSession
+from collector.ending import end_tasks
 from collector.registry import Registry
 from netmon.errors import NetmonError
 from netmon.wire import netmon_pb2
@@ -21,6 +22,7 @@ from netmon.wire.bus_streams import make_streams
 from netmon.wire.channel import ALIVE_EVERY_S
 
 _log = logging.getLogger(__name__)
+_INFER_S = 2.0  # for what the traffic tells of hosts that are released
 _TELL_EVERY_S = 2.0  # an agent that hears nothing for longer does as it likes
 
 
@@ -54,9 +56,7 @@ class BusIntake:
     async def close(self) -> None:
         """Release everything."""
         await self.release(*self._hosts)
-        for task in self._working:
-            task.cancel()
-        await asyncio.gather(*self._working, return_exceptions=True)
+        await end_tasks(self._working)
 
     def abandon(self) -> None:
         """Leave everything as it is: nothing more is stored or acknowledged of what has come."""
@@ -77,14 +77,15 @@ class BusIntake:
     async def release(self, *hosts: str) -> None:
         """Store what has settled of these hosts, acknowledge it, and forget them: another worker may take them then.
 
-        All else stays on the bus for that one, above all what an iteration needs that has not ended.
+        All else stays on the bus for that one, above all what an iteration needs that has not ended. What only the
+        traffic tells is asked for before: that one is not told again of what is stored.
         """
         released = [self._hosts[host] for host in hosts if host in self._hosts]
         for intake in released:
             intake.stop()
         await asyncio.gather(*(intake.stopped() for intake in released))
         if released:
-            self._registry.tick()
+            await settle_told(self._registry)
             await self._registry.flush()
         for host in hosts:
             self._hosts.pop(host, None)
@@ -183,3 +184,10 @@ class BusIntake:
                 self._registry.failures.notice(
                     f"the bus at {where} has come back empty: what it had and nobody had stored is lost"
                 )
+
+
+async def settle_told(registry: Registry) -> None:
+    """Settle what is due of everything that has been told until now, also by the traffic, as far as there is time."""
+    registry.tick()
+    await asyncio.wait([asyncio.create_task(registry.infer())], timeout=_INFER_S)
+    registry.tick()

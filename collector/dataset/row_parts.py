@@ -171,7 +171,7 @@ class RowParts:
     def rows_of(self, session: str, time: str, since_ns: int) -> pa.Table:
         """A session's rows, in the order of their appearance, of the parts that have a time since then."""
         recent = [part.rows for part in self.parts.values() if pc.max(part.rows[time]).as_py() >= since_ns]
-        parts = [rows.filter(pc.field("session") == session) for rows in recent]
+        parts = [rows.filter(pc.equal(rows["session"], session)) for rows in recent]
         return pa.concat_tables(parts) if parts else self._plain.empty_table()
 
     def _room(self, rows: _Ints) -> list[tuple[int, int, _Ints]]:

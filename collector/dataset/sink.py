@@ -321,6 +321,7 @@ class ParquetSink:
         """
         try:
             with self._busy:
+                self._staging.remove_replaced()
                 sources = self._due(now_s)
             if not sources:
                 return False

@@ -5,6 +5,7 @@ import ctypes
 import os
 import secrets
 import shutil
+import time
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
@@ -13,6 +14,7 @@ from collector.dataset.files import Disk
 from collector.dataset.manifest import StoredFile
 
 _AT_CWD, _EXCHANGE = -100, 2
+_LISTED_S = 10.0  # longer than anybody lists a folder, on a network file system too
 
 
 class Staging:
@@ -25,6 +27,7 @@ class Staging:
         disk.make_directory(self.folder, directory)
         self._token = secrets.token_hex(6)  # another one in every run: what lies in two datasets can be put together
         self._number = 0
+        self._left: list[tuple[float, Path]] = []  # folders whose files were replaced, and when
 
     def stem(self) -> str:
         """A name that no other file has, whoever writes it."""
@@ -32,12 +35,18 @@ class Staging:
         return f"part-{self._token}-{self._number:06}"
 
     def clear(self) -> None:
-        """Remove what was never committed. Raises OSError."""
+        """Remove what was never committed, and what has been replaced. Raises OSError."""
+        self._left = []
         for unfinished in self.folder.iterdir():
             if unfinished.is_dir():
                 shutil.rmtree(unfinished)
             else:
                 unfinished.unlink()
+
+    def remove_replaced(self) -> None:
+        """Remove the replaced files that nobody can be listing any more; what cannot be removed is left to `clear`."""
+        while self._left and self._left[0][0] <= time.monotonic() - _LISTED_S:
+            shutil.rmtree(self._left.pop(0)[1], ignore_errors=True)
 
     def discard(self, files: Iterable[StoredFile]) -> None:
         """Remove files that are not going to be committed."""
@@ -48,7 +57,8 @@ class Staging:
         """Put committed files into their places, and remove what they replace; may be repeated. Raises OSError.
 
         A file that is staged in a folder (its name ends in a slash) comes with all that its hour is to hold from now
-        on: the two folders change places at once, so that a reader lists either the old files or the new one.
+        on: the two folders change places at once, so that a reader lists either the old files or the new one. Who has
+        the old folder open finds all of it, and learns from the files that they were replaced.
         at_once=False: somebody else may have come into the hour since; the file is renamed as all others are.
         """
         folders = set()
@@ -87,17 +97,24 @@ class Staging:
         away = self.folder / self.stem()
         partition.rename(away)
         self.disk.sync_directory(partition.parent)
-        shutil.rmtree(away)
+        self._left.append((time.monotonic(), away))
         with suppress(OSError):  # not empty
             partition.parent.rmdir()
 
     def _swap(self, folder: Path, final: Path, at_once: bool) -> None:
-        if folder.is_dir():
-            if not final.exists() and not (at_once and _exchange(folder, final.parent)):
+        if not folder.is_dir():
+            return
+        exchanged = False
+        if not final.exists():
+            exchanged = at_once and _exchange(folder, final.parent)
+            if not exchanged:
                 (folder / final.name).replace(final)
-            # Before: until the new names outlive a power cut, those that go may be the only ones of other files.
-            for changed in (folder, folder.parent, final.parent, final.parent.parent):
-                self.disk.sync_directory(changed)
+        # Before: until the new names outlive a power cut, those that go may be the only ones of other files.
+        for changed in (folder, folder.parent, final.parent, final.parent.parent):
+            self.disk.sync_directory(changed)
+        if exchanged:  # a reader may be listing it
+            self._left.append((time.monotonic(), folder.rename(self.folder / self.stem())))
+        else:
             shutil.rmtree(folder)
 
 

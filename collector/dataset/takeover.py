@@ -59,8 +59,10 @@ def take_over(manifest: Manifest, staging: Staging, folder: Path, hosts: Collect
 def take_all(manifest: Manifest, staging: Staging, folder: Path) -> None:
     """Everything of a writer that is not there any more, its files too; blocks. Raises as take_over does."""
     with manifest.beside(folder / "manifest.sqlite") as other:
-        _finish(other, Staging(staging.directory, folder, staging.disk))
+        theirs = Staging(staging.directory, folder, staging.disk)
+        _finish(other, theirs)
         other.move_all()
+        theirs.clear()  # nobody else will
 
 
 def _finish(other: OtherManifest, theirs: Staging) -> None:

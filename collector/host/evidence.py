@@ -3,7 +3,7 @@
 
 import math
 from collections import deque
-from collections.abc import Container, Mapping
+from collections.abc import Container, Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -11,7 +11,7 @@ import numpy.typing as npt
 from collector.host.flows import AllFlows, unknown_flow
 from collector.host.places import Places
 from collector.host.unstored import EvidencePieces, Unstored
-from netmon.columnar import Columns
+from netmon.columnar import Columns, joined
 from netmon.dl.grouped import distinct
 from netmon.evidence import HOST_PART, TRANSPORT, UNKNOWN
 from netmon.records import Direction, Table
@@ -30,12 +30,33 @@ LATEST = np.dtype(
 """What was told last of a flow's connection, whichever way the flow goes. flow_id 0: nothing."""
 
 
-_LATELY_TABLES = 256
+_JOINED, _LATELY_TABLES = 16, 16
 
 LATELY_NS = 3_000_000_000
 """What was said longer ago is not the present."""
 
 _Places = npt.NDArray[np.int64]
+
+
+class Lately:
+    """The tables that came last, oldest first; most of them joined, so that whoever looks at all of them has few."""
+
+    def __init__(self) -> None:
+        """Begin without any."""
+        self._joined: deque[Columns] = deque(maxlen=_LATELY_TABLES)
+        self._single: list[Columns] = []
+
+    def append(self, rows: Columns) -> None:
+        """Keep a table; the oldest ones go."""
+        self._single.append(rows)
+        if len(self._single) == _JOINED:
+            self._joined.append(joined(self._single))
+            self._single = []
+
+    def all(self, names: Sequence[str]) -> Columns | None:
+        """These columns of all that are kept; None where there are none."""
+        kept = [*self._joined, *self._single]
+        return Columns({name: np.concatenate([rows[name] for rows in kept]) for name in names}) if kept else None
 
 
 class Evidence:
@@ -46,9 +67,10 @@ class Evidence:
         self._flows, self._places = flows, places
         self._transport, self._host = Unstored(), Unstored()
         self._latest = np.zeros(0, LATEST)  # by flow
-        self.lately: deque[Columns] = deque(maxlen=_LATELY_TABLES)
+        self._found = np.zeros(0, np.int64)  # flows of the rows of TRANSPORT that have just been checked
+        self.lately = Lately()
         """What was told last of the hosts' part, columns of STORED_HOST_PART, oldest first."""
-        self.said_lately: deque[Columns] = deque(maxlen=_LATELY_TABLES)
+        self.said_lately = Lately()
         """What TCP said last, columns of STORED_TRANSPORT, oldest first."""
         self.waiting: set[int] = set()
         """Sessions with rows that are not stored."""
@@ -66,7 +88,10 @@ class Evidence:
         To be called when their flows are described.
         """
         told = many.transport
-        unknown = np.flatnonzero(self._flows.find(place[told["batch"]], told["flow_id"]) < 0)
+        if not len(told):
+            return {}
+        self._found = self._flows.find(place[told["batch"]], told["flow_id"])
+        unknown = np.flatnonzero(self._found < 0)
         return {int(told["batch"][row]): str(unknown_flow(int(told["flow_id"][row]))) for row in unknown.tolist()}
 
     def add(self, many: ManyBatches, place: _Places, good: npt.NDArray[np.bool_]) -> None:
@@ -79,11 +104,10 @@ class Evidence:
     def _add_transport(self, many: ManyBatches, place: _Places, good: _Places) -> None:
         told = many.transport[good]
         session = place[told["batch"]]
-        flow = self._flows.find(session, told["flow_id"])
-        rows = Columns.zeros(len(told), STORED_TRANSPORT)
-        for name in TRANSPORT.names or ():
-            rows[name] = told[name]
-        rows["session"], rows["link"] = session, self._flows.state["link"][flow]
+        flow = self._found[good]
+        columns = {name: told[name].astype(STORED_TRANSPORT[name]) for name in TRANSPORT.names or ()}
+        link = self._flows.state["link"][flow]
+        rows = Columns({"session": session.astype("<i4"), "link": link.astype("<i4"), **columns})
         self.said_lately.append(rows)
         self._keep(self._transport, many, told["batch"], rows)
         self._note(session, flow, told, told["flow_id"])
@@ -104,14 +128,12 @@ class Evidence:
 
     def _add_host_part(self, many: ManyBatches, place: _Places, good: _Places) -> None:
         told = many.host[good]
-        rows = Columns.zeros(len(told), STORED_HOST_PART)
-        for name in HOST_PART.names or ():
-            rows[name] = told[name]
-        rows["session"] = place[told["batch"]]
+        columns = {name: told[name].astype(STORED_HOST_PART[name]) for name in HOST_PART.names or ()}
+        rows = Columns({"session": place[told["batch"]].astype("<i4"), **columns})
         of_rank = np.flatnonzero(told["job"] != UNKNOWN)
-        columns = (told["batch"], rows["session"], told["job"], told["pid"])
+        whose = (told["batch"], rows["session"], told["job"], told["pid"])
         jobs = []
-        for batch, session, job, pid in zip(*(column[of_rank].tolist() for column in columns), strict=True):
+        for batch, session, job, pid in zip(*(column[of_rank].tolist() for column in whose), strict=True):
             name = many.host_jobs[batch][job]
             jobs.append(self._flows.job(self.renamed.get(session, {}).get((name, pid), name)))
         rows["job"][of_rank] = jobs
@@ -121,7 +143,8 @@ class Evidence:
     def _keep(self, unstored: Unstored, many: ManyBatches, batch: npt.NDArray[np.int32], rows: Columns) -> None:
         """Those that the dataset does not have."""
         sequence = many.heads["sequence"][batch]
-        fresh = rows[sequence > self._places.table["stored_last"][rows["session"]]]
+        new = sequence > self._places.table["stored_last"][rows["session"]]
+        fresh = rows if new.all() else rows[new]
         unstored.add(fresh)
         self.waiting |= set(distinct(fresh["session"]).tolist())
 

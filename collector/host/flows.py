@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from collector.host.arriving import count_arrived
 from collector.host.asked_ends import AskedEnds
+from collector.host.numbered import Numbered
 from collector.messages import BY_TRAFFIC
 from collector.tick_messages import BY_PEER
 from netmon.columnar import Columns
@@ -88,11 +89,9 @@ class AllFlows:
     def __init__(self) -> None:
         """Begin without flows."""
         self.flows: list[Flow | None] = []  # by index
-        self.jobs = [""]
-        self.parties: list[Party] = []
-        self._job = {"": 0}
-        self._party: dict[Party, int] = {}
-        self._stepper: dict[tuple[int, int, int], int] = {}
+        self._jobs = Numbered("")
+        self._parties = Numbered[Party]()
+        self._steppers = Numbered[tuple[int, int, int]]()
         self._state = np.zeros(1024, STATE)
         self._free: list[int] = []  # indices to use again
         self._keys: npt.NDArray[np.int64] = np.empty(0, np.int64)  # session and flow id, ascending
@@ -106,21 +105,38 @@ class AllFlows:
         """A view, dtype STATE, one row per index."""
         return self._state[: len(self.flows)]
 
+    @property
+    def jobs(self) -> list[str]:
+        """By number."""
+        return self._jobs.values
+
+    @property
+    def parties(self) -> list[Party]:
+        """By number."""
+        return self._parties.values
+
     def job(self, name: str) -> int:
-        """The job's number."""
-        if name not in self._job:
-            self._job[name] = len(self.jobs)
-            self.jobs.append(name)
-        return self._job[name]
+        """The job's number; it is in use."""
+        return self._jobs.number(name)
 
     def stepper(self, session: int, job: int, rank: int) -> int:
-        """A number for a rank of a job on the host of a session."""
-        return self._stepper.setdefault((session, job, rank), len(self._stepper))
+        """A number for a rank of a job on the host of a session; it is in use."""
+        return self._steppers.number((session, job, rank))
 
     @property
     def steppers(self) -> int:
-        """Numbers that have been given to ranks."""
-        return len(self._stepper)
+        """More than the highest number of a rank."""
+        return len(self._steppers.values)
+
+    def let_numbers_go(self, jobs: Iterable[int]) -> None:
+        """Jobs, parties and ranks that no flow has, and of which nobody has asked since the call before the last one.
+
+        To be called so seldom that nothing waits as long, but for rows on their way to the dataset: `jobs`, theirs.
+        """
+        own = {name: np.unique(self.state[name]).tolist() for name in ("job", "party", "stepper")}
+        self._jobs.let_go([*own["job"], *jobs])
+        self._parties.let_go(own["party"])
+        self._steppers.let_go(own["stepper"])
 
     def append(self, session: int, flow: Flow) -> int:
         """Give a flow an index."""
@@ -143,11 +159,8 @@ class AllFlows:
     def set(self, index: int, link: int, flow: Flow) -> None:
         """Say what the flow is; link: of its session."""
         self.flows[index] = flow
-        row, whose = self._state[index], party(flow.owner)
-        if whose not in self._party:
-            self._party[whose] = len(self.parties)
-            self.parties.append(whose)
-        row["class"], row["party"], row["link"] = flow_class(flow.owner), self._party[whose], link
+        row, whose = self._state[index], self._parties.number(party(flow.owner))
+        row["class"], row["party"], row["link"] = flow_class(flow.owner), whose, link
         row["job"], row["rank"], row["changed"] = self.job(flow.owner.job), flow.owner.rank, True
         row["stepper"] = self.stepper(int(row["session"]), int(row["job"]), flow.owner.rank)
         self.ends.described(index, flow)

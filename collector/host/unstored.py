@@ -50,6 +50,10 @@ class Unstored:
             self._pieces.append(rows)
             self.nbytes += rows.nbytes
 
+    def jobs(self) -> set[int]:
+        """The numbers of the jobs of all rows."""
+        return {job for rows in self._pieces for job in np.unique(rows["job"]).tolist()}
+
     def take(self) -> list[Columns]:
         """Hand all of it over."""
         pieces, self._pieces, self.nbytes = self._pieces, [], 0

@@ -187,7 +187,7 @@ def kept(judging: Judging, tables: Tables, now_ns: int) -> Kept:
     first = tables.places.table["first_link"][np.maximum(state["session"], 0)]
     return Kept(
         span_ns=(now_ns - int(remembered.age_s * 1e9) + _ARRIVED_NS // 2, now_ns - _ARRIVED_NS),
-        parts=remembered.parts,
+        parts=[part.rows for part in remembered.parts],
         clocks={place: session.window.alignment.map for place, session in sessions.items()},
         error_ns={place: session.window.alignment.error_ns for place, session in sessions.items()},
         hosts={place: session.hello.host for place, session in sessions.items()},

@@ -9,8 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from collector.judging.job_steps import steps_in_utc
-from collector.judging.recent_rows import of_sessions
-from netmon.columnar import Columns
+from collector.judging.recent_rows import Part, of_sessions
 from netmon.dl.timemap import TimeMap, TimeMaps
 from netmon.dl.verdict import (
     Carried,
@@ -50,7 +49,7 @@ class Case:
     clocks: Mapping[int, TimeMap]  # by place of session; those of sessions that are there
     clock_error_ns: int
     links: Mapping[int, Link]  # by number, of those sessions
-    parts: list[Columns]  # of RECENT
+    parts: Sequence[Part]
     whose: Sequence[Whose]  # distinct
     waited: Told  # of WAITED
     said: Told  # of SAID
@@ -74,7 +73,8 @@ class Case:
         return replace(verdict, relative=self.relative, ranks=most_telling(ranks, _MOST_RANKS))
 
     def _carried(self, maps: TimeMaps, there: npt.NDArray[np.int64], times: list[tuple[int, int]]) -> Carried:
-        rows = of_sessions(self.parts, there.tolist())
+        since_ns = min((since for since, _ in times), default=0) - self.clock_error_ns
+        rows = of_sessions(self.parts, there.tolist(), since_ns)
         rows = rows[rows["flow"] < len(self.of_flow)]
         link = self.link_of_flow[rows["flow"]]
         flow, width = rows["flow"], rows["bucket_ns"].astype(np.int64)

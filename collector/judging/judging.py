@@ -18,10 +18,9 @@ from collector.host.iteration_rows import Accounted, IterationRows
 from collector.host.session import Session
 from collector.judging.case import Case, Told
 from collector.judging.job_steps import JobSteps
-from collector.judging.recent_rows import RecentRows
+from collector.judging.recent_rows import Part, RecentRows
 from collector.stages import Stages
 from collector.view.job_views import Jobs
-from netmon.columnar import Columns
 from netmon.dl.traffic import Traffic
 from netmon.dl.verdict import NOTABLE, Link, Whose
 from netmon.dl.verdict.connections import COLUMNS, SAID, nothing_said
@@ -36,13 +35,15 @@ _CPU_SHARE = 0.1  # of a core: what verdicts may take
 _WAIT_S = 0.8  # after an iteration's last mark: rows of all hosts have come by then, whose new flows are, what TCP said
 _FINISH_S = 2.0
 _LATELY_S = 30.0
+_WAITED = ("job", "rank", "start_ns", "end_ns", "run_delay_ns", "throttled_ns", "stopped_ns")
+_SAID = ("start_ns", "end_ns", *COLUMNS.values())
 _SAVED_S = 1.0  # of CPU time that has not been used
 
 
 class Remembered(NamedTuple):
     """What is there of the last seconds, for whoever only reads it."""
 
-    parts: list[Columns]  # of ARRIVED
+    parts: list[Part]
     age_s: float  # for how long all rows have been kept
     jobs: dict[str, JobSteps]
     sessions: dict[int, Session]  # by place
@@ -168,7 +169,7 @@ class Judging:
             parts=self._rows.parts(),
             whose=whose,
             waited=self._waited(name),
-            said=self._said(name, whose, of_flow),
+            said=self._said(name, list(sessions), whose, of_flow),
             link_of_flow=self._links_of_flows(),
             of_flow=of_flow,
         )
@@ -180,34 +181,32 @@ class Judging:
 
     def _waited(self, job: str) -> Told:
         """What kept the job's ranks from running, as the hosts told lately."""
-        number = self._tables.flows.job(job)
-        found, places = [nothing_waited()], [np.empty(0, np.int64)]
-        for told in self._tables.evidence.lately:
-            own = np.flatnonzero(told["job"] == number)
-            waited = np.empty(len(own), WAITED)
-            for name in ("rank", "start_ns", "end_ns"):
-                waited[name] = told[name][own]
-            waited["waited_ns"] = np.maximum(np.maximum(told["run_delay_ns"], told["throttled_ns"])[own], 0)
-            waited["stopped_ns"] = np.maximum(told["stopped_ns"][own], 0)
-            found.append(waited)
-            places.append(told["session"][own])
-        return Told(np.concatenate(found), np.concatenate(places))
+        told = self._tables.evidence.lately.all(("session", *_WAITED))
+        if told is None:
+            return Told(nothing_waited(), np.empty(0, np.int64))
+        told = told.take(np.flatnonzero(told["job"] == self._tables.flows.job(job)))
+        waited = np.empty(len(told), WAITED)
+        for name in ("rank", "start_ns", "end_ns"):
+            waited[name] = told[name]
+        waited["waited_ns"] = np.maximum(np.maximum(told["run_delay_ns"], told["throttled_ns"]), 0)
+        waited["stopped_ns"] = np.maximum(told["stopped_ns"], 0)
+        return Told(waited, told["session"].astype(np.int64))
 
-    def _said(self, job: str, whose: Sequence[Whose], of_flow: npt.NDArray[np.int64]) -> Told:
-        """What TCP said lately of the job's connections. of_flow: index into whose, by flow."""
+    def _said(self, job: str, places: Sequence[int], whose: Sequence[Whose], of_flow: npt.NDArray[np.int64]) -> Told:
+        """What TCP said lately of the job's connections, on some sessions. of_flow: index into whose, by flow."""
+        told = self._tables.evidence.said_lately.all(("session", "flow_id", *_SAID))
+        if told is None:
+            return Told(nothing_said(), np.empty(0, np.int64))
+        told = told.take(np.flatnonzero(np.isin(told["session"], places)))
+        flow = self._tables.flows.find(told["session"], told["flow_id"])
+        of = np.where(flow >= 0, of_flow[flow], -1)
         ours = np.array([*(one.job == job for one in whose), False], np.bool_)  # the last: nobody's
-        found, places = [nothing_said()], [np.empty(0, np.int64)]
-        for told in self._tables.evidence.said_lately:
-            flow = self._tables.flows.find(told["session"], told["flow_id"])
-            of = np.where(flow >= 0, of_flow[flow], -1)
-            own = np.flatnonzero(ours[of])
-            said = np.empty(len(own), SAID)
-            said["of"] = of[own]
-            for name, column in {"start_ns": "start_ns", "end_ns": "end_ns", **COLUMNS}.items():
-                said[name] = told[column][own]
-            found.append(said)
-            places.append(told["session"][own])
-        return Told(np.concatenate(found), np.concatenate(places))
+        own = np.flatnonzero(ours[of])
+        said = np.empty(len(own), SAID)
+        said["of"] = of[own]
+        for name, column in {"start_ns": "start_ns", "end_ns": "end_ns", **COLUMNS}.items():
+            said[name] = told[column][own]
+        return Told(said, told["session"][own].astype(np.int64))
 
     def _whose(self, job: str, places: Sequence[int]) -> tuple[list[Whose], npt.NDArray[np.int64]]:
         """Whose the flows of some sessions are; of the job's own, whom they go to."""

@@ -3,6 +3,8 @@
 
 import time
 from collections import deque
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -13,6 +15,8 @@ KEPT_S = 20.0
 MOST_ROWS = 1_500_000
 """About 50 MB. Of many hosts, or very busy ones, less than KEPT_S is kept."""
 
+_AHEAD_NS = 2_000_000_000
+
 RECENT = np.dtype(
     [("session", "<i4"), ("flow", "<i4"), ("start_ns", "<i8")]
     + [(name, "<u4") for name in ("bucket_ns", "wire_bytes", "payload_bytes")]
@@ -20,41 +24,50 @@ RECENT = np.dtype(
 """As in ARRIVED."""
 
 
+class Part(NamedTuple):
+    """What came in one tick. It does not change."""
+
+    arrived_ns: int  # UTC, by the collector's clock
+    rows: Columns  # of RECENT
+
+
 class RecentRows:
     """Rows of RECENT, oldest first. They may still change their class; that is not asked here."""
 
     def __init__(self) -> None:
         """Begin without rows."""
-        self._parts: deque[tuple[float, Columns]] = deque()
+        self._parts: deque[tuple[float, Part]] = deque()
         self._count = 0
 
     def add(self, settled: Settled) -> None:
         """Keep what has come in a tick."""
-        now = time.monotonic()
+        now, utc_ns = time.monotonic(), time.time_ns()
         for rows in settled.arrived:
             if len(rows):
-                self._parts.append(
-                    (now, Columns({name: rows[name].astype(RECENT[name]) for name in RECENT.names or ()}))
-                )
+                own = Columns({name: rows[name].astype(RECENT[name]) for name in RECENT.names or ()})
+                self._parts.append((now, Part(utc_ns, own)))
                 self._count += len(rows)
         while self._parts and (self._count > MOST_ROWS or self._parts[0][0] < now - KEPT_S):
-            self._count -= len(self._parts.popleft()[1])
+            self._count -= len(self._parts.popleft()[1].rows)
 
     def age_s(self) -> float:
         """For how long all that came has been kept."""
         return time.monotonic() - self._parts[0][0] if self._parts else 0.0
 
-    def parts(self) -> list[Columns]:
-        """All that is kept: tables that do not change."""
-        return [rows for _, rows in self._parts]
+    def parts(self) -> list[Part]:
+        """All that is kept."""
+        return [part for _, part in self._parts]
 
 
-def of_sessions(parts: list[Columns], places: list[int]) -> Columns:
-    """The rows of some sessions; may be a thread's work."""
+def of_sessions(parts: Sequence[Part], places: list[int], since_ns: int = 0) -> Columns:
+    """The rows of some sessions, without most of those from before `since_ns` (UTC); may be a thread's work.
+
+    Nothing arrives before it happens, by whatever clock: _AHEAD_NS is more than these are off by.
+    """
     wanted = np.zeros(max(places, default=0) + 2, np.bool_)
     wanted[places] = True
     found = [Columns.zeros(0, RECENT)]
-    for rows in parts:
+    for rows in (part.rows for part in parts if part.arrived_ns >= since_ns - _AHEAD_NS):
         own = np.flatnonzero(wanted[np.minimum(rows["session"], len(wanted) - 1)])
         if len(own):
             found.append(rows.take(own))

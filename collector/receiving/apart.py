@@ -12,6 +12,7 @@ import numpy as np
 from google.protobuf.message import DecodeError
 
 from collector.answers import Answers
+from collector.ending import end_tasks
 from collector.receiving import frames
 from collector.receiving.calls import CalledContext
 from collector.receiving.process import ReceivingProcess
@@ -95,9 +96,7 @@ class ReceiverApart:
         self._tell(list(self._streams))
         if self._process:
             await self._process.stop(grace_s)
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await end_tasks(self._tasks)
 
     def _begin(self, work: Coroutine[Any, Any, object]) -> None:
         task = asyncio.get_running_loop().create_task(work)

@@ -14,11 +14,12 @@ from netmon.kernel.host_load import PRESSURES, Pressure, Softnet, grown
 from netmon.kernel.open_files import OpenFiles
 from netmon.kernel.pace import Pace
 from netmon.kernel.stops import MOST_WATCHED, RankStops
-from netmon.records import Mark, Moment, Table
+from netmon.records import Mark, Moment, Table, empty
 
 INTERVAL_NS = 1_000_000_000
 MOST_RANKS = MOST_WATCHED
 _EARLY_NS = 5_000_000  # whoever looks may wake a little earlier than asked
+_NAMES, _NOTHING = HOST_PART.names or (), empty(HOST_PART)
 _PRESSURE = tuple(f"{name}_pressure_ns" for name in PRESSURES)
 _MISSED = re.compile(r"rx_missed_errors")
 _NO_BUFFER = re.compile(r"out_of_buffer|no_?buf|alloc_\w*(err|fail)|buff?_alloc_err")
@@ -67,20 +68,18 @@ class HostPart:
         that it names. idle: there is no traffic.
         """
         rows, jobs = list[Row](), dict[str, int]()
+        due = self._wanted and now_ns >= self._looked_ns + INTERVAL_NS - _EARLY_NS and (not idle or bool(self._ranks))
         for pid, of_rank in self._rows.items():
             job, rank = self._ranks[pid]
-            for row in of_rank.take():
+            for row in of_rank.take() if due or of_rank.telling else ():
                 rows.append(row | {"job": jobs.setdefault(job, len(jobs)), "rank": rank, "pid": pid})
-        due = self._wanted and now_ns >= self._looked_ns + INTERVAL_NS
-        if due and (not idle or self._ranks) and self._pace.allows():
+        if due and self._pace.allows():
             begun = time.thread_time_ns()
             rows = [*self._of_host(now_ns), *rows]
             self._pace.spend(time.thread_time_ns() - begun)
-        table = np.full(len(rows), UNKNOWN, HOST_PART)
-        for place, row in enumerate(rows):
-            for name, value in row.items():
-                table[place][name] = value
-        return table, tuple(jobs)
+        if not rows:
+            return _NOTHING, ()
+        return np.array([tuple([row.get(name, UNKNOWN) for name in _NAMES]) for row in rows], HOST_PART), tuple(jobs)
 
     def _of_host(self, now_ns: int) -> list[Row]:
         """None where the last look was too long ago."""

@@ -16,6 +16,7 @@ STALE_NS = 3_000_000_000
 """What has grown over a longer time is nobody's interval: the next look begins anew."""
 
 _KEPT = 0.1  # of a step: a wait for a CPU that is told by itself
+_PRESSURES = tuple(f"{name}_pressure_ns" for name in PRESSURES)
 
 Row = dict[str, int]
 """Columns of netmon.evidence.HOST_PART that are known."""
@@ -32,18 +33,22 @@ class RankRows:
         self._was_stopped = False
         self._open: Row | None = None
         self._over: list[Row] = []
+        self.telling = False
+        """Whether something that kept the rank is among what is over: nobody waits with that."""
 
     def look(self, now_ns: int) -> bool:
         """Whether the process is still there."""
-        load = self._process.look()
+        before_ns, self._looked_ns = self._looked_ns, now_ns
+        begin_ns = self._open["start_ns"] if self._open else before_ns
+        load = self._process.look(self._is_long(begin_ns, now_ns) or not self._stops.watches(self._pid))
         if load is None:
             return False
-        before_ns, self._looked_ns = self._looked_ns, now_ns
         last, earlier_ns = self._stops.since(self._pid, before_ns, now_ns)
         stopped = load.stopped + self._was_stopped  # one of both: it began or ended somewhere between the two looks
         self._was_stopped = load.stopped
         if now_ns - before_ns > STALE_NS:
             self._close()
+            self._process.pressure_ns()
             return True
         step = {"start_ns": before_ns, "end_ns": now_ns, "stopped_ns": 0, **_columns(load)}
         if last and not earlier_ns:
@@ -59,9 +64,15 @@ class RankRows:
         kept = step["stopped_ns"] > 0 or step["throttled_ns"] > 0 or step["run_delay_ns"] > _KEPT * length
         if kept:
             self._close()
+            self.telling = True
         self._open = _joined(self._open, step) if self._open else step
-        if kept or self._open["end_ns"] - self._open["start_ns"] + STEP_NS // 2 >= LONGEST_NS:
+        if kept or self._is_long(self._open["start_ns"], self._open["end_ns"]):
             self._close()
+
+    @staticmethod
+    def _is_long(begin_ns: int, end_ns: int) -> bool:
+        """Whether a row ends here."""
+        return end_ns - begin_ns + STEP_NS // 2 >= LONGEST_NS
 
     def _close(self) -> None:
         if self._open:
@@ -69,8 +80,15 @@ class RankRows:
             self._open = None
 
     def take(self) -> list[Row]:
-        """Those that are over."""
-        over, self._over = self._over, []
+        """Those that are over, with what was under pressure meanwhile: the kernel adds that up every other second."""
+        if not self._over:
+            return []
+        over, self._over, self.telling = self._over, [], False
+        whole_ns, pressures = sum(row["end_ns"] - row["start_ns"] for row in over), self._process.pressure_ns()
+        for row in over:
+            length = row["end_ns"] - row["start_ns"]
+            shares = (ns * length // max(whole_ns, 1) if ns > 0 else ns for ns in pressures)
+            row.update(zip(_PRESSURES, shares, strict=True))
         return over
 
     def close(self) -> None:
@@ -80,13 +98,7 @@ class RankRows:
 
 
 def _columns(load: Load) -> Row:
-    pressures = (f"{name}_pressure_ns" for name in PRESSURES)
-    return {
-        "throttled_ns": load.throttled_ns,
-        "run_delay_ns": load.run_delay_ns,
-        "cpu_ns": load.cpu_ns,
-        **dict(zip(pressures, load.pressure_ns, strict=True)),
-    }
+    return {"throttled_ns": load.throttled_ns, "run_delay_ns": load.run_delay_ns, "cpu_ns": load.cpu_ns}
 
 
 def _parted(step: Row, begin_ns: int, end_ns: int) -> list[Row]:

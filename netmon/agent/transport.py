@@ -2,13 +2,16 @@
 """What TCP itself says of the flows that matter: asked twice a second, told as differences between two looks."""
 
 import contextlib
+import itertools
 import time
 from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from netmon.agent.flow_owners import local_end
+from netmon.agent.recent import distinct_ids
 from netmon.evidence import TRANSPORT, UNKNOWN
 from netmon.kernel.owners.endpoint import Endpoint
 from netmon.kernel.pace import Pace
@@ -22,13 +25,23 @@ MOST_RANKS, MOST_OTHERS = 96, 32
 _LARGE_BYTES = 125_000  # payload of an interval, from which a connection of no rank is worth a look: 1 Mbit/s
 _CONSIDERED = 1024  # flows, those with most payload
 _REMEMBERED = 4096  # sockets
+_MOST_ROWS = 50_000  # that are not added up
+_NOTHING = empty(TRANSPORT)
 _TCP = 6
-_MOST = np.uint64(2**50)  # of a difference, in whatever unit: more is a counter that has been set back
+_MOST = 2**50  # of a difference, in whatever unit: more is a counter that has been set back
+_WIDEST = np.uint64(2**58)
 _LATE_BYTES = 1 << 20  # that a connection told of by the kernel may have sent before it is looked at
-_SAME = ("sent_bytes", "retransmitted_bytes", "out_of_order_packets")
-_US = ("busy", "receiver_limited", "sender_limited")
-_BEFORE = np.dtype([("looked_ns", "<i8"), *((name, TCP_INFO[name]) for name in TCP_INFO.names or ())])
+_WIDE = [name for name in TCP_INFO.names or () if TCP_INFO[name] == np.dtype("<u8")]
+_COUNTERS = ("sent_bytes", "retransmitted_bytes", "out_of_order_packets")
+_TIMES = ("busy", "receiver_limited", "sender_limited")
+_FIELD = {name: place for place, name in enumerate((TCP_INFO.names or ())[2:])}  # rows of a matrix
+_LOOKED = len(_FIELD)  # its last row: when that was
+_NARROW = [place for name, place in _FIELD.items() if name not in _WIDE]  # counters that wrap at 32 bits
+_TOLD = {name: place for place, name in enumerate(TRANSPORT.names or ())}
+_SAME, _SAME_TOLD = ([place[n] for n in _COUNTERS] for place in (_FIELD, _TOLD))
+_US, _US_TOLD = [_FIELD[f"{n}_us"] for n in _TIMES], [_TOLD[f"{n}_ns"] for n in _TIMES]
 
+_Numbers = npt.NDArray[np.int64]
 _Counts = npt.NDArray[np.float64]
 
 
@@ -43,10 +56,14 @@ class TransportLooks:
         if tcp is None:
             with contextlib.suppress(OSError):  # a kernel without sock_diag
                 self._tcp = TcpInfo()
-        self._counted: list[tuple[npt.NDArray[np.uint32], _Counts]] = []
-        self._before = empty(_BEFORE)  # by cookie
+        self._counted: list[tuple[npt.NDArray[np.uint32], npt.NDArray[Any]]] = []  # flows, and payload of them
+        self._count = 0  # rows of it
+        self._plan = _Plan([])
+        self._cookies = np.zeros(0, np.uint64)  # of the sockets that were looked at
+        self._before = np.zeros((_LOOKED + 1, 0), np.int64)  # what was seen, and when
         self._looked_ns = time.monotonic_ns()
-        self._asked: dict[Endpoint, _Connection] = {}  # that are not of our network namespace
+        self._asked: list[_Connection] = []  # that are not of our network namespace
+        self._asked_payload = np.zeros(0)
         self._asked_since_ns = 0
         self._able_elsewhere = True
         self._answered: list[Table] = []
@@ -57,9 +74,19 @@ class TransportLooks:
     def count(self, rows: Table) -> None:
         """rows: dtype BUCKET or COARSE, of a batch."""
         if self._wanted and len(rows):
-            ids, place = np.unique(rows["flow_id"], return_inverse=True)
-            payload: _Counts = np.bincount(place, rows["payload_bytes"]).astype(np.float64)
-            self._counted.append((ids, payload))
+            self._counted.append((rows["flow_id"].copy(), rows["payload_bytes"].copy()))
+            self._count += len(rows)
+            if self._count > _MOST_ROWS:
+                self._add_up()
+
+    def _add_up(self) -> tuple[npt.NDArray[np.uint32], _Counts]:
+        """The flows that carried something since the last look, ascending, and their payload."""
+        rows = np.concatenate([ids for ids, _ in self._counted])
+        ids = distinct_ids(rows)
+        counts = np.concatenate([counts for _, counts in self._counted])
+        payload: _Counts = np.bincount(np.searchsorted(ids, rows), counts).astype(np.float64, copy=False)
+        self._counted, self._count = [(ids, payload)], len(ids)
+        return ids, payload
 
     def due(self, now_ns: int) -> Table:
         """dtype TRANSPORT, when an interval is over: of the ranks' connections that carried something meanwhile, and of
@@ -67,96 +94,100 @@ class TransportLooks:
         """
         answered, self._answered = self._answered, []
         if now_ns < self._looked_ns + INTERVAL_NS or not self._pace.allows():
-            return np.concatenate([empty(TRANSPORT), *answered])
-        counted, self._counted = self._counted, []
+            return np.concatenate(answered) if answered else _NOTHING
         begun = time.thread_time_ns()
-        rows = self._look(counted) if counted and self._tcp else empty(TRANSPORT)
+        rows = self._look(*self._add_up()) if self._counted and self._tcp else _NOTHING
+        self._counted, self._count = [], 0
         self._pace.spend(time.thread_time_ns() - begun)
         self._looked_ns = now_ns
-        return np.concatenate([rows, *answered])
+        return np.concatenate([rows, *answered]) if answered else rows
 
     def answer(self, rows: bytes, able: bool) -> None:
         """Of what `elsewhere` was: rows of TCP_INFO. able: whether there is any sense in asking again."""
         found = np.frombuffer(rows, TCP_INFO)
-        known = list(self._asked.values())
-        of = [known[number] for number in found["number"].tolist()]
-        self._answered.append(self._rows(found, of, self._asked_since_ns, time.monotonic_ns()))
+        of = [self._asked[number] for number in found["number"].tolist()]
+        self._answered.append(self._rows(found, of, self._asked_payload, self._asked_since_ns, time.monotonic_ns()))
         self._able_elsewhere = able
 
-    def _look(self, counted: list[tuple[npt.NDArray[np.uint32], _Counts]]) -> Table:
-        ids, place = np.unique(np.concatenate([ids for ids, _ in counted]), return_inverse=True)
-        payload = np.bincount(place, np.concatenate([counts for _, counts in counted]))
-        most = np.argsort(-payload, kind="stable")[:_CONSIDERED]
-        connections = self._connections(dict(zip(ids[most].tolist(), payload[most].tolist(), strict=True)))
-        if not connections or not self._tcp:
-            return empty(TRANSPORT)
+    def _look(self, ids: npt.NDArray[np.uint32], payload: _Counts) -> Table:
+        """ids: of the flows that carried something; payload: of each."""
+        if len(ids) > _CONSIDERED:
+            most = np.sort(np.argsort(-payload, kind="stable")[:_CONSIDERED])
+            ids, payload = ids[most], payload[most]
+        flows = [self._flows.get(flow_id) for flow_id in ids.tolist()]
+        if flows != self._plan.flows:  # most times the same ones train
+            self._plan = _Plan(flows)
+        asked = self._plan.worth_a_look(payload)
+        if not asked or not self._tcp:
+            return _NOTHING
         try:
-            found = self._tcp.look(list(connections))
+            found = self._tcp.look([one.end for one in asked])
         except OSError:
-            return empty(TRANSPORT)
-        known, numbers = list(connections.items()), found["number"].tolist()
-        if self._able_elsewhere and len(numbers) < len(known):
+            return _NOTHING
+        numbers = found["number"].tolist()
+        if self._able_elsewhere and len(numbers) < len(asked):
             there = set(numbers)
-            self._asked = dict(one for number, one in enumerate(known) if number not in there)
-            self.elsewhere, self._asked_since_ns = list(self._asked), self._looked_ns
-        return self._rows(found, [known[number][1] for number in numbers], self._looked_ns, time.monotonic_ns())
+            self._asked = [one for number, one in enumerate(asked) if number not in there]
+            self.elsewhere, self._asked_payload = [one.end for one in self._asked], payload
+            self._asked_since_ns = self._looked_ns
+        return self._rows(found, [asked[n] for n in numbers], payload, self._looked_ns, time.monotonic_ns())
 
-    def _connections(self, payload: dict[int, float]) -> dict[Endpoint, "_Connection"]:
-        """payload: by flow, in descending order."""
-        found: dict[Endpoint, _Connection] = {}
-        for flow_id, carried in payload.items():
-            flow = self._flows.get(flow_id)
-            if flow and flow.protocol == _TCP and not flow.members:
-                found.setdefault(local_end(flow), _Connection()).add(flow, carried)
-        ranks = [end for end, of in found.items() if of.trains][:MOST_RANKS]
-        large = [end for end, of in found.items() if not of.trains and sum(of.payload) >= _LARGE_BYTES]
-        return {end: found[end] for end in (*ranks, *large[:MOST_OTHERS])}
-
-    def _rows(self, found: Table, connections: list["_Connection"], since_ns: int, now_ns: int) -> Table:
-        """found: dtype TCP_INFO; connections: of each of them; since_ns: the look before."""
-        before, is_known = self._remembered(found)
-        began = [of.began_ns(row, since_ns) for of, row in zip(connections, found, strict=True)]
-        begin_ns = np.where(is_known, before["looked_ns"], began)
-        rows = np.full(len(found), UNKNOWN, TRANSPORT)
-        rows["flow_id"], rows["reverse_flow_id"] = np.array([of.ids for of in connections]).reshape(-1, 2).T
-        rows["start_ns"], rows["end_ns"] = begin_ns, now_ns
-        for name in _SAME:
-            rows[name] = _grown(before, found, name)
-        for name in _US:
-            rows[f"{name}_ns"] = _grown(before, found, f"{name}_us") * 1000
-        ecn = (found["options"] & ECN) > 0
-        rows["ecn_marked_packets"] = np.where(ecn, _grown(before, found, "ecn_marked_packets"), UNKNOWN)
-        rtt, least = found["rtt_us"].astype(np.int64), found["rtt_min_us"].astype(np.int64)
-        rows["rtt_ns"] = np.where(rtt > 0, rtt * 1000, UNKNOWN)
-        rows["rtt_min_ns"] = np.where((least > 0) & (least < RTT_UNKNOWN), least * 1000, UNKNOWN)
-        rows["application_limited"] = found["application_limited"] & 1
-        rows["congestion_window_bytes"] = found["congestion_window"].astype(np.int64) * found["segment_bytes"]
-        rate = np.minimum(found["delivery_rate"], np.uint64(2**58)).astype(np.int64)
-        rows["delivery_bps"] = np.where(rate > 0, rate * 8, UNKNOWN)
-        self._remember(found, now_ns)
-        told: Table = rows[(is_known | (begin_ns >= 0)) & (begin_ns <= now_ns)]
+    def _rows(
+        self, found: Table, connections: list["_Connection"], payload: _Counts, since_ns: int, now_ns: int
+    ) -> Table:
+        """found: dtype TCP_INFO; connections: of each of them; payload: of all flows; since_ns: the look before."""
+        if not len(found):
+            return _NOTHING
+        now, cookies = _matrix(found), found["cookie"].copy()
+        before, is_known = self._remembered(cookies)
+        begin_ns = before[_LOOKED]
+        for place in np.flatnonzero(~is_known).tolist():
+            begin_ns[place] = connections[place].began_ns(found[place], since_ns, payload)
+        grown = now - before[:_LOOKED]
+        grown[_NARROW] &= 0xFFFFFFFF
+        grown[(grown < 0) | (grown > _MOST)] = _MOST
+        rows = np.full((len(found), len(TRANSPORT.names or ())), UNKNOWN, "<i8")
+        rows[:, _TOLD["flow_id"] : _TOLD["reverse_flow_id"] + 1] = [of.ids for of in connections]
+        rows[:, _TOLD["start_ns"]], rows[:, _TOLD["end_ns"]] = begin_ns, now_ns
+        rows[:, _SAME_TOLD] = grown[_SAME].T
+        rows[:, _US_TOLD] = grown[_US].T * 1000
+        ecn = now[_FIELD["options"]] & ECN > 0
+        rows[:, _TOLD["ecn_marked_packets"]] = np.where(ecn, grown[_FIELD["ecn_marked_packets"]], UNKNOWN)
+        rtt, least, rate = (now[_FIELD[name]] for name in ("rtt_us", "rtt_min_us", "delivery_rate"))
+        rows[:, _TOLD["rtt_ns"]] = np.where(rtt > 0, rtt * 1000, UNKNOWN)
+        rows[:, _TOLD["rtt_min_ns"]] = np.where((least > 0) & (least < RTT_UNKNOWN), least * 1000, UNKNOWN)
+        rows[:, _TOLD["application_limited"]] = now[_FIELD["application_limited"]] & 1
+        rows[:, _TOLD["congestion_window_bytes"]] = now[_FIELD["congestion_window"]] * now[_FIELD["segment_bytes"]]
+        rows[:, _TOLD["delivery_bps"]] = np.where(rate > 0, rate * 8, UNKNOWN)
+        self._remember(cookies, now, now_ns)
+        told: Table = rows[(is_known | (begin_ns >= 0)) & (begin_ns <= now_ns)].view(TRANSPORT)[:, 0]
         return told
 
-    def _remembered(self, found: Table) -> tuple[Table, npt.NDArray[np.bool_]]:
+    def _remembered(self, cookies: npt.NDArray[np.uint64]) -> tuple[_Numbers, npt.NDArray[np.bool_]]:
         """The same sockets at the look before, 0 where there was none; which were looked at."""
-        before = np.zeros(len(found), _BEFORE)
-        if not len(self._before):
-            return before, np.zeros(len(found), bool)
-        place = np.searchsorted(self._before["cookie"], found["cookie"]).clip(0, len(self._before) - 1)
-        is_known = self._before["cookie"][place] == found["cookie"]
-        before[is_known] = self._before[place[is_known]]
+        if self._same(cookies):
+            return self._before[:, : len(cookies)].copy(), np.ones(len(cookies), np.bool_)
+        before = np.zeros((_LOOKED + 1, len(cookies)), np.int64)
+        place = {cookie: place for place, cookie in enumerate(self._cookies.tolist())}
+        of = np.array([place.get(cookie, -1) for cookie in cookies.tolist()], np.int64)
+        is_known = of >= 0
+        before[:, is_known] = self._before[:, of[is_known]]
         return before, is_known
 
-    def _remember(self, found: Table, now_ns: int) -> None:
-        news = np.zeros(len(found), _BEFORE)
-        news["looked_ns"] = now_ns
-        for name in TCP_INFO.names or ():
-            news[name] = found[name]
-        old = self._before[~np.isin(self._before["cookie"], found["cookie"])]
-        if len(old) > _REMEMBERED - len(news):
-            old = old[np.argsort(old["looked_ns"])[len(news) - _REMEMBERED :]]
-        together = np.concatenate([old, news])
-        self._before = together[np.argsort(together["cookie"])]
+    def _remember(self, cookies: npt.NDArray[np.uint64], now: _Numbers, now_ns: int) -> None:
+        """The newest ones come first."""
+        if self._same(cookies):
+            self._before[:_LOOKED, : len(cookies)] = now
+            self._before[_LOOKED, : len(cookies)] = now_ns
+            return
+        news = np.concatenate([now, np.full((1, len(cookies)), now_ns)])
+        kept = np.flatnonzero(~np.isin(self._cookies, cookies))[: max(0, _REMEMBERED - len(cookies))]
+        self._before = np.concatenate([news, self._before[:, kept]], axis=1)
+        self._cookies = np.concatenate([cookies, self._cookies[kept]])
+
+    def _same(self, cookies: npt.NDArray[np.uint64]) -> bool:
+        """Whether these were looked at last: most times the same ones train."""
+        return np.array_equal(self._cookies[: len(cookies)], cookies)
 
     def close(self) -> None:
         """Not to be used any more."""
@@ -164,43 +195,76 @@ class TransportLooks:
             self._tcp.close()
 
 
-class _Connection:
-    """The flows of a connection, rx and tx, of which at least one carried something."""
+class _Connection(NamedTuple):
+    """A connection that may be looked at: its flows rx and tx, of which at least one carried something."""
 
-    def __init__(self) -> None:
-        self._flow: dict[Direction, Flow] = {}
-        self.payload = [0.0, 0.0]  # by direction
-        self.trains = False
+    end: Endpoint
+    ids: tuple[int, int]  # of the flow of which the row is, and of the other one
+    flows: Mapping[Direction, tuple[int, Flow]]  # and their places among those that carried something
 
-    def add(self, flow: Flow, payload: float) -> None:
-        """The one with most payload comes first: a connection may be seen on several interfaces."""
-        if flow.direction not in self._flow:
-            self._flow[flow.direction] = flow
-            self.payload[flow.direction] = payload
-            self.trains |= bool(flow.owner.job)
+    @classmethod
+    def of(cls, end: Endpoint, flows: Mapping[Direction, tuple[int, Flow]]) -> "_Connection":
+        """flows: as in the fields."""
+        ids = [flows[way][1].flow_id for way in (Direction.TX, Direction.RX) if way in flows]
+        return cls(end, (ids[0], ids[1] if len(ids) > 1 else UNKNOWN), flows)
 
-    @property
-    def ids(self) -> tuple[int, int]:
-        """The flow of which the row is, and the other one."""
-        ids = [flow.flow_id for way in (Direction.TX, Direction.RX) if (flow := self._flow.get(way))]
-        return ids[0], ids[1] if len(ids) > 1 else UNKNOWN
-
-    def began_ns(self, info: np.void, looked_ns: int) -> int:
+    def began_ns(self, info: np.void, looked_ns: int, payload: _Counts) -> int:
         """When it began, if that was since the last look; UNKNOWN where it may be older than what we have seen of it.
 
         info: of TCP_INFO. It is new where the kernel has told of its birth, or all that it ever carried passed since.
         """
-        first_ns = min(flow.first_ns for flow in self._flow.values())
+        first_ns = min(flow.first_ns for _, flow in self.flows.values())
         if first_ns < looked_ns:
             return UNKNOWN
         sent, received = int(info["sent_bytes"]), int(info["received_bytes"])
-        born = any(flow.owner.source == "birth" for flow in self._flow.values())
+        born = any(flow.owner.source == "birth" for _, flow in self.flows.values())
         late = _LATE_BYTES if born else 0
-        rx, tx = ((1 + born) * self.payload[way] + late for way in (Direction.RX, Direction.TX))
+        seen = {way: float(payload[place]) for way, (place, _) in self.flows.items()}
+        rx, tx = ((1 + born) * seen.get(way, 0.0) + late for way in (Direction.RX, Direction.TX))
         return first_ns if sent <= tx and received <= rx else UNKNOWN
 
 
-def _grown(before: Table, now: Table, name: str) -> npt.NDArray[np.int64]:
-    """By how much a counter has grown; it wraps at its width."""
-    difference: npt.NDArray[np.int64] = np.minimum((now[name] - before[name]).astype(np.uint64), _MOST).astype(np.int64)
-    return difference
+class _Plan:
+    """Which flows make up which connections. Lives as long as the same flows carry something."""
+
+    def __init__(self, flows: list[Flow | None]) -> None:
+        """flows: None where one is not known."""
+        self.flows = flows
+        ends: dict[Endpoint, dict[Direction, list[tuple[int, Flow]]]] = {}
+        for place, flow in enumerate(flows):
+            if flow and flow.protocol == _TCP and not flow.members:
+                ends.setdefault(local_end(flow), {}).setdefault(flow.direction, []).append((place, flow))
+        self._ends = list(ends.items())
+        self._of = np.full(len(flows), len(ends))  # by flow, the place of its connection
+        self._trains = np.zeros(len(ends), np.bool_)
+        for number, ways in enumerate(ends.values()):
+            for place, flow in itertools.chain.from_iterable(ways.values()):
+                self._of[place] = number
+                self._trains[number] |= bool(flow.owner.job)
+        single = [(end, {way: some[0] for way, some in ways.items() if len(some) == 1}) for end, ways in self._ends]
+        # None: which of its flows counts depends on what they carry.
+        self._known = [_Connection.of(end, flows) if len(flows) == len(ends[end]) else None for end, flows in single]
+        self._all = bool(self._trains.all()) and len(ends) <= MOST_RANKS
+
+    def worth_a_look(self, payload: _Counts) -> list[_Connection]:
+        """Of the ranks' connections and of the others those with most of it. payload: of each flow."""
+        if self._all:
+            return [one or self._connection(number, payload) for number, one in enumerate(self._known)]
+        carried = np.bincount(self._of, payload, len(self._ends) + 1)[:-1]
+        ranks, others = (np.flatnonzero(of) for of in (self._trains, ~self._trains & (carried >= _LARGE_BYTES)))
+        chosen = [(ranks, MOST_RANKS), (others, MOST_OTHERS)]
+        places = [some if len(some) <= n else some[np.argsort(-carried[some])[:n]] for some, n in chosen]
+        return [self._known[place] or self._connection(place, payload) for place in np.concatenate(places).tolist()]
+
+    def _connection(self, number: int, payload: _Counts) -> _Connection:
+        """Of flows of one direction that with most payload: a connection may be seen on several interfaces."""
+        end, ways = self._ends[number]
+        return _Connection.of(end, {way: max(some, key=lambda one: payload[one[0]]) for way, some in ways.items()})
+
+
+def _matrix(found: Table) -> _Numbers:
+    """(fields, sockets): of TCP_INFO, in the order of _FIELD."""
+    numbers = np.empty((_LOOKED, len(found)), np.int64)
+    for name, place in _FIELD.items():
+        numbers[place] = found[name] if name not in _WIDE else np.minimum(found[name], _WIDEST)
+    return numbers

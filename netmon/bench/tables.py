@@ -125,15 +125,21 @@ def overhead_table(result: OverheadResult) -> Group:
 
 def evidence_table(result: EvidenceResult) -> FittingTable:
     """A row per process, medians over the rounds."""
+    rounds = len(result.without)
     table = FittingTable(
-        [*labels("of a core"), *figures("with", "without", "more")],
+        [*labels("of a core"), *figures("with", "without", "more", "rounds from", "to")],
         "what verdicts and their evidence cost",
-        f"Medians of {len(result.without)} rounds. With: agents tell what TCP says and what keeps ranks and hosts from "
-        "running, and the collector judges; without: neither. An agent: mean of three hosts with a rank each.",
+        f"Medians of {rounds} rounds, each of a run with and one without. With: agents tell what TCP says and what"
+        " keeps ranks and hosts from running, and the collector judges; without: neither. An agent: mean of three hosts"
+        " with a rank each. More: the rounds' own differences; the true median is within them with"
+        f" {result.sureness:.0%}.",
     )
-    for name, more in (("agent", f"{result.agent_more:.2%}"), ("collector", f"{result.collector_more:+.1%} of it")):
+    for name, more, form in (
+        ("agent", result.agent_more, "{:+.2%}"),
+        ("collector", result.collector_more, "{:+.1%} of it"),
+    ):
         sides = (np.median([getattr(one, name) for one in side]) for side in (result.with_all, result.without))
-        table.add_row(name, *(f"{side:.2%}" for side in sides), more)
+        table.add_row(name, *(f"{side:.2%}" for side in sides), *(form.format(one) for one in more))
     return table
 
 

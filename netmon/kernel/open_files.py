@@ -26,6 +26,10 @@ class OpenFiles:
             self.close([path])
             return b""
 
+    def descriptor(self, path: str) -> int:
+        """Of a file that has been read, and is open; −1: it is not."""
+        return self._open.get(path, -1)
+
     def close(self, paths: Iterable[str] | None = None) -> None:
         """Closes some, or all."""
         for path in list(self._open) if paths is None else paths:

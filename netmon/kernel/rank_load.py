@@ -19,6 +19,10 @@ _MOST_THREADS, _MOST_LISTED = 16, 512
 _LIST_NS, _FIRST_LIST_NS = 30_000_000_000, 3_000_000_000
 _MOST_BYTES = 64 << 10
 _LEVELS = 16  # of control groups
+_LINE_BYTES = 64  # of schedstat: three numbers
+_STILL = 10  # looks
+_WAITS_NS = 2_000_000  # of a thread between two looks, from which on a quota may be why
+_RESTS_NS = 1_000_000  # of CPU time between two looks, below which the process may be stopped
 _THROTTLED = re.compile(rb"^throttled_(usec|time) (\d+)", re.MULTILINE)
 _NS = {b"usec": 1000, b"time": 1}  # cgroup v2, v1
 _MOUNT = re.compile(rb"^\d+ \d+ \S+ (\S+) (\S+) [^\n]* - (cgroup2?) \S+ (\S+)$", re.MULTILINE)
@@ -30,8 +34,18 @@ class Load(NamedTuple):
     cpu_ns: int  # of all its threads
     run_delay_ns: int  # of the thread that waited most for a CPU
     throttled_ns: int  # of its control group or one above, by their CPU quota, summed over CPUs
-    pressure_ns: tuple[int, ...]  # of its control group, by PRESSURES
     stopped: bool  # now, by a signal or a debugger
+
+
+class _Thread:
+    """What was told of it last."""
+
+    __slots__ = ("descriptor", "still", "text", "waited_ns")
+
+    def __init__(self, descriptor: int, text: bytes) -> None:
+        """descriptor: of its schedstat (not kept open by this); text: what stands there."""
+        self.descriptor, self.text, self.waited_ns = descriptor, text, int(text.split()[1])
+        self.still = 0  # looks in which it did not run
 
 
 class _Groups(NamedTuple):
@@ -49,26 +63,36 @@ class ProcessLoad:
         """Looks for its control group."""
         self._pid, self._files = pid, OpenFiles()
         self._clock = ~pid << 3 | 2  # clock_getcpuclockid(3)
-        self._threads: dict[int, tuple[int, int]] = {}  # ns that it ran, and waited, by its number
+        self._threads: dict[int, _Thread] = {}  # by its number
         self._list_ns, self._listed_now = 0, False  # threads and control groups are looked for now and then
         self._groups = _control_groups(pid)
         self._pressure = Pressure(self._files, self._groups.pressures)
         self._cpu, self._throttled = self._cpu_ns(), self._throttled_ns()
         self._look_at_threads()
 
-    def look(self) -> Load | None:
-        """None where the process is gone."""
-        cpu, throttled = self._cpu_ns(), self._throttled_ns()
+    def look(self, thorough: bool = True) -> Load | None:
+        """None where the process is gone.
+
+        thorough: False reads less. Throttling is then told by a later look unless a thread had to wait, and a process
+        that ran counts as not stopped.
+        """
+        cpu = self._cpu_ns()
         if cpu < self._cpu:
             return None
-        unquoted = 0 if self._groups.known else UNKNOWN  # there is none above a group of no quota
-        throttled_ns = max((grown(n, b) for n, b in zip(throttled, self._throttled, strict=True)), default=unquoted)
-        waited_ns = self._look_at_threads()
-        load = Load(grown(cpu, self._cpu), waited_ns, throttled_ns, self._pressure.read(), self._is_stopped())
-        self._cpu, self._throttled = cpu, throttled
+        ran_ns, self._cpu = grown(cpu, self._cpu), cpu
+        waited_ns = self._look_at_threads(ran_ns, thorough)
+        throttled_ns = 0 if self._groups.known else UNKNOWN  # there is none above a group of no quota
+        if self._throttled and (thorough or not 0 <= waited_ns < _WAITS_NS):
+            before, self._throttled = self._throttled, self._throttled_ns()
+            throttled_ns = max(grown(n, b) for n, b in zip(self._throttled, before, strict=True))
+        stopped = (thorough or ran_ns < _RESTS_NS) and self._is_stopped()
         if self._listed_now:
             self._follow_groups()
-        return load
+        return Load(ran_ns, waited_ns, throttled_ns, stopped)
+
+    def pressure_ns(self) -> tuple[int, ...]:
+        """Of its control group, by PRESSURES, since the last call."""
+        return self._pressure.read()
 
     def _follow_groups(self) -> None:
         """A launcher may put the process into another control group when it runs already."""
@@ -95,36 +119,56 @@ class ProcessLoad:
         found = [_THROTTLED.search(text) for text in texts]
         return [int(f[2]) * _NS[f[1]] if f else (0 if text else UNKNOWN) for f, text in zip(found, texts, strict=True)]
 
-    def _look_at_threads(self) -> int:
-        """ns that a thread has waited since the last look, at the most; UNKNOWN where none was there before."""
+    def _look_at_threads(self, ran_ns: int = UNKNOWN, thorough: bool = True) -> int:
+        """ns that a thread has waited since the last look, at the most; UNKNOWN where none was there before.
+
+        ran_ns: of all of them since then. While none runs, no wait is over, and only what is over is told. thorough:
+        also at those that have not run for a while.
+        """
         now = time.monotonic_ns()
         self._listed_now = now >= self._list_ns
         if self._listed_now:
             self._list_ns = now + (_LIST_NS if self._threads else _FIRST_LIST_NS)
             self._choose_threads()
-        waited = UNKNOWN
-        for thread, before in list(self._threads.items()):
-            told = self._told(thread)
-            if told is None:
-                del self._threads[thread]
+        elif ran_ns == 0 and self._threads:
+            return 0
+        waited, gone = UNKNOWN, list[int]()
+        for number, thread in self._threads.items():
+            if thread.still > _STILL and not thorough and number != self._pid:
+                waited = max(waited, 0)
                 continue
-            self._threads[thread] = told
-            waited = max(waited, grown(told[1], before[1]))
+            try:
+                text = os.pread(thread.descriptor, _LINE_BYTES, 0)
+            except OSError:
+                gone.append(number)
+                continue
+            if text == thread.text:
+                thread.still, waited = thread.still + 1, max(waited, 0)
+                continue
+            thread.still = 0
+            before, thread.text, thread.waited_ns = thread.waited_ns, text, int(text.split()[1])
+            waited = max(waited, grown(thread.waited_ns, before))
+        for number in gone:
+            del self._threads[number]
+        self._files.close(self._path(number) for number in gone)
         return waited
 
     def _choose_threads(self) -> None:
         """The first one, which trains as a rule, and those that ran and waited most since they began."""
         with contextlib.suppress(OSError):
             there = sorted(int(name) for name in os.listdir(f"{PROC}/{self._pid}/task"))[:_MOST_LISTED]
-            told = {thread: found for thread in there if (found := self._told(thread))}
-            most = sorted(told, key=lambda thread: (thread != self._pid, -sum(told[thread])))[:_MOST_THREADS]
+            told = {thread: text for thread in there if len((text := self._told(thread)).split()) > 1}
+            work = {thread: sum(map(int, text.split()[:2])) for thread, text in told.items()}
+            most = sorted(told, key=lambda thread: (thread != self._pid, -work[thread]))[:_MOST_THREADS]
             self._files.close(self._path(thread) for thread in told.keys() - set(most))
             # What a thread that is new here has waited before is nothing of this look.
-            self._threads = {thread: self._threads.get(thread, told[thread]) for thread in most}
+            self._threads = {
+                thread: self._threads.get(thread) or _Thread(self._files.descriptor(self._path(thread)), told[thread])
+                for thread in most
+            }
 
-    def _told(self, thread: int) -> tuple[int, int] | None:
-        fields = self._files.read(self._path(thread)).split()
-        return (int(fields[0]), int(fields[1])) if len(fields) > 1 else None
+    def _told(self, thread: int) -> bytes:
+        return self._files.read(self._path(thread), _LINE_BYTES)
 
     def _path(self, thread: int) -> str:
         return f"{PROC}/{self._pid}/task/{thread}/schedstat"

@@ -11,6 +11,7 @@ import errno
 import socket
 import struct
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 
 from netmon.kernel.owners.endpoint import Endpoint, packed_address
 
@@ -71,16 +72,21 @@ class DiagnosisSocket:
 
 
 def _question(number: int, endpoint: Endpoint, extensions: int) -> bytes:
+    body = _about(endpoint, extensions)
+    return _HEADER.pack(_HEADER.size + len(body), _BY_FAMILY, _REQUEST, number, 0) + body
+
+
+@lru_cache(maxsize=512)
+def _about(endpoint: Endpoint, extensions: int) -> bytes:
     ends = [_end(endpoint.local, endpoint.local_port), _end(endpoint.remote, endpoint.remote_port)]
     if endpoint.protocol == socket.IPPROTO_UDP:  # net/ipv4/udp_diag.c: "src and dst are swapped for historical reasons"
         ends.reverse()
     (source, source_port), (destination, destination_port) = ends
     family = socket.AF_INET6 if ":" in endpoint.local else socket.AF_INET
-    body = _QUESTION.pack(
+    return _QUESTION.pack(
         *(family, endpoint.protocol, extensions, 0, _ALL_STATES, source_port, destination_port, source, destination),
         *(0, _ANY_COOKIE, _ANY_COOKIE),
     )
-    return _HEADER.pack(_HEADER.size + len(body), _BY_FAMILY, _REQUEST, number, 0) + body
 
 
 def _end(address: str, port: int) -> tuple[bytes, bytes]:

@@ -57,6 +57,10 @@ class RankStops:
             self._memory[name][place] = pid if name == "pid" else 0
         self._places[pid], self._totals[pid] = place, 0
 
+    def watches(self, pid: int) -> bool:
+        """Whether its stops are told."""
+        return pid in self._places
+
     def forget(self, pid: int) -> None:
         """No more of it."""
         if pid in self._places:

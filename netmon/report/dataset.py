@@ -2,8 +2,10 @@
 """Opening the dataset that a collector has written."""
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime, timezone
+from functools import reduce
+from operator import and_
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +49,12 @@ _ONE_BY_ONE: dict[str, Any] = {
     "fragment_readahead": 0,
     "fragment_scan_options": ds.ParquetFragmentScanOptions(pre_buffer=False),  # else a whole file is held
 }
+
+
+def all_of(conditions: Iterable[ds.Expression]) -> ds.Expression | None:
+    """All of them together; None where there is none: every row."""
+    found = list(conditions)
+    return reduce(and_, found) if found else None
 
 
 def open_table(

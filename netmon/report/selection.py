@@ -9,7 +9,7 @@ import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
 from netmon.errors import DataError, UsageError
-from netmon.report.dataset import open_table
+from netmon.report.dataset import all_of, open_table
 
 FOR_EVER = 1 << 62
 _AROUND_NS = 60_000_000_000  # clocks are compared again and again: a row is not far from where it was
@@ -50,18 +50,16 @@ def rows_within(window: Window, table: str, columns: Sequence[str]) -> ds.Expres
             raise UsageError(f"cannot select rows of {table} by {column}: the table has no such column")
     begins, ends = (ds.field(column) for column in _SPANS[table])
     first, last = window.iterations
-    conditions = [
-        *([ds.field("job") == window.job] if window.job is not None else []),
-        *([ds.field("host").isin(window.hosts)] if window.hosts else []),
-        *([ds.field("iteration") >= (first or 0)] if asked["iteration"] else []),
-        *([ds.field("iteration") < last] if last is not None else []),
-        *([ends >= window.since_ns] if window.since_ns is not None else []),
-        *([begins < window.until_ns] if window.until_ns is not None else []),
-    ]
-    combined = None
-    for condition in conditions:
-        combined = condition if combined is None else combined & condition
-    return combined
+    return all_of(
+        [
+            *([ds.field("job") == window.job] if window.job is not None else []),
+            *([ds.field("host").isin(window.hosts)] if window.hosts else []),
+            *([ds.field("iteration") >= (first or 0)] if asked["iteration"] else []),
+            *([ds.field("iteration") < last] if last is not None else []),
+            *([ends >= window.since_ns] if window.since_ns is not None else []),
+            *([begins < window.until_ns] if window.until_ns is not None else []),
+        ]
+    )
 
 
 def open_rows(data: Path, table: str, window: Window) -> tuple[ds.Dataset, ds.Expression | None]:

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 
 from netmon.errors import DataError
 from netmon.past import HOUR_NS, Wanted
-from netmon.report.dataset import open_table, stream, table_files
+from netmon.report.dataset import all_of, open_table, stream, table_files
 from netmon.views import RankTimes, Verdict
 
 _FILES = 16
@@ -67,11 +67,8 @@ class StoredRows:
             conditions.append(ds.field(begin) < wanted.until_ns)
             over = ds.field(end) > wanted.since_ns if end else ds.field(begin) >= wanted.since_ns - longest
             conditions.append(over)
-        condition = None
-        for one in conditions:
-            condition = one if condition is None else condition & one
         there = [name for name in wanted.columns if name in found.schema.names] or None
-        yield from stream(found, there, condition, lambda path, error: None)
+        yield from stream(found, there, all_of(conditions), lambda path, error: None)
 
     def explained(self, job: str, iteration: int) -> Sequence[tuple[Verdict, Sequence[RankTimes]]]:
         """See Rows."""

@@ -13,7 +13,7 @@ import pyarrow.dataset as ds
 
 from netmon.errors import DataError
 from netmon.records import PROTOCOL_NON_IP
-from netmon.report.dataset import open_table, stream
+from netmon.report.dataset import all_of, open_table, stream
 from netmon.report.frames import plain_words
 from netmon.report.selection import Window, open_rows
 from netmon.units import format_count
@@ -34,12 +34,12 @@ def flows_of(data: Path, window: Window) -> pd.DataFrame:
     """
     table = open_table(data, "flows")
     names = [name for name in _DESCRIBED if name in table.schema.names]
-    condition = None
-    if window.job is not None:
-        condition = ds.field("job") == window.job
-    if window.hosts:
-        own = ds.field("host").isin(window.hosts)
-        condition = own if condition is None else condition & own
+    condition = all_of(
+        [
+            *([ds.field("job") == window.job] if window.job is not None else []),
+            *([ds.field("host").isin(window.hosts)] if window.hosts else []),
+        ]
+    )
     batches = list(stream(table, names, condition))
     if not batches:
         raise DataError(f"cannot play {data} again: it tells of no flow there")

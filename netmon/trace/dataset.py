@@ -13,7 +13,7 @@ import pyarrow.dataset as ds
 
 from netmon.dl.verdict.words import arithmetic, columns, renamed, sentence
 from netmon.errors import DataError
-from netmon.report.dataset import open_table, stream
+from netmon.report.dataset import all_of, open_table, stream
 from netmon.report.frames import plain_words
 from netmon.report.judging import told
 from netmon.report.selection import Window
@@ -285,16 +285,13 @@ def _span(data: Path, window: Window, iterations: pd.DataFrame) -> tuple[int, in
 
 
 def _within(window: Window, start: str, end: str) -> ds.Expression | None:
-    condition = None
-    if window.until_ns is not None:
-        condition = ds.field(start) < window.until_ns
-    if window.since_ns is not None:
-        since = ds.field(end) > window.since_ns
-        condition = since if condition is None else condition & since
-    if window.hosts:
-        own = ds.field("host").isin(window.hosts)
-        condition = own if condition is None else condition & own
-    return condition
+    return all_of(
+        [
+            *([ds.field(start) < window.until_ns] if window.until_ns is not None else []),
+            *([ds.field(end) > window.since_ns] if window.since_ns is not None else []),
+            *([ds.field("host").isin(window.hosts)] if window.hosts else []),
+        ]
+    )
 
 
 def _read(data: Path, table: str, names: Sequence[str], condition: ds.Expression | None) -> pd.DataFrame:

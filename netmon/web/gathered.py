@@ -10,8 +10,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from netmon.records import CLASS_NAMES, Direction
-from netmon.views import Snapshot, Verdict
-from netmon.web.grid import SERIES, resampled
+from netmon.views import LinkView, Snapshot, Verdict
+from netmon.web.grid import SERIES, Floats, resampled
 from netmon.web.hours import HOUR_NS, step_rows
 from netmon.web.lanes import JOB, RANK, Catalogue, Lane, arranged
 from netmon.web.source import Rates
@@ -37,8 +37,14 @@ class _Ring:
         more = np.zeros((hosts - len(self.values), SERIES, self.cells), np.float32)
         self.values = np.concatenate([self.values, more])
 
-    def put(self, hosts: npt.NDArray[np.int64], cell: npt.NDArray[np.int64], values: npt.NDArray[np.float64]) -> None:
-        """values: (hosts, SERIES, columns) bytes; cell: (hosts, columns)."""
+    def put(
+        self,
+        hosts: npt.NDArray[np.int64],
+        cell: npt.NDArray[np.int64],
+        values: npt.NDArray[np.float64],
+        known: npt.NDArray[np.bool_],
+    ) -> None:
+        """values: (hosts, SERIES, columns) bytes; cell, known: (hosts, columns); what is not known changes nothing."""
         if not cell.size:
             return
         newest = int(cell.max())
@@ -46,13 +52,39 @@ class _Ring:
             gone = np.arange(max(self.newest + 1, newest - self.cells + 1), newest + 1) % self.cells
             self.values[:, :, gone] = 0
             self.newest = newest
-        host, column = np.nonzero(cell > self.newest - self.cells)
+        host, column = np.nonzero((cell > self.newest - self.cells) & known)
         self.values[hosts[host], :, cell[host, column] % self.cells] = values[host, :, column]
 
     def of(self, hosts: Sequence[int]) -> tuple[npt.NDArray[np.float32], tuple[int, int]]:
         """In the order of time, and the grid."""
         first = self.newest - self.cells + 1
         return np.roll(self.values[list(hosts)], -(first % self.cells), axis=2), (first * self.width_ns, self.width_ns)
+
+
+def _told_from(snapshot: Snapshot) -> int:
+    """From when on it has rates (ns, UTC); 0: it has none."""
+    links, told = _series(snapshot)
+    if not links:
+        return 0
+    known = (~np.isnan(told).any(axis=2)).sum(axis=1)
+    return int((np.array([link.series_end_ns for link in links], np.int64) - known * links[0].interval_ns).min())
+
+
+def _series(snapshot: Snapshot) -> tuple[list[LinkView], Floats]:
+    """The links that have rates, and these: (links, columns, classes) bit/s, nan: not known."""
+    links = [link for link in snapshot.links if link.series_end_ns and len(link.wire_bps)]
+    columns = min((len(link.wire_bps) for link in links), default=0)
+    return links, np.stack([link.wire_bps[-columns:] for link in links]) if links else np.empty((0, 0, 0))
+
+
+def _unheard(known: Catalogue, told_from_ns: int, oldest_ns: int) -> tuple[tuple[int, int], ...]:
+    """The times of which no snapshot has had the rates, now that one has them from a moment on."""
+    if not known.unheard_ns:
+        return ((0, told_from_ns),)
+    first, *others = known.unheard_ns
+    if told_from_ns > known.end_ns:
+        others.append((known.end_ns, told_from_ns))
+    return (first, *(time for time in others if time[1] > oldest_ns))
 
 
 class Gathered:
@@ -149,16 +181,17 @@ class Gathered:
         known = self.catalogue
         theory = {job.job: (job.measured_bytes, job.theory_bytes) for job in snapshot.jobs}
         self.end_ns = max([self.end_ns, *(link.series_end_ns for link in snapshot.links)])
-        heard = known.rates_from_ns or (self.end_ns or now_ns) - _SHOWN_NS
+        told_from = _told_from(snapshot) or (self.end_ns or now_ns) - _SHOWN_NS
+        unheard = _unheard(known, told_from, self.end_ns - HOUR_NS)
         self.catalogue = Catalogue(
             lanes=lanes,
-            begin_ns=max(known.begin_ns or heard, self.end_ns - HOUR_NS),
+            begin_ns=max(known.begin_ns or told_from, self.end_ns - HOUR_NS),
             end_ns=self.end_ns,
             capacity_bps=capacity,
             job_names={**known.job_names, **{job.job: job.name or job.job for job in snapshot.jobs}},
             theory={**known.theory, **theory},
-            rates_from_ns=heard,
-            generation=known.generation + (lanes != known.lanes),
+            unheard_ns=unheard,
+            generation=known.generation + (lanes != known.lanes or unheard != known.unheard_ns),
         )
         if lanes != known.lanes:
             self._steps.arrange([self._lane(lane) for lane in lanes])
@@ -169,33 +202,37 @@ class Gathered:
         return self._jobs[lane.job], lane.rank if lane.kind == RANK else -1
 
     def _add_rates(self, snapshot: Snapshot) -> None:
-        links = [link for link in snapshot.links if link.series_end_ns and len(link.wire_bps)]
+        links, told = _series(snapshot)
         if not links:
             return
-        columns = min(len(link.wire_bps) for link in links)
-        interval = links[0].interval_ns
-        rates = np.nan_to_num(np.stack([link.wire_bps[-columns:] for link in links])) * (interval / 8e9)
+        columns = told.shape[1]
+        rates = np.nan_to_num(told) * (links[0].interval_ns / 8e9)
         host = np.array([self._hosts[link.host] for link in links])
         hosts, place = np.unique(host, return_inverse=True)
         by_way = np.zeros((len(hosts), len(Direction), len(CLASS_NAMES), columns))
         np.add.at(by_way, (place, np.array([int(link.direction) for link in links])), rates.transpose(0, 2, 1))
         total = by_way.reshape(len(hosts), SERIES, columns)
+        known = np.zeros((len(hosts), columns), bool)
+        np.logical_or.at(known, place, ~np.isnan(told).any(axis=2))
         ends = np.zeros(len(hosts), np.int64)
         np.maximum.at(ends, place, np.array([link.series_end_ns for link in links], np.int64))
         fine, coarse = self._rings
         # The hosts' own columns lie anywhere on the grid: to half a column.
         last = (ends + fine.width_ns // 2) // fine.width_ns - 1
         cell = last[:, None] + np.arange(-columns + 1, 1)
-        fine.put(hosts, cell, total)
+        fine.put(hosts, cell, total, known)
         whole = coarse.width_ns // fine.width_ns
         seconds = last // whole  # of the newest column: not over yet
         count = columns // whole - 2  # the oldest one is not whole
         of = (seconds[:, None] + np.arange(-count, 1))[:, :, None] * whole + np.arange(whole)
         at = np.clip(of - cell[:, :1, None], 0, columns - 1)
         there = (of >= cell[:, :1, None]) & (of <= last[:, None, None])
-        picked = np.take_along_axis(total, at.reshape(len(hosts), 1, -1), axis=2) * there.reshape(len(hosts), 1, -1)
+        in_seconds = at.reshape(len(hosts), 1, -1)
+        picked = np.take_along_axis(total, in_seconds, axis=2) * there.reshape(len(hosts), 1, -1)
         sums = picked.reshape(len(hosts), SERIES, count + 1, whole).sum(axis=3)
-        coarse.put(hosts, seconds[:, None] + np.arange(-count, 1), sums)
+        heard = np.take_along_axis(known[:, None], in_seconds, axis=2).reshape(there.shape)
+        whole_known = np.all(heard | ~there, axis=2)
+        coarse.put(hosts, seconds[:, None] + np.arange(-count, 1), sums, whole_known)
 
     def _add_steps(self, snapshot: Snapshot) -> None:
         fresh = []

@@ -30,7 +30,7 @@ class Catalogue:
     capacity_bps: Mapping[str, float] = field(default_factory=dict)  # by host: one direction, all interfaces
     job_names: Mapping[str, str] = field(default_factory=dict)  # what people call them
     theory: Mapping[str, tuple[float, float]] = field(default_factory=dict)  # by job: bytes measured, equation 3.1
-    rates_from_ns: int = 0  # before it rates are known of moments only
+    unheard_ns: tuple[tuple[int, int], ...] = ()  # begin and end of times of which rates are known of moments only
     generation: int = 0  # another one: other lanes
 
 

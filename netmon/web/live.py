@@ -80,7 +80,7 @@ class Live:
         """What was gathered; of a moment, where agents may be asked, what their recorders have."""
         known = self._gathered.rates(hosts, begin_ns, width_ns, bins)
         end_ns = begin_ns + width_ns * bins
-        unheard = begin_ns < self._gathered.catalogue.rates_from_ns
+        unheard = any(begin_ns < end and begin < end_ns for begin, end in self._gathered.catalogue.unheard_ns)
         something = unheard or known.wire_bytes.any()  # else there is nothing to ask about
         few = self._moments.within(len(hosts), end_ns - begin_ns)
         if not (full and few and something and end_ns < self._gathered.end_ns):

@@ -154,7 +154,7 @@ class Page:
                 "origin_ns": str(origin(known)),
                 "begin_ns": str(known.begin_ns),
                 "end_ns": str(known.end_ns),
-                "rates_from_ns": str(known.rates_from_ns or known.begin_ns),
+                "unheard_ns": [[str(begin), str(end)] for begin, end in known.unheard_ns],
                 "moment_ns": MOMENT_NS,
                 "tile": {"bins": BINS, "finest_ns": FINEST_NS, "most_level": MOST_LEVEL, "block": BLOCK},
                 "classes": CLASS_NAMES,

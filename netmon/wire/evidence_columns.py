@@ -3,6 +3,7 @@
 
 import zlib
 from collections.abc import Sequence
+from functools import cache
 
 import numpy as np
 import numpy.typing as npt
@@ -62,15 +63,13 @@ _MOST = {dtype: _most(dtype) for dtype in _MOST_ROWS}
 
 def encode_evidence(table: Table, message: netmon_pb2.Transport | netmon_pb2.HostPart) -> None:
     """A table of TRANSPORT or HOST_PART into an empty message."""
-    names = table.dtype.names or ()
     message.rows = len(table)
-    matrix = np.empty((len(names), len(table)), np.int64)
-    for place, name in enumerate(names):
-        matrix[place] = table[name]
+    # All columns are of one type and one after the other: a row is a row of a matrix.
+    columns = np.frombuffer(table.tobytes(), "<i8").reshape(len(table), -1).T + 1
     if isinstance(message, netmon_pb2.HostPart):
-        message.stopped = zlib.compress((matrix[_APART] + 1).astype("<u8").tobytes(), 1)
-        matrix = matrix[:_APART]
-    message.columns = zlib.compress((matrix + 1).astype("<u8").tobytes(), 1)
+        message.stopped = zlib.compress(columns[_APART].tobytes(), 1)
+        columns = columns[:_APART]
+    message.columns = zlib.compress(columns.tobytes(), 1)
 
 
 def split_evidence(message: netmon_pb2.Transport | netmon_pb2.HostPart, dtype: np.dtype[np.void]) -> Columns:
@@ -111,9 +110,11 @@ def stack_evidence(
     stacked, counts = np.concatenate(pieces, axis=1), [piece.shape[1] for piece in pieces]
     table["batch"] = np.repeat(of, counts)
     over = stacked > _MOST[dtype]
-    values = np.where(over, 0, stacked).astype(np.int64) - 1
-    for place, name in enumerate(dtype.names or ()):
-        table[name] = values[place]
+    if over.any():
+        stacked = np.where(over, 0, stacked)
+    values = stacked.astype(np.int64) - 1
+    for name, column in zip(dtype.names or (), values, strict=True):
+        table[name] = column
     latest = np.repeat(np.asarray(horizons, np.int64), counts) + FURTHEST_NS
     reasons = {
         "a number that is out of its range": over.any(axis=0),
@@ -123,11 +124,12 @@ def stack_evidence(
     }
     faults: dict[int, str] = {}
     for reason, wrong in reasons.items():
-        for batch in np.unique(table["batch"][wrong]).tolist():
+        for batch in np.unique(table["batch"][wrong]).tolist() if wrong.any() else ():
             faults.setdefault(batch, f"{_NAMES[dtype]}.columns has {reason}")
     return table, faults
 
 
+@cache
 def with_batch(dtype: np.dtype[np.void]) -> np.dtype[np.void]:
     """The dtype, and before it the number of the batch."""
     return np.dtype([("batch", "<i4"), *((name, "<i8") for name in dtype.names or ())])

@@ -9,13 +9,14 @@ import shlex
 import subprocess
 from pathlib import Path
 
+_ROOT = Path(__file__).parents[2]  # the checkout: /tmp is another one there
 _SETUP = """
 set -e
 mount --make-rprivate /
 umount -R /sys/fs/cgroup
 mount -t cgroup2 cgroup2 /sys/fs/cgroup
 mount -t tmpfs tmpfs /mnt
-mkdir /mnt/up /mnt/work /mnt/root
+mkdir /mnt/up /mnt/work /mnt/root /mnt/checkout
 mount -t overlay overlay -o lowerdir=/,upperdir=/mnt/up,workdir=/mnt/work /mnt/root
 cd /mnt/root/etc/systemd/system
 for unit in systemd-networkd-wait-online systemd-timesyncd systemd-resolved systemd-networkd getty@tty1 console-getty;
@@ -38,7 +39,8 @@ ln -s ../job.service basic.target.wants/job.service
 : >/mnt/root/etc/machine-id
 mount --bind /sys/kernel/btf /sys/kernel/btf 2>/dev/null || true
 exec systemd-nspawn --quiet --directory=/mnt/root --register=no --keep-unit --private-network --capability=all \\
-  --system-call-filter='bpf perf_event_open' --bind="$1":/job --boot --console=pipe systemd.unit=basic.target
+  --system-call-filter='bpf perf_event_open' --bind="$1":/job --overlay="$2:/mnt/checkout:$2" --boot \\
+  --console=pipe systemd.unit=basic.target
 """
 
 
@@ -60,6 +62,7 @@ def run_booted(script: str, folder: Path, limit_s: float = 240) -> str:
         _SETUP,
         "sh",
         str(folder),
+        str(_ROOT),
     ]
     done = subprocess.run(
         command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, timeout=limit_s

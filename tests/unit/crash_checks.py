@@ -2,7 +2,10 @@
 """What the spool and the dataset have promised, and whether a directory that a power cut has left keeps it."""
 
 import functools
+import os
 from collections import Counter
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +15,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from crash_model import Tree
-from crash_states import Check, Contents
+from crash_place import Contents
+from crash_states import Check
 
 from collector.dataset.sink import ParquetSink
 from netmon.agent.spool import Spool
@@ -117,21 +121,24 @@ _ParquetFile = pq.ParquetFile
 
 
 class _ReadOnce:
-    """A Parquet file that is never written to again: what is in it is known from the second time on."""
+    """A Parquet file: what is in it is known from the second time on."""
 
     def __init__(self, seen: Contents, path: Path) -> None:
-        found = path.stat()
-        self._tables = seen.tables.setdefault(found.st_ino, {}) if found.st_nlink > 1 else {}
-        self._path = path
+        self._seen, self._path, self._inode = seen, path, os.stat(path).st_ino
+
+    def _once(self, what: Hashable, read: Callable[[pq.ParquetFile], Any]) -> Any:
+        return self._seen.once(self._inode, what, lambda: read(_ParquetFile(self._path)))
 
     def read(self, columns: list[str] | None = None) -> pa.Table:
-        key = tuple(columns or ())
-        if key not in self._tables:
-            self._tables[key] = _ParquetFile(self._path).read(columns)
-        return self._tables[key]
+        return self._once(("read", *(columns or ())), lambda file: file.read(columns))
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(_ParquetFile(self._path), name)
+    @property
+    def metadata(self) -> Any:
+        return self._once("metadata", lambda file: file.metadata)
+
+
+def _schema(seen: Contents, path: Path) -> pa.Schema:
+    return seen.once(os.stat(path).st_ino, "schema", lambda: _ParquetFile(path).schema_arrow)
 
 
 class StoreCheck:
@@ -152,6 +159,7 @@ class StoreCheck:
         """The last flush of each host that is known of, or what is wrong."""
         with pytest.MonkeyPatch.context() as patched:
             patched.setattr(pq, "ParquetFile", functools.partial(_ReadOnce, seen))
+            patched.setattr(pq, "read_schema", functools.partial(_schema, seen))
             return self._look(directory, seen, digest)
 
     def _look(self, directory: Path, seen: Contents, digest: bytes) -> dict[str, int] | str:
@@ -189,18 +197,28 @@ class StoreCheck:
 
     @staticmethod
     def _read(data: Path, seen: Contents) -> tuple[Counter[tuple[str, int]], Counter[tuple[str, int]]]:
-        flushes: Counter[tuple[str, int]] = Counter()
-        flows: Counter[tuple[str, int]] = Counter()
-        for name, column, counts in (("buckets", "bucket_start_ns", flushes), ("flows", "flow_id", flows)):
-            for path in (data / name).glob("*/*/*.parquet"):
-                known = seen.of_inode.get(inode := path.stat().st_ino)
-                if known is None or path.stat().st_nlink == 1:
-                    rows = _ParquetFile(path).read(["host", column])
-                    keys = rows[column].to_pylist()
-                    if name == "buckets":
-                        keys = [crash_store_run.number_of(time) for time in keys]
-                    known = Counter(zip(rows["host"].to_pylist(), keys, strict=True))
-                    if path.stat().st_nlink > 1:
-                        seen.of_inode[inode] = known
-                counts.update(known)
-        return flushes, flows
+        counts = Counter[tuple[str, int]](), Counter[tuple[str, int]]()
+        for name, column, total in zip(("buckets", "flows"), ("bucket_start_ns", "flow_id"), counts, strict=True):
+            for path, inode in _files_of(data / name, 3):
+                if path.endswith(".parquet"):
+                    total.update(seen.once(inode, "rows", functools.partial(_rows, path, column)))
+        return counts
+
+
+def _files_of(folder: Path | str, below: int) -> Iterator[tuple[str, int]]:
+    """Path and inode of the files so many levels below a folder that may not be there."""
+    with suppress(FileNotFoundError), os.scandir(folder) as entries:
+        for entry in entries:
+            if below > 1:
+                yield from _files_of(entry.path, below - 1)
+            else:
+                yield entry.path, entry.inode()
+
+
+def _rows(path: str, column: str) -> Counter[tuple[str, int]]:
+    """How many there are of each host and flush, or flow."""
+    rows = _ParquetFile(path).read(["host", column])
+    keys = rows[column].to_pylist()
+    if column == "bucket_start_ns":
+        keys = [crash_store_run.number_of(time) for time in keys]
+    return Counter(zip(rows["host"].to_pylist(), keys, strict=True))

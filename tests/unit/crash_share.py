@@ -46,7 +46,7 @@ def main(folder: str, kind: str, *numbers: str) -> None:
             walk.to(begin + POINTS, look=turn % of == number)
             if turn % (20 * of) == number:
                 print(f"{begin} of {len(ops)} points; {walk.result}", flush=True)
-    Path(folder, f"result-{number}").write_bytes(pickle.dumps(walk.result))
+    Path(folder, f"result-{number}").write_bytes(pickle.dumps(walk.over()))
 
 
 if __name__ == "__main__":

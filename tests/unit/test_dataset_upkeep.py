@@ -108,7 +108,7 @@ def test_a_power_cut_while_files_are_merged_costs_nothing(tmp_path, monkeypatch,
     assert len(files(after)) == (5 if moment in ("merge", "commit") else 1)
 
 
-def test_a_reader_sees_every_row_once_or_is_told(tmp_path):
+def test_a_reader_sees_every_row_once_or_is_told(tmp_path, monkeypatch):
     """It lists the files before, and opens them after they were replaced: it fails, and does not read half."""
     sink = filled(tmp_path, writes=2, hosts=1)
     rows, over, seen, told = 400, threading.Event(), set(), 0
@@ -131,8 +131,12 @@ def test_a_reader_sees_every_row_once_or_is_told(tmp_path):
     finally:
         over.set()
         reader.join()
-    sink.close()
     assert seen <= set(range(400, rows + 1, 200))
+    assert len(list((tmp_path / ".netmon" / "staging").iterdir())) == 38  # that somebody may be listing
+    monkeypatch.setattr(staging, "_LISTED_S", 0)
+    assert not sink.merge_some(lambda: True)
+    assert not list((tmp_path / ".netmon" / "staging").iterdir())
+    sink.close()
     assert sum(pq.read_metadata(path).num_rows for path in files(tmp_path)) == rows
 
 

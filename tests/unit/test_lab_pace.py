@@ -44,3 +44,11 @@ def test_who_waits_hears_of_another_pace(tmp_path: Path) -> None:
     write_pace(path, time.monotonic_ns() + 20 * MS)
     pace.wait()
     pace.wait()  # no period: one iteration after the other
+
+
+def test_ranks_that_skipped_unlike_periods_begin_together_again(tmp_path: Path) -> None:
+    """One of them just made the last period; both end their iteration a little after the next one has begun."""
+    begin = time.monotonic_ns() - 2 * HOUR_NS - HOUR_NS // 10
+    for missed in (0, 1):
+        write_pace(tmp_path / "pace", begin + missed * HOUR_NS, HOUR_NS)
+        Pace(str(tmp_path / "pace")).wait()  # or the test lasts an hour

@@ -63,6 +63,14 @@ def test_the_shift_takes_two_jobs_apart() -> None:
     assert 40 * MS <= fit.shift_ns <= 60 * MS
 
 
+@pytest.mark.parametrize("first_ms", [-10, 0, 10])
+def test_where_the_shifted_job_is_to_begin_does_not_hang_on_who_began_first(first_ms: int) -> None:
+    """Iterations that take longer beside each other than where they are held apart: the turn is that of the latter."""
+    both = [square("a", 100, 40, every_ms=140), square("b", 100, 40, every_ms=140, first_ms=first_ms)]
+    fit = fits(both, {0: GBIT})[0]
+    assert 40 * MS <= fit.offset_ns <= fit.hold_ns - 40 * MS
+
+
 @pytest.mark.parametrize(
     ("every_ms", "gain"), [(100, 0.0), (110, 1 - 100 / 110), (140, 1 - 100 / 140), (180, 1 - 100 / 160)]
 )

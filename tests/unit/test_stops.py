@@ -65,7 +65,7 @@ def test_what_a_rank_did_stands_beside_the_time_in_which_it_was_stopped(shared: 
         pass
     rank.look(START + STEP_NS)
     rank.close()
-    before, stopped = rank.take()
+    before, stopped = rank.take()[:2]  # a busy machine may give what follows a row of its own
     assert stopped["cpu_ns"] == stopped["run_delay_ns"] == 0
     assert before["cpu_ns"] > 500_000  # two thirds of it
 

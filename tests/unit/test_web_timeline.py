@@ -2,6 +2,7 @@
 """What a page is told of bytes and iterations: sums that are exact, phases that add up, pieces that are bounded."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -198,3 +199,34 @@ def test_snapshots_become_rates_and_iterations() -> None:
         assert (found.wire_bytes[0, 7] * 8e9 / width).tolist() == pytest.approx([8e8] * (4_000 * MS // width))
     (lanes,) = gathered.steps(0, 1 << 62)
     assert lanes.number.tolist() == [412] * 4  # of each rank, and of the slowest
+
+
+def test_a_time_in_which_nobody_listened_is_told_from_silence() -> None:
+    gathered = Gathered()
+    columns = len(example().links[0].wire_bps)
+
+    def hear(second: int, known: int) -> None:
+        """known: seconds of which the snapshot has rates."""
+        links = []
+        for link in example(BEGIN_NS, 1).links:
+            rates = np.array(link.wire_bps)
+            rates[: columns - known * 10] = np.nan
+            links.append(replace(link, series_end_ns=BEGIN_NS + second * 1_000 * MS, wire_bps=rates))
+        gathered.add(replace(example(BEGIN_NS), links=tuple(links), jobs=()), BEGIN_NS)
+
+    def unheard() -> list[tuple[float, float]]:
+        return [((a - BEGIN_NS) / 1e9, (b - BEGIN_NS) / 1e9) for a, b in gathered.catalogue.unheard_ns[1:]]
+
+    hear(20, 10)
+    hear(29, 10)
+    generation = gathered.catalogue.generation
+    assert unheard() == []
+    before = gathered.rates(["h2"], BEGIN_NS + 20_000 * MS, 100 * MS, 90).wire_bytes
+    hear(33, 2)  # of a collector that has just begun
+    assert unheard() == [(29, 31)]
+    assert gathered.catalogue.generation > generation
+    assert (gathered.rates(["h2"], BEGIN_NS + 20_000 * MS, 100 * MS, 90).wire_bytes == before).all()
+    hear(100, 10)
+    assert unheard() == [(29, 31), (33, 90)]
+    hear(3_660, 10)
+    assert unheard() == [(33, 90), (100, 3_650)]

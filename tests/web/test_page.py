@@ -223,7 +223,7 @@ def test_an_hour_before_the_page_began_comes_from_the_collectors_dataset(
             page.keyboard.press("f")
             slices = f"netmonPage.timeline.tiles.slices(netmonPage.timeline.level, 0, {begin}, {begin} + 20e9)"
             page.wait_for_function(f"() => {slices}.length > 10")
-            assert page.evaluate(f"() => netmonPage.catalogue.ratesFrom > {begin} + 30e9")  # shaded before
+            assert page.evaluate(f"() => netmonPage.catalogue.unheard[0][1] > {begin} + 30e9")  # shaded before
             page.evaluate(f"() => netmonPage.view.show({begin} + 2e9, {begin} + 2.02e9, 1)")
             stored = f"{TILES}.some((tile) => tile.level < 3 && tile.resolution_ns === {MS} && tile.rate_lane.length)"
             page.wait_for_function(f"() => (netmonPage.timeline.redraw(), {stored})")

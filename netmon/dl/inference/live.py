@@ -96,7 +96,11 @@ class Inference:
             self._pending.append(rows.astype(TRAFFIC))
 
     def advance(self, until_ns: int) -> Findings:
-        """What is new, given that all rows before until_ns have been added. What is late counts as at until_ns."""
+        """What is new, given that all rows before until_ns have been added.
+
+        What is late counts as at the until_ns of the time before, unless its flow is of no job and has not gone on
+        since: hosts that come to a worker one after the other tell of the same past.
+        """
         until_ns = until_ns // self._resolution_ns * self._resolution_ns
         if until_ns <= self._until_ns:
             return Findings()
@@ -122,8 +126,23 @@ class Inference:
         due = rows["time_ns"] < until_ns
         self._pending = [rows.compress(~due)]
         rows = rows.compress(due)
-        rows["time_ns"] = np.maximum(rows["time_ns"], self._until_ns)
+        late = np.flatnonzero(rows["time_ns"] < self._until_ns)
+        if len(late):
+            since = self._since(rows["flow"][late])
+            rows["time_ns"][late] = np.where(rows["time_ns"][late] < since, self._until_ns, rows["time_ns"][late])
         return rows
+
+    def _since(self, flow: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """From when on rows of each of these flows are taken as they are."""
+        of_jobs = {number for job in self._jobs for number in job.flows}
+        distinct, place = np.unique(flow, return_inverse=True)
+        since = [self._until_ns if number in of_jobs else self._last_ns(number) for number in distinct.tolist()]
+        return np.array(since, np.int64)[place]
+
+    def _last_ns(self, flow: int) -> int:
+        """When the last traffic of a flow was over; 0: there was none."""
+        bursts = self._bursts.get(flow)
+        return bursts.last_ns if bursts else 0
 
     def _keep(self, rows: Table, until_ns: int) -> None:
         flow, time_ns, volume = summed(rows, self._resolution_ns)

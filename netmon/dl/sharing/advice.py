@@ -82,11 +82,9 @@ class Share:
         return self.saves and not self.advised and self.fit.hold_ns > 0
 
     @property
-    def offset_ns(self) -> float | None:
+    def offset_ns(self) -> int | None:
         """How long after the first of the others the shifted job is to begin; None: not known."""
-        if self.drift is None or not self.fit.hold_ns:
-            return None
-        return (self.drift.phase_ns + self.fit.shift_ns) % self.fit.hold_ns
+        return self.fit.offset_ns if self.drift and self.fit.hold_ns else None
 
 
 @dataclass(frozen=True)

@@ -47,6 +47,7 @@ class Fit:
     trend: float  # score in the later half of the iterations they are judged by, less that in the earlier half
     shift_ns: int  # by which to begin later for it
     hold_ns: int  # how often they all would have to begin an iteration for the shift to last; 0: too unlike for that
+    offset_ns: int  # how long after the first of the others it begins then, of hold_ns; 0 where that is 0
     shared_ns: float  # what its iterations lately took, as far as sharing explains it
     shifted_ns: float  # with the shift, held to hold_ns
     others_shared_ns: tuple[float, ...]
@@ -136,6 +137,7 @@ def fits(jobs: Sequence[Demand], capacity_bps: Mapping[int, float]) -> list[Fit]
                 continue
             near = [other for other in now.others if any(other in shared[link] for link in now.links)]
             then = _Beside(steady, place, _others(group, place), shared, capacity_bps)
+            begins = [steady[one].starts_ns[0] + shifts[one] for one in (place, near[0])]
             found.append(
                 Fit(
                     jobs[place].job,
@@ -146,6 +148,7 @@ def fits(jobs: Sequence[Demand], capacity_bps: Mapping[int, float]) -> list[Fit]
                     now.trend(),
                     round(shifts[place]),
                     hold_ns,
+                    round((begins[0] - begins[1]) % steady[place].period_ns) if hold_ns else 0,
                     *took[place],
                     tuple(took[other][0] for other in near),
                     tuple(took[other][1] for other in near),

@@ -29,6 +29,7 @@ NOTABLE = 1.2
 """An iteration that takes so many times the usual stands out."""
 
 _MOSTLY = 0.5  # of a share, from which on a stop of that length explains all of it
+_UNCLEAR = 0.1  # of the excess, from which on what is not known is asked about
 REFERENCES = 6
 """Usual iterations whose traffic is looked at, at most."""
 
@@ -177,13 +178,16 @@ def _stopped(one: Judged, excess: float, shares: dict[str, float], late_of: dict
 
 def _hosts_part(one: Judged, excess: float, late_of: dict[int, float], unknown: float) -> dict[int, float]:
     """By rank, what its host's CPUs cost, taken from what it was late by, and from what is not known."""
-    if one.waited is None:
+    if one.waited is None or not (late_of or unknown > _UNCLEAR * excess):
         return {}
-    more = waited_more(one.waited, span_of(one.table, one.row), [span_of(one.table, row) for row in one.usual.tolist()])
+    table, usual = one.table, one.usual
+    begin, end = np.nanmin(table.start[usual], axis=1), np.nanmax(table.end[usual], axis=1)
+    spans = zip(*((column.astype(np.int64) + table.base_ns).tolist() for column in (begin, end)), strict=True)
+    more = waited_more(one.waited, span_of(table, one.row), list(spans))
     found = {
         rank: late_of.pop(rank) for rank in list(late_of) if explains({rank: more.get(rank, 0.0)}, late_of[rank]) >= 0
     }
-    rank = explains(more, unknown) if unknown > 0.1 * excess else -1
+    rank = explains(more, unknown) if unknown > _UNCLEAR * excess else -1
     if rank >= 0:
         found[rank] = found.get(rank, 0.0) + min(unknown, more[rank])
     return found

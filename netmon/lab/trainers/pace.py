@@ -3,8 +3,8 @@
 
 A file holds two numbers: `BEGIN PERIOD`, CLOCK_MONOTONIC and a duration, ns. Iterations begin no earlier than BEGIN
 and, where PERIOD is not 0, at BEGIN + k·PERIOD, each rank by itself. One that is late begins at once if it is not late
-by much, else with the next period, as CASSINI's agents do (Rajasekaran et al., NSDI'24). The file may change at any
-time; where there is none, nothing is waited for.
+by much, else with the next period that it is not late for by much, as CASSINI's agents do (Rajasekaran et al.,
+NSDI'24). The file may change at any time; where there is none, nothing is waited for.
 """
 
 import time
@@ -31,8 +31,9 @@ class Pace:
             if (told := _read(self._path)) != self._told:
                 self._told, self._due_ns = told, told[0]
             period, now = self._told[1], time.monotonic_ns()
-            if period and now > self._due_ns + _LATE * period:
-                self._due_ns += -(-(now - self._due_ns) // period) * period
+            late = int(now - self._due_ns - _LATE * period)
+            if period and late > 0:  # by the clock alone: ranks that skipped as many as each likes would not meet again
+                self._due_ns += -(-late // period) * period
             if self._due_ns - now > _LOOK_NS:
                 wait_until(now + _LOOK_NS)
                 continue

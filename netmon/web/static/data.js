@@ -39,6 +39,7 @@ export function readCatalogue(told) {
     host: host[at] < 0 ? "" : told.hosts[host[at]],
     capacity: host[at] < 0 ? 0 : told.capacity_bps[host[at]],
   }));
-  const [begin, end, ratesFrom] = [told.begin_ns, told.end_ns, told.rates_from_ns].map((ns) => Number(BigInt(ns) - origin));
-  return { ...told, origin, lanes, begin, end, ratesFrom };
+  const since = (ns) => Number(BigInt(ns) - origin);
+  const unheard = told.unheard_ns.map((times) => times.map(since));
+  return { ...told, origin, lanes, begin: since(told.begin_ns), end: since(told.end_ns), unheard };
 }

@@ -110,7 +110,7 @@ export class Timeline {
     c.rect(LABELS, AXIS, this.body, this.tall - AXIS);
     c.clip();
     this.drawLanes(first, last);
-    this.drawUnknown(level, first, last);
+    for (const [begin, end] of this.catalogue.unheard) this.drawUnknown(level, first, last, begin, end);
     this.drawTiles(level, first, last);
     this.drawSlices(level, first, last);
     this.drawMarks(first, last);
@@ -139,10 +139,11 @@ export class Timeline {
     }
   }
   // Nobody listened to the rates then; a moment's are asked for.
-  drawUnknown(level, first, last) {
+  drawUnknown(level, first, last, begin, end) {
     const { context: c, catalogue, colours } = this;
-    const right = Math.min(this.x(catalogue.ratesFrom), this.width);
-    if (right <= LABELS || this.tiles.span(level) <= catalogue.moment_ns) return;
+    const left = Math.max(this.x(begin), LABELS);
+    const right = Math.min(this.x(end), this.width);
+    if (right <= left || this.tiles.span(level) <= catalogue.moment_ns) return;
     const text = catalogue.full ? "rates not known: zoom in to ask for a moment's" : "rates not known";
     c.font = SMALL;
     c.textBaseline = "middle";
@@ -151,11 +152,11 @@ export class Timeline {
       const { height } = this.places[lane];
       c.fillStyle = colours.line;
       c.globalAlpha = 0.5;
-      c.fillRect(LABELS, this.y(lane), right - LABELS, height);
+      c.fillRect(left, this.y(lane), right - left, height);
       c.globalAlpha = 1;
-      if (right - LABELS < 200) continue;
+      if (right - left < 280) continue;
       c.fillStyle = colours.calm;
-      c.fillText(text, LABELS + 8, this.y(lane) + height / 2);
+      c.fillText(text, left + 8, this.y(lane) + height / 2);
     }
   }
   drawTiles(level, first, last) {

@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The disk of a service fills, fails as devices do, becomes read-only, and is mounted anew: nobody starts it again."""
+
+from pathlib import Path
+
+import pytest
+from guest import BOOTS_S, Guest
+from guest_services import Here, acknowledged, batches, configure, pid_of, says, works
+from sent_agent import Sent, check_whole
+from waiting import wait_for
+
+pytestmark = [pytest.mark.machine, pytest.mark.timeout(7200)]
+
+SECTORS = 64 << 11
+
+
+@pytest.fixture(scope="module")
+def disks() -> tuple[int, ...]:
+    return (64 << 20, 64 << 20)
+
+
+@pytest.fixture(scope="module")
+def mounted(guest: Guest) -> None:
+    """The state of both services on disks of their own, each below a device that can be made to fail."""
+    for device, name in (("vdb", "agent"), ("vdc", "collector")):
+        guest.run(
+            f"dmsetup create {name} --table '0 {SECTORS} linear /dev/{device} 0' && mkfs.ext4 -q /dev/mapper/{name}"
+        )
+        guest.run(f"mkdir -p /disk/{name} && mount -o errors=remount-ro /dev/mapper/{name} /disk/{name}")
+        unit = f"[Service]\nUser=netmon-{name}\nReadWritePaths=/disk\n"
+        guest.run(f"useradd --system netmon-{name} && install -d -o netmon-{name} -m 755 /disk/{name}/own")
+        guest.write(f"/etc/systemd/system/netmon-{name}.service.d/disk.conf", unit)
+    guest.run("systemctl daemon-reload")
+
+
+def table(guest: Guest, name: str, target: str) -> None:
+    """What lies below a file system; what waits for it fails or is done."""
+    guest.run(f"dmsetup load {name} --table '0 {SECTORS} {target}' && dmsetup suspend --noflush --nolockfs {name}")
+    guest.run(f"dmsetup resume {name}")
+
+
+def fill(guest: Guest, name: str) -> None:
+    guest.run(f"dd if=/dev/zero of=/disk/{name}/full bs=64k 2>/dev/null; sync", check=False)
+
+
+def mount_anew(guest: Guest, name: str) -> None:
+    """As an operator does: after the file system was looked over."""
+    device = {"agent": "vdb", "collector": "vdc"}[name]
+    guest.run(f"umount -l /disk/{name}; e2fsck -fy /dev/mapper/{name} >/dev/null", check=False)
+    guest.run(f"mount /dev/mapper/{name} /disk/{name}  # {device}")
+
+
+def test_an_agent_s_disk(guest: Guest, here: Here, mounted: None):
+    configure(guest, here.port, agent='spool = "/disk/agent/own/spool"\nrecord = "off"\n')
+    guest.run("systemctl start netmon-agent", BOOTS_S)
+    works(guest)
+    pid = pid_of(guest, "agent")
+
+    here.end()
+    fill(guest, "agent")
+    says(guest, "agent", "batches wait in memory", 1)
+    works(guest)
+    guest.run("rm /disk/agent/full")
+    says(guest, "agent", "takes batches again", 1)
+    table(guest, "agent", "error")
+    says(guest, "agent", "batches wait in memory", 2)
+    works(guest)
+    table(guest, "agent", "linear /dev/vdb 0")
+    mount_anew(guest, "agent")
+    says(guest, "agent", "takes batches again", 2)
+    here.start()
+    works(guest)
+    made = batches(guest)
+    wait_for(lambda: guest.metrics()["netmon_agent_batches_acknowledged_total"] >= made, BOOTS_S)
+    told = guest.metrics()
+    print({name: value for name, value in told.items() if "given_up" in name or "lost" in name})
+    print(guest.journal("netmon-agent"))
+    assert pid_of(guest, "agent") == pid
+    guest.run("systemctl stop netmon-agent", BOOTS_S)
+
+
+def test_a_collector_s_disk(guest: Guest, mounted: None, tmp_path: Path):
+    configure(guest, 9, collector="")
+    guest.run("sed -i 's|/var/lib/netmon|/disk/collector/own/data|' /etc/netmon/collector.toml")
+    guest.run("systemctl start netmon-collector", BOOTS_S)
+    pid = pid_of(guest, "collector")
+    sent = Sent(tmp_path / "spool", f"127.0.0.1:{guest.ports[9400]}")
+    sent.start()
+
+    try:
+        sent.append(20)
+        acknowledged(sent, 5)
+        fill(guest, "collector")
+        sent.append(20)
+        says(guest, "collector", "cannot write to", 1)
+        guest.run("rm /disk/collector/full")
+        says(guest, "collector", "takes rows again", 1)
+        sent.append(20)
+        acknowledged(sent, 45)
+        table(guest, "collector", "error")
+        sent.append(20)
+        says(guest, "collector", "cannot write to", 2)
+        table(guest, "collector", "linear /dev/vdc 0")
+        mount_anew(guest, "collector")
+        says(guest, "collector", "takes rows again", 2)
+        sent.append(20)
+        acknowledged(sent, 85)
+    finally:
+        print(guest.journal("netmon-collector"))
+        sent.finish(600)
+    assert pid_of(guest, "collector") == pid
+    guest.run("systemctl stop netmon-collector", BOOTS_S)
+    guest.fetch("/disk/collector/own/data", tmp_path / "data")
+    check_whole(tmp_path / "data", sent)
