@@ -277,10 +277,6 @@ class FlowTable:
         self.jobs_here.add(name)
         return self._all.job(name)
 
-    def stepper(self, job: int, rank: int) -> int:
-        """As AllFlows.stepper of the session."""
-        return self._all.stepper(self._session, job, rank)
-
     def describe(self, flow: Flow) -> None:
         """Take in a flow, or what is newly known of it; an owner once known is not forgotten."""
         index = self._index.get(flow.flow_id)

@@ -4,7 +4,7 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, pairwise
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -22,11 +22,49 @@ VARYING = ("number", *TIMES)
 _COLUMNS = ("place", "whose", *VARYING)
 
 
+class Common(Sequence[Iteration]):
+    """What is the same for all iterations of a rank, of many ranks; never changed."""
+
+    def __init__(self, ranks: Sequence[Iteration]) -> None:
+        """Of each rank any iteration."""
+        self._ranks = ranks
+        self._columns: dict[str, npt.NDArray[Any]] = {}
+        self._jobs: tuple[list[str], _Numbers] | None = None
+
+    def __len__(self) -> int:
+        """How many ranks."""
+        return len(self._ranks)
+
+    @overload
+    def __getitem__(self, which: int) -> Iteration: ...
+    @overload
+    def __getitem__(self, which: slice) -> Sequence[Iteration]: ...
+    def __getitem__(self, which: int | slice) -> Iteration | Sequence[Iteration]:
+        """Of one rank, or of some."""
+        return self._ranks[which]
+
+    def column(self, name: str) -> npt.NDArray[Any]:
+        """A number of each."""
+        if name not in self._columns:
+            kind = np.bool_ if name == "relative" else np.int64
+            self._columns[name] = np.array([getattr(one, name) for one in self._ranks], kind)
+        return self._columns[name]
+
+    @property
+    def jobs(self) -> tuple[list[str], _Numbers]:
+        """The names of their jobs, and which of them is each one's."""
+        if self._jobs is None:
+            numbers: dict[str, int] = {}
+            of = [numbers.setdefault(one.job, len(numbers)) for one in self._ranks]
+            self._jobs = list(numbers), np.array(of, np.int64)
+        return self._jobs
+
+
 @dataclass(frozen=True)
 class IterationRows:
     """The arrays have one length. What is the same for all iterations of a rank stands in `about` once."""
 
-    about: Sequence[Iteration]
+    about: Common
     place: _Numbers  # of the session in the host stage
     whose: _Numbers  # index into about
     number: _Numbers
@@ -67,31 +105,29 @@ class IterationRows:
 
     def each_of(self, name: str) -> npt.NDArray[Any]:
         """A number in Iteration that is the same for all of a rank, of each row."""
-        values = np.array([getattr(one, name) for one in self.about], np.int64 if name != "relative" else np.bool_)
-        found: npt.NDArray[Any] = values[self.whose]
+        found: npt.NDArray[Any] = self.about.column(name)[self.whose]
         return found
 
     def numbers(self, number_of: Callable[[str], int]) -> _Numbers:
         """The number of each row's job, as told by its name."""
-        found: _Numbers = np.array([number_of(one.job) for one in self.about], np.int64)[self.whose]
+        names, of = self.about.jobs
+        found: _Numbers = np.array([number_of(name) for name in names], np.int64)[of[self.whose]]
         return found
 
     def by_job(self) -> Iterator[tuple[str, "npt.NDArray[np.intp]"]]:
         """The rows of each job, in their order."""
         if not len(self):
             return
-        numbers: dict[str, int] = {}
-        known = np.full(len(self.about), -1, np.int64)
-        used = np.unique(self.whose)
-        known[used] = [numbers.setdefault(self.about[who].job, len(numbers)) for who in used.tolist()]
-        job = known[self.whose]
+        names, of = self.about.jobs
+        job = of[self.whose]
         order = np.argsort(job, kind="stable")
-        spans = pairwise([*starts(job[order]).tolist(), len(order)])
-        for name, (begin, end) in zip(numbers, spans, strict=True):
-            yield name, order[begin:end]
+        first = starts(job[order])
+        spans = pairwise([*first.tolist(), len(order)])
+        for one, (begin, end) in zip(job[order[first]].tolist(), spans, strict=True):
+            yield names[one], order[begin:end]
 
 
-NONE = IterationRows((), *(np.empty(0, np.int64) for _ in _COLUMNS))
+NONE = IterationRows(Common(()), *(np.empty(0, np.int64) for _ in _COLUMNS))
 
 
 def iteration_rows(told: Iterable[tuple[int, Iteration]]) -> IterationRows:
@@ -102,7 +138,7 @@ def iteration_rows(told: Iterable[tuple[int, Iteration]]) -> IterationRows:
     columns = [
         (place, row, one.number, *(getattr(one, name) for name in TIMES)) for row, (place, one) in enumerate(told)
     ]
-    return IterationRows([one for _, one in told], *np.array(columns, np.int64).T.copy())
+    return IterationRows(Common([one for _, one in told]), *np.array(columns, np.int64).T.copy())
 
 
 def joined(tables: Sequence[IterationRows]) -> IterationRows:
@@ -113,7 +149,7 @@ def joined(tables: Sequence[IterationRows]) -> IterationRows:
     columns = {name: np.concatenate([getattr(table, name) for table in tables]) for name in _COLUMNS}
     shifts = np.cumsum([0, *(len(table.about) for table in tables[:-1])])
     columns["whose"] += np.repeat(shifts, [len(table) for table in tables])
-    return IterationRows(list(chain.from_iterable(table.about for table in tables)), **columns)
+    return IterationRows(Common(list(chain.from_iterable(table.about for table in tables))), **columns)
 
 
 def goes_on(rows: IterationRows, rank: _Numbers, last: Mapping[int, int]) -> bool:

@@ -105,6 +105,11 @@ class RankLog:
             self.ranks.pop(rank.serial, None)
         self.tell_session(About.OVER, session)
 
+    def _turn(self, told: BeatsTold) -> tuple[int, int]:
+        """Ranks of one host after the other, and each after those that came before it."""
+        known = self.ranks.get(told.serial)
+        return (known[0].place if known else -1), told.serial
+
     def _job(self, name: str) -> int:
         return self._jobs.setdefault(name, len(self._jobs))
 
@@ -115,7 +120,7 @@ class RankLog:
             "jobs": list(self._jobs),
             "ranks": _table(self._rows, RANKS_TOLD),
             "steps": np.concatenate([*self._stepped, _table(self._steps, STEPS_TOLD)]),
-            "beats": self._beats,
+            "beats": sorted(self._beats, key=self._turn),
         }
         for rank in self._asked:
             rank.asked = False

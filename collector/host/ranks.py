@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """The ranks of one host: their marks, their iterations and whose bytes went by meanwhile."""
 
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 
-from collector.host.counting import Counting
-from collector.host.flows import FlowTable
+from collector.host.flows import AllFlows, FlowTable
+from collector.host.known_ranks import KnownRanks
 from collector.host.odd_marks import DISTANT, GONE, REPEATED, Key, OddMarks
-from collector.host.rank import NEVER, Rank, Resumed, Scores, Steps, keep_newest
+from collector.host.rank import NEVER, Rank, Resumed, keep_newest
 from collector.host.rank_log import RankLog
 from collector.host.steady import SteadyRanks
 from collector.messages import Holder
@@ -17,13 +17,12 @@ from netmon.dl.numbering import Trust
 from netmon.mark_runs import MarkRun
 from netmon.records import Mark, Moment, Source
 
-LONGEST_NEED_NS = 30_000_000_000  # an older open iteration or interval no longer holds back acknowledgements
 LONGEST_HISTORY_NS = 3_600_000_000_000  # of a longer iteration, the account is that of its last hour
 
 _RARE = frozenset((Moment.JOIN, Moment.LEAVE))
 
 
-class Ranks:
+class Ranks(KnownRanks):
     """All ranks of one host and session."""
 
     def __init__(
@@ -34,22 +33,17 @@ class Ranks:
         place, holder: of the session; account: of the host's bytes; parameters: of models that do not tell theirs;
         log: of what the ranks of all hosts tell the job stage; steady: those of all hosts that go on as they have.
         """
+        super().__init__(parameters)
         self._steady_ranks = steady
         self.account = account
         self.odd = OddMarks(holder.host)
-        self._needed_ns = NEVER  # start of the earliest iteration that may still ask for the account
         self.renamed: dict[tuple[str, int], str] = {}  # (job, pid) → name, where they differ
         self.place, self._host = place, holder.host
         self._log, self._number = log, log.open(holder)
-        self._counting = Counting(parameters)
         self.unnamed = False  # whether a process steps and it is not known yet of which job
         self.offset_ns = 0  # from mono to UTC
         self._heard, self._freezes = True, False  # the host, lately; a count stays as it is
-        self._ranks: dict[Key, Rank] = {}
-        self._past: list[Rank] = []  # whose processes have joined as the same rank again; their rows have not settled
         self._resumed: dict[tuple[str, int], Resumed] = {}
-        self._gone: dict[Key, None] = {}
-        self._left: dict[tuple[str, int], tuple[Resumed, Scores]] = {}  # of the last process that was it
         self._fresh: list[tuple[Rank, Iteration]] = []
         self._stepped: dict[int, Rank] = {}  # by id: processes whose latest steps are not told
 
@@ -286,79 +280,23 @@ class Ranks:
             f"its own number {shift:+d}"
         )
 
-    def _all(self) -> Collection[Rank]:
-        return [*self._past, *self._ranks.values()] if self._past else self._ranks.values()
-
-    def _stepping(self) -> list[Rank]:
-        return [rank for rank in self._all() if rank.name]
-
-    def _loose(self) -> list[Rank]:
-        """Those that are not steady."""
-        return [rank for rank in self._all() if rank.row < 0]
-
     def _take_back(self, *ranks: Rank) -> None:
         for rank in ranks:
             if rank.row >= 0:
                 self._steady_ranks.give_back(rank)
 
-    @property
-    def loose(self) -> bool:
-        """Whether there is a rank that is not steady."""
-        return any(rank.row < 0 for rank in self._all())
-
-    def let_go(self, flows: FlowTable) -> None:
+    def let_go(self, flows: FlowTable, everything: AllFlows) -> None:
         """Ranks that go on as they have are steady from here on, if all that has settled is told."""
         for rank in self._loose():
             if rank.told_by and not self._fresh:
                 job = flows.job(rank.name)
-                stepper = flows.stepper(job, rank.number)
+                stepper = everything.stepper(self.place, job, rank.number)
                 self._steady_ranks.adopt(self, rank, job, stepper, self._counting.about(rank))
 
     def recounted(self, rank: Rank) -> None:
         """Its job counts it in another way now."""
         if rank.row >= 0:
             self._steady_ranks.recount(rank, self._counting.about(rank))
-
-    def stepping_jobs(self) -> set[str]:
-        """The jobs with a rank here that has not left."""
-        hidden = self._hidden()
-        return {rank.name for rank in self._stepping() if not (rank.leaving() or rank.serial in hidden)}
-
-    def _hidden(self) -> set[int]:
-        """Serials of those whose process has left: their traffic is understood late."""
-        traffic = [rank for rank in self._stepping() if not rank.pid]
-        left = {(job, number) for job, number, pid in self._gone if pid} if traffic else set()
-        return {rank.serial for rank in traffic if (rank.name, rank.number) in left}
-
-    def names(self) -> list[tuple[str, int]]:
-        """(job, rank) of each rank."""
-        return [(rank.name, rank.number) for rank in self._stepping()]
-
-    def steps(self) -> list[Steps]:
-        """What rows are told of each rank that is not steady."""
-        hidden = self._hidden()
-        return [
-            Steps(
-                *(rank.name, rank.number, rank.pid != 0, rank.serial in hidden),
-                *(*rank.present(), self._counting.of(rank).shift, rank.tracker.spans()),
-            )
-            for rank in self._loose()
-            if rank.name
-        ]
-
-    def scores(self) -> tuple[Scores, Scores]:
-        """(job, score) of each rank and source that does not decide; the last ones of ranks that have gone."""
-        past = [score for _, scores in self._left.values() for score in scores]
-        return [score for rank in self._stepping() for score in rank.scores()], past
-
-    @property
-    def busy(self) -> bool:
-        """Whether there is a rank, or was one whose rows have not settled."""
-        return bool(self._ranks or self._past)
-
-    def waiting_ns(self) -> tuple[int, int]:
-        """As Rank.due_ns of the first one, and since when the account may be asked for (mono); NEVER: not at all."""
-        return min((rank.due_ns() for rank in self._loose()), default=NEVER), self._needed_ns
 
     def settle(self, settled_ns: int, flows: FlowTable) -> list[Iteration]:
         """The iterations whose rows have all been added."""
@@ -425,17 +363,3 @@ class Ranks:
             if rank.row >= 0:
                 self._steady_ranks.drop(rank)
         self._log.close(self._number, self._all())
-
-    def states(self) -> dict[tuple[str, int], tuple[Trust, int]]:
-        """By job and rank, what its count is taken up again by."""
-        return {(rank.name, rank.number): (rank.count.trust, rank.count.shift) for rank in self._stepping()}
-
-    def needed_since(self, horizon_ns: int) -> int | None:
-        """Start of the earliest iteration that is still open, unless it is too old to wait for (mono ns).
-
-        Of ranks that are not steady: for those see SteadyRanks.needed_ns. What only the traffic tells holds nothing
-        back: it is told late, by a guess, and of whoever looks like a rank.
-        """
-        told = [rank for rank in self._loose() if rank.pid and rank.tracker.source != Source.INFERRED]
-        times = [time for time in (rank.needed_since() for rank in told) if time is not None]
-        return min((time for time in times if time > horizon_ns - LONGEST_NEED_NS), default=None)

@@ -97,7 +97,9 @@ class HostStage:
         sequences = [message.sequence for message in messages]
         return (yield from self.take([place for place, _ in queue], decode_many(messages), sequences))
 
-    def take(self, places: Sequence[int], many: ManyBatches, sequences: Sequence[int] | None = None) -> Talk[Settled]:
+    def take(
+        self, places: Sequence[int] | _Places, many: ManyBatches, sequences: Sequence[int] | None = None
+    ) -> Talk[Settled]:
         """Take in batches that are decoded, and settle what is due; places: of their sessions, ascending."""
         settled = Settled()
         numbers = many.heads["sequence"].tolist() if sequences is None else sequences
@@ -355,7 +357,7 @@ class HostStage:
         """Ranks that go on as they have are steady from here on; when the others have something to do."""
         window, places = self._sessions[place].window, self.tables.places.table
         if not window.introduced:
-            window.ranks.let_go(window.flows)
+            window.ranks.let_go(window.flows, self.tables.flows)
         if not window.ranks.loose:
             self._loose.discard(place)
         places["due_ns"][place], places["needed_ns"][place] = window.ranks.waiting_ns()

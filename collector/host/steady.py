@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from collector.host.iteration_rows import IterationRows
+from collector.host.iteration_rows import Common, IterationRows
 from collector.host.rank import CHECK_EVERY, CHECK_EVERY_NS, SELDOM_NS, Rank
 from collector.host.steady_rank import ENDED, ORDER, ROW, State, give_back, state_of
 from collector.tick_messages import STEPS_TOLD, BeatsTold
@@ -62,7 +62,8 @@ class SteadyRanks:
         self._open = np.zeros((_FIRST, 2, _MARKS), np.int64)  # times and errors of the step that has begun; 0: none
         self._recent = np.zeros((_FIRST, _MARKS, 2, RECENT), np.int64)  # numbers and times, in turn
         self._ranks: list[tuple[Ranks, Rank] | None] = []
-        self._about: list[Iteration] = []  # never changed, only replaced
+        self._each: list[Iteration] = []  # what all iterations of each row's rank have in common
+        self._common: Common | None = None  # the same as it is now, once it has been asked for
         self._row_of: dict[tuple[int, Whose], int] = {}
         self._free: list[int] = []
         self._left: list[int] = []  # rows that are free once this tick has told what has ended
@@ -95,7 +96,7 @@ class SteadyRanks:
         row = self._free.pop() if self._free else len(self._ranks)
         if row == len(self._ranks):
             self._ranks.append(None)
-            self._about = [*self._about, about]
+            self._each.append(about)
         if row == len(self._rows):
             grown = (np.concatenate([one, np.zeros_like(one)]) for one in (self._rows, self._open, self._recent))
             self._rows, self._open, self._recent = grown
@@ -105,15 +106,18 @@ class SteadyRanks:
         told = self._rows[row]
         told["used"], told["place"], told["job"], told["stepper"] = True, ranks.place, job, stepper
         told["shift"] = rank.count.shift
-        self._set_about(row, about)
+        self._each[row], self._common = about, None
         ended = state.ended
         ended["row"] = row
         self._waiting = joined([self._waiting, ended])
         rank.row = row
         return True
 
-    def _set_about(self, row: int, about: Iteration) -> None:
-        self._about = [*self._about[:row], about, *self._about[row + 1 :]]
+    @property
+    def _about(self) -> Common:
+        if self._common is None:
+            self._common = Common(list(self._each))
+        return self._common
 
     def give_back(self, rank: Rank) -> None:
         """The rank is on its own again."""
@@ -139,7 +143,7 @@ class SteadyRanks:
     def recount(self, rank: Rank, about: Iteration) -> None:
         """Its job counts it in another way now."""
         self._rows["shift"][rank.row] = rank.count.shift
-        self._set_about(rank.row, about)
+        self._each[rank.row], self._common = about, None
 
     # --- marks
 
@@ -267,7 +271,8 @@ class SteadyRanks:
         stepped = rows["last_number"] - rows["checked_number"] >= CHECK_EVERY
         due = fresh & (since_ns >= np.where(stepped, CHECK_EVERY_NS, SELDOM_NS))
         if young:
-            due |= fresh & np.array([one.job in young for one in self._about], np.bool_)
+            names, of = self._about.jobs
+            due |= fresh & np.array([name in young for name in names], np.bool_)[of]
         found = []
         for row in np.flatnonzero(due).tolist():
             ranks, rank = self._known(row)

@@ -59,6 +59,19 @@ class State(NamedTuple):
     ended: Columns  # of ENDED: iterations whose rows have not settled
 
 
+def _alike(rank: "Rank") -> bool:
+    """Whether its iterations that wait say what the next ones will."""
+    tracker = rank.tracker
+    now = tracker.size, tracker.source, tracker.relative, tracker.parameters, tracker.gradient_bytes
+    names = tracker.parameters_basis, tracker.job_name
+    return all(
+        (one.size, one.source, one.relative, one.parameters, one.gradient_bytes) == now
+        and (one.parameters_basis, one.job_name) == names
+        and (one.start_moment, one.end_moment) == (Moment.STEP_START, Moment.STEP_END)
+        for one in rank.ended
+    )
+
+
 def state_of(rank: "Rank") -> State | None:
     """Of a rank that is steady; None: it is not."""
     tracker = rank.tracker
@@ -67,7 +80,7 @@ def state_of(rank: "Rank") -> State | None:
     if odd or rank.young or marks is None or tracker.source not in _TELLING:
         return None
     under_way = marks.under_way()
-    if under_way is None or marks.done + tracker.own_shift < tracker.last_number:
+    if under_way is None or not _alike(rank) or marks.done + tracker.own_shift < tracker.last_number:
         return None
     row: Table = np.zeros(1, ROW)
     recent = np.zeros((len(IN_ORDER), 2, RECENT), np.int64)

@@ -12,11 +12,12 @@ from collector.host.classes import Classifier
 from collector.host.evidence import Evidence
 from collector.host.flows import AllFlows
 from collector.host.iteration_rows import Accounted, IterationRows
+from collector.host.known_ranks import LONGEST_NEED_NS
 from collector.host.ledger import LedgerAccounts
 from collector.host.over import OverIterations
 from collector.host.places import Places
 from collector.host.rank_log import RankLog
-from collector.host.ranks import LONGEST_HISTORY_NS, LONGEST_NEED_NS
+from collector.host.ranks import LONGEST_HISTORY_NS
 from collector.host.rows import CARRIED, Pending, merge
 from collector.host.steady import SteadyRanks
 from collector.host.steps import AllSteps

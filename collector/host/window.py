@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, NamedTuple
 from collector.dataset.resume import Resume
 from collector.host.align import Alignment, Update
 from collector.host.flows import FlowTable, Links
+from collector.host.known_ranks import LONGEST_NEED_NS
 from collector.host.ledger import LedgerAccount, LedgerRow
 from collector.host.odd_marks import DISTANT
 from collector.host.rank import Resumed
-from collector.host.ranks import LONGEST_NEED_NS, Ranks
+from collector.host.ranks import Ranks
 from collector.host.rows import arrived, merge
 from collector.messages import Holder
 from netmon.columnar import Columns

@@ -61,11 +61,6 @@ class _Rank:
         return rows.iteration(row)
 
     @property
-    def accounted(self) -> tuple[Iteration, Tally] | None:
-        """The last one with an account."""
-        return (self.of[0].rows.iteration(self.of[1]), self.of[0].tally(self.of[1])) if self.of else None
-
-    @property
     def source(self) -> Source:
         """Who told of its last iteration."""
         rows, row = self.ended
@@ -312,8 +307,8 @@ class Jobs:
         latest = max(ranks.values(), key=lambda rank: rank.number).last
         size = max(len(ranks), job.size)
         parameters = latest.parameters or self._parameters
-        accounted = {number: rank.accounted for number, rank in sorted(ranks.items()) if rank.accounted}
-        sent = [tally.dl_tx_bytes for _, tally in accounted.values()]
+        rank_views = tuple(_rank_view(number, rank.host, *rank.of) for number, rank in sorted(ranks.items()) if rank.of)
+        sent = [one.dl_tx_bytes for one in rank_views]
         median_ns, p99_ns = _median_and_p99(durations)
         return JobView(
             job=name,
@@ -329,7 +324,7 @@ class Jobs:
             measured_bytes=float(median(sent)) if sent else math.nan,
             theory_bytes=ring_bytes(size, parameters, latest.gradient_bytes),
             durations_ns=slowest_ns[-RECENT:],
-            ranks=tuple(_rank_view(number, ranks[number].host, *last) for number, last in accounted.items()),
+            ranks=rank_views,
             pattern=job.pattern,
             scores=job.scores,
             verdicts=tuple(job.verdicts),
@@ -349,16 +344,18 @@ def _median_and_p99(durations: npt.NDArray[np.int64]) -> tuple[int, int]:
     return int(median), int(p99)
 
 
-def _rank_view(number: int, host: str, iteration: Iteration, tally: Tally) -> RankView:
+def _rank_view(number: int, host: str, told: Accounted, row: int) -> RankView:
+    """Of the last iteration of a rank that has an account: that row."""
+    iteration, bytes_of = told.rows.iteration(row), told.tallies
     return RankView(
         rank=number,
         host=host,
         iteration=iteration.number,
         duration_ns=iteration.end_ns - iteration.start_ns,
         communication_ns=max(0, iteration.communication_ns),
-        node_shared=tally.node_shared,
-        dl_tx_bytes=tally.dl_tx_bytes,
-        cross_tx_bytes=tally.cross_tx_bytes,
-        cross_rx_bytes=tally.cross_rx_bytes,
+        node_shared=bool(bytes_of["node_shared"][row]),
+        dl_tx_bytes=int(bytes_of["dl_tx_bytes"][row]),
+        cross_tx_bytes=int(bytes_of["cross_tx_bytes"][row]),
+        cross_rx_bytes=int(bytes_of["cross_rx_bytes"][row]),
         exposed_ns=iteration.exposed_ns,
     )
