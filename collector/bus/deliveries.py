@@ -44,6 +44,7 @@ class Deliveries:
         self._come: deque[Msg] = deque()
         self._news = asyncio.Event()
         self._asked = 0  # messages that may still come
+        self._handed_out = 0  # by the consumer, that have come
         self._heard = 0.0
         self._broken = ""
 
@@ -51,7 +52,7 @@ class Deliveries:
         """From the oldest message that is not acknowledged; nobody else consumes them then. Raises BusError."""
         await self._unsubscribe()
         self._come.clear()
-        self._asked, self._broken = 0, ""
+        self._asked, self._handed_out, self._broken = 0, 0, ""
         subject = batch_subject(self._host)
         with self._bus.errors(f"consume {subject} from"):
             with contextlib.suppress(NotFoundError):
@@ -149,8 +150,13 @@ class Deliveries:
         self._heard = time.monotonic()
         status = (message.headers or {}).get("Status")
         if not status:
-            self._come.append(message)
-            self._asked = max(0, self._asked - 1)
+            self._handed_out += 1
+            # What the consumer has handed out while the connection was gone is not handed out again by itself.
+            if message.metadata.sequence.consumer == self._handed_out:
+                self._come.append(message)
+                self._asked = max(0, self._asked - 1)
+            else:
+                self._broken = self._broken or f"messages of {self._host} got lost on their way"
         elif status not in _ON:
             text = (message.headers or {}).get("Description", "")
             self._asked = 0

@@ -90,8 +90,9 @@ class Case:
             *(rows[name][kept].astype(np.int64) for name in ("wire_bytes", "payload_bytes")),
         )
         links = [self.links[number] for number in numbers.tolist()]
-        told = (_in_utc(told, maps, there) for told in (self.waited, self.said))
-        return Carried(links, self.whose, cells[cells["of"] >= 0], self.clock_error_ns, *told)
+        waited, said = (_in_utc(told, maps, there) for told in (self.waited, self.said))
+        widest = int(width[kept].max(initial=0))
+        return Carried(links, self.whose, cells[cells["of"] >= 0], self.clock_error_ns, waited, said, widest)
 
 
 def _in_utc(told: Told, maps: TimeMaps, there: npt.NDArray[np.int64]) -> Table | None:

@@ -234,7 +234,7 @@ def _carried(data: Path, rows: pd.DataFrame, hosts: Sequence[str]) -> Carried:
     whose, one = _numbered(_flows(data, [(session, int(flow)) for session, flow in told]))
     plain = ("bucket_start_ns", "bucket_ns", "wire_bytes", "payload_bytes")
     cells = in_cells(same[link_of_row], one[flow_of_row], *(rows[name].to_numpy(np.int64) for name in plain))
-    return Carried(names, whose, cells, clock_error)
+    return Carried(names, whose, cells, clock_error, width_ns=int(rows["bucket_ns"].max()))
 
 
 def _distinct(rows: pd.DataFrame, columns: list[str]) -> tuple[list[tuple[str, ...]], npt.NDArray[np.integer]]:

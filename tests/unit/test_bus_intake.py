@@ -13,6 +13,7 @@ from nats_server import running
 
 from collector import registry
 from collector.bus import forgetting, session
+from collector.bus.deliveries import Deliveries
 from netmon.wire.bus import Bus, Label
 from netmon.wire.bus_streams import make_streams
 
@@ -96,6 +97,31 @@ def test_the_next_worker_goes_on_where_one_has_stopped(server, tmp_path, release
                 await worker.intake.take("h0")
                 await wait_until(waiting(sender.bus))
             assert stored(data) == whole()
+
+    run(test())
+
+
+def test_what_gets_lost_with_a_connection_comes_again(server, tmp_path, monkeypatch):
+    """Handed out by the consumer, and never seen: what comes next says that all before it is on the bus."""
+    came, handed_out = Deliveries._came, []
+
+    async def lose(self, message):
+        if not (message.headers or {}).get("Status"):
+            handed_out.append(message)
+        if not 4 <= len(handed_out) <= 7:
+            await came(self, message)
+
+    monkeypatch.setattr(Deliveries, "_came", lose)
+
+    async def test():
+        async with publisher(server.settings) as sender, working(tmp_path / "data", server.settings) as worker:
+            for sequence in range(1, BATCHES + 1):
+                await sender.send(sequence, known=sequence - 1)
+            await sender.end()
+            await worker.intake.take("h0")
+            await wait_until(waiting(sender.bus))
+            assert stored(tmp_path / "data") == whole()
+            assert len(handed_out) > BATCHES + 1
 
     run(test())
 

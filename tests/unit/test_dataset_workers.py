@@ -8,7 +8,6 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 import pyarrow as pa
@@ -165,7 +164,6 @@ WRITER = """
 import sys
 sys.path[:0] = sys.argv[2:]
 from pathlib import Path
-from typing import Any
 from test_dataset_workers import HELLOS, flush
 from collector.dataset.sink import ParquetSink
 sink = ParquetSink(Path(sys.argv[1]), "w1")
@@ -297,12 +295,10 @@ def test_what_a_merged_hour_replaces_goes_once_a_power_cut_cannot_bring_it_back(
     done: list[object] = []
     exchange, remove = staging._exchange, staging.shutil.rmtree
 
-    def removing(path: Path, **more: Any) -> None:
-        done.extend(["removal"] * path.exists())
-        remove(path, **more)
-
     monkeypatch.setattr(staging, "_exchange", lambda *folders: done.append("exchange") or exchange(*folders))
-    monkeypatch.setattr(staging.shutil, "rmtree", removing)
+    monkeypatch.setattr(
+        staging.shutil, "rmtree", lambda p, **more: done.extend(["removal"] * p.exists()) or remove(p, **more)
+    )
     monkeypatch.setattr(staging.Disk, "sync_directory", lambda disk, path: done.append(path))
     monkeypatch.setattr(staging, "_LISTED_S", 0)
     assert one.merge_some(lambda: True)

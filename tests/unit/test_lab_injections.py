@@ -134,6 +134,20 @@ def test_busy_loops_leave_nothing_behind(sleeper):
     assert not any(Path(f"/proc/{child}").exists() for child in children)
 
 
+def test_busy_loops_leave_other_hosts_their_cpus(sleeper):
+    before = os.sched_getaffinity(sleeper.pid)
+    with subprocess.Popen(["sleep", "600"]) as other:
+        try:
+            with script(busy, 1, 600, sleeper.pid, other.pid) as disturber:
+                assert disturber.stdout.readline().startswith("begun")
+                assert os.sched_getaffinity(other.pid) == (before - {max(before)} or before)
+                disturber.terminate()
+                disturber.wait(60)
+            assert os.sched_getaffinity(other.pid) == os.sched_getaffinity(sleeper.pid) == before
+        finally:
+            other.kill()
+
+
 def test_busy_loops_end_by_themselves(sleeper):
     begun = time.monotonic()
     with script(busy, 1, 0.05, sleeper.pid) as disturber:

@@ -28,7 +28,7 @@ def held_up(one: Judged, told: Phases, transfer: float) -> tuple[dict[str, float
     assert seen is not None
     capacity = _capacity(seen, one.references)
     judged = held(seen, told.since_ns, told.until_ns, told.usual_transfer_ns, capacity)
-    left = held(seen, *told.left, 0.0, capacity, left_behind=True) if told.left[1] > told.left[0] else None
+    left = held(seen, *told.left, 0.0, capacity, told.until_ns) if told.left[1] > told.left[0] else None
     base = [
         held(found, *told.usual_spans[row], told.usual_transfer_ns, _capacity(found, one.references))
         for row, found in one.references.items()
@@ -51,8 +51,8 @@ def held_up(one: Judged, told: Phases, transfer: float) -> tuple[dict[str, float
     stopped = max(0.0, beyond(Held.STOPPED))
     stops = sum(stop.end - stop.begin for stop in judged.stops) or 1
     for stop in judged.stops:
-        if stop.rank < 0 and stop.end - stop.begin < PAUSED:
-            continue  # a gap says nothing
+        if stop.rank < 0 and (stop.end - stop.begin < PAUSED or not seen.fine):
+            continue  # a gap says nothing, nor does one of which nobody can tell who ended it
         key = "pause" if stop.rank < 0 else f"late {stop.rank}"
         parts[key] = parts.get(key, 0.0) + stopped * (stop.end - stop.begin) / stops
     lost, slow = max(0.0, beyond(Held.LOST)), beyond(Held.SLOW)

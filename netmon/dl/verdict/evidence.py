@@ -13,6 +13,9 @@ from netmon.records import Direction, Table
 CELL_NS = 250_000
 """Bytes are told in cells of this width. The cell k is [k·CELL_NS, (k+1)·CELL_NS) of the UTC epoch."""
 
+FINE_NS = 2_000_000
+"""Of buckets up to this width it can be told what was lost, what stood still for a moment, and what went on evenly."""
+
 Numbers = npt.NDArray[np.int64]
 
 
@@ -68,6 +71,7 @@ class Carried:
     clock_error_ns: int = 0  # the largest bound of the hosts' clocks
     waited: Table | None = None  # dtype WAITED (netmon.dl.verdict.host_part) of the job's ranks; None: nobody tells
     said: Table | None = None  # dtype SAID (netmon.dl.verdict.connections), `of`: index into whose; None: nobody tells
+    width_ns: int = CELL_NS  # of the widest bucket
 
     def between(self, since_ns: int, until_ns: int) -> Table:
         """The rows whose cells overlap a time (UTC)."""

@@ -90,11 +90,12 @@ def together(one: Cells, other: Cells) -> Cells:
 
 
 def held(
-    seen: Window, since_ns: float, until_ns: float, usual_ns: float, capacity: _Floats, left_behind: bool = False
+    seen: Window, since_ns: float, until_ns: float, usual_ns: float, capacity: _Floats, over_ns: float = 0.0
 ) -> Cells:
     """Call the cells of the transfer [since, until) (UTC), which takes usual_ns by itself.
 
-    left_behind: it is the end of the transfer before, of which the beginning is not seen.
+    over_ns: where it is the end of the transfer before, of which the beginning is not seen: until when (UTC) the one
+    after that lasts.
     capacity: (links,) wire bytes per cell, as far as known, else the most that was ever seen.
     """
     begin, end = seen.cell(since_ns), max(seen.cell(until_ns), seen.cell(since_ns) + 1)
@@ -104,10 +105,10 @@ def held(
     lost_ns = np.full(count, float(CELL_NS)) - usual_ns * seen.moved[span] / max(total, 1.0)
     kind = np.zeros(count, np.uint8)
     contested, link, party = _contested(seen, capacity)
-    dropped = _dropped(seen)
+    dropped = _dropped(seen, seen.cell(max(until_ns, over_ns)))
     after_loss = _spread_forward(dropped > 0, _AFTER_LOSS)
     if not contested.any():  # TCP goes on slowly for long after
-        if dropped.any() or left_behind:
+        if dropped.any() or over_ns:
             after_loss |= bool(sent_again(seen.said, since_ns, until_ns))
     elif again := sent_again(seen.said, since_ns, until_ns):  # so it does after what somebody else's bytes made it lose
         since = int(np.flatnonzero(contested)[0])
@@ -161,18 +162,21 @@ def _contested(
     return contested, np.where(contested, link, -1), np.where(contested, party, -1)
 
 
-def _dropped(seen: Window) -> _Floats:
-    """(cells,): payload that left some host and never arrived, as far as both ends are seen.
+def _dropped(seen: Window, over: int) -> _Floats:
+    """(cells,): payload that left some host before the cell `over` and never arrived, as far as both ends are seen.
 
     What had left until then less what had arrived is what is lost and what is under way: the least of it from then on
-    is the most that can have been lost.
+    is the most that can have been lost. What leaves when the transfer is over is the next iteration's, and may be under
+    way when the window ends.
     """
     left, arrived = np.cumsum(seen.sent.sum(axis=0)), np.cumsum(seen.taken.sum(axis=0))
     both = set(seen.ranks[seen.sent.sum(axis=1) > 0].tolist()) == set(seen.ranks[seen.taken.sum(axis=1) > 0].tolist())
-    if not both or left[-1] - arrived[-1] < _LOST_LEAST:
-        return np.zeros(seen.cells)
     least = np.minimum.accumulate((left - arrived)[::-1])[::-1]
-    return np.maximum(np.diff(least, prepend=min(least[0], 0.0)), 0.0)
+    least = np.minimum(least, least[min(over, seen.cells - 1)])
+    if not seen.fine or not both or least[-1] < _LOST_LEAST:
+        return np.zeros(seen.cells)
+    dropped: _Floats = np.maximum(np.diff(least, prepend=min(least[0], 0.0)), 0.0)
+    return dropped
 
 
 def _recovering(seen: Window, ranks: Collection[int]) -> npt.NDArray[np.bool_]:
@@ -226,12 +230,14 @@ def _waiting(seen: Window, first: int, last: int) -> set[tuple[int, int]]:
 
 
 def _who_went_on(seen: Window, first: int, last: int) -> int:
-    """The rank that had stopped alone in the silence [first, last); −1: several had.
+    """The rank that had stopped alone in the silence [first, last); −1: several had, or nobody can tell.
 
     Where one rank stops, the others go on until they lack what it would have sent; when it goes on, the next one sends
     only after it has received a whole piece. Where all stop, nobody goes on for long, and whoever has what it needs
     sends at once. A piece is what a rank sends between two waits.
     """
+    if not seen.fine:
+        return -1
     after = seen.sent[:, last : last + 400 * _MS] > 0
     active = np.asarray(after.any(axis=1))
     begins = np.where(active, after.argmax(axis=1), after.shape[1])

@@ -32,12 +32,13 @@ _Floats = npt.NDArray[np.float64]
 def slow_link(seen: Window, cells: Cells, references: Mapping[int, Window]) -> tuple[int, float] | None:
     """The link (of seen.links) that held the transfer up by itself, and for how long (ns); None where none shows it.
 
+    In wide buckets whatever stops and goes looks even: they show none.
     For a while, which may be shorter than the transfer: the link may have been slow for a moment only.
     """
     part = int(np.clip(len(cells.kind) // (_WINDOWS * _PARTS), 1, _LONGEST_PART))
     width = _PARTS * part
     whole, span = len(cells.kind) // width, len(cells.kind) // part
-    if not references or whole < _FEWEST:
+    if not seen.fine or not references or whole < _FEWEST:
         return None
     plain = (cells.kind != Held.FOREIGN)[: whole * width].reshape(whole, width).mean(axis=1) > 0.9
     found: dict[Direction, list[tuple[float, int]]] = {Direction.RX: [], Direction.TX: []}

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from netmon.dl.account import JOB
 from netmon.dl.verdict.connections import Connections, nothing_said, of_job
-from netmon.dl.verdict.evidence import CELL_NS, Carried, Link, Whose
+from netmon.dl.verdict.evidence import CELL_NS, FINE_NS, Carried, Link, Whose
 from netmon.records import Direction
 
 UNCLASSIFIED = "unclassified"
@@ -36,6 +36,7 @@ class Window:
     clock_cells: int  # the clocks' bound, in cells
     whole: bool  # every rank that is known has rows
     said: Connections  # of the job, of all the time that is known
+    fine: bool = True  # cells are not merely parts of buckets that are much wider
 
     @property
     def cells(self) -> int:
@@ -106,6 +107,7 @@ def window(carried: Carried, job: str, since_ns: int, until_ns: int) -> Window |
         clock_cells=-(-carried.clock_error_ns // CELL_NS),
         whole=_known(carried.whose, job) <= set(ranks.tolist()),
         said=of_job(nothing_said() if carried.said is None else carried.said, carried.whose, job),
+        fine=carried.width_ns <= FINE_NS,
     )
 
 

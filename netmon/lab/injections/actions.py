@@ -190,6 +190,8 @@ class _Script:
         injection = self._injection
         seconds = str(injection.duration_ns / 1e9)
         ranks = range(len(training.ranks)) if injection.kind == "stop-all" else [injection.rank]
+        if injection.kind == "hog":  # who is hurt, then who is on other hosts
+            ranks = sorted(range(len(training.ranks)), key=lambda rank: rank != injection.rank)
         pids = [str(training.ranks[rank].pid) for rank in ranks]
         what = ["stopping.py", seconds] if injection.kind != "hog" else ["busy.py", str(self._loops), seconds]
         # Hogs are of the rank's host, as other services there are; who stops ranks is nobody's.
