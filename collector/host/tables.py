@@ -166,7 +166,7 @@ class Tables:
 
     def steady_needed_since(self, place: int) -> int | None:
         """As Ranks.needed_since of the steady ones."""
-        if self._steady_needed is None:
+        if self._steady_needed is None or place >= len(self._steady_needed):  # it is new
             places = self.places.table
             self._steady_needed = self.steady.needed_ns(len(places), places["horizon_ns"] - LONGEST_NEED_NS)
         needed = int(self._steady_needed[place])
