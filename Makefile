@@ -44,7 +44,7 @@ test-kernels: setup ## the tests that hold on every kernel, on other kernels und
 	@.ci/packages qemu-system-x86 qemu-system-arm cpio kmod
 	@$(python) tests/kernels/run.py --only '$(ONLY)' $(ROWS)
 
-test-machine: setup ## the services on an emulated machine: bounds, power cuts, suspend, NFS, failing disks (an hour; before a release; root)
+test-machine: setup ## the services on an emulated machine: bounds, power cuts, suspend, NFS, failing disks (half an hour; before a release; root)
 	@.ci/packages qemu-system-x86 mmdebstrap e2fsprogs debhelper dpkg-dev python3-pip
 	@$(python) -m pytest -s -m machine -k '$(ONLY)' tests/machine
 

@@ -5,6 +5,7 @@ Rows settle by time, not by batch: the state that is stored with the rows says w
 """
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -52,6 +53,7 @@ class SessionState:
     clock: TimeMap | None = None  # as the rows used it
     ledger_until_utc: dict[int, int] = field(default_factory=dict)  # by link
     ledger_totals: dict[int, npt.NDArray[np.int64]] = field(default_factory=dict)
+    ledger_open: dict[int, Sequence[int]] = field(default_factory=dict)  # by link, see LedgerAccount.open_samples
     ranks: tuple[RankState, ...] = ()
 
     def text(self) -> str:
@@ -72,6 +74,8 @@ class SessionState:
             "clock": clock and TimeMap.from_document(clock),
             "ledger_until_utc": {int(link): until for link, until in document["ledger_until_utc"].items()},
             "ledger_totals": {int(k): np.array(total, np.int64) for k, total in document["ledger_totals"].items()},
+            # An earlier netmon did not store it: its agents send again what it was made of.
+            "ledger_open": {int(link): sample for link, sample in document.get("ledger_open", {}).items()},
             "ranks": tuple(RankState(**rank) for rank in document["ranks"]),
         }
         return cls(**(document | decoded))
@@ -88,6 +92,7 @@ class Resume:
     nic_sequence: int = 0  # of the last batch whose samples of the NICs are stored
     ledger_until_utc: dict[int, int] = field(default_factory=dict)  # by link
     ledger_totals: dict[int, npt.NDArray[np.int64]] = field(default_factory=dict)
+    ledger_open: dict[int, Sequence[int]] = field(default_factory=dict)  # by link, see LedgerAccount.open_samples
     ranks: tuple[RankState, ...] = ()
     flows: tuple[StoredFlow, ...] = ()  # in the order of their appearance
 
@@ -111,6 +116,7 @@ def resume_from(state: SessionState, rows: list[dict[str, Any]], hello: Hello) -
         nic_sequence=state.last_sequence,
         ledger_until_utc=state.ledger_until_utc,
         ledger_totals=state.ledger_totals,
+        ledger_open=state.ledger_open,
         ranks=recent(state.ranks, hello),
         flows=stored_flows(rows, hello, state.clock),
     )

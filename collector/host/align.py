@@ -17,6 +17,9 @@ _CALM_FIT_EVERY_NS = 4_000_000_000  # once it is well known, and no exchange say
 _FITS_AT_FIRST = 8
 _AHEAD_NS = 1_000_000_000
 _LEAST_TOLERANCE_NS = 1_000
+SET_NS = 1_000_000_000
+"""A host whose own UTC has moved by so much against its mono has slept, or was set."""
+_ASLEEP_WITHIN_NS = 2_000_000_000  # a clock that goes on while the host sleeps may have whole seconds only
 
 
 class Update(NamedTuple):
@@ -56,6 +59,8 @@ class Alignment:
         self.exchanges = Exchanges()
         self._exact = False  # one of those that came last is
         self._since_ns = sample.mono_ns  # from where on the map may change
+        self._set = (0, 0)  # when the host's own UTC has moved (mono), and by how much
+        self._slept_ns = sample.mono_ns  # rows before it keep their place, settled or not
         self._waiting: list[ClockExchange] = []  # that no fit has used
         self._fitted_ns, self._fits = sample.mono_ns, 0
         self._used: tuple[tuple[object, ...], ClockSample] = ((None, False, 0), sample)
@@ -143,6 +148,13 @@ class Alignment:
     def _followed(self) -> tuple[object, ...]:
         return self.correction, self.trusts_host, self.coarse_ns
 
+    def hear_set(self, at_ns: int, by_ns: int) -> None:
+        """The host's own UTC has moved so far shortly before at_ns (mono): it has slept, or was set.
+
+        Exchanges tell which. Where it has slept the map steps there, and not from what is settled on.
+        """
+        self._set = at_ns, by_ns
+
     def update(
         self, sample: ClockSample, exchanges: Sequence[ClockExchange], now_ns: int, settled_ns: int
     ) -> int | None:
@@ -153,7 +165,7 @@ class Alignment:
         """The first part of an update; whether the exchanges are to be fitted before `end`."""
         self.sample, self._now_ns = sample, now_ns
         self._used = self._followed(), sample
-        self._since_ns = max(settled_ns, self._begin_ns)
+        self._since_ns = max(settled_ns, self._begin_ns, self._slept_ns)
         self._fresh = self._fresh and self._since_ns == self._begin_ns
         self._exact = self.exchanges.hear(exchanges, now_ns)
         if (exchanges or self.fit is None) and self.exchanges:
@@ -172,6 +184,8 @@ class Alignment:
             self.error_ns = target.error_ns
             return None
         gap = self._gap(target, since)
+        if self._set[0] > since and abs(gap) >= STEP_NS and abs(gap - self._set[1]) < _ASLEEP_WITHIN_NS:
+            since = self._slept_ns = self._set[0]
         if max(abs(gap), abs(self._gap(target, since + _AHEAD_NS))) > self._tolerance(target):
             self.map = self.map.steered(since, target.offset_at(since), target.skew)
         self.error_ns = target.error_ns + abs(self._gap(target, self._now_ns))

@@ -4,7 +4,9 @@
 from collections.abc import Mapping
 from typing import Any
 
-from collector.host.align import Update, update_all
+import numpy as np
+
+from collector.host.align import SET_NS, Update, update_all
 from collector.host.batches import Batches
 from collector.host.session import Session
 from collector.host.tables import Tables
@@ -22,6 +24,9 @@ def align_clocks(tables: Tables, sessions: Mapping[int, Session], batches: Batch
     for place, batch in last.items():
         sample = ClockSample(*(*clock_of[batch], disciplines.get(batch, "")))
         try:
+            known_ns = sessions[place].window.alignment.sample.offset_ns
+            if abs(sample.offset_ns - known_ns) >= SET_NS:
+                sessions[place].window.alignment.hear_set(*_set(batches, place, known_ns))
             update = sessions[place].window.align(
                 sample, exchanges.get(place, ()), horizon_ns[place], settled_ns[place]
             )
@@ -42,3 +47,11 @@ def align_clocks(tables: Tables, sessions: Mapping[int, Session], batches: Batch
                 batches.fail(last[place], error)
     for place, jump_ns in jumps.items():
         sessions[place].window.aligned(before[place], jump_ns)
+
+
+def _set(batches: Batches, place: int, known_ns: int) -> tuple[int, int]:
+    """The first of a session's samples by which its own UTC has moved (mono), and how far."""
+    clocks = batches.many.heads[batches.place == place]
+    moved_ns = clocks["utc_ns"] - clocks["mono_ns"] - known_ns
+    first = int(np.argmax(np.abs(moved_ns) >= SET_NS))
+    return int(clocks["mono_ns"][first]), int(moved_ns[first])

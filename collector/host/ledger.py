@@ -2,7 +2,7 @@
 """The byte-conservation account: NIC counter = attributed + overflow + lost in kernel + lost in agent + not visible."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -52,6 +52,8 @@ SAMPLE = np.dtype(
 )
 """The counters of a link, of all sessions' links; attributed_bytes: of the rows from here to the next sample."""
 
+_OPEN = [name for name in SAMPLE.names or () if name != "link"]  # of a sample, as it is kept for a restart
+
 
 def account(before: Table, after: Table, link: npt.NDArray[np.int64]) -> tuple[list[LedgerRow], npt.NDArray[np.bool_]]:
     """The account between pairs of samples, and which of them have one: none where a counter went backwards.
@@ -91,32 +93,54 @@ class LedgerAccounts:
     def __init__(self) -> None:
         """Begin without links."""
         self._samples = empty(SAMPLE)  # by link and time: the open interval's start, then those that have not settled
+        self._open: Mapping[int, Sequence[int]] | None = None  # of these; None: to be looked up again
         self._stored_until_ns: npt.NDArray[np.int64] = np.zeros(0, np.int64)
         self._told_until_ns: npt.NDArray[np.int64] = np.zeros(0, np.int64)
+        self.resumed: npt.NDArray[np.bool_] = np.zeros(0, np.bool_)
+        """Per link, whether its open interval was taken up: it has counted the rows that the dataset holds."""
         self.resets = 0  # intervals left out because a counter went backwards
         # Per link: NIC, attributed, overflow, lost in kernel, lost in agent.
         self.totals: npt.NDArray[np.int64] = np.zeros((0, 5), np.int64)
 
     def open(
-        self, first: int, links: int, stored_until_ns: Mapping[int, int], totals: Mapping[int, npt.NDArray[np.int64]]
+        self,
+        first: int,
+        links: int,
+        stored_until_ns: Mapping[int, int],
+        totals: Mapping[int, npt.NDArray[np.int64]],
+        open_samples: Mapping[int, Sequence[int]],
     ) -> None:
-        """Links first…first+links−1 begin; the mappings tell per link of the session what the dataset holds already."""
+        """Links first…first+links−1 begin; the mappings tell per link of the session what the dataset holds already.
+
+        open_samples: as LedgerAccount.open_samples told.
+        """
         more = first + links - len(self.totals)
         if more > 0:
             self._stored_until_ns = np.append(self._stored_until_ns, np.zeros(more, np.int64))
             self._told_until_ns = np.append(self._told_until_ns, np.zeros(more, np.int64))
             self.totals = np.concatenate([self.totals, np.zeros((more, 5), np.int64)])
+            self.resumed = np.append(self.resumed, np.zeros(more, np.bool_))
         own = slice(first, first + links)
+        self.resumed[own] = False
         self._stored_until_ns[own], self._told_until_ns[own], self.totals[own] = -1, 0, 0
         for link, until_ns in stored_until_ns.items():
             self._stored_until_ns[first + link] = until_ns
         for link, total in totals.items():
             self.totals[first + link] = total
+        kept = np.zeros(len(open_samples), SAMPLE)
+        for row, (link, sample) in zip(kept, open_samples.items(), strict=True):
+            row["link"] = first + link
+            self.resumed[first + link] = True
+            for name, value in zip(_OPEN, sample, strict=True):
+                row[name] = value
+            if link in stored_until_ns:
+                self._told_until_ns[first + link] = row["time_ns"]
+        self.sample(kept)
 
     def close(self, first: int, links: int) -> None:
         """Links first…first+links−1 are gone."""
         link = self._samples["link"]
-        self._samples = self._samples[(link < first) | (link >= first + links)]
+        self._samples, self._open = self._samples[(link < first) | (link >= first + links)], None
 
     def sample(self, samples: Table) -> None:
         """Take in counters, dtype SAMPLE without attributed bytes, in the order of their arrival."""
@@ -132,7 +156,7 @@ class LedgerAccounts:
                 break
             late = late[np.append(True, np.diff(late) > 1)]
             both, link, time_ns = (np.delete(one, late) for one in (both, link, time_ns))
-        self._samples = both
+        self._samples, self._open = both, None
 
     def add(self, start_ns: npt.NDArray[np.int64], link: npt.NDArray[np.int64], wire: npt.NDArray[np.int64]) -> None:
         """Add settled bucket rows. One that comes after its interval was given out is counted in the next."""
@@ -144,6 +168,7 @@ class LedgerAccounts:
         within = (place >= 0) & (links[place] == link)
         sums = np.bincount(place[within], weights=wire[within], minlength=len(links))
         self._samples["attributed_bytes"] += sums.astype(np.int64)
+        self._open = None
 
     def rows(
         self, settled_ns: npt.NDArray[np.int64], first_link: npt.NDArray[np.int64]
@@ -159,7 +184,7 @@ class LedgerAccounts:
             return [], []
         before, after = samples[over], samples[over + 1]
         np.maximum.at(self._told_until_ns, link[over], after["time_ns"])
-        self._samples = np.delete(samples, over)
+        self._samples, self._open = np.delete(samples, over), None
         rows, good = account(before, after, link[over] - first_link[link[over]])
         self.resets += len(over) - len(rows)
         numbers = link[over[good]]
@@ -176,12 +201,13 @@ class LedgerAccounts:
             self.totals[number] += known
         return [row for row, _ in told], [number for _, number in told]
 
-    def needed_since(self) -> npt.NDArray[np.int64]:
-        """Start of the interval that is open, of each link; the largest int64 where there is none (mono ns)."""
-        since = np.full(len(self.totals), np.iinfo(np.int64).max)
-        first = starts(self._samples["link"])
-        since[self._samples["link"][first]] = self._samples["time_ns"][first]
-        return since
+    def open_samples(self) -> Mapping[int, Sequence[int]]:
+        """As LedgerAccount.open_samples, by link among all sessions'; looked up once between two ticks."""
+        if self._open is None:
+            link = self._samples["link"]
+            first = starts(link)
+            self._open = dict(zip(link[first].tolist(), self._samples[_OPEN][first].tolist(), strict=True))
+        return self._open
 
 
 class LedgerAccount:
@@ -195,3 +221,11 @@ class LedgerAccount:
     def totals(self) -> npt.NDArray[np.int64]:
         """Per link: NIC, attributed, overflow, lost in kernel, lost in agent; (links, 5)."""
         return self._accounts.totals[self._own]
+
+    def open_samples(self) -> dict[int, Sequence[int]]:
+        """Where the open interval of each link began, and what it has counted, for a restart: SAMPLE but for the link.
+
+        So that no agent has to keep the batch that told of its beginning.
+        """
+        own, samples = self._own, self._accounts.open_samples()
+        return {link - own.start: samples[link] for link in range(own.start, own.stop) if link in samples}

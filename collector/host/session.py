@@ -203,5 +203,6 @@ class Session:
             clock=window.alignment.map,
             ledger_until_utc=dict(self._ledger_until),
             ledger_totals={link: total.copy() for link, total in enumerate(window.ledger.totals)},
+            ledger_open=window.ledger.open_samples(),
             ranks=tuple(self._ranks.values()),
         )

@@ -77,7 +77,6 @@ class HostStage:
         tables.drop(place)
         tables.ledger.close(window.first_link, len(window.links))
         tables.places.remove(place, len(window.links))
-        tables.touch()
 
     def add(self, place: int, message: netmon_pb2.Batch) -> None:
         """Queue a batch for the next tick."""
@@ -235,7 +234,6 @@ class HostStage:
         onsets = tables.flows.seen(rows)
         tables.pending.add(rows)
         batches.settled.arrived.append(rows)
-        tables.touch()
         last_row, last = np.full(len(batches.place), -1, np.int64), heads["horizon_ns"].copy()
         first = starts(of_batch)
         last_row[of_batch[first]] = latest_of(rows["start_ns"], first)

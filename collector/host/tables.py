@@ -64,7 +64,6 @@ class Tables:
         self.accounts = HostAccounts()
         self.ledger = LedgerAccounts()
         self.iterations, self.over = UnstoredIterations(), OverIterations()
-        self._needed: npt.NDArray[np.int64] | None = None
         self._steady_needed: npt.NDArray[np.int64] | None = None
 
     def drop(self, place: int) -> None:
@@ -134,11 +133,12 @@ class Tables:
         settled_ns = np.ascontiguousarray(places["settled_ns"])
         self.accounts.payload.add(session.astype(np.int64), start, keys, payload, settled_ns)
         self.accounts.windows.add(found.windows, self.places.links["session"], places["trains"], settled_ns)
-        self.touch()
 
     def _add_to_ledger(self, found: Classified, link: npt.NDArray[np.int64]) -> None:
         """link: as sessions count theirs. What one link carries at one time is asked for once."""
         session, start, wire = (found.rows[name] for name in ("session", "start_ns", "wire_bytes"))
+        if found.rows["stored"].any():
+            wire = np.where(found.rows["stored"] & self.ledger.resumed[found.link], 0, wire)
         first = starts(session, start)
         links = int(link.max(initial=0)) + 1
         if len(first) * links > len(start):
@@ -159,10 +159,7 @@ class Tables:
         needed = np.minimum(np.minimum(places["needed_ns"], steady), settled_ns)
         self.accounts.payload.forget(needed, settled_ns)
         self.accounts.windows.forget(needed, np.maximum(places["window_ns"], 1))
-
-    def touch(self) -> None:
-        """Rows have come or gone: what was computed of them is out of date."""
-        self._needed = self._steady_needed = None
+        self._steady_needed = None
 
     def steady_needed_since(self, place: int) -> int | None:
         """As Ranks.needed_since of the steady ones."""
@@ -170,12 +167,4 @@ class Tables:
             places = self.places.table
             self._steady_needed = self.steady.needed_ns(len(places), places["horizon_ns"] - LONGEST_NEED_NS)
         needed = int(self._steady_needed[place])
-        return needed if needed < np.iinfo(np.int64).max else None
-
-    def ledger_needed_since(self, first: int, links: int, since_ns: int) -> int | None:
-        """Start of the earliest interval of some links that began since then and is still open (mono ns)."""
-        if self._needed is None:
-            self._needed = self.ledger.needed_since()
-        own = self._needed[first : first + links]
-        needed = int(own[own >= since_ns].min(initial=np.iinfo(np.int64).max))
         return needed if needed < np.iinfo(np.int64).max else None

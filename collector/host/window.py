@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, NamedTuple
 from collector.dataset.resume import Resume
 from collector.host.align import Alignment, Update
 from collector.host.flows import FlowTable, Links
-from collector.host.known_ranks import LONGEST_NEED_NS
 from collector.host.ledger import LedgerAccount, LedgerRow
 from collector.host.odd_marks import DISTANT
 from collector.host.rank import Resumed
@@ -78,7 +77,8 @@ class HostWindow:
         self.flows = FlowTable(self.links, tables.flows, self.place)
         self.alignment = Alignment(hello.clock, hello.bucket_ns, resume.clock)
         mono = self.alignment.map.mono
-        tables.ledger.open(*own, {k: mono(t) for k, t in resume.ledger_until_utc.items()}, resume.ledger_totals)
+        until_ns = {link: mono(utc_ns) for link, utc_ns in resume.ledger_until_utc.items()}
+        tables.ledger.open(*own, until_ns, resume.ledger_totals, resume.ledger_open)
         self.ledger = LedgerAccount(tables.ledger, *own)
         account = HostAccount(tables.accounts, self.place)
         holder = Holder(hello.host, hello.session, 0)
@@ -238,22 +238,23 @@ class HostWindow:
 
     def complete(self) -> int:
         """The last batch of which, as of all before it, every row has settled; 0: none."""
-        newest = self._last_before(lambda arrival: arrival.last_row_ns, self.settled_ns)
+        settled_ns = self.settled_ns
+        newest = self._last_of(lambda arrival: arrival.last_row_ns < settled_ns)
         self._complete = max(self._complete, newest or 0)
         return self._complete
 
     def acknowledgeable(self) -> int | None:
         """The last batch that nothing needs any more once all settled rows are stored; None: no new one."""
-        # An open interval from long ago is of an interface that is gone: no other sample comes.
-        ledger = self._tables.ledger_needed_since(self.first_link, len(self.links), self.horizon_ns - LONGEST_NEED_NS)
-        steady = self._tables.steady_needed_since(self.place)
-        times = [self.settled_ns, self.ranks.needed_since(self.horizon_ns), steady, ledger]
-        return self._last_before(lambda arrival: arrival.last_ns, min(time for time in times if time is not None))
+        settled_ns = self.settled_ns
+        needed = self.ranks.needed_since(self.horizon_ns), self._tables.steady_needed_since(self.place)
+        limit_ns = min([settled_ns + 1, *(time for time in needed if time is not None)])
+        return self._last_of(lambda arrival: arrival.last_row_ns < settled_ns and arrival.last_ns < limit_ns)
 
-    def _last_before(self, time_of: Callable[[_Arrival], int], limit_ns: int) -> int | None:
+    def _last_of(self, done: Callable[[_Arrival], bool]) -> int | None:
+        """Of the batches with which it is done, as with all before them."""
         last = None
         for arrival in self._arrivals:
-            if time_of(arrival) >= limit_ns:
+            if not done(arrival):
                 break
             last = arrival.sequence
         return last

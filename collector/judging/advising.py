@@ -6,7 +6,7 @@ import contextlib
 import json
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -57,7 +57,7 @@ class Kept:
         passed, (pair, pairs) = Passed(*self.span_ns), self._pairs()
         job = np.where(self.of_flow["traffic"] == Traffic.CONTROL, 0, self.of_flow["job"])
         of_flow = {"link": self.of_flow["link"], "job": np.where(job > 0, job, -1), "pair": pair}
-        for rows in self._chunks():
+        for rows in self._chunks(self._near(only) if only else None):
             passed.add(self._rows(rows, of_flow, stamps))
         if not told or passed.empty:
             seconds = max(0.0, (self.span_ns[1] - self.span_ns[0]) / 1e9)
@@ -115,22 +115,34 @@ class Kept:
             found[at] = number if sends else -2 - number
         return found, list(numbers)
 
-    def _chunks(self) -> "list[Columns]":
-        wanted = np.zeros(max(self.clocks, default=0) + 2, np.bool_)
-        wanted[list(self.clocks)] = True
-        chunks: list[Columns] = []
+    def _near(self, only: frozenset[str]) -> npt.NDArray[np.bool_]:
+        """By flow, whether its link is one of these jobs', or of those that share links with them."""
+        link, job = self.of_flow["link"], self.of_flow["job"]
+        own = np.array([name in only for name in self.jobs], np.bool_)
+        for _ in range(2):  # the others on their links, then all links of those
+            near = np.isin(link, link[own[job] & (job > 0)])
+            own[job[near]] = True
+        return near
+
+    def _chunks(self, flows: npt.NDArray[np.bool_] | None) -> Iterator[Columns]:
+        """Rows of sessions whose clock is known. flows: by flow, whether its rows are wanted; None: all are."""
+        sessions = np.zeros(max(self.clocks, default=0) + 2, np.bool_)
+        sessions[list(self.clocks)] = True
+        known = len(self.of_flow["link"])
         waiting: list[Columns] = []
         for rows in self.parts:
-            own = np.flatnonzero(wanted[np.minimum(rows["session"], len(wanted) - 1)])
+            wanted = sessions[np.minimum(rows["session"], len(sessions) - 1)] & (rows["flow"] < known)
+            if flows is not None:
+                wanted &= flows[np.minimum(rows["flow"], known - 1)]
+            own = np.flatnonzero(wanted)
             waiting.append(Columns({name: rows[name].take(own) for name in _USED}))
             if sum(map(len, waiting)) >= _ROWS:
-                chunks.append(joined(waiting))
+                yield joined(waiting)
                 waiting = []
-        return [*chunks, joined(waiting)] if waiting else chunks
+        if waiting:
+            yield joined(waiting)
 
     def _rows(self, rows: Columns, of_flow: Mapping[str, _Numbers], stamps: "_Stamps") -> Columns:
-        known = np.flatnonzero(rows["flow"] < len(self.of_flow["link"]))
-        rows = rows.take(known)
         there, flow = np.array(sorted(self.clocks), np.int64), rows["flow"]
         maps = TimeMaps([self.clocks[place] for place in there.tolist()])
         start = maps.utcs(np.searchsorted(there, rows["session"]), np.ascontiguousarray(rows["start_ns"]))
@@ -198,6 +210,16 @@ def kept(judging: Judging, tables: Tables, now_ns: int) -> Kept:
     )
 
 
+def sharing(tables: Tables) -> frozenset[str]:
+    """The jobs with flows on a link on which another one has some, too: of all others there is nothing to compare."""
+    state = tables.flows.state[tables.flows.state["job"] > 0]
+    link = tables.places.table["first_link"][state["session"]] + state["link"]
+    link, job = np.unique(np.stack([link, state["job"].astype(np.int64)]), axis=1)
+    number, count = np.unique(link, return_counts=True)
+    crowded = np.isin(link, number[count > 1])
+    return frozenset(tables.flows.jobs[one] for one in np.unique(job[crowded]).tolist())
+
+
 class Advising:
     """Of one worker; lives on the thread of its event loop, computes beside it: one at a time."""
 
@@ -239,11 +261,13 @@ class Advising:
 
     async def _look(self) -> None:
         async with self._turn:
+            lines, took_s = dict[str, tuple[str, ...]](), 0.0
             try:
-                window = kept(self._judging, self._tables, time.time_ns())
-                lines, took_s = await asyncio.to_thread(_lines, window, self._viewed.names())
+                if jobs := sharing(self._tables):
+                    window = kept(self._judging, self._tables, time.time_ns())
+                    lines, took_s = await asyncio.to_thread(_lines, window, jobs, self._viewed.names())
             except DataError:
-                lines, took_s = {}, 0.0
+                pass
             except Exception:  # viewers do not need it
                 _log.exception("cannot advise on the jobs")
                 return
@@ -255,10 +279,10 @@ def _encoded(window: Kept, job: str, names: Mapping[str, str]) -> bytes:
     return json.dumps(document(window.advice(frozenset([job] if job else [])), names)).encode()
 
 
-def _lines(window: Kept, names: Mapping[str, str]) -> tuple[dict[str, tuple[str, ...]], float]:
-    """What is said of each job that shares links, in people's names, and the CPU time that it took (s)."""
+def _lines(window: Kept, jobs: frozenset[str], names: Mapping[str, str]) -> tuple[dict[str, tuple[str, ...]], float]:
+    """What is said of each of the jobs that share links, in people's names, and the CPU time that it took (s)."""
     began = time.thread_time()
-    advice = window.advice()
+    advice = window.advice(jobs)
     found: dict[str, tuple[str, ...]] = {}
     for share, shown in zip(advice.shares, renamed(advice, names).shares, strict=True):
         found[share.fit.job] = (*found.get(share.fit.job, ()), of_share(shown, advice.links)[:MAX_TEXT])

@@ -169,7 +169,9 @@ class Agent:
             ranks = time.monotonic_ns() - self._marked_ns < _MARKED_NS
             woken = self._sleep.rest(self._rhythm.rest(ranks), ranks)  # short: to wait for `stop` costs more
             now = time.monotonic_ns()
-            self._standstill.turn()
+            if self._standstill.turn():
+                self._rhythm.awake()
+                self._exchanges.hurry()
             self._rhythm.asked_ns = self._stream.asked.batch_ns
             self._look(now, woken)
             if self._rhythm.batch_is_due:

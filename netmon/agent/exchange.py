@@ -39,6 +39,7 @@ class ClockExchanges:
         """Nobody is asked yet."""
         self._waiting: deque[ClockExchange] = deque(maxlen=_MOST_WAITING)
         self._warned = False
+        self._asker: threading.Event | None = None
         self.idle = False
         """Whether the host has nothing to tell, and so no use for a clock that is known to the microsecond."""
 
@@ -49,6 +50,15 @@ class ClockExchanges:
     def add(self, exchange: ClockExchange) -> None:
         """From any thread."""
         self._waiting.append(exchange)
+
+    def hurry(self) -> None:
+        """What was learnt holds no more, as after a sleep of the host: whoever asks does so at once."""
+        if self._asker:
+            self._asker.set()
+
+    def asked_by(self, asker: threading.Event) -> None:
+        """Who rests until then; set: it has rested enough."""
+        self._asker = asker
 
     def warn(self) -> None:
         """Once, however often it connects."""
@@ -95,7 +105,8 @@ class Questions:
         self._stream: grpc.StreamStreamMultiCallable[bytes, netmon_pb2.ClockEcho] = channel.stream_stream(
             METHOD, response_deserializer=netmon_pb2.ClockEcho.FromString
         )
-        self._ended = threading.Event()
+        self._ended, self._rested = threading.Event(), threading.Event()
+        exchanges.asked_by(self._rested)
         self._again_s = 0.0
         self._begin()
 
@@ -112,6 +123,7 @@ class Questions:
     def end(self) -> None:
         """From any thread, any number of times."""
         self._ended.set()
+        self._rested.set()
         self._call.cancel()
 
     def _begin(self) -> None:
@@ -138,7 +150,8 @@ class Questions:
                 took.append(received - sent)
                 if pace.enough(took[-1]):
                     break
-            self._ended.wait(pace.rest_s(took, self._exchanges.idle))
+            if self._rested.wait(pace.rest_s(took, self._exchanges.idle)):
+                self._rested.clear()
 
 
 def _answer(call: Iterator[netmon_pb2.ClockEcho]) -> netmon_pb2.ClockEcho | None:

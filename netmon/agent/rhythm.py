@@ -78,6 +78,12 @@ class Rhythm:
         """Whether there was nothing to take or to send."""
         return self._waits_ns is None
 
+    def awake(self) -> None:
+        """The host was suspended: a batch is due, whose clock tells where its times have jumped."""
+        self._sent_ns = 0
+        if self._waits_ns is not None:
+            self._waits_ns = 0
+
     def drained(self) -> None:
         """The rings are empty."""
         self._level = 0.0

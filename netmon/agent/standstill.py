@@ -19,6 +19,7 @@ log = logging.getLogger(__name__)
 _LOOK_S = 2.0
 _STILL_S = 5.0
 _SUSPENDED_S = 1.0
+_WOKEN_S = 0.1  # what is less the collector's time is not asked for
 _OURS = "netmon."
 
 
@@ -33,6 +34,7 @@ class Standstill:
     def __init__(self, asleep_s: Callable[[], float] = _asleep_s, jumps: ClockJumps | None = None) -> None:
         """Begins with `start`, in the thread of the loop."""
         self._asleep_s, self._asleep = asleep_s, asleep_s()
+        self._turned_asleep = self._asleep
         self.jumps = jumps or ClockJumps()
         self._turned_s = time.monotonic()
         self._still_since = 0.0
@@ -49,9 +51,11 @@ class Standstill:
         self._loop, self._turned_s = threading.get_ident(), time.monotonic()
         self._thread.start()
 
-    def turn(self) -> None:
-        """The loop goes on."""
-        self._turned_s = time.monotonic()
+    def turn(self) -> bool:
+        """The loop goes on; whether the machine was suspended since it did so last."""
+        self._turned_s, before = time.monotonic(), self._turned_asleep
+        self._turned_asleep = self._asleep_s()
+        return self._turned_asleep - before > _WOKEN_S
 
     def finish(self) -> None:
         """Nothing is said any more."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The machine of these tests: one for each file, with both services installed and neither running."""
+"""The machine of these tests, with both services installed and neither running."""
 
 import os
 import shutil
@@ -10,6 +10,15 @@ import machine_image
 import pytest
 from guest import BOOTS_S, Guest
 from guest_services import Here, configure
+
+DISK_BYTES = 64 << 20
+AS_INSTALLED = """
+systemctl disable --now netmon-agent netmon-collector
+rm -rf /etc/systemd/system/netmon-*.service.d/test.conf /var/lib/private/netmon* /var/lib/netmon*
+systemctl daemon-reload
+systemctl reset-failed
+journalctl --rotate --vacuum-time=1s
+"""
 
 
 @pytest.fixture(scope="session")
@@ -33,22 +42,22 @@ def image(tmp_path_factory: pytest.TempPathFactory) -> machine_image.Image:
     return made
 
 
-@pytest.fixture(scope="module")
-def disks() -> tuple[int, ...]:
-    """Bytes of the machine's further disks; a file of tests may say others."""
-    return ()
-
-
-@pytest.fixture(scope="module")
-def guest(
-    image: machine_image.Image, disks: tuple[int, ...], tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Guest]:
-    machine = Guest(image, tmp_path_factory.mktemp("guest"), disks)
+@pytest.fixture(scope="session")
+def machine(image: machine_image.Image, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guest]:
+    """It boots once: that takes a minute at least."""
+    emulated = Guest(image, tmp_path_factory.mktemp("guest"), (DISK_BYTES, DISK_BYTES))
     try:
-        machine.start()
-        yield machine
+        emulated.start()
+        yield emulated
     finally:
-        machine.close()
+        emulated.close()
+
+
+@pytest.fixture
+def guest(machine: Guest) -> Iterator[Guest]:
+    """Before each test its services are as they are installed, with nothing stored and nothing said."""
+    yield machine
+    machine.run(AS_INSTALLED, BOOTS_S, check=False)
 
 
 @pytest.fixture

@@ -15,21 +15,22 @@ SECTORS = 64 << 11
 
 
 @pytest.fixture(scope="module")
-def disks() -> tuple[int, ...]:
-    return (64 << 20, 64 << 20)
-
-
-@pytest.fixture(scope="module")
-def mounted(guest: Guest) -> None:
-    """The state of both services on disks of their own, each below a device that can be made to fail."""
+def made(machine: Guest) -> None:
+    """A disk for each service, below a device that can be made to fail."""
     for device, name in (("vdb", "agent"), ("vdc", "collector")):
-        guest.run(
-            f"dmsetup create {name} --table '0 {SECTORS} linear /dev/{device} 0' && mkfs.ext4 -q /dev/mapper/{name}"
-        )
-        guest.run(f"mkdir -p /disk/{name} && mount -o errors=remount-ro /dev/mapper/{name} /disk/{name}")
+        machine.run(f"dmsetup create {name} --table '0 {SECTORS} linear /dev/{device} 0'")
+        machine.run(f"mkfs.ext4 -q /dev/mapper/{name}; mkdir -p /disk/{name}")
+        machine.run(f"id netmon-{name} || useradd --system netmon-{name}")
+        machine.run(f"mount -o errors=remount-ro /dev/mapper/{name} /disk/{name}")
+        machine.run(f"install -d -o netmon-{name} -m 755 /disk/{name}/own")
+
+
+@pytest.fixture
+def mounted(guest: Guest, made: None) -> None:
+    """Each service may write to its disk."""
+    for name in ("agent", "collector"):
         unit = f"[Service]\nUser=netmon-{name}\nReadWritePaths=/disk\n"
-        guest.run(f"useradd --system netmon-{name} && install -d -o netmon-{name} -m 755 /disk/{name}/own")
-        guest.write(f"/etc/systemd/system/netmon-{name}.service.d/disk.conf", unit)
+        guest.write(f"/etc/systemd/system/netmon-{name}.service.d/test.conf", unit)
     guest.run("systemctl daemon-reload")
 
 
@@ -45,9 +46,8 @@ def fill(guest: Guest, name: str) -> None:
 
 def mount_anew(guest: Guest, name: str) -> None:
     """As an operator does: after the file system was looked over."""
-    device = {"agent": "vdb", "collector": "vdc"}[name]
     guest.run(f"umount -l /disk/{name}; e2fsck -fy /dev/mapper/{name} >/dev/null", check=False)
-    guest.run(f"mount /dev/mapper/{name} /disk/{name}  # {device}")
+    guest.run(f"mount /dev/mapper/{name} /disk/{name}")
 
 
 def test_an_agent_s_disk(guest: Guest, here: Here, mounted: None):

@@ -33,7 +33,7 @@ def on_nfs(guest: Guest, here: Here) -> None:
     guest.run("id netmon-agent 2>/dev/null || useradd --system netmon-agent")
     guest.run("mkdir -p /srv/spool /spool && chown netmon-agent /srv/spool && chmod 700 /srv/spool")
     guest.run("systemctl start nfs-server", BOOTS_S)
-    guest.write("/etc/systemd/system/netmon-agent.service.d/nfs.conf", UNIT)
+    guest.write("/etc/systemd/system/netmon-agent.service.d/test.conf", UNIT)
     guest.write("/tmp/trains.py", TRAINS)
     configure(guest, here.port, agent='spool = "/spool/spool"\nrecord = "off"\n')
 
@@ -64,7 +64,7 @@ def test_a_server_that_goes_away_holds_nobody_up(guest: Guest, here: Here, on_nf
     assert pid_of(guest, "agent") == pid
     assert told["netmon_agent_batches_given_up_total"] == 0
     assert sum(value for name, value in told.items() if name.startswith("netmon_agent_link_lost_bytes")) == 0
-    guest.run("systemctl stop netmon-agent; umount /spool; journalctl --rotate --vacuum-time=1s", BOOTS_S)
+    guest.run("systemctl stop netmon-agent; umount /spool", BOOTS_S)
     here.end()
     assert "never arrived" not in here.said()
     assert max(here.batches().values()) >= made

@@ -5,14 +5,16 @@ import asyncio
 import functools
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from collector_thread import collecting
 from waiting import wait_for
 
+from collector.host.flows import STATE
 from collector.host.rows import ARRIVED
-from collector.judging.advising import Kept
+from collector.judging.advising import Kept, sharing
 from collector.judging.job_steps import STEP
 from netmon.cli import main
 from netmon.columnar import Columns
@@ -155,6 +157,18 @@ def test_a_job_of_one_iteration_is_said() -> None:
 def test_nothing_kept_is_said() -> None:
     with pytest.raises(DataError, match="no job has ended an iteration"):
         Kept(**{**vars(kept()), "parts": [], "steps": {}}).advice()
+
+
+def test_what_is_said_of_shares_needs_the_jobs_that_share_only() -> None:
+    assert kept().advice(frozenset("ab")).shares == kept().advice().shares
+    state = np.zeros(5, STATE)
+    state["session"], state["link"], state["job"] = [0, 0, 0, 1, 1], [0, 1, 1, 0, 1], [1, 1, 2, 3, 0]
+    links = np.array([(0,), (2,)], [("first_link", "<i8")])
+    flows = SimpleNamespace(state=state, jobs=["", "a", "b", "c"])
+    tables = SimpleNamespace(flows=flows, places=SimpleNamespace(table=links))
+    assert sharing(tables) == {"a", "b"}
+    state["job"][1] = 2
+    assert sharing(tables) == frozenset()
 
 
 def test_a_collector_without_jobs_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -158,6 +158,21 @@ def test_a_clock_that_jumps_makes_a_step_once():
     assert abs(host.error(host.now)) < 10 * US
 
 
+@pytest.mark.parametrize("slept", [True, False])
+def test_a_host_that_has_slept_has_its_step_where_it_woke_up(slept):
+    host = Host()
+    host.batches(20)
+    before, woke = host.alignment.map, host.now + BATCH
+    if slept:
+        host.offset_ns += 60 * S
+    host.alignment.hear_set(woke, 61 * S)  # its own UTC has whole seconds only
+    host.batches(5)  # rows of a second before are not settled
+    old = np.arange(woke - 3 * S, woke, 10 * MS)
+    assert (abs(host.alignment.map.utcs(old) - before.utcs(old)) < 10 * US).all()
+    for later in range(0, S, 10 * MS):
+        assert abs(host.error(woke + later)) < 100 * US
+
+
 def test_a_host_without_exchange_is_believed():
     host = Host(told_ns=2 * S, exchanges=False)
     host.batches(3)

@@ -12,9 +12,11 @@ from collector_stream import CROSS_RX, DL_RX, DL_TX, MS, UTC, Host, evidence, he
 from test_store import Collector, batches, read
 
 from collector.dataset.resume import Resume
+from collector.host.evidence import Lately
 from collector.host.incoming import gather
 from collector.settings import Settings
 from collector.stages import Stages
+from netmon.columnar import Columns
 from netmon.evidence import HOST_PART, TRANSPORT
 from netmon.records import Direction
 
@@ -123,6 +125,18 @@ def test_the_latest_is_known_of_both_ways_and_not_of_who_has_the_index_next() ->
     tables.places.table["horizon_ns"][stage.place] -= 4_000 * MS
     tables.flows.state["flow_id"][tx] = 1234
     assert all(map(math.isnan, tables.evidence.said(tx, Direction.TX)))
+
+
+def test_the_tables_that_came_last_are_kept_and_older_ones_go() -> None:
+    lately = Lately()
+    assert lately.all(["n"]) is None
+    for number in range(1_000):
+        lately.append(Columns({"n": np.array([number]), "other": np.array([0])}))
+    kept = lately.all(["n"])
+    assert kept is not None
+    assert kept.names == ["n"]
+    assert kept["n"].tolist() == list(range(1_000 - len(kept), 1_000))
+    assert 200 <= len(kept) <= 300
 
 
 def test_what_could_not_be_stored_comes_back_and_a_session_that_is_gone_takes_its_rows_along() -> None:

@@ -99,6 +99,20 @@ def test_a_rank_that_is_stopped_has_rows_of_its_own_for_that_time(part: HostPart
     assert [row[0] for row in told[1:]] == [row[0] + row[1] for row in told[:-1]]
 
 
+def test_rows_of_ranks_wait_for_the_hosts_unless_something_kept_a_rank(part: HostPart) -> None:
+    part.hear([mark(os.getpid())])
+    now = time.monotonic_ns()
+    part.watch(now)
+    part.due(now, idle=False)
+    ((pid, rank),) = part._rows.items()
+    rank._over = [row := {"start_ns": now, "end_ns": now + STEP_NS}]
+    assert len(part.due(now + S // 2, idle=False)[0]) == 0
+    rank.telling = True
+    assert part.due(now + S // 2, idle=False)[0]["pid"].tolist() == [pid]
+    rank._over = [row]
+    assert part.due(now + S, idle=False)[0]["pid"].tolist() == [UNKNOWN, pid]
+
+
 def test_more_ranks_than_are_looked_at_cost_no_other_its_place(part: HostPart) -> None:
     for pid in range(1 << 22, (1 << 22) + MOST_RANKS - 4):
         part.hear([mark(pid)])

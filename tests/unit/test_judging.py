@@ -75,6 +75,15 @@ def test_what_is_kept_is_bounded():
     assert len(of_sessions(kept.parts(), [2, 3])) == 2 * (MOST_ROWS // 3)
 
 
+def test_rows_that_came_long_before_a_time_are_left_out():
+    kept = RecentRows()
+    rows = Columns.zeros(3, ARRIVED)
+    kept.add(Settled(arrived=[rows]))
+    (part,) = kept.parts()
+    assert len(of_sessions([part], [0], part.arrived_ns + 1_000_000_000)) == 3  # clocks may be off
+    assert len(of_sessions([part], [0], part.arrived_ns + 5_000_000_000)) == 0
+
+
 def test_moments_that_nobody_told_stay_unknown():
     job = JobSteps()
     told(job, range(3))

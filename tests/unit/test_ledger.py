@@ -6,7 +6,7 @@ import pytest
 from collector_stream import hello
 
 from collector.host.flows import Links
-from collector.host.ledger import SAMPLE, LedgerAccounts, account
+from collector.host.ledger import SAMPLE, LedgerAccount, LedgerAccounts, account
 from netmon.errors import WireError
 from netmon.records import Direction
 
@@ -31,9 +31,9 @@ def ledger_row(before, after, attributed_bytes):
 class Ledger:
     """The account of two links: rx and tx."""
 
-    def __init__(self, stored_until_ns=None, totals=None):
+    def __init__(self, stored_until_ns=None, totals=None, open_samples=None):
         self.accounts = LedgerAccounts()
-        self.accounts.open(0, 2, stored_until_ns or {}, totals or {})
+        self.accounts.open(0, 2, stored_until_ns or {}, totals or {}, open_samples or {})
 
     def rows(self, settled_ns):
         return self.accounts.rows(np.full(2, settled_ns), np.zeros(2, np.int64))[0]
@@ -117,7 +117,22 @@ def test_rows_wait_for_their_interval():
     ledger.accounts.add(np.array([S]), tx, np.array([60]))
     assert [row.invisible_bytes for row in ledger.rows(3 * S)] == [40]
     assert ledger.accounts.totals[1].tolist() == [200, 160, 0, 0, 0]
-    assert ledger.accounts.needed_since()[TX] == 2 * S
+
+
+def test_an_open_interval_goes_on_after_a_restart():
+    before = Ledger()
+    for time_s in (0, 1):
+        before.accounts.sample(sample(time_s, nic_bytes=100 * time_s))
+    before.accounts.add(np.array([S // 2, S]), np.array([1, 1]), np.array([100, 60]))
+    assert len(before.rows(S + 1)) == 1
+    assert not before.accounts.resumed.any()
+    after = Ledger({1: S}, {1: before.accounts.totals[1]}, LedgerAccount(before.accounts, 0, 2).open_samples())
+    assert after.accounts.resumed.tolist() == [False, True]
+    after.accounts.sample(sample(1, nic_bytes=100))  # sent again
+    after.accounts.add(np.array([S // 2, S + S // 2]), np.array([1, 1]), np.array([5, 30]))  # the first one is late
+    after.accounts.sample(sample(2, nic_bytes=200))
+    assert [(row.start_ns, row.attributed_bytes) for row in after.rows(2 * S)] == [(S, 95)]
+    assert after.accounts.totals[1].tolist() == [200, 195, 0, 0, 0]
 
 
 def test_rows_that_come_late_are_in_the_next_interval():

@@ -56,6 +56,9 @@ def test_a_loop_that_stands_still_is_named_once(
 def test_a_host_that_was_suspended_says_for_how_long(caplog: pytest.LogCaptureFixture) -> None:
     asleep = [10.0]
     watched = Standstill(lambda: asleep[0])
+    assert not watched.turn()
+    asleep[0] += 0.5
+    assert [watched.turn(), watched.turn()] == [True, False]
     with caplog.at_level(logging.WARNING, standstill.__name__):
         watched.look()
         asleep[0] += 3600

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which connections are looked at, and what is told of them: real sockets over the loopback."""
 
+import dataclasses
 import socket
 import time
 from collections.abc import Iterator
@@ -141,3 +142,29 @@ def test_what_is_no_tcp_and_what_carries_nothing_is_not_asked_for(connections: C
     assert asked == []
     a_look(looks, (90, 10**9), (number, 10))
     assert asked == [1]
+
+
+def test_what_was_seen_of_a_connection_is_remembered_while_others_come_and_go(connections: Connections) -> None:
+    one, *of_one = connections.connect(RANK, first_ns=1)
+    other, *of_other = connections.connect(RANK, first_ns=1)
+    looks = connections.looks()
+    a_look(looks, (one, 1), (other, 1))
+    told = []
+    for numbers, sent in (([one], 100), ([one, other], 30), ([other], 7), ([other, one], 5)):
+        for number, ends in ((one, of_one), (other, of_other)):
+            if number in numbers:
+                send(*ends, sent)
+        rows = a_look(looks, *((number, sent) for number in numbers))
+        told.append(dict(rows[["flow_id", "sent_bytes"]].tolist()))
+    assert told == [{one: 100}, {one: 30, other: 30}, {other: 7}, {one: 5, other: 5}]
+
+
+def test_of_a_connection_seen_on_two_links_the_flow_that_carries_more_is_told(connections: Connections) -> None:
+    number, near, far = connections.connect(RANK, first_ns=1)
+    twin = dataclasses.replace(connections.flows[number], flow_id=50, interface=2)
+    connections.flows[50] = twin
+    looks = connections.looks()
+    a_look(looks, (number, 10), (50, 20))
+    for counts, told in ((((number, 10), (50, 20)), 50), (((number, 30), (50, 20)), number)):
+        send(near, far, 10)
+        assert a_look(looks, *counts)["flow_id"].tolist() == [told]

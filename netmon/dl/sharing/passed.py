@@ -100,11 +100,13 @@ class Passed:
         if self._bin_ns > _FINEST_NS:
             cells = cells.replaced(bin=cells["bin"] * _FINEST_NS // self._bin_ns)
         carriers = _carriers(self._together(self._flows, _FLOW))
-        traffic = self._traffic(cells, names)
         number = {job: place for place, job in enumerate(names.jobs)}
+        near = cells
         if only:
-            near = {link for link, one in traffic.items() if only & set(one.of_job)}
-            traffic = {link: one for link, one in traffic.items() if link in near}
+            own = np.isin(cells["job"], [number[job] for job in only if job in number])
+            near = cells[np.isin(cells["link"], cells["link"][own])]
+        traffic = self._traffic(near, names)
+        if only:
             told = {job: its for job, its in told.items() if any(job in one.of_job for one in traffic.values())}
         seen = [_job(job, its, cells, number.get(job, -2), names, carriers, self._bin_ns) for job, its in told.items()]
         return advise(seen, traffic, names.links, names.capacity_bps, self.span_ns, most)

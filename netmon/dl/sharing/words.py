@@ -202,6 +202,18 @@ def _share(share: Share, links: Sequence[str]) -> dict[str, Any]:
     }
 
 
+def _proposed(one: Mapping[str, Any]) -> tuple[str, str, str, str]:
+    """What the jobs would take, what that saves, and the shift that does it; nothing where none is worth it."""
+    if not (one.get("advised") or one.get("to_be_held")):
+        return "", "0%", "", ""
+    return (
+        _durations(one["shifted_ns"], *one["others_shifted_ns"]),
+        f"{max(0.0, one['gain']):.0%}",
+        format_duration(one["shift_ns"]),
+        format_duration(one["hold_ns"]) if one["hold_ns"] else "",
+    )
+
+
 def _durations(*ns: float) -> str:
     return ", ".join(map(format_duration, ns))
 
@@ -238,10 +250,7 @@ def rows(told: Mapping[str, Any]) -> dict[str, list[tuple[str, ...]]]:
                 f"{one['compatibility']:.2f}",
                 f"{one['best_compatibility']:.2f}",
                 _durations(one["shared_ns"], *one["others_shared_ns"]),
-                _durations(one["shifted_ns"], *one["others_shifted_ns"]),
-                f"{max(0.0, one['gain']):.0%}",
-                format_duration(one["shift_ns"]),
-                format_duration(one["hold_ns"]) if one["hold_ns"] else "",
+                *_proposed(one),
                 "" if one["drift_ns"] is None else format_duration(one["drift_ns"]),
                 _way(one.get("compatibility_trend", 0.0)).strip(),
             )

@@ -3,12 +3,15 @@
 
 import pandas as pd
 
+from netmon.dl.verdict.words import cause_words, renamed, sentence
 from netmon.report.congestion import CongestionPoint
 from netmon.report.exhibit import Chapter, Exhibit, Frames, need
 from netmon.report.figures import slowdown as draw
 from netmon.report.fits import Fit, fit_families
 from netmon.report.iteration_times import quiet_in_every_profile
+from netmon.report.judging import told
 from netmon.report.study import Study, by_profile
+from netmon.views import Verdict
 
 _SLOWEST = 20
 NO_LEVELS = "there is no iteration whose cross traffic is known"
@@ -75,15 +78,23 @@ def _cdf_frames(study: Study) -> Frames:
 
 
 def _slowest_frames(study: Study) -> Frames:
-    """The slowest iterations, with the host that had the most cross traffic and whose it was."""
+    """The slowest iterations, and the verdict on each that stood out."""
     times = need(study.times, "there is no iteration after the first one")
     usual = times.groupby(["run", "job"])["time_s"].transform("median")
     slowest = times.assign(times_median=times["time_s"] / usual).nlargest(_SLOWEST, "times_median")
-    columns = ["run", "job", "iteration", "time_s", "times_median", "cross_bytes", "level"]
-    most = study.ranks.assign(cross=study.ranks[["cross_tx_bytes", "cross_rx_bytes"]].max(axis=1))
-    hosts = most.sort_values("cross").drop_duplicates(["run", "job", "iteration"], keep="last")
     by = ["run", "job", "iteration"]
-    return {"slowest": slowest[columns].merge(hosts[[*by, "host", "cross_top"]], on=by, how="left")}
+    ranks = slowest[by].merge(study.ranks[[*by, "start_ns", "end_ns"]], on=by)
+    found = told(study.tables.data, within_ns=(int(ranks["start_ns"].min()), int(ranks["end_ns"].max())))
+    # An iteration ends with its slowest rank, by which its verdict is found.
+    said = {(one.job, one.iteration, one.end_ns): renamed(one, study.job_names) for one in found}
+    of = dict[tuple[str, str, int], Verdict]()
+    for run, job, iteration, end_ns in ranks[[*by, "end_ns"]].itertuples(index=False):
+        if verdict := said.get((job, iteration, end_ns)):
+            of[run, job, iteration] = verdict
+    verdicts = [of.get(key) for key in slowest[by].itertuples(index=False, name=None)]
+    why = [sentence(one).partition(" because ")[2] or "not known" if one else "" for one in verdicts]
+    columns = [*by, "time_s", "times_median", "cross_bytes", "level"]
+    return {"slowest": slowest[columns].assign(cause=[cause_words(one) if one else "" for one in verdicts], why=why)}
 
 
 CHAPTER = Chapter(
@@ -140,8 +151,8 @@ CHAPTER = Chapter(
             "slowest-iterations",
             "Slowest iterations",
             "",
-            "By their time in medians of their job; the host whose links carried the most cross payload during them, "
-            "and who moved the most of it.",
+            "By their time in medians of their job, and why, as `netmon why` says: nothing where an iteration took less"
+            " than 1.2 × its usual time.",
             _slowest_frames,
         ),
     ),
