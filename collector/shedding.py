@@ -49,7 +49,7 @@ class Shedding:
     LATE_S, EASY_S = 1.0, 0.4
     """Behind by so much is too much; by less, easy."""
 
-    TOO_LATE_S = 2.0
+    TOO_LATE_S = 1.9
     """Behind by so much in spite of fewer batches, which are half a second of it, rows have to become coarser."""
 
     BUSY, IDLE = 0.7, 0.35
