@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -3, -8  # of mallopt(3), as <malloc.h> has them
 _LARGE = 1 << 20
-_TRIM_S = 15.0
+_TRIM_S = 5.0
 
 
 def give_back() -> None:

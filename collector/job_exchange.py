@@ -19,6 +19,7 @@ SILENT_AFTER_S = 5.0
 
 _OFTEN_S, _SELDOM_S = 0.3, 10.0  # between two exchanges
 _SAID_S = 3.0
+_AT_ONCE = 1_000_000  # rows in a message: both ends hold several copies of it
 _REST_OWN, _REST_STAGE = 19, 4  # × the CPU time of telling it, × that of the job stage
 _TOGETHER_S, _LONGEST_S = 1.0, 5.0
 """Of sessions that are taken up again is told when none has come for so long, at the latest after so long."""
@@ -35,6 +36,7 @@ class JobExchange:
         self._places = 0  # that were given to sessions in what the job stage is told
         self._ended: list[int] = []  # places of sessions that are over, of which it has not been told
         self._untold = 0  # rows that it was not told
+        self._told_s = time.monotonic()
         self._coming = -_LONGEST_S, -_LONGEST_S  # sessions that are taken up again: since when, and the last one
         self.rest_s = _OFTEN_S
         """Until the next exchange: longer where one takes long, so that rows do not wait for it."""
@@ -92,7 +94,10 @@ class JobExchange:
             self._untold += news.untold
             own_s += time.thread_time()
             answer = await self._stage.exchange(news)
-            self.rest_s = min(_SELDOM_S, max(_OFTEN_S, _REST_OWN * own_s, _REST_STAGE * answer.cpu_s))
+            told_s, self._told_s = self._told_s, time.monotonic()
+            rows_per_s = len(news.payload) / max(self._told_s - told_s, _OFTEN_S)
+            most_s = min(_SELDOM_S, max(_OFTEN_S, _AT_ONCE / max(rows_per_s, 1.0)))
+            self.rest_s = min(most_s, max(_OFTEN_S, _REST_OWN * own_s, _REST_STAGE * answer.cpu_s))
             entries = {entry.teller.place: entry for entry in self._entries() if not entry.broken}
             if answer.begins_anew:
                 for entry in entries.values():

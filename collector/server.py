@@ -8,6 +8,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -208,6 +209,9 @@ async def _flush_for_ever(registry: Registry, interval_s: Callable[[], float]) -
     took_s = 0.0
     while True:
         await asyncio.sleep(flush_pause_s(interval_s(), took_s))
+        # What is there now has waited for a part of a tick: with what the tick brings, it waits for no other one.
+        with suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(registry.intake.next_tick(), 2 * _MOST_TICK_S)
         begun = time.monotonic()
         registry.tidy()
         await registry.flush()

@@ -70,6 +70,9 @@ class Manifest:
         self._database = sqlite3.connect(path, _WAIT_S, isolation_level=None, check_same_thread=False)
         # EXTRA: a write is undone where the journal comes back; so its folder is synced when it has been removed.
         self._power, self._synchronous = power, f"PRAGMA synchronous={'EXTRA' if power else 'NORMAL'}"
+        # Not NORMAL, which SQLite calls safe with a write-ahead log only: a journal that is synced with its header
+        # counts where a power cut has left a part of it, as the sums in it are of some of its bytes.
+        self._relaxed = "FULL" if power else "NORMAL"
         self._database.execute(self._synchronous)
         for setting in ("journal_mode=DELETE", "journal_size_limit=16777216"):
             self._database.execute(f"PRAGMA {setting}")
@@ -81,6 +84,7 @@ class Manifest:
         """Nobody else looks into it from now on: a write then costs one sync instead of several."""
         for setting in ("locking_mode=EXCLUSIVE", "journal_mode=WAL"):
             self._database.execute(f"PRAGMA {setting}")
+        self._relaxed = "NORMAL"
 
     def close(self) -> None:
         """Let go of the file."""
@@ -109,7 +113,7 @@ class Manifest:
 
     def placed(self, paths: Iterable[str], removed: Iterable[str] = ()) -> None:
         """These files have been renamed, those are gone: if a power cut takes this back, it is found out again."""
-        self._database.execute("PRAGMA synchronous=NORMAL")
+        self._database.execute(f"PRAGMA synchronous={self._relaxed}")
         try:
             with self._transaction() as run:
                 run.executemany("UPDATE files SET staged = NULL WHERE path = ?", [(path,) for path in paths])

@@ -77,6 +77,10 @@ class Evidence:
         self.renamed: dict[int, Mapping[tuple[str, int], str]] = {}
         """Of a session: names of jobs by job and pid, where they are others than the agent's."""
 
+    def jobs(self) -> set[int]:
+        """The numbers of the jobs of all rows that are not stored."""
+        return self._host.jobs()
+
     @property
     def nbytes(self) -> int:
         """Of all rows."""

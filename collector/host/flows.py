@@ -128,15 +128,15 @@ class AllFlows:
         """More than the highest number of a rank."""
         return len(self._steppers.values)
 
-    def let_numbers_go(self, jobs: Iterable[int]) -> None:
+    def let_numbers_go(self, jobs: Iterable[int], steppers: Iterable[int] = ()) -> None:
         """Jobs, parties and ranks that no flow has, and of which nobody has asked since the call before the last one.
 
-        To be called so seldom that nothing waits as long, but for rows on their way to the dataset: `jobs`, theirs.
+        jobs, steppers: that somebody keeps without asking again, such as rows on their way to the disk.
         """
         own = {name: np.unique(self.state[name]).tolist() for name in ("job", "party", "stepper")}
         self._jobs.let_go([*own["job"], *jobs])
         self._parties.let_go(own["party"])
-        self._steppers.let_go(own["stepper"])
+        self._steppers.let_go([*own["stepper"], *steppers])
 
     def append(self, session: int, flow: Flow) -> int:
         """Give a flow an index."""

@@ -36,9 +36,8 @@ class Numbered(Generic[T]):
         """Who was not in use since the call before the last one, and is not now, loses the number."""
         self._used.update(in_use)
         keep = self._used | self._before | self._always
-        if len(keep) < len(self._number):
-            for value, number in list(self._number.items()):
-                if number not in keep:
-                    del self._number[value]
-                    self._free.append(number)
+        for value, number in list(self._number.items()):
+            if number not in keep:
+                del self._number[value]
+                self._free.append(number)
         self._used, self._before = set(), self._used

@@ -81,6 +81,11 @@ class SteadyRanks:
         """Of the sessions of those."""
         return np.unique(self._rows["place"][: self.count][self._rows["used"][: self.count]])
 
+    def numbers(self) -> tuple[set[int], set[int]]:
+        """The numbers of their jobs and steppers."""
+        used = self._rows[: self.count][self._rows["used"][: self.count]]
+        return set(used["job"].tolist()), set(used["stepper"].tolist())
+
     @property
     def count(self) -> int:
         """How many rows there are."""

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The tables of all sessions that the stage works on, and what can be computed from them without changing them."""
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from collector.host.window import HostWindow
 
 _Classes = npt.NDArray[np.uint8]
+_NUMBERS_REST_S = 3600.0
 
 
 @dataclass(frozen=True)
@@ -65,6 +67,7 @@ class Tables:
         self.ledger = LedgerAccounts()
         self.iterations, self.over = UnstoredIterations(), OverIterations()
         self._steady_needed: npt.NDArray[np.int64] | None = None
+        self._numbers_s = time.monotonic()  # when numbers were let go last
 
     def drop(self, place: int) -> None:
         """The session is gone, and with it its rows."""
@@ -160,6 +163,10 @@ class Tables:
         self.accounts.payload.forget(needed, settled_ns)
         self.accounts.windows.forget(needed, np.maximum(places["window_ns"], 1))
         self._steady_needed = None
+        if time.monotonic() > self._numbers_s + _NUMBERS_REST_S:
+            self._numbers_s = time.monotonic()
+            jobs, steppers = self.steady.numbers()
+            self.flows.let_numbers_go(self.unstored.jobs() | self.evidence.jobs() | jobs, steppers)
 
     def steady_needed_since(self, place: int) -> int | None:
         """As Ranks.needed_since of the steady ones."""

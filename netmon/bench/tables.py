@@ -127,11 +127,11 @@ def evidence_table(result: EvidenceResult) -> FittingTable:
     """A row per process, medians over the rounds."""
     rounds = len(result.without)
     table = FittingTable(
-        [*labels("of a core"), *figures("with", "without", "more", "rounds from", "to")],
+        [*labels("of a core"), *figures("with", "without", "more", "least", "most")],
         "what verdicts and their evidence cost",
         f"Medians of {rounds} rounds, each of a run with and one without. With: agents tell what TCP says and what"
         " keeps ranks and hosts from running, and the collector judges; without: neither. An agent: mean of three hosts"
-        " with a rank each. More: the rounds' own differences; the true median is within them with"
+        " with a rank each. Least, most: of a single round; the true median lies between them with a probability of"
         f" {result.sureness:.0%}.",
     )
     for name, more, form in (

@@ -16,8 +16,9 @@ mount --make-rprivate /
 umount -R /sys/fs/cgroup
 mount -t cgroup2 cgroup2 /sys/fs/cgroup
 mount -t tmpfs tmpfs /mnt
-mkdir /mnt/up /mnt/work /mnt/root /mnt/checkout
+mkdir /mnt/up /mnt/work /mnt/root /mnt/own /mnt/own-up /mnt/own-work
 mount -t overlay overlay -o lowerdir=/,upperdir=/mnt/up,workdir=/mnt/work /mnt/root
+mount -t overlay overlay -o "lowerdir=$2,upperdir=/mnt/own-up,workdir=/mnt/own-work" /mnt/own
 cd /mnt/root/etc/systemd/system
 for unit in systemd-networkd-wait-online systemd-timesyncd systemd-resolved systemd-networkd getty@tty1 console-getty;
 do
@@ -39,7 +40,7 @@ ln -s ../job.service basic.target.wants/job.service
 : >/mnt/root/etc/machine-id
 mount --bind /sys/kernel/btf /sys/kernel/btf 2>/dev/null || true
 exec systemd-nspawn --quiet --directory=/mnt/root --register=no --keep-unit --private-network --capability=all \\
-  --system-call-filter='bpf perf_event_open' --bind="$1":/job --overlay="$2:/mnt/checkout:$2" --boot \\
+  --system-call-filter='bpf perf_event_open' --bind="$1":/job --bind=/mnt/own:"$2" --boot \\
   --console=pipe systemd.unit=basic.target
 """
 

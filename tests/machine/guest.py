@@ -54,12 +54,13 @@ class Guest:
         door.unlink(missing_ok=True)
         forwards = "".join(f",hostfwd=tcp:127.0.0.1:{here}-:{there}" for there, here in self.ports.items())
         command = [
-            *(*DIES_WITH_US, "nice", "-n", "10", "qemu-system-x86_64", "-machine", "q35,accel=tcg", "-cpu", "max"),
-            *("-smp", "2", "-m", _MEMORY, "-display", "none", "-no-reboot", "-rtc", "base=utc"),
+            *(*DIES_WITH_US, "nice", "-n", "10", "qemu-system-x86_64", "-machine", "q35,accel=tcg,hpet=off"),
+            *("-cpu", "max", "-smp", "2", "-m", _MEMORY, "-display", "none", "-no-reboot", "-rtc", "base=utc"),
             *("-kernel", self._image.kernel, "-initrd", self._image.initrd, "-append", _KERNEL),
             *("-nic", f"user,model=virtio-net-pci{forwards}", "-serial", f"file:{self.folder}/console.{self.boots}"),
             *("-device", "virtio-serial", "-chardev", f"socket,path={door},server=on,wait=off,id=agent"),
             *("-device", "virtserialport,chardev=agent,name=org.qemu.guest_agent.0"),
+            *("-qmp", f"unix:{self.folder}/monitor.sock,server=on,wait=off"),
         ]
         for disk in self._disks:
             command += ["-drive", f"file={disk},if=virtio,format=raw,cache=writeback,discard=unmap"]
@@ -81,6 +82,16 @@ class Guest:
         if self._agent:
             self._agent.close()
         self._process = self._agent = None
+
+    def wake_up(self) -> None:
+        """From a suspend to memory, as its power button does."""
+        with socket.socket(socket.AF_UNIX) as monitor:
+            monitor.connect(f"{self.folder}/monitor.sock")
+            answers = monitor.makefile()
+            for command in ("qmp_capabilities", "system_wakeup"):
+                answers.readline()  # the greeting, then the answer
+                monitor.sendall(json.dumps({"execute": command}).encode() + b"\n")
+            answers.readline()
 
     def off(self) -> None:
         """Switched off as one should."""

@@ -110,7 +110,14 @@ def _advice() -> dict:
     job = {"job": "train.py@gpu-node-17", "iterations": 200, "duration_ns": 300 * MS, "alone_ns": 200 * MS}
     pair = {"source": "gpu-node-17 (rank 0)", "target": "gpu-node-18 (rank 1)", "bytes": 123_456_789, "pace_bps": 9.4e8}
     link = {"link": "gpu-node-17 eth0 tx", "capacity_bps": 1e9, "pace_bps": 9.4e8, "enough_bps": 8e8}
-    share = {"compatibility": 0.61, "best_compatibility": 0.98, "gain": 0.21, "shift_ns": 45 * MS, "hold_ns": 12 * MS}
+    share = {
+        "advised": True,
+        "compatibility": 0.61,
+        "best_compatibility": 0.98,
+        "gain": 0.21,
+        "shift_ns": 45 * MS,
+        "hold_ns": 12 * MS,
+    }
     share |= {"shared_ns": 300 * MS, "others_shared_ns": [290 * MS], "drift_ns": 1_200_000}
     share |= {"job": job["job"], "others": ["resnet50"], "shifted_ns": 240 * MS, "others_shifted_ns": [231 * MS]}
     return {

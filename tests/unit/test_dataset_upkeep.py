@@ -2,6 +2,7 @@
 """Small files are merged, old hours go; a reader and a crash never see a row twice or not at all."""
 
 import argparse
+import os
 import shutil
 import threading
 import time
@@ -110,6 +111,7 @@ def test_a_power_cut_while_files_are_merged_costs_nothing(tmp_path, monkeypatch,
 
 def test_a_reader_sees_every_row_once_or_is_told(tmp_path, monkeypatch):
     """It lists the files before, and opens them after they were replaced: it fails, and does not read half."""
+    monkeypatch.setattr(staging, "_LISTED_S", 3600)
     sink = filled(tmp_path, writes=2, hosts=1)
     rows, over, seen, told = 400, threading.Event(), set(), 0
 
@@ -138,6 +140,27 @@ def test_a_reader_sees_every_row_once_or_is_told(tmp_path, monkeypatch):
     assert not list((tmp_path / ".netmon" / "staging").iterdir())
     sink.close()
     assert sum(pq.read_metadata(path).num_rows for path in files(tmp_path)) == rows
+
+
+@pytest.mark.parametrize("end", ["merge", "drop"])
+def test_a_reader_that_lists_an_hour_meanwhile_finds_all_of_its_old_files(tmp_path, end):
+    """Else it would find none, and take the hour for empty."""
+    sink = filled(tmp_path)
+    sink.write({"buckets": buckets(1, BEGIN_NS + HOUR_NS)}, {})
+    names = sorted(path.name for path in files(tmp_path) if path.parent.name == "hour=00")
+    opened = os.open(files(tmp_path)[0].parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        if end == "merge":
+            assert sink.merge_some(lambda: True)
+        else:
+            sink.drop([Keep("buckets", most_bytes=1)])
+        assert sorted(os.listdir(opened)) == names
+        assert not {path.name for path in files(tmp_path)} & set(names)
+    finally:
+        os.close(opened)
+    sink.close()
+    ParquetSink(tmp_path).close()
+    assert not list((tmp_path / ".netmon" / "staging").iterdir())
 
 
 def test_merging_stops_when_it_is_told_to(tmp_path):

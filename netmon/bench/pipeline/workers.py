@@ -4,6 +4,8 @@
 Everything waits on the bus when the clock begins to run, so that workers are never short of batches, and the machine
 runs nothing but them and the NATS server: how long they take until all is stored says what they can carry. Each worker,
 with its job process, has a share of the CPU that the kernel enforces. All shares together leave room for the server.
+Cores share caches, and often more: a second of one is worth less while the others work. So beside one worker alone
+loops use up what the others have beside each other.
 """
 
 import asyncio
@@ -11,8 +13,8 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -30,13 +32,15 @@ from netmon.wire.bus import BusSettings
 
 PLAYED = (
     "Simulated agents: recorded batches of made-up hosts, on a real NATS server before the clock runs; workers, bus "
-    "and disk are real. Each worker has the same share of the CPU, one alone as one of several."
+    "and disk are real. Each worker has the same share of the CPU, one alone as one of several; beside one alone, "
+    "loops burn the shares of the others: a core's second is worth less while its neighbours work."
 )
 
 _FIRST_S = 3  # of the load, by which workers learn which hosts train together
 _STEADY_S = 6.0  # nothing has moved for so long
 _READY_S, _LEARN_S, _STORED_S, _END_S = 120.0, 240.0, 3600.0, 120.0
 _LOOK_S, _BEGIN_S = 0.25, 2.0
+_BURNS = "import numpy as np\na = np.arange(1 << 15)[::-1]\nwhile True:\n    np.sort(a), {k: k for k in range(10_000)}"
 _SHARES_OF = 0.4  # of the machine, for all workers together: the server and its disk need the rest
 
 
@@ -133,7 +137,8 @@ def measure(
             def tell(done: float, place: int = place) -> None:
                 progress((place + done) / 2)
 
-            played.append(asyncio.run(_play(recorded, count, cores_each, folder, tell)))
+            with _burning(workers - count, cores_each, folder):
+                played.append(asyncio.run(_play(recorded, count, cores_each, folder, tell)))
         differences = compare(Path(name) / "1" / "data", Path(name) / str(workers) / "data")
     return WorkersResult(load, cores_each, played[0], played[1], differences)
 
@@ -176,6 +181,16 @@ async def _play(
         *(seconds, rows / seconds, rows / max(sum(spent), 1e-9), of_bus / seconds),
         *(each, watched.moved, verdict),
     )
+
+
+@contextmanager
+def _burning(loops: int, cores_each: float, folder: Path) -> Iterator[None]:
+    """So many shares of the CPU are used up meanwhile."""
+    with ExitStack() as stack:
+        for number in range(loops):
+            share = stack.enter_context(CpuShare(f"loop{number}", cores_each))
+            stack.enter_context(Process(f"loop{number}", share.inside([sys.executable, "-c", _BURNS]), folder))
+        yield
 
 
 def _name(number: int) -> str:

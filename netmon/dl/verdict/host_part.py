@@ -43,11 +43,12 @@ def waited_more(rows: Table, span: _Span, usual: Sequence[_Span]) -> dict[int, f
     found: dict[int, float] = {}
     for rank in np.unique(rows["rank"]).tolist():
         own = rows[rows["rank"] == rank]
-        watched = [one for one in usual if own["start_ns"].min() <= one[0] and one[1] <= own["end_ns"].max()]
+        begin, end = own["start_ns"].min(), own["end_ns"].max()
+        watched = [one for one in usual if begin <= one[0] and one[1] <= end]
         if len(watched) < _FEWEST:
             continue
         waits = within(own, "waited_ns", watched) * (span[1] - span[0])
-        waits /= [end - begin for begin, end in watched]
+        waits /= [one[1] - one[0] for one in watched]
         more = float(within(own, "waited_ns", [span])[0] - np.median(waits))
         if more > _CLEAR * spread(waits):
             found[rank] = more

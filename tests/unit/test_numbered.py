@@ -1,0 +1,41 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Months of jobs and ranks: what is kept is what is there, and no number is another's while somebody has it."""
+
+from collector_stream import hello
+
+from collector.host.flows import AllFlows, FlowTable, Links
+from collector.host.numbered import Numbered
+from netmon.records import Direction, Flow, Owner
+
+
+def test_a_number_is_somebody_elses_after_a_while() -> None:
+    names = Numbered("")
+    assert [names.number(name) for name in ("", "a", "b", "a")] == [0, 1, 2, 1]
+    names.let_go([2])
+    assert names.number("c") == 3
+    names.let_go([])
+    assert names.number("d") == 4  # all were in use lately
+    names.let_go([4])  # a, b: not since long ago
+    assert [names.number(name) for name in ("e", "f", "g", "")] == [2, 1, 5, 0]
+    assert names.values == ["", "f", "e", "c", "d", "g"]
+
+
+def test_months_of_jobs_take_no_more_than_those_that_are_there() -> None:
+    everything = AllFlows()
+    flows = FlowTable(Links(hello()), everything, 0)
+
+    def describe(number: int) -> int:
+        owner = Owner(job=f"job-{number}", rank=number, source="test")
+        flows.describe(Flow(number, 7, Direction.TX, "198.18.0.1", "198.18.0.2", 1, 2, 6, 0, owner))
+        return flows.index_of(number) or 0
+
+    lasting = describe(1)
+    for number in range(2, 200):
+        describe(number)
+        everything.remove([flows._index.pop(number)])
+        everything.let_numbers_go(jobs=[])
+        row = everything.state[lasting]
+        assert everything.jobs[row["job"]] == "job-1"
+        assert everything.parties[row["party"]].rank == 1
+        assert row["stepper"] == everything.stepper(0, int(row["job"]), 1)
+    assert max(len(everything.jobs), len(everything.parties), everything.steppers) <= 6
