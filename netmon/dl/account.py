@@ -161,10 +161,15 @@ class _Parties:
         self._jobs: dict[str, int] = {}
         self._names: dict[str, int] = {}
         self._words: list[str] = []
+        self._known: list[Party] = []
 
     def learn(self, parties: Sequence[Party]) -> None:
-        """There may be more parties than before."""
-        new = parties[len(self.job) :]
+        """There may be more parties than before, or others in the place of some that are no more."""
+        for number, (one, known) in enumerate(zip(parties, self._known, strict=False)):
+            if one is not known:
+                self.job[number], self.rank[number] = self.key(one)
+                self.name[number] = self._names.setdefault(one.name, len(self._names))
+        new, self._words, self._known = parties[len(self.job) :], list(self._names), list(parties)
         if new:
             keys = [(*self.key(one), self._names.setdefault(one.name, len(self._names))) for one in new]
             self._words = list(self._names)

@@ -124,3 +124,17 @@ def test_many_iterations_at_once_have_the_account_of_each(seed):
     accounts.payload.forget(np.full(HOSTS, 0), np.full(HOSTS, 10**12))
     accounts.windows.forget(np.full(HOSTS, 0), np.full(HOSTS, WINDOW_NS))
     assert tallied(accounts, asked) == tallies
+
+
+def test_a_partys_number_may_be_anothers_later():
+    def column(value):
+        return np.full(1, value)
+
+    accounts, cross = HostAccounts(), np.full(1, Class.CROSS, np.uint8)
+    asked = Asked(*map(column, (0, WINDOW_NS, 1, 0, 0, 100 * MS, False)))
+    parties = [Party("", -1, "iperf3"), Party("", -1, "curl")]
+    keys = row_keys(column(0), cross, np.zeros(1, np.uint8), column(1))
+    accounts.payload.add(column(0), column(5 * MS), keys, column(1000), column(200 * MS))
+    assert accounts.tally(asked, parties, ["", "a"])["cross_top"].tolist() == ["iperf3"]
+    parties[0] = Party("a", 0, "job a")
+    assert accounts.tally(asked, parties, ["", "a"])["cross_top"].tolist() == ["job a"]
