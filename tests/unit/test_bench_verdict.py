@@ -20,6 +20,7 @@ from netmon.bench.verdict.shifting import plan_shifts
 from netmon.bench.verdict.simulated import scenario
 from netmon.bench.verdict.table import print_reruns, print_verdicts
 from netmon.bench.verdict.truth import Truth
+from netmon.bench.verdict.undisturbed import Undisturbed
 from netmon.cli import main
 from netmon.dl.theory import ring_bytes
 from netmon.errors import DataError
@@ -160,6 +161,14 @@ def test_the_result_is_printed_and_is_a_document(run):
     assert "left out: nothing" in out.getvalue()
     assert "wrong cause: cross" in out.getvalue()
     print_verdicts(VerdictResult(0), Console(file=out, width=100))
+
+
+def test_what_is_told_of_iterations_that_nothing_was_done_to(run):
+    truth, durations = run
+    found = Undisturbed()
+    found.add(truth, [told(number, "straggler", durations, confidence=0.4) for number in (1, 3, 4)])
+    assert (found.iterations, found.words()) == (len(truth.undisturbed), f"1 of {len(truth.undisturbed)}: 1 straggler")
+    assert found.document()["told"] == {"straggler": {"count": 1, "surest": 0.4}}
 
 
 def test_a_link_moves_what_it_has_to_whatever_squeezes_it():

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from collector.dataset.verdict_rows import verdict_table
 from netmon.dl.verdict import CELL_NS, Carried, Link, Steps, Whose, judge, nothing_carried, sentence, standing_out
-from netmon.dl.verdict.evidence import CARRIED
+from netmon.dl.verdict.evidence import CARRIED, in_cells
 from netmon.dl.verdict.host_part import WAITED
 from netmon.dl.verdict.words import arithmetic, columns, from_columns
 from netmon.records import Direction
@@ -42,6 +42,9 @@ class Run:
         self.first = None  # the rank that goes on first after a stop; None: all do
         self.in_pieces = False  # every rank sends ten milliseconds, then waits for two
         self.marks = True
+        self.after = 0  # ms, from the transfer's end to the iteration's
+        self.under_way = 0  # bytes that rank 0 sends then, and that arrive later
+        self.bucket_ms = 0  # width of the rows, if they are coarser than cells
         self.waited = None
         self.said = None  # dtype SAID; of: rank 1's control connection to rank 0 is the last of those that are known
         self.shared = False
@@ -59,7 +62,7 @@ class Run:
                 arrived = start + (COMPUTING + late[rank]) * MS
                 end = there + len(paces) * CELL_NS
                 known = (arrived, end, end - arrived) if self.marks else (0, 0, -1)
-                steps.append((iteration, rank, start, end, *known, 2_000, slow and self.shared, rank))
+                steps.append((iteration, rank, start, end + self.after * MS, *known, 2_000, slow and self.shared, rank))
             first = there // CELL_NS
             for cell, pace in enumerate(paces):
                 for rank in range(RANKS):
@@ -73,6 +76,8 @@ class Run:
                         cells.append(
                             (2 * ((rank + 1) % RANKS), RANKS + (rank + 1) % RANKS, first + cell, amount, amount)
                         )
+            if slow and self.under_way:
+                cells.append((1, 0, first + len(paces) + 2 * CELLS, self.under_way, self.under_way))
             if slow:
                 cells += [(link, 2 * RANKS, first + cell, size, size) for link, cell, size in self.sent]
         names = ("number", "rank", "start_ns", "end_ns", "comm_start_ns", "comm_end_ns", "exposed_ns", "error_ns")
@@ -82,7 +87,14 @@ class Run:
         rows = np.array(cells, dtype=CARRIED)
         whose = [*JOB, *FROM, self.who, Whose("resnet", 1, 0, True, "")]
         kept = Carried(LINKS, whose, rows, 100_000, self.waited, self.said) if carried else nothing_carried()
-        return judge("resnet", told, kept, number)
+        return judge("resnet", told, self.coarser(kept) if self.bucket_ms else kept, number)
+
+    def coarser(self, kept):
+        """The same, as rows of wider buckets have it."""
+        width, rows = self.bucket_ms * MS, kept.rows
+        begin, widths = rows["cell"] * CELL_NS // width * width, np.full(len(rows), width)
+        wide = in_cells(rows["link"], rows["of"], begin, widths, rows["wire_bytes"], rows["payload_bytes"])
+        return replace(kept, rows=wide, width_ns=width)
 
     def lacks(self, rank, cell, paces):
         """Whether a rank cannot send: one that has stopped already, another that still waits for it."""
@@ -289,6 +301,26 @@ def test_after_a_dropped_packet_tcp_waits_for_its_timer(silent_ms):
     assert (verdict.cause, verdict.host, verdict.direction) == (Cause.LOSS, "h0", Direction.TX)
     assert verdict.loss_ns == pytest.approx(silent_ms * MS, rel=0.2)
     assert "packets that left h0 (rank 0) were lost" in sentence(verdict)
+
+
+@pytest.mark.parametrize(
+    ("what", "cause"),
+    [("slow", Cause.UNKNOWN), ("stop and go", Cause.UNKNOWN), ("dropped", Cause.UNKNOWN), ("beside", Cause.CROSS)],
+)
+def test_in_wide_buckets_only_who_fills_a_link_is_seen(what, cause):
+    """Of 20 ms: what stops and goes looks even in them, and what is under way looks lost."""
+    run = Run()
+    run.bucket_ms = 20
+    if what == "slow":
+        run.paces = [0.4] * (TRANSFER * CELLS * 5 // 2)
+    elif what == "stop and go":
+        run.paces = ([1.0] * 16 + [0.0] * 15) * 50
+    elif what == "dropped":
+        run.paces = [0.3 if cell % 40 > 19 else 1.0 for cell in range(600)]
+        run.dropped = dict.fromkeys(range(0, 600, 40), 20000)
+    else:
+        run.beside(0)
+    assert run.judged().cause == cause
 
 
 def test_without_rows_nobody_is_accused():

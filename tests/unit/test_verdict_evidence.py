@@ -56,6 +56,15 @@ def test_a_stop_answers_for_no_more_than_its_length_and_never_for_anothers_bytes
     assert verdict.late_ns <= 60 * MS
 
 
+def test_who_stopped_is_not_told_where_the_others_were_not_seen():
+    run = Run()
+    run.stopped(40, 200)
+    run.waited = watched(0, 1, 2)
+    hidden = (run.waited["rank"] != 1) & (run.waited["stopped_ns"] > 0)
+    run.waited = run.waited[~hidden]
+    assert run.judged().cause == Cause.UNKNOWN
+
+
 def said(*rows: tuple[int, ...]) -> np.ndarray:
     """Of each second: payload sent, of that sent again, ms busy, ms limited by the receiver's window."""
     table = np.zeros(len(rows), SAID)
@@ -97,6 +106,22 @@ def test_what_a_sender_only_believed_to_be_lost_is_no_loss():
     told = Connections(table, np.full(len(table), 2), np.full(len(table), 1), np.zeros(len(table), bool))
     assert not sent_again(told, BEGIN + 2_100 * MS, BEGIN + 2_900 * MS)
     assert sent_again(told, BEGIN + 3_100 * MS, BEGIN + 3_900 * MS) == {2}
+
+
+@pytest.mark.parametrize(("dropped", "loss"), [(0, False), (20_000, True)])
+def test_what_is_under_way_when_the_iteration_ends_is_not_lost(dropped, loss):
+    """TCP's row is longer than an iteration: what it sent again may have been lost in the next one."""
+    run = Run()
+    run.paces = ([1.0] * 16 + [0.0] * 15) * 25
+    run.after, run.under_way = 10, 20_000
+    run.dropped = {40: dropped}
+    usual = (20_000_000, 0, 800, 0)
+    run.said = said(*[usual] * 6, (20_000_000, 200_000, 800, 0), usual)
+    moved = STANDS_STILL - 700 * MS - run.said["start_ns"][6]
+    run.said["start_ns"] += moved
+    run.said["end_ns"] += moved
+    verdict = run.judged()
+    assert (verdict.cause == Cause.LOSS) == (verdict.loss_ns > 0) == loss
 
 
 @pytest.mark.parametrize(("column", "words"), [(3, "its receiver's window"), (4, "room in its send buffer")])

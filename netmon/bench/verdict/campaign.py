@@ -30,6 +30,7 @@ from netmon.bench.verdict.scoring import (
     score,
 )
 from netmon.bench.verdict.truth import complete, read_truth
+from netmon.bench.verdict.undisturbed import Undisturbed
 from netmon.errors import DataError, NetmonError
 from netmon.lab.run import run as run_lab
 from netmon.lab.spec import RunSpec
@@ -74,6 +75,7 @@ class VerdictResult:
     outcomes: list[Outcome] = field(default_factory=list)
     accusations: list[Accusation] = field(default_factory=list)
     verdicts: int = 0  # told in all
+    undisturbed: Undisturbed = field(default_factory=Undisturbed)
     failed: list[str] = field(default_factory=list)  # runs that could not be done or judged, with the reason
     interrupted: bool = False
 
@@ -153,6 +155,7 @@ class VerdictResult:
             "share_error_median": self.share_error(50),
             "told_after_s": {"median": self.told_after_s(50), "p99": self.told_after_s(99)},
             "told_otherwise_at_once": self.told_otherwise[0],
+            "undisturbed": self.undisturbed.document(),
             "confusion": self.confusion,
             "outcomes": [{**asdict(each), "share_error": each.share_error} for each in self.outcomes],
             "accusations": [asdict(each) for each in self.accusations],
@@ -204,6 +207,7 @@ def judge_run(data: Path, result: VerdictResult) -> None:
     outcomes, accusations = score(data.name, truth, told)
     accusations += accused(data.name, truth, live.values(), {each.verdict["iteration"] for each in accusations})
     result.add(data.name, outcomes, accusations, len(told))
+    result.undisturbed.add(truth, told)
 
 
 def why(data: Path, job: str) -> list[dict[str, Any]]:

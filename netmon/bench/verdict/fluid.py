@@ -56,6 +56,16 @@ class Moved:
         """When the last link has moved all."""
         return float(self.time_ns.max())
 
+    def stalled(self, at_ns: float, for_ns: float) -> "Moved":
+        """The same, if nothing moves for a while from a moment within it on."""
+        time, payload = [], []
+        for when, moved in zip(self.time_ns, self.payload, strict=True):
+            place = int(np.searchsorted(when, at_ns, "right"))
+            until = np.full(2, np.interp(at_ns, when, moved))
+            time.append(np.concatenate([when[:place], [at_ns, at_ns + for_ns], when[place:] + for_ns]))
+            payload.append(np.concatenate([moved[:place], until, moved[place:]]))
+        return Moved(np.array(time), np.array(payload))
+
     def in_buckets(self, width_ns: int) -> tuple[int, _Floats]:
         """The first bucket of this width, and bytes by link and bucket from there on."""
         first, last = int(self.time_ns.min() // width_ns), int(self.end_ns // width_ns)

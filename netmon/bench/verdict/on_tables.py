@@ -3,8 +3,10 @@
 
 from collections.abc import Callable
 
+import numpy as np
+
 from netmon.bench.verdict.campaign import VerdictResult
-from netmon.bench.verdict.scoring import ASKED, NOTHING, Accusation, Outcome, judged, share_of
+from netmon.bench.verdict.scoring import ASKED, NOTHING, OFTEN, Accusation, Outcome, judged, share_of
 from netmon.bench.verdict.simulated import JOB, Scenario, scenario, simulate
 from netmon.dl.verdict import judge
 from netmon.dl.verdict.words import columns
@@ -32,8 +34,10 @@ def judge_simulated(
 def judge_one(its: Scenario) -> Outcome:
     """One scenario's. A verdict is asked for whether the iteration stands out or not, but told only if it does."""
     made = simulate(its)
-    stands_out = made.usual_ns + made.excess_ns >= ASKED * made.usual_ns
-    verdict = columns(judge(JOB, made.steps, made.carried, made.number)) if stands_out else None
+    lasted, undisturbed = made.usual_ns + made.excess_ns, float(np.quantile(made.undisturbed_ns, OFTEN))
+    notable = lasted >= ASKED * made.usual_ns
+    stands_out = notable and lasted > undisturbed
+    verdict = columns(judge(JOB, made.steps, made.carried, made.number)) if notable else None
     cause = made.injection["cause"] or NOTHING
     told = str(verdict["cause"]) if verdict else NOTHING
     share = float(str(verdict.get(share_of(cause), 0) or 0)) if verdict and cause != NOTHING else None
@@ -43,4 +47,5 @@ def judge_one(its: Scenario) -> Outcome:
         *(0, made.usual_ns, made.excess_ns, share, None),
         {**made.injection, "scenario": vars(its)},
         verdict,
+        undisturbed,
     )

@@ -20,7 +20,9 @@ def plot(result: VerdictResult, path: Path) -> None:
     confusion = result.confusion
     rows = [cause for cause in ORDER if cause in confusion]
     columns = [cause for cause in ORDER if any(cause in row for row in confusion.values())]
-    counts = np.array([[confusion[row].get(column, 0) for column in columns] for row in rows]).reshape(len(rows), -1)
+    counts = np.array([[confusion[row].get(column, 0) for column in columns] for row in rows]).reshape(
+        len(rows), len(columns)
+    )
     figure = Figure(figsize=(1.5 + 0.8 * max(1, len(columns)), 1.2 + 0.5 * max(1, len(rows))), layout="constrained")
     axes = figure.subplots()
     if counts.size:

@@ -3,9 +3,11 @@
 
 Transfers are fluid (netmon.bench.verdict.fluid), computing has a jitter of a hundredth, the links' series have
 buckets of a quarter to one millisecond, hosts' clocks are off by up to a bound that the tables state, and now and then
-a host's rows are missing. What TCP does is not in here, nor are loss, or a rank that stops in the midst of a transfer:
-the lab is for those.
+a host's rows are missing. Of TCP there is only what a lost packet costs where nothing but its timer tells, 200 ms; a
+rank that stops in the midst of a transfer is not in here: the lab is for that.
 Beside the cause there may be bystanders: traffic over a job's link while nobody transfers. They must not be accused.
+And some jobs have too few cores, as Horovod in the lab: now and then a transfer stops and goes, and their ranks wait
+for CPUs.
 """
 
 from dataclasses import dataclass
@@ -15,16 +17,21 @@ import numpy as np
 import numpy.typing as npt
 
 from netmon.bench.verdict.fluid import GOODPUT, PATTERNS, Moved, Squeeze, phases, transfer
+from netmon.bench.verdict.simulated_evidence import Told
 from netmon.dl.verdict import Carried, Link, Steps, Whose, in_cells
 from netmon.lab.injections.spec import NETWORK
 from netmon.records import Direction
 
-CAUSES = ("cross", "other_job", "straggler", "pause", "slow_link", "nothing")
+CAUSES = ("cross", "other_job", "straggler", "pause", "slow_link", "nothing", "host", "loss")
 JOB = "simulated"
 _INTERFACE = "eth0"
 _EPOCH_NS = 1_800_000_000_000_000_000
 _UPDATE_NS = 1_500_000
 _BEFORE, _AFTER = 14, 3  # usual iterations
+_BUSY = 0.15  # of the iterations of a job with too few cores
+_TIMER_NS = 200_000_000  # TCP's shortest timeout
+_LOST = 20_000  # bytes
+_LEAST_NS = 60_000_000  # that a rank waits for a CPU: hosts are looked at ten times a second
 
 
 @dataclass(frozen=True)
@@ -44,6 +51,7 @@ class Scenario:
     offset: float  # of the transfer, when the others begin
     lasts: float  # of the transfer, for how long
     bystander: bool
+    few_cores: bool
     clock_bound_ns: int
     unseen: int  # rank whose host's rows are missing; −1: none
     bucket_ns: int
@@ -64,6 +72,7 @@ class Simulated:
     number: int  # of the iteration that something happened to
     excess_ns: float  # true one, of its slowest rank
     usual_ns: float
+    undisturbed_ns: tuple[float, ...]  # what the other iterations took
     injection: dict[str, Any]  # as the lab's injections.json has them
 
 
@@ -89,8 +98,9 @@ def scenario(seed: int) -> Scenario:
         offset=float(generator.uniform(-0.4, 0.2)),
         lasts=float(generator.uniform(0.8, 2.5)),
         bystander=bool(generator.uniform() < 0.3),
+        few_cores=bool(np.random.default_rng([seed, 1]).uniform() < 0.3),
         clock_bound_ns=int(generator.choice([0, 10_000, 100_000, 500_000])),
-        unseen=_other(generator, victim, ranks) if generator.uniform() < 0.15 else -1,
+        unseen=_other(generator, victim, ranks) if generator.uniform() < 0.15 and cause != "loss" else -1,
         bucket_ns=int(generator.choice([250_000, 500_000, 1_000_000])),
         seed=seed,
     )
@@ -111,25 +121,33 @@ class _Tables:
         self.rows: list[list[np.ndarray[Any, Any]]] = []
         self.steps: list[tuple[float, ...]] = []
         self.lasted: list[float] = []
+        self.told = Told()
         usual = phases(its.pattern, its.ranks, 1.0)
         per_byte = transfer(0.0, usual, its.rate_bps, None).end_ns
         self._parts = [carried * its.transfer_ns / per_byte for carried in usual]
-        self._now = float(self._random.uniform(0, 1e6))
+        self.now_ns = float(self._random.uniform(0, 1e6))
 
     def iterate(self, cause: str) -> None:
         """One more iteration. cause: "" for a usual one."""
-        its, start = self._its, self._now
+        its, start = self._its, self.now_ns
         jitter = 1 + 0.01 * np.abs(self._random.normal(size=its.ranks))
-        extra = its.strength * its.duration_ns
+        extra = max(its.strength * its.duration_ns, _LEAST_NS if cause == "host" else 0.0)
         ready = start + its.compute_ns * jitter
         if cause == "pause":
             ready += extra
-        elif cause == "straggler":
+        elif cause in ("straggler", "host"):
             ready[its.victim] += extra
+            if cause == "host":
+                until = float(ready[its.victim])
+                self.told.waits.append((its.victim, start, until, 0.9 * extra / (until - start)))
         begin = float(ready.max())
         squeeze = self._squeeze(cause, begin)
         parts = [carried * self._random.uniform(0.99, 1.01) for carried in self._parts]
         moved = transfer(begin, parts, its.rate_bps, squeeze)
+        if cause == "loss":
+            moved = self._lose(moved)
+        elif not cause and its.few_cores and self._random.uniform() < _BUSY:
+            moved = self._stop_and_go(moved, start)
         over = moved.end_ns
         end = over + _UPDATE_NS
         self._pour(0, *moved.in_buckets(its.bucket_ns))
@@ -140,7 +158,7 @@ class _Tables:
         for rank in range(its.ranks):
             self.steps.append((rank, start, end, float(ready[rank]), over, over - float(ready[rank])))
         self.lasted.append(end - start)
-        self._now = end + 100_000
+        self.now_ns = end + 100_000
 
     def _squeeze(self, cause: str, begin: float) -> Squeeze | None:
         its = self._its
@@ -152,6 +170,27 @@ class _Tables:
         if cause == "slow_link":
             return Squeeze(link, since, until, 1 - its.strength)
         return None
+
+    def _lose(self, moved: Moved) -> Moved:
+        """The victim's last packets before a moment never arrive, and all wait until TCP's timer has run out."""
+        when, sent = (column[2 * self._its.victim + 1] for column in (moved.time_ns, moved.payload))
+        at = float(np.interp(self._random.uniform(0.2, 0.8) * sent[-1], sent, when))
+        lost = np.zeros((2 * self._its.ranks, 1))
+        lost[2 * self._its.victim + 1] = _LOST
+        self._pour(0, int(at // self._its.bucket_ns), lost)
+        waited = _TIMER_NS * self._random.uniform(1.01, 1.05)
+        self.told.again.append((self._its.victim, at, at + waited, _LOST))
+        return moved.stalled(at, waited)
+
+    def _stop_and_go(self, moved: Moved, start: float) -> Moved:
+        """Cores are taken from the ranks again and again while they transfer."""
+        its, begin = self._its, float(moved.time_ns.min())
+        for _ in range(int(self._random.integers(2, 6))):
+            at = float(self._random.uniform(begin, moved.end_ns))
+            moved = moved.stalled(at, float(self._random.uniform(0.02, 0.1)) * its.duration_ns)
+        for rank in range(its.ranks):
+            self.told.waits.append((rank, start, moved.end_ns, float(self._random.uniform(0.1, 0.5))))
+        return moved
 
     def _others(self, squeeze: Squeeze, moved: Moved) -> None:
         """What the others carry: what they offer, as far as the job leaves room."""
@@ -204,13 +243,19 @@ def simulate(its: Scenario) -> Simulated:
     columns = [np.concatenate(column).astype(np.int64) for column in zip(*tables.rows, strict=True)]
     rows = in_cells(*columns)
     usual = float(np.median(tables.lasted[:_BEFORE]))
+    until, random = tables.now_ns, np.random.default_rng(its.seed + 2_000_003)
+    waited, said = tables.told.waited(its.ranks, until, random), tables.told.said(its.ranks, until, its.rate_bps / 4)
+    for rows_of, rank in ((waited, waited["rank"]), (said, said["of"])):
+        for name in ("start_ns", "end_ns"):
+            rows_of[name] += _EPOCH_NS + tables.clock[rank].astype(np.int64)
     excess = tables.lasted[_BEFORE] - usual
     return Simulated(
         _steps(its, tables, hosts),
-        Carried(links, whose, rows, its.clock_bound_ns),
+        Carried(links, whose, rows, its.clock_bound_ns, waited, said, its.bucket_ns),
         _BEFORE,
         excess,
         usual,
+        tuple(lasted for number, lasted in enumerate(tables.lasted[1:], 1) if number != _BEFORE),
         {
             "kind": its.cause,
             "cause": "" if its.cause == "nothing" else its.cause,

@@ -116,6 +116,8 @@ def _figures(result: VerdictResult) -> FittingTable:
     table.add_row("told after, s: median, p99", ", ".join("not told" if s is None else f"{s:.2f}" for s in after))
     otherwise, both = result.told_otherwise
     table.add_row("another cause was told at once", f"{otherwise} of {both}")
+    if result.undisturbed.iterations:
+        table.add_row("stood out with nothing done, and told why", result.undisturbed.words())
     if result.failed:
         table.add_row("runs that failed", str(len(result.failed)))
     return table

@@ -7,6 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from netmon.dl.account import JOB
+from netmon.dl.verdict.connections import sent_again
 from netmon.dl.verdict.evidence import CELL_NS
 from netmon.dl.verdict.held import PAUSED, Cells, Held, held, together
 from netmon.dl.verdict.judged import Blamed, Judged
@@ -64,7 +65,8 @@ def held_up(one: Judged, told: Phases, transfer: float) -> tuple[dict[str, float
             links = [found[0]]
         elif lost > 0:
             parts["loss"] = lost
-            links = [lossy] if (lossy := lossy_link(seen, judged.waits)) is not None else []
+            again = sent_again(seen.said, told.since_ns, told.until_ns)
+            links = [lossy] if (lossy := lossy_link(seen, judged.waits, again)) is not None else []
     parts = {name: ns for name, ns in parts.items() if ns > 0}
     total = sum(parts.values())
     if total > transfer:

@@ -6,6 +6,7 @@ iterations, in which it waits, too.
 """
 
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -49,22 +50,47 @@ def waited_more(rows: Table, span: _Span, usual: Sequence[_Span]) -> dict[int, f
             continue
         waits = within(own, "waited_ns", watched) * (span[1] - span[0])
         waits /= [one[1] - one[0] for one in watched]
-        more = float(within(own, "waited_ns", [span])[0] - np.median(waits))
-        if more > _CLEAR * spread(waits):
-            found[rank] = more
+        whole = _beyond(own, [span, *watched])
+        for now, usually in ((within(own, "waited_ns", [span])[0], waits), (whole[0], whole[1:])):
+            more = float(now - np.median(usually))
+            if more > _CLEAR * spread(usually):
+                found[rank] = max(found.get(rank, 0.0), min(more, span[1] - span[0]))
     return {rank: ns for rank, ns in found.items() if ns > 0}
 
 
-def stopped_in(rows: Table, span: _Span) -> tuple[dict[int, float], int]:
-    """By rank, ns that it was stopped in a time (UTC), of those that were for about as long as the longest; and how
-    many ranks are watched."""
-    found = {}
+def _beyond(rows: Table, spans: Sequence[_Span]) -> npt.NDArray[np.float64]:
+    """(spans,): what the rows that lie in each time, if only in part, have beyond what is usual of their lengths.
+
+    A wait that is shorter than a row may all have been in the part of it that lies in the time.
+    """
+    begin, end = (np.array([span[k] for span in spans], np.float64)[:, None] for k in (0, 1))
+    length = np.maximum(rows["end_ns"] - rows["start_ns"], 1)
+    beyond = rows["waited_ns"] - np.median(rows["waited_ns"] / length) * length
+    found: npt.NDArray[np.float64] = ((rows["end_ns"] > begin) & (rows["start_ns"] < end)) @ beyond
+    return found
+
+
+class Stopped(NamedTuple):
+    """Who was stopped in a time."""
+
+    ranks: Mapping[int, float]  # ns, of those that were for about as long as the longest
+    unseen: frozenset[int]  # others that may have been, in times of which their hosts told nothing
+    watched: int  # how many ranks are, in all
+
+
+def stopped_in(rows: Table, span: _Span) -> Stopped:
+    """Who was stopped in a time (UTC)."""
+    found, unseen = {}, {}
     ranks = np.unique(rows["rank"]).tolist()
     for rank in ranks:
-        found[rank] = float(within(rows[rows["rank"] == rank], "stopped_ns", [span])[0])
-    longest = max(found.values(), default=0.0)
-    alike = {rank: ns for rank, ns in found.items() if ns >= max(_ALIKE * longest, _SHORTEST_NS)}
-    return alike, len(ranks)
+        own = rows[rows["rank"] == rank]
+        found[rank] = float(within(own, "stopped_ns", [span])[0])
+        told = np.clip(np.minimum(own["end_ns"], span[1]) - np.maximum(own["start_ns"], span[0]), 0, None).sum()
+        unseen[rank] = span[1] - span[0] - float(told)
+    enough = max(_ALIKE * max(found.values(), default=0.0), _SHORTEST_NS)
+    alike = {rank: ns for rank, ns in found.items() if ns >= enough}
+    maybe = frozenset(rank for rank in ranks if rank not in alike and found[rank] + unseen[rank] >= enough)
+    return Stopped(alike, maybe, len(ranks))
 
 
 def explains(more_ns: Mapping[int, float], ns: float) -> int:

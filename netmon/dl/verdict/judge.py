@@ -150,16 +150,19 @@ def _stopped(one: Judged, excess: float, shares: dict[str, float], late_of: dict
     """What ranks were stopped for is theirs, or, where ranks of several hosts were, everybody's pause.
 
     A ring stands still whoever stops, so the links alone cannot tell which of them it was. What has a culprit of its
-    own stays his.
+    own stays his. Where it is not known of the others, nobody can tell which it was, and it
+    stays unknown.
     """
-    ranks, watched = (
-        stopped_in(one.waited, span_of(one.table, one.row)) if one.waited is not None else (dict[int, float](), 0)
-    )
-    if not ranks:
+    stopped = stopped_in(one.waited, span_of(one.table, one.row)) if one.waited is not None else None
+    if stopped is None or not stopped.ranks:
         return
+    ranks = stopped.ranks
     longest = max(ranks.values())
-    hosts = np.unique(one.table.host[one.row, np.isin(one.table.rank, list(ranks))])
-    all_of_them = len(hosts) > 1 and 2 * len(ranks) >= watched
+    all_of_them, may_be_all = (_all(one, who, stopped.watched) for who in ({*ranks}, {*ranks} | stopped.unseen))
+    if may_be_all != all_of_them:
+        if longest >= _MOSTLY * shares["pause"]:
+            shares["pause"] = 0.0
+        return
     found = 0.0
     for name in ("pause", "loss", "slow_link"):
         if longest >= _MOSTLY * shares[name]:
@@ -174,6 +177,12 @@ def _stopped(one: Judged, excess: float, shares: dict[str, float], late_of: dict
     else:
         rank = max(ranks, key=lambda one: ranks[one])
         late_of[rank] = late_of.get(rank, 0.0) + found
+
+
+def _all(one: Judged, ranks: set[int], watched: int) -> bool:
+    """Whether these are of several hosts, and half of those that are watched, or more."""
+    hosts = np.unique(one.table.host[one.row, np.isin(one.table.rank, list(ranks))])
+    return len(hosts) > 1 and 2 * len(ranks) >= watched
 
 
 def _hosts_part(one: Judged, excess: float, late_of: dict[int, float], unknown: float) -> dict[int, float]:

@@ -102,9 +102,12 @@ def _slow_end(seen: Window, link: int) -> int:
     return other if lost <= _DROPPED * seen.own[link].sum() else link
 
 
-def lossy_link(seen: Window, waits: Collection[tuple[int, int]] = ()) -> int | None:
+def lossy_link(seen: Window, waits: Collection[tuple[int, int]] = (), again: Collection[int] = ()) -> int | None:
     """The link (of seen.links) that the most bytes left without arriving; else the one to a rank whose acknowledgement
-    did not come; None where neither is seen. waits: ranks, and whose acknowledgements they waited for."""
+    did not come; else that of the one rank that sent anything again; None where none of it is seen.
+
+    waits: ranks, and whose acknowledgements they waited for; again: those that clearly sent more again than usual.
+    """
     found = []
     for link, one in enumerate(seen.links):
         if one.direction == Direction.RX and (other := _sender(seen, link)) is not None:
@@ -113,6 +116,7 @@ def lossy_link(seen: Window, waits: Collection[tuple[int, int]] = ()) -> int | N
     if lost > 0:
         return sender
     ways = [(rank, Direction.RX) for _, rank in waits] + [(rank, Direction.TX) for rank, _ in waits]
+    ways += [(rank, Direction.TX) for rank in again] if len(again) == 1 else []
     there = {(ends[0], link.direction): at for at, (ends, link) in enumerate(zip(seen.ends, seen.links, strict=True))}
     return next((there[way] for way in ways if way in there), None)
 
