@@ -40,13 +40,22 @@ _TABLES = (
     "CREATE INDEX IF NOT EXISTS flow_over ON flow (over) WHERE over IS NOT NULL",
     f"PRAGMA user_version = {_FORMAT}",
 )
+_DESCRIBE = (
+    "INSERT INTO flow VALUES (?, ?, ?, ?, ?) ON CONFLICT (id) DO UPDATE SET batch = min(batch, excluded.batch),"
+    " message = CASE WHEN excluded.told < told THEN message ELSE excluded.message END, told = max(told, excluded.told),"
+    " over = coalesce(excluded.over, over)"
+)
+_AT_ONCE_BYTES = 1 << 20  # go from one table to another
 _OVER_BYTES = "SELECT coalesce(sum(length(message)), 0) FROM flow WHERE over IS NOT NULL"
 
 Description = tuple[int, bytes]
 """(flow id, what the introduction says of it)"""
 
 FlowRow = tuple[int, int, int, int | None, bytes]
-"""(flow id, the first and the last batch that has described it, the last that may have rows of it, message)"""
+"""(flow id, the first and the last batch that has described it, the last that may have rows of it, message)
+
+The last is -1 where this only says that the flow is over.
+"""
 
 
 @dataclass(frozen=True)
@@ -119,40 +128,56 @@ class BatchTable:
 
     def insert(self, batch: Kept, flows: Iterable[Description] = ()) -> None:
         """Keep it, and the flows that it describes: both or neither."""
+        self.take([batch], [(number, batch.sequence, batch.sequence, None, message) for number, message in flows])
+
+    def take(self, batches: Sequence[Kept], flows: Sequence[FlowRow]) -> None:
+        """Keep what another table has, too: all of it or nothing."""
         self._look_for_file()
-        row = (batch.sequence, batch.body, batch.buckets, batch.carried)
+        rows = [(batch.sequence, batch.body, batch.buckets, batch.carried) for batch in batches]
+        over = any(row[3] is not None for row in flows)
         self._db.execute("BEGIN IMMEDIATE")
         try:
-            self._db.execute("INSERT INTO batch VALUES (?, ?, ?, ?)", row)
-            self._describe([(number, batch.sequence, batch.sequence, None, message) for number, message in flows])
+            before = self._over_bytes() if over else 0
+            self._db.executemany("INSERT INTO batch VALUES (?, ?, ?, ?)", rows)
+            self._db.executemany(_DESCRIBE, flows)
+            more = self._over_bytes() - before if over else 0
             self._db.execute("COMMIT")
         except sqlite3.Error:
             if self._db.in_transaction:
                 self._db.execute("ROLLBACK")
             raise
-        self.size += batch.size
+        self.size += sum(batch.size for batch in batches) + more
 
-    def _describe(self, rows: Sequence[FlowRow]) -> None:
-        statement = (
-            "INSERT INTO flow VALUES (?, ?, ?, ?, ?)"
-            " ON CONFLICT (id) DO UPDATE SET told = excluded.told, message = excluded.message"
-        )
-        self._db.executemany(statement, rows)
+    def _over_bytes(self) -> int:
+        return int(self._db.execute(_OVER_BYTES).fetchone()[0])
+
+    def oldest(self, most: int) -> list[Kept]:
+        """The first ones, at most so many, and about a megabyte where that is more than two."""
+        found, size = list[Kept](), 0
+        query = "SELECT sequence, body, buckets, carried FROM batch ORDER BY sequence LIMIT ?"
+        for row in self._db.execute(query, (most,)):
+            found.append(Kept(*row))
+            size += found[-1].size
+            if size > _AT_ONCE_BYTES and len(found) > 1:
+                break
+        return found
+
+    def let_go(self, batches: Iterable[Kept]) -> None:
+        """Another table has taken these, and all flows."""
+        for batch in batches:
+            self.delete(batch)
+        self.size -= self._over_bytes()
+        self._db.execute("DELETE FROM flow")
 
     def flows(self) -> list[FlowRow]:
         """Its flows."""
         return self._db.execute("SELECT id, batch, told, over, message FROM flow").fetchall()
 
-    def take_flows(self, flows: Sequence[FlowRow]) -> None:
-        """Keep another table's flows as well."""
-        self._describe(flows)
-        self.size += sum(len(message) for *_, over, message in flows if over is not None)
-
     def end_flows(self, flow_ids: Iterable[int], sequence: int) -> None:
         """No batch after this one has rows of these; they are forgotten when it is."""
-        before = self._db.execute(_OVER_BYTES).fetchone()[0]
+        before = self._over_bytes()
         self._db.executemany("UPDATE flow SET over = ? WHERE id = ?", [(sequence, number) for number in flow_ids])
-        self.size += self._db.execute(_OVER_BYTES).fetchone()[0] - before
+        self.size += self._over_bytes() - before
 
     def forget_flows(self, sequence: int) -> None:
         """Those of which only batches up to this one have rows."""

@@ -125,10 +125,15 @@ class AgentMetrics:
             "netmon_agent_stream_connected", "Whether a collector or bus answers", self._stream.connected
         )
         yield CounterMetricFamily("netmon_agent_batches", "Batches that were made", news.sequence)
+        yield CounterMetricFamily(
+            "netmon_agent_batches_spooled", "Batches that the end of the agent does not take", spool.spooled
+        )
         yield CounterMetricFamily("netmon_agent_rows", "Rows in them", news.rows)
         yield CounterMetricFamily("netmon_agent_batches_acknowledged", "Batches that are stored", spool.acknowledged)
         yield CounterMetricFamily("netmon_agent_batches_given_up", "Batches that are lost, whole", spool.given_up)
         yield GaugeMetricFamily("netmon_agent_spool_depth_bytes", "What waits to be stored", spool.size)
+        help_ = "Of these, what is in memory until the disk takes it: the end of the agent would take it"
+        yield GaugeMetricFamily("netmon_agent_spool_memory_bytes", help_, spool.memory_bytes)
         yield GaugeMetricFamily("netmon_agent_spool_limit_bytes", "What may wait at most", spool.limit_bytes)
         silent = spool.silent_s
         yield CounterMetricFamily("netmon_agent_spool_silent_seconds", "For which its disk did not answer", silent)

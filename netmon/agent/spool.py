@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Batches that the collector has not acknowledged: they outlive a collector's absence and the agent itself.
 
-What is promised: a batch for which `append` has returned reaches a collector, now or sent by a later agent, unless it
-is counted as lost. A batch that is on the disk survives SIGKILL; one that the disk would not take waits in memory, and
-is tried there again with the next. What exceeds the bound loses its buckets first, the oldest before the others, and
-only when no batch but the newest has any are whole batches given up: no row is kept whose flow is given up.
+What is promised: a batch up to `spooled` reaches a collector, now or sent by a later agent, unless it is counted as
+lost. One that the disk would not take waits in memory, all later ones behind it, and they go there in their order as
+soon as the disk takes them: what is on the disk when the agent is killed has no gap. What exceeds the bound loses its
+buckets first, the oldest before the others, and only when no batch but the newest has any are whole batches given up:
+no row is kept whose flow is given up.
 
 With the batches are kept the flows that they name. A batch describes a flow once, and later ones have rows of it. A
 collector that gets these, but is new or has forgotten the flow, needs it all the same: so the introduction tells of
@@ -32,6 +33,7 @@ log = logging.getLogger(__name__)
 MOST_IN_MEMORY = 32 << 20
 _UNREADABLE_S = 30.0  # then what is on the disk is given up
 _LOOK_AGAIN_S = 1.0  # whether a disk answers again
+_AT_ONCE = 64  # batches that go from memory to the disk
 
 R = TypeVar("R")
 Lose = Callable[[Table], None]
@@ -57,17 +59,25 @@ class Spool:
         self._lose = lose
         self._changed = threading.Condition(threading.RLock())
         self._memory = BatchTable(None)
-        self._newest = left.last() if left else 0
+        self._behind = False  # whether anything is in memory that belongs on the disk
+        self._at_once = _AT_ONCE
+        self._newest = self.spooled = left.last() if left else 0
+        """`spooled`: up to this number batches are on the disk, acknowledged, or counted as lost."""
         self._latest: Kept | None = None  # the newest, as it was appended: it need not be read from the disk
         self._full = self._closed = False
         self._unreadable_since = 0.0
-        self._disk = SpoolDisk(folder, session, left, lose, self.wake)
+        self._disk = SpoolDisk(folder, session, left, self._memory, lose, self.wake)
         self._disk.opened()
 
     @property
     def size(self) -> int:
         """Bytes that wait."""
         return self._memory.size + self._disk.size
+
+    @property
+    def memory_bytes(self) -> int:
+        """Of these, what waits in memory: the end of the agent would take it."""
+        return self._memory.size
 
     @property
     def silent_s(self) -> float:
@@ -102,16 +112,22 @@ class Spool:
     def append(
         self, sequence: int, body: bytes, buckets: bytes, carried: bytes, flows: Collection[Description] = ()
     ) -> None:
-        """Keeps a batch until it is acknowledged. body + buckets: the message; carried: of its buckets.
+        """Keeps a batch until it is acknowledged: in memory until `spooled` says so. body + buckets: the message.
+
+        carried: of its buckets.
 
         flows: that it describes, each as an introduction with this flow alone.
         """
         batch = Kept(sequence, body, buckets, carried)
         with self._changed:
-            if not self._keep(batch, flows):
+            if self._behind or not self._keep(batch, flows):
+                waited, self._behind = self._behind, True
                 self._memory.insert(batch, flows)
+                if waited:
+                    self._catch_up()
             self._newest, self._latest = sequence, batch
             self._bound()
+            self._count_spooled()
             self._changed.notify_all()
 
     def end_flows(self, flow_ids: Collection[int]) -> None:
@@ -120,7 +136,9 @@ class Spool:
             return
         with self._changed:
             self._memory.end_flows(flow_ids, self._newest)
-            self._try(lambda: self._disk.attempt(lambda table: table.end_flows(flow_ids, self._newest)))
+            if not self._try(lambda: self._disk.attempt(lambda table: table.end_flows(flow_ids, self._newest))):
+                self._memory.take((), [(number, self._newest, -1, self._newest, b"") for number in flow_ids])
+                self._behind = True
 
     def introduction(self) -> tuple[bytes, bytes]:
         """What a connection begins with: the agent's own part, and the flows that no batch to come describes.
@@ -136,14 +154,11 @@ class Spool:
 
     def _undescribed(self) -> bytes:
         newest: dict[int, tuple[int, bytes]] = {}  # of each flow: when it was last described, and how
-        tables = [(self._memory.sequences(), self._memory.flows())]
-        if self._disk.opened():
-            tables.append((set(self._disk.carried), self._disk.do(BatchTable.flows)))
-        for sequences, flows in tables:
-            coming = {number for number in sequences if number > self.acknowledged}
-            for number, first, told, _, message in flows:
-                if first not in coming and newest.get(number, (-1, b""))[0] < told:
-                    newest[number] = told, message
+        on_disk = self._disk.do(BatchTable.flows) if self._disk.opened() else []
+        coming = {number for number in self._memory.sequences() | set(self._disk.carried) if number > self.acknowledged}
+        for number, first, told, _, message in (*self._memory.flows(), *on_disk):
+            if first not in coming and newest.get(number, (-1, b""))[0] < told:
+                newest[number] = told, message
         latest_first = sorted(newest.values(), key=lambda told: told[0], reverse=True)
         return b"".join(within_a_message(message for _, message in latest_first))
 
@@ -159,6 +174,7 @@ class Spool:
                 del self._disk.carried[done]
             self._memory.delete_to(sequence)
             self._try(self._tidy)
+            self._count_spooled()
             self._changed.notify_all()
 
     def after(
@@ -211,8 +227,8 @@ class Spool:
             if self._closed:
                 return
             self._closed = True
-            if self._memory.size:
-                self._keep_memory()
+            while self._behind and any(self._catch_up() for _ in range(2)):  # it would not outlive us
+                pass
             left, waits = self._memory.size, self.waits
             self._memory.close()
             self._disk.close()
@@ -221,25 +237,31 @@ class Spool:
             elif left:
                 log.warning("%d bytes that waited in memory are lost: %s", left, self._disk.trouble)
 
-    def _keep_memory(self) -> None:
-        """A last try: what waits in memory would not outlive us."""
-        flows = self._memory.flows()
-        if not self._try(lambda: self._disk.attempt(lambda table: table.take_flows(flows))):
-            return
-        while (found := self._memory.first_after(self.acknowledged)) is not None:
-            batch = self._memory.read(found)
-            if not self._keep(batch):
-                return
-            self._memory.delete(batch)
-
     # The disk and its troubles
 
-    def _keep(self, batch: Kept, flows: Collection[Description] = ()) -> bool:
+    def _keep(self, batch: Kept, flows: Collection[Description]) -> bool:
         """Whether the disk has it."""
-        kept = self._try(lambda: self._disk.attempt(lambda table: table.insert(batch, flows)))
-        if kept:
+        if kept := self._try(lambda: self._disk.attempt(lambda table: table.insert(batch, flows))):
             self._disk.carried[batch.sequence] = batch.carried
         return kept
+
+    def _catch_up(self) -> bool:
+        """Whether the oldest that wait in memory have gone to the disk, with all flows."""
+        moved = self._try(self._move)
+        self._at_once = _AT_ONCE if moved or self._disk.silent else 1  # one may have room where many do not
+        return moved
+
+    def _move(self) -> None:
+        self._disk.ready()  # and with it those that came late
+        batches, flows = self._memory.oldest(self._at_once), self._memory.flows()
+        self._disk.attempt(lambda table: table.take(batches, flows))
+        self._disk.carried.update((batch.sequence, batch.carried) for batch in batches)
+        self._memory.let_go(batches)
+        self._behind = self._memory.first_after(0) is not None
+
+    def _count_spooled(self) -> None:
+        waiting = self._memory.first_after(0) if self._behind else None
+        self.spooled = self._newest if waiting is None else waiting - 1
 
     def _try(self, action: Callable[[], None]) -> bool:
         try:
@@ -256,7 +278,8 @@ class Spool:
 
     def _leave_file(self, remove: bool) -> None:
         try:
-            self._memory.take_flows(self._disk.do(BatchTable.flows))
+            self._memory.take((), self._disk.do(BatchTable.flows))
+            self._behind = True
         except sqlite3.Error:
             self.flows_lost += 1
         self._disk.leave(remove)
@@ -339,10 +362,10 @@ class Spool:
             if on_disk:
                 self._disk.carried[batch.sequence] = b""
             self._lose(summed([batch.carried]))
-            self._forget_rowless()
         except sqlite3.Error as error:
             self._disk.note(str(error))
             return False
+        self._try(self._forget_rowless)
         return True
 
     def _forget_rowless(self) -> None:

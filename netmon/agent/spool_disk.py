@@ -3,7 +3,8 @@
 
 Everything that touches the disk is done in a thread of its own and waited for, but not for long: who calls goes on, and
 is told that the disk does not answer until it does. What was under way then may have been done or not, so when the disk
-is back, what is in the file is made what it should be.
+is back, what is in the file is made what it should be: batches that came late stay there if they still wait in memory,
+and what was acknowledged or given up meanwhile goes.
 """
 
 import contextlib
@@ -41,13 +42,16 @@ class SpoolDisk:
         folder: SpoolFolder,
         session: str,
         left: BatchTable | None,
+        memory: BatchTable,
         lose: Callable[[Table], None],
         back: Callable[[], None],
     ) -> None:
         """left: what a session left behind; it is waited for, however long it takes.
 
+        memory: what waits to be put into the file; a batch that came there late is taken out of it.
         lose: counts what has lost its buckets after all (dtype CARRIED). back(): the disk answers again.
         """
+        self._memory = memory
         self.folder, self._session, self._lose, self._back = folder, session, lose, back
         self._table = left
         self._calls = None if left else StallingCalls(_ANSWERS_S, most=1)
@@ -62,6 +66,11 @@ class SpoolDisk:
         self._silent_since = 0.0
         self._silent_s = 0.0
         self.trouble = ""
+
+    @property
+    def silent(self) -> bool:
+        """Whether it has not answered yet."""
+        return self._silent_since > 0
 
     @property
     def silent_s(self) -> float:
@@ -109,14 +118,18 @@ class SpoolDisk:
         assert table
         return self._call(lambda: action(table))
 
-    def attempt(self, action: Callable[[BatchTable], object]) -> None:
-        """Change the file, where there is one or can be one. Raises as `do`, and where there is none."""
+    def ready(self) -> None:
+        """There is a file, with what should be in it. Raises as `do`, and where there is none."""
         if not self.opened():
             raise sqlite3.OperationalError(self.trouble)
         if self._doubtful:
             self._put_right()
         if self._hello_waits:
             self.do(self._write_hello)
+
+    def attempt(self, action: Callable[[BatchTable], object]) -> None:
+        """Change the file, where there is one or can be one. Raises as `ready`."""
+        self.ready()
         self.do(action)
         self.note("")
 
@@ -177,8 +190,13 @@ class SpoolDisk:
         try:
             there = self.do(BatchTable.carried)
             stripped = [number for number, carried in there.items() if self.carried.get(number, carried) != carried]
-            self._lose(summed([self.carried[number] for number in stripped]))
-            self.carried.update(dict.fromkeys(stripped, b""))
+            if stripped:
+                self._lose(summed([self.carried[number] for number in stripped]))
+                self.carried.update(dict.fromkeys(stripped, b""))
+            waiting = self._memory.carried()
+            for number in [n for n, carried in there.items() if waiting.get(n) == carried]:  # late, but there
+                self.carried[number] = there[number]
+                self._memory.delete(self._memory.read(number))
             self.do(lambda table: table.keep_only(self.carried))
             self._doubtful = False
         except StalledDiskError:

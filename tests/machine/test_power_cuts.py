@@ -38,7 +38,7 @@ def test_acknowledged_rows_and_spooled_batches_outlive_power_cuts(guest: Guest, 
             before = sent.spool.acknowledged
             enough.wait(chance.uniform(1, 8))
             acknowledged(sent, before)
-            promised.append(guest.metrics()["netmon_agent_batches_total"])
+            promised.append(guest.metrics()["netmon_agent_batches_spooled_total"])
             guest.kill()
             at_cuts.append(sent.spool.acknowledged)
             here.start()

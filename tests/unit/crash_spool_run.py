@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Agents on one spool, each killed in its turn: python crash_spool_run.py DIR SAID DURABILITY SEED AGENTS BATCHES.
 
-What they say: "appended SESSION NUMBER", once the spool has a batch; "over SESSION NUMBER", before it is told that all
-up to this one are stored.
+What they say: "appended SESSION NUMBER", once the spool has all up to this one; "over SESSION NUMBER", before it is
+told that all up to this one are stored. Now and then the disk is slow: a batch comes there late, or waits in memory.
 """
 
 import os
@@ -37,9 +37,12 @@ def agent(directory: Path, durability: str, number: int, batches: int, say: "Say
             table = folder.take_over(session)
             assert table is not None
             send(Spool(folder, session, 1 << 30, print, table), say, chance, table.last())
+    calls = own._disk._calls
+    assert calls
     for sequence in range(1, batches + 1):
+        calls._limit_s = 0.0 if chance.random() < 0.15 else 60.0
         own.append(sequence, body_of(own.session, sequence), b"rows", b"", described(own.session, sequence))
-        say("appended", own.session, sequence)
+        say("appended", own.session, own.spooled)
         if chance.random() < 0.1:
             over = chance.randrange(own.acknowledged, sequence + 1)
             say("over", own.session, over)

@@ -181,6 +181,8 @@ def test_an_agent_tells_of_itself_without_a_collector(tmp_path: Path) -> None:
     assert samples[("netmon_agent_link_packets_total", *link)] > 0
     assert samples[("netmon_agent_link_lost_bytes_total", *link, ("place", "overflow"))] == 0
     assert samples[("netmon_agent_spool_depth_bytes",)] == 7
+    assert samples[("netmon_agent_spool_memory_bytes",)] == 0
+    assert samples[("netmon_agent_batches_spooled_total",)] == 1
     assert samples[("netmon_agent_helper_resident_bytes",)] > 1_000_000
     assert samples[("netmon_agent_stream_connected",)] == 0
 
