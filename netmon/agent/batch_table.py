@@ -7,9 +7,10 @@ blocks for the disk and raises sqlite3.Error.
 """
 
 import logging
+import math
 import os
 import sqlite3
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -220,11 +221,11 @@ class BatchTable:
         self._db.execute("DELETE FROM batch WHERE sequence = ?", (batch.sequence,))
         self.size -= batch.size
 
-    def keep_only(self, sequences: Container[int]) -> None:
-        """Forget all other batches."""
-        for number in self.sequences():
-            if number not in sequences:
-                self.delete(self.read(number))
+    def keep_only(self, sequences: Collection[int]) -> None:
+        """Forget all other batches, from both ends: whoever is killed meanwhile leaves no gap."""
+        first = min(sequences, default=math.inf)
+        for number in sorted(self.sequences().difference(sequences), key=lambda n: n if n < first else -n):
+            self.delete(self.read(number))
 
     def oldest_with_buckets(self) -> int | None:
         """The batch that loses them next."""

@@ -193,9 +193,10 @@ class SpoolDisk:
             if stripped:
                 self._lose(summed([self.carried[number] for number in stripped]))
                 self.carried.update(dict.fromkeys(stripped, b""))
-            waiting = self._memory.carried()
-            for number in [n for n, carried in there.items() if waiting.get(n) == carried]:  # late, but there
-                self.carried[number] = there[number]
+            for number, carried in self._memory.carried().items():
+                if there.get(number) != carried:  # not there, or without its buckets by now: none passes it
+                    break
+                self.carried[number] = carried
                 self._memory.delete(self._memory.read(number))
             self.do(lambda table: table.keep_only(self.carried))
             self._doubtful = False

@@ -208,3 +208,23 @@ def test_what_came_late_and_is_stored_or_given_up_meanwhile_goes(
         ]
     assert len(disk.lost) == 2
     disk.spool.close()
+
+
+def test_of_several_that_came_late_none_passes_one_that_has_lost_its_buckets(disk: Disk, tmp_path: Path) -> None:
+    disk.slow()
+    disk.append(1, 4)
+    disk.answer(fails=True)
+    disk.slow()
+    disk.append(5)  # with it, 1 to 5 are on their way
+    stripped = disk.spool._memory.read(3)
+    disk.spool._memory._db.execute("UPDATE batch SET buckets = x'', carried = x'' WHERE sequence = 3")
+    disk.spool._memory.size -= len(stripped.buckets)
+    disk.answer()
+    with closing(disk.killed(tmp_path / "late")) as table:
+        assert table.sequences() == {1, 2, 3, 4, 5}
+    disk.append(6)
+    assert list(disk.spool._disk.carried) == [1, 2, 3, 4, 5, 6]
+    assert disk.spool._disk.carried[3] == b""
+    found(disk.killed(tmp_path / "after it"), range(1, 7))
+    disk.spool.acknowledge(6)
+    assert (disk.spool.size, disk.spool.waits) == (0, False)
