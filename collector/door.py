@@ -95,6 +95,15 @@ class BatchOrder:
             self._session.queued = sequence
         return fresh
 
+    def accept_run(self, sequences: list[int]) -> bool:
+        """Whether these follow each other and are all fresh: then they are accepted; else nothing is, see above."""
+        first, last = sequences[0], sequences[-1]
+        if first <= max(self._last, self._session.queued) or list(range(first, last + 1)) != sequences:
+            return False
+        self._notice_gap(first)
+        self._last = self._session.queued = last
+        return True
+
     def describe(self, flows: Iterable[Flow]) -> None:
         """Of a batch that was before, only what it says of flows counts. Raises WireError."""
         for flow in flows:

@@ -3,6 +3,7 @@
 
 import asyncio
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -56,10 +57,10 @@ class Entry:
 
 
 class Came(NamedTuple):
-    """A batch that another process has read; rows: how many it has."""
+    """Batches of a session that another process has read, at least one; rows: how many they have."""
 
     entry: Entry
-    sequence: int
+    sequences: Sequence[int]
     rows: int
-    horizon_ns: int
-    raw: bytes
+    horizon_ns: int  # of the last one
+    raw: Sequence[bytes]

@@ -13,6 +13,7 @@ from collector.dataset.sink import Sink
 from collector.dataset.verdict_rows import verdict_table
 from collector.entry import Entry
 from collector.failures import Failures
+from collector.host.iteration_rows import Accounted
 from collector.host.tables import Tables
 from collector.host.unstored import EvidencePieces, SessionFlush, by_session, flush_tables
 from collector.metrics.delays import DelayCounts
@@ -37,6 +38,7 @@ class _Due:
 
     sessions: _Sessions
     buckets: list[Columns]
+    iterations: list[Accounted]
     evidence: EvidencePieces
     jobs: list[str]  # by the rows' number
     full: list[pa.Table]
@@ -117,7 +119,7 @@ class Flushing:
             # Nothing that a settled session has sent is needed any more, not even for what it leaves open.
             entries = list(self._entries())
             whole = [(entry, entry.session.received) for entry in entries if entry.settled]
-            unstored, evidence, due = self._tables().unstored, self._tables().evidence, self._due(entries)
+            tables, due = self._tables(), self._due(entries)
             slow = asyncio.get_running_loop().call_later(SLOW_S, self._be_slow)
             try:
                 failed, elsewhere = await asyncio.to_thread(self._write, due)
@@ -127,8 +129,9 @@ class Flushing:
                     flush.undone()
                 known = set(map(id, self._entries()))
                 there = {flush.place for entry, flush in due.sessions if id(entry) in known}
-                unstored.put_back(due.buckets, there)
-                evidence.put_back(due.evidence, there)
+                tables.unstored.put_back(due.buckets, there)
+                tables.iterations.put_back(due.iterations, there)
+                tables.evidence.put_back(due.evidence, there)
                 self.full_rows, self.verdicts = due.full + self.full_rows, due.verdicts + self.verdicts
                 if not isinstance(error, DataError):
                     raise
@@ -178,7 +181,8 @@ class Flushing:
         tables, full, verdicts = self._tables(), self.full_rows, self.verdicts
         self.full_rows, self.verdicts = [], []
         jobs = list(tables.flows.jobs)
-        return _Due(sessions, tables.unstored.take(), tables.evidence.take(), jobs, full, verdicts)
+        rows = tables.unstored.take(), tables.iterations.take(), tables.evidence.take()
+        return _Due(sessions, *rows, jobs, full, verdicts)
 
     def _write(self, due: _Due) -> tuple[list[tuple[Entry, Exception]], set[str]]:
         """Write all that can be built; raises DataError; may be a thread.
@@ -217,7 +221,7 @@ class Flushing:
 
 
 def _tables_of(sessions: _Sessions, buckets: Sequence[Columns], due: _Due) -> dict[str, pa.Table]:
-    return flush_tables([flush for _, flush in sessions], buckets, due.jobs, due.evidence)
+    return flush_tables([flush for _, flush in sessions], buckets, due.jobs, due.evidence, due.iterations)
 
 
 def _tried(due: _Due) -> tuple[_Sessions, list[tuple[Entry, Exception]]]:
@@ -226,7 +230,7 @@ def _tried(due: _Due) -> tuple[_Sessions, list[tuple[Entry, Exception]]]:
     good, failed = [], []
     for entry, flush in due.sessions:
         try:
-            flush_tables([flush], buckets.get(flush.place, []), due.jobs, due.evidence)
+            flush_tables([flush], buckets.get(flush.place, []), due.jobs, due.evidence, due.iterations)
             good.append((entry, flush))
         except Exception as error:
             failed.append((entry, error))

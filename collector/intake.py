@@ -80,10 +80,10 @@ class Intake:
     def _full(self, coming: _Coming) -> bool:
         return coming.rows > MOST_ROWS or coming.batches >= MOST_BATCHES or self._rows > MOST_ROWS_OF_ALL
 
-    def came(self, session: str, rows: int, horizon_ns: int) -> None:
-        """A batch waits for the tick."""
+    def came(self, session: str, rows: int, horizon_ns: int, batches: int = 1) -> None:
+        """Batches wait for the tick; horizon_ns: of the last one."""
         coming = self._coming.setdefault(session, _Coming())
-        coming.rows, coming.batches = coming.rows + rows, coming.batches + 1
+        coming.rows, coming.batches = coming.rows + rows, coming.batches + batches
         coming.horizon_ns = horizon_ns
         self._rows += rows
         limit = self.order(session).rows_per_s

@@ -4,7 +4,7 @@
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 import numpy as np
 
@@ -19,8 +19,8 @@ from collector.full_resolution import FullResolution
 from collector.host.batches import Settled
 from collector.host.incoming import gather
 from collector.host.session import Session
-from collector.host.window import Output
 from collector.intake import Intake, weight
+from collector.iterations_told import IterationsTold
 from collector.job_exchange import SILENT_AFTER_S, JobExchange
 from collector.jobs.link import JobLink, JobsHere
 from collector.judging.advising import Advising
@@ -29,7 +29,7 @@ from collector.parting import Parting
 from collector.set_aside import Sent
 from collector.settings import Settings
 from collector.stages import Stages
-from collector.triggers import Triggers
+from collector.triggers import Triggers, Wanted
 from collector.view.frozen import Frozen
 from collector.view.job_views import Jobs
 from collector.view.pages import page
@@ -61,16 +61,17 @@ class Registry:
         self._shown = False  # the view knows of these
         self._jobs = Jobs(settings.parameters)
         self.counts = self._jobs.counts
-        self.heard: Callable[[Session, Output], None] = lambda session, output: None  # of newest sessions
         self._begin()
         self.ticks = 0  # how often what viewers see has changed
-        self._queued: list[tuple[Entry, Sent]] = []  # for the next tick
+        self._waiting: list[tuple[Entry, Sent]] = []  # for the next tick
+        self._queued: Sequence[Came] = ()  # the same of another process
         self._queued_weight, self._careful_until = 0, 0.0
         self.failures = Failures(sink.directory)
         self.flushing = Flushing(sink, self._entries.values, lambda: self._stage.tables, self._discard, self.failures)
         self._job_exchange = JobExchange(jobs or JobsHere(), self._entries.values)
         self.intake, self.allowance = Intake(self.flushing.storing), Allowance(lambda: settings.allowance)
         self.full, self._triggers = FullResolution(), Triggers(settings)
+        self.iterations = IterationsTold(self._jobs, self._triggers)
         self._pulling: set[asyncio.Task[None]] = set()
         self._parting, self._opening = Parting(self._part), asyncio.Lock()
 
@@ -158,7 +159,7 @@ class Registry:
             entry.recent.append(message)
             self._stage.add(session.place, batch)
             self.intake.came(session.hello.session, batch.buckets.rows, batch.horizon_ns)
-            self._queued.append((entry, message))
+            self._waiting.append((entry, message))
             self._queued_weight += weight(batch)
             if self._queued_weight > _MOST_QUEUED or self.careful:
                 self.tick()
@@ -171,14 +172,15 @@ class Registry:
     def receive(self, came: Sequence[Came], many: ManyBatches) -> None:
         """Take in batches that another process has read, in the order of their places; a tick, also of none."""
         now = time.monotonic()
-        for entry, sequence, rows, horizon_ns, raw in came:
+        for entry, sequences, rows, horizon_ns, raw in came:
             entry.settled, entry.last_heard = False, now
-            entry.timed = entry.timed or (sequence, now)
-            entry.recent.append(raw)
-            self.intake.came(entry.session.hello.session, rows, horizon_ns)
-        self._queued = [(one.entry, one.raw) for one in came]
-        of = [one.entry.session.place for one in came], many, [one.sequence for one in came]
-        self._tick(lambda: self._stages.take(*of))
+            entry.timed = entry.timed or (sequences[0], now)
+            entry.recent.extend(raw)
+            self.intake.came(entry.session.hello.session, rows, horizon_ns, len(sequences))
+        self._queued = came
+        places = np.repeat([one.entry.session.place for one in came], [len(one.sequences) for one in came])
+        numbers = [sequence for one in came for sequence in one.sequences]
+        self._tick(lambda: self._stages.take(places.astype(np.int64), many, numbers))
 
     def tick(self) -> None:
         """Take in everything that is queued, and settle what is due on all hosts."""
@@ -208,13 +210,14 @@ class Registry:
             self._begin_anew(error)
         else:
             self._made(settled)
-        self._queued, self._queued_weight = [], 0
+        self._waiting, self._queued, self._queued_weight = [], (), 0
         self.intake.ticked()
 
     def _begin_anew(self, error: Exception) -> None:
         """Nothing in the stage is what it should be: all sessions are taken up from the dataset, one batch a tick."""
         entries = list(self._entries.values())
-        self.failures.at_everything(entries, self._queued, error)
+        came = [(one.entry, raw) for one in self._queued for raw in one.raw]
+        self.failures.at_everything(entries, [*self._waiting, *came], error)
         self._job_exchange.begin_anew(entries)
         self._entries.clear()
         self._newest_of.clear()
@@ -239,12 +242,15 @@ class Registry:
             entry.news.set()
         for place, (sequence, error) in settled.failed.items():
             self.failures.at_batch(entries[place], sequence, error)
-        for place, outputs in settled.outputs.items():
-            for output in outputs:
+        newest = (entry.session.place for entry in self._newest_of.values())
+        sessions = {place: entry.session for place, entry in entries.items()}
+        self._store_full(self.iterations.tell(settled, sessions, newest, self.judging))
+        for entry in self._newest_of.values() if self._triggers.looks_at_rows else ():
+            for output in settled.outputs.get(entry.session.place, ()):
                 try:
-                    self._arrived(entries[place], output)
+                    self._store_full(self._triggers.look(entry.session, output))
                 except Exception as error:
-                    self.failures.at_session(entries[place], "what has settled", error)
+                    self.failures.at_session(entry, "what has settled", error)
         self.judging.tick(settled)
         self.flushing.check_room()
 
@@ -255,19 +261,11 @@ class Registry:
         except Exception as error:  # rows do not need it
             self.failures.notice(f"what is shown is incomplete: {type(error).__name__}: {error}", error)
 
-    def _arrived(self, entry: Entry, output: Output) -> None:
-        """Something of a session has become final."""
-        host = entry.session.hello.host
-        if self._newest_of.get(host) is entry:  # viewers see the present
-            self._jobs.have_ended(host, output.ended)
-            for iteration, tally in output.iterations:
-                self._jobs.accounted(iteration, tally)
-            self.heard(entry.session, output)
-            self.judging.take(entry.session, output)
-            for wanted in self._triggers.look(entry.session, output, self._jobs):
-                task = asyncio.get_running_loop().create_task(keep_full(self, self._triggers, wanted))
-                self._pulling.add(task)
-                task.add_done_callback(self._pulling.discard)
+    def _store_full(self, wanted: Iterable[Wanted]) -> None:
+        for one in wanted:
+            task = asyncio.get_running_loop().create_task(keep_full(self, self._triggers, one))
+            self._pulling.add(task)
+            task.add_done_callback(self._pulling.discard)
 
     @property
     def infer_rest_s(self) -> float:

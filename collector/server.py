@@ -81,7 +81,7 @@ async def serve(
     registry = Registry(sink, settings, jobs)
     supervisor = Supervisor()
     if spans:
-        registry.heard, registry.counts.heard = spans.heard, spans.judged
+        registry.iterations.heard, registry.counts.heard = spans.heard, spans.judged
     front: Front | None = None
     among: ClusterWorker | None = None
     endpoint: Endpoint | None = None

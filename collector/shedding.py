@@ -49,10 +49,10 @@ class Shedding:
     LATE_S, EASY_S = 1.0, 0.4
     """Behind by so much is too much; by less, easy."""
 
-    TOO_LATE_S = 1.5
-    """Behind by so much in spite of fewer batches, rows have to become coarser."""
+    TOO_LATE_S = 1.9
+    """Behind by so much in spite of fewer batches, which are half a second of it, rows have to become coarser."""
 
-    BUSY, IDLE = 0.6, 0.3
+    BUSY, IDLE = 0.7, 0.35
     """A loop that works for such a share of its time gets fewer batches, before anything is late; less is easy."""
 
     FULL, EASY_FULL = 1 / 4, 1 / 16

@@ -4,6 +4,9 @@
 from collections.abc import Sequence
 from typing import TypeVar
 
+import numpy as np
+import numpy.typing as npt
+
 from collector.host.batches import Settled
 from collector.host.exchange import Talk
 from collector.host.stage import HostStage
@@ -32,7 +35,9 @@ class Stages:
         """As HostStage.tick."""
         return talk(self.hosts.tick(), self._answering)
 
-    def take(self, places: Sequence[int], many: ManyBatches, sequences: Sequence[int] | None = None) -> Settled:
+    def take(
+        self, places: Sequence[int] | npt.NDArray[np.int64], many: ManyBatches, sequences: Sequence[int] | None = None
+    ) -> Settled:
         """As HostStage.take."""
         return talk(self.hosts.take(places, many, sequences), self._answering)
 

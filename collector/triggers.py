@@ -3,10 +3,12 @@
 
 import time
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
+from collector.host.iteration_rows import IterationRows
 from collector.host.session import Session
 from collector.host.window import Output
 from collector.settings import Settings
@@ -40,17 +42,30 @@ class Triggers:
         self._stored: deque[tuple[float, int]] = deque()
         self._shared: dict[tuple[str, int], bool] = {}  # by session and link
 
-    def look(self, session: Session, output: Output, jobs: Jobs) -> list[Wanted]:
-        """What a batch of this session has made worth storing."""
-        if not self._settings.full_on or session.hello.streamed_ns == session.hello.bucket_ns:
+    @property
+    def looks_at_rows(self) -> bool:
+        """Whether `look` can find anything."""
+        return "burst" in self._settings.full_on or "class" in self._settings.full_on
+
+    def look(self, session: Session, output: Output) -> list[Wanted]:
+        """Which rows of a session that have settled make more worth storing."""
+        if not _coarse(session):
             return []
-        found = [
-            *self._slow(session, output, jobs),
-            *self._burst(session, output.buckets),
-            *self._class(session, output),
-        ]
+        found = [*self._burst(session, output.buckets), *self._class(session, output)]
         now = time.monotonic()
         return [wanted for key, wanted in found if self._may(key, now)]
+
+    def slow(self, sessions: Mapping[int, Session], rows: IterationRows, jobs: Jobs) -> list[Wanted]:
+        """Which iterations that have settled make more worth storing; sessions: by place."""
+        if "slow" not in self._settings.full_on:
+            return []
+        now, wanted = time.monotonic(), []
+        for row in jobs.standing_out(rows).tolist():
+            session, one = sessions[int(rows.place[row])], rows.iteration(row)
+            if _coarse(session) and self._may(f"slow {one.job}", now):
+                utc, reason = session.window.alignment.utc, f"iteration {one.number} of job {one.job} was slow"
+                wanted.append(_wanted(reason, jobs.hosts(one.job), utc(one.start_ns), utc(one.end_ns)))
+        return wanted
 
     def forget(self, session: str) -> None:
         """It is over."""
@@ -70,21 +85,6 @@ class Triggers:
         self._quiet_until = {k: until for k, until in self._quiet_until.items() if until > now}
         self._quiet_until[key] = now + self._settings.full_rest_ns / NS_PER_S
         return True
-
-    def _slow(self, session: Session, output: Output, jobs: Jobs) -> list[tuple[str, Wanted]]:
-        if "slow" not in self._settings.full_on:
-            return []
-        utc = session.window.alignment.utc
-        return [
-            (
-                f"slow {i.job}",
-                _wanted(
-                    f"iteration {i.number} of job {i.job} was slow", jobs.hosts(i.job), utc(i.start_ns), utc(i.end_ns)
-                ),
-            )
-            for i, _ in output.iterations
-            if jobs.stands_out(i)
-        ]
 
     def _burst(self, session: Session, rows: Columns) -> list[tuple[str, Wanted]]:
         if "burst" not in self._settings.full_on or not len(rows):
@@ -114,6 +114,11 @@ class Triggers:
                 reason = f"{host} {name} is DL-{'shared' if now else 'only'} from here on"
                 found.append((f"class {host} {link}", _wanted(reason, (host,), at - _AROUND_NS, at + _AROUND_NS)))
         return found
+
+
+def _coarse(session: Session) -> bool:
+    """Whether its host has more than it sends."""
+    return session.hello.streamed_ns != session.hello.bucket_ns
 
 
 def _wanted(reason: str, hosts: tuple[str, ...], since_ns: int, until_ns: int) -> Wanted:

@@ -13,10 +13,10 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from collector.host.flows import STATE, Links
+from collector.host.iteration_rows import Accounted
 from collector.host.ledger import LedgerRow
 from collector.host.rows import CARRIED
 from netmon.columnar import Columns
-from netmon.dl.account import Tally
 from netmon.dl.classify import NS_PER_S
 from netmon.dl.grouped import starts
 from netmon.dl.iterations import Iteration
@@ -299,23 +299,29 @@ def flow_table(origins: Origins, of: _Places, flows: Sequence[Flow], state: Tabl
     return origins.table("flows", of, columns)
 
 
-def iteration_table(origins: Origins, of: _Places, rows: Sequence[tuple[Iteration, Tally]]) -> pa.Table:
-    """Iterations with their account as the table `iterations`."""
-    told = dict(zip(Iteration._fields, zip(*(row[0] for row in rows), strict=True), strict=True))
-    tallies = dict(zip(Tally._fields, zip(*(row[1] for row in rows), strict=True), strict=True))
-    same = ("rank", "size", "error_ns", "relative", "parameters", "gradient_bytes")
-    columns: dict[str, Any] = {name: told[name] for name in same} | tallies | {"iteration": told["number"]}
+def iteration_table(origins: Origins, of: _Places, told: Accounted) -> pa.Table:
+    """Iterations with their account as the table `iterations`; of: the session of each."""
+    rows = told.rows
+    columns: dict[str, Any] = {name: rows.each_of(name) for name in ("rank", "size", "relative", "parameters")}
+    columns |= {"gradient_bytes": rows.each_of("gradient_bytes"), "error_ns": rows.error_ns, "iteration": rows.number}
+    columns |= told.tallies
     for name in ("start_ns", "end_ns"):
-        columns[name] = origins.utcs(of, told[name])
-    columns["exposed_ns"] = [one.exposed_ns if one.exposed_ns >= 0 else None for one, _ in rows]
+        columns[name] = origins.utcs(of, getattr(rows, name))
+    columns["exposed_ns"] = pa.array(rows.exposed_ns, mask=rows.exposed_ns < 0)
     for name in ("comm_start_ns", "comm_end_ns", "wait_start_ns"):
-        times = np.array(told[name], np.int64)
+        times = getattr(rows, name)
         columns[name] = pa.array(origins.utcs(of, times), mask=times == 0)
-    columns["job_name"] = _encode([name or job for name, job in zip(told["job_name"], told["job"], strict=True)])
-    columns["cross_top"] = _encode(tallies["cross_top"])
-    columns |= {name: _encode(told[name]) for name in ("job", "parameters_basis")}
-    for name, words in (("start_moment", _MOMENTS), ("end_moment", _MOMENTS), ("source", _SOURCES)):
-        columns[name] = _encode([words[one] for one in told[name]])
+    words: dict[str, Callable[[Iteration], str]] = {
+        "job": lambda one: one.job,
+        "job_name": lambda one: one.job_name or one.job,
+        "parameters_basis": lambda one: one.parameters_basis,
+        "start_moment": lambda one: _MOMENTS[one.start_moment],
+        "end_moment": lambda one: _MOMENTS[one.end_moment],
+        "source": lambda one: _SOURCES[one.source],
+    }
+    for name, word_of in words.items():
+        columns[name] = origins.words(rows.whose, map(word_of, rows.about))
+    columns["cross_top"] = _encode(told.tallies["cross_top"].tolist())
     return origins.table("iterations", of, columns)
 
 

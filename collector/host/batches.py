@@ -7,10 +7,11 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from collector.host.iteration_rows import Accounted, IterationRows
 from collector.host.tables import Classified
 from collector.host.window import Output
 from netmon.columnar import Columns
-from netmon.mark_runs import MarkRun
+from netmon.mark_runs import MarkRun, MarkTable, mark_table
 from netmon.records import ClockExchange, Flow, NicSample
 from netmon.wire.many import ManyBatches
 
@@ -26,6 +27,8 @@ class Settled:
     failed: dict[int, tuple[int, Exception]] = field(default_factory=dict)  # by place: batch, 0: none; how it failed
     arrived: list[Columns] = field(default_factory=list)  # rows that have come, of ARRIVED
     final: list[Classified] = field(default_factory=list)  # rows that have settled
+    ended: list[IterationRows] = field(default_factory=list)  # iterations that have; their accounts follow
+    accounted: list[Accounted] = field(default_factory=list)  # iterations whose rows have settled
 
 
 @dataclass
@@ -37,14 +40,15 @@ class Batches:
     sequences: Sequence[int]  # of each batch
     settled: Settled
     flows: dict[int, list[Flow]] = field(default_factory=dict)  # these four by batch
-    marks: dict[int, Sequence[MarkRun]] = field(default_factory=dict)
+    marks: dict[int, list[MarkRun]] = field(default_factory=dict)  # of ranks that are not steady
+    steady: MarkTable = field(default_factory=lambda: mark_table(()))  # those of the others that are taken in
     exchanges: dict[int, list[ClockExchange]] = field(default_factory=dict)
     nic: dict[int, list[NicSample]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Sort what is told beside rows by its batch."""
         self.good = np.ones(len(self.place), np.bool_)
-        for name in ("flows", "marks", "exchanges", "nic"):
+        for name in ("flows", "exchanges", "nic"):
             found: dict[int, list[object]] = getattr(self, name)
             for batch, one in getattr(self.many, name):
                 found.setdefault(batch, []).append(one)

@@ -4,6 +4,7 @@
 from collector.host.rank import Rank
 from collector.tick_messages import Count
 from netmon.dl.iterations import Iteration
+from netmon.records import Moment, Source
 
 
 class Counting:
@@ -17,6 +18,18 @@ class Counting:
     def of(rank: Rank) -> Count:
         """How the rank is counted."""
         return rank.settled_count or rank.count
+
+    def about(self, rank: Rank) -> Iteration:
+        """What all iterations of a rank have in common whose only source is what it is."""
+        tracker = rank.tracker
+        return Iteration(
+            *(rank.name, rank.number, tracker.size, 0, 0, 0, Moment.STEP_START, Moment.STEP_END),
+            *(tracker.source or Source.HOOK, 0, tracker.relative and self.of(rank).relative),
+            tracker.parameters or self._parameters,
+            gradient_bytes=tracker.gradient_bytes,
+            parameters_basis=tracker.parameters_basis or ("option" if self._parameters else ""),
+            job_name=tracker.job_name,
+        )
 
     def whole(self, rank: Rank, iteration: Iteration) -> Iteration:
         """An iteration that has ended, as its job calls and counts it, with all that is known of it now.

@@ -9,7 +9,7 @@ from collector.host.rows import fill_counts
 from netmon.columnar import Columns, joined
 from netmon.dl.grouped import starts
 from netmon.evidence import HOST_PART, TRANSPORT
-from netmon.mark_runs import mark_runs
+from netmon.mark_runs import mark_runs, mark_table
 from netmon.records import Batch, Table
 from netmon.wire.evidence_columns import with_batch
 from netmon.wire.many import HEADS, LEDGER, ManyBatches
@@ -35,7 +35,7 @@ def gather(batches: Sequence[Batch]) -> ManyBatches:
         ledger=np.array(samples, LEDGER),
         heads=heads,
         flows=[(index, flow) for index, batch in there for flow in batch.flows],
-        marks=[(index, run) for index, batch in there for run in mark_runs(batch.marks)],
+        marks=mark_table((index, run) for index, batch in there for run in mark_runs(batch.marks)),
         exchanges=[(index, exchange) for index, batch in there for exchange in batch.exchanges],
         nic=[(index, sample) for index, batch in there for sample in batch.nic],
         disciplines={index: batch.clock.discipline for index, batch in there if batch.clock.discipline},

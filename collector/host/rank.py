@@ -11,7 +11,7 @@ from collector.messages import Step
 from collector.tick_messages import UNTOLD, Count
 from netmon.dl.iterations import Iteration, IterationTracker
 from netmon.dl.numbering import EVIDENCE, Trust
-from netmon.mark_runs import MarkRun
+from netmon.mark_runs import MarkRun, Whose
 from netmon.records import Mark, Moment, Source
 from netmon.views import SourceScore
 
@@ -22,8 +22,8 @@ Scores = list[tuple[str, SourceScore]]
 """(job, how a source of a rank's iterations does against the best one)."""
 
 _MOST_GONE = 1_000  # processes remembered as gone
-_CHECK_EVERY_NS, _SELDOM_NS = 500_000_000, 2_000_000_000
-_CHECK_EVERY = EVIDENCE // 4  # iterations
+CHECK_EVERY_NS, SELDOM_NS = 500_000_000, 2_000_000_000
+CHECK_EVERY = EVIDENCE // 4  # iterations
 
 
 class Resumed(NamedTuple):
@@ -81,6 +81,8 @@ class Rank:
     lives: "list[Rank]" = field(default_factory=list)  # what its process has been before, where that has no name yet
     lost: bool = False  # only its traffic is known, and a process is this rank now
     count: Count = UNTOLD  # what the job stage says of its numbers
+    row: int = -1  # in SteadyRanks, while that is where its marks go; −1: they come here
+    told_by: Whose | None = None  # what its latest marks had in common
     settled_count: Count | None = None  # the same once it has left or its host is heard no more: the others go on
 
     @property
@@ -108,7 +110,7 @@ class Rank:
 
     def add_run(self, run: MarkRun) -> None:
         """As `add` of marks that its process has made."""
-        self.fresh = True
+        self.fresh, self.told_by = True, run.whose
         self.last_ns = max(self.last_ns, *run.times_ns)
         if not self.first_ns:
             told = zip(run.moments, run.times_ns, strict=True)
@@ -137,8 +139,8 @@ class Rank:
         if not self.fresh or often or self.young or self.leaving():
             return self.fresh
         since_ns = self.last_ns - self.checked_ns
-        stepped = self.tracker.last_number - self.checked_number >= _CHECK_EVERY
-        return since_ns >= (_CHECK_EVERY_NS if stepped else _SELDOM_NS)
+        stepped = self.tracker.last_number - self.checked_number >= CHECK_EVERY
+        return since_ns >= (CHECK_EVERY_NS if stepped else SELDOM_NS)
 
     def checked(self) -> None:
         """Its number in the job is checked with all its marks."""

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the ranks of all hosts have to tell the job stage, in the order in which it came to be."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -30,6 +30,7 @@ class RankLog:
         self._rows: list[tuple[int, ...]] = []
         self._steps: list[tuple[int, int, int, int]] = []
         self._beats: list[BeatsTold] = []
+        self._stepped: list[Table] = []  # of STEPS_TOLD, before anything else
         self._asked: list[Rank] = []
         self._again: set[str] = set()  # `young` after this tick
         self.young: set[str] = set()
@@ -37,7 +38,7 @@ class RankLog:
 
     def __bool__(self) -> bool:
         """Whether there is something to tell."""
-        return bool(self._opened or self._rows or self._steps or self._beats)
+        return bool(self._opened or self._rows or self._steps or self._stepped or self._beats)
 
     def open(self, holder: Holder) -> int:
         """A number for a session."""
@@ -59,6 +60,10 @@ class RankLog:
         about = About.CLAIM if wait else About.LAST_CLAIM
         self._rows.append((about, session, rank.serial, job, step.rank, rank.pid, *step[1:], 0, 0))
 
+    def stepped(self, steps: Sequence[Table]) -> None:
+        """Many ranks have stepped on: before anything that is told of others in this tick. Of STEPS_TOLD."""
+        self._stepped += steps
+
     def step(self, rank: Rank, step: Step) -> None:
         """The rank has stepped on."""
         self._steps.append((len(self._rows), rank.serial, step.size, step.last_ns))
@@ -67,9 +72,9 @@ class RankLog:
         """What has become of a rank that has claimed."""
         self._rows.append((about, 0, rank.serial, 0, 0, 0, 0, 0, 0, trust, shift))
 
-    def beats(self, told: BeatsTold) -> None:
-        """The rank's number in its job is to be found."""
-        self._beats.append(told)
+    def beats(self, told: Iterable[BeatsTold]) -> None:
+        """Numbers of ranks in their jobs are to be found."""
+        self._beats += told
 
     def check(self, rank: Rank) -> None:
         """A rank's number is checked now; its job is young at the next tick, too, while the rank is."""
@@ -100,6 +105,11 @@ class RankLog:
             self.ranks.pop(rank.serial, None)
         self.tell_session(About.OVER, session)
 
+    def _turn(self, told: BeatsTold) -> tuple[int, int]:
+        """Ranks of one host after the other, and each after those that came before it."""
+        known = self.ranks.get(told.serial)
+        return (known[0].place if known else -1), told.serial
+
     def _job(self, name: str) -> int:
         return self._jobs.setdefault(name, len(self._jobs))
 
@@ -109,19 +119,22 @@ class RankLog:
             "opened": self._opened,
             "jobs": list(self._jobs),
             "ranks": _table(self._rows, RANKS_TOLD),
-            "steps": _table(self._steps, STEPS_TOLD),
-            "beats": self._beats,
+            "steps": np.concatenate([*self._stepped, _table(self._steps, STEPS_TOLD)]),
+            "beats": sorted(self._beats, key=self._turn),
         }
         for rank in self._asked:
             rank.asked = False
         self._opened, self._jobs, self._rows, self._steps, self._beats, self._asked = [], {}, [], [], [], []
+        self._stepped = []
         return told
 
     def hear(self, counts: Iterable[tuple[int, Count]], lost: Iterable[tuple[int, bool]]) -> None:
         """How jobs count the iterations of some ranks, and whether processes are now what the traffic told of some."""
         for serial, count in counts:
             if serial in self.ranks:
-                self.ranks[serial][1].count = count
+                ranks, rank = self.ranks[serial]
+                rank.count = count
+                ranks.recounted(rank)
         for serial, is_lost in lost:
             if serial in self.ranks:
                 self.ranks[serial][1].lost = is_lost

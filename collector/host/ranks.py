@@ -1,51 +1,49 @@
 # SPDX-License-Identifier: Apache-2.0
 """The ranks of one host: their marks, their iterations and whose bytes went by meanwhile."""
 
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 
-from collector.host.counting import Counting
-from collector.host.flows import FlowTable
+from collector.host.flows import AllFlows, FlowTable
+from collector.host.known_ranks import KnownRanks
 from collector.host.odd_marks import DISTANT, GONE, REPEATED, Key, OddMarks
-from collector.host.rank import NEVER, Rank, Resumed, Scores, Steps, keep_newest
+from collector.host.rank import NEVER, Rank, Resumed, keep_newest
 from collector.host.rank_log import RankLog
+from collector.host.steady import SteadyRanks
 from collector.messages import Holder
 from collector.tick_messages import About, BeatsTold
-from netmon.dl.account import Asked, HostAccount, Party
+from netmon.dl.account import HostAccount
 from netmon.dl.iterations import Iteration, IterationTracker
 from netmon.dl.numbering import Trust
 from netmon.mark_runs import MarkRun
 from netmon.records import Mark, Moment, Source
 
-LONGEST_NEED_NS = 30_000_000_000  # an older open iteration no longer holds back acknowledgements
-_LONGEST_HISTORY_NS = 3_600_000_000_000  # of a longer iteration, the account is that of its last hour
+LONGEST_HISTORY_NS = 3_600_000_000_000  # of a longer iteration, the account is that of its last hour
 
 _RARE = frozenset((Moment.JOIN, Moment.LEAVE))
 
 
-class Ranks:
+class Ranks(KnownRanks):
     """All ranks of one host and session."""
 
-    def __init__(self, place: int, holder: Holder, account: HostAccount, parameters: int, log: RankLog) -> None:
+    def __init__(
+        self, place: int, holder: Holder, account: HostAccount, parameters: int, log: RankLog, steady: SteadyRanks
+    ) -> None:
         """Begin without ranks.
 
         place, holder: of the session; account: of the host's bytes; parameters: of models that do not tell theirs;
-        log: of what the ranks of all hosts tell the job stage.
+        log: of what the ranks of all hosts tell the job stage; steady: those of all hosts that go on as they have.
         """
+        super().__init__(parameters)
+        self._steady_ranks = steady
         self.account = account
         self.odd = OddMarks(holder.host)
-        self._needed_ns = NEVER  # start of the earliest iteration that may still ask for the account
         self.renamed: dict[tuple[str, int], str] = {}  # (job, pid) → name, where they differ
         self.place, self._host = place, holder.host
         self._log, self._number = log, log.open(holder)
-        self._counting = Counting(parameters)
         self.unnamed = False  # whether a process steps and it is not known yet of which job
         self.offset_ns = 0  # from mono to UTC
         self._heard, self._freezes = True, False  # the host, lately; a count stays as it is
-        self._ranks: dict[Key, Rank] = {}
-        self._past: list[Rank] = []  # whose processes have joined as the same rank again; their rows have not settled
         self._resumed: dict[tuple[str, int], Resumed] = {}
-        self._gone: dict[Key, None] = {}
-        self._left: dict[tuple[str, int], tuple[Resumed, Scores]] = {}  # of the last process that was it
         self._fresh: list[tuple[Rank, Iteration]] = []
         self._stepped: dict[int, Rank] = {}  # by id: processes whose latest steps are not told
 
@@ -68,6 +66,8 @@ class Ranks:
     def _steady(self, run: MarkRun, settled_ns: int) -> Rank | None:
         """The rank that a process told of by itself is, where these marks change nothing but its iterations."""
         rank = self._ranks.get((run.job, run.rank, run.pid)) if run.pid else None
+        if rank:
+            self._take_back(rank)
         if rank is None or rank.left or not rank.name or run.source == Source.INFERRED or run.size != rank.tracker.size:
             return None
         return rank if min(run.times_ns) >= settled_ns and _RARE.isdisjoint(run.moments) else None
@@ -89,11 +89,13 @@ class Ranks:
         self._heard |= mark.pid != 0
         key = self._key(mark)
         rank = self._ranks.get(key)
+        if rank:
+            self._take_back(rank)
         if mark.moment == Moment.JOIN:
             self._join(key, mark, settled_ns)
         elif key in self._gone:
             self.odd.unusable[GONE] += mark.moment != Moment.LEAVE
-        elif settled_ns - mark.time_ns > _LONGEST_HISTORY_NS:
+        elif settled_ns - mark.time_ns > LONGEST_HISTORY_NS:
             self.odd.unusable[DISTANT] += 1
         elif rank:
             self._apply(rank, mark, settled_ns)
@@ -145,6 +147,7 @@ class Ranks:
         job, _, pid = key
         lives = [rank for rank in self._all() if pid and rank.pid == pid and rank.tracker.job == job and rank.claimed]
         for rank in lives:
+            self._take_back(rank)
             rank.later = True
             if not rank.leaving():
                 rank.leave(mark.time_ns)
@@ -255,17 +258,19 @@ class Ranks:
     def align(self, offset_ns: int, error_ns: int) -> None:
         """Ask for the common numbers of the ranks; offset_ns: what to add to mono times, right to error_ns."""
         self.offset_ns = offset_ns
-        stepping = self._stepping()
+        stepping = [rank for rank in self._loose() if rank.name]
         self._freezes = not self._heard or any(rank.left or rank.settled_count for rank in stepping)
         for rank in stepping:
             if not rank.later and rank.check_due(rank.name in self._log.young):
                 self._log.check(rank)
                 events = rank.tracker.events(offset_ns)
-                self._log.beats(BeatsTold(rank.serial, rank.tracker.trust, events, error_ns))
+                self._log.beats([BeatsTold(rank.serial, rank.tracker.trust, events, error_ns)])
 
     def aligned(self) -> None:
         """That has been answered: the count of who has left, or is not heard, stays as it is."""
-        for rank in self._stepping() if self._freezes else ():
+        for rank in self._loose() if self._freezes else ():
+            if not rank.name:
+                continue
             rank.settled_count = self._counting.of(rank) if rank.leaving() or not self._heard else None
 
     def renumbered(self, rank: Rank, shift: int) -> None:
@@ -275,68 +280,36 @@ class Ranks:
             f"its own number {shift:+d}"
         )
 
-    def _all(self) -> Collection[Rank]:
-        return [*self._past, *self._ranks.values()] if self._past else self._ranks.values()
+    def _take_back(self, *ranks: Rank) -> None:
+        for rank in ranks:
+            if rank.row >= 0:
+                self._steady_ranks.give_back(rank)
 
-    def _stepping(self) -> list[Rank]:
-        return [rank for rank in self._all() if rank.name]
+    def let_go(self, flows: FlowTable, everything: AllFlows) -> None:
+        """Ranks that go on as they have are steady from here on, if all that has settled is told."""
+        for rank in self._loose():
+            if rank.told_by and not self._fresh:
+                job = flows.job(rank.name)
+                stepper = everything.stepper(self.place, job, rank.number)
+                self._steady_ranks.adopt(self, rank, job, stepper, self._counting.about(rank))
 
-    def stepping_jobs(self) -> set[str]:
-        """The jobs with a rank here that has not left."""
-        hidden = self._hidden()
-        return {rank.name for rank in self._stepping() if not (rank.leaving() or rank.serial in hidden)}
+    def recounted(self, rank: Rank) -> None:
+        """Its job counts it in another way now."""
+        if rank.row >= 0:
+            self._steady_ranks.recount(rank, self._counting.about(rank))
 
-    def _hidden(self) -> set[int]:
-        """Serials of those whose process has left: their traffic is understood late."""
-        traffic = [rank for rank in self._stepping() if not rank.pid]
-        left = {(job, number) for job, number, pid in self._gone if pid} if traffic else set()
-        return {rank.serial for rank in traffic if (rank.name, rank.number) in left}
-
-    def names(self) -> list[tuple[str, int]]:
-        """(job, rank) of each rank, in the order that the other methods use."""
-        return [(rank.name, rank.number) for rank in self._stepping()]
-
-    def steps(self) -> list[Steps]:
-        """What rows are told of each rank, in the order of `names`."""
-        hidden = self._hidden()
-        return [
-            Steps(
-                *(rank.name, rank.number, rank.pid != 0, rank.serial in hidden),
-                *(*rank.present(), self._counting.of(rank).shift, rank.tracker.spans()),
-            )
-            for rank in self._stepping()
-        ]
-
-    def scores(self) -> tuple[Scores, Scores]:
-        """(job, score) of each rank and source that does not decide; the last ones of ranks that have gone."""
-        past = [score for _, scores in self._left.values() for score in scores]
-        return [score for rank in self._stepping() for score in rank.scores()], past
-
-    @property
-    def busy(self) -> bool:
-        """Whether there is a rank, or was one whose rows have not settled."""
-        return bool(self._ranks or self._past)
-
-    def waiting_ns(self) -> tuple[int, int]:
-        """As Rank.due_ns of the first one, and since when the account may be asked for (mono); NEVER: not at all."""
-        return min((rank.due_ns() for rank in self._all()), default=NEVER), self._needed_ns
-
-    def settle(self, settled_ns: int, flows: FlowTable) -> list[tuple[Iteration, Asked]]:
-        """The iterations whose rows have all been added, with what their account is asked for by."""
+    def settle(self, settled_ns: int, flows: FlowTable) -> list[Iteration]:
+        """The iterations whose rows have all been added."""
         settled = []
-        for rank in self._stepping():
-            if not rank.ended or rank.ended[0].end_ns > settled_ns:  # they ascend
+        for rank in self._loose():
+            if not (rank.name and rank.ended) or rank.ended[0].end_ns > settled_ns:  # they ascend
                 continue
             due = [iteration for iteration in rank.ended if iteration.end_ns <= settled_ns]
             rank.ended = rank.ended[len(due) :]
-            settled += [(self._counting.whole(rank, one), self._asked(rank, one, flows)) for one in due]
+            settled += [self._counting.whole(rank, one) for one in due]
+            flows.job(rank.name)
         self._forget(settled_ns)
         return settled
-
-    def _asked(self, rank: Rank, iteration: Iteration, flows: FlowTable) -> Asked:
-        whose = Party(rank.name, rank.number, "")
-        span = iteration.start_ns, iteration.end_ns
-        return self.account.ask(whose, flows.job(rank.name), *span, alone=iteration.size == 1)
 
     def _forget(self, settled_ns: int) -> None:
         if self._past:
@@ -356,12 +329,13 @@ class Ranks:
             keep_newest(self._gone)
             keep_newest(self._left)
         oldest = settled_ns
-        for rank in self._all():
+        loose = self._loose()
+        for rank in loose:
             needed = rank.needed_since()
             before = settled_ns if needed is None else min(settled_ns, needed)
             rank.tracker.forget(before)
             oldest = min(oldest, before)
-        self._needed_ns = max(oldest, settled_ns - _LONGEST_HISTORY_NS) if self.busy else NEVER
+        self._needed_ns = max(oldest, settled_ns - LONGEST_HISTORY_NS) if loose else NEVER
 
     def ask_last(self) -> None:
         """No more marks will come of those that step and have no name."""
@@ -372,28 +346,20 @@ class Ranks:
     def end_of_stream(self) -> None:
         """No more marks will come: this may end iterations. Who has no name has asked for it: see ask_last."""
         for rank in self._stepping():
+            self._take_back(rank)
             self._end(rank, leaving=True)
 
     def release(self) -> None:
         """Nothing is heard of this host any more: its ranks may be taken by others, their numbers stay as they are."""
         self._heard = False
         for rank in self._stepping():
+            self._take_back(rank)
             rank.settled_count = self._counting.of(rank)
         self._log.tell_session(About.SILENT, self._number)
 
     def close(self) -> None:
         """The session is over."""
+        for rank in self._all():
+            if rank.row >= 0:
+                self._steady_ranks.drop(rank)
         self._log.close(self._number, self._all())
-
-    def states(self) -> dict[tuple[str, int], tuple[Trust, int]]:
-        """By job and rank, what its count is taken up again by."""
-        return {(rank.name, rank.number): (rank.count.trust, rank.count.shift) for rank in self._stepping()}
-
-    def needed_since(self, horizon_ns: int) -> int | None:
-        """Start of the earliest iteration that is still open, unless it is too old to wait for (mono ns).
-
-        What only the traffic tells holds nothing back: it is told late, by a guess, and of whoever looks like a rank.
-        """
-        told = [rank for rank in self._all() if rank.pid and rank.tracker.source != Source.INFERRED]
-        times = [time for time in (rank.needed_since() for rank in told) if time is not None]
-        return min((time for time in times if time > horizon_ns - LONGEST_NEED_NS), default=None)

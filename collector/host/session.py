@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """One agent's session: its window, what is on its way to the disk, and what may be acknowledged."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -13,9 +13,9 @@ from collector.host.nic import NicRows
 from collector.host.served import Served
 from collector.host.tables import Tables
 from collector.host.unstored import FlowRows, SessionFlush
+from collector.host.unstored_iterations import Latest
 from collector.host.window import HostWindow, News, Output
 from netmon.columnar import Columns
-from netmon.dl.account import Asked, Tally
 from netmon.dl.iterations import Iteration
 from netmon.dl.numbering import Trust
 from netmon.mark_runs import MarkRun
@@ -38,7 +38,6 @@ class Session:
         self.tables = tables
         self._served = Served()
         self._unstored = False  # whether bucket rows have settled that are not stored, nor on their way to the disk
-        self._iterations: list[tuple[Iteration, Tally]] = []
         self._ledger: list[LedgerRow] = []
         self._nic = NicRows(hello.host)
         self._ledger_until = dict(resume.ledger_until_utc)
@@ -93,7 +92,7 @@ class Session:
             self.window.ranks.odd.warn(warning)
         return marks
 
-    def settle_ranks(self) -> tuple[list[Iteration], list[tuple[Iteration, Asked]]]:
+    def settle_ranks(self) -> tuple[list[Iteration], list[Iteration]]:
         """As HostWindow.settle_ranks."""
         return self.window.settle_ranks()
 
@@ -104,14 +103,17 @@ class Session:
     def keep(self, output: Output) -> None:
         """What has become final waits for its way to the disk; bucket rows do where those of all sessions are."""
         self._unstored |= len(output.buckets) > 0
-        self._iterations += output.iterations
         self._ledger += output.ledger
 
     @property
     def idle(self) -> bool:
         """Whether everything that has settled is stored."""
-        waits = self._unstored or self._iterations or self._ledger or self._nic.rows or self.window.flows.changed
-        return not (waits or self.place in self.tables.evidence.waiting)
+        waits = self._unstored or self._ledger or self._nic.rows or self.window.flows.changed
+        return not (waits or self._latest or self.place in self.tables.evidence.waiting)
+
+    @property
+    def _latest(self) -> Mapping[tuple[str, int], Latest]:
+        return self.tables.iterations.latest().get(self.place, {})
 
     def forget(self) -> None:
         """The session is over and stored: let go of what other sessions see of it."""
@@ -123,11 +125,12 @@ class Session:
         acknowledge = self.window.acknowledgeable()
         if self.idle and not acknowledge:
             return None
-        states = self.window.ranks.states() if self._iterations else {}
-        for iteration in {(one.job, one.rank): one for one, _ in self._iterations}.values():
-            self._stored(iteration, *states.get((iteration.job, iteration.rank), (Trust.RELATIVE, 0)))
+        latest = self._latest
+        states = self.window.ranks.states() if latest else {}
+        for whose, last in latest.items():
+            self._stored(last, *states.get(whose, (Trust.RELATIVE, 0)))
         changed = self.window.flows.changed
-        unstored, iterations, ledger, told = self._unstored, self._iterations, self._ledger, self._told
+        unstored, ledger, told = self._unstored, self._ledger, self._told
         nic = self._nic.take()
 
         def done() -> None:
@@ -137,15 +140,15 @@ class Session:
 
         def undone() -> None:
             self._unstored |= unstored
-            self._iterations, self._ledger = iterations + self._iterations, ledger + self._ledger
+            self._ledger = ledger + self._ledger
             self._nic.rows, self._told = nic + self._nic.rows, told
             self.window.flows.mark_changed(changed, changed=True)
 
         flush = SessionFlush(
-            *(self.place, self._origin, iterations, ledger, nic, self._flow_rows(changed)),
+            *(self.place, self._origin, ledger, nic, self._flow_rows(changed)),
             *(self._session_told(), self._state(), acknowledge, done, undone),
         )
-        self._unstored, self._iterations, self._ledger = False, [], []
+        self._unstored, self._ledger = False, []
         self.window.flows.mark_changed(changed, changed=False)
         return flush
 
@@ -180,12 +183,10 @@ class Session:
         self._told = source, error
         return SessionTold(error, source, window.window_ns, window.settings.share_threshold)
 
-    def _stored(self, iteration: Iteration, trust: Trust, shift: int) -> None:
-        end = self.window.alignment.utc(iteration.end_ns)
-        own = iteration.job, iteration.rank
-        counted = iteration.number - shift
-        state = RankState(*own, iteration.size, iteration.parameters, end, counted, trust, shift)
-        self._ranks[iteration.job, iteration.rank] = state
+    def _stored(self, last: Latest, trust: Trust, shift: int) -> None:
+        about, end = last.about, self.window.alignment.utc(last.end_ns)
+        own = about.job, about.rank
+        self._ranks[own] = RankState(*own, about.size, about.parameters, end, last.number - shift, trust, shift)
 
     def _state(self) -> SessionState:
         """What a restart needs to know once all that has settled is stored."""

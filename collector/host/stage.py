@@ -6,7 +6,7 @@ iteration may still arrive. Then rows of the same flow and bucket become one, ge
 never change again.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import TypeVar
 
@@ -19,17 +19,17 @@ from collector.host.arriving import rows_of
 from collector.host.batches import Batches, Settled, failing
 from collector.host.exchange import Talk, ask_names, end_ranks, exchange, find_served
 from collector.host.flows import unknown_flow
+from collector.host.iteration_rows import IterationRows, iteration_rows
 from collector.host.ledger import COUNTERS, SAMPLE, LedgerRow
 from collector.host.session import Session
+from collector.host.steady_marks import hear_steady, tell_steady
 from collector.host.steps import AllSteps
 from collector.host.tables import Classified, Tables
 from collector.host.untold import STARTING_NS
 from collector.host.window import News, Output
 from collector.settings import Settings
 from netmon.columnar import Columns
-from netmon.dl.account import Asked, Tally
 from netmon.dl.grouped import distinct, edges, latest_of, starts
-from netmon.dl.iterations import Iteration
 from netmon.errors import WireError
 from netmon.records import Hello, Mark, Table
 from netmon.wire import netmon_pb2
@@ -37,7 +37,6 @@ from netmon.wire.many import ManyBatches, decode_many
 
 _Places = npt.NDArray[np.int64]
 _T = TypeVar("_T")
-_Ended = tuple[list[Iteration], list[tuple[Iteration, Asked]]]  # as HostWindow.settle_ranks gives it
 
 
 class HostStage:
@@ -52,11 +51,15 @@ class HostStage:
         self._broken: set[int] = set()  # sessions at which it has failed, until they are closed
         self._waiting: set[int] = set()  # sessions of which the traffic has told something
         self._unnamed: set[int] = set()  # sessions with processes of which it is not known who they are
+        self._introduced: set[int] = set()  # sessions that have told of steps which no batch has reached yet
+        self._loose: set[int] = set()  # sessions that may have ranks which are not steady
 
     def open(self, hello: Hello, resume: Resume) -> int:
         """Begin or resume a session; returns its place."""
         session = Session(hello, resume, self.tables)
         self._sessions[session.place] = session
+        self._introduced.add(session.place)
+        self._loose.add(session.place)
         return session.place
 
     def session(self, place: int) -> Session:
@@ -69,7 +72,7 @@ class HostStage:
         window, tables = session.window, self.tables
         session.forget()
         self._queue = [(of, message) for of, message in self._queue if of != place]
-        for some in (self._waiting, self._unnamed, self._broken):
+        for some in (self._waiting, self._unnamed, self._broken, self._introduced, self._loose):
             some.discard(place)
         tables.drop(place)
         tables.ledger.close(window.first_link, len(window.links))
@@ -93,7 +96,9 @@ class HostStage:
         sequences = [message.sequence for message in messages]
         return (yield from self.take([place for place, _ in queue], decode_many(messages), sequences))
 
-    def take(self, places: Sequence[int], many: ManyBatches, sequences: Sequence[int] | None = None) -> Talk[Settled]:
+    def take(
+        self, places: Sequence[int] | _Places, many: ManyBatches, sequences: Sequence[int] | None = None
+    ) -> Talk[Settled]:
         """Take in batches that are decoded, and settle what is due; places: of their sessions, ascending."""
         settled = Settled()
         numbers = many.heads["sequence"].tolist() if sequences is None else sequences
@@ -176,9 +181,11 @@ class HostStage:
         places = self.tables.places.table
         settled_ns = places["settled_ns"].tolist()
         align_clocks(self.tables, self._sessions, batches, last)
-        self._offsets(list(last))
+        self._use_offsets()
+        hear_steady(self.tables, batches)
         sequence, until_ns = heads["sequence"].tolist(), heads["horizon_ns"].tolist()
-        introduced = {place for place in last if self._sessions[place].window.introduced}
+        self._introduced = {p for p in self._introduced if self._sessions[p].window.introduced}
+        introduced = self._introduced.intersection(last)
         with_news = {*batches.marks, *batches.nic}
         with_news |= {b for b in good.tolist() if int(batches.place[b]) in introduced} if introduced else set()
         for batch in sorted(with_news):
@@ -188,7 +195,7 @@ class HostStage:
             marks, nic = batches.marks.get(batch, []), batches.nic.get(batch, [])
             news = News(sequence[batch], until_ns[batch], settled_ns[place], marks, nic)
             try:
-                batches.marks[batch] = self._sessions[place].hear(news)
+                batches.marks[batch] = list(self._sessions[place].hear(news))
             except Exception as error:
                 batches.fail(batch, error)
             if marks or place in introduced:
@@ -202,13 +209,14 @@ class HostStage:
         yield from ask_names(*common, inferred)
         return told | inferred
 
-    def _offsets(self, places: list[int]) -> None:
+    def _use_offsets(self) -> None:
         """Tell the ranks what their clocks are off by now."""
-        busy = np.array([place for place in places if self._sessions[place].window.ranks.busy], np.int64)
-        now_ns = self.tables.places.table["horizon_ns"][busy]
-        offsets = (self.tables.places.utc(busy, now_ns) - now_ns).tolist()
-        for place, offset_ns in zip(busy.tolist(), offsets, strict=True):
-            self._sessions[place].window.ranks.offset_ns = offset_ns
+        places = self.tables.places
+        now_ns = places.table["horizon_ns"]
+        offset_ns = places.utc(np.arange(len(now_ns)), now_ns) - now_ns
+        self.tables.steady.use_offsets(offset_ns)
+        for place in self._loose:
+            self._sessions[place].window.ranks.offset_ns = int(offset_ns[place])
 
     def _advance(self, heads: Table, place: _Places) -> None:
         """Horizons, widths and costs of the sessions, by their batches."""
@@ -230,6 +238,7 @@ class HostStage:
         first = starts(of_batch)
         last_row[of_batch[first]] = latest_of(rows["start_ns"], first)
         np.maximum.at(last, samples["batch"], samples["time_ns"])
+        np.maximum.at(last, batches.steady.batch, batches.steady.time_ns)
         for batch, marks in batches.marks.items():
             last[batch] = max([int(last[batch]), *(max(run.times_ns) for run in marks)])
         last = np.maximum(last, last_row)
@@ -258,18 +267,22 @@ class HostStage:
     def _settle(self, settled: Settled, heard: set[int]) -> Talk[None]:
         """Make final what begins before the settled times; heard: sessions of which something is new."""
         tables = self.tables
-        busy = [p for p, s in self._sessions.items() if s.window.ranks.busy and p not in self._broken]
+        self._loose |= heard | tables.steady.given_back
+        tables.steady.given_back.clear()
+        self._loose = {p for p in self._loose - self._broken if self._sessions[p].window.ranks.busy}
+        busy = sorted(self._loose)
         training = sorted(heard.intersection(busy))
         for place in training:
             window = self._sessions[place].window
             self._guard(settled, place, window.align_ranks)
             (self._unnamed.add if window.ranks.unnamed else self._unnamed.discard)(place)
+        tell_steady(self.tables, self._sessions)
         yield from exchange(self.tables, self._sessions, partial(self._fail, settled))
         for place in training:
             self._sessions[place].window.ranks.aligned()
         tables.rank_log.checked()
         tables.places.table["trains"] = False
-        tables.places.table["trains"][busy] = True
+        tables.places.table["trains"][busy] = tables.places.table["trains"][tables.steady.places()] = True
         rows = tables.pending.take(np.ascontiguousarray(tables.places.table["settled_ns"]))
         tables.flows.tell_traffic()
         there = set(distinct(rows["session"]).tolist())
@@ -308,7 +321,7 @@ class HostStage:
             buckets["bucket_start_ns"][own] = self._sessions[place].window.alignment.map.utcs(rows["start_ns"][own])
 
     def _output(self, settled: Settled, buckets: Columns, rows: Columns, heard: set[int]) -> None:
-        places = self.tables.places
+        tables, places = self.tables, self.tables.places
         fresh = buckets[~rows["stored"]] if rows["stored"].any() else buckets
         self.tables.unstored.add(fresh)
         settled_ns = places.table["settled_ns"]
@@ -322,38 +335,52 @@ class HostStage:
         begins = edges(fresh["session"], len(places.table))
         with_rows = set(distinct(fresh["session"]).tolist())
         due = heard | set(np.flatnonzero(places.table["due_ns"] <= settled_ns).tolist())
-        told_by: dict[int, _Ended] = {}
-        asked = [place for place in sorted(due - self._broken) if self._sessions[place].window.ranks.busy]
+        asked = sorted(self._loose & due)
+        of_loose = {place: self._guard(settled, place, self._sessions[place].settle_ranks) for place in asked}
+        ended, over = (
+            iteration_rows((place, one) for place, own in of_loose.items() if own for one in own[which])
+            for which in (0, 1)
+        )
+        settled.ended += [rows for rows in (ended, tables.steady.ended()) if len(rows)]
+        for due_rows in (over, tables.steady.settle(np.ascontiguousarray(settled_ns))):
+            self._account(settled, due_rows)
         for place in asked:
-            result = self._guard(settled, place, self._sessions[place].settle_ranks)
-            if result and (result[0] or result[1]):
-                told_by[place] = result
-        if asked:
-            times = [self._sessions[place].window.ranks.waiting_ns() for place in asked]
-            places.table["due_ns"][asked], places.table["needed_ns"][asked] = zip(*times, strict=True)
-        accounts = self._accounts(settled, told_by)
-        for place in sorted((with_rows | told_by.keys() | ledger.keys()) - self._broken):
-            ended = told_by[place][0] if place in told_by else []
-            rows_here = fresh[begins[place] : begins[place + 1]]
-            output = Output(rows_here, accounts.get(place, []), ledger.get(place, []), ended)
+            self._let_go(place)
+        for place in sorted((with_rows | ledger.keys()) - self._broken):
+            output = Output(fresh[begins[place] : begins[place + 1]], ledger.get(place, []))
             self._sessions[place].keep(output)
             settled.outputs.setdefault(place, []).append(output)
 
-    def _accounts(self, settled: Settled, told_by: Mapping[int, _Ended]) -> dict[int, list[tuple[Iteration, Tally]]]:
-        """The iterations of each session with their account."""
-        iterations = [(place, *one) for place, (_, due) in told_by.items() for one in due]
+    def _let_go(self, place: int) -> None:
+        """Ranks that go on as they have are steady from here on; when the others have something to do."""
+        window, places = self._sessions[place].window, self.tables.places.table
+        if not window.introduced:
+            window.ranks.let_go(window.flows, self.tables.flows)
+        if not window.ranks.loose:
+            self._loose.discard(place)
+        places["due_ns"][place], places["needed_ns"][place] = window.ranks.waiting_ns()
+
+    def _account(self, settled: Settled, rows: IterationRows) -> None:
+        """The account of iterations that are over. Those of a session at which this fails are left out."""
+        tables = self.tables
+        if self._broken:
+            rows = rows.take(~np.isin(rows.place, list(self._broken)))
+        if not len(rows):
+            return
         try:
-            tallies = self.tables.accounts.tally([asked for _, _, asked in iterations], self.tables.flows.parties)
-        except Exception as error:
-            if len(told_by) == 1:
-                self._fail(settled, next(iter(told_by)), error)
-                return {}
-            single = ({place: told} for place, told in told_by.items())
-            return {place: own for one in single for place, own in self._accounts(settled, one).items()}
-        found: dict[int, list[tuple[Iteration, Tally]]] = {}
-        for (place, iteration, _), tally in zip(iterations, tallies, strict=True):
-            found.setdefault(place, []).append((iteration, tally))
-        return found
+            found = tables.accounted(rows)
+        except Exception:
+            failed = failing(
+                lambda places: tables.accounted(rows.take(np.isin(rows.place, places))), np.unique(rows.place).tolist()
+            )
+            for place, error in failed:
+                self._fail(settled, place, error)
+            if not failed:
+                raise
+            self._account(settled, rows)
+            return
+        tables.keep(found)
+        settled.accounted.append(found)
 
     def _guard(self, settled: Settled, place: int, work: Callable[[], _T]) -> _T | None:
         """Do something to one session; if that fails, it alone fails."""

@@ -8,6 +8,7 @@ import numpy.typing as npt
 
 from collector.host.flows import AllFlows
 from collector.host.rank import Steps
+from collector.host.steady import NO_STEPS, SteadySteps
 from netmon.dl.grouped import GroupedValues, edges, starts
 
 _Numbers = npt.NDArray[np.int64]
@@ -17,8 +18,17 @@ _NEVER = np.iinfo(np.int64).max
 class AllSteps:
     """The ranks of all hosts and their iterations, as they are now."""
 
-    def __init__(self, of_sessions: Iterable[tuple[int, Sequence[Steps]]], flows: AllFlows, sessions: int) -> None:
-        """of_sessions: place of each session that has ranks, and those; sessions: how many places there are."""
+    def __init__(
+        self,
+        of_sessions: Iterable[tuple[int, Sequence[Steps]]],
+        flows: AllFlows,
+        sessions: int,
+        steady: SteadySteps = NO_STEPS,
+    ) -> None:
+        """of_sessions: place of each session that has ranks, and those; sessions: how many places there are.
+
+        steady: those ranks that are in none of them.
+        """
         ranks = [(session, steps) for session, own in of_sessions for steps in own]
         self._flows, self._sessions = flows, sessions
         about = [
@@ -26,22 +36,36 @@ class AllSteps:
             for session, one in ranks
         ]
         columns = np.array(about, np.int64).reshape(-1, 8).T
-        self._session, self._job, rank, self._shift, told, hidden, since_ns, until_ns = columns
+        session, job, rank, shift, told, hidden, since_ns, until_ns = columns
+        stepper = [flows.stepper(*one) for one in zip(*(c.tolist() for c in (session, job, rank)), strict=True)]
         spans = np.frombuffer(b"".join(steps.spans for _, steps in ranks), np.int64).reshape(-1, 3)
-        self._begin, self._end, self._number = spans.T.copy()
         of_rank = np.repeat(np.arange(len(ranks)), np.array([len(steps.spans) // 3 for _, steps in ranks], np.int64))
-        self._of_rank = of_rank
-        self._spans = GroupedValues(of_rank, self._begin, len(ranks))
-        self._passes = self._by_stepper(zip(self._session.tolist(), self._job.tolist(), rank.tolist(), strict=True))
+        more = np.ones(len(steady.session), np.int64)
+        self._session, self._job, self._shift, since_ns, until_ns, told, hidden, number = (
+            np.concatenate(pair)
+            for pair in (
+                *((session, steady.session), (job, steady.job), (shift, steady.shift), (since_ns, steady.since_ns)),
+                *((until_ns, _NEVER * more), (told, more), (hidden, 0 * more)),
+                (np.array(stepper, np.int64), steady.stepper),
+            )
+        )
+        self._begin, self._end, self._number, self._of_rank = (
+            np.concatenate(pair)
+            for pair in (
+                *zip(spans.T, (steady.begin_ns, steady.end_ns, steady.number), strict=True),
+                (of_rank, steady.of_rank + len(ranks)),
+            )
+        )
+        self._spans = GroupedValues(self._of_rank, self._begin, len(self._session))
+        self._passes = self._by_stepper(number)
         seen = hidden == 0
         self._told, self._inferred = (
             _Presence(self._session[some], since_ns[some], until_ns[some], some, sessions)
             for some in (np.flatnonzero(seen & (told != 0)), np.flatnonzero(seen & (told == 0)))
         )
 
-    def _by_stepper(self, ranks: Iterable[tuple[int, int, int]]) -> list[_Numbers]:
+    def _by_stepper(self, stepper: _Numbers) -> list[_Numbers]:
         """The rank of each stepper, −1: none; several times where one has been this rank before another one."""
-        stepper = np.array([self._flows.stepper(*one) for one in ranks], np.int64)
         # Whoever comes n-th of those that are one stepper is in the n-th pass.
         order = np.argsort(stepper, kind="stable")
         first = starts(stepper[order])

@@ -12,16 +12,22 @@ import numpy.typing as npt
 from collector.host.classes import Classifier
 from collector.host.evidence import Evidence
 from collector.host.flows import AllFlows
+from collector.host.iteration_rows import Accounted, IterationRows
+from collector.host.known_ranks import LONGEST_NEED_NS
 from collector.host.ledger import LedgerAccounts
+from collector.host.over import OverIterations
 from collector.host.places import Places
 from collector.host.rank_log import RankLog
+from collector.host.ranks import LONGEST_HISTORY_NS
 from collector.host.rows import CARRIED, Pending, merge
+from collector.host.steady import SteadyRanks
 from collector.host.steps import AllSteps
 from collector.host.unstored import Unstored
+from collector.host.unstored_iterations import UnstoredIterations
 from collector.host.untold import UntoldRows
 from collector.settings import Settings
 from netmon.columnar import Columns
-from netmon.dl.account import HostAccounts, row_keys
+from netmon.dl.account import Asked, HostAccounts, row_keys
 from netmon.dl.classify import Windows
 from netmon.dl.grouped import starts
 from netmon.records import Class
@@ -49,7 +55,7 @@ class Tables:
     def __init__(self, settings: Settings) -> None:
         """Begin without sessions."""
         self.settings = settings
-        self.rank_log = RankLog()
+        self.rank_log, self.steady = RankLog(), SteadyRanks()
         self.places = Places()
         self.flows = AllFlows()
         self.pending = Pending()
@@ -59,12 +65,16 @@ class Tables:
         self.classifier = Classifier(self.flows, self.places, settings)
         self.accounts = HostAccounts()
         self.ledger = LedgerAccounts()
+        self.iterations, self.over = UnstoredIterations(), OverIterations()
+        self._steady_needed: npt.NDArray[np.int64] | None = None
         self._numbers_s = time.monotonic()  # when numbers were let go last
 
     def drop(self, place: int) -> None:
         """The session is gone, and with it its rows."""
-        for rows in (self.pending, self.unstored, self.payload, self.onsets, self.evidence, self.accounts):
+        for rows in (self.pending, self.unstored, self.iterations, self.over, self.payload, self.onsets):
             rows.drop(place)
+        self.evidence.drop(place)
+        self.accounts.drop(place)
 
     def link(self, rows: Columns) -> npt.NDArray[np.int64]:
         """The link of each row, of ARRIVED, among all sessions' links."""
@@ -82,9 +92,9 @@ class Tables:
         return merge(rows, self.places.table["full_ns"])
 
     def steps(self, windows: "Sequence[HostWindow]") -> AllSteps:
-        """The ranks of some sessions as they are now."""
+        """The ranks as they are now: of these sessions, and all steady ones."""
         of_sessions = ((window.place, window.ranks.steps()) for window in windows if window.ranks.busy)
-        return AllSteps(of_sessions, self.flows, len(self.places.table))
+        return AllSteps(of_sessions, self.flows, len(self.places.table), self.steady.steps())
 
     def stamped(self, rows: Columns, classes: _Classes, steps: AllSteps) -> Columns:
         """Settled rows as the dataset has them, of SETTLED; but for the times of long ago (see Places.older)."""
@@ -99,6 +109,20 @@ class Tables:
         """Mono times of sessions in UTC, asked once where equal ones follow each other."""
         first = starts(session, start_ns)
         return np.repeat(self.places.utc(session[first], start_ns[first]), np.diff(np.append(first, len(session))))
+
+    def accounted(self, rows: IterationRows) -> Accounted:
+        """Iterations with the account of their bytes."""
+        window_ns, alone = self.places.table["window_ns"][rows.place], rows.each_of("size") == 1
+        job = rows.numbers(self.flows.job)
+        asked = Asked(rows.place, window_ns, job, rows.each_of("rank"), rows.start_ns, rows.end_ns, alone)
+        return Accounted(rows, self.accounts.tally(asked, self.flows.parties, self.flows.jobs))
+
+    def keep(self, told: Accounted) -> None:
+        """Iterations on their way to the dataset."""
+        rows = told.rows
+        self.iterations.add(told)
+        columns = {"start_ns": rows.start_ns, "end_ns": rows.end_ns, "number": rows.number}
+        self.over.add(rows.place, **columns, job=rows.numbers(self.flows.job), rank=rows.each_of("rank"))
 
     def account(self, found: Classified) -> None:
         """Count settled rows wherever somebody will ask for sums of them."""
@@ -134,9 +158,20 @@ class Tables:
         """Let go of what no iteration will ask for any more."""
         places = self.places.table
         settled_ns = np.ascontiguousarray(places["settled_ns"])
-        needed = np.minimum(places["needed_ns"], settled_ns)
+        steady = np.maximum(self.steady.needed_ns(len(places)), settled_ns - LONGEST_HISTORY_NS)
+        needed = np.minimum(np.minimum(places["needed_ns"], steady), settled_ns)
         self.accounts.payload.forget(needed, settled_ns)
         self.accounts.windows.forget(needed, np.maximum(places["window_ns"], 1))
+        self._steady_needed = None
         if time.monotonic() > self._numbers_s + _NUMBERS_REST_S:
             self._numbers_s = time.monotonic()
-            self.flows.let_numbers_go(self.unstored.jobs() | self.evidence.jobs())
+            jobs, steppers = self.steady.numbers()
+            self.flows.let_numbers_go(self.unstored.jobs() | self.evidence.jobs() | jobs, steppers)
+
+    def steady_needed_since(self, place: int) -> int | None:
+        """As Ranks.needed_since of the steady ones."""
+        if self._steady_needed is None or place >= len(self._steady_needed):  # it is new
+            places = self.places.table
+            self._steady_needed = self.steady.needed_ns(len(places), places["horizon_ns"] - LONGEST_NEED_NS)
+        needed = int(self._steady_needed[place])
+        return needed if needed < np.iinfo(np.int64).max else None

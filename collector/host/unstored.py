@@ -25,11 +25,10 @@ from collector.dataset.tables import (
     nic_table,
     session_table,
 )
+from collector.host.iteration_rows import Accounted, all_accounted
 from collector.host.ledger import LedgerRow
 from netmon.columnar import Columns
-from netmon.dl.account import Tally
 from netmon.dl.grouped import starts
-from netmon.dl.iterations import Iteration
 from netmon.records import Flow, NicSample, Table
 
 _T = TypeVar("_T")
@@ -112,7 +111,6 @@ class SessionFlush:
 
     place: int
     origin: Origin
-    iterations: Sequence[tuple[Iteration, Tally]]
     ledger: Sequence[LedgerRow]
     nic: Sequence[NicSample]
     flows: FlowRows | None
@@ -128,11 +126,12 @@ def flush_tables(
     buckets: Sequence[Columns],
     jobs: Sequence[str],
     evidence: EvidencePieces = NO_EVIDENCE,
+    iterations: Sequence[Accounted] = (),
 ) -> dict[str, pa.Table]:
     """All that these sessions have to be stored, by table; pure, may run in a thread.
 
-    buckets: rows of SETTLED; those of other sessions are left out, as they are of the evidence; jobs: by the rows'
-    number.
+    buckets: rows of SETTLED; those of other sessions are left out, as they are of the evidence and the iterations;
+    jobs: by the rows' number.
     """
     if not sessions:
         return {}
@@ -147,9 +146,12 @@ def flush_tables(
         state = np.concatenate([own.state for _, own in flows])
         peers = [peer for _, own in flows for peer in own.peers]
         tables["flows"] = flow_table(origins, of, [flow for _, own in flows for flow in own.flows], state, peers)
-    whose, iterations = _stacked([session.iterations for session in sessions])
     if iterations:
-        tables["iterations"] = iteration_table(origins, whose, iterations)
+        accounted = all_accounted(iterations)
+        of = _numbers(sessions, accounted.rows.place)
+        order = np.argsort(of, kind="stable")[int((of < 0).sum()) :]
+        if len(order):
+            tables["iterations"] = iteration_table(origins, of[order], accounted.take(order))
     whose, ledger = _stacked([session.ledger for session in sessions])
     if ledger:
         tables["ledger"] = ledger_table(origins, whose, ledger)
@@ -191,10 +193,15 @@ def _own(sessions: Sequence[SessionFlush], buckets: Sequence[Columns]) -> tuple[
     """The rows of these sessions, in pieces, and the session of each."""
     if not buckets:
         return [], np.empty(0, np.int32)
-    places = column_of(buckets, "session")
-    number = np.full(max(max(session.place for session in sessions), int(places.max())) + 1, -1, np.int32)
-    number[[session.place for session in sessions]] = np.arange(len(sessions))
-    of = number[places]
+    of = _numbers(sessions, column_of(buckets, "session"))
     if (of >= 0).all():
         return list(buckets), of
-    return [rows[number[rows["session"]] >= 0] for rows in buckets], of[of >= 0]
+    return [rows[_numbers(sessions, rows["session"]) >= 0] for rows in buckets], of[of >= 0]
+
+
+def _numbers(sessions: Sequence[SessionFlush], place: npt.NDArray[np.integer]) -> npt.NDArray[np.int32]:
+    """Which of the sessions is at each place, −1: none of them."""
+    number = np.full(max(max(session.place for session in sessions), int(place.max(initial=0))) + 1, -1, np.int32)
+    number[[session.place for session in sessions]] = np.arange(len(sessions))
+    found: npt.NDArray[np.int32] = number[place]
+    return found

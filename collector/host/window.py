@@ -11,13 +11,12 @@ from collector.host.align import Alignment, Update
 from collector.host.flows import FlowTable, Links
 from collector.host.ledger import LedgerAccount, LedgerRow
 from collector.host.odd_marks import DISTANT
-from collector.host.over import OverIterations
 from collector.host.rank import Resumed
 from collector.host.ranks import Ranks
 from collector.host.rows import arrived, merge
 from collector.messages import Holder
 from netmon.columnar import Columns
-from netmon.dl.account import Asked, HostAccount, Tally
+from netmon.dl.account import HostAccount
 from netmon.dl.classify import NS_PER_S
 from netmon.dl.iterations import Iteration
 from netmon.dl.numbering import Trust
@@ -45,9 +44,7 @@ class Output:
     """What has become final of one session."""
 
     buckets: Columns  # of SETTLED
-    iterations: list[tuple[Iteration, Tally]]
     ledger: list[LedgerRow]
-    ended: list[Iteration]  # just ended; their account follows when their rows have settled
 
 
 class News(NamedTuple):
@@ -83,12 +80,11 @@ class HostWindow:
         until_ns = {link: mono(utc_ns) for link, utc_ns in resume.ledger_until_utc.items()}
         tables.ledger.open(*own, until_ns, resume.ledger_totals, resume.ledger_open)
         self.ledger = LedgerAccount(tables.ledger, *own)
-        account = HostAccount(tables.accounts, self.place, self.window_ns)
+        account = HostAccount(tables.accounts, self.place)
         holder = Holder(hello.host, hello.session, 0)
-        self.ranks = Ranks(self.place, holder, account, tables.settings.parameters, tables.rank_log)
+        self.ranks = Ranks(self.place, holder, account, tables.settings.parameters, tables.rank_log, tables.steady)
         self._complete = resume.complete_sequence
         self._arrivals: deque[_Arrival] = deque()
-        self._over = OverIterations()
         self._introduced = [mark for mark in hello.marks if mark.moment != Moment.JOIN]
         self._inferred: list[Mark] = []  # that the traffic has told, not taken in yet
         self.renamed = 0  # processes
@@ -218,12 +214,10 @@ class HostWindow:
         """The latest time that anything has told of."""
         return max([self.horizon_ns, *(arrival.last_ns for arrival in self._arrivals)])
 
-    def settle_ranks(self) -> tuple[list[Iteration], list[tuple[Iteration, Asked]]]:
+    def settle_ranks(self) -> tuple[list[Iteration], list[Iteration]]:
         """The iterations that have ended, and those whose rows have all been added: as Ranks.settle."""
         ended = self.ranks.ended()  # with the common numbers, of which a rank that has gone has none
-        iterations = self.ranks.settle(self.settled_ns, self.flows)
-        self._over.add((asked.job, iteration) for iteration, asked in iterations)
-        return ended, iterations
+        return ended, self.ranks.settle(self.settled_ns, self.flows)
 
     def full(self, buckets: Table) -> Columns:
         """Rows of full resolution that were asked for, dtype BUCKET, of whole share windows → rows of SETTLED.
@@ -236,7 +230,7 @@ class HostWindow:
         settled = self._tables.stamped(rows, self._tables.classified(rows).classes, self._tables.steps([self]))
         whose = self.flows.state[rows["flow"]]
         start, first, last = rows["start_ns"], rows["start_ns"].min(initial=0), rows["start_ns"].max(initial=-1)
-        for over in self._over.within(int(first), int(last)):
+        for over in self._tables.over.within(self.place, int(first), int(last)):
             inside = (start >= over.start_ns) & (start < over.end_ns) & (settled["job"] == over.job)
             inside &= (whose["job"] == 0) | (whose["rank"] == over.rank)
             settled["iteration"][inside] = over.number
@@ -251,8 +245,9 @@ class HostWindow:
 
     def acknowledgeable(self) -> int | None:
         """The last batch that nothing needs any more once all settled rows are stored; None: no new one."""
-        settled_ns, needed_ns = self.settled_ns, self.ranks.needed_since(self.horizon_ns)
-        limit_ns = settled_ns + 1 if needed_ns is None else min(settled_ns + 1, needed_ns)
+        settled_ns = self.settled_ns
+        needed = self.ranks.needed_since(self.horizon_ns), self._tables.steady_needed_since(self.place)
+        limit_ns = min([settled_ns + 1, *(time for time in needed if time is not None)])
         return self._last_of(lambda arrival: arrival.last_row_ns < settled_ns and arrival.last_ns < limit_ns)
 
     def _last_of(self, done: Callable[[_Arrival], bool]) -> int | None:

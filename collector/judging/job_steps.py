@@ -2,10 +2,14 @@
 """The last iterations of one job as verdicts need them, and which of them stand out."""
 
 from collections import deque
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from collector.host.iteration_rows import IterationRows, goes_on
+from netmon.dl.grouped import starts
 from netmon.dl.iterations import Iteration
 from netmon.dl.verdict import NOTABLE, Steps
 from netmon.dl.verdict.usual import FEWEST
@@ -57,6 +61,54 @@ class JobSteps:
         self._put(i.number, i.rank, (i.number, i.rank, *times, False, place))
         return self._whole(iteration.number, iteration.end_ns - iteration.start_ns)
 
+    def add_all(self, hosts: Mapping[int, str], rows: IterationRows) -> list[int]:
+        """As `add` of each; the numbers of those that are whole and stand out. hosts: by place."""
+        rank = rows.each_of("rank")
+        if not goes_on(rows, rank, self._last):
+            each = zip(rows.place.tolist(), rows.each(), strict=True)
+            numbers = (self.add(place, hosts[place], iteration) for place, iteration in each)
+            return [number for number in numbers if number is not None]
+        about = rows.about[int(rows.whose[-1])]
+        self._last |= dict(zip(rank.tolist(), rows.number.tolist(), strict=True))
+        self.size, self.relative = about.size or self.size, about.relative
+        self.host_of |= hosts
+        told = np.zeros(len(rows), STEP)
+        told["rank"] = rank
+        for name in ("number", "start_ns", "end_ns", "comm_start_ns", "comm_end_ns", "exposed_ns", "error_ns", "place"):
+            told[name] = getattr(rows, name)
+        self._put_all(told)
+        order = np.argsort(rows.number, kind="stable")
+        first = starts(rows.number[order])
+        count = np.diff(np.append(first, len(order)))
+        longest = np.maximum.reduceat(rows.duration_ns[order], first)
+        each_number = zip(rows.number[order][first].tolist(), count.tolist(), longest.tolist(), strict=True)
+        found = (self._whole(number, took_ns, more) for number, more, took_ns in each_number)
+        return [number for number in found if number is not None]
+
+    def _put_all(self, told: npt.NDArray[np.void]) -> None:
+        limit = min(_MOST, _ITERATIONS * max(1, len(self._last)))
+        while len(told):
+            if self._next == len(self._rows) and self._count < limit:
+                self._rows = np.concatenate([self._rows, np.zeros(len(self._rows), STEP)])
+            elif self._next >= min(limit, len(self._rows)):
+                self._next = 0
+            count = min(len(told), min(limit, len(self._rows)) - self._next)
+            at = slice(self._next, self._next + count)
+            gone = self._rows[at][: max(0, self._count - self._next)]
+            for whose in _whose(gone["number"], gone["rank"]).tolist():
+                self._place.pop(whose, None)
+            self._rows[at] = told[:count]
+            places = range(self._next, self._next + count)
+            self._place |= zip(_whose(told["number"][:count], told["rank"][:count]).tolist(), places, strict=True)
+            self._next += count
+            self._count, told = max(self._count, self._next), told[count:]
+
+    def were_shared(self, rows: IterationRows) -> None:
+        """As `was_shared` of each."""
+        places = map(self._place.get, _whose(rows.number, rows.each_of("rank")).tolist())
+        self._rows["shared"][[place for place in places if place is not None]] = True
+        self._shared.extend(rows.number.tolist())
+
     def was_shared(self, number: int, rank: int) -> None:
         """The node of a rank carried foreign traffic in an iteration that has ended."""
         place = self._place.get(_whose(number, rank))
@@ -88,9 +140,9 @@ class JobSteps:
         self._shared.clear()
         self._usual_until = 0
 
-    def _whole(self, number: int, duration_ns: int) -> int | None:
+    def _whole(self, number: int, duration_ns: int, more: int = 1) -> int | None:
         ranks, longest = self._open.get(number, (0, 0))
-        ranks, longest = ranks + 1, max(longest, duration_ns)
+        ranks, longest = ranks + more, max(longest, duration_ns)
         if ranks < max(self.size or len(self._last), 1):
             self._open[number] = ranks, longest
             while len(self._open) > _OPEN:
@@ -121,8 +173,8 @@ class JobSteps:
         return rows[rows["rank"] >= 0]
 
 
-def _whose(number: int, rank: int) -> int:
-    """One number for both: a pair takes twice the memory."""
+def _whose(number: Any, rank: Any) -> Any:
+    """One number for both, also of arrays: a pair takes twice the memory."""
     return number * _RANKS + rank
 
 

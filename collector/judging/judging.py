@@ -6,7 +6,7 @@ import contextlib
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -14,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from collector.host.batches import Settled
+from collector.host.iteration_rows import Accounted, IterationRows
 from collector.host.session import Session
-from collector.host.window import Output
 from collector.judging.case import Case, Told
 from collector.judging.job_steps import JobSteps
 from collector.judging.recent_rows import Part, RecentRows
@@ -69,19 +69,25 @@ class Judging:
         self._working: asyncio.Task[None] | None = None
         self._budget_s, self._budget_at = _SAVED_S, time.monotonic()
 
-    def take(self, session: Session, output: Output) -> None:
-        """Iterations of a session that have ended, and those whose rows have settled."""
-        for iteration in output.ended if self._wanted else ():
-            job = self._jobs.pop(iteration.job, None) or JobSteps()
-            self._jobs[iteration.job] = job  # the job with the newest iteration is last
-            job.heard_s = time.monotonic()
-            self._sessions[session.place] = session
-            number = job.add(session.place, session.hello.host, iteration)
-            if number is not None:
-                self._coming.append((time.monotonic() + _WAIT_S, iteration.job, number))
-        for iteration, tally in output.iterations:
-            if tally.node_shared and iteration.job in self._jobs:
-                self._jobs[iteration.job].was_shared(iteration.number, iteration.rank)
+    def have_ended(self, sessions: Mapping[int, Session], rows: IterationRows) -> None:
+        """Iterations have ended; sessions: by place."""
+        if not self._wanted:
+            return
+        now = time.monotonic()
+        for name, own in rows.by_job():
+            job, part = self._jobs.pop(name, None) or JobSteps(), rows.take(own)
+            self._jobs[name] = job  # the job with the newest iteration is last
+            job.heard_s = now
+            hosts = {place: sessions[place].hello.host for place in set(part.place.tolist())}
+            self._coming.extend((now + _WAIT_S, name, number) for number in job.add_all(hosts, part))
+        self._sessions |= {place: sessions[place] for place in set(rows.place.tolist())}
+
+    def have_accounts(self, told: Accounted) -> None:
+        """The rows of iterations have settled."""
+        shared = told.rows.take(np.flatnonzero(told.tallies["node_shared"]))
+        for name, own in shared.by_job():
+            if name in self._jobs:
+                self._jobs[name].were_shared(shared.take(own))
 
     def tick(self, settled: Settled) -> None:
         """Keep what a tick has made final, and judge what is due, if nothing is being judged now."""

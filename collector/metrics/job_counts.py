@@ -5,6 +5,9 @@ from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+import numpy as np
+
+from collector.host.iteration_rows import IterationRows
 from netmon.dl.iterations import Iteration
 from netmon.views import Verdict
 
@@ -59,6 +62,22 @@ class Counts:
         job, seconds = self.of(iteration.job), (iteration.end_ns - iteration.start_ns) / 1e9
         job.iterations[bisect_left(BOUNDS_S, seconds)] += 1
         job.seconds += seconds
+
+    def ended_all(self, name: str, rows: IterationRows) -> None:
+        """The same, of iterations of one job."""
+        job, seconds = self.of(name), rows.duration_ns / 1e9
+        counts = np.bincount(np.searchsorted(BOUNDS_S, seconds), minlength=len(BOUNDS_S) + 1)
+        job.iterations = [known + more for known, more in zip(job.iterations, counts.tolist(), strict=True)]
+        job.seconds += float(seconds.sum())
+
+    def accounted_all(self, name: str, rows: IterationRows) -> None:
+        """As `accounted` of each."""
+        exposed = rows.exposed_ns
+        known = exposed[exposed >= 0]
+        if len(known):
+            job = self.of(name)
+            job.exposed_s += float(known.sum()) / 1e9
+            job.exposed_of += len(known)
 
     def accounted(self, iteration: Iteration) -> None:
         """The same, with all that is known of it."""

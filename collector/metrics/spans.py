@@ -19,8 +19,8 @@ from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
 from opentelemetry.trace import set_span_in_context
 
+from collector.host.iteration_rows import Accounted
 from collector.host.session import Session
-from collector.host.window import Output
 from netmon import __version__
 from netmon.dl.account import Tally
 from netmon.dl.iterations import Iteration
@@ -60,10 +60,10 @@ class Spans:
         self.dropped = 0
         """Iterations that were too many to be held."""
 
-    def heard(self, session: Session, output: Output) -> None:
+    def heard(self, session: Session, told: Accounted) -> None:
         """Iterations of a session's ranks, with all that is known of them."""
         host, utc = session.hello.host, session.window.alignment.utc
-        for iteration, tally in output.iterations:
+        for iteration, tally in told.each():
             ends = utc(iteration.start_ns), utc(iteration.end_ns)
             self._of(iteration.job, iteration.number).ranks.append((host, *ends, iteration, tally))
 

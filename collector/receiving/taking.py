@@ -2,14 +2,17 @@
 """What has come on all streams, into the registry: in one tick, where each batch has its turn in its session."""
 
 from collections.abc import Mapping
+from itertools import pairwise
 
 import numpy as np
+import numpy.typing as npt
 
 from collector.door import FailedBatchError, RefusedBatchError
 from collector.entry import Came, Entry
 from collector.receiving.frames import Received
 from collector.receiving.sessions import StreamApart
 from collector.registry import Registry
+from netmon.dl.grouped import starts
 from netmon.errors import WireError
 from netmon.wire import netmon_pb2
 from netmon.wire.many import keep
@@ -17,41 +20,57 @@ from netmon.wire.many import keep
 
 def take(registry: Registry, received: Received, streams: Mapping[int, StreamApart]) -> None:
     """Take it in; what is not fresh, or of a stream that is over, is left out."""
-    many = received.many
-    rows = np.bincount(many.rows["batch"], minlength=len(received.streams)).tolist()
-    horizons, utcs = (many.heads[name].tolist() for name in ("horizon_ns", "utc_ns"))
-    good, came = np.zeros(len(received.streams), np.bool_), []
-    batches = zip(received.streams, received.sequences, rows, horizons, utcs, received.raw, strict=True)
-    for index, (number, sequence, count, horizon_ns, utc_ns, raw) in enumerate(batches):
-        stream = streams.get(number)
+    many, careful = received.many, registry.careful
+    number = np.array(received.streams, np.int64)
+    first = starts(number)
+    rows = np.append(0, np.cumsum(np.bincount(many.rows["batch"], minlength=len(number))))
+    good, came = np.zeros(len(number), np.bool_), list[Came]()
+    utc_ns = many.heads["utc_ns"]
+    for begin, end in pairwise([*first.tolist(), len(number)]):
+        stream = streams.get(received.streams[begin])
         if stream is None or not stream.takes:
             continue
-        entry = stream.entry
-        try:
-            fresh = stream.connection.order.accept_number(sequence)
-            if fresh:
-                good[index] = True
-                came.append(Came(entry, sequence, count, horizon_ns, raw))
-            elif index in many.refused:
-                raise RefusedBatchError(sequence, entry.session.hello.host, many.refused[index])
-            else:
-                _describe(stream, received, index)
-        except RefusedBatchError as error:
-            entry.refused = error
-            entry.news.set()
-            continue
-        except Exception as error:
-            _failed(registry, entry, raw, error)
-            continue
-        registry.heard_at(entry, utc_ns)
+        sequences = received.sequences[begin:end]
+        if careful or not stream.connection.order.accept_run(sequences):
+            for index in range(begin, end):  # one by one
+                if stream.takes and _accept(registry, received, stream, index):
+                    good[index] = True
+                    came.append(_came(received, stream.entry, index, index + 1, rows))
+        else:
+            good[begin:end] = True
+            came.append(_came(received, stream.entry, begin, end, rows))
+        registry.heard_at(stream.entry, int(utc_ns[end - 1]))
     _fail(registry, received, streams)
     many = many if good.all() else keep(many, good)
-    if not registry.careful:
+    if not careful:
         registry.receive(came, many)
         return
     for place, one in enumerate(came):
         if not one.entry.broken:  # by a batch before it
             registry.receive([one], keep(many, np.arange(len(came)) == place))
+
+
+def _came(received: Received, entry: Entry, begin: int, end: int, rows: npt.NDArray[np.int64]) -> Came:
+    horizon_ns = int(received.many.heads["horizon_ns"][end - 1])
+    raw, count = received.raw[begin:end], int(rows[end] - rows[begin])
+    return Came(entry, received.sequences[begin:end], count, horizon_ns, raw)
+
+
+def _accept(registry: Registry, received: Received, stream: StreamApart, index: int) -> bool:
+    """Whether a batch is fresh; refused, or the session broken, where it is not what it should be."""
+    entry, many, sequence = stream.entry, received.many, received.sequences[index]
+    try:
+        if stream.connection.order.accept_number(sequence):
+            return True
+        if index in many.refused:
+            raise RefusedBatchError(sequence, entry.session.hello.host, many.refused[index])
+        _describe(stream, received, index)
+    except RefusedBatchError as error:
+        entry.refused = error
+        entry.news.set()
+    except Exception as error:
+        _failed(registry, entry, received.raw[index], error)
+    return False
 
 
 def _describe(stream: StreamApart, received: Received, index: int) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 import numpy as np
 import numpy.typing as npt
 
+from collector.host.iteration_rows import IterationRows
 from collector.view.groups import groups
 from netmon.dl.iterations import Iteration
 from netmon.records import Table
@@ -47,6 +48,19 @@ class _Ring:
         self._next, self.count = place + 1, max(self.count, place + 1)
         return place
 
+    def add_all(self, rows: Table, ranks: int) -> None:
+        """As `add` of each, in their order."""
+        limit = min(self._per_rank * max(ranks, 1), _MOST)
+        while len(rows):
+            if self._next == len(self._rows) and self.count < limit:
+                self._rows = np.concatenate([self._rows, np.zeros(len(self._rows), self._rows.dtype)])
+            elif self._next >= min(limit, len(self._rows)):
+                self._next = 0
+            count = min(len(rows), min(limit, len(self._rows)) - self._next)
+            self._rows[self._next : self._next + count] = rows[:count]
+            self._next += count
+            self.count, rows = max(self.count, self._next), rows[count:]
+
     def drop(self, rank: int) -> None:
         """The rows of a rank are nobody's."""
         self.rows["rank"][self.rows["rank"] == rank] = _NOBODY
@@ -64,6 +78,20 @@ class JobHistory:
         duration = iteration.end_ns - iteration.start_ns
         moments = iteration.start_ns, iteration.comm_start_ns, iteration.wait_start_ns, iteration.comm_end_ns
         self._ended.add((iteration.number, iteration.rank, duration, *moments, iteration.end_ns), ranks)
+
+    def end_all(self, rows: IterationRows, ranks: int) -> None:
+        """As `end` of each."""
+        told = np.empty(len(rows), _STEP)
+        told["number"], told["rank"], told["duration_ns"] = rows.number, rows.each_of("rank"), rows.duration_ns
+        for name in _MOMENTS:
+            told[name] = getattr(rows, name)
+        self._ended.add_all(told, ranks)
+
+    def account_all(self, rows: IterationRows, ranks: int) -> None:
+        """As `account` of each."""
+        told = np.empty(len(rows), _ENDED)
+        told["number"], told["rank"], told["duration_ns"] = rows.number, rows.each_of("rank"), rows.duration_ns
+        self._steps.add_all(told, ranks)
 
     def account(self, iteration: Iteration, ranks: int) -> None:
         """An iteration's rows have settled."""

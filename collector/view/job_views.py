@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from collector.host.iteration_rows import Accounted, IterationRows, goes_on, iteration_rows
 from collector.metrics.job_counts import Counts
 from collector.view.job_history import JobHistory
 from netmon.dl.account import Tally
@@ -22,6 +23,8 @@ from netmon.dl.verdict import NOTABLE
 from netmon.job_names import distinct_names
 from netmon.records import Source, Table
 from netmon.views import JobView, RankView, SourceScore, Verdict
+
+_Numbers = npt.NDArray[np.int64]
 
 RECENT = 500  # iterations
 _MOST_JOBS = 4_096
@@ -47,8 +50,26 @@ class JobFacts(NamedTuple):
 @dataclass
 class _Rank:
     host: str
-    last: Iteration
-    accounted: tuple[Iteration, Tally] | None = None  # the last one
+    number: int  # of its last iteration
+    ended: tuple[IterationRows, int]  # which that is
+    of: tuple[Accounted, int] | None = None  # the last one with an account
+
+    @property
+    def last(self) -> Iteration:
+        """Its last iteration."""
+        rows, row = self.ended
+        return rows.iteration(row)
+
+    @property
+    def source(self) -> Source:
+        """Who told of its last iteration."""
+        rows, row = self.ended
+        return rows.about[int(rows.whose[row])].source
+
+    @property
+    def shared(self) -> bool:
+        """Whether its node was DL-shared in that one."""
+        return bool(self.of and self.of[0].tallies["node_shared"][self.of[1]])
 
 
 @dataclass
@@ -75,8 +96,8 @@ class _Job:
     @staticmethod
     def behind(members: dict[int, _Rank]) -> list[tuple[int, _Rank]]:
         """Those that have stopped while the others went on."""
-        newest = max((rank.last.number for rank in members.values()), default=0)
-        return [(number, rank) for number, rank in sorted(members.items()) if newest - rank.last.number >= _BEHIND]
+        newest = max((rank.number for rank in members.values()), default=0)
+        return [(number, rank) for number, rank in sorted(members.items()) if newest - rank.number >= _BEHIND]
 
 
 class Jobs:
@@ -90,28 +111,73 @@ class Jobs:
         self._renamed = False  # a job has come, or is called something else
         self.forgotten = 0  # jobs that were let go although they may still train
 
-    def have_ended(self, host: str, iterations: Iterable[Iteration]) -> None:
-        """Iterations have ended; their accounts follow."""
-        for iteration in iterations:
-            self.ended(host, iteration)
+    def have_ended(self, hosts: Mapping[int, str], rows: IterationRows) -> None:
+        """Iterations have ended; their accounts follow. hosts: by place of their sessions."""
+        for name, own in rows.by_job():
+            part = rows.take(own)
+            number = part.each_of("rank")
+            if goes_on(part, number, self._numbers(name)):
+                self._have_ended(name, hosts, part, number)
+                continue
+            for row in range(len(part)):  # a rank that is new, or counts anew
+                one = part.take(np.array([row]))
+                self._have_ended(name, hosts, one, number[row : row + 1])
+
+    def _numbers(self, name: str) -> dict[int, int]:
+        job = self._jobs.get(name)
+        return {number: rank.number for number, rank in job.ranks.items()} if job else {}
+
+    def _have_ended(self, name: str, hosts: Mapping[int, str], rows: IterationRows, number: _Numbers) -> None:
+        """Of one job; number: rank of each iteration. One that begins a rank, or begins it anew, comes alone."""
+        job = self._jobs.pop(name, None) or _Job()
+        self._jobs[name] = job  # the job with the newest iteration is last
+        job.heard_s, job.view, job.facts = time.monotonic(), None, None
+        self._forget_old(job.heard_s)
+        job.size = rows.about[int(rows.whose[-1])].size or job.size
+        self._hear_name(job, rows.about[int(rows.whose[number.argmin()])])
+        for one, row in dict(zip(number.tolist(), range(len(rows)), strict=True)).items():
+            rank, host, last = job.ranks.get(one), hosts[int(rows.place[row])], int(rows.number[row])
+            if rank is None or last <= rank.number:
+                if rank:
+                    job.history.drop(one)
+                job.ranks[one] = _Rank(host, last, (rows, row))  # or a new process, which counts anew
+            else:
+                rank.host, rank.number, rank.ended = host, last, (rows, row)
+        job.history.end_all(rows, len(job.ranks))
+        self.counts.ended_all(name, rows)
+
+    def have_accounts(self, told: Accounted) -> None:
+        """The bytes of iterations that have ended."""
+        for name, own in told.rows.by_job():
+            part = told.take(own)
+            self.counts.accounted_all(name, part.rows)
+            job, number = self._jobs.get(name), part.rows.each_of("rank").tolist()
+            if job is None:
+                continue
+            known = [row for row, one in enumerate(number) if one in job.ranks]
+            for row in known:
+                job.ranks[number[row]].of = part, row
+            if known:
+                job.history.account_all(part.rows.take(np.array(known)), len(job.ranks))
+                job.view = job.facts = None
+
+    def standing_out(self, rows: IterationRows) -> npt.NDArray[np.intp]:
+        """Those that took notably longer than their job's iterations usually do (NOTABLE × their median)."""
+        found = [np.empty(0, np.intp)]
+        for name, own in rows.by_job():
+            job, number = self._jobs.get(name), rows.number[own]
+            if job is None:
+                continue
+            if number.max() > job.usual_of or number.min() < job.usual_of - _USUAL:  # once for all its ranks
+                fewest = _FEWEST * max(1, len(job.ranks))
+                job.usual_of = int(number.max())
+                job.usual_ns = job.history.usual_ns(job.size or _ANY_RANK, fewest)
+            found.append(own[rows.duration_ns[own] >= NOTABLE * job.usual_ns])
+        return np.concatenate(found)
 
     def ended(self, host: str, iteration: Iteration) -> None:
         """An iteration has ended; its account follows."""
-        job = self._jobs.pop(iteration.job, None) or _Job()
-        self._jobs[iteration.job] = job  # the job with the newest iteration is last
-        job.heard_s, job.view, job.facts = time.monotonic(), None, None
-        self._forget_old(job.heard_s)
-        job.size = iteration.size or job.size
-        self._hear_name(job, iteration)
-        rank = job.ranks.get(iteration.rank)
-        if rank is None or iteration.number <= rank.last.number:
-            if rank:
-                job.history.drop(iteration.rank)
-            job.ranks[iteration.rank] = _Rank(host, iteration)  # or a new process, which counts anew
-        else:
-            rank.host, rank.last = host, iteration
-        job.history.end(iteration, len(job.ranks))
-        self.counts.ended(iteration)
+        self.have_ended({0: host}, iteration_rows([(0, iteration)]))
 
     def _hear_name(self, job: _Job, iteration: Iteration) -> None:
         """The lowest rank's word counts, so that it does not change with who was heard last."""
@@ -140,13 +206,8 @@ class Jobs:
 
     def accounted(self, iteration: Iteration, tally: Tally) -> None:
         """The bytes of an iteration that has ended."""
-        self.counts.accounted(iteration)
-        job = self._jobs.get(iteration.job)
-        rank = job.ranks.get(iteration.rank) if job else None
-        if job and rank:
-            rank.accounted = iteration, tally
-            job.history.account(iteration, len(job.ranks))
-            job.view = job.facts = None
+        columns = {name: np.array([value]) for name, value in tally._asdict().items()}
+        self.have_accounts(Accounted(iteration_rows([(0, iteration)]), columns))
 
     def judged(self, verdict: Verdict) -> None:
         """Why an iteration that stands out took so long."""
@@ -162,16 +223,6 @@ class Jobs:
             if job.sharing != (now := lines.get(name, ())):
                 job.sharing, job.view = now, None
 
-    def stands_out(self, iteration: Iteration) -> bool:
-        """Whether it took notably longer than its job's iterations usually do (NOTABLE × their median)."""
-        job = self._jobs.get(iteration.job)
-        if job is None:
-            return False
-        if iteration.number > job.usual_of or iteration.number < job.usual_of - _USUAL:  # once for all its ranks
-            fewest = _FEWEST * max(1, len(job.ranks))
-            job.usual_of, job.usual_ns = iteration.number, job.history.usual_ns(job.size or _ANY_RANK, fewest)
-        return iteration.end_ns - iteration.start_ns >= NOTABLE * job.usual_ns
-
     def hosts(self, job: str) -> tuple[str, ...]:
         """Where its ranks are."""
         return tuple(sorted({rank.host for rank in self._jobs.get(job, _Job()).members().values()}))
@@ -186,7 +237,7 @@ class Jobs:
         return frozenset(
             name
             for name, job in self._jobs.items()
-            if all(rank.last.source != Source.INFERRED for rank in job.members().values())
+            if all(rank.source != Source.INFERRED for rank in job.members().values())
         )
 
     def pattern(self, job: str, pattern: str) -> None:
@@ -210,9 +261,9 @@ class Jobs:
             job=name,
             hosts=frozenset(rank.host for rank in members.values()),
             ranks=max(len(members), job.size),
-            shared=sum(bool(rank.accounted and rank.accounted[1].node_shared) for rank in members.values()),
+            shared=sum(rank.shared for rank in members.values()),
             stopped=tuple(
-                f"rank {number} of job {job.name!r} on {rank.host}: no iteration since {rank.last.number}"
+                f"rank {number} of job {job.name!r} on {rank.host}: no iteration since {rank.number}"
                 for number, rank in job.behind(members)
             ),
             name=job.name,
@@ -253,11 +304,11 @@ class Jobs:
     def _view(self, name: str, job: _Job) -> JobView:
         ranks = job.members()
         durations, _, slowest_ns = job.history.durations(job.size or _ANY_RANK)
-        latest = max((rank.last for rank in ranks.values()), key=lambda iteration: iteration.number)
+        latest = max(ranks.values(), key=lambda rank: rank.number).last
         size = max(len(ranks), job.size)
         parameters = latest.parameters or self._parameters
-        accounted = {number: rank.accounted for number, rank in sorted(ranks.items()) if rank.accounted}
-        sent = [tally.dl_tx_bytes for _, tally in accounted.values()]
+        rank_views = tuple(_rank_view(number, rank.host, *rank.of) for number, rank in sorted(ranks.items()) if rank.of)
+        sent = [one.dl_tx_bytes for one in rank_views]
         median_ns, p99_ns = _median_and_p99(durations)
         return JobView(
             job=name,
@@ -273,7 +324,7 @@ class Jobs:
             measured_bytes=float(median(sent)) if sent else math.nan,
             theory_bytes=ring_bytes(size, parameters, latest.gradient_bytes),
             durations_ns=slowest_ns[-RECENT:],
-            ranks=tuple(_rank_view(number, ranks[number].host, *last) for number, last in accounted.items()),
+            ranks=rank_views,
             pattern=job.pattern,
             scores=job.scores,
             verdicts=tuple(job.verdicts),
@@ -293,16 +344,18 @@ def _median_and_p99(durations: npt.NDArray[np.int64]) -> tuple[int, int]:
     return int(median), int(p99)
 
 
-def _rank_view(number: int, host: str, iteration: Iteration, tally: Tally) -> RankView:
+def _rank_view(number: int, host: str, told: Accounted, row: int) -> RankView:
+    """Of the last iteration of a rank that has an account: that row."""
+    iteration, bytes_of = told.rows.iteration(row), told.tallies
     return RankView(
         rank=number,
         host=host,
         iteration=iteration.number,
         duration_ns=iteration.end_ns - iteration.start_ns,
         communication_ns=max(0, iteration.communication_ns),
-        node_shared=tally.node_shared,
-        dl_tx_bytes=tally.dl_tx_bytes,
-        cross_tx_bytes=tally.cross_tx_bytes,
-        cross_rx_bytes=tally.cross_rx_bytes,
+        node_shared=bool(bytes_of["node_shared"][row]),
+        dl_tx_bytes=int(bytes_of["dl_tx_bytes"][row]),
+        cross_tx_bytes=int(bytes_of["cross_tx_bytes"][row]),
+        cross_rx_bytes=int(bytes_of["cross_rx_bytes"][row]),
         exposed_ns=iteration.exposed_ns,
     )

@@ -2,13 +2,13 @@
 """Whose bytes went over a host's links during each iteration of a rank."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from netmon.dl.classify import NS_PER_S, Windows
-from netmon.dl.grouped import order_by, starts
+from netmon.dl.grouped import distinct, order_by, starts
 from netmon.dl.history import HostBlocks, PayloadHistory
 from netmon.dl.sums import sums_by_two
 from netmon.dl.traffic import Traffic
@@ -81,15 +81,15 @@ _TOP = ("cross_top", "cross_top_tx_bytes", "cross_top_rx_bytes")
 
 
 class Asked(NamedTuple):
-    """An iteration of which the account is asked for."""
+    """Iterations of which the account is asked for; arrays of one length."""
 
-    host: int
-    window_ns: int  # width of the host's share windows
-    rank: Party
-    job: int  # its number in the windows
-    start_ns: int
-    end_ns: int
-    alone: bool  # nobody to send gradients to
+    host: _Numbers
+    window_ns: _Numbers  # width of the host's share windows
+    job: _Numbers  # its number in the windows
+    rank: _Numbers
+    start_ns: _Numbers
+    end_ns: _Numbers
+    alone: npt.NDArray[np.bool_]  # nobody to send gradients to
 
 
 class HostAccounts:
@@ -106,29 +106,28 @@ class HostAccounts:
         self.payload.drop(host)
         self.windows.drop(host)
 
-    def tally(self, asked: Sequence[Asked], parties: Sequence[Party]) -> list[Tally]:
-        """The account of each iteration's [start, end); parties: by the index that row_keys was given."""
-        if not asked:
-            return []
+    def tally(self, asked: Asked, parties: Sequence[Party], jobs: Sequence[str]) -> dict[str, npt.NDArray[Any]]:
+        """The account of each iteration's [start, end), as columns by the fields of Tally.
+
+        parties: by the index that row_keys was given; jobs: by their numbers.
+        """
         self._parties.learn(parties)
-        numbers = np.array([(one.host, one.window_ns, one.job, one.start_ns, one.end_ns) for one in asked], np.int64)
-        host, window_ns, job, start_ns, end_ns = numbers.T
+        host, window_ns, job, rank, start_ns, end_ns, alone = asked
         first, last = start_ns // window_ns, (end_ns - 1) // window_ns
         most, shared = self.windows.between(host, job, first, last, first * window_ns)
         peak = most * 8 * NS_PER_S // window_ns
-        alone = np.array([one.alone for one in asked])
-        sums = self._sums([one.rank for one in asked], *self.payload.between(host, start_ns, end_ns))
-        amounts = {name: column.tolist() for name, column in zip(_AMOUNTS, sums.amounts, strict=True)}
-        top = (list(column) for column in zip(*sums.top, strict=True))
-        columns = amounts | dict(zip(_TOP, top, strict=True))
-        columns |= {"peak_bps": peak.tolist(), "node_shared": (shared & ~alone).tolist()}
-        return [Tally(*row) for row in zip(*(columns[name] for name in Tally._fields), strict=True)]
+        whose = self._parties.jobs(job, jobs), rank
+        sums = self._sums(whose, *self.payload.between(host, start_ns, end_ns))
+        columns: dict[str, npt.NDArray[Any]] = dict(zip(_AMOUNTS, sums.amounts, strict=True))
+        columns |= zip(_TOP, sums.top, strict=True)
+        columns |= {"peak_bps": peak, "node_shared": shared & ~alone}
+        return {name: columns[name] for name in Tally._fields}
 
-    def _sums(self, ranks: Sequence[Party], question: _Numbers, key: _Numbers, payload: _Numbers) -> "_Sums":
+    def _sums(self, ranks: tuple[_Numbers, _Numbers], question: _Numbers, key: _Numbers, payload: _Numbers) -> "_Sums":
         rest, way = np.divmod(key, _DIRECTIONS)
         rest, class_ = np.divmod(rest, _CLASSES)
         whose, traffic = np.divmod(rest, _TRAFFIC)
-        job, rank = np.array([self._parties.key(one) for one in ranks], np.int64).T
+        job, rank = ranks
         dl = (class_ == Class.DL_ONLY) | (class_ == Class.DL_SHARED)
         of_job = dl & (self._parties.job[whose] == job[question])
         own = of_job & (self._parties.rank[whose] == rank[question])
@@ -141,17 +140,17 @@ class HostAccounts:
         ):
             rows = np.flatnonzero(some)
             cell = question[rows] * _DIRECTIONS + way[rows]
-            sums = np.bincount(cell, weights=payload[rows], minlength=len(ranks) * _DIRECTIONS).astype(np.int64)
-            rx, tx = sums.reshape(-1, _DIRECTIONS).T
+            sums = np.bincount(cell, weights=payload[rows], minlength=len(rank) * _DIRECTIONS)
+            rx, tx = sums.astype(np.int64).reshape(-1, _DIRECTIONS).T
             amounts += [tx, rx]
         rows = np.flatnonzero(cross)
-        top = self._parties.top(len(ranks), question[rows], whose[rows], way[rows], payload[rows])
+        top = self._parties.top(len(rank), question[rows], whose[rows], way[rows], payload[rows])
         return _Sums(amounts, top)
 
 
 class _Sums(NamedTuple):
     amounts: list[_Numbers]  # _AMOUNTS
-    top: list[tuple[str, int, int]]  # who moved the most of the cross traffic, sent and received
+    top: tuple[npt.NDArray[np.object_], _Numbers, _Numbers]  # who moved the most of the cross traffic; sent, received
 
 
 class _Parties:
@@ -162,10 +161,15 @@ class _Parties:
         self._jobs: dict[str, int] = {}
         self._names: dict[str, int] = {}
         self._words: list[str] = []
+        self._known: list[Party] = []
 
     def learn(self, parties: Sequence[Party]) -> None:
-        """There may be more parties than before."""
-        new = parties[len(self.job) :]
+        """There may be more parties than before, or others in the place of some that are no more."""
+        for number, (one, known) in enumerate(zip(parties, self._known, strict=False)):
+            if one is not known:
+                self.job[number], self.rank[number] = self.key(one)
+                self.name[number] = self._names.setdefault(one.name, len(self._names))
+        new, self._words, self._known = parties[len(self.job) :], list(self._names), list(parties)
         if new:
             keys = [(*self.key(one), self._names.setdefault(one.name, len(self._names))) for one in new]
             self._words = list(self._names)
@@ -174,15 +178,22 @@ class _Parties:
                 np.concatenate(pair) for pair in zip((self.job, self.rank, self.name), columns, strict=True)
             )
 
+    def jobs(self, job: _Numbers, names: Sequence[str]) -> _Numbers:
+        """Jobs as `key` calls them; job: their numbers, by which `names` tells theirs."""
+        found = np.zeros(int(job.max(initial=0)) + 1, np.int64)
+        for one in distinct(job).tolist():
+            found[one] = self._jobs.setdefault(names[one], len(self._jobs))
+        return found[job]
+
     def key(self, one: Party) -> tuple[int, int]:
         """Job and rank."""
         return self._jobs.setdefault(one.job, len(self._jobs)), one.rank
 
     def top(
         self, questions: int, question: _Numbers, whose: _Numbers, way: _Numbers, payload: _Numbers
-    ) -> list[tuple[str, int, int]]:
+    ) -> tuple[npt.NDArray[np.object_], _Numbers, _Numbers]:
         """Of each question the name with the most payload, the last by the alphabet of several; tx, rx."""
-        found = [("", 0, 0)] * questions
+        found = np.full(questions, "", object), np.zeros(questions, np.int64), np.zeros(questions, np.int64)
         asked, name, _ = sums_by_two(question, self.name[whose], payload)
         if not len(asked):
             return found
@@ -194,18 +205,21 @@ class _Parties:
         first = starts(asked)
         most = np.repeat(np.maximum.reduceat(rx + tx, first), np.diff(np.append(first, len(asked))))
         best = np.flatnonzero(rx + tx == most)
-        for place, one, *sent_received in zip(*(c[best].tolist() for c in (asked, name, tx, rx)), strict=True):
-            if self._words[one] >= found[place][0]:
-                found[place] = self._words[one], *sent_received
+        turn = np.empty(names, np.int64)  # of each name by the alphabet
+        turn[sorted(range(names), key=self._words.__getitem__)] = np.arange(names)
+        best = best[order_by(asked[best], turn[name[best]])]
+        last = best[np.append(starts(asked[best])[1:], len(best)) - 1]
+        for told, column in zip(found, (np.array(self._words, object)[name[last]], tx[last], rx[last]), strict=True):
+            told[asked[last]] = column
         return found
 
 
 class HostAccount:
     """One host's part of it."""
 
-    def __init__(self, accounts: HostAccounts, host: int, window_ns: int) -> None:
-        """host: its place; window_ns: width of its share windows."""
-        self._accounts, self._host, self._window_ns = accounts, host, window_ns
+    def __init__(self, accounts: HostAccounts, host: int) -> None:
+        """host: its place."""
+        self._accounts, self._host = accounts, host
 
     def cut(self, time_ns: int, added_until_ns: int) -> bool:
         """As PayloadHistory.cut."""
@@ -214,10 +228,6 @@ class HostAccount:
     def cut_all(self, times_ns: Sequence[int]) -> None:
         """As `cut` at several times from which on no row has been added."""
         self._accounts.payload.cut_all(self._host, times_ns)
-
-    def ask(self, rank: Party, job: int, start_ns: int, end_ns: int, alone: bool) -> Asked:
-        """What HostAccounts.tally is to be asked for a rank's iteration; see Asked."""
-        return Asked(self._host, self._window_ns, rank, job, start_ns, end_ns, alone)
 
 
 class WindowHistory:

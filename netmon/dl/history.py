@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from netmon.dl.cuts import CutsInOrder
 from netmon.dl.grouped import GroupedValues, edges, order_by, starts
 from netmon.dl.sums import sums_by_two
 
@@ -177,6 +178,7 @@ class PayloadHistory:
     def __init__(self) -> None:
         """Begin with nothing."""
         self._cuts: dict[int, list[int]] = {}  # by host, ascending
+        self._in_order = CutsInOrder()  # others
         self._blocks = HostBlocks("label")
         self._since: _Numbers = np.empty(0, np.int64)  # by host: what is older is not asked for any more
 
@@ -203,6 +205,13 @@ class PayloadHistory:
                 if cuts[place] != time_ns:
                     cuts.insert(place, time_ns)
         self._tidy_cuts(host, cuts)
+
+    def cut_in_order(self, host: _Numbers, time_ns: _Numbers) -> None:
+        """As `cut` of many hosts, from which times on no row has been added; mostly each is a host's latest."""
+        if len(host):
+            late = np.flatnonzero(self._in_order.add(host, time_ns))
+            for one, time in zip(host[late].tolist(), time_ns[late].tolist(), strict=True):
+                self.cut_all(one, [time])
 
     def _tidy_cuts(self, host: int, cuts: list[int]) -> None:
         if len(cuts) > _MOST_CUTS and host < len(self._since):
@@ -238,6 +247,7 @@ class PayloadHistory:
         """Drop of each host what lies before before_ns and is not young; of what is old keep the sums between cuts."""
         old = now_ns - _KEPT_NS
         since = self._since = np.minimum(before_ns, old)
+        self._in_order.forget(since)
         if self._blocks.forget(since):
             self._tidy(since, old)
 
@@ -256,9 +266,13 @@ class PayloadHistory:
     def drop(self, host: int) -> None:
         """The host is gone."""
         self._cuts.pop(host, None)
+        self._in_order.drop(host)
         self._blocks.drop(host)
 
     def _last_cut(self, host: _Numbers, time_ns: _Numbers, hosts: int) -> _Numbers:
+        return np.maximum(self._in_order.last(host, time_ns), self._last_of_any(host, time_ns, hosts))
+
+    def _last_of_any(self, host: _Numbers, time_ns: _Numbers, hosts: int) -> _Numbers:
         if not self._cuts:
             return np.full(len(time_ns), np.iinfo(np.int64).min)
         first = np.full(hosts, np.iinfo(np.int64).max)

@@ -106,8 +106,6 @@ class IterationTracker:
         """As `add` of marks of steps, and `finished` after each: iterations that have ended, times of marks of use."""
         self._learn(run)
         marks = self._marks_of(run.source)
-        if self._calm(run, marks):
-            return self._add_calmly(run, marks)
         ended, used = list[Iteration](), list[int]()
         for moment, number, time_ns, error_ns in zip(
             run.moments, run.iterations, run.times_ns, run.errors_ns, strict=True
@@ -118,20 +116,27 @@ class IterationTracker:
                 ended += self.finished()
         return ended, used
 
-    def _calm(self, run: MarkRun, marks: SourceMarks) -> bool:
-        """Whether the only source goes on as it has: nothing has to be decided."""
-        source = run.source
-        alone = source == self.source and len(self._sources) == 1 and not (self._waiting or self._silent)
-        settled = not (self.ending or self._unsure) and self._relative.get(source) == run.relative
-        return alone and settled and marks.in_step
+    def only_source(self) -> SourceMarks | None:
+        """The marks of the source that alone tells, step by step, where nothing has to be decided; else None."""
+        if self.source is None or len(self._sources) > 1 or self._waiting or self._silent:
+            return None
+        marks = self._sources.get(self.source)
+        return marks if marks and marks.in_step and not (self.ending or self._unsure) else None
 
-    def _add_calmly(self, run: MarkRun, marks: SourceMarks) -> tuple[list[Iteration], list[int]]:
-        used, bounds = marks.add_in_step(run.moments, run.iterations, run.times_ns, run.errors_ns)
-        if run.source != Source.INFERRED:
-            self.unusable += len(run.moments) - len(used)
-        if used:
-            self._knows_opened = False
-        return [found for start, end in bounds if (found := self._iteration(run.source, start, end))], used
+    @property
+    def own_shift(self) -> int:
+        """What is added to the numbers of the source that decides."""
+        return self._shifts.get(self.source, 0) if self.source is not None else 0
+
+    @property
+    def relative(self) -> bool:
+        """Whether its numbers count only from when somebody began to look."""
+        return self.trust == Trust.RELATIVE
+
+    def go_on(self, finished_ns: int, last_number: int, spans: "array[int]") -> None:
+        """Its only source has gone on without it, as SourceMarks.go_on says; spans: as `spans` gives them."""
+        self.finished_ns, self.last_number, self._spans = finished_ns, last_number, spans
+        self._knows_opened = False
 
     def _learn(self, told: Mark | MarkRun) -> None:
         if told.source != Source.INFERRED or not self.size:
@@ -222,7 +227,7 @@ class IterationTracker:
         return Iteration(
             *(self.job, self.rank, self.size, number, start.time_ns, end.time_ns),
             *(_MOMENTS[start.moment], _MOMENTS[end.moment], source, max(start.error_ns, end.error_ns)),
-            *(self.trust == Trust.RELATIVE, self.parameters),
+            *(self.relative, self.parameters),
             gradient_bytes=self.gradient_bytes,
             parameters_basis=self.parameters_basis,
             job_name=self.job_name,

@@ -2,7 +2,7 @@
 """What one source tells about one rank: its marks, and which of them bound a step."""
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -12,12 +12,14 @@ from netmon.records import Moment
 
 _MOST_OPEN = 1_000  # iterations of which only some marks are known
 _SOME = 16
-_RECENT, _SOME_MORE = 200, 40  # marks of a moment that are kept for comparisons
+RECENT = 200
+"""Marks of a moment that are kept for comparisons."""
+_SOME_MORE = 40
 # Plain numbers: an enum's own cost more to look up, and there is one for every mark.
 _STEP_START, _STEP_END = int(Moment.STEP_START), int(Moment.STEP_END)
 _FIRST_ENQUEUE, _FIRST_WAIT, _LAST_WAIT = int(Moment.FIRST_ENQUEUE), int(Moment.FIRST_WAIT), int(Moment.LAST_WAIT)
-_STEP_BOUNDS = (_STEP_START, _STEP_END)
-_KEPT = (_STEP_START, _FIRST_ENQUEUE, _FIRST_WAIT, _LAST_WAIT, _STEP_END)
+IN_ORDER = (_STEP_START, _FIRST_ENQUEUE, _FIRST_WAIT, _LAST_WAIT, _STEP_END)
+"""The marks of a step as they follow each other; no others are kept."""
 _MOMENTS = max(Moment) + 1
 _NONE = -(1 << 63)  # no mark
 _ERROR = _MOMENTS  # where the errors begin
@@ -39,6 +41,14 @@ Bounds = tuple[Bound, Bound]
 """The marks that begin and end an iteration."""
 
 
+class UnderWay(NamedTuple):
+    """A step that has begun and not ended. Marks by IN_ORDER, of those that are not known 0."""
+
+    number: int
+    times_ns: list[int]
+    errors_ns: list[int]
+
+
 class _Recent:
     """Numbers and times of the latest marks of one moment, in the order of their arrival."""
 
@@ -56,14 +66,19 @@ class _Recent:
         self._in_order = self._in_order + 1 if not self._times or time_ns >= self._times[-1] else 1
         self._numbers.append(number)
         self._times.append(time_ns)
-        if len(self._times) == _RECENT + _SOME_MORE:  # not one at a time: each would move all others
+        if len(self._times) == RECENT + _SOME_MORE:  # not one at a time: each would move all others
             del self._numbers[:_SOME_MORE], self._times[:_SOME_MORE]
+
+    def fill(self, events: Events) -> None:
+        """These are the latest ones, ascending in time."""
+        self._numbers, self._times = array("q", events.number.tolist()), array("q", events.time_ns.tolist())
+        self._in_order = len(self._times)
 
     def events(self, most: int) -> Events:
         """Copies of the last ones, ascending in time."""
-        if self._in_order >= min(_RECENT, len(self._times)):
+        if self._in_order >= min(RECENT, len(self._times)):
             return Events(np.array(self._numbers[-most:], np.int64), np.array(self._times[-most:], np.int64))
-        numbers, times = (np.array(column[-_RECENT:], np.int64) for column in (self._numbers, self._times))
+        numbers, times = (np.array(column[-RECENT:], np.int64) for column in (self._numbers, self._times))
         order = np.argsort(times, kind="stable")[-most:]
         return Events(numbers[order], times[order])
 
@@ -86,7 +101,7 @@ class SourceMarks:
         self.done = -1  # last number that can no longer become an iteration
         self._steps = False  # it marks steps, not only the communication
         self._marks: dict[int, list[int]] = {}  # by number, as _EMPTY
-        self._recent: list[_Recent | None] = [_Recent() if moment in _KEPT else None for moment in range(_MOMENTS)]
+        self._recent: list[_Recent | None] = [_Recent() if moment in IN_ORDER else None for moment in range(_MOMENTS)]
         self._many = _SOME  # marks of so many iterations are looked through for those that are not needed
         self.touched: set[int] = set()  # iterations that a mark may have ended since `finished` was asked
 
@@ -124,37 +139,47 @@ class SourceMarks:
         """Whether it marks steps and goes on, and `finished` has been asked after its last mark."""
         return self._steps and not (self._by_ends or self.left or self.touched)
 
-    def add_in_step(
-        self, moments: Sequence[int], numbers: Sequence[int], times_ns: Sequence[int], errors_ns: Sequence[int]
-    ) -> tuple[list[int], list[Bounds]]:
-        """As `add` of several marks of a source that is in step, and `finished` after each, in half of the time.
+    def under_way(self) -> UnderWay | None:
+        """The step that is under way, where all is in order: else None. Of its number alone where none has begun."""
+        later = [number for number in self._marks if number > self.done]
+        if len(later) > 1 or self.done < 0:
+            return None
+        if not later:
+            return UnderWay(self.done, [0] * len(IN_ORDER), [0] * len(IN_ORDER))
+        told = self._marks[later[0]]
+        times = [0 if told[moment] == _NONE else told[moment] for moment in IN_ORDER]
+        known = [time_ns for time_ns in times if time_ns]
+        if not times[0] or known != sorted(set(known)):
+            return None
+        return UnderWay(later[0], times, [told[_ERROR + moment] for moment in IN_ORDER])
 
-        Returns the times of those of use, and the bounds of what has ended.
-        """
-        used, ended, marks = list[int](), list[Bounds](), self._marks
-        for moment, number, time_ns, error_ns in zip(moments, numbers, times_ns, errors_ns, strict=True):
-            recent = self._recent[moment]
-            if recent is None or number <= self.done:
-                continue
-            times = marks.get(number)
-            if times is None:
-                times = marks[number] = _EMPTY.copy()
-                if len(marks) > _MOST_OPEN:
-                    del marks[min(marks)]
-            elif times[moment] != _NONE:
-                continue
-            times[moment], times[_ERROR + moment] = time_ns, error_ns
-            if time_ns > times[_NEWEST]:
-                times[_NEWEST] = time_ns
-                if time_ns > self.newest_ns:
-                    self.newest_ns = time_ns
-            recent.add(number, time_ns)
-            used.append(time_ns)
-            if moment in _STEP_BOUNDS and times[_STEP_START] != _NONE != times[_STEP_END] and number in marks:
-                start, end = (Bound(number, one, times[one], times[_ERROR + one]) for one in _STEP_BOUNDS)
-                ended.append((start, end))
-                self.done = number
-        return used, ended
+    def recent(self) -> list[Events]:
+        """The latest marks by IN_ORDER, ascending in time."""
+        return [kept.events(RECENT) if (kept := self._recent[moment]) else Events.none() for moment in IN_ORDER]
+
+    def go_on(
+        self,
+        done: int,
+        newest_ns: int,
+        under_way: UnderWay | None,
+        over: Mapping[int, Sequence[int]],
+        recent: Sequence[Events],
+    ) -> None:
+        """It has gone on in step without having been told. over: times by IN_ORDER of iterations that have ended."""
+        self.done, self.newest_ns = done, newest_ns
+        told = {number: (times, [0] * len(IN_ORDER)) for number, times in over.items()}
+        told |= {under_way.number: (under_way.times_ns, under_way.errors_ns)} if under_way else {}
+        self._marks = {}
+        for number, (times, errors) in sorted(told.items()):
+            known = self._marks[number] = _EMPTY.copy()
+            for moment, time_ns, error_ns in zip(IN_ORDER, times, errors, strict=True):
+                if time_ns:
+                    known[moment], known[_ERROR + moment] = time_ns, error_ns
+            known[_NEWEST] = max(times)
+        for moment, events in zip(IN_ORDER, recent, strict=True):
+            kept = self._recent[moment]
+            assert kept is not None
+            kept.fill(events)
 
     def _touch(self, number: int, moment: int, times: list[int]) -> None:
         """A mark may bound its own iteration, and the one that it ends or begins beside it."""
@@ -211,7 +236,7 @@ class SourceMarks:
                 first_wait = time_ns
         return enqueue, last_wait, first_wait
 
-    def events(self, beat: Beat, most: int = _RECENT) -> Events:
+    def events(self, beat: Beat, most: int = RECENT) -> Events:
         """Recent numbers and times of what ends, or begins, its communication (its steps where it tells no more)."""
         for moment in beat.value:
             recent: _Recent | None = self._recent[moment]

@@ -3,13 +3,12 @@
 
 from collections.abc import Sequence
 from operator import attrgetter
-from typing import Any
 
 import numpy as np
 
 from netmon.errors import WireError
 from netmon.evidence import HOST_PART, TRANSPORT
-from netmon.mark_runs import MarkRun, whose
+from netmon.mark_runs import MarkRun, MarkTable, mark_table, whose
 from netmon.records import ClockExchange, Flow, Moment, NicSample
 from netmon.wire import netmon_pb2
 from netmon.wire.details import (
@@ -66,7 +65,8 @@ class Gathered:
         self.heads: list[tuple[int, ...]] = []
         self.loads: list[float] = []
         self.flows: list[tuple[int, Flow]] = []
-        self.marks: list[tuple[int, MarkRun]] = []
+        self.runs: list[tuple[int, MarkRun]] = []  # of marks, that were read one by one
+        self.marks: MarkTable | None = None  # that were read together
         self.exchanges: list[tuple[int, ClockExchange]] = []
         self.nic: list[tuple[int, NicSample]] = []
         self.ledger: list[tuple[int, ...]] = []
@@ -101,7 +101,7 @@ class Gathered:
         if flows:
             self.flows += [(index, flow) for flow in flows]
         if marks:
-            self.marks += [(index, run) for run in marks]
+            self.runs += [(index, run) for run in marks]
         if exchanges:
             self.exchanges += [(index, exchange) for exchange in exchanges]
         if nic:
@@ -158,7 +158,7 @@ def gather(messages: Sequence[netmon_pb2.Batch]) -> Gathered:
         found._add_evidence(index, message)
     found.indices = list(range(len(messages)))
     _check_heads(found)
-    found.marks = _mark_runs(marks, counts)
+    found.marks = _mark_table(marks, counts)
     return found
 
 
@@ -174,26 +174,16 @@ def _check_heads(found: Gathered) -> None:
     found.loads = np.maximum(loads, 0.0).tolist()
 
 
-def _mark_runs(marks: list[netmon_pb2.Mark], counts: list[int]) -> list[tuple[int, MarkRun]]:
-    """As read_mark_runs of each message's; counts: how many marks each has."""
+def _mark_table(marks: list[netmon_pb2.Mark], counts: list[int]) -> MarkTable:
+    """As mark_table of read_mark_runs of each message's; counts: how many marks each has."""
     if not marks:
-        return []
+        return mark_table(())
     known: dict[tuple[object, ...], int] = {}
-    whose_each = [known.setdefault(who, len(known)) for who in map(whose, marks)]
+    number = np.array([known.setdefault(who, len(known)) for who in map(whose, marks)], np.int64)
     told = np.array(list(map(_told, marks)), np.int64)
     most = np.array([max(_MOMENTS), MAX_COUNT, MAX_MONO_NS, MAX_SPAN_NS])
     if (told < 0).any() or (told > most).any() or not np.isin(told[:, 0], _MOMENTS).all():
         raise WireError("a mark holds impossible values")
-    of, number = np.repeat(np.arange(len(counts)), counts), np.array(whose_each)
-    changes = (of[1:] != of[:-1]) | (number[1:] != number[:-1])
-    first = np.flatnonzero(np.append(True, changes))
     leaders = [read_mark(marks[place]) for place in np.unique(number, return_index=True)[1].tolist()]
-    about: list[Any] = [whose(one) for one in leaders]
-    moments, iterations, times_ns, errors_ns = told.T.tolist()
-    begins = first.tolist()
-    return [
-        (batch, MarkRun(*about[who], *(told[a:b] for told in (moments, iterations, times_ns, errors_ns))))
-        for batch, who, a, b in zip(
-            of[first].tolist(), number[first].tolist(), begins, [*begins[1:], len(marks)], strict=True
-        )
-    ]
+    columns = (np.repeat(np.arange(len(counts)), counts), number, *(np.ascontiguousarray(one) for one in told.T))
+    return MarkTable([whose(one) for one in leaders], *columns)

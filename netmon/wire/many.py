@@ -6,7 +6,7 @@ counts and names. What only the session can tell (whether a flow or a link is kn
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import TypeVar
 
@@ -16,7 +16,7 @@ import numpy.typing as npt
 from netmon.columnar import Columns
 from netmon.errors import WireError
 from netmon.evidence import HOST_PART, TRANSPORT
-from netmon.mark_runs import MarkRun
+from netmon.mark_runs import MarkTable, mark_table
 from netmon.records import ClockExchange, Flow, NicSample, Table, empty
 from netmon.wire import netmon_pb2
 from netmon.wire.details import LEDGER_MOST, check_ledger
@@ -45,7 +45,7 @@ class ManyBatches:
     ledger: Table  # dtype LEDGER
     heads: Table  # (n,), dtype HEADS
     flows: Sequence[tuple[int, Flow]]
-    marks: Sequence[tuple[int, MarkRun]]
+    marks: MarkTable
     exchanges: Sequence[tuple[int, ClockExchange]]
     nic: Sequence[tuple[int, NicSample]]
     disciplines: Mapping[int, str]  # who keeps the host's clock, of the batches that say so
@@ -85,8 +85,9 @@ def decode_many(messages: Sequence[netmon_pb2.Batch]) -> ManyBatches:
         for name, column in zip(HEADS.names or (), columns, strict=False):
             heads[name][gathered.indices] = column
         heads["cpu_fraction"][gathered.indices] = gathered.loads
+    marks = mark_table(gathered.runs) if gathered.marks is None else gathered.marks
     many = ManyBatches(
-        *(rows, runs, ledger, heads, gathered.flows, gathered.marks, gathered.exchanges, gathered.nic),
+        *(rows, runs, ledger, heads, gathered.flows, marks, gathered.exchanges, gathered.nic),
         *(gathered.disciplines, refused),
         transport=evidence[0],
         host=evidence[1],
@@ -126,7 +127,7 @@ def _without(many: ManyBatches, late: set[int]) -> ManyBatches:
     ledger, transport, host = (table[good[table["batch"]]] for table in (many.ledger, many.transport, many.host))
     disciplines = {index: discipline for index, discipline in many.disciplines.items() if index not in late}
     return ManyBatches(
-        *(rows, many.runs.of(good), ledger, heads, _others(many.flows, late), _others(many.marks, late)),
+        *(rows, many.runs.of(good), ledger, heads, _others(many.flows, late), many.marks.take(good[many.marks.batch])),
         *(_others(many.exchanges, late), _others(many.nic, late), disciplines, many.refused),
         transport=transport,
         host=host,
@@ -145,14 +146,15 @@ def keep(many: ManyBatches, good: npt.NDArray[np.bool_]) -> ManyBatches:
         return kept
 
     runs = many.runs.of(good)
-    flows, marks, exchanges, nic = many.flows, many.marks, many.exchanges, many.nic
+    flows, exchanges, nic = many.flows, many.exchanges, many.nic
+    kept = many.marks.take(good[many.marks.batch])
     return ManyBatches(
         rows=own(many.rows),
         runs=runs._replace(batch=number[runs.batch]),
         ledger=own(many.ledger),
         heads=many.heads[good],
         flows=[(of[batch], flow) for batch, flow in flows if batch in of],
-        marks=[(of[batch], run) for batch, run in marks if batch in of],
+        marks=replace(kept, batch=number[kept.batch]),
         exchanges=[(of[batch], exchange) for batch, exchange in exchanges if batch in of],
         nic=[(of[batch], sample) for batch, sample in nic if batch in of],
         disciplines={of[batch]: one for batch, one in many.disciplines.items() if batch in of},

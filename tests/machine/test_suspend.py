@@ -9,7 +9,11 @@ import pytest
 from guest import BOOTS_S, Guest
 from guest_services import Here, configure, pid_of, says, works
 
-pytestmark = [pytest.mark.machine, pytest.mark.timeout(7200)]
+pytestmark = [
+    pytest.mark.machine,
+    pytest.mark.timeout(7200),
+    pytest.mark.xfail(run=False, reason="QEMU 7.2's emulated machine falls asleep and was not seen to wake up"),
+]
 
 ASLEEP_S, NEAR_S = 60, 5  # the machine's own clock is set to whole seconds when it wakes
 SENDS = """

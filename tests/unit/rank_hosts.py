@@ -10,6 +10,7 @@ from collector.host.exchange import exchange
 from collector.host.flows import AllFlows, FlowTable, Links
 from collector.host.rank_log import RankLog
 from collector.host.ranks import Ranks
+from collector.host.steady import SteadyRanks
 from collector.jobs.answering import Answering
 from collector.messages import Holder
 from collector.stages import talk
@@ -35,8 +36,8 @@ class Hosts:
         self._answering = Apart()
 
     def ranks(self, host="h0"):
-        account, place = HostAccount(HostAccounts(), 0, 10 * MS), len(self._sessions)
-        found = Ranks(place, Holder(host, f"s-{host}", 0), account, 0, self.rank_log)
+        account, place = HostAccount(HostAccounts(), 0), len(self._sessions)
+        found = Ranks(place, Holder(host, f"s-{host}", 0), account, 0, self.rank_log, SteadyRanks())
         found.hosts = self
         self._sessions[place] = SimpleNamespace(window=SimpleNamespace(rename=lambda: None))
         return found

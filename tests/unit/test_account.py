@@ -56,6 +56,11 @@ def add(accounts, rows, until_ns):
     return windows, classes
 
 
+def tallied(accounts, asked):
+    columns = accounts.tally(Asked(*map(np.array, zip(*asked, strict=True))), PARTIES, ["", *JOBS])
+    return [dict(zip(columns, row, strict=True)) for row in zip(*(c.tolist() for c in columns.values()), strict=True)]
+
+
 def expected(asked, rows, classes, windows):
     """The account, row by row."""
     sums = {
@@ -63,17 +68,17 @@ def expected(asked, rows, classes, windows):
         for what in ("dl", "dl_shared", "dl_control", "cross", "other_job", "unclassified")
         for way in ("rx", "tx")
     }
-    by_name = {}
+    by_name, own = {}, (["", *JOBS][asked.job], asked.rank)
     inside = (rows["host"] == asked.host) & (rows["time_ns"] >= asked.start_ns) & (rows["time_ns"] < asked.end_ns)
     for row in np.flatnonzero(inside & (rows["payload"] > 0)).tolist():
         whose, way = PARTIES[rows["party"][row]], ("rx", "tx")[rows["way"][row]]
         payload, class_ = int(rows["payload"][row]), classes[row]
         dl = class_ in (Class.DL_ONLY, Class.DL_SHARED)
-        other = dl and whose.job != asked.rank.job
+        other = dl and whose.job != own[0]
         for what, counts in (
-            ("dl", dl and whose[:2] == asked.rank[:2]),
-            ("dl_shared", class_ == Class.DL_SHARED and whose[:2] == asked.rank[:2]),
-            ("dl_control", dl and whose[:2] == asked.rank[:2] and rows["traffic"][row] == Traffic.CONTROL),
+            ("dl", dl and whose[:2] == own),
+            ("dl_shared", class_ == Class.DL_SHARED and whose[:2] == own),
+            ("dl_control", dl and whose[:2] == own and rows["traffic"][row] == Traffic.CONTROL),
             ("cross", other or class_ == Class.CROSS),
             ("other_job", other),
             ("unclassified", class_ == Class.UNCLASSIFIED),
@@ -100,10 +105,10 @@ def test_many_iterations_at_once_have_the_account_of_each(seed):
     accounts = HostAccounts()
     asked = []
     for _ in range(40):
-        rank = PARTIES[random.integers(0, 3)]
+        whose = PARTIES[random.integers(0, 3)]
         start, end = np.sort(random.choice(2000, 2, replace=False)) * MS
         host, alone = int(random.integers(0, HOSTS)), bool(random.integers(0, 4) == 0)
-        asked.append(Asked(host, WINDOW_NS, rank, JOBS[rank.job], int(start), int(end), alone))
+        asked.append(Asked(host, WINDOW_NS, JOBS[whose.job], whose.rank, int(start), int(end), alone))
     for one in asked:
         for time_ns in (one.start_ns, one.end_ns):
             assert accounts.payload.cut(one.host, time_ns, 0)
@@ -114,9 +119,22 @@ def test_many_iterations_at_once_have_the_account_of_each(seed):
         seen.append((part, *reversed(add(accounts, part, (number + 1) * 500 * MS))))
     classes = np.concatenate([classes for _, classes, _ in seen])
     whole, _ = add(HostAccounts(), rows, 2000 * MS)
-    tallies = accounts.tally(asked, PARTIES)
-    assert [tally._asdict() for tally in tallies] == [expected(one, rows, classes, whole) for one in asked]
+    tallies = tallied(accounts, asked)
+    assert tallies == [expected(one, rows, classes, whole) for one in asked]
     accounts.payload.forget(np.full(HOSTS, 0), np.full(HOSTS, 10**12))
     accounts.windows.forget(np.full(HOSTS, 0), np.full(HOSTS, WINDOW_NS))
-    assert accounts.tally(asked, PARTIES) == tallies
-    assert accounts.tally([], PARTIES) == []
+    assert tallied(accounts, asked) == tallies
+
+
+def test_a_partys_number_may_be_anothers_later():
+    def column(value):
+        return np.full(1, value)
+
+    accounts, cross = HostAccounts(), np.full(1, Class.CROSS, np.uint8)
+    asked = Asked(*map(column, (0, WINDOW_NS, 1, 0, 0, 100 * MS, False)))
+    parties = [Party("", -1, "iperf3"), Party("", -1, "curl")]
+    keys = row_keys(column(0), cross, np.zeros(1, np.uint8), column(1))
+    accounts.payload.add(column(0), column(5 * MS), keys, column(1000), column(200 * MS))
+    assert accounts.tally(asked, parties, ["", "a"])["cross_top"].tolist() == ["iperf3"]
+    parties[0] = Party("a", 0, "job a")
+    assert accounts.tally(asked, parties, ["", "a"])["cross_top"].tolist() == ["job a"]

@@ -1,23 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A host's last iterations, kept for rows that are asked for later."""
+"""Hosts' last iterations, kept for rows that are asked for later."""
+
+import numpy as np
 
 from collector.host.over import MOST, Over, OverIterations
-from netmon.dl.iterations import Iteration
-from netmon.records import Moment, Source
 
 
-def iteration(number: int) -> Iteration:
-    span = 100 * number, 100 * number + 90
-    return Iteration("job", 3, 4, number, *span, Moment.STEP_START, Moment.STEP_END, Source.HOOK, 5, False, 0)
+def add(over: OverIterations, place: int, number: int) -> None:
+    told = {"start_ns": 100 * number, "end_ns": 100 * number + 90, "job": 7, "rank": 3, "number": number}
+    over.add(np.array([place]), **{name: np.array([value]) for name, value in told.items()})
 
 
 def test_those_of_a_span_and_no_more_than_some() -> None:
     over = OverIterations()
-    assert list(over.within(0, 1 << 60)) == []
+    assert list(over.within(0, 0, 1 << 60)) == []
     for number in range(3 * MOST):
-        over.add([(7, iteration(number))])
-    assert list(over.within(200_000, 200_100)) == [
+        add(over, 0, number)
+        if number % 10 == 0:
+            add(over, 1, number)
+    assert list(over.within(0, 200_000, 200_100)) == [
         Over(200_000, 200_090, 7, 3, 2_000),
         Over(200_100, 200_190, 7, 3, 2_001),
     ]
-    assert MOST <= len(list(over.within(0, 1 << 60))) <= 2 * MOST
+    assert list(over.within(1, 200_000, 200_100)) == [Over(200_000, 200_090, 7, 3, 2_000)]
+    assert MOST <= len(list(over.within(0, 0, 1 << 60))) <= 2 * MOST
+    assert len(list(over.within(1, 0, 1 << 60))) == 300
+    over.drop(0)
+    assert list(over.within(0, 0, 1 << 60)) == []

@@ -134,7 +134,7 @@ def test_the_last_iteration_of_a_late_rank_is_numbered_as_the_others_though_they
     told(first, mark(JOIN, 0, 0, **UPROBE), *enqueues(10), mark(LEAVE, 9, 980, **UPROBE))
     told(second, mark(JOIN, 0, 0, **UPROBE, **late), *enqueues(6, 402.0, **late), mark(LEAVE, 5, 980, **UPROBE, **late))
     settle(first, 2000 * MS)
-    settled = [iteration for iteration, _ in settle(second, 2000 * MS)]
+    settled = settle(second, 2000 * MS)
     assert [(one.number, one.relative) for one in settled] == [(number, False) for number in range(4, 10)]
 
 
@@ -152,7 +152,7 @@ def test_a_host_that_is_heard_no_more_keeps_its_numbers_whoever_takes_its_ranks(
     second.hosts.talk()
     second.end_of_stream()
     align(second)
-    settled = [iteration for iteration, _ in settle(second, 2000 * MS)]
+    settled = settle(second, 2000 * MS)
     assert [(one.number, one.relative) for one in settled] == [(number, False) for number in range(4, 10)]
 
 
@@ -181,11 +181,10 @@ def test_a_missed_first_cycle_is_made_up_for():
     assert stamps(first, [150, 350], "train", 0)[1] == [1, 3]
 
 
-def test_a_job_of_one_rank_has_no_shared_node():
+def test_a_job_of_one_rank_says_so():
     host = ranks()
     told(host, mark(JOIN, 0, 0, size=1), *step(0, 0, size=1))
-    ((_, asked),) = settle(host, 1000 * MS)
-    assert asked.alone
+    assert [one.size for one in settle(host, 1000 * MS)] == [1]
 
 
 @pytest.mark.parametrize("after", [1, 3])

@@ -83,9 +83,9 @@ def test_a_busy_loop_gets_fewer_batches_before_anything_is_late_and_no_coarser_r
 
 def test_rows_become_coarser_only_where_fewer_batches_do_not_help() -> None:
     load = Load(dict.fromkeys(NAMES, 200.0))
-    load.decide(1.2, busy=0.9, seconds=20)
+    load.decide(1.8, busy=0.9, seconds=20)
     assert load.steps() == {1}
-    load.decide(1.8, busy=0.9)
+    load.decide(2.2, busy=0.9)
     assert load.steps() == {2}
 
 

@@ -144,7 +144,10 @@ class Stored:
         buckets = joined([output.buckets for _, output in outputs])
         rows = pd.DataFrame({name: buckets[name].astype(SETTLED[name]) for name in buckets.names})
         jobs = stage.hosts.tables.flows.jobs
-        iterations = [(place, *i, *t) for place, o in outputs for i, t in o.iterations]
+        accounted = [told for one in self.settled for told in one.accounted]
+        iterations = [
+            (place, *i, *t) for told in accounted for place, (i, t) in zip(told.rows.place, told.each(), strict=True)
+        ]
         ledger = [(place, *vars(row).values()) for place, output in outputs for row in output.ledger]
         rows["job"] = [jobs[job] for job in rows["job"]]
         tables = {"rows": rows, "iterations": pd.DataFrame(iterations), "ledger": pd.DataFrame(ledger)}

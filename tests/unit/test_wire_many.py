@@ -71,7 +71,7 @@ def assert_same(many: ManyBatches, messages: list[netmon_pb2.Batch]) -> None:
             *(cost.rss_bytes, cost.spool_bytes, cost.warnings, cost.cpu_fraction),
         )
         assert many.disciplines.get(index, "") == clock.discipline
-    assert [(index, mark) for index, run in many.marks for mark in run.marks()] == [
+    assert [(index, mark) for index, run in many.marks.runs() for mark in run.marks()] == [
         (index, mark) for index, batch in batches.items() for mark in batch.marks
     ]
     for name in ("flows", "exchanges", "nic"):

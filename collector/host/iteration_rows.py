@@ -1,0 +1,201 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Iterations of ranks of many hosts as columns: there are thousands in a second, and few of them are looked at."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain, pairwise
+from typing import Any, overload
+
+import numpy as np
+import numpy.typing as npt
+
+from netmon.dl.account import Tally
+from netmon.dl.grouped import starts
+from netmon.dl.iterations import Iteration
+
+_Numbers = npt.NDArray[np.int64]
+
+TIMES = ("start_ns", "end_ns", "error_ns", "comm_start_ns", "comm_end_ns", "wait_start_ns")
+VARYING = ("number", *TIMES)
+"""Fields of Iteration that are another one's in every row."""
+
+_COLUMNS = ("place", "whose", *VARYING)
+
+
+class Common(Sequence[Iteration]):
+    """What is the same for all iterations of a rank, of many ranks; never changed."""
+
+    def __init__(self, ranks: Sequence[Iteration]) -> None:
+        """Of each rank any iteration."""
+        self._ranks = ranks
+        self._columns: dict[str, npt.NDArray[Any]] = {}
+        self._jobs: tuple[list[str], _Numbers] | None = None
+
+    def __len__(self) -> int:
+        """How many ranks."""
+        return len(self._ranks)
+
+    @overload
+    def __getitem__(self, which: int) -> Iteration: ...
+    @overload
+    def __getitem__(self, which: slice) -> Sequence[Iteration]: ...
+    def __getitem__(self, which: int | slice) -> Iteration | Sequence[Iteration]:
+        """Of one rank, or of some."""
+        return self._ranks[which]
+
+    def column(self, name: str) -> npt.NDArray[Any]:
+        """A number of each."""
+        if name not in self._columns:
+            kind = np.bool_ if name == "relative" else np.int64
+            self._columns[name] = np.array([getattr(one, name) for one in self._ranks], kind)
+        return self._columns[name]
+
+    @property
+    def jobs(self) -> tuple[list[str], _Numbers]:
+        """The names of their jobs, and which of them is each one's."""
+        if self._jobs is None:
+            numbers: dict[str, int] = {}
+            of = [numbers.setdefault(one.job, len(numbers)) for one in self._ranks]
+            self._jobs = list(numbers), np.array(of, np.int64)
+        return self._jobs
+
+
+@dataclass(frozen=True)
+class IterationRows:
+    """The arrays have one length. What is the same for all iterations of a rank stands in `about` once."""
+
+    about: Common
+    place: _Numbers  # of the session in the host stage
+    whose: _Numbers  # index into about
+    number: _Numbers
+    start_ns: _Numbers  # these in the mono clock of the host, as in Iteration
+    end_ns: _Numbers
+    error_ns: _Numbers
+    comm_start_ns: _Numbers
+    comm_end_ns: _Numbers
+    wait_start_ns: _Numbers
+
+    def __len__(self) -> int:
+        """How many iterations."""
+        return len(self.place)
+
+    def take(self, rows: "npt.NDArray[np.integer[Any]] | npt.NDArray[np.bool_]") -> "IterationRows":
+        """Some of them, in this order."""
+        return IterationRows(self.about, *(getattr(self, name)[rows] for name in _COLUMNS))
+
+    def iteration(self, row: int) -> Iteration:
+        """One of them."""
+        told: dict[str, Any] = {name: int(getattr(self, name)[row]) for name in VARYING}
+        return self.about[int(self.whose[row])]._replace(**told)
+
+    def each(self) -> list[Iteration]:
+        """All of them, one by one."""
+        return [self.iteration(row) for row in range(len(self))]
+
+    @property
+    def duration_ns(self) -> _Numbers:
+        """How long each took."""
+        return self.end_ns - self.start_ns
+
+    @property
+    def exposed_ns(self) -> _Numbers:
+        """As Iteration.exposed_ns."""
+        known = (self.wait_start_ns > 0) & (self.comm_end_ns > 0)
+        return np.where(known, np.maximum(self.comm_end_ns - self.wait_start_ns, 0), -1)
+
+    def each_of(self, name: str) -> npt.NDArray[Any]:
+        """A number in Iteration that is the same for all of a rank, of each row."""
+        found: npt.NDArray[Any] = self.about.column(name)[self.whose]
+        return found
+
+    def numbers(self, number_of: Callable[[str], int]) -> _Numbers:
+        """The number of each row's job, as told by its name."""
+        names, of = self.about.jobs
+        found: _Numbers = np.array([number_of(name) for name in names], np.int64)[of[self.whose]]
+        return found
+
+    def by_job(self) -> Iterator[tuple[str, "npt.NDArray[np.intp]"]]:
+        """The rows of each job, in their order."""
+        if not len(self):
+            return
+        names, of = self.about.jobs
+        job = of[self.whose]
+        order = np.argsort(job, kind="stable")
+        first = starts(job[order])
+        spans = pairwise([*first.tolist(), len(order)])
+        for one, (begin, end) in zip(job[order[first]].tolist(), spans, strict=True):
+            yield names[one], order[begin:end]
+
+
+NONE = IterationRows(Common(()), *(np.empty(0, np.int64) for _ in _COLUMNS))
+
+
+def iteration_rows(told: Iterable[tuple[int, Iteration]]) -> IterationRows:
+    """Iterations with the places of their sessions."""
+    told = list(told)
+    if not told:
+        return NONE
+    columns = [
+        (place, row, one.number, *(getattr(one, name) for name in TIMES)) for row, (place, one) in enumerate(told)
+    ]
+    return IterationRows(Common([one for _, one in told]), *np.array(columns, np.int64).T.copy())
+
+
+def joined(tables: Sequence[IterationRows]) -> IterationRows:
+    """One after the other."""
+    tables = [table for table in tables if len(table)]
+    if len(tables) < 2:
+        return tables[0] if tables else NONE
+    columns = {name: np.concatenate([getattr(table, name) for table in tables]) for name in _COLUMNS}
+    shifts = np.cumsum([0, *(len(table.about) for table in tables[:-1])])
+    columns["whose"] += np.repeat(shifts, [len(table) for table in tables])
+    return IterationRows(Common(list(chain.from_iterable(table.about for table in tables))), **columns)
+
+
+def goes_on(rows: IterationRows, rank: _Numbers, last: Mapping[int, int]) -> bool:
+    """Whether iterations of one job follow each other, and those before; last: number of each rank that is known."""
+    order = np.argsort(rank, kind="stable")
+    first = starts(rank[order])
+    number = rows.number[order]
+    ascends = np.diff(number) > 0
+    ascends[first[1:] - 1] = True
+    begins = zip(rank[order][first].tolist(), number[first].tolist(), strict=True)
+    return bool(ascends.all()) and all(one in last and now > last[one] for one, now in begins)
+
+
+@dataclass(frozen=True)
+class Accounted:
+    """Iterations with the account of their bytes, as columns of one length by the fields of Tally."""
+
+    rows: IterationRows
+    tallies: Mapping[str, npt.NDArray[Any]]
+
+    def __len__(self) -> int:
+        """How many iterations."""
+        return len(self.rows)
+
+    def take(self, rows: "npt.NDArray[np.integer[Any]] | npt.NDArray[np.bool_]") -> "Accounted":
+        """Some of them, in this order."""
+        return Accounted(self.rows.take(rows), {name: column[rows] for name, column in self.tallies.items()})
+
+    def tally(self, row: int) -> Tally:
+        """The account of one."""
+        return Tally(
+            *(
+                self.tallies[name][row].item() if name != "cross_top" else self.tallies[name][row]
+                for name in Tally._fields
+            )
+        )
+
+    def each(self) -> list[tuple[Iteration, Tally]]:
+        """All of them, one by one."""
+        return [(self.rows.iteration(row), self.tally(row)) for row in range(len(self))]
+
+
+def all_accounted(tables: Sequence[Accounted]) -> Accounted:
+    """One after the other; at least one."""
+    if len(tables) == 1:
+        return tables[0]
+    names = tables[0].tallies
+    columns = {name: np.concatenate([table.tallies[name] for table in tables]) for name in names}
+    return Accounted(joined([table.rows for table in tables]), columns)
