@@ -69,7 +69,7 @@ class Rank:
     left: dict[Source, int] = field(default_factory=dict)
     fresh: bool = False  # it has marks that its number in the job has not been checked with
     checks: int = 0  # how often that was done
-    late: bool = False  # its latest mark came after the rows around it had settled
+    late: set[Source] = field(default_factory=set)  # whose latest mark came after the rows around it had settled
     checked_ns: int = 0  # by its last mark then
     checked_number: int = 0  # by its last iteration then
     first_ns: int = 0  # its first step, mono; 0: it has not stepped

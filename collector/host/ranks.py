@@ -79,7 +79,7 @@ class Ranks(KnownRanks):
         ended, used_ns = rank.tracker.add_run(run)
         rank.add_run(run)
         self.account.cut_all(used_ns)
-        rank.late = False
+        rank.late.discard(run.source)
         self._stepped[id(rank)] = rank
         self._keep(rank, ended)
         if rank.tracker.unusable > unusable:
@@ -183,8 +183,11 @@ class Ranks(KnownRanks):
         if heard:
             return
         on_time = self.account.cut(mark.time_ns, settled_ns)
-        rank.late = not on_time and mark.source != Source.INFERRED
-        if not on_time:
+        if on_time:
+            rank.late.discard(mark.source)
+        else:
+            if mark.source != Source.INFERRED:
+                rank.late.add(mark.source)
             self.odd.late(mark, first=rank.tracker.finished_ns < 0)
 
     def _go_on(self, rank: Rank) -> None:

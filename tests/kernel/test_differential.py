@@ -103,7 +103,7 @@ def test_tcp_in_super_packets(watched: Watched, hook: str) -> None:
     both = Both(watched)
     with both.observed(hook):
         both.iperf(watched.right.address, "-n", MEGABYTES)
-    assert same(both)["packets"].sum() > 1000
+    assert same(both)["packets"].sum() > 100
 
 
 @HOOKS

@@ -31,7 +31,7 @@ _BEFORE, _AFTER = 14, 3  # usual iterations
 _BUSY = 0.15  # of the iterations of a job with too few cores
 _TIMER_NS = 200_000_000  # TCP's shortest timeout
 _LOST = 20_000  # bytes
-_LEAST_NS = 60_000_000  # that a rank waits for a CPU: hosts are looked at ten times a second
+_LEAST_NS = 200_000_000  # that a rank waits for a CPU: hosts are looked at ten times a second
 
 
 @dataclass(frozen=True)

@@ -50,24 +50,10 @@ def waited_more(rows: Table, span: _Span, usual: Sequence[_Span]) -> dict[int, f
             continue
         waits = within(own, "waited_ns", watched) * (span[1] - span[0])
         waits /= [one[1] - one[0] for one in watched]
-        whole = _beyond(own, [span, *watched])
-        for now, usually in ((within(own, "waited_ns", [span])[0], waits), (whole[0], whole[1:])):
-            more = float(now - np.median(usually))
-            if more > _CLEAR * spread(usually):
-                found[rank] = max(found.get(rank, 0.0), min(more, span[1] - span[0]))
+        more = float(within(own, "waited_ns", [span])[0] - np.median(waits))
+        if more > _CLEAR * spread(waits):
+            found[rank] = more
     return {rank: ns for rank, ns in found.items() if ns > 0}
-
-
-def _beyond(rows: Table, spans: Sequence[_Span]) -> npt.NDArray[np.float64]:
-    """(spans,): what the rows that lie in each time, if only in part, have beyond what is usual of their lengths.
-
-    A wait that is shorter than a row may all have been in the part of it that lies in the time.
-    """
-    begin, end = (np.array([span[k] for span in spans], np.float64)[:, None] for k in (0, 1))
-    length = np.maximum(rows["end_ns"] - rows["start_ns"], 1)
-    beyond = rows["waited_ns"] - np.median(rows["waited_ns"] / length) * length
-    found: npt.NDArray[np.float64] = ((rows["end_ns"] > begin) & (rows["start_ns"] < end)) @ beyond
-    return found
 
 
 class Stopped(NamedTuple):
