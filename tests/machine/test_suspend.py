@@ -61,11 +61,11 @@ def test_a_suspended_machine_says_so_and_goes_on(guest: Guest, here: Here, pm_te
     sent = np.array(json.loads(guest.run("cat /tmp/sent")))
     suspended = guest.metrics()["netmon_agent_suspended_seconds_total"]
     said = guest.journal("netmon-agent")
+    print(said)
     assert pid_of(guest, "agent") == pid
     guest.run("systemctl stop netmon-agent", BOOTS_S)
     here.end()
     print(f"suspended for {suspended:.1f} s, says the agent; {len(sent)} datagrams")
-    print(said)
     assert said.count("this host was suspended for") == 1
     assert abs(suspended - asleep_s) < 1
     flows = pd.read_parquet(here.data / "flows")
