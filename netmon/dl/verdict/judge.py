@@ -18,7 +18,7 @@ from netmon.dl.verdict.blame import held_up
 from netmon.dl.verdict.conclude import conclude
 from netmon.dl.verdict.connections import limited
 from netmon.dl.verdict.evidence import CELL_NS, Carried, Steps
-from netmon.dl.verdict.host_part import explains, stopped_in, waited_more
+from netmon.dl.verdict.host_part import alike, explains, stopped_in, waited_more
 from netmon.dl.verdict.judged import Blamed, Judged
 from netmon.dl.verdict.phases import Phases, phases
 from netmon.dl.verdict.usual import FEWEST, Matrix, matrix, usual_rows
@@ -132,7 +132,7 @@ def _weigh(verdict: Verdict, one: Judged, steps: Steps, told: Phases) -> Verdict
             else:
                 shares[name] += ns
     _stopped(one, excess, shares, late_of)
-    host_of = _hosts_part(one, excess, late_of, excess - sum(shares.values()) - sum(late_of.values()))
+    host_of = _hosts_part(one, excess, shares, late_of)
     shares["host"] = sum(host_of.values())
     shares["late"] = sum(late_of.values())
     shares["unknown"] = max(0.0, excess - sum(shares.values()))
@@ -185,9 +185,12 @@ def _all(one: Judged, ranks: set[int], watched: int) -> bool:
     return len(hosts) > 1 and 2 * len(ranks) >= watched
 
 
-def _hosts_part(one: Judged, excess: float, late_of: dict[int, float], unknown: float) -> dict[int, float]:
-    """By rank, what its host's CPUs cost, taken from what it was late by, and from what is not known."""
-    if one.waited is None or not (late_of or unknown > _UNCLEAR * excess):
+def _hosts_part(one: Judged, excess: float, shares: dict[str, float], late_of: dict[int, float]) -> dict[int, float]:
+    """By rank, what its host's CPUs cost: taken from what it was late by, from what looked like a pause of all ranks
+    because the others wait for it, and from what is not known."""
+    unknown = excess - sum(shares.values()) - sum(late_of.values())
+    asked = unknown > _UNCLEAR * excess
+    if one.waited is None or not (late_of or shares["pause"] > 0 or asked):
         return {}
     table, usual = one.table, one.usual
     begin, end = np.nanmin(table.start[usual], axis=1), np.nanmax(table.end[usual], axis=1)
@@ -196,7 +199,12 @@ def _hosts_part(one: Judged, excess: float, late_of: dict[int, float], unknown: 
     found = {
         rank: late_of.pop(rank) for rank in list(late_of) if explains({rank: more.get(rank, 0.0)}, late_of[rank]) >= 0
     }
-    rank = explains(more, unknown) if unknown > _UNCLEAR * excess else -1
+    beside = {rank: ns - found.get(rank, 0.0) for rank, ns in more.items()}
+    rank = explains(beside, shares["pause"])
+    if rank >= 0 and not _all(one, alike(beside), len(np.unique(one.waited["rank"]))):
+        ns = min(shares["pause"], beside[rank])
+        found[rank], shares["pause"] = found.get(rank, 0.0) + ns, shares["pause"] - ns
+    rank = explains(more, unknown) if asked else -1
     if rank >= 0:
         found[rank] = found.get(rank, 0.0) + min(unknown, more[rank])
     return found
