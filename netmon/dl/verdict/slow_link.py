@@ -40,11 +40,12 @@ def slow_link(seen: Window, times: Sequence[Cells], references: Mapping[int, Win
         return None
     found: dict[Direction, list[tuple[float, int]]] = {Direction.RX: [], Direction.TX: []}
     for link, one in enumerate(seen.links):
+        if one.direction == Direction.TX and _other_end(seen, link) is not None:
+            continue  # a sender's bursts look fast: where the receiver is watched, what comes in there tells
         stretches = [stretch for cells in times for stretch in _slow_stretches(seen, cells, link, references)]
         _, main = max(stretches, default=(0.0, 0.0))
         ns = sum(ns for ns, pace in stretches if abs(pace - main) <= _EVEN / 2 * main)
         found[one.direction].append((ns, link))
-    # Where nobody watches the receiver, the sender's link shows it.
     ns, link = max([each for each in found[Direction.RX] if each[0] > 0] or found[Direction.TX], default=(0.0, -1))
     return (_slow_end(seen, link), ns) if ns > 0 else None
 
@@ -108,7 +109,7 @@ def _slow_end(seen: Window, link: int) -> int:
 
     A host queues what its own link cannot take, and TCP waits for that queue; what a switch cannot take, it drops.
     """
-    other = _sender(seen, link) if seen.links[link].direction == Direction.RX else None
+    other = _other_end(seen, link) if seen.links[link].direction == Direction.RX else None
     if other is None:
         return link
     lost = seen.own[other].sum() - seen.own[link].sum()
@@ -123,7 +124,7 @@ def lossy_link(seen: Window, waits: Collection[tuple[int, int]] = (), again: Col
     """
     found = []
     for link, one in enumerate(seen.links):
-        if one.direction == Direction.RX and (other := _sender(seen, link)) is not None:
+        if one.direction == Direction.RX and (other := _other_end(seen, link)) is not None:
             found.append((float(seen.own[other].sum() - seen.own[link].sum()), other))
     lost, sender = max(found, default=(0.0, -1))
     if lost > 0:
@@ -134,11 +135,11 @@ def lossy_link(seen: Window, waits: Collection[tuple[int, int]] = (), again: Col
     return next((there[way] for way in ways if way in there), None)
 
 
-def _sender(seen: Window, link: int) -> int | None:
-    """The link at the other end of one that receives."""
+def _other_end(seen: Window, link: int) -> int | None:
+    """The link at the other end of one, which goes the other way."""
     rank, peer = seen.ends[link]
     for other, ends in enumerate(seen.ends):
-        if seen.links[other].direction == Direction.TX and peer >= 0 and ends == (peer, rank):
+        if seen.links[other].direction != seen.links[link].direction and peer >= 0 and ends == (peer, rank):
             return other
     return None
 
