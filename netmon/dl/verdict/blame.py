@@ -65,7 +65,7 @@ def held_up(one: Judged, told: Phases, transfer: float) -> tuple[dict[str, float
             links = [found[0]]
         elif lost > 0:
             parts["loss"] = lost
-            again = sent_again(seen.said, told.since_ns, told.until_ns)
+            again = sent_again(seen.said, told.left[0] if left else told.since_ns, told.until_ns)
             links = [lossy] if (lossy := lossy_link(seen, judged.waits, again)) is not None else []
     parts = {name: ns for name, ns in parts.items() if ns > 0}
     total = sum(parts.values())

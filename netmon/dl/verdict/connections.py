@@ -112,9 +112,10 @@ def who_waited(told: Connections, begin_ns: float, end_ns: float) -> set[tuple[i
     return found
 
 
-def sent_again(told: Connections, begin_ns: float, end_ns: float) -> set[int]:
-    """Ranks that clearly sent more again than usual in a time: where a sender only believed so, it is little."""
-    said, rank, found = told.gradients, told.rank[~told.control], set[int]()
+def sent_again(told: Connections, begin_ns: float, end_ns: float) -> dict[int, float]:
+    """Ranks that clearly sent more again than usual in a time, and how much (bytes): where a sender only believed so,
+    it is little. A row counts by the part of it that lies in that time."""
+    said, rank, found = told.gradients, told.rank[~told.control], dict[int, float]()
     share = said["again_bytes"] / np.maximum(said["sent_bytes"], 1)
     inside = (said["end_ns"] > begin_ns) & (said["start_ns"] < end_ns)
     for of in np.unique(said["of"][inside]).tolist():
@@ -122,5 +123,7 @@ def sent_again(told: Connections, begin_ns: float, end_ns: float) -> set[int]:
         usual = float(np.median(share[own & ~inside])) if (own & ~inside).any() else 0.0
         most = own & inside & (said["again_bytes"] >= _LOSSY_BYTES)
         if (share[most] > max(_LOSSY, _BEYOND * usual)).any():
-            found.add(int(rank[own][0]))
+            sender = int(rank[own][0])
+            again = float(within(said[own], "again_bytes", [(begin_ns, end_ns)])[0])
+            found[sender] = found.get(sender, 0.0) + again
     return found

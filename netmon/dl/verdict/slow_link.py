@@ -120,12 +120,18 @@ def _slow_end(seen: Window, link: int) -> int:
     return other if lost <= _DROPPED * seen.own[link].sum() else link
 
 
-def lossy_link(seen: Window, waits: Collection[tuple[int, int]] = (), again: Collection[int] = ()) -> int | None:
-    """The link (of seen.links) that the most bytes left without arriving; else the one to a rank whose acknowledgement
-    did not come; else that of the one rank that sent anything again; None where none of it is seen.
+def lossy_link(
+    seen: Window, waits: Collection[tuple[int, int]] = (), again: Mapping[int, float] | None = None
+) -> int | None:
+    """The link (of seen.links) of the rank that most was sent again by or to; else the one that the most bytes left
+    without arriving; else the one to a rank whose acknowledgement did not come; None where none of it is seen.
 
-    waits: ranks, and whose acknowledgements they waited for; again: those that clearly sent more again than usual.
+    waits: ranks, and whose acknowledgements they waited for; again: those that clearly sent more again than usual, and
+    how much: what was under way at the edges of the window looks lost, too.
     """
+    there = {(ends[0], link.direction): at for at, (ends, link) in enumerate(zip(seen.ends, seen.links, strict=True))}
+    if (link := _where_again(seen, again or {})) is not None:
+        return link
     found = []
     for link, one in enumerate(seen.links):
         if one.direction == Direction.RX and (other := _other_end(seen, link)) is not None:
@@ -134,9 +140,24 @@ def lossy_link(seen: Window, waits: Collection[tuple[int, int]] = (), again: Col
     if lost > 0:
         return sender
     ways = [(rank, Direction.RX) for _, rank in waits] + [(rank, Direction.TX) for rank, _ in waits]
-    ways += [(rank, Direction.TX) for rank in again] if len(again) == 1 else []
-    there = {(ends[0], link.direction): at for at, (ends, link) in enumerate(zip(seen.ends, seen.links, strict=True))}
     return next((there[way] for way in ways if way in there), None)
+
+
+def _where_again(seen: Window, again: Mapping[int, float]) -> int | None:
+    """The link of the rank that most was sent again by or to: where its acknowledgements are lost, others send again.
+
+    Of two that are alike, the one that sent.
+    """
+    of_rank: dict[int, float] = {}
+    ways = [(ends, at) for at, ends in enumerate(seen.ends) if seen.links[at].direction == Direction.TX]
+    for (rank, peer), _ in ways:
+        for end in {rank, peer} - {-1}:
+            of_rank[end] = of_rank.get(end, 0.0) + again.get(rank, 0.0)
+    most = max(of_rank.values(), default=0.0)
+    senders = {rank: at for (rank, _), at in reversed(ways) if rank in again}
+    receivers = {ends[0]: at for at, ends in enumerate(seen.ends) if seen.links[at].direction == Direction.RX}
+    found = [links[rank] for links in (senders, receivers) for rank in links if of_rank.get(rank, 0.0) >= most > 0]
+    return found[0] if found else None
 
 
 def _other_end(seen: Window, link: int) -> int | None:
