@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from test_verdict import BEGIN, CELLS, COMPUTING, MS, RANKS, SLOW, TRANSFER, Run
+from test_verdict import BEGIN, CELLS, COMPUTING, LINKS, MS, RANKS, SLOW, TRANSFER, Run
 from test_verdict_recorded import RECORDED, TRUTHS
 
 from netmon.cli import main
