@@ -13,6 +13,7 @@ taken the usual time.
 from dataclasses import replace
 
 import numpy as np
+import numpy.typing as npt
 
 from netmon.dl.verdict.blame import held_up
 from netmon.dl.verdict.conclude import conclude
@@ -22,7 +23,7 @@ from netmon.dl.verdict.host_part import explains, stopped_in, waited_more
 from netmon.dl.verdict.judged import Blamed, Judged
 from netmon.dl.verdict.phases import Phases, phases
 from netmon.dl.verdict.usual import FEWEST, Matrix, matrix, usual_rows
-from netmon.dl.verdict.window import Window, window
+from netmon.dl.verdict.window import JobTraffic, Window
 from netmon.views import SHARES, Verdict
 
 NOTABLE = 1.2
@@ -53,13 +54,12 @@ def wanted_times(steps: Steps, numbers: "list[int]") -> list[tuple[int, int]]:
     rows: set[int] = set()
     for number in numbers:
         row = int(np.searchsorted(table.number, number))
-        rows |= {row, *_references(table, row)}
+        rows |= {row, *_near(usual_rows(table, row), row)}
     begin, end = np.nanmin(table.start, axis=1), np.nanmax(table.end, axis=1)
     return [(int(begin[row]) + table.base_ns, int(end[row]) + table.base_ns) for row in sorted(rows)]
 
 
-def _references(table: Matrix, row: int) -> list[int]:
-    usual = usual_rows(table, row)
+def _near(usual: npt.NDArray[np.intp], row: int) -> list[int]:
     near = usual[np.argsort(np.abs(usual - row), kind="stable")[:REFERENCES]]
     return sorted(near.tolist())
 
@@ -71,8 +71,10 @@ def looked_at(job: str, steps: Steps, carried: Carried, number: int) -> Judged:
     if row == len(table.number) or table.number[row] != number:
         raise KeyError(number)
     usual = usual_rows(table, row)
-    seen = _window(carried, job, table, row)
-    references = {one: found for one in _references(table, row) if (found := _window(carried, job, table, one))}
+    traffic = JobTraffic(carried, job)
+    seen = traffic.window(*span_of(table, row))
+    near = ((one, traffic.window(*span_of(table, one))) for one in _near(usual, row))
+    references = {one: found for one, found in near if found}
     return Judged(job, table, row, usual, seen, references, carried.waited)
 
 
@@ -92,10 +94,6 @@ def verdict_on(one: Judged, steps: Steps) -> Verdict:
     if not normal or excess <= 0:
         return verdict if not normal else replace(verdict, unknown_ns=excess, confidence=1.0)
     return _weigh(verdict, one, steps, phases(table, row, usual, one.seen, one.references))
-
-
-def _window(carried: Carried, job: str, table: Matrix, row: int) -> Window | None:
-    return window(carried, job, *span_of(table, row))
 
 
 def span_of(table: Matrix, row: int) -> tuple[int, int]:
