@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from netmon.dl.verdict.usual import spread
+from netmon.dl.verdict.usual import median, spread
 from netmon.records import Table
 
 WAITED = np.dtype([(name, "<i8") for name in ("rank", "start_ns", "end_ns", "waited_ns", "stopped_ns")])
@@ -27,30 +27,39 @@ _SHORTEST_NS = 40_000_000  # of a stop: half of a step of the agent's
 _Span = tuple[float, float]
 
 
-def within(rows: Table, name: str, spans: Sequence[_Span]) -> npt.NDArray[np.float64]:
+def within(rows: Table, name: str, spans: Sequence[_Span] | npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
     """(spans,): what a column sums up to in each time; rows count by the part of them that lies in it."""
-    begin, end = (np.array([span[k] for span in spans], np.float64)[:, None] for k in (0, 1))
-    length = np.maximum(rows["end_ns"] - rows["start_ns"], 1)
-    overlap = np.minimum(rows["end_ns"], end) - np.maximum(rows["start_ns"], begin)
-    found: npt.NDArray[np.float64] = (np.clip(overlap, 0, None) / length * rows[name]).sum(axis=1)
-    return found
+    begin, end = np.asarray(spans, np.float64).reshape(-1, 2).T
+    start, stop = (rows[moment].astype(np.float64) for moment in ("start_ns", "end_ns"))
+    length, value = np.maximum(rows["end_ns"] - rows["start_ns"], 1), rows[name]
+    if (np.diff(start) < 0).any() or (np.diff(stop) < 0).any():
+        order = np.argsort(start, kind="stable")
+        start, stop, length, value = start[order], stop[order], length[order], value[order]
+    # A time's rows are those from the first that is not over to the last that has begun.
+    first, last = np.searchsorted(np.maximum.accumulate(stop), begin, "right"), np.searchsorted(start, end)
+    count = np.maximum(last - first, 0)
+    of = np.repeat(np.arange(len(begin)), count)
+    row = np.arange(len(of)) - np.repeat(np.cumsum(count) - count - first, count)
+    overlap = np.minimum(stop[row], end[of]) - np.maximum(start[row], begin[of])
+    parts = np.clip(overlap, 0, None) / length[row] * value[row]
+    return np.bincount(of, weights=parts, minlength=len(begin))
 
 
-def waited_more(rows: Table, span: _Span, usual: Sequence[_Span]) -> dict[int, float]:
+def waited_more(rows: Table, span: _Span, usual: npt.NDArray[np.int64]) -> dict[int, float]:
     """By rank, ns that it waited longer in a time than it does in usual iterations; rows of WAITED; only what is clear.
 
-    Times are UTC; usual: those of the usual iterations, of which some may not have been watched.
+    Times are UTC; usual: (iterations, 2), those of the usual ones, of which some may not have been watched.
     """
     found: dict[int, float] = {}
     for rank in np.unique(rows["rank"]).tolist():
         own = rows[rows["rank"] == rank]
         begin, end = own["start_ns"].min(), own["end_ns"].max()
-        watched = [one for one in usual if begin <= one[0] and one[1] <= end]
+        watched = usual[(begin <= usual[:, 0]) & (usual[:, 1] <= end)]
         if len(watched) < _FEWEST:
             continue
         waits = within(own, "waited_ns", watched) * (span[1] - span[0])
-        waits /= [one[1] - one[0] for one in watched]
-        more = float(within(own, "waited_ns", [span])[0] - np.median(waits))
+        waits /= watched[:, 1] - watched[:, 0]
+        more = float(within(own, "waited_ns", [span])[0]) - median(waits)
         if more > _CLEAR * spread(waits):
             found[rank] = more
     return {rank: ns for rank, ns in found.items() if ns > 0}

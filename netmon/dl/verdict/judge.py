@@ -22,7 +22,7 @@ from netmon.dl.verdict.evidence import CELL_NS, Carried, Steps
 from netmon.dl.verdict.host_part import explains, stopped_in, waited_more
 from netmon.dl.verdict.judged import Blamed, Judged
 from netmon.dl.verdict.phases import Phases, phases
-from netmon.dl.verdict.usual import FEWEST, Matrix, matrix, usual_rows
+from netmon.dl.verdict.usual import FEWEST, Matrix, matrix, median, usual_rows
 from netmon.dl.verdict.window import JobTraffic, Window
 from netmon.views import SHARES, Verdict
 
@@ -43,7 +43,7 @@ def standing_out(steps: Steps) -> list[int]:
     rows = usual_rows(table)
     if not len(rows):
         return []
-    usual = np.median(table.slowest[rows])
+    usual = median(table.slowest[rows])
     found = np.flatnonzero(table.whole & (table.slowest >= NOTABLE * usual) & (np.arange(len(table.number)) > 0))
     return table.number[found].tolist()  # type: ignore[no-any-return]
 
@@ -88,12 +88,12 @@ def verdict_on(one: Judged, steps: Steps) -> Verdict:
     table, row, usual = one.table, one.row, one.usual
     slow = int(np.nanargmax(table.duration[row]))
     start, end = (int(column[row, slow]) + table.base_ns for column in (table.start, table.end))
-    normal = int(np.median(table.slowest[usual])) if len(usual) else 0
+    normal = int(median(table.slowest[usual])) if len(usual) else 0
     excess = end - start - normal if normal else 0
     verdict = Verdict(one.job, int(table.number[row]), start, end, end - start, normal, excess, relative=steps.relative)
     if not normal or excess <= 0:
         return verdict if not normal else replace(verdict, unknown_ns=excess, confidence=1.0)
-    return _weigh(verdict, one, steps, phases(table, row, usual, one.seen, one.references))
+    return _weigh(verdict, one, steps, phases(table, row, usual, one.moments, one.seen, one.references))
 
 
 def span_of(table: Matrix, row: int) -> tuple[int, int]:
@@ -189,8 +189,8 @@ def _hosts_part(one: Judged, excess: float, late_of: dict[int, float], unknown: 
         return {}
     table, usual = one.table, one.usual
     begin, end = np.nanmin(table.start[usual], axis=1), np.nanmax(table.end[usual], axis=1)
-    spans = zip(*((column.astype(np.int64) + table.base_ns).tolist() for column in (begin, end)), strict=True)
-    more = waited_more(one.waited, span_of(table, one.row), list(spans))
+    spans = np.stack([begin, end], axis=1).astype(np.int64) + table.base_ns
+    more = waited_more(one.waited, span_of(table, one.row), spans)
     found = {
         rank: late_of.pop(rank) for rank in list(late_of) if explains({rank: more.get(rank, 0.0)}, late_of[rank]) >= 0
     }

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from netmon.dl.verdict.evidence import CELL_NS, Carried, Steps
 from netmon.dl.verdict.judge import looked_at
 from netmon.dl.verdict.judged import Judged
-from netmon.dl.verdict.phases import Moments, moments
+from netmon.dl.verdict.phases import Moments
 from netmon.dl.verdict.usual import middle
 from netmon.views import Cause, RankTimes, Verdict
 
@@ -32,7 +32,7 @@ def rank_times(job: str, steps: Steps, carried: Carried, verdict: Verdict) -> tu
 def times_of(one: Judged, steps: Steps, verdict: Verdict) -> tuple[RankTimes, ...]:
     """The same of one that has been looked at. steps: of its job."""
     table, row = one.table, one.row
-    told = moments(table, row, one.seen, one.references)
+    told = one.moments
     waits, lasts = _waits(told, one)
     usual = middle((told.exposed - waits)[one.usual]) if len(one.usual) else np.full(len(table.rank), np.nan)
     rows = []
