@@ -17,6 +17,7 @@ from netmon.dl.verdict import (
     Whose,
     in_cells,
     looked_at,
+    matrix,
     most_telling,
     times_of,
     verdict_on,
@@ -66,8 +67,9 @@ class Case:
         of = np.searchsorted(there, rows["place"])
         utc = np.stack([maps.utcs(of, np.ascontiguousarray(rows[name])) for name in _MOMENTS])
         steps = steps_in_utc(rows, utc, [self.hosts[place] for place in rows["place"].tolist()], self.size)
-        times = wanted_times(steps, [self.number])
-        one = looked_at(self.job, steps, self._carried(maps, there, times), self.number)
+        table = matrix(steps)
+        times = wanted_times(table, [self.number])
+        one = looked_at(self.job, table, self._carried(maps, there, times), self.number)
         verdict = verdict_on(one, steps)
         ranks = times_of(one, steps, verdict) if verdict.excess_ns > 0 else ()
         return replace(verdict, relative=self.relative, ranks=most_telling(ranks, _MOST_RANKS))
@@ -75,23 +77,23 @@ class Case:
     def _carried(self, maps: TimeMaps, there: npt.NDArray[np.int64], times: list[tuple[int, int]]) -> Carried:
         since_ns = min((since for since, _ in times), default=0) - self.clock_error_ns
         rows = of_sessions(self.parts, there.tolist(), since_ns)
-        rows = rows[rows["flow"] < len(self.of_flow)]
-        link = self.link_of_flow[rows["flow"]]
-        flow, width = rows["flow"], rows["bucket_ns"].astype(np.int64)
-        start = maps.utcs(np.searchsorted(there, rows["session"]), np.ascontiguousarray(rows["start_ns"]))
-        known = np.isin(link, list(self.links))
-        inside = np.zeros(len(rows), np.bool_)
+        start = maps.utcs(np.searchsorted(there, rows["session"]), rows["start_ns"])
+        flow, end = rows["flow"], start + rows["bucket_ns"]
+        near = np.flatnonzero((end > since_ns) & (flow < len(self.of_flow)))
+        inside = np.zeros(len(near), np.bool_)
         for since, until in times:
-            inside |= (start + width > since) & (start < until)
-        kept = np.flatnonzero(known & inside)
+            inside |= (end[near] > since) & (start[near] < until)
+        near = near[inside]
         numbers = np.array(sorted(self.links), np.int64)
+        kept = near[np.isin(self.link_of_flow[flow[near]], numbers)]
+        width, flow = rows["bucket_ns"][kept].astype(np.int64), flow[kept]
         cells = in_cells(
-            *(np.searchsorted(numbers, link[kept]), self.of_flow[flow[kept]], start[kept], width[kept]),
+            *(np.searchsorted(numbers, self.link_of_flow[flow]), self.of_flow[flow], start[kept], width),
             *(rows[name][kept].astype(np.int64) for name in ("wire_bytes", "payload_bytes")),
         )
         links = [self.links[number] for number in numbers.tolist()]
         waited, said = (_in_utc(told, maps, there) for told in (self.waited, self.said))
-        widest = int(width[kept].max(initial=0))
+        widest = int(width.max(initial=0))
         return Carried(links, self.whose, cells[cells["of"] >= 0], self.clock_error_ns, waited, said, widest)
 
 

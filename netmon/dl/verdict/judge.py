@@ -48,9 +48,8 @@ def standing_out(steps: Steps) -> list[int]:
     return table.number[found].tolist()  # type: ignore[no-any-return]
 
 
-def wanted_times(steps: Steps, numbers: "list[int]") -> list[tuple[int, int]]:
+def wanted_times(table: Matrix, numbers: "list[int]") -> list[tuple[int, int]]:
     """When rows are needed to judge these iterations: theirs, and those of usual ones; (since, until) in UTC ns."""
-    table = matrix(steps)
     rows: set[int] = set()
     for number in numbers:
         row = int(np.searchsorted(table.number, number))
@@ -64,9 +63,8 @@ def _near(usual: npt.NDArray[np.intp], row: int) -> list[int]:
     return sorted(near.tolist())
 
 
-def looked_at(job: str, steps: Steps, carried: Carried, number: int) -> Judged:
+def looked_at(job: str, table: Matrix, carried: Carried, number: int) -> Judged:
     """An iteration beside its usual ones. Raises KeyError where there is no such iteration."""
-    table = matrix(steps)
     row = int(np.searchsorted(table.number, number))
     if row == len(table.number) or table.number[row] != number:
         raise KeyError(number)
@@ -80,7 +78,7 @@ def looked_at(job: str, steps: Steps, carried: Carried, number: int) -> Judged:
 
 def judge(job: str, steps: Steps, carried: Carried, number: int) -> Verdict:
     """The verdict on one iteration, which need not stand out. Raises KeyError where there is no such iteration."""
-    return verdict_on(looked_at(job, steps, carried, number), steps)
+    return verdict_on(looked_at(job, matrix(steps), carried, number), steps)
 
 
 def verdict_on(one: Judged, steps: Steps) -> Verdict:
@@ -207,6 +205,7 @@ __all__ = [
     "REFERENCES",
     "judge",
     "looked_at",
+    "matrix",
     "standing_out",
     "verdict_on",
     "wanted_times",

@@ -15,7 +15,7 @@ from netmon.dl.verdict.evidence import CELL_NS, Carried, Steps
 from netmon.dl.verdict.judge import looked_at
 from netmon.dl.verdict.judged import Judged
 from netmon.dl.verdict.phases import Moments
-from netmon.dl.verdict.usual import middle
+from netmon.dl.verdict.usual import matrix, middle
 from netmon.views import Cause, RankTimes, Verdict
 
 _MOST_NAMED = 8
@@ -26,7 +26,7 @@ _Floats = npt.NDArray[np.float64]
 
 def rank_times(job: str, steps: Steps, carried: Carried, verdict: Verdict) -> tuple[RankTimes, ...]:
     """Of every rank that has the verdict's iteration, by rank. Raises KeyError where there is no such iteration."""
-    return times_of(looked_at(job, steps, carried, verdict.iteration), steps, verdict)
+    return times_of(looked_at(job, matrix(steps), carried, verdict.iteration), steps, verdict)
 
 
 def times_of(one: Judged, steps: Steps, verdict: Verdict) -> tuple[RankTimes, ...]:
