@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Protocol
 
@@ -218,8 +219,8 @@ class ParquetSink:
         with self._busy:
             self._look_for_directory()
             self._forget_lost()
-            hosts = {state.host for state in states.values()}.union(*map(hosts_of, tables.values()))
-            refused = self._sharing.foreign(hosts)
+            hosts = chain((state.host for state in states.values()), chain.from_iterable(map(hosts_of, tables.values())))
+            refused = self._sharing.foreign(hosts)  # where nobody shares, they are not looked for
             if refused:
                 tables = {name: without_hosts(rows, refused) for name, rows in tables.items()}
                 states = {session: state for session, state in states.items() if state.host not in refused}
