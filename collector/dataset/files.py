@@ -167,8 +167,9 @@ def _unlike(column: pa.ChunkedArray) -> bool:
 
 def write_file(disk: Disk, name: str, path: Path, rows: pa.Table) -> None:
     """Write a small file. Raises OSError, pa.ArrowException."""
+    rows = rows if rows.schema.equals(SCHEMAS[name]) else rows.cast(SCHEMAS[name])
     with writer(disk, name, path, rows) as parquet:
-        parquet.write_table(rows if rows.schema.equals(SCHEMAS[name]) else rows.cast(SCHEMAS[name]), row_group_size=ROWS_PER_GROUP)
+        parquet.write_table(rows, row_group_size=ROWS_PER_GROUP)
 
 
 def reason_of(error: Exception) -> str:
