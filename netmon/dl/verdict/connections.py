@@ -79,7 +79,7 @@ def limited(said: Table, name: str, span: tuple[float, float], usual: Sequence[t
     Times are UTC; usual: those to compare with. Rows count by the part of them that lies in a time.
     """
     most = 0.0
-    known = said[said[name] >= 0]
+    known = said[said[name] > 0]  # what is 0, or not known, adds nothing
     for of in np.unique(known["of"]).tolist():
         held = within(known[known["of"] == of], name, [span, *usual])
         most = max(most, float(held[0]) - (median(held[1:]) if len(usual) else 0.0))

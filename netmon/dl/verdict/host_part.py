@@ -6,7 +6,7 @@ iterations, in which it waits, too.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -30,19 +30,20 @@ _Span = tuple[float, float]
 def within(rows: Table, name: str, spans: Sequence[_Span] | npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
     """(spans,): what a column sums up to in each time; rows count by the part of them that lies in it."""
     begin, end = np.asarray(spans, np.float64).reshape(-1, 2).T
-    start, stop = (rows[moment].astype(np.float64) for moment in ("start_ns", "end_ns"))
-    length, value = np.maximum(rows["end_ns"] - rows["start_ns"], 1), rows[name]
-    if (np.diff(start) < 0).any() or (np.diff(stop) < 0).any():
-        order = np.argsort(start, kind="stable")
-        start, stop, length, value = start[order], stop[order], length[order], value[order]
+    rows = rows[np.argsort(rows["start_ns"], kind="stable")]
     # A time's rows are those from the first that is not over to the last that has begun.
-    first, last = np.searchsorted(np.maximum.accumulate(stop), begin, "right"), np.searchsorted(start, end)
+    over = np.maximum.accumulate(rows["end_ns"]).astype(np.float64)
+    first, last = np.searchsorted(over, begin, "right"), np.searchsorted(rows["start_ns"].astype(np.float64), end)
     count = np.maximum(last - first, 0)
     of = np.repeat(np.arange(len(begin)), count)
     row = np.arange(len(of)) - np.repeat(np.cumsum(count) - count - first, count)
-    overlap = np.minimum(stop[row], end[of]) - np.maximum(start[row], begin[of])
-    parts = np.clip(overlap, 0, None) / length[row] * value[row]
-    return np.bincount(of, weights=parts, minlength=len(begin))
+    return np.bincount(of, weights=_parts(rows[row], name, begin[of], end[of]), minlength=len(begin))
+
+
+def _parts(rows: Table, name: str, begin: npt.NDArray[np.float64], end: npt.NDArray[np.float64]) -> Any:
+    """(rows,): what each adds to the sum of a time of its own."""
+    overlap = np.minimum(rows["end_ns"], end) - np.maximum(rows["start_ns"], begin)
+    return np.clip(overlap, 0, None) / np.maximum(rows["end_ns"] - rows["start_ns"], 1) * rows[name]
 
 
 def waited_more(rows: Table, span: _Span, usual: npt.NDArray[np.int64]) -> dict[int, float]:
@@ -55,7 +56,8 @@ def waited_more(rows: Table, span: _Span, usual: npt.NDArray[np.int64]) -> dict[
         own = rows[rows["rank"] == rank]
         begin, end = own["start_ns"].min(), own["end_ns"].max()
         watched = usual[(begin <= usual[:, 0]) & (usual[:, 1] <= end)]
-        if len(watched) < _FEWEST:
+        own = own[own["waited_ns"] > 0]
+        if len(watched) < _FEWEST or not len(own):
             continue
         waits = within(own, "waited_ns", watched) * (span[1] - span[0])
         waits /= watched[:, 1] - watched[:, 0]
@@ -75,13 +77,15 @@ class Stopped(NamedTuple):
 
 def stopped_in(rows: Table, span: _Span) -> Stopped:
     """Who was stopped in a time (UTC)."""
-    found, unseen = {}, {}
-    ranks = np.unique(rows["rank"]).tolist()
-    for rank in ranks:
-        own = rows[rows["rank"] == rank]
-        found[rank] = float(within(own, "stopped_ns", [span])[0])
-        told = np.clip(np.minimum(own["end_ns"], span[1]) - np.maximum(own["start_ns"], span[0]), 0, None).sum()
-        unseen[rank] = span[1] - span[0] - float(told)
+    numbers, of = np.unique(rows["rank"], return_inverse=True)
+    ranks: list[int] = numbers.tolist()
+    inside = np.flatnonzero((rows["end_ns"] > span[0]) & (rows["start_ns"] < span[1]))
+    near, of = rows[inside], of[inside]
+    overlap = np.minimum(near["end_ns"], span[1]) - np.maximum(near["start_ns"], span[0])
+    parts = _parts(near, "stopped_ns", *(np.full(len(near), moment, np.float64) for moment in span))
+    stopped, told = (np.bincount(of, each, len(ranks)).tolist() for each in (parts, overlap))
+    found = dict(zip(ranks, stopped, strict=True))
+    unseen = {rank: span[1] - span[0] - seen for rank, seen in zip(ranks, told, strict=True)}
     enough = max(_ALIKE * max(found.values(), default=0.0), _SHORTEST_NS)
     alike = {rank: ns for rank, ns in found.items() if ns >= enough}
     maybe = frozenset(rank for rank in ranks if rank not in alike and found[rank] + unseen[rank] >= enough)
