@@ -4,7 +4,7 @@
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -28,8 +28,8 @@ RECENT = np.dtype(
 Wanted = Callable[[npt.NDArray[np.int32], npt.NDArray[np.int64], npt.NDArray[np.uint32]], npt.NDArray[np.bool_]]
 
 
-def _all(*_: npt.NDArray[np.integer]) -> Any:
-    return slice(None)
+def _all(session: npt.NDArray[np.int32], *_: npt.NDArray[np.integer]) -> npt.NDArray[np.bool_]:
+    return np.ones(len(session), np.bool_)
 
 
 class Part(NamedTuple):
@@ -75,10 +75,13 @@ def of_sessions(parts: Sequence[Part], places: list[int], since_ns: int = 0, wan
     """
     theirs = np.zeros(max(places, default=0) + 2, np.bool_)
     theirs[places] = True
-    found = [Columns.zeros(0, RECENT)]
+    chosen = []
     for rows in (part.rows for part in parts if part.arrived_ns >= since_ns - _AHEAD_NS):
         own = np.flatnonzero(theirs[np.minimum(rows["session"], len(theirs) - 1)])
-        own = own[wanted(*(rows[name][own] for name in ("session", "start_ns", "bucket_ns")))]
         if len(own):
-            found.append(rows.take(own))
-    return joined(found)
+            chosen.append((rows, own))
+    if not chosen:
+        return Columns.zeros(0, RECENT)
+    asked = (np.concatenate([rows[name][own] for rows, own in chosen]) for name in ("session", "start_ns", "bucket_ns"))
+    good = np.split(wanted(*asked), np.cumsum([len(own) for _, own in chosen])[:-1])
+    return joined(rows.take(own[kept]) for (rows, own), kept in zip(chosen, good, strict=True))

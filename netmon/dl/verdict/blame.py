@@ -7,7 +7,7 @@ import numpy.typing as npt
 from netmon.dl.account import JOB
 from netmon.dl.verdict.connections import sent_again
 from netmon.dl.verdict.evidence import CELL_NS
-from netmon.dl.verdict.held import PAUSED, Cells, Held, held, together, where_contested
+from netmon.dl.verdict.held import PAUSED, Cells, Held, held, together, where_contested, who_went_on
 from netmon.dl.verdict.judged import Blamed, Judged
 from netmon.dl.verdict.phases import Phases
 from netmon.dl.verdict.slow_link import lossy_link, slow_link
@@ -52,9 +52,10 @@ def held_up(one: Judged, told: Phases, transfer: float) -> tuple[dict[str, float
     stopped = max(0.0, beyond(Held.STOPPED))
     stops = sum(stop.end - stop.begin for stop in judged.stops) or 1
     for stop in judged.stops:
-        if stop.rank < 0 and (stop.end - stop.begin < PAUSED or not seen.fine):
+        rank = who_went_on(seen, stop)
+        if rank < 0 and (stop.end - stop.begin < PAUSED or not seen.fine):
             continue  # a gap says nothing, nor does one of which nobody can tell who ended it
-        key = "pause" if stop.rank < 0 else f"late {stop.rank}"
+        key = "pause" if rank < 0 else f"late {rank}"
         parts[key] = parts.get(key, 0.0) + stopped * (stop.end - stop.begin) / stops
     lost, slow = max(0.0, beyond(Held.LOST)), beyond(Held.SLOW)
     links: list[int] = []

@@ -62,7 +62,6 @@ class Stop:
 
     begin: int  # cells
     end: int
-    rank: int  # that went on first, so that the others had waited for it; −1: several did at once
 
 
 @dataclass(frozen=True)
@@ -131,7 +130,6 @@ def held(
     kind[contested[span]] = Held.FOREIGN
     stops, waits = [], set[tuple[int, int]]()
     for first, last in _silences(seen, span):
-        stop = Stop(first, last, _who_went_on(seen, first, last))
         inside = slice(first - span.start, last - span.start)
         waiting = _waiting(seen, first, last)
         timeout = _is_timeout(seen, dropped, first, last) or bool(waiting)
@@ -143,7 +141,7 @@ def held(
             link[first:last], party[first:last] = link[near], party[near]
         elif not timeout:
             kind[inside] = Held.STOPPED
-            stops.append(stop)
+            stops.append(Stop(first, last))
         else:
             kind[inside] = Held.LOST
             waits |= waiting
@@ -249,8 +247,8 @@ def _waiting(seen: Window, first: int, last: int) -> set[tuple[int, int]]:
     return {pair for pair in told if not seen.sent[seen.ranks == pair[0], silent_from:last].any()}
 
 
-def _who_went_on(seen: Window, first: int, last: int) -> int:
-    """The rank that had stopped alone in the silence [first, last); −1: several had, or nobody can tell.
+def who_went_on(seen: Window, stop: Stop) -> int:
+    """The rank that had stopped alone; −1: several had, or nobody can tell.
 
     Where one rank stops, the others go on until they lack what it would have sent; when it goes on, the next one sends
     only after it has received a whole piece. Where all stop, nobody goes on for long, and whoever has what it needs
@@ -258,6 +256,7 @@ def _who_went_on(seen: Window, first: int, last: int) -> int:
     """
     if not seen.fine:
         return -1
+    first, last = stop.begin, stop.end
     after = seen.sent[:, last : last + 400 * _MS] > 0
     active = np.asarray(after.any(axis=1))
     begins = np.where(active, after.argmax(axis=1), after.shape[1])

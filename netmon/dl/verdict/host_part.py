@@ -59,9 +59,9 @@ def waited_more(rows: Table, span: _Span, usual: npt.NDArray[np.int64]) -> dict[
         own = own[own["waited_ns"] > 0]
         if len(watched) < _FEWEST or not len(own):
             continue
-        waits = within(own, "waited_ns", watched) * (span[1] - span[0])
-        waits /= watched[:, 1] - watched[:, 0]
-        more = float(within(own, "waited_ns", [span])[0]) - median(waits)
+        now, *then = within(own, "waited_ns", np.concatenate([[span], watched]))
+        waits = np.array(then) * (span[1] - span[0]) / (watched[:, 1] - watched[:, 0])
+        more = float(now) - median(waits)
         if more > _CLEAR * spread(waits):
             found[rank] = more
     return {rank: ns for rank, ns in found.items() if ns > 0}

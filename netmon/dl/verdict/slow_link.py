@@ -42,9 +42,10 @@ def slow_link(seen: Window, cells: Cells, references: Mapping[int, Window]) -> t
     if not seen.fine or not references or whole < _FEWEST:
         return None
     plain = (cells.kind != Held.FOREIGN)[: whole * width].reshape(whole, width).mean(axis=1) > 0.9
+    paces = _usual_paces(references, width)
     found: dict[Direction, list[tuple[float, int]]] = {Direction.RX: [], Direction.TX: []}
     for link, one in enumerate(seen.links):
-        usual = _usual_pace(one, references, width)
+        usual = paces.get(one)
         if not usual:
             continue
         carried = seen.own[link, cells.begin : cells.begin + span * part]
@@ -133,11 +134,14 @@ def _sender(seen: Window, link: int) -> int | None:
     return None
 
 
-def _usual_pace(link: Link, references: Mapping[int, Window], width: int) -> float:
-    """The most that the link carries of the job's bytes over so many cells in usual iterations (median)."""
-    most = []
+def _usual_paces(references: Mapping[int, Window], width: int) -> dict[Link, float]:
+    """The most that each link carries of the job's bytes over so many cells in usual iterations (median)."""
+    most: dict[Link, list[float]] = {}
     for window in references.values():
-        if link in window.links and window.cells >= width:
-            sums = np.cumsum(np.concatenate([[0.0], window.own[window.links.index(link)]]))
-            most.append(float((sums[width:] - sums[:-width]).max()) / width)
-    return median(most) if most else 0.0
+        if window.cells >= width:
+            sums = np.zeros((len(window.links), window.cells + 1))
+            np.cumsum(window.own, axis=1, out=sums[:, 1:])
+            paces = (sums[:, width:] - sums[:, :-width]).max(axis=1) / width
+            for link, pace in zip(window.links, paces.tolist(), strict=True):
+                most.setdefault(link, []).append(pace)
+    return {link: median(paces) for link, paces in most.items()}
