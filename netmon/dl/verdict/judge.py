@@ -146,8 +146,7 @@ def _stopped(one: Judged, excess: float, shares: dict[str, float], late_of: dict
     """What ranks were stopped for is theirs, or, where ranks of several hosts were, everybody's pause.
 
     A ring stands still whoever stops, so the links alone cannot tell which of them it was. What has a culprit of its
-    own stays his. Where it is not known of the others, nobody can tell which it was, and it
-    stays unknown.
+    own stays his. Where it is not known of the others, nobody can tell which it was, and it stays unknown.
     """
     stopped = stopped_in(one.waited, span_of(one.table, one.row)) if one.waited is not None else None
     if stopped is None or not stopped.ranks:
