@@ -37,7 +37,7 @@ def within(rows: Table, name: str, spans: Sequence[_Span] | npt.NDArray[np.int64
     count = np.maximum(last - first, 0)
     of = np.repeat(np.arange(len(begin)), count)
     row = np.arange(len(of)) - np.repeat(np.cumsum(count) - count - first, count)
-    return np.bincount(of, weights=_parts(rows[row], name, begin[of], end[of]), minlength=len(begin))
+    return np.asarray(np.bincount(of, _parts(rows[row], name, begin[of], end[of]), len(begin)), np.float64)
 
 
 def _parts(rows: Table, name: str, begin: npt.NDArray[np.float64], end: npt.NDArray[np.float64]) -> Any:

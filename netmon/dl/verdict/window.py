@@ -116,7 +116,7 @@ class JobTraffic:
 
         def table(weights: _Floats, some: npt.NDArray[np.intp], index: npt.NDArray[np.integer], size: int) -> _Floats:
             flat = index * cells + (self._cell[some] - first)
-            return np.bincount(flat, weights=weights[some], minlength=size * cells).reshape(size, cells)
+            return np.asarray(np.bincount(flat, weights[some], size * cells), np.float64).reshape(size, cells)
 
         shape, pairs = (len(self._names), len(used), cells), len(self._names) * len(used)
         return Window(
