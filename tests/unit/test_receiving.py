@@ -219,8 +219,7 @@ def test_what_fails_for_one_stream_is_said_and_costs_no_other(tmp_path: Path, mo
             odd = stub.Stream()
             await odd.write(message(hello(host="odd", session="odd")))
             with pytest.raises(grpc.aio.AioRpcError, match="failed at the hello"):
-                while await odd.read() is not grpc.aio.EOF:
-                    pass
+                [_ async for _ in odd]
             assert (await send(stub, session(10)))[-1] == 10
             call = stub.Watch(netmon_pb2.WatchRequest(interval_ms=100))
             async for snapshot in call:

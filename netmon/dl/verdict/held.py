@@ -254,9 +254,9 @@ def who_went_on(seen: Window, stop: Stop) -> int:
     only after it has received a whole piece. Where all stop, nobody goes on for long, and whoever has what it needs
     sends at once. A piece is what a rank sends between two waits.
     """
-    if not seen.fine:
-        return -1
     first, last = stop.begin, stop.end
+    if not seen.fine or last >= seen.cells:
+        return -1
     after = seen.sent[:, last : last + 400 * _MS] > 0
     active = np.asarray(after.any(axis=1))
     begins = np.where(active, after.argmax(axis=1), after.shape[1])

@@ -21,7 +21,7 @@ rank was stopped, by a signal or a debugger."""
 _FEWEST = 3  # usual iterations of a rank that were watched, else nothing is usual
 _CLEAR = 3.0  # standard deviations of them
 _MOSTLY = 0.5  # of what is to be explained
-_ALIKE = 0.5  # of the longest stop
+_ALIKE = 0.5  # of the longest stop, or wait for a CPU
 _SHORTEST_NS = 40_000_000  # of a stop: half of a step of the agent's
 
 _Span = tuple[float, float]
@@ -90,6 +90,12 @@ def stopped_in(rows: Table, span: _Span) -> Stopped:
     alike = {rank: ns for rank, ns in found.items() if ns >= enough}
     maybe = frozenset(rank for rank in ranks if rank not in alike and found[rank] + unseen[rank] >= enough)
     return Stopped(alike, maybe, len(ranks))
+
+
+def alike(ns_of: Mapping[int, float]) -> set[int]:
+    """The ranks whose time is about as long as the longest; only what is more than nothing."""
+    enough = _ALIKE * max(ns_of.values(), default=0.0)
+    return {rank for rank, ns in ns_of.items() if ns >= enough and ns > 0}
 
 
 def explains(more_ns: Mapping[int, float], ns: float) -> int:
