@@ -5,7 +5,7 @@ A rank that is stopped neither runs nor waits for a CPU. One that waits for a CP
 iterations, in which it waits, too.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -46,10 +46,12 @@ def _parts(rows: Table, name: str, begin: npt.NDArray[np.float64], end: npt.NDAr
     return np.clip(overlap, 0, None) / np.maximum(rows["end_ns"] - rows["start_ns"], 1) * rows[name]
 
 
-def waited_more(rows: Table, span: _Span, usual: npt.NDArray[np.int64]) -> dict[int, float]:
+def waited_more(rows: Table, span: _Span, usual: npt.NDArray[np.int64], late: Collection[int] = ()) -> dict[int, float]:
     """By rank, ns that it waited longer in a time than it does in usual iterations; rows of WAITED; only what is clear.
 
-    Times are UTC; usual: (iterations, 2), those of the usual ones, of which some may not have been watched.
+    Times are UTC; usual: (iterations, 2), those of the usual ones, of which some may not have been watched. late: ranks
+    that are known to have been late; of them it is clear sooner: over a longer time, waits that come and go are nearer
+    to their mean.
     """
     found: dict[int, float] = {}
     for rank in np.unique(rows["rank"]).tolist():
@@ -60,9 +62,11 @@ def waited_more(rows: Table, span: _Span, usual: npt.NDArray[np.int64]) -> dict[
         if len(watched) < _FEWEST or not len(own):
             continue
         now, *then = within(own, "waited_ns", np.concatenate([[span], watched]))
-        waits = np.array(then) * (span[1] - span[0]) / (watched[:, 1] - watched[:, 0])
+        longer = (span[1] - span[0]) / (watched[:, 1] - watched[:, 0])
+        waits = np.array(then) * longer
         more = float(now) - median(waits)
-        if more > _CLEAR * spread(waits):
+        apart = spread(waits) / (max(1.0, median(longer)) ** 0.5 if rank in late else 1.0)
+        if more > _CLEAR * apart:
             found[rank] = more
     return {rank: ns for rank, ns in found.items() if ns > 0}
 

@@ -31,6 +31,7 @@ NOTABLE = 1.2
 """An iteration that takes so many times the usual stands out."""
 
 _MOSTLY = 0.5  # of a share, from which on a stop of that length explains all of it
+_NEARLY = 0.75  # of a time: the rest of it is what the waits brought about
 _UNCLEAR = 0.1  # of the excess, from which on what is not known is asked about
 REFERENCES = 6
 """Usual iterations whose traffic is looked at, at most."""
@@ -195,7 +196,8 @@ def _hosts_part(
     table, usual = one.table, one.usual
     begin, end = np.nanmin(table.start[usual], axis=1), np.nanmax(table.end[usual], axis=1)
     spans = np.stack([begin, end], axis=1).astype(np.int64) + table.base_ns
-    more = waited_more(one.waited, span_of(table, one.row), spans)
+    late = {rank for rank, ns in late_of.items() if ns > _UNCLEAR * excess}
+    more = waited_more(one.waited, span_of(table, one.row), spans, late)
     found = {
         rank: late_of.pop(rank) for rank in list(late_of) if explains({rank: more.get(rank, 0.0)}, late_of[rank]) >= 0
     }
@@ -205,16 +207,21 @@ def _hosts_part(
         rank = explains(beside, ns)
         if rank < 0 or _all(one, alike(beside), len(np.unique(one.waited["rank"]))):
             continue
-        ns = min(ns, beside[rank])
-        found[rank], beside[rank] = found.get(rank, 0.0) + ns, beside[rank] - ns
+        ns = _answered(ns, beside[rank])
+        found[rank], beside[rank] = found.get(rank, 0.0) + ns, max(0.0, beside[rank] - ns)
         if seemed is None:
             shares["pause"] -= ns
         else:
             late_of[seemed] -= ns
     rank = explains(more, unknown) if asked else -1
     if rank >= 0:
-        found[rank] = found.get(rank, 0.0) + min(unknown, more[rank])
+        found[rank] = found.get(rank, 0.0) + _answered(unknown, more[rank])
     return found
+
+
+def _answered(ns: float, waited_ns: float) -> float:
+    """How much of a time a wait answers for: its own length, or all of it where nearly all was waited."""
+    return ns if waited_ns >= _NEARLY * ns else waited_ns
 
 
 __all__ = [

@@ -25,6 +25,7 @@ _EVEN = 0.35  # paces that lie within so much of each other are one
 _MOSTLY = 0.6  # of the windows
 _BUSY = 0.9  # of the parts of a window
 _FEWEST = 3  # windows
+_AS_LONG = 0.5  # of what a sender's link shows: whoever receives tells where it was
 _DROPPED = 0.001  # of the bytes
 
 _Floats = npt.NDArray[np.float64]
@@ -47,7 +48,10 @@ def slow_link(seen: Window, times: Sequence[Cells], references: Mapping[int, Win
         _, main = max(stretches, default=(0.0, 0.0))
         ns = sum(ns for ns, pace in stretches if abs(pace - main) <= _EVEN / 2 * main)
         found[one.direction].append((ns, link))
-    ns, link = max([each for each in found[Direction.RX] if each[0] > 0] or found[Direction.TX], default=(0.0, -1))
+    received, sent = (max(found[way], default=(0.0, -1)) for way in (Direction.RX, Direction.TX))
+    ns, link = (
+        received if received[0] >= _AS_LONG * sent[0] else sent
+    )  # what is sent here may be a part of what comes in
     return (_slow_end(seen, link), ns) if ns > 0 else None
 
 
