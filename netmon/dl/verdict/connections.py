@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from netmon.dl.verdict.evidence import Whose
 from netmon.dl.verdict.host_part import within
-from netmon.dl.verdict.usual import spread
+from netmon.dl.verdict.usual import median, spread
 from netmon.records import Table
 
 SAID = np.dtype(
@@ -79,10 +79,10 @@ def limited(said: Table, name: str, span: tuple[float, float], usual: Sequence[t
     Times are UTC; usual: those to compare with. Rows count by the part of them that lies in a time.
     """
     most = 0.0
-    known = said[said[name] >= 0]
+    known = said[said[name] > 0]  # what is 0, or not known, adds nothing
     for of in np.unique(known["of"]).tolist():
         held = within(known[known["of"] == of], name, [span, *usual])
-        most = max(most, float(held[0] - (np.median(held[1:]) if len(usual) else 0.0)))
+        most = max(most, float(held[0]) - (median(held[1:]) if len(usual) else 0.0))
     return min(most, span[1] - span[0])
 
 
@@ -105,7 +105,7 @@ def who_waited(told: Connections, begin_ns: float, end_ns: float) -> set[tuple[i
         if not (again & same).any():
             continue
         shares = (idle / np.maximum(length, 1))[known & (overlap <= 0) & same]
-        usual = max(0.0, float(np.median(shares)) - _CLEAR * spread(shares)) if len(shares) >= _FEWEST else 0.0
+        usual = max(0.0, median(shares) - _CLEAR * spread(shares)) if len(shares) >= _FEWEST else 0.0
         idle_then = idle[row] - usual * (length[row] - overlap[row])
         if max(idle_then, said["receiver_ns"][row]) < (1 - _WAITING) * overlap[row]:
             found.add((int(told.rank[row]), int(told.peer[row])))
@@ -120,7 +120,7 @@ def sent_again(told: Connections, begin_ns: float, end_ns: float) -> dict[int, f
     inside = (said["end_ns"] > begin_ns) & (said["start_ns"] < end_ns)
     for of in np.unique(said["of"][inside]).tolist():
         own = said["of"] == of
-        usual = float(np.median(share[own & ~inside])) if (own & ~inside).any() else 0.0
+        usual = median(share[own & ~inside]) if (own & ~inside).any() else 0.0
         most = own & inside & (said["again_bytes"] >= _LOSSY_BYTES)
         if (share[most] > max(_LOSSY, _BEYOND * usual)).any():
             sender = int(rank[own][0])

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from netmon.dl.verdict.evidence import CELL_NS, Link
 from netmon.dl.verdict.held import PAUSED, Cells, Held
+from netmon.dl.verdict.usual import median
 from netmon.dl.verdict.window import Window
 from netmon.records import Direction
 
@@ -70,10 +71,12 @@ def _slow_stretches(
     parts = every[: whole * _PARTS].reshape(whole, _PARTS)
     pace = parts.mean(axis=1)
     slow = plain & ((parts > 0).mean(axis=1) > _BUSY) & (pace <= _SLOWER)
+    if not slow.any():
+        return
     slow &= np.quantile(parts, 0.9, axis=1) <= _FAST  # it does not go as fast as ever, now and then
     over = 0
     for begin, end in _runs(slow):
-        middle = float(np.median(pace[begin:end]))
+        middle = median(pace[begin:end])
         if _even(pace[begin:end], middle) and begin * _PARTS >= over:
             first, last = _as_slow(every, begin * _PARTS, end * _PARTS, middle, PAUSED // part)
             yield float(cells.lost_ns[max(first, over) * part : last * part].sum()), middle
@@ -176,4 +179,4 @@ def _usual_pace(link: Link, references: Mapping[int, Window], width: int) -> flo
         if link in window.links and window.cells >= width:
             sums = np.cumsum(np.concatenate([[0.0], window.own[window.links.index(link)]]))
             most.append(float((sums[width:] - sums[:-width]).max()) / width)
-    return float(np.median(most)) if most else 0.0
+    return median(most) if most else 0.0
