@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A signal ends a command with a status of its own, wherever it meets it; that every command ends is in tests/kernel."""
+"""A signal ends a command with a status of its own, wherever it meets it. That each command ends: tests/kernel."""
 
 import os
 import signal
