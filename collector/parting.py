@@ -5,6 +5,7 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+from collector.ending import end_tasks
 from collector.entry import Entry
 
 
@@ -35,7 +36,4 @@ class Parting:
 
     async def close(self) -> None:
         """Nobody waits any more."""
-        tasks = list(self._tasks)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await end_tasks(self._tasks)

@@ -11,6 +11,7 @@ import numpy as np
 from collector.allowance import Allowance, check_sessions
 from collector.dataset.sink import Sink
 from collector.door import FailedSessionError, RefusedBatchError
+from collector.ending import end_tasks
 from collector.entry import Came, Entry
 from collector.failures import Failures
 from collector.flushing import Flushing
@@ -348,10 +349,7 @@ class Registry:
 
     async def close(self) -> None:
         """Whatever still works for somebody ends."""
-        pulling = list(self._pulling)
-        for task in pulling:
-            task.cancel()
-        await asyncio.gather(*pulling, return_exceptions=True)
+        await end_tasks(self._pulling)
         await self._parting.close()
 
     async def flush(self) -> bool:

@@ -9,7 +9,7 @@ from collector.host.rank import NEVER, Rank, Resumed, Scores, Steps
 from netmon.dl.numbering import Trust
 from netmon.records import Source
 
-LONGEST_NEED_NS = 30_000_000_000  # an older open iteration or interval no longer holds back acknowledgements
+LONGEST_NEED_NS = 30_000_000_000  # an older open iteration no longer holds back acknowledgements
 
 
 class KnownRanks:

@@ -3,6 +3,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -33,6 +34,7 @@ MOST_ROWS = 2_000_000
 """Grains of payload in one message; of more, the newest are told."""
 
 _UNTOLD, _TOLD, _AGGREGATE = 0, 1, 2
+_Numbers = npt.NDArray[np.int64]
 
 
 class ToldFlows:
@@ -152,10 +154,11 @@ def _rows(heard: Sequence[Teller], flows: list[FlowTold]) -> tuple[Table, Table,
     # What is told late may be of a flow that is over.
     onsets = newest_onsets(onsets)
     payload, onsets = (rows[known["session"][rows["flow"]] == rows["session"]] for rows in (payload, onsets))
-    new = [rows[state[rows["flow"]] == _UNTOLD] for rows in (payload, onsets)]
-    for teller in heard if any(map(len, new)) else ():
-        for rows in new:
-            flows += teller.introduce(np.unique(rows["flow"][rows["session"] == teller.session.place]).tolist())
+    by_place = {teller.session.place: teller for teller in heard}
+    for rows in (payload, onsets):
+        new = np.unique(rows["flow"][state[rows["flow"]] == _UNTOLD])
+        for place, own in _runs(known["session"][new]):
+            flows += by_place[place].introduce(new[own].tolist())
     payload, onsets = (rows[state[rows["flow"]] == _TOLD] for rows in (payload, onsets))
     place_of_session = np.zeros(len(tables.places.table), np.int64)
     place_of_session[places] = [teller.place for teller in heard]
@@ -165,15 +168,18 @@ def _rows(heard: Sequence[Teller], flows: list[FlowTold]) -> tuple[Table, Table,
     )
     time_ns = tables.places.utc(payload["session"], payload["time_ns"])
     older = tables.places.older(payload["session"], payload["time_ns"])
-    for teller in heard if len(older) else ():
-        own = older[payload["session"][older] == teller.session.place]
-        time_ns[own] = teller.window.alignment.map.utcs(payload["time_ns"][own])
+    for place, run in _runs(payload["session"][older]):
+        late = older[run]
+        time_ns[late] = by_place[place].window.alignment.map.utcs(payload["time_ns"][late])
     told = np.empty(len(onsets), ONSET_TOLD)
     told["flow"], told["time_ns"], told["bucket_ns"] = of_onsets, onsets["time_ns"], onsets["amount"]
     return _grains(time_ns, of_payload, np.ascontiguousarray(payload["amount"])), told, lost
 
 
-_Numbers = npt.NDArray[np.int64]
+def _runs(places: _Numbers) -> list[tuple[int, slice]]:
+    """Where equal values stand beside each other, and which they are."""
+    begin = np.flatnonzero(np.diff(places, prepend=-1)).tolist()
+    return [(int(places[first]), slice(first, over)) for first, over in pairwise([*begin, len(places)])]
 
 
 def _grains(time_ns: _Numbers, flow: _Numbers, payload_bytes: _Numbers) -> Table:

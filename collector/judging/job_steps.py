@@ -47,6 +47,7 @@ class JobSteps:
         self._open: dict[int, tuple[int, int]] = {}  # ranks that have ended it, longest
         self._durations: deque[tuple[int, int]] = deque(maxlen=200)  # number and duration of whole iterations
         self._shared: deque[int] = deque(maxlen=1_000)  # numbers of those with foreign traffic
+        self._accounted: dict[int, int] = {}  # the last iteration of each rank of which it is known what else there was
         self._usual_ns, self._usual_until = float("nan"), 0
 
     def add(self, place: int, host: str, iteration: Iteration) -> int | None:
@@ -109,6 +110,16 @@ class JobSteps:
         self._rows["shared"][[place for place in places if place is not None]] = True
         self._shared.extend(rows.number.tolist())
 
+    def were_accounted(self, rows: IterationRows) -> None:
+        """It is known whether there was foreign traffic in these iterations; those with it have been told before."""
+        for rank, number in zip(rows.each_of("rank").tolist(), rows.number.tolist(), strict=True):
+            self._accounted[rank] = max(number, self._accounted.get(rank, -1))
+
+    @property
+    def _known_until(self) -> int:
+        """The last iteration of which it is known of all ranks; −1: none."""
+        return min((self._accounted.get(rank, -1) for rank in self._last), default=-1)
+
     def was_shared(self, number: int, rank: int) -> None:
         """The node of a rank carried foreign traffic in an iteration that has ended."""
         place = self._place.get(_whose(number, rank))
@@ -138,6 +149,7 @@ class JobSteps:
         self._open.clear()
         self._durations.clear()
         self._shared.clear()
+        self._accounted.clear()
         self._usual_until = 0
 
     def _whole(self, number: int, duration_ns: int, more: int = 1) -> int | None:
@@ -154,13 +166,14 @@ class JobSteps:
         return number if stands_out else None
 
     def _usual(self) -> float:
-        """Median duration of whole iterations: those without foreign traffic where there are enough; nan: too few."""
+        """Median duration of whole iterations: those that are known to have had no foreign traffic where there are
+        enough; nan: too few."""
         if self._usual_until > 0:
             self._usual_until -= 1
             return self._usual_ns
-        shared = set(self._shared)
-        quiet = [ns for number, ns in self._durations if number not in shared]
-        chosen = quiet if len(quiet) >= FEWEST else [ns for ns, _ in self._durations]
+        shared, known_until = set(self._shared), self._known_until
+        quiet = [ns for number, ns in self._durations if number <= known_until and number not in shared]
+        chosen = quiet if len(quiet) >= FEWEST else [ns for _, ns in self._durations]
         if len(chosen) < FEWEST:
             return float("nan")
         self._usual_ns = float(np.median(chosen))
@@ -168,9 +181,11 @@ class JobSteps:
         return self._usual_ns
 
     def rows(self) -> npt.NDArray[np.void]:
-        """A copy, dtype STEP, in no order."""
+        """A copy, dtype STEP, in no order. Those of which it is not known yet count as shared: they are no measure."""
         rows = self._rows[: self._count]
-        return rows[rows["rank"] >= 0]
+        rows = rows[rows["rank"] >= 0]
+        rows["shared"] |= rows["number"] > self._known_until
+        return rows
 
 
 def _whose(number: Any, rank: Any) -> Any:

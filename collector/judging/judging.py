@@ -88,6 +88,9 @@ class Judging:
         for name, own in shared.by_job():
             if name in self._jobs:
                 self._jobs[name].were_shared(shared.take(own))
+        for name, own in told.rows.by_job():
+            if name in self._jobs:
+                self._jobs[name].were_accounted(told.rows.take(own))
 
     def tick(self, settled: Settled) -> None:
         """Keep what a tick has made final, and judge what is due, if nothing is being judged now."""

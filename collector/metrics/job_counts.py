@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from collector.host.iteration_rows import IterationRows
-from netmon.dl.iterations import Iteration
 from netmon.views import Verdict
 
 BOUNDS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 60.0)
@@ -57,34 +56,21 @@ class Counts:
             found = self._jobs.setdefault(name, JobCounts())
         return found
 
-    def ended(self, iteration: Iteration) -> None:
-        """A rank's iteration."""
-        job, seconds = self.of(iteration.job), (iteration.end_ns - iteration.start_ns) / 1e9
-        job.iterations[bisect_left(BOUNDS_S, seconds)] += 1
-        job.seconds += seconds
-
-    def ended_all(self, name: str, rows: IterationRows) -> None:
-        """The same, of iterations of one job."""
+    def ended(self, name: str, rows: IterationRows) -> None:
+        """Iterations of ranks of one job."""
         job, seconds = self.of(name), rows.duration_ns / 1e9
         counts = np.bincount(np.searchsorted(BOUNDS_S, seconds), minlength=len(BOUNDS_S) + 1)
         job.iterations = [known + more for known, more in zip(job.iterations, counts.tolist(), strict=True)]
         job.seconds += float(seconds.sum())
 
-    def accounted_all(self, name: str, rows: IterationRows) -> None:
-        """As `accounted` of each."""
+    def accounted(self, name: str, rows: IterationRows) -> None:
+        """The same, with all that is known of them."""
         exposed = rows.exposed_ns
         known = exposed[exposed >= 0]
         if len(known):
             job = self.of(name)
             job.exposed_s += float(known.sum()) / 1e9
             job.exposed_of += len(known)
-
-    def accounted(self, iteration: Iteration) -> None:
-        """The same, with all that is known of it."""
-        if iteration.exposed_ns >= 0:
-            job = self.of(iteration.job)
-            job.exposed_s += iteration.exposed_ns / 1e9
-            job.exposed_of += 1
 
     def judged(self, verdict: Verdict) -> None:
         """An iteration stood out."""

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Coroutine, Iterable
 from typing import Any
 
+import grpc
 import numpy as np
 from google.protobuf.message import DecodeError
 
@@ -19,6 +20,7 @@ from collector.receiving.process import ReceivingProcess
 from collector.receiving.sessions import StreamApart
 from collector.receiving.taking import take
 from collector.registry import Registry
+from collector.stream_ends import End
 from netmon.errors import NetmonError
 from netmon.wire.channel import ALIVE_EVERY_S
 
@@ -43,6 +45,7 @@ class ReceiverApart:
         self._given: asyncio.Future[frames.Received | None] | None = None
         self._asked_s = self._lead_s = self._pause_s = 0.0  # when it was asked; what an answer takes; the last rest
         self._tasks: set[asyncio.Task[object]] = set()
+        self._for_ever: list[asyncio.Task[object]] = []  # without these nobody is heard any more
         self._closing = False
 
     @property
@@ -53,11 +56,13 @@ class ReceiverApart:
     async def start(self) -> None:
         """Listen. Raises as ReceivingProcess.start."""
         self._process = await ReceivingProcess.start(self._listen)
-        self._begin(self._hear_for_ever())
-        self._begin(self._tell_for_ever())
+        self._for_ever = [self._begin(self._hear_for_ever()), self._begin(self._tell_for_ever())]
 
     async def tick(self) -> float:
         """See Front."""
+        for task in self._for_ever:
+            if task.done() and not self._closing:
+                task.result()
         begun = time.monotonic()
         received = await self._give() if self._registry.flushing.open else None
         waited_s = time.monotonic() - begun
@@ -98,10 +103,18 @@ class ReceiverApart:
             await self._process.stop(grace_s)
         await end_tasks(self._tasks)
 
-    def _begin(self, work: Coroutine[Any, Any, object]) -> None:
+    def _begin(self, work: Coroutine[Any, Any, object]) -> asyncio.Task[object]:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task: asyncio.Task[object]) -> None:
+        """What fails in one stream or call is said, and costs no other."""
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()):
+            line = f"something of the receiving process was not taken in: {type(error).__name__}: {error}"
+            self._registry.failures.notice(line, error if isinstance(error, Exception) else None)
 
     def _send(self, frame: object) -> None:
         if self._process:
@@ -197,6 +210,9 @@ class ReceiverApart:
             stream.say(error)
             self._send(frames.Ended(number, stream.end_of(error)))
             return
+        except Exception:
+            self._send(frames.Ended(number, End(grpc.StatusCode.INTERNAL, "the collector has failed at the hello")))
+            raise
         self._streams[number] = stream
         self._send(frames.Opened(number, stream.place))
         self._notice(number)

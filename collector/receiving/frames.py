@@ -1,16 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the collector and the process that receives for it tell each other, and the pipe on which they do.
+"""What the collector and the process that receives for it tell each other.
 
 Streams and calls are known by numbers that the receiving process gives. What has come on all streams goes over in one
 frame.
 """
 
-import asyncio
-import pickle
-import socket
-import struct
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
@@ -20,9 +15,6 @@ from collector.stream_ends import End
 from netmon.records import Hello, Table
 from netmon.wire.identity import Identity
 from netmon.wire.many import ManyBatches
-
-_LENGTH = struct.Struct("<Q")
-_READ_BYTES = 8 << 20
 
 TOLD = np.dtype(
     [("stream", "<i8"), ("sequence", "<u8"), ("bucket_ns", "<u8"), ("batch_ns", "<u8"), ("rows_per_s", "<f8")]
@@ -170,39 +162,3 @@ class HungUp:
     """Who has called has gone."""
 
     call: int
-
-
-class Pipe:
-    """One end of it; lives on one event loop. What is sent waits in memory until the other end takes it."""
-
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """`open` makes one."""
-        self._reader, self._writer = reader, writer
-
-    @classmethod
-    async def open(cls, connected: socket.socket) -> "Pipe":
-        """connected: a socket of two, from now on the pipe's."""
-        return cls(*await asyncio.open_connection(sock=connected, limit=_READ_BYTES))
-
-    def send(self, frame: object) -> None:
-        """Does not block. A frame for who is gone is lost."""
-        data = pickle.dumps(frame, protocol=5)
-        if not self._writer.is_closing():
-            self._writer.write(_LENGTH.pack(len(data)))
-            self._writer.write(data)
-
-    async def drained(self) -> None:
-        """Wait until not much waits any more. Raises OSError where the other end is gone."""
-        await self._writer.drain()
-
-    async def receive(self) -> Any:
-        """The next frame. Raises EOFError where the other end is gone."""
-        try:
-            (length,) = _LENGTH.unpack(await self._reader.readexactly(_LENGTH.size))
-            return pickle.loads(await self._reader.readexactly(length))
-        except (asyncio.IncompleteReadError, OSError) as error:
-            raise EOFError("the other end is gone") from error
-
-    def close(self) -> None:
-        """The other end sees that this one is gone."""
-        self._writer.close()

@@ -7,7 +7,8 @@ import socket
 import subprocess
 from typing import Any
 
-from collector.receiving.frames import Listen, Listening, Pipe, Stop
+from collector.receiving.frames import Listen, Listening, Stop
+from collector.receiving.pipe import Pipe
 from netmon.errors import CertificateError, NetmonError, UnsupportedError, UsageError
 from netmon.own_module import own_module
 from netmon.wire.channel import FEW_THREADS

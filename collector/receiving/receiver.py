@@ -27,7 +27,8 @@ from collector.health import Health, NoHealth, add_health
 from collector.intake import MOST_ROWS_OF_ALL
 from collector.listening import listen_at
 from collector.receiving import frames
-from collector.receiving.frames import Called, HungUp, Pipe, Received, Written
+from collector.receiving.frames import Called, HungUp, Received, Written
+from collector.receiving.pipe import Pipe
 from collector.receiving.streams import Context, ReceivedStream
 from netmon.errors import NetmonError
 from netmon.wire import netmon_pb2

@@ -8,7 +8,6 @@ import numpy.typing as npt
 
 from collector.host.iteration_rows import IterationRows
 from collector.view.groups import groups
-from netmon.dl.iterations import Iteration
 from netmon.records import Table
 from netmon.views import STEP
 
@@ -33,23 +32,8 @@ class _Ring:
         """In no order."""
         return self._rows[: self.count]
 
-    def add(self, row: tuple[object, ...], ranks: int) -> int:
-        """Put it in; returns its place."""
-        limit = min(self._per_rank * max(ranks, 1), _MOST)
-        if self._next == len(self._rows):
-            if self.count < limit:
-                self._rows = np.concatenate([self._rows, np.zeros(len(self._rows), self._rows.dtype)])
-            else:
-                self._next = 0
-        elif self._next >= limit and self.count >= limit:
-            self._next = 0
-        place = self._next
-        self._rows[place] = row
-        self._next, self.count = place + 1, max(self.count, place + 1)
-        return place
-
-    def add_all(self, rows: Table, ranks: int) -> None:
-        """As `add` of each, in their order."""
+    def add(self, rows: Table, ranks: int) -> None:
+        """Put them in, in their order."""
         limit = min(self._per_rank * max(ranks, 1), _MOST)
         while len(rows):
             if self._next == len(self._rows) and self.count < limit:
@@ -73,29 +57,19 @@ class JobHistory:
         """Begin empty; recent, accounted: iterations of each rank whose durations are kept, as they end and settle."""
         self._ended, self._steps = _Ring(_STEP, recent), _Ring(_ENDED, accounted)
 
-    def end(self, iteration: Iteration, ranks: int) -> None:
-        """An iteration has ended."""
-        duration = iteration.end_ns - iteration.start_ns
-        moments = iteration.start_ns, iteration.comm_start_ns, iteration.wait_start_ns, iteration.comm_end_ns
-        self._ended.add((iteration.number, iteration.rank, duration, *moments, iteration.end_ns), ranks)
-
-    def end_all(self, rows: IterationRows, ranks: int) -> None:
-        """As `end` of each."""
+    def end(self, rows: IterationRows, ranks: int) -> None:
+        """Iterations have ended."""
         told = np.empty(len(rows), _STEP)
         told["number"], told["rank"], told["duration_ns"] = rows.number, rows.each_of("rank"), rows.duration_ns
         for name in _MOMENTS:
             told[name] = getattr(rows, name)
-        self._ended.add_all(told, ranks)
+        self._ended.add(told, ranks)
 
-    def account_all(self, rows: IterationRows, ranks: int) -> None:
-        """As `account` of each."""
+    def account(self, rows: IterationRows, ranks: int) -> None:
+        """The rows of iterations have settled."""
         told = np.empty(len(rows), _ENDED)
         told["number"], told["rank"], told["duration_ns"] = rows.number, rows.each_of("rank"), rows.duration_ns
-        self._steps.add_all(told, ranks)
-
-    def account(self, iteration: Iteration, ranks: int) -> None:
-        """An iteration's rows have settled."""
-        self._steps.add((iteration.number, iteration.rank, iteration.end_ns - iteration.start_ns), ranks)
+        self._steps.add(told, ranks)
 
     def drop(self, rank: int) -> None:
         """A rank has begun anew: what it was is no measure of what it is."""

@@ -143,14 +143,14 @@ class Jobs:
                 job.ranks[one] = _Rank(host, last, (rows, row))  # or a new process, which counts anew
             else:
                 rank.host, rank.number, rank.ended = host, last, (rows, row)
-        job.history.end_all(rows, len(job.ranks))
-        self.counts.ended_all(name, rows)
+        job.history.end(rows, len(job.ranks))
+        self.counts.ended(name, rows)
 
     def have_accounts(self, told: Accounted) -> None:
         """The bytes of iterations that have ended."""
         for name, own in told.rows.by_job():
             part = told.take(own)
-            self.counts.accounted_all(name, part.rows)
+            self.counts.accounted(name, part.rows)
             job, number = self._jobs.get(name), part.rows.each_of("rank").tolist()
             if job is None:
                 continue
@@ -158,7 +158,7 @@ class Jobs:
             for row in known:
                 job.ranks[number[row]].of = part, row
             if known:
-                job.history.account_all(part.rows.take(np.array(known)), len(job.ranks))
+                job.history.account(part.rows.take(np.array(known)), len(job.ranks))
                 job.view = job.facts = None
 
     def standing_out(self, rows: IterationRows) -> npt.NDArray[np.intp]:

@@ -61,9 +61,8 @@ class _Ring:
         return np.roll(self.values[list(hosts)], -(first % self.cells), axis=2), (first * self.width_ns, self.width_ns)
 
 
-def _told_from(snapshot: Snapshot) -> int:
-    """From when on it has rates (ns, UTC); 0: it has none."""
-    links, told = _series(snapshot)
+def _told_from(links: Sequence[LinkView], told: Floats) -> int:
+    """From when on a snapshot has rates (ns, UTC), as _series gives them; 0: it has none."""
     if not links:
         return 0
     known = (~np.isnan(told).any(axis=2)).sum(axis=1)
@@ -106,8 +105,9 @@ class Gathered:
     def add(self, snapshot: Snapshot, now_ns: int) -> None:
         """Take in what is new in it. now_ns: UTC."""
         with self._lock:
-            self._learn(snapshot, now_ns)
-            self._add_rates(snapshot)
+            links, told = _series(snapshot)
+            self._learn(snapshot, _told_from(links, told), now_ns)
+            self._add_rates(links, told)
             self._add_steps(snapshot)
             for job in snapshot.jobs:
                 self._add_verdicts(reversed(job.verdicts))
@@ -160,7 +160,7 @@ class Gathered:
         with self._lock:
             return sorted(self._verdicts.values(), key=lambda verdict: verdict.end_ns)
 
-    def _learn(self, snapshot: Snapshot, now_ns: int) -> None:
+    def _learn(self, snapshot: Snapshot, told_from: int, now_ns: int) -> None:
         capacity = dict(self.catalogue.capacity_bps)
         own: dict[str, float] = {}
         for link in snapshot.links:
@@ -181,7 +181,7 @@ class Gathered:
         known = self.catalogue
         theory = {job.job: (job.measured_bytes, job.theory_bytes) for job in snapshot.jobs}
         self.end_ns = max([self.end_ns, *(link.series_end_ns for link in snapshot.links)])
-        told_from = _told_from(snapshot) or (self.end_ns or now_ns) - _SHOWN_NS
+        told_from = told_from or (self.end_ns or now_ns) - _SHOWN_NS
         unheard = _unheard(known, told_from, self.end_ns - HOUR_NS)
         self.catalogue = Catalogue(
             lanes=lanes,
@@ -201,8 +201,7 @@ class Gathered:
             return _NONE
         return self._jobs[lane.job], lane.rank if lane.kind == RANK else -1
 
-    def _add_rates(self, snapshot: Snapshot) -> None:
-        links, told = _series(snapshot)
+    def _add_rates(self, links: Sequence[LinkView], told: Floats) -> None:
         if not links:
             return
         columns = told.shape[1]

@@ -81,10 +81,12 @@ def children(pid: int) -> list[int]:
 
 
 def size_of(folder: Path) -> int:
+    """Of its files, while others come and go, and folders with them."""
     total = 0
-    for path in folder.rglob("*"):
-        with contextlib.suppress(OSError):
-            total += path.lstat().st_size
+    for where, _, names in os.walk(folder):
+        for name in names:
+            with contextlib.suppress(OSError):
+                total += os.lstat(os.path.join(where, name)).st_size
     return total
 
 

@@ -207,6 +207,16 @@ def test_simulated_causes_are_told(seed):
         assert outcome.share_error is None or outcome.share_error < 0.1
 
 
+@pytest.mark.parametrize(
+    ("seed", "cause"),
+    [(31_337_000_268, "slow_link"), (2_718_000_014, "host"), (400_854, "host")],
+    ids=["of a tree, whose receivers get more from others", "of few cores, late by a wait", "a star's quota"],
+)
+def test_simulated_causes_that_once_were_not_told(seed, cause):
+    outcome = judge_one(scenario(seed))
+    assert (outcome.cause, outcome.told, outcome.outcome) == (cause, cause, "right")
+
+
 def test_simulated_ones_count_like_those_of_the_lab():
     result, done = VerdictResult(0), []
     judge_simulated(4, 0, result, done.append)

@@ -5,6 +5,7 @@ import numpy as np
 from test_store import store_small
 
 from collector.host.batches import Settled
+from collector.host.iteration_rows import iteration_rows
 from collector.host.rows import ARRIVED
 from collector.judging.job_steps import JobSteps, steps_in_utc
 from collector.judging.recent_rows import MOST_ROWS, RecentRows, of_sessions
@@ -49,8 +50,34 @@ def test_the_usual_is_that_of_iterations_without_foreign_traffic():
         assert told(job, [number], duration_ms=300 if slow else 100) == ([number] if slow else [])
         if slow:
             job.was_shared(number, 0)
+        accounted(job, number)
     rows = job.rows()
     assert set(rows["number"][rows["shared"]].tolist()) == set(range(8, 40))
+
+
+def accounted(job, number):
+    """What else the hosts carried in an iteration is known of all ranks."""
+    job.were_accounted(iteration_rows([(rank, iteration(number, rank)) for rank in (0, 1)]))
+
+
+def test_what_is_not_known_yet_to_have_had_no_foreign_traffic_is_no_measure():
+    """Hosts tell some seconds later what they carried: until then a slow iteration is not taken for a usual one."""
+    job = JobSteps()
+    for number in range(6):
+        told(job, [number])
+        accounted(job, number)
+    assert told(job, range(6, 16), duration_ms=150) == list(range(6, 16))
+    rows = job.rows()
+    assert set(rows["number"][rows["shared"]].tolist()) == set(range(6, 16))
+
+
+def test_where_all_iterations_had_foreign_traffic_those_stand_out_that_took_longer_than_most():
+    job = JobSteps()
+    for number in range(40):
+        slow = number % 10 == 9
+        assert told(job, [number], duration_ms=150 if slow else 100) == ([number] if slow else [])
+        job.was_shared(number, 0)
+        accounted(job, number)
 
 
 def test_a_rank_that_counts_anew_begins_anew():

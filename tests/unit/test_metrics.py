@@ -24,6 +24,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families
 from waiting import DIES_WITH_US, free_port, wait_for
 
 from collector.dataset.sink import ParquetSink
+from collector.host.iteration_rows import IterationRows, iteration_rows
 from collector.metrics.families import Seen, families
 from collector.metrics.job_counts import BOUNDS_S, MOST_JOBS, OTHER, Counts
 from collector.registry import Registry
@@ -54,10 +55,14 @@ def iteration(job: str = "train", seconds: float = 0.3) -> Iteration:
     return Iteration(job, 0, 2, 7, *ends, Source.HOOK, 1, False, 0)
 
 
+def ended(one: Iteration) -> tuple[str, IterationRows]:
+    return one.job, iteration_rows([(0, one)])
+
+
 def test_iterations_are_counted_by_how_long_they_took() -> None:
     counts = Counts()
     for seconds in (0.001, 0.3, 0.5, 100.0):
-        counts.ended(iteration(seconds=seconds))
+        counts.ended(*ended(iteration(seconds=seconds)))
     counts.judged(SLOW)
     job = counts.copy()["train"]
     assert job.iterations == [1, 0, 0, 0, 0, 2, 0, 0, 0, 0, 0, 0, 1]
@@ -69,8 +74,8 @@ def test_iterations_are_counted_by_how_long_they_took() -> None:
 def test_jobs_without_number_make_no_series_without_number() -> None:
     counts = Counts()
     for number in range(10 * MOST_JOBS):
-        counts.ended(iteration(f"job-{number}"))
-        counts.ended(iteration(OTHER))
+        counts.ended(*ended(iteration(f"job-{number}")))
+        counts.ended(*ended(iteration(OTHER)))
     jobs = counts.copy()
     assert len(jobs) <= MOST_JOBS + 1
     assert sum(sum(job.iterations) for job in jobs.values()) == 20 * MOST_JOBS
@@ -91,8 +96,8 @@ def test_a_slow_iteration_is_named_beside_the_histogram(tmp_path: Path) -> None:
     async def look() -> Seen:
         sink = ParquetSink(tmp_path, "")
         registry = Registry(sink, Settings())
-        registry.counts.ended(iteration('job "x"\n', seconds=0.5))
-        registry.counts.ended(iteration(seconds=0.5))
+        registry.counts.ended(*ended(iteration('job "x"\n', seconds=0.5)))
+        registry.counts.ended(*ended(iteration(seconds=0.5)))
         registry.counts.judged(SLOW)
         sink.close()
         return Seen(registry.freeze(), registry.counts.copy(), 3, 0.25, 7, used())

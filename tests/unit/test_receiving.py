@@ -20,9 +20,11 @@ from test_collector_server import FAST, first_stored, message, send, session
 from waiting import DIES_WITH_US, wait_for
 
 from collector import growing
+from collector.receiving.sessions import StreamApart
 from collector.server import serve
 from netmon.bench.cpu import children, command_line
 from netmon.errors import UnsupportedError
+from netmon.records import Hello
 from netmon.wire import netmon_pb2
 from netmon.wire.batches import encode_batch
 from netmon.wire.many import decode_many, keep
@@ -200,3 +202,29 @@ def test_some_of_many_batches() -> None:
         assert getattr(kept, name) == getattr(alone, name)
     assert kept.marks.runs() == alone.marks.runs()
     assert MS * 100 in kept.heads["horizon_ns"]
+
+
+def test_what_fails_for_one_stream_is_said_and_costs_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened = StreamApart.open
+
+    async def failing(self: StreamApart, introduced: Hello) -> None:
+        if introduced.host == "odd":
+            raise ZeroDivisionError("of a mistake of ours")
+        await opened(self, introduced)
+
+    monkeypatch.setattr(StreamApart, "open", failing)
+
+    async def scenario() -> list[str]:
+        async with collector(tmp_path) as stub:
+            odd = stub.Stream()
+            await odd.write(message(hello(host="odd", session="odd")))
+            with pytest.raises(grpc.aio.AioRpcError, match="failed at the hello"):
+                [_ async for _ in odd]
+            assert (await send(stub, session(10)))[-1] == 10
+            call = stub.Watch(netmon_pb2.WatchRequest(interval_ms=100))
+            async for snapshot in call:
+                if lines := decode_snapshot(snapshot).warnings:
+                    return list(lines)
+            return []
+
+    assert any("ZeroDivisionError: of a mistake of ours" in line for line in asyncio.run(scenario()))

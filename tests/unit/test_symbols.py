@@ -3,7 +3,9 @@
 
 import ctypes
 import os
+import signal
 import struct
+import time
 from pathlib import Path
 
 import pytest
@@ -42,6 +44,21 @@ def test_offsets_are_where_the_linker_put_the_functions() -> None:
     code = Path(path).read_bytes()
     assert any(code[offset : offset + 16] == ctypes.string_at(address, 16) for offset in found["getpid"])
     assert set(found["getpid"].values()) == {"getpid"}
+
+
+def test_a_library_costs_what_the_child_ran_for_however_long_a_busy_machine_kept_it() -> None:
+    descriptor = os.open(mapped_libc(), os.O_RDONLY)
+    reading = Reading(descriptor, ["getpid"])
+    time.sleep(3.0)
+    reading.result()
+    assert 0 < reading.cost_ns < 1_500_000_000
+    silent = Reading(descriptor, ["getpid"])
+    os.kill(silent._child.pid, signal.SIGSTOP)
+    silent._until = time.monotonic() + 0.2
+    with pytest.raises(KernelError, match="too long"):
+        silent.result()
+    assert silent.cost_ns >= 200_000_000
+    os.close(descriptor)
 
 
 def test_what_is_no_library_is_refused(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 
 import numpy as np
 
-from collector.host.untold import UntoldRows, newest_onsets
+from collector.host.untold import COLUMNS, UntoldRows, newest_onsets
 
 
 def add(rows, *found):
@@ -14,7 +14,9 @@ def test_rows_are_told_once_by_session_in_the_order_asked_for():
     rows = UntoldRows()
     add(rows, (0, 5, 10, 1), (2, 6, 11, 2), (1, 7, 12, 3))
     add(rows, (0, 5, 9, 4), (1, 8, 13, 5))
-    assert rows.take(np.array([2, 0]), 3).tolist() == [(2, 6, 11, 2), (0, 5, 10, 1), (0, 5, 9, 4)]
+    told = rows.take(np.array([2, 0]), 3)
+    told = zip(*(told[name].tolist() for name in COLUMNS), strict=True)
+    assert list(told) == [(2, 6, 11, 2), (0, 5, 10, 1), (0, 5, 9, 4)]
     assert len(rows.take(np.array([2, 0]), 3)) == 0
     assert rows.take(np.array([1]), 3)["amount"].tolist() == [3, 5]
 
@@ -41,5 +43,5 @@ def test_of_too_many_onsets_of_a_session_the_newest_are_told():
     times = np.random.default_rng(1).permutation(2_500)
     add(rows, (0, 1, 7, 1), *((1, 2, int(time), 1) for time in times), (2, 1, 3, 1))
     told = newest_onsets(rows.take(np.arange(3), 3))
-    assert told["time_ns"][told["session"] == 1].tolist() == list(range(500, 2_500))
+    assert sorted(told["time_ns"][told["session"] == 1].tolist()) == list(range(500, 2_500))
     assert told["time_ns"][told["session"] != 1].tolist() == [7, 3]

@@ -230,6 +230,22 @@ def test_a_link_that_was_slow_is_it_too_until_tcp_is_fast_again():
     assert verdict.slow_link_ns >= 0.8 * verdict.excess_ns
 
 
+def test_a_link_that_was_slow_again_and_again_answers_for_all_of_it():
+    """At one pace; between them its queue had overflowed."""
+    run = Run()
+    run.paces = ([0.2] * (70 * CELLS) + [1.0] * (20 * CELLS)) * 2
+    run.dropped = {place * CELLS: 6_000 for place in (2, 92)}
+    verdict = run.judged()
+    assert verdict.cause == Cause.SLOW_LINK
+    assert verdict.slow_link_ns == pytest.approx(2 * 0.8 * 70 * MS, rel=0.2)
+
+
+def test_a_transfer_that_ends_in_silence_has_nobody_who_went_on():
+    run = Run()
+    run.paces = [1.0] * (TRANSFER * CELLS) + [0.0] * (100 * CELLS)
+    assert not run.judged().network
+
+
 def test_nobody_answers_for_more_than_his_bytes_can_have_taken():
     """Half a megabyte takes four milliseconds of a gigabit a second, however long the transfer stood still then."""
     run = Run()

@@ -48,6 +48,34 @@ def test_who_was_stopped_while_the_ring_stood_still(stopped, cause):
     assert (verdict.late_ns if cause == Cause.STRAGGLER else verdict.pause_ns) == pytest.approx(200 * MS, rel=0.15)
 
 
+@pytest.mark.parametrize(
+    ("kept", "cause"), [((1,), Cause.HOST), ((0, 1, 2), Cause.PAUSE), ((), Cause.PAUSE)], ids=["one", "all", "nobody"]
+)
+def test_who_was_kept_from_a_cpu_while_the_ring_stood_still(kept, cause):
+    """The others only wait for it: that is no pause of all ranks."""
+    run = Run()
+    run.stopped(40, 200)
+    run.waited = watched(*kept, ms=190)
+    run.waited["waited_ns"], run.waited["stopped_ns"] = run.waited["stopped_ns"] + 2 * MS, 0
+    run.waited = np.concatenate([run.waited, usually_waited()])
+    verdict = run.judged()
+    assert verdict.cause == cause
+    if cause == Cause.HOST:
+        assert (verdict.host, verdict.rank) == ("h1", 1)
+        assert verdict.host_ns == pytest.approx(190 * MS, rel=0.15)
+        assert verdict.pause_ns < 20 * MS
+
+
+def usually_waited() -> np.ndarray:
+    """Of all ranks before, as they are looked at."""
+    times = np.arange(0, SLOW * 2_000 - 1_000, 100)
+    rows = np.zeros(RANKS * len(times), WAITED)
+    rows["rank"], rows["start_ns"] = np.repeat(np.arange(RANKS), len(times)), BEGIN + np.tile(times, RANKS) * MS
+    rows["end_ns"] = rows["start_ns"] + 100 * MS
+    rows["waited_ns"] = 2 * MS
+    return rows
+
+
 def test_a_stop_answers_for_no_more_than_its_length_and_never_for_anothers_bytes():
     run = Run()
     run.beside(0)

@@ -15,22 +15,28 @@ from netmon.lab.injections.spec import NETWORK
 
 RECORDED = Path(__file__).parents[1] / "data/verdict"
 EVIDENCE = RECORDED.with_name("verdict-evidence")  # where the links alone cannot tell
-TRUTHS = [*json.loads((RECORDED / "truth.json").read_text()), *json.loads((EVIDENCE / "truth.json").read_text())]
+BEFORE = RECORDED.with_name("verdict-before")  # where a slow link held the end of the transfer before up, too
+TRUTHS = [
+    {**each, "data": data.name}
+    for data in (RECORDED, EVIDENCE, BEFORE)
+    for each in json.loads((data / "truth.json").read_text())
+]
 
 
 @pytest.fixture(scope="module")
 def told():
-    """All verdicts, as `netmon why --json` has them, by job."""
+    """All verdicts, as `netmon why --json` has them, by dataset and job."""
     import contextlib
     import io
 
-    verdicts = []
-    for data in (RECORDED, EVIDENCE):
+    verdicts = {}
+    for name in {truth["data"] for truth in TRUTHS}:
         out = io.StringIO()
         with contextlib.redirect_stdout(out):
-            assert main(["why", "--data", str(data), "--json"]) == 0
-        verdicts += json.loads(out.getvalue())["verdicts"]
-    return {truth["job"]: [each for each in verdicts if each["job"] == truth["job"]] for truth in TRUTHS}
+            assert main(["why", "--data", str(RECORDED.with_name(name)), "--json"]) == 0
+        for each in json.loads(out.getvalue())["verdicts"]:
+            verdicts.setdefault((name, each["job"]), []).append(each)
+    return verdicts
 
 
 def of_injection(verdicts, injection):
@@ -40,9 +46,9 @@ def of_injection(verdicts, injection):
     ]
 
 
-@pytest.mark.parametrize("truth", TRUTHS, ids=[f"{truth['job']}-{truth['kind']}" for truth in TRUTHS])
+@pytest.mark.parametrize("truth", TRUTHS, ids=[f"{truth['data']}-{truth['job']}-{truth['kind']}" for truth in TRUTHS])
 def test_the_cause_and_the_culprit_are_told(told, truth):
-    hit = of_injection(told[truth["job"]], truth["injection"])
+    hit = of_injection(told[truth["data"], truth["job"]], truth["injection"])
     worst = max(hit, key=lambda each: each["duration_ns"])
     assert worst["cause"] == truth["cause"]
     assert right_culprit(truth["injection"], worst)
@@ -53,6 +59,8 @@ def test_the_cause_and_the_culprit_are_told(told, truth):
 def test_shares_are_near_the_truth(told):
     errors = []
     for truth in TRUTHS:
-        worst = max(of_injection(told[truth["job"]], truth["injection"]), key=lambda each: each["duration_ns"])
+        worst = max(
+            of_injection(told[truth["data"], truth["job"]], truth["injection"]), key=lambda each: each["duration_ns"]
+        )
         errors.append(abs(worst[share_of(truth["cause"])] - truth["excess_ns"]) / truth["excess_ns"])
     assert percentile(errors, 50) < 0.1

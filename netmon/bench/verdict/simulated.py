@@ -30,7 +30,7 @@ _UPDATE_NS = 1_500_000
 _BEFORE, _AFTER = 14, 3  # usual iterations
 _BUSY = 0.15  # of the iterations of a job with too few cores
 _TIMER_NS = 200_000_000  # TCP's shortest timeout
-_LOST = 20_000  # bytes
+_LOST, _OVERFLOWS = 20_000, 200_000  # bytes
 _LEAST_NS = 200_000_000  # that a rank waits for a CPU: hosts are looked at ten times a second
 
 
@@ -52,6 +52,8 @@ class Scenario:
     lasts: float  # of the transfer, for how long
     bystander: bool
     few_cores: bool
+    overflows: bool  # slow_link: the queue before it, when it becomes slow
+    quota_period_ns: int  # host: of a CPU quota that stops the victim while it transfers; 0: it is late
     clock_bound_ns: int
     unseen: int  # rank whose host's rows are missing; −1: none
     bucket_ns: int
@@ -99,6 +101,8 @@ def scenario(seed: int) -> Scenario:
         lasts=float(generator.uniform(0.8, 2.5)),
         bystander=bool(generator.uniform() < 0.3),
         few_cores=bool(np.random.default_rng([seed, 1]).uniform() < 0.3),
+        overflows=bool(np.random.default_rng([seed, 3]).uniform() < 0.5),
+        quota_period_ns=int(np.random.default_rng([seed, 2]).choice([0, 0, 20_000_000, 100_000_000])),
         clock_bound_ns=int(generator.choice([0, 10_000, 100_000, 500_000])),
         unseen=_other(generator, victim, ranks) if generator.uniform() < 0.15 and cause != "loss" else -1,
         bucket_ns=int(generator.choice([250_000, 500_000, 1_000_000])),
@@ -135,7 +139,7 @@ class _Tables:
         ready = start + its.compute_ns * jitter
         if cause == "pause":
             ready += extra
-        elif cause in ("straggler", "host"):
+        elif cause == "straggler" or (cause == "host" and not its.quota_period_ns):
             ready[its.victim] += extra
             if cause == "host":
                 until = float(ready[its.victim])
@@ -146,6 +150,10 @@ class _Tables:
         moved = transfer(begin, parts, its.rate_bps, squeeze)
         if cause == "loss":
             moved = self._lose(moved)
+        elif cause == "slow_link" and its.overflows and squeeze:
+            self._overflow(moved, squeeze)
+        elif cause == "host" and its.quota_period_ns:
+            moved = self._throttle(moved, extra)
         elif not cause and its.few_cores and self._random.uniform() < _BUSY:
             moved = self._stop_and_go(moved, start)
         over = moved.end_ns
@@ -181,6 +189,27 @@ class _Tables:
         waited = _TIMER_NS * self._random.uniform(1.01, 1.05)
         self.told.again.append((self._its.victim, at, at + waited, _LOST))
         return moved.stalled(at, waited)
+
+    def _overflow(self, moved: Moved, squeeze: Squeeze) -> None:
+        """What the queue does not take is sent again at once: it costs hardly any time."""
+        its = self._its
+        sender = its.victim if its.direction == Direction.TX else (its.victim + 1) % its.ranks
+        at = float(np.clip(squeeze.since_ns, moved.time_ns.min(), moved.end_ns))
+        lost = np.zeros((2 * its.ranks, 1))
+        lost[2 * sender + 1] = _OVERFLOWS
+        self._pour(0, int(at // its.bucket_ns), lost)
+        self.told.again.append((sender, at, at, _OVERFLOWS))
+
+    def _throttle(self, moved: Moved, extra: float) -> Moved:
+        """The victim may run for a part of each period only, until that has cost `extra`, and all wait for it."""
+        its, begin = self._its, float(moved.time_ns.min())
+        stop = its.quota_period_ns * self._random.uniform(0.6, 0.95)
+        stops = int(np.ceil(extra / stop))
+        runs = min(its.quota_period_ns - stop, 0.9 * its.transfer_ns / (stops + 1))
+        for number in range(stops):
+            moved = moved.stalled(begin + runs + number * (runs + stop), stop)
+        self.told.waits.append((its.victim, begin, moved.end_ns, 0.95 * stops * stop / (moved.end_ns - begin)))
+        return moved
 
     def _stop_and_go(self, moved: Moved, start: float) -> Moved:
         """Cores are taken from the ranks again and again while they transfer."""

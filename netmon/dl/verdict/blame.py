@@ -59,7 +59,7 @@ def held_up(one: Judged, told: Phases, transfer: float) -> tuple[dict[str, float
     lost, slow = max(0.0, beyond(Held.LOST)), beyond(Held.SLOW)
     links: list[int] = []
     if lost + slow > 0.1 * transfer:
-        found = slow_link(seen, judged, one.references)
+        found = slow_link(seen, [judged] if left is None else [judged, left], one.references)
         if found is not None and (lost <= 0 or found[1] >= _PACED * (lost + slow)):
             parts["slow_link"] = min(found[1], max(0.0, lost + slow))
             links = [found[0]]

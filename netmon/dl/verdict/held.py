@@ -236,7 +236,7 @@ def _who_went_on(seen: Window, first: int, last: int) -> int:
     only after it has received a whole piece. Where all stop, nobody goes on for long, and whoever has what it needs
     sends at once. A piece is what a rank sends between two waits.
     """
-    if not seen.fine:
+    if not seen.fine or last >= seen.cells:
         return -1
     after = seen.sent[:, last : last + 400 * _MS] > 0
     active = np.asarray(after.any(axis=1))

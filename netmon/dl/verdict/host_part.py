@@ -5,7 +5,7 @@ A rank that is stopped neither runs nor waits for a CPU. One that waits for a CP
 iterations, in which it waits, too.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -21,7 +21,7 @@ rank was stopped, by a signal or a debugger."""
 _FEWEST = 3  # usual iterations of a rank that were watched, else nothing is usual
 _CLEAR = 3.0  # standard deviations of them
 _MOSTLY = 0.5  # of what is to be explained
-_ALIKE = 0.5  # of the longest stop
+_ALIKE = 0.5  # of the longest stop, or wait for a CPU
 _SHORTEST_NS = 40_000_000  # of a stop: half of a step of the agent's
 
 _Span = tuple[float, float]
@@ -36,10 +36,12 @@ def within(rows: Table, name: str, spans: Sequence[_Span]) -> npt.NDArray[np.flo
     return found
 
 
-def waited_more(rows: Table, span: _Span, usual: Sequence[_Span]) -> dict[int, float]:
+def waited_more(rows: Table, span: _Span, usual: Sequence[_Span], late: Collection[int] = ()) -> dict[int, float]:
     """By rank, ns that it waited longer in a time than it does in usual iterations; rows of WAITED; only what is clear.
 
-    Times are UTC; usual: those of the usual iterations, of which some may not have been watched.
+    Times are UTC; usual: those of the usual iterations, of which some may not have been watched. late: ranks that are
+    known to have been late; of them it is clear sooner: over a longer time, waits that come and go are nearer to their
+    mean.
     """
     found: dict[int, float] = {}
     for rank in np.unique(rows["rank"]).tolist():
@@ -48,10 +50,11 @@ def waited_more(rows: Table, span: _Span, usual: Sequence[_Span]) -> dict[int, f
         watched = [one for one in usual if begin <= one[0] and one[1] <= end]
         if len(watched) < _FEWEST:
             continue
-        waits = within(own, "waited_ns", watched) * (span[1] - span[0])
-        waits /= [one[1] - one[0] for one in watched]
+        longer = (span[1] - span[0]) / np.array([one[1] - one[0] for one in watched])
+        waits = within(own, "waited_ns", watched) * longer
         more = float(within(own, "waited_ns", [span])[0] - np.median(waits))
-        if more > _CLEAR * spread(waits):
+        apart = spread(waits) / (max(1.0, float(np.median(longer))) ** 0.5 if rank in late else 1.0)
+        if more > _CLEAR * apart:
             found[rank] = more
     return {rank: ns for rank, ns in found.items() if ns > 0}
 
@@ -77,6 +80,12 @@ def stopped_in(rows: Table, span: _Span) -> Stopped:
     alike = {rank: ns for rank, ns in found.items() if ns >= enough}
     maybe = frozenset(rank for rank in ranks if rank not in alike and found[rank] + unseen[rank] >= enough)
     return Stopped(alike, maybe, len(ranks))
+
+
+def alike(ns_of: Mapping[int, float]) -> set[int]:
+    """The ranks whose time is about as long as the longest; only what is more than nothing."""
+    enough = _ALIKE * max(ns_of.values(), default=0.0)
+    return {rank for rank, ns in ns_of.items() if ns >= enough and ns > 0}
 
 
 def explains(more_ns: Mapping[int, float], ns: float) -> int:

@@ -10,6 +10,7 @@ bounds. What else it was longer by, if that is within the spread, is anybody's, 
 taken the usual time.
 """
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -18,7 +19,7 @@ from netmon.dl.verdict.blame import held_up
 from netmon.dl.verdict.conclude import conclude
 from netmon.dl.verdict.connections import limited
 from netmon.dl.verdict.evidence import CELL_NS, Carried, Steps
-from netmon.dl.verdict.host_part import explains, stopped_in, waited_more
+from netmon.dl.verdict.host_part import alike, explains, stopped_in, waited_more
 from netmon.dl.verdict.judged import Blamed, Judged
 from netmon.dl.verdict.phases import Phases, phases
 from netmon.dl.verdict.usual import FEWEST, Matrix, matrix, usual_rows
@@ -29,6 +30,7 @@ NOTABLE = 1.2
 """An iteration that takes so many times the usual stands out."""
 
 _MOSTLY = 0.5  # of a share, from which on a stop of that length explains all of it
+_NEARLY = 0.75  # of a time: the rest of it is what the waits brought about
 _UNCLEAR = 0.1  # of the excess, from which on what is not known is asked about
 REFERENCES = 6
 """Usual iterations whose traffic is looked at, at most."""
@@ -108,6 +110,7 @@ def _weigh(verdict: Verdict, one: Judged, steps: Steps, told: Phases) -> Verdict
     excess = float(verdict.excess_ns)
     shares = dict.fromkeys(SHARES, 0.0)
     late_of: dict[int, float] = {}
+    stood: dict[int, float] = {}  # of it, by whom nobody could send
     left = excess
     if told.known:
         single = len(one.table.rank) == 1
@@ -128,11 +131,12 @@ def _weigh(verdict: Verdict, one: Judged, steps: Steps, told: Phases) -> Verdict
         for name, ns in parts.items():
             if name.startswith("late "):
                 rank = int(name.split()[1])
+                stood[rank] = ns
                 late_of[rank] = late_of.get(rank, 0.0) + ns
             else:
                 shares[name] += ns
     _stopped(one, excess, shares, late_of)
-    host_of = _hosts_part(one, excess, late_of, excess - sum(shares.values()) - sum(late_of.values()))
+    host_of = _hosts_part(one, excess, shares, late_of, stood)
     shares["host"] = sum(host_of.values())
     shares["late"] = sum(late_of.values())
     shares["unknown"] = max(0.0, excess - sum(shares.values()))
@@ -150,8 +154,7 @@ def _stopped(one: Judged, excess: float, shares: dict[str, float], late_of: dict
     """What ranks were stopped for is theirs, or, where ranks of several hosts were, everybody's pause.
 
     A ring stands still whoever stops, so the links alone cannot tell which of them it was. What has a culprit of its
-    own stays his. Where it is not known of the others, nobody can tell which it was, and it
-    stays unknown.
+    own stays his. Where it is not known of the others, nobody can tell which it was, and it stays unknown.
     """
     stopped = stopped_in(one.waited, span_of(one.table, one.row)) if one.waited is not None else None
     if stopped is None or not stopped.ranks:
@@ -185,21 +188,44 @@ def _all(one: Judged, ranks: set[int], watched: int) -> bool:
     return len(hosts) > 1 and 2 * len(ranks) >= watched
 
 
-def _hosts_part(one: Judged, excess: float, late_of: dict[int, float], unknown: float) -> dict[int, float]:
-    """By rank, what its host's CPUs cost, taken from what it was late by, and from what is not known."""
-    if one.waited is None or not (late_of or unknown > _UNCLEAR * excess):
+def _hosts_part(
+    one: Judged, excess: float, shares: dict[str, float], late_of: dict[int, float], stood: Mapping[int, float]
+) -> dict[int, float]:
+    """By rank, what its host's CPUs cost: taken from what it was late by, from times in which all stood still and only
+    waited for it, whoever seemed to have stopped, and from what is not known."""
+    unknown = excess - sum(shares.values()) - sum(late_of.values())
+    asked = unknown > _UNCLEAR * excess
+    if one.waited is None or not (late_of or shares["pause"] > 0 or asked):
         return {}
     table, usual = one.table, one.usual
     begin, end = np.nanmin(table.start[usual], axis=1), np.nanmax(table.end[usual], axis=1)
     spans = zip(*((column.astype(np.int64) + table.base_ns).tolist() for column in (begin, end)), strict=True)
-    more = waited_more(one.waited, span_of(table, one.row), list(spans))
+    late = {rank for rank, ns in late_of.items() if ns > _UNCLEAR * excess}
+    more = waited_more(one.waited, span_of(table, one.row), list(spans), late)
     found = {
         rank: late_of.pop(rank) for rank in list(late_of) if explains({rank: more.get(rank, 0.0)}, late_of[rank]) >= 0
     }
-    rank = explains(more, unknown) if unknown > _UNCLEAR * excess else -1
+    beside = {rank: ns - found.get(rank, 0.0) for rank, ns in more.items()}
+    for seemed in (None, *(rank for rank in stood if rank in late_of)):
+        ns = shares["pause"] if seemed is None else min(stood[seemed], late_of[seemed])
+        rank = explains(beside, ns)
+        if rank < 0 or _all(one, alike(beside), len(np.unique(one.waited["rank"]))):
+            continue
+        ns = _answered(ns, beside[rank])
+        found[rank], beside[rank] = found.get(rank, 0.0) + ns, max(0.0, beside[rank] - ns)
+        if seemed is None:
+            shares["pause"] -= ns
+        else:
+            late_of[seemed] -= ns
+    rank = explains(more, unknown) if asked else -1
     if rank >= 0:
-        found[rank] = found.get(rank, 0.0) + min(unknown, more[rank])
+        found[rank] = found.get(rank, 0.0) + _answered(unknown, more[rank])
     return found
+
+
+def _answered(ns: float, waited_ns: float) -> float:
+    """How much of a time a wait answers for: its own length, or all of it where nearly all was waited."""
+    return ns if waited_ns >= _NEARLY * ns else waited_ns
 
 
 __all__ = [

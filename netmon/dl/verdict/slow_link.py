@@ -5,7 +5,7 @@ A link that is shaped, or slow, carries gradients all the time, evenly, at a pac
 reaches. A rank that is slow itself leaves gaps, between which its bytes go as fast as ever.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -24,42 +24,60 @@ _EVEN = 0.35  # paces that lie within so much of each other are one
 _MOSTLY = 0.6  # of the windows
 _BUSY = 0.9  # of the parts of a window
 _FEWEST = 3  # windows
+_AS_LONG = 0.5  # of what a sender's link shows: whoever receives tells where it was
 _DROPPED = 0.001  # of the bytes
 
 _Floats = npt.NDArray[np.float64]
 
 
-def slow_link(seen: Window, cells: Cells, references: Mapping[int, Window]) -> tuple[int, float] | None:
+def slow_link(seen: Window, times: Sequence[Cells], references: Mapping[int, Window]) -> tuple[int, float] | None:
     """The link (of seen.links) that held the transfer up by itself, and for how long (ns); None where none shows it.
 
-    In wide buckets whatever stops and goes looks even: they show none.
-    For a while, which may be shorter than the transfer: the link may have been slow for a moment only.
+    times: the transfer, and what was left of the one before. In wide buckets whatever stops and goes looks even: they
+    show none. For a while, which may be shorter than the transfer: the link may have been slow for a moment only, or
+    again and again, at one pace.
     """
+    if not seen.fine or not references:
+        return None
+    found: dict[Direction, list[tuple[float, int]]] = {Direction.RX: [], Direction.TX: []}
+    for link, one in enumerate(seen.links):
+        if one.direction == Direction.TX and _other_end(seen, link) is not None:
+            continue  # a sender's bursts look fast: where the receiver is watched, what comes in there tells
+        stretches = [stretch for cells in times for stretch in _slow_stretches(seen, cells, link, references)]
+        _, main = max(stretches, default=(0.0, 0.0))
+        ns = sum(ns for ns, pace in stretches if abs(pace - main) <= _EVEN / 2 * main)
+        found[one.direction].append((ns, link))
+    received, sent = (max(found[way], default=(0.0, -1)) for way in (Direction.RX, Direction.TX))
+    ns, link = (
+        received if received[0] >= _AS_LONG * sent[0] else sent
+    )  # what is sent here may be a part of what comes in
+    return (_slow_end(seen, link), ns) if ns > 0 else None
+
+
+def _slow_stretches(
+    seen: Window, cells: Cells, link: int, references: Mapping[int, Window]
+) -> Iterator[tuple[float, float]]:
+    """In which a link was slow: what the transfer lost in each (ns), and its pace, as a share of the usual one."""
     part = int(np.clip(len(cells.kind) // (_WINDOWS * _PARTS), 1, _LONGEST_PART))
     width = _PARTS * part
     whole, span = len(cells.kind) // width, len(cells.kind) // part
-    if not seen.fine or not references or whole < _FEWEST:
-        return None
+    usual = _usual_pace(seen.links[link], references, width) if whole >= _FEWEST else 0.0
+    if not usual:
+        return
     plain = (cells.kind != Held.FOREIGN)[: whole * width].reshape(whole, width).mean(axis=1) > 0.9
-    found: dict[Direction, list[tuple[float, int]]] = {Direction.RX: [], Direction.TX: []}
-    for link, one in enumerate(seen.links):
-        usual = _usual_pace(one, references, width)
-        if not usual:
-            continue
-        carried = seen.own[link, cells.begin : cells.begin + span * part]
-        every = carried.reshape(span, part).sum(axis=1) / part / usual
-        parts = every[: whole * _PARTS].reshape(whole, _PARTS)
-        pace = parts.mean(axis=1)
-        slow = plain & ((parts > 0).mean(axis=1) > _BUSY) & (pace <= _SLOWER)
-        slow &= np.quantile(parts, 0.9, axis=1) <= _FAST  # it does not go as fast as ever, now and then
-        for begin, end in _runs(slow):
-            middle = float(np.median(pace[begin:end]))
-            if _even(pace[begin:end], middle):
-                first, last = _as_slow(every, begin * _PARTS, end * _PARTS, middle, PAUSED // part)
-                found[one.direction].append((float(cells.lost_ns[first * part : last * part].sum()), link))
-    # Where nobody watches the receiver, the sender's link shows it.
-    ns, link = max(found[Direction.RX] or found[Direction.TX], default=(0.0, -1))
-    return (_slow_end(seen, link), ns) if ns > 0 else None
+    carried = seen.own[link, cells.begin : cells.begin + span * part]
+    every = carried.reshape(span, part).sum(axis=1) / part / usual
+    parts = every[: whole * _PARTS].reshape(whole, _PARTS)
+    pace = parts.mean(axis=1)
+    slow = plain & ((parts > 0).mean(axis=1) > _BUSY) & (pace <= _SLOWER)
+    slow &= np.quantile(parts, 0.9, axis=1) <= _FAST  # it does not go as fast as ever, now and then
+    over = 0
+    for begin, end in _runs(slow):
+        middle = float(np.median(pace[begin:end]))
+        if _even(pace[begin:end], middle) and begin * _PARTS >= over:
+            first, last = _as_slow(every, begin * _PARTS, end * _PARTS, middle, PAUSED // part)
+            yield float(cells.lost_ns[max(first, over) * part : last * part].sum()), middle
+            over = last
 
 
 def _even(pace: _Floats, middle: float) -> bool:
@@ -95,7 +113,7 @@ def _slow_end(seen: Window, link: int) -> int:
 
     A host queues what its own link cannot take, and TCP waits for that queue; what a switch cannot take, it drops.
     """
-    other = _sender(seen, link) if seen.links[link].direction == Direction.RX else None
+    other = _other_end(seen, link) if seen.links[link].direction == Direction.RX else None
     if other is None:
         return link
     lost = seen.own[other].sum() - seen.own[link].sum()
@@ -110,7 +128,7 @@ def lossy_link(seen: Window, waits: Collection[tuple[int, int]] = (), again: Col
     """
     found = []
     for link, one in enumerate(seen.links):
-        if one.direction == Direction.RX and (other := _sender(seen, link)) is not None:
+        if one.direction == Direction.RX and (other := _other_end(seen, link)) is not None:
             found.append((float(seen.own[other].sum() - seen.own[link].sum()), other))
     lost, sender = max(found, default=(0.0, -1))
     if lost > 0:
@@ -121,11 +139,11 @@ def lossy_link(seen: Window, waits: Collection[tuple[int, int]] = (), again: Col
     return next((there[way] for way in ways if way in there), None)
 
 
-def _sender(seen: Window, link: int) -> int | None:
-    """The link at the other end of one that receives."""
+def _other_end(seen: Window, link: int) -> int | None:
+    """The link at the other end of one, which goes the other way."""
     rank, peer = seen.ends[link]
     for other, ends in enumerate(seen.ends):
-        if seen.links[other].direction == Direction.TX and peer >= 0 and ends == (peer, rank):
+        if seen.links[other].direction != seen.links[link].direction and peer >= 0 and ends == (peer, rank):
             return other
     return None
 

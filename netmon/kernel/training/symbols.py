@@ -53,7 +53,10 @@ class Reading:
         command = [sys.executable, "-I", "-c", _PROGRAM, str(Path(__file__).parents[3]), *prefixes]
         self._child = subprocess.Popen(command, stdin=descriptor, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
         assert self._child.stdout
+        self._begun_ns = time.monotonic_ns()
         self._until = time.monotonic() + 2 * _SECONDS  # a busy machine; the child's own limit is of processor time
+        self.cost_ns = 0
+        """Processor time of the child; of one that did not answer, the time for which it was waited for."""
 
     def ends_within(self, seconds: float) -> bool:
         """Whether `result` has one within that time, or there will be none. Blocks so long."""
@@ -63,11 +66,14 @@ class Reading:
 
     def result(self) -> Offsets:
         """Blocks until it is there, not longer than the child's time. Raises KernelError with the reason."""
+        before_ns = _children_ns()
         try:
             text, _ = self._child.communicate(timeout=max(0, self._until - time.monotonic()))
         except subprocess.TimeoutExpired:
             self.close()
+            self.cost_ns = time.monotonic_ns() - self._begun_ns
             raise KernelError("it takes too long to be read") from None
+        self.cost_ns = _children_ns() - before_ns
         if self._child.returncode or not text:
             raise KernelError("it takes too much memory or time to be read")
         answer = json.loads(text)
@@ -79,6 +85,12 @@ class Reading:
         """Ends it, if it has not ended."""
         self._child.kill()
         self._child.communicate()
+
+
+def _children_ns() -> int:
+    """Processor time of the children that have been waited for."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return round(1e9 * (used.ru_utime + used.ru_stime))
 
 
 _PROGRAM = "import sys; sys.path.insert(0, sys.argv.pop(1)); from netmon.kernel.training.symbols import main; main()"

@@ -72,7 +72,6 @@ class _Wanted:
     version: tuple[int, ...]
     descriptor: int
     reading: Reading | None = None
-    begun_ns: int = 0
 
 
 class Uprobes:
@@ -196,7 +195,6 @@ class Uprobes:
 
     def _begin_reading(self, wanted: _Wanted) -> bool:
         if self._pace(wanted.uid).allows() and self._make_room(wanted.uid):
-            wanted.begun_ns = time.monotonic_ns()
             wanted.reading = Reading(wanted.descriptor, [probe.symbol for probe in _probes(wanted.library)])
         return wanted.reading is not None
 
@@ -211,7 +209,7 @@ class Uprobes:
             self._warn(path, str(error))
         finally:
             os.close(wanted.descriptor)
-            self._pace(wanted.uid).spend(time.monotonic_ns() - wanted.begun_ns)
+            self._pace(wanted.uid).spend(reading.cost_ns)
         self._settle(wanted.pid, path, file)
         return [path] if file in self._probed else []
 
