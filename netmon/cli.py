@@ -7,8 +7,7 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
-from types import FrameType, ModuleType
-from typing import NoReturn
+from types import ModuleType
 
 from netmon import __version__
 from netmon.config import as_written, defaults_from, to_toml
@@ -20,14 +19,6 @@ COMMANDS = (
     *("steps", "certificates", "migrate", "bench"),
 )
 _SERVICES = ("agent", "collector")  # that are configured by a file
-
-
-class Interrupted(KeyboardInterrupt):
-    """SIGINT or SIGTERM has come.
-
-    Not KeyboardInterrupt itself: Python remembers it where it passes through the exec() of a string, with which
-    dataclasses are made, and `python -m` then dies of SIGINT at its end, though it was caught.
-    """
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -54,6 +45,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # `netmon top --once | head`
         sys.stderr.close()
         return 1
+    finally:
+        # Where a signal was caught, but has passed through the exec() of a string, with which dataclasses are made,
+        # Python remembers it as not caught until the next one, and `python -m` would end itself with SIGINT.
+        exec("")
 
 
 def _heed_signals() -> None:
@@ -63,12 +58,8 @@ def _heed_signals() -> None:
     children. What is caught is not inherited: a command that has handlers of its own replaces these.
     """
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, _interrupt)
+        signal.signal(number, signal.default_int_handler)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT, signal.SIGTERM))
-
-
-def _interrupt(number: int, frame: FrameType | None) -> NoReturn:
-    raise Interrupted
 
 
 def make_parser(names: Sequence[str] = COMMANDS) -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParser]]:

@@ -130,7 +130,7 @@ class Record:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         """Write both files."""
         self.event("end")
-        outcome = "complete" if error is None else "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
+        outcome = "complete" if error is None else "interrupted" if kind is KeyboardInterrupt else "failed"
         self._run |= {"outcome": outcome, "error": str(error) if outcome == "failed" else None}
         for name, content in (("run.json", self._run), ("cross.json", self._cross)):
             (self.folder / name).write_text(json.dumps(content, indent=2) + "\n")
