@@ -35,6 +35,9 @@ _WITH_STATISTICS = (
     "time_ns",
 )
 _SAMPLED = 1024  # rows
+FEW_ROWS = 1024
+"""A file of no more is mostly made by beginning to compress each of its columns, which takes zstd longest."""
+
 _HARDER = {
     "iteration": 15
 }  # zstd's level, of merged files: written once, at leisure; it takes a quarter off the column
@@ -120,16 +123,18 @@ def host_ranks(hosts: pa.ChunkedArray) -> npt.NDArray[np.int64]:
 def writer(disk: Disk, name: str, path: Path, rows: pa.Table, merged: bool = False) -> Iterator[pq.ParquetWriter]:
     """Opens a file to write row groups into; it is synced when it is closed. rows: some of those that will be in it.
 
-    merged: it is of many hosts' rows of a long time: its row groups differ in what they hold. Raises OSError,
+    merged: it is of many hosts' rows of a long time: its row groups differ in what they hold. What is not and has few
+    rows is compressed by snappy, which begins at once, and by zstd when it is merged. Raises OSError,
     pa.ArrowException.
     """
     schema = SCHEMAS[name]
+    few = not merged and len(rows) <= FEW_ROWS
     deltas = _deltas(name, rows)
     with path.open("wb") as file:
         with pq.ParquetWriter(
             file,
             schema.with_metadata(_METADATA),
-            compression="zstd",
+            compression="snappy" if few else "zstd",
             compression_level={column: _HARDER.get(column, 1) for column in schema.names} if merged else None,
             data_page_size=_PAGE_BYTES,
             use_dictionary=[column for column in schema.names if column not in deltas],
@@ -162,8 +167,9 @@ def _unlike(column: pa.ChunkedArray) -> bool:
 
 def write_file(disk: Disk, name: str, path: Path, rows: pa.Table) -> None:
     """Write a small file. Raises OSError, pa.ArrowException."""
+    rows = rows if rows.schema.equals(SCHEMAS[name]) else rows.cast(SCHEMAS[name])
     with writer(disk, name, path, rows) as parquet:
-        parquet.write_table(rows.cast(SCHEMAS[name]), row_group_size=ROWS_PER_GROUP)
+        parquet.write_table(rows, row_group_size=ROWS_PER_GROUP)
 
 
 def reason_of(error: Exception) -> str:

@@ -8,7 +8,7 @@ time, the one that has waited longest first: so the cost does not grow with the 
 
 import itertools
 import time
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -16,7 +16,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from collector.dataset.resume import FLOW_OVER_NS
+from collector.dataset.resume import FLOW_OVER_NS, SessionState
 
 ROWS_PER_PART = 4096
 _LATER_AT_A_TIME = 1  # files that are written again for columns that can wait, per write
@@ -228,9 +228,11 @@ def _plain(kind: pa.DataType) -> pa.DataType:
     return kind.value_type if pa.types.is_dictionary(kind) else kind
 
 
-def hosts_of(rows: pa.Table) -> set[str]:
-    """All hosts that rows of any table are of."""
-    return set(rows["host"].unique().to_pylist()) - {""}  # a verdict may be about no host
+def hosts_in(tables: Iterable[pa.Table], states: Iterable[SessionState]) -> Iterator[str]:
+    """The hosts of which there are rows or states, as they are asked for; some several times."""
+    yield from (state.host for state in states)
+    for rows in tables:
+        yield from filter(None, rows["host"].unique().to_pylist())  # a verdict may be about no host
 
 
 def without_hosts(rows: pa.Table, hosts: Collection[str]) -> pa.Table:

@@ -20,7 +20,7 @@ from collector.dataset.files import Disk, in_order, partition, reason_of, split_
 from collector.dataset.manifest import Manifest, StoredFile
 from collector.dataset.resume import Resume, SessionState, over_before, resume_from
 from collector.dataset.retention import Keep, too_old
-from collector.dataset.row_parts import Changes, RowParts, hosts_of, without_hosts
+from collector.dataset.row_parts import Changes, RowParts, hosts_in, without_hosts
 from collector.dataset.sharing import Alone, Worker
 from collector.dataset.staging import Staging
 from collector.dataset.tables import SCHEMAS, TIMES
@@ -218,8 +218,7 @@ class ParquetSink:
         with self._busy:
             self._look_for_directory()
             self._forget_lost()
-            hosts = {state.host for state in states.values()}.union(*map(hosts_of, tables.values()))
-            refused = self._sharing.foreign(hosts)
+            refused = self._sharing.foreign(hosts_in(tables.values(), states.values()))
             if refused:
                 tables = {name: without_hosts(rows, refused) for name, rows in tables.items()}
                 states = {session: state for session, state in states.items() if state.host not in refused}

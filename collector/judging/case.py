@@ -3,7 +3,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -17,11 +17,13 @@ from netmon.dl.verdict import (
     Whose,
     in_cells,
     looked_at,
+    matrix,
     most_telling,
     times_of,
     verdict_on,
     wanted_times,
 )
+from netmon.dl.verdict.evidence import Numbers
 from netmon.records import Table
 from netmon.views import Verdict
 
@@ -66,33 +68,47 @@ class Case:
         of = np.searchsorted(there, rows["place"])
         utc = np.stack([maps.utcs(of, np.ascontiguousarray(rows[name])) for name in _MOMENTS])
         steps = steps_in_utc(rows, utc, [self.hosts[place] for place in rows["place"].tolist()], self.size)
-        times = wanted_times(steps, [self.number])
-        one = looked_at(self.job, steps, self._carried(maps, there, times), self.number)
+        table = matrix(steps)
+        times = wanted_times(table, [self.number])
+        one = looked_at(self.job, table, self._carried(maps, there, times), self.number)
         verdict = verdict_on(one, steps)
         ranks = times_of(one, steps, verdict) if verdict.excess_ns > 0 else ()
         return replace(verdict, relative=self.relative, ranks=most_telling(ranks, _MOST_RANKS))
 
     def _carried(self, maps: TimeMaps, there: npt.NDArray[np.int64], times: list[tuple[int, int]]) -> Carried:
-        since_ns = min((since for since, _ in times), default=0) - self.clock_error_ns
-        rows = of_sessions(self.parts, there.tolist(), since_ns)
+        begins, ends = apart(times)
+
+        def inside(session: npt.NDArray[np.int32], start: Numbers, width: npt.NDArray[np.uint32]) -> Any:
+            """Whether each row overlaps one of the times: most of all that is kept does not."""
+            begin = maps.utcs(np.searchsorted(there, session), start)
+            return begins[np.searchsorted(ends, begin, "right")] < begin + width
+
+        rows = of_sessions(self.parts, there.tolist(), int(begins[0]) - self.clock_error_ns, inside)
         rows = rows[rows["flow"] < len(self.of_flow)]
-        link = self.link_of_flow[rows["flow"]]
-        flow, width = rows["flow"], rows["bucket_ns"].astype(np.int64)
-        start = maps.utcs(np.searchsorted(there, rows["session"]), np.ascontiguousarray(rows["start_ns"]))
-        known = np.isin(link, list(self.links))
-        inside = np.zeros(len(rows), np.bool_)
-        for since, until in times:
-            inside |= (start + width > since) & (start < until)
-        kept = np.flatnonzero(known & inside)
         numbers = np.array(sorted(self.links), np.int64)
+        rows = rows[np.isin(self.link_of_flow[rows["flow"]], numbers)]
+        flow, width = rows["flow"], rows["bucket_ns"].astype(np.int64)
+        start = maps.utcs(np.searchsorted(there, rows["session"]), rows["start_ns"])
         cells = in_cells(
-            *(np.searchsorted(numbers, link[kept]), self.of_flow[flow[kept]], start[kept], width[kept]),
-            *(rows[name][kept].astype(np.int64) for name in ("wire_bytes", "payload_bytes")),
+            *(np.searchsorted(numbers, self.link_of_flow[flow]), self.of_flow[flow], start, width),
+            *(rows[name].astype(np.int64) for name in ("wire_bytes", "payload_bytes")),
         )
         links = [self.links[number] for number in numbers.tolist()]
         waited, said = (_in_utc(told, maps, there) for told in (self.waited, self.said))
-        widest = int(width[kept].max(initial=0))
+        widest = int(width.max(initial=0))
         return Carried(links, self.whose, cells[cells["of"] >= 0], self.clock_error_ns, waited, said, widest)
+
+
+def apart(times: Sequence[tuple[int, int]]) -> tuple[Numbers, Numbers]:
+    """Beginnings and ends of the same times, ascending, those that overlap as one; at last, one that never begins."""
+    found: list[list[int]] = []
+    for since, until in sorted(times):
+        if found and since <= found[-1][1]:
+            found[-1][1] = max(found[-1][1], until)
+        else:
+            found.append([since, until])
+    never = np.iinfo(np.int64).max
+    return np.array([*(since for since, _ in found), never]), np.array([until for _, until in found], np.int64)
 
 
 def _in_utc(told: Told, maps: TimeMaps, there: npt.NDArray[np.int64]) -> Table | None:

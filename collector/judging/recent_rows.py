@@ -3,10 +3,11 @@
 
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from collector.host.batches import Settled
 from netmon.columnar import Columns, joined
@@ -22,6 +23,13 @@ RECENT = np.dtype(
     + [(name, "<u4") for name in ("bucket_ns", "wire_bytes", "payload_bytes")]
 )
 """As in ARRIVED."""
+
+
+Wanted = Callable[[npt.NDArray[np.int32], npt.NDArray[np.int64], npt.NDArray[np.uint32]], npt.NDArray[np.bool_]]
+
+
+def _all(session: npt.NDArray[np.int32], *_: npt.NDArray[np.integer]) -> npt.NDArray[np.bool_]:
+    return np.ones(len(session), np.bool_)
 
 
 class Part(NamedTuple):
@@ -59,16 +67,21 @@ class RecentRows:
         return [part for _, part in self._parts]
 
 
-def of_sessions(parts: Sequence[Part], places: list[int], since_ns: int = 0) -> Columns:
+def of_sessions(parts: Sequence[Part], places: list[int], since_ns: int = 0, wanted: Wanted = _all) -> Columns:
     """The rows of some sessions, without most of those from before `since_ns` (UTC); may be a thread's work.
 
-    Nothing arrives before it happens, by whatever clock: _AHEAD_NS is more than these are off by.
+    Nothing arrives before it happens, by whatever clock: _AHEAD_NS is more than these are off by. wanted: which of some
+    rows, told their sessions, starts (mono) and widths, are to be returned.
     """
-    wanted = np.zeros(max(places, default=0) + 2, np.bool_)
-    wanted[places] = True
-    found = [Columns.zeros(0, RECENT)]
+    theirs = np.zeros(max(places, default=0) + 2, np.bool_)
+    theirs[places] = True
+    chosen = []
     for rows in (part.rows for part in parts if part.arrived_ns >= since_ns - _AHEAD_NS):
-        own = np.flatnonzero(wanted[np.minimum(rows["session"], len(wanted) - 1)])
+        own = np.flatnonzero(theirs[np.minimum(rows["session"], len(theirs) - 1)])
         if len(own):
-            found.append(rows.take(own))
-    return joined(found)
+            chosen.append((rows, own))
+    if not chosen:
+        return Columns.zeros(0, RECENT)
+    asked = (np.concatenate([rows[name][own] for rows, own in chosen]) for name in ("session", "start_ns", "bucket_ns"))
+    good = np.split(wanted(*asked), np.cumsum([len(own) for _, own in chosen])[:-1])
+    return joined(rows.take(own[kept]) for (rows, own), kept in zip(chosen, good, strict=True))

@@ -21,6 +21,7 @@ from netmon.dl.verdict import (
     Whose,
     in_cells,
     judge,
+    matrix,
     nothing_carried,
     rank_times,
     standing_out,
@@ -76,7 +77,7 @@ def explained(data: Path, job: str | None, iteration: int) -> Iterator[tuple[Ver
         for run in _runs(_iterations(data, verdict.job)):
             if ((run["iteration"] == iteration) & (run["end_ns"] == verdict.end_ns)).any():
                 steps = steps_of(run)
-                carried = with_evidence(data, verdict.job, run, wanted_times(steps, [iteration]))
+                carried = with_evidence(data, verdict.job, run, wanted_times(matrix(steps), [iteration]))
                 yield verdict, rank_times(verdict.job, steps, carried, verdict)
 
 
@@ -162,7 +163,7 @@ def _of_run(
         due = sorted(own) if iteration is not None else [n for n in standing_out(steps) if n in own and n in wanted]
         for first in range(0, len(due), _TOGETHER):
             some = due[first : first + _TOGETHER]
-            carried = with_evidence(data, job, rows[inside], wanted_times(steps, some))
+            carried = with_evidence(data, job, rows[inside], wanted_times(matrix(steps), some))
             for number in some:
                 yield judge(job, steps, carried, number)
 

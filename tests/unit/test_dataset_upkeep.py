@@ -41,6 +41,10 @@ def read(directory: Path, name: str = "buckets") -> pd.DataFrame:
     return rows.sort_values(["host", "bucket_start_ns", "flow_id"], ignore_index=True)
 
 
+def compression(path: Path) -> str:
+    return str(pq.ParquetFile(path).metadata.row_group(0).column(0).compression)
+
+
 def filled(directory: Path, writes: int = 5, hosts: int = 3) -> ParquetSink:
     sink = ParquetSink(directory)
     for number in range(writes):
@@ -51,10 +55,11 @@ def filled(directory: Path, writes: int = 5, hosts: int = 3) -> ParquetSink:
 def test_the_files_of_an_hour_become_one(tmp_path):
     sink = filled(tmp_path)
     before = read(tmp_path)
-    assert len(files(tmp_path)) == 5
+    assert [compression(path) for path in files(tmp_path)] == 5 * ["SNAPPY"]  # of few rows
     assert sink.merge_some(lambda: True)
     assert not sink.merge_some(lambda: True)
     (path,) = files(tmp_path)
+    assert compression(path) == "ZSTD"
     pd.testing.assert_frame_equal(read(tmp_path), before)
     rows = pq.ParquetFile(path).read().to_pandas()
     ordered = rows.sort_values(["host", "bucket_start_ns"], kind="stable", ignore_index=True)

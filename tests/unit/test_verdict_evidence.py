@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from test_verdict import BEGIN, CELLS, COMPUTING, MS, RANKS, SLOW, TRANSFER, Run
+from test_verdict import BEGIN, CELLS, COMPUTING, LINKS, MS, RANKS, SLOW, TRANSFER, Run
 from test_verdict_recorded import RECORDED, TRUTHS
 
 from netmon.cli import main
@@ -17,6 +17,7 @@ from netmon.dl.verdict.connections import SAID, Connections, limited, sent_again
 from netmon.dl.verdict.evidence import CARRIED
 from netmon.dl.verdict.host_part import WAITED
 from netmon.dl.verdict.rank_times import most_telling, path_of
+from netmon.dl.verdict.slow_link import lossy_link
 from netmon.dl.verdict.words import sentence
 from netmon.records import Direction
 from netmon.views import SHARES, Cause, RankTimes, Verdict
@@ -134,7 +135,7 @@ def test_what_a_sender_only_believed_to_be_lost_is_no_loss():
     table = said(usual, usual, (20_000_000, 8_688, 800, 0), (20_000_000, 200_000, 800, 0), usual)
     told = Connections(table, np.full(len(table), 2), np.full(len(table), 1), np.zeros(len(table), bool))
     assert not sent_again(told, BEGIN + 2_100 * MS, BEGIN + 2_900 * MS)
-    assert sent_again(told, BEGIN + 3_100 * MS, BEGIN + 3_900 * MS) == {2}
+    assert sent_again(told, BEGIN + 3_100 * MS, BEGIN + 3_900 * MS) == {2: pytest.approx(160_000)}
 
 
 @pytest.mark.parametrize(("dropped", "loss"), [(0, False), (20_000, True)])
@@ -263,6 +264,26 @@ def test_who_accuses_nobodys_traffic_needs_less_beside_what_is_unknown(share, ca
     assert (
         conclude(nobody, shares, ({}, {}), None, 1.0, one=SimpleNamespace(table=None, row=0), steps=None).cause == cause
     )
+
+
+@pytest.mark.parametrize(
+    ("again", "place"),
+    [({0: 100.0}, "h0 TX"), ({0: 100.0, 1: 120.0}, "h1 TX"), ({1: 120.0, 0: 140.0}, "h1 TX"), ({}, "h2 TX")],
+    ids=[
+        "who sent again",
+        "who sent again, and was sent to again",
+        "the same, less",
+        "nobody: what left and never came",
+    ],
+)
+def test_packets_were_lost_where_those_who_sent_again_meet(again, place):
+    """Where acknowledgements are lost, too, whoever sends there sends again."""
+    run = np.ones((len(LINKS), 4))
+    run[[at for at, link in enumerate(LINKS) if (link.host, link.direction) == ("h2", Direction.TX)]] = 2
+    ways = {Direction.RX: -1, Direction.TX: 1}
+    ends = [(at // 2, (at // 2 + ways[link.direction]) % RANKS) for at, link in enumerate(LINKS)]
+    found = lossy_link(SimpleNamespace(links=LINKS, ends=ends, own=run), again=again)
+    assert f"{LINKS[found].host} {LINKS[found].direction.name}" == place
 
 
 def test_packets_that_were_dropped_with_nobody_there():

@@ -1,18 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """What held a transfer up, in ns of each cause, and whose bytes or which link it was."""
 
-from collections.abc import Mapping
-
 import numpy as np
 import numpy.typing as npt
 
 from netmon.dl.account import JOB
 from netmon.dl.verdict.connections import sent_again
 from netmon.dl.verdict.evidence import CELL_NS
-from netmon.dl.verdict.held import PAUSED, Cells, Held, held, together
+from netmon.dl.verdict.held import PAUSED, Cells, Held, held, together, where_contested, who_went_on
 from netmon.dl.verdict.judged import Blamed, Judged
 from netmon.dl.verdict.phases import Phases
 from netmon.dl.verdict.slow_link import lossy_link, slow_link
+from netmon.dl.verdict.usual import median
 from netmon.dl.verdict.window import UNCLASSIFIED, Window, around
 
 _MORE = 1.05  # times the usual gradients: what makes it more to transfer
@@ -27,21 +26,22 @@ def held_up(one: Judged, told: Phases, transfer: float) -> tuple[dict[str, float
     """The transfer's excess by what held it up; what is missing to it is not known."""
     seen = one.seen
     assert seen is not None
-    capacity = _capacity(seen, one.references)
-    judged = held(seen, told.since_ns, told.until_ns, told.usual_transfer_ns, capacity)
-    left = held(seen, *told.left, 0.0, capacity, told.until_ns) if told.left[1] > told.left[0] else None
+    capacity = _capacity(seen)
+    full = where_contested(seen, capacity)
+    judged = held(seen, told.since_ns, told.until_ns, told.usual_transfer_ns, full)
+    left = held(seen, *told.left, 0.0, full, told.until_ns) if told.left[1] > told.left[0] else None
     base = [
-        held(found, *told.usual_spans[row], told.usual_transfer_ns, _capacity(found, one.references))
+        held(found, *told.usual_spans[row], told.usual_transfer_ns, where_contested(found, _capacity(found)))
         for row, found in one.references.items()
         if row in told.usual_spans
     ]
 
     def beyond(kind: Held) -> float:
-        usual = float(np.median([cells.sum(kind) for cells in base])) if base else 0.0
+        usual = median([cells.sum(kind) for cells in base]) if base else 0.0
         return judged.sum(kind) - usual + (left.sum(kind) if left else 0.0)
 
     parts: dict[str, float] = {}
-    usual_moved = float(np.median([w.moved.sum() for w in one.references.values()])) if one.references else 0.0
+    usual_moved = median([w.moved.sum() for w in one.references.values()]) if one.references else 0.0
     culprits = _culprits(seen, judged if left is None else together(left, judged), capacity)
     moved = float(seen.moved[seen.cell(told.left[1]) if left else 0 :].sum())
     if usual_moved and moved > (_AGAIN if culprits else _MORE) * usual_moved:
@@ -52,9 +52,10 @@ def held_up(one: Judged, told: Phases, transfer: float) -> tuple[dict[str, float
     stopped = max(0.0, beyond(Held.STOPPED))
     stops = sum(stop.end - stop.begin for stop in judged.stops) or 1
     for stop in judged.stops:
-        if stop.rank < 0 and (stop.end - stop.begin < PAUSED or not seen.fine):
+        rank = who_went_on(seen, stop)
+        if rank < 0 and (stop.end - stop.begin < PAUSED or not seen.fine):
             continue  # a gap says nothing, nor does one of which nobody can tell who ended it
-        key = "pause" if stop.rank < 0 else f"late {stop.rank}"
+        key = "pause" if rank < 0 else f"late {rank}"
         parts[key] = parts.get(key, 0.0) + stopped * (stop.end - stop.begin) / stops
     lost, slow = max(0.0, beyond(Held.LOST)), beyond(Held.SLOW)
     links: list[int] = []
@@ -65,7 +66,7 @@ def held_up(one: Judged, told: Phases, transfer: float) -> tuple[dict[str, float
             links = [found[0]]
         elif lost > 0:
             parts["loss"] = lost
-            again = sent_again(seen.said, told.since_ns, told.until_ns)
+            again = sent_again(seen.said, told.left[0] if left else told.since_ns, told.until_ns)
             links = [lossy] if (lossy := lossy_link(seen, judged.waits, again)) is not None else []
     parts = {name: ns for name, ns in parts.items() if ns > 0}
     total = sum(parts.values())
@@ -74,11 +75,14 @@ def held_up(one: Judged, told: Phases, transfer: float) -> tuple[dict[str, float
     return parts, Blamed(tuple(culprits), tuple(links))
 
 
-def _capacity(seen: Window, references: Mapping[int, Window]) -> _Floats:
+def _capacity(seen: Window) -> _Floats:
     """(links,): wire bytes of a cell that the link can carry; where nobody tells, the most it did in 10 ms."""
+    known = np.isfinite(seen.capacity)
+    if known.all():
+        return seen.capacity
     reach = 20
     most = around(seen.own + seen.foreign.sum(axis=0), reach).max(axis=1) / (2 * reach + 1)
-    return np.where(np.isfinite(seen.capacity), seen.capacity, most)
+    return np.where(known, seen.capacity, most)
 
 
 def _culprits(seen: Window, cells: Cells, capacity: _Floats) -> list[tuple[str, int, float, float]]:

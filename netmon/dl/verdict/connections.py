@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from netmon.dl.verdict.evidence import Whose
 from netmon.dl.verdict.host_part import within
-from netmon.dl.verdict.usual import spread
+from netmon.dl.verdict.usual import median, spread
 from netmon.records import Table
 
 SAID = np.dtype(
@@ -79,10 +79,10 @@ def limited(said: Table, name: str, span: tuple[float, float], usual: Sequence[t
     Times are UTC; usual: those to compare with. Rows count by the part of them that lies in a time.
     """
     most = 0.0
-    known = said[said[name] >= 0]
+    known = said[said[name] > 0]  # what is 0, or not known, adds nothing
     for of in np.unique(known["of"]).tolist():
         held = within(known[known["of"] == of], name, [span, *usual])
-        most = max(most, float(held[0] - (np.median(held[1:]) if len(usual) else 0.0)))
+        most = max(most, float(held[0]) - (median(held[1:]) if len(usual) else 0.0))
     return min(most, span[1] - span[0])
 
 
@@ -105,22 +105,25 @@ def who_waited(told: Connections, begin_ns: float, end_ns: float) -> set[tuple[i
         if not (again & same).any():
             continue
         shares = (idle / np.maximum(length, 1))[known & (overlap <= 0) & same]
-        usual = max(0.0, float(np.median(shares)) - _CLEAR * spread(shares)) if len(shares) >= _FEWEST else 0.0
+        usual = max(0.0, median(shares) - _CLEAR * spread(shares)) if len(shares) >= _FEWEST else 0.0
         idle_then = idle[row] - usual * (length[row] - overlap[row])
         if max(idle_then, said["receiver_ns"][row]) < (1 - _WAITING) * overlap[row]:
             found.add((int(told.rank[row]), int(told.peer[row])))
     return found
 
 
-def sent_again(told: Connections, begin_ns: float, end_ns: float) -> set[int]:
-    """Ranks that clearly sent more again than usual in a time: where a sender only believed so, it is little."""
-    said, rank, found = told.gradients, told.rank[~told.control], set[int]()
+def sent_again(told: Connections, begin_ns: float, end_ns: float) -> dict[int, float]:
+    """Ranks that clearly sent more again than usual in a time, and how much (bytes): where a sender only believed so,
+    it is little. A row counts by the part of it that lies in that time."""
+    said, rank, found = told.gradients, told.rank[~told.control], dict[int, float]()
     share = said["again_bytes"] / np.maximum(said["sent_bytes"], 1)
     inside = (said["end_ns"] > begin_ns) & (said["start_ns"] < end_ns)
     for of in np.unique(said["of"][inside]).tolist():
         own = said["of"] == of
-        usual = float(np.median(share[own & ~inside])) if (own & ~inside).any() else 0.0
+        usual = median(share[own & ~inside]) if (own & ~inside).any() else 0.0
         most = own & inside & (said["again_bytes"] >= _LOSSY_BYTES)
         if (share[most] > max(_LOSSY, _BEYOND * usual)).any():
-            found.add(int(rank[own][0]))
+            sender = int(rank[own][0])
+            again = float(within(said[own], "again_bytes", [(begin_ns, end_ns)])[0])
+            found[sender] = found.get(sender, 0.0) + again
     return found

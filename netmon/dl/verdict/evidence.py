@@ -3,7 +3,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -73,20 +72,6 @@ class Carried:
     waited: Table | None = None  # dtype WAITED (netmon.dl.verdict.host_part) of the job's ranks; None: nobody tells
     said: Table | None = None  # dtype SAID (netmon.dl.verdict.connections), `of`: index into whose; None: nobody tells
     width_ns: int = CELL_NS  # of the widest bucket
-
-    @cached_property
-    def _by_cell(self) -> Table:
-        """The rows in the order of their cells: several times are looked at."""
-        found: Table = self.rows[np.argsort(self.rows["cell"], kind="stable")]
-        return found
-
-    def between(self, since_ns: int, until_ns: int) -> Table:
-        """The rows whose cells overlap a time (UTC)."""
-        rows = self._by_cell
-        first, last = since_ns // CELL_NS, (until_ns - 1) // CELL_NS
-        begin, end = np.searchsorted(rows["cell"], first, "left"), np.searchsorted(rows["cell"], last, "right")
-        inside: Table = rows[begin:end]
-        return inside
 
 
 def nothing_carried() -> Carried:

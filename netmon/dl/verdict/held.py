@@ -22,10 +22,11 @@ import numpy.typing as npt
 
 from netmon.dl.verdict.connections import sent_again, who_waited
 from netmon.dl.verdict.evidence import CELL_NS
-from netmon.dl.verdict.window import Window, around
+from netmon.dl.verdict.window import Window, around, around_each
 
 _MS = 1_000_000 // CELL_NS  # cells
-_FULL = 0.75  # of a link's capacity, over some milliseconds
+_FULL = 0.75  # of a link's capacity
+_FULL_OVER = (_MS, 5 * _MS)  # on both sides
 _FOREIGN = 0.05  # of it: less does not hold anybody up
 _REACH = 5 * _MS  # a queue that was full delays what follows
 _AFTER_LOSS = 30 * _MS
@@ -61,7 +62,6 @@ class Stop:
 
     begin: int  # cells
     end: int
-    rank: int  # that went on first, so that the others had waited for it; −1: several did at once
 
 
 @dataclass(frozen=True)
@@ -89,14 +89,23 @@ def together(one: Cells, other: Cells) -> Cells:
     return Cells(one.begin, kind, lost_ns, link, party, stops, waits)
 
 
+@dataclass(frozen=True)
+class Contested:
+    """Where a link that has gradients to carry is full with others' bytes; arrays over a window's cells."""
+
+    cells: npt.NDArray[np.bool_]
+    link: npt.NDArray[np.int64]  # −1 elsewhere
+    party: npt.NDArray[np.int64]  # who carried most there
+
+
 def held(
-    seen: Window, since_ns: float, until_ns: float, usual_ns: float, capacity: _Floats, over_ns: float = 0.0
+    seen: Window, since_ns: float, until_ns: float, usual_ns: float, full: Contested, over_ns: float = 0.0
 ) -> Cells:
     """Call the cells of the transfer [since, until) (UTC), which takes usual_ns by itself.
 
     over_ns: where it is the end of the transfer before, of which the beginning is not seen: until when (UTC) the one
     after that lasts.
-    capacity: (links,) wire bytes per cell, as far as known, else the most that was ever seen.
+    full: of the same window.
     """
     begin, end = seen.cell(since_ns), max(seen.cell(until_ns), seen.cell(since_ns) + 1)
     span = slice(begin, min(end, seen.cells))
@@ -104,7 +113,7 @@ def held(
     count = span.stop - span.start
     lost_ns = np.full(count, float(CELL_NS)) - usual_ns * seen.moved[span] / max(total, 1.0)
     kind = np.zeros(count, np.uint8)
-    contested, link, party = _contested(seen, capacity)
+    contested, link, party = full.cells, full.link, full.party
     dropped = _dropped(seen, seen.cell(max(until_ns, over_ns)))
     after_loss = _spread_forward(dropped > 0, _AFTER_LOSS)
     if not contested.any():  # TCP goes on slowly for long after
@@ -121,7 +130,6 @@ def held(
     kind[contested[span]] = Held.FOREIGN
     stops, waits = [], set[tuple[int, int]]()
     for first, last in _silences(seen, span):
-        stop = Stop(first, last, _who_went_on(seen, first, last))
         inside = slice(first - span.start, last - span.start)
         waiting = _waiting(seen, first, last)
         timeout = _is_timeout(seen, dropped, first, last) or bool(waiting)
@@ -129,37 +137,46 @@ def held(
         if contested[recent].any() and (timeout or last - first < PAUSED):
             kind[inside] = Held.FOREIGN
             near = recent.start + int(np.flatnonzero(contested[recent])[-1])
+            link, party = link.copy(), party.copy()  # they may be the window's
             link[first:last], party[first:last] = link[near], party[near]
         elif not timeout:
             kind[inside] = Held.STOPPED
-            stops.append(stop)
+            stops.append(Stop(first, last))
         else:
             kind[inside] = Held.LOST
             waits |= waiting
     return Cells(span.start, kind, lost_ns, link[span], party[span], tuple(stops), tuple(sorted(waits)))
 
 
-def _contested(
-    seen: Window, capacity: _Floats
-) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """(cells,): whether a link that has gradients to carry is full with others' bytes; which; whose."""
-    nobody = np.full(seen.cells, -1, np.int64)
-    if not len(seen.names):
-        return np.zeros(seen.cells, np.bool_), nobody, nobody.copy()
+def where_contested(seen: Window, capacity: _Floats) -> Contested:
+    """Where the links of a window are full with others' bytes.
+
+    capacity: (links,) wire bytes per cell, as far as known, else the most that was ever seen.
+    """
     foreign = seen.foreign.sum(axis=0)
+    least = _FOREIGN * (capacity * (2 * min(_FULL_OVER) + 1))
+    if not len(seen.names) or (foreign.sum(axis=1) < least).all():  # it is not enough, whenever it was
+        return _nowhere(seen)
     full = np.zeros(foreign.shape, np.bool_)
-    for reach in (_MS, 5 * _MS):
+    of_others, of_all = (around_each(carried, _FULL_OVER) for carried in (foreign, foreign + seen.own))
+    for reach, others, everybody in zip(_FULL_OVER, of_others, of_all, strict=True):
         room = capacity[:, None] * (2 * reach + 1)
-        others, everybody = around(foreign, reach), around(foreign + seen.own, reach)
         full |= (others >= _FOREIGN * room) & (everybody >= _FULL * room)
+    if not full.any():
+        return _nowhere(seen)
     to_come = np.cumsum(seen.own[:, ::-1], axis=1)[:, ::-1] > 0.002 * seen.own.sum(axis=1, keepdims=True)
     near = around(full.astype(np.float64), _REACH) > 0
     near &= to_come
     weight = np.where(near, around(foreign, _REACH) / np.maximum(capacity[:, None], 1.0), 0.0)
     link = weight.argmax(axis=0)
-    contested = weight.max(axis=0) > 0
+    found = weight.max(axis=0) > 0
     party = around(seen.foreign, _REACH)[:, link, np.arange(seen.cells)].argmax(axis=0)
-    return contested, np.where(contested, link, -1), np.where(contested, party, -1)
+    return Contested(found, np.where(found, link, -1), np.where(found, party, -1))
+
+
+def _nowhere(seen: Window) -> Contested:
+    nobody = np.full(seen.cells, -1, np.int64)
+    return Contested(np.zeros(seen.cells, np.bool_), nobody, nobody)
 
 
 def _dropped(seen: Window, over: int) -> _Floats:
@@ -169,11 +186,12 @@ def _dropped(seen: Window, over: int) -> _Floats:
     is the most that can have been lost. What leaves when the transfer is over is the next iteration's, and may be under
     way when the window ends.
     """
-    left, arrived = np.cumsum(seen.sent.sum(axis=0)), np.cumsum(seen.taken.sum(axis=0))
-    both = set(seen.ranks[seen.sent.sum(axis=1) > 0].tolist()) == set(seen.ranks[seen.taken.sum(axis=1) > 0].tolist())
-    least = np.minimum.accumulate((left - arrived)[::-1])[::-1]
+    under_way = np.cumsum(seen.left_cells) - np.cumsum(seen.arrived_cells)
+    if not seen.fine or under_way[-1] < _LOST_LEAST or (seen.sent.any(axis=1) != seen.taken.any(axis=1)).any():
+        return np.zeros(seen.cells)
+    least = np.minimum.accumulate(under_way[::-1])[::-1]
     least = np.minimum(least, least[min(over, seen.cells - 1)])
-    if not seen.fine or not both or least[-1] < _LOST_LEAST:
+    if least[-1] < _LOST_LEAST:
         return np.zeros(seen.cells)
     dropped: _Floats = np.maximum(np.diff(least, prepend=min(least[0], 0.0)), 0.0)
     return dropped
@@ -195,7 +213,7 @@ def _spread_forward(flags: npt.NDArray[np.bool_], reach: int) -> npt.NDArray[np.
 
 def _silences(seen: Window, span: slice) -> list[tuple[int, int]]:
     """Cells [first, last) within the span in which no rank sent or received, of at least 5 ms."""
-    quiet = (seen.sent.sum(axis=0) + seen.taken.sum(axis=0))[span] == 0
+    quiet = (seen.left_cells + seen.arrived_cells)[span] == 0
     edge = np.flatnonzero(np.diff(np.concatenate([[False], quiet, [False]]).astype(np.int8)))
     runs = edge.reshape(-1, 2) + span.start
     return [(int(a), int(b)) for a, b in runs.tolist() if b - a >= _STOPPED]
@@ -229,13 +247,14 @@ def _waiting(seen: Window, first: int, last: int) -> set[tuple[int, int]]:
     return {pair for pair in told if not seen.sent[seen.ranks == pair[0], silent_from:last].any()}
 
 
-def _who_went_on(seen: Window, first: int, last: int) -> int:
-    """The rank that had stopped alone in the silence [first, last); −1: several had, or nobody can tell.
+def who_went_on(seen: Window, stop: Stop) -> int:
+    """The rank that had stopped alone; −1: several had, or nobody can tell.
 
     Where one rank stops, the others go on until they lack what it would have sent; when it goes on, the next one sends
     only after it has received a whole piece. Where all stop, nobody goes on for long, and whoever has what it needs
     sends at once. A piece is what a rank sends between two waits.
     """
+    first, last = stop.begin, stop.end
     if not seen.fine or last >= seen.cells:
         return -1
     after = seen.sent[:, last : last + 400 * _MS] > 0

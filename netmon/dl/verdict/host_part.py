@@ -6,12 +6,12 @@ iterations, in which it waits, too.
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from netmon.dl.verdict.usual import spread
+from netmon.dl.verdict.usual import median, spread
 from netmon.records import Table
 
 WAITED = np.dtype([(name, "<i8") for name in ("rank", "start_ns", "end_ns", "waited_ns", "stopped_ns")])
@@ -27,33 +27,45 @@ _SHORTEST_NS = 40_000_000  # of a stop: half of a step of the agent's
 _Span = tuple[float, float]
 
 
-def within(rows: Table, name: str, spans: Sequence[_Span]) -> npt.NDArray[np.float64]:
+def within(rows: Table, name: str, spans: Sequence[_Span] | npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
     """(spans,): what a column sums up to in each time; rows count by the part of them that lies in it."""
-    begin, end = (np.array([span[k] for span in spans], np.float64)[:, None] for k in (0, 1))
-    length = np.maximum(rows["end_ns"] - rows["start_ns"], 1)
+    begin, end = np.asarray(spans, np.float64).reshape(-1, 2).T
+    rows = rows[np.argsort(rows["start_ns"], kind="stable")]
+    # A time's rows are those from the first that is not over to the last that has begun.
+    over = np.maximum.accumulate(rows["end_ns"]).astype(np.float64)
+    first, last = np.searchsorted(over, begin, "right"), np.searchsorted(rows["start_ns"].astype(np.float64), end)
+    count = np.maximum(last - first, 0)
+    of = np.repeat(np.arange(len(begin)), count)
+    row = np.arange(len(of)) - np.repeat(np.cumsum(count) - count - first, count)
+    return np.asarray(np.bincount(of, _parts(rows[row], name, begin[of], end[of]), len(begin)), np.float64)
+
+
+def _parts(rows: Table, name: str, begin: npt.NDArray[np.float64], end: npt.NDArray[np.float64]) -> Any:
+    """(rows,): what each adds to the sum of a time of its own."""
     overlap = np.minimum(rows["end_ns"], end) - np.maximum(rows["start_ns"], begin)
-    found: npt.NDArray[np.float64] = (np.clip(overlap, 0, None) / length * rows[name]).sum(axis=1)
-    return found
+    return np.clip(overlap, 0, None) / np.maximum(rows["end_ns"] - rows["start_ns"], 1) * rows[name]
 
 
-def waited_more(rows: Table, span: _Span, usual: Sequence[_Span], late: Collection[int] = ()) -> dict[int, float]:
+def waited_more(rows: Table, span: _Span, usual: npt.NDArray[np.int64], late: Collection[int] = ()) -> dict[int, float]:
     """By rank, ns that it waited longer in a time than it does in usual iterations; rows of WAITED; only what is clear.
 
-    Times are UTC; usual: those of the usual iterations, of which some may not have been watched. late: ranks that are
-    known to have been late; of them it is clear sooner: over a longer time, waits that come and go are nearer to their
-    mean.
+    Times are UTC; usual: (iterations, 2), those of the usual ones, of which some may not have been watched. late: ranks
+    that are known to have been late; of them it is clear sooner: over a longer time, waits that come and go are nearer
+    to their mean.
     """
     found: dict[int, float] = {}
     for rank in np.unique(rows["rank"]).tolist():
         own = rows[rows["rank"] == rank]
         begin, end = own["start_ns"].min(), own["end_ns"].max()
-        watched = [one for one in usual if begin <= one[0] and one[1] <= end]
-        if len(watched) < _FEWEST:
+        watched = usual[(begin <= usual[:, 0]) & (usual[:, 1] <= end)]
+        own = own[own["waited_ns"] > 0]
+        if len(watched) < _FEWEST or not len(own):
             continue
-        longer = (span[1] - span[0]) / np.array([one[1] - one[0] for one in watched])
-        waits = within(own, "waited_ns", watched) * longer
-        more = float(within(own, "waited_ns", [span])[0] - np.median(waits))
-        apart = spread(waits) / (max(1.0, float(np.median(longer))) ** 0.5 if rank in late else 1.0)
+        now, *then = within(own, "waited_ns", np.concatenate([[span], watched]))
+        longer = (span[1] - span[0]) / (watched[:, 1] - watched[:, 0])
+        waits = np.array(then) * longer
+        more = float(now) - median(waits)
+        apart = spread(waits) / (max(1.0, median(longer)) ** 0.5 if rank in late else 1.0)
         if more > _CLEAR * apart:
             found[rank] = more
     return {rank: ns for rank, ns in found.items() if ns > 0}
@@ -69,13 +81,15 @@ class Stopped(NamedTuple):
 
 def stopped_in(rows: Table, span: _Span) -> Stopped:
     """Who was stopped in a time (UTC)."""
-    found, unseen = {}, {}
-    ranks = np.unique(rows["rank"]).tolist()
-    for rank in ranks:
-        own = rows[rows["rank"] == rank]
-        found[rank] = float(within(own, "stopped_ns", [span])[0])
-        told = np.clip(np.minimum(own["end_ns"], span[1]) - np.maximum(own["start_ns"], span[0]), 0, None).sum()
-        unseen[rank] = span[1] - span[0] - float(told)
+    numbers, of = np.unique(rows["rank"], return_inverse=True)
+    ranks: list[int] = numbers.tolist()
+    inside = np.flatnonzero((rows["end_ns"] > span[0]) & (rows["start_ns"] < span[1]))
+    near, of = rows[inside], of[inside]
+    overlap = np.minimum(near["end_ns"], span[1]) - np.maximum(near["start_ns"], span[0])
+    parts = _parts(near, "stopped_ns", *(np.full(len(near), moment, np.float64) for moment in span))
+    stopped, told = (np.bincount(of, each, len(ranks)).tolist() for each in (parts, overlap))
+    found = dict(zip(ranks, stopped, strict=True))
+    unseen = {rank: span[1] - span[0] - seen for rank, seen in zip(ranks, told, strict=True)}
     enough = max(_ALIKE * max(found.values(), default=0.0), _SHORTEST_NS)
     alike = {rank: ns for rank, ns in found.items() if ns >= enough}
     maybe = frozenset(rank for rank in ranks if rank not in alike and found[rank] + unseen[rank] >= enough)

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
+import numpy.typing as npt
 
 from netmon.dl.verdict.blame import held_up
 from netmon.dl.verdict.conclude import conclude
@@ -22,8 +23,8 @@ from netmon.dl.verdict.evidence import CELL_NS, Carried, Steps
 from netmon.dl.verdict.host_part import alike, explains, stopped_in, waited_more
 from netmon.dl.verdict.judged import Blamed, Judged
 from netmon.dl.verdict.phases import Phases, phases
-from netmon.dl.verdict.usual import FEWEST, Matrix, matrix, usual_rows
-from netmon.dl.verdict.window import Window, window
+from netmon.dl.verdict.usual import FEWEST, Matrix, matrix, median, usual_rows
+from netmon.dl.verdict.window import JobTraffic, Window
 from netmon.views import SHARES, Verdict
 
 NOTABLE = 1.2
@@ -44,43 +45,42 @@ def standing_out(steps: Steps) -> list[int]:
     rows = usual_rows(table)
     if not len(rows):
         return []
-    usual = np.median(table.slowest[rows])
+    usual = median(table.slowest[rows])
     found = np.flatnonzero(table.whole & (table.slowest >= NOTABLE * usual) & (np.arange(len(table.number)) > 0))
     return table.number[found].tolist()  # type: ignore[no-any-return]
 
 
-def wanted_times(steps: Steps, numbers: "list[int]") -> list[tuple[int, int]]:
+def wanted_times(table: Matrix, numbers: "list[int]") -> list[tuple[int, int]]:
     """When rows are needed to judge these iterations: theirs, and those of usual ones; (since, until) in UTC ns."""
-    table = matrix(steps)
     rows: set[int] = set()
     for number in numbers:
         row = int(np.searchsorted(table.number, number))
-        rows |= {row, *_references(table, row)}
+        rows |= {row, *_near(usual_rows(table, row), row)}
     begin, end = np.nanmin(table.start, axis=1), np.nanmax(table.end, axis=1)
     return [(int(begin[row]) + table.base_ns, int(end[row]) + table.base_ns) for row in sorted(rows)]
 
 
-def _references(table: Matrix, row: int) -> list[int]:
-    usual = usual_rows(table, row)
+def _near(usual: npt.NDArray[np.intp], row: int) -> list[int]:
     near = usual[np.argsort(np.abs(usual - row), kind="stable")[:REFERENCES]]
     return sorted(near.tolist())
 
 
-def looked_at(job: str, steps: Steps, carried: Carried, number: int) -> Judged:
+def looked_at(job: str, table: Matrix, carried: Carried, number: int) -> Judged:
     """An iteration beside its usual ones. Raises KeyError where there is no such iteration."""
-    table = matrix(steps)
     row = int(np.searchsorted(table.number, number))
     if row == len(table.number) or table.number[row] != number:
         raise KeyError(number)
     usual = usual_rows(table, row)
-    seen = _window(carried, job, table, row)
-    references = {one: found for one in _references(table, row) if (found := _window(carried, job, table, one))}
+    traffic = JobTraffic(carried, job)
+    seen = traffic.window(*span_of(table, row))
+    near = ((one, traffic.window(*span_of(table, one))) for one in _near(usual, row))
+    references = {one: found for one, found in near if found}
     return Judged(job, table, row, usual, seen, references, carried.waited)
 
 
 def judge(job: str, steps: Steps, carried: Carried, number: int) -> Verdict:
     """The verdict on one iteration, which need not stand out. Raises KeyError where there is no such iteration."""
-    return verdict_on(looked_at(job, steps, carried, number), steps)
+    return verdict_on(looked_at(job, matrix(steps), carried, number), steps)
 
 
 def verdict_on(one: Judged, steps: Steps) -> Verdict:
@@ -88,16 +88,12 @@ def verdict_on(one: Judged, steps: Steps) -> Verdict:
     table, row, usual = one.table, one.row, one.usual
     slow = int(np.nanargmax(table.duration[row]))
     start, end = (int(column[row, slow]) + table.base_ns for column in (table.start, table.end))
-    normal = int(np.median(table.slowest[usual])) if len(usual) else 0
+    normal = int(median(table.slowest[usual])) if len(usual) else 0
     excess = end - start - normal if normal else 0
     verdict = Verdict(one.job, int(table.number[row]), start, end, end - start, normal, excess, relative=steps.relative)
     if not normal or excess <= 0:
         return verdict if not normal else replace(verdict, unknown_ns=excess, confidence=1.0)
-    return _weigh(verdict, one, steps, phases(table, row, usual, one.seen, one.references))
-
-
-def _window(carried: Carried, job: str, table: Matrix, row: int) -> Window | None:
-    return window(carried, job, *span_of(table, row))
+    return _weigh(verdict, one, steps, phases(table, row, usual, one.moments, one.seen, one.references))
 
 
 def span_of(table: Matrix, row: int) -> tuple[int, int]:
@@ -199,9 +195,9 @@ def _hosts_part(
         return {}
     table, usual = one.table, one.usual
     begin, end = np.nanmin(table.start[usual], axis=1), np.nanmax(table.end[usual], axis=1)
-    spans = zip(*((column.astype(np.int64) + table.base_ns).tolist() for column in (begin, end)), strict=True)
+    spans = np.stack([begin, end], axis=1).astype(np.int64) + table.base_ns
     late = {rank for rank, ns in late_of.items() if ns > _UNCLEAR * excess}
-    more = waited_more(one.waited, span_of(table, one.row), list(spans), late)
+    more = waited_more(one.waited, span_of(table, one.row), spans, late)
     found = {
         rank: late_of.pop(rank) for rank in list(late_of) if explains({rank: more.get(rank, 0.0)}, late_of[rank]) >= 0
     }
@@ -235,6 +231,7 @@ __all__ = [
     "REFERENCES",
     "judge",
     "looked_at",
+    "matrix",
     "standing_out",
     "verdict_on",
     "wanted_times",

@@ -3,10 +3,12 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
 
+from netmon.dl.verdict.phases import Moments, moments
 from netmon.dl.verdict.usual import Matrix
 from netmon.dl.verdict.window import Window
 from netmon.records import Table
@@ -23,6 +25,11 @@ class Judged:
     seen: Window | None
     references: Mapping[int, Window]
     waited: Table | None  # dtype WAITED
+
+    @cached_property
+    def moments(self) -> Moments:
+        """When which rank did what, by marks and traffic."""
+        return moments(self.table, self.row, self.seen, self.references)
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from netmon.dl.verdict.evidence import CELL_NS
-from netmon.dl.verdict.usual import Matrix, middle, spread
+from netmon.dl.verdict.usual import Matrix, median, middle, spread
 from netmon.dl.verdict.window import Window
 
 _ALIKE = 0.7  # of the latest rank's lateness
@@ -44,10 +44,14 @@ class Moments:
 
 
 def phases(
-    table: Matrix, row: int, usual: npt.NDArray[np.intp], seen: Window | None, references: Mapping[int, Window]
+    table: Matrix,
+    row: int,
+    usual: npt.NDArray[np.intp],
+    told: Moments,
+    seen: Window | None,
+    references: Mapping[int, Window],
 ) -> Phases:
-    """What the iteration of `row` was like beside its usual ones."""
-    told = moments(table, row, seen, references)
+    """What the iteration of `row` was like beside its usual ones. told: by marks and traffic."""
     slow = int(np.nanargmax(table.duration[row]))
     error = float(np.nanmax(table.error[row])) + (2 * CELL_NS * seen.clock_cells if seen else 0.0)
     found = _transfer(table, row, usual, told, references, error)
@@ -166,7 +170,7 @@ def _transfer(
         timed=True,
         since_ns=table.base_ns + float(begin[row]),
         until_ns=table.base_ns + float(end[row]),
-        usual_transfer_ns=float(np.median(lengths)),
+        usual_transfer_ns=median(lengths),
         error_ns=error,
         usual_spans=spans,
     )

@@ -14,8 +14,8 @@ import numpy.typing as npt
 from netmon.dl.verdict.evidence import CELL_NS, Carried, Steps
 from netmon.dl.verdict.judge import looked_at
 from netmon.dl.verdict.judged import Judged
-from netmon.dl.verdict.phases import Moments, moments
-from netmon.dl.verdict.usual import middle
+from netmon.dl.verdict.phases import Moments
+from netmon.dl.verdict.usual import matrix, middle
 from netmon.views import Cause, RankTimes, Verdict
 
 _MOST_NAMED = 8
@@ -26,13 +26,13 @@ _Floats = npt.NDArray[np.float64]
 
 def rank_times(job: str, steps: Steps, carried: Carried, verdict: Verdict) -> tuple[RankTimes, ...]:
     """Of every rank that has the verdict's iteration, by rank. Raises KeyError where there is no such iteration."""
-    return times_of(looked_at(job, steps, carried, verdict.iteration), steps, verdict)
+    return times_of(looked_at(job, matrix(steps), carried, verdict.iteration), steps, verdict)
 
 
 def times_of(one: Judged, steps: Steps, verdict: Verdict) -> tuple[RankTimes, ...]:
     """The same of one that has been looked at. steps: of its job."""
     table, row = one.table, one.row
-    told = moments(table, row, one.seen, one.references)
+    told = one.moments
     waits, lasts = _waits(told, one)
     usual = middle((told.exposed - waits)[one.usual]) if len(one.usual) else np.full(len(table.rank), np.nan)
     rows = []

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from netmon.dl.verdict.evidence import CELL_NS, Link
 from netmon.dl.verdict.held import PAUSED, Cells, Held
+from netmon.dl.verdict.usual import median
 from netmon.dl.verdict.window import Window
 from netmon.records import Direction
 
@@ -70,10 +71,12 @@ def _slow_stretches(
     parts = every[: whole * _PARTS].reshape(whole, _PARTS)
     pace = parts.mean(axis=1)
     slow = plain & ((parts > 0).mean(axis=1) > _BUSY) & (pace <= _SLOWER)
+    if not slow.any():
+        return
     slow &= np.quantile(parts, 0.9, axis=1) <= _FAST  # it does not go as fast as ever, now and then
     over = 0
     for begin, end in _runs(slow):
-        middle = float(np.median(pace[begin:end]))
+        middle = median(pace[begin:end])
         if _even(pace[begin:end], middle) and begin * _PARTS >= over:
             first, last = _as_slow(every, begin * _PARTS, end * _PARTS, middle, PAUSED // part)
             yield float(cells.lost_ns[max(first, over) * part : last * part].sum()), middle
@@ -120,12 +123,18 @@ def _slow_end(seen: Window, link: int) -> int:
     return other if lost <= _DROPPED * seen.own[link].sum() else link
 
 
-def lossy_link(seen: Window, waits: Collection[tuple[int, int]] = (), again: Collection[int] = ()) -> int | None:
-    """The link (of seen.links) that the most bytes left without arriving; else the one to a rank whose acknowledgement
-    did not come; else that of the one rank that sent anything again; None where none of it is seen.
+def lossy_link(
+    seen: Window, waits: Collection[tuple[int, int]] = (), again: Mapping[int, float] | None = None
+) -> int | None:
+    """The link (of seen.links) of the rank that most was sent again by or to; else the one that the most bytes left
+    without arriving; else the one to a rank whose acknowledgement did not come; None where none of it is seen.
 
-    waits: ranks, and whose acknowledgements they waited for; again: those that clearly sent more again than usual.
+    waits: ranks, and whose acknowledgements they waited for; again: those that clearly sent more again than usual, and
+    how much: what was under way at the edges of the window looks lost, too.
     """
+    there = {(ends[0], link.direction): at for at, (ends, link) in enumerate(zip(seen.ends, seen.links, strict=True))}
+    if (link := _where_again(seen, again or {})) is not None:
+        return link
     found = []
     for link, one in enumerate(seen.links):
         if one.direction == Direction.RX and (other := _other_end(seen, link)) is not None:
@@ -134,9 +143,24 @@ def lossy_link(seen: Window, waits: Collection[tuple[int, int]] = (), again: Col
     if lost > 0:
         return sender
     ways = [(rank, Direction.RX) for _, rank in waits] + [(rank, Direction.TX) for rank, _ in waits]
-    ways += [(rank, Direction.TX) for rank in again] if len(again) == 1 else []
-    there = {(ends[0], link.direction): at for at, (ends, link) in enumerate(zip(seen.ends, seen.links, strict=True))}
     return next((there[way] for way in ways if way in there), None)
+
+
+def _where_again(seen: Window, again: Mapping[int, float]) -> int | None:
+    """The link of the rank that most was sent again by or to: where its acknowledgements are lost, others send again.
+
+    Of two that are alike, the one that sent.
+    """
+    of_rank: dict[int, float] = {}
+    ways = [(ends, at) for at, ends in enumerate(seen.ends) if seen.links[at].direction == Direction.TX]
+    for (rank, peer), _ in ways:
+        for end in {rank, peer} - {-1}:
+            of_rank[end] = of_rank.get(end, 0.0) + again.get(rank, 0.0)
+    most = max(of_rank.values(), default=0.0)
+    senders = {rank: at for (rank, _), at in reversed(ways) if rank in again}
+    receivers = {ends[0]: at for at, ends in enumerate(seen.ends) if seen.links[at].direction == Direction.RX}
+    found = [links[rank] for links in (senders, receivers) for rank in links if of_rank.get(rank, 0.0) >= most > 0]
+    return found[0] if found else None
 
 
 def _other_end(seen: Window, link: int) -> int | None:
@@ -155,4 +179,4 @@ def _usual_pace(link: Link, references: Mapping[int, Window], width: int) -> flo
         if link in window.links and window.cells >= width:
             sums = np.cumsum(np.concatenate([[0.0], window.own[window.links.index(link)]]))
             most.append(float((sums[width:] - sums[:-width]).max()) / width)
-    return float(np.median(most)) if most else 0.0
+    return median(most) if most else 0.0

@@ -47,7 +47,7 @@ class Window:
     def moved(self) -> _Floats:
         """(cells,): payload of the job's gradients that arrived anywhere; that left, where no receiver is seen; both
         where a rank's host is not: what goes there only leaves, what comes from there only arrives."""
-        arrived, left = self.taken.sum(axis=0), self.sent.sum(axis=0)
+        arrived, left = self.arrived_cells, self.left_cells
         if not self.whole:
             both: _Floats = arrived + left
             return both
@@ -60,62 +60,88 @@ class Window:
         bps = np.array([link.capacity_bps or np.nan for link in self.links], np.float64)
         return bps / 8 * CELL_NS / 1e9
 
+    @cached_property
+    def left_cells(self) -> _Floats:
+        """(cells,): payload of the job's gradients that left any rank."""
+        return np.asarray(self.sent.sum(axis=0))
+
+    @cached_property
+    def arrived_cells(self) -> _Floats:
+        """(cells,): payload of the job's gradients that arrived at any rank."""
+        return np.asarray(self.taken.sum(axis=0))
+
     def cell(self, time_ns: float) -> int:
         """The place of a moment (UTC), within the window."""
-        return int(np.clip(int(time_ns) // CELL_NS - self.first, 0, self.cells))
+        return min(max(int(time_ns) // CELL_NS - self.first, 0), self.cells)
 
 
-def window(carried: Carried, job: str, since_ns: int, until_ns: int) -> Window | None:
-    """What the job's links carried in [since, until) (UTC); None where nothing is known of its gradients then."""
-    rows = carried.between(since_ns, until_ns)
-    link, of = rows["link"], rows["of"]
-    own_kind = np.array([one.job == job and not one.control for one in carried.whose], np.bool_)
-    ours = np.array([one.job == job for one in carried.whose], np.bool_)
-    if not len(rows) or not (own_kind[of] & (rows["payload_bytes"] > 0)).any():
-        return None
-    own = np.flatnonzero(own_kind[of] & (rows["payload_bytes"] > 0))
-    first = since_ns // CELL_NS
-    cells = (until_ns - 1) // CELL_NS - first + 1
-    used, place = np.unique(link[own]), np.full(len(carried.links), -1)
-    place[used] = np.arange(len(used))
-    receives = np.array([one.direction == Direction.RX for one in carried.links], np.bool_)
-    arriving, leaving = own[receives[link[own]]], own[~receives[link[own]]]
-    ranks = np.unique([carried.whose[one].rank for one in np.unique(of[own]).tolist()])
-    rank_of = np.searchsorted(ranks, [one.rank for one in carried.whose])
-    names, name_of = _foreign(carried.whose, ours)
-    other = np.flatnonzero((place[link] >= 0) & (name_of[of] >= 0))
-    pair = name_of[of[other]] * len(used) + place[link[other]]
-    at = rows["cell"] - first
+class JobTraffic:
+    """Bytes beside one job's, put in order once: many windows are looked at."""
 
-    def table(some: npt.NDArray[np.intp], index: npt.NDArray[np.integer], size: int, what: str) -> _Floats:
-        weights = rows[what][some].astype(np.float64)
-        flat = np.bincount(index * cells + at[some], weights=weights, minlength=size * cells)
-        return flat.astype(np.float64).reshape(size, cells)
+    def __init__(self, carried: Carried, job: str) -> None:
+        """carried: by whomever, on the links of the job's hosts and others."""
+        whose, rows = carried.whose, carried.rows
+        order = np.argsort(rows["cell"], kind="stable")
+        self._cell, self._link, self._of = (rows[name][order] for name in ("cell", "link", "of"))
+        self._wire, self._payload = (rows[name][order].astype(np.float64) for name in ("wire_bytes", "payload_bytes"))
+        ours = np.array([one.job == job for one in whose], np.bool_)
+        gradients = ours & ~np.array([one.control for one in whose], np.bool_)
+        self._own = gradients[self._of] & (self._payload > 0)
+        self._names, self._name = _foreign(whose, ours)
+        self._rank = np.array([one.rank for one in whose], np.int64)
+        self._receives = np.array([one.direction == Direction.RX for one in carried.links], np.bool_)
+        self._known = _known(whose, job)
+        self._said = of_job(nothing_said() if carried.said is None else carried.said, whose, job)
+        self._clock_cells = -(-carried.clock_error_ns // CELL_NS)
+        self._carried = carried
 
-    shape = len(names), len(used), cells
-    return Window(
-        first=first,
-        links=tuple(carried.links[number] for number in used.tolist()),
-        ends=_ends(carried.whose, place[link[own]], of[own], rows["payload_bytes"][own], len(used)),
-        names=names,
-        own=table(own, place[link[own]], len(used), "wire_bytes"),
-        foreign=table(other, pair, len(names) * len(used), "wire_bytes").reshape(shape),
-        foreign_payload=table(other, pair, len(names) * len(used), "payload_bytes").reshape(shape),
-        ranks=ranks,
-        sent=table(leaving, rank_of[of[leaving]], len(ranks), "payload_bytes"),
-        taken=table(arriving, rank_of[of[arriving]], len(ranks), "payload_bytes"),
-        clock_cells=-(-carried.clock_error_ns // CELL_NS),
-        whole=_known(carried.whose, job) <= set(ranks.tolist()),
-        said=of_job(nothing_said() if carried.said is None else carried.said, carried.whose, job),
-        fine=carried.width_ns <= FINE_NS,
-    )
+    def window(self, since_ns: int, until_ns: int) -> Window | None:
+        """What the job's links carried in [since, until) (UTC); None where nothing is known of its gradients then."""
+        first, last = since_ns // CELL_NS, (until_ns - 1) // CELL_NS
+        begin, end = np.searchsorted(self._cell, (first, last + 1)).tolist()
+        own = np.flatnonzero(self._own[begin:end]) + begin
+        if not len(own):
+            return None
+        carried, cells = self._carried, last - first + 1
+        used = np.flatnonzero(np.bincount(self._link[own], minlength=len(carried.links)))
+        place = np.full(len(carried.links), -1)
+        place[used] = np.arange(len(used))
+        arrived = self._receives[self._link[own]]
+        arriving, leaving = own[arrived], own[~arrived]
+        ranks = np.unique(self._rank[np.flatnonzero(np.bincount(self._of[own]))])
+        of_rank = np.searchsorted(ranks, self._rank)
+        on_link, party = place[self._link[begin:end]], self._name[self._of[begin:end]]
+        other = np.flatnonzero((on_link >= 0) & (party >= 0))
+        pair, other = party[other] * len(used) + on_link[other], other + begin
+
+        def table(weights: _Floats, some: npt.NDArray[np.intp], index: npt.NDArray[np.integer], size: int) -> _Floats:
+            flat = index * cells + (self._cell[some] - first)
+            return np.asarray(np.bincount(flat, weights[some], size * cells), np.float64).reshape(size, cells)
+
+        shape, pairs = (len(self._names), len(used), cells), len(self._names) * len(used)
+        return Window(
+            first=first,
+            links=tuple(carried.links[number] for number in used.tolist()),
+            ends=_ends(carried.whose, place[self._link[own]], self._of[own], self._payload[own], len(used)),
+            names=self._names,
+            own=table(self._wire, own, place[self._link[own]], len(used)),
+            foreign=table(self._wire, other, pair, pairs).reshape(shape),
+            foreign_payload=table(self._payload, other, pair, pairs).reshape(shape),
+            ranks=ranks,
+            sent=table(self._payload, leaving, of_rank[self._of[leaving]], len(ranks)),
+            taken=table(self._payload, arriving, of_rank[self._of[arriving]], len(ranks)),
+            clock_cells=self._clock_cells,
+            whole=self._known <= set(ranks.tolist()),
+            said=self._said,
+            fine=carried.width_ns <= FINE_NS,
+        )
 
 
 def _ends(
     whose: Sequence[Whose],
     link: npt.NDArray[np.int64],
     of: npt.NDArray[np.int64],
-    payload: npt.NDArray[np.int64],
+    payload: _Floats,
     links: int,
 ) -> tuple[tuple[int, int], ...]:
     size = links * len(whose)
@@ -141,8 +167,16 @@ def _foreign(whose: Sequence[Whose], own: npt.NDArray[np.bool_]) -> tuple[tuple[
 
 def around(values: _Floats, reach: int) -> _Floats:
     """Sums over the cells from −reach to +reach, along the last axis."""
-    padded = np.concatenate([np.zeros((*values.shape[:-1], 1)), np.cumsum(values, axis=-1)], axis=-1)
-    place = np.arange(values.shape[-1])
-    high, low = np.minimum(place + reach + 1, values.shape[-1]), np.maximum(place - reach, 0)
-    found: _Floats = padded[..., high] - padded[..., low]
-    return found
+    return around_each(values, (reach,))[0]
+
+
+def around_each(values: _Floats, reaches: Sequence[int]) -> list[_Floats]:
+    """As around, with several reaches."""
+    count, most = values.shape[-1], max(reaches)
+    sums = np.zeros((*values.shape[:-1], count + 2 * most + 1))  # up to a cell, with `most` more on either side
+    np.cumsum(values, axis=-1, out=sums[..., most + 1 : most + 1 + count])
+    sums[..., most + 1 + count :] = sums[..., most + count : most + count + 1]
+    return [
+        sums[..., most + reach + 1 : most + reach + 1 + count] - sums[..., most - reach : most - reach + count]
+        for reach in reaches
+    ]
