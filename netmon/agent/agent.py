@@ -57,7 +57,7 @@ from netmon.kernel.privileged import Privileged
 from netmon.kernel.processes import PARTIAL_VIEW, pid_namespace
 from netmon.kernel.stops import MAP as STOPS_MAP
 from netmon.kernel.stops import RankStops
-from netmon.records import STEP, Batch, Flow, Hello, Interface, LedgerSample, Mark, Table
+from netmon.records import STEP, Batch, Hello, Interface, LedgerSample, Mark, Table
 from netmon.wire import netmon_pb2
 from netmon.wire.batches import encode_body, encode_hello, serialise_buckets, serialise_flow
 from netmon.wire.identity import new_session
@@ -88,7 +88,6 @@ class Agent:
         self._session, self._proof = new_session()
         folder = open_folder(lambda: SpoolFolder(settings.spool, settings.durability), settings.spool)
         self._spool = Spool(folder, self._session, settings.spool_bytes, self._lose)
-        self._flows_lost = 0
         geometry = choose_geometry(settings.bucket_ns, len(nics), settings.flows)
         self._privileged = Privileged()
         started = self._privileged.start([(card.name, card.index) for card in nics], settings.hook, geometry)
@@ -277,7 +276,7 @@ class Agent:
             horizon_ns=streamed.horizon_ns,
             buckets=streamed.buckets,
             bucket_ns=streamed.bucket_ns,
-            flows=self._changed_flows(),
+            flows=self._owners.changed(),
             marks=self._marks,
             ledger=self._ledger.due(now_ns) if last is None else last,
             cost=self._cost.measure(self._spool.size, self._unusable()),
@@ -309,13 +308,6 @@ class Agent:
         self._marks = []
         if self._news and now_ns >= self._hello_due_ns:
             self._write_hello()
-
-    def _changed_flows(self) -> list[Flow]:
-        """All of them where what the spool knew of them is lost."""
-        if self._flows_lost != self._spool.flows_lost:
-            self._flows_lost = self._spool.flows_lost
-            self._owners.tell_all()
-        return self._owners.changed()
 
     def _backlog(self) -> Backlog:
         late = max(0, self._sequence - self._spool.handed_out) * BATCH_NS / 1e9

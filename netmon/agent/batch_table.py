@@ -129,7 +129,11 @@ class BatchTable:
 
     def insert(self, batch: Kept, flows: Iterable[Description] = ()) -> None:
         """Keep it, and the flows that it describes: both or neither."""
-        self.take([batch], [(number, batch.sequence, batch.sequence, None, message) for number, message in flows])
+        self.take([batch], _rows(batch.sequence, flows))
+
+    def describe(self, sequence: int, flows: Iterable[Description]) -> None:
+        """Keep the flows that this batch describes."""
+        self.take((), _rows(sequence, flows))
 
     def take(self, batches: Sequence[Kept], flows: Sequence[FlowRow]) -> None:
         """Keep what another table has, too: all of it or nothing."""
@@ -256,3 +260,7 @@ class BatchTable:
     def close(self) -> None:
         """Unlock it; what is in it stays."""
         self._db.close()
+
+
+def _rows(sequence: int, flows: Iterable[Description]) -> list[FlowRow]:
+    return [(number, sequence, sequence, None, message) for number, message in flows]

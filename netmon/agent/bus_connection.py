@@ -24,7 +24,7 @@ from netmon.agent.connection import Connect, End
 from netmon.agent.exchange import ClockExchanges
 from netmon.agent.outgoing import Message, Outgoing
 from netmon.agent.pressure import Asked
-from netmon.errors import DataError, NetmonError
+from netmon.errors import NetmonError
 from netmon.wire import netmon_pb2
 from netmon.wire.bus import Bus, BusError, BusSettings, Label, batch_subject, down_subject, hello_subject, said
 from netmon.wire.bus_sessions import reason_of, refusal, refusal_subject
@@ -176,7 +176,7 @@ class BusConnection:
                 try:
                     opening = await asyncio.to_thread(self._outgoing.introduction)
                     await self._introduce(opening)
-                except (BusError, DataError) as error:
+                except BusError as error:
                     return self.end(str(error))
                 rest_s = max(_REFRESH_S, len(opening) / _REFRESH_RATE)
 

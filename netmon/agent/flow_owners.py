@@ -313,10 +313,6 @@ class FlowOwners:
         self._changed.clear()
         return changed
 
-    def tell_all(self) -> None:
-        """Every flow counts as changed."""
-        self._changed.update(dict.fromkeys(self.flows))
-
     def forget(self, flow_ids: Iterable[int]) -> None:
         """These flows are over."""
         for flow_id in flow_ids:

@@ -38,7 +38,7 @@ class Outgoing:
         self._given_up: int | None = None  # whole batches, before the first introduction
 
     def introduction(self) -> bytes:
-        """An AgentMessage. Raises DataError."""
+        """An AgentMessage."""
         if self._given_up is None:
             self._given_up = self.spool.given_up
         known = netmon_pb2.Hello(acknowledged=self.spool.acknowledged)

@@ -53,12 +53,12 @@ class Spool:
         self.session, self.folder = session, folder
         self.limit_bytes = limit_bytes  # of all messages that wait, but for the newest
         self.given_up = 0  # whole batches; a collector needs a fresh introduction for what follows
-        self.flows_lost = 0  # so often what was kept of the flows was lost with its file
         self.acknowledged = 0
         self.handed_out = 0  # the highest number that `after` has given
         self._lose = lose
         self._changed = threading.Condition(threading.RLock())
         self._memory = BatchTable(None)
+        self._flows = BatchTable(None)  # those in memory and on the disk: nobody waits for it to introduce them
         self._behind = False  # whether anything is in memory that belongs on the disk
         self._at_once = _AT_ONCE
         self._newest = self.spooled = left.last() if left else 0
@@ -68,6 +68,8 @@ class Spool:
         self._unreadable_since = 0.0
         self._disk = SpoolDisk(folder, session, left, self._memory, lose, self.wake)
         self._disk.opened()
+        if left:
+            self._flows.take((), left.flows())
 
     @property
     def size(self) -> int:
@@ -120,6 +122,7 @@ class Spool:
         """
         batch = Kept(sequence, body, buckets, carried)
         with self._changed:
+            self._flows.describe(sequence, flows)
             if self._behind or not self._keep(batch, flows):
                 waited, self._behind = self._behind, True
                 self._memory.insert(batch, flows)
@@ -135,6 +138,7 @@ class Spool:
         if not flow_ids:
             return
         with self._changed:
+            self._flows.end_flows(flow_ids, self._newest)
             self._memory.end_flows(flow_ids, self._newest)
             if not self._try(lambda: self._disk.attempt(lambda table: table.end_flows(flow_ids, self._newest))):
                 self._memory.take((), [(number, self._newest, -1, self._newest, b"") for number in flow_ids])
@@ -143,24 +147,13 @@ class Spool:
     def introduction(self) -> tuple[bytes, bytes]:
         """What a connection begins with: the agent's own part, and the flows that no batch to come describes.
 
-        Raises DataError where the disk does not give them back.
+        Does not wait for the disk.
         """
         with self._changed:
-            try:
-                return self._disk.hello, self._undescribed()
-            except sqlite3.Error as error:
-                self._unreadable(error)
-                raise DataError(f"cannot read {self.folder.directory}: {error}") from error
-
-    def _undescribed(self) -> bytes:
-        newest: dict[int, tuple[int, bytes]] = {}  # of each flow: when it was last described, and how
-        on_disk = self._disk.do(BatchTable.flows) if self._disk.opened() else []
-        coming = {number for number in self._memory.sequences() | set(self._disk.carried) if number > self.acknowledged}
-        for number, first, told, _, message in (*self._memory.flows(), *on_disk):
-            if first not in coming and newest.get(number, (-1, b""))[0] < told:
-                newest[number] = told, message
-        latest_first = sorted(newest.values(), key=lambda told: told[0], reverse=True)
-        return b"".join(within_a_message(message for _, message in latest_first))
+            coming = {n for n in self._memory.sequences() | set(self._disk.carried) if n > self.acknowledged}
+            flows = [(told, message) for _, first, told, _, message in self._flows.flows() if first not in coming]
+            latest_first = sorted(flows, key=lambda flow: flow[0], reverse=True)
+            return self._disk.hello, b"".join(within_a_message(message for _, message in latest_first))
 
     def acknowledge(self, sequence: int) -> None:
         """Forgets all batches up to this one."""
@@ -173,6 +166,7 @@ class Spool:
             for done in list(itertools.takewhile(lambda number: number <= sequence, self._disk.carried)):
                 del self._disk.carried[done]
             self._memory.delete_to(sequence)
+            self._flows.forget_flows(sequence)
             self._try(self._tidy)
             self._count_spooled()
             self._changed.notify_all()
@@ -231,6 +225,7 @@ class Spool:
                 pass
             left, waits = self._memory.size, self.waits
             self._memory.close()
+            self._flows.close()
             self._disk.close()
             if not waits:
                 self._disk.remove()
@@ -277,11 +272,8 @@ class Spool:
         return False
 
     def _leave_file(self, remove: bool) -> None:
-        try:
-            self._memory.take((), self._disk.do(BatchTable.flows))
-            self._behind = True
-        except sqlite3.Error:
-            self.flows_lost += 1
+        self._memory.take((), self._flows.flows())
+        self._behind = True
         self._disk.leave(remove)
 
     def _tidy(self) -> None:
@@ -317,9 +309,7 @@ class Spool:
     def _unreadable(self, error: sqlite3.Error) -> None:
         now = time.monotonic()
         self._unreadable_since = self._unreadable_since or now
-        if isinstance(error, StalledDiskError) or (
-            now - self._unreadable_since < _UNREADABLE_S and isinstance(error, sqlite3.OperationalError)
-        ):
+        if now - self._unreadable_since < _UNREADABLE_S and isinstance(error, sqlite3.OperationalError):
             return
         lost, batches = self.carried(), len(self._disk.carried)
         log.error(
@@ -373,6 +363,7 @@ class Spool:
         places = (True, False) if self._disk.is_open else (False,)
         with_rows = [self._do(on_disk, BatchTable.oldest_with_buckets) for on_disk in places]
         first = min((found for found in with_rows if found is not None), default=self._newest)
+        self._flows.forget_flows(first - 1)
         for on_disk in places:
             self._do(on_disk, lambda table: table.forget_flows(first - 1))
 

@@ -17,7 +17,7 @@ systemctl disable --now netmon-agent netmon-collector
 rm -rf /etc/systemd/system/netmon-*.service.d/test.conf /var/lib/private/netmon* /var/lib/netmon*
 systemctl daemon-reload
 systemctl reset-failed
-journalctl --rotate --vacuum-time=1s
+journalctl --rotate; sleep 2; journalctl --vacuum-time=1s
 """
 
 

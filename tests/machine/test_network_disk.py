@@ -44,11 +44,15 @@ def test_a_server_that_goes_away_holds_nobody_up(guest: Guest, here: Here, on_nf
     guest.run("systemctl start netmon-agent", BOOTS_S)
     works(guest)
     pid = pid_of(guest, "agent")
-    assert guest.run("ls /spool/spool").count(".spool") >= 1
-    here.end()  # so that batches wait
+    assert guest.run("ls /srv/spool").count(".spool") >= 1
     guest.run("systemctl stop nfs-server", BOOTS_S)
     says(guest, "agent", "batches wait in memory", 1)
+    here.end()
     works(guest)  # batches are made, and wait
+    here.start()  # a new connection does not wait for the disk
+    made = batches(guest)
+    wait_for(lambda: guest.metrics()["netmon_agent_batches_acknowledged_total"] >= made, BOOTS_S)
+    here.end()
     print(guest.run("runuser -u nobody -- python3 /tmp/trains.py"))
     works(guest)
     guest.run("systemctl start nfs-server", BOOTS_S)

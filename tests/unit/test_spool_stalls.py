@@ -154,6 +154,22 @@ def test_flows_are_known_as_if_it_had_not_been_slow(
     assert kept[0] == kept[1]
 
 
+def test_a_new_connection_does_not_wait_for_the_disk(disk: Disk) -> None:
+    disk.append(1, 4)
+    disk.spool.acknowledge(4)
+    disk.slow()
+    disk.append(5, 6)
+    disk.spool.end_flows([3])
+    assert disk.spool.introduction() == (b"hello", b"flow 1 owned 6 flow 3 ")  # flow 5 comes with batch 5
+    read(disk.spool, [5, 6])
+    disk.spool.acknowledge(6)
+    assert disk.spool.introduction() == (b"hello", b"flow 1 owned 6 flow 5 ")
+    disk.answer()
+    disk.append(7)
+    assert (disk.spool.spooled, disk.spool.memory_bytes) == (7, 0)
+    assert disk.spool.introduction() == (b"hello", b"flow 1 owned 6 flow 5 ")
+
+
 def test_a_disk_that_is_always_late_gets_all_the_same(disk: Disk, tmp_path: Path) -> None:
     disk.slow()
     for sequence in range(1, 8):
