@@ -166,12 +166,17 @@ async def _or_stopped(work: Coroutine[Any, Any, _T], stop: asyncio.Event) -> _T 
 
 async def _among(settings: "WorkerSettings", registry: Registry, sink: ParquetSink) -> "ClusterWorker":
     from collector.cluster.worker import ClusterWorker  # needs the bus's library
-    from netmon.wire.bus import BusError
+    from netmon.wire.bus import BusError, UnansweredError
 
     deadline = time.monotonic() + _BUS_WITHIN_S  # its servers may be starting beside us
+    told = False
     while True:
         try:
             return await ClusterWorker.begin(settings, registry, sink)
+        except UnansweredError as error:  # as while they cannot be reached
+            if not told:
+                _log.warning("%s; waiting for it", error)
+            told, deadline = True, time.monotonic() + _BUS_WITHIN_S
         except BusError:
             if time.monotonic() > deadline:
                 raise

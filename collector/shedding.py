@@ -106,12 +106,22 @@ class Shedding:
         elif busy > self.BUSY and (unasked := [name for name in sessions if name not in self._steps]):
             self._hard_s = self._raised_s = now_s
             self._step_up(unasked)
-        elif (
-            behind_s > self.EASY_S or busy > self.IDLE or storing.full > self.EASY_FULL or storing.work_s > self.QUICK_S
-        ):
+        elif not self._easy(behind_s, busy, storing):
             self._hard_s = now_s
         elif now_s - max(self._hard_s, self._eased_s) >= self._patience_s and (self._steps or self._limits):
             self._ease(now_s)
+
+    def _easy(self, behind_s: float, busy: float, storing: Storing) -> bool:
+        """Whether less may be asked for.
+
+        Coarser rows cost detail: finer ones are tried as soon as nothing is late, with more patience where that was too
+        early. Fewer batches cost none: they are asked for until there is little to do.
+        """
+        if self._limits or max(self._steps.values(), default=0) > 1:
+            full = (self.EASY_FULL + self.FULL) / 2
+            return behind_s <= self.LATE_S and busy <= self.BUSY and storing.full <= full
+        quick = storing.full <= self.EASY_FULL and storing.work_s <= self.QUICK_S
+        return behind_s <= self.EASY_S and busy <= self.IDLE and quick
 
     def _raise(self, sessions: Mapping[str, Sending], now_s: float) -> None:
         if now_s - self._eased_s < 2 * self._patience_s:

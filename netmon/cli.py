@@ -45,6 +45,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # `netmon top --once | head`
         sys.stderr.close()
         return 1
+    finally:
+        # Where a signal was caught, but has passed through the exec() of a string, with which dataclasses are made,
+        # Python remembers it as not caught until the next one, and `python -m` would end itself with SIGINT.
+        exec("")
 
 
 def _heed_signals() -> None:

@@ -55,6 +55,7 @@ _AGAIN_S = 0.5
 _PING_S = 2.0  # two that are not answered: the connection is gone
 _END = "end"
 _NO_ROOM = 10047  # insufficient storage resources available
+_NO_LEADER = 10008  # JetStream system temporarily unavailable
 
 
 class BusError(NetmonError):
@@ -63,6 +64,10 @@ class BusError(NetmonError):
 
 class UnreachedError(BusError):
     """No server is there."""
+
+
+class UnansweredError(BusError):
+    """Servers are there, but most of them are not, or they are choosing which of them leads."""
 
 
 @dataclass(frozen=True)
@@ -347,7 +352,9 @@ class Bus:
         try:
             yield
         except (OSError, nats.errors.Error, asyncio.TimeoutError) as error:
-            raise BusError(f"cannot {action} the bus at {self.settings.name}: {said(error)}") from error
+            leaderless = isinstance(error, APIError) and error.err_code == _NO_LEADER
+            kind = UnansweredError if leaderless or isinstance(error, asyncio.TimeoutError) else BusError
+            raise kind(f"cannot {action} the bus at {self.settings.name}: {said(error)}") from error
 
 
 def said(error: BaseException) -> str:

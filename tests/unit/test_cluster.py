@@ -2,6 +2,7 @@
 """Several workers on one bus, with real servers: what they store together is what was sent, whoever moves or dies."""
 
 import asyncio
+import contextlib
 import random
 import signal
 import time
@@ -9,12 +10,19 @@ import time
 import pytest
 from bus_cluster import Process, Working, assert_true, processes, simulated
 from bus_host import wait_until
-from nats_server import running
+from nats_server import cluster, running
 
+import collector.server
 from collector.cluster.bucket import Bucket
+from collector.cluster.worker import WorkerSettings
+from collector.dataset.sink import ParquetSink
+from collector.registry import Registry
+from collector.settings import Settings
 from netmon.bench.pipeline.load import Load
+from netmon.wire import bus
 
 LOAD = Load(hosts=6, rows=200, flows=8, jobs=3, seconds=6)
+WITHOUT_MOST_S = 3.0
 HOSTS = {f"sim{number:04}" for number in range(LOAD.hosts)}
 
 
@@ -138,6 +146,28 @@ def test_a_worker_that_was_paused_stores_nothing_that_the_other_one_stores(serve
         assert_true(hosts.verdict(tmp_path / "data"))
 
     run(test())
+
+
+def test_a_worker_waits_for_most_of_the_servers_as_it_does_for_all(tmp_path, monkeypatch, caplog):
+    """The one that is there cannot decide anything: it says nothing, and after some time that it cannot."""
+    monkeypatch.setattr(collector.server, "_BUS_WITHIN_S", 0.0)
+    monkeypatch.setattr(bus, "_ANSWER_S", 0.5)
+
+    async def test(servers):
+        settings = WorkerSettings(servers[0].settings, "w1")
+        with contextlib.closing(ParquetSink(tmp_path / "data", "w1")) as sink:
+            beginning = asyncio.create_task(collector.server._among(settings, Registry(sink, Settings()), sink))
+            await wait_until(lambda: "waiting for it" in caplog.text or beginning.done())
+            await asyncio.sleep(WITHOUT_MOST_S)
+            assert not beginning.done(), beginning.exception()
+            for server in servers[1:]:
+                server.start()
+            await (await beginning).close()
+
+    with cluster(tmp_path) as servers:
+        for server in servers[1:]:
+            server.kill()
+        run(test(servers))
 
 
 @pytest.mark.long

@@ -147,6 +147,16 @@ def test_it_lets_go_one_step_at_a_time_and_later_when_that_was_too_early() -> No
     assert load.steps() == {0}
 
 
+def test_rows_become_fine_again_where_a_busy_loop_bears_it() -> None:
+    load = Load(dict.fromkeys(NAMES, 200.0))
+    load.decide(5.0, seconds=8)
+    assert load.steps() == {3}
+    load.decide(0.7, Storing(full=0.08, work_s=0.8), busy=0.6, seconds=30)
+    assert load.steps() == {1}  # and as few batches as before
+    load.decide(0.7, busy=0.6, seconds=300)
+    assert load.steps() == {1}
+
+
 def test_those_who_kept_to_their_share_are_let_go_first() -> None:
     load = Load(dict.fromkeys(NAMES, 500.0) | {"s0": 50_000.0})
     load.decide(2.0, seconds=20)
