@@ -191,8 +191,9 @@ class Judging:
         waited = np.empty(len(told), WAITED)
         for name in ("rank", "start_ns", "end_ns"):
             waited[name] = told[name]
-        waited["waited_ns"] = np.maximum(np.maximum(told["run_delay_ns"], told["throttled_ns"]), 0)
-        waited["stopped_ns"] = np.maximum(told["stopped_ns"], 0)
+        waited["waited_ns"] = np.maximum(told["run_delay_ns"], 0)
+        for name in ("throttled_ns", "stopped_ns"):
+            waited[name] = np.maximum(told[name], 0)
         return Told(waited, told["session"].astype(np.int64))
 
     def _said(self, job: str, places: Sequence[int], whose: Sequence[Whose], of_flow: npt.NDArray[np.int64]) -> Told:

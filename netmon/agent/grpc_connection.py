@@ -122,7 +122,9 @@ class GrpcConnection:
         code, details = error.code(), error.details() or ""
         if self._why:
             return End(self._why, self._answered, silent=self._silent)
-        reason = in_words(details, self._security, self._address) or f"{code.name.lower()}: {details}"
+        # Whoever has answered has wanted no other TLS: a connection that breaks then is no more than that.
+        words = "" if self._answered else in_words(details, self._security, self._address)
+        reason = words or f"{code.name.lower()}: {details}"
         at = next((int(m.value) for m in error.trailing_metadata() or () if m.key == SEQUENCE_KEY), 0)
         if at:
             strikes[at] = strikes.get(at, 0) + 1

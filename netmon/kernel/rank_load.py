@@ -17,7 +17,7 @@ from netmon.kernel.processes import PROC, read_bounded
 
 _MOST_THREADS, _MOST_LISTED = 16, 512
 _LIST_NS, _FIRST_LIST_NS = 30_000_000_000, 3_000_000_000
-_MOST_BYTES = 64 << 10
+_MOST_BYTES, _MOST_GROUPS = 64 << 10, 16 << 10  # of a file; of the names of control groups that are compared
 _LEVELS = 16  # of control groups
 _LINE_BYTES = 64  # of schedstat: three numbers
 _STILL = 10  # looks
@@ -25,6 +25,7 @@ _WAITS_NS = 2_000_000  # of a thread between two looks, from which on a quota ma
 _RESTS_NS = 1_000_000  # of CPU time between two looks, below which the process may be stopped
 _THROTTLED = re.compile(rb"^throttled_(usec|time) (\d+)", re.MULTILINE)
 _NS = {b"usec": 1000, b"time": 1}  # cgroup v2, v1
+_PERIODS = re.compile(rb"^nr_periods (\d+)", re.MULTILINE)
 _MOUNT = re.compile(rb"^\d+ \d+ \S+ (\S+) (\S+) [^\n]* - (cgroup2?) \S+ (\S+)$", re.MULTILINE)
 
 
@@ -64,7 +65,8 @@ class ProcessLoad:
         self._pid, self._files = pid, OpenFiles()
         self._clock = ~pid << 3 | 2  # clock_getcpuclockid(3)
         self._threads: dict[int, _Thread] = {}  # by its number
-        self._list_ns, self._listed_now = 0, False  # threads and control groups are looked for now and then
+        self._list_ns = 0  # threads are looked for now and then
+        self._in, self._followed_ns = self._names_of_groups(), time.monotonic_ns()
         self._groups = _control_groups(pid)
         self._pressure = Pressure(self._files, self._groups.pressures)
         self._cpu, self._throttled = self._cpu_ns(), self._throttled_ns()
@@ -82,25 +84,51 @@ class ProcessLoad:
         ran_ns, self._cpu = grown(cpu, self._cpu), cpu
         waited_ns = self._look_at_threads(ran_ns, thorough)
         throttled_ns = 0 if self._groups.known else UNKNOWN  # there is none above a group of no quota
-        if self._throttled and (thorough or not 0 <= waited_ns < _WAITS_NS):
+        if thorough or not 0 <= waited_ns < _WAITS_NS:
             before, self._throttled = self._throttled, self._throttled_ns()
-            throttled_ns = max(grown(n, b) for n, b in zip(self._throttled, before, strict=True))
+            grew = (grown(n, b) for n, b in zip(self._throttled, before, strict=True))
+            throttled_ns = max(grew, default=throttled_ns)
+            throttled_ns = max(throttled_ns, self._follow_groups())
         stopped = (thorough or ran_ns < _RESTS_NS) and self._is_stopped()
-        if self._listed_now:
-            self._follow_groups()
         return Load(ran_ns, waited_ns, throttled_ns, stopped)
 
     def pressure_ns(self) -> tuple[int, ...]:
         """Of its control group, by PRESSURES, since the last call."""
         return self._pressure.read()
 
-    def _follow_groups(self) -> None:
-        """A launcher may put the process into another control group when it runs already."""
-        groups = _control_groups(self._pid)
-        if groups != self._groups:
-            self._files.close((*self._groups.quotas, *self._groups.pressures))
-            self._groups = groups
-            self._pressure, self._throttled = Pressure(self._files, groups.pressures), self._throttled_ns()
+    def _follow_groups(self) -> int:
+        """A process that runs already may be put into other control groups. For how long these have throttled since the
+        last look (ns), UNKNOWN if it is in the same ones.
+
+        A group that may be older than that look starts at what it tells now, of which some may be of before.
+        """
+        names, before_ns, self._followed_ns = self._names_of_groups(), self._followed_ns, time.monotonic_ns()
+        if names == self._in or not names:
+            return UNKNOWN
+        self._in, groups = names, _control_groups(self._pid)
+        if groups == self._groups:
+            return UNKNOWN
+        told = dict(zip(self._groups.quotas, self._throttled, strict=True))
+        self._files.close({*told, *self._groups.pressures} - {*groups.quotas})
+        self._groups, self._pressure = groups, Pressure(self._files, groups.pressures)
+        self._throttled = self._throttled_ns()
+        new = [
+            ns
+            for path, ns in zip(groups.quotas, self._throttled, strict=True)
+            if path not in told and 0 <= self._periods_ns(path) <= self._followed_ns - before_ns
+        ]
+        return max(new, default=UNKNOWN)
+
+    def _periods_ns(self, path: str) -> int:
+        """For how long a group has had something to limit; UNKNOWN: it has no quota. path: its cpu.stat."""
+        count = _PERIODS.search(self._files.read(path))
+        group = os.path.dirname(path)
+        limit = read_bounded(f"{group}/cpu.max", _LINE_BYTES).split()  # cgroup v2: quota, period
+        period = limit[1] if len(limit) > 1 else read_bounded(f"{group}/cpu.cfs_period_us", _LINE_BYTES)
+        return int(count[1]) * int(period) * 1000 if count and period else UNKNOWN
+
+    def _names_of_groups(self) -> bytes:
+        return self._files.read(f"{PROC}/{self._pid}/cgroup", _MOST_GROUPS)
 
     def _is_stopped(self) -> bool:
         """Its first thread: signals stop all of them."""
@@ -126,8 +154,7 @@ class ProcessLoad:
         also at those that have not run for a while.
         """
         now = time.monotonic_ns()
-        self._listed_now = now >= self._list_ns
-        if self._listed_now:
+        if now >= self._list_ns:
             self._list_ns = now + (_LIST_NS if self._threads else _FIRST_LIST_NS)
             self._choose_threads()
         elif ran_ns == 0 and self._threads:

@@ -26,8 +26,9 @@ def read_waited(data: Path, job: str, begin_ns: int, end_ns: int) -> npt.NDArray
     waited = np.empty(len(told), WAITED)
     for name in ("rank", "start_ns", "end_ns"):
         waited[name] = told[name]
-    waited["waited_ns"] = told[["run_delay_ns", "throttled_ns"]].max(axis=1).fillna(0)
-    waited["stopped_ns"] = told["stopped_ns"].fillna(0)
+    waited["waited_ns"] = told["run_delay_ns"].fillna(0)
+    for name in ("throttled_ns", "stopped_ns"):
+        waited[name] = told[name].fillna(0)
     return waited
 
 

@@ -94,6 +94,47 @@ def test_a_quota_that_is_used_up_throttles(quota: Path, started) -> None:
     load.close()
 
 
+def test_a_quota_that_a_running_process_gets_is_seen_from_its_beginning(quota: Path, started) -> None:
+    """Looks are ten a second, one of which reads all, as the agent's are."""
+    pid = started(SPIN)
+    load = ProcessLoad(pid)
+    throttled_ns = 0
+    for look in range(30):
+        if look == 5:
+            (quota / "cgroup.procs").write_text(str(pid))
+        time.sleep(0.1)
+        told = load.look(thorough=look % 10 == 9)
+        assert told
+        throttled_ns += max(told.throttled_ns, 0)
+        assert look >= 5 or told.throttled_ns == 0
+        if look == 14:
+            assert throttled_ns > 200_000_000
+    assert throttled_ns == pytest.approx(throttled_by(quota), rel=0.1)
+    load.close()
+
+
+def test_what_a_group_was_throttled_before_is_not_the_newcomers(quota: Path, started) -> None:
+    before, pid = started(SPIN), started("print(flush=True); import time; time.sleep(600)")
+    (quota / "cgroup.procs").write_text(str(before))
+    until = time.monotonic() + 60
+    while throttled_by(quota) < 2_000_000_000 and time.monotonic() < until:
+        time.sleep(0.1)
+    os.kill(before, 9)
+    os.waitpid(before, 0)
+    load = ProcessLoad(pid)
+    (quota / "cgroup.procs").write_text(str(pid))
+    told = load.look()
+    assert told
+    assert told.throttled_ns == 0
+    load.close()
+
+
+def throttled_by(quota: Path) -> int:
+    """ns for which a control group has throttled."""
+    told = dict(line.split() for line in (quota / "cpu.stat").read_text().splitlines())
+    return int(told["throttled_time"]) if "throttled_time" in told else int(told["throttled_usec"]) * 1000
+
+
 def test_who_shares_a_cpu_waits_for_it(started) -> None:
     cpu = min(os.sched_getaffinity(0))
     crowd = [started(SPIN, cpu) for _ in range(3)]

@@ -44,7 +44,7 @@ def test_acknowledged_rows_and_spooled_batches_outlive_power_cuts(guest: Guest, 
             here.start()
             guest.start()
             acknowledged(sent, at_cuts[-1])
-            print(f"cut {cut}: {at_cuts[-1]} acknowledged, {promised[-1]:.0f} batches of the agent's session")
+            print(f"cut {cut}: {at_cuts[-1]} acknowledged, {promised[-1]:.0f} of the agent's spooled", flush=True)
         works(guest)
         guest.wait_for("[ $(ls /var/lib/netmon-agent/*.spool | wc -l) = 1 ]", BOOTS_S)
     finally:
@@ -55,7 +55,8 @@ def test_acknowledged_rows_and_spooled_batches_outlive_power_cuts(guest: Guest, 
     guest.fetch("/var/lib/netmon", tmp_path / "data")
     check_whole(tmp_path / "data", sent)
     here.end()
-    print(f"{sent.rows} rows sent; the agent's batches: {here.batches()}, of which were spooled: {promised}")
+    print(f"{sent.rows} rows sent, none missing, none doubled")
+    print(f"the agent's batches: {here.batches()}, of which were spooled: {promised}")
     stored = list(here.batches().values())
     for number in sorted(promised, reverse=True):  # each session has at least what its agent had spooled
         found = next(value for value in sorted(stored) if value >= number)

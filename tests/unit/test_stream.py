@@ -69,6 +69,22 @@ def test_reconnections_with_batches_waiting(
     assert "never arrived" not in caplog.text
 
 
+def test_a_connection_that_has_worked_and_breaks_is_not_said_to_want_tls(
+    tmp_path: Path, network: tuple[str, TcpRelay], caplog: pytest.LogCaptureFixture
+) -> None:
+    address, relay = network
+    with collecting(address, tmp_path / "data"):
+        sent = Sent(tmp_path / "spool", f"127.0.0.1:{relay.port}")
+        sent.append()
+        sent.start()
+        wait_for(lambda: sent.spool.acknowledged > 0)
+        caplog.clear()  # before there is a collector, the network hangs up by itself
+        relay.reset()
+        wait_for(lambda: "no connection to" in caplog.text)
+        sent.finish()
+    assert "TLS" not in caplog.text
+
+
 @pytest.mark.parametrize("what", ["cut", pytest.param("stall", marks=pytest.mark.long)])
 def test_a_cut_loses_nothing(
     tmp_path: Path, network: tuple[str, TcpRelay], what: str, monkeypatch: pytest.MonkeyPatch

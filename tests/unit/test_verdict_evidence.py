@@ -67,6 +67,26 @@ def test_who_was_kept_from_a_cpu_while_the_ring_stood_still(kept, cause):
         assert verdict.pause_ns < 20 * MS
 
 
+@pytest.mark.parametrize(
+    ("throttled", "usually", "cause"),
+    [((1,), 0, Cause.HOST), ((0, 1, 2), 0, Cause.PAUSE), ((1,), 90, Cause.PAUSE), ((), 0, Cause.PAUSE)],
+    ids=["one", "all", "as usual", "nobody"],
+)
+def test_who_was_throttled_where_all_wait_for_cpus_anyway(throttled, usually, cause):
+    """Waits of four fifths of the time, now more, now less, tell nothing; a quota that is hardly ever used up does."""
+    run = Run()
+    run.stopped(40, 200)
+    run.waited = np.concatenate([watched(*throttled, ms=190), usually_waited()])
+    run.waited["throttled_ns"], run.waited["stopped_ns"] = 2 * run.waited["stopped_ns"], 0  # of two threads
+    run.waited["throttled_ns"][run.waited["rank"] == 1] += usually * MS
+    run.waited["waited_ns"] = np.random.default_rng(1).uniform(60, 100, len(run.waited)) * MS
+    verdict = run.judged()
+    assert verdict.cause == cause
+    if cause == Cause.HOST:
+        assert (verdict.host, verdict.rank) == ("h1", 1)
+        assert verdict.host_ns == pytest.approx(190 * MS, rel=0.15)
+
+
 def usually_waited() -> np.ndarray:
     """Of all ranks before, as they are looked at."""
     times = np.arange(0, SLOW * 2_000 - 1_000, 100)

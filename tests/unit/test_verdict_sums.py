@@ -11,7 +11,7 @@ from netmon.dl.verdict import Link, Whose
 from netmon.dl.verdict.connections import SAID, limited
 from netmon.dl.verdict.evidence import CARRIED, CELL_NS, Carried
 from netmon.dl.verdict.held import where_contested
-from netmon.dl.verdict.host_part import WAITED, stopped_in, waited_more, within
+from netmon.dl.verdict.host_part import KEPT, WAITED, kept_more, stopped_in, within
 from netmon.dl.verdict.usual import median, middle
 from netmon.dl.verdict.window import JobTraffic, around, around_each
 from netmon.records import Direction
@@ -56,7 +56,7 @@ def waits(random, rows=300, ranks=3):
     table["rank"] = random.integers(0, ranks, rows)
     table["start_ns"] = UTC + random.integers(0, 20_000, rows) * MS
     table["end_ns"] = table["start_ns"] + random.integers(0, 300, rows) * MS
-    for name in ("waited_ns", "stopped_ns"):
+    for name in ("waited_ns", "throttled_ns", "stopped_ns"):
         table[name] = random.integers(0, 100, rows) * (random.uniform(size=rows) < 0.5) * MS
     return table
 
@@ -91,15 +91,31 @@ def test_who_was_stopped_and_who_may_have_been(random):
     assert (later.ranks, later.unseen, later.watched) == ({}, {0, 1, 2}, 3)
 
 
-def test_a_rank_that_never_waits_waited_no_longer(random):
+@pytest.mark.parametrize("name", KEPT)
+def test_a_rank_that_never_waits_waited_no_longer(random, name):
     rows = waits(random)
     usual = UTC + np.arange(2_000, 18_000, 200)[:, None] * MS + np.array([0, 100 * MS])
-    rows["waited_ns"][rows["rank"] == 1] = 0
+    rows[name][rows["rank"] == 1] = 0
     slow = rows["start_ns"] // (1_000 * MS) == (UTC + 19_000 * MS) // (1_000 * MS)
-    rows["waited_ns"][slow & (rows["rank"] == 2)] = 10_000 * MS
-    found = waited_more(rows, (UTC + 19_000 * MS, UTC + 20_000 * MS), usual)
+    rows["end_ns"] = rows["start_ns"] + 100 * MS
+    rows[name][slow & (rows["rank"] == 2)] = 10_000 * MS
+    found = kept_more(rows, name, (UTC + 19_000 * MS, UTC + 20_000 * MS), usual)
     assert found[2] == max(found.values()) > 0
+    assert found[2] <= 100 * MS * (slow & (rows["rank"] == 2)).sum()  # on however many CPUs
     assert 1 not in found
+
+
+def test_a_job_that_always_runs_in_a_quota_is_not_throttled_more(random):
+    """Three tenths of the time, give or take a tenth of that, in short iterations and long ones."""
+    rows = np.zeros(200, WAITED)
+    rows["start_ns"] = UTC + np.arange(200) * 100 * MS
+    rows["end_ns"] = rows["start_ns"] + 100 * MS
+    rows["throttled_ns"] = 30 * MS * random.uniform(0.9, 1.1, 200)
+    usual = UTC + np.arange(0, 18_000, 200)[:, None] * MS + np.array([0, 200 * MS])
+    span = (UTC + 19_000 * MS, UTC + 19_600 * MS)
+    assert kept_more(rows, "throttled_ns", span, usual) == {}
+    rows["throttled_ns"][190:196] += 50 * MS
+    assert kept_more(rows, "throttled_ns", span, usual)[0] == pytest.approx(300 * MS, rel=0.1)
 
 
 def test_connections_that_were_never_limited_do_not_count():

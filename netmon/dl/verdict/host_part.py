@@ -14,9 +14,13 @@ import numpy.typing as npt
 from netmon.dl.verdict.usual import median, spread
 from netmon.records import Table
 
-WAITED = np.dtype([(name, "<i8") for name in ("rank", "start_ns", "end_ns", "waited_ns", "stopped_ns")])
-"""How long the thread of a rank that waited most for a CPU did, or was throttled, in a time (UTC), and for how long the
-rank was stopped, by a signal or a debugger."""
+_COLUMNS = ("rank", "start_ns", "end_ns", "waited_ns", "throttled_ns", "stopped_ns")
+WAITED = np.dtype([(name, "<i8") for name in _COLUMNS])
+"""How long the thread of a rank that waited most for a CPU did in a time (UTC), for how long the rank's CPU quota
+throttled it, summed over CPUs, and for how long the rank was stopped, by a signal or a debugger."""
+
+KEPT = ("throttled_ns", "waited_ns")
+"""What keeps a rank from running, the clearer one first: a thread waits on any busy host, and while it is throttled."""
 
 _FEWEST = 3  # usual iterations of a rank that were watched, else nothing is usual
 _CLEAR = 3.0  # standard deviations of them
@@ -46,26 +50,29 @@ def _parts(rows: Table, name: str, begin: npt.NDArray[np.float64], end: npt.NDAr
     return np.clip(overlap, 0, None) / np.maximum(rows["end_ns"] - rows["start_ns"], 1) * rows[name]
 
 
-def waited_more(rows: Table, span: _Span, usual: npt.NDArray[np.int64], late: Collection[int] = ()) -> dict[int, float]:
-    """By rank, ns that it waited longer in a time than it does in usual iterations; rows of WAITED; only what is clear.
+def kept_more(
+    rows: Table, name: str, span: _Span, usual: npt.NDArray[np.int64], late: Collection[int] = ()
+) -> dict[int, float]:
+    """By rank, ns that it waited, or was throttled, longer in a time than in usual iterations; only what is clear.
 
-    Times are UTC; usual: (iterations, 2), those of the usual ones, of which some may not have been watched. late: ranks
-    that are known to have been late; of them it is clear sooner: over a longer time, waits that come and go are nearer
-    to their mean.
+    rows: of WAITED; name: one of KEPT, of which a row counts no more than its own length. Times are UTC; usual:
+    (iterations, 2), those of the usual ones, of which some may not have been watched. late: ranks that are known to
+    have been late; of them it is clear sooner: over a longer time, waits that come and go are nearer to their mean.
     """
     found: dict[int, float] = {}
-    for rank in np.unique(rows["rank"]).tolist():
+    for rank in np.unique(rows["rank"][rows[name] > 0]).tolist():
         own = rows[rows["rank"] == rank]
         begin, end = own["start_ns"].min(), own["end_ns"].max()
         watched = usual[(begin <= usual[:, 0]) & (usual[:, 1] <= end)]
-        own = own[own["waited_ns"] > 0]
-        if len(watched) < _FEWEST or not len(own):
+        own = own[own[name] > 0]
+        if len(watched) < _FEWEST:
             continue
-        now, *then = within(own, "waited_ns", np.concatenate([[span], watched]))
+        own[name] = np.minimum(own[name], own["end_ns"] - own["start_ns"])
+        now, *then = within(own, name, np.concatenate([[span], watched]))
         longer = (span[1] - span[0]) / (watched[:, 1] - watched[:, 0])
-        waits = np.array(then) * longer
-        more = float(now) - median(waits)
-        apart = spread(waits) / (max(1.0, median(longer)) ** 0.5 if rank in late else 1.0)
+        kept = np.array(then) * longer
+        more = float(now) - median(kept)
+        apart = spread(kept) / (max(1.0, median(longer)) ** 0.5 if rank in late else 1.0)
         if more > _CLEAR * apart:
             found[rank] = more
     return {rank: ns for rank, ns in found.items() if ns > 0}
@@ -103,7 +110,7 @@ def alike(ns_of: Mapping[int, float]) -> set[int]:
 
 
 def explains(more_ns: Mapping[int, float], ns: float) -> int:
-    """The rank whose wait for a CPU explains most of `ns`; −1: none does."""
+    """The rank that was kept from running for most of `ns`, by what is told of each; −1: none was."""
     rank = max(more_ns, key=lambda one: more_ns[one], default=-1)
     return rank if rank >= 0 and ns > 0 and more_ns[rank] >= _MOSTLY * ns else -1
 

@@ -10,8 +10,9 @@ bounds. What else it was longer by, if that is within the spread, is anybody's, 
 taken the usual time.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +21,7 @@ from netmon.dl.verdict.blame import held_up
 from netmon.dl.verdict.conclude import conclude
 from netmon.dl.verdict.connections import limited
 from netmon.dl.verdict.evidence import CELL_NS, Carried, Steps
-from netmon.dl.verdict.host_part import alike, explains, stopped_in, waited_more
+from netmon.dl.verdict.host_part import KEPT, alike, explains, kept_more, stopped_in
 from netmon.dl.verdict.judged import Blamed, Judged
 from netmon.dl.verdict.phases import Phases, phases
 from netmon.dl.verdict.usual import FEWEST, Matrix, matrix, median, usual_rows
@@ -187,17 +188,38 @@ def _all(one: Judged, ranks: set[int], watched: int) -> bool:
 def _hosts_part(
     one: Judged, excess: float, shares: dict[str, float], late_of: dict[int, float], stood: Mapping[int, float]
 ) -> dict[int, float]:
-    """By rank, what its host's CPUs cost: taken from what it was late by, from times in which all stood still and only
-    waited for it, whoever seemed to have stopped, and from what is not known."""
-    unknown = excess - sum(shares.values()) - sum(late_of.values())
-    asked = unknown > _UNCLEAR * excess
-    if one.waited is None or not (late_of or shares["pause"] > 0 or asked):
-        return {}
+    """By rank, what its host's CPUs cost: a quota that throttled it first, then waits for a CPU."""
+    found: dict[int, float] = {}
+    if one.waited is None:
+        return found
     table, usual = one.table, one.usual
+    all_of_them = partial(_all, one, watched=len(np.unique(one.waited["rank"])))
     begin, end = np.nanmin(table.start[usual], axis=1), np.nanmax(table.end[usual], axis=1)
     spans = np.stack([begin, end], axis=1).astype(np.int64) + table.base_ns
-    late = {rank for rank, ns in late_of.items() if ns > _UNCLEAR * excess}
-    more = waited_more(one.waited, span_of(table, one.row), spans, late)
+    for name in KEPT:
+        unknown = excess - sum(shares.values()) - sum(late_of.values()) - sum(found.values())
+        asked = unknown > _UNCLEAR * excess
+        if not (late_of or shares["pause"] > 0 or asked):
+            break
+        late = {rank for rank, ns in late_of.items() if ns > _UNCLEAR * excess}
+        more = kept_more(one.waited, name, span_of(table, one.row), spans, late)
+        more = {rank: max(0.0, ns - found.get(rank, 0.0)) for rank, ns in more.items()}  # beyond what it answers for
+        for rank, ns in _kept(more, all_of_them, shares, late_of, stood, unknown if asked else 0.0).items():
+            found[rank] = found.get(rank, 0.0) + ns
+    return found
+
+
+def _kept(
+    more: Mapping[int, float],
+    all_of_them: Callable[[set[int]], bool],
+    shares: dict[str, float],
+    late_of: dict[int, float],
+    stood: Mapping[int, float],
+    unknown: float,
+) -> dict[int, float]:
+    """By rank, what it answers for who was kept from running so much more than usual (ns): taken from what it was late
+    by, from times in which all stood still and only waited for it, whoever seemed to have stopped, and from what is not
+    known."""
     found = {
         rank: late_of.pop(rank) for rank in list(late_of) if explains({rank: more.get(rank, 0.0)}, late_of[rank]) >= 0
     }
@@ -205,7 +227,7 @@ def _hosts_part(
     for seemed in (None, *(rank for rank in stood if rank in late_of)):
         ns = shares["pause"] if seemed is None else min(stood[seemed], late_of[seemed])
         rank = explains(beside, ns)
-        if rank < 0 or _all(one, alike(beside), len(np.unique(one.waited["rank"]))):
+        if rank < 0 or all_of_them(alike(beside)):
             continue
         ns = _answered(ns, beside[rank])
         found[rank], beside[rank] = found.get(rank, 0.0) + ns, max(0.0, beside[rank] - ns)
@@ -213,14 +235,14 @@ def _hosts_part(
             shares["pause"] -= ns
         else:
             late_of[seemed] -= ns
-    rank = explains(more, unknown) if asked else -1
+    rank = explains(more, unknown)
     if rank >= 0:
         found[rank] = found.get(rank, 0.0) + _answered(unknown, more[rank])
     return found
 
 
 def _answered(ns: float, waited_ns: float) -> float:
-    """How much of a time a wait answers for: its own length, or all of it where nearly all was waited."""
+    """How much of a time a wait, or throttling, answers for: its own length, or all of it where that is nearly all."""
     return ns if waited_ns >= _NEARLY * ns else waited_ns
 
 
