@@ -9,7 +9,7 @@ import grpc
 
 from collector.answers import Answers
 from collector.health import add_health
-from collector.listening import Door, listen_at
+from collector.listening import Door, listen_at, stop_listening
 from collector.registry import Registry
 from collector.service import CollectorService
 from netmon.wire import netmon_pb2_grpc
@@ -84,4 +84,4 @@ class FrontHere:
 
     async def close(self, grace_s: float) -> None:
         """See Front."""
-        await self._server.stop(grace_s)  # streams that end wait for a tick
+        await stop_listening(self._server, grace_s)  # streams that end wait for a tick

@@ -25,7 +25,7 @@ from collector.allocator import give_back
 from collector.allowance import USUAL, Allowance
 from collector.health import Health, NoHealth, add_health
 from collector.intake import MOST_ROWS_OF_ALL
-from collector.listening import listen_at
+from collector.listening import listen_at, stop_listening
 from collector.receiving import frames
 from collector.receiving.frames import Called, HungUp, Received, Written
 from collector.receiving.pipe import Pipe
@@ -90,7 +90,7 @@ class Receiver:
         while not isinstance(frame := await self._pipe.receive(), frames.Stop):
             self._hear(frame)
         following.cancel()
-        await server.stop(frame.grace_s)
+        await stop_listening(server, frame.grace_s)
 
     def _hear(self, frame: Any) -> None:
         if isinstance(frame, frames.Give):

@@ -228,3 +228,30 @@ def test_what_fails_for_one_stream_is_said_and_costs_no_other(tmp_path: Path, mo
             return []
 
     assert any("ZeroDivisionError: of a mistake of ours" in line for line in asyncio.run(scenario()))
+
+
+@pytest.mark.parametrize("receiver", ["here", "apart"])
+def test_calls_that_the_end_finds_leave_no_traceback(tmp_path: Path, receiver: str) -> None:
+    address = f"unix:{tmp_path}/socket"
+    command = [sys.executable, "-m", "netmon", "collector", "--listen", address, "--data", str(tmp_path / "data")]
+    process = subprocess.Popen([*DIES_WITH_US, *command, "--receiver", receiver], stderr=subprocess.PIPE, text=True)
+
+    async def scenario() -> str:
+        async with grpc.aio.insecure_channel(address, options=[("grpc.max_reconnect_backoff_ms", 200)]) as channel:
+            await asyncio.wait_for(channel.channel_ready(), 60)
+            stub, calls = CollectorStub(channel), []
+            for number in range(5):
+                calls += [stub.Stream(), stub.Clock()]
+                await calls[-2].write(message(hello(host=f"h{number}", session=f"t{number}")))
+                await calls[-1].write(netmon_pb2.ClockProbe(number=1))
+                await calls[-1].read()
+            process.terminate()
+            return (await asyncio.to_thread(process.communicate))[1]
+
+    try:
+        said = asyncio.run(scenario())
+    finally:
+        process.kill()
+        process.wait()
+    assert process.returncode == 0
+    assert "Traceback" not in said
