@@ -57,6 +57,7 @@ _SOCKET_PATH_BYTES = 107  # unix(7)
 
 _CALL = "_schedule_rpc_coro"  # the name that gRPC gives to the work on a call
 _OVER_WITHIN_S = 1.0
+_PEER_HAS_GONE = "ExecuteBatchError raised in core by servicer method"
 
 CLOSED = Door()
 """To this machine only."""
@@ -64,6 +65,7 @@ CLOSED = Door()
 
 def listen_at(server: grpc.aio.Server, address: str, door: Door) -> None:
     """Open the ports. Raises UsageError, CertificateError, UnsupportedError."""
+    logging.getLogger("grpc._cython.cygrpc").addFilter(_worth_telling)
     folder = door.security.folder(address, "listen on")
     if address.startswith("unix:"):
         _clear_socket(address)
@@ -84,6 +86,11 @@ async def stop_listening(server: grpc.aio.Server, grace_s: float) -> None:
     calls = [task for task in asyncio.all_tasks() if getattr(task.get_coro(), "__name__", "") == _CALL]
     if calls:
         await asyncio.wait(calls, timeout=_OVER_WITHIN_S)
+
+
+def _worth_telling(record: logging.LogRecord) -> bool:
+    """False: somebody has gone while they were told something; gRPC has not noticed it yet, and prints a traceback."""
+    return not record.getMessage().startswith(_PEER_HAS_GONE)
 
 
 def _bind(server: grpc.aio.Server, address: str, credentials: grpc.ServerCredentials | None) -> None:

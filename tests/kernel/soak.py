@@ -81,12 +81,13 @@ def children(pid: int) -> list[int]:
 
 
 def size_of(folder: Path) -> int:
-    """Of its files, while others come and go, and folders with them."""
+    """Of the files that are nowhere else, while others come and go, and folders with them."""
     total = 0
     for where, _, names in os.walk(folder):
         for name in names:
             with contextlib.suppress(OSError):
-                total += os.lstat(os.path.join(where, name)).st_size
+                file = os.lstat(os.path.join(where, name))
+                total += file.st_size if file.st_nlink == 1 else 0
     return total
 
 
