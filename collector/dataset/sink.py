@@ -68,7 +68,7 @@ class ParquetSink:
         """
         self.directory, self._disk = directory, Disk(durability)
         self._busy = threading.RLock()
-        self._worker, self._closed = worker, False
+        self._worker, self._closed, self._gone = worker, False, False
         self._begin()
 
     def _begin(self) -> None:
@@ -94,9 +94,11 @@ class ParquetSink:
         if self._closed:
             raise DataError(f"cannot write to {self.directory}: it has been let go of")
         if not self._sharing.there():
+            self._gone = True
             self._manifest.close()
             self._sharing.close()
             self._begin()
+            self._gone = False
             _log.warning(f"{self.directory} was removed by somebody with all that it held: it is made anew")
 
     def _opened(self) -> Manifest:
@@ -141,7 +143,7 @@ class ParquetSink:
     def take_absent(self) -> None:
         """Have what writers that are gone have stored, so that somebody looks after it. Raises DataError."""
         with self._busy:
-            for folder in self._sharing.others():
+            for folder in [] if self._gone else self._sharing.others():
                 try:
                     with self._sharing.hold(exclusive=True), self._sharing.absent(folder) as absent:
                         if absent:
@@ -320,6 +322,8 @@ class ParquetSink:
         """
         try:
             with self._busy:
+                if self._gone:  # the next write says so
+                    return False
                 self._staging.remove_replaced()
                 sources = self._due(now_s)
             if not sources:
@@ -368,6 +372,8 @@ class ParquetSink:
 
     def drop(self, keep: Sequence[Keep]) -> None:
         """Remove the hours that are not to be kept any more, but for those with rows that change. Raises DataError."""
+        if self._gone:
+            return
         try:
             with self._busy, self._sharing.hold(exclusive=True):
                 self._complete()

@@ -10,6 +10,7 @@ import pickle
 import signal
 import sys
 import threading
+from contextlib import suppress
 from multiprocessing.connection import Connection
 from queue import SimpleQueue
 
@@ -23,7 +24,8 @@ def main(descriptor: int) -> None:
     """Serve the collector that holds the other end of this socket; returns never."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
-    os.nice(_NICE)
+    with suppress(OSError):  # whoever runs us may have forbidden it
+        os.nice(_NICE)
     give_back()
     connection: Connection[bytes, bytes] = Connection(descriptor)
     inbox: SimpleQueue[bytes] = SimpleQueue()

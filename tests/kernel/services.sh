@@ -116,6 +116,9 @@ systemctl restart netmon-collector && exit 1
 [ "$(restarts netmon-collector)" = 0 ]
 journalctl -q -u netmon-collector -g "collector.toml:4: unknown key 'flushh'; did you mean 'flush'" >/dev/null
 
+say nothing of either has failed
+if journalctl -q -o cat -u 'netmon-*' -g 'Traceback|the process that compares hosts has ended'; then exit 1; fi
+
 say stopped and removed: nothing is left but the data
 systemctl stop $services
 [ -z "$(tc filter show dev lo ingress)$(tc filter show dev lo egress)" ]

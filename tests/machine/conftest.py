@@ -57,7 +57,9 @@ def machine(image: machine_image.Image, tmp_path_factory: pytest.TempPathFactory
 def guest(machine: Guest) -> Iterator[Guest]:
     """Before each test its services are as they are installed, with nothing stored and nothing said."""
     yield machine
+    said = machine.journal()
     machine.run(AS_INSTALLED, BOOTS_S, check=False)
+    assert "Traceback" not in said, said
 
 
 @pytest.fixture
