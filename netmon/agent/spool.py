@@ -31,6 +31,8 @@ from netmon.records import Table
 log = logging.getLogger(__name__)
 
 MOST_IN_MEMORY = 32 << 20
+_RECENT_BYTES = 4 << 20
+"""Of the newest batches that are not acknowledged: these need not be read from the disk, which may not answer."""
 _UNREADABLE_S = 30.0  # then what is on the disk is given up
 _LOOK_AGAIN_S = 1.0  # whether a disk answers again
 _AT_ONCE = 64  # batches that go from memory to the disk
@@ -63,7 +65,8 @@ class Spool:
         self._at_once = _AT_ONCE
         self._newest = self.spooled = left.last() if left else 0
         """`spooled`: up to this number batches are on the disk, acknowledged, or counted as lost."""
-        self._latest: Kept | None = None  # the newest, as it was appended: it need not be read from the disk
+        self._recent: dict[int, Kept] = {}  # by number, ascending
+        self._recent_bytes = 0
         self._full = self._closed = False
         self._unreadable_since = 0.0
         self._disk = SpoolDisk(folder, session, left, self._memory, lose, self.wake)
@@ -128,7 +131,8 @@ class Spool:
                 self._memory.insert(batch, flows)
                 if waited:
                     self._catch_up()
-            self._newest, self._latest = sequence, batch
+            self._newest = sequence
+            self._remember(batch)
             self._bound()
             self._count_spooled()
             self._changed.notify_all()
@@ -161,10 +165,9 @@ class Spool:
             if not self.acknowledged < sequence <= self._newest:
                 return
             self.acknowledged = sequence
-            if sequence == self._newest:
-                self._latest = None
-            for done in list(itertools.takewhile(lambda number: number <= sequence, self._disk.carried)):
-                del self._disk.carried[done]
+            for numbers, forget in ((self._recent, self._forget), (self._disk.carried, self._disk.carried.pop)):
+                for done in list(itertools.takewhile(lambda number: number <= sequence, numbers)):
+                    forget(done)
             self._memory.delete_to(sequence)
             self._flows.forget_flows(sequence)
             self._try(self._tidy)
@@ -211,7 +214,6 @@ class Spool:
             lost = summed([batch.carried])
             self._lose(lost)
             self.given_up += 1
-            self._latest = None
             self._delete(sequence in self._disk.carried, batch)
             return lost
 
@@ -231,6 +233,19 @@ class Spool:
                 self._disk.remove()
             elif left:
                 log.warning("%d bytes that waited in memory are lost: %s", left, self._disk.trouble)
+
+    def _remember(self, batch: Kept) -> None:
+        self._recent[batch.sequence] = batch
+        self._recent_bytes += batch.size
+        for oldest in list(self._recent)[:-1]:
+            if self._recent_bytes <= _RECENT_BYTES:
+                break
+            self._forget(oldest)
+
+    def _forget(self, sequence: int) -> None:
+        """It is read from where it is kept, if it still is."""
+        batch = self._recent.pop(sequence, None)
+        self._recent_bytes -= batch.size if batch else 0
 
     # The disk and its troubles
 
@@ -287,12 +302,14 @@ class Spool:
 
     def _first_after(self, sequence: int) -> Kept | None:
         """Raises DataError, StalledDiskError."""
-        if self._latest and sequence == self._latest.sequence - 1:
-            return self._latest
+        if recent := self._recent.get(sequence + 1):
+            return recent
         numbers = self._numbers_after(sequence)
         if not numbers:
             return None
         number, on_disk = min(numbers)
+        if recent := self._recent.get(number):
+            return recent
         try:
             batch = self._do(on_disk, lambda table: table.read(number))
         except StalledDiskError:
@@ -317,7 +334,8 @@ class Spool:
             *(self.folder.directory, error, batches, described(lost)),
         )
         self._lose(lost)
-        self._latest = None
+        for number in self._disk.carried:
+            self._forget(number)
         self.given_up += batches
         self._unreadable_since = 0.0
         if self._disk.is_open:
@@ -351,8 +369,11 @@ class Spool:
                 return False
             if on_disk:
                 self._disk.carried[batch.sequence] = b""
+            self._forget(batch.sequence)
             self._lose(summed([batch.carried]))
         except sqlite3.Error as error:
+            for number in list(self._recent):  # one of them may lose its buckets late
+                self._forget(number)
             self._disk.note(str(error))
             return False
         self._try(self._forget_rowless)
@@ -382,6 +403,7 @@ class Spool:
 
     def _delete(self, on_disk: bool, batch: Kept) -> bool:
         self._disk.carried.pop(batch.sequence, None)
+        self._forget(batch.sequence)
         try:
             self._do(on_disk, lambda table: table.delete(batch))
         except sqlite3.Error as error:

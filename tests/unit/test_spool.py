@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from netmon.agent import spool as spool_module
 from netmon.agent import spool_folder
 from netmon.agent.carried import CARRIED, carried, summed
 from netmon.agent.spool import Spool
@@ -251,7 +252,8 @@ def fill(path: Path) -> None:
         file.writelines(itertools.repeat(b"\0" * 4096))
 
 
-def test_a_disk_that_gives_nothing_back_is_given_up_and_counted(kept: Kept) -> None:
+def test_a_disk_that_gives_nothing_back_is_given_up_and_counted(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spool_module, "_RECENT_BYTES", 0)
     kept.append(1, 5)
     kept.spool.acknowledge(2)
     table = kept.spool._disk._table

@@ -47,7 +47,7 @@ class Disk:
 
     def slow(self) -> None:
         self._slow, self._fails, self._answers = True, False, threading.Event()
-        self._wait_for_it(0.01)
+        self._wait_for_it(0.2)
 
     def answer(self, fails: bool = False, slow: bool = False) -> None:
         """What it was asked for is done; slow: it stays so."""
@@ -168,6 +168,32 @@ def test_a_new_connection_does_not_wait_for_the_disk(disk: Disk) -> None:
     disk.append(7)
     assert (disk.spool.spooled, disk.spool.memory_bytes) == (7, 0)
     assert disk.spool.introduction() == (b"hello", b"flow 1 owned 6 flow 5 ")
+
+
+def test_what_the_disk_has_taken_is_sent_while_it_does_not_answer(disk: Disk) -> None:
+    disk.append(1, 4)
+    disk.spool.acknowledge(1)
+    disk.slow()
+    disk.append(5, 6)
+    assert disk.spool.spooled == 4
+    read(disk.spool, [2, 3, 4, 5, 6])
+    disk.spool.acknowledge(6)
+    assert not disk.spool._recent
+    assert disk.spool._recent_bytes == 0
+
+
+def test_only_the_newest_are_remembered_and_those_that_lose_rows_are_not(
+    disk: Disk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(spool_module, "_RECENT_BYTES", 350)  # three batches of 101 bytes
+    disk.append(1, 6)
+    assert list(disk.spool._recent) == [4, 5, 6]
+    read(disk.spool, range(1, 7))
+    disk.spool.limit_bytes = 102
+    disk.append(7)
+    assert list(disk.spool._recent) == [7]
+    batches = [disk.spool.after(number - 1, lambda: False) for number in range(1, 8)]
+    assert [len(batch.buckets) for batch in batches if batch] == [0] * 6 + [100]
 
 
 def test_a_disk_that_is_always_late_gets_all_the_same(disk: Disk, tmp_path: Path) -> None:
