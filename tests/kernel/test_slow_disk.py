@@ -124,6 +124,7 @@ def test_a_collector_whose_disk_stands_still_says_so_and_acknowledges_nothing(di
 
 def test_a_spool_on_a_disk_that_goes_away_goes_on_in_memory_and_counts_what_it_lost(disk, monkeypatch, caplog):
     monkeypatch.setattr(spool_module, "_UNREADABLE_S", 0.0)
+    monkeypatch.setattr(spool_module, "_RECENT_BYTES", 0)  # all but the newest has to be read from there
     monkeypatch.setattr(spool_disk, "_OPEN_AGAIN_S", 0.0)
     lost: list[Table] = []
     carried = empty(CARRIED)
