@@ -49,6 +49,8 @@ class Intake:
         self._shedding = Shedding()
         self._rows = 0  # that wait
         self._ticked = asyncio.Event()
+        self.ticked_s = 0.0
+        """When the last tick ended (monotonic clock)."""
         self._decided_s, self._worked_s = time.monotonic(), time.thread_time()
         self._said = 0
 
@@ -99,7 +101,7 @@ class Intake:
                 coming.counted += coming.rows
                 coming.rows, coming.batches, coming.horizon_ns = 0, 0, -1
         self._ticked.set()
-        self._ticked = asyncio.Event()
+        self._ticked, self.ticked_s = asyncio.Event(), time.monotonic()
         if now - self._decided_s >= _DECIDE_EVERY_S:
             self._decide(now)
 

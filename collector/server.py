@@ -213,10 +213,13 @@ async def _settle_and_flush(registry: Registry) -> bool:
 async def _flush_for_ever(registry: Registry, interval_s: Callable[[], float]) -> None:
     took_s = 0.0
     while True:
-        await asyncio.sleep(flush_pause_s(interval_s(), took_s))
+        pause_s = flush_pause_s(interval_s(), took_s)
+        due_s = time.monotonic() + pause_s
+        await asyncio.sleep(pause_s)
         # What is there now has waited for a part of a tick: with what the tick brings, it waits for no other one.
-        with suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(registry.intake.next_tick(), 2 * _MOST_TICK_S)
+        if registry.intake.ticked_s < due_s:
+            with suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(registry.intake.next_tick(), 2 * _MOST_TICK_S)
         begun = time.monotonic()
         registry.tidy()
         await registry.flush()

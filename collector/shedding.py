@@ -23,8 +23,18 @@ class Order:
     rows_per_s: float = 0.0  # no more are taken in; 0: as they come
 
 
-STEPS = (Order(), Order(0, 500 * _MS), Order(5 * _MS, 500 * _MS), Order(20 * _MS, 1_000 * _MS))
-"""From nothing to the most that an agent is asked for. Fewer batches come first: they cost half a second, no detail."""
+STEPS = (
+    Order(),
+    Order(0, 500 * _MS),
+    Order(0, 1_000 * _MS),
+    Order(5 * _MS, 1_000 * _MS),
+    Order(20 * _MS, 1_000 * _MS),
+)
+"""From nothing to the most that an agent is asked for. Fewer batches come first: they cost a second, no detail."""
+
+_FEWER = 2  # of the steps, cost no detail
+BATCHES_PER_S = 1_000
+USUAL_BATCH_NS = 200 * _MS  # of an agent that nobody has asked
 
 
 @dataclass(frozen=True)
@@ -49,8 +59,8 @@ class Shedding:
     LATE_S, EASY_S = 1.0, 0.4
     """Behind by so much is too much; by less, easy."""
 
-    TOO_LATE_S = 1.9
-    """Behind by so much in spite of fewer batches, which are half a second of it, rows have to become coarser."""
+    TOO_LATE_S = 2.4
+    """Behind by so much in spite of fewer batches, which are a second of it, rows have to become coarser."""
 
     BUSY, IDLE = 0.7, 0.35
     """A loop that works for such a share of its time gets fewer batches, before anything is late; less is easy."""
@@ -76,6 +86,7 @@ class Shedding:
         self._behind_s = 0.0
         self._raised_s = self._eased_s = self._hard_s = float("-inf")
         self._patience_s = self._PATIENCE_S
+        self._batch_ns = 0
 
     @property
     def asked(self) -> int:
@@ -85,14 +96,14 @@ class Shedding:
     def order(self, session: str) -> Order:
         """What a session is asked for now."""
         step = STEPS[self._steps.get(session, 0)]
-        limit = self._limits.get(session, 0.0)
-        return Order(step.bucket_ns, step.batch_ns, limit) if limit else step
+        return Order(step.bucket_ns, max(step.batch_ns, self._batch_ns), self._limits.get(session, 0.0))
 
     def decide(self, sessions: Mapping[str, Sending], storing: Storing, now_s: float, busy: float = 0.0) -> None:
         """Think it over, about once a second. sessions: those that are connected; busy: share of a core in use."""
         self._steps = {name: step for name, step in self._steps.items() if name in sessions}
         self._limits = {name: limit for name, limit in self._limits.items() if name in sessions}
         self._blamed &= sessions.keys()
+        self._batch_ns = _batch_ns(len(sessions))
         # Whom we slow down ourselves is late for that; and one agent's slow network is not our load.
         own = [sending.behind_s for name, sending in sessions.items() if name not in self._limits]
         behind_s, before_s = median(own) if own else 0.0, self._behind_s
@@ -100,12 +111,14 @@ class Shedding:
         stuck = storing.full > self.FULL or storing.work_s > self.SLOW_S
         if behind_s > self.LATE_S or stuck:
             self._hard_s = now_s
-            too_late = stuck or (behind_s >= before_s and (behind_s > self.TOO_LATE_S or not self._steps))
+            too_late = stuck or (behind_s >= before_s and (behind_s > self.TOO_LATE_S or not self._fewer(sessions)))
             if too_late and now_s - self._raised_s >= self._RESPONSE_S:
                 self._raise(sessions, now_s)
-        elif busy > self.BUSY and (unasked := [name for name in sessions if name not in self._steps]):
-            self._hard_s = self._raised_s = now_s
-            self._step_up(unasked)
+        elif busy > self.BUSY and (able := [name for name in sessions if self._steps.get(name, 0) < _FEWER]):
+            self._hard_s = now_s
+            if now_s - self._raised_s >= self._RESPONSE_S:
+                self._raised_s = now_s
+                self._step_up(able)
         elif not self._easy(behind_s, busy, storing):
             self._hard_s = now_s
         elif now_s - max(self._hard_s, self._eased_s) >= self._patience_s and (self._steps or self._limits):
@@ -117,11 +130,15 @@ class Shedding:
         Coarser rows cost detail: finer ones are tried as soon as nothing is late, with more patience where that was too
         early. Fewer batches cost none: they are asked for until there is little to do.
         """
-        if self._limits or max(self._steps.values(), default=0) > 1:
+        if self._limits or max(self._steps.values(), default=0) > _FEWER:
             full = (self.EASY_FULL + self.FULL) / 2
             return behind_s <= self.LATE_S and busy <= self.BUSY and storing.full <= full
         quick = storing.full <= self.EASY_FULL and storing.work_s <= self.QUICK_S
         return behind_s <= self.EASY_S and busy <= self.IDLE and quick
+
+    def _fewer(self, sessions: Iterable[str]) -> bool:
+        """Whether all send as few batches as they may be asked for."""
+        return all(self._steps.get(name, 0) >= _FEWER for name in sessions)
 
     def _raise(self, sessions: Mapping[str, Sending], now_s: float) -> None:
         if now_s - self._eased_s < 2 * self._patience_s:
@@ -163,6 +180,12 @@ class Shedding:
             self._steps[name] -= 1
         self._steps = {name: step for name, step in self._steps.items() if step}
         self._blamed &= self._steps.keys()
+
+
+def _batch_ns(sessions: int) -> int:
+    """From one batch of each to its next, so that all send no more than BATCHES_PER_S; 0: as they do by themselves."""
+    least_ns = sessions * 1_000_000_000 // BATCHES_PER_S
+    return min(least_ns, STEPS[-1].batch_ns) if least_ns > USUAL_BATCH_NS else 0
 
 
 class Behind:

@@ -26,6 +26,7 @@ from collector.messages import (
     flow_numbers,
     place_of,
 )
+from netmon.columnar import Columns
 from netmon.dl.inference import TRAFFIC
 from netmon.dl.sums import sums_by_two
 from netmon.records import Flow, Mark, Owner, Table, empty
@@ -153,27 +154,34 @@ def _rows(heard: Sequence[Teller], flows: list[FlowTold]) -> tuple[Table, Table,
     known = tables.flows.state
     # What is told late may be of a flow that is over.
     onsets = newest_onsets(onsets)
-    payload, onsets = (rows[known["session"][rows["flow"]] == rows["session"]] for rows in (payload, onsets))
+    payload, onsets = (_where(rows, known["session"][rows["flow"]] == rows["session"]) for rows in (payload, onsets))
     by_place = {teller.session.place: teller for teller in heard}
     for rows in (payload, onsets):
         new = np.unique(rows["flow"][state[rows["flow"]] == _UNTOLD])
         for place, own in _runs(known["session"][new]):
             flows += by_place[place].introduce(new[own].tolist())
-    payload, onsets = (rows[state[rows["flow"]] == _TOLD] for rows in (payload, onsets))
+    payload, onsets = (_where(rows, state[rows["flow"]] == _TOLD) for rows in (payload, onsets))
     place_of_session = np.zeros(len(tables.places.table), np.int64)
     place_of_session[places] = [teller.place for teller in heard]
-    of_payload, of_onsets = (
-        flow_numbers(place_of_session[rows["session"]], known["flow_id"][rows["flow"]].astype(np.int64))
-        for rows in (payload, onsets)
-    )
+
+    def numbers(flow: _Numbers) -> _Numbers:
+        return flow_numbers(place_of_session[known["session"][flow]], known["flow_id"][flow].astype(np.int64))
+
     time_ns = tables.places.utc(payload["session"], payload["time_ns"])
     older = tables.places.older(payload["session"], payload["time_ns"])
     for place, run in _runs(payload["session"][older]):
         late = older[run]
         time_ns[late] = by_place[place].window.alignment.map.utcs(payload["time_ns"][late])
     told = np.empty(len(onsets), ONSET_TOLD)
-    told["flow"], told["time_ns"], told["bucket_ns"] = of_onsets, onsets["time_ns"], onsets["amount"]
-    return _grains(time_ns, of_payload, np.ascontiguousarray(payload["amount"])), told, lost
+    told["flow"], told["time_ns"], told["bucket_ns"] = numbers(onsets["flow"]), onsets["time_ns"], onsets["amount"]
+    grains = _grains(time_ns, payload["flow"], payload["amount"])
+    grains["flow"] = numbers(grains["flow"])
+    return grains, told, lost
+
+
+def _where(rows: Columns, there: npt.NDArray[np.bool_]) -> Columns:
+    """Nearly always all of them."""
+    return rows if there.all() else rows[there]
 
 
 def _runs(places: _Numbers) -> list[tuple[int, slice]]:
@@ -183,7 +191,10 @@ def _runs(places: _Numbers) -> list[tuple[int, slice]]:
 
 
 def _grains(time_ns: _Numbers, flow: _Numbers, payload_bytes: _Numbers) -> Table:
-    """One row per millisecond and flow, sorted by time; dtype TRAFFIC."""
+    """One row per millisecond and flow, sorted by time; dtype TRAFFIC.
+
+    flow: small numbers, which sort much faster than those that the job stage knows.
+    """
     grain, flow, payload_bytes = sums_by_two(time_ns // GRAIN_NS, flow, payload_bytes)
     summed = np.empty(len(grain), TRAFFIC)
     summed["time_ns"], summed["flow"], summed["payload_bytes"] = grain * GRAIN_NS, flow, payload_bytes

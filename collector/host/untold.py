@@ -38,19 +38,18 @@ class UntoldRows:
                 self._lost[int(place)] = self._lost.get(int(place), 0) + int(count)
 
     def take(self, places: _Numbers, sessions: int) -> Columns:
-        """Hand over those of the sessions at these places, in their order; sessions: how many places there are."""
-        turn = np.full(sessions, -1, np.int32)
-        turn[places] = np.arange(len(places))
+        """Hand over those of the sessions at these places, as they came; sessions: how many places there are."""
+        wanted = np.zeros(sessions, np.bool_)
+        wanted[places] = True
         taken, pieces, self._pieces = [no_rows()], self._pieces, deque()
         for rows in pieces:
-            there = turn[rows["session"]] >= 0
+            there = wanted[rows["session"]]
             if there.all():
                 taken.append(rows)
             else:
                 taken.append(rows[there])
                 self._pieces.append(rows[~there])
-        found = joined(taken)
-        return found.take(np.argsort(turn[found["session"]], kind="stable"))
+        return joined(taken)
 
     def lost(self, places: _Numbers) -> int:
         """Rows of these sessions that nobody took in time, since the last call."""
@@ -68,15 +67,14 @@ def no_rows() -> Columns:
 
 
 def newest_onsets(rows: Columns) -> Columns:
-    """Rows of COLUMNS, those of a session beside each other; of one that has too many the newest, in no order."""
+    """Rows of COLUMNS; of a session that has too many the newest."""
     session, time_ns = rows["session"], rows["time_ns"]
-    begin = np.flatnonzero(np.diff(session, prepend=-1))
-    end = np.append(begin[1:], len(session))
-    many = np.flatnonzero(end - begin > _MOST_ONSETS)
+    many = np.flatnonzero(np.bincount(session) > _MOST_ONSETS)
     if not len(many):
         return rows
     told = np.ones(len(session), np.bool_)
-    for first, over in zip(begin[many].tolist(), end[many].tolist(), strict=True):
-        older = over - first - _MOST_ONSETS
-        told[first + np.argpartition(time_ns[first:over], older)[:older]] = False
+    for place in many.tolist():
+        own = np.flatnonzero(session == place)
+        older = len(own) - _MOST_ONSETS
+        told[own[np.argpartition(time_ns[own], older)[:older]]] = False
     return rows[told]

