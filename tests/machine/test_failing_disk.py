@@ -12,6 +12,15 @@ from waiting import wait_for
 pytestmark = [pytest.mark.machine, pytest.mark.timeout(7200)]
 
 SECTORS = 64 << 11
+TALKS = """
+import itertools, socket, time
+sender = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+for port in itertools.cycle(range(20000, 60000)):
+    sender.sendto(b"x" * 100, ("127.0.0.1", port))
+    if not port % 20:
+        time.sleep(0.2)
+"""
+"""New flows all the time: what a file has room for is written also where its file system takes nothing more."""
 
 
 @pytest.fixture(scope="module")
@@ -54,6 +63,8 @@ def mount_anew(guest: Guest, name: str) -> None:
 def test_an_agent_s_disk(guest: Guest, here: Here, mounted: None):
     configure(guest, here.port, agent='spool = "/disk/agent/own/spool"\nrecord = "off"\n')
     guest.run("systemctl start netmon-agent", BOOTS_S)
+    guest.write("/tmp/talks.py", TALKS)
+    guest.begin("timeout 3600 python3 /tmp/talks.py")
     works(guest)
     pid = pid_of(guest, "agent")
 
@@ -71,6 +82,7 @@ def test_an_agent_s_disk(guest: Guest, here: Here, mounted: None):
     mount_anew(guest, "agent")
     works(guest)
     says(guest, "agent", "takes batches again", 2)
+    guest.run("pkill -f talks.py", check=False)
     made = batches(guest)
     wait_for(lambda: guest.metrics()["netmon_agent_batches_acknowledged_total"] >= made, BOOTS_S)
     told = guest.metrics()
