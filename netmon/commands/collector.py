@@ -218,19 +218,24 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _keep(text: str) -> "Keep":
+    _set_libraries_up()
     from collector.dataset.retention import parse_keep
 
     return parse_keep(text)
+
+
+def _set_libraries_up() -> None:
+    """Before they are imported, which is when they read it: the value of an option may be what imports them."""
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # its own lines beside ours
+    os.environ.setdefault("GRPC_EXPERIMENTS", FEW_THREADS)
+    os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")  # its own allocator keeps what was freed
 
 
 def run(args: argparse.Namespace) -> int:
     """Collect until a signal."""
     import asyncio
 
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # its own lines beside ours; read when it is imported
-    os.environ.setdefault("GRPC_EXPERIMENTS", FEW_THREADS)
-    # Arrow's own allocator keeps what was freed; read when it is imported, too.
-    os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")
+    _set_libraries_up()
     from collector.allocator import give_back
     from collector.listening import Door
     from collector.server import serve
