@@ -28,6 +28,7 @@ R = TypeVar("R")
 _ANSWERS_S = 0.5
 _OPENS_S = 10.0
 _OPEN_AGAIN_S = 5.0
+_REASONS = 5  # told of one trouble
 
 
 class StalledDiskError(sqlite3.OperationalError):
@@ -66,6 +67,7 @@ class SpoolDisk:
         self._silent_since = 0.0
         self._silent_s = 0.0
         self.trouble = ""
+        self._reasons: set[str] = set()  # that were told, of the trouble that there is
 
     @property
     def silent(self) -> bool:
@@ -144,9 +146,12 @@ class SpoolDisk:
             self._hello_waits = False
 
     def note(self, trouble: str) -> None:
-        """Says it, once; empty: all is well."""
+        """Says it, each reason once; empty: all is well."""
         if trouble and not self.trouble:
             log.warning("cannot write to %s: %s; batches wait in memory", self.folder.directory, trouble)
+        elif trouble and trouble not in self._reasons and len(self._reasons) < _REASONS:
+            log.info("%s takes no batches yet: %s", self.folder.directory, trouble)
+        self._reasons = {*self._reasons, trouble} if trouble else set()
         if self.trouble and not trouble:
             log.warning("%s takes batches again", self.folder.directory)
         self.trouble = trouble
