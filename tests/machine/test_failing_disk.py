@@ -72,7 +72,7 @@ def test_an_agent_s_disk(guest: Guest, here: Here, mounted: None):
     fill(guest, "agent")
     says(guest, "agent", "batches wait in memory", 1)
     works(guest)
-    guest.run("rm /disk/agent/full")
+    guest.run("rm /disk/agent/full; sync")  # or it is there again when the journal is lost
     says(guest, "agent", "takes batches again", 1)
     table(guest, "agent", "error")
     says(guest, "agent", "batches wait in memory", 2)
@@ -106,7 +106,7 @@ def test_a_collector_s_disk(guest: Guest, mounted: None, tmp_path: Path):
         fill(guest, "collector")
         sent.append(20)
         says(guest, "collector", "cannot write to", 1)
-        guest.run("rm /disk/collector/full")
+        guest.run("rm /disk/collector/full; sync")
         says(guest, "collector", "takes rows again", 1)
         sent.append(20)
         acknowledged(sent, 45)
