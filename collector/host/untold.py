@@ -7,6 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from netmon.columnar import Columns, joined
+from netmon.dl.grouped import order_by
 
 STARTING_NS = 1_000_000_000
 """The first bucket that an agent sees of a flow within it is not the flow's."""
@@ -73,8 +74,10 @@ def newest_onsets(rows: Columns) -> Columns:
     if not len(many):
         return rows
     told = np.ones(len(session), np.bool_)
-    for place in many.tolist():
-        own = np.flatnonzero(session == place)
+    order = order_by(session)
+    begin, end = (np.searchsorted(session[order], many, side) for side in ("left", "right"))
+    for first, over in zip(begin.tolist(), end.tolist(), strict=True):
+        own = order[first:over]
         older = len(own) - _MOST_ONSETS
         told[own[np.argpartition(time_ns[own], older)[:older]]] = False
     return rows[told]

@@ -47,6 +47,7 @@ _DESCRIBE = (
     " over = coalesce(excluded.over, over)"
 )
 _AT_ONCE_BYTES = 1 << 20  # go from one table to another
+_OBJECTS_BYTES = 400  # of a batch's Python objects
 _OVER_BYTES = "SELECT coalesce(sum(length(message)), 0) FROM flow WHERE over IS NOT NULL"
 
 Description = tuple[int, bytes]
@@ -72,6 +73,11 @@ class Kept:
     def size(self) -> int:
         """Bytes of the message."""
         return len(self.body) + len(self.buckets)
+
+    @property
+    def nbytes(self) -> int:
+        """That it takes in memory, about."""
+        return self.size + len(self.carried) + _OBJECTS_BYTES
 
 
 class BatchTable:

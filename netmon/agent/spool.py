@@ -236,16 +236,14 @@ class Spool:
 
     def _remember(self, batch: Kept) -> None:
         self._recent[batch.sequence] = batch
-        self._recent_bytes += batch.size
-        for oldest in list(self._recent)[:-1]:
-            if self._recent_bytes <= _RECENT_BYTES:
-                break
-            self._forget(oldest)
+        self._recent_bytes += batch.nbytes
+        while self._recent_bytes > _RECENT_BYTES and len(self._recent) > 1:
+            self._forget(next(iter(self._recent)))
 
     def _forget(self, sequence: int) -> None:
         """It is read from where it is kept, if it still is."""
         batch = self._recent.pop(sequence, None)
-        self._recent_bytes -= batch.size if batch else 0
+        self._recent_bytes -= batch.nbytes if batch else 0
 
     # The disk and its troubles
 

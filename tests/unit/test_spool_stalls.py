@@ -185,8 +185,9 @@ def test_what_the_disk_has_taken_is_sent_while_it_does_not_answer(disk: Disk) ->
 def test_only_the_newest_are_remembered_and_those_that_lose_rows_are_not(
     disk: Disk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(spool_module, "_RECENT_BYTES", 350)  # three batches of 101 bytes
-    disk.append(1, 6)
+    disk.append(1)
+    monkeypatch.setattr(spool_module, "_RECENT_BYTES", 3 * disk.spool._recent[1].nbytes)
+    disk.append(2, 6)
     assert list(disk.spool._recent) == [4, 5, 6]
     read(disk.spool, range(1, 7))
     disk.spool.limit_bytes = 102
