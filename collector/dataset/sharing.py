@@ -28,6 +28,10 @@ _LOOK_S, _OURS_S = 0.5, 10.0
 _FENCE = "CREATE TABLE IF NOT EXISTS fence (host TEXT PRIMARY KEY, epoch INTEGER NOT NULL) WITHOUT ROWID"
 
 
+class LostHostsError(Exception):
+    """Somebody has taken a host while its rows were being written: once more without it."""
+
+
 class Sharing(Protocol):
     """How a sink gets on with others on its directory. Used by one thread at a time."""
 

@@ -21,7 +21,7 @@ from collector.dataset.manifest import Manifest, StoredFile
 from collector.dataset.resume import Resume, SessionState, over_before, resume_from
 from collector.dataset.retention import Keep, too_old
 from collector.dataset.row_parts import Changes, RowParts, hosts_in, without_hosts
-from collector.dataset.sharing import Alone, Worker
+from collector.dataset.sharing import Alone, LostHostsError, Worker
 from collector.dataset.staging import Staging
 from collector.dataset.tables import SCHEMAS, TIMES
 from collector.dataset.takeover import take_all, take_over
@@ -158,7 +158,7 @@ class ParquetSink:
             self._forget_lost()
             try:
                 self._write({}, {name: parts.waiting() for name, parts in self._changing.items()}, {})
-            except _LostHostsError:
+            except LostHostsError:
                 self.settle_changes()
 
     def _forget_lost(self) -> None:
@@ -231,7 +231,7 @@ class ParquetSink:
             rows = {name: table for name, table in tables.items() if name not in self._changing and len(table)}
             try:
                 self._write(rows, changes, states)
-            except _LostHostsError:
+            except LostHostsError:
                 return refused | self.write(tables, states)
             self._flows.forget()
             return refused
@@ -262,7 +262,7 @@ class ParquetSink:
                 self._disk.sync_directory(self._staging.folder)
             with self._sharing.hold():
                 if self._sharing.would_lose():
-                    raise _LostHostsError
+                    raise LostHostsError
                 if files or states:
                     self._manifest.commit(files, states, members, replaced)
                 committed = True
@@ -322,10 +322,8 @@ class ParquetSink:
         """
         try:
             with self._busy:
-                if self._gone:  # the next write says so
-                    return False
                 self._staging.remove_replaced()
-                sources = self._due(now_s)
+                sources = [] if self._gone else self._due(now_s)  # the next write says so
             if not sources:
                 return False
             staged = self._staging.folder / self._staging.stem() / f"{self._staging.stem()}.parquet"
@@ -399,7 +397,3 @@ class ParquetSink:
         for folder in (partition, partition.parent):
             with suppress(OSError):  # not empty
                 folder.rmdir()
-
-
-class _LostHostsError(Exception):
-    """Somebody has taken a host while its rows were being written: once more without it."""

@@ -23,6 +23,7 @@ from typing import TypeVar
 from netmon.agent.batch_parts import within_a_message
 from netmon.agent.batch_table import BatchTable, Description, Kept
 from netmon.agent.carried import described, summed
+from netmon.agent.newest_batches import NewestBatches
 from netmon.agent.spool_disk import SpoolDisk, StalledDiskError
 from netmon.agent.spool_folder import SpoolFolder
 from netmon.errors import DataError
@@ -65,8 +66,7 @@ class Spool:
         self._at_once = _AT_ONCE
         self._newest = self.spooled = left.last() if left else 0
         """`spooled`: up to this number batches are on the disk, acknowledged, or counted as lost."""
-        self._recent: dict[int, Kept] = {}  # by number, ascending
-        self._recent_bytes = 0
+        self._recent = NewestBatches()
         self._full = self._closed = False
         self._unreadable_since = 0.0
         self._disk = SpoolDisk(folder, session, left, self._memory, lose, self.wake)
@@ -132,7 +132,7 @@ class Spool:
                 if waited:
                     self._catch_up()
             self._newest = sequence
-            self._remember(batch)
+            self._recent.add(batch, _RECENT_BYTES)
             self._bound()
             self._count_spooled()
             self._changed.notify_all()
@@ -165,9 +165,9 @@ class Spool:
             if not self.acknowledged < sequence <= self._newest:
                 return
             self.acknowledged = sequence
-            for numbers, forget in ((self._recent, self._forget), (self._disk.carried, self._disk.carried.pop)):
-                for done in list(itertools.takewhile(lambda number: number <= sequence, numbers)):
-                    forget(done)
+            self._recent.forget_to(sequence)
+            for done in list(itertools.takewhile(lambda number: number <= sequence, self._disk.carried)):
+                del self._disk.carried[done]
             self._memory.delete_to(sequence)
             self._flows.forget_flows(sequence)
             self._try(self._tidy)
@@ -233,17 +233,6 @@ class Spool:
                 self._disk.remove()
             elif left:
                 log.warning("%d bytes that waited in memory are lost: %s", left, self._disk.trouble)
-
-    def _remember(self, batch: Kept) -> None:
-        self._recent[batch.sequence] = batch
-        self._recent_bytes += batch.nbytes
-        while self._recent_bytes > _RECENT_BYTES and len(self._recent) > 1:
-            self._forget(next(iter(self._recent)))
-
-    def _forget(self, sequence: int) -> None:
-        """It is read from where it is kept, if it still is."""
-        batch = self._recent.pop(sequence, None)
-        self._recent_bytes -= batch.nbytes if batch else 0
 
     # The disk and its troubles
 
@@ -332,8 +321,7 @@ class Spool:
             *(self.folder.directory, error, batches, described(lost)),
         )
         self._lose(lost)
-        for number in self._disk.carried:
-            self._forget(number)
+        self._recent.forget(*self._disk.carried)
         self.given_up += batches
         self._unreadable_since = 0.0
         if self._disk.is_open:
@@ -367,11 +355,10 @@ class Spool:
                 return False
             if on_disk:
                 self._disk.carried[batch.sequence] = b""
-            self._forget(batch.sequence)
+            self._recent.forget(batch.sequence)
             self._lose(summed([batch.carried]))
         except sqlite3.Error as error:
-            for number in list(self._recent):  # one of them may lose its buckets late
-                self._forget(number)
+            self._recent.forget(*self._recent.numbers)  # one of them may lose its buckets late
             self._disk.note(str(error))
             return False
         self._try(self._forget_rowless)
@@ -401,7 +388,7 @@ class Spool:
 
     def _delete(self, on_disk: bool, batch: Kept) -> bool:
         self._disk.carried.pop(batch.sequence, None)
-        self._forget(batch.sequence)
+        self._recent.forget(batch.sequence)
         try:
             self._do(on_disk, lambda table: table.delete(batch))
         except sqlite3.Error as error:

@@ -178,21 +178,20 @@ def test_what_the_disk_has_taken_is_sent_while_it_does_not_answer(disk: Disk) ->
     assert disk.spool.spooled == 4
     read(disk.spool, [2, 3, 4, 5, 6])
     disk.spool.acknowledge(6)
-    assert not disk.spool._recent
-    assert disk.spool._recent_bytes == 0
+    assert (disk.spool._recent.numbers, disk.spool._recent.nbytes) == ([], 0)
 
 
 def test_only_the_newest_are_remembered_and_those_that_lose_rows_are_not(
     disk: Disk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     disk.append(1)
-    monkeypatch.setattr(spool_module, "_RECENT_BYTES", 3 * disk.spool._recent[1].nbytes)
+    monkeypatch.setattr(spool_module, "_RECENT_BYTES", 3 * disk.spool._recent.nbytes)
     disk.append(2, 6)
-    assert list(disk.spool._recent) == [4, 5, 6]
+    assert disk.spool._recent.numbers == [4, 5, 6]
     read(disk.spool, range(1, 7))
     disk.spool.limit_bytes = 102
     disk.append(7)
-    assert list(disk.spool._recent) == [7]
+    assert disk.spool._recent.numbers == [7]
     batches = [disk.spool.after(number - 1, lambda: False) for number in range(1, 8)]
     assert [len(batch.buckets) for batch in batches if batch] == [0] * 6 + [100]
 
