@@ -370,23 +370,24 @@ class ParquetSink:
 
     def drop(self, keep: Sequence[Keep]) -> None:
         """Remove the hours that are not to be kept any more, but for those with rows that change. Raises DataError."""
-        if self._gone:
-            return
-        try:
-            with self._busy, self._sharing.hold(exclusive=True):
-                self._complete()
-                live = {(self.directory / path).parent for path in self._open_paths()}
-                for partition in too_old(self.directory, keep):
-                    if partition in live:
-                        continue
-                    paths = [str(path.relative_to(self.directory)) for path in partition.iterdir()]
-                    if self._sharing.alone:
-                        self._manifest.forget(paths)
-                        self._staging.drop(partition)
-                    else:
-                        self._drop_own(partition, frozenset(paths))
-        except (OSError, sqlite3.Error) as error:
-            raise DataError(f"cannot remove old rows from {self.directory}: {reason_of(error)}") from None
+        with self._busy:
+            if self._gone:
+                return
+            try:
+                with self._sharing.hold(exclusive=True):
+                    self._complete()
+                    live = {(self.directory / path).parent for path in self._open_paths()}
+                    for partition in too_old(self.directory, keep):
+                        if partition in live:
+                            continue
+                        paths = [str(path.relative_to(self.directory)) for path in partition.iterdir()]
+                        if self._sharing.alone:
+                            self._manifest.forget(paths)
+                            self._staging.drop(partition)
+                        else:
+                            self._drop_own(partition, frozenset(paths))
+            except (OSError, sqlite3.Error) as error:
+                raise DataError(f"cannot remove old rows from {self.directory}: {reason_of(error)}") from None
 
     def _drop_own(self, partition: Path, paths: Collection[str]) -> None:
         """Every worker removes its own files; who removes the last one removes the folder."""
