@@ -22,7 +22,7 @@ INTERVAL_NS = 500_000_000
 MOST_RANKS, MOST_OTHERS = 96, 32
 """Connections of ranks, and of everybody else, that are looked at."""
 
-_LARGE_BYTES = 125_000  # payload of an interval, from which a connection of no rank is worth a look: 1 Mbit/s
+_LARGE_BYTES = 125_000  # payload of an interval, from which a connection of no rank is worth its looks: 2 Mbit/s
 _CONSIDERED = 1024  # flows, those with most payload
 _REMEMBERED = 4096  # sockets
 _MOST_ROWS = 50_000  # that are not added up
@@ -58,7 +58,8 @@ class TransportLooks:
                 self._tcp = TcpInfo()
         self._counted: list[tuple[npt.NDArray[np.uint32], npt.NDArray[Any]]] = []  # flows, and payload of them
         self._count = 0  # rows of it
-        self._plan = _Plan([])
+        self._large = _Newest()
+        self._plan = _Plan([], self._large)
         self._cookies = np.zeros(0, np.uint64)  # of the sockets that were looked at
         self._before = np.zeros((_LOOKED + 1, 0), np.int64)  # what was seen, and when
         self._looked_ns = time.monotonic_ns()
@@ -89,8 +90,8 @@ class TransportLooks:
         return ids, payload
 
     def due(self, now_ns: int) -> Table:
-        """dtype TRANSPORT, when an interval is over: of the ranks' connections that carried something meanwhile, and of
-        the largest of others'.
+        """dtype TRANSPORT, when an interval is over: of the connections that carried something meanwhile the ranks', and
+        of others' the largest, among those that were large once: what the last segments of one tell is not lost.
         """
         answered, self._answered = self._answered, []
         if now_ns < self._looked_ns + INTERVAL_NS or not self._pace.allows():
@@ -116,7 +117,7 @@ class TransportLooks:
             ids, payload = ids[most], payload[most]
         flows = [self._flows.get(flow_id) for flow_id in ids.tolist()]
         if flows != self._plan.flows:  # most times the same ones train
-            self._plan = _Plan(flows)
+            self._plan = _Plan(flows, self._large)
         asked = self._plan.worth_a_look(payload)
         if not asked or not self._tcp:
             return _NOTHING
@@ -224,12 +225,28 @@ class _Connection(NamedTuple):
         return first_ns if sent <= tx and received <= rx else UNKNOWN
 
 
+class _Newest:
+    """Ends of connections, the newest that were put in."""
+
+    def __init__(self) -> None:
+        self._ends: dict[Endpoint, None] = {}
+
+    def __contains__(self, end: Endpoint) -> bool:
+        return end in self._ends
+
+    def add(self, end: Endpoint) -> None:
+        """Forget the oldest where there are too many."""
+        self._ends[end] = None
+        if len(self._ends) > _REMEMBERED:
+            del self._ends[next(iter(self._ends))]
+
+
 class _Plan:
     """Which flows make up which connections. Lives as long as the same flows carry something."""
 
-    def __init__(self, flows: list[Flow | None]) -> None:
-        """flows: None where one is not known."""
-        self.flows = flows
+    def __init__(self, flows: list[Flow | None], large: _Newest) -> None:
+        """flows: None where one is not known; large: the connections that ever were."""
+        self.flows, self._known_large = flows, large
         ends: dict[Endpoint, dict[Direction, list[tuple[int, Flow]]]] = {}
         for place, flow in enumerate(flows):
             if flow and flow.protocol == _TCP and not flow.members:
@@ -245,13 +262,17 @@ class _Plan:
         # None: which of its flows counts depends on what they carry.
         self._known = [_Connection.of(end, flows) if len(flows) == len(ends[end]) else None for end, flows in single]
         self._all = bool(self._trains.all()) and len(ends) <= MOST_RANKS
+        self._large = np.fromiter((end in large for end in ends), np.bool_, len(ends))
 
     def worth_a_look(self, payload: _Counts) -> list[_Connection]:
         """Of the ranks' connections and of the others those with most of it. payload: of each flow."""
         if self._all:
             return [one or self._connection(number, payload) for number, one in enumerate(self._known)]
         carried = np.bincount(self._of, payload, len(self._ends) + 1)[:-1]
-        ranks, others = (np.flatnonzero(of) for of in (self._trains, ~self._trains & (carried >= _LARGE_BYTES)))
+        for place in np.flatnonzero((carried >= _LARGE_BYTES) & ~self._large).tolist():
+            self._large[place] = True
+            self._known_large.add(self._ends[place][0])
+        ranks, others = (np.flatnonzero(of) for of in (self._trains, self._large & ~self._trains & (carried > 0)))
         chosen = [(ranks, MOST_RANKS), (others, MOST_OTHERS)]
         places = [some if len(some) <= n else some[np.argsort(-carried[some])[:n]] for some, n in chosen]
         return [self._known[place] or self._connection(place, payload) for place in np.concatenate(places).tolist()]

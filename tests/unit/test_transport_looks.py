@@ -129,6 +129,23 @@ def test_ranks_come_first_and_of_the_others_only_the_largest(connections: Connec
     assert set(told["flow_id"]) == {rank, *(number for number, _ in counts[8 : 8 + MOST_OTHERS])}
 
 
+def test_the_last_segments_of_a_connection_that_was_large_are_told_however_late_they_come(
+    connections: Connections,
+) -> None:
+    number, near, far = connections.connect(first_ns=1)
+    small, *_ = connections.connect(first_ns=1)
+    looks = connections.looks()
+    a_look(looks, (number, 1_000_000), (small, 100))
+    send(near, far, 5000)
+    (row,) = a_look(looks, (number, 5000), (small, 100))
+    assert (row["flow_id"], row["sent_bytes"]) == (number, 5000)
+    assert len(a_look(looks, (small, 100))) == 0
+    send(near, far, 300)
+    (row,) = a_look(looks, (small, 100), (number, 300))
+    assert (row["flow_id"], row["sent_bytes"]) == (number, 300)
+    assert len(a_look(looks, (number, 0))) == 0  # carries nothing
+
+
 def test_what_is_no_tcp_and_what_carries_nothing_is_not_asked_for(connections: Connections) -> None:
     number, *_ = connections.connect(RANK, first_ns=1)
     datagrams = Flow(90, 1, Direction.TX, "127.0.0.1", "127.0.0.1", 1, 2, 17, 1, RANK)
