@@ -17,6 +17,8 @@ from hypothesis import HealthCheck, settings
 
 # A machine that does other things as well is slow; that is no failure.
 same_examples = bool(os.environ.get("CI"))
+# Tests of the kernel that neither measure nor train: it is all the same to them what runs beside them.
+BESIDE_OTHERS = tuple(f"tests/kernel/test_{name}.py" for name in ("doctor", "kept_programs", "refusals", "tls_agent"))
 settings.register_profile(
     "busy", deadline=None, derandomize=same_examples, suppress_health_check=[HealthCheck.too_slow]
 )
@@ -53,7 +55,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
     class OneLab(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            return "lab" if nodeid.startswith(("tests/kernel/", "tests/lab/")) else nodeid.partition("::")[0]
+            path = nodeid.partition("::")[0]
+            return "lab" if path.startswith(("tests/kernel/", "tests/lab/")) and path not in BESIDE_OTHERS else path
 
     return OneLab(config, log)
 

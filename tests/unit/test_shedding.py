@@ -245,7 +245,7 @@ def test_a_collector_that_is_late_tells_its_agents(tmp_path: Path, monkeypatch: 
 
 
 def test_an_agent_hears_what_it_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Intake, "order", lambda self, session: STEPS[2])
+    monkeypatch.setattr(Intake, "order", lambda self, session: STEPS[-1])
     spool = Spool(SpoolFolder(tmp_path / "spool"), "s1", 1 << 20, lambda lost: None)
     spool.hello = netmon_pb2.AgentMessage(hello=encode_hello(hello())).SerializeToString()
     address = f"unix:{tmp_path}/socket"
@@ -263,7 +263,7 @@ def test_an_agent_hears_what_it_is_asked_for(tmp_path: Path, monkeypatch: pytest
 
         monkeypatch.setattr(connection, "_take", taking)
         connection.run(lambda: None, {})
-    assert seen[-1] == Asked(STEPS[2].bucket_ns, STEPS[2].batch_ns)
+    assert seen[-1] == Asked(STEPS[-1].bucket_ns, STEPS[-1].batch_ns)
     assert connection.asked == Asked()
     spool.close()
 
