@@ -90,8 +90,10 @@ class TransportLooks:
         return ids, payload
 
     def due(self, now_ns: int) -> Table:
-        """dtype TRANSPORT, when an interval is over: of the connections that carried something meanwhile the ranks', and
-        of others' the largest, among those that were large once: what the last segments of one tell is not lost.
+        """dtype TRANSPORT, when an interval is over: of the connections that carried something meanwhile.
+
+        Of these the ranks', and of others' the largest, among those that were large once: the last segments of one tell
+        something, too.
         """
         answered, self._answered = self._answered, []
         if now_ns < self._looked_ns + INTERVAL_NS or not self._pace.allows():

@@ -173,3 +173,25 @@ def test_a_record_that_comes_after_the_next_bucket_was_taken_says_nothing_of_tha
     host.drain()
     host.check()
     assert host.cpus.meter.ledger()[LINK]["lost_packets"] == 0
+
+
+def test_buckets_of_a_flow_that_nobody_has_told_of_are_lost_and_cost_nothing_else(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    host = Host(cpus=2)
+    host.close(np.array([5]), host.cpus.next_buckets)
+    host.cpus._memory.buckets[0, 0, 2] |= np.uint64(7) << np.uint64(32)
+    host.close(np.array([6, 1500]), host.cpus.next_buckets)
+    host.close(host.all[-1:] + 1, host.cpus.open_flows)  # a change, among which it is looked for
+    host.drain()
+    assert host.cpus.meter.ledger()[LINK]["lost_packets"] == 1
+    (said,) = caplog.messages
+    assert said.endswith("slot 5, generation 7 where 0 is known")
+    host.close(np.array([5, 6]), host.cpus.next_buckets)
+    host.cpus._memory.buckets[0, 2, 2] |= np.uint64(7) << np.uint64(32)
+    host.drain()  # no change any more
+    assert host.cpus.meter.ledger()[LINK]["lost_packets"] == 2
+    host.wait()
+    host.drain()
+    host.check()
+    assert caplog.messages == [said]

@@ -11,9 +11,11 @@ slot_states.py says which slots are looked at, and why no other one can have an 
 Order. The programs of a CPU publish a record after they have rewritten its slot, and the opening of a flow after the
 last bucket of the flow that it displaces and before the first one of its own. So the buckets are looked at first and
 the openings second: these are then at least those that the buckets are of. A displaced flow's last bucket may come with
-the next drain, and no later: until then it is remembered which flow held the slot.
+the next drain, and no later: until then it is remembered which flow held the slot. A record of which no opening tells
+all the same is said once and counted as lost: no other flow gets its bytes.
 """
 
+import logging
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -30,6 +32,8 @@ from netmon.kernel.meter.slot_holders import SlotHolders
 from netmon.kernel.meter.slot_states import COUNTS, Slots, SlotStates
 from netmon.kernel.meter.unnamed_slots import UnnamedSlots
 from netmon.records import BUCKET, KERNEL_FLOW, KERNEL_LEDGER, Table, empty
+
+log = logging.getLogger(__name__)
 
 STALE_NS = 30_000_000
 """A bucket that ended so long ago is taken from its slot."""
@@ -91,6 +95,7 @@ class Meter:
         self._generation = np.zeros(len(memory.slots), np.uint16)
         self._unnamed = UnnamedSlots(self.numbers, memory.slots, self._flow_of_slot, self._generation)
         self._displaced = SlotHolders.none()
+        self._odd = False  # a flow's opening was missing
         self._now_ns = 0
 
     def look(self) -> Waiting:
@@ -195,11 +200,29 @@ class Meter:
         generations = (last >> _HALF).astype(np.uint16)
         self._unnamed.carry(slots, generations, words[:, 1] & _LOWER, self._now_ns)
         words[:, 2] = self._flow_of_slot[slots] | last >> _PACKETS_SHIFT << _HALF
-        if len(changes):  # the slot may have had another flow then than it has now
+        of_nobody: Slots = np.zeros(0, np.intp)
+        if len(changes) or self._odd:  # the slot may have had another flow then than it has now
             changed = np.flatnonzero(self._generation[slots] != generations)
             if len(changed):
-                rows["flow_id"][changed] = changes.find(slots[changed], generations[changed])
-        return self.slots.add_records(rows, slots, generations)
+                rows["flow_id"][changed] = found = changes.find(slots[changed], generations[changed])
+                of_nobody = changed[found == 0]
+        emptied = self.slots.add_records(rows, slots, generations)
+        if not len(of_nobody):
+            return emptied
+        self._doubt(slots[of_nobody], generations[of_nobody])
+        left = np.setdiff1d(of_nobody, emptied)
+        self.slots.give_up(rows[left], slots[left])
+        return np.union1d(emptied, left)
+
+    def _doubt(self, slots: Slots, generations: npt.NDArray[np.uint16]) -> None:
+        """The kernel has told of no flow that had this slot in this generation, which its programs never do."""
+        if not self._odd:
+            log.warning(
+                "buckets of a flow that the kernel has not told of are counted as lost: slot %d, generation %d "
+                "where %d is known",
+                *(slots[0], generations[0], self._generation[slots[0]]),
+            )
+        self._odd = True
 
     def _assign(self, opened: SlotHolders) -> None:
         slots = opened.slots

@@ -39,11 +39,13 @@ class SlotHolders:
         return SlotHolders(self.slots, self.generations, np.array(ids, np.uint32))
 
     def find(self, slots: npt.NDArray[np.intp], generations: npt.NDArray[np.uint16]) -> npt.NDArray[np.uint32]:
-        """The flows of these (slot, generation), which must all be here."""
+        """The flows of these (slot, generation); 0: of one that is not here."""
+        if not len(self):
+            return np.zeros(len(slots), np.uint32)
         known, wanted = _joined(self.slots, self.generations), _joined(slots, generations)
         order = np.argsort(known)
-        flow_ids: npt.NDArray[np.uint32] = self.flow_ids[order[np.searchsorted(known[order], wanted)]]
-        return flow_ids
+        at = order[np.minimum(np.searchsorted(known[order], wanted), len(self) - 1)]
+        return np.where(known[at] == wanted, self.flow_ids[at], np.uint32(0))
 
 
 def _joined(slots: npt.NDArray[np.integer], generations: npt.NDArray[np.uint16]) -> npt.NDArray[np.uint64]:

@@ -46,6 +46,7 @@ class SlotStates:
         self._fence = fence
         self._words = memory.slots.view(np.uint64).reshape(len(memory.slots), -1)
         self._times, self._losses = memory.slots["bucket_start_ns"], memory.slots["losses"]
+        self._link_protocols = memory.slots["key"]["link_protocol"]
         self._cpu_losses = memory.producers["losses"]
         self._losses_seen = self._cpu_losses.copy()
         self._per_cpu = len(memory.slots) // len(memory.producers)
@@ -54,7 +55,7 @@ class SlotStates:
         self._live: Slots = _NONE
         self._newly_live: list[Slots] = []
         self.recovered = np.zeros((memory.ledger.shape[1], len(COUNTS)), np.int64)
-        """By link: what was delivered, though the kernel counts it as lost."""
+        """By link: what was delivered, though the kernel counts it as lost; what was not is taken off."""
 
     @property
     def live(self) -> int:
@@ -119,6 +120,12 @@ class SlotStates:
         before: npt.NDArray[np.bool_] = self._states[slots] == _TAKEN
         before &= (turn < 0) | ((turn == 0) & (rows["bucket_start_ns"] < taken["bucket_start_ns"]))
         return before
+
+    def give_up(self, rows: Table, slots: Slots) -> None:
+        """Records of which nobody knows the flow: they are lost, on the link of the flow that has the slot now."""
+        links = self._link_protocols[slots] >> 8
+        for i, name in enumerate(COUNTS):
+            np.subtract.at(self.recovered[:, i], links, rows[name])
 
     def recover(self, slots: Slots) -> None:
         """Of these, those whose taken bucket has had no record meanwhile: the kernel has counted it as lost."""
