@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from netmon.lab import bus
+from netmon.lab.control_groups import with_control_groups
 from netmon.lab.management import connect_management
 from netmon.lab.network import INTERFACE, Host, Network
 from netmon.lab.process import Process
@@ -114,7 +115,8 @@ class Monitor:
         return self._start(name, command, self._middle)
 
     def _start_agent(self, host: Host) -> Process:
-        command = [sys.executable, "-m", "netmon", "agent", "--interface", INTERFACE, "--host", host.name]
+        command = [*with_control_groups(), sys.executable, "-m", "netmon", "agent"]
+        command += ["--interface", INTERFACE, "--host", host.name]
         what = ["--capacity", f"{self._network.rate_bps}bit", "--bucket", f"{self._spec.bucket_ns}ns"]
         what += ["--stream-bucket", f"{self._spec.stream_ns or self._spec.bucket_ns}ns"]
         # Nobody else is in the testbed's networks.

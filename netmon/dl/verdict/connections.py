@@ -41,6 +41,7 @@ _RESUMED_NS = 50_000_000  # after a silence: what ends it, or is told with what 
 _LOSSY, _LOSSY_BYTES = 0.0005, 4_500  # of what was sent, sent again
 _CLEAR = 2.0  # standard deviations
 _BEYOND = 5.0  # times what is usual
+_MOSTLY, _NOT_MERELY = 0.9, 2.0  # of the other rows; times what these show at the most
 
 
 @dataclass(frozen=True)
@@ -120,9 +121,10 @@ def sent_again(told: Connections, begin_ns: float, end_ns: float) -> dict[int, f
     inside = (said["end_ns"] > begin_ns) & (said["start_ns"] < end_ns)
     for of in np.unique(said["of"][inside]).tolist():
         own = said["of"] == of
-        usual = median(share[own & ~inside]) if (own & ~inside).any() else 0.0
+        others = share[own & ~inside]
+        usual, now_and_then = (median(others), float(np.quantile(others, _MOSTLY))) if len(others) else (0.0, 0.0)
         most = own & inside & (said["again_bytes"] >= _LOSSY_BYTES)
-        if (share[most] > max(_LOSSY, _BEYOND * usual)).any():
+        if (share[most] > max(_LOSSY, _BEYOND * usual, _NOT_MERELY * now_and_then)).any():
             sender = int(rank[own][0])
             again = float(within(said[own], "again_bytes", [(begin_ns, end_ns)])[0])
             found[sender] = found.get(sender, 0.0) + again
