@@ -24,6 +24,7 @@ from typing import Any
 
 from netmon.errors import LabError
 from netmon.lab.injections.actions import Action, Surroundings, action
+from netmon.lab.injections.quota import own_group
 from netmon.lab.injections.spec import Injection
 from netmon.lab.network import Network
 from netmon.lab.record import Record, utc_minus_mono_ns
@@ -65,7 +66,9 @@ class Injector:
 
     @contextlib.contextmanager
     def during(self, training: Training) -> Iterator[None]:
-        """Inject while the context is open."""
+        """Inject while the context is open. Raises LabError where a rank cannot be given a control group."""
+        for rank in {each.injection.rank for each in self._all if each.injection.kind == "quota"}:
+            own_group(self._where.network.lease.run, training.ranks[rank].pid)
         threads = [threading.Thread(target=self._inject, args=(each, training), daemon=True) for each in self._all]
         if threads:
             threads.append(threading.Thread(target=self._follow, args=(training,), daemon=True))

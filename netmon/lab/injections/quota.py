@@ -14,45 +14,56 @@ _LEAST_US = 1_000  # that the kernel accepts
 PREFIX = "netmon-lab-"
 
 
-@dataclass
+@dataclass(frozen=True)
 class Quota:
-    """A control group with one process in it, until it is ended."""
+    """A limit on a process that has a control group of its own, until it is ended."""
 
-    group: Path
-    process: int
-    before: Path  # the group that it was in
+    file: Path
+    unlimited: str
 
     def end(self) -> None:
-        """Put the process back, and remove the group."""
-        with contextlib.suppress(OSError):  # the process is gone
-            (self.before / "cgroup.procs").write_text(str(self.process))
-        with contextlib.suppress(OSError):
-            self.group.rmdir()
+        """Lift the limit; the process stays in its group."""
+        with contextlib.suppress(OSError):  # the group is gone
+            self.file.write_text(self.unlimited)
 
 
-def throttle(run: str, process: int, cores: float) -> Quota:
-    """Leave a process so many cores from now on. run: the testbed's. Raises UnsupportedError or LabError."""
-    root, version = _controller()
+def own_group(run: str, process: int) -> Path:
+    """Put a process into a control group of its own, without a limit, as schedulers do, unless it has one.
+
+    What throttles it is told by that group. run: the testbed's. Raises UnsupportedError or LabError.
+    """
+    root, _ = _controller()
     group = root / f"{PREFIX}{run}-{process}"
-    quota = max(_LEAST_US, round(cores * _PERIOD_US))
+    if group.is_dir():
+        return group
     try:
-        before = root / _group_of(process, version).lstrip("/")
         group.mkdir()
-        if version == 1:
-            (group / "cpu.cfs_period_us").write_text(str(_PERIOD_US))
-            (group / "cpu.cfs_quota_us").write_text(str(quota))
-        else:
-            (group / "cpu.max").write_text(f"{quota} {_PERIOD_US}")
         (group / "cgroup.procs").write_text(str(process))
     except OSError as error:
         with contextlib.suppress(OSError):
             group.rmdir()
+        raise LabError(f"cannot put process {process} into {group}: {error.strerror}") from None
+    return group
+
+
+def throttle(run: str, process: int, cores: float) -> Quota:
+    """Leave a process so many cores from now on. Raises as own_group does."""
+    group, (_, version) = own_group(run, process), _controller()
+    quota = max(_LEAST_US, round(cores * _PERIOD_US))
+    try:
+        if version == 1:
+            (group / "cpu.cfs_period_us").write_text(str(_PERIOD_US))
+            file, limit, unlimited = group / "cpu.cfs_quota_us", str(quota), "-1"
+        else:
+            file, limit, unlimited = group / "cpu.max", f"{quota} {_PERIOD_US}", f"max {_PERIOD_US}"
+        file.write_text(limit)
+    except OSError as error:
         raise LabError(f"cannot limit process {process} to {cores:g} cores by {group}: {error.strerror}") from None
-    return Quota(group, process, before)
+    return Quota(file, unlimited)
 
 
 def remove_groups(run: str) -> None:
-    """What a killed run left behind; processes that are in them still keep theirs."""
+    """When a run's processes have ended; those that are in their groups still keep them."""
     for root in (*_ROOTS, *_V1):
         for group in root.glob(f"{PREFIX}{run}-*"):
             with contextlib.suppress(OSError):
@@ -70,11 +81,3 @@ def _controller() -> tuple[Path, int]:
     raise UnsupportedError(
         "cannot limit a rank's CPU time: no cgroup here has the cpu controller; inject hog instead of quota"
     )
-
-
-def _group_of(process: int, version: int) -> str:
-    for line in Path(f"/proc/{process}/cgroup").read_text().splitlines():
-        _, controllers, group = line.split(":", 2)
-        if (version == 2 and not controllers) or (version == 1 and "cpu" in controllers.split(",")):
-            return group
-    return "/"
