@@ -11,6 +11,7 @@ _ROOTS = (Path("/sys/fs/cgroup"), Path("/sys/fs/cgroup/unified"))
 _V1 = (Path("/sys/fs/cgroup/cpu"), Path("/sys/fs/cgroup/cpu,cpuacct"))
 _PERIOD_US = 20_000
 _LEAST_US = 1_000  # that the kernel accepts
+_WEIGHT = {1: ("cpu.shares", "29154"), 2: ("cpu.weight", "2847")}  # of one process of the lab's PRIORITY, by version
 PREFIX = "netmon-lab-"
 
 
@@ -32,12 +33,14 @@ def own_group(run: str, process: int) -> Path:
 
     What throttles it is told by that group. run: the testbed's. Raises UnsupportedError or LabError.
     """
-    root, _ = _controller()
+    root, version = _controller()
     group = root / f"{PREFIX}{run}-{process}"
     if group.is_dir():
         return group
+    name, weight = _WEIGHT[version]
     try:
         group.mkdir()
+        (group / name).write_text(weight)
         (group / "cgroup.procs").write_text(str(process))
     except OSError as error:
         with contextlib.suppress(OSError):
