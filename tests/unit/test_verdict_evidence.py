@@ -158,6 +158,15 @@ def test_what_a_sender_only_believed_to_be_lost_is_no_loss():
     assert sent_again(told, BEGIN + 3_100 * MS, BEGIN + 3_900 * MS) == {2: pytest.approx(160_000)}
 
 
+def test_what_is_sent_again_now_and_then_is_no_loss_this_time_either():
+    """As after a transfer whose last acknowledgement comes late: five segments, in every fifth row."""
+    rows = [(11_000_000, 7_240 * (second % 5 == 0), 500, 0) for second in range(30)]
+    rows[10], rows[17] = (10_000_000, 7_240, 500, 0), (11_000_000, 14_600, 500, 0)
+    told = Connections(said(*rows), np.zeros(30, int), np.ones(30, int), np.zeros(30, bool))
+    assert not sent_again(told, BEGIN + 10_100 * MS, BEGIN + 10_900 * MS)
+    assert sent_again(told, BEGIN + 17_000 * MS, BEGIN + 18_000 * MS) == {0: pytest.approx(14_600)}
+
+
 @pytest.mark.parametrize(("dropped", "loss"), [(0, False), (20_000, True)])
 def test_what_is_under_way_when_the_iteration_ends_is_not_lost(dropped, loss):
     """TCP's row is longer than an iteration: what it sent again may have been lost in the next one."""

@@ -114,8 +114,10 @@ def who_waited(told: Connections, begin_ns: float, end_ns: float) -> set[tuple[i
 
 
 def sent_again(told: Connections, begin_ns: float, end_ns: float) -> dict[int, float]:
-    """Ranks that clearly sent more again than usual in a time, and how much (bytes): where a sender only believed so,
-    it is little. A row counts by the part of it that lies in that time."""
+    """Ranks that clearly sent more again in a time than usual, and than now and then, and how much (bytes).
+
+    Where a sender only believes that something was lost, it is little. A row counts by the part of it in that time.
+    """
     said, rank, found = told.gradients, told.rank[~told.control], dict[int, float]()
     share = said["again_bytes"] / np.maximum(said["sent_bytes"], 1)
     inside = (said["end_ns"] > begin_ns) & (said["start_ns"] < end_ns)
