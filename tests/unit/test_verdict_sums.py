@@ -105,6 +105,17 @@ def test_a_rank_that_never_waits_waited_no_longer(random, name):
     assert 1 not in found
 
 
+def test_a_rank_that_is_throttled_for_a_part_of_a_row_may_have_been_so_in_the_iteration():
+    rows = np.zeros(40, WAITED)
+    rows["start_ns"] = UTC + np.arange(40) * 500 * MS
+    rows["end_ns"] = rows["start_ns"] + 500 * MS
+    rows["throttled_ns"][38] = 90 * MS
+    usual = UTC + np.arange(0, 18_000, 200)[:, None] * MS + np.array([0, 200 * MS])
+    for begin, ns in ((19_100, 90), (19_450, 50), (19_500, 0)):
+        found = kept_more(rows, "throttled_ns", (UTC + begin * MS, UTC + (begin + 200) * MS), usual)
+        assert found.get(0, 0.0) == pytest.approx(ns * MS)
+
+
 def test_a_job_that_always_runs_in_a_quota_is_not_throttled_more(random):
     """Three tenths of the time, give or take a tenth of that, in short iterations and long ones."""
     rows = np.zeros(200, WAITED)

@@ -31,8 +31,13 @@ _SHORTEST_NS = 40_000_000  # of a stop: half of a step of the agent's
 _Span = tuple[float, float]
 
 
-def within(rows: Table, name: str, spans: Sequence[_Span] | npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
-    """(spans,): what a column sums up to in each time; rows count by the part of them that lies in it."""
+def within(
+    rows: Table, name: str, spans: Sequence[_Span] | npt.NDArray[np.int64], at_most: bool = False
+) -> npt.NDArray[np.float64]:
+    """(spans,): what a column sums up to in each time; rows count by the part of them that lies in it.
+
+    at_most: by as much of them as can lie in it, of a column that is a time within the row's.
+    """
     begin, end = np.asarray(spans, np.float64).reshape(-1, 2).T
     rows = rows[np.argsort(rows["start_ns"], kind="stable")]
     # A time's rows are those from the first that is not over to the last that has begun.
@@ -41,13 +46,18 @@ def within(rows: Table, name: str, spans: Sequence[_Span] | npt.NDArray[np.int64
     count = np.maximum(last - first, 0)
     of = np.repeat(np.arange(len(begin)), count)
     row = np.arange(len(of)) - np.repeat(np.cumsum(count) - count - first, count)
-    return np.asarray(np.bincount(of, _parts(rows[row], name, begin[of], end[of]), len(begin)), np.float64)
+    parts = _parts(rows[row], name, begin[of], end[of], at_most)
+    return np.asarray(np.bincount(of, parts, len(begin)), np.float64)
 
 
-def _parts(rows: Table, name: str, begin: npt.NDArray[np.float64], end: npt.NDArray[np.float64]) -> Any:
+def _parts(
+    rows: Table, name: str, begin: npt.NDArray[np.float64], end: npt.NDArray[np.float64], at_most: bool = False
+) -> Any:
     """(rows,): what each adds to the sum of a time of its own."""
-    overlap = np.minimum(rows["end_ns"], end) - np.maximum(rows["start_ns"], begin)
-    return np.clip(overlap, 0, None) / np.maximum(rows["end_ns"] - rows["start_ns"], 1) * rows[name]
+    overlap = np.clip(np.minimum(rows["end_ns"], end) - np.maximum(rows["start_ns"], begin), 0, None)
+    if at_most:
+        return np.minimum(overlap, rows[name])
+    return overlap / np.maximum(rows["end_ns"] - rows["start_ns"], 1) * rows[name]
 
 
 def kept_more(
@@ -58,6 +68,7 @@ def kept_more(
     rows: of WAITED; name: one of KEPT, of which a row counts no more than its own length. Times are UTC; usual:
     (iterations, 2), those of the usual ones, of which some may not have been watched. late: ranks that are known to
     have been late; of them it is clear sooner: over a longer time, waits that come and go are nearer to their mean.
+    A rank that is throttled is so for a part of a row, without a break; that it was in this time is what is asked.
     """
     found: dict[int, float] = {}
     for rank in np.unique(rows["rank"][rows[name] > 0]).tolist():
@@ -68,7 +79,7 @@ def kept_more(
         if len(watched) < _FEWEST:
             continue
         own[name] = np.minimum(own[name], own["end_ns"] - own["start_ns"])
-        now, *then = within(own, name, np.concatenate([[span], watched]))
+        now, *then = within(own, name, np.concatenate([[span], watched]), at_most=name == "throttled_ns")
         longer = (span[1] - span[0]) / (watched[:, 1] - watched[:, 0])
         kept = np.array(then) * longer
         more = float(now) - median(kept)
@@ -93,7 +104,8 @@ def stopped_in(rows: Table, span: _Span) -> Stopped:
     inside = np.flatnonzero((rows["end_ns"] > span[0]) & (rows["start_ns"] < span[1]))
     near, of = rows[inside], of[inside]
     overlap = np.minimum(near["end_ns"], span[1]) - np.maximum(near["start_ns"], span[0])
-    parts = _parts(near, "stopped_ns", *(np.full(len(near), moment, np.float64) for moment in span))
+    begin, end = (np.full(len(near), moment, np.float64) for moment in span)
+    parts = _parts(near, "stopped_ns", begin, end)
     stopped, told = (np.bincount(of, each, len(ranks)).tolist() for each in (parts, overlap))
     found = dict(zip(ranks, stopped, strict=True))
     unseen = {rank: span[1] - span[0] - seen for rank, seen in zip(ranks, told, strict=True)}
