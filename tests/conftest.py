@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, settings
 # A machine that does other things as well is slow; that is no failure.
 same_examples = bool(os.environ.get("CI"))
 # Tests of the kernel that neither measure nor train: it is all the same to them what runs beside them.
-BESIDE_OTHERS = tuple(f"tests/kernel/test_{name}.py" for name in ("doctor", "kept_programs", "refusals", "tls_agent"))
+BESIDE_OTHERS = tuple(f"tests/kernel/test_{name}.py" for name in ("doctor", "kept_programs", "tls_agent"))
 settings.register_profile(
     "busy", deadline=None, derandomize=same_examples, suppress_health_check=[HealthCheck.too_slow]
 )
