@@ -12,6 +12,7 @@ _V1 = (Path("/sys/fs/cgroup/cpu"), Path("/sys/fs/cgroup/cpu,cpuacct"))
 _PERIOD_US = 20_000
 _LEAST_US = 1_000  # that the kernel accepts
 _WEIGHT = {1: ("cpu.shares", "29154"), 2: ("cpu.weight", "2847")}  # of one process of the lab's PRIORITY, by version
+_BY_SESSION = Path("/proc/sys/kernel/sched_autogroup_enabled")  # 1: all sessions weigh as much as a new group does
 PREFIX = "netmon-lab-"
 
 
@@ -40,7 +41,8 @@ def own_group(run: str, process: int) -> Path:
     name, weight = _WEIGHT[version]
     try:
         group.mkdir()
-        (group / name).write_text(weight)
+        if not (_BY_SESSION.exists() and _BY_SESSION.read_text().strip() == "1"):
+            (group / name).write_text(weight)
         (group / "cgroup.procs").write_text(str(process))
     except OSError as error:
         with contextlib.suppress(OSError):
