@@ -26,6 +26,7 @@ pytestmark = pytest.mark.kernel
 NETMON = [sys.executable, "-m", "netmon"]
 BOTH = (signal.SIGINT, signal.SIGTERM)
 PATIENCE_S = 60
+ENDS_S = 10
 MEMORY = Path("/dev/shm")
 TOKEN = "NETMON_TEST_TOKEN"
 SLOW_BUILD = "#!/bin/sh\nsleep 300 &\nsleep 300\n"
@@ -80,6 +81,13 @@ class Command:
         os.kill(self.process.pid, number)
         return self.process.wait(PATIENCE_S)
 
+    def wait_for_end(self) -> None:
+        """Until nothing is left of what it has started: a child may yet have to see that its pipe is closed."""
+        deadline = time.monotonic() + ENDS_S
+        while left := self.processes():
+            assert time.monotonic() < deadline, left
+            time.sleep(0.02)
+
     def remove(self) -> None:
         self.process.kill()
         self.process.wait()
@@ -118,7 +126,7 @@ def number(request: pytest.FixtureRequest) -> signal.Signals:
 def ends(command: Command, number: signal.Signals, status: int = 130) -> None:
     runs = command.runs()
     assert command.interrupt(number) == status, command.output()
-    assert command.processes() == []
+    command.wait_for_end()
     assert [name for run in runs for name in iproute.namespaces(f"{lease.PREFIX}{run}-")] == []
     assert [run for run in runs if run in lease.runs()] == []
 
