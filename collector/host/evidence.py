@@ -14,7 +14,7 @@ from collector.host.unstored import EvidencePieces, Unstored
 from netmon.columnar import Columns, joined
 from netmon.dl.grouped import distinct
 from netmon.evidence import HOST_PART, TRANSPORT, UNKNOWN
-from netmon.records import Direction, Table
+from netmon.records import Direction
 from netmon.wire.many import ManyBatches
 
 STORED_TRANSPORT = np.dtype([("session", "<i4"), ("link", "<i4"), *((name, "<i8") for name in TRANSPORT.names or ())])
@@ -106,10 +106,11 @@ class Evidence:
             self._add_host_part(many, place, np.flatnonzero(good[many.host["batch"]]))
 
     def _add_transport(self, many: ManyBatches, place: _Places, good: _Places) -> None:
-        told = many.transport[good]
+        told, flow = many.transport, self._found
+        if len(good) < len(told):
+            told, flow = told.take(good), flow[good]
         session = place[told["batch"]]
-        flow = self._found[good]
-        columns = {name: told[name].astype(STORED_TRANSPORT[name]) for name in TRANSPORT.names or ()}
+        columns = {name: told[name] for name in TRANSPORT.names or ()}
         link = self._flows.state["link"][flow]
         rows = Columns({"session": session.astype("<i4"), "link": link.astype("<i4"), **columns})
         self.said_lately.append(rows)
@@ -117,9 +118,9 @@ class Evidence:
         self._note(session, flow, told, told["flow_id"])
         other = self._flows.find(session, told["reverse_flow_id"])
         known = np.flatnonzero(other >= 0)
-        self._note(session[known], other[known], told[known], told["reverse_flow_id"][known])
+        self._note(session[known], other[known], told.take(known), told["reverse_flow_id"][known])
 
-    def _note(self, session: _Places, flow: _Places, told: Table, flow_id: _Places) -> None:
+    def _note(self, session: _Places, flow: _Places, told: Columns, flow_id: _Places) -> None:
         if len(self._latest) < len(self._flows.flows):
             grown = np.zeros(2 * len(self._flows.flows), LATEST)
             grown[: len(self._latest)] = self._latest
@@ -131,8 +132,8 @@ class Evidence:
         self._latest[flow] = rows  # in the batches' order: of several the last
 
     def _add_host_part(self, many: ManyBatches, place: _Places, good: _Places) -> None:
-        told = many.host[good]
-        columns = {name: told[name].astype(STORED_HOST_PART[name]) for name in HOST_PART.names or ()}
+        told = many.host if len(good) == len(many.host) else many.host.take(good)
+        columns = {name: told[name] for name in HOST_PART.names or ()}
         rows = Columns({"session": place[told["batch"]].astype("<i4"), **columns})
         of_rank = np.flatnonzero(told["job"] != UNKNOWN)
         whose = (told["batch"], rows["session"], told["job"], told["pid"])
@@ -140,6 +141,7 @@ class Evidence:
         for batch, session, job, pid in zip(*(column[of_rank].tolist() for column in whose), strict=True):
             name = many.host_jobs[batch][job]
             jobs.append(self._flows.job(self.renamed.get(session, {}).get((name, pid), name)))
+        rows = rows.replaced(job=told["job"].copy())
         rows["job"][of_rank] = jobs
         self.lately.append(rows)
         self._keep(self._host, many, told["batch"], rows)

@@ -11,7 +11,6 @@ from netmon.dl.grouped import starts
 from netmon.evidence import HOST_PART, TRANSPORT
 from netmon.mark_runs import mark_runs, mark_table
 from netmon.records import Batch, Table
-from netmon.wire.evidence_columns import with_batch
 from netmon.wire.many import HEADS, LEDGER, ManyBatches
 from netmon.wire.stacked import ROWS, Runs
 
@@ -46,12 +45,11 @@ def gather(batches: Sequence[Batch]) -> ManyBatches:
     )
 
 
-def _evidence(tables: Sequence[Table], dtype: np.dtype[np.void]) -> Table:
-    found = np.zeros(sum(map(len, tables)), with_batch(dtype))
-    found["batch"] = np.repeat(np.arange(len(tables)), [len(table) for table in tables])
-    for name in dtype.names or ():
-        found[name] = np.concatenate([table[name] for table in tables])
-    return found
+def _evidence(tables: Sequence[Table], dtype: np.dtype[np.void]) -> Columns:
+    batch = np.repeat(np.arange(len(tables)), [len(table) for table in tables])
+    return Columns(
+        {"batch": batch} | {name: np.concatenate([table[name] for table in tables]) for name in dtype.names or ()}
+    )
 
 
 def _rows(index: int, batch: Batch) -> Columns:

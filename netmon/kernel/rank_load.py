@@ -75,8 +75,8 @@ class ProcessLoad:
     def look(self, thorough: bool = True) -> Load | None:
         """None where the process is gone.
 
-        thorough: False reads less. Throttling is then told by a later look unless a thread had to wait, and a process
-        that ran counts as not stopped.
+        thorough: False reads less. Throttling is then told by a later look unless a thread had to wait, that of control
+        groups which the process has been put into meanwhile in any case, and a process that ran counts as not stopped.
         """
         cpu = self._cpu_ns()
         if cpu < self._cpu:
@@ -88,6 +88,7 @@ class ProcessLoad:
             before, self._throttled = self._throttled, self._throttled_ns()
             grew = (grown(n, b) for n, b in zip(self._throttled, before, strict=True))
             throttled_ns = max(grew, default=throttled_ns)
+        if thorough:
             throttled_ns = max(throttled_ns, self._follow_groups())
         stopped = (thorough or ran_ns < _RESTS_NS) and self._is_stopped()
         return Load(ran_ns, waited_ns, throttled_ns, stopped)
@@ -97,10 +98,10 @@ class ProcessLoad:
         return self._pressure.read()
 
     def _follow_groups(self) -> int:
-        """A process that runs already may be put into other control groups. For how long these have throttled since the
-        last look (ns), UNKNOWN if it is in the same ones.
+        """A process that runs already may be put into other control groups. For how long these have throttled since
+        this was looked at last (ns), UNKNOWN if it is in the same ones.
 
-        A group that may be older than that look starts at what it tells now, of which some may be of before.
+        A group that may be older than that starts at what it tells now, of which some may be of before.
         """
         names, before_ns, self._followed_ns = self._names_of_groups(), self._followed_ns, time.monotonic_ns()
         if names == self._in or not names:

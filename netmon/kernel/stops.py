@@ -44,6 +44,7 @@ class RankStops:
         if descriptor is not None:
             self._memory = mapped_array(descriptor, STOP, watched, writable=True)
             self._memory["pid"] = 0
+        self._words = self._memory.view("<u8").reshape(watched, 4)  # of a row of these it takes a tenth of the time
         self._places: dict[int, int] = {}  # by pid
         self._totals: dict[int, int] = {}  # when it was last looked at, by pid
 
@@ -82,7 +83,8 @@ class RankStops:
 
     def _read(self, place: int) -> tuple[int, int, int]:
         for _ in range(_TRIES):
-            values = self._memory[place].tolist()
-            if values == self._memory[place].tolist():
+            values = self._words[place].tolist()
+            if values == self._words[place].tolist():
                 break
-        return values[0], values[1], values[2]
+        begin_ns, end_ns, total_ns, _ = values
+        return begin_ns, end_ns, total_ns

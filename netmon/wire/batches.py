@@ -160,4 +160,7 @@ def _evidence(columns: Columns, horizon_ns: int, dtype: np.dtype[np.void]) -> Ta
     table, faults = stack_evidence([columns], [0], [horizon_ns], dtype)
     if faults:
         raise WireError(faults[0])
-    return table[list(dtype.names or ())].astype(dtype)
+    found = np.empty(len(table), dtype)
+    for name in dtype.names or ():
+        found[name] = table[name]
+    return found

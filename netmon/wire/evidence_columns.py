@@ -3,11 +3,12 @@
 
 import zlib
 from collections.abc import Sequence
-from functools import cache
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
 
+from netmon import columnar
 from netmon.errors import WireError
 from netmon.evidence import HOST_PART, TRANSPORT, UNKNOWN
 from netmon.marks import MOST_RANKS
@@ -44,6 +45,7 @@ _MOST_ROWS = {TRANSPORT: MAX_TRANSPORT, HOST_PART: MAX_HOST_PART}
 _NAMES = {TRANSPORT: "Transport", HOST_PART: "HostPart"}
 _APART = len(HOST_PART.names or ()) - 1
 """The column of HOST_PART that came later than the others, and travels by itself."""
+_JOB = (HOST_PART.names or ()).index("job")
 _NEEDED = ("flow_id", "start_ns", "end_ns")
 
 Columns = npt.NDArray[np.uint64]
@@ -99,47 +101,50 @@ def _inflated(stream: bytes, name: str, shape: tuple[int, int]) -> Columns:
 
 def stack_evidence(
     pieces: Sequence[Columns], of: Sequence[int], horizons: Sequence[int], dtype: np.dtype[np.void]
-) -> tuple[Table, dict[int, str]]:
+) -> tuple[columnar.Columns, dict[int, str]]:
     """The columns of many messages → one table, dtype with `batch` in front, and why some messages are refused.
 
     of, horizons: of each piece, the number of its batch, and that batch's horizon.
     """
-    table = np.zeros(sum(piece.shape[1] for piece in pieces), with_batch(dtype))
-    if not len(table):
-        return table, {}
+    if not pieces:
+        return no_evidence(dtype), {}
     stacked, counts = np.concatenate(pieces, axis=1), [piece.shape[1] for piece in pieces]
-    table["batch"] = np.repeat(of, counts)
     over = stacked > _MOST[dtype]
-    if over.any():
+    is_over = bool(over.any())
+    if is_over:
         stacked = np.where(over, 0, stacked)
-    values = stacked.astype(np.int64) - 1
-    for name, column in zip(dtype.names or (), values, strict=True):
-        table[name] = column
+    batch = np.repeat(np.asarray(of, np.int32), counts)
+    table = columnar.Columns({"batch": batch, **dict(zip(dtype.names or (), stacked.view(np.int64) - 1, strict=True))})
     latest = np.repeat(np.asarray(horizons, np.int64), counts) + FURTHEST_NS
+    begin_ns, end_ns = table["start_ns"], table["end_ns"]
+    needed = [table[name] for name in _NEEDED if name in (dtype.names or ())]
     reasons = {
-        "a number that is out of its range": over.any(axis=0),
-        "a row that does not say of what": np.any([table[n] == UNKNOWN for n in _NEEDED if n in table.dtype.fields], 0),
-        "a time that ends before it begins": table["end_ns"] < table["start_ns"],
-        "a time long after the batch's horizon": table["end_ns"] > latest,
+        "a number that is out of its range": over.any(axis=0) if is_over else None,
+        "a row that does not say of what": np.minimum.reduce(needed) == UNKNOWN,
+        "a time that ends before it begins": end_ns < begin_ns,
+        "a time long after the batch's horizon": end_ns > latest,
     }
     faults: dict[int, str] = {}
     for reason, wrong in reasons.items():
-        for batch in np.unique(table["batch"][wrong]).tolist() if wrong.any() else ():
-            faults.setdefault(batch, f"{_NAMES[dtype]}.columns has {reason}")
+        for index in np.unique(batch[wrong]).tolist() if wrong is not None and wrong.any() else ():
+            faults.setdefault(index, f"{_NAMES[dtype]}.columns has {reason}")
     return table, faults
 
 
-@cache
-def with_batch(dtype: np.dtype[np.void]) -> np.dtype[np.void]:
-    """The dtype, and before it the number of the batch."""
-    return np.dtype([("batch", "<i4"), *((name, "<i8") for name in dtype.names or ())])
+def no_evidence(dtype: np.dtype[np.void]) -> columnar.Columns:
+    """No row of the dtype, with the number of the batch before it."""
+    return columnar.Columns({name: np.zeros(0, np.int64) for name in ("batch", *(dtype.names or ()))})
 
 
 def read_jobs(message: netmon_pb2.HostPart, columns: Columns) -> tuple[str, ...]:
     """The jobs that a message names; every place in `columns` is one of them. Raises WireError."""
     if len(message.jobs) > MAX_HOST_PART:
         raise WireError(f"HostPart.jobs are {len(message.jobs)}, more than {MAX_HOST_PART}")
-    place = (HOST_PART.names or ()).index("job")
-    if columns.size and int(columns[place].max()) > len(message.jobs):
+    if columns.size and int(columns[_JOB].max()) > len(message.jobs):
         raise WireError("HostPart.columns names a job that HostPart.jobs does not have")
-    return tuple(read_name(job, "HostPart.jobs") for job in message.jobs)
+    return tuple([_read_job(job) for job in message.jobs])
+
+
+@lru_cache(1024)
+def _read_job(job: str) -> str:
+    return read_name(job, "HostPart.jobs")

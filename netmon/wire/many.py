@@ -17,10 +17,10 @@ from netmon.columnar import Columns
 from netmon.errors import WireError
 from netmon.evidence import HOST_PART, TRANSPORT
 from netmon.mark_runs import MarkTable, mark_table
-from netmon.records import ClockExchange, Flow, NicSample, Table, empty
+from netmon.records import ClockExchange, Flow, NicSample, Table
 from netmon.wire import netmon_pb2
 from netmon.wire.details import LEDGER_MOST, check_ledger
-from netmon.wire.evidence_columns import stack_evidence, with_batch
+from netmon.wire.evidence_columns import no_evidence, stack_evidence
 from netmon.wire.gathered import LEDGER_FIELDS, Gathered, gather
 from netmon.wire.stacked import Runs, stack_buckets
 
@@ -50,8 +50,8 @@ class ManyBatches:
     nic: Sequence[tuple[int, NicSample]]
     disciplines: Mapping[int, str]  # who keeps the host's clock, of the batches that say so
     refused: Mapping[int, str]  # why, in one line; nothing of such a batch is in the tables
-    transport: Table = field(default_factory=lambda: empty(with_batch(TRANSPORT)))  # with `batch`, as the next one
-    host: Table = field(default_factory=lambda: empty(with_batch(HOST_PART)))
+    transport: Columns = field(default_factory=lambda: no_evidence(TRANSPORT))  # with `batch`, as the next one
+    host: Columns = field(default_factory=lambda: no_evidence(HOST_PART))
     host_jobs: Mapping[int, Sequence[str]] = field(default_factory=dict)  # that `host` names, by batch
 
 
@@ -124,7 +124,8 @@ def _without(many: ManyBatches, late: set[int]) -> ManyBatches:
     good = np.ones(len(heads), np.bool_)
     good[gone] = False
     rows = many.rows[good[many.rows["batch"]]]
-    ledger, transport, host = (table[good[table["batch"]]] for table in (many.ledger, many.transport, many.host))
+    ledger = many.ledger[good[many.ledger["batch"]]]
+    transport, host = (table[good[table["batch"]]] for table in (many.transport, many.host))
     disciplines = {index: discipline for index, discipline in many.disciplines.items() if index not in late}
     return ManyBatches(
         *(rows, many.runs.of(good), ledger, heads, _others(many.flows, late), many.marks.take(good[many.marks.batch])),
