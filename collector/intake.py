@@ -14,6 +14,7 @@ from netmon.wire.limits import MAX_ROWS
 
 _log = logging.getLogger(__name__)
 _DECIDE_EVERY_S = 1.0
+_LATE_S = 2.0  # from one tick to the next: we were busy, or nobody let us work
 _SILENT_S = 2.0  # agents send more often, also when they are asked for fewer batches
 MOST_ROWS, MOST_BATCHES = 1_000_000, 64
 """Of a session that wait for the tick."""
@@ -51,6 +52,8 @@ class Intake:
         self._ticked = asyncio.Event()
         self.ticked_s = 0.0
         """When the last tick ended (monotonic clock)."""
+        self.late_s = 0.0
+        """When one came much later than it should, the last time."""
         self._decided_s, self._worked_s = time.monotonic(), time.thread_time()
         self._said = 0
 
@@ -95,6 +98,8 @@ class Intake:
     def ticked(self) -> None:
         """All batches that came have been processed."""
         now, self._rows = time.monotonic(), 0
+        if now - self.ticked_s > _LATE_S:
+            self.late_s = now
         for coming in self._coming.values():
             if coming.horizon_ns >= 0:
                 coming.behind_s, coming.at_s = coming.behind.processed(coming.horizon_ns, now), now

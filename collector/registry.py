@@ -323,7 +323,7 @@ class Registry:
         """Settle sessions that have fallen silent, and let go of those that will not come back."""
         now = time.monotonic()
         entries = [*self._entries.values()]
-        silent = [e for e in entries if now - e.last_heard > _SILENT_AFTER_S and not e.settled]
+        silent = [entry for entry in entries if not entry.settled and self._is_silent(entry, now)]
         self._settle(silent, leaving=False)
         for entry in silent:
             if not entry.broken:
@@ -337,6 +337,11 @@ class Registry:
             nothing = not entry.connected and not entry.session.queued and quiet_s > _SILENT_AFTER_S
             if told or nothing:
                 self._forget(entry)
+
+    def _is_silent(self, entry: Entry, now: float) -> bool:
+        """Whether nothing comes of it, and not because we are late ourselves."""
+        quiet_s, ours_s = now - entry.last_heard, now - self.intake.late_s
+        return quiet_s > _LEAVE_AFTER_S or (min(quiet_s, ours_s) > _SILENT_AFTER_S and not entry.behind)
 
     async def part(self, entry: Entry) -> bool:
         """Settle and store all that a session which has said its last word has sent, as Parting.part."""

@@ -45,6 +45,7 @@ class Deliveries:
         self._news = asyncio.Event()
         self._asked = 0  # messages that may still come
         self._handed_out = 0  # by the consumer, that have come
+        self._left = 0  # that it had not handed out when the last one came
         self._heard = 0.0
         self._broken = ""
 
@@ -52,7 +53,7 @@ class Deliveries:
         """From the oldest message that is not acknowledged; nobody else consumes them then. Raises BusError."""
         await self._unsubscribe()
         self._come.clear()
-        self._asked, self._handed_out, self._broken = 0, 0, ""
+        self._asked, self._handed_out, self._left, self._broken = 0, 0, 0, ""
         subject = batch_subject(self._host)
         with self._bus.errors(f"consume {subject} from"):
             with contextlib.suppress(NotFoundError):
@@ -109,6 +110,11 @@ class Deliveries:
             if time.monotonic() - self._heard > _SILENT_S:
                 self._broken = f"the bus says nothing about {self._host} for {_SILENT_S:g} s"
 
+    @property
+    def behind(self) -> bool:
+        """Whether messages wait that have not been handed out, as far as is known without asking."""
+        return bool(self._come or self._left)
+
     async def drained(self) -> bool:
         """Whether there is nothing that has not been handed out. Raises BusError."""
         with self._bus.errors("ask"):
@@ -152,7 +158,9 @@ class Deliveries:
         if not status:
             self._handed_out += 1
             # What the consumer has handed out while the connection was gone is not handed out again by itself.
-            if message.metadata.sequence.consumer == self._handed_out:
+            about = message.metadata
+            self._left = about.num_pending
+            if about.sequence.consumer == self._handed_out:
                 self._come.append(message)
                 self._asked = max(0, self._asked - 1)
             else:

@@ -56,6 +56,8 @@ class HostIntake:
     async def tend(self) -> None:
         """Once a second, and when there is news: acknowledge what is stored, let go of who is silent or over."""
         for session in list(self.sessions.values()):
+            if session.entry:
+                session.entry.behind = self._deliveries.behind
             try:
                 await self._acknowledge(session)
                 session.check()

@@ -30,6 +30,7 @@ _NOTHING = empty(TRANSPORT)
 _TCP = 6
 _MOST = 2**50  # of a difference, in whatever unit: more is a counter that has been set back
 _WIDEST = np.uint64(2**58)
+_YOUNG_NS = 5_000_000_000  # a connection of whose birth the kernel told may be small for so long before it is looked at
 _LATE_BYTES = 1 << 20  # that a connection told of by the kernel may have sent before it is looked at
 _WIDE = [name for name in TCP_INFO.names or () if TCP_INFO[name] == np.dtype("<u8")]
 _COUNTERS = ("sent_bytes", "retransmitted_bytes", "out_of_order_packets")
@@ -214,13 +215,14 @@ class _Connection(NamedTuple):
     def began_ns(self, info: np.void, looked_ns: int, payload: _Counts) -> int:
         """When it began, if that was since the last look; UNKNOWN where it may be older than what we have seen of it.
 
-        info: of TCP_INFO. It is new where the kernel has told of its birth, or all that it ever carried passed since.
+        info: of TCP_INFO. It is new where the kernel has told of its birth, lately if it was not worth a look at first,
+        or all that it ever carried passed since the last look.
         """
         first_ns = min(flow.first_ns for _, flow in self.flows.values())
-        if first_ns < looked_ns:
-            return UNKNOWN
-        sent, received = int(info["sent_bytes"]), int(info["received_bytes"])
         born = any(flow.owner.source == "birth" for _, flow in self.flows.values())
+        if first_ns < looked_ns:
+            return first_ns if born and first_ns >= looked_ns - _YOUNG_NS else UNKNOWN
+        sent, received = int(info["sent_bytes"]), int(info["received_bytes"])
         late = _LATE_BYTES if born else 0
         seen = {way: float(payload[place]) for way, (place, _) in self.flows.items()}
         rx, tx = ((1 + born) * seen.get(way, 0.0) + late for way in (Direction.RX, Direction.TX))

@@ -2,6 +2,7 @@
 """Strangers who only connect, and agents whose rows wait: they cost memory that is bounded, and others nothing."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -66,6 +67,29 @@ def test_a_session_that_has_sent_nothing_is_forgotten(tmp_path: Path, monkeypatc
         sessions.disconnected(first)
         sessions.tidy()
         await sessions.open(hello(host="h2", session="s3"), asyncio.Event())
+        store.close()
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("behind", [True, False])
+def test_nobody_is_silent_because_we_are_late_ourselves(tmp_path: Path, behind: bool) -> None:
+    """Their rows would settle in the midst of a share window, whose rest comes later."""
+
+    async def scenario() -> None:
+        store, source = ParquetSink(tmp_path), Host()
+        sessions = Registry(store, Settings())
+        entry = await sessions.open(hello(), asyncio.Event())
+        sessions.tick()
+        sessions.add(entry, message(source.batch()))
+        sessions.tick()
+        entry.last_heard, entry.behind = time.monotonic() - 6, behind
+        sessions.intake.late_s = time.monotonic() - (6 if behind else 1)
+        sessions.tidy()
+        assert not entry.settled
+        entry.behind, sessions.intake.late_s = False, time.monotonic() - 6
+        sessions.tidy()
+        assert entry.settled
         store.close()
 
     asyncio.run(scenario())

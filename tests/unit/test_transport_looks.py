@@ -96,6 +96,24 @@ def test_a_connection_that_began_since_the_last_look_is_told_from_its_beginning(
     assert told["start_ns"].tolist() == [connections.flows[number].first_ns]
 
 
+def test_a_connection_that_was_born_lately_is_told_from_its_beginning_though_it_was_small_at_first(
+    connections: Connections,
+) -> None:
+    old_ns = time.monotonic_ns() - 60_000_000_000
+    born = dataclasses.replace(NOBODY, pid=1, process="iperf3", source="birth")
+    young, near, far = connections.connect(born)
+    others = connections.connect(born, old_ns), connections.connect()  # long ago; and nobody told of its birth
+    looks = connections.looks()
+    for some in ((near, far), *(ends for _, *ends in others)):
+        send(*some, 1000)
+    assert len(a_look(looks, *((number, 1000) for number in (young, *(number for number, *_ in others))))) == 0
+    time.sleep(0.01)
+    send(near, far, 1_000_000)
+    told = a_look(looks, *((number, 1_000_000) for number in (young, *(number for number, *_ in others))))
+    assert told[["flow_id", "sent_bytes"]].tolist() == [(young, 1_001_000)]
+    assert told["start_ns"].tolist() == [connections.flows[young].first_ns]
+
+
 def test_nothing_is_told_of_a_connection_that_is_over_nor_of_the_next_one_on_its_port(connections: Connections) -> None:
     number, near, far = connections.connect(RANK, first_ns=1)
     looks = connections.looks()
