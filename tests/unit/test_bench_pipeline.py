@@ -118,7 +118,11 @@ def test_the_ledger_adds_up():
 
 
 @pytest.mark.parametrize(
-    "changes", [{"jobs": 4}, {"batches": 7}, {"rows": 100_000}, {"flows": 3}, {"new_flows": 3}, {"hosts": 0}]
+    "changes",
+    [
+        *({"jobs": 4}, {"batches": 7}, {"rows": 100_000}, {"flows": 3}, {"new_flows": 3}, {"hosts": 0}),
+        {"rows": 2_000_000, "flows": 4_000},  # 400,000 rows a batch
+    ],
 )
 def test_impossible_loads_are_refused(changes):
     with pytest.raises(UsageError):

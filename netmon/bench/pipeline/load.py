@@ -5,6 +5,7 @@ import dataclasses
 from dataclasses import dataclass
 
 from netmon.errors import UsageError
+from netmon.wire.limits import MAX_ROWS
 
 WIDTH_MS = 1
 """Of the rows that an agent streams unless it is asked for coarser ones."""
@@ -49,6 +50,11 @@ class Load:
             raise UsageError(f"cannot simulate {self.jobs} jobs on {self.hosts} hosts: each needs a host")
         if _SECOND_MS % (self.batches * _COARSEST_MS):
             raise UsageError(f"cannot send {self.batches} batches a second: give 1, 2, 5, 10, 25 or 50")
+        if self.rows * self.greedy > self.batches * MAX_ROWS:
+            raise UsageError(
+                f"cannot send {self.rows * self.greedy} rows/s in {self.batches} batches a second, each of "
+                f"{MAX_ROWS} rows at most: give more --batches"
+            )
         most = self.flows * _SECOND_MS // WIDTH_MS
         if self.rows * self.greedy > most // 2:
             need = -(-2 * self.rows * self.greedy * WIDTH_MS // _SECOND_MS)
