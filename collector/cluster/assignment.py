@@ -9,7 +9,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 
-SLACK = 0.25
+SLACK = 0.125
 """A component moves for balance only if one worker has so much more than another, as a share of the mean."""
 
 

@@ -59,18 +59,32 @@ class Fenced(Protocol):
         """Store what has waited."""
 
 
+class Living(Protocol):
+    """What says to the others that this worker lives."""
+
+    def begin(self) -> None:
+        """From now on."""
+
+    def here(self) -> None:
+        """The event loop turns."""
+
+    async def end(self) -> None:
+        """No more."""
+
+
 class Handover:
     """One worker's part of it. Lives on one event loop."""
 
     def __init__(
         self,
         members: Membership,
+        heart: Living,
         intake: HostIntakes,
         sink: Fenced,
         ties: Callable[[Collection[str]], dict[str, HostTies]],
     ) -> None:
         """ties: of hosts that are held, as they are now."""
-        self._members, self._intake, self._sink, self._ties = members, intake, sink, ties
+        self._members, self._heart, self._intake, self._sink, self._ties = members, heart, intake, sink, ties
         self._lasting = LastingTies()
         self._over, self._running = asyncio.Event(), asyncio.Lock()
         self._begun_s = time.monotonic()
@@ -78,11 +92,12 @@ class Handover:
         self._gone: dict[str, float] = {}  # held hosts of which nothing comes any more: since when
         self._told_s = 0.0
         self._said = ""
-        self._beating: asyncio.Task[None] | None = None
+        self._turning: asyncio.Task[None] | None = None
 
     async def run(self) -> None:
         """Until it is closed; what goes wrong is said once, and tried again."""
-        self._beating = asyncio.create_task(self._beat_for_ever())
+        self._heart.begin()
+        self._turning = asyncio.create_task(self._turn())
         async with self._running:
             while not self._over.is_set():
                 try:
@@ -96,12 +111,11 @@ class Handover:
                 with contextlib.suppress(asyncio.TimeoutError):
                     await asyncio.wait_for(self._over.wait(), _LOOK_EVERY_S)
 
-    async def _beat_for_ever(self) -> None:
-        """Beside everything else: storing what a released host has sent, or waiting for a turn, takes its time."""
+    async def _turn(self) -> None:
+        """Beside everything else: storing what a released host has sent, or waiting for the bus, takes its time."""
         while True:
-            with contextlib.suppress(NetmonError):  # `step` says so, too
-                await self._members.beat()
-            await asyncio.sleep(self._members.ttl_s / 4)
+            self._heart.here()
+            await asyncio.sleep(_LOOK_EVERY_S)
 
     async def step(self) -> None:
         """Look, and do what is due. Raises NetmonError."""
@@ -135,8 +149,9 @@ class Handover:
             try:
                 await self._release(self._intake.held())
             finally:
-                if self._beating:
-                    self._beating.cancel()
+                if self._turning:
+                    self._turning.cancel()
+                await self._heart.end()
             await self._members.leave()
 
     def _settled(self, seen: Cluster) -> bool:

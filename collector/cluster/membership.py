@@ -14,6 +14,8 @@ from collector.cluster.components import HostTies
 from netmon.errors import WireError
 from netmon.wire.bus import Bus
 
+WORKERS = "netmon-workers"
+
 TTL_S = 6.0
 """A worker that has not been heard of for so long is not there any more."""
 
@@ -30,20 +32,15 @@ class Cluster:
 class Membership:
     """One worker's. Methods raise BusError where the bus does not answer."""
 
-    def __init__(self, bus: Bus, worker: str, weight: float = 1.0, ttl_s: float = TTL_S) -> None:
+    def __init__(self, bus: Bus, worker: str, ttl_s: float = TTL_S) -> None:
         """worker: its name, of which there is one."""
         self.worker, self.ttl_s = worker, ttl_s
-        self._weight = weight
-        self._workers = Bucket(bus, "netmon-workers", ttl_s)
+        self._workers = Bucket(bus, WORKERS, ttl_s)
         self._owners = Bucket(bus, "netmon-owners")
         self._ties = Bucket(bus, "netmon-ties")
         self._known: dict[str, Value] = {}  # owners, as they were when they were last read
         self._seen: dict[str, tuple[float, float]] = {}  # workers: weight, and when they were last there
         self._told: dict[str, str] = {}  # ties
-
-    async def beat(self) -> None:
-        """Say that we live; to be called every quarter of ttl_s."""
-        await self._workers.put(self.worker, str(self._weight).encode())
 
     async def look(self) -> Cluster:
         """See how things are."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from collector.bus.intake import BusIntake
 from collector.cluster.handover import Handover
+from collector.cluster.heartbeat import Heartbeat
 from collector.cluster.membership import TTL_S, Membership
 from collector.cluster.ties import ties_of
 from collector.dataset.sink import ParquetSink
@@ -36,9 +37,10 @@ class ClusterWorker:
     def __init__(self, settings: WorkerSettings, registry: Registry, sink: ParquetSink, bus: Bus) -> None:
         """`begin` makes one."""
         self._bus = bus
-        members = Membership(bus, settings.name, settings.weight, settings.ttl_s)
+        members = Membership(bus, settings.name, settings.ttl_s)
+        heart = Heartbeat(settings.bus, settings.name, settings.weight, settings.ttl_s)
         self.intake = BusIntake(bus, registry, settings.name, members.may_have)
-        self._handover = Handover(members, self.intake, sink, lambda hosts: ties_of(registry.sessions(), hosts))
+        self._handover = Handover(members, heart, self.intake, sink, lambda hosts: ties_of(registry.sessions(), hosts))
 
     @classmethod
     async def begin(cls, settings: WorkerSettings, registry: Registry, sink: ParquetSink) -> "ClusterWorker":
