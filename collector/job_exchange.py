@@ -19,7 +19,7 @@ SILENT_AFTER_S = 5.0
 
 _OFTEN_S, _SELDOM_S = 0.3, 10.0  # between two exchanges
 _SAID_S = 3.0
-_AT_ONCE = 1_000_000  # rows in a message: both ends hold several copies of it
+_AT_ONCE = 400_000  # rows in a message: both ends hold several copies of it
 _REST_OWN, _REST_STAGE = 19, 4  # × the CPU time of telling it, × that of the job stage
 _TOGETHER_S, _LONGEST_S = 1.0, 5.0
 """Of sessions that are taken up again is told when none has come for so long, at the latest after so long."""
