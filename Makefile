@@ -74,7 +74,7 @@ soak: setup ## an agent and a collector under churn for hours: nothing that they
 lint: setup ## ruff, mypy --strict and clang-format; changes nothing
 	@.venv/bin/ruff check .
 	@.venv/bin/ruff format --check .
-	@.venv/bin/mypy
+	@.venv/bin/mypy --num-workers 2
 	@.venv/bin/clang-format --dry-run -Werror $(kernel_sources)
 
 format: setup ## let ruff and clang-format put the sources in order

@@ -46,6 +46,8 @@ _FLOW = ["session", "flow_id", "process", "container", "class_source", "job", "r
 ALWAYS = (0, 1 << 62)  # ns of the UTC epoch
 _T = TypeVar("_T", Link, Whose)
 _PIECE, _OVERLAP = 1_000, 200  # iterations that are looked at together
+_ROWS = 500_000  # of a job that are read together
+_LONG_NS = 3_600_000_000_000  # no iteration lasts longer
 _MADE_NOW = 200
 _TOGETHER = 20  # iterations whose rows are read together
 _TIMES = ("start_ns", "end_ns", "comm_start_ns", "comm_end_ns", "exposed_ns", "error_ns")
@@ -59,13 +61,15 @@ def verdicts(
     within_ns: only on iterations that overlap this time (UTC). Raises DataError where there is no such dataset, job or
     iteration.
     """
-    rows = _iterations(data, job)
     found = False
-    for name, own in rows.groupby("job", sort=True):
-        for run in _runs(own):
-            for judged in _of_run(data, str(name), run, iteration, within_ns):
-                found = True
-                yield judged
+    for name in _jobs(data, job):
+        for span_ns, rows in _in_spans(data, name, within_ns):
+            inside = max(span_ns[0], within_ns[0]), min(span_ns[1], within_ns[1])
+            for run in _runs(rows):
+                for judged in _of_run(data, name, run, iteration, inside):
+                    if span_ns[0] <= judged.end_ns < span_ns[1]:  # else it is another piece's
+                        found = True
+                        yield judged
     if iteration is not None and not found:
         of = f" of job {job}" if job else ""
         raise DataError(f"cannot judge iteration {iteration}{of}: {data} holds no such iteration")
@@ -74,7 +78,8 @@ def verdicts(
 def explained(data: Path, job: str | None, iteration: int) -> Iterator[tuple[Verdict, tuple[RankTimes, ...]]]:
     """The verdict on an iteration of each job that has it, and where each rank's time went. Raises DataError."""
     for verdict in verdicts(data, job, iteration):
-        for run in _runs(_iterations(data, verdict.job)):
+        at_its_end = verdict.end_ns, verdict.end_ns + 1
+        for run in (run for _, rows in _in_spans(data, verdict.job, at_its_end) for run in _runs(rows)):
             if ((run["iteration"] == iteration) & (run["end_ns"] == verdict.end_ns)).any():
                 steps = steps_of(run)
                 carried = with_evidence(data, verdict.job, run, wanted_times(matrix(steps), [iteration]))
@@ -115,15 +120,41 @@ def worst_sentences(found: Sequence[Verdict]) -> list[str]:
     return lines
 
 
-def _iterations(data: Path, job: str | None) -> pd.DataFrame:
+def _jobs(data: Path, job: str | None) -> list[str]:
+    """The jobs that are to be judged. Raises DataError where there is none of this name."""
+    batches = stream(open_table(data, "iterations"), ["job"])
+    names = sorted({str(name) for batch in batches for name in batch.column(0).unique().to_pylist()})
+    if job is None or job in names:
+        return names if job is None else [job]
+    raise DataError(f"cannot judge job {job}: the dataset has no iteration of it; it has jobs: {', '.join(names)}")
+
+
+def _in_spans(data: Path, job: str, within_ns: tuple[int, int]) -> Iterator[tuple[tuple[int, int], pd.DataFrame]]:
+    """The rows of a job in pieces of bounded size, with the time in which each piece's own iterations end (UTC ns).
+
+    Its other rows are of iterations around them, with which they are compared. within_ns: other pieces are left out.
+    """
+    batches = list(stream(open_table(data, "iterations"), ["start_ns", "rank"], ds.field("job") == job))
+    starts = np.sort(np.concatenate([batch.column("start_ns").to_numpy() for batch in batches]))
+    ranks = len(set().union(*(batch.column("rank").unique().to_pylist() for batch in batches)))
+    del batches
+    around = _OVERLAP * ranks
+    for first in range(0, len(starts), _ROWS):
+        over = first + _ROWS
+        begin_ns, end_ns = (int(starts[at]) if 0 < at < len(starts) else (ALWAYS[at > 0]) for at in (first, over))
+        if end_ns <= within_ns[0] or begin_ns - _LONG_NS >= within_ns[1]:
+            continue
+        read = int(starts[max(0, first - around)]), int(starts[min(len(starts), over + around) - 1])
+        yield (begin_ns, end_ns), _iterations(data, job, read)
+
+
+def _iterations(data: Path, job: str, within_ns: tuple[int, int]) -> pd.DataFrame:
+    """The rows of a job that begin in this time, both ends included."""
     table = open_table(data, "iterations")
     known = [name for name in _ITERATION if name in table.schema.names]
-    condition = ds.field("job") == job if job is not None else None
-    batches = list(stream(table, known, condition))
-    if not batches and job is not None:
-        names = sorted({str(n) for batch in stream(table, ["job"]) for n in batch.column(0).unique().to_pylist()})
-        raise DataError(f"cannot judge job {job}: the dataset has no iteration of it; it has jobs: {', '.join(names)}")
-    rows = pa.Table.from_batches(batches).to_pandas() if batches else pd.DataFrame()
+    start = ds.field("start_ns")
+    condition = (ds.field("job") == job) & (start >= within_ns[0]) & (start <= within_ns[1])
+    rows: pd.DataFrame = pa.Table.from_batches(list(stream(table, known, condition))).to_pandas()
     rows = rows.reindex(columns=_ITERATION)
     words = ("host", "session", "job")
     rows[list(words)] = rows[list(words)].astype(str)

@@ -2,8 +2,10 @@
 """Which iterations stand out as they end, and what is kept of rows until somebody asks."""
 
 import numpy as np
+from dataset_rows import BEGIN_NS, table
 from test_store import store_small
 
+from collector.dataset.sink import ParquetSink
 from collector.host.batches import Settled
 from collector.host.iteration_rows import iteration_rows
 from collector.host.rows import ARRIVED
@@ -125,3 +127,31 @@ def test_moments_that_nobody_told_stay_unknown():
 def test_a_time_of_which_no_connection_was_told_is_judged(tmp_path):
     store_small(tmp_path)
     assert judging._flows(tmp_path, []) == []
+
+
+def test_a_dataset_that_is_read_in_pieces_has_the_same_verdicts(tmp_path, monkeypatch):
+    numbers = np.tile(np.arange(3000), 4)
+    job, rank = np.repeat([0, 0, 1, 1], 3000), np.repeat([0, 1, 0, 1], 3000)
+    start = BEGIN_NS + numbers * 1000 * MS
+    length = np.where(numbers % 97 == 60, 250, 100) * MS
+    sink = ParquetSink(tmp_path)
+    hosts = {"host": np.char.add("h", rank.astype(str)), "session": np.char.add("s", rank.astype(str))}
+    words = hosts | {"job": np.array(["a", "b"])[job], "source": "hook"}
+    times = {"start_ns": start, "end_ns": start + length, "comm_start_ns": start, "comm_end_ns": start + length}
+    sink.write(
+        {"iterations": table("iterations", len(start), **words, **times, rank=rank, size=2, iteration=numbers)}, {}
+    )
+    sink.close()
+    half = BEGIN_NS + 1500 * 1000 * MS, BEGIN_NS + 1800 * 1000 * MS
+
+    def found(within_ns=judging.ALWAYS):
+        return [(one.job, one.iteration, one.end_ns) for one in judging.verdicts(tmp_path, within_ns=within_ns)]
+
+    whole, part = found(), found(half)
+    assert {number for _, number, _ in whole} == set(range(60, 3000, 97))
+    assert len(whole) == len(set(whole)) == 2 * len(range(60, 3000, 97))
+    monkeypatch.setattr(judging, "_ROWS", 1000)
+    assert found() == whole
+    assert found(half) == part == [one for one in whole if half[0] < one[2] and one[1] < 1800]
+    ((verdict, times),) = list(judging.explained(tmp_path, "b", 1515))
+    assert (verdict.job, verdict.iteration, len(times)) == ("b", 1515, 2)
