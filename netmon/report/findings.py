@@ -9,7 +9,7 @@ from netmon.report.chapters.accounts import coverage
 from netmon.report.chapters.slowdown import fits_by_profile
 from netmon.report.frames import groups
 from netmon.report.job_names import with_names
-from netmon.report.judging import told, worst_sentences
+from netmon.report.judging import worst_sentences
 from netmon.report.runs import SIZE
 from netmon.report.study import Study
 from netmon.units import format_bytes, format_duration
@@ -140,7 +140,7 @@ def _slowest(study: Study) -> list[str]:
     if rows.empty:
         return []
     begin, end, jobs = rows["start_ns"].min(), rows["end_ns"].max(), set(rows["job"])
-    found = [v for v in told(study.tables.data) if v.job in jobs and begin <= v.start_ns and v.end_ns <= end]
+    found = [v for v in study.verdicts if v.job in jobs and begin <= v.start_ns and v.end_ns <= end]
     named = list(with_names(found, study.job_names))
     return [f"{sentence[0].upper()}{sentence[1:]}." for sentence in worst_sentences(named)]
 

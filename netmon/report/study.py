@@ -12,9 +12,11 @@ from netmon.report.dataset import Tables
 from netmon.report.frames import groups
 from netmon.report.iteration_times import add_levels, iteration_times, level_statistics, without_warm_up
 from netmon.report.job_names import names_of
+from netmon.report.judging import told
 from netmon.report.runs import SIZE
 from netmon.report.scan import Traffic
 from netmon.report.summary import ACCOUNT_COLUMNS, LINK, link_accounts
+from netmon.views import Verdict
 
 _ADVISED_S = 60.0
 _MOST_JOBS = 64  # that are compared with each other
@@ -38,6 +40,11 @@ class Study:
     def job_names(self) -> dict[str, str]:
         """What people call each job, no two alike."""
         return names_of(self.ranks)
+
+    @cached_property
+    def verdicts(self) -> list[Verdict]:
+        """What `told` gives of all its iterations."""
+        return told(self.tables.data)
 
     @cached_property
     def accounts(self) -> pd.DataFrame:

@@ -9,7 +9,6 @@ from netmon.report.exhibit import Chapter, Exhibit, Frames, need
 from netmon.report.figures import slowdown as draw
 from netmon.report.fits import Fit, fit_families
 from netmon.report.iteration_times import quiet_in_every_profile
-from netmon.report.judging import told
 from netmon.report.study import Study, by_profile
 from netmon.views import Verdict
 
@@ -84,9 +83,8 @@ def _slowest_frames(study: Study) -> Frames:
     slowest = times.assign(times_median=times["time_s"] / usual).nlargest(_SLOWEST, "times_median")
     by = ["run", "job", "iteration"]
     ranks = slowest[by].merge(study.ranks[[*by, "start_ns", "end_ns"]], on=by)
-    found = told(study.tables.data, within_ns=(int(ranks["start_ns"].min()), int(ranks["end_ns"].max())))
     # An iteration ends with its slowest rank, by which its verdict is found.
-    said = {(one.job, one.iteration, one.end_ns): renamed(one, study.job_names) for one in found}
+    said = {(one.job, one.iteration, one.end_ns): renamed(one, study.job_names) for one in study.verdicts}
     of = dict[tuple[str, str, int], Verdict]()
     for run, job, iteration, end_ns in ranks[[*by, "end_ns"]].itertuples(index=False):
         if verdict := said.get((job, iteration, end_ns)):
