@@ -7,6 +7,7 @@ more to catch up with.
 """
 
 import asyncio
+import contextlib
 import threading
 import time
 
@@ -50,19 +51,21 @@ class Heartbeat:
             await asyncio.to_thread(self._thread.join, _END_S)
 
     async def _beat(self) -> None:
-        bus: Bus | None = None
-        workers: Bucket | None = None
         while not self._over.is_set():
-            try:
-                if bus is None or workers is None:
-                    bus = await Bus.connect(self._settings, f"netmon worker {self._worker}, heartbeat")
-                    workers = Bucket(bus, WORKERS, self._ttl_s)
+            with contextlib.suppress(NetmonError):  # the next connection may do better
+                await self._beat_over(await Bus.connect(self._settings, f"netmon worker {self._worker}, heartbeat"))
+            await self._pause()
+
+    async def _beat_over(self, bus: Bus) -> None:
+        """Until it is over, or the bus does not answer: raises BusError."""
+        workers = Bucket(bus, WORKERS, self._ttl_s)
+        try:
+            while not self._over.is_set():
                 if time.monotonic() - self._here_s < self._stuck_s:
                     await workers.put(self._worker, str(self._weight).encode())
-            except NetmonError:
-                if bus is not None:
-                    await bus.close()
-                bus = None
-            await asyncio.to_thread(self._over.wait, self._ttl_s / 4)
-        if bus is not None:
+                await self._pause()
+        finally:
             await bus.close()
+
+    async def _pause(self) -> None:
+        await asyncio.to_thread(self._over.wait, self._ttl_s / 4)
