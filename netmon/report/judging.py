@@ -4,7 +4,7 @@
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import groupby, islice
+from itertools import groupby, islice, pairwise
 from pathlib import Path
 from typing import TypeVar
 
@@ -123,7 +123,7 @@ def worst_sentences(found: Sequence[Verdict]) -> list[str]:
 def _jobs(data: Path, job: str | None) -> list[str]:
     """The jobs that are to be judged. Raises DataError where there is none of this name."""
     batches = stream(open_table(data, "iterations"), ["job"])
-    names = sorted({str(name) for batch in batches for name in batch.column(0).unique().to_pylist()})
+    names = sorted({str(name) for batch in batches for name in batch.column(0).unique().drop_null().to_pylist()})
     if job is None or job in names:
         return names if job is None else [job]
     raise DataError(f"cannot judge job {job}: the dataset has no iteration of it; it has jobs: {', '.join(names)}")
@@ -139,12 +139,12 @@ def _in_spans(data: Path, job: str, within_ns: tuple[int, int]) -> Iterator[tupl
     ranks = len(set().union(*(batch.column("rank").unique().to_pylist() for batch in batches)))
     del batches
     around = _OVERLAP * ranks
-    for first in range(0, len(starts), _ROWS):
-        over = first + _ROWS
-        begin_ns, end_ns = (int(starts[at]) if 0 < at < len(starts) else (ALWAYS[at > 0]) for at in (first, over))
+    edges = [ALWAYS[0], *starts[_ROWS::_ROWS].tolist(), ALWAYS[1]]
+    for number, (begin_ns, end_ns) in enumerate(pairwise(edges)):
         if end_ns <= within_ns[0] or begin_ns - _LONG_NS >= within_ns[1]:
             continue
-        read = int(starts[max(0, first - around)]), int(starts[min(len(starts), over + around) - 1])
+        first, over = number * _ROWS - around, (number + 1) * _ROWS + around
+        read = int(starts[max(0, first)]), int(starts[min(len(starts), over) - 1])
         yield (begin_ns, end_ns), _iterations(data, job, read)
 
 
