@@ -7,6 +7,8 @@ from collector.cluster.components import HostTies
 from collector.cluster.handover import Handover
 from collector.cluster.membership import Cluster
 
+LOOK_EVERY_S = 0.02
+
 
 class Heart:
     """Counts."""
@@ -19,7 +21,6 @@ class Heart:
 
     def here(self) -> None:
         assert self.begun
-        assert not self.over
         self.turns += 1
 
     async def end(self) -> None:
@@ -76,19 +77,23 @@ class Sink:
     def settle_changes(self) -> None: ...
 
 
-def test_a_worker_that_stores_for_long_is_still_there():
+def test_a_worker_that_stores_for_long_is_still_there(monkeypatch):
+    monkeypatch.setattr("collector.cluster.handover._LOOK_EVERY_S", LOOK_EVERY_S)
+
     async def test() -> None:
         members, intake = Members(), Stuck()
         handover = Handover(members, members.heart, intake, Sink(), lambda hosts: {})
         running = asyncio.create_task(handover.run())
         await intake.releasing.wait()
         before = members.heart.turns
-        while members.heart.turns < before + 2:
+        while members.heart.turns < before + 3:
             await asyncio.sleep(0.01)
         intake.go_on.set()
         await handover.close()
         await running
-        assert members.heart.over
+        left_after = members.heart.turns
+        await asyncio.sleep(3 * LOOK_EVERY_S)
+        assert members.heart.turns == left_after, "it has left, and does not come back"
 
     asyncio.run(asyncio.wait_for(test(), 60))
 
