@@ -55,6 +55,7 @@ from netmon.kernel.nic import Nic
 from netmon.kernel.owners.births import TOLD_MAP, TOLD_RING_BYTES, BirthTable
 from netmon.kernel.privileged import Privileged
 from netmon.kernel.processes import PARTIAL_VIEW, pid_namespace
+from netmon.kernel.requests import Start
 from netmon.kernel.stops import MAP as STOPS_MAP
 from netmon.kernel.stops import RankStops
 from netmon.records import STEP, Batch, Hello, Interface, LedgerSample, Mark, Table
@@ -90,7 +91,8 @@ class Agent:
         self._spool = Spool(folder, self._session, settings.spool_bytes, self._lose)
         geometry = choose_geometry(settings.bucket_ns, len(nics), settings.flows)
         self._privileged = Privileged()
-        started = self._privileged.start([(card.name, card.index) for card in nics], settings.hook, geometry)
+        cards = tuple((card.name, card.index) for card in nics)
+        started = self._privileged.start(Start(cards, settings.hook, settings.bucket_ns, settings.flows))
         memory = map_memory(started.descriptors, geometry)
         self._meter = Meter(memory, geometry)
         self._steps_ring = RingBuffer(started.descriptors["steps"], geometry.step_ring_bytes, STEP)

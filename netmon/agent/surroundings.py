@@ -16,6 +16,7 @@ from netmon.agent.timeline import TimelineMarks
 from netmon.agent.transport import TransportLooks
 from netmon.kernel.changes import Changes
 from netmon.kernel.privileged import Privileged
+from netmon.kernel.requests import FindOwners, Look, LookElsewhere, More
 from netmon.kernel.training.timelines import Opened
 from netmon.records import Mark
 
@@ -73,13 +74,13 @@ class Surroundings:
         if now_ns >= self._look_due_ns:
             self._look_due_ns, self._looked_ns = now_ns + _LOOK_NS, now_ns
             self._asking = "look"
-            self._privileged.request("look")
+            self._privileged.request(Look())
         elif due := self._owners.due(now_ns):
             self._asking = "owners"
-            self._privileged.request("owners", endpoints=due)
+            self._privileged.request(FindOwners(due))
         elif self._transport.elsewhere:
             self._asking = "transport"
-            self._privileged.request("transport", endpoints=self._transport.elsewhere)
+            self._privileged.request(LookElsewhere(self._transport.elsewhere))
             self._transport.elsewhere = []
 
     def hear(self, now_ns: int) -> list[Mark]:
@@ -98,7 +99,7 @@ class Surroundings:
             self._look = reply
         if reply["more"]:
             self._asking = "more"
-            self._privileged.request("more")
+            self._privileged.request(More())
             return []
         return self._see(self._look, now_ns)
 

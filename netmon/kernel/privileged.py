@@ -3,9 +3,9 @@
 
 It loads and attaches the programs, looks sockets and processes up, and probes training libraries; it answers
 requests on one socket from the part that talks to the collector, and ends when that socket closes, or is killed when
-the other part is: then the links and probes it holds vanish. Messages are JSON, one per packet; the first reply carries
-the maps' descriptors. A packet has a size that the kernel takes whatever processes say of themselves: what does not go
-into one comes with the next.
+the other part is: then the links and probes it holds vanish. netmon.kernel.requests has all that it can be made to do.
+Replies are JSON, one per packet; the first one carries the maps' descriptors. A packet has a size that the kernel takes
+whatever processes say of themselves: what does not go into one comes with the next.
 """
 
 import base64
@@ -19,18 +19,29 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from netmon.errors import KernelError, NetmonError
 from netmon.kernel import bpf_calls, loader, privilege, stops
-from netmon.kernel.meter.geometry import Geometry
+from netmon.kernel.meter.geometry import choose_geometry
 from netmon.kernel.owners.births import MAP, PROGRAM, TOLD_MAP, Births
 from netmon.kernel.owners.endpoint import Endpoint
 from netmon.kernel.owners.namespaces import Namespaces
 from netmon.kernel.owners.owner_search import Answer, OwnerSearch
 from netmon.kernel.processes import Process, ProcessTable
+from netmon.kernel.requests import (
+    MOST_BYTES,
+    FindOwners,
+    Look,
+    LookElsewhere,
+    RefusedError,
+    Request,
+    Start,
+    decode,
+    encode,
+)
 from netmon.kernel.tcp_elsewhere import TcpElsewhere
 from netmon.kernel.training.candidates import choose_candidates
 from netmon.kernel.training.timelines import MOST_AT_ONCE, Opened, Timelines
@@ -48,7 +59,6 @@ _MESSAGE_BYTES = 1 << 20
 _PAGE_BYTES = 64 << 10  # of what is said of processes in one message
 _MOST_WARNINGS, _MOST_WARNING = 32, 400  # of one message, and characters of each
 _END_LIMIT_S = 10
-_MAX_ENDPOINTS = 1000  # of one request
 _START_LIMIT_S = 120
 _BIRTHS_APART_S = 0.01  # a storm of connections is looked at in bundles
 
@@ -67,12 +77,15 @@ class _Server:
         self._uprobes: Uprobes | None = None
         self._timelines = Timelines()
         self._left: list[dict[str, Any]] = []  # ranks that are still to be told
+        self._started = False
+        self.refused = 0
+        """Packets that made us do nothing."""
 
     def serve(self) -> None:
         """Answers until the other end is gone, then detaches."""
         try:
             while packet := self._next_request():
-                self._answer(json.loads(packet))
+                self._answer(packet)
         except ConnectionResetError:  # it went without having read our last answer
             return
         finally:
@@ -94,20 +107,15 @@ class _Server:
                 self._owners.take_births()
             if select.select([parent], [], [], _BIRTHS_APART_S)[0]:
                 break
-        return self._parent.recv(_MESSAGE_BYTES)
+        return self._parent.recv(MOST_BYTES + 1)
 
-    def _answer(self, request: dict[str, Any]) -> None:
-        handlers: dict[str, Callable[..., dict[str, Any]]] = {
-            "start": self._start,
-            "owners": self._find_owners,
-            "look": self._look_around,
-            "more": self._tell_more,
-            "transport": self._look_elsewhere,
-        }
+    def _answer(self, packet: bytes) -> None:
         descriptors: list[int] = []
         try:
-            reply = handlers[request.pop("operation")](descriptors, **request)
-        except NetmonError as error:
+            reply = self._do(decode(packet), descriptors)
+        except RefusedError as error:
+            reply = {"error": self._refuse(error)}
+        except (NetmonError, OSError) as error:
             reply = {"error": str(error)}
         with contextlib.suppress(BrokenPipeError):  # the other end has gone meanwhile: serve ends next
             socket.send_fds(self._parent, [json.dumps(reply).encode()], descriptors)
@@ -115,14 +123,33 @@ class _Server:
             for descriptor in descriptors:
                 os.close(descriptor)
 
-    def _start(
-        self, descriptors: list[int], interfaces: list[tuple[str, int]], hook: str, geometry: dict[str, int]
-    ) -> dict[str, Any]:
-        self._programs = loader.load(Geometry(**geometry))
+    def _do(self, request: Request, descriptors: list[int]) -> dict[str, Any]:
+        """descriptors: to be filled with those that go with the reply. Raises RefusedError where it is not its turn."""
+        if isinstance(request, Start) == self._started:
+            raise RefusedError("a start comes once, and before all else")
+        self._started = True
+        if isinstance(request, Start):
+            return self._start(request, descriptors)
+        if isinstance(request, FindOwners):
+            return self._find_owners(request.endpoints)
+        if isinstance(request, LookElsewhere):
+            return self._look_elsewhere(request.endpoints)
+        return self._look_around(descriptors) if isinstance(request, Look) else self._tell_more()
+
+    def _refuse(self, error: RefusedError) -> str:
+        self.refused += 1
+        text = f"a request to the privileged part was refused: {error}"
+        if self.refused & self.refused - 1 == 0:  # the first, second, fourth and so on
+            log.warning("%s (%d so far)", text, self.refused)
+        return text
+
+    def _start(self, request: Start, descriptors: list[int]) -> dict[str, Any]:
+        geometry = choose_geometry(request.bucket_ns, len(request.interfaces), request.flows)
+        self._programs = loader.load(geometry)
         if loader.STEP_PROGRAMS[0] in self._programs:
             self._uprobes = Uprobes(self._programs)
-        for number, (name, index) in enumerate(interfaces, 1):
-            interface = WatchedInterface(number, name, hook, index)
+        for number, (name, index) in enumerate(request.interfaces, 1):
+            interface = WatchedInterface(number, name, request.hook, index)
             interface.attach(self._programs)
             self._interfaces.append(interface)
         self._watch_births()
@@ -146,17 +173,17 @@ class _Server:
             log.warning("cannot watch for stops of ranks: %s", error.strerror)
             del self._programs[stops.MAP]
 
-    def _find_owners(self, descriptors: list[int], endpoints: list[list[Any]]) -> dict[str, Any]:
-        answers = self._owners.find([Endpoint(*endpoint) for endpoint in endpoints]) if self._owners else []
+    def _find_owners(self, endpoints: Sequence[Endpoint]) -> dict[str, Any]:
+        answers = self._owners.find(endpoints) if self._owners else []
         found: list[dict[str, Any] | None] = [_owner(answer) for answer in answers]
         told = len(_page(found))
         return {"owners": [*found[:told], *(None for _ in found[told:])]}  # who is not told of is asked for again
 
-    def _look_elsewhere(self, descriptors: list[int], endpoints: list[list[Any]]) -> dict[str, Any]:
+    def _look_elsewhere(self, endpoints: Sequence[Endpoint]) -> dict[str, Any]:
         """What TCP says of connections of other network namespaces."""
         if self._elsewhere is None:
             self._elsewhere = TcpElsewhere(Namespaces())
-        found = self._elsewhere.look([Endpoint(*endpoint) for endpoint in endpoints])
+        found = self._elsewhere.look(endpoints)
         return {"able": self._elsewhere.able, "rows": base64.b64encode(found.tobytes()).decode()}
 
     def _look_around(self, descriptors: list[int]) -> dict[str, Any]:
@@ -181,10 +208,10 @@ class _Server:
             "interfaces": [[interface.index, interface.name] for interface in self._interfaces],
             "probed": [printable(path) for path in probed],
             "warnings": [printable(warning, _MOST_WARNING) for warning in warnings[:_MOST_WARNINGS]],
-            **self._tell_more(descriptors),
+            **self._tell_more(),
         }
 
-    def _tell_more(self, descriptors: list[int]) -> dict[str, Any]:
+    def _tell_more(self) -> dict[str, Any]:
         """A page of the ranks of the last look."""
         told = _page(self._left)
         self._left = self._left[len(told) :]
@@ -265,17 +292,14 @@ class Privileged:
         """Readable when a reply has come, or the process has ended."""
         return self._socket.fileno()
 
-    def start(self, interfaces: list[tuple[str, int]], hook: str, geometry: Geometry) -> Started:
-        """Loads and attaches; blocks until everything is attached. Raises KernelError.
-
-        interfaces: (name, ifindex) of each; hook: as of choose_hook.
-        """
-        self.request("start", interfaces=interfaces, hook=hook, geometry=asdict(geometry))
+    def start(self, request: Start) -> Started:
+        """Loads and attaches; blocks until everything is attached. Raises KernelError."""
+        self.request(request)
         self._socket.settimeout(_START_LIMIT_S)
         try:
             message, descriptors, *_ = socket.recv_fds(self._socket, _MESSAGE_BYTES, len(loader.MAPS) + len(MORE_MAPS))
         except TimeoutError:
-            names = ", ".join(name for name, _ in interfaces)
+            names = ", ".join(name for name, _ in request.interfaces)
             raise KernelError(
                 f"cannot attach to {names}: the programs are not compiled and loaded after {_START_LIMIT_S} s; this "
                 "host has no CPU time to spare: start the agent again"
@@ -285,11 +309,9 @@ class Privileged:
         pairs = tuple((rx, tx) for rx, tx in reply["hooks"])
         return Started(dict(zip(reply["maps"], descriptors, strict=True)), pairs)
 
-    def request(self, operation: str, **arguments: Any) -> None:
+    def request(self, request: Request) -> None:
         """Sends a request, whose reply `poll` will return. Not while busy."""
-        for name, value in arguments.items():
-            arguments[name] = value[:_MAX_ENDPOINTS] if isinstance(value, list) else value
-        self._socket.send(json.dumps({"operation": operation, **arguments}).encode())
+        self._socket.send(encode(request))
         self.busy = True
 
     @property

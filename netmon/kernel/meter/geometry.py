@@ -9,10 +9,10 @@ from netmon.errors import UsageError
 from netmon.kernel import pages
 from netmon.records import KERNEL_BUCKET, KERNEL_FLOW, SLOT
 
-_MIN_BUCKET_NS, _MAX_BUCKET_NS = 1_000, 1_000_000_000
+MIN_BUCKET_NS, MAX_BUCKET_NS = 1_000, 1_000_000_000
 _SLOTS = 8_192  # of a CPU, unless told otherwise: half a megabyte, which a second-level cache holds
 _SLOT_MEMORY = 64 << 20  # of all CPUs together, unless told otherwise
-_MIN_SLOTS, _MAX_SLOTS = 1 << 10, 1 << 20
+_MIN_SLOTS, MAX_SLOTS = 1 << 10, 1 << 20
 _RING_MEMORY, _MOST_RECORDS, _LEAST_RECORDS = 48 << 20, 1 << 18, 1 << 12  # of all CPUs; of a CPU
 _FLOW_RING_MEMORY, _MOST_OPENINGS, _LEAST_OPENINGS = 16 << 20, 1 << 14, 1 << 10
 _MEMORY_SHARE = 4  # of what is free now, one part at most goes into slots
@@ -43,7 +43,7 @@ def choose_geometry(bucket_ns: int, interfaces: int = 1, slots: int = 0, cpus: i
 
     Raises UsageError for a bucket width that is out of range, or slots that memory cannot hold.
     """
-    if not _MIN_BUCKET_NS <= bucket_ns <= _MAX_BUCKET_NS:
+    if not MIN_BUCKET_NS <= bucket_ns <= MAX_BUCKET_NS:
         raise UsageError(f"cannot count in buckets of {bucket_ns} ns: the width must be between 1 us and 1 s")
     cpus = cpus or possible_cpus()
     return Geometry(
@@ -69,7 +69,7 @@ def _asked_slots(slots: int, cpus: int) -> int:
     rounded = max(_MIN_SLOTS, 1 << (slots - 1).bit_length())
     needed = rounded * cpus * SLOT.itemsize
     free = os.sysconf("SC_AVPHYS_PAGES") * pages.PAGE_BYTES
-    most = min(free // _MEMORY_SHARE, _MAX_SLOTS * cpus * SLOT.itemsize)
+    most = min(free // _MEMORY_SHARE, MAX_SLOTS * cpus * SLOT.itemsize)
     if needed > most:
         raise UsageError(
             f"cannot keep {slots} flows per CPU on {cpus} CPUs: they take {needed >> 20} MB, and {most >> 20} MB is "

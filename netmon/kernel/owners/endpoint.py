@@ -6,7 +6,7 @@ import struct
 from functools import lru_cache
 from typing import NamedTuple
 
-_MAPPED = bytes(10) + b"\xff\xff"  # an IPv4 address in IPv6's clothes
+MAPPED = bytes(10) + b"\xff\xff"  # an IPv4 address in IPv6's clothes
 
 
 class Endpoint(NamedTuple):
@@ -32,7 +32,7 @@ def packed_address(text: str) -> bytes:
     """16 bytes; IPv4 as IPv4-mapped. Raises OSError for what is no address."""
     if ":" in text:
         return socket.inet_pton(socket.AF_INET6, text)
-    return _MAPPED + socket.inet_pton(socket.AF_INET, text)
+    return MAPPED + socket.inet_pton(socket.AF_INET, text)
 
 
 def packed(endpoint: Endpoint) -> bytes:
@@ -43,6 +43,6 @@ def packed(endpoint: Endpoint) -> bytes:
 
 def address_text(raw: bytes) -> str:
     """4 or 16 bytes → text; an IPv4-mapped address as IPv4."""
-    if len(raw) == 16 and raw.startswith(_MAPPED):
+    if len(raw) == 16 and raw.startswith(MAPPED):
         raw = raw[12:]
     return socket.inet_ntop(socket.AF_INET if len(raw) == 4 else socket.AF_INET6, raw)

@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The part with capabilities, in a process of its own, against another part that has been broken into."""
+
+import json
+import os
+import random
+import select
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from conftest import End
+
+from netmon.kernel.owners.endpoint import Endpoint
+from netmon.kernel.requests import FindOwners, Look, LookElsewhere, More, Start, encode
+from netmon.own_module import own_module
+
+pytestmark = pytest.mark.kernel
+
+MUTATIONS = 100_000
+AT_A_TIME = 64
+
+
+class Other:
+    """The other part, which sends what it likes."""
+
+    def __init__(self, end: End) -> None:
+        self.end = end
+        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            program = own_module("netmon.kernel.privileged", os.getpid())
+            program["args"] = end.namespace.inside(*program["args"])
+            self._child = subprocess.Popen(**program, stdin=theirs.fileno(), stderr=subprocess.PIPE)
+        self.pid = self._child.pid
+
+    def send(self, packet: bytes) -> None:
+        self._socket.send(packet)
+
+    def receive(self) -> tuple[dict, list[int]]:
+        assert select.select([self._socket], [], [], 120)[0]
+        message, descriptors, *_ = socket.recv_fds(self._socket, 1 << 20, 64)
+        assert message, "it has ended"
+        return json.loads(message), descriptors
+
+    def ask(self, packet: bytes) -> tuple[dict, list[int]]:
+        self.send(packet)
+        return self.receive()
+
+    def start(self) -> None:
+        start = Start(((self.end.interface, self.end.index),), "auto", 10_000, 0)
+        reply, descriptors = self.ask(encode(start))
+        assert len(reply["maps"]) == len(descriptors) > 0
+        for descriptor in descriptors:
+            os.close(descriptor)
+
+    def holds(self) -> list[str]:
+        """What it has open, but for the processes that it looks at."""
+        links = [os.readlink(path) for path in Path(f"/proc/{self.pid}/fd").iterdir()]
+        return sorted(link.partition(":[")[0] for link in links if not link.startswith("/proc/"))
+
+    def cpu_ticks_of_children(self) -> int:
+        return sum(map(int, Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[13:15]))
+
+    def close(self) -> str:
+        """What it has said on standard error."""
+        self._socket.close()
+        _, said = self._child.communicate(timeout=60)
+        return said.decode()
+
+
+@pytest.fixture
+def other(namespaces: Callable) -> Iterator[Other]:
+    other = Other(namespaces()[1])
+    yield other
+    other.close()
+
+
+def test_a_start_comes_once_and_first(other: Other) -> None:
+    for early in (Look(), More(), FindOwners([Endpoint(6, "10.0.0.1", 1, "10.0.0.2", 2)])):
+        assert "before all else" in other.ask(encode(early))[0]["error"]
+    other.start()
+    held = other.holds()
+    again = Start(((other.end.interface, other.end.index),), "auto", 20_000, 0)
+    assert "a start comes once" in other.ask(encode(again))[0]["error"]
+    code = b'{"operation": "start", "interfaces": [], "hook": "auto", "geometry": {"bucket_ns": "({ 1; })"}}'
+    assert "refused" in other.ask(code)[0]["error"]
+    assert other.holds() == held
+
+
+def mutated(rng: random.Random, templates: list[bytes]) -> bytes:
+    packet = bytearray(rng.choice(templates))
+    for _ in range(rng.randint(1, 3)):
+        place = rng.randrange(len(packet) + 1)
+        kind = rng.randrange(5)
+        if kind == 0 and place < len(packet):
+            packet[place] = rng.randrange(256)
+        elif kind == 1:
+            packet[place:place] = rng.randbytes(rng.randint(1, 8))
+        elif kind == 2:
+            del packet[place : place + rng.randint(1, 40)]
+        elif kind == 3 and packet:
+            packet[0] = rng.randrange(8)
+        else:
+            other = rng.choice(templates)
+            packet[place:] = other[place:]
+    return bytes(packet) or b"\0"  # an empty one is the end
+
+
+def test_mutated_requests_do_nothing_but_what_is_in_the_list(other: Other) -> None:
+    ends = [Endpoint(6, "198.18.1.2", 5999, "198.18.1.1", port) for port in range(40_000, 40_003)]
+    templates = [encode(Start(((other.end.interface, other.end.index),), "auto", 10_000, 0)), encode(Look())]
+    templates += [encode(More()), encode(FindOwners(ends)), encode(LookElsewhere(ends))]
+    other.start()
+    other.ask(encode(Look()))
+    held, compiled = other.holds(), other.cpu_ticks_of_children()
+    rng, counts = random.Random(1), {"refused": 0, "done": 0}
+    begun = time.monotonic()
+    for _ in range(0, MUTATIONS, AT_A_TIME):
+        for _ in range(AT_A_TIME):
+            other.send(mutated(rng, templates))
+        for _ in range(AT_A_TIME):
+            reply, descriptors = other.receive()
+            assert not descriptors
+            assert "maps" not in reply
+            counts["refused" if "was refused" in reply.get("error", "") else "done"] += 1
+    print(counts, f"{time.monotonic() - begun:.1f} s")
+    assert min(counts.values()) > MUTATIONS // 100
+    assert other.holds() == held  # no program, map, probe, link or file that was not there
+    assert other.cpu_ticks_of_children() == compiled
+    reply, _ = other.ask(encode(Look()))
+    assert reply["interfaces"] == [[other.end.index, other.end.interface]]
