@@ -200,7 +200,7 @@ class _Server:
                 probed = self._uprobes.follow(process.pid for process in ranks)
             warnings += self._uprobes.warnings()
         with _named("cannot look at timelines", warnings):
-            timelines = self._timelines.follow(process for process in ranks if process.pid in self._training)
+            timelines = self._timelines.follow(ranks, self._uprobes.trainers if self._uprobes else {})
         descriptors.extend(opened.descriptor for opened in timelines)
         self._left = [self._rank(process) for process in ranks]
         return {

@@ -116,6 +116,28 @@ def uid_of(pid: int, gone: int) -> int:
     return (*user_ids(pid), gone)[0]
 
 
+class Identity(NamedTuple):
+    """What a process is, as the kernel says: another program, user or mount namespace is another identity."""
+
+    start_ticks: int
+    uid: int
+    executable: str  # its path, which is not opened
+    layout: tuple[bytes, ...]  # where its code, arguments and environment lie
+    mount_namespace: str
+
+
+def identity_of(pid: int) -> Identity | None:
+    """None where it is gone, not ours to see, or of several users at once, as a setuid program is. Opens no file."""
+    stat, uids = _stat(pid), set(user_ids(pid))
+    try:
+        executable, mounts = (os.readlink(f"{PROC}/{pid}/{name}") for name in ("exe", "ns/mnt"))
+    except OSError:
+        return None
+    if stat is None or len(uids) != 1:
+        return None
+    return Identity(stat.start_ticks, uids.pop(), executable, stat.program[1:], mounts)
+
+
 def environment_of(pid: int) -> dict[str, str]:
     """What a process was started with, as far as it is read; empty where it is gone or not ours to see."""
     text = os.fsdecode(read_bounded(PROC / str(pid) / "environ", MOST_ENVIRONMENT))

@@ -7,12 +7,14 @@ import random
 import select
 import socket
 import subprocess
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from conftest import End
+from waiting import wait_for
 
 from netmon.kernel.owners.endpoint import Endpoint
 from netmon.kernel.requests import FindOwners, Look, LookElsewhere, More, Start, encode
@@ -22,6 +24,22 @@ pytestmark = pytest.mark.kernel
 
 MUTATIONS = 100_000
 AT_A_TIME = 64
+NOBODY = 65534
+HEAD = '[\n{"name": "process_name", "ph": "M", "pid": 0, "args": {"start_time_since_epoch_in_micros":17}},\n'
+RANK = """
+import ctypes, os, sys
+library, libc = open("mpi_lib_v2.so", "rb"), ctypes.CDLL(None)
+libc.mmap(None, ctypes.c_size_t(4096), 5, 2, library.fileno(), ctypes.c_long(0))
+print("mapped", flush=True)
+for line in sys.stdin:
+    action, name = line.split()
+    if action == "become":
+        os.execvp(name, [name])
+    own = open(name, "w")
+    own.write(os.environ["HEAD"])
+    own.flush()
+    print("done", flush=True)
+"""
 
 
 class Other:
@@ -132,3 +150,67 @@ def test_mutated_requests_do_nothing_but_what_is_in_the_list(other: Other) -> No
     assert other.cpu_ticks_of_children() == compiled
     reply, _ = other.ask(encode(Look()))
     assert reply["interfaces"] == [[other.end.index, other.end.interface]]
+
+
+class Rank:
+    """Another user's process that maps what is called a training library, in a folder of its own."""
+
+    def __init__(self, end: End, folder: Path, timeline: str, *inherited: int) -> None:
+        (folder / "mpi_lib_v2.so").write_bytes(bytes(4096))
+        os.chown(folder, NOBODY, NOBODY)
+        variables = {"RANK": "0", "WORLD_SIZE": "2", "HOROVOD_TIMELINE": timeline, "HEAD": HEAD}
+        command = ["setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups", "/usr/bin/python3"]
+        self._child = subprocess.Popen(
+            end.namespace.inside(*command, "-c", RANK),
+            cwd=folder,
+            env=os.environ | variables,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            pass_fds=inherited,
+        )
+        assert self._child.stdout.readline() == "mapped\n"
+        self.pid = self._child.pid
+
+    def tell(self, action: str, name: str) -> None:
+        self._child.stdin.write(f"{action} {name}\n")
+        self._child.stdin.flush()
+        assert action == "become" or self._child.stdout.readline() == "done\n"
+
+    def close(self) -> None:
+        self._child.kill()
+        self._child.communicate()
+
+
+def looks(other: Other, pid: int) -> tuple[bool, list[int]]:
+    """Whether it is told that a process trains, and the timelines that are handed over."""
+    reply, descriptors = other.ask(encode(Look()))
+    return any(rank["trains"] for rank in reply["ranks"] if rank["pid"] == pid), descriptors
+
+
+def test_timelines_are_the_ranks_own_whatever_it_names_inherits_or_becomes(other: Other) -> None:
+    other.start()
+    with tempfile.TemporaryDirectory(prefix="netmon-timelines-") as name:
+        os.chmod(name, 0o755)
+        secret = Path(name) / "secret.json"
+        secret.write_text(HEAD)
+        secret.chmod(0o600)
+        (folder := Path(name) / "rank").mkdir()
+        with secret.open("r+") as inherited:
+            rank = Rank(other.end, folder, "/etc/shadow", inherited.fileno())
+        try:
+            wait_for(lambda: looks(other, rank.pid)[0])
+            for _ in range(5):
+                assert looks(other, rank.pid) == (True, [])
+            rank.tell("write", "own.json")
+            found: list[int] = []
+            wait_for(lambda: found.extend(looks(other, rank.pid)[1]) or bool(found))
+            assert [os.fstat(one).st_ino for one in found] == [(folder / "own.json").stat().st_ino]
+            os.close(found[0])
+            rank.tell("become", "su")
+            wait_for(lambda: Path(f"/proc/{rank.pid}/exe").resolve().name == "su")
+            for _ in range(5):
+                assert looks(other, rank.pid)[1] == []
+            wait_for(lambda: not looks(other, rank.pid)[0])  # what it was seen to map, another program mapped
+        finally:
+            rank.close()

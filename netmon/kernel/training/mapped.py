@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The training libraries that a process has mapped, as the kernel tells: /proc/PID/maps, up to a limit."""
 
+import errno
 import os
 import re
 import stat
@@ -41,9 +42,9 @@ class MappedLibrary:
         looked at before it is opened.
         """
         # A process that called chroot maps it by a path of our own.
-        for way in (f"{PROC}/{pid}/root{self.path}", self.path):
+        for root in (f"{PROC}/{pid}/root", "/"):
             try:
-                place = os.open(way, os.O_PATH | os.O_CLOEXEC)
+                place = _open_place(root, self.path)
             except OSError:
                 continue
             try:
@@ -58,6 +59,26 @@ class MappedLibrary:
             finally:
                 os.close(place)
         raise KernelError("what stands at its path is not what is mapped")
+
+
+def _open_place(root: str, path: str) -> int:
+    """A descriptor of what stands at a path below a root, for no use but to look at it. Raises OSError.
+
+    What the kernel tells of a mapping has no links in it. Whatever has become one since is not followed: in another
+    process's root it would lead into ours.
+    """
+    flags = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
+    place = os.open(root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    *folders, name = path.strip("/").split("/")
+    for part, more in (*((folder, os.O_DIRECTORY) for folder in folders), (name, 0)):
+        folder, place = place, -1
+        try:
+            if part == "..":
+                raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
+            place = os.open(part, flags | more, dir_fd=folder)
+        finally:
+            os.close(folder)
+    return place
 
 
 def mapped_libraries(pid: int) -> dict[str, MappedLibrary]:

@@ -1,17 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """The Horovod Timeline files that ranks write, opened for the part of the agent that may not open them itself.
 
-A process names them, so it may name anything: only regular files that belong to the user it runs as are opened.
+No name that a process gives is followed: a timeline is found among the files that the process itself has open for
+writing. It is a regular file of the one user that the process runs as, which that user may read, and begins as a
+timeline does; what is looked at is what was opened. And the process is, after that, still the one that was seen to
+train: the same program, user and mount namespace.
 """
 
 import os
 import stat
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 from typing import NamedTuple
 
-from netmon.kernel.processes import PROC, Process, environment_of, uid_of, user_ids
+from netmon.kernel.processes import PROC, Identity, Process, environment_of, identity_of
 from netmon.kernel.stalling import StallingCalls
 
 _VARIABLE = "HOROVOD_TIMELINE"
@@ -47,41 +50,34 @@ class Timelines:
         self._others: dict[int, set[_File]] = {}  # by pid: files that it writes and that are no timelines
         self._looking = StallingCalls(_LOOK_S)
 
-    def follow(self, processes: Iterable[Process]) -> list[Opened]:
-        """processes: those that train now → files that are new, MOST_AT_ONCE at most.
+    def follow(self, processes: Iterable[Process], trainers: Mapping[int, Identity]) -> list[Opened]:
+        """processes: ranks; trainers: those that train now, by pid → files that are new, MOST_AT_ONCE at most.
 
         A file that was replaced by another one is new; one that was emptied is not.
         """
-        writers = [process for process in processes if process.rank and process.rank.rank == 0]
         of_user = Counter[int]()
-        users: dict[int, int] = {}
-        for process in writers:
-            uid = uid_of(process.pid, gone=process.uid)  # it may have been root's when it was new
-            of_user[uid] += 1
-            if of_user[uid] <= _MOST_OF_USER:
-                users[process.pid] = uid
-        ranks = list(users)
-        self._names = {pid: self._names[pid] if pid in self._names else _name(pid) for pid in ranks}
+        writers: list[int] = []
+        for process in processes:
+            if process.rank and process.rank.rank == 0 and process.pid in trainers:
+                of_user[trainers[process.pid].uid] += 1
+                if of_user[trainers[process.pid].uid] <= _MOST_OF_USER:
+                    writers.append(process.pid)
+        self._names = {pid: self._names[pid] if pid in self._names else _name(pid) for pid in writers}
         self._opened = {pid: file for pid, file in self._opened.items() if pid in self._names}
         self._others = {pid: files for pid, files in self._others.items() if pid in self._names}
         found: list[Opened] = []
         for pid, name in self._names.items():
             if name and len(found) < MOST_AT_ONCE:
-                descriptor = self._look(pid, name, users[pid])
+                descriptor = self._look(pid, trainers[pid])
                 if descriptor >= 0:
-                    found.append(Opened(pid, users[pid], name != _DYNAMIC, descriptor))
+                    found.append(Opened(pid, trainers[pid].uid, name != _DYNAMIC, descriptor))
         return found
 
-    def _look(self, pid: int, name: str, uid: int) -> int:
+    def _look(self, pid: int, identity: Identity) -> int:
         """−1: none, or none that is new. What is found too late is found again by the next look."""
         known, others = self._opened.get(pid), self._others.setdefault(pid, set())
-        look = (
-            (lambda: _find(pid, known, others))
-            if name == _DYNAMIC
-            else (lambda: _open_new(pid, _path(pid, name), known))
-        )
         try:
-            found = self._looking.call(uid, look, _close_late)
+            found = self._looking.call(identity.uid, lambda: _find(pid, identity, known, others), _close_late)
         except OSError:  # its file system does not answer
             return -1
         if found is None:
@@ -90,34 +86,22 @@ class Timelines:
         return descriptor
 
 
-def _open_new(pid: int, path: str, known: _File | None) -> tuple[int, _File] | None:
-    """None where it is not there yet, or was opened before."""
-    descriptor = _open_own(pid, path)
-    if descriptor < 0:
-        return None
-    status = os.fstat(descriptor)
-    file = status.st_dev, status.st_ino
-    if known == file:
-        os.close(descriptor)
-        return None
-    return descriptor, file
-
-
-def _find(pid: int, known: _File | None, others: set[_File]) -> tuple[int, _File] | None:
+def _find(pid: int, identity: Identity, known: _File | None, others: set[_File]) -> tuple[int, _File] | None:
     """The timeline among the files that a process writes now; None: none, or none that is new. others: are none."""
     for path in _written(pid):
-        try:
-            status = os.stat(path)
-            file = status.st_dev, status.st_ino
-            if not stat.S_ISREG(status.st_mode) or not status.st_size or file in others:
-                continue
-            if known == file:
-                return None
-            if _begins_as_timeline(pid, path):
-                return _open_new(pid, path, known)
-        except OSError:  # closed meanwhile
+        descriptor = _open_own(path, identity.uid)
+        if descriptor < 0:
             continue
-        others.add(file)
+        status = os.fstat(descriptor)
+        file = status.st_dev, status.st_ino
+        head = b"" if file in others else os.pread(descriptor, _HEAD_BYTES, 0)
+        if _MARK in head and known != file and identity_of(pid) == identity:
+            return descriptor, file
+        os.close(descriptor)
+        if _MARK in head:
+            return None
+        if len(head) == _HEAD_BYTES or head[:1] not in (b"", b"["):  # else it may become one
+            others.add(file)
     return None
 
 
@@ -143,25 +127,15 @@ def _written(pid: int) -> Iterator[str]:
             yield entry.path
 
 
-def _begins_as_timeline(pid: int, path: str) -> bool:
-    descriptor = _open_own(pid, path)
-    if descriptor < 0:
-        return False
-    try:
-        return _MARK in os.pread(descriptor, _HEAD_BYTES, 0)
-    finally:
-        os.close(descriptor)
-
-
-def _open_own(pid: int, path: str) -> int:
-    """-1 where it is not there, no regular file, or another user's; it is looked at before it is opened."""
+def _open_own(path: str, uid: int) -> int:
+    """−1 where it is no regular file of this user's that he may read: it is looked at before it is opened."""
     try:
         place = os.open(path, os.O_PATH | os.O_CLOEXEC)
-    except (OSError, ValueError):
+    except OSError:  # closed meanwhile
         return -1
     try:
         status = os.fstat(place)
-        if not stat.S_ISREG(status.st_mode) or status.st_uid not in user_ids(pid):
+        if not stat.S_ISREG(status.st_mode) or status.st_uid != uid or not status.st_mode & stat.S_IRUSR:
             return -1
         return os.open(f"/proc/self/fd/{place}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
@@ -173,8 +147,3 @@ def _open_own(pid: int, path: str) -> int:
 def _name(pid: int) -> str:
     """Empty where the process writes none."""
     return environment_of(pid).get(_VARIABLE, "")
-
-
-def _path(pid: int, name: str) -> str:
-    """As we can open it, also in a container."""
-    return f"{PROC}/{pid}/root{name}" if name.startswith("/") else f"{PROC}/{pid}/cwd/{name}"

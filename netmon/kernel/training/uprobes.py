@@ -12,11 +12,11 @@ import os
 import resource
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from netmon.errors import KernelError
 from netmon.kernel.pace import Pace
-from netmon.kernel.processes import in_turn, start_ticks, uid_of
+from netmon.kernel.processes import Identity, identity_of, in_turn, start_ticks, uid_of
 from netmon.kernel.stalling import StalledError, StallingCalls
 from netmon.kernel.training.mapped import MappedLibrary, mapped_libraries
 from netmon.kernel.training.probes import PROBES, Probe, attach_probe
@@ -41,10 +41,11 @@ _File = tuple[int, int]
 
 @dataclass
 class _Watched:
-    """A process. looks: at its maps."""
+    """A process. looks: at its maps. identity: at the last one; what was seen of it holds for no other."""
 
     uid: int
     began_s: float
+    identity: Identity | None = None
     looks: int = 0
     looked_ns: int = 0
     libraries: dict[str, bool] = field(default_factory=dict)  # path → whether the first look has found it
@@ -97,6 +98,12 @@ class Uprobes:
         """The processes that map a training library."""
         return {pid for pid, process in self._processes.items() if process.libraries}
 
+    @property
+    def trainers(self) -> dict[int, Identity]:
+        """The same, with what each of them was when it was seen to map one."""
+        processes = self._processes.items()
+        return {pid: process.identity for pid, process in processes if process.libraries and process.identity}
+
     def follow(self, pids: Iterable[int]) -> list[str]:
         """Attaches to the libraries that these processes map and that are not probed yet; returns their paths.
 
@@ -132,6 +139,12 @@ class Uprobes:
                 return
 
     def _look_at(self, pid: int, process: _Watched) -> None:
+        identity = identity_of(pid)
+        if identity is None or process.identity not in (None, identity):  # exec
+            process = self._processes[pid] = replace(_begin(pid), looks=process.looks, looked_ns=process.looked_ns)
+        process.identity = identity
+        if identity is None:
+            return
         for path, library in mapped_libraries(pid).items():
             process.libraries.setdefault(path, process.looks == 1)
             if path not in process.settled:
@@ -146,7 +159,7 @@ class Uprobes:
     def _want(self, pid: int, library: MappedLibrary) -> None:
         """What is known of the file is used, else it will be read."""
         process = self._processes[pid]
-        uid = process.uid = uid_of(pid, gone=process.uid)  # it may have been root's when it was new
+        uid = process.uid = process.identity.uid if process.identity else process.uid
         descriptor, status = self._opening.call(uid, lambda: library.open(pid), _close_late)
         file = status.st_dev, status.st_ino
         version = (*file, status.st_size, status.st_mtime_ns)
