@@ -20,6 +20,7 @@ from netmon.kernel.meter import memory
 from netmon.kernel.meter.geometry import Geometry
 from netmon.kernel.meter.wakes import WAKES
 from netmon.kernel.owners import births
+from netmon.kernel.preemption import require_serial_bottom_halves
 from netmon.kernel.processes import pid_namespace
 from netmon.kernel.program_cache import cache_folder, read_image
 from netmon.kernel.refusal import because
@@ -68,8 +69,9 @@ def load(geometry: Geometry) -> dict[str, int]:
 
     What was compiled before is loaded as it is, in a few hundredths of a second; else a child compiles for some
     seconds and is gone on return. Needs CAP_BPF, CAP_NET_ADMIN and CAP_PERFMON. Raises KernelError with what the
-    kernel refuses, or the last lines of compiler or verifier.
+    kernel refuses, or the last lines of compiler or verifier; UnsupportedError where counts would be wrong.
     """
+    require_serial_bottom_halves()
     key = image_key(geometry)
     descriptors = _loaded_before(key) or _compiled_by_child(geometry, key)
     if births.NAMESPACE_MAP in descriptors:

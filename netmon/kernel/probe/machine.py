@@ -8,6 +8,7 @@ import sysconfig
 from collections.abc import Callable
 from pathlib import Path
 
+from netmon.kernel.preemption import ADVICE, BottomHalves, bottom_halves
 from netmon.kernel.privilege import effective_capabilities, missing_capabilities
 from netmon.kernel.probe import bpf
 from netmon.kernel.probe.check import Check, Status
@@ -27,6 +28,7 @@ def machine_checks() -> list[Check]:
         *(_feature(*probe, privileged=privileged.status is not Status.MISSING) for probe in _BPF_PROBES),
         _probe_programs(privileged=privileged.status is not Status.MISSING),
         _tcx(),
+        _bottom_halves(),
         _uprobes(),
         _pid_namespace(),
         _jit(),
@@ -87,6 +89,15 @@ def _tcx() -> Check:
     if present:
         return Check("tcx", Status.OK, "works")
     return Check("tcx", Status.NOTE, "not there (Linux 6.6 brought it); clsact is used")
+
+
+def _bottom_halves() -> Check:
+    found = bottom_halves()
+    if found is BottomHalves.PREEMPTED:
+        return Check("bottom halves", Status.MISSING, found.value, ADVICE)
+    if found is BottomHalves.UNKNOWN:
+        return Check("bottom halves", Status.UNKNOWN, found.value, "look for it in the kernel's configuration")
+    return Check("bottom halves", Status.OK, found.value)
 
 
 def _uprobes() -> Check:
