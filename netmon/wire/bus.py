@@ -44,10 +44,9 @@ BATCHES = "netmon.v1.batch"
 LEAST_PAYLOAD = MAX_MESSAGE_BYTES + (64 << 10)
 """What the servers have to take in one message; NATS takes 1 MB unless it is told otherwise."""
 
-DUPLICATES_S = 120.0
-"""So long the bus recognises a message that was published twice; later ones are recognised by the workers."""
-
-ID_HEADER, KNOWN_HEADER = "Nats-Msg-Id", "Netmon-Acknowledged"
+LABEL_HEADER, KNOWN_HEADER = "Netmon-Batch", "Netmon-Acknowledged"
+"""No message has an id of NATS' own: the servers compare ids over the whole stream, so that one host's could make
+another host's batch count as a duplicate. Workers recognise what was published twice."""
 
 _ANSWER_S = 5.0
 _CONNECT_S = 3.0
@@ -156,23 +155,23 @@ class Label:
     acknowledged: int = 0
 
     def headers(self) -> dict[str, str]:
-        """For publishing. The id is the same each time a batch is sent, unless another one goes before it."""
+        """For publishing."""
         what = str(self.sequence) if self.sequence else _END
-        return {ID_HEADER: f"{self.session}/{what}/{self.previous}", KNOWN_HEADER: str(self.acknowledged)}
+        return {LABEL_HEADER: f"{self.session}/{what}/{self.previous}", KNOWN_HEADER: str(self.acknowledged)}
 
 
 def read_label(headers: dict[str, str] | None) -> Label:
     """The reverse of `headers`. Raises WireError."""
     try:
-        session, what, previous = (headers or {}).get(ID_HEADER, "").rsplit("/", 2)
+        session, what, previous = (headers or {}).get(LABEL_HEADER, "").rsplit("/", 2)
         label = Label(
             *(session, 0 if what == _END else int(what), int(previous)), int((headers or {}).get(KNOWN_HEADER, "0"))
         )
     except ValueError:
-        raise WireError(f"its {ID_HEADER} is none of a netmon agent's") from None
+        raise WireError(f"its {LABEL_HEADER} is none of a netmon agent's") from None
     numbers = label.sequence, label.previous, label.acknowledged
     if not 0 < len(session) <= MAX_SESSION or min(numbers) < 0 or max(numbers) > MAX_COUNT:
-        raise WireError(f"its {ID_HEADER} is none of a netmon agent's")
+        raise WireError(f"its {LABEL_HEADER} is none of a netmon agent's")
     if label.sequence and not label.previous < label.sequence:
         raise WireError(f"batch {label.sequence} is said to follow batch {label.previous}")
     return label

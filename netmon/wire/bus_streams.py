@@ -8,7 +8,7 @@ one message stands in the place of all (of the subject, or of the whole stream).
 from nats.js.api import DiscardPolicy, RetentionPolicy, StorageType, StreamConfig
 from nats.js.errors import BadRequestError, NotFoundError
 
-from netmon.wire.bus import BATCHES, DUPLICATES_S, HELLOS, LEAST_PAYLOAD, STREAM, Bus, BusSettings
+from netmon.wire.bus import BATCHES, HELLOS, LEAST_PAYLOAD, STREAM, Bus, BusSettings
 
 
 async def make_streams(bus: Bus) -> bool:
@@ -40,7 +40,6 @@ def _batches(settings: BusSettings) -> StreamConfig:
         max_msgs_per_subject=settings.most_batches,
         max_bytes=settings.most_bytes,
         max_msg_size=LEAST_PAYLOAD,
-        duplicate_window=DUPLICATES_S,
         num_replicas=settings.replicas,
         allow_rollup_hdrs=False,
     )

@@ -34,6 +34,7 @@ from netmon.agent.pressure import Asked
 from netmon.agent.pulls import Pulls
 from netmon.agent.record_store import in_memory
 from netmon.agent.recorder import Recorder
+from netmon.agent.spool_folder import SpoolFolder
 from netmon.records import Batch
 from netmon.wire import netmon_pb2
 from netmon.wire.bus import Bus, BusSettings, batch_subject, read_servers
@@ -223,6 +224,33 @@ def test_what_an_agent_that_was_killed_left_behind_is_sent_by_the_next(tmp_path,
         sent.start()
         wait_for(lambda: stored(tmp_path) == earlier.rows)
         sent.finish()
+    check_whole(tmp_path / "data", earlier)
+
+
+def test_batches_that_the_bus_has_but_whose_agent_died_before_it_heard_so_are_stored_once(
+    tmp_path, server, monkeypatch
+):
+    monkeypatch.setattr(leftovers, "_LOOK_AGAIN_S", 0.2)
+    with TcpRelay(("127.0.0.1", server.port)) as relay:
+        asyncio.run(made(server))
+        earlier = agent(tmp_path, BusSettings((f"nats://127.0.0.1:{relay.port}",)))
+        earlier.start()
+        earlier.append()
+        wait_for(lambda: earlier.spool.acknowledged == 1)
+        relay.answers_after_s = 3600.0
+        earlier.append(24)
+        wait_for(lambda: asyncio.run(on_the_bus(server)) == 25)
+        earlier.stream.finish(0)  # as if killed: no answer has come
+        relay.cut()
+        assert earlier.spool.acknowledged == 1
+        earlier.finish()
+    sent = agent(tmp_path, server.settings, "s2")
+    sent.start()
+    wait_for(lambda: "s1" not in SpoolFolder(tmp_path / "spool").left_behind())  # every batch has gone out again
+    with working(tmp_path, server):
+        sent.finish()
+        wait_for(lambda: stored(tmp_path) == earlier.rows)
+        wait_for(lambda: asyncio.run(on_the_bus(server)) == 0)
     check_whole(tmp_path / "data", earlier)
 
 

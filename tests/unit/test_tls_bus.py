@@ -25,7 +25,7 @@ from collector.listening import Door
 from netmon.agent.bus_connection import connect_by_bus
 from netmon.certificates.nats import configuration
 from netmon.errors import UsageError
-from netmon.wire.bus import BATCHES, Bus, BusSettings, UnreachedError, batch_subject, hello_subject
+from netmon.wire.bus import BATCHES, Bus, BusSettings, Label, UnreachedError, batch_subject, hello_subject
 from netmon.wire.bus_client import inbox
 from netmon.wire.bus_sessions import refusal
 from netmon.wire.bus_streams import make_streams
@@ -190,6 +190,40 @@ def test_no_agent_wipes_what_others_have_said(tmp_path: Path, older: bool) -> No
 
     with protected(tmp_path) as server:
         asyncio.run(scenario(server))
+
+
+def test_what_one_host_publishes_takes_no_batch_from_another(tmp_path: Path) -> None:
+    """Before h0 sends a batch, h1 has published whatever h0's headers will be; the bus sorts out what it knows."""
+
+    async def attack(server: NatsServer) -> None:
+        worker = await Bus.connect(own(server, WORKER), "worker")
+        await make_streams(worker)
+        attacker = await Bus.connect(own(server, H1), "attacker", host="h1")
+        for number in range(1, 41):
+            headers = Label("s1", number, number - 1, number - 1).headers()
+            headers |= {"Nats-Msg-Id": f"s1/{number}/{number - 1}"}
+            await attacker.jetstream.publish(batch_subject("h1"), b"", headers=headers)
+        for bus in (attacker, worker):
+            await bus.close()
+
+    with protected(tmp_path) as server:
+        asyncio.run(attack(server))
+        sent = Sent(tmp_path / "spool", "the bus", "s1", connect_by_bus(own(server, H0)))
+        sent.append(40)
+        sent.start()
+        wait_for(lambda: sent.spool.acknowledged == 40)
+        worker = WorkerSettings(own(server, WORKER), "w1", ttl_s=1.0)
+        with collecting(f"unix:{tmp_path}/socket", tmp_path / "data", worker=worker, door=Door(WORKER)):
+            sent.finish()
+            wait_for(lambda: asyncio.run(waiting(server)) == 0)
+    check_whole(tmp_path / "data", sent)
+
+
+async def waiting(server: NatsServer) -> int:
+    bus = await Bus.connect(own(server, WORKER), "test")
+    found = (await bus.jetstream.stream_info("NETMON")).state.messages
+    await bus.close()
+    return found
 
 
 def test_a_server_without_tls_is_told_nothing(tmp_path: Path) -> None:
