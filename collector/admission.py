@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import grpc
+from google.protobuf.message import DecodeError
 
 from netmon.errors import NetmonError
 from netmon.wire.identity import Identity, Role, read_identity
@@ -81,13 +82,19 @@ class Admission:
 
     @contextlib.asynccontextmanager
     async def admitted(self, context: Context, what: str, roles: tuple[Role, ...]) -> AsyncIterator[Identity | None]:
-        """The same; who is not admitted is told why, and the call ends."""
+        """The same; who is not admitted, or sends what is no message (DecodeError), is told so, and the call ends."""
         with contextlib.ExitStack() as stack:
             try:
                 identity = stack.enter_context(self.admit(context, what, roles))
             except NotAdmittedError as error:
                 await context.abort(error.code, str(error))
-            yield identity
+            try:
+                yield identity
+            except DecodeError:
+                who = str(identity) if identity else _place(context)
+                reason = f"what {who} sends cannot be read: it is no message of netmon's"
+                error = self._say(NotAdmittedError(grpc.StatusCode.INVALID_ARGUMENT, reason))
+                await context.abort(error.code, str(error))
 
     def _identify(self, context: Context) -> Identity | None:
         if not self._protected:
@@ -106,8 +113,7 @@ class Admission:
     def _refusal(self, context: Context, identity: Identity | None, roles: tuple[Role, ...]) -> NotAdmittedError:
         wanted = " or ".join(role.value for role in roles)
         if identity is None:
-            place = context.peer().rpartition(":")[0]
-            reason = f"nobody is known by that certificate or token (from {place}); one of {wanted} is needed"
+            reason = f"nobody is known by that certificate or token (from {_place(context)}); one of {wanted} is needed"
             return self._say(NotAdmittedError(grpc.StatusCode.UNAUTHENTICATED, reason))
         reason = f"{identity} ({identity.role.value}) may not do that: it takes {wanted}"
         return self._say(NotAdmittedError(grpc.StatusCode.PERMISSION_DENIED, reason))
@@ -120,5 +126,10 @@ class Admission:
             self._said = {said: at for said, at in self._said.items() if now - at < _SAY_EVERY_S}
             if len(self._said) < _MOST_SAID:
                 self._said[line] = now
-                _log.warning("refused: %s", line)
+                _log.warning("refused: %s (%d calls are refused so far)", line, self.refused)
         return error
+
+
+def _place(context: Context) -> str:
+    """Without the port."""
+    return context.peer().rpartition(":")[0]

@@ -11,9 +11,10 @@ from collector.answers import Answers
 from collector.health import add_health
 from collector.listening import Door, listen_at, stop_listening
 from collector.registry import Registry
-from collector.service import CollectorService
-from netmon.wire import netmon_pb2_grpc
+from collector.service import CollectorService, Context
+from collector.stream import AgentStream
 from netmon.wire.channel import COLLECTOR_OPTIONS
+from netmon.wire.identity import Identity
 
 
 class Front(Protocol):
@@ -51,10 +52,14 @@ class FrontHere:
         Opens the ports; raises as `start`."""
         self._registry = registry
         self._server = grpc.aio.server(options=COLLECTOR_OPTIONS)
-        service = CollectorService(registry, door.admission(listen), streams, answers)
-        netmon_pb2_grpc.add_CollectorServicer_to_server(service, self._server)  # type: ignore[no-untyped-call]
+        serve_stream = self._serve_stream if streams else None
+        service = CollectorService(door.admission(listen), serve_stream, answers.answer)
+        self._server.add_generic_rpc_handlers((service,))
         self._health = add_health(self._server)
         listen_at(self._server, listen, door)
+
+    async def _serve_stream(self, context: Context, identity: Identity | None) -> None:
+        await AgentStream(self._registry, context, identity).serve()
 
     @property
     def pid(self) -> int:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 import grpc
+from google.protobuf.message import DecodeError
 
 SERVICE = "netmon.Collector"
 """As in netmon.proto."""
@@ -41,7 +42,7 @@ class NoHealth:
 def add_health(server: grpc.aio.Server) -> Health:
     """Beside the other services of a server that has not started; without the library nobody answers."""
     try:
-        from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+        from grpc_health.v1 import health, health_pb2
     except ImportError:
         return NoHealth()
     told = health_pb2.HealthCheckResponse
@@ -60,8 +61,18 @@ def add_health(server: grpc.aio.Server) -> Health:
             finally:
                 self.watchers -= 1
 
+    def read(data: bytes) -> Any:
+        """What cannot be read asks for a service that nobody has."""
+        try:
+            return health_pb2.HealthCheckRequest.FromString(data)
+        except DecodeError:
+            return health_pb2.HealthCheckRequest(service="?")
+
     servicer = Servicer()
-    health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
+    check = grpc.unary_unary_rpc_method_handler(servicer.Check, read, told.SerializeToString)
+    watch = grpc.unary_stream_rpc_method_handler(servicer.Watch, read, told.SerializeToString)
+    handlers = grpc.method_handlers_generic_handler(health.SERVICE_NAME, {"Check": check, "Watch": watch})
+    server.add_generic_rpc_handlers((handlers,))
 
     class Told:
         async def follow(self, why_not: Callable[[], str]) -> None:

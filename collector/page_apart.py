@@ -18,11 +18,9 @@ import grpc
 from collector.admission import Admission
 from collector.answers import Answers
 from collector.listening import Door
-from collector.registry import Registry
 from collector.service import CollectorService
 from netmon.errors import UnsupportedError
 from netmon.own_module import own_module
-from netmon.wire import netmon_pb2_grpc
 from netmon.wire.channel import COLLECTOR_OPTIONS
 
 _log = logging.getLogger(__name__)
@@ -32,13 +30,12 @@ _BEGIN_S, _END_S, _AGAIN_S = 60.0, 5.0, 1.0
 class PageApart:
     """Between `start` and `close`; lives on one event loop. A process that dies is started again."""
 
-    def __init__(self, registry: Registry, answers: Answers, listen: str, door: Door) -> None:
+    def __init__(self, answers: Answers, listen: str, door: Door) -> None:
         """listen: HOST:PORT for browsers. door: whose certificate the page shows, and which tokens it takes."""
         self._folder = Path(tempfile.mkdtemp(prefix="netmon-"))
         at = f"unix:{self._folder}/page"
         self._server = grpc.aio.server(options=COLLECTOR_OPTIONS)
-        service = CollectorService(registry, Admission(), False, answers)
-        netmon_pb2_grpc.add_CollectorServicer_to_server(service, self._server)  # type: ignore[no-untyped-call]
+        self._server.add_generic_rpc_handlers((CollectorService(Admission(), None, answers.answer),))
         self._server.add_insecure_port(at)
         tls, tokens = (path and str(path.resolve()) for path in (door.security.tls, door.tokens))
         told = {"collector": at, "listen": listen, "tls": tls, "tokens": tokens, "insecure": door.security.insecure}

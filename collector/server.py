@@ -95,7 +95,7 @@ async def serve(
                 return
         await front.start()
         if http:
-            page = PageApart(registry, answers, http, door)
+            page = PageApart(answers, http, door)
             await page.start()
         others: dict[str, Callable[[], int]] = {"jobs": lambda: jobs.pid, "receiver": lambda: front.pid}
         if page:

@@ -1,77 +1,80 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The calls of proto/netmon.proto, where gRPC is served in this process."""
+"""The calls of proto/netmon.proto. Messages come as bytes, and are decoded once it is known who sends them."""
 
 import time
-from collections.abc import AsyncIterator
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import grpc
+from google.protobuf.message import Message
 
 from collector.admission import AGENTS, ALL, VIEWERS, Admission
-from collector.answers import Answers
-from collector.registry import Registry
-from collector.stream import AgentStream
-from netmon.wire import netmon_pb2, netmon_pb2_grpc
+from netmon.wire import netmon_pb2
+from netmon.wire.identity import Identity, Role
 
 Context = grpc.aio.ServicerContext[Any, Any]
+ServeStream = Callable[[Context, Identity | None], Awaitable[None]]
+Answer = Callable[[str, bytes, Identity | None, Context], Awaitable[None]]
+
+_SERVICE = netmon_pb2.DESCRIPTOR.services_by_name["Collector"].full_name
+_CALLS: dict[str, tuple[str, tuple[Role, ...], type[Message]]] = {
+    "Watch": ("view", VIEWERS, netmon_pb2.WatchRequest),
+    "Advise": ("view", VIEWERS, netmon_pb2.AdviceQuery),
+    "Full": ("window", ALL, netmon_pb2.FullQuery),
+    "Past": ("window", ALL, netmon_pb2.PastQuery),
+}
+"""What is answered: kind of call, for whom, what is asked."""
 
 
-class CollectorService(netmon_pb2_grpc.CollectorServicer):
-    """The calls of proto/netmon.proto."""
+class CollectorService(grpc.GenericRpcHandler):
+    """Handlers for a gRPC server."""
 
-    def __init__(self, registry: Registry, admission: Admission, streams: bool, answers: Answers) -> None:
-        """Serve the sessions of a registry.
+    def __init__(self, admission: Admission, serve_stream: ServeStream | None, answer: Answer) -> None:
+        """serve_stream: one agent's; raises DecodeError. None: agents come by the bus.
 
-        streams: agents may connect, and do not come by the bus. answers: for those who look.
+        answer(method, request, …): what is asked can be decoded.
         """
-        self._registry, self._admission, self._streams, self._answers = registry, admission, streams, answers
+        self._admission, self._serve_stream, self._answer = admission, serve_stream, answer
+        self._handlers: dict[str, Any] = {
+            "Stream": grpc.stream_stream_rpc_method_handler(self._stream, response_serializer=_serialised),
+            "Clock": grpc.stream_stream_rpc_method_handler(self._clock, response_serializer=_serialised),
+        }
+        for method in _CALLS:
 
-    async def Stream(  # noqa: N802 (the contract's name)
-        self, request_iterator: AsyncIterator[netmon_pb2.AgentMessage], context: Context
-    ) -> None:
-        """Take in one agent's stream."""
-        if not self._streams:
+            async def answered(request: bytes, context: Context, method: str = method) -> None:
+                await self._call(method, request, context)
+
+            handler = grpc.unary_stream_rpc_method_handler(answered, response_serializer=_serialised)
+            self._handlers[method] = handler
+
+    def service(self, details: grpc.HandlerCallDetails) -> Any:
+        """See gRPC."""
+        service, _, method = details.method.strip("/").partition("/")
+        return self._handlers.get(method) if service == _SERVICE else None
+
+    async def _stream(self, _: Any, context: Context) -> None:
+        if self._serve_stream is None:
             line = "this collector takes agents in by the bus: use --bus instead of --collector"
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, line)
         async with self._admission.admitted(context, "stream", AGENTS) as identity:
-            await AgentStream(self._registry, context, identity).serve()
+            await self._serve_stream(context, identity)
 
-    async def Full(  # noqa: N802 (the contract's name)
-        self, request: netmon_pb2.FullQuery, context: Context
-    ) -> None:
-        """Full resolution of a window that has passed, from the agents."""
-        async with self._admission.admitted(context, "window", ALL):
-            await self._answers.full(request, context)
-
-    async def Past(  # noqa: N802 (the contract's name)
-        self, request: netmon_pb2.PastQuery, context: Context
-    ) -> None:
-        """Rows of the dataset."""
-        async with self._admission.admitted(context, "window", ALL):
-            await self._answers.past(request, context)
-
-    async def Clock(  # noqa: N802 (the contract's name)
-        self, request_iterator: AsyncIterator[netmon_pb2.ClockProbe], context: Context
-    ) -> None:
+    async def _clock(self, _: Any, context: Context) -> None:
         """Tell the time to an agent, as often as it asks."""
         async with self._admission.admitted(context, "clock", AGENTS):
-            async for probe in request_iterator:
+            while (data := await context.read()) is not grpc.aio.EOF:
                 received = time.time_ns()
-                echo = netmon_pb2.ClockEcho(number=probe.number, received_ns=received)
+                echo = netmon_pb2.ClockEcho(received_ns=received)
+                echo.number = netmon_pb2.ClockProbe.FromString(data).number
                 echo.sent_ns = time.time_ns()
                 await context.write(echo)
 
-    async def Watch(  # noqa: N802 (the contract's name)
-        self, request: netmon_pb2.WatchRequest, context: Context
-    ) -> None:
-        """Give one snapshot, or one per interval until the viewer goes."""
-        async with self._admission.admitted(context, "view", VIEWERS) as identity:
-            await self._answers.watch(request, identity, context)
+    async def _call(self, method: str, request: bytes, context: Context) -> None:
+        what, roles, kind = _CALLS[method]
+        async with self._admission.admitted(context, what, roles) as identity:
+            kind.FromString(request)
+            await self._answer(method, request, identity, context)
 
-    async def Advise(  # noqa: N802 (the contract's name)
-        self, request: netmon_pb2.AdviceQuery, context: Context
-    ) -> netmon_pb2.AdviceAnswer:
-        """What could be done about jobs that share links."""
-        async with self._admission.admitted(context, "view", VIEWERS):
-            return await self._answers.advise(request, context)
-        raise AssertionError("an aborted call goes on")
+
+def _serialised(message: Message | bytes) -> bytes:
+    return message if isinstance(message, bytes) else message.SerializeToString()

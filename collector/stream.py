@@ -36,7 +36,10 @@ class AgentStream:
         self._waits_since: float | None = time.monotonic()  # for the next message; None: one is being taken in
 
     async def serve(self) -> None:
-        """Until the agent has said its last word, or the connection breaks, or a message breaks the contract."""
+        """Until the agent has said its last word, or the connection breaks, or a message breaks the contract.
+
+        Raises DecodeError.
+        """
         taking = asyncio.create_task(self._take())
         taking.add_done_callback(lambda _: self._news.set())
         try:
@@ -117,8 +120,8 @@ class AgentStream:
 
     async def _read(self) -> netmon_pb2.AgentMessage | None:
         """The next message; None: there is no more."""
-        message = await self._context.read()
-        return None if message is grpc.aio.EOF else message
+        data: Any = await self._context.read()
+        return None if data is grpc.aio.EOF else netmon_pb2.AgentMessage.FromString(data)
 
     async def _leave(self, complete: bool) -> None:
         """The connection has ended; complete: because the agent has said all that it has to say."""

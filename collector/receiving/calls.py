@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, NoReturn
 
 import grpc
-from google.protobuf.message import DecodeError, Message
+from google.protobuf.message import Message
 
 from collector.receiving.frames import Answer
 from collector.stream_ends import End
@@ -56,8 +56,6 @@ class CalledContext:
             return self._how
         except asyncio.CancelledError:
             return End(grpc.StatusCode.CANCELLED, "the caller has gone")
-        except DecodeError:
-            return End(grpc.StatusCode.INVALID_ARGUMENT, "what was asked cannot be read")
         except Exception as error:  # this call is over, as with gRPC itself, and not who serves the others
             _log.exception("a call could not be answered")
             return End(grpc.StatusCode.UNKNOWN, f"it could not be answered: {type(error).__name__}")

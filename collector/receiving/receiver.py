@@ -20,7 +20,6 @@ from typing import Any
 
 import grpc
 
-from collector.admission import AGENTS, ALL, VIEWERS, Admission
 from collector.allocator import give_back
 from collector.allowance import USUAL, Allowance
 from collector.health import Health, NoHealth, add_health
@@ -30,20 +29,13 @@ from collector.receiving import frames
 from collector.receiving.frames import Called, HungUp, Received, Written
 from collector.receiving.pipe import Pipe
 from collector.receiving.streams import Context, ReceivedStream
+from collector.service import CollectorService
 from netmon.errors import NetmonError
 from netmon.wire import netmon_pb2
 from netmon.wire.channel import COLLECTOR_OPTIONS
-from netmon.wire.identity import Identity, Role
+from netmon.wire.identity import Identity
 from netmon.wire.many import ManyBatches, decode_many
 
-_SERVICE = netmon_pb2.DESCRIPTOR.services_by_name["Collector"].full_name
-_CALLS: dict[str, tuple[str, tuple[Role, ...]]] = {
-    "Watch": ("view", VIEWERS),
-    "Advise": ("view", VIEWERS),
-    "Full": ("window", ALL),
-    "Past": ("window", ALL),
-}
-"""What the collector answers: kind of call, for whom."""
 _LOOKED_OVER = (50_000, 20, 20)  # as the collector's
 
 
@@ -62,7 +54,6 @@ class Receiver:
         self._pipe, self._listen = pipe, listen
         self._rates = USUAL
         self.allowance = Allowance(lambda: self._rates)
-        self._admission: Admission | None = None
         self._numbers = itertools.count(1)
         self._streams: dict[int, ReceivedStream] = {}
         self._calls: dict[int, _Call] = {}
@@ -77,9 +68,10 @@ class Receiver:
 
     async def serve(self) -> None:
         """Until the collector says stop, or is gone (EOFError). Raises NetmonError where it cannot listen."""
-        self._admission = self._listen.door.admission(self._listen.address)
+        admission = self._listen.door.admission(self._listen.address)
         server = grpc.aio.server(options=COLLECTOR_OPTIONS)
-        server.add_generic_rpc_handlers((_Handlers(self),))
+        serve_stream = self._stream if self._listen.streams else None
+        server.add_generic_rpc_handlers((CollectorService(admission, serve_stream, self._ask),))
         self._health = add_health(server)
         listen_at(server, self._listen.address, self._listen.door)
         await server.start()
@@ -185,39 +177,16 @@ class Receiver:
 
     # --- what is called
 
-    async def stream(self, _: Any, context: Context) -> None:
+    async def _stream(self, context: Context, identity: Identity | None) -> None:
         """An agent's."""
-        if not self._listen.streams:
-            line = "this collector takes agents in by the bus: use --bus instead of --collector"
-            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, line)
-        assert self._admission
-        async with self._admission.admitted(context, "stream", AGENTS) as identity:
-            number = next(self._numbers)
-            stream = self._streams[number] = ReceivedStream(number, self, context, identity)
-            try:
-                await stream.serve()
-            finally:
-                del self._streams[number]
+        number = next(self._numbers)
+        stream = self._streams[number] = ReceivedStream(number, self, context, identity)
+        try:
+            await stream.serve()
+        finally:
+            del self._streams[number]
 
-    async def clock(self, _: Any, context: Context) -> None:
-        """Tell the time to an agent, as often as it asks."""
-        assert self._admission
-        async with self._admission.admitted(context, "clock", AGENTS):
-            while (data := await context.read()) is not grpc.aio.EOF:
-                received = time.time_ns()
-                echo = netmon_pb2.ClockEcho(received_ns=received)
-                echo.number = netmon_pb2.ClockProbe.FromString(data).number
-                echo.sent_ns = time.time_ns()
-                await context.write(echo.SerializeToString())
-
-    async def call(self, method: str, request: bytes, context: Context) -> None:
-        """What the collector answers."""
-        what, roles = _CALLS[method]
-        assert self._admission
-        async with self._admission.admitted(context, what, roles) as identity:
-            await self._ask(method, request, context, identity)
-
-    async def _ask(self, method: str, request: bytes, context: Context, identity: Identity | None) -> None:
+    async def _ask(self, method: str, request: bytes, identity: Identity | None, context: Context) -> None:
         number, call = next(self._numbers), _Call()
         self._calls[number] = call
         self.send(Called(number, method, request, identity))
@@ -251,27 +220,6 @@ def _read(batches: list[_Batch]) -> tuple[ManyBatches, list[_Batch], list[tuple[
             except Exception as error:
                 failed.append((one[0], one[2], f"{type(error).__name__}: {error}"))
         return decode_many([message.batch for _, message, _, _ in good]), good, failed
-
-
-class _Handlers(grpc.GenericRpcHandler):
-    """Of the contract's methods; messages come and go as bytes."""
-
-    def __init__(self, receiver: Receiver) -> None:
-        self._of: dict[str, Any] = {
-            "Stream": grpc.stream_stream_rpc_method_handler(receiver.stream),
-            "Clock": grpc.stream_stream_rpc_method_handler(receiver.clock),
-        }
-        for method in _CALLS:
-
-            async def answered(request: bytes, context: Context, method: str = method) -> None:
-                await receiver.call(method, request, context)
-
-            self._of[method] = grpc.unary_stream_rpc_method_handler(answered)
-
-    def service(self, details: grpc.HandlerCallDetails) -> Any:
-        """See gRPC."""
-        service, _, method = details.method.strip("/").partition("/")
-        return self._of.get(method) if service == _SERVICE else None
 
 
 async def _serve(descriptor: int) -> None:

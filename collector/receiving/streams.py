@@ -7,7 +7,6 @@ import time
 from typing import Any, Protocol
 
 import grpc
-from google.protobuf.message import DecodeError
 
 from collector.allowance import Allowance
 from collector.door import read_hello
@@ -96,7 +95,10 @@ class ReceivedStream:
     # --- its call
 
     async def serve(self) -> None:
-        """Until the agent has said its last word, or the connection breaks, or the collector ends it."""
+        """Until the agent has said its last word, or the connection breaks, or the collector ends it.
+
+        Raises DecodeError.
+        """
         taking = asyncio.create_task(self._take())
         taking.add_done_callback(lambda _: self._news.set())
         over = False
@@ -158,16 +160,17 @@ class ReceivedStream:
         self._waits_since = None
         if first is None:
             return
-        self._hello = hello = read_hello(_parsed(first), self._identity)
+        opening = netmon_pb2.AgentMessage.FromString(first)
+        self._hello = hello = read_hello(opening, self._identity)
         await self._to.allowance.turn(hello.host)
-        self._to.allowance.introduced(hello.host, _parsed(first).hello)
+        self._to.allowance.introduced(hello.host, opening.hello)
         self._to.send(Introduced(self.number, hello))
         await self._to.drained()
         await self._opened
         self._waits_since = time.monotonic()
         while (data := await self._read()) is not None:
             self._waits_since = None
-            message = _parsed(data)
+            message = netmon_pb2.AgentMessage.FromString(data)
             kind = message.WhichOneof("message")
             if kind == "full":
                 self._to.send(Full(self.number, data))
@@ -203,10 +206,3 @@ class ReceivedStream:
     async def _read(self) -> bytes | None:
         data: Any = await self._context.read()
         return None if data is grpc.aio.EOF else data
-
-
-def _parsed(data: bytes) -> netmon_pb2.AgentMessage:
-    try:
-        return netmon_pb2.AgentMessage.FromString(data)
-    except DecodeError:
-        raise WireError("a message cannot be read: it is none of an agent's") from None

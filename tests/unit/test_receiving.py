@@ -121,28 +121,6 @@ def test_agents_and_viewers(tmp_path: Path) -> None:
     assert not receiver_of(os.getpid())
 
 
-@pytest.mark.parametrize("receiver", ["apart", "here"])
-def test_whoever_asks_what_cannot_be_read_is_told_so(tmp_path: Path, receiver: str) -> None:
-    async def scenario() -> None:
-        address, stop = f"unix:{tmp_path}/socket", asyncio.Event()
-        task = asyncio.create_task(serve(address, tmp_path / "data", FAST, stop, receiver=receiver))
-        try:
-            async with grpc.aio.insecure_channel(address) as channel:
-                await asyncio.wait_for(channel.channel_ready(), 60)
-                for method in ("Watch", "Full", "Past", "Advise"):
-                    call = channel.unary_stream(f"/netmon.Collector/{method}")(b"\xff" * 9)
-                    with pytest.raises(grpc.aio.AioRpcError) as refused:
-                        await asyncio.wait_for(anext(aiter(call)), 60)
-                    own = grpc.StatusCode.UNKNOWN  # gRPC's
-                    wanted = grpc.StatusCode.INVALID_ARGUMENT if receiver == "apart" else own
-                    assert refused.value.code() is wanted
-        finally:
-            stop.set()
-            await task
-
-    asyncio.run(scenario())
-
-
 def test_its_death_loses_nothing(tmp_path: Path) -> None:
     """Agents connect again to its successor, and send what is not stored; what was is known."""
     contents = session(40)
