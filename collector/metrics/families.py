@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A frozen view in Prometheus' words. No flow is a label, and no more than MOST_JOBS jobs are."""
+"""A frozen view in Prometheus' words. No flow is a label; of jobs MOST_JOBS are, of a host MOST_INTERFACES."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import accumulate
 
+import numpy as np
+import numpy.typing as npt
 from prometheus_client import Metric
 from prometheus_client.core import (
     CounterMetricFamily,
@@ -16,11 +18,14 @@ from prometheus_client.core import (
 from collector.metrics.delays import DELAY_BOUNDS_S, NO_DELAYS, Delays
 from collector.metrics.job_counts import BOUNDS_S, JobCounts
 from collector.view.frozen import Frozen
-from netmon.records import CLASS_NAMES
+from netmon.dl.grouped import starts
+from netmon.records import CLASS_NAMES, Direction
 from netmon.telemetry.families import Used, counter, gauge, own_families
 from netmon.views import Cause
 
 _LINK = ("host", "interface", "direction")
+MOST_INTERFACES = 32
+"""Of a host, in each direction: those that have carried the most."""
 _PLACES = ("overflow", "lost_kernel", "lost_agent")
 _LABELS = [f"{bound:g}" for bound in BOUNDS_S] + ["+Inf"]
 
@@ -78,18 +83,37 @@ def _hosts(frozen: Frozen) -> Iterator[Metric]:
         yield gauge(name, help_, ("host",), zip(((host,) for host in frozen.host_names), values.tolist(), strict=True))
 
 
+def _shown_links(frozen: Frozen) -> npt.NDArray[np.intp]:
+    """The links with series of their own."""
+    links, names = frozen.links, frozen.link_names
+    carried = np.maximum(links["nic_bytes"], links["attributed_bytes"])
+    direction = np.fromiter((name.direction for name in names), np.int64, len(names))
+    group = links["host"].astype(np.int64) * len(Direction) + direction
+    order = np.lexsort((-carried, group))
+    first = starts(group[order])
+    place = np.arange(len(order)) - np.repeat(first, np.diff([*first.tolist(), len(order)]))
+    return np.sort(order[place < MOST_INTERFACES])
+
+
 def _links(frozen: Frozen) -> Iterator[Metric]:
-    links = frozen.links
-    names = [(name.host, name.interface, name.direction.name.lower()) for name in frozen.link_names]
+    shown = _shown_links(frozen)
+    links = frozen.links[shown]
+    left_out = np.bincount(np.delete(frozen.links["host"], shown), minlength=len(frozen.host_names)).tolist()
+    help_ = f"Links without series: beyond {MOST_INTERFACES} interfaces of a host"
+    hosts = zip(frozen.host_names, left_out, strict=True)
+    yield gauge("netmon_agent_links_left_out", help_, ("host",), (((host,), count) for host, count in hosts if count))
+    names = [
+        (name.host, name.interface, name.direction.name.lower()) for name in map(frozen.link_names.__getitem__, shown)
+    ]
     rates = [
         ((*name, word), rate)
-        for name, row in zip(names, frozen.now_bps.tolist(), strict=True)
+        for name, row in zip(names, frozen.now_bps[shown].tolist(), strict=True)
         for word, rate in zip(CLASS_NAMES, row, strict=True)
     ]
     yield gauge("netmon_link_bits_per_second", "Wire rate over the last second", (*_LINK, "class"), rates)
     carried = (
         ((*name, word), value)
-        for name, row in zip(names, frozen.class_bytes.tolist(), strict=True)
+        for name, row in zip(names, frozen.class_bytes[shown].tolist(), strict=True)
         for word, value in zip(CLASS_NAMES, row, strict=True)
     )
     help_ = "Wire bytes of rows that are final, since the link came"

@@ -14,7 +14,6 @@ import os
 import signal
 import socket
 import sys
-import time
 from collections import defaultdict
 from typing import Any
 

@@ -6,6 +6,7 @@ import time
 from collections import deque
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from statistics import median
 from typing import NamedTuple
 
@@ -144,13 +145,15 @@ class Jobs:
             else:
                 rank.host, rank.number, rank.ended = host, last, (rows, row)
         job.history.end(rows, len(job.ranks))
-        self.counts.ended(name, rows)
+        self.counts.ended(name, rows, lambda: {hosts[place] for place in rows.place.tolist()})
 
     def have_accounts(self, told: Accounted) -> None:
         """The bytes of iterations that have ended."""
         for name, own in told.rows.by_job():
             part = told.take(own)
             self.counts.accounted(name, part.rows)
+            carried = int(part.tallies["dl_tx_bytes"].sum() + part.tallies["dl_rx_bytes"].sum())
+            self.counts.carried(name, partial(self.hosts, name), carried)
             job, number = self._jobs.get(name), part.rows.each_of("rank").tolist()
             if job is None:
                 continue
