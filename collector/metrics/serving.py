@@ -44,9 +44,9 @@ def serve_metrics(
         from collector.metrics.families import Seen
         from netmon.telemetry.endpoint import Condition
         from netmon.telemetry.families import used, used_by
-    except ImportError:  # it needs a library that the rest does without
+    except ImportError as error:  # it needs libraries that the rest does without
         raise UnsupportedError(
-            "cannot serve metrics: prometheus-client is not installed; pip install 'netmon[metrics]'"
+            f"cannot serve metrics: {error.name} is not installed; pip install 'netmon[metrics]'"
         ) from None
     bus = _BusDepth(among) if among else None
 

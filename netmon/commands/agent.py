@@ -11,10 +11,11 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from netmon.commands.needs import require
 from netmon.commands.security_options import declare_security, security
 from netmon.commands.service_options import declare_service, heed_hangup
 from netmon.durability import DURABILITIES
-from netmon.errors import UnsupportedError, UsageError
+from netmon.errors import UsageError
 from netmon.marks import DEFAULT_SOCKET
 from netmon.units import format_duration, format_rate, parse_count, parse_duration, parse_rate, parse_size
 
@@ -253,12 +254,9 @@ def _bus(collector: str, bus: str) -> tuple[str, ...]:
 def _metrics(address: str) -> str:
     """Where; what is wrong with it is said before anything is attached. Raises UsageError, UnsupportedError."""
     if address:
-        try:
-            from netmon.telemetry.endpoint import split_address
-        except ImportError:
-            raise UnsupportedError(
-                "cannot serve metrics: prometheus-client is not installed; pip install 'netmon[metrics]'"
-            ) from None
+        require(("prometheus_client", "aiohttp"), "serve metrics", "metrics")
+        from netmon.telemetry.endpoint import split_address
+
         split_address(address)
     return address
 

@@ -1,32 +1,40 @@
 # SPDX-License-Identifier: Apache-2.0
-"""GET /metrics, /health and /ready, in threads of their own. Strangers cost it a few of them for a few seconds."""
+"""GET /metrics, /health and /ready, on an event loop in a thread of its own, which sleeps until somebody asks.
 
+A client has a few seconds for its whole request, whatever it sends. An answer is made once for all that ask meanwhile.
+"""
+
+import asyncio
 import contextlib
-import socket
-import socketserver
-import ssl
+import logging
 import threading
-import time
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
+from typing import Generic, TypeVar, cast
 
-from prometheus_client import CollectorRegistry, Metric, make_wsgi_app
-from prometheus_client.registry import Collector
+from aiohttp import web
+from prometheus_client import CollectorRegistry, Metric
+from prometheus_client.exposition import choose_encoder
 
 from netmon.errors import UnsupportedError, UsageError
+from netmon.wire.http_listener import HttpListener, open_sockets
 from netmon.wire.identity import Role
 from netmon.wire.secure import http_contexts
 from netmon.wire.security import Security
 
 _AGAIN_S = 0.5  # an answer serves again for so long, however often it is asked for
-_MOST_AT_A_TIME = 8
-_WITHIN_S = 10.0  # a request, from its connection to its last byte read
-_TEXT = [("Content-Type", "text/plain; charset=utf-8"), ("Cache-Control", "no-store")]
+_MOST_CONNECTIONS = 64
+_WITHIN_S = 10.0  # from a connection's beginning to its end; it is for one request
+_HEADERS = {"Cache-Control": "no-store"}
+_OPENMETRICS = "application/openmetrics-text"
+
+_silent = logging.getLogger("netmon.telemetry.requests")  # who asks, and what, is not our users' business
+_silent.disabled = True
 
 Look = Callable[[], Iterable[Metric]]
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
@@ -42,74 +50,29 @@ class Condition:
         return not (self.unwell or self.unready)
 
 
-class _Scraped(Collector):
+class _Shared(Generic[_T]):
+    """What a function returns, which may block: called once for all that ask at the same time."""
+
+    def __init__(self, make: Callable[[], _T], pool: ThreadPoolExecutor) -> None:
+        self._make, self._pool = make, pool
+        self._made: asyncio.Future[_T] | None = None
+        self._began_s = 0.0
+
+    async def get(self) -> _T:
+        loop = asyncio.get_running_loop()
+        if self._made is None or (self._made.done() and loop.time() - self._began_s > _AGAIN_S):
+            self._began_s, self._made = loop.time(), loop.run_in_executor(self._pool, self._make)
+        return await asyncio.shield(self._made)
+
+
+class _Scraped:
+    """As much of a registry as its encoders use."""
+
     def __init__(self, look: Look) -> None:
         self._look = look
-        self._one_at_a_time = threading.Lock()
-        self._seen: list[Metric] = []
-        self._seen_s = 0.0
-
-    def describe(self) -> Iterator[Metric]:
-        return iter(())  # else it would be asked now, maybe by whoever it asks
 
     def collect(self) -> Iterator[Metric]:
-        with self._one_at_a_time:
-            if not self._seen or time.monotonic() - self._seen_s > _AGAIN_S:
-                self._seen, self._seen_s = list(self._look()), time.monotonic()
-            return iter(self._seen)
-
-
-class _Handler(WSGIRequestHandler):
-    def log_message(self, format: str, *args: Any) -> None:
-        """Who asks is not our users' business."""
-
-
-class _Server(socketserver.ThreadingMixIn, WSGIServer):
-    daemon_threads = True
-    allow_reuse_address = True
-    request_queue_size = 16
-
-    def __init__(self, place: tuple[str, int], family: int, contexts: Callable[[], ssl.SSLContext] | None) -> None:
-        self.address_family = family
-        self._contexts = contexts
-        self._room = threading.BoundedSemaphore(_MOST_AT_A_TIME)
-        super().__init__(place, _Handler)
-
-    def server_bind(self) -> None:
-        """As HTTPServer, but for asking a name server who we are."""
-        socketserver.TCPServer.server_bind(self)
-        self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
-        self.setup_environ()
-
-    def process_request(self, request: Any, client_address: Any) -> None:
-        """Whoever is one too many is hung up on."""
-        if not self._room.acquire(blocking=False):
-            self.shutdown_request(request)
-            return
-        try:
-            super().process_request(request, client_address)
-        except BaseException:
-            self._room.release()
-            raise
-
-    def process_request_thread(self, request: Any, client_address: Any) -> None:
-        """One request, and the handshake before it."""
-        try:
-            super().process_request_thread(request, client_address)
-        finally:
-            self._room.release()
-
-    def finish_request(self, request: Any, client_address: Any) -> None:
-        """The handshake here: a stranger who says nothing keeps nobody else waiting."""
-        request.settimeout(_WITHIN_S)
-        if self._contexts is None:
-            super().finish_request(request, client_address)
-            return
-        with self._contexts().wrap_socket(request, server_side=True) as protected:
-            super().finish_request(protected, client_address)
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """Whoever hangs up, or has no certificate, has read nothing."""
+        return iter(self._look())
 
 
 class Endpoint:
@@ -124,55 +87,84 @@ class Endpoint:
         """
         host, port = split_address(address)
         folder = security.folder(address, "serve metrics on")
-        registry = CollectorRegistry()
-        registry.register(_Scraped(look))
-        contexts = http_contexts(Path(folder), role) if folder else None
+        self._contexts = http_contexts(Path(folder), role) if folder else None
+        self._pool = ThreadPoolExecutor(3, thread_name_prefix="metrics")  # one for each of these:
+        self._condition = _Shared(lambda: _condition(condition), self._pool)
+        self._metrics = {kind: _Shared(_encoder(look, kind), self._pool) for kind in ("", _OPENMETRICS)}
         try:
-            family, *_, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-            self._server = _Server((str(place[0]), port), family, contexts)
+            self._sockets = open_sockets(host, port)
         except OSError as error:
             raise UnsupportedError(f"cannot serve metrics on {address}: {error.strerror or error}") from error
-        self._server.set_app(_app(registry, condition))
-        self._thread = threading.Thread(target=self._server.serve_forever, name="metrics", daemon=True)
+        self.port = int(self._sockets[0].getsockname()[1])
+        """That it listens on."""
+        self._loop, self._stop = asyncio.new_event_loop(), asyncio.Event()
+        self._thread = threading.Thread(target=self._run, name="metrics", daemon=True)
         self._thread.start()
 
-    @property
-    def port(self) -> int:
-        """That it listens on."""
-        return int(self._server.server_port)
-
     def close(self) -> None:
-        """Stops listening; blocks for half a second at most. Whoever is asked may not be waiting for it meanwhile."""
-        self._server.shutdown()
-        self._server.server_close()
+        """Stops listening; does not wait for what is asked meanwhile."""
+        self._loop.call_soon_threadsafe(self._stop.set)
         self._thread.join()
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def _run(self) -> None:
+        self._loop.run_until_complete(self._serve())
+        self._loop.close()
+
+    async def _serve(self) -> None:
+        server = web.Server(
+            self._answer, handler_cancellation=True, access_log=None, logger=_silent, keepalive_timeout=_WITHIN_S
+        )
+        listener = HttpListener(server, self._sockets, self._contexts, _MOST_CONNECTIONS, _WITHIN_S)
+        listener.start()
+        await self._stop.wait()
+        await listener.close()
+        for connection in server.connections:
+            connection.force_close()
+        await server.shutdown(0)
+
+    async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
+        if request.path == "/metrics":
+            kind = _OPENMETRICS if _OPENMETRICS in request.headers.get("Accept", "") else ""
+            response = await self._scraped(kind)
+        elif request.path in ("/health", "/ready"):
+            now = await self._condition.get()
+            wrong = now.unwell if request.path == "/health" else now.unwell or now.unready
+            response = _said(503 if wrong else 200, wrong or request.path[1:])
+        else:
+            response = _said(404, "/metrics, /health and /ready are here")
+        response.force_close()
+        return response
+
+    async def _scraped(self, kind: str) -> web.Response:
+        body = await self._metrics[kind].get()
+        if body is None:
+            return _said(503, "no answer now; try again")
+        response = web.Response(body=body, headers=_HEADERS | {"Content-Type": choose_encoder(kind)[1]})
+        response.enable_compression()
+        return response
 
 
-def _app(registry: CollectorRegistry, condition: Callable[[], Condition]) -> Any:
-    metrics = make_wsgi_app(registry)
+def _encoder(look: Look, kind: str) -> Callable[[], bytes | None]:
+    encode, scraped = choose_encoder(kind)[0], cast(CollectorRegistry, _Scraped(look))
 
-    def app(environ: dict[str, Any], start: Any) -> Iterable[bytes]:
-        path = environ.get("PATH_INFO", "")
-        if path == "/metrics":
-            with contextlib.suppress(Exception):  # whoever is asked is too busy, or fails at it
-                answer: Iterable[bytes] = metrics(environ, start)
-                return answer
-            return _said(start, "503 Service Unavailable", "no answer now; try again")
-        if path not in ("/health", "/ready"):
-            return _said(start, "404 Not Found", "/metrics, /health and /ready are here")
-        try:
-            now = condition()
-        except Exception as error:
-            now = Condition(unwell=f"it does not answer: {type(error).__name__}")
-        wrong = now.unwell if path == "/health" else now.unwell or now.unready
-        return _said(start, "503 Service Unavailable" if wrong else "200 OK", wrong or path[1:])
+    def make() -> bytes | None:
+        with contextlib.suppress(Exception):  # whoever is asked is too busy, or fails at it
+            return encode(scraped)
+        return None
 
-    return app
+    return make
 
 
-def _said(start: Any, status: str, line: str) -> Iterable[bytes]:
-    start(status, [*_TEXT])
-    return [f"{line}\n".encode()]
+def _condition(ask: Callable[[], Condition]) -> Condition:
+    try:
+        return ask()
+    except Exception as error:
+        return Condition(unwell=f"it does not answer: {type(error).__name__}")
+
+
+def _said(status: int, line: str) -> web.Response:
+    return web.Response(status=status, text=f"{line}\n", headers=_HEADERS)
 
 
 def split_address(address: str) -> tuple[str, int]:

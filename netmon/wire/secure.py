@@ -127,25 +127,26 @@ def bus_context(folder: Path, *roles: Role) -> ssl.SSLContext:
     return context
 
 
-def http_contexts(folder: Path, role: Role) -> Callable[[], ssl.SSLContext]:
-    """For a port that is asked by HTTPS, with a certificate of the same authority: one for each connection.
+def http_contexts(folder: Path, role: Role, verify: ssl.VerifyMode = ssl.CERT_REQUIRED) -> Callable[[], ssl.SSLContext]:
+    """For a port that is asked by HTTPS, with a certificate of the same authority: another one when files have changed.
 
-    Raises CertificateError, here only: later what cannot be used changes nothing.
+    A session of an earlier one cannot be resumed. Raises CertificateError, here only: later what cannot be used changes
+    nothing.
     """
-    files, known = Watched(folder, role), [_http_context(folder)]
+    files, known = Watched(folder, role), [_http_context(folder, verify)]
 
     def context() -> ssl.SSLContext:
         if files.changed():
             with contextlib.suppress(OSError, ssl.SSLError):  # another file is put there this very moment
-                known[0] = _http_context(folder)
+                known[0] = _http_context(folder, verify)
         return known[0]
 
     return context
 
 
-def _http_context(folder: Path) -> ssl.SSLContext:
+def _http_context(folder: Path, verify: ssl.VerifyMode) -> ssl.SSLContext:
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=str(folder / AUTHORITY))
-    context.minimum_version, context.verify_mode = ssl.TLSVersion.TLSv1_2, ssl.CERT_REQUIRED
+    context.minimum_version, context.verify_mode = ssl.TLSVersion.TLSv1_2, verify
     context.load_cert_chain(folder / CERTIFICATE, folder / KEY)
     return context
 

@@ -18,6 +18,7 @@ import pytest
 from authorities import pki, security
 from collector_thread import collecting
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from prometheus_client import Metric
 from waiting import free_port, wait_for
 
 from netmon.errors import UnsupportedError, UsageError
@@ -63,21 +64,118 @@ def test_health_readiness_and_metrics() -> None:
         assert get(served.port, "/ready")[0] == 503
 
 
-def test_strangers_who_say_nothing_keep_nobody_waiting_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(endpoint_module, "_WITHIN_S", 0.2)
+def connected(port: int, count: int) -> list[socket.socket]:
+    return [socket.create_connection(("127.0.0.1", port), timeout=60) for _ in range(count)]
+
+
+def closed(stranger: socket.socket) -> bool:
+    """Whether the other end has hung up, instead of waiting for the rest of a request."""
+    with contextlib.suppress(BlockingIOError):
+        try:
+            return stranger.recv(1 << 16, socket.MSG_DONTWAIT) == b""
+        except ConnectionError:
+            return True
+    return False
+
+
+@contextlib.contextmanager
+def dripping(strangers: list[socket.socket]) -> Iterator[None]:
+    """Each sends another byte of its request again and again, and never the last one."""
+    over = threading.Event()
+
+    def drip() -> None:
+        while not over.wait(0.02):
+            for stranger in strangers:
+                with contextlib.suppress(OSError):
+                    stranger.send(b"x")
+
+    for stranger in strangers:
+        stranger.sendall(b"GET /health HTTP/1.1\r\nX-Slow: ")
+    thread = threading.Thread(target=drip)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+        for stranger in strangers:
+            stranger.close()
+
+
+def test_slow_clients_keep_nobody_waiting() -> None:
+    with serving() as served, dripping(connected(served.port, 30)):
+        for path in ("/health", "/ready", "/metrics") * 5:
+            assert get(served.port, path)[0] == 200
+
+
+def test_a_request_has_to_be_over_in_time_however_it_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(endpoint_module, "_WITHIN_S", 0.5)
     with serving() as served:
-        before = threading.active_count()
-        silent = [socket.create_connection(("127.0.0.1", served.port)) for _ in range(30)]
-        assert threading.active_count() <= before + endpoint_module._MOST_AT_A_TIME
+        strangers = connected(served.port, 3)
+        with dripping(strangers):
+            wait_for(lambda: all(closed(stranger) for stranger in strangers))
 
-        def answers() -> bool:
-            with contextlib.suppress(OSError, http.client.HTTPException):
-                return get(served.port, "/health")[0] == 200
-            return False
 
-        wait_for(answers)
-        for one in silent:
-            one.close()
+def test_who_is_one_too_many_takes_the_place_of_the_oldest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(endpoint_module, "_MOST_CONNECTIONS", 8)
+    with serving() as served:
+        strangers = connected(served.port, 40)
+        with dripping(strangers):
+            assert get(served.port, "/health")[0] == 200
+            wait_for(lambda: closed(strangers[0]))
+
+
+def test_who_never_shakes_hands_keeps_nobody_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(endpoint_module, "_MOST_CONNECTIONS", 8)
+    agent = pki("ours").issue(Identity(Role.AGENT, "handshakes"), ["127.0.0.1"]).folder
+    viewer = security(Role.FULL, "ann").tls
+    assert viewer
+    context = ssl.create_default_context(cafile=str(viewer / "ca.crt"))
+    context.load_cert_chain(viewer / "tls.crt", viewer / "tls.key")
+    with serving(own=Security(agent)) as served:
+        strangers = connected(served.port, 40)
+        with dripping(strangers):
+            assert get(served.port, "/health", context)[0] == 200
+            wait_for(lambda: closed(strangers[0]))
+
+
+@pytest.mark.parametrize(
+    "sent", [b"\0\1\2\r\n\r\n", b"GET /" + b"x" * 100_000 + b" HTTP/1.1\r\n\r\n", b"POST /\r\n\r\n"]
+)
+def test_what_is_no_request_is_refused_without_a_word_in_the_log(sent: bytes, caplog: pytest.LogCaptureFixture) -> None:
+    with serving() as served:
+        (stranger,) = connected(served.port, 1)
+        with stranger, contextlib.suppress(ConnectionError):
+            stranger.sendall(sent)
+            while stranger.recv(1 << 16):
+                pass
+        assert get(served.port, "/health")[0] == 200
+    assert not [record for record in caplog.records if record.levelno >= logging.INFO]
+
+
+def test_what_takes_long_to_tell_is_told_once_and_keeps_probes_no_longer() -> None:
+    asked, go_on = [], threading.Event()
+
+    def slowly() -> Iterator[Metric]:
+        asked.append(1)
+        go_on.wait(60)
+        return own_families("agent", used())
+
+    served = Endpoint("127.0.0.1:0", PLAIN, slowly, Condition, Role.AGENT)
+    try:
+        scrapers = connected(served.port, 12)
+        for scraper in scrapers:
+            scraper.sendall(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")
+        wait_for(lambda: bool(asked))
+        assert get(served.port, "/health")[0] == 200
+        go_on.set()
+        for scraper in scrapers:
+            with scraper:
+                assert scraper.recv(1 << 10).startswith(b"HTTP/1.1 200 OK")
+        assert asked == [1]
+    finally:
+        go_on.set()
+        served.close()
 
 
 def test_beyond_this_machine_a_certificate_is_needed() -> None:
