@@ -56,12 +56,15 @@ def wanted_times(table: Matrix, numbers: "list[int]") -> list[tuple[int, int]]:
     rows: set[int] = set()
     for number in numbers:
         row = int(np.searchsorted(table.number, number))
-        rows |= {row, *_near(usual_rows(table, row), row)}
+        rows |= {row, *_near(table, usual_rows(table, row), row)}
     begin, end = np.nanmin(table.start, axis=1), np.nanmax(table.end, axis=1)
     return [(int(begin[row]) + table.base_ns, int(end[row]) + table.base_ns) for row in sorted(rows)]
 
 
-def _near(usual: npt.NDArray[np.intp], row: int) -> list[int]:
+def _near(table: Matrix, usual: npt.NDArray[np.intp], row: int) -> list[int]:
+    """The nearest usual iterations that do not stand out: what is done to one may be done to those beside it, too."""
+    took = table.slowest[usual]
+    usual = usual[took < NOTABLE * median(took)] if len(usual) else usual
     near = usual[np.argsort(np.abs(usual - row), kind="stable")[:REFERENCES]]
     return sorted(near.tolist())
 
@@ -74,7 +77,7 @@ def looked_at(job: str, table: Matrix, carried: Carried, number: int) -> Judged:
     usual = usual_rows(table, row)
     traffic = JobTraffic(carried, job)
     seen = traffic.window(*span_of(table, row))
-    near = ((one, traffic.window(*span_of(table, one))) for one in _near(usual, row))
+    near = ((one, traffic.window(*span_of(table, one))) for one in _near(table, usual, row))
     references = {one: found for one, found in near if found}
     return Judged(job, table, row, usual, seen, references, carried.waited)
 
