@@ -62,10 +62,10 @@ def wanted_times(table: Matrix, numbers: "list[int]") -> list[tuple[int, int]]:
 
 
 def _near(table: Matrix, usual: npt.NDArray[np.intp], row: int) -> list[int]:
-    """The nearest usual iterations that do not stand out: what is done to one may be done to those beside it, too."""
+    """The nearest of the faster half: what slows one iteration down may slow those beside it, too."""
     took = table.slowest[usual]
-    usual = usual[took < NOTABLE * median(took)] if len(usual) else usual
-    near = usual[np.argsort(np.abs(usual - row), kind="stable")[:REFERENCES]]
+    faster = usual[took <= median(took)] if len(usual) else usual
+    near = faster[np.argsort(np.abs(faster - row), kind="stable")[:REFERENCES]]
     return sorted(near.tolist())
 
 
