@@ -97,12 +97,16 @@ class Cause(IntEnum):
     LOSS = 6  # packets that the network dropped, with nobody else on the link
     SLOW_LINK = 7  # a link that gave less than it usually does, with nobody else on it
     HOST = 8  # the host itself: its CPU, memory or storage
+    OWN_TRANSFER = 9  # what a rank transferred beside its gradients: a checkpoint, training data
 
 
-NETWORK = (Cause.CROSS, Cause.OTHER_JOB, Cause.LOSS, Cause.SLOW_LINK)
+NETWORK = (Cause.CROSS, Cause.OTHER_JOB, Cause.OWN_TRANSFER, Cause.LOSS, Cause.SLOW_LINK)
 """Causes that blame the network or its users."""
 
-SHARES = ("compute", "late", "transfer", "cross", "other_job", "loss", "slow_link", "host", "pause", "unknown")
+SHARES = (
+    *("compute", "late", "transfer", "cross", "other_job", "own_transfer", "loss", "slow_link", "host", "pause"),
+    "unknown",
+)
 """Of an iteration's excess; Verdict has NAME_ns of each, which add up to excess_ns."""
 
 
@@ -150,6 +154,7 @@ class Verdict:
     transfer_ns: int = 0  # there was more to transfer
     cross_ns: int = 0  # the transfer was held up by traffic that is no training
     other_job_ns: int = 0  # by another job's
+    own_transfer_ns: int = 0  # by what a rank of the job transferred beside its gradients
     loss_ns: int = 0  # by packets that were dropped, with nobody else on the link
     slow_link_ns: int = 0  # by a link that gave less, with nobody else on it
     host_ns: int = 0  # by the host itself

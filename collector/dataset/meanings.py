@@ -120,7 +120,8 @@ _COLUMNS = {
     "duration_ns": "how long it took",
     "usual_ns": "how long the job's iterations usually take; 0: unknown",
     "excess_ns": "duration − usual",
-    "cause": "`cross`, `other_job`, `straggler`, `pause`, `compute`, `loss`, `slow_link`, `host` or `unknown`",
+    "cause": "`cross`, `other_job`, `own_transfer`, `straggler`, `pause`, `compute`, `loss`, `slow_link`, `host` "
+    "or `unknown`",
     "culprit": "whose bytes, or which rank",
     "bytes": "payload of the culprit on that link during the iteration",
     "compute_ns": "share: a job of one rank computed longer",
@@ -128,6 +129,7 @@ _COLUMNS = {
     "transfer_ns": "share: there was more to transfer",
     "cross_ns": "share: traffic that is no training held the transfer up",
     "other_job_ns": "share: another job's traffic held it up",
+    "own_transfer_ns": "share: what a rank transferred beside its gradients held it up",
     "loss_ns": "share: lost packets, with no other traffic on the link",
     "slow_link_ns": "share: a link that was slower than usual, with no other traffic on it",
     "host_ns": "share: the host's CPU, memory or storage",

@@ -25,6 +25,7 @@ from netmon.dl.traffic import Traffic
 from netmon.dl.verdict import NOTABLE, Link, Whose
 from netmon.dl.verdict.connections import COLUMNS, SAID, nothing_said
 from netmon.dl.verdict.host_part import WAITED, nothing_waited
+from netmon.dl.verdict.own_transfers import job_flow, own_transfers
 from netmon.views import Verdict
 
 _log = logging.getLogger(__name__)
@@ -163,7 +164,7 @@ class Judging:
         if job is None:
             return None
         sessions = {place: self._sessions[place] for place in job.host_of if place in self._sessions}
-        whose, of_flow = self._whose(name, list(sessions))
+        whose, of_flow = self._whose(name, job.size, list(sessions))
         return Case(
             *(name, number, job.size, job.relative, job.rows(), dict(job.host_of)),
             clocks={place: session.window.alignment.map for place, session in sessions.items()},
@@ -212,8 +213,8 @@ class Judging:
             said[name] = told[column][own]
         return Told(said, told["session"][own].astype(np.int64))
 
-    def _whose(self, job: str, places: Sequence[int]) -> tuple[list[Whose], npt.NDArray[np.int64]]:
-        """Whose the flows of some sessions are; of the job's own, whom they go to."""
+    def _whose(self, job: str, size: int, places: Sequence[int]) -> tuple[list[Whose], npt.NDArray[np.int64]]:
+        """Whose the flows of some sessions are; of the job's own, whom they go to. size: of the job; 0: unknown."""
         flows, state = self._tables.flows, self._tables.flows.state
         own = np.flatnonzero(np.isin(state["session"], places))
         found = np.full(len(state), -1, np.int64)
@@ -224,12 +225,15 @@ class Judging:
         found[own] = of_party
         numbers: dict[Whose, int] = {}
         ours = np.array([who.job == job for who in told], np.bool_)[of_party] if len(told) else control
-        for place in np.flatnonzero(ours).tolist():
-            flow = int(own[place])
-            description, who = flows.flows[flow], told[of_party[place]]
-            peer = flows.ends.ranks([flow], [description])[0] if description else -1
-            one = Whose(who.job, who.rank, peer, bool(control[place]), "")
-            found[flow] = numbers.setdefault(one, len(whose) + len(numbers))
+        of_job = [place for place in np.flatnonzero(ours).tolist() if flows.flows[own[place]] is not None]
+        described = [flow for place in of_job if (flow := flows.flows[own[place]])]
+        peers = flows.ends.ranks(own[of_job].tolist(), described)
+        transfers = own_transfers([*map(job_flow, described, peers)], size)
+        for place, peer, transfer in zip(of_job, peers, transfers, strict=True):
+            who = told[of_party[place]]
+            named = (transfer.name, transfer.far) if transfer else ("", "")
+            one = Whose(who.job, who.rank, peer, bool(control[place]), *named)
+            found[own[place]] = numbers.setdefault(one, len(whose) + len(numbers))
         return [*whose, *numbers], found
 
     def _forget_old(self) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import groupby, islice, pairwise
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -27,6 +27,7 @@ from netmon.dl.verdict import (
     standing_out,
     wanted_times,
 )
+from netmon.dl.verdict.own_transfers import JobFlow, own_transfers
 from netmon.dl.verdict.words import cause_words, from_columns, sentence
 from netmon.errors import DataError
 from netmon.records import Direction
@@ -42,7 +43,10 @@ _BUCKET = [
     *("host", "session", "interface", "direction", "flow_id", "bucket_start_ns", "bucket_ns"),
     *("wire_bytes", "payload_bytes"),
 ]
-_FLOW = ["session", "flow_id", "process", "container", "class_source", "job", "rank", "peer_rank", "traffic"]
+_FLOW = [
+    *("session", "flow_id", "process", "container", "class_source", "job", "rank", "peer_rank", "traffic"),
+    *("direction", "src", "dst", "src_port", "dst_port", "protocol", "members"),
+]
 ALWAYS = (0, 1 << 62)  # ns of the UTC epoch
 _T = TypeVar("_T", Link, Whose)
 _PIECE, _OVERLAP = 1_000, 200  # iterations that are looked at together
@@ -210,9 +214,14 @@ def steps_of(rows: pd.DataFrame) -> Steps:
         shared=rows["node_shared"].fillna(False).to_numpy(np.bool_),
         host=host.astype(np.int64),
         hosts=hosts.tolist(),
-        size=int(rows["size"].max()) if rows["size"].notna().any() else 0,
+        size=_job_of(rows)[1],
         relative=bool(rows["relative"].fillna(False).all()),
     )
+
+
+def _job_of(rows: pd.DataFrame) -> tuple[str, int]:
+    """Whose rows of the table `iterations` these are, and how many ranks it has; 0: unknown."""
+    return str(rows["job"].iloc[0]), int(rows["size"].max()) if rows["size"].notna().any() else 0
 
 
 def read_carried(data: Path, rows: pd.DataFrame, times: Sequence[tuple[int, int]]) -> Carried:
@@ -237,7 +246,7 @@ def read_carried(data: Path, rows: pd.DataFrame, times: Sequence[tuple[int, int]
     found = pd.concat(pieces, ignore_index=True) if pieces else pd.DataFrame(columns=_BUCKET)
     words = ["host", "session", "interface", "direction"]
     found[words] = found[words].astype(str)
-    return _carried(data, found, hosts)
+    return _carried(data, found, rows)
 
 
 def with_evidence(data: Path, job: str, rows: pd.DataFrame, times: Sequence[tuple[int, int]]) -> Carried:
@@ -245,7 +254,7 @@ def with_evidence(data: Path, job: str, rows: pd.DataFrame, times: Sequence[tupl
     carried = read_carried(data, rows, times)
     begin, end = int(rows["start_ns"].min()), int(rows["end_ns"].max())
     said, flows = read_said(data, job, begin - _AROUND_NS, end)
-    whose = _flows(data, flows)
+    whose = _flows(data, flows, rows)
     said["of"] += len(carried.whose)
     waited = read_waited(data, job, begin - _AROUND_NS, end)
     return replace(carried, waited=waited, said=said, whose=(*carried.whose, *whose))
@@ -254,7 +263,7 @@ def with_evidence(data: Path, job: str, rows: pd.DataFrame, times: Sequence[tupl
 _AROUND_NS = 1_000_000_000  # a row's bucket is not wider
 
 
-def _carried(data: Path, rows: pd.DataFrame, hosts: Sequence[str]) -> Carried:
+def _carried(data: Path, rows: pd.DataFrame, iterations: pd.DataFrame) -> Carried:
     if not len(rows):
         return nothing_carried()
     capacity, clock_error = _sessions(data, set(rows["session"]))
@@ -263,7 +272,7 @@ def _carried(data: Path, rows: pd.DataFrame, hosts: Sequence[str]) -> Carried:
     # A host that was restarted has the same links in two sessions.
     names, same = _numbered(links)
     told, flow_of_row = _distinct(rows, ["session", "flow_id"])
-    whose, one = _numbered(_flows(data, [(session, int(flow)) for session, flow in told]))
+    whose, one = _numbered(_flows(data, [(session, int(flow)) for session, flow in told], iterations))
     plain = ("bucket_start_ns", "bucket_ns", "wire_bytes", "payload_bytes")
     cells = in_cells(same[link_of_row], one[flow_of_row], *(rows[name].to_numpy(np.int64) for name in plain))
     return Carried(names, whose, cells, clock_error, width_ns=int(rows["bucket_ns"].max()))
@@ -300,23 +309,37 @@ def _sessions(data: Path, sessions: set[str]) -> tuple[dict[tuple[str, str], int
     return capacity, error
 
 
-def _flows(data: Path, wanted: Sequence[tuple[str, int]]) -> list[Whose]:
-    """Whose each flow (session, number) is, as it was known at last."""
+def _flows(data: Path, wanted: Sequence[tuple[str, int]], iterations: pd.DataFrame) -> list[Whose]:
+    """Whose each flow (session, number) is, as it was known at last. iterations: of the job that is judged."""
     if not wanted:
         return []
     told: dict[tuple[str, int], Whose] = {}
-    missing = set(wanted)
+    missing, (job, size) = set(wanted), _job_of(iterations)
+    of_job: dict[tuple[str, int], JobFlow] = {}
     try:
         table = open_table(data, "flows")
     except DataError:
         table = None
-    condition = ds.field("session").isin(sorted({session for session, _ in wanted}))
-    for batch in stream(table, _FLOW, condition) if table is not None else ():
+    known = [name for name in _FLOW if name in table.schema.names] if table is not None else []
+    condition = ds.field("session").isin(sorted({session for session, _ in wanted} | set(iterations["session"])))
+    for batch in stream(table, known, condition) if table is not None else ():
         for row in batch.to_pylist():
             key = row["session"], row["flow_id"]
             if key in missing:
                 told[key] = _whose(row)
+            if row["job"] == job:
+                of_job[key] = _job_flow(row)
+    for key, transfer in zip(of_job, own_transfers([*of_job.values()], size), strict=True):
+        if transfer and key in told:
+            told[key] = told[key]._replace(name=transfer.name, far=transfer.far)
     return [told.get(key, Whose("", -1, -1, False, "")) for key in wanted]
+
+
+def _job_flow(row: dict[str, Any]) -> JobFlow:
+    whose = _whose(row)
+    ends = (row["src"], row["dst"], row["src_port"], row["dst_port"], row["protocol"])
+    way = Direction[row["direction"].upper()]
+    return JobFlow(whose.rank, whose.peer, whose.name if row["process"] else "", way, *ends, row.get("members") or 0)
 
 
 def _whose(row: dict[str, object]) -> Whose:

@@ -2,6 +2,7 @@
 """Which iterations stand out as they end, and what is kept of rows until somebody asks."""
 
 import numpy as np
+import pandas as pd
 from dataset_rows import BEGIN_NS, table
 from test_store import store_small
 
@@ -126,7 +127,7 @@ def test_moments_that_nobody_told_stay_unknown():
 
 def test_a_time_of_which_no_connection_was_told_is_judged(tmp_path):
     store_small(tmp_path)
-    assert judging._flows(tmp_path, []) == []
+    assert judging._flows(tmp_path, [], pd.DataFrame()) == []
 
 
 def test_a_dataset_that_is_read_in_pieces_has_the_same_verdicts(tmp_path, monkeypatch):

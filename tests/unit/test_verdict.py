@@ -37,6 +37,7 @@ class Run:
         self.late = dict.fromkeys(range(RANKS), 0)  # ms that a rank computes longer in SLOW
         self.paces = [1.0] * (TRANSFER * CELLS)  # of the transfer in SLOW, as shares of PACE
         self.sent = []  # (link, cell of the transfer, bytes) of others in SLOW
+        self.everywhere = False  # and in all other iterations, too
         self.dropped = {}  # cells of the transfer in SLOW: bytes that rank 0 sent in vain
         self.quiet_before = (0, 0)  # a rank that sends nothing for so many ms before the stop
         self.first = None  # the rank that goes on first after a stop; None: all do
@@ -78,7 +79,7 @@ class Run:
                         )
             if slow and self.under_way:
                 cells.append((1, 0, first + len(paces) + 2 * CELLS, self.under_way, self.under_way))
-            if slow:
+            if slow or self.everywhere:
                 cells += [(link, 2 * RANKS, first + cell, size, size) for link, cell, size in self.sent]
         names = ("number", "rank", "start_ns", "end_ns", "comm_start_ns", "comm_end_ns", "exposed_ns", "error_ns")
         table = dict(zip((*names, "shared", "host"), np.array(steps).T, strict=True))

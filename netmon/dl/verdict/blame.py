@@ -1,18 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """What held a transfer up, in ns of each cause, and whose bytes or which link it was."""
 
+from collections.abc import Sequence
+
 import numpy as np
 import numpy.typing as npt
 
-from netmon.dl.account import JOB
 from netmon.dl.verdict.connections import sent_again
 from netmon.dl.verdict.evidence import CELL_NS
 from netmon.dl.verdict.held import PAUSED, Cells, Held, held, together, where_contested, who_went_on
-from netmon.dl.verdict.judged import Blamed, Judged
+from netmon.dl.verdict.judged import Blamed, Culprit, Judged
 from netmon.dl.verdict.phases import Phases
 from netmon.dl.verdict.slow_link import lossy_link, slow_link
 from netmon.dl.verdict.usual import median
-from netmon.dl.verdict.window import UNCLASSIFIED, Window, around
+from netmon.dl.verdict.window import OWN_TRANSFER, UNCLASSIFIED, Window, around
 
 _MORE = 1.05  # times the usual gradients: what makes it more to transfer
 _AGAIN = 1.5  # the same on a link that was full with others' bytes: what was sent again is their doing
@@ -42,13 +43,13 @@ def held_up(one: Judged, told: Phases, transfer: float) -> tuple[dict[str, float
 
     parts: dict[str, float] = {}
     usual_moved = median([w.moved.sum() for w in one.references.values()]) if one.references else 0.0
-    culprits = _culprits(seen, judged if left is None else together(left, judged), capacity)
+    cells = judged if left is None else together(left, judged)
+    culprits = _culprits(seen, cells, capacity, list(one.references.values()))
     moved = float(seen.moved[seen.cell(told.left[1]) if left else 0 :].sum())
     if usual_moved and moved > (_AGAIN if culprits else _MORE) * usual_moved:
         parts["transfer"] = (moved / usual_moved - 1.0) * told.usual_transfer_ns
-    for name, _, ns, _ in culprits:
-        key = "other_job" if name.startswith(JOB) else "cross"
-        parts[key] = parts.get(key, 0.0) + ns
+    for each in culprits:
+        parts[each.cause] = parts.get(each.cause, 0.0) + each.ns
     stopped = max(0.0, beyond(Held.STOPPED))
     stops = sum(stop.end - stop.begin for stop in judged.stops) or 1
     for stop in judged.stops:
@@ -85,24 +86,35 @@ def _capacity(seen: Window) -> _Floats:
     return np.where(known, seen.capacity, most)
 
 
-def _culprits(seen: Window, cells: Cells, capacity: _Floats) -> list[tuple[str, int, float, float]]:
-    """(name, link, ns, payload) of who held the transfer up, the most first; only what is more than nothing.
+def _culprits(seen: Window, cells: Cells, capacity: _Floats, references: Sequence[Window]) -> list[Culprit]:
+    """Who held the transfer up, the most first; only what is more than nothing.
 
-    Nobody held it up for longer than his bytes can: about what they take on the link.
+    Nobody held it up for longer than his bytes can: about what they take on the link. Of a rank's own transfers only
+    what is more than in usual iterations counts: what comes in each of them is a part of the job.
     """
     found = []
     foreign = cells.kind == Held.FOREIGN
     pairs = {(int(p), int(k)) for p, k in zip(cells.party[foreign], cells.link[foreign], strict=True)}
-    by_name: dict[str, list[tuple[int, float, float]]] = {}
+    by_party: dict[int, list[tuple[int, float, float]]] = {}
     for party, link in pairs:
         own = foreign & (cells.party == party) & (cells.link == link)
         payload = float(seen.foreign_payload[party, link].sum())
-        most_ns = _MOST_HELD * payload * CELL_NS / max(float(capacity[link]), 1.0)
+        more = payload - _usual_payload(seen, party, link, references)
+        most_ns = _MOST_HELD * max(0.0, more) * CELL_NS / max(float(capacity[link]), 1.0)
         ns = min(float(cells.lost_ns[own].sum()), most_ns)
-        by_name.setdefault(seen.names[party], []).append((link, ns, payload))
-    for name, rows in by_name.items():
+        by_party.setdefault(party, []).append((link, ns, payload))
+    for party, rows in by_party.items():
         ns = sum(row[1] for row in rows)
         link, _, payload = max(rows, key=lambda row: row[1])
         if ns > 0:
-            found.append((name, link, ns, payload))
-    return sorted(found, key=lambda row: (row[0] == UNCLASSIFIED, -row[2]))
+            found.append(Culprit(seen.causes[party], seen.names[party], link, ns, payload))
+    return sorted(found, key=lambda each: (each.name == UNCLASSIFIED, -each.ns))
+
+
+def _usual_payload(seen: Window, party: int, link: int, references: Sequence[Window]) -> float:
+    """Of a rank's own transfers on a link, in as long a time of usual iterations; 0 of others."""
+    if seen.causes[party] != OWN_TRANSFER:
+        return 0.0
+    one = seen.links[link]
+    paces = [each.foreign_payload[party, each.links.index(one)].mean() for each in references if one in each.links]
+    return seen.cells * median(paces) if paces else 0.0

@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 
-from netmon.dl.account import JOB
 from netmon.dl.verdict.evidence import Link, Steps
 from netmon.dl.verdict.judged import Blamed, Judged
 from netmon.dl.verdict.usual import Matrix, spread
@@ -22,6 +21,7 @@ _CAUSES = {
     "late": Cause.STRAGGLER,
     "cross": Cause.CROSS,
     "other_job": Cause.OTHER_JOB,
+    "own_transfer": Cause.OWN_TRANSFER,
     "loss": Cause.LOSS,
     "slow_link": Cause.SLOW_LINK,
     "host": Cause.HOST,
@@ -64,10 +64,7 @@ def conclude(
 def _who(name: str, late_of: dict[int, float], blamed: Blamed | None) -> str:
     if name in ("late", "host") and late_of:
         return f"rank {max(late_of, key=lambda rank: late_of[rank])}"
-    if name in ("cross", "other_job") and blamed:
-        own = [c for c in blamed.culprits if c[0].startswith(JOB) == (name == "other_job")]
-        return own[0][0] if own else ""
-    return ""
+    return next((each.name for each in blamed.culprits if each.cause == name), "") if blamed else ""
 
 
 def _placed(
@@ -81,16 +78,16 @@ def _placed(
         place = int(table.host[row, column]) if column < len(table.rank) else -1
         host = steps.hosts[place] if place >= 0 else ""
         return replace(verdict, rank=rank, host=host, culprit=f"rank {rank}")
-    if first in ("cross", "other_job") and blamed and one.seen:
-        name, number, ns, payload = next(c for c in blamed.culprits if c[0].startswith(JOB) == (first == "other_job"))
-        without = max(float(verdict.duration_ns - min(ns, getattr(verdict, f"{first}_ns"))), 0.0)
+    if first in ("cross", "other_job", "own_transfer") and blamed and one.seen:
+        culprit = next(each for each in blamed.culprits if each.cause == first)
+        without = max(float(verdict.duration_ns - min(culprit.ns, getattr(verdict, f"{first}_ns"))), 0.0)
         half = _INTERVAL * (spread(table.slowest[one.usual]) + verdict.error_ns / 2)
         if without - verdict.usual_ns <= half:  # the usual iterations have as much of that: it is none of this one's
             without = float(verdict.usual_ns)
         return replace(
-            _at(verdict, one.seen.links[number], one, steps),
-            culprit=name,
-            bytes=round(payload),
+            _at(verdict, one.seen.links[culprit.link], one, steps),
+            culprit=culprit.name,
+            bytes=round(culprit.payload),
             counterfactual_ns=round(without),
             counterfactual_low_ns=round(max(0.0, without - half)),
             counterfactual_high_ns=round(min(float(verdict.duration_ns), without + half)),

@@ -67,7 +67,8 @@ def nothing_said() -> npt.NDArray[np.void]:
 
 def of_job(said: Table, whose: Sequence[Whose], job: str) -> Connections:
     """The rows of a job's connections."""
-    kept = said[np.array([one.job == job for one in whose], np.bool_)[said["of"]]] if len(said) else said
+    ours = np.array([one.job == job and not one.far for one in whose], np.bool_)
+    kept = said[ours[said["of"]]] if len(said) else said
     of = kept["of"]
     columns = (np.array([getattr(one, name) for one in whose])[of] for name in ("rank", "peer", "control"))
     rank, peer, control = columns

@@ -4,6 +4,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -32,9 +33,19 @@ class Judged:
         return moments(self.table, self.row, self.seen, self.references)
 
 
+class Culprit(NamedTuple):
+    """Whose bytes held a transfer up."""
+
+    cause: str  # as in SHARES
+    name: str
+    link: int  # of the window's, where most of it was
+    ns: float
+    payload: float  # there
+
+
 @dataclass(frozen=True)
 class Blamed:
     """Whose bytes and which link held the transfer up."""
 
-    culprits: tuple[tuple[str, int, float, float], ...]  # name, link, ns, payload; most ns first
+    culprits: tuple[Culprit, ...]  # most ns first
     links: tuple[int, ...]  # that were slow or dropped, by blame

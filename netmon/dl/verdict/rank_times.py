@@ -85,7 +85,7 @@ def _waits(told: Moments, one: Judged) -> tuple[_Floats, npt.NDArray[np.int64]]:
 
 def _by(verdict: Verdict) -> str:
     """Whose doing it is that a transfer took longer."""
-    if verdict.cause in (Cause.CROSS, Cause.OTHER_JOB, Cause.STRAGGLER):
+    if verdict.cause in (Cause.CROSS, Cause.OTHER_JOB, Cause.OWN_TRANSFER, Cause.STRAGGLER):
         return verdict.culprit
     if verdict.cause in (Cause.LOSS, Cause.SLOW_LINK):
         what = "loss" if verdict.cause == Cause.LOSS else "slow link"

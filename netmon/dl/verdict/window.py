@@ -16,6 +16,9 @@ from netmon.records import Direction
 UNCLASSIFIED = "unclassified"
 """What traffic is called of which nobody knows whose it is."""
 
+OWN_TRANSFER = "own_transfer"
+_WORTH_NAMING = 0.1  # of the payload at the end that has the most
+
 _Floats = npt.NDArray[np.float64]
 
 
@@ -26,7 +29,8 @@ class Window:
     first: int
     links: tuple[Link, ...]
     ends: tuple[tuple[int, int], ...]  # of each link, the rank there and the one at the other end with most payload
-    names: tuple[str, ...]  # of the foreign parties
+    names: tuple[str, ...]  # of the foreign parties, which are others' and the ranks' own transfers
+    causes: tuple[str, ...]  # of each of them: what it is if it holds gradients up, as in SHARES
     own: _Floats  # (links, cells) wire bytes of the job's gradients
     foreign: _Floats  # (parties, links, cells) wire bytes
     foreign_payload: _Floats  # the same
@@ -84,10 +88,10 @@ class JobTraffic:
         order = np.argsort(rows["cell"], kind="stable")
         self._cell, self._link, self._of = (rows[name][order] for name in ("cell", "link", "of"))
         self._wire, self._payload = (rows[name][order].astype(np.float64) for name in ("wire_bytes", "payload_bytes"))
-        ours = np.array([one.job == job for one in whose], np.bool_)
+        ours = np.array([one.job == job and not one.far for one in whose], np.bool_)
         gradients = ours & ~np.array([one.control for one in whose], np.bool_)
         self._own = gradients[self._of] & (self._payload > 0)
-        self._names, self._name = _foreign(whose, ours)
+        self._parties, self._name = _foreign(whose, ours, job)
         self._rank = np.array([one.rank for one in whose], np.int64)
         self._receives = np.array([one.direction == Direction.RX for one in carried.links], np.bool_)
         self._known = _known(whose, job)
@@ -118,12 +122,13 @@ class JobTraffic:
             flat = index * cells + (self._cell[some] - first)
             return np.asarray(np.bincount(flat, weights[some], size * cells), np.float64).reshape(size, cells)
 
-        shape, pairs = (len(self._names), len(used), cells), len(self._names) * len(used)
+        shape, pairs = (len(self._parties), len(used), cells), len(self._parties) * len(used)
         return Window(
             first=first,
             links=tuple(carried.links[number] for number in used.tolist()),
             ends=_ends(carried.whose, place[self._link[own]], self._of[own], self._payload[own], len(used)),
-            names=self._names,
+            names=tuple(self._named(number, other) for number in range(len(self._parties))),
+            causes=tuple(cause for cause, _ in self._parties),
             own=table(self._wire, own, place[self._link[own]], len(used)),
             foreign=table(self._wire, other, pair, pairs).reshape(shape),
             foreign_payload=table(self._payload, other, pair, pairs).reshape(shape),
@@ -135,6 +140,20 @@ class JobTraffic:
             said=self._said,
             fine=carried.width_ns <= FINE_NS,
         )
+
+    def _named(self, party: int, rows: npt.NDArray[np.intp]) -> str:
+        """A party's name; that of a rank's own transfers with the other end of most of these rows' payload."""
+        cause, name = self._parties[party]
+        if cause != OWN_TRANSFER:
+            return name
+        own = rows[self._name[self._of[rows]] == party]
+        ends: dict[str, float] = {}
+        for of in np.unique(self._of[own]).tolist():
+            far = self._carried.whose[of].far
+            ends[far] = ends.get(far, 0.0) + float(self._payload[own][self._of[own] == of].sum())
+        first, *others = sorted(ends, key=lambda far: -ends[far]) or [""]
+        more = sum(ends[far] >= _WORTH_NAMING * ends[first] for far in others)
+        return f"{name} {first} and {more} more" if more else f"{name} {first}"
 
 
 def _ends(
@@ -151,17 +170,22 @@ def _ends(
 
 def _known(whose: Sequence[Whose], job: str) -> set[int]:
     """The ranks of a job that are known, by themselves or at the other end of a flow."""
-    return {rank for one in whose if one.job == job and not one.control for rank in (one.rank, one.peer) if rank >= 0}
+    own = (one for one in whose if one.job == job and not (one.control or one.far))
+    return {rank for one in own for rank in (one.rank, one.peer) if rank >= 0}
 
 
-def _foreign(whose: Sequence[Whose], own: npt.NDArray[np.bool_]) -> tuple[tuple[str, ...], npt.NDArray[np.int64]]:
-    """Names of those that are not the job, and the name of each of `whose`, −1: the job's."""
-    numbers: dict[str, int] = {}
+def _foreign(
+    whose: Sequence[Whose], own: npt.NDArray[np.bool_], job: str
+) -> tuple[tuple[tuple[str, str], ...], npt.NDArray[np.int64]]:
+    """Cause and name of those that are not the job's gradients or control, and which of them each of `whose` is, −1:
+    none."""
+    numbers: dict[tuple[str, str], int] = {}
     found = np.full(len(whose), -1, np.int64)
     for place, one in enumerate(whose):
         if not own[place]:
-            name = JOB + one.job if one.job else one.name or UNCLASSIFIED
-            found[place] = numbers.setdefault(name, len(numbers))
+            party = ("other_job", JOB + one.job) if one.job else ("cross", one.name or UNCLASSIFIED)
+            party = (OWN_TRANSFER, one.name) if one.far and one.job == job else party
+            found[place] = numbers.setdefault(party, len(numbers))
     return tuple(numbers), found
 
 

@@ -17,6 +17,7 @@ _SHARES = {
     "transfer": "there was more to transfer",
     "cross": "the transfer was held up by traffic that is no training",
     "other_job": "the transfer was held up by another job",
+    "own_transfer": "the transfer was held up by what a rank transferred beside its gradients",
     "loss": "the transfer was held up by lost packets",
     "slow_link": "the transfer was held up by a slow link that nobody shared",
     "host": "the host itself",
@@ -31,6 +32,7 @@ _NOBODY_ELSE = (Cause.SLOW_LINK, Cause.LOSS, Cause.UNKNOWN)  # else a full windo
 _CAUSES = {
     Cause.CROSS: "cross traffic",
     Cause.OTHER_JOB: "another job",
+    Cause.OWN_TRANSFER: "an own transfer",
     Cause.STRAGGLER: "a late rank",
     Cause.PAUSE: "a pause of all ranks",
     Cause.COMPUTE: "computing",
@@ -113,6 +115,7 @@ def reason(verdict: Verdict) -> str:
 _NAMES = {
     Cause.CROSS: "cross",
     Cause.OTHER_JOB: "other_job",
+    Cause.OWN_TRANSFER: "own_transfer",
     Cause.STRAGGLER: "late",
     Cause.PAUSE: "pause",
     Cause.COMPUTE: "compute",
@@ -126,8 +129,9 @@ _NAMES = {
 def _reason(verdict: Verdict) -> str:
     ns = format_duration(getattr(verdict, f"{_NAMES[verdict.cause]}_ns"))
     at = verdict.host + (f" (rank {verdict.rank})" if verdict.rank >= 0 else "")
-    if verdict.cause in (Cause.CROSS, Cause.OTHER_JOB):
+    if verdict.cause in (Cause.CROSS, Cause.OTHER_JOB, Cause.OWN_TRANSFER):
         way = "left" if verdict.direction == Direction.TX else "entered"
+        at = verdict.host if verdict.cause == Cause.OWN_TRANSFER else at  # the culprit says which rank
         text = f"{format_bytes(verdict.bytes)} of {verdict.culprit} {way} {at} and held the transfer up by {ns}"
         return text + _without(verdict)
     if verdict.cause == Cause.STRAGGLER:

@@ -35,7 +35,7 @@ CAUSES = {
 }
 """Every kind, and the cause that it is, in the words of a verdict; "": none."""
 
-NETWORK = ("cross", "other_job", "loss", "slow_link")
+NETWORK = ("cross", "other_job", "own_transfer", "loss", "slow_link")
 """The causes that blame the network."""
 
 _STRENGTHS = {

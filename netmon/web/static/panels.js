@@ -4,7 +4,7 @@
 import { json } from "./data.js";
 import { bytes, clock, duration, rate } from "./format.js";
 
-const NETWORK = new Set(["cross", "other_job", "loss", "slow_link"]);
+const NETWORK = new Set(["cross", "other_job", "own_transfer", "loss", "slow_link"]);
 const DIRECTIONS = ["rx", "tx"];
 
 // An element with attributes and children; a text is a text.
