@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from netmon.errors import UsageError
-from netmon.lab.injections.spec import ASKED_OF_THE_TRAINER, Injection, pauses_of
+from netmon.lab.injections.spec import ASKED_OF_THE_TRAINER, TRANSFERS, Injection, pauses_of
 from netmon.lab.models import workload
 from netmon.lab.traffic.profiles import PROFILES
 from netmon.lab.trainers.layers import layer_sizes
@@ -111,6 +111,10 @@ class RunSpec:
             (
                 self.trainer.startswith(("horovod-", "generated")) and bool(pauses_of(self.injections)),
                 f"no {' or '.join(ASKED_OF_THE_TRAINER)} of --trainer {self.trainer}: only ring, horovod and ddp pause",
+            ),
+            (
+                self.trainer == "generated" and any(each.kind in TRANSFERS for each in self.injections),
+                f"no {' or '.join(TRANSFERS)} of --trainer generated",
             ),
         ]
 

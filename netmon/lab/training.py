@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 from netmon.errors import LabError
-from netmon.lab.injections.spec import pauses_of
+from netmon.lab.injections.spec import pauses_of, transfers_of
 from netmon.lab.network import INTERFACE, Network
 from netmon.lab.process import PRIORITY, Process
 from netmon.lab.spec import RunSpec
@@ -82,6 +82,7 @@ class Training:
         """
         self._spec, self._folder, self._port, self._pace = spec, folder, port, pace
         self._hosts = [network.hosts[number] for number in spec.ring]
+        self._addresses = [host.address for host in network.hosts]
         self._sockets = network.lease.folder
         self._stack = contextlib.ExitStack()
         self.ranks: list[Process] = []
@@ -199,6 +200,8 @@ class Training:
         log = ["--iterations", str(self._spec.iterations), "--log", str(self._folder / f"rank-{rank}.csv")]
         if pauses := pauses_of(self._spec.injections):
             log += ["--pauses", pauses]
+        if transfers := transfers_of(self._spec.injections, rank, self._addresses, self._spec.rate_bps):
+            log += ["--transfers", transfers]
         environment["NETMON_SOCKET"] = str(self._sockets / f"{host.name}.sock")
         name, logs = f"rank-{rank}", self._folder / "log"
         process = Process(name, [*PRIORITY, *command, *log], logs, host=host, environment=environment)

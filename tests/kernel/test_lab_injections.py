@@ -34,8 +34,10 @@ TEXTS = (
     "small-queue:host=0,at=68,for=200ms",
     "nothing:at=72,for=200ms",
     "policer:host=0,at=74,for=200ms",
+    "upload:rank=0,to=3,at=79,for=300ms,strength=1",
+    "download:rank=1,to=0,at=86,for=300ms,strength=1",
 )
-HURT = ("stop", "stop-all", "job", "slow-link", "loss")
+HURT = ("stop", "stop-all", "job", "slow-link", "loss", "upload", "download")
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +48,7 @@ def injected(tmp_path_factory):
         data,
         parameters=500_000,
         compute_ns=20_000_000,
-        iterations=84,
+        iterations=94,
         rate_bps=200_000_000,
         cross_load=0,
         monitor=False,
@@ -99,7 +101,7 @@ def test_a_stop_delays_by_as_long_as_it_lasts(injected):
 def test_what_was_done_is_undone(injected):
     data, told = injected
     ranks = [read_rank(data, rank) for rank in range(3)]
-    assert [len(rank) for rank in ranks] == [84, 84, 84]
+    assert [len(rank) for rank in ranks] == [94, 94, 94]
     last = [rank["step_end_ns"][-4:] - rank["step_start_ns"][-4:] for rank in ranks]
     _, usual = durations_during(data, told["nothing"])
     assert np.min(last) < 1.5 * usual

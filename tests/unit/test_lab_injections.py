@@ -2,6 +2,7 @@
 """Injections: how they are written, what is refused, and that what stops or disturbs a process lets it go again."""
 
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -12,10 +13,20 @@ import pytest
 from waiting import wait_for
 
 from netmon.errors import UsageError
-from netmon.lab.injections import busy, stopping
-from netmon.lab.injections.spec import CAUSES, Injection, from_document, injection, pauses_of
+from netmon.lab.injections import busy, file_server, stopping
+from netmon.lab.injections.spec import (
+    CAUSES,
+    FILE_PORT,
+    TRANSFERS,
+    Injection,
+    from_document,
+    injection,
+    pauses_of,
+    transfers_of,
+)
 from netmon.lab.spec import RunSpec
 from netmon.lab.trainers.pauses import METRICS, Pauses
+from netmon.lab.trainers.transfers import Transfers
 from netmon.records import Direction
 
 SPEC = RunSpec(Path("out"))
@@ -52,6 +63,8 @@ def test_what_is_no_injection(text, reason):
         ("stop:rank=3", "needs a rank="),
         ("stop", "needs a rank="),
         ("cross:from=2,to=2", "needs from= and to="),
+        ("upload:rank=1,to=1", "not the rank's"),
+        ("download:rank=1", "the file server's host"),
         ("cross:from=2,to=0,profile=voip", "no cross profile"),
         ("job:hosts=0", "two hosts or more"),
         ("slow-link:host=4", "needs a host="),
@@ -84,6 +97,29 @@ def test_trainers_pause_when_they_are_asked_to(capsys):
     assert (kind, after, other, later) == ("evaluate", "3", "checkpoint", "5")
     assert int(ended) - int(begun) >= 2_000_000
     assert pauses_of(()) == ""
+
+
+@pytest.mark.parametrize("kind", TRANSFERS)
+def test_a_rank_transfers_what_it_is_asked_to(kind, capsys):
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    asked = (Injection(kind, at=3.25, duration_ns=10**9, strength=0.5, rank=1, target=0), injection("stop:rank=1"))
+    assert transfers_of(asked, 0, ["127.0.0.1"], 80_000_000) == ""
+    (text,) = transfers_of(asked, 1, ["127.0.0.1"], 80_000_000).split(",")
+    assert text == f"3.25:{kind}:5000000:127.0.0.1:{FILE_PORT}"
+    with script(file_server, "127.0.0.1", port) as server:
+        try:
+            assert server.stdout.readline() == "ready\n"
+            transfers, told = Transfers(text.replace(str(FILE_PORT), str(port))), []
+            for finished in range(1, 6):
+                transfers.begin_due(finished)
+            wait_for(lambda: told.append(capsys.readouterr().out) or "ended" in "".join(told))
+        finally:
+            server.terminate()
+    begun, ended = ("".join(told)).splitlines()
+    assert begun.startswith("transfer 3.25 begun ")
+    assert ended.startswith("transfer 3.25 ended ")
+    assert ended.split()[-1] == ("0" if kind == "upload" else "5000000")
 
 
 @pytest.fixture

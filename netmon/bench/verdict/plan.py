@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from netmon.dl.theory import ring_bytes
-from netmon.lab.injections.spec import CAUSES, Injection
+from netmon.lab.injections.spec import CAUSES, TRANSFERS, Injection
 from netmon.lab.spec import RunSpec
 from netmon.records import Direction
 
@@ -92,6 +92,9 @@ def _injection(generator: np.random.Generator, kind: str, spec: RunSpec, at: flo
     ends = (one, other) if generator.integers(2) else (other, one)
     lasts = float(generator.uniform(0.6, 3.0)) * usual_ns
     low, high = _STRENGTHS.get(kind, (0.0, 0.0))
+    if kind in TRANSFERS:
+        servers = [host for host in hosts if host != spec.ring[rank]]
+        ends = (ends[0], int(generator.choice(servers)))
     return Injection(
         kind,
         at=round(at, 3),
@@ -110,6 +113,7 @@ def _injection(generator: np.random.Generator, kind: str, spec: RunSpec, at: flo
 
 _STRENGTHS = {
     "cross": (0.4, 0.95),
+    **dict.fromkeys(TRANSFERS, (0.3, 1.0)),
     "slow-link": (0.1, 0.5),
     "loss": (0.02, 0.1),
     "small-queue": (0.01, 0.3),

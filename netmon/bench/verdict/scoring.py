@@ -124,6 +124,9 @@ def right_culprit(injection: Mapping[str, Any], verdict: Told) -> bool:
         return any(program in named for program in injection["processes"]) and verdict["host"] in injection["hosts"]
     if cause == "other_job":
         return str(injection["job"]) in named
+    if cause == "own_transfer":
+        whose = any(f"{program} (rank {injection['rank']}) " in named for program in injection["processes"])
+        return whose and named.endswith(f" {injection['far']}") and verdict["host"] in injection["hosts"]
     if cause == "straggler":
         return bool(verdict["rank"] == injection["rank"])
     if cause in ("loss", "slow_link"):

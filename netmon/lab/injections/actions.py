@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from netmon.lab.injections import links
 from netmon.lab.injections.quota import Quota, throttle
-from netmon.lab.injections.spec import ASKED_OF_THE_TRAINER, Injection
+from netmon.lab.injections.spec import ASKED_OF_THE_TRAINER, FILE_PORT, TRANSFERS, Injection
 from netmon.lab.network import Host, Network
 from netmon.lab.process import PRIORITY, Process
 from netmon.lab.record import Record
@@ -76,6 +76,8 @@ def action(number: int, injection: Injection, where: Surroundings) -> Action:
         return _Script(number, injection, where)
     if kind == "quota":
         return _Throttled(injection, where)
+    if kind in TRANSFERS:
+        return _Transferred(number, injection, where)
     if kind in ASKED_OF_THE_TRAINER:
         return _Asked(injection)
     return _Changed(injection, where.network)
@@ -322,6 +324,39 @@ class _Asked:
 
     def truth(self) -> dict[str, Any]:
         return {"hosts": []}
+
+
+class _Transferred:
+    """What a rank transfers itself; its moments are in the rank's output, and a file server stands by."""
+
+    def __init__(self, number: int, injection: Injection, where: Surroundings) -> None:
+        self._injection = injection
+        rank, server = where.host_of(injection.rank), where.network.hosts[injection.target]
+        self._hosts, self._far = [rank.name, server.name], f"{server.address}:{FILE_PORT + number}"
+        command = [*PRIORITY, *_script("file_server.py"), *self._far.split(":")]
+        self._server = Process(f"injected-{number}", command, where.logs, host=server)
+        self._server.wait_output("ready", _READY_SECONDS)
+        self._rank: Process | None = None
+        self._programs: list[str] = []
+
+    def begin(self, training: Training) -> int:
+        self._rank = training.ranks[self._injection.rank]
+        self._programs = [_program(self._rank.pid)]
+        return self._moment("begun")
+
+    def end(self) -> int:
+        return self._moment("ended")
+
+    def close(self) -> None:
+        self._server.end()
+
+    def truth(self) -> dict[str, Any]:
+        return {"host": self._hosts[0], "hosts": self._hosts, "processes": self._programs, "far": self._far}
+
+    def _moment(self, what: str) -> int:
+        assert self._rank, "ended before it was begun"
+        pattern = rf"transfer {re.escape(str(self._injection.at))} {what} (\d+)"
+        return int(self._rank.wait_output(pattern, _READY_SECONDS)[1])
 
 
 def _script(name: str) -> Sequence[str]:

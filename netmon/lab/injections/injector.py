@@ -6,9 +6,10 @@ DATA/lab/injections.json holds the truth: a list of what was begun, in order, ea
 kind, cause       as asked for; the cause in a verdict's words, "" for nothing
 start_ns, end_ns  UTC; end_ns null where the training ended first
 host, hosts       names: of the rank or link that was hurt; of all that took part
-rank              that was stopped or had no CPU, else null
+rank              that was stopped or had no CPU, or that transferred something itself, else null
 processes         programs of cross traffic
 job               the other job's name, else ""
+far               address and port of the file server that a rank transferred to or from; of no other kind
 strength, at, duration_ns, direction
 ```
 """

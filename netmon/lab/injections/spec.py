@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What can be done to a training on purpose, and how it is written on a command line."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -13,7 +13,13 @@ from netmon.units import format_duration, parse_duration
 LONGEST_NS = 20_000_000_000
 """A rank gives its neighbours up when they are silent for longer than this and a half."""
 
-_NEEDS_RANK = ("stop", "hog", "quota")
+TRANSFERS = ("upload", "download")
+"""Done by a thread of one rank beside its gradients, to and from a file server."""
+
+FILE_PORT = 5501
+"""Of the first injection's server, and so on."""
+
+_NEEDS_RANK = ("stop", "hog", "quota", *TRANSFERS)
 _NEEDS_LINK = ("slow-link", "loss", "small-queue", "policer")
 _OF_A_PORT = ("small-queue", "policer")
 ASKED_OF_THE_TRAINER = ("evaluate", "checkpoint")
@@ -25,6 +31,7 @@ CAUSES = {
     "stop": "straggler",
     "stop-all": "pause",
     **dict.fromkeys(ASKED_OF_THE_TRAINER, "pause"),
+    **dict.fromkeys(TRANSFERS, "own_transfer"),
     "slow-link": "slow_link",
     "loss": "loss",
     "small-queue": "loss",
@@ -40,6 +47,7 @@ NETWORK = ("cross", "other_job", "own_transfer", "loss", "slow_link")
 
 _STRENGTHS = {
     "cross": (0.0, 1.0, 0.8),
+    **dict.fromkeys(TRANSFERS, (0.0, 4.0, 0.5)),
     "slow-link": (0.01, 1.0, 0.3),
     "loss": (0.0, 0.5, 0.02),
     "small-queue": (0.0, 1.0, 0.1),
@@ -82,6 +90,10 @@ class Injection:
         """Which way of the link it is, rx or tx; a port of the switch is on the way to the host."""
         return Direction(Direction.RX if self.kind in _OF_A_PORT else self.direction).name.lower()
 
+    def transferred_bytes(self, rate_bps: int) -> int:
+        """Of an upload or download: its strength is the share of the link's rate that it is over its duration."""
+        return round(self.effective_strength * self.duration_ns * rate_bps / 8e9)
+
     @property
     def share_left(self) -> float:
         """Of the rate, for the training, roughly."""
@@ -104,6 +116,11 @@ class Injection:
                 self.kind == "cross" and (not {*ends} <= {*known} or ends[0] == ends[1]),
                 f"{what} needs from= and to=, two hosts of 0 to {hosts - 1}",
             ),
+            (
+                self.kind in TRANSFERS
+                and (self.target not in known or (self.rank in range(len(ring)) and self.target == ring[self.rank])),
+                f"{what} needs to=, the file server's host: not the rank's, of 0 to {hosts - 1}",
+            ),
             (self.kind == "cross" and self.profile not in PROFILES, f"no cross profile {self.profile!r}"),
             (self.kind == "cross" and self.profile == "file", f"{what} of a load file: that is --cross-file's"),
             (
@@ -117,6 +134,15 @@ def pauses_of(injections: tuple[Injection, ...]) -> str:
     """Those that the trainers do themselves, as their option --pauses has them."""
     asked = (each for each in injections if each.kind in ASKED_OF_THE_TRAINER)
     return ",".join(f"{int(each.at)}:{each.duration_ns / 1e9}:{each.kind}" for each in asked)
+
+
+def transfers_of(injections: tuple[Injection, ...], rank: int, addresses: Sequence[str], rate_bps: int) -> str:
+    """What a rank transfers itself, as the trainers' option --transfers has it. addresses: of all hosts."""
+    return ",".join(
+        f"{each.at}:{each.kind}:{each.transferred_bytes(rate_bps)}:{addresses[each.target]}:{FILE_PORT + number}"
+        for number, each in enumerate(injections)
+        if each.kind in TRANSFERS and each.rank == rank
+    )
 
 
 _NAMES: dict[str, tuple[str, Callable[[str], Any]]] = {

@@ -19,6 +19,7 @@ from paced_model import build_model, forward, interruptions  # type: ignore[impo
 from pauses import Pauses  # type: ignore[import-not-found]
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel
+from transfers import Transfers  # type: ignore[import-not-found]
 
 
 class Model(torch.nn.Module):  # type: ignore[misc]
@@ -100,7 +101,7 @@ def main() -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
 
     pauses, metric = Pauses(args.pauses), torch.zeros(1)
-    with IterationLog(args.log, rank) as log, _profiled(args.profile):
+    with IterationLog(args.log, rank, Transfers(args.transfers).begin_due) as log, _profiled(args.profile):
         for iteration in range(args.iterations):
             start = time.monotonic_ns()
             optimizer.zero_grad()

@@ -14,6 +14,7 @@ from iteration_log import IterationLog  # type: ignore[import-not-found]
 from layers import gradient_times_ns, read_layers  # type: ignore[import-not-found]
 from options import options  # type: ignore[import-not-found]
 from paced_keras import Moments, PacedModel  # type: ignore[import-not-found]
+from transfers import Transfers  # type: ignore[import-not-found]
 
 RATE = 1e-3
 
@@ -109,7 +110,7 @@ def main() -> None:
     moments = Moments(compute_ns * (1 - args.backward_share), due_ns)
     model = PacedModel(layers, moments)
     model(tf.ones((1, 1)))
-    with IterationLog(args.log, hvd.rank()) as log:
+    with IterationLog(args.log, hvd.rank(), Transfers(args.transfers).begin_due) as log:
         LOOPS[args.loop](model, moments, log, args.iterations, args.marks)
     hvd.shutdown()
 

@@ -14,6 +14,7 @@ from layers import gradient_times_ns, read_layers  # type: ignore[import-not-fou
 from options import options  # type: ignore[import-not-found]
 from paced_model import build_model, forward, interruptions  # type: ignore[import-not-found]
 from pauses import Pauses  # type: ignore[import-not-found]
+from transfers import Transfers  # type: ignore[import-not-found]
 
 
 class Moments:
@@ -90,7 +91,7 @@ def main() -> None:
         optimizer = watch(optimizer)
 
     pauses, metric = Pauses(args.pauses), torch.zeros(1)
-    with IterationLog(args.log, hvd.rank()) as log:
+    with IterationLog(args.log, hvd.rank(), Transfers(args.transfers).begin_due) as log:
         for iteration in range(args.iterations):
             start = time.monotonic_ns()
             moments.begin()

@@ -4,6 +4,7 @@
 import signal
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType, TracebackType
 
@@ -16,10 +17,11 @@ class IterationLog:
     SIGTERM leaves the context, too. One line per iteration also goes to standard output, as trainers do.
     """
 
-    def __init__(self, path: str, rank: int) -> None:
-        """Log of one rank."""
+    def __init__(self, path: str, rank: int, after: Callable[[int], None] = lambda _: None) -> None:
+        """Log of one rank. after: is told of every iteration how many have finished."""
         self._path = Path(path)
         self._rank = rank
+        self._after = after
         self._lines = [COLUMNS]
 
     def add(
@@ -29,6 +31,7 @@ class IterationLog:
         moments = (self._rank, iteration, step_start, first_enqueue, last_wait, step_end, int(bool(interrupted)))
         self._lines.append(",".join(map(str, moments)))
         print(f"iteration {iteration} took {(step_end - step_start) / 1e9:.3f} s", flush=True)
+        self._after(iteration + 1)
 
     def __enter__(self) -> "IterationLog":
         """Begin to listen for SIGTERM."""

@@ -26,6 +26,7 @@ from netmon.lab.trainers.mesh import PORT, Floats
 from netmon.lab.trainers.pace import Pace
 from netmon.lab.trainers.patterns import PATTERNS, Collective
 from netmon.lab.trainers.pauses import Pauses
+from netmon.lab.trainers.transfers import Transfers
 
 FUSION_BYTES = 4 << 20
 OVERLAPPED_FUSION_BYTES = 1 << 20  # small enough that a block can be on its way while the next one is computed
@@ -137,13 +138,14 @@ def main() -> None:
     parser.add_argument("--backward-share", type=float, default=0.0)
     parser.add_argument("--iterations", type=int, required=True)
     parser.add_argument("--pauses", default="", help="AFTER:SECONDS:evaluate or checkpoint, comma-separated")
+    parser.add_argument("--transfers", default="", help="AFTER:upload or download:BYTES:ADDRESS:PORT, comma-separated")
     parser.add_argument("--pace", default="", help="file that says when iterations may begin: BEGIN PERIOD, in ns")
     parser.add_argument("--log", required=True, help="CSV file for the moments of every iteration")
     args = parser.parse_args()
     rank, addresses = int(os.environ["RANK"]), args.addresses.split(",")
     layers = read_layers(args.layers, args.params)
     fusion_bytes = OVERLAPPED_FUSION_BYTES if args.backward_share else FUSION_BYTES
-    with IterationLog(args.log, rank) as log:
+    with IterationLog(args.log, rank, Transfers(args.transfers).begin_due) as log:
         collective = PATTERNS[args.pattern](rank, addresses, args.port)
         gradients = Gradients(layers, rank, len(addresses), fusion_bytes)
         steps = Steps(parameters=sum(layers))
