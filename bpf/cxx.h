@@ -10,6 +10,7 @@
 #define THIRD(ctx) ((ctx)->regs[2])
 #define FOURTH(ctx) ((ctx)->regs[3])
 #define FIRST_AFTER_RESULT(ctx) ((ctx)->regs[0])
+#define SECOND_AFTER_RESULT(ctx) ((ctx)->regs[1])
 #define FOURTH_AFTER_RESULT(ctx) ((ctx)->regs[3])
 #define FIFTH_AFTER_RESULT(ctx) ((ctx)->regs[4])
 #else
@@ -18,6 +19,7 @@
 #define THIRD(ctx) ((ctx)->rdx)
 #define FOURTH(ctx) ((ctx)->rcx)
 #define FIRST_AFTER_RESULT(ctx) ((ctx)->rsi)
+#define SECOND_AFTER_RESULT(ctx) ((ctx)->rdx)
 #define FOURTH_AFTER_RESULT(ctx) ((ctx)->r8)
 #define FIFTH_AFTER_RESULT(ctx) ((ctx)->r9)
 #endif

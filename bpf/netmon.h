@@ -126,6 +126,11 @@ struct netmon_ledger {
 #define NETMON_STEP_CALL 7	 /* something was handed over; of what size, another thread tells in its turn */
 #define NETMON_STEP_DROPPED 8	 /* calls beyond the budget; name_hash: how many of this process have been dropped */
 #define NETMON_STEP_SIZE 9	 /* how large that is which is handed over by this name, said again now and then */
+#define NETMON_STEP_TRANSFER 10	 /* something was sent that is not summed; name_hash: NETMON_OF_… */
+
+#define NETMON_OF_ALL 0	 /* its size is that of all ranks' parts, or of what this rank alone sends or takes */
+#define NETMON_OF_ONE 1	 /* one rank sends it to all others, as at the start */
+#define NETMON_OF_EACH 2 /* each rank has such a part */
 
 /* What a training process did, in the clock of the buckets. */
 struct netmon_step {
@@ -135,7 +140,7 @@ struct netmon_step {
 	u8 kind;
 	u8 library;
 	u16 tensors; /* handed over in one call */
-	u64 size;    /* values of them << 4 | bytes of each value; 0: unknown. Of kinds ENQUEUE and SIZE */
+	u64 size;    /* values of them << 4 | bytes of each value; 0: unknown. Of kinds ENQUEUE, SIZE and TRANSFER */
 };
 
 #define NETMON_MOST_VALUES (1ULL << 48) /* more is no tensor, but something else that was read */

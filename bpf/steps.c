@@ -31,8 +31,10 @@ BPF_TABLE("lru_hash", u64, struct budget, budgets, NETMON_BUDGETS);
 /* A call of Horovod's in a thread, until the sizes of all tensors that it hands over are known. */
 struct handing {
 	u64 name_hash, values;
-	u32 left;  /* tensors whose sizes are to come */
-	u32 bytes; /* of a value; 0: they differ, or cannot be read */
+	u32 left;     /* tensors whose sizes are to come */
+	u32 bytes;    /* of a value; 0: they differ, or cannot be read */
+	u32 of;	      /* NETMON_OF_…, of what is no sum */
+	u32 transfer; /* whether it is none */
 };
 
 BPF_TABLE("lru_hash", u64, struct handing, handing_over, NETMON_HANDING);
@@ -114,6 +116,12 @@ static __always_inline int submit(u8 library, u8 kind, u64 name_hash, u16 tensor
 	return submit_sized(library, kind, name_hash, tensors, 0);
 }
 
+/* Bytes that ranks send each other and do not sum; of: NETMON_OF_… */
+static __always_inline int submit_transfer(u8 library, u64 of, u64 bytes)
+{
+	return bytes ? submit_sized(library, NETMON_STEP_TRANSFER, of, 1, size_of(bytes, 1)) : 0;
+}
+
 /* The names that a call hands over: of the first one the hash, of all the number, each of so many bytes. */
 static __always_inline int submit_names(struct cxx_vector names, u64 first_hash, u64 bytes)
 {
@@ -163,6 +171,8 @@ int horovod_shape(struct pt_regs *ctx)
 		return 0;
 	}
 	values = values_of(shape.begin, shape.end);
+	if (call->transfer)
+		return submit_transfer(NETMON_HOROVOD, call->of, values * width_of_horovod(request.type));
 	bytes = bytes_of_horovod(request.type);
 	if (!values || !bytes || (call->bytes && call->bytes != bytes)) {
 		call->left = 0;
@@ -181,12 +191,23 @@ int horovod_shape(struct pt_regs *ctx)
 }
 
 /* EnqueueTensorAllgather(s), Broadcast, Alltoall, Reducescatter(s): collectives that reduce no gradients. */
-int horovod_other(struct pt_regs *ctx)
+static __always_inline int submit_other(u32 of)
 {
 	u64 thread = bpf_get_current_pid_tgid();
+	struct handing begun = {.left = 1, .of = of, .transfer = 1};
 
-	handing_over.delete(&thread);
+	handing_over.update(&thread, &begun);
 	return submit(NETMON_HOROVOD, NETMON_STEP_OTHER, 0, 0);
+}
+
+int horovod_other(struct pt_regs *ctx)
+{
+	return submit_other(NETMON_OF_EACH);
+}
+
+int horovod_broadcast(struct pt_regs *ctx)
+{
+	return submit_other(NETMON_OF_ONE);
 }
 
 /* PyTorch: void WaitAndClear(int handle) */
@@ -289,6 +310,33 @@ int nccl_enqueue(struct pt_regs *ctx)
 	return submit_unnamed(NETMON_NCCL, THIRD(ctx), NETMON_LEAST_GRADIENT_VALUES, size_of(THIRD(ctx), bytes));
 }
 
+/* In the order of ncclDataType_t. */
+static __always_inline u64 bytes_of_nccl(u64 values, u32 type)
+{
+	return values * (type == 4 || type == 5 || type == 8   ? 8
+			 : type == 2 || type == 3 || type == 7 ? 4
+			 : type == 6 || type == 9	       ? 2
+							       : 1);
+}
+
+/* ncclResult_t ncclAllGather, ncclReduceScatter, ncclAlltoAll(send, receive, count of a rank's part, type, …) */
+int nccl_gather(struct pt_regs *ctx)
+{
+	return submit_transfer(NETMON_NCCL, NETMON_OF_EACH, bytes_of_nccl(THIRD(ctx), FOURTH(ctx)));
+}
+
+/* ncclResult_t ncclBroadcast(send, receive, count, type, …) */
+int nccl_broadcast(struct pt_regs *ctx)
+{
+	return submit_transfer(NETMON_NCCL, NETMON_OF_ONE, bytes_of_nccl(THIRD(ctx), FOURTH(ctx)));
+}
+
+/* ncclResult_t ncclSend, ncclRecv(buffer, count, type, …) */
+int nccl_send(struct pt_regs *ctx)
+{
+	return submit_transfer(NETMON_NCCL, NETMON_OF_ALL, bytes_of_nccl(SECOND(ctx), THIRD(ctx)));
+}
+
 /* ProcessGroupNCCL::allreduce(this, tensors, options): shows that gradients go by NCCL, where its own calls do not. */
 int nccl_call(struct pt_regs *ctx)
 {
@@ -330,6 +378,56 @@ int gloo_enqueue(struct pt_regs *ctx)
 	    options.values * options.value_bytes == buffer.bytes)
 		size = size_of(options.values, options.value_bytes);
 	return submit_unnamed(NETMON_GLOO, buffer.bytes, NETMON_LEAST_GRADIENT_BYTES, size);
+}
+
+/* What gloo's options of all collectives but all-reduces and scatters begin with; one of the buffers may be missing. */
+struct gloo_options {
+	u64 context[2], in, out;
+};
+
+static __always_inline u64 bytes_of_gloo(u64 address)
+{
+	struct gloo_buffer buffer = {};
+
+	if (!address || bpf_probe_read_user(&buffer, sizeof(buffer), (void *)address))
+		return 0;
+	return buffer.bytes;
+}
+
+static __always_inline int submit_gloo(struct pt_regs *ctx, u64 of)
+{
+	struct gloo_options options = {};
+	u64 in, out;
+
+	if (bpf_probe_read_user(&options, sizeof(options), (void *)FIRST(ctx)))
+		return 0;
+	in = bytes_of_gloo(options.in);
+	out = bytes_of_gloo(options.out);
+	return submit_transfer(NETMON_GLOO, of, in > out ? in : out);
+}
+
+/* void gloo::allgather, allgatherv, alltoall, alltoallv, gather(… &) */
+int gloo_transfer(struct pt_regs *ctx)
+{
+	return submit_gloo(ctx, NETMON_OF_ALL);
+}
+
+/* void gloo::broadcast, reduce(… &) */
+int gloo_broadcast(struct pt_regs *ctx)
+{
+	return submit_gloo(ctx, NETMON_OF_ONE);
+}
+
+/* ProcessGroupGloo::send, recv(this, tensors, …), the first of the tensors. A result in memory. */
+int gloo_send(struct pt_regs *ctx)
+{
+	struct cxx_vector tensors = {};
+	u64 tensor = 0;
+
+	if (bpf_probe_read_user(&tensors, sizeof(tensors), (void *)SECOND_AFTER_RESULT(ctx)) ||
+	    bpf_probe_read_user(&tensor, sizeof(tensor), (void *)tensors.begin))
+		return 0;
+	return submit_transfer(NETMON_GLOO, NETMON_OF_ALL, bytes_of_tensor(tensor));
 }
 
 /* bool c10d::Work::wait(this, timeout) */

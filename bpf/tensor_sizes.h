@@ -17,6 +17,15 @@ static __always_inline u32 bytes_of_horovod(u32 type)
 	return type == 6 || type == 10 ? 2 : type == 7 ? 4 : type == 8 ? 8 : 0;
 }
 
+/* Of all of them: what is sent and not summed may be anything. */
+static __always_inline u32 width_of_horovod(u32 type)
+{
+	return type == 5 || type == 8				   ? 8
+	       : type == 4 || type == 7				   ? 4
+	       : type == 2 || type == 3 || type == 6 || type == 10 ? 2
+								   : 1;
+}
+
 /* A horovod::common::Request begins with these, in all versions. */
 struct horovod_request {
 	u32 rank, kind, type;
@@ -50,6 +59,7 @@ static __always_inline u64 values_of(u64 begin, u64 end)
  * number of values, and the type, all of which have to fit together. 0: not found.
  */
 #define TENSOR_WORDS 32
+#define MOST_DIMENSIONS 5 /* of tensors that have their sizes within them */
 
 static __always_inline u64 size_of_flat_tensor(u64 address)
 {
@@ -63,6 +73,33 @@ static __always_inline u64 size_of_flat_tensor(u64 address)
 
 		if (word[at] == 1 && word[at + 6] == 1 && word[at + 1] == word[at + 12] && word[at + 1] > 0)
 			return size_of(word[at + 1], type == 5 || type == 15 ? 2 : type == 6 ? 4 : type == 7 ? 8 : 0);
+	}
+	return 0;
+}
+
+/* The bytes of a PyTorch tensor of up to five dimensions, looked for in the same way; 0: not found. */
+static __always_inline u64 bytes_of_tensor(u64 address)
+{
+	u64 word[TENSOR_WORDS] = {}, product;
+
+	if (bpf_probe_read_user(word, sizeof(word), (void *)address))
+		return 0;
+#pragma unroll
+	for (int at = 3; at + 13 < TENSOR_WORDS; at++) {
+		u16 type = word[at + 13]; /* c10::ScalarType */
+
+		product = 1;
+#pragma unroll
+		for (int n = 0; n < MOST_DIMENSIONS; n++) {
+			if (n < word[at])
+				product *= word[at + 1 + n];
+		}
+		if (word[at] >= 1 && word[at] <= MOST_DIMENSIONS && product == word[at + 12] && product &&
+		    product < NETMON_MOST_VALUES)
+			return product * (type == 4 || type == 7		 ? 8
+					  : type == 3 || type == 6		 ? 4
+					  : type == 2 || type == 5 || type == 15 ? 2
+										 : 1);
 	}
 	return 0;
 }

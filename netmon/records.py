@@ -87,7 +87,8 @@ STEP = np.dtype(
     ]
 )
 STEP_ENQUEUE, STEP_WAIT_BEGIN, STEP_WAIT_END, STEP_DONE, STEP_OTHER, STEP_RANK, STEP_CALL, STEP_DROPPED = range(1, 9)
-STEP_SIZE = 9
+STEP_SIZE, STEP_TRANSFER = 9, 10
+OF_ALL, OF_ONE, OF_EACH = range(3)  # of a transfer, in place of its name: as bpf/netmon.h has them
 LIBRARY_HOROVOD, LIBRARY_REDUCER, LIBRARY_NCCL, LIBRARY_GLOO = range(1, 5)
 
 BIRTH = np.dtype(
@@ -142,7 +143,7 @@ class Direction(IntEnum):
 class Moment(IntEnum):
     """What a mark's time stands for. An iteration's boundary always names its moment."""
 
-    JOIN = 1  # a rank made itself known; iteration 0, no boundary
+    JOIN = 1  # a rank made itself known; no boundary; iteration: an Understanding, of its calls
     STEP_START = 2  # before the forward pass
     FIRST_ENQUEUE = 3  # the first gradient of the step is handed to the library
     LAST_WAIT = 4  # the wait for the last reduced gradient of the step is over

@@ -15,9 +15,10 @@ import numpy as np
 
 from netmon.agent.budget import Budget
 from netmon.agent.call_budgets import CallBudgets
-from netmon.dl.cycles import CycleDetector
+from netmon.dl.cycles import Boundary, CycleDetector
+from netmon.dl.understanding import StepAccount, Understanding
 from netmon.marks import RankIdentity, is_rank
-from netmon.records import STEP_DROPPED, STEP_RANK, Mark, Moment, Source, Table
+from netmon.records import STEP_DROPPED, STEP_RANK, STEP_TRANSFER, Mark, Moment, Source, Table
 
 log = logging.getLogger(__name__)
 
@@ -29,6 +30,7 @@ _HELD_STEPS = 100_000  # of processes that are not known as ranks
 _HELD_EVENTS = 100_000  # of which no step has come yet, of all ranks
 _JOINS_PER_SECOND, _JOINS_AT_ONCE = 4, 256  # of a user's ranks; a job's are set up anew now and then, not all the time
 _NAMED = 16  # processes that call too often
+_MOST_HELD_MARKS = 1_000  # of a rank
 
 
 @dataclass
@@ -43,6 +45,8 @@ class _Rank:
     job_name: str = ""
     detector: CycleDetector = field(default_factory=CycleDetector)
     last_ns: int = 0  # of its steps; 0: none has been seen
+    account: StepAccount = field(default_factory=StepAccount)
+    held: list[Mark] = field(default_factory=list)  # until it is known whether its steps explain what it sends
 
     def watched_from_start(self, whole: bool) -> None:
         """Whether the steps to come are the first ones that the process makes. Only before them."""
@@ -94,7 +98,7 @@ class StepMarks:
                 rank.watched_from_start(not process["late"])
                 if rank.job_name != (called := _job_name(process, rank.identity)):  # it was its launcher's until exec
                     rank.job_name = called
-                    marks.append(self._mark(pid, 0, Moment.JOIN, now_ns))
+                    marks.append(self._joined(pid, now_ns))
         return marks
 
     def identities(self) -> dict[int, RankIdentity]:
@@ -111,8 +115,8 @@ class StepMarks:
                 rank = self._ranks.get(mark.pid)
                 if rank and rank.identity != identity:
                     renamed += self._leave(mark.pid)
-                    self._ranks[mark.pid] = replace(rank, identity=identity, joined_ns=mark.time_ns)
-                    renamed.append(self._mark(mark.pid, 0, Moment.JOIN, mark.time_ns))
+                    self._ranks[mark.pid] = replace(rank, identity=identity, joined_ns=mark.time_ns, held=[])
+                    renamed.append(self._joined(mark.pid, mark.time_ns))
         return renamed
 
     def steps(self, table: Table) -> list[Mark]:
@@ -208,7 +212,7 @@ class StepMarks:
         rank = self._ranks[pid] = _Rank(process["identity"], pid, process["uid"], now_ns)
         rank.job_name = _job_name(process, rank.identity)
         rank.watched_from_start(not process["late"])
-        marks = [self._mark(pid, 0, Moment.JOIN, now_ns)]
+        marks = [self._joined(pid, now_ns)]
         for number, table in enumerate(self._unknown):
             own = table["pid"] == pid
             if own.any():
@@ -224,10 +228,22 @@ class StepMarks:
                 marks += self._set_up(pid, part[0])
                 part = part[1:]
             if len(part):
-                rank = self._ranks[pid]
-                rank.last_ns = int(part["time_ns"][-1])
-                marks += [self._mark(pid, *boundary) for boundary in rank.detector.feed(part)]
+                marks += self._step(pid, part)
         return marks
+
+    def _step(self, pid: int, calls: Table) -> list[Mark]:
+        """Marks of the steps that are understood."""
+        rank = self._ranks[pid]
+        rank.last_ns = int(calls["time_ns"][-1])
+        boundaries = rank.detector.feed(calls[calls["kind"] != STEP_TRANSFER])
+        begun = [time_ns for _, moment, time_ns in boundaries if moment is Moment.FIRST_ENQUEUE]
+        before = rank.account.state
+        rank.account.add(calls, begun, rank.detector.size.bytes, rank.identity.size)
+        changed = rank.account.state is not before
+        told = [self._joined(pid, rank.joined_ns)] if changed else []
+        marks = [*rank.held, *(self._mark(pid, *boundary) for boundary in boundaries)]
+        rank.held = marks[-_MOST_HELD_MARKS:] if rank.account.waits else []
+        return [*told, *marks] if rank.account.state is Understanding.UNDERSTOOD else told
 
     def _set_up(self, pid: int, event: np.void) -> list[Mark]:
         """The training library is set up: for the first time, or, after an elastic reset, with new ranks."""
@@ -239,17 +255,24 @@ class StepMarks:
             self.refused += 1
             return []
         boundaries = rank.detector.restart()
-        marks = [*(self._mark(pid, *boundary) for boundary in boundaries), *self._leave(pid)]
-        self._ranks[pid] = replace(rank, identity=identity, joined_ns=time_ns)
-        return [*marks, self._mark(pid, 0, Moment.JOIN, time_ns)]
+        marks = [*self._last_marks(pid, boundaries), *self._leave(pid)]
+        self._ranks[pid] = replace(rank, identity=identity, joined_ns=time_ns, account=StepAccount(), held=[])
+        return [*marks, self._joined(pid, time_ns)]
 
     def _leave(self, pid: int) -> list[Mark]:
         rank = self._ranks[pid]
         left = max(rank.detector.iteration, 0), Moment.LEAVE, max(rank.last_ns, rank.joined_ns)
-        boundaries = [*rank.detector.finish(), left]
-        marks = [self._mark(pid, *boundary) for boundary in boundaries]
+        marks = [*self._last_marks(pid, rank.detector.finish()), self._mark(pid, *left)]
         del self._ranks[pid]
         return marks
+
+    def _last_marks(self, pid: int, boundaries: list[Boundary]) -> list[Mark]:
+        understood = self._ranks[pid].account.state is Understanding.UNDERSTOOD
+        return [self._mark(pid, *boundary) for boundary in boundaries] if understood else []
+
+    def _joined(self, pid: int, time_ns: int) -> Mark:
+        """That the rank is there, as which job, and whether its steps are understood; said again when that changes."""
+        return self._mark(pid, self._ranks[pid].account.state, Moment.JOIN, time_ns)
 
     def _mark(self, pid: int, iteration: int, moment: Moment, time_ns: int) -> Mark:
         rank = self._ranks[pid]

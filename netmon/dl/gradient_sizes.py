@@ -4,6 +4,9 @@
 from collections.abc import Iterable
 from typing import NamedTuple
 
+import numpy as np
+import numpy.typing as npt
+
 _WIDTH_BITS = 4  # of the field `size` of dtype STEP, for the bytes of a value
 _MOST_NAMES = 50_000
 
@@ -22,6 +25,11 @@ def gradient_size(told: int) -> GradientSize:
     """told: the field `size` of dtype STEP."""
     values, width = told >> _WIDTH_BITS, told & ((1 << _WIDTH_BITS) - 1)
     return GradientSize(values, values * width) if values and width else UNKNOWN
+
+
+def byte_sizes(told: npt.NDArray[np.uint64]) -> npt.NDArray[np.float64]:
+    """told: as of gradient_size; the bytes of each, 0: not known."""
+    return (told >> np.uint64(_WIDTH_BITS)) * (told & np.uint64((1 << _WIDTH_BITS) - 1)).astype(np.float64)
 
 
 def total(sizes: Iterable[GradientSize]) -> GradientSize:

@@ -13,7 +13,7 @@ from netmon.errors import LabError
 from netmon.lab.injections.spec import pauses_of, transfers_of
 from netmon.lab.network import INTERFACE, Network
 from netmon.lab.process import PRIORITY, Process
-from netmon.lab.spec import RunSpec
+from netmon.lab.spec import PARALLEL_TRAINERS, RunSpec
 from netmon.lab.trainers.mesh import PORT
 
 _HERE = Path(__file__).parent
@@ -87,9 +87,9 @@ class Training:
         self._stack = contextlib.ExitStack()
         self.ranks: list[Process] = []
         with self._stack:  # ends what was started if one cannot be
-            start = {"ring": self._start_ring, "generated": self._start_ring, "ddp": self._start_ddp}.get(
-                spec.trainer, self._start_horovod
-            )
+            starts = dict.fromkeys(("ring", "generated"), self._start_ring)
+            starts |= dict.fromkeys(("ddp", *PARALLEL_TRAINERS), self._start_torch)
+            start = starts.get(spec.trainer, self._start_horovod)
             self.job = start(python)
             self._stack = self._stack.pop_all()
 
@@ -163,10 +163,11 @@ class Training:
             self._start_rank(rank, command, {**variables, **named})
         return self._spec.job or f"{first.address}:{port}"  # where nobody names the job, its rendezvous does
 
-    def _start_ddp(self, python: str) -> str:
+    def _start_torch(self, python: str) -> str:
         first, size = self._hosts[0], len(self._hosts)
         compute = ["--compute", str(self._spec.compute_ns / 1e9)]
-        command = [python, str(_TRAINERS / "ddp_torch.py"), *self._model(), *compute]
+        script = ["ddp_torch.py"] if self._spec.trainer == "ddp" else ["parallel_torch.py", "--kind", self._spec.trainer]
+        command = [python, str(_TRAINERS / script[0]), *script[1:], *self._model(), *compute]
         named = {"NETMON_JOB": self._spec.job} if self._spec.job else {}
         for rank in range(size):
             environment = {

@@ -39,13 +39,16 @@ _TORCH = re.compile(r"/libtorch_(cpu|python)\.so$")
 _TORCH_CUDA = re.compile(r"/libtorch_cuda\.so$")
 _NCCL = re.compile(r"/libnccl\.so(\.\d+)*$")
 _OTHER_COLLECTIVES = (
-    *("22EnqueueTensorAllgather", "23EnqueueTensorAllgathers", "22EnqueueTensorBroadcast", "21EnqueueTensorAlltoall"),
+    *("22EnqueueTensorAllgather", "23EnqueueTensorAllgathers", "21EnqueueTensorAlltoall"),
     *("26EnqueueTensorReducescatter", "27EnqueueTensorReducescatters"),
 )
+# What else ranks send each other: steps that are known by sums do not explain it.
+_GLOO_TRANSFERS = ("9allgatherE", "10allgathervE", "8alltoallE", "9alltoallvE", "6gatherE")
 PROBES = (
     Probe(_HOROVOD, "_ZN7horovod6common23EnqueueTensorAllreducesE", "horovod_enqueue", "horovod_enqueue_cow"),
     Probe(_HOROVOD, "_ZN7horovod6common7Request16set_tensor_shapeE", "horovod_shape"),
     *(Probe(_HOROVOD, f"_ZN7horovod6common{name}E", "horovod_other") for name in _OTHER_COLLECTIVES),
+    Probe(_HOROVOD, "_ZN7horovod6common22EnqueueTensorBroadcastE", "horovod_broadcast"),
     Probe(_HOROVOD_TORCH, "_ZN7horovod5torch12WaitAndClearE", "horovod_wait_begin"),
     Probe(_HOROVOD_TORCH, "_ZN7horovod5torch13HandleManager13ReleaseHandleE", "horovod_wait_end"),
     Probe(_HOROVOD_OTHERS, "_ZN7horovod6common8Timeline3EndE", "horovod_done", "horovod_done_cow"),
@@ -54,9 +57,15 @@ PROBES = (
     Probe(_TORCH, "_ZN4c10d7Reducer17finalize_backwardE", "reducer_wait_begin"),
     Probe(_TORCH, "_ZN4c10d7Reducer21finalize_bucket_denseE", "reducer_wait_end"),
     Probe(_NCCL, "ncclAllReduce", "nccl_enqueue"),
+    *(Probe(_NCCL, name, "nccl_gather") for name in ("ncclAllGather", "ncclReduceScatter", "ncclAlltoAll")),
+    Probe(_NCCL, "ncclBroadcast", "nccl_broadcast"),
+    *(Probe(_NCCL, name, "nccl_send") for name in ("ncclSend", "ncclRecv")),
     Probe(_TORCH_CUDA, "_ZN4c10d16ProcessGroupNCCL9allreduceE", "nccl_call"),  # of a PyTorch that contains NCCL
     Probe(_TORCH, "_ZN4c10d16ProcessGroupGloo9allreduceE", "gloo_call"),
     Probe(_TORCH, "_ZN4gloo9allreduceER", "gloo_enqueue"),
+    *(Probe(_TORCH, f"_ZN4gloo{name}R", "gloo_transfer") for name in _GLOO_TRANSFERS),
+    *(Probe(_TORCH, f"_ZN4gloo{name}R", "gloo_broadcast") for name in ("9broadcastE", "6reduceE")),
+    *(Probe(_TORCH, f"_ZN4c10d16ProcessGroupGloo{name}E", "gloo_send") for name in ("4send", "4recv")),
     Probe(_TORCH, "_ZN4c10d4Work4waitE", "work_wait_begin"),
     Probe(_TORCH, "_ZN4c10d4Work11synchronizeE", "work_wait_end"),
 )

@@ -27,7 +27,7 @@ Offsets = dict[str, dict[int, str]]
 """Mangled names' beginning → file offset → name."""
 
 MOST_FUNCTIONS = 32
-"""Of one library; the real ones have twelve at most."""
+"""Of one library; the real ones have twenty at most."""
 
 _MEMORY_BYTES, _SECONDS = 512 << 20, 2
 _ANSWER_BYTES = 64 << 10
