@@ -67,6 +67,7 @@ class BackwardSteps:
         self._inside = False
         self._waits = Waits()
         self._handed_over: list[GradientSize] = []  # in this pass
+        self._coming = 0  # of them, while they are waited for
         self.size = UNKNOWN  # of what a pass hands over
         self.queued = False
         """The all-reduces are only queued, for a GPU: that nobody waits says nothing of when they are over."""
@@ -82,10 +83,12 @@ class BackwardSteps:
             return []
         self._passes_without = 0
         if kind == STEP_WAIT_BEGIN:
-            self._inside, self._waits.first_ns = False, time_ns
+            self._inside, self._waits.first_ns, self._coming = False, time_ns, len(self._handed_over)
             self.size, self._handed_over = total(self._handed_over), []
         elif kind == STEP_WAIT_END:
             self._waits.last_ns = time_ns
+            self._coming -= 1
+            return [] if self._coming else self.finish()
         else:
             self._handed_over.append(gradient_size(told))
             if not self._inside:
@@ -107,7 +110,9 @@ class _Group:
     seen: dict[int, int] = field(default_factory=dict)  # name → time
     coming: int = 0  # tensors that were handed over and have not come, where the library tells
     waited: int = 0  # waits that are over
+    strangers: int = 0  # calls of others before the first wait, which may be waited for, too
     waits: Waits = field(default_factory=Waits)
+    told: bool = False  # its waits
     is_step: bool = False
     waiting: bool = False  # a wait has begun since the last marker
     foreign: bool = False  # what is waited for now may be something else
@@ -115,6 +120,15 @@ class _Group:
     def given_up(self) -> bool:
         """Whether it ended before all that was handed over had come: its rank died, or a peer of it."""
         return self.is_step and not self.foreign and self.coming > 0 and self.waited < len(self.seen)
+
+    def tell(self, iteration: int, markers: int) -> list[Boundary]:
+        """Its waits, if it has as many markers as a step has: what it has handed over has come. Else the next step
+        tells of them."""
+        if not self.is_step or self.told or len(self.seen) < markers:
+            return []
+        self.told, waits = True, self.waits
+        self.waits = Waits()
+        return waits.boundaries(iteration)
 
 
 class _Stranger(NamedTuple):
@@ -200,21 +214,26 @@ class NamedSteps:
         if kind == STEP_ENQUEUE and name in self._markers:
             return self._marker(name, time_ns, tensors)
         if kind in (STEP_ENQUEUE, STEP_OTHER):
-            group.foreign |= group.waits.first_ns > 0
+            group.foreign |= group.waits.first_ns > 0 or group.told
+            group.strangers += 1
             if kind == STEP_ENQUEUE and name:
                 self._stranger(name, time_ns)
         elif kind == STEP_WAIT_BEGIN:
             self._run += self._called
             self._called, group.waiting = False, True
-            if not group.foreign and not group.waits.first_ns and group.seen:
+            if not group.foreign and not group.told and not group.waits.first_ns and group.seen:
                 group.waits.first_ns = time_ns
         elif kind == STEP_WAIT_END:
-            if not group.foreign and group.seen:
+            if not group.foreign and not group.told and group.seen:
                 group.waits.last_ns = time_ns
                 group.waited += 1
+                if group.waited >= len(group.seen) + group.strangers:
+                    return group.tell(self.iteration, self._expected)
         elif kind == STEP_DONE and group.coming and name not in self._strangers:
             group.coming -= 1
             group.waits = Waits(max(group.seen.values()), time_ns)
+            if not group.coming:
+                return group.tell(self.iteration, self._expected)
         return []
 
     def _marker(self, name: int, time_ns: int, tensors: int) -> list[Boundary]:

@@ -16,7 +16,6 @@ from netmon.views import SourceScore
 
 _MOST_WAITING = 1_000
 _NEVER = int(np.iinfo(np.int64).max)
-_BY_ENDS = (Source.TIMELINE, Source.INFERRED)  # they know better when a communication ended than when it began
 _SILENT_AFTER = 3  # iterations that another source has seen since a source's last word
 
 _BASES = {Source.HOOK: "hook", Source.UPROBE: "calls"}
@@ -154,7 +153,7 @@ class IterationTracker:
     def _marks_of(self, source: Source) -> SourceMarks:
         marks = self._sources.get(source)
         if marks is None:
-            marks = self._sources[source] = SourceMarks(by_ends=source in _BY_ENDS)
+            marks = self._sources[source] = SourceMarks(steps=source == Source.HOOK)
         return marks
 
     def _take(
@@ -211,10 +210,17 @@ class IterationTracker:
             waiting = self._waiting.pop(source)
             iterations = [found for bounds in waiting if (found := self._iteration(source, *bounds))]
         for source, others in self._waiting.items():
-            self._waiting[source] = [one for one in others if one[0].time_ns >= self.finished_ns][-_MOST_WAITING:]
+            self._waiting[source] = [one for one in others if self._comes_after(source, *one)][-_MOST_WAITING:]
         return iterations
 
+    def _comes_after(self, source: Source, start: Bound, end: Bound) -> bool:
+        """Whether an iteration that another source told of is none of those that have finished, for its most part."""
+        begin_ns = start.time_ns if source == Source.INFERRED else (start.time_ns + end.time_ns) // 2
+        return begin_ns >= self.finished_ns
+
     def _iteration(self, source: Source, start: Bound, end: Bound) -> Iteration | None:
+        if source != self._told_by and self._comes_after(source, start, end):
+            start = start._replace(time_ns=max(start.time_ns, self.finished_ns))
         if not self.finished_ns <= start.time_ns < end.time_ns:
             self.unusable += 2 * (source == self._told_by)  # else a better source has told of this time
             return None

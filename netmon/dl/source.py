@@ -86,20 +86,19 @@ class _Recent:
 class SourceMarks:
     """The marks of one source. It bounds iteration k by STEP_START k and STEP_END k if it marks steps.
 
-    One that marks only the communication bounds it by FIRST_ENQUEUE k and FIRST_ENQUEUE k+1; the last one, when it
-    leaves, by its LAST_WAIT. One that knows best when a communication ended bounds it by LAST_WAIT k−1 and LAST_WAIT k;
-    the first one, and one that comes after a STEP_END, begins with its FIRST_ENQUEUE. The first mark of a kind
-    counts; an iteration of which a bound is missing is left out.
+    One that marks only the communication bounds it by LAST_WAIT k−1 and LAST_WAIT k: no rank has all gradients of k
+    before every rank has handed its own over, so a bound is the same moment on all of them, and who comes late is late
+    in the same iteration as those that wait for him. Where a LAST_WAIT is not known, and after a STEP_END, FIRST_ENQUEUE
+    stands for it. The first mark of a kind counts; an iteration of which a bound is missing is left out.
     """
 
-    def __init__(self, by_ends: bool = False) -> None:
-        """Begin without marks; by_ends: of a source that knows best when a communication ended."""
-        self._by_ends = by_ends
+    def __init__(self, steps: bool = False) -> None:
+        """Begin without marks; steps: it marks steps, not only the communication. Else the first STEP_START tells."""
         self.begun = False  # it has marked a beginning
         self.left = False
         self.newest_ns = -1
         self.done = -1  # last number that can no longer become an iteration
-        self._steps = False  # it marks steps, not only the communication
+        self._steps = steps
         self._marks: dict[int, list[int]] = {}  # by number, as _EMPTY
         self._recent: list[_Recent | None] = [_Recent() if moment in IN_ORDER else None for moment in range(_MOMENTS)]
         self._many = _SOME  # marks of so many iterations are looked through for those that are not needed
@@ -111,7 +110,7 @@ class SourceMarks:
         if recent is None:
             return False
         # A pause shows later than the iteration's end.
-        if number <= self.done and not (self._by_ends and moment == _STEP_END and number == self.done):
+        if number <= self.done and not (not self._steps and moment == _STEP_END and number == self.done):
             return False
         times = self._marks.get(number)
         if times is None:
@@ -137,7 +136,7 @@ class SourceMarks:
     @property
     def in_step(self) -> bool:
         """Whether it marks steps and goes on, and `finished` has been asked after its last mark."""
-        return self._steps and not (self._by_ends or self.left or self.touched)
+        return self._steps and not (self.left or self.touched)
 
     def under_way(self) -> UnderWay | None:
         """The step that is under way, where all is in order: else None. Of its number alone where none has begun."""
@@ -183,21 +182,18 @@ class SourceMarks:
 
     def _touch(self, number: int, moment: int, times: list[int]) -> None:
         """A mark may bound its own iteration, and the one that it ends or begins beside it."""
-        if self._by_ends:
-            if moment == _LAST_WAIT:
-                self.touched.update((number, number + 1))
-            elif moment == _FIRST_ENQUEUE:
-                self.touched.add(number)
-        elif moment in (_STEP_START, _STEP_END):
+        if moment in (_STEP_START, _STEP_END):
             if times[_STEP_START] != _NONE != times[_STEP_END]:
                 self.touched.add(number)
-        elif moment == _FIRST_ENQUEUE and not self._steps:
+        elif self._steps:
+            return
+        elif moment == _LAST_WAIT:
+            self.touched.update((number, number + 1))
+        elif moment == _FIRST_ENQUEUE:
             self.touched.update((number - 1, number))
 
     def finished(self) -> list[Bounds]:
         """Bounds of the iterations that have ended since the last call, in the order of their numbers."""
-        if self.left and self._marks and not (self._by_ends or self._steps):
-            self.touched.add(max(self._marks))
         if not self.touched:
             return []
         numbers = sorted(number for number in self.touched if number > self.done and number in self._marks)
@@ -209,15 +205,15 @@ class SourceMarks:
 
     def open(self, after_ns: int) -> Bound | None:
         """The latest beginning, not before after_ns, of which no end is known."""
-        if self._by_ends:
-            start = self._start_by_ends(self.done + 1)
-            return start if start and start.time_ns >= after_ns else None
-        beginning, done = self._beginning(), self.done
+        if not self._steps:
+            newest = max(self._marks, default=self.done)
+            start = self._start_by_ends(newest + 1) or self._start_by_ends(newest)
+            return start if start and start.number > self.done and start.time_ns >= after_ns else None
         latest, latest_ns = None, after_ns - 1
         for number, times in self._marks.items():
-            if number > done and times[beginning] > latest_ns:
-                latest, latest_ns = number, times[beginning]
-        return None if latest is None else self._bound(latest, beginning)
+            if number > self.done and times[_STEP_START] > latest_ns:
+                latest, latest_ns = number, times[_STEP_START]
+        return None if latest is None else self._bound(latest, _STEP_START)
 
     def communication(self, start_ns: int, end_ns: int) -> tuple[int | None, int | None, int | None]:
         """First enqueue, last wait and first wait in [start, end]; None: there is none."""
@@ -249,7 +245,7 @@ class SourceMarks:
         # The open iteration's start may be old; what has no later mark of its own is not thereby over.
         if not self._marks:
             return
-        over = self.done + (not self._by_ends)
+        over = self.done + self._steps
         first, times = next(iter(self._marks.items()))
         if len(self._marks) < self._many and not (first < over and times[_NEWEST] < before_ns):
             return  # mostly they come in order: then all others are needed, too
@@ -257,9 +253,6 @@ class SourceMarks:
         for number in gone:
             del self._marks[number]
         self._many = 2 * len(self._marks) + _SOME
-
-    def _beginning(self) -> int:
-        return _STEP_START if self._steps else _FIRST_ENQUEUE
 
     def _bound(self, number: int, moment: int) -> Bound | None:
         """A mark of an iteration; None: there is none."""
@@ -276,13 +269,9 @@ class SourceMarks:
 
     def _bounds(self, number: int) -> Bounds | None:
         """Of an iteration that has marks; None: it has not ended."""
-        beginning = self._beginning()
-        if self._by_ends:
-            start, end = self._start_by_ends(number), self._bound(number, _LAST_WAIT)
-        elif self._steps:
-            start, end = self._bound(number, beginning), self._bound(number, _STEP_END)
+        if self._steps:
+            start, end = self._bound(number, _STEP_START), self._bound(number, _STEP_END)
         else:
-            start, end = self._bound(number, beginning), self._bound(number + 1, beginning)
-            if end is None and self.left and number == max(self._marks):
-                end = self._bound(number, _LAST_WAIT)
+            start = self._start_by_ends(number)
+            end = self._bound(number, _LAST_WAIT) or self._bound(number + 1, _FIRST_ENQUEUE)
         return (start, end) if start is not None and end is not None else None

@@ -4,6 +4,7 @@
 import random
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -235,6 +236,21 @@ def test_a_backward_pass_is_a_step_from_the_first_on() -> None:
         waits = script.call(STEP_WAIT_BEGIN, 5), [script.call(STEP_WAIT_END, 5) for _ in range(4)][-1]
         script.steps.append((enqueued[0], *waits))
     script.check()
+
+
+@pytest.mark.parametrize("library", [LIBRARY_HOROVOD, LIBRARY_REDUCER])
+def test_what_ends_a_step_is_told_before_the_next_one_begins(library: int) -> None:
+    """A pause may follow it, and the rows around it must not wait for what comes after."""
+    script = Script(library)
+    for _ in range(8):
+        if library == LIBRARY_HOROVOD:
+            script.step()
+        else:
+            enqueued = [script.call(STEP_ENQUEUE, 5) for _ in range(4)]
+            script.steps.append((enqueued[0], script.call(STEP_WAIT_BEGIN, 5), 0))
+            script.steps[-1] = (*script.steps[-1][:2], [script.call(STEP_WAIT_END, 5) for _ in range(4)][-1])
+    told = [one for one in CycleDetector().feed(np.array(script.rows, STEP)) if one[1] is Moment.LAST_WAIT]
+    assert told[-1] == (7, Moment.LAST_WAIT, script.steps[-1][2])
 
 
 def test_of_two_models_one_counts_until_it_is_trained_no_more() -> None:

@@ -40,13 +40,37 @@ def test_steps_are_from_start_to_end():
     assert tracker.unusable == 0
 
 
-def test_communication_alone_is_from_enqueue_to_enqueue():
+def test_communication_alone_is_from_wait_to_wait():
     marks = [mark(m, k, t, **UPROBE) for k, t in ((0, 0), (1, 10), (2, 20)) for m, t in ((ENQUEUE, t), (WAIT, t + 7))]
     _, found = track(*marks)
+    assert spans(found) == [(0, 0, 7), (1, 7, 17), (2, 17, 27)]
+    assert [i.start_moment for i in found] == [ENQUEUE, WAIT, WAIT]
+
+
+def test_where_waits_are_not_known_an_iteration_ends_with_the_next_enqueue():
+    _, found = track(*(mark(ENQUEUE, k, 10 * k, **UPROBE) for k in range(3)))
     assert spans(found) == [(0, 0, 10), (1, 10, 20)]
+    known = [mark(m, k, t, **UPROBE) for k, t in ((0, 0), (1, 10), (3, 30)) for m, t in ((ENQUEUE, t), (WAIT, t + 7))]
+    _, found = track(*known[:4], mark(ENQUEUE, 2, 20, **UPROBE), *known[4:])
+    assert spans(found) == [(0, 0, 7), (1, 7, 17), (2, 17, 30), (3, 30, 37)]
+
+
+def test_a_late_rank_and_those_that_wait_for_it_are_late_in_the_same_iteration():
+    """One hands its gradients over late, in whatever part of its step it was stopped: all get them at the same time."""
+    begins = {0: [(0, 0), (1, 100), (2, 200), (3, 600)], 1: [(0, 0), (1, 100), (2, 500), (3, 600)]}
+    durations = {}
+    for rank, told in begins.items():
+        ends = (70, 170, 570, 670)
+        marks = [mark(*one, rank=rank, **UPROBE) for k, t in told for one in ((ENQUEUE, k, t), (WAIT, k, ends[k]))]
+        _, found = track(*marks)
+        durations[rank] = {one.number: (one.end_ns - one.start_ns) // MS for one in found}
+    assert durations[0] == durations[1] == {0: 70, 1: 100, 2: 400, 3: 100}
+
+
+def test_what_a_hook_tells_of_a_step_whose_start_was_not_heard_is_no_iteration():
+    marks = [mark(ENQUEUE, 4, 3), mark(WAIT, 4, 8), mark(END, 4, 9), *step(5, 10)]
     _, found = track(*marks, leaving=True)
-    assert spans(found) == [(0, 0, 10), (1, 10, 20), (2, 20, 27)]
-    assert [i.end_moment for i in found] == [ENQUEUE, ENQUEUE, WAIT]
+    assert spans(found) == [(5, 10, 19)]
 
 
 def test_the_hook_wins_and_borrows_the_communication():
