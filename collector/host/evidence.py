@@ -94,7 +94,7 @@ class Evidence:
         told = many.transport
         if not len(told):
             return {}
-        self._found = self._flows.find(place[told["batch"]], told["flow_id"])
+        self._found = self._flows.keys.find(place[told["batch"]], told["flow_id"])
         unknown = np.flatnonzero(self._found < 0)
         return {int(told["batch"][row]): str(unknown_flow(int(told["flow_id"][row]))) for row in unknown.tolist()}
 
@@ -116,7 +116,7 @@ class Evidence:
         self.said_lately.append(rows)
         self._keep(self._transport, many, told["batch"], rows)
         self._note(session, flow, told, told["flow_id"])
-        other = self._flows.find(session, told["reverse_flow_id"])
+        other = self._flows.keys.find(session, told["reverse_flow_id"])
         known = np.flatnonzero(other >= 0)
         self._note(session[known], other[known], told.take(known), told["reverse_flow_id"][known])
 

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The flows of all sessions, by one index, and each session's own."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -10,7 +11,9 @@ import numpy.typing as npt
 
 from collector.host.arriving import count_arrived
 from collector.host.asked_ends import AskedEnds
+from collector.host.flow_keys import FlowKeys
 from collector.host.numbered import Numbered
+from collector.host.own_flows import OwnFlows
 from collector.messages import BY_TRAFFIC
 from collector.tick_messages import BY_PEER
 from netmon.columnar import Columns
@@ -20,8 +23,14 @@ from netmon.dl.traffic import flow_traffic
 from netmon.errors import WireError
 from netmon.records import Class, Direction, Flow, Hello, Interface, Owner, Table
 
-FLOWS_PER_PART = 4096
-"""Flows that are forgotten together, in the order of their appearance."""
+MOST_FLOWS = 100_000
+"""Of a host. An honest agent describes 100 a second in the long run, and each is known for ten minutes here."""
+
+MOST_BEYOND = 1 << 18
+"""Of a session, beyond those: the rows of each link's are rows of one flow, which has no owner."""
+
+_FORGOTTEN = 1024  # flows at a time, at least
+_OVERFLOW_ID = (1 << 32) - 1  # and lower: no agent uses them
 
 STATE = np.dtype(
     [
@@ -80,9 +89,6 @@ class Links:
         return interface.hook_tx if self.direction(link) == Direction.TX else interface.hook_rx
 
 
-_ID_BITS = 32  # of a key that names a flow: the session above the flow's own id
-
-
 class AllFlows:
     """The flows of all sessions: what they are, what has been seen of them. An index is a flow's while it is known."""
 
@@ -94,10 +100,9 @@ class AllFlows:
         self._steppers = Numbered[tuple[int, int, int]]()
         self._state = np.zeros(1024, STATE)
         self._free: list[int] = []  # indices to use again
-        self._keys: npt.NDArray[np.int64] = np.empty(0, np.int64)  # session and flow id, ascending
-        self._of_key: npt.NDArray[np.int64] = np.empty(0, np.int64)
-        self._new: list[tuple[int, int]] = []  # key and index, not in there yet
-        self._gone: list[int] = []  # keys that are still in there
+        self.keys = FlowKeys()
+        self.of_host = Counter[str]()
+        """How many flows there are."""
         self.ends = AskedEnds()
 
     @property
@@ -153,7 +158,7 @@ class AllFlows:
             flow.first_ns,
             flow.first_ns,
         )
-        self._new.append((session << _ID_BITS | flow.flow_id, index))
+        self.keys.add(session, flow.flow_id, index, flow.first_ns)
         return index
 
     def set(self, index: int, link: int, flow: Flow) -> None:
@@ -170,32 +175,11 @@ class AllFlows:
         for index in indices:
             row = self._state[index]
             self.ends.give_up(index, int(row["session"]), int(row["flow_id"]))
-            self._gone.append(int(row["session"]) << _ID_BITS | int(row["flow_id"]))
+            self.keys.remove(int(row["session"]), [int(row["flow_id"])])
             self.flows[index] = None
             self._state[index] = 0
             row["session"] = -1
         self._free += indices
-
-    def find(self, session: npt.NDArray[np.int64], flow_id: npt.NDArray[np.integer]) -> npt.NDArray[np.int64]:
-        """Index of each flow, arrays of one length; −1 where it is not known."""
-        self._sort_keys()
-        key = session.astype(np.int64) << _ID_BITS | flow_id.astype(np.int64)
-        place = np.searchsorted(self._keys, key)
-        known = place < len(self._keys)
-        known[known] = self._keys[place[known]] == key[known]
-        found = np.full(len(key), -1, np.int64)
-        found[known] = self._of_key[place[known]]
-        return found
-
-    def _sort_keys(self) -> None:
-        if self._gone:
-            stay = ~np.isin(self._keys, np.array(self._gone, np.int64))
-            self._keys, self._of_key, self._gone = self._keys[stay], self._of_key[stay], []
-        if self._new:
-            key, index = np.array(sorted(self._new), np.int64).T
-            place = np.searchsorted(self._keys, key)
-            self._keys, self._of_key = np.insert(self._keys, place, key), np.insert(self._of_key, place, index)
-            self._new = []
 
     def tell_traffic(self) -> None:
         """Decide anew what each DL flow carries, by what it has carried until now."""
@@ -225,21 +209,21 @@ class FlowTable:
     A flow has an index while it is known.
     """
 
-    def __init__(self, links: Links, everything: AllFlows, session: int) -> None:
-        """Begin without flows; session: its place."""
-        self.parts: dict[int, list[int]] = {}  # indices of the flows that are forgotten together
+    def __init__(self, links: Links, everything: AllFlows, session: int, host: str = "") -> None:
+        """Begin without flows; session: its place; host: whose."""
         self.jobs_here = {""}  # of its flows and its ranks
         self.described: set[int] = set()  # indices of flows that are new or have another owner, for who tells of them
         self.over: list[int] = []  # ids of flows that are forgotten, for who tells of them
-        self._all, self._session = everything, session
-        self._count = 0  # flows that the session has had
+        self.beyond: set[int] = set()  # ids of flows for which there was no room
+        self._overflow: dict[int, int] = {}  # by link: index of the flow that stands for them
+        self._all, self._session, self._host = everything, session, host
         self._links = links
         self._index: dict[int, int] = {}
 
     @property
     def flows(self) -> "OwnFlows":
         """The session's flows; to be iterated over, or asked for by an index."""
-        return OwnFlows(self._all, self._index)
+        return OwnFlows(self._all.flows, self._index)
 
     @property
     def state(self) -> Table:
@@ -278,10 +262,16 @@ class FlowTable:
         return self._all.job(name)
 
     def describe(self, flow: Flow) -> None:
-        """Take in a flow, or what is newly known of it; an owner once known is not forgotten."""
+        """Take in a flow, or what is newly known of it; an owner once known is not forgotten.
+
+        Raises WireError where its link is unknown, or there are far too many.
+        """
         index = self._index.get(flow.flow_id)
         link = self._links.number(flow.interface, flow.direction)
         if index is None:
+            if flow.flow_id in self.beyond or self._all.of_host[self._host] >= MOST_FLOWS:
+                self._put_beyond(link, flow)
+                return
             index = self._append(flow)
         else:
             known = self.flows[index]
@@ -324,38 +314,63 @@ class FlowTable:
     def restore(self, flow: Flow, last_ns: int, shared: bool) -> None:
         """Take in a flow as the dataset has it, in the order of their appearance."""
         self.describe(flow)
+        if flow.flow_id in self.beyond:
+            return
         row = self.state[self._index[flow.flow_id]]
         row["last_ns"], row["shared"], row["changed"] = last_ns, shared, False
 
     def _append(self, flow: Flow) -> int:
         index = self._index[flow.flow_id] = self._all.append(self._session, flow)
-        self.parts.setdefault(self._count // FLOWS_PER_PART, []).append(index)
-        self._count += 1
+        self._all.of_host[self._host] += 1
         return index
 
-    def forget(self, before_ns: int) -> list[Flow]:
-        """Drop the full parts all of whose flows were last seen before before_ns and are stored; returns the flows."""
-        gone: list[int] = []
-        for part, indices in list(self.parts.items()):
-            state = self.state[indices] if len(indices) == FLOWS_PER_PART else None
-            if state is not None and not state["changed"].any() and state["last_ns"].max() < before_ns:
-                gone += indices
-                del self.parts[part]
-        return self._remove(gone)
+    def _put_beyond(self, link: int, flow: Flow) -> None:
+        if flow.flow_id in self.beyond:
+            return
+        if len(self.beyond) >= MOST_BEYOND:
+            raise WireError(f"the session has {MOST_FLOWS + MOST_BEYOND} flows at a time; no agent has so many")
+        index = self._overflow.get(link)
+        if index is None:
+            ends = "0.0.0.0", "0.0.0.0", 0, 0, 0
+            whole = Flow(_OVERFLOW_ID - link, flow.interface, flow.direction, *ends, flow.first_ns)
+            index = self._overflow[link] = self._append(whole)
+            self.described.add(index)
+        whole = self.flows[index]
+        self._all.set(index, link, replace(whole, members=whole.members + 1))
+        self._all.keys.add(self._session, flow.flow_id, index, flow.first_ns)
+        self.beyond.add(flow.flow_id)
 
-    def forget_all(self) -> list[Flow]:
-        """The session is over; returns its flows."""
-        self.parts.clear()
-        return self._remove(list(self._index.values()))
+    def forget(self, before_ns: int) -> None:
+        """Drop the flows that were last seen before before_ns and are stored, many at a time."""
+        if self.beyond:
+            self._forget_beyond(self._all.keys.silent(self._session, self._overflow.values(), before_ns))
+        if len(self._index) < _FORGOTTEN:
+            return
+        own = self.indices_of_all
+        state = self.state[own]
+        over = own[(state["last_ns"] < before_ns) & ~state["changed"]]
+        if len(over) >= _FORGOTTEN:
+            self._remove([index for index in over.tolist() if index not in self._overflow.values()])
 
-    def _remove(self, indices: list[int]) -> list[Flow]:
-        flows = [self.flows[index] for index in indices]
-        for flow in flows:
-            del self._index[flow.flow_id]
-        self.over += [flow.flow_id for flow in flows]
+    def forget_all(self) -> None:
+        """The session is over."""
+        self._forget_beyond(list(self.beyond))
+        self._overflow.clear()
+        self._remove(list(self._index.values()))
+
+    def _forget_beyond(self, flow_ids: list[int]) -> None:
+        flow_ids = [flow_id for flow_id in flow_ids if flow_id in self.beyond]
+        self.beyond.difference_update(flow_ids)
+        self._all.keys.remove(self._session, flow_ids)
+
+    def _remove(self, indices: list[int]) -> None:
+        flow_ids = [self.flows[index].flow_id for index in indices]
+        for flow_id in flow_ids:
+            del self._index[flow_id]
+        self._all.of_host[self._host] -= len(indices)
+        self.over += flow_ids
         self.described.difference_update(indices)
         self._all.remove(indices)
-        return flows
 
     def indices(self, flow_id: npt.NDArray[np.uint32]) -> npt.NDArray[np.int64]:
         """Index of each flow id. Raises WireError where no message has described the flow."""
@@ -366,30 +381,7 @@ class FlowTable:
 
     def known(self, flow_id: npt.NDArray[np.uint32]) -> npt.NDArray[np.int64]:
         """Index of each flow id; −1 where it is not known."""
-        return self._all.find(np.full(len(flow_id), self._session, np.int64), flow_id.astype(np.int64))
-
-
-class OwnFlows(Sequence[Flow]):
-    """The flows of one session: by an index into all sessions' flows, or one after the other."""
-
-    def __init__(self, everything: AllFlows, index: dict[int, int]) -> None:
-        """index: by flow id."""
-        self._all, self._index = everything, index
-
-    def __len__(self) -> int:
-        """How many they are."""
-        return len(self._index)
-
-    def __getitem__(self, index: int) -> Flow:  # type: ignore[override]
-        """The flow with an index."""
-        flow = self._all.flows[index]
-        if flow is None:
-            raise IndexError(index)
-        return flow
-
-    def __iter__(self) -> Iterator[Flow]:
-        """All of them, in the order of their appearance."""
-        return (self[index] for index in self._index.values())
+        return self._all.keys.find(np.full(len(flow_id), self._session, np.int64), flow_id.astype(np.int64))
 
 
 def unknown_flow(flow_id: int) -> WireError:

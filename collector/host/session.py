@@ -60,7 +60,7 @@ class Session:
         self.window.describe(flow)
         flow = self.window.named(flow)
         index = self.window.flows.index_of(flow.flow_id)
-        if self._served.add(flow, horizon_ns) and index is not None:
+        if index is not None and self._served.add(flow, horizon_ns):
             self.tables.flows.ends.ask(index)
 
     @property

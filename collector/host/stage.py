@@ -150,7 +150,8 @@ class HostStage:
     def _rows(self, batches: Batches) -> tuple[Columns, npt.NDArray[np.int32]]:
         """The batches' rows, of ARRIVED, and the batch of each; refuses batches with flows that are not known."""
         many = batches.many
-        flow = self.tables.flows.find(batches.place[many.runs.batch], many.runs.flow_id)
+        at_ns = many.heads["horizon_ns"][many.runs.batch]
+        flow = self.tables.flows.keys.find(batches.place[many.runs.batch], many.runs.flow_id, at_ns)
         for run in np.flatnonzero(flow < 0)[::-1].tolist():  # of each batch the first one counts
             batches.refuse(int(many.runs.batch[run]), str(unknown_flow(int(many.runs.flow_id[run]))))
         return rows_of(many, batches.place, flow, self.tables.places.table), many.rows["batch"]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from collector.dataset.resume import Resume
 from collector.host.align import Alignment, Update
-from collector.host.flows import FlowTable, Links
+from collector.host.flows import MOST_FLOWS, FlowTable, Links
 from collector.host.ledger import LedgerAccount, LedgerRow
 from collector.host.odd_marks import DISTANT
 from collector.host.rank import Resumed
@@ -74,7 +74,7 @@ class HostWindow:
         row = tables.places.table[self.place]
         self.window_ns, self.first_link = int(row["window_ns"]), int(row["first_link"])
         own = self.first_link, len(self.links)
-        self.flows = FlowTable(self.links, tables.flows, self.place)
+        self.flows = FlowTable(self.links, tables.flows, self.place, hello.host)
         self.alignment = Alignment(hello.clock, hello.bucket_ns, resume.clock)
         mono = self.alignment.map.mono
         until_ns = {link: mono(utc_ns) for link, utc_ns in resume.ledger_until_utc.items()}
@@ -88,6 +88,7 @@ class HostWindow:
         self._introduced = [mark for mark in hello.marks if mark.moment != Moment.JOIN]
         self._inferred: list[Mark] = []  # that the traffic has told, not taken in yet
         self.renamed = 0  # processes
+        self._crowded = False  # that there were too many flows was said
         self._resume_state(resume)
         self.use_map()
         self.ranks.offset_ns = self.alignment.offset_ns
@@ -191,6 +192,10 @@ class HostWindow:
     def describe(self, flow: Flow) -> None:
         """Take in what a flow is."""
         self.flows.describe(self.named(flow))
+        if self.flows.beyond and not self._crowded:
+            self._crowded = True
+            host = self.hello.host
+            self.ranks.odd.warn(f"{host} has {MOST_FLOWS} flows at a time: others are counted together, without owner")
 
     def named(self, flow: Flow) -> Flow:
         """The flow with the name of its job that was given to it where two jobs have one name."""

@@ -203,7 +203,7 @@ class Judging:
         if told is None:
             return Told(nothing_said(), np.empty(0, np.int64))
         told = told.take(np.flatnonzero(np.isin(told["session"], places)))
-        flow = self._tables.flows.find(told["session"], told["flow_id"])
+        flow = self._tables.flows.keys.find(told["session"], told["flow_id"])
         of = np.where(flow >= 0, of_flow[flow], -1)
         ours = np.array([*(one.job == job for one in whose), False], np.bool_)  # the last: nobody's
         own = np.flatnonzero(ours[of])

@@ -114,7 +114,7 @@ def test_the_latest_is_known_of_both_ways_and_not_of_who_has_the_index_next() ->
     stage.take(batch)
     tables = stage.stage.tables
     places = np.array([stage.place] * 3)
-    tx, rx, cross = tables.flows.find(places, np.array([DL_TX, DL_RX, CROSS_RX])).tolist()
+    tx, rx, cross = tables.flows.keys.find(places, np.array([DL_TX, DL_RX, CROSS_RX])).tolist()
     assert tables.evidence.said(tx, Direction.TX) == (5, 3, 0.07)
     rtt_ns, _, loss = tables.evidence.said(rx, Direction.RX)  # what comes in is sent again elsewhere
     assert (rtt_ns, math.isnan(loss)) == (5, True)
