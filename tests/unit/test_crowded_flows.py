@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from collector_stream import MS, S, Host, clock, hello
-from test_collector_server import collector, message, send
+from collector_stream import MS, Host, S, clock, hello
+from test_collector_server import collector, send
 
 from collector.dataset.sink import ParquetSink
 from collector.host import flows as flow_table
