@@ -36,7 +36,7 @@ _COLUMNS = {
     "end_ns": "end",
     "error_ns": "bound of the error",
     "relative": "the number counts from when somebody began to look",
-    "hook": "`tcx`, `clsact`, `xdp` or `xdpgeneric`",
+    "hook": "`tcx`, `clsact`, `xdp` or `xdpgeneric`; `none`: the agent was killed, and nobody counted until the next",
     "byte_basis": "which bytes are counted, in words",
     "pid": "process id on the host",
     "clock_error_ns": "bound of the error of the rows' times against other hosts",

@@ -327,17 +327,17 @@ def iteration_table(origins: Origins, of: _Places, told: Accounted) -> pa.Table:
 
 def ledger_table(origins: Origins, of: _Places, rows: Sequence[LedgerRow]) -> pa.Table:
     """Ledger rows as the table `ledger`."""
-    link = np.array([row.link for row in rows], np.int64)
+    link, end_ns = (np.array([getattr(row, name) for row in rows], np.int64) for name in ("link", "end_ns"))
     plain = [f.name for f in SCHEMAS["ledger"] if f.name.endswith("_bytes") or f.name == "nic_packets"]
     columns = origins.link_columns(of, link) | {name: [getattr(row, name) for row in rows] for name in plain}
     columns["coverage"] = [row.coverage if row.nic_bytes else None for row in rows]
     columns["start_ns"] = origins.utcs(of, [row.start_ns for row in rows])
-    end_ns = np.array([row.end_ns for row in rows], np.int64)
     columns["end_ns"] = origins.utcs(of, end_ns)
     offsets = np.array([(own.host_offset_ns, own.clock_error_ns) for own in origins.sessions], np.int64)[of]
     columns["clock_offset_ns"] = end_ns + offsets[:, 0] - columns["end_ns"]
     columns["clock_error_ns"] = offsets[:, 1]
-    columns["hook"] = origins.interface_words(of, link, Links.hook)
+    hooks = origins.interface_words(of, link, Links.hook).to_pylist()
+    columns["hook"] = [hook if row.watched else "none" for hook, row in zip(hooks, rows, strict=True)]
     columns["byte_basis"] = origins.interface_words(of, link, lambda links, n: links.interface(n).byte_basis)
     return origins.table("ledger", of, columns)
 

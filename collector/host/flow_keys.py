@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The index of each flow of all sessions, by its session and its id; several flows may have one."""
 
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 
 import numpy as np
 import numpy.typing as npt
@@ -39,16 +39,15 @@ class FlowKeys:
         found = np.full(len(key), -1, np.int64)
         found[known] = self._index[place[known]]
         if at_ns is not None:
-            self._asked_ns[place[known]] = at_ns[known]
+            self._asked_ns[place[known]] = np.maximum(self._asked_ns[place[known]], at_ns[known])
         return found
 
-    def silent(self, session: int, indices: Collection[int], before_ns: int) -> list[int]:
-        """The ids of a session's flows that have one of these indices, and had no rows since (mono)."""
+    def silent(self, session: int, before_ns: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """The flows of a session that were added, and had rows, only before (mono): their ids, their indices."""
         self._sort()
         first, end = np.searchsorted(self._keys, [session << _ID_BITS, (session + 1) << _ID_BITS])
-        own = np.isin(self._index[first:end], list(indices)) & (self._asked_ns[first:end] < before_ns)
-        ids: list[int] = (self._keys[first:end][own] & ((1 << _ID_BITS) - 1)).tolist()
-        return ids
+        own = first + np.flatnonzero(self._asked_ns[first:end] < before_ns)
+        return self._keys[own] & ((1 << _ID_BITS) - 1), self._index[own]
 
     def _sort(self) -> None:
         if self._gone:

@@ -158,7 +158,6 @@ class AllFlows:
             flow.first_ns,
             flow.first_ns,
         )
-        self.keys.add(session, flow.flow_id, index, flow.first_ns)
         return index
 
     def set(self, index: int, link: int, flow: Flow) -> None:
@@ -214,6 +213,8 @@ class FlowTable:
         self.jobs_here = {""}  # of its flows and its ranks
         self.described: set[int] = set()  # indices of flows that are new or have another owner, for who tells of them
         self.over: list[int] = []  # ids of flows that are forgotten, for who tells of them
+        self.now_ns = 0
+        """The latest that was heard (mono): what is described was alive then."""
         self.beyond: set[int] = set()  # ids of flows for which there was no room
         self._overflow: dict[int, int] = {}  # by link: index of the flow that stands for them
         self._all, self._session, self._host = everything, session, host
@@ -321,6 +322,7 @@ class FlowTable:
 
     def _append(self, flow: Flow) -> int:
         index = self._index[flow.flow_id] = self._all.append(self._session, flow)
+        self._all.keys.add(self._session, flow.flow_id, index, max(flow.first_ns, self.now_ns))
         self._all.of_host[self._host] += 1
         return index
 
@@ -337,20 +339,20 @@ class FlowTable:
             self.described.add(index)
         whole = self.flows[index]
         self._all.set(index, link, replace(whole, members=whole.members + 1))
-        self._all.keys.add(self._session, flow.flow_id, index, flow.first_ns)
+        self._all.keys.add(self._session, flow.flow_id, index, max(flow.first_ns, self.now_ns))
         self.beyond.add(flow.flow_id)
 
     def forget(self, before_ns: int) -> None:
-        """Drop the flows that were last seen before before_ns and are stored, many at a time."""
-        if self.beyond:
-            self._forget_beyond(self._all.keys.silent(self._session, self._overflow.values(), before_ns))
-        if len(self._index) < _FORGOTTEN:
+        """Drop the flows that had no rows since before_ns (mono) and are stored, many at a time."""
+        if len(self._index) + len(self.beyond) < _FORGOTTEN:
             return
-        own = self.indices_of_all
-        state = self.state[own]
-        over = own[(state["last_ns"] < before_ns) & ~state["changed"]]
+        ids, indices = self._all.keys.silent(self._session, before_ns)
+        together = np.isin(indices, list(self._overflow.values()))
+        if together.any():
+            self._forget_beyond(ids[together].tolist())
+        over = indices[~together & ~self.state["changed"][indices]]
         if len(over) >= _FORGOTTEN:
-            self._remove([index for index in over.tolist() if index not in self._overflow.values()])
+            self._remove(over.tolist())
 
     def forget_all(self) -> None:
         """The session is over."""

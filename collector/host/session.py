@@ -56,7 +56,8 @@ class Session:
             self.window.flows.describe(flow)
 
     def describe(self, flow: Flow, horizon_ns: int) -> None:
-        """Take in a flow of a batch. Raises WireError where its link is unknown."""
+        """Take in a flow of a batch. Raises WireError where its link is unknown, or there are far too many."""
+        self.window.flows.now_ns = max(self.window.flows.now_ns, horizon_ns)
         self.window.describe(flow)
         flow = self.window.named(flow)
         index = self.window.flows.index_of(flow.flow_id)

@@ -75,6 +75,7 @@ class HostWindow:
         self.window_ns, self.first_link = int(row["window_ns"]), int(row["first_link"])
         own = self.first_link, len(self.links)
         self.flows = FlowTable(self.links, tables.flows, self.place, hello.host)
+        self.flows.now_ns = hello.clock.mono_ns
         self.alignment = Alignment(hello.clock, hello.bucket_ns, resume.clock)
         mono = self.alignment.map.mono
         until_ns = {link: mono(utc_ns) for link, utc_ns in resume.ledger_until_utc.items()}

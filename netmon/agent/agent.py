@@ -6,11 +6,13 @@ import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from netmon import __version__
+from netmon.agent import downtime
 from netmon.agent.batch_parts import batch_parts
 from netmon.agent.carried import carried
 from netmon.agent.channel import channel
@@ -92,9 +94,12 @@ class Agent:
         geometry = choose_geometry(settings.bucket_ns, len(nics), settings.flows)
         self._privileged = Privileged()
         cards = tuple((card.name, card.index) for card in nics)
+        began_ns = time.monotonic_ns()
         started = self._privileged.start(Start(cards, settings.hook, settings.bucket_ns, settings.flows))
         memory = map_memory(started.descriptors, geometry)
         self._meter = Meter(memory, geometry)
+        self._links = Links([card.index for card in nics], settings.interfaces)
+        self._ledger = Ledger(self._meter, self._links, nics, started.hooks, began_ns)
         self._steps_ring = RingBuffer(started.descriptors["steps"], geometry.step_ring_bytes, STEP)
         self._steps_lost = mapped_array(started.descriptors["steps_lost"], np.dtype("<u8"), 2)
         told = started.descriptors.get(TOLD_MAP)
@@ -111,8 +116,6 @@ class Agent:
         )
         if pid_namespace():
             log.warning("this is not the machine's PID namespace: %s", PARTIAL_VIEW)
-        self._links = Links([card.index for card in nics], settings.interfaces)
-        self._ledger = Ledger(self._meter, self._links, nics, started.hooks)
         self._nic = NicSamples(self._links, len(nics), settings.nic_interval_ns)
         numbers = self._meter.numbers
         self._owners = FlowOwners(births, numbers.aggregates)
@@ -139,7 +142,8 @@ class Agent:
         self._write_hello()
         where, connect = channel(settings)
         self._stream = Stream(where, connect, self._spool, Pulls(self._recorder), self._exchanges)
-        self._leftovers = Leftovers(connect, self._spool, settings.spool_bytes)
+        end_accounts = partial(downtime.end_accounts, folder, self._session, self._ledger.began, self._clock.sample)
+        self._leftovers = Leftovers(connect, self._spool, settings.spool_bytes, end_accounts)
         self._standstill = Standstill()
         self._told: AgentNews | None = None
         self._endpoint = self._serve_metrics()
@@ -288,6 +292,7 @@ class Agent:
             host=host,
             host_jobs=host_jobs,
         )
+        self._spool.ledger = self._ledger.account(batch.ledger) or self._spool.ledger
         for part in batch_parts(batch):
             message = encode_body(part)
             body = netmon_pb2.AgentMessage(batch=message).SerializeToString()

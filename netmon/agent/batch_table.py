@@ -38,6 +38,8 @@ _TABLES = (
     # batch: the first that has described the flow; told: the last; over: no later batch than this one has rows of it.
     "CREATE TABLE IF NOT EXISTS flow (id INTEGER PRIMARY KEY, batch INTEGER NOT NULL, told INTEGER NOT NULL,"
     " over INTEGER, message BLOB NOT NULL)",
+    # ledger: as the session's samples told it last (netmon.agent.downtime); sequence: of its newest batch.
+    "CREATE TABLE IF NOT EXISTS account (id INTEGER PRIMARY KEY CHECK (id = 1), sequence INTEGER, ledger BLOB)",
     "CREATE INDEX IF NOT EXISTS flow_over ON flow (over) WHERE over IS NOT NULL",
     f"PRAGMA user_version = {_FORMAT}",
 )
@@ -52,6 +54,10 @@ _OVER_BYTES = "SELECT coalesce(sum(length(message)), 0) FROM flow WHERE over IS 
 
 Description = tuple[int, bytes]
 """(flow id, what the introduction says of it)"""
+
+Account = tuple[int, bytes]
+"""(number of the newest batch, the ledger as it was told last)"""
+NO_ACCOUNT: Account = (0, b"")
 
 FlowRow = tuple[int, int, int, int | None, bytes]
 """(flow id, the first and the last batch that has described it, the last that may have rows of it, message)
@@ -133,15 +139,20 @@ class BatchTable:
         """In place of the one before."""
         self._db.execute("INSERT OR REPLACE INTO session VALUES (1, ?)", (message,))
 
-    def insert(self, batch: Kept, flows: Iterable[Description] = ()) -> None:
-        """Keep it, and the flows that it describes: both or neither."""
-        self.take([batch], _rows(batch.sequence, flows))
+    def account(self) -> Account:
+        """As kept last; (0, b"") before."""
+        row = self._db.execute("SELECT sequence, ledger FROM account").fetchone()
+        return (int(row[0]), bytes(row[1])) if row else NO_ACCOUNT
+
+    def insert(self, batch: Kept, flows: Iterable[Description] = (), account: Account = NO_ACCOUNT) -> None:
+        """Keep it, the flows that it describes and the account: all or nothing."""
+        self.take([batch], _rows(batch.sequence, flows), account)
 
     def describe(self, sequence: int, flows: Iterable[Description]) -> None:
         """Keep the flows that this batch describes."""
         self.take((), _rows(sequence, flows))
 
-    def take(self, batches: Sequence[Kept], flows: Sequence[FlowRow]) -> None:
+    def take(self, batches: Sequence[Kept], flows: Sequence[FlowRow], account: Account = NO_ACCOUNT) -> None:
         """Keep what another table has, too: all of it or nothing."""
         self._look_for_file()
         rows = [(batch.sequence, batch.body, batch.buckets, batch.carried) for batch in batches]
@@ -151,6 +162,8 @@ class BatchTable:
             before = self._over_bytes() if over else 0
             self._db.executemany("INSERT INTO batch VALUES (?, ?, ?, ?)", rows)
             self._db.executemany(_DESCRIBE, flows)
+            if account[1]:
+                self._db.execute("INSERT OR REPLACE INTO account VALUES (1, ?, ?)", account)
             more = self._over_bytes() - before if over else 0
             self._db.execute("COMMIT")
         except sqlite3.Error:

@@ -6,6 +6,7 @@ import time
 from collections.abc import Mapping, Sequence
 
 from netmon.agent.carried import COUNTS
+from netmon.agent.downtime import OWN_COUNTERS, Beginning, LinkAccount, encode_accounts
 from netmon.agent.links import Links
 from netmon.kernel import nic
 from netmon.kernel.meter.meter import Meter
@@ -22,8 +23,10 @@ Link = tuple[int, Direction]
 class Ledger:
     """One per agent. The account begins when it is made. `lose` may be called from another thread."""
 
-    def __init__(self, meter: Meter, links: Links, nics: Sequence[Nic], hooks: Sequence[tuple[str, str]]) -> None:
-        """nics, hooks (rx, tx): in the order of the interfaces' numbers."""
+    def __init__(
+        self, meter: Meter, links: Links, nics: Sequence[Nic], hooks: Sequence[tuple[str, str]], began_ns: int
+    ) -> None:
+        """nics, hooks (rx, tx): in the order of the interfaces' numbers. began_ns: mono, before they were attached."""
         self._meter = meter
         self._links = links
         self._header_bytes: dict[Link, int] = {
@@ -36,7 +39,9 @@ class Ledger:
         self._before = dict.fromkeys(self._header_bytes, (0, 0))  # what it had counted when it began anew
         self._lock = threading.Lock()
         self._due_ns = time.monotonic_ns() + _INTERVAL_NS
-        self._first = self.read()
+        self._first = [_before_hook(sample, began_ns) for sample in self.read()]
+        counters = {(link.name, link.index, link.sample.direction): link.counter for link in self._told(self._first)}
+        self.began = Beginning(began_ns, counters)
 
     def due(self, now_ns: int) -> list[LedgerSample]:
         """A sample per link when an interval is over, otherwise none; the first ones at the first call."""
@@ -50,6 +55,18 @@ class Ledger:
         """A sample per link, now: the last ones. Before them the first ones, if nobody has asked for those yet."""
         samples, self._first = self._first, []
         return samples + self.read()
+
+    def account(self, samples: Sequence[LedgerSample]) -> bytes:
+        """For the next agent, should this one be killed; samples: those that are told. Empty: there are none."""
+        return encode_accounts(self._told(samples)) if samples else b""
+
+    def _told(self, samples: Sequence[LedgerSample]) -> list[LinkAccount]:
+        found = []
+        for sample in samples:
+            number, before = sample.interface, self._before[sample.interface, sample.direction]
+            counter = sample.nic_bytes - before[0], sample.nic_packets - before[1]
+            found.append(LinkAccount(self._links.name(number), self._links.index(number), counter, sample))
+        return found
 
     def read(self) -> list[LedgerSample]:
         """A sample per link, now. An interface that is not there has none."""
@@ -99,3 +116,17 @@ class Ledger:
                 lost = self._lost[interface, Direction(direction)]
                 for name, count in zip(COUNTS, counts, strict=True):
                     lost[name] += count
+
+
+def _before_hook(sample: LedgerSample, began_ns: int) -> LedgerSample:
+    """A first sample as it would have been when nothing was counted: every row is in an interval."""
+    frames = sample.frames
+    return LedgerSample(
+        interface=sample.interface,
+        direction=sample.direction,
+        time_ns=began_ns,
+        nic_bytes=sample.nic_bytes - (sample.frame_bytes - sample.nic_header_bytes * frames),
+        nic_packets=sample.nic_packets - frames,
+        nic_header_bytes=sample.nic_header_bytes,
+        **dict.fromkeys(OWN_COUNTERS, 0),
+    )

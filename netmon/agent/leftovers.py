@@ -5,6 +5,7 @@ import contextlib
 import logging
 import sqlite3
 import threading
+from collections.abc import Callable
 
 from netmon.agent.carried import described
 from netmon.agent.connection import Connect, End
@@ -26,11 +27,16 @@ class Leftovers(Worker):
     A session that is over has no ledger any more: what is given up of it is counted here, and named in the log.
     """
 
-    def __init__(self, connect: Connect, own: Spool, limit_bytes: int) -> None:
-        """own: the spool of the session that lives. limit_bytes: of all; others get half of it, it has the rest."""
+    def __init__(
+        self, connect: Connect, own: Spool, limit_bytes: int, end_accounts: Callable[[], None] = lambda: None
+    ) -> None:
+        """own: the spool of the session that lives. limit_bytes: of all; others get half of it, it has the rest.
+
+        end_accounts(): of agents that were killed, before anything is sent.
+        """
         super().__init__("leftovers")
         self._connect, self._own, self._folder = connect, own, own.folder
-        self._limit_bytes = limit_bytes
+        self._limit_bytes, self._end_accounts = limit_bytes, end_accounts
         self._ended = threading.Event()
         self._sender: Sender | None = None
         self._unreadable: set[str] = set()  # and not to be set aside either
@@ -38,6 +44,10 @@ class Leftovers(Worker):
 
     def work(self) -> None:
         """Until `finish`; looks again now and then, for agents that have ended meanwhile."""
+        try:
+            self._end_accounts()
+        except (sqlite3.Error, OSError) as error:
+            log.warning("the ledger does not tell of the time in which no agent ran: %s", error)
         while not self._ended.is_set():
             for session in self._sessions():
                 self._send(session)

@@ -19,6 +19,10 @@ class Links:
         """What it is called now; empty while it is not there."""
         return self._now[number - 1][1]
 
+    def index(self, number: int) -> int:
+        """Its ifindex; 0 while it is not there."""
+        return self._now[number - 1][0]
+
     def follow(self, now: Sequence[tuple[int, str]]) -> None:
         """now: (ifindex, name) of each; (0, "") where it is not there. Says what has changed."""
         for number, ((index, name), (old_index, old_name)) in enumerate(zip(now, self._now, strict=True), 1):

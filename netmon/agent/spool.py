@@ -55,9 +55,9 @@ class Spool:
         """
         self.session, self.folder = session, folder
         self.limit_bytes = limit_bytes  # of all messages that wait, but for the newest
-        self.given_up = 0  # whole batches; a collector needs a fresh introduction for what follows
-        self.acknowledged = 0
+        self.given_up = self.acknowledged = 0  # whole batches, for which a collector needs a fresh introduction
         self.handed_out = 0  # the highest number that `after` has given
+        self.ledger = b""  # as batches told it last, for the next agent
         self._lose = lose
         self._changed = threading.Condition(threading.RLock())
         self._memory = BatchTable(None)
@@ -238,7 +238,8 @@ class Spool:
 
     def _keep(self, batch: Kept, flows: Collection[Description]) -> bool:
         """Whether the disk has it."""
-        if kept := self._try(lambda: self._disk.attempt(lambda table: table.insert(batch, flows))):
+        now = batch.sequence, self.ledger
+        if kept := self._try(lambda: self._disk.attempt(lambda table: table.insert(batch, flows, now))):
             self._disk.carried[batch.sequence] = batch.carried
         return kept
 
@@ -251,7 +252,8 @@ class Spool:
     def _move(self) -> None:
         self._disk.ready()  # and with it those that came late
         batches, flows = self._memory.oldest(self._at_once), self._memory.flows()
-        self._disk.attempt(lambda table: table.take(batches, flows))
+        account = self._memory.last(), self.ledger
+        self._disk.attempt(lambda table: table.take(batches, flows, account))
         self._disk.carried.update((batch.sequence, batch.carried) for batch in batches)
         self._memory.let_go(batches)
         self._behind = self._memory.first_after(0) is not None

@@ -16,7 +16,6 @@ from collector.dataset.files import FEW_ROWS
 from collector.dataset.row_parts import ROWS_PER_PART
 from collector.dataset.sink import ParquetSink
 from collector.dataset.tables import DATASET_VERSION, SCHEMAS
-from collector.host.flows import FLOWS_PER_PART
 from collector.host.rows import ARRIVED, merge
 from collector.registry import Registry
 from collector.settings import Settings
@@ -25,6 +24,7 @@ from netmon.errors import DataError
 from netmon.records import Batch, ClockSample, Direction, Hello, Moment
 
 DEFAULTS = Settings()
+MANY = 5_000  # flows: more than one file of them holds
 
 
 class Collector:
@@ -229,9 +229,9 @@ def test_peers_of_a_job_find_each_other(tmp_path):
 
 
 def test_a_flow_whose_rows_have_waited_for_long_keeps_its_row(tmp_path):
-    """More flows than one part holds; the agent's end of the cut is an hour after the collector's."""
+    """The agent's end of the cut is an hour after the collector's."""
     first, second = batches(2)
-    described = [replace(first.flows[0], flow_id=number, src_port=number) for number in range(10, 10 + FLOWS_PER_PART)]
+    described = [replace(first.flows[0], flow_id=number, src_port=number) for number in range(10, 10 + MANY)]
     first = replace(first, flows=[*first.flows, *described])
     last = second.clock.mono_ns + 3600 * S
 
@@ -247,7 +247,7 @@ def test_a_flow_whose_rows_have_waited_for_long_keeps_its_row(tmp_path):
 
     asyncio.run(scenario())
     flows = read(tmp_path, "flows")
-    assert len(flows) == len(set(flows["flow_id"])) == 4 + FLOWS_PER_PART
+    assert len(flows) == len(set(flows["flow_id"])) == 4 + MANY
 
 
 counts = st.tuples(st.integers(0, 3), st.integers(0, 5), st.integers(1, 2**32 - 1), st.booleans())
@@ -266,8 +266,6 @@ def test_merging_keeps_every_byte(entries):
 
 
 def test_flows_that_are_long_over_are_forgotten_and_stay_stored(tmp_path):
-    many = 3 * FLOWS_PER_PART // 2
-
     def later(batch: Batch, seconds: int) -> Batch:
         rows = batch.buckets.copy()
         rows["bucket_start_ns"] += np.uint64(seconds * S)
@@ -275,7 +273,7 @@ def test_flows_that_are_long_over_are_forgotten_and_stay_stored(tmp_path):
         return replace(batch, buckets=rows, clock=clock, horizon_ns=batch.horizon_ns + seconds * S, ledger=(), marks=())
 
     first, second, third = batches(3)
-    described = [replace(first.flows[0], flow_id=number, src_port=number % 60_000) for number in range(10, 10 + many)]
+    described = [replace(first.flows[0], flow_id=number, src_port=number % 60_000) for number in range(10, 10 + MANY)]
     first = replace(first, flows=[*first.flows, *described])
     second = later(replace(second, flows=first.flows[:4]), 700)
     renewed = [replace(flow, flow_id=flow.flow_id + 10_000) for flow in [*first.flows[:4], *described]]
@@ -286,20 +284,19 @@ def test_flows_that_are_long_over_are_forgotten_and_stay_stored(tmp_path):
         collector = Collector(tmp_path)
         entry = await collector.feed([first, second], flush_every=1)
         table = entry.session.window.flows
-        assert list(table.parts) == [0, 1]  # part 0 has flows of batch 2
+        assert len(table.flows) == 2  # those with rows of batch 2
         collector.registry.take(entry, third)
         assert await collector.registry.flush()
-        assert 0 not in table.parts
-        assert len(table.flows) == 2 * (many + 4) - 2 * FLOWS_PER_PART
+        assert len(table.flows) == 2 + 4 + MANY  # few are not worth the work
         collector.store.close()
         again = Collector(tmp_path)
         entry = await again.registry.open(hello(clock=third.clock), asyncio.Event())
-        assert len(entry.session.window.flows.flows) == ROWS_PER_PART  # the file of those that go on
+        assert len(entry.session.window.flows.flows) == 2 * (MANY + 4 - ROWS_PER_PART)  # the file of those that go on
         again.store.close()
 
     asyncio.run(scenario())
     flows = read(tmp_path, "flows")
-    assert len(flows) == len(set(flows["flow_id"])) == 2 * (many + 4)
+    assert len(flows) == len(set(flows["flow_id"])) == 2 * (MANY + 4)
 
 
 def test_what_is_under_way_is_known_from_the_introduction(tmp_path):
