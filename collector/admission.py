@@ -93,8 +93,8 @@ class Admission:
             except DecodeError:
                 who = str(identity) if identity else _place(context)
                 reason = f"what {who} sends cannot be read: it is no message of netmon's"
-                error = self._say(NotAdmittedError(grpc.StatusCode.INVALID_ARGUMENT, reason))
-                await context.abort(error.code, str(error))
+                refused = self._say(NotAdmittedError(grpc.StatusCode.INVALID_ARGUMENT, reason))
+                await context.abort(refused.code, reason)
 
     def _identify(self, context: Context) -> Identity | None:
         if not self._protected:

@@ -44,8 +44,7 @@ class CollectorService(grpc.GenericRpcHandler):
             async def answered(request: bytes, context: Context, method: str = method) -> None:
                 await self._call(method, request, context)
 
-            handler = grpc.unary_stream_rpc_method_handler(answered, response_serializer=_serialised)
-            self._handlers[method] = handler
+            self._handlers[method] = grpc.unary_stream_rpc_method_handler(answered, response_serializer=_serialised)
 
     def service(self, details: grpc.HandlerCallDetails) -> Any:
         """See gRPC."""

@@ -16,7 +16,7 @@ from collector.ending import end_tasks
 from collector.registry import Registry
 from netmon.errors import NetmonError
 from netmon.wire import netmon_pb2
-from netmon.wire.bus import Bus, BusError, clock_subject, down_subject, name_of, token, up_subject
+from netmon.wire.bus import Bus, BusError, clock_subject, down_subject, name_of, token, up_subject, waiting_subject
 from netmon.wire.bus_client import may_answer
 from netmon.wire.bus_streams import make_streams
 from netmon.wire.channel import ALIVE_EVERY_S
@@ -44,6 +44,7 @@ class BusIntake:
         await make_streams(self._bus)
         with self._bus.errors("listen on"):
             await self._bus.client.subscribe(clock_subject(self._worker), cb=self._tell_time)
+            await self._bus.client.subscribe(waiting_subject("*"), queue="workers", cb=self._tell_waiting)
             await self._bus.client.subscribe(f"netmon.v1.up.{token(self._worker)}.>", cb=self._hear)
         self._bus.when_back(self._back)
         self._working = [asyncio.create_task(self._tend_for_ever())]
@@ -164,6 +165,14 @@ class BusIntake:
             echo = netmon_pb2.ClockEcho(number=probe.number, received_ns=received)
             echo.sent_ns = time.time_ns()
             await self._bus.client.publish(message.reply, echo.SerializeToString())
+
+    async def _tell_waiting(self, message: Msg) -> None:
+        """To an agent, of its own host's batches."""
+        if not may_answer(message):
+            return
+        with contextlib.suppress(BusError), self._bus.errors("answer on"):
+            count = await self._bus.waiting(name_of(message.subject.rpartition(".")[2]))
+            await self._bus.client.publish(message.reply, str(count).encode())
 
     async def _back(self) -> None:
         """The connection was gone: nobody knows what got through."""

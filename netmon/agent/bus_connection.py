@@ -237,7 +237,9 @@ class BusConnection:
         """Waits until workers have taken enough of this host's batches off the bus; False: the connection has ended."""
         rest_s, longest_s = _LOOK_AGAIN_S
         while not self._share.fits(size):
-            self._share.waiting(await self._bus.waiting(self._host) + len(self._answers))
+            waiting = await self._bus.ask_waiting(self._host)
+            if waiting is not None:
+                self._share.waiting(waiting + len(self._answers))
             if not self._share.fits(size):
                 self._share.say(self._host)
                 await asyncio.sleep(rest_s)

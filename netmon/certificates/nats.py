@@ -7,7 +7,7 @@ An agent may publish and hear what is its host's and nothing else; answers come 
 from collections.abc import Iterable
 from pathlib import Path
 
-from netmon.wire.bus import BATCHES, HELLOS, STREAM, token
+from netmon.wire.bus import BATCHES, HELLOS, STREAM_BYTES, token, waiting_subject
 from netmon.wire.bus_client import inbox
 from netmon.wire.identity import Identity, Role
 from netmon.wire.tls_files import AUTHORITY, CERTIFICATE, KEY
@@ -46,7 +46,8 @@ def _agent(identity: Identity) -> str:
         f"$KV.{HELLOS}.{host}.*",
         f"netmon.v1.up.*.{host}.*",
         "netmon.v1.clock.*",
-        f"$JS.API.STREAM.INFO.{STREAM}",
+        waiting_subject(identity.name),
+        f"$JS.API.DIRECT.GET.KV_{HELLOS}.{STREAM_BYTES}",
         f"$JS.API.DIRECT.GET.KV_{HELLOS}.{refused}",
     )
     subscribe = (f"{inbox(host)}.>", f"netmon.v1.down.{host}.*", refused)

@@ -5,6 +5,8 @@
     bucket netmon-hellos   HOST.SESSION                  AgentMessage with the introduction of a session
     down to an agent       netmon.v1.down.HOST.SESSION   Acknowledgement; its answers go where it asks for them
     the time               netmon.v1.clock.WORKER        ClockProbe → ClockEcho
+    what waits             netmon.v1.waiting.HOST        any worker: how many of the host's batches the stream holds
+    bucket netmon-hellos   stream-bytes                  how many bytes the stream may hold
 
 The stream keeps every message until it is acknowledged, and refuses new ones when it is full, or one host has too many
 there: nothing goes by itself.
@@ -27,6 +29,7 @@ from netmon.wire.security import PLAIN, Security
 try:
     import nats
     from nats.aio.client import Client
+    from nats.errors import NoRespondersError
     from nats.js import JetStreamContext
     from nats.js.errors import APIError, BucketNotFoundError, NoStreamResponseError, NotFoundError
 
@@ -40,6 +43,7 @@ _log = logging.getLogger(__name__)
 
 STREAM, HELLOS = "NETMON", "netmon-hellos"
 BATCHES = "netmon.v1.batch"
+STREAM_BYTES = f"$KV.{HELLOS}.stream-bytes"
 
 LEAST_PAYLOAD = MAX_MESSAGE_BYTES + (64 << 10)
 """What the servers have to take in one message; NATS takes 1 MB unless it is told otherwise."""
@@ -131,6 +135,11 @@ def up_subject(worker: str, host: str, session: str) -> str:
 def clock_subject(worker: str) -> str:
     """Where a worker tells the time."""
     return f"netmon.v1.clock.{token(worker)}"
+
+
+def waiting_subject(host: str) -> str:
+    """Where an agent asks how many of its host's batches wait; `*`: of every host."""
+    return f"netmon.v1.waiting.{host if host == '*' else token(host)}"
 
 
 def hello_subject(host: str, session: str) -> str:
@@ -304,11 +313,20 @@ class Bus:
             await asyncio.wait_for(self.client.close(), _ANSWER_S)
 
     async def most_bytes(self) -> int | None:
-        """That may wait on the bus; None: it says nothing. Raises BusError."""
+        """That may wait on the bus; None: nobody has said. Raises BusError."""
         with self.errors("ask"):
             try:
-                return (await self.jetstream.stream_info(STREAM)).config.max_bytes
-            except NotFoundError:
+                found = await self.jetstream.get_last_msg(f"KV_{HELLOS}", STREAM_BYTES, direct=True)
+                return int(found.data or b"0")
+            except (NotFoundError, NoRespondersError, ValueError):
+                return None
+
+    async def ask_waiting(self, host: str) -> int | None:
+        """For an agent, which may not ask the servers; None: there is no worker to answer. Raises BusError."""
+        with self.errors("ask"):
+            try:
+                return int((await self.client.request(waiting_subject(host), timeout=_ANSWER_S)).data)
+            except (NoRespondersError, ValueError):
                 return None
 
     async def waiting(self, host: str) -> int:
@@ -322,8 +340,8 @@ class Bus:
         """Every host that has introduced itself, or of which batches wait. Raises BusError."""
         found = set()
         with self.errors("list the hosts on"):
-            for stream, prefix in ((STREAM, f"{BATCHES}."), (f"KV_{HELLOS}", f"$KV.{HELLOS}.")):
-                info = await self.jetstream.stream_info(stream, subjects_filter=f"{prefix}>")
+            for stream, prefix, rest in ((STREAM, f"{BATCHES}.", "*"), (f"KV_{HELLOS}", f"$KV.{HELLOS}.", "*.>")):
+                info = await self.jetstream.stream_info(stream, subjects_filter=f"{prefix}{rest}")
                 for subject in info.state.subjects or {}:
                     with contextlib.suppress(WireError):
                         part = subject.removeprefix(prefix).partition(".")[0]

@@ -8,7 +8,7 @@ one message stands in the place of all (of the subject, or of the whole stream).
 from nats.js.api import DiscardPolicy, RetentionPolicy, StorageType, StreamConfig
 from nats.js.errors import BadRequestError, NotFoundError
 
-from netmon.wire.bus import BATCHES, HELLOS, LEAST_PAYLOAD, STREAM, Bus, BusSettings
+from netmon.wire.bus import BATCHES, HELLOS, LEAST_PAYLOAD, STREAM, STREAM_BYTES, Bus, BusSettings
 
 
 async def make_streams(bus: Bus) -> bool:
@@ -19,6 +19,8 @@ async def make_streams(bus: Bus) -> bool:
     """
     with bus.errors("make the stream on"):
         new = [await _made(bus, config) for config in (_batches(bus.settings), _hellos(bus.settings))]
+        most = (await bus.jetstream.stream_info(STREAM)).config.max_bytes or 0
+        await bus.jetstream.publish(STREAM_BYTES, str(max(most, 0)).encode())
         return any(new)
 
 

@@ -117,7 +117,8 @@ def test_what_is_another_hosts_is_refused_by_the_bus(tmp_path: Path) -> None:
             *(batch_subject("h1"), hello_subject("h1", "s1"), f"{hello_subject('h0', 's1')}.refused"),
             *("netmon.v1.down.h1.s1", "netmon.v1.up.w1.h1.s1", f"{inbox('h1')}.x", "$JS.API.STREAM.PURGE.NETMON"),
             *("$JS.API.STREAM.DELETE.NETMON", "$JS.API.STREAM.MSG.GET.NETMON", "$JS.API.CONSUMER.CREATE.NETMON"),
-            "$JS.API.DIRECT.GET.KV_netmon-hellos.$KV.netmon-hellos.h1.s1",
+            *("$JS.API.DIRECT.GET.KV_netmon-hellos.$KV.netmon-hellos.h1.s1", "$JS.API.STREAM.INFO.NETMON"),
+            *("$JS.API.STREAM.INFO.KV_netmon-hellos", "netmon.v1.waiting.h1", "$KV.netmon-hellos.stream-bytes"),
         ]
         for subject in subjects:
             await publish(subject, b"forged")
