@@ -52,11 +52,10 @@ class FrontHere:
         Opens the ports; raises as `start`."""
         self._registry = registry
         self._server = grpc.aio.server(options=COLLECTOR_OPTIONS)
-        serve_stream = self._serve_stream if streams else None
-        service = CollectorService(door.admission(listen), serve_stream, answers.answer)
-        self._server.add_generic_rpc_handlers((service,))
+        admission, serve_stream = door.admission(listen), self._serve_stream if streams else None
+        self._server.add_generic_rpc_handlers((CollectorService(admission, serve_stream, answers.answer),))
         self._health = add_health(self._server)
-        listen_at(self._server, listen, door)
+        listen_at(self._server, listen, door, admission)
 
     async def _serve_stream(self, context: Context, identity: Identity | None) -> None:
         await AgentStream(self._registry, context, identity).serve()

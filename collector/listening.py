@@ -14,7 +14,7 @@ import grpc
 
 from collector.admission import Admission
 from netmon.errors import UnsupportedError, UsageError
-from netmon.wire.secure import server_credentials
+from netmon.wire.secure import Watched, server_credentials
 from netmon.wire.security import PLAIN, Security
 from netmon.wire.tokens import Tokens
 
@@ -36,8 +36,8 @@ class Door:
         """Of a collector that listens there. Raises UsageError, CertificateError."""
         if (self.tokens is None) != (not self.token_listen):
             raise UsageError("--tokens FILE and --token-listen HOST:PORT belong together")
-        protected = self.security.folder(listen, "listen on") is not None
-        return Admission(protected, Tokens(self.tokens) if self.tokens else None)
+        folder = self.security.folder(listen, "listen on")
+        return Admission(Watched(folder) if folder else None, Tokens(self.tokens) if self.tokens else None)
 
     def exposed(self, listen: str, worker: "WorkerSettings | None") -> bool:
         """Whether others on the network can read what is said, or send what they like."""
@@ -63,17 +63,17 @@ CLOSED = Door()
 """To this machine only."""
 
 
-def listen_at(server: grpc.aio.Server, address: str, door: Door) -> None:
-    """Open the ports. Raises UsageError, CertificateError, UnsupportedError."""
+def listen_at(server: grpc.aio.Server, address: str, door: Door, admission: Admission) -> None:
+    """Open the ports. admission: of that door and address. Raises UsageError, UnsupportedError."""
     logging.getLogger("grpc._cython.cygrpc").addFilter(_worth_telling)
-    folder = door.security.folder(address, "listen on")
+    files = admission.files
     if address.startswith("unix:"):
         _clear_socket(address)
-    _bind(server, address, server_credentials(folder) if folder else None)
+    _bind(server, address, server_credentials(files) if files else None)
     if door.token_listen:
-        if folder is None:
+        if files is None:
             raise UsageError("cannot take tokens without encryption: give --tls DIR beside --token-listen")
-        _bind(server, door.token_listen, server_credentials(folder, certificates=False))
+        _bind(server, door.token_listen, server_credentials(files, certificates=False))
 
 
 async def stop_listening(server: grpc.aio.Server, grace_s: float) -> None:

@@ -7,15 +7,15 @@ refused, so that no page of somebody else's can have a browser ask here.
 
 import secrets
 import ssl
+import time
 from pathlib import Path
 
 from aiohttp import web
 
 from netmon.errors import UsageError
 from netmon.wire.identity import Identity, Role, read_identity
-from netmon.wire.secure import Watched
+from netmon.wire.secure import http_contexts
 from netmon.wire.security import Security, is_local
-from netmon.wire.tls_files import AUTHORITY, CERTIFICATE, KEY
 from netmon.wire.tokens import Tokens
 from netmon.wire.watch import VIEWERS
 
@@ -44,28 +44,13 @@ class Access:
         self._tokens = Tokens(tokens) if tokens else None
         self._local_only = self._folder is None and is_local(listen)
         self._cookies: dict[str, str] = {}  # to the token
-        self._watched = Watched(self._folder) if self._folder else None
+        self.contexts = http_contexts(self._folder, Role.COLLECTOR, ssl.CERT_OPTIONAL) if self._folder else None
+        """For connections; a browser may show a certificate. None: plaintext."""
 
     @property
     def protected(self) -> bool:
         """TLS is spoken, and everybody has to be somebody."""
         return self._folder is not None
-
-    def context(self) -> ssl.SSLContext | None:
-        """For the server's socket; a browser may show a certificate."""
-        if self._folder is None:
-            return None
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.minimum_version = ssl.TLSVersion.TLSv1_2
-        context.load_cert_chain(self._folder / CERTIFICATE, self._folder / KEY)
-        context.load_verify_locations(self._folder / AUTHORITY)
-        context.verify_mode = ssl.CERT_OPTIONAL
-        return context
-
-    def renew(self, context: ssl.SSLContext) -> None:
-        """Take a certificate that has been renewed for the connections to come."""
-        if self._watched and self._folder and self._watched.changed():
-            context.load_cert_chain(self._folder / CERTIFICATE, self._folder / KEY)
 
     def right_host(self, request: web.Request) -> bool:
         """Whether the browser asks by a name of ours, as far as that can be told."""
@@ -96,8 +81,10 @@ class Access:
         self._cookies.pop(request.cookies.get(COOKIE, ""), None)
 
     def _by_certificate(self, request: web.Request) -> Identity | None:
-        certificate = request.transport.get_extra_info("peercert") if request.transport else None
-        names = (certificate or {}).get("subjectAltName", ())
+        certificate = (request.transport.get_extra_info("peercert") if request.transport else None) or {}
+        if not certificate or ssl.cert_time_to_seconds(certificate["notAfter"]) <= time.time():
+            return None  # it may have expired since the handshake
+        names = certificate.get("subjectAltName", ())
         return read_identity(name for kind, name in names if kind == "URI")
 
     def _by_token(self, request: web.Request) -> Identity | None:

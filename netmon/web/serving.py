@@ -2,6 +2,7 @@
 """Listening for browsers until a signal."""
 
 import asyncio
+import contextlib
 import signal
 from collections.abc import Callable
 
@@ -11,8 +12,10 @@ from netmon.errors import UnsupportedError, UsageError
 from netmon.web.access import Access
 from netmon.web.server import Page
 from netmon.web.source import Source
+from netmon.wire.http_listener import HttpListener, open_sockets
 
 _RENEW_S = 10.0
+_MOST_CONNECTIONS = 512
 
 
 async def serve(
@@ -25,23 +28,24 @@ async def serve(
     runner = web.AppRunner(page.application(), access_log=None, handle_signals=False, shutdown_timeout=1.0)
     await runner.setup()
     try:
-        context = access.context()
-        site = web.TCPSite(runner, host, port, ssl_context=context)
         try:
-            await site.start()
+            sockets = open_sockets(host, port)
         except OSError as error:
             raise UnsupportedError(
                 f"cannot listen on {listen}: {error.strerror or error}; choose another --listen"
             ) from None
-        bound = runner.addresses[0][1] if runner.addresses else port
-        ready(f"{'https' if context else 'http'}://{f'[{host}]' if ':' in host else host}:{bound}/")
-        while not stop.is_set():
-            if context:
-                access.renew(context)
-            try:
-                await asyncio.wait_for(stop.wait(), _RENEW_S)
-            except asyncio.TimeoutError:
-                continue
+        assert runner.server is not None
+        listener = HttpListener(runner.server, sockets, access.contexts, _MOST_CONNECTIONS)
+        listener.start()
+        try:
+            bound = sockets[0].getsockname()[1]
+            ready(f"{'https' if access.contexts else 'http'}://{f'[{host}]' if ':' in host else host}:{bound}/")
+            while not stop.is_set():
+                listener.renew()
+                with contextlib.suppress(asyncio.TimeoutError):
+                    await asyncio.wait_for(stop.wait(), _RENEW_S if access.contexts else None)
+        finally:
+            await listener.close()
     finally:
         await runner.cleanup()
         page.close()

@@ -56,11 +56,11 @@ class HttpListener:
             one.close()
 
     def renew(self) -> None:
-        """Use files that have changed; connections that began with others end after the request they are in."""
+        """Use files that have changed; connections that began with others end."""
         if self._contexts and (context := self._contexts()) is not self._context:
             self._context = context
             for connection in self._server.connections:
-                connection.close()
+                connection.force_close()
 
     async def _accept(self, listening: socket.socket) -> None:
         loop = asyncio.get_running_loop()

@@ -2,12 +2,13 @@
 """Connections with TLS: channels of gRPC, the collector's port, the bus; and what gRPC says where one fails, in words.
 
 Whoever connects reads the files anew each time, whoever listens as soon as they have changed: a certificate is renewed
-by putting another one in its place. What is connected stays so.
+by putting another one in its place. What is connected stays so until its own certificate is good no longer.
 """
 
 import contextlib
 import logging
 import ssl
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -65,18 +66,19 @@ def open_channel(address: str, security: Security, options: Options, *roles: Rol
     return grpc.secure_channel(address, credentials, options=options)
 
 
-def server_credentials(folder: Path, certificates: bool = True) -> grpc.ServerCredentials:
-    """For a collector's port; the files are looked at for every connection. Raises CertificateError.
+def server_credentials(files: "Watched", certificates: bool = True) -> grpc.ServerCredentials:
+    """For a collector's port; the files are looked at for every connection.
 
     certificates: whoever connects needs one; else the collector asks for a token.
     """
-    files = Watched(folder)
+    used = [files.now()]
 
     def fetch() -> Any:  # None: as before
-        changed = files.changed()
-        return _configuration(changed) if changed else None
+        now, before = files.now(), used[0]
+        used[0] = now
+        return None if now is before else _configuration(now)
 
-    return grpc.dynamic_ssl_server_credentials(_configuration(files.now), fetch, certificates)
+    return grpc.dynamic_ssl_server_credentials(_configuration(used[0]), fetch, certificates)
 
 
 def _configuration(files: TlsFiles) -> grpc.ServerCertificateConfiguration:
@@ -84,26 +86,26 @@ def _configuration(files: TlsFiles) -> grpc.ServerCertificateConfiguration:
 
 
 class Watched:
-    """A folder of whoever listens, read again when it has changed."""
+    """A folder of whoever listens, read again when it has changed. May be used in any thread."""
 
     def __init__(self, folder: Path, role: Role = Role.COLLECTOR) -> None:
         """Read it. Raises CertificateError."""
         self._folder, self._role, self._seen = folder, role, _stamp(folder)
-        self.now = read_tls(folder, role)
+        self._lock = threading.Lock()
+        self._now = read_tls(folder, role)
 
-    def changed(self) -> TlsFiles | None:
-        """What is new since the last call; None: nothing. What cannot be used is said, once, and changes nothing."""
-        seen = _stamp(self._folder)
-        if seen == self._seen:
-            return None
-        self._seen = seen
-        try:
-            self.now = read_tls(self._folder, self._role)
-        except CertificateError as error:
-            _log.warning("%s; what was read before is used", error)
-            return None
-        _log.info("the certificate in %s has been renewed", self._folder)
-        return self.now
+    def now(self) -> TlsFiles:
+        """The same object until the files change. What cannot be used is said, once, and changes nothing."""
+        with self._lock:
+            seen = _stamp(self._folder)
+            if seen != self._seen:
+                self._seen = seen
+                try:
+                    self._now = read_tls(self._folder, self._role)
+                    _log.info("the certificate in %s has been renewed", self._folder)
+                except CertificateError as error:
+                    _log.warning("%s; what was read before is used", error)
+            return self._now
 
 
 def _stamp(folder: Path) -> tuple[tuple[int, int], ...]:
@@ -133,13 +135,15 @@ def http_contexts(folder: Path, role: Role, verify: ssl.VerifyMode = ssl.CERT_RE
     A session of an earlier one cannot be resumed. Raises CertificateError, here only: later what cannot be used changes
     nothing.
     """
-    files, known = Watched(folder, role), [_http_context(folder, verify)]
+    files = Watched(folder, role)
+    used, made = files.now(), _http_context(folder, verify)
 
     def context() -> ssl.SSLContext:
-        if files.changed():
+        nonlocal used, made
+        if (now := files.now()) is not used:
             with contextlib.suppress(OSError, ssl.SSLError):  # another file is put there this very moment
-                known[0] = _http_context(folder, verify)
-        return known[0]
+                used, made = now, _http_context(folder, verify)
+        return made
 
     return context
 

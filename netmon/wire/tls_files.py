@@ -12,8 +12,10 @@ machine need none, and it takes a tenth of the time in which they begin.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import stat
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
@@ -149,15 +151,49 @@ def _check_key(folder: Path, certificate: x509.Certificate, key: bytes) -> None:
 
 
 def _check_issuer(folder: Path, last: x509.Certificate, issuers: list[x509.Certificate]) -> None:
+    if _issuer(last, issuers) is None:
+        raise CertificateError(
+            f"{folder / CERTIFICATE} is of another authority than {folder / AUTHORITY}: copy the whole folder that "
+            "`netmon certificates` has made"
+        )
+
+
+def _issuer(certificate: x509.Certificate, among: Iterable[x509.Certificate]) -> x509.Certificate | None:
     from cryptography.exceptions import InvalidSignature
 
-    for issuer in issuers:
-        try:
-            last.verify_directly_issued_by(issuer)
-            return
-        except (ValueError, TypeError, InvalidSignature):
-            continue
-    raise CertificateError(
-        f"{folder / CERTIFICATE} is of another authority than {folder / AUTHORITY}: copy the whole folder that "
-        "`netmon certificates` has made"
-    )
+    for issuer in among:
+        with contextlib.suppress(ValueError, TypeError, InvalidSignature):
+            certificate.verify_directly_issued_by(issuer)
+            return issuer
+    return None
+
+
+def trusted_until_s(certificate: bytes, between: bytes, authority: bytes) -> float:
+    """Until when a peer's certificate is good, s since 1970; 0: it is not of this authority.
+
+    Of a peer whose handshake has succeeded, maybe under another authority. between: those from the certificate to its
+    authority, in any order. All are PEM.
+    """
+    from cryptography import x509
+
+    try:
+        issuers = x509.load_pem_x509_certificates(authority)
+        chain = [x509.load_pem_x509_certificate(certificate)]
+        others = x509.load_pem_x509_certificates(between) if between else []
+    except ValueError:
+        return 0.0
+    while (trusted := _issuer(chain[-1], issuers)) is None:
+        step = _issuer(chain[-1], (one for one in others if one not in chain and _is_authority(one)))
+        if step is None:
+            return 0.0
+        chain.append(step)
+    return min(one.not_valid_after_utc for one in (*chain, trusted)).timestamp()
+
+
+def _is_authority(certificate: x509.Certificate) -> bool:
+    from cryptography import x509
+
+    try:
+        return certificate.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
+    except (x509.ExtensionNotFound, ValueError):
+        return False

@@ -5,6 +5,7 @@ import asyncio
 from pathlib import Path
 
 import pytest
+from authorities import pki, security
 from collector_stream import Host, hello
 from test_collector_server import FAST
 
@@ -17,6 +18,7 @@ from netmon.errors import WireError
 from netmon.wire import netmon_pb2
 from netmon.wire.batches import encode_batch
 from netmon.wire.identity import Identity, Role
+from netmon.wire.secure import Watched
 
 
 @pytest.fixture
@@ -85,9 +87,10 @@ class Call:
 
     def __init__(self, identity: Identity) -> None:
         self._uri = identity.uri.encode()
+        self._certificate = (pki("ours").folder(identity) / "tls.crt").read_bytes()
 
     def auth_context(self) -> dict[str, list[bytes]]:
-        return {"x509_subject_alternative_name": [self._uri]}
+        return {"x509_subject_alternative_name": [self._uri], "x509_pem_cert": [self._certificate]}
 
     def peer(self) -> str:
         return "ipv4:127.0.0.1:1"
@@ -99,8 +102,10 @@ class Call:
 def test_calls_of_one_identity_are_counted_while_they_last(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(admission.MOST_AT_A_TIME, "view", 2)
     monkeypatch.setitem(admission.MOST_OF_ALL, "view", 3)
-    own = Admission(protected=True)
-    ann, bob = Call(Identity(Role.FULL, "ann")), Call(Identity(Role.FULL, "bob"))
+    folder = security(Role.COLLECTOR, "c").tls
+    assert folder
+    own = Admission(Watched(folder))
+    ann, bob = Call(Identity(Role.FULL, "ann")), Call(Identity(Role.JOBS, "wall"))
     with own.admit(ann, "view", admission.VIEWERS):
         with own.admit(ann, "view", admission.VIEWERS):
             with (

@@ -11,6 +11,7 @@ import pandas as pd
 import pytest
 from collector_stream import CROSS_RX, DL_TX, MS, Host, flows, hello, rows
 
+from collector.admission import Admission
 from collector.listening import CLOSED, listen_at
 from collector.server import serve
 from collector.settings import Settings
@@ -362,4 +363,4 @@ def test_a_port_in_use_is_refused(tmp_path: Path) -> None:
 
 def test_a_socket_whose_path_is_too_long_is_refused():
     with pytest.raises(UnsupportedError, match="at most 107 bytes"):
-        listen_at(None, f"unix:/tmp/{'x' * 103}", CLOSED)
+        listen_at(None, f"unix:/tmp/{'x' * 103}", CLOSED, Admission())

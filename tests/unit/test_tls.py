@@ -36,9 +36,9 @@ TEN = Selection(flows=10)
 
 
 @contextlib.contextmanager
-def listening(directory: Path, door: Door, host: str = "127.0.0.1") -> Iterator[str]:
+def listening(directory: Path, door: Door, host: str = "127.0.0.1", receiver: str = "auto") -> Iterator[str]:
     port = free_port()
-    with collecting(f"{host}:{port}", directory / "data", door=door):
+    with collecting(f"{host}:{port}", directory / "data", door=door, receiver=receiver):
         wait_for(lambda: answers(port))
         yield f"127.0.0.1:{port}"
 

@@ -1,24 +1,32 @@
 # SPDX-License-Identifier: Apache-2.0
 """Who may look at a page, and what of it: real certificates and tokens, a real server, real requests."""
 
+import contextlib
 import http.client
 import json
+import shutil
+import socket
 import ssl
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from urllib.parse import urlencode, urlsplit
 
 import pytest
-from authorities import pki, security
+from authorities import HERE, pki, security
 
 pytest.importorskip("aiohttp", reason="aiohttp is not installed: the page cannot be served")
 from synthetic_source import Synthetic, serving
 
+from netmon.certificates.authority import Authority
 from netmon.certificates.viewers import make_token
 from netmon.cli import main
 from netmon.errors import UsageError
+from netmon.web import access as page_access
+from netmon.web import serving as page_serving
 from netmon.web.access import Access
 from netmon.wire.identity import Identity, Role
 from netmon.wire.security import PLAIN, Security
@@ -134,6 +142,68 @@ def test_a_token_is_given_once(protected: tuple[str, str]) -> None:
     assert Asked(address, "/api/state", trusting(), **shown).status == 200
     assert Asked(address, "/logout", trusting(), method="POST", **shown).status == 303
     assert Asked(address, "/api/state", trusting(), **shown).status == 401
+
+
+class Kept:
+    """A connection that goes on from request to request."""
+
+    def __init__(self, address: str, context: ssl.SSLContext) -> None:
+        at = urlsplit(address)
+        self.made = http.client.HTTPSConnection(at.hostname, at.port, context=context, timeout=60)
+
+    def status(self) -> int:
+        self.made.request("GET", "/api/state")
+        answer = self.made.getresponse()
+        answer.read()
+        return answer.status
+
+
+def test_a_new_authority_shuts_the_viewers_of_the_old_one_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(page_serving, "_RENEW_S", 0.05)
+    ann, collector, served = Identity(Role.FULL, "ann"), Identity(Role.COLLECTOR, "c"), tmp_path / "served"
+    contexts = {}
+    for name in ("new", "old"):
+        made = Authority.make(tmp_path / name)
+        made.issue(collector, HERE)
+        shutil.copytree(made.folder(collector), served, dirs_exist_ok=True)
+        contexts[name] = ssl.create_default_context(cafile=str(tmp_path / "new" / "ca.crt"))
+        contexts[name].load_verify_locations(made.directory / "ca.crt")
+        contexts[name].load_cert_chain(made.issue(ann).folder / "tls.crt", made.folder(ann) / "tls.key")
+    with serving(Synthetic(4, 30), Access("localhost:0", Security(served), None)) as address:
+        kept = Kept(address, contexts["old"])
+        with contextlib.closing(kept.made):
+            assert kept.status() == 200
+            session = kept.made.sock.session  # with which a handshake may be shortened
+            shutil.copytree(tmp_path / "new" / "collector-c", served, dirs_exist_ok=True)
+            assert kept.made.sock.recv(1) == b""  # the page hangs up
+        again = Kept(address, contexts["old"])
+        with contextlib.closing(again.made), pytest.raises((OSError, http.client.HTTPException)):
+            again.status()
+        assert not resumed(address, contexts["old"], session)
+        assert Asked(address, "/api/state", contexts["new"]).status == 200
+
+
+def resumed(address: str, context: ssl.SSLContext, session: ssl.SSLSession) -> bool:
+    """Whether a handshake is shortened, and so no certificate looked at."""
+    at = urlsplit(address)
+    with (
+        contextlib.suppress(OSError),
+        socket.create_connection((at.hostname, at.port)) as plain,
+        context.wrap_socket(plain, server_hostname=at.hostname, session=session) as tried,
+    ):
+        tried.sendall(b"GET /api/state HTTP/1.0\r\n\r\n")
+        return bool(tried.session_reused and tried.recv(1))
+    return False
+
+
+def test_a_certificate_that_expires_shows_nothing_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    with serving(Synthetic(4, 30), Access("localhost:0", COLLECTOR, None)) as address:
+        kept = Kept(address, trusting(security(Role.FULL, "ann")))
+        with contextlib.closing(kept.made):
+            assert kept.status() == 200
+            later = SimpleNamespace(time=lambda: time.time() + 400 * 86_400)
+            monkeypatch.setattr(page_access, "time", later, raising=False)
+            assert kept.status() == 401
 
 
 def test_nothing_leaves_the_machine_unless_it_is_meant() -> None:
