@@ -151,7 +151,7 @@ class Admission:
         known, authority = context.auth_context(), self.files.now().authority
         identity = read_identity(name.decode("utf-8", "replace") for name in known.get(_NAMES, ()))
         if identity:
-            until_s = trusted_until_s(known[_CERTIFICATE][0], b"".join(known.get(_BETWEEN, ())), authority)
+            until_s = trusted_until_s(b"".join(known[_CERTIFICATE]), b"".join(known.get(_BETWEEN, ())), authority)
             return Call(identity if time.time() < until_s else None, authority, until_s)
         if self._tokens is None:
             return Call()
