@@ -113,7 +113,7 @@ def _injection(generator: np.random.Generator, kind: str, spec: RunSpec, at: flo
 
 _STRENGTHS = {
     "cross": (0.4, 0.95),
-    **dict.fromkeys(TRANSFERS, (0.3, 1.0)),
+    **dict.fromkeys(TRANSFERS, (0.6, 1.5)),
     "slow-link": (0.1, 0.5),
     "loss": (0.02, 0.1),
     "small-queue": (0.01, 0.3),

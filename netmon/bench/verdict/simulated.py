@@ -58,6 +58,7 @@ class Scenario:
     unseen: int  # rank whose host's rows are missing; −1: none
     bucket_ns: int
     seed: int
+    also_late: float = 0.0  # of the usual duration: how late another rank is at the same time
 
     @property
     def duration_ns(self) -> float:
@@ -73,6 +74,7 @@ class Simulated:
     carried: Carried
     number: int  # of the iteration that something happened to
     excess_ns: float  # true one, of its slowest rank
+    without_ns: float  # what it would have taken without what squeezed its transfer; 0: nothing did
     usual_ns: float
     undisturbed_ns: tuple[float, ...]  # what the other iterations took
     injection: dict[str, Any]  # as the lab's injections.json has them
@@ -125,6 +127,7 @@ class _Tables:
         self.rows: list[list[np.ndarray[Any, Any]]] = []
         self.steps: list[tuple[float, ...]] = []
         self.lasted: list[float] = []
+        self.without_ns = 0.0  # what the iteration that had a squeeze would have taken without it
         self.told = Told()
         usual = phases(its.pattern, its.ranks, 1.0)
         per_byte = transfer(0.0, usual, its.rate_bps, None).end_ns
@@ -144,6 +147,8 @@ class _Tables:
             if cause == "host":
                 until = float(ready[its.victim])
                 self.told.waits.append((its.victim, start, until, 0.9 * extra / (until - start)))
+        if cause and its.also_late:
+            ready[(its.victim + 1) % its.ranks] += its.also_late * its.duration_ns
         begin = float(ready.max())
         squeeze = self._squeeze(cause, begin)
         parts = [carried * self._random.uniform(0.99, 1.01) for carried in self._parts]
@@ -158,6 +163,8 @@ class _Tables:
             moved = self._stop_and_go(moved, start)
         over = moved.end_ns
         end = over + _UPDATE_NS
+        if squeeze:
+            self.without_ns = transfer(begin, parts, its.rate_bps, None).end_ns + _UPDATE_NS - start
         self._pour(0, *moved.in_buckets(its.bucket_ns))
         if squeeze and cause in ("cross", "other_job"):
             self._others(squeeze, moved)
@@ -283,6 +290,7 @@ def simulate(its: Scenario) -> Simulated:
         Carried(links, whose, rows, its.clock_bound_ns, waited, said, its.bucket_ns),
         _BEFORE,
         excess,
+        tables.without_ns,
         usual,
         tuple(lasted for number, lasted in enumerate(tables.lasted[1:], 1) if number != _BEFORE),
         {

@@ -95,19 +95,20 @@ def _culprits(seen: Window, cells: Cells, capacity: _Floats, references: Sequenc
     found = []
     foreign = cells.kind == Held.FOREIGN
     pairs = {(int(p), int(k)) for p, k in zip(cells.party[foreign], cells.link[foreign], strict=True)}
-    by_party: dict[int, list[tuple[int, float, float]]] = {}
+    by_party: dict[int, list[tuple[int, float, float, float]]] = {}
     for party, link in pairs:
         own = foreign & (cells.party == party) & (cells.link == link)
         payload = float(seen.foreign_payload[party, link].sum())
         more = payload - _usual_payload(seen, party, link, references)
         most_ns = _MOST_HELD * max(0.0, more) * CELL_NS / max(float(capacity[link]), 1.0)
-        ns = min(float(cells.lost_ns[own].sum()), most_ns)
-        by_party.setdefault(party, []).append((link, ns, payload))
+        lost = float(cells.lost_ns[own].sum())
+        by_party.setdefault(party, []).append((link, min(lost, most_ns), lost, payload))
     for party, rows in by_party.items():
         ns = sum(row[1] for row in rows)
-        link, _, payload = max(rows, key=lambda row: row[1])
+        link, *_, payload = max(rows, key=lambda row: row[1])
         if ns > 0:
-            found.append(Culprit(seen.causes[party], seen.names[party], link, ns, payload))
+            most_ns = max(ns, sum(row[2] for row in rows))
+            found.append(Culprit(seen.causes[party], seen.names[party], link, ns, most_ns, payload))
     return sorted(found, key=lambda each: (each.name == UNCLASSIFIED, -each.ns))
 
 

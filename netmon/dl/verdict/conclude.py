@@ -14,6 +14,7 @@ from netmon.views import NETWORK, SHARES, Cause, Verdict
 _LEAST_SHARE = 0.3  # of the excess: what makes a cause the cause
 _SECOND_SHARE = 0.2
 _MEANT = 0.5  # of what is not known: what has to be told of who accuses nobody's traffic
+_MAY_BE_HIS = ("unknown", "loss", "slow_link")
 _INTERVAL = 1.645  # standard deviations: 90 %
 
 _CAUSES = {
@@ -80,16 +81,20 @@ def _placed(
         return replace(verdict, rank=rank, host=host, culprit=f"rank {rank}")
     if first in ("cross", "other_job", "own_transfer") and blamed and one.seen:
         culprit = next(each for each in blamed.culprits if each.cause == first)
-        without = max(float(verdict.duration_ns - min(culprit.ns, getattr(verdict, f"{first}_ns"))), 0.0)
+        told = min(culprit.ns, getattr(verdict, f"{first}_ns"))
+        without = max(float(verdict.duration_ns - told), 0.0)
         half = _INTERVAL * (spread(table.slowest[one.usual]) + verdict.error_ns / 2)
         if without - verdict.usual_ns <= half:  # the usual iterations have as much of that: it is none of this one's
             without = float(verdict.usual_ns)
+        # On a link that is full with his bytes, what is not known, lost, or more than they take may be his doing, too.
+        maybe = culprit.most_ns - told + sum(max(0, getattr(verdict, f"{name}_ns")) for name in _MAY_BE_HIS)
+        low = without - half - min(maybe, max(0.0, without - verdict.usual_ns))
         return replace(
             _at(verdict, one.seen.links[culprit.link], one, steps),
             culprit=culprit.name,
             bytes=round(culprit.payload),
             counterfactual_ns=round(without),
-            counterfactual_low_ns=round(max(0.0, without - half)),
+            counterfactual_low_ns=round(max(0.0, low)),
             counterfactual_high_ns=round(min(float(verdict.duration_ns), without + half)),
         )
     if first in ("slow_link", "loss") and blamed and blamed.links and one.seen:

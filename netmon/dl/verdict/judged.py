@@ -40,6 +40,7 @@ class Culprit(NamedTuple):
     name: str
     link: int  # of the window's, where most of it was
     ns: float
+    most_ns: float  # that it may have been: not held against what its bytes take on the link
     payload: float  # there
 
 

@@ -26,6 +26,7 @@ _SHARES = {
 }
 
 
+_ALIKE = 0.1  # of the longer one: ends of an interval that are as far from its middle
 _WORTH_A_WORD = 0.25  # of the excess
 _NOBODY_ELSE = (Cause.SLOW_LINK, Cause.LOSS, Cause.UNKNOWN)  # else a full window is the culprit's doing
 
@@ -166,8 +167,10 @@ def _without(verdict: Verdict) -> str:
     if verdict.counterfactual_ns < 0:
         return ""
     low, high = verdict.counterfactual_low_ns, verdict.counterfactual_high_ns
-    about = format_duration(max(verdict.counterfactual_ns - low, high - verdict.counterfactual_ns))
-    return f"; without it, it would have taken {format_duration(verdict.counterfactual_ns)} ± {about}"
+    below, above = verdict.counterfactual_ns - low, high - verdict.counterfactual_ns
+    alike = abs(below - above) <= _ALIKE * max(below, above)
+    about = f" ± {format_duration(below)}" if alike else f" ({format_duration(low)} to {format_duration(high)})"
+    return f"; without it, it would have taken {format_duration(verdict.counterfactual_ns)}{about}"
 
 
 def arithmetic(verdict: Verdict) -> Iterator[str]:
