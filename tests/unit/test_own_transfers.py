@@ -1,13 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """A rank's own transfer beside its gradients is told from gradients to somebody who is merely not known yet."""
 
+from dataclasses import replace
+
+import pyarrow.parquet as pq
 import pytest
 from test_verdict import CELLS, LINKS, MS, PACE, Run
 
+from collector.dataset.verdict_rows import verdict_table
 from netmon.dl.verdict import Whose, sentence
 from netmon.dl.verdict.own_transfers import JobFlow, OwnTransfer, own_transfers
 from netmon.records import Direction
-from netmon.views import Cause
+from netmon.report.judging import told
+from netmon.views import Cause, Verdict
+from netmon.wire import netmon_pb2 as pb
+from netmon.wire.mapping import from_message, to_message
+from netmon.wire.shown import verdict_without_names
 
 RX, TX = Direction
 STORE = ("10.0.0.9", 9000)
@@ -37,8 +45,8 @@ def test_a_flow_to_another_ranks_host_is_one_where_a_process_has_it_that_is_no_r
     far, near = (host(1), 9_000), (host(0), 40_000)
     upload = flow(0, -1, TX, far)
     served = JobFlow(-1, 0, "minio", RX, near[0], far[0], near[1], far[1], 6)
-    told = OwnTransfer("python3 (rank 0) to", "10.0.0.1:9000")
-    assert own_transfers([*RING, upload, served], 2)[4:] == [told, told]
+    transfer = OwnTransfer("python3 (rank 0) to", "10.0.0.1:9000")
+    assert own_transfers([*RING, upload, served], 2)[4:] == [transfer, transfer]
     assert own_transfers([*RING, upload], 2)[4] is None  # nobody there has told of it
     rank = served._replace(rank=1)
     assert own_transfers([*RING, upload, rank], 2)[4:] == [None, None]
@@ -86,3 +94,21 @@ def test_an_upload_that_slows_nothing_is_not_told():
     run = Uploading()
     run.paces, run.sent = [1.0] * len(run.paces), [(link, cell, size // 20) for link, cell, size in run.sent]
     assert run.judged().own_transfer_ns == 0
+
+
+def test_verdicts_that_were_stored_without_it_are_read(tmp_path):
+    folder = tmp_path / "verdicts" / "date=2026-01-01" / "hour=00"
+    folder.mkdir(parents=True)
+    verdict = Uploading().judged()
+    table = verdict_table([replace(verdict, cause=Cause.CROSS)])
+    pq.write_table(table.drop_columns(["own_transfer_ns"]), folder / "part-1.parquet")
+    (before,) = told(tmp_path)
+    assert (before.cause, before.own_transfer_ns) == (Cause.CROSS, 0)
+    pq.write_table(verdict_table([verdict]), folder / "part-2.parquet")
+    assert {each.own_transfer_ns for each in told(tmp_path)} == {0, verdict.own_transfer_ns}
+
+
+def test_who_may_see_no_processes_sees_no_transfers_either():
+    verdict = Uploading().judged()
+    assert from_message(to_message(verdict, pb.Verdict()), Verdict) == verdict
+    assert verdict_without_names(verdict).culprit == ""

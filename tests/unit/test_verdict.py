@@ -36,8 +36,7 @@ class Run:
         self.who = Whose("", -1, -1, False, "backup")
         self.late = dict.fromkeys(range(RANKS), 0)  # ms that a rank computes longer in SLOW
         self.paces = [1.0] * (TRANSFER * CELLS)  # of the transfer in SLOW, as shares of PACE
-        self.sent = []  # (link, cell of the transfer, bytes) of others in SLOW
-        self.everywhere = False  # and in all other iterations, too
+        self.sent, self.everywhere = [], False  # (link, cell of the transfer, bytes) of others in SLOW, or in all
         self.dropped = {}  # cells of the transfer in SLOW: bytes that rank 0 sent in vain
         self.quiet_before = (0, 0)  # a rank that sends nothing for so many ms before the stop
         self.first = None  # the rank that goes on first after a stop; None: all do
