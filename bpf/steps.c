@@ -116,11 +116,7 @@ static __always_inline int submit(u8 library, u8 kind, u64 name_hash, u16 tensor
 	return submit_sized(library, kind, name_hash, tensors, 0);
 }
 
-/* Bytes that ranks send each other and do not sum; of: NETMON_OF_… */
-static __always_inline int submit_transfer(u8 library, u64 of, u64 bytes)
-{
-	return bytes ? submit_sized(library, NETMON_STEP_TRANSFER, of, 1, size_of(bytes, 1)) : 0;
-}
+#include "transfers.h"
 
 /* The names that a call hands over: of the first one the hash, of all the number, each of so many bytes. */
 static __always_inline int submit_names(struct cxx_vector names, u64 first_hash, u64 bytes)
@@ -310,15 +306,6 @@ int nccl_enqueue(struct pt_regs *ctx)
 	return submit_unnamed(NETMON_NCCL, THIRD(ctx), NETMON_LEAST_GRADIENT_VALUES, size_of(THIRD(ctx), bytes));
 }
 
-/* In the order of ncclDataType_t. */
-static __always_inline u64 bytes_of_nccl(u64 values, u32 type)
-{
-	return values * (type == 4 || type == 5 || type == 8   ? 8
-			 : type == 2 || type == 3 || type == 7 ? 4
-			 : type == 6 || type == 9	       ? 2
-							       : 1);
-}
-
 /* ncclResult_t ncclAllGather, ncclReduceScatter, ncclAlltoAll(send, receive, count of a rank's part, type, …) */
 int nccl_gather(struct pt_regs *ctx)
 {
@@ -352,10 +339,6 @@ struct gloo_allreduce {
 	u64 out_capacity, values, value_bytes;
 };
 
-struct gloo_buffer {
-	u64 methods, memory, bytes;
-};
-
 /* ProcessGroupGloo::allreduce(this, tensors, options), in the thread that trains. */
 int gloo_call(struct pt_regs *ctx)
 {
@@ -380,32 +363,6 @@ int gloo_enqueue(struct pt_regs *ctx)
 	return submit_unnamed(NETMON_GLOO, buffer.bytes, NETMON_LEAST_GRADIENT_BYTES, size);
 }
 
-/* What gloo's options of all collectives but all-reduces and scatters begin with; one of the buffers may be missing. */
-struct gloo_options {
-	u64 context[2], in, out;
-};
-
-static __always_inline u64 bytes_of_gloo(u64 address)
-{
-	struct gloo_buffer buffer = {};
-
-	if (!address || bpf_probe_read_user(&buffer, sizeof(buffer), (void *)address))
-		return 0;
-	return buffer.bytes;
-}
-
-static __always_inline int submit_gloo(struct pt_regs *ctx, u64 of)
-{
-	struct gloo_options options = {};
-	u64 in, out;
-
-	if (bpf_probe_read_user(&options, sizeof(options), (void *)FIRST(ctx)))
-		return 0;
-	in = bytes_of_gloo(options.in);
-	out = bytes_of_gloo(options.out);
-	return submit_transfer(NETMON_GLOO, of, in > out ? in : out);
-}
-
 /* void gloo::allgather, allgatherv, alltoall, alltoallv, gather(… &) */
 int gloo_transfer(struct pt_regs *ctx)
 {
@@ -418,16 +375,10 @@ int gloo_broadcast(struct pt_regs *ctx)
 	return submit_gloo(ctx, NETMON_OF_ONE);
 }
 
-/* ProcessGroupGloo::send, recv(this, tensors, …), the first of the tensors. A result in memory. */
+/* ProcessGroupGloo::send, recv(this, tensors, …), a result in memory. */
 int gloo_send(struct pt_regs *ctx)
 {
-	struct cxx_vector tensors = {};
-	u64 tensor = 0;
-
-	if (bpf_probe_read_user(&tensors, sizeof(tensors), (void *)SECOND_AFTER_RESULT(ctx)) ||
-	    bpf_probe_read_user(&tensor, sizeof(tensor), (void *)tensors.begin))
-		return 0;
-	return submit_transfer(NETMON_GLOO, NETMON_OF_ALL, bytes_of_tensor(tensor));
+	return submit_gloo_send(SECOND_AFTER_RESULT(ctx));
 }
 
 /* bool c10d::Work::wait(this, timeout) */

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Iterations on their way to all who look at them while they are new."""
 
+import logging
 from collections.abc import Callable, Iterable, Mapping
 
 import numpy as np
@@ -11,6 +12,8 @@ from collector.host.session import Session
 from collector.judging.judging import Judging
 from collector.triggers import Triggers, Wanted
 from collector.view.job_views import Jobs
+
+_log = logging.getLogger(__name__)
 
 
 class IterationsTold:
@@ -33,6 +36,8 @@ class IterationsTold:
         counts[list(newest)] = True
         hosts = {place: session.hello.host for place, session in sessions.items()}
         wanted = list[Wanted]()
+        for line in self._jobs.are_unclear(settled.unclear):
+            _log.warning(line)
         for rows in settled.ended:
             own = rows if counts[rows.place].all() else rows.take(counts[rows.place])
             self._jobs.have_ended(hosts, own)

@@ -66,13 +66,17 @@ class JobExchange:
         self._told_flows = ToldFlows()
 
     async def exchange(
-        self, newest: Sequence[Entry], last_words: Collection[str], marked: frozenset[str]
+        self,
+        newest: Sequence[Entry],
+        last_words: Collection[str],
+        marked: frozenset[str],
+        unclear: Mapping[str, bool],
     ) -> tuple[Marks, Mapping[str, str]]:
         """Tell what is new; returns what the traffic tells: marks of sessions, and the patterns of jobs by name.
 
         newest: the newest session of each host; last_words: sessions that are heard although they have gone. The
         horizon waits for the slowest host that is heard, and while hosts come one after the other whose sessions are
-        taken up again. marked: jobs that tell their iterations themselves.
+        taken up again. marked, unclear: as HostNews has them.
         """
         async with self._now:
             since, last = (time.monotonic() - one for one in self._coming)
@@ -90,7 +94,7 @@ class JobExchange:
                 return [], {}
             ended, self._ended = self._ended, []
             compared = [entry.teller for entry in newest if entry.connected and entry.session.received]
-            news = replace(tell(heard, compared, ended), marked=marked)
+            news = replace(tell(heard, compared, ended), marked=marked, unclear=unclear)
             self._untold += news.untold
             own_s += time.thread_time()
             answer = await self._stage.exchange(news)

@@ -115,6 +115,7 @@ class HostNews:
     horizon_ns: int = 0  # up to here (UTC) all hosts that are heard have told everything; 0: not known
     untold: int = 0  # rows that were left out because there were too many
     marked: frozenset[str] = frozenset()  # jobs that tell their iterations themselves
+    unclear: Mapping[str, bool] = field(default_factory=dict)  # jobs whose calls no steps explain, now or at all
 
 
 class MarkTold(NamedTuple):

@@ -279,8 +279,8 @@ class Registry:
         It waits for the slowest host that is heard; leaving: sessions that have just said their last word.
         """
         try:
-            last_words = {entry.session.hello.session for entry in leaving}
-            marks, patterns = await self._job_exchange.exchange(self._newest(), last_words, self._jobs.marked())
+            last_words, calls = {e.session.hello.session for e in leaving}, self._stage.tables.rank_log.calls()
+            marks, patterns = await self._job_exchange.exchange(self._newest(), last_words, self._jobs.marked(), calls)
             for entry, told in marks:
                 self._stage.tell(entry.session.place, told)
             for job, pattern in patterns.items():

@@ -183,6 +183,10 @@ PARAMETERS_BASES = {"hook": "told by the hook", "calls": "read from the calls", 
 """Who told of a model's parameters."""
 
 
+NOT_UNDERSTOOD = "this job's steps are not understood"
+"""Said of a job whose ranks send each other what no sum of gradients explains."""
+
+
 @dataclass(frozen=True)
 class JobView:
     """One training job. Durations are over its recent iterations, all ranks."""
@@ -209,6 +213,7 @@ class JobView:
     sharing: tuple[str, ...] = ()  # a sentence on each group of jobs with which it shares links
     name: str = ""  # what people call it, another one for each of the collector's jobs; empty: as `job`
     parameters_basis: str = ""  # who told of them, as the table iterations has it; empty: unknown
+    not_understood: bool = False  # its steps do not explain what its ranks send: nothing is said of steps
     # Iterations of its ranks, dtype STEP, as they were asked for, in no order.
     steps: Table = field(default_factory=lambda: np.zeros(0, STEP))
 
@@ -223,7 +228,7 @@ class FlowView:
     class_: Class
     wire_bps: float
     wire_bytes: int  # since the flow's start
-    traffic: str = ""  # of a DL flow: "gradient" or "control"; empty: not known
+    traffic: str = ""  # of a DL flow, as netmon.dl.traffic names it; empty: not known
     # What TCP said of its connection last (netmon.evidence.TRANSPORT); nan: nothing.
     rtt_ns: float = float("nan")
     rtt_min_ns: float = float("nan")

@@ -56,7 +56,7 @@ _COLUMNS = {
     "first_ns": "first packet",
     "last_ns": "last packet",
     "class_source": "how the owner is known",
-    "traffic": "of a DL flow: `gradient` or `control`",
+    "traffic": "of a DL flow: `gradient`, `control`, or `unexplained`: this job's steps are not understood",
     "members": "0: a flow; else an aggregate, in which a flow appeared so often",
     "prefix_bits": "of an aggregate: length of the remote address' prefix; 0: any",
     # iterations

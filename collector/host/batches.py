@@ -11,6 +11,7 @@ from collector.host.iteration_rows import Accounted, IterationRows
 from collector.host.tables import Classified
 from collector.host.window import Output
 from netmon.columnar import Columns
+from netmon.dl.iterations import IterationTracker
 from netmon.mark_runs import MarkRun, MarkTable, mark_table
 from netmon.records import ClockExchange, Flow, NicSample
 from netmon.wire.many import ManyBatches
@@ -28,6 +29,7 @@ class Settled:
     arrived: list[Columns] = field(default_factory=list)  # rows that have come, of ARRIVED
     final: list[Classified] = field(default_factory=list)  # rows that have settled
     ended: list[IterationRows] = field(default_factory=list)  # iterations that have; their accounts follow
+    unclear: dict[str, IterationTracker] = field(default_factory=dict)  # jobs that are not understood, a rank of each
     accounted: list[Accounted] = field(default_factory=list)  # iterations whose rows have settled
 
 

@@ -9,7 +9,7 @@ from collector.host.places import Places
 from collector.settings import Settings
 from netmon.columnar import Columns
 from netmon.dl.classify import Rows, Windows, row_classes, share_windows
-from netmon.dl.traffic import Traffic
+from netmon.dl.traffic import BULK
 from netmon.records import Class
 
 _Classes = npt.NDArray[np.uint8]
@@ -25,7 +25,7 @@ class Classifier:
     def classify(self, rows: Columns, link: npt.NDArray[np.int64]) -> tuple[Windows, _Classes]:
         """rows: of ARRIVED; link: of each, of all sessions' → windows, the class of each row."""
         class_, job, traffic = (self._flows.of_flows(name, rows["flow"]) for name in ("class", "job", "traffic"))
-        gradient = (class_ == Class.DL_ONLY) & (traffic == Traffic.GRADIENT)
+        gradient = (class_ == Class.DL_ONLY) & np.isin(traffic, BULK)
         asked = Rows(rows["start_ns"], link, class_, job, gradient, rows["wire_bytes"], rows["payload_bytes"])
         links = self._places.links
         windows = share_windows(asked, links["capacity_bps"], links["window_ns"], self._settings.share_threshold)

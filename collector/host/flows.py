@@ -19,7 +19,7 @@ from collector.tick_messages import BY_PEER
 from netmon.columnar import Columns
 from netmon.dl.account import Party, party
 from netmon.dl.classify import NS_PER_S, flow_class
-from netmon.dl.traffic import flow_traffic
+from netmon.dl.traffic import Traffic, flow_traffic
 from netmon.errors import WireError
 from netmon.records import Class, Direction, Flow, Hello, Interface, Owner, Table
 
@@ -180,8 +180,8 @@ class AllFlows:
             row["session"] = -1
         self._free += indices
 
-    def tell_traffic(self) -> None:
-        """Decide anew what each DL flow carries, by what it has carried until now."""
+    def tell_traffic(self, unexplained: Sequence[int]) -> None:
+        """Decide anew what each DL flow carries, by what it has carried until now; unexplained: numbers of jobs."""
         dl = np.flatnonzero(self.state["class"] == Class.DL_ONLY)
         if not len(dl):
             return
@@ -189,6 +189,7 @@ class AllFlows:
         lifetime = (state["last_ns"] - state["first_ns"]) / NS_PER_S
         jobs = state["session"].astype(np.int64) * len(self.jobs) + state["job"]  # of one host
         told = flow_traffic(state["payload_bytes"], state["payload_packets"], lifetime, jobs)
+        told[(told == Traffic.GRADIENT) & np.isin(state["job"], unexplained)] = Traffic.UNEXPLAINED
         self.state["changed"][dl[told != state["traffic"]]] = True
         self.state["traffic"][dl] = told
 

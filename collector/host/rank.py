@@ -11,6 +11,7 @@ from collector.messages import Step
 from collector.tick_messages import UNTOLD, Count
 from netmon.dl.iterations import Iteration, IterationTracker
 from netmon.dl.numbering import EVIDENCE, Trust
+from netmon.dl.understanding import Understanding
 from netmon.mark_runs import MarkRun, Whose
 from netmon.records import Mark, Moment, Source
 from netmon.views import SourceScore
@@ -82,6 +83,7 @@ class Rank:
     lost: bool = False  # only its traffic is known, and a process is this rank now
     count: Count = UNTOLD  # what the job stage says of its numbers
     row: int = -1  # in SteadyRanks, while that is where its marks go; −1: they come here
+    understanding: Understanding = Understanding.UNDERSTOOD
     told_by: Whose | None = None  # what its latest marks had in common
     settled_count: Count | None = None  # the same once it has left or its host is heard no more: the others go on
 
@@ -199,6 +201,8 @@ class Rank:
         """
         if self.ended:  # before any that is open
             return self.ended[0].start_ns
+        if self.understanding is Understanding.NOT_UNDERSTOOD:
+            return None
         open_since = self.tracker.open_since()
         if open_since is not None or self.leaving():
             return open_since

@@ -10,7 +10,8 @@ from collector.host.rank import Rank
 from collector.messages import Holder, Step
 from collector.tick_messages import RANKS_TOLD, STEPS_TOLD, About, BeatsTold, Count
 from netmon.dl.numbering import Trust
-from netmon.records import Table
+from netmon.dl.understanding import Understanding
+from netmon.records import Source, Table
 
 if TYPE_CHECKING:
     from collector.host.ranks import Ranks
@@ -33,6 +34,8 @@ class RankLog:
         self._stepped: list[Table] = []  # of STEPS_TOLD, before anything else
         self._asked: list[Rank] = []
         self._again: set[str] = set()  # `young` after this tick
+        self.unclear: dict[int, Rank] = {}
+        """Those whose steps are not understood, or may not be, by serial."""
         self.young: set[str] = set()
         """Jobs with ranks that have begun lately: the numbers of all are checked at every tick."""
 
@@ -86,8 +89,30 @@ class RankLog:
         """All numbers that are due at a tick have been checked."""
         self.young, self._again = self._again, set()
 
+    def understand(self, rank: Rank, understanding: Understanding) -> None:
+        """How far its agent understands its steps."""
+        rank.understanding = understanding
+        if understanding is Understanding.UNDERSTOOD:
+            self.unclear.pop(rank.serial, None)
+        else:
+            self.unclear[rank.serial] = rank
+
+    def unclear_jobs(self, least: Understanding = Understanding.NOT_UNDERSTOOD) -> dict[str, Rank]:
+        """Jobs that are understood no better than that, each with a rank; what a training script says is a fact."""
+        return {
+            rank.name or rank.tracker.job: rank
+            for rank in self.unclear.values()
+            if rank.understanding >= least and rank.tracker.source is not Source.HOOK
+        }
+
+    def calls(self) -> dict[str, bool]:
+        """As HostNews.unclear."""
+        known = self.unclear_jobs()
+        return {name: name in known for name in self.unclear_jobs(Understanding.UNDECIDED)}
+
     def forget(self, about: About, rank: Rank) -> None:
         """It is no more."""
+        self.unclear.pop(rank.serial, None)
         if self.ranks.pop(rank.serial, None):
             self.tell(about, rank)
 
@@ -103,6 +128,7 @@ class RankLog:
         """A session is over, with its ranks."""
         for rank in ranks:
             self.ranks.pop(rank.serial, None)
+            self.unclear.pop(rank.serial, None)
         self.tell_session(About.OVER, session)
 
     def _turn(self, told: BeatsTold) -> tuple[int, int]:

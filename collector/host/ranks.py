@@ -14,6 +14,7 @@ from collector.tick_messages import About, BeatsTold
 from netmon.dl.account import HostAccount
 from netmon.dl.iterations import Iteration, IterationTracker
 from netmon.dl.numbering import Trust
+from netmon.dl.understanding import Understanding
 from netmon.mark_runs import MarkRun
 from netmon.records import Mark, Moment, Source
 
@@ -138,6 +139,8 @@ class Ranks(KnownRanks):
         rank.tracker.hear_of_job(mark)
         rank.tracker.join(mark.source)
         rank.joined[mark.source] = mark.time_ns
+        if mark.source == Source.UPROBE:
+            self._log.understand(rank, Understanding(min(max(mark.iteration, 0), Understanding.NOT_UNDERSTOOD)))
         rank.left.pop(mark.source, None)
         for early in self.odd.take_aside(key):
             self._apply(rank, early, settled_ns)

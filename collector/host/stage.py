@@ -285,7 +285,7 @@ class HostStage:
         tables.places.table["trains"] = False
         tables.places.table["trains"][busy] = tables.places.table["trains"][tables.steady.places()] = True
         rows = tables.pending.take(np.ascontiguousarray(tables.places.table["settled_ns"]))
-        tables.flows.tell_traffic()
+        tables.tell_traffic()
         there = set(distinct(rows["session"]).tolist())
         steps = tables.steps([self._sessions[place].window for place in busy if place in there])
         found, buckets = self._final(settled, rows, steps)
@@ -342,9 +342,10 @@ class HostStage:
             iteration_rows((place, one) for place, own in of_loose.items() if own for one in own[which])
             for which in (0, 1)
         )
-        settled.ended += [rows for rows in (ended, tables.steady.ended()) if len(rows)]
+        settled.unclear |= {name: rank.tracker for name, rank in tables.rank_log.unclear_jobs().items()}
+        settled.ended += [rows for each in (ended, tables.steady.ended()) if len(rows := tables.understood(each))]
         for due_rows in (over, tables.steady.settle(np.ascontiguousarray(settled_ns))):
-            self._account(settled, due_rows)
+            self._account(settled, tables.understood(due_rows))
         for place in asked:
             self._let_go(place)
         for place in sorted((with_rows | ledger.keys()) - self._broken):

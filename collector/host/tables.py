@@ -96,11 +96,29 @@ class Tables:
         of_sessions = ((window.place, window.ranks.steps()) for window in windows if window.ranks.busy)
         return AllSteps(of_sessions, self.flows, len(self.places.table), self.steady.steps())
 
+    def tell_traffic(self) -> None:
+        """Decide anew what each DL flow carries."""
+        self.flows.tell_traffic(self._unexplained())
+
+    def _unexplained(self) -> list[int]:
+        """Numbers of the jobs whose steps are not understood."""
+        return [self.flows.job(name) for name in self.rank_log.unclear_jobs()]
+
+    def understood(self, rows: IterationRows) -> IterationRows:
+        """Without those of jobs whose steps are not understood: they are no facts."""
+        unclear = self.rank_log.unclear_jobs()
+        if not (unclear and len(rows)):
+            return rows
+        names, of = rows.about.jobs
+        return rows.take(np.array([name not in unclear for name in names])[of[rows.whose]])
+
     def stamped(self, rows: Columns, classes: _Classes, steps: AllSteps) -> Columns:
         """Settled rows as the dataset has them, of SETTLED; but for the times of long ago (see Places.older)."""
         session, flow, start = rows["session"], rows["flow"], rows["start_ns"]
         job, iteration = steps.stamp(session, flow, start)
         flow_id, link = (self.flows.of_flows(name, flow) for name in ("flow_id", "link"))
+        if unexplained := self._unexplained():
+            iteration = np.where(np.isin(job, unexplained), -1, iteration)
         columns = {"session": session, "flow_id": flow_id, "link": link, "class": classes}
         columns |= {"job": job, "iteration": iteration, "bucket_start_ns": self._utc(session, start)}
         return Columns(columns | {name: rows[name] for name in CARRIED})

@@ -3,7 +3,7 @@
 
 import logging
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from collector.messages import BY_TRAFFIC, GRAIN_NS, FlowTold, HostNews, MarkTold, place_of
@@ -22,6 +22,8 @@ class _Job:
     owners: Counter[tuple[str, bool]] = field(default_factory=Counter)  # (job, known) of its gradient flows
     ranks: dict[int, int] = field(default_factory=dict)  # member → rank, by the owners
     told: int = -1  # number of the last iteration whose beginning was told
+    flows: set[int] = field(default_factory=set)  # that carry its gradients
+    mute: bool = False  # its calls are known, and no steps explain them
 
     @property
     def name(self) -> str:
@@ -60,6 +62,7 @@ class Inferring:
         self._flows: dict[int, FlowTold] = {}
         self._places: dict[str, int] = {}  # newest session by host
         self._jobs: dict[str, _Job] = {}
+        self._unclear: Mapping[str, bool] = {}  # as HostNews has it
         self._marked: frozenset[str] = frozenset()  # jobs that need no inference
         self.trouble = ""  # why it has stopped
 
@@ -68,6 +71,7 @@ class Inferring:
         if self._inference is None:
             return Inferred()
         try:
+            self._unclear = news.unclear
             self._take(self._inference, news.flows)
             self._spare(self._inference, news)
             self._inference.add(news.payload)
@@ -130,6 +134,7 @@ class Inferring:
             return None
         if verdict.traffic == GRADIENT:
             job.owners[flow.job, flow.known] += 1
+            job.flows.add(number)
             if flow.job and flow.rank >= 0:
                 job.ranks[verdict.member] = flow.rank
         return None if job.foreign else Owner(job=job.name, rank=job.rank(verdict.member), source=BY_TRAFFIC)
@@ -137,6 +142,8 @@ class Inferring:
     def _mark(self, iteration: InferredIteration, marks: list[MarkTold]) -> None:
         job = self._jobs.get(iteration.job)
         if job is None or job.foreign:
+            return
+        if self._is_mute(job):
             return
         number, job.told = iteration.number, iteration.number
         if iteration.start_ns == iteration.comm_start_ns and number:  # what came before is not part of it
@@ -147,6 +154,14 @@ class Inferring:
         for member in range(len(job.found.members)):
             time_ns = ends.get(member, iteration.comm_end_ns)
             self._tell(job, number, Moment.LAST_WAIT, time_ns, iteration.error_ns, marks, member)
+
+    def _is_mute(self, job: _Job) -> bool:
+        """Whether calls tell more of it than its traffic, and what they tell is that its steps are not understood."""
+        if not self._unclear or job.mute:
+            return job.mute
+        names = {flow.job for number in job.flows if (flow := self._flows.get(number))} & self._unclear.keys()
+        job.mute = any(self._unclear[name] for name in names)
+        return bool(names)
 
     def _leave(self, job: _Job, marks: list[MarkTold]) -> None:
         if not job.foreign and job.told >= 0:

@@ -17,13 +17,13 @@ from collector.host.iteration_rows import Accounted, IterationRows, goes_on, ite
 from collector.metrics.job_counts import Counts
 from collector.view.job_history import JobHistory
 from netmon.dl.account import Tally
-from netmon.dl.iterations import Iteration
+from netmon.dl.iterations import Iteration, IterationTracker
 from netmon.dl.scoring import combined
 from netmon.dl.theory import ring_bytes
 from netmon.dl.verdict import NOTABLE
 from netmon.job_names import distinct_names
 from netmon.records import Source, Table
-from netmon.views import JobView, RankView, SourceScore, Verdict
+from netmon.views import NOT_UNDERSTOOD, JobView, RankView, SourceScore, Verdict
 
 _Numbers = npt.NDArray[np.int64]
 
@@ -87,6 +87,7 @@ class _Job:
     usual_ns: float = math.nan  # as of iteration usual_of
     usual_of: int = -1
     heard_s: float = 0.0
+    unclear: bool = False  # its steps are not understood
     view: JobView | None = None  # None: something has changed since it was made
     facts: JobFacts | None = None  # the same
 
@@ -109,6 +110,7 @@ class Jobs:
         self._parameters = parameters
         self._jobs: dict[str, _Job] = {}
         self.counts = Counts()  # since the start, for /metrics
+        self._said: dict[str, None] = {}  # jobs that were not understood
         self._renamed = False  # a job has come, or is called something else
         self.forgotten = 0  # jobs that were let go although they may still train
 
@@ -123,6 +125,22 @@ class Jobs:
             for row in range(len(part)):  # a rank that is new, or counts anew
                 one = part.take(np.array([row]))
                 self._have_ended(name, hosts, one, number[row : row + 1])
+
+    def are_unclear(self, now: Mapping[str, IterationTracker]) -> list[str]:
+        """The jobs whose steps are not understood now, with a rank of each; returns a line on each that is new."""
+        for name in [name for name, job in self._jobs.items() if job.unclear and name not in now]:
+            del self._jobs[name]
+            self._renamed = True
+        lines = []
+        for name, rank in now.items():
+            if name not in self._jobs or not self._jobs[name].unclear:
+                job = self._jobs[name] = _Job(size=rank.size, called=(rank.rank, rank.job_name), name=name)
+                job.unclear = self._renamed = True
+                if name not in self._said:
+                    lines.append(f"job {job.called[1] or name}: {NOT_UNDERSTOOD}")
+                    self._said[name] = None
+            self._jobs[name].heard_s = time.monotonic()
+        return lines
 
     def _numbers(self, name: str) -> dict[int, int]:
         job = self._jobs.get(name)
@@ -249,8 +267,9 @@ class Jobs:
             self._jobs[job].pattern, self._jobs[job].view = pattern, None
 
     def warnings(self) -> list[str]:
-        """One line per rank that has stopped while the others went on."""
-        return [line for facts in self.facts() for line in facts.stopped]
+        """One line per rank that has stopped while the others went on, and per job whose steps are not understood."""
+        unclear = [f"job {job.name}: {NOT_UNDERSTOOD}" for _, job in sorted(self._jobs.items()) if job.unclear]
+        return [*unclear, *(line for facts in self.facts() for line in facts.stopped)]
 
     def facts(self) -> list[JobFacts]:
         """Of every job, by name."""
@@ -305,6 +324,8 @@ class Jobs:
         return job.view
 
     def _view(self, name: str, job: _Job) -> JobView:
+        if job.unclear:
+            return _not_understood(name, job)
         ranks = job.members()
         durations, _, slowest_ns = job.history.durations(job.size or _ANY_RANK)
         latest = max(ranks.values(), key=lambda rank: rank.number).last
@@ -335,6 +356,18 @@ class Jobs:
             name=job.name,
             parameters_basis=latest.parameters_basis or ("option" if parameters else ""),
         )
+
+
+def _not_understood(name: str, job: _Job) -> JobView:
+    """Nothing is said of steps."""
+    return JobView(
+        *(name, job.size, -1, 0, 0, 0, Source.UPROBE, 0, True, 0, math.nan, math.nan),
+        durations_ns=np.empty(0, np.int64),
+        ranks=(),
+        pattern=job.pattern,
+        name=job.name,
+        not_understood=True,
+    )
 
 
 def _median_and_p99(durations: npt.NDArray[np.int64]) -> tuple[int, int]:

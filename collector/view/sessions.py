@@ -15,7 +15,7 @@ from collector.view.state import ARRIVED, CLOCK_SOURCES, FINAL, FLOW, HOST, LINK
 from collector.view.view import View
 from netmon.columnar import Columns
 from netmon.dl.grouped import starts
-from netmon.dl.traffic import TRAFFIC_NAMES, Traffic
+from netmon.dl.traffic import BULK, TRAFFIC_NAMES
 from netmon.records import Class, Direction, Table
 from netmon.views import SourceScore
 
@@ -187,7 +187,7 @@ class Sessions:
         state = self._tables.flows.state
         flows = np.empty(len(state), FLOW)
         flows["class"], flows["job"] = state["class"], state["job"]
-        flows["gradient"] = state["traffic"] == Traffic.GRADIENT
+        flows["gradient"] = np.isin(state["traffic"], BULK)
         return flows
 
     def flow_facts(self, numbers: npt.NDArray[np.int64]) -> Sequence[FlowFacts | None]:

@@ -46,12 +46,13 @@ def run(args: argparse.Namespace) -> int:
     if args.data and args.iteration is not None:
         return _explain(args)
     if args.collector and args.iteration is not None:
-        return _show([(one, one.ranks) for one in _lately(args)], args.json)
-    found = _lately(args) if args.collector else _stored(args)
+        return _show([(one, one.ranks) for one in _lately(args)[0]], args.json)
+    found, unclear = _lately(args) if args.collector else _stored(args)
     if args.json:
-        print(json.dumps({"verdicts": [document(one) for one in found]}, indent=1))
+        told = {"not_understood": unclear} if unclear else {}
+        print(json.dumps({"verdicts": [document(one) for one in found], **told}, indent=1))
     else:
-        _print(found)
+        _print(found, unclear)
     return 0
 
 
@@ -95,16 +96,19 @@ def ranks_table(times: "Sequence[RankTimes]") -> "FittingTable":
     return table
 
 
-def _stored(args: argparse.Namespace) -> "Iterable[Verdict]":
-    from netmon.report.job_names import asked_job, job_names, with_names
+def _stored(args: argparse.Namespace) -> "tuple[Iterable[Verdict], list[str]]":
+    """Verdicts, and the jobs whose steps are not understood."""
+    from netmon.report.job_names import asked_job, job_names, not_understood, with_names
     from netmon.report.judging import verdicts
 
-    names = job_names(args.data)
-    found = verdicts(args.data, asked_job(args.job, names), args.iteration)
-    return found if args.json else with_names(found, names)
+    names, unclear = job_names(args.data), not_understood(args.data)
+    job = asked_job(args.job, names)
+    unclear = [name for name in unclear if job in (None, name)]
+    found = verdicts(args.data, job, args.iteration)
+    return found if args.json else with_names(found, names), unclear
 
 
-def _lately(args: argparse.Namespace) -> "list[Verdict]":
+def _lately(args: argparse.Namespace) -> "tuple[list[Verdict], list[str]]":
     from netmon.top.names import called
     from netmon.views import Selection
     from netmon.wire.watch import watch_once
@@ -117,12 +121,12 @@ def _lately(args: argparse.Namespace) -> "list[Verdict]":
     shown = snapshot if args.json else called(snapshot)
     found = [verdict for job in shown.jobs for verdict in reversed(job.verdicts)]
     if args.iteration is None:
-        return found
+        return found, [job.job for job in shown.jobs if job.not_understood]
     if not (found := [verdict for verdict in found if verdict.iteration == args.iteration]):
         raise DataError(
             f"cannot judge iteration {args.iteration}: a collector knows the last few that stood out; give its --data"
         )
-    return found
+    return found, []
 
 
 def document(verdict: "Verdict") -> dict[str, object]:
@@ -132,10 +136,13 @@ def document(verdict: "Verdict") -> dict[str, object]:
     return columns(verdict)
 
 
-def _print(found: "Iterable[Verdict]") -> None:
+def _print(found: "Iterable[Verdict]", unclear: Sequence[str] = ()) -> None:
     from netmon.dl.verdict.words import arithmetic, sentence
+    from netmon.views import NOT_UNDERSTOOD
 
-    told_any = False
+    for job in unclear:
+        print(f"job {job}: {NOT_UNDERSTOOD}: no verdicts")
+    told_any = bool(unclear)
     for verdict in found:
         told_any = True
         print(sentence(verdict))

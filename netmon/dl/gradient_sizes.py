@@ -29,7 +29,8 @@ def gradient_size(told: int) -> GradientSize:
 
 def byte_sizes(told: npt.NDArray[np.uint64]) -> npt.NDArray[np.float64]:
     """told: as of gradient_size; the bytes of each, 0: not known."""
-    return (told >> np.uint64(_WIDTH_BITS)) * (told & np.uint64((1 << _WIDTH_BITS) - 1)).astype(np.float64)
+    values, width = told >> np.uint64(_WIDTH_BITS), told & np.uint64((1 << _WIDTH_BITS) - 1)
+    return values.astype(np.float64) * width.astype(np.float64)
 
 
 def total(sizes: Iterable[GradientSize]) -> GradientSize:

@@ -18,10 +18,14 @@ class Traffic(IntEnum):
     UNKNOWN = 0
     GRADIENT = 1
     CONTROL = 2
+    UNEXPLAINED = 3  # as GRADIENT, of a job whose steps are not understood
 
 
-TRAFFIC_NAMES = ("", "gradient", "control")
+TRAFFIC_NAMES = ("", "gradient", "control", "unexplained")
 """Names of Traffic, in its order, as shown and as stored."""
+
+BULK = (Traffic.GRADIENT, Traffic.UNEXPLAINED)
+"""What training is about."""
 
 _CONTROL_SHARE = 0.01  # of the payload of the job's largest flow
 _SMALL_SEGMENT = 512  # bytes of payload: half of what the shortest usual MTU lets a bulk transfer fill

@@ -104,8 +104,8 @@ def _bytes(calls: Table, ranks: int) -> npt.NDArray[np.float64]:
 def _share(calls: Table, step_bytes: int, ranks: int) -> float:
     """Of what a rank sends in a step, the part that no sum explains; −1: not known.
 
-    What libraries do by way of the next one is told by both: the one with most of it counts. What Horovod's own calls do
-    by way of NCCL is no transfer.
+    What libraries do by way of the next one is told by both: the one with most of it counts. What Horovod does by
+    way of NCCL is no transfer.
     """
     sent, sums = calls["kind"] == STEP_TRANSFER, calls["kind"] == STEP_ENQUEUE
     if (calls["library"] == LIBRARY_HOROVOD).any():

@@ -28,7 +28,14 @@ from netmon.own_module import own_module
 
 METER_PROGRAMS = ("meter_xdp", "meter_tc_ingress", "meter_tc_egress")
 STEP_PROGRAMS = (
-    *("horovod_enqueue", "horovod_other", "horovod_broadcast", "horovod_wait_begin", "horovod_wait_end", "horovod_done"),
+    *(
+        "horovod_enqueue",
+        "horovod_other",
+        "horovod_broadcast",
+        "horovod_wait_begin",
+        "horovod_wait_end",
+        "horovod_done",
+    ),
     *("horovod_rank", "horovod_shape", "horovod_enqueue_cow", "horovod_done_cow", "horovod_rank_cow"),
     *("reducer_enqueue", "reducer_wait_begin", "reducer_wait_end", "nccl_enqueue", "nccl_call"),
     *("nccl_gather", "nccl_broadcast", "nccl_send", "gloo_transfer", "gloo_broadcast", "gloo_send"),

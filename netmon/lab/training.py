@@ -166,8 +166,9 @@ class Training:
     def _start_torch(self, python: str) -> str:
         first, size = self._hosts[0], len(self._hosts)
         compute = ["--compute", str(self._spec.compute_ns / 1e9)]
-        script = ["ddp_torch.py"] if self._spec.trainer == "ddp" else ["parallel_torch.py", "--kind", self._spec.trainer]
-        command = [python, str(_TRAINERS / script[0]), *script[1:], *self._model(), *compute]
+        trainer = self._spec.trainer
+        script, *kind = ["ddp_torch.py"] if trainer == "ddp" else ["parallel_torch.py", "--kind", trainer]
+        command = [python, str(_TRAINERS / script), *kind, *self._model(), *compute]
         named = {"NETMON_JOB": self._spec.job} if self._spec.job else {}
         for rank in range(size):
             environment = {

@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pandas as pd
 import pyarrow as pa
+import pyarrow.dataset as ds
 
+from netmon.dl.traffic import TRAFFIC_NAMES, Traffic
 from netmon.dl.verdict.words import renamed
 from netmon.errors import DataError
 from netmon.job_names import distinct_names
@@ -29,6 +31,17 @@ def job_names(data: Path) -> dict[str, str]:
     pieces = [pa.Table.from_batches([batch]).group_by(_COLUMNS).aggregate([]) for batch in stream(table, _COLUMNS)]
     frames = [piece.to_pandas() for piece in pieces]
     return names_of(pd.concat(frames)) if frames else {}
+
+
+def not_understood(data: Path) -> list[str]:
+    """The jobs whose steps are not understood, as their flows say. Raises DataError: no dataset."""
+    try:
+        flows = stream(open_table(data, "flows"), ["job"], ds.field("traffic") == TRAFFIC_NAMES[Traffic.UNEXPLAINED])
+        return sorted({str(job) for batch in flows for job in batch.column(0).unique().drop_null().to_pylist()})
+    except (DataError, pa.ArrowInvalid):  # no flows, or those of an earlier netmon
+        if not data.is_dir():
+            raise
+        return []
 
 
 def names_of(rows: pd.DataFrame) -> dict[str, str]:

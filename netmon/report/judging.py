@@ -31,7 +31,8 @@ from netmon.dl.verdict.own_transfers import JobFlow, own_transfers
 from netmon.dl.verdict.words import cause_words, from_columns, sentence
 from netmon.errors import DataError
 from netmon.records import Direction
-from netmon.report.dataset import open_table, stream
+from netmon.report.dataset import open_table, stream, table_files
+from netmon.report.job_names import not_understood
 from netmon.report.judging_evidence import read_said, read_waited
 from netmon.views import RankTimes, Verdict
 
@@ -125,11 +126,14 @@ def worst_sentences(found: Sequence[Verdict]) -> list[str]:
 
 
 def _jobs(data: Path, job: str | None) -> list[str]:
-    """The jobs that are to be judged. Raises DataError where there is none of this name."""
+    """The jobs that are to be judged: their steps are understood. Raises DataError where there is none of this name."""
+    unclear = not_understood(data)
+    if unclear and (job in unclear or not table_files(data, "iterations")):
+        return []
     batches = stream(open_table(data, "iterations"), ["job"])
     names = sorted({str(name) for batch in batches for name in batch.column(0).unique().drop_null().to_pylist()})
     if job is None or job in names:
-        return names if job is None else [job]
+        return [name for name in names if name not in unclear] if job is None else [job]
     raise DataError(f"cannot judge job {job}: the dataset has no iteration of it; it has jobs: {', '.join(names)}")
 
 

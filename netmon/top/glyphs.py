@@ -11,6 +11,7 @@ from rich.text import Text
 from netmon.marks import printable
 from netmon.records import CLASS_COLOURS, Class
 from netmon.units import format_bytes, format_rate
+from netmon.views import JobView
 
 UNKNOWN = "unknown"
 _LONGEST = 4096  # bytes of a text
@@ -127,6 +128,11 @@ def share(fraction: float) -> str:
     if 0 < percent < 0.1:
         return "<0.1 %"
     return f"{percent:.0f} %" if percent >= 9.95 or percent == 0 else f"{percent:.1f} %"
+
+
+def no_steps(job: JobView) -> str:
+    """In place of the iteration of a job that has none."""
+    return "unexplained" if job.not_understood else "none yet"
 
 
 def iteration(number: int, relative: bool) -> str:

@@ -10,7 +10,7 @@ from rich.text import Text
 from netmon.dl.verdict import NOTABLE
 from netmon.records import Class
 from netmon.top.filters import Values, exactly
-from netmon.top.glyphs import UNKNOWN, class_style, iteration, sparkline
+from netmon.top.glyphs import UNKNOWN, class_style, iteration, no_steps, sparkline
 from netmon.top.rows import Ink, Kind, Part
 from netmon.units import format_bytes, format_duration
 from netmon.views import JobView, RankTimes, RankView
@@ -67,7 +67,7 @@ JOBS = Kind(
         Part("ranks", lambda job, *_: str(job.size or "?"), lambda job: job.size, 5, right=True, worth=6, falling=True),
         Part(
             "iteration",
-            lambda job, *_: iteration(job.iteration, job.relative) if _ran(job) else "none yet",
+            lambda job, *_: iteration(job.iteration, job.relative) if _ran(job) else no_steps(job),
             lambda job: job.iteration,
             *(9, 12, True, 8),
             falling=True,

@@ -16,7 +16,7 @@ from netmon.top.columns import Column, longest, room, table
 from netmon.top.glyphs import UNKNOWN, class_style, iteration, shown, sparkline, wrapped
 from netmon.top.names import short_names
 from netmon.units import format_bytes, format_count, format_duration
-from netmon.views import PARAMETERS_BASES, JobView
+from netmon.views import NOT_UNDERSTOOD, PARAMETERS_BASES, JobView
 
 _INDENT = 2
 _SPARKLINE, _LEAST_SPARKLINE = 40, 8
@@ -98,7 +98,7 @@ def _pace(job: JobView) -> Iterator[Text]:
     yield Text.assemble(("JOB ", "bold"), (job.job, "bold"))
     yield Text(_count(job.size, "rank") if job.size else f"number of ranks {UNKNOWN}")
     if not len(job.durations_ns):
-        yield Text("no finished iteration yet", "dim")
+        yield Text(NOT_UNDERSTOOD if job.not_understood else "no finished iteration yet", "dim")
         return
     yield Text.assemble("iteration ", (iteration(job.iteration, job.relative), "bold"))
     yield Text.assemble("last ", (_duration(job.last_ns), "bold"))

@@ -9,7 +9,7 @@ from rich.text import Text
 
 from netmon.records import CLASS_NAMES, Class
 from netmon.top.columns import Column, room, table
-from netmon.top.glyphs import STACK, UNKNOWN, class_style, coverage, iteration, rate, sparkline
+from netmon.top.glyphs import STACK, UNKNOWN, class_style, coverage, iteration, no_steps, rate, sparkline
 from netmon.top.names import short_names
 from netmon.top.options import Options
 from netmon.top.paging import left_out
@@ -133,7 +133,7 @@ def _row(job: JobView, name: str, room_for_recent: int) -> list[str | Text]:
     return [
         Text(name, "bold"),
         f"{job.size}" if job.size else "?",
-        iteration(job.iteration, job.relative) if ran else "none yet",
+        iteration(job.iteration, job.relative) if ran else no_steps(job),
         Text(format_duration(job.last_ns), "yellow" if slow else "") if ran else "",
         format_duration(job.median_ns) if ran else "",
         format_duration(job.p99_ns) if ran else "",

@@ -182,6 +182,7 @@ class Gathered:
         theory = {job.job: (job.measured_bytes, job.theory_bytes) for job in snapshot.jobs}
         self.end_ns = max([self.end_ns, *(link.series_end_ns for link in snapshot.links)])
         told_from = told_from or (self.end_ns or now_ns) - _SHOWN_NS
+        unclear = tuple(job.name or job.job for job in snapshot.jobs if job.not_understood)
         unheard = _unheard(known, told_from, self.end_ns - HOUR_NS)
         self.catalogue = Catalogue(
             lanes=lanes,
@@ -190,8 +191,10 @@ class Gathered:
             capacity_bps=capacity,
             job_names={**known.job_names, **{job.job: job.name or job.job for job in snapshot.jobs}},
             theory={**known.theory, **theory},
+            not_understood=unclear,
             unheard_ns=unheard,
-            generation=known.generation + (lanes != known.lanes or unheard != known.unheard_ns),
+            generation=known.generation
+            + ((lanes, unheard, unclear) != (known.lanes, known.unheard_ns, known.not_understood)),
         )
         if lanes != known.lanes:
             self._steps.arrange([self._lane(lane) for lane in lanes])

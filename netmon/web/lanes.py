@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a page shows, from top to bottom: of each job its iterations, its ranks, and what their hosts carry."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 JOB, RANK, HOST = "job", "rank", "host"
@@ -30,6 +30,7 @@ class Catalogue:
     capacity_bps: Mapping[str, float] = field(default_factory=dict)  # by host: one direction, all interfaces
     job_names: Mapping[str, str] = field(default_factory=dict)  # what people call them
     theory: Mapping[str, tuple[float, float]] = field(default_factory=dict)  # by job: bytes measured, equation 3.1
+    not_understood: Sequence[str] = ()  # names of jobs of whose steps nothing is said
     unheard_ns: tuple[tuple[int, int], ...] = ()  # begin and end of times of which rates are known of moments only
     generation: int = 0  # another one: other lanes
 

@@ -17,7 +17,7 @@ from netmon import __version__
 from netmon.dl.verdict.words import arithmetic, columns, sentence
 from netmon.errors import NetmonError, UsageError
 from netmon.records import CLASS_COLOURS, CLASS_NAMES
-from netmon.views import Verdict
+from netmon.views import NOT_UNDERSTOOD, Verdict
 from netmon.web.access import COOKIE, HEADERS, Access
 from netmon.web.figures import figures
 from netmon.web.lanes import BLOCK, JOB
@@ -166,6 +166,7 @@ class Page:
                     {"job": job, "name": known.job_names.get(job, job), **_theory(known.theory.get(job))}
                     for job in jobs
                 ],
+                "not_understood": [f"job {name}: {NOT_UNDERSTOOD}" for name in known.not_understood],
                 "lanes": {
                     "kind": [lane.kind for lane in known.lanes],
                     "job": [job_place.get(lane.job, -1) for lane in known.lanes],

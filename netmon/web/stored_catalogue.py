@@ -9,7 +9,7 @@ import pyarrow as pa
 from netmon.dl.theory import ring_bytes
 from netmon.errors import DataError
 from netmon.report.dataset import open_table, stream
-from netmon.report.job_names import names_of
+from netmon.report.job_names import names_of, not_understood
 from netmon.web.hours import span
 from netmon.web.lanes import Catalogue, arranged
 
@@ -36,6 +36,7 @@ def read_catalogue(data: Path, generation: int, known: tuple[int, int] | None = 
         end_ns=end,
         capacity_bps=capacity,
         job_names={job: called.get(job, job) for job in jobs},
+        not_understood=not_understood(data),
         theory={str(job): _theory(own) for job, own in ranks.groupby("job")},
         generation=generation,
     )

@@ -39,11 +39,12 @@ export function legend(node, catalogue) {
 }
 
 export function verdicts(node, catalogue, found, open) {
+  const unclear = catalogue.not_understood.map((line) => element("p", { class: "note" }, line));
   if (!found.length) {
-    node.replaceChildren(element("p", { class: "note" }, "No iteration has stood out so far. One does that takes 1.2 × its job's usual time."));
+    node.replaceChildren(...unclear, element("p", { class: "note" }, "No iteration has stood out so far. One does that takes 1.2 × its job's usual time."));
     return;
   }
-  node.replaceChildren(...found.toReversed().slice(0, 300).map((one) =>
+  node.replaceChildren(...unclear, ...found.toReversed().slice(0, 300).map((one) =>
     element("button", { class: `verdict${NETWORK.has(one.cause) ? " network" : ""}`, "data-at": one.at, onclick: () => open(one) },
       one.sentence, element("small", {}, `${clock(catalogue.origin + BigInt(Math.round(one.at)), 1e6)} · ${one.cause.replaceAll("_", " ")} · confidence ${one.confidence.toFixed(2)}`))));
 }
