@@ -1,30 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which link gave less than it usually does, with nobody else on it, or lost packets.
 
-A link that is shaped, or slow, carries gradients all the time, evenly, at a pace below the one that it usually
-reaches. A rank that is slow itself leaves gaps, between which its bytes go as fast as ever.
+A link that is shaped, or slow, carries gradients evenly, at a pace below the one that it usually reaches. A rank that
+is slow itself leaves gaps, between which its bytes go as fast as ever. A pace is that of a piece, so many bytes: a slow
+link takes as much longer for a packet as for all of them, so that what looks even depends on how slow it is.
 """
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
 from netmon.dl.verdict.evidence import CELL_NS, Link
-from netmon.dl.verdict.held import PAUSED, Cells, Held
+from netmon.dl.verdict.held import Cells, Held
 from netmon.dl.verdict.usual import median
 from netmon.dl.verdict.window import Window
 from netmon.records import Direction
 
-_PARTS = 10  # of a window, over which a pace is taken
-_LONGEST_PART = 2_000_000 // CELL_NS  # cells
-_WINDOWS = 12  # of a transfer, at least
-_FAST = 0.85  # of the usual pace
-_SLOWER = 0.75  # of the usual pace
-_EVEN = 0.35  # paces that lie within so much of each other are one
-_MOSTLY = 0.6  # of the windows
-_BUSY = 0.9  # of the parts of a window
-_FEWEST = 3  # windows
+_PIECES = 16  # of what a link carries in a transfer
+_LEAST_PIECE, _MOST_PIECE = 1 << 16, 1 << 18  # bytes: some of the largest packets
+_SLOWER = 0.8  # of the usual pace
+_EVEN = 0.2  # paces that are so much off are still one
+_EVEN_LOSSY = 0.1  # the same where packets are lost: TCP is slow for a while after that, too, but not evenly
+_MOSTLY = 0.5  # of the pieces, or of the time
+_FEWEST = 4  # pieces
+_ALIKE = 0.5  # of the slowest link's time: where all links are as slow as that, it is none of theirs
 _AS_LONG = 0.5  # of what a sender's link shows: whoever receives tells where it was
 _DROPPED = 0.001  # of the bytes
 
@@ -36,7 +36,7 @@ def slow_link(seen: Window, times: Sequence[Cells], references: Mapping[int, Win
 
     times: the transfer, and what was left of the one before. In wide buckets whatever stops and goes looks even: they
     show none. For a while, which may be shorter than the transfer: the link may have been slow for a moment only, or
-    again and again, at one pace.
+    again and again.
     """
     if not seen.fine or not references:
         return None
@@ -44,10 +44,10 @@ def slow_link(seen: Window, times: Sequence[Cells], references: Mapping[int, Win
     for link, one in enumerate(seen.links):
         if one.direction == Direction.TX and _other_end(seen, link) is not None:
             continue  # a sender's bursts look fast: where the receiver is watched, what comes in there tells
-        stretches = [stretch for cells in times for stretch in _slow_stretches(seen, cells, link, references)]
-        _, main = max(stretches, default=(0.0, 0.0))
-        ns = sum(ns for ns, pace in stretches if abs(pace - main) <= _EVEN / 2 * main)
-        found[one.direction].append((ns, link))
+        found[one.direction].append((_longer(seen, times, link, references), link))
+    every = sorted(found[Direction.RX] + found[Direction.TX])
+    if len(every) > 1 and every[0][0] > _ALIKE * every[-1][0]:
+        return None
     received, sent = (max(found[way], default=(0.0, -1)) for way in (Direction.RX, Direction.TX))
     ns, link = (
         received if received[0] >= _AS_LONG * sent[0] else sent
@@ -55,60 +55,57 @@ def slow_link(seen: Window, times: Sequence[Cells], references: Mapping[int, Win
     return (_slow_end(seen, link), ns) if ns > 0 else None
 
 
-def _slow_stretches(
-    seen: Window, cells: Cells, link: int, references: Mapping[int, Window]
-) -> Iterator[tuple[float, float]]:
-    """In which a link was slow: what the transfer lost in each (ns), and its pace, as a share of the usual one."""
-    part = int(np.clip(len(cells.kind) // (_WINDOWS * _PARTS), 1, _LONGEST_PART))
-    width = _PARTS * part
-    whole, span = len(cells.kind) // width, len(cells.kind) // part
-    usual = _usual_pace(seen.links[link], references, width) if whole >= _FEWEST else 0.0
-    if not usual:
-        return
-    plain = (cells.kind != Held.FOREIGN)[: whole * width].reshape(whole, width).mean(axis=1) > 0.9
-    carried = seen.own[link, cells.begin : cells.begin + span * part]
-    every = carried.reshape(span, part).sum(axis=1) / part / usual
-    parts = every[: whole * _PARTS].reshape(whole, _PARTS)
-    pace = parts.mean(axis=1)
-    slow = plain & ((parts > 0).mean(axis=1) > _BUSY) & (pace <= _SLOWER)
-    if not slow.any():
-        return
-    slow &= np.quantile(parts, 0.9, axis=1) <= _FAST  # it does not go as fast as ever, now and then
-    over = 0
-    for begin, end in _runs(slow):
-        middle = median(pace[begin:end])
-        if _even(pace[begin:end], middle) and begin * _PARTS >= over:
-            first, last = _as_slow(every, begin * _PARTS, end * _PARTS, middle, PAUSED // part)
-            yield float(cells.lost_ns[max(first, over) * part : last * part].sum()), middle
-            over = last
+def _longer(seen: Window, times: Sequence[Cells], link: int, references: Mapping[int, Window]) -> float:
+    """ns that a link took longer for what it carried slowly and evenly."""
+    spans = [slice(cells.begin, cells.begin + len(cells.kind)) for cells in times]
+    piece = float(np.clip(seen.own[link, spans[0]].sum() / _PIECES, _LEAST_PIECE, _MOST_PIECE))
+    usual = _usual(seen.links[link], references, piece)
+    longer = 0.0
+    for cells, span in zip(times, spans, strict=True):
+        edges = _edges(seen.own[link, span], piece)
+        took = np.diff(edges)
+        if not usual or len(took) < _FEWEST:
+            continue
+        foreign = np.concatenate([[0.0], np.cumsum(cells.kind == Held.FOREIGN)])
+        beside = np.diff(np.interp(edges, np.arange(len(foreign)), foreign))
+        slow = (took * _SLOWER >= usual) & (beside < 0.1 * took)
+        off = _EVEN_LOSSY if (cells.kind == Held.LOST).any() else _EVEN
+        for begin, end in _runs(slow):
+            some = took[begin:end]
+            if _even(some, off):
+                longer += float(some.sum()) - len(some) * usual
+    return longer * CELL_NS
 
 
-def _even(pace: _Floats, middle: float) -> bool:
-    """Whether the windows keep one pace for most of the time without a break. TCP takes a while to be fast again."""
-    near = np.abs(pace - middle) <= _EVEN / 2 * middle
-    longest = max((end - begin for begin, end in _runs(near)), default=0)
-    return longest >= max(_FEWEST, _MOSTLY * len(pace))
+def _edges(carried: _Floats, piece: float) -> _Floats:
+    """Between which moments (cells) pieces of so many bytes came."""
+    busy = np.flatnonzero(carried)
+    if not len(busy):
+        return np.zeros(0)
+    come = np.cumsum(carried[busy])
+    moments = np.stack([busy, busy + 1], axis=1).ravel()
+    total = np.stack([come - carried[busy], come], axis=1).ravel()
+    return np.asarray(np.interp(np.arange(0.0, come[-1], piece), total, moments))
+
+
+def _even(took: _Floats, off: float) -> bool:
+    """Whether the link kept one pace for most pieces, beside breaks, or most of the time: TCP takes a while to be fast
+    again."""
+    near = np.abs(took / took[:, None] - 1) <= off
+    pieces, time = near.sum(axis=1), near @ took
+    return bool(((pieces >= _FEWEST) & ((pieces >= _MOSTLY * len(took)) | (time >= _MOSTLY * took.sum()))).any())
+
+
+def _usual(link: Link, references: Mapping[int, Window], piece: float) -> float:
+    """Cells that a piece takes on a link in usual iterations (median of medians); 0: not known."""
+    each = [np.diff(_edges(one.own[one.links.index(link)], piece)) for one in references.values() if link in one.links]
+    return median([median(took) for took in each if len(took)] or [0.0])
 
 
 def _runs(flags: npt.NDArray[np.bool_]) -> list[tuple[int, int]]:
     """[first, last) of the stretches that hold."""
     edges = np.flatnonzero(np.diff(np.concatenate([[False], flags, [False]]).astype(np.int8)))
     return [(int(a), int(b)) for a, b in edges.reshape(-1, 2).tolist()]
-
-
-def _as_slow(parts: _Floats, first: int, last: int, pace: float, longest_break: int) -> tuple[int, int]:
-    """The stretch [first, last) of parts, as far as the link went on at about this pace on both sides.
-
-    With breaks in which it carried nothing: whoever had its bytes passed them on, and a pause of all is longer.
-    """
-    slow, fast = (parts > 0) & (parts <= pace * (1 + _EVEN)), parts > pace * (1 + _EVEN)
-    for step in (-1, 1):
-        place, edge = (first - 1, first) if step < 0 else (last, last - 1)
-        while 0 <= place < len(parts) and not fast[place] and abs(place - edge) <= longest_break:
-            edge = place if slow[place] else edge
-            place += step
-        first, last = (min(first, edge), last) if step < 0 else (first, max(last, edge + 1))
-    return first, last
 
 
 def _slow_end(seen: Window, link: int) -> int:
@@ -170,13 +167,3 @@ def _other_end(seen: Window, link: int) -> int | None:
         if seen.links[other].direction != seen.links[link].direction and peer >= 0 and ends == (peer, rank):
             return other
     return None
-
-
-def _usual_pace(link: Link, references: Mapping[int, Window], width: int) -> float:
-    """The most that the link carries of the job's bytes over so many cells in usual iterations (median)."""
-    most = []
-    for window in references.values():
-        if link in window.links and window.cells >= width:
-            sums = np.cumsum(np.concatenate([[0.0], window.own[window.links.index(link)]]))
-            most.append(float((sums[width:] - sums[:-width]).max()) / width)
-    return median(most) if most else 0.0
