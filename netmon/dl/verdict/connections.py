@@ -39,7 +39,7 @@ _FEWEST = 3  # rows, that something is usual
 _WAITING = 0.5  # of a silence, in which something was unacknowledged
 _RESUMED_NS = 50_000_000  # after a silence: what ends it, or is told with what follows
 _LOSSY, _LOSSY_BYTES = 0.0005, 4_500  # of what was sent, sent again
-_CLEAR = 2.0  # standard deviations
+_CLEAR = 1.0  # standard deviations
 _BEYOND = 5.0  # times what is usual
 _MOSTLY, _NOT_MERELY = 0.9, 2.0  # of the other rows; times what these show at the most
 

@@ -23,6 +23,7 @@ _SLOWER = 0.8  # of the usual pace
 _EVEN = 0.2  # paces that are so much off are still one
 _EVEN_LOSSY = 0.1  # the same where packets are lost: TCP is slow for a while after that, too, but not evenly
 _MOSTLY = 0.5  # of the pieces, or of the time
+_BREAK = 0.5  # of a piece's time
 _FEWEST = 4  # pieces
 _ALIKE = 0.5  # of the slowest link's time: where all links are as slow as that, it is none of theirs
 _AS_LONG = 0.5  # of what a sender's link shows: whoever receives tells where it was
@@ -68,7 +69,8 @@ def _longer(seen: Window, times: Sequence[Cells], link: int, references: Mapping
             continue
         foreign = np.concatenate([[0.0], np.cumsum(cells.kind == Held.FOREIGN)])
         beside = np.diff(np.interp(edges, np.arange(len(foreign)), foreign))
-        slow = (took * _SLOWER >= usual) & (beside < 0.1 * took)
+        going = _longest_break(seen.own[link, span], edges) < _BREAK * took
+        took, slow = took[going], ((took * _SLOWER >= usual) & (beside < 0.1 * took))[going]
         off = _EVEN_LOSSY if (cells.kind == Held.LOST).any() else _EVEN
         for begin, end in _runs(slow):
             some = took[begin:end]
@@ -86,6 +88,16 @@ def _edges(carried: _Floats, piece: float) -> _Floats:
     moments = np.stack([busy, busy + 1], axis=1).ravel()
     total = np.stack([come - carried[busy], come], axis=1).ravel()
     return np.asarray(np.interp(np.arange(0.0, come[-1], piece), total, moments))
+
+
+def _longest_break(carried: _Floats, edges: _Floats) -> _Floats:
+    """Cells of the longest time without a byte in each piece: whoever had these bytes had not passed them on."""
+    busy = np.flatnonzero(carried)
+    longest = np.zeros(len(edges) - 1)
+    piece = np.searchsorted(edges, busy[1:] - 0.5) - 1
+    inside = piece < len(longest)
+    np.maximum.at(longest, piece[inside], (np.diff(busy) - 1)[inside])
+    return longest
 
 
 def _even(took: _Floats, off: float) -> bool:
