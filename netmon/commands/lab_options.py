@@ -26,6 +26,8 @@ some a strength=:
   evaluate, checkpoint                             all ranks pause after a step, as their script has it
   upload, download  rank=R,to=HOST                 the rank itself does, to and from a file server there; strength: its
                                                    bytes, as a share of what the link carries meanwhile
+  late         rank=R                              a rank's first gradient comes late; strength: the share it computes
+  gc           rank=R                              garbage is collected in a rank's backward pass
   slow-link    host=H[,direction=tx]               the link's shaper is slowed; strength: the share of its rate
   loss         host=H[,direction=tx]               the switch drops super-packets; strength: the share of them
   small-queue  host=H                              of the switch's port to a host; strength: the share of its bytes

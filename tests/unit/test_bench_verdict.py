@@ -124,6 +124,15 @@ def test_what_did_not_hurt_is_not_asked_for(run):
     assert "1 took less than 1.3 × the usual; the longest 1.00 ×" in " ".join(out.getvalue().split())
 
 
+def test_of_what_lasts_for_seconds_every_iteration_counts_that_it_made_long():
+    durations = np.where(np.isin(np.arange(30), range(10, 18)), 3 * USUAL, USUAL)
+    end = np.cumsum(durations)
+    slow = injected("slow-link", "slow_link", int(end[9]), int(end[17]), host="h1", hosts=["h1"])
+    truth = Truth("ring", "ring", end - durations, end, durations, (slow,))
+    outcomes, _ = score("run", truth, [told(number, "slow_link", durations, host="h1") for number in (10, 17)])
+    assert [each.outcome for each in outcomes] == ["right", *["missed"] * 6, "right"]
+
+
 def test_what_others_take_as_long_for_shows_no_cause(run):
     _, durations = run
     durations = np.where(np.isin(np.arange(10), (2, 4, 7)), 2 * USUAL, USUAL)

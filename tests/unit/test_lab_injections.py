@@ -122,6 +122,19 @@ def test_a_rank_transfers_what_it_is_asked_to(kind, capsys):
     assert ended.split()[-1] == ("0" if kind == "upload" else "5000000")
 
 
+def test_one_rank_is_late_or_collects_garbage_when_it_is_asked_to(capsys):
+    asked = (injection("late:rank=1,at=3,for=2ms,strength=0.5"), injection("gc:rank=1,at=4,for=3ms"))
+    for rank in range(2):
+        pauses = Pauses(pauses_of(asked), rank)
+        for finished in range(8):
+            pauses.be_late(finished)
+            pauses.collect(finished)
+            assert not pauses.keep(finished, list)
+    lines = [line.split()[1:] for line in capsys.readouterr().out.splitlines()]
+    assert [(kind, after) for kind, after, *_ in lines] == [("late", "3"), ("gc", "4")]
+    assert all(int(ended) - int(begun) >= 2_000_000 for _, _, begun, ended in lines)
+
+
 @pytest.fixture
 def sleeper():
     with subprocess.Popen(["sleep", "600"]) as process:

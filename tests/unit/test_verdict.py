@@ -18,8 +18,7 @@ from netmon.dl.verdict.words import arithmetic, columns, from_columns
 from netmon.records import Direction
 from netmon.views import SHARES, Cause, RankTimes, Verdict
 
-MS = 1_000_000
-CELLS = MS // CELL_NS  # of a millisecond
+MS, CELLS = 1_000_000, 1_000_000 // CELL_NS  # ns, and cells, of a millisecond
 RANKS, ITERATIONS, SLOW = 3, 20, 12
 COMPUTING, TRANSFER = 200, 100  # ms, usual
 PACE = 31_250  # bytes of a cell: 1 Gbit/s
@@ -34,6 +33,7 @@ class Run:
 
     def __init__(self):
         self.who = Whose("", -1, -1, False, "backup")
+        self.slow = {SLOW}  # and others that are like it
         self.late = dict.fromkeys(range(RANKS), 0)  # ms that a rank computes longer in SLOW
         self.paces = [1.0] * (TRANSFER * CELLS)  # of the transfer in SLOW, as shares of PACE
         self.sent, self.everywhere = [], False  # (link, cell of the transfer, bytes) of others in SLOW, or in all
@@ -53,7 +53,7 @@ class Run:
         steps, cells = [], []
         for iteration in range(ITERATIONS):
             start = BEGIN + iteration * 2_000 * MS
-            slow = iteration == SLOW
+            slow = iteration in self.slow
             late = [self.late[rank] if slow else 0 for rank in range(RANKS)]
             paces = np.array(self.paces if slow else [1.0] * (TRANSFER * CELLS))
             paces = np.concatenate([paces, np.ones(max(0, round(TRANSFER * CELLS - paces.sum())))])

@@ -140,6 +140,19 @@ def test_a_silence_in_which_something_was_unacknowledged(busy_ms, receiver_ms, a
     assert who_waited(told, since, since + 200 * MS) == ({(2, 1)} if waits else set())
 
 
+def test_a_link_that_is_slow_for_many_iterations_is_held_against_what_it_was_before():
+    run = Run()
+    run.slow, run.paces = set(range(8, 16)), [0.5] * (2 * TRANSFER * CELLS)
+    for number in (8, SLOW, 15):
+        assert run.judged(number).cause == Cause.SLOW_LINK
+
+
+def test_a_link_is_so_slow_that_every_packet_takes_milliseconds():
+    run = Run()
+    run.paces = ([2.0] + [0.0] * (6 * CELLS - 1)) * (TRANSFER * CELLS // 2)
+    assert run.judged().cause == Cause.SLOW_LINK
+
+
 def test_what_is_busy_now_more_and_now_less_tells_nothing_of_a_short_silence():
     """As on a machine with more ranks than CPUs: the silence is a tenth of a row, whose rest may have been anything."""
     rows = [(20_000_000, 1_448, busy, 0) for busy in (500, 900, 600, 850, 550, 800)]

@@ -91,6 +91,8 @@ def _injection(generator: np.random.Generator, kind: str, spec: RunSpec, at: flo
     other = int(generator.choice([host for host in hosts if host != one]))
     ends = (one, other) if generator.integers(2) else (other, one)
     lasts = float(generator.uniform(0.6, 3.0)) * usual_ns
+    if kind in _LASTING and generator.integers(2):
+        lasts = float(generator.uniform(2e9, 4e9))
     low, high = _STRENGTHS.get(kind, (0.0, 0.0))
     if kind in TRANSFERS:
         servers = [host for host in hosts if host != spec.ring[rank]]
@@ -111,13 +113,17 @@ def _injection(generator: np.random.Generator, kind: str, spec: RunSpec, at: flo
     )
 
 
+_LASTING = ("slow-link", "loss")
+"""Half of these last for so many iterations that the ones beside them are slow, too."""
+
 _STRENGTHS = {
     "cross": (0.4, 0.95),
     **dict.fromkeys(TRANSFERS, (0.6, 1.5)),
-    "slow-link": (0.1, 0.5),
-    "loss": (0.02, 0.1),
+    "slow-link": (0.1, 0.6),
+    "loss": (0.01, 0.1),
     "small-queue": (0.01, 0.3),
     "policer": (0.4, 0.85),
     "hog": (3.0, 12.0),
     "quota": (0.05, 0.12),
+    "late": (0.0, 1.0),
 }

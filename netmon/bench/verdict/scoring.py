@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Verdicts held against the truth.
 
-Of an injection, the iteration counts that it made longest by the trainers' own log. Where that is not ASKED × the
+Of an injection, the iteration counts that it made longest by the trainers' own log; of one that lasts for LASTING_NS,
+each that it made long counts. Where that is not ASKED × the
 usual, or one of twenty iterations took as long that nothing was done to, it is not known to be the injection's doing,
 and no verdict is asked for: one that is right does not count, one that blames the network for what was something else
 does. Of a slow or lossy link, either end is the right culprit: bytes and retransmissions at the ends cannot tell where
@@ -29,6 +30,7 @@ NOTHING = "nothing"
 """In the place of a cause: none was injected, or none was told."""
 
 RIGHT, WRONG_CAUSE, WRONG_CULPRIT, MISSED, NO_EFFECT = "right", "wrong cause", "wrong culprit", "missed", "no effect"
+LASTING_NS = 2_000_000_000
 _AFTER_NS = 1_000_000  # of an injection's end, for clocks and what was on its way
 
 Told = Mapping[str, Any]
@@ -37,7 +39,7 @@ Told = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Outcome:
-    """One injection, and what was said of it. Times in ns."""
+    """One injection, or an iteration of one that lasted, and what was said of it. Times in ns."""
 
     run: str
     trainer: str
@@ -74,7 +76,7 @@ class Accusation:
 def score(run: str, truth: Truth, told: Sequence[Told]) -> tuple[list[Outcome], list[Accusation]]:
     """One run's. told: verdicts on its job."""
     of_job = [each for each in told if each["job"] == truth.job]
-    outcomes = [_outcome(run, truth, each, of_job) for each in truth.injections]
+    outcomes = [_outcome(run, truth, each, hit, of_job) for each in truth.injections for hit in _counted(truth, each)]
     return outcomes, accused(run, truth, of_job)
 
 
@@ -84,12 +86,22 @@ def accused(run: str, truth: Truth, told: Iterable[Told], without: Collection[in
     return [each for each in wrong if each]
 
 
-def _outcome(run: str, truth: Truth, injection: Mapping[str, Any], told: Sequence[Told]) -> Outcome:
-    usual, hit = truth.usual_ns, truth.hit(dict(injection))
-    undisturbed = float(np.quantile(truth.undisturbed, OFTEN))
-    worst = int(hit[truth.lasted_ns[hit].argmax()]) if len(hit) else -1
-    lasted = float(truth.lasted_ns[worst]) if worst >= 0 else usual
-    verdict = _of_iteration(truth, worst, told) if worst >= 0 else None
+def _counted(truth: Truth, injection: Mapping[str, Any]) -> list[int]:
+    """The iterations that count; −1: it met none."""
+    hit = truth.hit(dict(injection))
+    if not len(hit):
+        return [-1]
+    least = max(ASKED * truth.usual_ns, float(np.quantile(truth.undisturbed, OFTEN)) + 1)
+    lasts = (injection["end_ns"] or int(truth.end_ns[-1])) - injection["start_ns"] >= LASTING_NS
+    long = hit[truth.lasted_ns[hit] >= least] if lasts else hit[:0]
+    counted: list[int] = (long if len(long) else hit[[truth.lasted_ns[hit].argmax()]]).tolist()
+    return counted
+
+
+def _outcome(run: str, truth: Truth, injection: Mapping[str, Any], iteration: int, told: Sequence[Told]) -> Outcome:
+    usual, undisturbed = truth.usual_ns, float(np.quantile(truth.undisturbed, OFTEN))
+    lasted = float(truth.lasted_ns[iteration]) if iteration >= 0 else usual
+    verdict = _of_iteration(truth, iteration, told) if iteration >= 0 else None
     cause = injection["cause"] or NOTHING
     said = verdict["cause"] if verdict else NOTHING
     share = float(verdict.get(share_of(cause), 0) or 0) if verdict and cause != NOTHING else None

@@ -52,18 +52,21 @@ def held_up(one: Judged, told: Phases, transfer: float) -> tuple[dict[str, float
         parts[each.cause] = parts.get(each.cause, 0.0) + each.ns
     stopped = max(0.0, beyond(Held.STOPPED))
     stops = sum(stop.end - stop.begin for stop in judged.stops) or 1
+    gaps = 0.0
     for stop in judged.stops:
-        rank = who_went_on(seen, stop)
+        rank, ns = who_went_on(seen, stop), stopped * (stop.end - stop.begin) / stops
         if rank < 0 and (stop.end - stop.begin < PAUSED or not seen.fine):
-            continue  # a gap says nothing, nor does one of which nobody can tell who ended it
+            gaps += ns  # one says nothing, nor does a longer one of which nobody can tell who ended it
+            continue
         key = "pause" if rank < 0 else f"late {rank}"
-        parts[key] = parts.get(key, 0.0) + stopped * (stop.end - stop.begin) / stops
+        parts[key] = parts.get(key, 0.0) + ns
     lost, slow = max(0.0, beyond(Held.LOST)), beyond(Held.SLOW)
+    unclear = lost + slow + gaps
     links: list[int] = []
-    if lost + slow > 0.1 * transfer:
+    if unclear > 0.1 * transfer:
         found = slow_link(seen, [judged] if left is None else [judged, left], one.references)
-        if found is not None and (lost <= 0 or found[1] >= _PACED * (lost + slow)):
-            parts["slow_link"] = min(found[1], max(0.0, lost + slow))
+        if found is not None and (lost <= 0 or found[1] >= _PACED * unclear):
+            parts["slow_link"] = min(found[1], unclear)  # packets that take long leave gaps, too
             links = [found[0]]
         elif lost > 0:
             parts["loss"] = lost

@@ -39,7 +39,8 @@ _FEWEST = 3  # rows, that something is usual
 _WAITING = 0.5  # of a silence, in which something was unacknowledged
 _RESUMED_NS = 50_000_000  # after a silence: what ends it, or is told with what follows
 _LOSSY, _LOSSY_BYTES = 0.0005, 4_500  # of what was sent, sent again
-_CLEAR = 1.0  # standard deviations
+_CLEAR, _CLEAR_PART = 2.0, 1.0  # standard deviations; of a row of which the silence is a _PART
+_PART = 0.2
 _BEYOND = 5.0  # times what is usual
 _MOSTLY, _NOT_MERELY = 0.9, 2.0  # of the other rows; times what these show at the most
 
@@ -107,7 +108,8 @@ def who_waited(told: Connections, begin_ns: float, end_ns: float) -> set[tuple[i
         if not (again & same).any():
             continue
         shares = (idle / np.maximum(length, 1))[known & (overlap <= 0) & same]
-        usual = max(0.0, median(shares) - _CLEAR * spread(shares)) if len(shares) >= _FEWEST else 0.0
+        clear = _CLEAR_PART if overlap[row] >= _PART * length[row] else _CLEAR
+        usual = max(0.0, median(shares) - clear * spread(shares)) if len(shares) >= _FEWEST else 0.0
         idle_then = idle[row] - usual * (length[row] - overlap[row])
         if max(idle_then, said["receiver_ns"][row]) < (1 - _WAITING) * overlap[row]:
             found.add((int(told.rank[row]), int(told.peer[row])))

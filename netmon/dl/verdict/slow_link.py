@@ -25,7 +25,6 @@ _EVEN_LOSSY = 0.1  # the same where packets are lost: TCP is slow for a while af
 _MOSTLY = 0.5  # of the pieces, or of the time
 _BREAK = 0.5  # of a piece's time
 _FEWEST = 4  # pieces
-_ALIKE = 0.5  # of the slowest link's time: where all links are as slow as that, it is none of theirs
 _AS_LONG = 0.5  # of what a sender's link shows: whoever receives tells where it was
 _DROPPED = 0.001  # of the bytes
 
@@ -46,9 +45,6 @@ def slow_link(seen: Window, times: Sequence[Cells], references: Mapping[int, Win
         if one.direction == Direction.TX and _other_end(seen, link) is not None:
             continue  # a sender's bursts look fast: where the receiver is watched, what comes in there tells
         found[one.direction].append((_longer(seen, times, link, references), link))
-    every = sorted(found[Direction.RX] + found[Direction.TX])
-    if len(every) > 1 and every[0][0] > _ALIKE * every[-1][0]:
-        return None
     received, sent = (max(found[way], default=(0.0, -1)) for way in (Direction.RX, Direction.TX))
     ns, link = (
         received if received[0] >= _AS_LONG * sent[0] else sent

@@ -79,7 +79,7 @@ def action(number: int, injection: Injection, where: Surroundings) -> Action:
     if kind in TRANSFERS:
         return _Transferred(number, injection, where)
     if kind in ASKED_OF_THE_TRAINER:
-        return _Asked(injection)
+        return _Asked(injection, where)
     return _Changed(injection, where.network)
 
 
@@ -304,13 +304,14 @@ class _Changed:
 class _Asked:
     """A pause that the script itself makes; its moments are in the script's output."""
 
-    def __init__(self, injection: Injection) -> None:
+    def __init__(self, injection: Injection, where: Surroundings) -> None:
         self._after, self._kind = int(injection.at), injection.kind
-        self._duration = injection.duration_ns
+        self._duration, self._rank = injection.duration_ns, injection.rank
+        self._hosts = [where.host_of(injection.rank).name] if injection.cause == "straggler" else []
         self._begun = 0
 
     def begin(self, training: Training) -> int:
-        told = training.ranks[0].wait_output(
+        told = training.ranks[self._rank if self._hosts else 0].wait_output(
             rf"paused {self._kind} {self._after} (\d+) (\d+)", self._duration / 1e9 + _READY_SECONDS
         )
         self._begun, self._ended = int(told[1]), int(told[2])
@@ -323,7 +324,7 @@ class _Asked:
         pass
 
     def truth(self) -> dict[str, Any]:
-        return {"hosts": []}
+        return {"hosts": self._hosts}
 
 
 class _Transferred:

@@ -19,18 +19,21 @@ TRANSFERS = ("upload", "download")
 FILE_PORT = 5501
 """Of the first injection's server, and so on."""
 
-_NEEDS_RANK = ("stop", "hog", "quota", *TRANSFERS)
+_NEEDS_RANK = ("stop", "hog", "quota", "late", "gc", *TRANSFERS)
 _NEEDS_LINK = ("slow-link", "loss", "small-queue", "policer")
 _OF_A_PORT = ("small-queue", "policer")
-ASKED_OF_THE_TRAINER = ("evaluate", "checkpoint")
-"""Done by the script itself, after a step: the lab's own trainer within it, the others between it and the next."""
+_OF_ALL_RANKS, _OF_A_RANK = ("evaluate", "checkpoint"), ("late", "gc")
+ASKED_OF_THE_TRAINER = (*_OF_ALL_RANKS, *_OF_A_RANK)
+"""Done by the script itself. By all ranks after a step: the lab's own trainer within it, the others between it and the
+next. By one rank: before its first gradient, or in the middle of its backward pass."""
 
 CAUSES = {
     "cross": "cross",
     "job": "other_job",
     "stop": "straggler",
     "stop-all": "pause",
-    **dict.fromkeys(ASKED_OF_THE_TRAINER, "pause"),
+    **dict.fromkeys(_OF_ALL_RANKS, "pause"),
+    **dict.fromkeys(_OF_A_RANK, "straggler"),
     **dict.fromkeys(TRANSFERS, "own_transfer"),
     "slow-link": "slow_link",
     "loss": "loss",
@@ -54,6 +57,7 @@ _STRENGTHS = {
     "policer": (0.05, 1.0, 0.6),
     "hog": (1.0, 64.0, 4.0),
     "quota": (0.01, 1.0, 0.1),
+    "late": (0.0, 1.0, 0.0),
 }
 """Least, most and usual strength of a kind that has one."""
 
@@ -133,7 +137,9 @@ class Injection:
 def pauses_of(injections: tuple[Injection, ...]) -> str:
     """Those that the trainers do themselves, as their option --pauses has them."""
     asked = (each for each in injections if each.kind in ASKED_OF_THE_TRAINER)
-    return ",".join(f"{int(each.at)}:{each.duration_ns / 1e9}:{each.kind}" for each in asked)
+    return ",".join(
+        f"{int(each.at)}:{each.duration_ns / 1e9}:{each.kind}:{each.rank}:{each.effective_strength}" for each in asked
+    )
 
 
 def transfers_of(injections: tuple[Injection, ...], rank: int, addresses: Sequence[str], rate_bps: int) -> str:

@@ -100,7 +100,9 @@ def main() -> None:
     model.register_comm_hook(None, moments.hand_over)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
 
-    pauses, metric = Pauses(args.pauses), torch.zeros(1)
+    pauses, metric = Pauses(args.pauses, rank), torch.zeros(1)
+    iteration, middle = 0, model.module.layers[len(layers) // 2].weight
+    middle.register_hook(lambda _: pauses.collect(iteration))
     with IterationLog(args.log, rank, Transfers(args.transfers).begin_due) as log, _profiled(args.profile):
         for iteration in range(args.iterations):
             start = time.monotonic_ns()
@@ -109,6 +111,7 @@ def main() -> None:
             loss = (model(batch, [start + ns for ns in times_ns]) - 2 * batch).pow(2).mean()
             wait_until(start + int(args.compute * (1 - args.backward_share) * 1e9))
             moments.begin()
+            pauses.be_late(iteration)
             loss.backward()
             optimizer.step()
             noted = moments.first_enqueue, moments.last_wait, time.monotonic_ns(), moments.interrupted

@@ -90,7 +90,9 @@ def main() -> None:
 
         optimizer = watch(optimizer)
 
-    pauses, metric = Pauses(args.pauses), torch.zeros(1)
+    pauses, metric = Pauses(args.pauses, hvd.rank()), torch.zeros(1)
+    iteration, middle = 0, model[len(layers) // 2].weight
+    middle.register_hook(lambda _: pauses.collect(iteration))
     with IterationLog(args.log, hvd.rank(), Transfers(args.transfers).begin_due) as log:
         for iteration in range(args.iterations):
             start = time.monotonic_ns()
@@ -99,6 +101,7 @@ def main() -> None:
             batch = torch.randn(1, 1)
             loss = (forward(model, batch, [start + ns for ns in times_ns]) - 2 * batch).pow(2).mean()
             wait_until(start + int(args.compute * (1 - args.backward_share) * 1e9))
+            pauses.be_late(iteration)
             loss.backward()
             optimizer.step()
             moments.end()

@@ -12,7 +12,7 @@ def options(description: str) -> argparse.ArgumentParser:
     parser.add_argument("--compute", type=float, default=0.1, help="seconds of forward and backward pass, mostly waits")
     parser.add_argument("--backward-share", type=float, default=0.0, help="of them, in which gradients come")
     parser.add_argument("--iterations", type=int, default=50)
-    parser.add_argument("--pauses", default="", help="AFTER:SECONDS:evaluate or checkpoint, comma-separated")
+    parser.add_argument("--pauses", default="", help="as in pauses.py")
     parser.add_argument("--transfers", default="", help="AFTER:upload or download:BYTES:ADDRESS:PORT, comma-separated")
     parser.add_argument("--log", required=True, help="CSV file for the moments of every iteration")
     return parser

@@ -86,17 +86,21 @@ class Trainer:
         for iteration in range(iterations):
             pace.wait()
             with steps.step():
-                start, first_enqueue, last_wait, end = self._step(iteration, steps)
+                start, first_enqueue, last_wait, end = self._step(iteration, steps, pauses)
                 if pauses.keep(iteration + 1, lambda: self._enqueue(metric).result()):  # the last thing in its step
                     end = time.monotonic_ns()
             log.add(iteration, start, first_enqueue, last_wait, end)
 
-    def _step(self, iteration: int, steps: Steps) -> tuple[int, int, int, int]:
+    def _step(self, iteration: int, steps: Steps, pauses: Pauses) -> tuple[int, int, int, int]:
         start = time.monotonic_ns()
         self._gradients.compute(iteration)
         reduced: list[Future[None]] = []
         for ready_ns, block in zip(self._ready_ns, self._gradients.blocks(), strict=True):
             wait_until(start + ready_ns)
+            if not reduced:
+                pauses.be_late(iteration)
+            if len(reduced) == len(self._ready_ns) // 2:
+                pauses.collect(iteration)
             if not reduced:
                 first_enqueue = time.monotonic_ns()
                 steps.first_enqueue()
@@ -137,7 +141,7 @@ def main() -> None:
     parser.add_argument("--compute-ns", type=int, required=True)
     parser.add_argument("--backward-share", type=float, default=0.0)
     parser.add_argument("--iterations", type=int, required=True)
-    parser.add_argument("--pauses", default="", help="AFTER:SECONDS:evaluate or checkpoint, comma-separated")
+    parser.add_argument("--pauses", default="", help="as in pauses.py")
     parser.add_argument("--transfers", default="", help="AFTER:upload or download:BYTES:ADDRESS:PORT, comma-separated")
     parser.add_argument("--pace", default="", help="file that says when iterations may begin: BEGIN PERIOD, in ns")
     parser.add_argument("--log", required=True, help="CSV file for the moments of every iteration")
@@ -150,7 +154,7 @@ def main() -> None:
         gradients = Gradients(layers, rank, len(addresses), fusion_bytes)
         steps = Steps(parameters=sum(layers))
         trainer = Trainer(collective, gradients, args.compute_ns, args.backward_share)
-        trainer.train(args.iterations, steps, log, Pauses(args.pauses), Pace(args.pace))
+        trainer.train(args.iterations, steps, log, Pauses(args.pauses, rank), Pace(args.pace))
         steps.close()
         collective.close()
 
