@@ -14,6 +14,7 @@ import grpc
 
 from collector.admission import Admission
 from netmon.errors import UnsupportedError, UsageError
+from netmon.service_user import give_socket
 from netmon.wire.secure import Watched, server_credentials
 from netmon.wire.security import PLAIN, Security
 from netmon.wire.tokens import Tokens
@@ -102,6 +103,8 @@ def _bind(server: grpc.aio.Server, address: str, credentials: grpc.ServerCredent
         raise UnsupportedError(
             f"cannot listen on {address}: the address is in use or not this machine's; choose another --listen"
         )
+    if address.startswith("unix:"):
+        give_socket(Path(address.removeprefix("unix:")))
 
 
 def _clear_socket(address: str) -> None:

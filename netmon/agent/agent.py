@@ -46,9 +46,9 @@ from netmon.agent.timeline import TimelineMarks
 from netmon.agent.transport import TransportLooks
 from netmon.agent.worker import check_alive
 from netmon.errors import KernelError
-from netmon.kernel import nic, privilege
+from netmon.kernel import loader, nic, privilege
 from netmon.kernel.apart import call_apart
-from netmon.kernel.meter.geometry import choose_geometry
+from netmon.kernel.meter.geometry import Geometry, choose_geometry
 from netmon.kernel.meter.memory import map_memory, mapped_array
 from netmon.kernel.meter.meter import STALE_NS, Meter
 from netmon.kernel.meter.ring_buffer import RingBuffer
@@ -61,9 +61,11 @@ from netmon.kernel.requests import Start
 from netmon.kernel.stops import MAP as STOPS_MAP
 from netmon.kernel.stops import RankStops
 from netmon.records import STEP, Batch, Hello, Interface, LedgerSample, Mark, Table
+from netmon.service_user import ServiceUser, give_folder, require_readable, service_user
 from netmon.wire import netmon_pb2
 from netmon.wire.batches import encode_body, encode_hello, serialise_buckets, serialise_flow
 from netmon.wire.identity import new_session
+from netmon.wire.tls_files import AUTHORITY, CERTIFICATE, KEY
 
 if TYPE_CHECKING:
     from netmon.agent.metrics import AgentNews
@@ -79,7 +81,7 @@ _LEFTOVERS_END_S = 1.0
 
 
 class Agent:
-    """Made in the order in which privilege is needed: attached and mapped first, then without capabilities."""
+    """Made in the order in which privilege is needed: what takes it is begun, and the rest is done without."""
 
     def __init__(self, settings: Settings) -> None:
         """Attaches everything; blocks for about a second. Raises NetmonError."""
@@ -87,12 +89,18 @@ class Agent:
         privilege.allow_descriptors()
         self._settings = settings
         nics = call_apart(nic.describe_all, settings.interfaces)
+        geometry = choose_geometry(settings.bucket_ns, len(nics), settings.flows)
         self._marks_socket = MarkSocket(settings.socket)
+        where, connect = channel(settings)
+        if user := service_user():
+            self._use_root(user, geometry)
+        self._privileged = Privileged()
+        privilege.become_unprivileged(user)
+        if user and settings.security.tls:
+            require_readable(settings.security.tls, (AUTHORITY, CERTIFICATE, KEY), user)
         self._session, self._proof = new_session()
         folder = open_folder(lambda: SpoolFolder(settings.spool, settings.durability), settings.spool)
         self._spool = Spool(folder, self._session, settings.spool_bytes, self._lose)
-        geometry = choose_geometry(settings.bucket_ns, len(nics), settings.flows)
-        self._privileged = Privileged()
         cards = tuple((card.name, card.index) for card in nics)
         began_ns = time.monotonic_ns()
         started = self._privileged.start(Start(cards, settings.hook, settings.bucket_ns, settings.flows))
@@ -109,7 +117,6 @@ class Agent:
         stops = RankStops(started.descriptors.get(STOPS_MAP))
         for descriptor in started.descriptors.values():
             os.close(descriptor)
-        privilege.drop_capabilities()
         self.interfaces = tuple(
             _interface(number, card, hooks, settings.capacity_bps)
             for number, (card, hooks) in enumerate(zip(nics, started.hooks, strict=True), 1)
@@ -140,13 +147,19 @@ class Agent:
         self._resolution = Resolution(settings.bucket_ns, self._stream_ns, self._recorder)
         self._news, self._hello_due_ns = False, 0
         self._write_hello()
-        where, connect = channel(settings)
         self._stream = Stream(where, connect, self._spool, Pulls(self._recorder), self._exchanges)
         end_accounts = partial(downtime.end_accounts, folder, self._session, self._ledger.began, self._clock.sample)
         self._leftovers = Leftovers(connect, self._spool, settings.spool_bytes, end_accounts)
         self._standstill = Standstill()
         self._told: AgentNews | None = None
         self._endpoint = self._serve_metrics()
+
+    def _use_root(self, user: ServiceUser, geometry: Geometry) -> None:
+        """What takes root, for the last time: only root writes to the cache of programs, and to others' folders."""
+        loader.prepare(geometry)
+        for folder in {self._settings.spool, self._settings.record or self._settings.spool}:
+            give_folder(folder, user)
+        log.info("goes on as user %s", user.name)
 
     def _serve_metrics(self) -> "Endpoint | None":
         """By this part, which talks to the network already."""

@@ -6,6 +6,7 @@ another notes what it made of every sample of the ledger. What the dataset says 
 """
 
 import contextlib
+import os
 import sys
 import tempfile
 import time
@@ -98,6 +99,7 @@ def measure(
     runs = []
     for number, injection in enumerate(injections):
         with tempfile.TemporaryDirectory(prefix="netmon-bench-") as folder:
+            os.chmod(folder, 0o711)  # for the agent, which is not root
             runs.append(recover(injection, seconds, Path(folder)))
         progress(number + 1)
     return ClockResult(seconds, BUCKET_NS, RATE_BPS, tuple(runs))

@@ -2,6 +2,7 @@
 """What new flows cost: so many a second, one frame each, at the receiver of a pair, with an agent and a collector."""
 
 import json
+import os
 import sys
 import tempfile
 import time
@@ -66,6 +67,7 @@ class FlowsResult:
 def measure(per_s: int, seconds: float, progress: Callable[[float], None] = lambda _: None) -> FlowsResult:
     """Blocks for some ten seconds longer. Raises LabError. Everything it made is gone afterwards."""
     with pair("") as hosts, tempfile.TemporaryDirectory(prefix="netmon-bench-", dir=_FOLDER) as folder:
+        os.chmod(folder, 0o711)  # for the agent, which is not root
         return _measure(hosts, Path(folder), per_s, seconds, progress)
 
 

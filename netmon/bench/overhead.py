@@ -5,6 +5,7 @@ Every round runs each observer once, in an order that moves on by one per round,
 run without any: what slows the whole machine for a while then slows both sides of a ratio.
 """
 
+import os
 import shutil
 import tempfile
 import time
@@ -116,9 +117,11 @@ def measure(
             for position in range(len(kinds)):
                 kind = kinds[(number + position) % len(kinds)]
                 with tempfile.TemporaryDirectory(prefix="netmon-bench-", dir=_MEMORY) as folder:
+                    os.chmod(folder, 0o711)  # for the agent, which is not root
                     runs[kind].append(_run(kind, hosts, Path(folder), seconds))
                 progress(number + (position + 1) / len(kinds))
         with tempfile.TemporaryDirectory(prefix="netmon-bench-", dir=_MEMORY) as folder:
+            os.chmod(folder, 0o711)  # for the agent, which is not root
             idle = measure_idle(hosts, Path(folder), _IDLE_RUNS * seconds)
     return OverheadResult(
         rounds, seconds, hosts.congestion, idle, {kind: tuple(of_kind) for kind, of_kind in runs.items()}

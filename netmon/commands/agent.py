@@ -207,6 +207,7 @@ def run(args: argparse.Namespace) -> int:
     )
     wait_quietly()
     keep_heap()
+    supervisor = Supervisor()  # while the way to its socket is open to us
     agent = Agent(settings)
     agents.append(agent)
     for interface in agent.interfaces:
@@ -216,7 +217,6 @@ def run(args: argparse.Namespace) -> int:
         log.info("watching %s (rx/tx by %s, buckets of %s, capacity %s)", interface.name, hooks, width, capacity)
     gc.collect()
     gc.freeze()  # what is there now stays: it need not be looked over again and again
-    supervisor = Supervisor()
     supervisor.ready()
     try:
         agent.run(stop, supervisor.alive)
@@ -235,8 +235,7 @@ def _prepare(args: argparse.Namespace) -> int:
 
     privilege.require_capabilities()
     interfaces = choose_interfaces(args.interface, interface_facts().watchable).names
-    for descriptor in loader.load(choose_geometry(args.bucket, len(interfaces), args.flows)).values():
-        os.close(descriptor)
+    loader.prepare(choose_geometry(args.bucket, len(interfaces), args.flows))
     return 0
 
 

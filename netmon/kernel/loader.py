@@ -87,6 +87,12 @@ def load(geometry: Geometry) -> dict[str, int]:
     return descriptors
 
 
+def prepare(geometry: Geometry) -> None:
+    """Loads the programs and lets go of them: what had to be compiled is kept for the next load. Raises as load."""
+    for descriptor in load(geometry).values():
+        os.close(descriptor)
+
+
 def image_key(geometry: Geometry) -> str:
     """The same for the same programs: of all that they are made from, and by. Empty where something of it is not
     known.

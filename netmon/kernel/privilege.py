@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Capabilities: having them at the start, and giving them up."""
+"""Users and capabilities: having what is needed at the start, and giving up the rest.
+
+Whoever starts the agent, its two parts end as under its systemd unit: as a user that is not root, the one with the
+unit's six capabilities, the other with none, both without a way to get more.
+"""
 
 import ctypes
 import os
@@ -9,11 +13,24 @@ import struct
 from pathlib import Path
 
 from netmon.errors import KernelError, UnsupportedError
+from netmon.service_user import ServiceUser
+
+SERVICE_CAPABILITIES = {
+    **{"CAP_DAC_READ_SEARCH": 2, "CAP_NET_ADMIN": 12, "CAP_SYS_PTRACE": 19},
+    **{"CAP_SYS_RESOURCE": 24, "CAP_PERFMON": 38, "CAP_BPF": 39},
+}
+"""Of the part that loads, attaches and looks up: those of systemd/netmon-agent.service, which says what for."""
+
+ROOT_CAPABILITIES = {"CAP_CHOWN": 0, "CAP_SETGID": 6, "CAP_SETUID": 7}
+"""With these, what was started as root becomes another user; both parts give them up."""
 
 _SYS_ADMIN = 21
 _NEEDED = {"CAP_NET_ADMIN": 12, "CAP_PERFMON": 38, "CAP_BPF": 39}
 _VERSION_3 = 0x20080522
-_PR_SET_PDEATHSIG, _PR_SET_NO_NEW_PRIVS = 1, 38
+_LAST_CAPABILITY = 63
+_PR_SET_PDEATHSIG, _PR_GET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_KEEPCAPS = 1, 2, 4, 8
+_PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS, _PR_CAP_AMBIENT = 24, 38, 47
+_AMBIENT_RAISE = 2
 _DESCRIPTORS = 16_384
 
 
@@ -26,9 +43,9 @@ def effective_capabilities(pid: str = "self") -> int:
 def missing_capabilities() -> list[str]:
     """What this process lacks to load, attach and probe; CAP_SYS_ADMIN stands for all of it."""
     held = effective_capabilities()
-    if held >> _SYS_ADMIN & 1:
-        return []
-    return [name for name, bit in _NEEDED.items() if not held >> bit & 1]
+    needed = {} if held >> _SYS_ADMIN & 1 else _NEEDED
+    needed = needed | (ROOT_CAPABILITIES if os.geteuid() == 0 else {})
+    return [name for name, bit in needed.items() if not held >> bit & 1]
 
 
 def require_capabilities() -> None:
@@ -44,10 +61,67 @@ def drop_capabilities() -> None:
 
     To be called before other threads are started. Raises KernelError.
     """
+    _set_capabilities(0)
+    _bar()
+
+
+def become_unprivileged(user: ServiceUser | None) -> None:
+    """For good, in all threads; None: this user. To be called before other threads are started. Raises KernelError."""
+    if user:
+        _become(user)
+    drop_capabilities()
+
+
+def become_service(user: ServiceUser | None) -> None:
+    """The same, but SERVICE_CAPABILITIES stay, as far as they are there; what is executed has them, too.
+
+    None: this user; then CAP_SYS_ADMIN stays as well, where whoever has started it has given it that.
+    """
+    kept = sum(1 << bit for bit in SERVICE_CAPABILITIES.values()) | (0 if user else 1 << _SYS_ADMIN)
+    kept &= effective_capabilities()
     libc = ctypes.CDLL(None, use_errno=True)
-    header = struct.pack("<Ii", _VERSION_3, 0)
-    nothing = bytes(24)
-    if libc.capset(header, nothing) or libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0):
+    for bit in range(_LAST_CAPABILITY + 1):  # the kernel refuses those that it does not know, and all to who may not
+        if not kept >> bit & 1:
+            libc.prctl(_PR_CAPBSET_DROP, bit, 0, 0, 0)
+    if user:
+        _call(libc.prctl(_PR_SET_KEEPCAPS, 1, 0, 0, 0))
+        _become(user)
+    _set_capabilities(kept)
+    for bit in range(_LAST_CAPABILITY + 1):
+        if kept >> bit & 1:
+            _call(libc.prctl(_PR_CAP_AMBIENT, _AMBIENT_RAISE, bit, 0, 0))
+    _bar()
+
+
+def _become(user: ServiceUser) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    dies_with_parent = ctypes.c_int()
+    libc.prctl(_PR_GET_PDEATHSIG, ctypes.byref(dies_with_parent), 0, 0, 0)
+    try:
+        os.initgroups(user.name, user.gid)
+        os.setresgid(user.gid, user.gid, user.gid)
+        os.setresuid(user.uid, user.uid, user.uid)
+    except OSError as error:
+        raise KernelError(f"cannot become user {user.name}: {error.strerror}") from error
+    libc.prctl(_PR_SET_PDEATHSIG, dies_with_parent.value, 0, 0, 0)  # which a change of user has cleared
+
+
+def _set_capabilities(kept: int) -> None:
+    """The permitted, effective and inheritable sets; the ambient one loses what is not inheritable."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    words = [word for word in (kept & 0xFFFFFFFF, kept >> 32) for _ in range(3)]
+    _call(libc.capset(struct.pack("<Ii", _VERSION_3, 0), struct.pack("<6I", *words)))
+
+
+def _bar() -> None:
+    """Nothing that is executed has more, and nobody of the same user looks into this process."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    _call(libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
+    _call(libc.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0))
+
+
+def _call(result: int) -> None:
+    if result:
         raise KernelError(f"cannot drop capabilities: {os.strerror(ctypes.get_errno())}")
 
 

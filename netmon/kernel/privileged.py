@@ -49,6 +49,7 @@ from netmon.kernel.training.uprobes import Uprobes
 from netmon.kernel.watching import WatchedInterface
 from netmon.marks import printable
 from netmon.own_module import own_module
+from netmon.service_user import service_user
 
 MORE_MAPS = (TOLD_MAP, stops.MAP)
 """Beside loader.MAPS, where the kernel can tell."""
@@ -354,6 +355,7 @@ class Privileged:
 
 def main() -> int:
     """The privileged process: serves the socket on standard input. Its argument is its parent's pid."""
+    privilege.become_service(service_user())
     privilege.die_with_parent(int(sys.argv[1]))
     privilege.allow_descriptors()
     for number in (signal.SIGINT, signal.SIGTERM):  # the other part decides when we end

@@ -47,7 +47,7 @@ def leased() -> Iterator[Lease]:
     with contextlib.ExitStack() as stack:
         with _registry():
             lease = Lease(run := secrets.token_hex(3), RUNS / run)
-            lease.folder.mkdir(mode=0o700)
+            lease.folder.mkdir(mode=0o711)  # agents, which are not root, have their sockets and spools there
             lock = stack.enter_context((lease.folder / "lock").open("w"))
             fcntl.flock(lock, fcntl.LOCK_EX)
         stack.callback(remove, run)

@@ -2,11 +2,14 @@
 """Network namespaces for kernel tests: randomly named, quiet enough to count exactly, and removed afterwards."""
 
 import json
+import os
 import secrets
 import subprocess
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
@@ -87,6 +90,14 @@ class Network:
         namespace.run("ip", "link", "set", interface, "up")
         (link,) = json.loads(namespace.run("ip", "-json", "link", "show", "dev", interface))
         return End(namespace, interface, link["ifindex"], address, link["address"])
+
+
+@pytest.fixture
+def tmp_path() -> Iterator[Path]:
+    """One that everybody may enter: the agent, which is not root, has its spool there."""
+    with tempfile.TemporaryDirectory(prefix="netmon-kernel-") as folder:
+        os.chmod(folder, 0o755)
+        yield Path(folder)
 
 
 @pytest.fixture

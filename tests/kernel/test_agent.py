@@ -25,7 +25,8 @@ from netmon.agent.carried import summed
 from netmon.errors import KernelError
 from netmon.kernel import loader
 from netmon.kernel.meter.geometry import choose_geometry
-from netmon.kernel.privilege import effective_capabilities
+from netmon.kernel.privilege import SERVICE_CAPABILITIES, effective_capabilities
+from netmon.service_user import service_user
 
 pytestmark = pytest.mark.kernel
 
@@ -87,6 +88,38 @@ def test_the_part_that_talks_to_the_network_has_no_capabilities_and_no_compiler(
 
     wait_for(lambda: told() == counted)
     assert ask("ready") == "ready\n"
+
+
+def test_what_is_started_as_root_ends_as_under_its_unit(watched: Watched) -> None:
+    """Both parts are another user, the one with the unit's capabilities and the other with none, for good."""
+    user = service_user()
+    agent = watched.agent()
+    (privileged,) = Path(f"/proc/{agent.pid}/task/{agent.pid}/children").read_text().split()
+    service = sum(1 << bit for bit in SERVICE_CAPABILITIES.values()) & effective_capabilities()
+    assert user
+    for pid, held in ((str(agent.pid), 0), (privileged, service)):
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            said = dict(line.split(":\t") for line in (task / "status").read_text().splitlines() if ":\t" in line)
+            assert said["Uid"].split() == 4 * [str(user.uid)]
+            assert said["Gid"].split() == 4 * [str(user.gid)]
+            assert [int(said[name], 16) for name in ("CapPrm", "CapEff", "CapInh")] == 3 * [held]
+            assert said["NoNewPrivs"] == "1"
+    os.kill(agent.pid, signal.SIGKILL)
+
+
+def test_the_part_without_capabilities_cannot_change_what_the_next_start_loads(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = watched.folder / "cache"
+    monkeypatch.setenv("NETMON_CACHE", str(cache))
+    agent = watched.agent()
+    (kept,) = cache.iterdir()
+    user, script = service_user(), "import sys; open(sys.argv[1], 'r+b')"
+    assert user
+    assert (cache.stat().st_uid, cache.stat().st_mode & 0o777, kept.stat().st_uid) == (0, 0o700, 0)
+    as_agent = ["setpriv", f"--reuid={user.uid}", f"--regid={user.gid}", "--clear-groups", "/usr/bin/python3"]
+    assert subprocess.run([*as_agent, "-c", script, str(kept)], capture_output=True, check=False).returncode == 1
+    os.kill(agent.pid, signal.SIGKILL)
 
 
 def test_a_collector_that_goes_away_and_comes_back_misses_nothing(watched: Watched) -> None:

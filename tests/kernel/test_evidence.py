@@ -20,6 +20,8 @@ pytestmark = pytest.mark.kernel
 
 RANK = """
 import os, sys, time
+from netmon.kernel.privilege import SERVICE_CAPABILITIES, effective_capabilities
+from netmon.service_user import service_user
 from netmon.horovod import Steps
 os.sched_setaffinity(0, {int(sys.argv[1])})
 steps = Steps("train", 3, 4)
@@ -124,6 +126,7 @@ container, sender, address, *agent = sys.argv[1:]
 ready = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
 ready.settimeout(60)
 ready.bind(os.environ["NOTIFY_SOCKET"])
+os.chmod(os.environ["NOTIFY_SOCKET"], 0o666)
 watching = subprocess.Popen(agent)
 while b"READY=1" not in ready.recv(4096):
     pass
@@ -135,6 +138,14 @@ sending.communicate(b"enough")
 watching.terminate()
 watching.wait()
 """
+CAPABILITIES = ",".join(
+    f"+{name.lower()[4:]}"
+    for name, bit in (SERVICE_CAPABILITIES | {"CAP_SYS_ADMIN": 21}).items()
+    if effective_capabilities() >> bit & 1
+)
+MAY_ENTER = ("--clear-groups", f"--inh-caps={CAPABILITIES}", f"--ambient-caps={CAPABILITIES}")
+"""As its unit starts the agent, with what it takes to enter namespaces."""
+
 SENDER = """
 import select, socket, sys, time
 connection = socket.create_connection((sys.argv[1], 6000))
@@ -171,7 +182,11 @@ def test_a_connection_of_a_container_is_told_of_from_outside(network, tmp_path: 
     assert sink.stdout
     sink.stdout.readline()
     alone = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child", sys.executable, "-c", MACHINE)
-    arguments = (container.name, SENDER, far.address, *watched.agent_command())
+    user = service_user()
+    assert user
+    os.chown(tmp_path, user.uid, user.gid)
+    as_service = ("setpriv", f"--reuid={user.uid}", f"--regid={user.gid}", *MAY_ENTER)
+    arguments = (container.name, SENDER, far.address, *as_service, *watched.agent_command())
     machine = cleanup.enter_context(
         subprocess.Popen(
             host.inside(*alone, *arguments),

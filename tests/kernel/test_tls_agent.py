@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A real agent, without capabilities by then, and a collector on another host: TLS, and nothing without it."""
 
+import os
 import subprocess
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -14,6 +15,7 @@ from test_cuts import Cut
 
 from netmon.certificates.authority import Authority
 from netmon.lab.process import Process
+from netmon.service_user import service_user
 from netmon.wire.identity import Identity, Role
 
 pytestmark = pytest.mark.kernel
@@ -30,6 +32,13 @@ class Protected(Cut):
             "agent": self.authority.issue(Identity(Role.AGENT, "right")).folder,
             "viewer": self.authority.issue(Identity(Role.FULL, "v")).folder,
         }
+
+        user = service_user()
+        assert user
+        (folder / "pki").chmod(0o711)
+        for path in (self.ends["agent"], *self.ends["agent"].iterdir()):
+            os.chown(path, 0, user.gid)
+            path.chmod(path.stat().st_mode | (0o050 if path.is_dir() else 0o040))
 
     def _start_collector(self) -> Process:
         self.more = ["--tls", str(self.ends["collector"])]

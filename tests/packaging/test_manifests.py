@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from netmon.config import defaults_from
+from netmon.kernel.privilege import ROOT_CAPABILITIES
 
 yaml = pytest.importorskip("yaml")
 
@@ -68,14 +69,14 @@ def test_containers_are_started_with_options_that_there_are(kind, command):
     parse(command, container["args"][1:])
 
 
-def test_the_agent_has_the_capabilities_of_its_unit_and_no_more():
+def test_the_agent_has_the_capabilities_of_its_unit_and_those_to_become_another_user():
     unit = configparser.ConfigParser(interpolation=None, strict=False, comment_prefixes=("#",))
     unit.optionxform = str
     unit.read(PACKAGING.parent / "systemd/netmon-agent.service")
     wanted = {name.removeprefix("CAP_") for name in unit["Service"]["AmbientCapabilities"].split()}
     (container,) = of_kind("DaemonSet")["spec"]["template"]["spec"]["containers"]
     security = container["securityContext"]
-    assert set(security["capabilities"]["add"]) == wanted
+    assert set(security["capabilities"]["add"]) == wanted | {name.removeprefix("CAP_") for name in ROOT_CAPABILITIES}
     assert security["capabilities"]["drop"] == ["ALL"]
     assert (security["privileged"], security["allowPrivilegeEscalation"]) == (False, False)
     assert security["readOnlyRootFilesystem"]

@@ -17,6 +17,7 @@ TYPES = {"columnar", "records", "mark_runs", "evidence", "views", "errors", "uni
     "job_names",
     "own_module",
     "past",
+    "service_user",
     "supervisor",
 }
 SHARED = TYPES | {"wire", "dl", "version"}
@@ -35,6 +36,7 @@ MAY_IMPORT = {
     "durability": set(),
     "own_module": set(),
     "supervisor": set(),
+    "service_user": {"errors"},
     "marks": set(),
     "terminal": set(),
     "training": {"marks"},
