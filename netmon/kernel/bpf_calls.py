@@ -17,6 +17,7 @@ from dataclasses import dataclass
 XDP = 37
 TCX_INGRESS = 46
 TCX_EGRESS = 47
+UPROBE_MULTI = 48
 
 # enum bpf_cmd
 MAP_CREATE, MAP_LOOKUP_ELEM, MAP_UPDATE_ELEM = 0, 1, 2
@@ -95,18 +96,45 @@ def set_array_entry(table: int, index: int, value: bytes) -> None:
 
 
 def program_load(kind: int, name: str, license_: bytes, instructions: int, count: int, flags: int = 0) -> int:
-    """Loads a program. kind: PROGRAM_…; instructions: address of so many, with their maps' descriptors in place; flags:
-    XDP_HAS_FRAGS for frames in several fragments (Linux 5.18).
+    """Loads a program. kind: PROGRAM_…, of which PROGRAM_KPROBE is for uprobes; instructions: address of so many, with
+    their maps' descriptors in place; flags: XDP_HAS_FRAGS for frames in several fragments (Linux 5.18).
     """
+    attach_type = UPROBE_MULTI if kind == PROGRAM_KPROBE else 0
     terms = ctypes.create_string_buffer(license_)
     places = instructions, ctypes.addressof(terms)
-    attribute = struct.pack("=IIQQ20xI15sx", kind, count, *places, flags, name.encode())
+    attribute = struct.pack("=IIQQ20xI15s5xI", kind, count, *places, flags, name.encode(), attach_type)
     return call(PROG_LOAD, attribute)[0]
 
 
 def link_create(program: int, target: int, attach_type: int, flags: int = 0) -> int:
     """Attaches a program by a link (XDP: Linux 5.9, tcx: 6.6), which lives as long as the returned descriptor."""
     return call(LINK_CREATE, struct.pack("=IIII", program, target, attach_type, flags))[0]
+
+
+def uprobe_link(program: int, path: str, offset: int) -> int:
+    """Attaches a uprobe at this offset of the file, for as long as the returned descriptor is open (Linux 6.6).
+
+    Unlike a uprobe of perf, which takes CAP_SYS_ADMIN on some kernels, it takes what loading the program took.
+    """
+    text, offsets = ctypes.create_string_buffer(os.fsencode(path)), (ctypes.c_uint64 * 1)(offset)
+    places = ctypes.addressof(text), ctypes.addressof(offsets)
+    return call(LINK_CREATE, struct.pack("=IIIIQQ16xI12x", program, 0, UPROBE_MULTI, 0, *places, 1))[0]
+
+
+def has_uprobe_links() -> bool:
+    """Whether there is uprobe_link: a kernel that has it finds that / is no file. False where nothing may be loaded."""
+    code = ctypes.create_string_buffer(struct.pack("<BBhiBBhi", 0xB7, 0, 0, 0, 0x95, 0, 0, 0))  # r0 = 0; exit
+    try:
+        program = program_load(PROGRAM_KPROBE, "netmon_probe", b"GPL", ctypes.addressof(code), 2)
+    except OSError:
+        return False
+    try:
+        os.close(uprobe_link(program, "/", 0))
+    except OSError as error:
+        return error.errno == errno.EBADF
+    finally:
+        os.close(program)
+    return True
 
 
 def raw_tracepoint_open(program: int, name: str) -> int:

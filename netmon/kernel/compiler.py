@@ -106,7 +106,10 @@ class _Compiled:
 
     def _load_steps(self, module: Any) -> None:
         for name in STEP_PROGRAMS:
-            self._load(module, name, bpf_calls.PROGRAM_KPROBE)
+            try:
+                self._load_as_kept(_program(module, name, bpf_calls.PROGRAM_KPROBE))
+            except OSError:  # bcc says why
+                self._load(module, name, bpf_calls.PROGRAM_KPROBE)
 
     def _load_births(self) -> None:
         """The program that tells of connections being made, and its rings."""
@@ -125,12 +128,15 @@ class _Compiled:
         return KernelTypes()
 
     def _load_frags(self, module: Any) -> None:
-        """bcc knows no flags of programs."""
-        program = _program(module, XDP_FRAGS, bpf_calls.PROGRAM_XDP, bpf_calls.XDP_HAS_FRAGS)
+        """bcc knows no flags of programs, and no attach types."""
+        self._load_as_kept(_program(module, XDP_FRAGS, bpf_calls.PROGRAM_XDP, bpf_calls.XDP_HAS_FRAGS))
+
+    def _load_as_kept(self, program: Program) -> None:
+        """As the next start will load it."""
         code = ctypes.create_string_buffer(program.instructions, len(program.instructions))
         place, count = ctypes.addressof(code), len(program.instructions) // _INSTRUCTION_BYTES
-        self._descriptors[XDP_FRAGS] = bpf_calls.program_load(
-            program.kind, XDP_FRAGS[:15], program.license.encode(), place, count, program.flags
+        self._descriptors[program.name] = bpf_calls.program_load(
+            program.kind, program.name[:15], program.license.encode(), place, count, program.flags
         )
         self._programs.append(program)
 

@@ -52,7 +52,7 @@ STEP_MAPS = ("steps", "steps_lost")
 MAPS = (*METER_MAPS, *STEP_MAPS)
 
 _OPTIONAL = 4 + len(births.MAPS)  # XDP_FRAGS, the programs of births and stops, and the latter's map
-_IMAGE_FORMAT = "1"
+_IMAGE_FORMAT = "2"
 _TIME_LIMIT_S = 60
 _MESSAGE_BYTES = 1 << 16
 _SOURCES = {"meter.c": layout.METER, "steps.c": layout.STEPS, "sockets.c": layout.BIRTHS, "stops.c": layout.STOPS}

@@ -13,6 +13,7 @@ import struct
 from pathlib import Path
 
 from netmon.errors import KernelError, UnsupportedError
+from netmon.kernel.bpf_calls import has_uprobe_links
 from netmon.service_user import ServiceUser
 
 SERVICE_CAPABILITIES = {
@@ -21,10 +22,11 @@ SERVICE_CAPABILITIES = {
 }
 """Of the part that loads, attaches and looks up: those of systemd/netmon-agent.service, which says what for."""
 
+_SYS_ADMIN = 21
+
 ROOT_CAPABILITIES = {"CAP_CHOWN": 0, "CAP_SETGID": 6, "CAP_SETUID": 7}
 """With these, what was started as root becomes another user; both parts give them up."""
 
-_SYS_ADMIN = 21
 _NEEDED = {"CAP_NET_ADMIN": 12, "CAP_PERFMON": 38, "CAP_BPF": 39}
 _VERSION_3 = 0x20080522
 _LAST_CAPABILITY = 63
@@ -75,9 +77,12 @@ def become_unprivileged(user: ServiceUser | None) -> None:
 def become_service(user: ServiceUser | None) -> None:
     """The same, but SERVICE_CAPABILITIES stay, as far as they are there; what is executed has them, too.
 
-    None: this user; then CAP_SYS_ADMIN stays as well, where whoever has started it has given it that.
+    CAP_SYS_ADMIN stays where whoever is not root was started with it, and where there are no links of uprobes (before
+    Linux 6.6): some kernels let nobody else attach them.
     """
-    kept = sum(1 << bit for bit in SERVICE_CAPABILITIES.values()) | (0 if user else 1 << _SYS_ADMIN)
+    kept = sum(1 << bit for bit in SERVICE_CAPABILITIES.values())
+    if user is None or not has_uprobe_links():
+        kept |= 1 << _SYS_ADMIN
     kept &= effective_capabilities()
     libc = ctypes.CDLL(None, use_errno=True)
     for bit in range(_LAST_CAPABILITY + 1):  # the kernel refuses those that it does not know, and all to who may not

@@ -109,7 +109,8 @@ def _alive(run: str) -> bool:
 @contextlib.contextmanager
 def _registry() -> Iterator[None]:
     """Nobody looks for the dead while somebody is being born: a run's lock file exists a moment before its lock."""
-    RUNS.mkdir(mode=0o700, exist_ok=True)
+    RUNS.mkdir(exist_ok=True)
+    RUNS.chmod(0o711)  # nobody else sees which runs there are
     with (RUNS / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield

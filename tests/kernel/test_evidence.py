@@ -16,12 +16,13 @@ from pair import NETMON, Watched, run
 from tcp_transfer import lossy_route, transfer
 from waiting import DIES_WITH_US
 
+from netmon.kernel.privilege import SERVICE_CAPABILITIES, effective_capabilities
+from netmon.service_user import service_user
+
 pytestmark = pytest.mark.kernel
 
 RANK = """
 import os, sys, time
-from netmon.kernel.privilege import SERVICE_CAPABILITIES, effective_capabilities
-from netmon.service_user import service_user
 from netmon.horovod import Steps
 os.sched_setaffinity(0, {int(sys.argv[1])})
 steps = Steps("train", 3, 4)

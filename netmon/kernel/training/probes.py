@@ -2,6 +2,7 @@
 """Which functions of which training libraries are probed, and how a probe is attached."""
 
 import ctypes
+import errno
 import os
 import re
 import struct
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from netmon.errors import KernelError
+from netmon.kernel.bpf_calls import uprobe_link
 
 _PERF_EVENT_OPEN = {"x86_64": 298, "aarch64": 241}
 _SET_BPF, _ENABLE = 0x40042408, 0x2400  # PERF_EVENT_IOC_*
@@ -78,6 +80,15 @@ def is_training_library(path: str) -> bool:
 
 def attach_probe(program: int, path: str, offset: int) -> int:
     """A descriptor, for as long as which the program runs at this offset of the file. Raises KernelError."""
+    try:
+        return uprobe_link(program, path, offset)
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise KernelError(error.strerror) from error
+    return _attach_by_perf(program, path, offset)  # before Linux 6.6
+
+
+def _attach_by_perf(program: int, path: str, offset: int) -> int:
     libc = ctypes.CDLL(None, use_errno=True)
     name = ctypes.create_string_buffer(path.encode())
     attribute = bytearray(_ATTRIBUTE_SIZE)
