@@ -3,6 +3,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -26,6 +27,11 @@ STEP_TIMES = np.dtype(
 """One iteration of a job, all its ranks. Rows are in the order of their ends."""
 
 HOUR_NS = 3_600_000_000_000
+
+
+def replaced_path(path: Path) -> Path:
+    """Where a file of a dataset (DIR/TABLE/date=…/hour=…/FILE) is for ten minutes after it has left its place."""
+    return path.parents[3] / ".netmon" / "replaced" / f"{path.parents[2].name}-{path.name}"
 
 
 @dataclass(frozen=True)

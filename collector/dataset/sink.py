@@ -355,12 +355,12 @@ class ParquetSink:
                 return False
             if not set(sources).issubset(self._manifest.files()):  # another worker has taken a host with its rows
                 return False
+            self._complete()  # what comes into the hour later would go with the old folder
             first = sources[0]
             folder = self.directory / first.name / first.partition
             how = self._staging.prepare_swap(staged, (self.directory / path for path in paths), folder)
             size = staged.stat().st_size
             merged = StoredFile(first.name, first.partition, staged.stem, size, generation=1, staged=how)
-            self._complete()
             self._manifest.commit([merged], {}, {}, paths)
             self._place([merged], paths, at_once=True)
             return True
@@ -394,7 +394,7 @@ class ParquetSink:
         own = [file.path for file in self._manifest.files() if file.path in paths]
         self._manifest.forget(own)
         for path in own:
-            (self.directory / path).unlink(missing_ok=True)
+            self._staging.retire(self.directory / path)
         for folder in (partition, partition.parent):
             with suppress(OSError):  # not empty
                 folder.rmdir()

@@ -12,9 +12,11 @@ from pathlib import Path
 
 from collector.dataset.files import Disk
 from collector.dataset.manifest import StoredFile
+from netmon.past import replaced_path
 
 _AT_CWD, _EXCHANGE = -100, 2
 _LISTED_S = 10.0  # longer than anybody lists a folder, on a network file system too
+_READ_S = 600.0  # longer than most who have listed a file take until they open it
 
 
 class Staging:
@@ -25,6 +27,8 @@ class Staging:
         self.directory, self.disk = directory, disk
         self.folder = own / "staging"
         disk.make_directory(self.folder, directory)
+        self._replaced = replaced_path(directory / "table/date/hour/file").parent
+        self._looked_s = 0.0
         self._token = secrets.token_hex(6)  # another one in every run: what lies in two datasets can be put together
         self._number = 0
         self._left: list[tuple[float, Path]] = []  # folders whose files were replaced, and when
@@ -44,9 +48,31 @@ class Staging:
                 unfinished.unlink()
 
     def remove_replaced(self) -> None:
-        """Remove the replaced files that nobody can be listing any more; what cannot be removed is left to `clear`."""
-        while self._left and self._left[0][0] <= time.monotonic() - _LISTED_S:
+        """Remove replaced files that nobody can be listing or reading any more; a later call takes what is left."""
+        now_s = time.monotonic()
+        while self._left and self._left[0][0] <= now_s - _LISTED_S:
             shutil.rmtree(self._left.pop(0)[1], ignore_errors=True)
+        if now_s < self._looked_s + _LISTED_S:
+            return
+        self._looked_s = now_s
+        with suppress(OSError):
+            for path in self._replaced.iterdir():
+                if path.stat().st_ctime < time.time() - _READ_S:  # when its last other name went
+                    path.unlink()
+
+    def retire(self, path: Path) -> None:
+        """Take a file out of its table; who has listed it finds it for some minutes. Raises OSError."""
+        self._replaced.mkdir(exist_ok=True)
+        with suppress(FileNotFoundError):
+            path.replace(replaced_path(path))
+            path.unlink()  # where both are links to one file already, renaming does nothing
+
+    def _keep_readable(self, paths: Iterable[Path]) -> None:
+        """Before files go with their folder: who has listed them finds them for some minutes. Raises OSError."""
+        self._replaced.mkdir(exist_ok=True)
+        for path in paths:
+            with suppress(FileExistsError, FileNotFoundError):
+                replaced_path(path).hardlink_to(path)
 
     def discard(self, files: Iterable[StoredFile]) -> None:
         """Remove files that are not going to be committed."""
@@ -72,7 +98,7 @@ class Staging:
                 with suppress(FileNotFoundError):  # it was renamed before a crash
                     (self.folder / file.staged).replace(final)
         for path in removed:
-            (self.directory / path).unlink(missing_ok=True)
+            self.retire(self.directory / path)
             folders.add((self.directory / path).parent)
         for folder in folders:
             if folder.is_dir():
@@ -83,6 +109,7 @@ class Staging:
         """Let a file's folder hold all that the partition does but `leave`; how the file is staged then."""
         gone = set(leave)
         try:
+            self._keep_readable(gone)
             for path in partition.iterdir():
                 if path not in gone:
                     (staged.parent / path.name).hardlink_to(path)
@@ -95,6 +122,8 @@ class Staging:
     def drop(self, partition: Path) -> None:
         """Remove a folder of a table, for readers at once. Raises OSError."""
         away = self.folder / self.stem()
+        with suppress(OSError):  # a file system without links
+            self._keep_readable(partition.iterdir())
         partition.rename(away)
         self.disk.sync_directory(partition.parent)
         self._left.append((time.monotonic(), away))

@@ -3,7 +3,6 @@
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from datetime import datetime, timezone
 from functools import reduce
 from operator import and_
 from pathlib import Path
@@ -12,9 +11,10 @@ from typing import Any
 import pandas as pd
 import pyarrow as pa
 import pyarrow.dataset as ds
-import pyarrow.parquet as pq
+from pyarrow.fs import LocalFileSystem
 
 from netmon.errors import DataError
+from netmon.report.files import files_of_time, first_line, open_file, read_footer, table_files, unreadable
 from netmon.report.frames import plain_words
 
 TABLES = ("buckets", "flows", "iterations", "ledger")
@@ -41,7 +41,6 @@ EXPECTED = {
 }
 """Columns that the report asks for; a dataset of another schema version may lack some."""
 _WORD = pa.dictionary(pa.int32(), pa.string())
-_HOUR_NS = 3_600_000_000_000
 _ONE_BY_ONE: dict[str, Any] = {
     "batch_size": 1 << 19,
     "use_threads": False,
@@ -60,9 +59,11 @@ def all_of(conditions: Iterable[ds.Expression]) -> ds.Expression | None:
 def open_table(
     data: Path, table: str, begins_ns: tuple[int, int] | None = None, paths: Sequence[Path] = ()
 ) -> ds.Dataset:
-    """The table as a lazy pyarrow dataset, `date` and `host` from the path. Raises DataError where there is none.
+    """The table as a lazy pyarrow dataset, `date` and `host` from the path; `stream` reads it while files are merged.
 
     begins_ns: only files that may hold rows which begin in this time (UTC). paths: only these of its files.
+
+    Raises DataError where there is none.
     """
     if not data.is_dir():
         raise DataError(f"cannot read {data}: no such directory; give the --data of a collector")
@@ -71,18 +72,9 @@ def open_table(
         raise DataError(f"cannot read {table} in {data}: the dataset holds no row of it yet")
     if begins_ns:
         paths = files_of_time(paths, *begins_ns) or paths[-1:]
-    try:
-        newest = pq.read_schema(paths[-1])
-        schema = _common({path: pq.read_schema(path) for path in (paths[0], paths[-1])})
-        metadata = {key: value for key, value in (newest.metadata or {}).items() if key.startswith(b"netmon.")}
-        return ds.dataset(
-            [str(path) for path in paths],
-            schema=schema.with_metadata(metadata),
-            format="parquet",
-            partitioning=_PARTITIONS,
-        )
-    except (OSError, pa.ArrowException) as error:
-        raise DataError(f"cannot read {table} in {data}: {error}") from None
+    schemas = {path: _read_schema(path) for path in (paths[0], paths[-1])}
+    metadata = {key: value for key, value in (schemas[paths[-1]].metadata or {}).items() if key.startswith(b"netmon.")}
+    return _dataset(paths, _common(schemas).with_metadata(metadata))
 
 
 def stream(
@@ -93,43 +85,29 @@ def stream(
 ) -> Iterator[pa.RecordBatch]:
     """The rows, file by file, in batches of at most half a million: what is held does not grow with the files.
 
-    damaged: told of a file that cannot be read (on), and the next one is taken; without it OSError or pa.ArrowException
-    is raised.
+    Every row of the files that the dataset lists is read once, also where they are merged meanwhile. damaged: told of a
+    file that cannot be read (on), and the next one is taken; without it DataError is raised.
     """
     for known in dataset.get_fragments(condition):
-        # A fragment keeps the footer that it has read: of a month of large files that is more than their rows.
-        fragment = known.format.make_fragment(known.path, known.filesystem, known.partition_expression)
+        path = Path(known.path)
         try:
-            for batch in fragment.to_batches(schema=dataset.schema, columns=columns, filter=condition, **_ONE_BY_ONE):
-                if batch.num_rows:
-                    yield batch
+            with open_file(path) as file:
+                # A fragment keeps the footer that it has read: of a month of large files that is more than their rows.
+                fragment = known.format.make_fragment(file, partition_expression=known.partition_expression)
+                asked = {"schema": dataset.schema, "columns": columns, "filter": condition}
+                for batch in fragment.to_batches(**asked, **_ONE_BY_ONE):
+                    if batch.num_rows:
+                        yield batch
         except (OSError, pa.ArrowException) as error:
             if damaged is None:
-                raise
-            damaged(Path(known.path), error)
+                raise unreadable(path, error) from None
+            damaged(path, error)
 
 
-def table_files(data: Path, table: str) -> list[Path]:
-    """The table's files by day: of an hour, or of a host as earlier versions wrote them."""
-    return sorted(path for kind in ("hour", "host") for path in (data / table).glob(f"date=*/{kind}=*/*.parquet"))
-
-
-def files_of_time(paths: Sequence[Path], since_ns: int, until_ns: int) -> list[Path]:
-    """Those that may hold rows which begin in [since, until), UTC, by the folders that they lie in."""
-    return [path for path in paths if _may_begin(path, since_ns, until_ns)]
-
-
-def _may_begin(path: Path, since_ns: int, until_ns: int) -> bool:
-    """Whether the folder that a file lies in is of a time that overlaps [since, until)."""
-    day, part = (folder.partition("=")[2] for folder in path.parts[-3:-1])
-    kind = path.parts[-2].partition("=")[0]
-    try:
-        begin = datetime.strptime(day, "%Y-%m-%d").replace(tzinfo=timezone.utc)
-        hours = (int(part), 1) if kind == "hour" else (0, 24)
-    except ValueError:
-        return True
-    begin_ns = int(begin.timestamp()) * 1_000_000_000 + hours[0] * _HOUR_NS
-    return begin_ns < until_ns and begin_ns + hours[1] * _HOUR_NS > since_ns
+def leave_out(path: Path, error: Exception) -> None:
+    """As `damaged`: rows of a damaged file are left out; what is missing without damage is an error (DataError)."""
+    if isinstance(error, FileNotFoundError):
+        raise unreadable(path, error)
 
 
 class Tables:
@@ -195,7 +173,7 @@ class Tables:
         dataset = self._datasets[table]
         found: list[tuple[int, int]] = []
         for path in dataset.files if dataset else ():
-            footer = pq.read_metadata(path)
+            footer = read_footer(path)
             place = footer.schema.names.index(time) if time in footer.schema.names else -1
             for group in range(footer.num_row_groups):
                 statistics = footer.row_group(group).column(place).statistics if place >= 0 else None
@@ -230,7 +208,7 @@ class Tables:
         schemas: dict[Path, pa.Schema] = {}
         for path in table_files(data, table):
             try:
-                footer = pq.read_metadata(path)
+                footer = read_footer(path)
                 schemas[path] = footer.schema.to_arrow_schema()
                 self._rows[table] = self._rows.get(table, 0) + footer.num_rows
             except (OSError, pa.ArrowException) as error:
@@ -241,9 +219,7 @@ class Tables:
             return None
         for schema in schemas.values():
             self._remember(schema.metadata or {})
-        return ds.dataset(
-            [str(path) for path in schemas], schema=_common(schemas), format="parquet", partitioning=_PARTITIONS
-        )
+        return _dataset(list(schemas), _common(schemas))
 
     def _remember_sessions(self) -> None:
         """What earlier versions told in each file's metadata stands in a table of its own."""
@@ -269,7 +245,26 @@ class Tables:
 
     def _miss(self, table: str, path: Path, error: Exception) -> None:
         place = "/".join(path.parts[-3:])
-        self.missing.append(f"table {table}: {place} cannot be read, its rows are left out ({_first_line(error)})")
+        self.missing.append(f"table {table}: {place} cannot be read, its rows are left out ({first_line(error)})")
+
+
+def _dataset(paths: Sequence[Path], schema: pa.Schema) -> ds.Dataset:
+    """Unlike ds.dataset it does not look for the files: one may have left its place since it was listed."""
+    names = [str(path) for path in paths]
+    return ds.FileSystemDataset.from_paths(
+        names,
+        schema=schema,
+        format=ds.ParquetFileFormat(),
+        filesystem=LocalFileSystem(),
+        partitions=[_PARTITIONS.parse(name) for name in names],
+    )
+
+
+def _read_schema(path: Path) -> pa.Schema:
+    try:
+        return read_footer(path).schema.to_arrow_schema()
+    except (OSError, pa.ArrowException) as error:
+        raise unreadable(path, error) from None
 
 
 def _common(schemas: dict[Path, pa.Schema]) -> pa.Schema:
@@ -287,7 +282,3 @@ def _common(schemas: dict[Path, pa.Schema]) -> pa.Schema:
 def _plain(kind: pa.DataType) -> pa.DataType:
     plain = kind.value_type if pa.types.is_dictionary(kind) else kind
     return pa.string() if pa.types.is_large_string(plain) else plain
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0][:160].rstrip(".")

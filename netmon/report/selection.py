@@ -5,11 +5,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
 from netmon.errors import DataError, UsageError
-from netmon.report.dataset import all_of, open_table
+from netmon.report.dataset import all_of, open_table, stream
 
 FOR_EVER = 1 << 62
 _AROUND_NS = 60_000_000_000  # clocks are compared again and again: a row is not far from where it was
@@ -81,7 +82,8 @@ def _of_iterations(data: Path, window: Window, since: int, until: int) -> tuple[
     except DataError:
         return since, until
     condition = rows_within(replace(window, hosts=()), "iterations", iterations.schema.names)
-    rows = iterations.to_table(columns=["start_ns", "end_ns"], filter=condition)
-    if not rows.num_rows:
+    batches = list(stream(iterations, ["start_ns", "end_ns"], condition))
+    if not batches:
         return since, until
+    rows = pa.Table.from_batches(batches)
     return max(since, pc.min(rows["start_ns"]).as_py()), min(until, pc.max(rows["end_ns"]).as_py())

@@ -11,7 +11,8 @@ import pyarrow.parquet as pq
 
 from netmon.errors import DataError
 from netmon.past import HOUR_NS, Wanted
-from netmon.report.dataset import all_of, open_table, stream, table_files
+from netmon.report.dataset import all_of, leave_out, open_table, stream
+from netmon.report.files import open_file, table_files
 from netmon.views import RankTimes, Verdict
 
 _FILES = 16
@@ -41,15 +42,16 @@ class StoredRows:
         open_table(self._data, "iterations")  # or says why there is none
         for path in reversed(table_files(self._data, "iterations")[-_FILES:]):
             try:
-                ends = pq.read_table(path, columns=["end_ns"])["end_ns"]
+                with open_file(path) as file:
+                    ends = pq.ParquetFile(file).read(["end_ns"])["end_ns"]
             except (OSError, pa.ArrowException):
-                continue  # it has gone meanwhile, or is damaged
+                continue  # it is damaged
             if len(ends):
                 return int(pc.max(ends).as_py())
         raise DataError(f"cannot go back in {self._data}: its newest files hold no iteration")
 
     def batches(self, wanted: Wanted) -> Iterator[pa.RecordBatch]:
-        """See Rows. A file that goes while it is read is left out. Raises DataError where there is no dataset."""
+        """See Rows. A file that is damaged is left out. Raises DataError where there is no dataset."""
         begin, end, longest = _TIMES.get(wanted.table, ("", "", 0))
         span = (wanted.since_ns - longest, wanted.until_ns) if begin else None
         try:
@@ -68,7 +70,7 @@ class StoredRows:
             over = ds.field(end) > wanted.since_ns if end else ds.field(begin) >= wanted.since_ns - longest
             conditions.append(over)
         there = [name for name in wanted.columns if name in found.schema.names] or None
-        yield from stream(found, there, all_of(conditions), lambda path, error: None)
+        yield from stream(found, there, all_of(conditions), leave_out)
 
     def explained(self, job: str, iteration: int) -> Sequence[tuple[Verdict, Sequence[RankTimes]]]:
         """See Rows."""

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
@@ -57,7 +58,8 @@ def summarise(data: Path) -> Summary:
 
 def _read(data: Path, table: str) -> pd.DataFrame:
     try:
-        rows: pd.DataFrame = open_table(data, table).to_table().to_pandas()
+        found = open_table(data, table)
+        rows: pd.DataFrame = pa.Table.from_batches(list(stream(found)), found.schema).to_pandas()
         return rows
     except DataError:
         if not data.is_dir():

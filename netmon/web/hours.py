@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from netmon.errors import DataError
-from netmon.report.dataset import files_of_time, open_table, stream, table_files
+from netmon.report.dataset import leave_out, open_table, stream
+from netmon.report.files import files_of_time, read_footer, table_files
 from netmon.web.grid import SERIES, RowReader, in_bins, numbers, row_columns
 from netmon.web.lanes import JOB, RANK, Lane
 from netmon.web.steps import STEP, by_lane
@@ -45,6 +45,7 @@ class Hour:
         self._paths: dict[str, set[Path]] = {"buckets": set(), "iterations": set()}
         self._pieces: list[npt.NDArray[np.void]] = []
         self.steps = by_lane(np.zeros(0, STEP), self._lanes)
+        self._anew = False  # a read has failed in the middle
         self._lock = threading.Lock()
 
     @property
@@ -62,16 +63,17 @@ class Hour:
         """Start of its first iteration; 0: it has none."""
         return min((int(piece["start_ns"].min()) for piece in self._pieces if len(piece)), default=0)
 
-    def stale(self) -> bool:
-        """Whether files that have been read are gone: others hold their rows now, and the hour has to be read anew."""
-        return any(self._paths[table] - set(self._files(table)) for table in self._paths)
-
     def read(self) -> bool:
-        """Read the files that are new; blocks. Returns whether there were any."""
+        """Read the files that are new, or all where others hold the rows of one that has been read; blocks.
+
+        Returns whether there were any. Raises DataError; the hour is read anew then.
+        """
         with self._lock:
-            new = {
-                table: [path for path in self._files(table) if path not in self._paths[table]] for table in self._paths
-            }
+            files = {table: self._files(table) for table in self._paths}
+            if self._anew or any(known - set(files[table]) for table, known in self._paths.items()):
+                self._forget()
+            new = {table: [path for path in files[table] if path not in known] for table, known in self._paths.items()}
+            self._anew = True
             for table, paths in new.items():
                 self._paths[table] |= set(paths)
             self.rows += sum(_rows_in(path) for path in new["buckets"])
@@ -79,8 +81,15 @@ class Hour:
                 self._read_steps(new["iterations"])
             if new["buckets"]:
                 self._read_rows(new["buckets"])
-            self.done = True
+            self.done, self._anew = True, False
             return any(new.values())
+
+    def _forget(self) -> None:
+        self.rows, self.read_rows, self.done = 0, 0, False
+        self._bytes = np.zeros_like(self._bytes)
+        self._paths = {table: set() for table in self._paths}
+        self._pieces = []
+        self.steps = by_lane(np.zeros(0, STEP), self._lanes)
 
     def _files(self, table: str) -> list[Path]:
         return files_of_time(table_files(self._data, table), self.begin_ns, self.begin_ns + HOUR_NS)
@@ -93,7 +102,7 @@ class Hour:
         reader, (begin, width) = RowReader(self._hosts), self.grid
         count, cells = len(self._hosts) * SERIES, HOUR_NS // self.grid[1]
         table = open_table(self._data, "buckets", paths=paths)
-        for batch in stream(table, row_columns(table.schema), None, lambda path, error: None):
+        for batch in stream(table, row_columns(table.schema), None, leave_out):
             series, start, length, wire = reader.read(batch)
             self.read_rows += len(start)
             inside = (start >= begin) & (start < begin + HOUR_NS)
@@ -109,7 +118,7 @@ class Hour:
     def _read_steps(self, paths: Sequence[Path]) -> None:
         table = open_table(self._data, "iterations", paths=paths)
         known = [name for name in STEP_COLUMNS if name in table.schema.names]
-        for batch in stream(table, known, None, lambda path, error: None):
+        for batch in stream(table, known, None, leave_out):
             steps = step_rows(batch, self._hosts, self._jobs)
             inside = (steps["start_ns"] >= self.begin_ns) & (steps["start_ns"] < self.begin_ns + HOUR_NS)
             self._pieces.append(steps[inside])
@@ -137,7 +146,7 @@ def step_rows(batch: pa.RecordBatch, hosts: Sequence[str], jobs: Sequence[str]) 
 
 def _rows_in(path: Path) -> int:
     try:
-        return int(pq.read_metadata(path).num_rows)
+        return int(read_footer(path).num_rows)
     except (OSError, pa.ArrowException):
         return 0
 
@@ -151,9 +160,9 @@ def span(data: Path, table: str, time: str) -> tuple[int, int]:
     low, high = 1 << 62, 0
     for path in (path for path in paths if path.parent in ends):
         try:
-            footer = pq.read_metadata(path)
+            footer = read_footer(path)
         except (OSError, pa.ArrowException):
-            continue  # it is damaged, or being replaced
+            continue  # it is damaged
         column = footer.schema.names.index(time) if time in footer.schema.names else -1
         for group in range(footer.num_row_groups):
             statistics = footer.row_group(group).column(column).statistics if column >= 0 else None

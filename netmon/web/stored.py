@@ -12,7 +12,8 @@ import numpy as np
 import pyarrow.dataset as ds
 
 from netmon.errors import NetmonError
-from netmon.report.dataset import open_table, stream, table_files
+from netmon.report.dataset import leave_out, open_table, stream
+from netmon.report.files import table_files
 from netmon.report.job_names import with_names
 from netmon.report.judging import told
 from netmon.views import Verdict
@@ -167,7 +168,7 @@ class Stored:
         start = ds.field("bucket_start_ns")
         condition = (start >= begin_ns - _AROUND_NS) & (start < end_ns) & ds.field("host").isin(list(hosts))
         rows = open_table(self._data, table, (begin_ns - _AROUND_NS, end_ns))
-        for batch in stream(rows, row_columns(rows.schema), condition, lambda path, error: None):
+        for batch in stream(rows, row_columns(rows.schema), condition, leave_out):
             series, begins, length, wire = reader.read(batch)
             found = in_bins(series, begins, length, wire, (len(hosts) * SERIES, begin_ns, width_ns, bins))
             total += found.reshape(len(hosts), SERIES, bins)
@@ -179,7 +180,7 @@ class Stored:
             try:
                 self._read_once()
                 self._trouble = ""
-            except (NetmonError, OSError) as error:  # a file that is being replaced, a disk that is gone
+            except (NetmonError, OSError) as error:  # a disk that is gone
                 self._trouble = str(error)
             except Exception as error:  # what is shown is not worth the server
                 _log.exception("reading %s", self._data)
@@ -207,8 +208,7 @@ class Stored:
                 self._hours.clear()
             else:
                 self._catalogue = found
-                self._hours = {at: hour for at, hour in self._hours.items() if not hour.stale()}
-            hours = [hour for at, hour in self._hours.items() if at + 2 * HOUR_NS > high]
+            hours = list(self._hours.values())
         for hour in hours:
             hour.read()
 

@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from netmon.dl.theory import ring_bytes
 from netmon.errors import DataError
-from netmon.report.dataset import open_table, stream
+from netmon.report.dataset import leave_out, open_table, stream
 from netmon.report.job_names import names_of, not_understood
 from netmon.web.hours import span
 from netmon.web.lanes import Catalogue, arranged
@@ -50,7 +50,7 @@ def _ranks(data: Path, begin_ns: int, end_ns: int) -> pd.DataFrame:
         return pd.DataFrame(columns=[*_RANKS, "sent"])
     known = [name for name in _RANKS if name in table.schema.names]
     pieces = []
-    for batch in stream(table, [*known, "dl_tx_bytes"], None, lambda path, error: None):
+    for batch in stream(table, [*known, "dl_tx_bytes"], None, leave_out):
         found = pa.Table.from_batches([batch]).group_by(known).aggregate([("dl_tx_bytes", "mean")])
         pieces.append(found.to_pandas().rename(columns={"dl_tx_bytes_mean": "sent"}))
     frame = pd.concat(pieces, ignore_index=True) if pieces else pd.DataFrame()

@@ -14,7 +14,7 @@ from netmon.dl.sharing.words import called, document
 from netmon.dl.verdict import path_of
 from netmon.dl.verdict.words import arithmetic, renamed, sentence
 from netmon.errors import DataError
-from netmon.report.dataset import open_table, stream
+from netmon.report.dataset import leave_out, open_table, stream
 from netmon.report.frames import plain_words
 from netmon.report.judging import explained
 from netmon.report.sharing import advice
@@ -56,7 +56,7 @@ def largest_flows(data: Path, host: str, begin_ns: int, end_ns: int) -> list[dic
     start = ds.field("bucket_start_ns")
     condition = (start >= begin_ns) & (start < end_ns) & (ds.field("host") == host)
     pieces = []
-    for batch in stream(table, [*_FLOW, "wire_bytes"], condition, lambda path, error: None):
+    for batch in stream(table, [*_FLOW, "wire_bytes"], condition, leave_out):
         found = pa.Table.from_batches([batch]).group_by(_FLOW).aggregate([("wire_bytes", "sum")])
         pieces.append(plain_words(found.to_pandas()))
     if not pieces:
@@ -76,6 +76,6 @@ def _described(data: Path, sessions: list[str], numbers: list[int]) -> pd.DataFr
     except DataError:
         return pd.DataFrame(columns=columns)
     condition = ds.field("session").isin(sessions) & ds.field("flow_id").isin(numbers)
-    batches = list(stream(table, columns, condition, lambda path, error: None))
+    batches = list(stream(table, columns, condition, leave_out))
     rows = plain_words(pa.Table.from_batches(batches).to_pandas()) if batches else pd.DataFrame(columns=columns)
     return rows.drop_duplicates(["session", "flow_id"], keep="last")

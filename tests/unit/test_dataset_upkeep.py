@@ -6,6 +6,7 @@ import os
 import shutil
 import threading
 import time
+from contextlib import suppress
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -17,13 +18,14 @@ from collector_stream import hello
 from dataset_rows import BEGIN_NS, HOUR_NS, MS, buckets, flows, state
 
 from collector.dataset import compaction, row_parts, staging
+from collector.dataset import sink as sink_module
 from collector.dataset.manifest import Manifest
 from collector.dataset.retention import Keep, parse_keep, too_old
 from collector.dataset.sink import ParquetSink
 from collector.dataset.upkeep import Upkeep
 from netmon.commands import collector
 from netmon.config import defaults_from
-from netmon.errors import UsageError
+from netmon.errors import DataError, UsageError
 
 
 @pytest.fixture(autouse=True)
@@ -166,6 +168,28 @@ def test_a_reader_that_lists_an_hour_meanwhile_finds_all_of_its_old_files(tmp_pa
     sink.close()
     ParquetSink(tmp_path).close()
     assert not list((tmp_path / ".netmon" / "staging").iterdir())
+
+
+def test_a_file_that_could_not_be_renamed_before_is_not_swapped_away(tmp_path, monkeypatch):
+    sink = filled(tmp_path, writes=3)
+    with monkeypatch.context() as patched:
+        patched.setattr(staging.Staging, "place", lambda *_, **__: (_ for _ in ()).throw(OSError("no such luck")))
+        sink.write({"buckets": buckets(3, BEGIN_NS + 600 * MS)}, {})
+    merge = sink_module.merge_files
+
+    def and_again(*given: object) -> bool:
+        """The rename fails for a second file, after the hour's files were chosen."""
+        with monkeypatch.context() as patched:
+            patched.setattr(staging.Staging, "place", lambda *_, **__: (_ for _ in ()).throw(OSError("nor now")))
+            with suppress(DataError):
+                sink.write({"buckets": buckets(3, BEGIN_NS + 800 * MS)}, {})
+        return merge(*given)
+
+    monkeypatch.setattr(sink_module, "merge_files", and_again)
+    assert sink.merge_some(lambda: True)
+    sink.write({}, {"s1": state("h0", 9)})
+    sink.close()
+    assert len(read(tmp_path)) == 5 * 600
 
 
 def test_merging_stops_when_it_is_told_to(tmp_path):
