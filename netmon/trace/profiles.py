@@ -15,7 +15,7 @@ import ijson
 
 from netmon.errors import DataError
 from netmon.trace.inspector import collective, is_inspectors, objects
-from netmon.trace.unzipped import Progress, Unzipped, silent
+from netmon.trace.unzipped import BoundedJson, Progress, Unzipped, silent
 from netmon.trace.writer import Detail
 
 _HEAD_BYTES, _PIECE_BYTES = 1 << 20, 1 << 16
@@ -106,13 +106,13 @@ def happenings(profile: Profile, progress: Progress = silent) -> Iterator[Happen
     apart: dict[tuple[tuple[str, str], str, str], tuple[float, str, Mapping[str, Detail]]] = {}
     for event in _items(profile, progress):
         kind, time = event.get("ph"), _us(event.get("ts"))
-        thread = str(event.get("pid", "")), str(event.get("tid", ""))
+        thread = _word(event.get("pid", "")), _word(event.get("tid", ""))
         if kind == "M":
             _note(profile, thread, event)
             continue
         if time is None:
             continue
-        name = str(event.get("name", ""))[:_LONGEST]
+        name = _word(event.get("name", ""))
         details = _details(event.get("args"))
         if kind == "X":
             length = _us(event.get("dur", 0))
@@ -121,8 +121,10 @@ def happenings(profile: Profile, progress: Progress = silent) -> Iterator[Happen
         elif kind in ("i", "I"):
             yield Happening(thread, _ns(profile, time), None, name, details)
         elif kind == "b" and len(apart) < _MOST_APART:
-            apart[thread, str(event.get("cat")), str(event.get("id"))] = time, name, details
-        elif kind == "e" and (begun_apart := apart.pop((thread, str(event.get("cat")), str(event.get("id"))), None)):
+            apart[thread, _word(event.get("cat")), _word(event.get("id"))] = time, name, details
+        elif kind == "e" and (
+            begun_apart := apart.pop((thread, _word(event.get("cat")), _word(event.get("id"))), None)
+        ):
             begun, name, details = begun_apart
             yield Happening(thread, _ns(profile, begun), round(max(0, time - begun) * 1000), name, details)
         elif kind == "B" and len(begun_there := open_.setdefault(thread, [])) < _MOST_OPEN:
@@ -155,7 +157,8 @@ def _items(profile: Profile, progress: Progress = silent) -> Iterator[dict[str, 
     where = "item" if profile.list else "traceEvents.item"
     try:
         with Unzipped(profile.path, progress) as file:
-            for event in ijson.items(file, where, use_float=True):
+            bounded = BoundedJson(file, profile.path, level=1 if profile.list else 2)
+            for event in ijson.items(bounded, where, use_float=True):
                 if isinstance(event, dict):
                     yield event
     except (ijson.IncompleteJSONError, EOFError):
@@ -167,11 +170,15 @@ def _items(profile: Profile, progress: Progress = silent) -> Iterator[dict[str, 
 
 def _note(profile: Profile, thread: tuple[str, str], event: dict[str, Any]) -> None:
     told = event.get("args")
-    name = str(told.get("name", ""))[:_LONGEST] if isinstance(told, dict) else ""
+    name = _word(told.get("name", "")) if isinstance(told, dict) else ""
     if event.get("name") == "thread_name" and name:
         profile.threads[thread] = name
     elif event.get("name") == "process_name" and name:
         profile.threads[(thread[0], "")] = name
+
+
+def _word(told: object) -> str:
+    return str(told)[:_LONGEST]
 
 
 def _details(told: object) -> Mapping[str, Detail]:

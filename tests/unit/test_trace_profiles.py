@@ -3,6 +3,8 @@
 
 import gzip
 import json
+import subprocess
+import sys
 import tracemalloc
 from pathlib import Path
 
@@ -277,3 +279,40 @@ def test_a_recorded_timeline_of_horovod_is_where_it_was():
     true, shown = true[true < until - MS], shown[shown < until - MS]
     assert len(true) == len(shown) > 20
     assert np.abs(true - shown).max() <= placed.error_ns + 2_000  # a Timeline has µs
+
+
+DEEP, LONG = 1_000_000, 1 << 24
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ('{"traceEvents":' + "[" * DEEP, "levels deep"),
+        ('{"traceEvents":[{"ts":1e15,"ph":"X","args":' + '{"a":' * DEEP, "levels deep"),
+        ("[" * DEEP, "levels deep"),
+        ('{"traceEvents":[{"ts":1e15,"ph":"X","name":"' + "a" * LONG + '"}]}', "has more than 4 MiB"),
+        ('{"traceEvents":[{"ts":1e15,"ph":"X","args":[' + "0," * LONG + "0]}]}", "has more than 4 MiB"),
+        ('{"traceEvents":[' + " " * (LONG << 3) + "]}", "200 times as long"),
+    ],
+)
+def test_what_unzips_into_much_memory_is_refused_in_a_line(tmp_path, text, why):
+    """In a process that may have a gigabyte: it ends where it takes more."""
+    path = tmp_path / "trace.json.gz"
+    path.write_bytes(gzip.compress(text.encode()))
+    program = (
+        "import resource, sys; from pathlib import Path; from netmon.trace.profiles import happenings, open_profile\n"
+        "from netmon.errors import DataError\n"
+        "resource.setrlimit(resource.RLIMIT_DATA, (1 << 30, 1 << 30))\n"
+        "try: list(happenings(open_profile(Path(sys.argv[1]))))\n"
+        "except DataError as error: print(error)"
+    )
+    done = subprocess.run([sys.executable, "-c", program, path], capture_output=True, text=True, timeout=120)
+    assert why in done.stdout, done.stderr[-500:]
+    assert len(done.stdout.splitlines()) == 1
+
+
+def test_words_and_escapes_do_not_count_as_depth(tmp_path):
+    names = ["[" * 500, '\\"{[' * 300, "\\\\", "}" * 500]
+    events = [{"ph": "i", "name": name, "pid": 1, "tid": 1, "ts": number} for number, name in enumerate(names * 2000)]
+    found = list(happenings(open_profile(kineto(tmp_path / "a.json", events=events))))
+    assert [one.name for one in found] == [name[:200] for name in names * 2000]
