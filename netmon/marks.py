@@ -9,6 +9,7 @@ import os
 import struct
 from collections.abc import Mapping
 from typing import NamedTuple
+from unicodedata import category
 
 DEFAULT_SOCKET = "/run/netmon/marks.sock"
 SOCKET_VARIABLE = "NETMON_SOCKET"
@@ -86,6 +87,13 @@ def printable(text: str, most: int = MOST_NAME) -> str:
     if not text.isprintable():
         text = "".join(character if character.isprintable() else "\ufffd" for character in text[:most])
     return text if len(text) <= most // 4 else text.encode()[:most].decode(errors="ignore")
+
+
+def harmless(text: str) -> str:
+    """Text for a terminal: line breaks and what is shown stay, whatever else would move or colour things is a mark."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() or c == "\n" or category(c) == "Zs" else "\ufffd" for c in text)
 
 
 def _job_name(environment: Mapping[str, str]) -> str:

@@ -11,9 +11,12 @@ from typing import NamedTuple
 
 from rich.box import SIMPLE_HEAD
 from rich.cells import cell_len
-from rich.console import Console, ConsoleOptions, RenderResult
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
+
+from netmon.marks import harmless
 
 BREAK = "\x1f"
 """In a heading or a cell: a space where there is room, else a new line."""
@@ -30,9 +33,21 @@ _CAPTION = 100  # columns that are read easily
 _BETWEEN = " · "
 
 
+class _Console(Console):
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        """As rich does, but what data say does nothing to the terminal."""
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else Segment(harmless(segment.text), segment.style)
+
+
+def say(line: str) -> None:
+    """Print a line in which there may be words of a dataset or a collector."""
+    print(harmless(line).replace("\n", "\ufffd"))
+
+
 def console(stderr: bool = False) -> Console:
     """Standard output (or error) as wide as its terminal, endless where it is none; COLUMNS in the environment wins."""
-    made = Console(highlight=False, stderr=stderr)
+    made = _Console(highlight=False, stderr=stderr)
     if not made.is_terminal and not os.environ.get("COLUMNS"):
         made.width = ENDLESS
     return made

@@ -5,7 +5,7 @@ import argparse
 import json
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from netmon.commands.security_options import declare_security, security
 from netmon.errors import DataError, UnsupportedError, UsageError
+from netmon.marks import harmless
 from netmon.units import parse_time
 
 if TYPE_CHECKING:
@@ -133,7 +134,7 @@ def _export_full(args: argparse.Namespace) -> int:
         with ExitStack() as open_file:
             for part in get_full(args.collector, args.host, args.since, args.until, security(args)):
                 if part.gap:
-                    print(f"{part.host}: {part.gap}", file=sys.stderr)
+                    print(harmless(f"{part.host}: {part.gap}"), file=sys.stderr)
                 schema = _plain(part.rows.schema)
                 writer = writer or open_file.enter_context(_writer(args.out.suffix)(str(temporary), schema))
                 writer.write_table(part.rows.cast(schema))
@@ -209,9 +210,33 @@ def _writer(suffix: str) -> Callable[[str, "pa.Schema"], AbstractContextManager[
         writer: AbstractContextManager[Any] = pyarrow.parquet.ParquetWriter(path, schema, compression="zstd")
         return writer
 
+    @contextmanager
+    def spreadsheet(path: str, schema: "pa.Schema") -> Iterator[Any]:
+        with pyarrow.csv.CSVWriter(path, schema) as writer:
+            yield _Cells(writer)
+
     writers: dict[str, Callable[[str, pa.Schema], AbstractContextManager[Any]]] = {
         ".parquet": parquet,
-        ".csv": pyarrow.csv.CSVWriter,
+        ".csv": spreadsheet,
         ".feather": pyarrow.ipc.new_file,
     }
     return writers[suffix]
+
+
+class _Cells:
+    """Writes tables as CSV in which no text is a formula: a spreadsheet would run it."""
+
+    def __init__(self, writer: Any) -> None:
+        self._writer = writer
+
+    def write_table(self, table: "pa.Table") -> None:
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        from netmon.report.frames import FORMULA
+
+        for place, field in enumerate(table.schema):
+            if pa.types.is_string(field.type):
+                quoted = pc.replace_substring_regex(table.column(place), f"^((?s:{FORMULA}))", r"'\1")
+                table = table.set_column(place, field, quoted)
+        self._writer.write_table(table)

@@ -68,10 +68,12 @@ def _command(args: argparse.Namespace) -> str:
 
 
 def _print(written: "Written") -> None:
+    from netmon.terminal import say
+
     for sentence in written.findings:
-        print(f"- {sentence}")
+        say(f"- {sentence}")
     if written.missing:
         print("missing:")
     for sentence in written.missing:
-        print(f"- {sentence}")
+        say(f"- {sentence}")
     print(f"{written.figures} figures, {written.tables} tables: {written.page}")

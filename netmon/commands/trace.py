@@ -96,12 +96,14 @@ def _write_live(args: argparse.Namespace) -> int:
             raise UsageError(f"cannot trace a live collector with --{name}: that takes its dataset")
     if not 0 < args.last <= MOST_NS:
         raise UsageError(f"cannot trace the last {format_duration(args.last)}: at most {format_duration(MOST_NS)}")
+    from netmon.terminal import say
+
     with tempfile.TemporaryDirectory(prefix="netmon-trace-") as folder:
         gaps = fetch(args.data, security(args), args.job, args.host, args.last, Path(folder))
         args.data, args.host, args.job = Path(folder), [], None
         status = _write(args)
     for line in gaps:
-        print(line)
+        say(line)
     return status
 
 
@@ -109,6 +111,7 @@ def _write(args: argparse.Namespace) -> int:
     from netmon.commands.export import iterations
     from netmon.report.job_names import asked_job, job_names
     from netmon.report.selection import Window
+    from netmon.terminal import say
     from netmon.trace.dataset import clocks, look, write
     from netmon.trace.merge import place
     from netmon.trace.merge import write as write_profiles
@@ -129,7 +132,7 @@ def _write(args: argparse.Namespace) -> int:
         f"{format_duration(content.width_ns)}; {format_bytes(args.out.stat().st_size)}"
     )
     for line in told:
-        print(line)
+        say(line)
     return 0
 
 

@@ -66,7 +66,7 @@ def _explain(args: argparse.Namespace) -> int:
 def _show(found: "Sequence[tuple[Verdict, Sequence[RankTimes]]]", as_json: bool) -> int:
     """Each with where the time of each rank went."""
     from netmon.dl.verdict import path_of
-    from netmon.terminal import console
+    from netmon.terminal import console, say
 
     if as_json:
         rows = [{**document(one), "ranks": [asdict(each) for each in times]} for one, times in found]
@@ -76,7 +76,7 @@ def _show(found: "Sequence[tuple[Verdict, Sequence[RankTimes]]]", as_json: bool)
         _print([one])
         console().print(ranks_table(times))
         if path := path_of(times, one):
-            print(f"  {path}")
+            say(f"  {path}")
     return 0
 
 
@@ -138,15 +138,16 @@ def document(verdict: "Verdict") -> dict[str, object]:
 
 def _print(found: "Iterable[Verdict]", unclear: Sequence[str] = ()) -> None:
     from netmon.dl.verdict.words import arithmetic, sentence
+    from netmon.terminal import say
     from netmon.views import NOT_UNDERSTOOD
 
     for job in unclear:
-        print(f"job {job}: {NOT_UNDERSTOOD}: no verdicts")
+        say(f"job {job}: {NOT_UNDERSTOOD}: no verdicts")
     told_any = bool(unclear)
     for verdict in found:
         told_any = True
-        print(sentence(verdict))
+        say(sentence(verdict))
         for line in arithmetic(verdict):
-            print(f"  {line}")
+            say(f"  {line}")
     if not told_any:
         print("no iteration stands out: none took 1.2 × the job's usual time, or there are too few to tell")

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rows of buckets of one span of time as what a viewer sees of links and flows; and which iterations were slow."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
@@ -62,7 +63,8 @@ def _with_usual(steps: Table) -> Table:
 def column_width(since_ns: int, until_ns: int, links: int, finest_ns: int) -> int:
     """The finest width (ns) of which all columns of all links can be kept."""
     enough = (until_ns - since_ns) * max(links, 1) * len(CLASS_NAMES) / _MOST_CELLS
-    fitting: int = next((width for width in WIDTHS_NS if width >= max(enough, finest_ns)), WIDTHS_NS[-1])
+    coarsest = WIDTHS_NS[-1] * max(1, math.ceil(enough / WIDTHS_NS[-1]))
+    fitting: int = next((width for width in WIDTHS_NS if width >= max(enough, finest_ns)), coarsest)
     return fitting
 
 

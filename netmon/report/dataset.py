@@ -14,7 +14,16 @@ import pyarrow.dataset as ds
 from pyarrow.fs import LocalFileSystem
 
 from netmon.errors import DataError
-from netmon.report.files import files_of_time, first_line, open_file, read_footer, table_files, unreadable
+from netmon.report.files import (
+    check_rows,
+    check_schema,
+    files_of_time,
+    first_line,
+    open_file,
+    read_footer,
+    table_files,
+    unreadable,
+)
 from netmon.report.frames import plain_words
 
 TABLES = ("buckets", "flows", "iterations", "ledger")
@@ -94,9 +103,11 @@ def stream(
             with open_file(path) as file:
                 # A fragment keeps the footer that it has read: of a month of large files that is more than their rows.
                 fragment = known.format.make_fragment(file, partition_expression=known.partition_expression)
+                check_schema(path, fragment.physical_schema)
                 asked = {"schema": dataset.schema, "columns": columns, "filter": condition}
                 for batch in fragment.to_batches(**asked, **_ONE_BY_ONE):
                     if batch.num_rows:
+                        check_rows(path, batch)
                         yield batch
         except (OSError, pa.ArrowException) as error:
             if damaged is None:

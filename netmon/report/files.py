@@ -13,10 +13,32 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from netmon.errors import DataError
 from netmon.past import HOUR_NS, replaced_path
+
+_MOST_NS, _WIDEST_NS = 1 << 62, 10_000_000_000  # of the epoch, in the year 2116; of a bucket
+_MOMENTS = ("start_ns", "end_ns", "first_ns", "last_ns", "time_ns", "bucket_start_ns", "told_ns")
+_RANGES = {
+    **dict.fromkeys((*_MOMENTS, "comm_start_ns", "comm_end_ns", "wait_start_ns"), (-1, _MOST_NS)),
+    "bucket_ns": (0, _WIDEST_NS),
+    **dict.fromkeys(("rank", "size", "peer_rank"), (-1, 1 << 24)),
+    "iteration": (-1, 1 << 53),
+}
+"""What netmon writes; what is read is counted and laid out by these columns, in memory that grows with them."""
+
+_NUMBERS, _WORDS = ("flow_id", *_RANGES), ("host", "session", "interface", "direction", "class", "job", "cause")
+_NEEDED = {
+    "buckets": ("flow_id", "bucket_start_ns", "wire_bytes", "class"),
+    "full": ("flow_id", "bucket_start_ns", "wire_bytes", "class"),
+    "flows": ("flow_id", "src", "dst"),
+    "iterations": ("job", "rank", "iteration", "start_ns", "end_ns"),
+    "ledger": ("start_ns", "end_ns", "nic_bytes", "attributed_bytes"),
+    "verdicts": ("job", "iteration", "start_ns", "end_ns", "cause"),
+    "sessions": ("session", "interface"),
+}
 
 
 def table_files(data: Path, table: str) -> list[Path]:
@@ -40,9 +62,42 @@ def open_file(path: Path) -> pa.NativeFile:
 
 
 def read_footer(path: Path) -> pq.FileMetaData:
-    """Of a file that table_files has listed. Raises OSError as open_file does, and pa.ArrowException."""
+    """Of a file that table_files has listed. Raises OSError as open_file does, pa.ArrowException, DataError."""
     with open_file(path) as file:
-        return pq.read_metadata(file)
+        footer = pq.read_metadata(file)
+    check_schema(path, footer.schema.to_arrow_schema())
+    return footer
+
+
+def check_schema(path: Path, schema: pa.Schema) -> None:
+    """Raises DataError where a column is missing or of another kind than netmon writes, whichever version."""
+    there = set(schema.names)
+    for name in _NEEDED.get(path.parents[2].name, ()):
+        if name not in there:
+            raise DataError(f"cannot read {path}: it has no column {name}; no netmon has written it")
+    for names, kind, is_kind in ((_NUMBERS, "numbers", _is_number), (_WORDS, "text", _is_text)):
+        for name in there.intersection(names):
+            if not is_kind(found := schema.field(name).type):
+                raise DataError(f"cannot read {path}: its column {name} has the type {found}, not {kind}")
+
+
+def check_rows(path: Path, batch: pa.RecordBatch) -> None:
+    """Raises DataError where a number is one that netmon cannot have written."""
+    for name in _RANGES.keys() & set(batch.schema.names):
+        least, most = _RANGES[name]
+        ends = pc.min_max(batch.column(name)).as_py()
+        for value in (ends["min"], ends["max"]):
+            if value is not None and not least <= value <= most:
+                raise DataError(f"cannot read {path}: {name} is {value} in one of its rows; no netmon has written it")
+
+
+def _is_number(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_null(kind))
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    plain = kind.value_type if pa.types.is_dictionary(kind) else kind
+    return bool(pa.types.is_string(plain) or pa.types.is_large_string(plain) or pa.types.is_null(plain))
 
 
 def unreadable(path: Path, error: Exception) -> DataError:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from netmon.errors import DataError
 from netmon.report.exhibit import Chapter, Exhibit, Frames, GapError
+from netmon.report.frames import without_formulas
 from netmon.report.page import Item, ShownChapter, as_html, basis, encoded, render
 from netmon.report.study import Study
 
@@ -126,7 +127,7 @@ def _write_tables(name: str, frames: Frames, out: Path) -> tuple[str, ...]:
     files = []
     for place, (part, frame) in enumerate(frames.items()):
         path = Path(TABLES, f"{name}.csv" if place == 0 else f"{name}-{part}.csv")
-        frame.to_csv(out / path, index=False)
+        without_formulas(frame).to_csv(out / path, index=False)
         files.append(path.as_posix())
     return tuple(files)
 

@@ -13,6 +13,8 @@ import sys
 from datetime import datetime, timezone
 from typing import Any
 
+from netmon.marks import harmless
+
 AUTO, TEXT, JSON, JOURNAL = "auto", "text", "json", "journal"
 KINDS = (AUTO, TEXT, JSON, JOURNAL)
 
@@ -33,7 +35,7 @@ def configure_logs(kind: str, journal: str = _JOURNAL) -> None:
     if kind == TEXT and root.handlers:  # whoever has called us has a log
         return
     handler: logging.Handler = JournalHandler(journal) if kind == JOURNAL else logging.StreamHandler(sys.stderr)
-    handler.setFormatter(JsonFormatter() if kind == JSON else logging.Formatter("netmon: %(message)s"))
+    handler.setFormatter(JsonFormatter() if kind == JSON else TextFormatter("netmon: %(message)s"))
     handler.netmon = True  # type: ignore[attr-defined]
     root.addHandler(handler)
     root.setLevel(logging.INFO)
@@ -44,7 +46,7 @@ def log_error(error: Exception) -> None:
     if any(isinstance(handler, JournalHandler) or isinstance(handler.formatter, JsonFormatter) for handler in _ours()):
         logging.getLogger("netmon").error("%s", error)
     else:
-        print(f"netmon: {error}", file=sys.stderr)
+        print(harmless(f"netmon: {error}"), file=sys.stderr)
 
 
 def _ours() -> list[logging.Handler]:
@@ -62,6 +64,14 @@ def _under_systemd() -> bool:
 
 def _extra(record: logging.LogRecord) -> dict[str, Any]:
     return {name: value for name, value in record.__dict__.items() if name not in _OURS and not name.startswith("_")}
+
+
+class TextFormatter(logging.Formatter):
+    """Lines for a terminal, to which names of others do nothing."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Of one record, with its traceback."""
+        return harmless(super().format(record))
 
 
 class JsonFormatter(logging.Formatter):
@@ -96,7 +106,7 @@ class JournalHandler(logging.Handler):
         try:
             self._socket.sendto(b"".join(map(_field, *zip(*self._fields(record).items(), strict=True))), self._path)
         except OSError:
-            print(f"netmon: {record.getMessage()}", file=sys.stderr)
+            print(harmless(f"netmon: {record.getMessage()}"), file=sys.stderr)
         except Exception:
             self.handleError(record)
 

@@ -38,7 +38,7 @@ MAY_IMPORT = {
     "supervisor": set(),
     "service_user": {"errors"},
     "marks": set(),
-    "terminal": set(),
+    "terminal": {"marks"},
     "training": {"marks"},
     "horovod": {"training"},
     "wire": TYPES,
