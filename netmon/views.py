@@ -98,6 +98,7 @@ class Cause(IntEnum):
     SLOW_LINK = 7  # a link that gave less than it usually does, with nobody else on it
     HOST = 8  # the host itself: its CPU, memory or storage
     OWN_TRANSFER = 9  # what a rank transferred beside its gradients: a checkpoint, training data
+    CHANGE = 10  # none: from this iteration on the job itself takes longer, or shorter, as with another batch size
 
 
 NETWORK = (Cause.CROSS, Cause.OTHER_JOB, Cause.OWN_TRANSFER, Cause.LOSS, Cause.SLOW_LINK)

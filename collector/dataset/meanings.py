@@ -121,7 +121,7 @@ _COLUMNS = {
     "usual_ns": "how long the job's iterations usually take; 0: unknown",
     "excess_ns": "duration − usual",
     "cause": "`cross`, `other_job`, `own_transfer`, `straggler`, `pause`, `compute`, `loss`, `slow_link`, `host` "
-    "or `unknown`",
+    "or `unknown`; `change`: none, from this iteration on the job itself takes longer or shorter",
     "culprit": "whose bytes, or which rank",
     "bytes": "payload of the culprit on that link during the iteration",
     "compute_ns": "share: a job of one rank computed longer",

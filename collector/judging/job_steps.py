@@ -11,7 +11,8 @@ import numpy.typing as npt
 from collector.host.iteration_rows import IterationRows, goes_on
 from netmon.dl.grouped import starts
 from netmon.dl.iterations import Iteration
-from netmon.dl.verdict import NOTABLE, Steps
+from netmon.dl.verdict import NOTABLE, Steps, matrix
+from netmon.dl.verdict.change import CHANGED, LASTS
 from netmon.dl.verdict.usual import FEWEST
 
 STEP = np.dtype(
@@ -29,6 +30,7 @@ _ITERATIONS = 250
 _RANKS = 1 << 32
 _OPEN = 64  # iterations of which some rank may still be missing
 _AGAIN = 16  # iterations after which the usual is looked at again
+_MOMENTS = ("start_ns", "end_ns", "comm_start_ns", "comm_end_ns")
 
 
 class JobSteps:
@@ -44,14 +46,18 @@ class JobSteps:
         self.host_of: dict[int, str] = {}  # by place of its session
         self.heard_s = 0.0
         self._last: dict[int, int] = {}  # iteration of each rank
-        self._open: dict[int, tuple[int, int]] = {}  # ranks that have ended it, longest
+        self._open: dict[int, tuple[int, int, int]] = {}  # ranks that have ended it, longest, least computed
         self._durations: deque[tuple[int, int]] = deque(maxlen=200)  # number and duration of whole iterations
         self._shared: deque[int] = deque(maxlen=1_000)  # numbers of those with foreign traffic
         self._accounted: dict[int, int] = {}  # the last iteration of each rank of which it is known what else there was
         self._usual_ns, self._usual_until = float("nan"), 0
+        self._computed: deque[int] = deque(maxlen=2 * LASTS)  # of the rank with the least, in the last iterations
+        self._other: list[tuple[int, int]] = []  # number and the same of those after them that differ, all one way
+        self._told: deque[int] = deque(maxlen=_OPEN)  # numbers
 
-    def add(self, place: int, host: str, iteration: Iteration) -> int | None:
-        """An iteration that has ended; its number, if it is whole by that and stands out."""
+    def add(self, place: int, host: str, iteration: Iteration) -> list[int]:
+        """An iteration that has ended; its number, if it is whole by that and stands out; and that of an earlier one
+        if it is known by that that the job has changed its pace with it."""
         if iteration.number <= self._last.get(iteration.rank, -1):
             self._begin_anew(iteration.rank)
         self._last[iteration.rank] = iteration.number
@@ -60,15 +66,15 @@ class JobSteps:
         i = iteration
         times = i.start_ns, i.end_ns, i.comm_start_ns, i.comm_end_ns, i.exposed_ns, i.error_ns
         self._put(i.number, i.rank, (i.number, i.rank, *times, False, place))
-        return self._whole(iteration.number, iteration.end_ns - iteration.start_ns)
+        took_ns = i.end_ns - i.start_ns
+        return self._whole(i.number, 1, took_ns, took_ns - i.exposed_ns if i.exposed_ns >= 0 else 0)
 
     def add_all(self, hosts: Mapping[int, str], rows: IterationRows) -> list[int]:
         """As `add` of each; the numbers of those that are whole and stand out. hosts: by place."""
         rank = rows.each_of("rank")
         if not goes_on(rows, rank, self._last):
             each = zip(rows.place.tolist(), rows.each(), strict=True)
-            numbers = (self.add(place, hosts[place], iteration) for place, iteration in each)
-            return [number for number in numbers if number is not None]
+            return [number for place, iteration in each for number in self.add(place, hosts[place], iteration)]
         about = rows.about[int(rows.whose[-1])]
         self._last |= dict(zip(rank.tolist(), rows.number.tolist(), strict=True))
         self.size, self.relative = about.size or self.size, about.relative
@@ -82,9 +88,11 @@ class JobSteps:
         first = starts(rows.number[order])
         count = np.diff(np.append(first, len(order)))
         longest = np.maximum.reduceat(rows.duration_ns[order], first)
-        each_number = zip(rows.number[order][first].tolist(), count.tolist(), longest.tolist(), strict=True)
-        found = (self._whole(number, took_ns, more) for number, more, took_ns in each_number)
-        return [number for number in found if number is not None]
+        computed = np.where(rows.exposed_ns >= 0, rows.duration_ns - rows.exposed_ns, 0)
+        least = np.minimum.reduceat(computed[order], first)
+        columns = rows.number[order][first], count, longest, least
+        each_number = zip(*(column.tolist() for column in columns), strict=True)
+        return [found for one in each_number for found in self._whole(*one)]
 
     def _put_all(self, told: npt.NDArray[np.void]) -> None:
         limit = min(_MOST, _ITERATIONS * max(1, len(self._last)))
@@ -150,20 +158,63 @@ class JobSteps:
         self._durations.clear()
         self._shared.clear()
         self._accounted.clear()
+        self._computed.clear()
+        self._other.clear()
+        self._told.clear()
         self._usual_until = 0
 
-    def _whole(self, number: int, duration_ns: int, more: int = 1) -> int | None:
-        ranks, longest = self._open.get(number, (0, 0))
-        ranks, longest = ranks + more, max(longest, duration_ns)
+    def _whole(self, number: int, more: int, duration_ns: int, computed_ns: int) -> list[int]:
+        """computed_ns: 0 where that is not known."""
+        ranks, longest, least = self._open.get(number, (0, 0, computed_ns))
+        ranks, longest, least = ranks + more, max(longest, duration_ns), min(least, computed_ns)
         if ranks < max(self.size or len(self._last), 1):
-            self._open[number] = ranks, longest
+            self._open[number] = ranks, longest, least
             while len(self._open) > _OPEN:
                 del self._open[next(iter(self._open))]
-            return None
+            return []
         self._open.pop(number, None)
         stands_out = longest >= NOTABLE * self._usual()
         self._durations.append((number, longest))
-        return number if stands_out else None
+        found = self._change(number, least) if least > 0 else []
+        return [*found, number] if stands_out and number not in found else found
+
+    def tell(self, number: int) -> bool:
+        """A verdict on an iteration is about to be told; False: there was one."""
+        if number in self._told:
+            return False
+        self._told.append(number)
+        return True
+
+    def may_change(self, number: int) -> bool:
+        """Whether the job may have changed its pace by this iteration: some more will tell."""
+        return any(number == other for other, _ in self._other)
+
+    def _change(self, number: int, computed_ns: int) -> list[int]:
+        """The first iteration of a new pace, if it is known with this one. Which it is the rows tell."""
+        usual = float(np.median(self._computed)) if len(self._computed) >= FEWEST else computed_ns
+        longer = computed_ns >= CHANGED * usual
+        if not longer and computed_ns * CHANGED > usual:
+            self._computed.append(computed_ns)
+            self._other.clear()
+            return []
+        if self._other and longer != (self._other[-1][1] > usual):
+            self._other.clear()
+        self._other.append((number, computed_ns))
+        if len(self._other) < LASTS:
+            return []
+        rows = self.rows()
+        moments, hosts = np.stack([rows[name] for name in _MOMENTS]), rows["place"].astype(str).tolist()
+        table = matrix(steps_in_utc(rows, moments, hosts, self.size))
+        first = int(table.number[table.changes[-1]]) if table.changes else -1
+        found = first >= self._other[0][0] - LASTS
+        if found:
+            self._durations = deque((one for one in self._durations if one[0] >= first), maxlen=self._durations.maxlen)
+            self._computed.clear()
+            self._usual_until = 0
+        if found or len(self._other) == 2 * LASTS:  # it is no change, and what is usual goes on with it
+            self._computed.extend(computed for _, computed in self._other)
+            self._other.clear()
+        return [first] if found else []
 
     def _usual(self) -> float:
         """Median duration of whole iterations: those that are known to have had no foreign traffic where there are

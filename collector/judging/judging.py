@@ -22,18 +22,20 @@ from collector.judging.recent_rows import Part, RecentRows
 from collector.stages import Stages
 from collector.view.job_views import Jobs
 from netmon.dl.traffic import Traffic
-from netmon.dl.verdict import NOTABLE, Link, Whose
+from netmon.dl.verdict import NOTABLE, Link, Whose, sentence
 from netmon.dl.verdict.connections import COLUMNS, SAID, nothing_said
 from netmon.dl.verdict.host_part import WAITED, nothing_waited
 from netmon.dl.verdict.own_transfers import job_flow, own_transfers
-from netmon.views import Verdict
+from netmon.views import Cause, Verdict
 
 _log = logging.getLogger(__name__)
 _MOST_JOBS = 4_096
 _KEPT_S = 3_600.0  # a job without an iteration
 _MOST_WAITING = 64  # iterations that are to be judged: the newest
-_CPU_SHARE = 0.1  # of a core: what verdicts may take
+_LONGEST_S = 30.0  # for which what an iteration is judged by is kept: later it is told by the dataset alone
+_CPU_SHARE = 0.3  # of a core: what verdicts may take
 _WAIT_S = 0.8  # after an iteration's last mark: rows of all hosts have come by then, whose new flows are, what TCP said
+_CHANGE_S = 6.0  # at most, until it is known of one whether the job has changed its pace by it
 _FINISH_S = 2.0
 _LATELY_S = 30.0
 _WAITED = ("job", "rank", "start_ns", "end_ns", "run_delay_ns", "throttled_ns", "stopped_ns")
@@ -55,6 +57,15 @@ class Remembered(NamedTuple):
         return _links(session)
 
 
+class _Due(NamedTuple):
+    """An iteration that is to be judged, and the rows by which it is: those that were kept when it was due."""
+
+    since_s: float
+    job: str
+    number: int
+    parts: list[Part]
+
+
 class Judging:
     """Of one worker; lives on the thread of its event loop, judges beside it."""
 
@@ -66,7 +77,8 @@ class Judging:
         self._jobs: dict[str, JobSteps] = {}
         self._sessions: dict[int, Session] = {}  # by place, of ranks that have told something
         self._coming: deque[tuple[float, str, int]] = deque(maxlen=_MOST_WAITING)  # and when there is all about it
-        self._due: deque[tuple[str, int]] = deque(maxlen=_MOST_WAITING)
+        self._held: list[tuple[float, str, int]] = []  # the same, of those that may be told of as a change
+        self._due: deque[_Due] = deque(maxlen=_MOST_WAITING)
         self._working: asyncio.Task[None] | None = None
         self._budget_s, self._budget_at = _SAVED_S, time.monotonic()
 
@@ -100,12 +112,25 @@ class Judging:
         self._rows.add(settled)
         self._forget_old()
         now = time.monotonic()
-        while self._coming and self._coming[0][0] <= now:
-            self._due.append(self._coming.popleft()[1:])
+        self._are_due(now)
         self._budget_s = min(_SAVED_S, self._budget_s + _CPU_SHARE * (now - self._budget_at))
         self._budget_at = now
         if self._due and self._budget_s > 0:
             self._begin()
+
+    def _are_due(self, now: float) -> None:
+        while self._coming and self._coming[0][0] <= now:
+            self._held.append(self._coming.popleft())
+        waiting, self._held, parts = self._held, [], self._rows.parts()
+        for one in waiting:
+            since_s, name, number = one
+            job = self._jobs.get(name)
+            if job and job.may_change(number) and now < since_s + _CHANGE_S:
+                self._held.append(one)
+            else:
+                self._due.append(_Due(now, name, number, parts))
+        while self._due and self._due[0].since_s < now - _LONGEST_S:
+            self._due.popleft()
 
     def forget(self, place: int) -> None:
         """A session is gone."""
@@ -133,8 +158,7 @@ class Judging:
     async def finish(self) -> None:
         """Judge what is due, as far as there is time: the collector stops."""
         until = time.monotonic() + _FINISH_S
-        self._due.extend(one[1:] for one in self._coming)
-        self._coming.clear()
+        self._are_due(time.monotonic() + _WAIT_S + _CHANGE_S)
         while (self._due or (self._working and not self._working.done())) and time.monotonic() < until:
             self._budget_s = _FINISH_S
             self._begin()
@@ -143,23 +167,25 @@ class Judging:
 
     async def _judge(self) -> None:
         while self._due:
-            job, number = self._due.popleft()
+            _, job, number, parts = self._due.pop()  # the newest: who looks on wants to know of that
             try:
-                case = self._case(job, number)
+                case = self._case(job, number, parts)
                 if case is None:
                     continue
                 verdict, took_s = await asyncio.to_thread(_judged, case)
                 self._budget_s -= took_s
-                if verdict is not None and verdict.duration_ns >= NOTABLE * verdict.usual_ns > 0:
+                if verdict is not None and _stands_out(verdict) and self._jobs[job].tell(number):
                     verdict = replace(verdict, told_ns=time.time_ns())
                     self._viewed.judged(verdict)
                     self._store(verdict)
+                    if verdict.cause == Cause.CHANGE:
+                        _log.info(sentence(verdict))
             except Exception:  # rows do not need it
                 _log.exception(f"cannot judge iteration {number} of job {job}")
             if self._budget_s <= 0:
                 return
 
-    def _case(self, name: str, number: int) -> Case | None:
+    def _case(self, name: str, number: int, parts: list[Part]) -> Case | None:
         job = self._jobs.get(name)
         if job is None:
             return None
@@ -170,7 +196,7 @@ class Judging:
             clocks={place: session.window.alignment.map for place, session in sessions.items()},
             clock_error_ns=max((s.window.alignment.error_ns for s in sessions.values()), default=0),
             links={number: link for session in sessions.values() for number, link in _links(session)},
-            parts=self._rows.parts(),
+            parts=parts,
             whose=whose,
             waited=self._waited(name),
             said=self._said(name, list(sessions), whose, of_flow),
@@ -243,6 +269,10 @@ class Judging:
             if len(self._jobs) <= _MOST_JOBS and self._jobs[first].heard_s >= before:
                 return
             del self._jobs[first]
+
+
+def _stands_out(verdict: Verdict) -> bool:
+    return verdict.cause == Cause.CHANGE or verdict.duration_ns >= NOTABLE * verdict.usual_ns > 0
 
 
 def _judged(case: Case) -> tuple[Verdict | None, float]:

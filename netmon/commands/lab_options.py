@@ -28,6 +28,7 @@ some a strength=:
                                                    bytes, as a share of what the link carries meanwhile
   late         rank=R                              a rank's first gradient comes late; strength: the share it computes
   gc           rank=R                              garbage is collected in a rank's backward pass
+  batch                                            another batch size; strength: times as long computed from then on
   slow-link    host=H[,direction=tx]               the link's shaper is slowed; strength: the share of its rate
   loss         host=H[,direction=tx]               the switch drops super-packets; strength: the share of them
   small-queue  host=H                              of the switch's port to a host; strength: the share of its bytes

@@ -88,8 +88,8 @@ class SourceMarks:
 
     One that marks only the communication bounds it by LAST_WAIT k−1 and LAST_WAIT k: no rank has all gradients of k
     before every rank has handed its own over, so a bound is the same moment on all of them, and who comes late is late
-    in the same iteration as those that wait for him. Where a LAST_WAIT is not known, and after a STEP_END, FIRST_ENQUEUE
-    stands for it. The first mark of a kind counts; an iteration of which a bound is missing is left out.
+    in the same iteration as those that wait for him. Where a LAST_WAIT is not known, and after a STEP_END, there is
+    FIRST_ENQUEUE instead. The first mark of a kind counts; an iteration of which a bound is missing is left out.
     """
 
     def __init__(self, steps: bool = False) -> None:

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which iterations stand out as they end, and what is kept of rows until somebody asks."""
 
+import asyncio
+
 import numpy as np
 import pandas as pd
 from dataset_rows import BEGIN_NS, table
@@ -10,8 +12,12 @@ from collector.dataset.sink import ParquetSink
 from collector.host.batches import Settled
 from collector.host.iteration_rows import iteration_rows
 from collector.host.rows import ARRIVED
+from collector.judging import recent_rows
 from collector.judging.job_steps import JobSteps, steps_in_utc
+from collector.judging.judging import Judging
 from collector.judging.recent_rows import MOST_ROWS, RecentRows, of_sessions
+from collector.settings import Settings
+from collector.stages import Stages
 from netmon.columnar import Columns
 from netmon.dl.iterations import Iteration
 from netmon.records import Moment, Source
@@ -28,8 +34,8 @@ def iteration(number, rank, duration_ms=100, size=2):
 
 def told(job, numbers, ranks=(0, 1), duration_ms=100):
     """What is said to stand out."""
-    found = [job.add(rank, f"h{rank}", iteration(number, rank, duration_ms)) for number in numbers for rank in ranks]
-    return [number for number in found if number is not None]
+    found = (job.add(rank, f"h{rank}", iteration(number, rank, duration_ms)) for number in numbers for rank in ranks)
+    return [number for numbers in found for number in numbers]
 
 
 def test_an_iteration_stands_out_once_every_rank_has_ended_it():
@@ -156,3 +162,28 @@ def test_a_dataset_that_is_read_in_pieces_has_the_same_verdicts(tmp_path, monkey
     assert found(half) == part == [one for one in whole if half[0] < one[2] and one[1] < 1800]
     ((verdict, times),) = list(judging.explained(tmp_path, "b", 1515))
     assert (verdict.job, verdict.iteration, len(times)) == ("b", 1515, 2)
+
+
+def test_the_newest_is_judged_first_each_by_what_was_kept_when_it_was_due(monkeypatch):
+    judging_ = Judging(Stages(Settings(verdicts=True)), None, None)
+    seen = []
+    monkeypatch.setattr(judging_, "_case", lambda job, number, parts: seen.append((number, len(parts))))
+
+    async def run():
+        for number in range(3):
+            judging_._budget_s = -1e9  # the machine is busy with something else
+            judging_._coming.append((0.0, "job", number))
+            judging_.tick(Settled(arrived=[Columns.zeros(3, ARRIVED)]))
+        monkeypatch.setattr(recent_rows, "KEPT_S", -1.0)
+        judging_._budget_s = judging_._budget_at = 0.0
+        judging_.tick(Settled())
+        await judging_.finish()
+
+    asyncio.run(run())
+    assert judging_.remembered().parts == []
+    assert seen == [(2, 3), (1, 2), (0, 1)]
+
+
+def test_an_iteration_is_told_of_once():
+    job = JobSteps()
+    assert [job.tell(number) for number in (7, 8, 7)] == [True, True, False]

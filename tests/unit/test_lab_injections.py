@@ -135,6 +135,13 @@ def test_one_rank_is_late_or_collects_garbage_when_it_is_asked_to(capsys):
     assert all(int(ended) - int(begun) >= 2_000_000 for _, _, begun, ended in lines)
 
 
+def test_trainers_change_their_batch_size_when_they_are_asked_to(capsys):
+    pauses = Pauses(pauses_of((injection("batch:at=3"), injection("batch:at=5,strength=0.5"))))
+    assert [pauses.computing(finished) for finished in (0, 2, 3, 4, 5, 9)] == [1, 1, 1.5, 1.5, 0.5, 0.5]
+    assert pauses.keep(3, lambda: None)
+    assert capsys.readouterr().out.startswith("paused batch 3 ")
+
+
 @pytest.fixture
 def sleeper():
     with subprocess.Popen(["sleep", "600"]) as process:

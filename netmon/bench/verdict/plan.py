@@ -13,8 +13,9 @@ from netmon.lab.injections.spec import CAUSES, TRANSFERS, Injection
 from netmon.lab.spec import RunSpec
 from netmon.records import Direction
 
-KINDS = tuple(kind for kind in CAUSES if kind != "policer")
-"""What is injected: of each as much. A policer slows a link and loses packets; either is right to say."""
+KINDS = tuple(kind for kind in CAUSES if kind not in ("policer", "batch"))
+"""What is injected: of each as much. A policer slows a link and loses packets; either is right to say. A changed batch
+size is not undone."""
 
 PER_RUN = 10
 _QUIET_BEFORE = 14  # iterations, until there is a usual

@@ -24,9 +24,9 @@ from netmon.dl.verdict.evidence import CELL_NS, Carried, Steps
 from netmon.dl.verdict.host_part import KEPT, alike, explains, kept_more, stopped_in
 from netmon.dl.verdict.judged import Blamed, Judged
 from netmon.dl.verdict.phases import Phases, phases
-from netmon.dl.verdict.usual import FEWEST, Matrix, matrix, median, usual_rows
+from netmon.dl.verdict.usual import FEWEST, Matrix, matrix, measure, median, spread, usual_rows
 from netmon.dl.verdict.window import JobTraffic, Window
-from netmon.views import SHARES, Verdict
+from netmon.views import SHARES, Cause, Verdict
 
 NOTABLE = 1.2
 """An iteration that takes so many times the usual stands out."""
@@ -39,16 +39,21 @@ REFERENCES = 6
 
 
 def standing_out(steps: Steps) -> list[int]:
-    """Numbers of the iterations that took NOTABLE × the usual and that were whole, ascending; not the job's first."""
+    """Numbers of the iterations that took NOTABLE × the usual and that were whole, ascending; not the job's first.
+
+    And of those with which the job changed its pace.
+    """
     if not len(steps.number):
         return []
     table = matrix(steps)
-    rows = usual_rows(table)
-    if not len(rows):
-        return []
-    usual = median(table.slowest[rows])
-    found = np.flatnonzero(table.whole & (table.slowest >= NOTABLE * usual) & (np.arange(len(table.number)) > 0))
-    return table.number[found].tolist()  # type: ignore[no-any-return]
+    stands_out = np.zeros(len(table.number), np.bool_)
+    for pace in range(len(table.changes) + 1):
+        rows = measure(table, pace)
+        if len(rows):
+            usual = median(table.slowest[rows])
+            stands_out |= (table.pace == pace) & table.whole & (table.slowest >= NOTABLE * usual)
+    stands_out[0], stands_out[table.changes] = False, True
+    return table.number[stands_out].tolist()  # type: ignore[no-any-return]
 
 
 def wanted_times(table: Matrix, numbers: "list[int]") -> list[tuple[int, int]]:
@@ -95,6 +100,9 @@ def verdict_on(one: Judged, steps: Steps) -> Verdict:
     normal = int(median(table.slowest[usual])) if len(usual) else 0
     excess = end - start - normal if normal else 0
     verdict = Verdict(one.job, int(table.number[row]), start, end, end - start, normal, excess, relative=steps.relative)
+    if row in table.changes and normal:
+        error = round(spread(table.slowest[usual]))
+        return replace(verdict, cause=Cause.CHANGE, compute_ns=excess, error_ns=error, confidence=1.0)
     if not normal or excess <= 0:
         return verdict if not normal else replace(verdict, unknown_ns=excess, confidence=1.0)
     return _weigh(verdict, one, steps, phases(table, row, usual, one.moments, one.seen, one.references))

@@ -7,6 +7,7 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
+from netmon.dl.verdict.change import changes
 from netmon.dl.verdict.evidence import Steps
 
 FEWEST = 5
@@ -48,6 +49,17 @@ class Matrix:
         """(iterations,): duration of the slowest rank."""
         return np.asarray(np.fmax.reduce(self.duration, axis=1))
 
+    @cached_property
+    def changes(self) -> list[int]:
+        """Rows from which on the job itself takes longer, or shorter, than before."""
+        places = np.flatnonzero(self.whole)
+        return places[changes((self.duration - self.exposed)[places], self.slowest[places])].tolist()
+
+    @cached_property
+    def pace(self) -> npt.NDArray[np.int64]:
+        """(iterations,): how many changes there were until then."""
+        return np.searchsorted(self.changes, np.arange(len(self.number)), "right")
+
 
 def matrix(steps: Steps) -> Matrix:
     """The iterations of a job, at least one; of ranks that the job has by its size, where that is known."""
@@ -80,21 +92,24 @@ def matrix(steps: Steps) -> Matrix:
     )
 
 
-def usual_rows(table: Matrix, row: int | None = None) -> npt.NDArray[np.intp]:
-    """The iterations that one is held against: whole, not the job's first, those that met no foreign traffic if
-    there are enough of them; the nearest 200, all where none is judged. None where there are too few."""
-    others = table.whole.copy()
-    if row is not None:
-        others[row] = False
+def usual_rows(table: Matrix, row: int) -> npt.NDArray[np.intp]:
+    """The iterations that one is held against: the nearest 200 of those that are a measure at its time; of one with
+    which the job changes its pace, before it. None where there are too few."""
+    chosen = measure(table, int(table.pace[row]) - (row in table.changes), row)
+    return np.sort(chosen[np.argsort(np.abs(chosen - row), kind="stable")[:_MOST]])
+
+
+def measure(table: Matrix, pace: int, but: int | None = None) -> npt.NDArray[np.intp]:
+    """The iterations of one pace that are a measure: whole, not the job's first, those that met no foreign traffic if
+    there are enough of them. None where there are too few. but: one that is left out."""
+    others = table.whole & (table.pace == pace)
+    if but is not None:
+        others[but] = False
     if others.sum() > FEWEST:
         others[0] = False  # connections begin slowly
     quiet = others & ~table.shared.any(axis=1)
     chosen = np.flatnonzero(quiet if quiet.sum() >= FEWEST else others)
-    if len(chosen) < FEWEST:
-        return chosen[:0]
-    if row is None:
-        return chosen
-    return np.sort(chosen[np.argsort(np.abs(chosen - row), kind="stable")[:_MOST]])
+    return chosen if len(chosen) >= FEWEST else chosen[:0]
 
 
 def median(values: npt.ArrayLike) -> float:

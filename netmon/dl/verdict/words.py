@@ -40,6 +40,7 @@ _CAUSES = {
     Cause.LOSS: "lost packets",
     Cause.SLOW_LINK: "a slow link",
     Cause.HOST: "the host",
+    Cause.CHANGE: "a change of the job itself",
     Cause.UNKNOWN: "an unknown cause",
 }
 
@@ -89,6 +90,8 @@ def renamed(verdict: Verdict, names: Mapping[str, str]) -> Verdict:
 
 def sentence(verdict: Verdict) -> str:
     """One sentence."""
+    if verdict.cause == Cause.CHANGE:
+        return f"job {verdict.job}: {reason(verdict)}"
     number = f"~{verdict.iteration}" if verdict.relative else str(verdict.iteration)
     text = f"iteration {number} of job {verdict.job} took "
     if not verdict.usual_ns:
@@ -103,6 +106,8 @@ def reason(verdict: Verdict) -> str:
     """Why it took longer than usual, without which iteration that is and how much longer it took."""
     if not verdict.usual_ns:
         return "there is no usual time to compare it with"
+    if verdict.cause == Cause.CHANGE:
+        return _change(verdict)
     if verdict.excess_ns <= 0:
         return "not longer than usual"
     text = _reason(verdict)
@@ -123,6 +128,7 @@ _NAMES = {
     Cause.LOSS: "loss",
     Cause.SLOW_LINK: "slow_link",
     Cause.HOST: "host",
+    Cause.CHANGE: "compute",
     Cause.UNKNOWN: "unknown",
 }
 
@@ -151,6 +157,15 @@ def _reason(verdict: Verdict) -> str:
     if verdict.cause == Cause.HOST:
         return f"{at} itself was slow, which cost {ns}; no network cause"
     return "the cause is not known"
+
+
+def _change(verdict: Verdict) -> str:
+    number = f"~{verdict.iteration}" if verdict.relative else str(verdict.iteration)
+    longer = "longer" if verdict.excess_ns > 0 else "shorter"
+    return (
+        f"iterations take {verdict.duration_ns / verdict.usual_ns:.1f} × the {format_duration(verdict.usual_ns)} that "
+        f"they took before, since {number}: every rank computes {longer}; no network cause"
+    )
 
 
 def _windows(verdict: Verdict) -> str:

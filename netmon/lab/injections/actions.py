@@ -302,7 +302,7 @@ class _Changed:
 
 
 class _Asked:
-    """A pause that the script itself makes; its moments are in the script's output."""
+    """A pause that the script itself makes; its moments are in the script's output. A changed batch is not undone."""
 
     def __init__(self, injection: Injection, where: Surroundings) -> None:
         self._after, self._kind = int(injection.at), injection.kind
@@ -315,6 +315,8 @@ class _Asked:
             rf"paused {self._kind} {self._after} (\d+) (\d+)", self._duration / 1e9 + _READY_SECONDS
         )
         self._begun, self._ended = int(told[1]), int(told[2])
+        if self._kind == "batch":
+            self._ended = self._begun + self._duration
         return self._begun
 
     def end(self) -> int:

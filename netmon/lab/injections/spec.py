@@ -23,7 +23,7 @@ _NEEDS_RANK = ("stop", "hog", "quota", "late", "gc", *TRANSFERS)
 _NEEDS_LINK = ("slow-link", "loss", "small-queue", "policer")
 _OF_A_PORT = ("small-queue", "policer")
 _OF_ALL_RANKS, _OF_A_RANK = ("evaluate", "checkpoint"), ("late", "gc")
-ASKED_OF_THE_TRAINER = (*_OF_ALL_RANKS, *_OF_A_RANK)
+ASKED_OF_THE_TRAINER = (*_OF_ALL_RANKS, *_OF_A_RANK, "batch")
 """Done by the script itself. By all ranks after a step: the lab's own trainer within it, the others between it and the
 next. By one rank: before its first gradient, or in the middle of its backward pass."""
 
@@ -35,6 +35,7 @@ CAUSES = {
     **dict.fromkeys(_OF_ALL_RANKS, "pause"),
     **dict.fromkeys(_OF_A_RANK, "straggler"),
     **dict.fromkeys(TRANSFERS, "own_transfer"),
+    "batch": "change",
     "slow-link": "slow_link",
     "loss": "loss",
     "small-queue": "loss",
@@ -58,6 +59,7 @@ _STRENGTHS = {
     "hog": (1.0, 64.0, 4.0),
     "quota": (0.01, 1.0, 0.1),
     "late": (0.0, 1.0, 0.0),
+    "batch": (0.1, 10.0, 1.5),
 }
 """Least, most and usual strength of a kind that has one."""
 

@@ -105,11 +105,11 @@ def main() -> None:
     middle.register_hook(lambda _: pauses.collect(iteration))
     with IterationLog(args.log, rank, Transfers(args.transfers).begin_due) as log, _profiled(args.profile):
         for iteration in range(args.iterations):
-            start = time.monotonic_ns()
+            start, times = time.monotonic_ns(), pauses.computing(iteration)
             optimizer.zero_grad()
             batch = torch.randn(1, 1)
-            loss = (model(batch, [start + ns for ns in times_ns]) - 2 * batch).pow(2).mean()
-            wait_until(start + int(args.compute * (1 - args.backward_share) * 1e9))
+            loss = (model(batch, [start + int(times * ns) for ns in times_ns]) - 2 * batch).pow(2).mean()
+            wait_until(start + int(times * args.compute * (1 - args.backward_share) * 1e9))
             moments.begin()
             pauses.be_late(iteration)
             loss.backward()

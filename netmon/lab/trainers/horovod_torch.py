@@ -95,12 +95,12 @@ def main() -> None:
     middle.register_hook(lambda _: pauses.collect(iteration))
     with IterationLog(args.log, hvd.rank(), Transfers(args.transfers).begin_due) as log:
         for iteration in range(args.iterations):
-            start = time.monotonic_ns()
+            start, times = time.monotonic_ns(), pauses.computing(iteration)
             moments.begin()
             optimizer.zero_grad()
             batch = torch.randn(1, 1)
-            loss = (forward(model, batch, [start + ns for ns in times_ns]) - 2 * batch).pow(2).mean()
-            wait_until(start + int(args.compute * (1 - args.backward_share) * 1e9))
+            loss = (forward(model, batch, [start + int(times * ns) for ns in times_ns]) - 2 * batch).pow(2).mean()
+            wait_until(start + int(times * args.compute * (1 - args.backward_share) * 1e9))
             pauses.be_late(iteration)
             loss.backward()
             optimizer.step()

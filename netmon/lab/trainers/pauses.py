@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a script does now and then besides training. Standard library only.
 
-All ranks evaluate, or write a checkpoint, after a step: the work is a wait, as the trainers' computing is, and an
-evaluation ends with its metrics averaged over the ranks: small all-reduces, as scripts have them. One rank is late
-within a step: it waits for its data, or computes, for longer than the others; or its garbage is collected in the middle
-of its backward pass, in which nothing else of that Python runs.
+All ranks evaluate, write a checkpoint, or go on with another batch size, after a step: the work is a wait, as the
+trainers' computing is, and an evaluation ends with its metrics averaged over the ranks: small all-reduces, as scripts
+have them. One rank is late within a step: it waits for its data, or computes, for longer than the others; or its
+garbage is collected in the middle of its backward pass, in which nothing else of that Python runs.
 """
 
 import gc
@@ -14,29 +14,31 @@ from collections.abc import Callable, Iterator
 
 METRICS = 4
 _NEVER_S = 1e6
+_OF_ALL_RANKS = ("evaluate", "checkpoint", "batch")
 
 
 class Pauses:
-    """When a script pauses: AFTER:SECONDS:KIND:RANK:BUSY,…, AFTER being a number of finished iterations.
+    """When a script pauses: AFTER:SECONDS:KIND:RANK:STRENGTH,…, AFTER being a number of finished iterations.
 
-    BUSY: the share of the time in which a late rank computes. A rank that is not RANK is neither late nor collects.
+    STRENGTH: the share of the time in which a late rank computes; of a batch, times as long as at first that a step
+    computes from then on. A rank that is not RANK is neither late nor collects.
     """
 
     def __init__(self, text: str = "", rank: int = 0) -> None:
         """text: as the option has it; empty: never. rank: whose pauses they are."""
         self._after: dict[tuple[int, str], list[tuple[float, float]]] = {}
         for pause in text.split(",") if text else ():
-            after, seconds, kind, whose, busy = pause.split(":")
-            if kind in ("evaluate", "checkpoint") or int(whose) == rank:
-                self._after.setdefault((int(after), kind), []).append((float(seconds), float(busy)))
+            after, seconds, kind, whose, strength = pause.split(":")
+            if kind in _OF_ALL_RANKS or int(whose) == rank:
+                self._after.setdefault((int(after), kind), []).append((float(seconds), float(strength)))
 
     def keep(self, finished: int, average_metric: Callable[[], object]) -> bool:
         """Evaluate or write a checkpoint if it is due after so many iterations, and say whether it was; blocks."""
         due = False
-        for kind in ("evaluate", "checkpoint"):
+        for kind in _OF_ALL_RANKS:
             for seconds, _ in self._due(finished, kind):
                 due = True
-                time.sleep(seconds)
+                time.sleep(seconds if kind != "batch" else 0.0)
                 for _ in range(METRICS if kind == "evaluate" else 0):
                     average_metric()
         return due
@@ -64,3 +66,8 @@ class Pauses:
             begun = time.monotonic_ns()
             yield pause
             print(f"paused {kind} {finished} {begun} {time.monotonic_ns()}", flush=True)
+
+    def computing(self, finished: int) -> float:
+        """Times as long as at first that a step computes after so many iterations."""
+        changed = [after for after, kind in self._after if kind == "batch" and after <= finished]
+        return self._after[max(changed), "batch"][-1][1] if changed else 1.0

@@ -92,11 +92,11 @@ class Trainer:
             log.add(iteration, start, first_enqueue, last_wait, end)
 
     def _step(self, iteration: int, steps: Steps, pauses: Pauses) -> tuple[int, int, int, int]:
-        start = time.monotonic_ns()
+        start, times = time.monotonic_ns(), pauses.computing(iteration)
         self._gradients.compute(iteration)
         reduced: list[Future[None]] = []
         for ready_ns, block in zip(self._ready_ns, self._gradients.blocks(), strict=True):
-            wait_until(start + ready_ns)
+            wait_until(start + int(times * ready_ns))
             if not reduced:
                 pauses.be_late(iteration)
             if len(reduced) == len(self._ready_ns) // 2:
@@ -105,7 +105,7 @@ class Trainer:
                 first_enqueue = time.monotonic_ns()
                 steps.first_enqueue()
             reduced.append(self._enqueue(block))
-        wait_until(start + self._compute_ns)
+        wait_until(start + int(times * self._compute_ns))
         steps.first_wait()
         for block_reduced in reduced:
             block_reduced.result()

@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where a job itself changes its pace: with another batch size, say, every rank computes longer from then on.
+
+What comes before such a change is no measure of what follows. Traffic, a slow link, a late rank and a pause make
+iterations longer, but not the computing of all ranks, for many iterations alike.
+"""
+
+import numpy as np
+import numpy.typing as npt
+
+LASTS = 5
+"""Iterations by which a change is told from a pause."""
+
+CHANGED = 1.15
+"""Times as long, or as short, as before: what a rank computes in an iteration, at least."""
+
+_BEFORE = 10  # iterations that it is compared with, or FEWEST of them
+_FEWEST = 5
+_ALIKE = 1.25  # times: the longest of LASTS iterations beside the shortest
+_TAKES = 1.1  # times: the iterations as a whole
+
+_Floats = npt.NDArray[np.float64]
+
+
+def changes(computed: _Floats, took: _Floats) -> list[int]:
+    """Rows that are the first ones after a change, ascending.
+
+    computed: (iterations, ranks), ns beside waiting for gradients, nan: not known; took: (iterations,), ns, of the
+    slowest rank. Iterations that are not known of all ranks are passed over.
+    """
+    known = np.flatnonzero(np.isfinite(computed).all(axis=1) & (computed > 0).all(axis=1))
+    log, duration = np.log(computed[known]), np.log(took[known])
+    found: list[int] = []
+    begin = 0
+    while (place := _first(log[begin:], duration[begin:])) is not None:
+        begin += place
+        found.append(int(known[begin]))
+    return found
+
+
+def _first(log: _Floats, duration: _Floats) -> int | None:
+    count = len(log) - LASTS + 1
+    if count <= _FEWEST:
+        return None
+    before = _medians_before(np.column_stack([log, duration]))[_FEWEST:count]
+    after = np.lib.stride_tricks.sliding_window_view(log, LASTS, axis=0)[_FEWEST:]
+    more = after - before[:, :-1, None]  # (places, ranks, LASTS)
+    of_ranks = np.median(more, axis=2)
+    side = np.sign(of_ranks[:, 0])
+    all_of_them = (side[:, None] * of_ranks >= np.log(CHANGED)).all(axis=1)
+    each = np.median(more, axis=1)
+    alike = ((side[:, None] * each) >= np.log(CHANGED)).all(axis=1) & (np.ptp(each, axis=1) <= np.log(_ALIKE))
+    takes = np.median(np.lib.stride_tricks.sliding_window_view(duration, LASTS)[_FEWEST:], axis=1) - before[:, -1]
+    places = np.flatnonzero(all_of_them & alike & (side * takes >= np.log(_TAKES)))
+    if not len(places):
+        return None
+    place, level, base = int(places[0]) + _FEWEST, of_ranks[places[0]], before[places[0], :-1]
+    while place > _FEWEST and np.median((log[place - 1] - base) / level) > 0.5:  # changed, and not alike yet
+        place -= 1
+    return place
+
+
+def _medians_before(values: _Floats) -> _Floats:
+    """(places, columns): of each column the median of up to _BEFORE rows before each place; nan for the first."""
+    padded = np.concatenate([np.full((_BEFORE, values.shape[1]), np.nan), values])
+    ordered = np.sort(np.lib.stride_tricks.sliding_window_view(padded, _BEFORE, axis=0), axis=2)[: len(values)]
+    count = np.minimum(np.arange(len(values)), _BEFORE)
+    rows = np.arange(len(values))
+    low, high = ordered[rows, :, np.maximum(count - 1, 0) // 2], ordered[rows, :, np.minimum(count // 2, _BEFORE - 1)]
+    return np.asarray((low + high) / 2)
