@@ -101,7 +101,8 @@ def best_shifts(
 
 
 def _shifts(reference: Sequence[Events], other: Sequence[Events]) -> Iterator[Shift | None]:
-    """Each event of `other` votes with the nearest of `reference`, if that is nearer than half a period."""
+    """Each event of `other` votes with the nearest of `reference`, if that is nearer than half a period; where neither
+    has a period, nothing tells."""
     known = {id(one): one for one in reference}  # many have one reference
     number_of = {one: number for number, one in enumerate(known)}
     theirs, ours = _Flat(list(known.values())), _Flat(other)
@@ -113,7 +114,7 @@ def _shifts(reference: Sequence[Events], other: Sequence[Events]) -> Iterator[Sh
     right = np.minimum(grouped.places(group, ours.time_ns, "left"), last)
     left = np.maximum(right - 1, first)
     before, after = (np.abs(theirs.time_ns[place] - ours.time_ns) for place in (left, right))
-    near = np.flatnonzero(np.minimum(before, after) < half[ours.row])
+    near = np.flatnonzero((np.minimum(before, after) < half[ours.row]) & np.isfinite(half[ours.row]))
     shift = (theirs.number[np.where(before <= after, left, right)] - ours.number)[near]
     row, of = ours.row[near], np.bincount(ours.row[near], minlength=len(other))
     order = np.lexsort((shift, row))

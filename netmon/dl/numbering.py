@@ -183,10 +183,11 @@ class JobNumbers:
         """Decide about the shift of a count of which `told` is known; True where used numbers moved."""
         count, leader, before = heard.whose, heard.leader, heard.whose.shift
         if told and leader:
-            if count.aligned_at == _NEVER:
+            first = count.aligned_at == _NEVER
+            if first:
                 self.version = next(_VERSIONS)
             count.aligned_at = min(count.aligned_at, self._forgotten)
-            self._decide(count, leader, told._replace(shift=told.shift + leader.shift), heard.first)
+            self._decide(count, leader, told._replace(shift=told.shift + leader.shift), first)
             if count.shift != before:
                 self.version = next(_VERSIONS)
         return not heard.first and count.shift != before

@@ -44,7 +44,7 @@ def test_a_changed_batch_size_is_one_change(factor):
     verdict = judge("train", told_of, nothing_carried(), AT)
     assert verdict.cause is Cause.CHANGE
     assert verdict.duration_ns / verdict.usual_ns == pytest.approx((200 * factor + 100) / 300, rel=0.1)
-    assert f"since {AT}: every rank computes {'longer' if factor > 1 else 'shorter'}" in sentence(verdict)
+    assert f"since {AT}: every rank computes {'longer' if factor > 1 else 'less'}" in sentence(verdict)
     later = judge("train", told_of, nothing_carried(), AT + 20)
     assert later.usual_ns == pytest.approx((200 * factor + 100) * MS, rel=0.1)
 

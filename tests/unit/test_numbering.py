@@ -55,6 +55,16 @@ def test_jitter_and_missing_iterations_do_not_change_the_shift(shift, begin, jit
     assert found.shift == shift
 
 
+def test_one_moment_of_each_rank_does_not_tell_which_iteration_it_is():
+    """Agents begin to look one after the other: the first moments that two of them tell may be an iteration apart."""
+    assert shift_between(events(0, 1), events(0, 1, start_ms=100)) is None
+    numbers = JobNumbers()
+    for heard in (1, 2):
+        numbers.tell(0, Trust.RELATIVE, ends(0, heard), 0)
+        numbers.tell(1, Trust.RELATIVE, ends(0, heard, start_ms=100), 0)
+    assert numbers.shift(1) == 1
+
+
 def test_the_first_rank_heard_counts_for_all():
     numbers = JobNumbers()
     numbers.tell(1, Trust.RELATIVE, ends(0, 10), 0)
@@ -152,8 +162,9 @@ def one_shift(reference, other):
     if not len(reference.time_ns) or not len(other.time_ns):
         return None
     place = nearest(reference.time_ns, other.time_ns)
-    near = np.abs(reference.time_ns[place] - other.time_ns) < min(one_period(reference), one_period(other)) / 2
-    if not near.any():
+    half = min(one_period(reference), one_period(other)) / 2
+    near = np.abs(reference.time_ns[place] - other.time_ns) < half
+    if not near.any() or not np.isfinite(half):
         return None
     shifts, votes = np.unique((reference.number[place] - other.number)[near], return_counts=True)
     return int(shifts[votes.argmax()]), int(votes.max()), int(votes.sum())

@@ -53,7 +53,8 @@ class Matrix:
     def changes(self) -> list[int]:
         """Rows from which on the job itself takes longer, or shorter, than before."""
         places = np.flatnonzero(self.whole)
-        return places[changes((self.duration - self.exposed)[places], self.slowest[places])].tolist()
+        found: list[int] = places[changes((self.duration - self.exposed)[places], self.slowest[places])].tolist()
+        return found
 
     @cached_property
     def pace(self) -> npt.NDArray[np.int64]:

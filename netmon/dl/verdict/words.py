@@ -161,7 +161,7 @@ def _reason(verdict: Verdict) -> str:
 
 def _change(verdict: Verdict) -> str:
     number = f"~{verdict.iteration}" if verdict.relative else str(verdict.iteration)
-    longer = "longer" if verdict.excess_ns > 0 else "shorter"
+    longer = "longer" if verdict.excess_ns > 0 else "less"
     return (
         f"iterations take {verdict.duration_ns / verdict.usual_ns:.1f} × the {format_duration(verdict.usual_ns)} that "
         f"they took before, since {number}: every rank computes {longer}; no network cause"

@@ -11,7 +11,7 @@ const STEPS = [1, 2, 5];
 const FONT = "12px system-ui, sans-serif";
 const SMALL = "11px system-ui, sans-serif";
 const NETWORK = new Set(["cross", "other_job", "own_transfer", "loss", "slow_link"]);
-const LETTERS = { cross: "X", other_job: "J", own_transfer: "O", straggler: "S", pause: "P", compute: "C", loss: "L", slow_link: "K", host: "H", unknown: "?" };
+const LETTERS = { cross: "X", other_job: "J", own_transfer: "O", straggler: "S", pause: "P", compute: "C", loss: "L", slow_link: "K", host: "H", change: "Δ", unknown: "?" };
 
 export class Timeline {
   // told: onstale (other lanes), onmoved (another time is shown), onnews (a tile has come), onframe (ms since the last one).
