@@ -63,6 +63,15 @@ def test_a_change_that_does_not_begin_evenly_begins_with_its_first_iteration():
     assert standing_out(steps(computed))[0] == AT
 
 
+def test_a_change_on_a_busy_machine_is_one():
+    """Recorded: medians over the ranks of what they computed, in ms."""
+    computed = noisy()
+    computed[AT : AT + 5] = np.array([131, 144, 164, 140, 153])[:, None]
+    computed[:AT] *= 1.22
+    computed[AT + 5 :] *= 0.75
+    assert standing_out(steps(computed))[0] == AT
+
+
 @pytest.mark.parametrize("rank", [slice(None), 1])
 def test_pauses_are_no_change_nor_is_a_rank_that_stays_late(rank):
     computed = noisy()

@@ -16,7 +16,7 @@ CHANGED = 1.15
 
 _BEFORE = 10  # iterations that it is compared with, or FEWEST of them
 _FEWEST = 5
-_ALIKE = 1.25  # times: the longest of LASTS iterations beside the shortest
+_ALIKE, _ALIKE_SHARE = 1.25, 0.6  # times: the longest of LASTS iterations beside the shortest; or a share of the change
 _TAKES = 1.1  # times: the iterations as a whole
 
 _Floats = npt.NDArray[np.float64]
@@ -49,7 +49,8 @@ def _first(log: _Floats, duration: _Floats) -> int | None:
     side = np.sign(of_ranks[:, 0])
     all_of_them = (side[:, None] * of_ranks >= np.log(CHANGED)).all(axis=1)
     each = np.median(more, axis=1)
-    alike = ((side[:, None] * each) >= np.log(CHANGED)).all(axis=1) & (np.ptp(each, axis=1) <= np.log(_ALIKE))
+    apart = np.maximum(np.log(_ALIKE), _ALIKE_SHARE * np.abs(np.median(each, axis=1)))
+    alike = ((side[:, None] * each) >= np.log(CHANGED)).all(axis=1) & (np.ptp(each, axis=1) <= apart)
     takes = np.median(np.lib.stride_tricks.sliding_window_view(duration, LASTS)[_FEWEST:], axis=1) - before[:, -1]
     places = np.flatnonzero(all_of_them & alike & (side * takes >= np.log(_TAKES)))
     if not len(places):
