@@ -305,7 +305,8 @@ class Agent:
             host=host,
             host_jobs=host_jobs,
         )
-        self._spool.ledger = self._ledger.account(batch.ledger) or self._spool.ledger
+        told = self._ledger.account(batch.ledger) if last is None else downtime.ENDED
+        self._spool.ledger = told or self._spool.ledger
         for part in batch_parts(batch):
             message = encode_body(part)
             body = netmon_pb2.AgentMessage(batch=message).SerializeToString()

@@ -26,6 +26,9 @@ _NIC = ("interface", "direction", "time_ns", "nic_bytes", "nic_packets", "nic_he
 OWN_COUNTERS = tuple(field.name for field in fields(LedgerSample) if field.name not in _NIC)
 """Of a sample: not the NIC's."""
 
+ENDED = b"null"
+"""In place of accounts: the agent ended in order, and whoever stopped it knows that nobody counts."""
+
 Counted = tuple[int, int]
 """(bytes, packets) of a NIC's own counters."""
 
@@ -57,7 +60,7 @@ def encode_accounts(links: Sequence[LinkAccount]) -> bytes:
 def _decode_accounts(text: bytes) -> list[LinkAccount]:
     """Of this boot. Raises ValueError, KeyError, TypeError."""
     document = json.loads(text)
-    if document["boot"] != _boot():
+    if document is None or document["boot"] != _boot():
         return []
     names = [field.name for field in fields(LedgerSample)]
     found = []
@@ -92,7 +95,7 @@ def _taken_over(folder: SpoolFolder, session: str) -> BatchTable | None:
 
 def _accounts(table: BatchTable) -> list[LinkAccount]:
     try:
-        return _decode_accounts(table.account()[1] or b"null")
+        return _decode_accounts(table.account()[1] or ENDED)
     except (ValueError, KeyError, TypeError):
         return []
 

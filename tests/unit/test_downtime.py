@@ -65,7 +65,10 @@ def test_what_cannot_be_known_is_not_told(tmp_path: Path, monkeypatch: pytest.Mo
         end_accounts(folder, "s2", Beginning(9_000, counters), clock)
     monkeypatch.setattr(downtime, "_boot", lambda: "another")
     end_accounts(folder, "s2", NOW, clock)
-    assert last_words(folder, "s1") == []
+    monkeypatch.undo()
+    killed(folder, "ended", downtime.ENDED, 0)
+    end_accounts(folder, "s2", Beginning(9_000, {}), clock)
+    assert last_words(folder, "s1") == last_words(folder, "ended") == []
 
 
 def test_a_spool_of_an_earlier_netmon_has_no_account(tmp_path: Path) -> None:
