@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The recent iterations of one job's ranks, in tables of bounded length."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import numpy as np
 import numpy.typing as npt
@@ -105,11 +105,14 @@ class JobHistory:
             steps[name] = np.where(known, rows[name] + utc, 0)
         return steps
 
-    def usual_ns(self, size: int, fewest: int) -> float:
-        """Median duration of iterations that are accounted for; nan below `fewest`."""
+    def usual_ns(self, size: int, ranks: Collection[int], fewest: int) -> float:
+        """Median duration of iterations that are accounted for; nan where it is below `fewest` of one of these ranks."""
         rows = self._steps.rows
-        durations = rows["duration_ns"][self._members(rows, size)]
-        return float(np.median(durations)) if len(durations) >= fewest else float("nan")
+        members = self._members(rows, size)
+        known, count = np.unique(rows["rank"][members], return_counts=True)
+        if not members.any() or not np.isin(list(ranks), known[count >= fewest]).all():
+            return float("nan")
+        return float(np.median(rows["duration_ns"][members]))
 
     @staticmethod
     def _members(rows: Table, size: int) -> npt.NDArray[np.bool_]:

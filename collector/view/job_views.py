@@ -31,7 +31,7 @@ RECENT = 500  # iterations
 _MOST_JOBS = 4_096
 _KEPT_S = 3_600.0  # a job without an iteration
 _USUAL = 200  # iterations that make what is usual
-_FEWEST = 5  # iterations of each rank from which on there is a usual
+_FEWEST = 5  # iterations of each rank that goes on, from which on there is a usual
 _BEHIND = 10  # iterations that the others have finished since a rank's last one
 _VERDICTS = 5  # the newest
 _ANY_RANK = 1 << 62
@@ -159,6 +159,7 @@ class Jobs:
             if rank is None or last <= rank.number:
                 if rank:
                     job.history.drop(one)
+                job.usual_of = -1  # of it, too, some have to be known
                 job.ranks[one] = _Rank(host, last, (rows, row))  # or a new process, which counts anew
             else:
                 rank.host, rank.number, rank.ended = host, last, (rows, row)
@@ -190,9 +191,10 @@ class Jobs:
             if job is None:
                 continue
             if number.max() > job.usual_of or number.min() < job.usual_of - _USUAL:  # once for all its ranks
-                fewest = _FEWEST * max(1, len(job.ranks))
+                members = job.members()
+                going = members.keys() - dict(job.behind(members)).keys()
                 job.usual_of = int(number.max())
-                job.usual_ns = job.history.usual_ns(job.size or _ANY_RANK, fewest)
+                job.usual_ns = job.history.usual_ns(job.size or _ANY_RANK, going, _FEWEST)
             found.append(own[rows.duration_ns[own] >= NOTABLE * job.usual_ns])
         return np.concatenate(found)
 

@@ -36,6 +36,16 @@ def with_ranks(*counts):
     return jobs
 
 
+def test_nothing_is_slow_before_five_iterations_of_each_rank_are_known():
+    assert not stands_out(with_ranks(8, 3), iteration(3, 1, duration_ms=300))
+    jobs = with_ranks(8)
+    assert stands_out(jobs, iteration(8, duration_ms=300))
+    jobs.ended("h1", iteration(0, 1, duration_ms=300))  # a rank that is heard later
+    assert not stands_out(jobs, iteration(0, 1, duration_ms=300))
+    assert stands_out(with_ranks(8, 5), iteration(5, 1, duration_ms=300))
+    assert stands_out(with_ranks(30, 3), iteration(30, duration_ms=300))  # the other one has stopped
+
+
 def test_a_rank_that_vanishes_is_said():
     assert with_ranks(12, 11).warnings() == []
     assert with_ranks(12, 2).warnings() == ["rank 1 of job 'train' on h1: no iteration since 1"]
