@@ -16,9 +16,10 @@ from netmon.lab.injections.spec import NETWORK
 RECORDED = Path(__file__).parents[1] / "data/verdict"
 EVIDENCE = RECORDED.with_name("verdict-evidence")  # where the links alone cannot tell
 BEFORE = RECORDED.with_name("verdict-before")  # where a slow link held the end of the transfer before up, too
+OWN = RECORDED.with_name("verdict-own")  # what a rank transferred itself
 TRUTHS = [
     {**each, "data": data.name}
-    for data in (RECORDED, EVIDENCE, BEFORE)
+    for data in (RECORDED, EVIDENCE, BEFORE, OWN)
     for each in json.loads((data / "truth.json").read_text())
 ]
 
