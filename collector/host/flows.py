@@ -180,8 +180,8 @@ class AllFlows:
             row["session"] = -1
         self._free += indices
 
-    def tell_traffic(self, unexplained: Sequence[int]) -> None:
-        """Decide anew what each DL flow carries, by what it has carried until now; unexplained: numbers of jobs."""
+    def tell_traffic(self, unexplained: Sequence[int], recovered: Sequence[int]) -> None:
+        """Decide anew what each DL flow carries. Jobs by number: whose steps are not understood, and are again."""
         dl = np.flatnonzero(self.state["class"] == Class.DL_ONLY)
         if not len(dl):
             return
@@ -189,7 +189,8 @@ class AllFlows:
         lifetime = (state["last_ns"] - state["first_ns"]) / NS_PER_S
         jobs = state["session"].astype(np.int64) * len(self.jobs) + state["job"]  # of one host
         told = flow_traffic(state["payload_bytes"], state["payload_packets"], lifetime, jobs)
-        told[(told == Traffic.GRADIENT) & np.isin(state["job"], unexplained)] = Traffic.UNEXPLAINED
+        stays = (state["traffic"] == Traffic.UNEXPLAINED) & ~np.isin(state["job"], recovered)
+        told[(told == Traffic.GRADIENT) & (stays | np.isin(state["job"], unexplained))] = Traffic.UNEXPLAINED
         self.state["changed"][dl[told != state["traffic"]]] = True
         self.state["traffic"][dl] = told
 

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collector.host.ranks import Ranks
 
 _FAR = 1 << 62  # beyond any time that is one
+_MOST_RECOVERED = 1_000  # jobs
 
 
 class RankLog:
@@ -36,6 +37,8 @@ class RankLog:
         self._again: set[str] = set()  # `young` after this tick
         self.unclear: dict[int, Rank] = {}
         """Those whose steps are not understood, or may not be, by serial."""
+        self.recovered: dict[str, None] = {}
+        """Jobs whose steps were not understood and are now."""
         self.young: set[str] = set()
         """Jobs with ranks that have begun lately: the numbers of all are checked at every tick."""
 
@@ -91,10 +94,14 @@ class RankLog:
 
     def understand(self, rank: Rank, understanding: Understanding) -> None:
         """How far its agent understands its steps."""
-        rank.understanding = understanding
-        if understanding is Understanding.UNDERSTOOD:
-            self.unclear.pop(rank.serial, None)
-        else:
+        before, rank.understanding = rank.understanding, understanding
+        name = rank.name or rank.tracker.job
+        if understanding is Understanding.NOT_UNDERSTOOD:
+            self.recovered.pop(name, None)
+        elif before is Understanding.NOT_UNDERSTOOD and len(self.recovered) < _MOST_RECOVERED:
+            self.recovered[name] = None
+        self.unclear.pop(rank.serial, None)
+        if understanding is not Understanding.UNDERSTOOD:
             self.unclear[rank.serial] = rank
 
     def unclear_jobs(self, least: Understanding = Understanding.NOT_UNDERSTOOD) -> dict[str, Rank]:

@@ -98,7 +98,8 @@ class Tables:
 
     def tell_traffic(self) -> None:
         """Decide anew what each DL flow carries."""
-        self.flows.tell_traffic(self._unexplained())
+        recovered = [self.flows.job(name) for name in self.rank_log.recovered]
+        self.flows.tell_traffic(self._unexplained(), recovered)
 
     def _unexplained(self) -> list[int]:
         """Numbers of the jobs whose steps are not understood."""

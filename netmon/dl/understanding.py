@@ -58,13 +58,10 @@ class StepAccount:
         told = calls[(calls["kind"] == STEP_TRANSFER) | (calls["kind"] == STEP_ENQUEUE)]
         if len(told):
             self._calls.append(told)
+        if not self._since_ns:
+            self._wait(told, ranks)
         if begun_ns:
             self._close(begun_ns, step_bytes, ranks)
-        elif not self._since_ns and len(told):
-            sent = told[(told["kind"] == STEP_TRANSFER) & (told["name_hash"] != OF_ONE)]
-            self._unexplained_bytes += int(_bytes(sent, ranks).sum())
-            self._unexplained = [*self._unexplained, *sent["time_ns"].tolist()][: _LEAST_CALLS + 1]
-            self._wait(int(told["time_ns"][-1]))
         if sum(map(len, self._calls)) > _MOST_CALLS:
             self._calls = [joined(self._calls)[-_MOST_CALLS // 2 :]]
 
@@ -88,11 +85,17 @@ class StepAccount:
         elif not many and len(self._shares) >= (_FEWEST if self.state is Understanding.NOT_UNDERSTOOD else 1):
             self.state = Understanding.UNDERSTOOD
 
-    def _wait(self, now_ns: int) -> None:
-        """No step has begun."""
-        if self._unexplained_bytes < _LEAST_BYTES:
+    def _wait(self, told: Table, ranks: int) -> None:
+        """No step had begun by now."""
+        sent = told[(told["kind"] == STEP_TRANSFER) & (told["name_hash"] != OF_ONE)]
+        self._unexplained_bytes += int(_bytes(sent, ranks).sum())
+        self._unexplained = [*self._unexplained, *sent["time_ns"].tolist()][: _LEAST_CALLS + 1]
+        if not len(sent) or self._unexplained_bytes < _LEAST_BYTES:
             return
-        many, long = len(self._unexplained) > _LEAST_CALLS, now_ns - self._unexplained[0] > _PATIENCE_NS
+        many, long = (
+            len(self._unexplained) > _LEAST_CALLS,
+            int(sent["time_ns"][-1]) - self._unexplained[0] > _PATIENCE_NS,
+        )
         self.state = max(self.state, Understanding.NOT_UNDERSTOOD if many and long else Understanding.UNDECIDED)
 
 
