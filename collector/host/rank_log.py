@@ -109,7 +109,7 @@ class RankLog:
         return {
             rank.name or rank.tracker.job: rank
             for rank in self.unclear.values()
-            if rank.understanding >= least and rank.tracker.source is not Source.HOOK
+            if rank.understanding >= least and Source.HOOK not in rank.joined
         }
 
     def calls(self) -> dict[str, bool]:

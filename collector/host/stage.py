@@ -343,7 +343,7 @@ class HostStage:
             for which in (0, 1)
         )
         settled.unclear |= {name: rank.tracker for name, rank in tables.rank_log.unclear_jobs().items()}
-        settled.ended += [rows for each in (ended, tables.steady.ended()) if len(rows := tables.understood(each))]
+        settled.ended += [good for each in (ended, tables.steady.ended()) if len(good := tables.understood(each))]
         for due_rows in (over, tables.steady.settle(np.ascontiguousarray(settled_ns))):
             self._account(settled, tables.understood(due_rows))
         for place in asked:

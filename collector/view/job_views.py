@@ -46,6 +46,7 @@ class JobFacts(NamedTuple):
     shared: int  # ranks whose node was DL-shared in their last iteration
     stopped: tuple[str, ...]  # a line about each rank that has stopped while the others went on
     name: str  # what people call it
+    unclear: bool = False  # its steps are not understood
 
 
 @dataclass
@@ -269,9 +270,8 @@ class Jobs:
             self._jobs[job].pattern, self._jobs[job].view = pattern, None
 
     def warnings(self) -> list[str]:
-        """One line per rank that has stopped while the others went on, and per job whose steps are not understood."""
-        unclear = [f"job {job.name}: {NOT_UNDERSTOOD}" for _, job in sorted(self._jobs.items()) if job.unclear]
-        return [*unclear, *(line for facts in self.facts() for line in facts.stopped)]
+        """One line per rank that has stopped while the others went on."""
+        return [line for facts in self.facts() for line in facts.stopped]
 
     def facts(self) -> list[JobFacts]:
         """Of every job, by name."""
@@ -291,6 +291,7 @@ class Jobs:
                 for number, rank in job.behind(members)
             ),
             name=job.name,
+            unclear=job.unclear,
         )
         return job.facts
 

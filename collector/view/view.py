@@ -15,6 +15,7 @@ from collector.view.state import FINAL, HostState
 from collector.view.steady import SteadyShares
 from netmon.dl.classify import NS_PER_S
 from netmon.records import Class, Table, empty
+from netmon.views import NOT_UNDERSTOOD
 
 _MOST_TABLES = 256  # of final rows that nobody has looked at
 _MOST_ROWS = 1 << 18
@@ -68,6 +69,7 @@ class View:
         names = self._state.link_names()
         shown = np.flatnonzero(links["host"] >= 0)
         jobs = self._jobs.facts()
+        unclear = (f"job {job.name}: {NOT_UNDERSTOOD}" for job in jobs if job.unclear)
         self._jobs.take_scores(self._state.scores(), self._state.stepping_jobs())
         place = np.full(len(links), -1, np.int64)
         place[shown] = np.arange(len(shown))
@@ -88,7 +90,7 @@ class View:
             jobs=jobs,
             forgotten_jobs=self._jobs.forgotten,
             agent_versions=self._state.agent_versions(),
-            warnings=(*trouble, *(line for job in jobs for line in job.stopped), *self._state.warnings()),
+            warnings=(*trouble, *unclear, *(line for job in jobs for line in job.stopped), *self._state.warnings()),
         )
 
     def _present(self, hosts: Table, links: Table) -> Present:

@@ -10,7 +10,10 @@ from collector_stream import MS, clock, hello, mark, rows
 from test_store import Collector, read
 
 from collector.host.telling import tell
+from netmon.dl.understanding import Understanding
 from netmon.records import Batch, Direction, Flow, Moment, Owner, Source
+from netmon.report.job_names import not_understood
+from netmon.report.judging import verdicts
 
 HOSTS = 3
 PERIOD_MS, SENDING_MS = 300, 150
@@ -195,3 +198,62 @@ def test_a_bucket_table_is_told_in_milliseconds(tmp_path):
         collector.store.close()
 
     asyncio.run(scenario())
+
+
+def steps_of(host, understanding, source):
+    """Marks of the host's rank, whose agent says at the beginning how far its calls are understood."""
+
+    def between(first, last):
+        about = {"job": "bert", "rank": host, "size": HOSTS}
+        if first == 0:
+            for one in {Source.UPROBE, source}:
+                yield mark(Moment.JOIN, understanding if one is Source.UPROBE else 0, 0, source=one, **about)
+        for time_ms in range(max(first, 900), last):
+            number, phase = divmod(time_ms - 900, PERIOD_MS)
+            if phase in (98, 251):
+                yield mark(
+                    Moment.FIRST_ENQUEUE if phase == 98 else Moment.LAST_WAIT, number, time_ms, source=source, **about
+                )
+
+    return between
+
+
+@pytest.mark.parametrize(
+    ("understanding", "source", "told"),
+    [
+        (Understanding.UNDERSTOOD, Source.UPROBE, {"uprobe"}),
+        (Understanding.NOT_UNDERSTOOD, Source.UPROBE, set()),
+        (Understanding.NOT_UNDERSTOOD, Source.HOOK, {"hook"}),  # the script says what a step is
+    ],
+)
+def test_steps_that_are_not_understood_are_no_facts(tmp_path, caplog, understanding, source, told):
+    """It is enough that one rank's agent says so."""
+    owners = {host: Owner(10, "python", "", "bert", host, "socket") for host in range(HOSTS)}
+    state = {host: understanding if host == 0 else Understanding.UNDERSTOOD for host in range(HOSTS)}
+    marks = {host: steps_of(host, state[host], source) for host in range(HOSTS)}
+    snapshot = asyncio.run(collect(tmp_path, 8, owner=owners.get, marks=marks.get))
+    stored = (tmp_path / "iterations").exists()
+    assert (set(read(tmp_path, "iterations")["source"]) if stored else set()) == told
+    (job,) = snapshot.jobs
+    assert job.not_understood == (not told)
+    line = "job bert: this job's steps are not understood"
+    assert [line in snapshot.warnings, sum(line in one for one in caplog.messages)] == [not told, int(not told)]
+    assert set(read(tmp_path, "flows")["traffic"]) == {"gradient" if told else "unexplained"}
+    rows_of = read(tmp_path, "buckets")
+    assert set(rows_of["class"]) == {"DL-only"}
+    assert (rows_of["iteration"] >= 0).any() == bool(told)
+    assert not (tmp_path / "verdicts").exists()
+    if not told:
+        assert [*verdicts(tmp_path)] == []
+        assert not_understood(tmp_path) == ["bert"]
+
+
+@pytest.mark.parametrize("understanding", [Understanding.UNDECIDED, Understanding.NOT_UNDERSTOOD])
+def test_the_traffic_does_not_know_better_than_calls(tmp_path, understanding):
+    def joins(host):
+        about = {"job": "bert", "rank": host, "size": HOSTS, "source": Source.UPROBE}
+        return lambda first, last: () if first else [mark(Moment.JOIN, understanding, 0, **about)]
+
+    owners = {host: Owner(10, "python", "", "bert", host, "socket") for host in range(HOSTS)}
+    asyncio.run(collect(tmp_path, 8, owner=owners.get, marks=joins))
+    assert not (tmp_path / "iterations").exists()
