@@ -8,7 +8,7 @@ import numpy.typing as npt
 
 from netmon.dl.verdict.connections import sent_again
 from netmon.dl.verdict.evidence import CELL_NS
-from netmon.dl.verdict.held import PAUSED, Cells, Held, held, together, where_contested, who_went_on
+from netmon.dl.verdict.held import PAUSED, Cells, Held, Stop, held, together, where_contested, who_went_on
 from netmon.dl.verdict.judged import Blamed, Culprit, Judged
 from netmon.dl.verdict.phases import Phases
 from netmon.dl.verdict.slow_link import lossy_link, slow_link
@@ -18,6 +18,7 @@ from netmon.dl.verdict.window import OWN_TRANSFER, UNCLASSIFIED, Window, around
 _MORE = 1.05  # times the usual gradients: what makes it more to transfer
 _AGAIN = 1.5  # the same on a link that was full with others' bytes: what was sent again is their doing
 _PACED = 0.5  # of what was lost where packets were dropped: TCP is slow for a while after that, too, but not evenly
+_BUSY = 0.5  # of a time without a byte
 _MOST_HELD = 1.5  # times what bytes take on a link, which works without a break while it is full
 
 _Floats = npt.NDArray[np.float64]
@@ -52,14 +53,10 @@ def held_up(one: Judged, told: Phases, transfer: float) -> tuple[dict[str, float
         parts[each.cause] = parts.get(each.cause, 0.0) + each.ns
     stopped = max(0.0, beyond(Held.STOPPED))
     stops = sum(stop.end - stop.begin for stop in judged.stops) or 1
-    gaps = 0.0
     for stop in judged.stops:
-        rank, ns = who_went_on(seen, stop), stopped * (stop.end - stop.begin) / stops
-        if rank < 0 and (stop.end - stop.begin < PAUSED or not seen.fine):
-            gaps += ns  # one says nothing, nor does a longer one of which nobody can tell who ended it
-            continue
-        key = "pause" if rank < 0 else f"late {rank}"
+        key, ns = _whose(stop, one, told), stopped * (stop.end - stop.begin) / stops
         parts[key] = parts.get(key, 0.0) + ns
+    gaps = parts.pop("", 0.0)
     lost, slow = max(0.0, beyond(Held.LOST)), beyond(Held.SLOW)
     unclear = lost + slow + gaps
     links: list[int] = []
@@ -77,6 +74,23 @@ def held_up(one: Judged, told: Phases, transfer: float) -> tuple[dict[str, float
     if total > transfer:
         parts = {name: ns * transfer / total for name, ns in parts.items()}
     return parts, Blamed(tuple(culprits), tuple(links))
+
+
+def _whose(stop: Stop, one: Judged, told: Phases) -> str:
+    """Whose a time without a byte is: "late R", "pause" or, where nobody can tell, "".
+
+    A rank that did something else meanwhile says so by its marks: it did not wait. Where several did, all paused; where
+    none did, all waited, and whoever is first to go on had stopped.
+    """
+    seen = one.seen
+    assert seen is not None
+    length = (stop.end - stop.begin) * CELL_NS
+    busy = [rank for rank, ns in told.own.items() if ns >= _BUSY * length] if stop.end - stop.begin >= PAUSED else []
+    hosts = np.unique(one.table.host[one.row, np.isin(one.table.rank, busy)])
+    if len(busy) > 1 and len(hosts) > 1 and 2 * len(busy) >= len(told.own):
+        return "pause"
+    rank = max(busy, key=lambda rank: told.own[rank]) if busy else who_went_on(seen, stop)
+    return f"late {rank}" if rank >= 0 else ""
 
 
 def _capacity(seen: Window) -> _Floats:

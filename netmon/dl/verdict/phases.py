@@ -25,6 +25,7 @@ class Phases:
     timed: bool = False  # it is known when the transfer was
     pause_ns: float = 0.0  # what all ranks did longer beside waiting
     late: tuple[tuple[int, float], ...] = ()  # (rank, what the slowest rank lost by it)
+    own: Mapping[int, float] = field(default_factory=dict)  # by rank: what it did longer beside waiting, and being late
     waited_ns: float = 0.0  # by the slowest rank for gradients when everybody was there
     since_ns: float = 0.0  # of the transfer, UTC: everybody is there
     until_ns: float = 0.0
@@ -77,12 +78,16 @@ def phases(
         pause += waited_for
     elif waited_for > 0:
         late.append((int(table.rank[last]), waited_for))
+    beside = dict(zip(table.rank.tolist(), (more_rest - pause).tolist(), strict=True)) if whole else {}
+    if beside and waited_for > 0:
+        beside[int(table.rank[last])] -= waited_for
     left = _left_behind(told.done, row, slow, last, max(0.0, apart - waited_for))
     return replace(
         found,
         known=True,
         pause_ns=pause,
         late=tuple(late),
+        own=beside,
         waited_ns=more_wait - waited_for,
         left=(table.base_ns + left[0], table.base_ns + left[1]),
     )
