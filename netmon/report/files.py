@@ -31,8 +31,8 @@ _RANGES = {
 
 _NUMBERS, _WORDS = ("flow_id", *_RANGES), ("host", "session", "interface", "direction", "class", "job", "cause")
 _NEEDED = {
-    "buckets": ("flow_id", "bucket_start_ns", "wire_bytes", "class"),
-    "full": ("flow_id", "bucket_start_ns", "wire_bytes", "class"),
+    "buckets": ("flow_id", "bucket_start_ns", "wire_bytes"),
+    "full": ("flow_id", "bucket_start_ns", "wire_bytes"),
     "flows": ("flow_id", "src", "dst"),
     "iterations": ("job", "rank", "iteration", "start_ns", "end_ns"),
     "ledger": ("start_ns", "end_ns", "nic_bytes", "attributed_bytes"),
