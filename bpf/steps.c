@@ -198,6 +198,11 @@ static __always_inline int submit_other(u32 of)
 
 int horovod_other(struct pt_regs *ctx)
 {
+	return submit_other(NETMON_OF_ALL);
+}
+
+int horovod_gather(struct pt_regs *ctx)
+{
 	return submit_other(NETMON_OF_EACH);
 }
 

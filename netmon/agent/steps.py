@@ -154,8 +154,9 @@ class StepMarks:
             rank.detector.forget()
             self._name(pid)
             return []
+        before = rank.detector.iteration
         marks = self._feed(pid, steps)
-        begun = sum(mark.moment is Moment.FIRST_ENQUEUE for mark in marks)
+        begun = max(0, rank.detector.iteration - before)  # also those that are not told
         self._calls.looked_at(pid, rank.uid, len(steps), begun, now_ns)
         return marks
 

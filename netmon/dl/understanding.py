@@ -22,7 +22,7 @@ _STEPS, _FEWEST = 8, 3  # steps that are judged together
 _SENT_IN_SUM = 2  # times its bytes: they are reduced, and then gathered
 _LEAST_BYTES = 1 << 16  # before the first step, to be asked about
 _LEAST_CALLS, _PATIENCE_NS = 16, 10_000_000_000  # without any step
-_MOST_CALLS = 50_000  # of one step
+_MOST_CALLS = 20_000  # of one step
 
 
 class Understanding(IntEnum):

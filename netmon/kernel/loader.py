@@ -31,6 +31,7 @@ STEP_PROGRAMS = (
     *(
         "horovod_enqueue",
         "horovod_other",
+        "horovod_gather",
         "horovod_broadcast",
         "horovod_wait_begin",
         "horovod_wait_end",

@@ -40,17 +40,19 @@ _HOROVOD_OTHERS = re.compile(r"/mpi_lib(\.[^/]+)?\.so$")
 _TORCH = re.compile(r"/libtorch_(cpu|python)\.so$")
 _TORCH_CUDA = re.compile(r"/libtorch_cuda\.so$")
 _NCCL = re.compile(r"/libnccl\.so(\.\d+)*$")
-_OTHER_COLLECTIVES = (
-    *("22EnqueueTensorAllgather", "23EnqueueTensorAllgathers", "21EnqueueTensorAlltoall"),
-    *("26EnqueueTensorReducescatter", "27EnqueueTensorReducescatters"),
-)
+_OTHER_COLLECTIVES = {
+    **dict.fromkeys(("22EnqueueTensorAllgather", "23EnqueueTensorAllgathers"), "horovod_gather"),
+    "22EnqueueTensorBroadcast": "horovod_broadcast",
+    **dict.fromkeys(
+        ("21EnqueueTensorAlltoall", "26EnqueueTensorReducescatter", "27EnqueueTensorReducescatters"), "horovod_other"
+    ),
+}
 # What else ranks send each other: steps that are known by sums do not explain it.
 _GLOO_TRANSFERS = ("9allgatherE", "10allgathervE", "8alltoallE", "9alltoallvE", "6gatherE")
 PROBES = (
     Probe(_HOROVOD, "_ZN7horovod6common23EnqueueTensorAllreducesE", "horovod_enqueue", "horovod_enqueue_cow"),
     Probe(_HOROVOD, "_ZN7horovod6common7Request16set_tensor_shapeE", "horovod_shape"),
-    *(Probe(_HOROVOD, f"_ZN7horovod6common{name}E", "horovod_other") for name in _OTHER_COLLECTIVES),
-    Probe(_HOROVOD, "_ZN7horovod6common22EnqueueTensorBroadcastE", "horovod_broadcast"),
+    *(Probe(_HOROVOD, f"_ZN7horovod6common{name}E", program) for name, program in _OTHER_COLLECTIVES.items()),
     Probe(_HOROVOD_TORCH, "_ZN7horovod5torch12WaitAndClearE", "horovod_wait_begin"),
     Probe(_HOROVOD_TORCH, "_ZN7horovod5torch13HandleManager13ReleaseHandleE", "horovod_wait_end"),
     Probe(_HOROVOD_OTHERS, "_ZN7horovod6common8Timeline3EndE", "horovod_done", "horovod_done_cow"),
