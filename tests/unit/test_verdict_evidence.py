@@ -37,7 +37,8 @@ def watched(*stopped: int, ms: int = 200) -> np.ndarray:
 
 
 @pytest.mark.parametrize(
-    ("stopped", "cause"), [((1,), Cause.STRAGGLER), ((0, 1, 2), Cause.PAUSE), ((0, 2), Cause.PAUSE), ((), Cause.PAUSE)]
+    ("stopped", "cause"),
+    [((1,), Cause.STRAGGLER), ((0, 1, 2), Cause.PAUSE), ((0, 2), Cause.PAUSE), ((), Cause.UNKNOWN)],
 )
 def test_who_was_stopped_while_the_ring_stood_still(stopped, cause):
     run = Run()
@@ -46,11 +47,23 @@ def test_who_was_stopped_while_the_ring_stood_still(stopped, cause):
     verdict = run.judged()
     assert verdict.cause == cause
     assert verdict.rank == (1 if cause == Cause.STRAGGLER else -1)
-    assert (verdict.late_ns if cause == Cause.STRAGGLER else verdict.pause_ns) == pytest.approx(200 * MS, rel=0.15)
+    share = {Cause.STRAGGLER: verdict.late_ns, Cause.PAUSE: verdict.pause_ns, Cause.UNKNOWN: verdict.unknown_ns}[cause]
+    assert share == pytest.approx(200 * MS, rel=0.15)
+
+
+def test_who_did_not_wait_while_the_ring_stood_still():
+    """As one whose garbage is collected in its backward pass, after its first gradients have left."""
+    run = Run()
+    run.stopped(40, 200)
+    run.busy[1] = 190
+    verdict = run.judged()
+    assert (verdict.cause, verdict.rank) == (Cause.STRAGGLER, 1)
+    run.busy[0] = run.busy[2] = 190
+    assert run.judged().cause == Cause.PAUSE
 
 
 @pytest.mark.parametrize(
-    ("kept", "cause"), [((1,), Cause.HOST), ((0, 1, 2), Cause.PAUSE), ((), Cause.PAUSE)], ids=["one", "all", "nobody"]
+    ("kept", "cause"), [((1,), Cause.HOST), ((0, 1, 2), Cause.PAUSE), ((), Cause.UNKNOWN)], ids=["one", "all", "nobody"]
 )
 def test_who_was_kept_from_a_cpu_while_the_ring_stood_still(kept, cause):
     """The others only wait for it: that is no pause of all ranks."""
@@ -69,7 +82,7 @@ def test_who_was_kept_from_a_cpu_while_the_ring_stood_still(kept, cause):
 
 @pytest.mark.parametrize(
     ("throttled", "usually", "cause"),
-    [((1,), 0, Cause.HOST), ((0, 1, 2), 0, Cause.PAUSE), ((1,), 90, Cause.PAUSE), ((), 0, Cause.PAUSE)],
+    [((1,), 0, Cause.HOST), ((0, 1, 2), 0, Cause.PAUSE), ((1,), 90, Cause.UNKNOWN), ((), 0, Cause.UNKNOWN)],
     ids=["one", "all", "as usual", "nobody"],
 )
 def test_who_was_throttled_where_all_wait_for_cpus_anyway(throttled, usually, cause):
@@ -270,8 +283,8 @@ def test_a_rank_that_never_ends_leaves_nothing_to_compare():
     [
         (48, 430, False, Cause.LOSS),
         (48, 430, True, Cause.CROSS),
-        (0, 430, True, Cause.PAUSE),
-        (48, 200, True, Cause.PAUSE),
+        (0, 430, True, Cause.UNKNOWN),
+        (48, 200, True, Cause.UNKNOWN),
     ],
     ids=["lost", "lost to a crowded port", "nothing was sent again", "nothing was outstanding"],
 )

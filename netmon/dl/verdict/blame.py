@@ -21,6 +21,9 @@ _PACED = 0.5  # of what was lost where packets were dropped: TCP is slow for a w
 _BUSY = 0.5  # of a time without a byte
 _MOST_HELD = 1.5  # times what bytes take on a link, which works without a break while it is full
 
+SILENT = "silent"
+"""What is called so is a pause only if something else says that all ranks stood still by themselves."""
+
 _Floats = npt.NDArray[np.float64]
 
 
@@ -77,7 +80,8 @@ def held_up(one: Judged, told: Phases, transfer: float) -> tuple[dict[str, float
 
 
 def _whose(stop: Stop, one: Judged, told: Phases) -> str:
-    """Whose a time without a byte is: "late R", "pause" or, where nobody can tell, "".
+    """Whose a time without a byte is: "late R", "pause", SILENT where the links and marks cannot tell, or, where it is
+    too short for anybody to, "".
 
     A rank that did something else meanwhile says so by its marks: it did not wait. Where several did, all paused; where
     none did, all waited, and whoever is first to go on had stopped.
@@ -90,7 +94,9 @@ def _whose(stop: Stop, one: Judged, told: Phases) -> str:
     if len(busy) > 1 and len(hosts) > 1 and 2 * len(busy) >= len(told.own):
         return "pause"
     rank = max(busy, key=lambda rank: told.own[rank]) if busy else who_went_on(seen, stop)
-    return f"late {rank}" if rank >= 0 else ""
+    if rank >= 0:
+        return f"late {rank}"
+    return SILENT if stop.end - stop.begin >= PAUSED and seen.fine else ""
 
 
 def _capacity(seen: Window) -> _Floats:

@@ -17,7 +17,7 @@ from functools import partial
 import numpy as np
 import numpy.typing as npt
 
-from netmon.dl.verdict.blame import held_up
+from netmon.dl.verdict.blame import SILENT, held_up
 from netmon.dl.verdict.conclude import conclude
 from netmon.dl.verdict.connections import limited
 from netmon.dl.verdict.evidence import CELL_NS, Carried, Steps
@@ -132,10 +132,13 @@ def _weigh(verdict: Verdict, one: Judged, steps: Steps, told: Phases) -> Verdict
     transfer = min(left, max(told.waited_ns, 0.0)) if told.known else 0.0
     noise_ns = told.error_ns
     blamed: Blamed | None = None
+    silent = 0.0  # of the pause, of which nobody has told yet that it is one
     if transfer > 0 and one.seen is not None and told.timed:
         receiver_ns, sender_ns = _windows(one.seen, told, transfer)
         verdict = replace(verdict, receiver_ns=receiver_ns, sender_ns=sender_ns)
         parts, blamed = held_up(one, told, transfer)
+        silent = parts.pop(SILENT, 0.0)
+        shares["pause"] += silent
         for name, ns in parts.items():
             if name.startswith("late "):
                 rank = int(name.split()[1])
@@ -143,8 +146,10 @@ def _weigh(verdict: Verdict, one: Judged, steps: Steps, told: Phases) -> Verdict
                 late_of[rank] = late_of.get(rank, 0.0) + ns
             else:
                 shares[name] += ns
-    _stopped(one, excess, shares, late_of)
-    host_of = _hosts_part(one, excess, shares, late_of, stood)
+    all_stopped = _stopped(one, excess, shares, late_of)
+    host_of, all_kept = _hosts_part(one, excess, shares, late_of, stood)
+    if not (all_stopped or all_kept):
+        shares["pause"] = max(0.0, shares["pause"] - silent)
     shares["host"] = sum(host_of.values())
     shares["late"] = sum(late_of.values())
     shares["unknown"] = max(0.0, excess - sum(shares.values()))
@@ -158,22 +163,22 @@ def _windows(seen: Window, told: Phases, transfer: float) -> tuple[int, int]:
     return round(max(0.0, min(transfer, receiver))), round(max(0.0, min(transfer, sender)))
 
 
-def _stopped(one: Judged, excess: float, shares: dict[str, float], late_of: dict[int, float]) -> None:
-    """What ranks were stopped for is theirs, or, where ranks of several hosts were, everybody's pause.
+def _stopped(one: Judged, excess: float, shares: dict[str, float], late_of: dict[int, float]) -> bool:
+    """What ranks were stopped for is theirs, or, where ranks of several hosts were, everybody's pause. Whether it is.
 
     A ring stands still whoever stops, so the links alone cannot tell which of them it was. What has a culprit of its
     own stays his. Where it is not known of the others, nobody can tell which it was, and it stays unknown.
     """
     stopped = stopped_in(one.waited, span_of(one.table, one.row)) if one.waited is not None else None
     if stopped is None or not stopped.ranks:
-        return
+        return False
     ranks = stopped.ranks
     longest = max(ranks.values())
     all_of_them, may_be_all = (_all(one, who, stopped.watched) for who in ({*ranks}, {*ranks} | stopped.unseen))
     if may_be_all != all_of_them:
         if longest >= _MOSTLY * shares["pause"]:
             shares["pause"] = 0.0
-        return
+        return False
     found = 0.0
     for name in ("pause", "loss", "slow_link"):
         if longest >= _MOSTLY * shares[name]:
@@ -188,6 +193,7 @@ def _stopped(one: Judged, excess: float, shares: dict[str, float], late_of: dict
     else:
         rank = max(ranks, key=lambda one: ranks[one])
         late_of[rank] = late_of.get(rank, 0.0) + found
+    return all_of_them
 
 
 def _all(one: Judged, ranks: set[int], watched: int) -> bool:
@@ -198,11 +204,13 @@ def _all(one: Judged, ranks: set[int], watched: int) -> bool:
 
 def _hosts_part(
     one: Judged, excess: float, shares: dict[str, float], late_of: dict[int, float], stood: Mapping[int, float]
-) -> dict[int, float]:
-    """By rank, what its host's CPUs cost: a quota that throttled it first, then waits for a CPU."""
+) -> tuple[dict[int, float], bool]:
+    """By rank, what its host's CPUs cost: a quota that throttled it first, then waits for a CPU. And whether all ranks
+    were kept from running while all stood still."""
     found: dict[int, float] = {}
+    together = False
     if one.waited is None:
-        return found
+        return found, together
     table, usual = one.table, one.usual
     all_of_them = partial(_all, one, watched=len(np.unique(one.waited["rank"])))
     begin, end = np.nanmin(table.start[usual], axis=1), np.nanmax(table.end[usual], axis=1)
@@ -215,9 +223,10 @@ def _hosts_part(
         late = {rank for rank, ns in late_of.items() if ns > _UNCLEAR * excess}
         more = kept_more(one.waited, name, span_of(table, one.row), spans, late)
         more = {rank: max(0.0, ns - found.get(rank, 0.0)) for rank, ns in more.items()}  # beyond what it answers for
+        together |= explains(more, shares["pause"]) >= 0 and all_of_them(alike(more))
         for rank, ns in _kept(more, all_of_them, shares, late_of, stood, unknown if asked else 0.0).items():
             found[rank] = found.get(rank, 0.0) + ns
-    return found
+    return found, together
 
 
 def _kept(
