@@ -13,13 +13,11 @@ from pathlib import Path
 
 import pytest
 
+from netmon.kernel.privilege import SERVICE_CAPABILITIES
+
 SYSTEMD = Path(__file__).parents[2] / "systemd"
 UNITS = ("netmon-agent.service", "netmon-collector.service")
 EXPOSURE_AT_MOST = {"netmon-agent.service": 3.2, "netmon-collector.service": 1.3}  # of 10: unconfined
-AGENT_CAPABILITIES = {
-    *("CAP_BPF", "CAP_PERFMON", "CAP_NET_ADMIN"),
-    *("CAP_SYS_PTRACE", "CAP_DAC_READ_SEARCH", "CAP_SYS_RESOURCE"),
-}
 
 needs_analyze = pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed")
 
@@ -63,8 +61,8 @@ def test_exposure_is_below_its_bound(unit, record_property):
 
 def test_agent_holds_the_capabilities_it_needs_and_no_more():
     agent = service("netmon-agent.service")
-    assert set(agent["AmbientCapabilities"].split()) == AGENT_CAPABILITIES
-    assert set(agent["CapabilityBoundingSet"].split()) == AGENT_CAPABILITIES
+    assert set(agent["AmbientCapabilities"].split()) == SERVICE_CAPABILITIES.keys()
+    assert set(agent["CapabilityBoundingSet"].split()) == SERVICE_CAPABILITIES.keys()
 
 
 @pytest.mark.parametrize("unit", UNITS)
