@@ -92,6 +92,8 @@ class Agent:
         geometry = choose_geometry(settings.bucket_ns, len(nics), settings.flows)
         self._marks_socket = MarkSocket(settings.socket)
         where, connect = channel(settings)
+        if settings.metrics:  # while the way to its modules is open to us
+            import netmon.agent.metrics  # noqa: F401
         if user := service_user():
             self._use_root(user, geometry)
         self._privileged = Privileged()
@@ -155,10 +157,10 @@ class Agent:
         self._endpoint = self._serve_metrics()
 
     def _use_root(self, user: ServiceUser, geometry: Geometry) -> None:
-        """What takes root, for the last time: only root writes to the cache of programs, and to others' folders."""
-        loader.prepare(geometry)
+        """What takes root, for the last time: only root gives folders away, and writes to the cache of programs."""
         for folder in {self._settings.spool, self._settings.record or self._settings.spool}:
             give_folder(folder, user)
+        loader.prepare(geometry)
         log.info("goes on as user %s", user.name)
 
     def _serve_metrics(self) -> "Endpoint | None":

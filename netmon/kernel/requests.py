@@ -12,7 +12,7 @@ text is an interface's name, which has to be one that the kernel could have give
 | `FindOwners` | ends of connections | find whose the connections are |
 | `LookElsewhere` | ends of TCP connections | read TCP's counters of connections in other network namespaces |
 
-`Start` is answered once, before all others. It chooses sizes: no name, path, flag or code comes from the other part.
+`Start` is answered once, before all others. It chooses sizes within ranges: no path, flag or code comes with it.
 No request names a process, a user, a file, a program, a map or a descriptor: which libraries are probed and which
 files are handed over follows from what the kernel says of the processes that train (`training.timelines`).
 
@@ -127,10 +127,10 @@ def _start(fields: bytes) -> Start:
 
 
 def _interface_name(field: bytes) -> str:
-    """As the kernel's dev_valid_name has it, and in ASCII that can be shown."""
+    """As the kernel's dev_valid_name has it, in UTF-8 that can be shown."""
     name, end, rest = field.partition(b"\0")
-    text = name.decode("ascii", errors="replace")
-    valid = text.isascii() and text.isprintable() and name not in (b"", b".", b"..") and not set(name) & set(b"/: ")
+    text = name.decode(errors="replace")
+    valid = text.isprintable() and text.encode() == name not in (b"", b".", b"..") and not set(name) & set(b"/: ")
     if not end or any(rest) or not valid:
         raise RefusedError("what it names is no interface")
     return text

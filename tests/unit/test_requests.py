@@ -20,7 +20,7 @@ from netmon.kernel.requests import (
 )
 
 FOUR, SIX = Endpoint(6, "10.0.0.1", 5999, "10.0.0.2", 40_000), Endpoint(17, "fe80::1", 53, "fe80::2", 1024)
-START = Start((("eth0", 2), ("ens1f0np0", 2**31 - 1)), "auto", 10_000, 0)
+START = Start((("eth0", 2), ("größe0", 3), ("ens1f0np0", 2**31 - 1)), "auto", 10_000, 0)
 
 
 def start(hook: int = 0, bucket_ns: int = 10_000, flows: int = 0, index: int = 2, name: bytes = b"eth0") -> bytes:
