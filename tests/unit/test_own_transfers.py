@@ -112,14 +112,3 @@ def test_who_may_see_no_processes_sees_no_transfers_either():
     verdict = Uploading().judged()
     assert from_message(to_message(verdict, pb.Verdict()), Verdict) == verdict
     assert verdict_without_names(verdict).culprit == ""
-
-
-def test_a_timeout_on_a_link_that_it_fills_is_its_doing():
-    """TCP's timer runs out while others' bytes go on; what was dropped on the way nobody saw."""
-    run = Uploading()
-    some = range(150 * CELLS, 353 * CELLS)
-    run.paces[some.start : some.start] = [0.0] * len(some)
-    run.sent += [(1, cell, PACE) for cell in some]
-    verdict = run.judged()
-    assert verdict.cause == Cause.OWN_TRANSFER
-    assert verdict.own_transfer_ns >= 0.9 * verdict.excess_ns

@@ -38,7 +38,6 @@ _BEFORE_GAP, _BEFORE_TIMEOUT = 20 * _MS, 50 * _MS
 _TIMER_NS = 180_000_000  # TCP's shortest timeout is 200 ms
 _TIMER_ROUNDS_NS = (198_000_000, 398_000_000, 798_000_000)  # it doubles
 _TIMER_LATE = 1.12  # of it: by what it may be later
-_CROWDED = 0.9  # of a silence
 _ONE_WINDOW = 6_000  # bytes: what TCP sends first after a timeout
 _LOST_LEAST = 4_500  # bytes
 _SLOWLY, _AT_PACE = 0.75, 0.9  # of the pace that a rank reaches; where that is among its paces
@@ -133,8 +132,7 @@ def held(
     for first, last in _silences(seen, span):
         inside = slice(first - span.start, last - span.start)
         waiting = _waiting(seen, first, last)
-        crowded = bool(full.cells[first:last].mean() > _CROWDED)
-        timeout = _is_timeout(seen, dropped, first, last, crowded) or bool(waiting)
+        timeout = _is_timeout(seen, dropped, first, last) or bool(waiting)
         recent = slice(max(0, first - (_BEFORE_TIMEOUT if timeout else _BEFORE_GAP)), first)
         if contested[recent].any() and (timeout or last - first < PAUSED):
             kind[inside] = Held.FOREIGN
@@ -221,24 +219,23 @@ def _silences(seen: Window, span: slice) -> list[tuple[int, int]]:
     return [(int(a), int(b)) for a, b in runs.tolist() if b - a >= _STOPPED]
 
 
-def _is_timeout(seen: Window, dropped: _Floats, first: int, last: int, crowded: bool) -> bool:
+def _is_timeout(seen: Window, dropped: _Floats, first: int, last: int) -> bool:
     """Whether TCP waited for its timer: something was dropped, and whoever began again did so when it runs out.
 
     He had sent nothing for as long as the timer takes; the others may have gone on for a while. Or he began with a
-    packet or two, or much had been dropped, and nobody sent for as long. crowded: a link was full with others' bytes
-    all the time, and what its queue drops may not be seen.
+    packet or two, or much had been dropped, and nobody sent for as long.
     """
     resumed = seen.sent[:, last : last + 2].sum(axis=1)
     before = np.flatnonzero(seen.sent[resumed.argmax(), :first])
     since = int(before[-1]) if len(before) else first
     gone = dropped[max(0, min(since, first) - _AFTER_LOSS) : first].sum()
-    if gone < 1 and not crowded:
+    if gone < 1:
         return False
     waited_ns = (last - since) * CELL_NS
     if any(round_ns <= waited_ns <= _TIMER_LATE * round_ns for round_ns in _TIMER_ROUNDS_NS):
         return True
     long = (last - first) * CELL_NS >= _TIMER_NS
-    return bool(long and gone >= 1 and (gone >= _LOST_LEAST or resumed.sum() <= _ONE_WINDOW))
+    return bool(long and (gone >= _LOST_LEAST or resumed.sum() <= _ONE_WINDOW))
 
 
 def _waiting(seen: Window, first: int, last: int) -> set[tuple[int, int]]:
