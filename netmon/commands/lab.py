@@ -23,6 +23,7 @@ from netmon.commands.lab_options import (
     run_spec,
     sweep_spec,
 )
+from netmon.own_module import typed
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -107,12 +108,15 @@ def _run_beside(args: argparse.Namespace) -> int:
     (prepare(spec.data, args.overwrite) / "log").rmdir()
     names = train_beside(spec, args.beside, args.shift, args.period, _tell_where)
     document = {"data": str(spec.data), "jobs": names, "shift_ns": args.shift, "period_ns": args.period}
-    print(json.dumps(document) if args.json else f"dataset: {spec.data}; next:\n  netmon advise --data {spec.data}")
+    line = f"dataset: {spec.data}; next:\n  {typed('netmon')} advise --data {spec.data}"
+    print(json.dumps(document) if args.json else line)
     return 0
 
 
 def _tell_where(address: str) -> None:
-    log.info(f"lab run: both train; netmon top --collector {address} shows them meanwhile, netmon advise what to do")
+    log.info(
+        f"lab run: both train; {typed('netmon')} top --collector {address} shows them meanwhile, advise what to do"
+    )
 
 
 def _demo(args: argparse.Namespace) -> int:

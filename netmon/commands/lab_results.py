@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from netmon.own_module import typed
 from netmon.units import format_bytes, format_duration, format_rate
 
 if TYPE_CHECKING:
@@ -97,13 +98,13 @@ def _classes(known: Mapping[str, Any]) -> str:
 
 
 def _print_next(data: Path, console: Console) -> None:
-    data = _short(data)
+    data, netmon = _short(data), typed("netmon")
     console.print(
         f"dataset: {data}; next:\n"
-        f"  netmon why --data {data}\n"
-        f"  netmon report {data} --out {data}/report\n"
-        f"  netmon export --data {data} --out iterations.csv\n"
-        f"  python -c \"import pandas; print(pandas.read_parquet('{data}/iterations'))\"",
+        f"  {netmon} why --data {data}\n"
+        f"  {netmon} report {data} --out {data}/report\n"
+        f"  {netmon} export --data {data} --out iterations.csv\n"
+        f"  {typed('python')} -c \"import pandas; print(pandas.read_parquet('{data}/iterations'))\"",
         soft_wrap=True,
     )
 

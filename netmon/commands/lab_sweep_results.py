@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from netmon.own_module import typed
 from netmon.units import format_bytes, format_duration
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ def print_sweep(document: Mapping[str, Any], console: Console) -> None:
         console.print(line, soft_wrap=True)
     data = Path(document["data"])
     data = data.relative_to(Path.cwd()) if data.is_relative_to(Path.cwd()) else data
-    console.print(f"dataset: {data}; next: netmon report {data} --out {data}/report", soft_wrap=True)
+    console.print(f"dataset: {data}; next: {typed('netmon')} report {data} --out {data}/report", soft_wrap=True)
 
 
 def sweep_tables(runs: list[dict[str, Any]]) -> Iterator[FittingTable]:

@@ -1,9 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
+import io
 import os
 import subprocess
+import sys
 from pathlib import Path
 
-from netmon.own_module import own_module
+import pytest
+from rich.console import Console
+from test_store import store_small
+
+from netmon.commands.lab_results import _print_next
+from netmon.own_module import own_module, typed
 
 
 def test_nothing_is_imported_from_where_the_user_stands(tmp_path: Path, monkeypatch):
@@ -14,3 +21,33 @@ def test_nothing_is_imported_from_where_the_user_stands(tmp_path: Path, monkeypa
     done = subprocess.run(**program, capture_output=True, text=True, check=True)
     assert "theirs" not in done.stdout
     assert all(map(os.path.isabs, program["env"]["PYTHONPATH"].split(os.pathsep)))
+
+
+@pytest.mark.parametrize("program", ["netmon", "python"])
+def test_a_program_is_called_as_it_can_be_typed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: str) -> None:
+    own = Path(sys.executable).with_name(program)
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
+    monkeypatch.chdir(tmp_path)
+    assert typed(program) == str(own)
+    monkeypatch.chdir(own.parent.parent)
+    assert typed(program) == f"{own.parent.name}/{program}"
+    monkeypatch.setenv("PATH", f"{own.parent}:/usr/bin:/bin")
+    assert typed(program) == program
+    (tmp_path / program).symlink_to("/bin/true")
+    monkeypatch.setenv("PATH", f"{tmp_path}:{own.parent}")  # another one
+    assert typed(program) != program
+
+
+def test_what_a_run_prints_to_do_next_works_as_it_stands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
+    store_small(tmp_path / "data")
+    said = io.StringIO()
+    _print_next(tmp_path / "data", Console(file=said, width=80))
+    first, *lines = said.getvalue().splitlines()
+    assert first == "dataset: data; next:"
+    assert [line.split("netmon ")[-1].split()[0] for line in lines[:3]] == ["why", "report", "export"]
+    for line in lines:
+        line += " --help" if " report " in line else ""  # drawing takes long, and has tests of its own
+        done = subprocess.run(line, shell=True, capture_output=True, text=True, check=False, timeout=120)
+        assert done.returncode == 0, done.stderr
