@@ -10,86 +10,88 @@ export PIP_RETRIES := 10
 export PIP_TIMEOUT := 60
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-cluster test test-unit test-kernel test-kernels test-machine test-lab test-readers test-long crash-states soak fuzz lint format \
+.PHONY: help setup setup-dev demo demo-cluster test test-unit test-kernel test-kernels test-machine test-lab test-readers test-long crash-states soak fuzz lint format \
   docs proto man wheel deb sbom audit release horovod horovod-tensorflow frameworks clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-setup: .venv/.complete ## make .venv on the interpreter that can import bcc, with netmon and its tools in it
+setup: .venv/.complete ## make .venv on the interpreter that can import bcc, with netmon in it
 
-.venv/.complete: pyproject.toml .ci/setup .ci/packages
-	@.ci/setup
+setup-dev: .venv/.complete-dev ## the same with everything that tests, linters and documentation need
+
+.venv/.complete .venv/.complete-dev: pyproject.toml .ci/setup .ci/packages
+	@.ci/setup $(if $(findstring dev,$@),dev)
 
 demo: setup ## watch a training job meet cross traffic, on this machine, for half a minute (root)
 	@$(python) -m netmon lab demo --data out/demo
 
-demo-cluster: setup horovod ## the same on three NATS servers and two workers, with real Horovod (root)
+demo-cluster: setup-dev horovod ## the same on three NATS servers and two workers, with real Horovod (root)
 	@$(python) -m netmon lab run --bus --trainer horovod --iterations 40 --overwrite --data out/demo-cluster
 
 # Most tests wait most of the time: one worker has kernel and lab, another one all the rest. Real training and real traffic
 # share a few cores with whatever else runs there: a test that fails has to fail twice, the second time by itself.
 # Both failures are printed.
-test: setup frameworks ## every test: unit, kernel and lab (kernel and lab: root); what fails is run once more, alone
+test: setup-dev frameworks ## every test: unit, kernel and lab (kernel and lab: root); what fails is run once more, alone
 	@$(python) -m pytest -n 2 || { [ $$? = 1 ] && echo "netmon: once more, alone:" && \
-	  $(python) -m pytest --last-failed --last-failed-no-failures none --maxfail 1; }
+	  $(python) -m pytest --last-failed --last-failed-no-failures none; }
 
-test-unit: setup ## the tests that need no privilege
+test-unit: setup-dev ## the tests that need no privilege
 	@$(python) -m pytest tests/unit
 
-test-kernel: setup ## the tests that load BPF programs, in network namespaces of their own (root)
+test-kernel: setup-dev ## the tests that load BPF programs, in network namespaces of their own (root)
 	@$(python) -m pytest tests/kernel
 
-test-kernels: setup ## the tests that hold on every kernel, on other kernels under emulation (half an hour; before a release)
+test-kernels: setup-dev ## the tests that hold on every kernel, on other kernels under emulation (half an hour; before a release)
 	@.ci/packages qemu-system-x86 qemu-system-arm cpio kmod
 	@$(python) tests/kernels/run.py --only '$(ONLY)' $(ROWS)
 
-test-machine: setup ## the services on an emulated machine: bounds, power cuts, suspend, NFS, failing disks (half an hour; before a release; root)
+test-machine: setup-dev ## the services on an emulated machine: bounds, power cuts, suspend, NFS, failing disks (half an hour; before a release; root)
 	@.ci/packages qemu-system-x86 mmdebstrap e2fsprogs debhelper dpkg-dev python3-pip
 	@$(python) -m pytest -s -m machine -k '$(ONLY)' tests/machine
 
-test-lab: setup frameworks ## the tests with real training, in the lab (root)
+test-lab: setup-dev frameworks ## the tests with real training, in the lab (root)
 	@$(python) -m pytest tests/lab
 
-test-readers: setup ## programs that read the dataset as it lies: DuckDB, pandas, Polars, Dask (Spark with test-long)
+test-readers: setup-dev ## programs that read the dataset as it lies: DuckDB, pandas, Polars, Dask (Spark with test-long)
 	@$(python) -m pytest tests/readers
 
-test-long: setup ## what `make test` has a short form of: cuts of 5 min, every attack, … (half an hour, root)
+test-long: setup-dev ## what `make test` has a short form of: cuts of 5 min, every attack, … (half an hour, root)
 	@$(python) -m pytest -m long
 
 SECONDS ?= 600
-fuzz: setup ## coverage-guided fuzzing of what strangers send, ten minutes each (SECONDS=5; TARGETS="batch hello"); finds go to out/fuzz
+fuzz: setup-dev ## coverage-guided fuzzing of what strangers send, ten minutes each (SECONDS=5; TARGETS="batch hello"); finds go to out/fuzz
 	@mkdir -p out; for target in $(or $(TARGETS),batch hello marks timeline pcap elf viewer); do echo "fuzz: $$target" && \
 	  $(python) tests/fuzz/fuzz.py $$target out/fuzz -max_total_time=$(SECONDS) -max_len=8192 -timeout=10 -rss_limit_mb=2048 \
 	    >out/fuzz-$$target.log 2>&1 && tail -n 1 out/fuzz-$$target.log || { tail -n 30 out/fuzz-$$target.log; exit 1; }; done
 
-crash-states: setup ## everything that a power cut may leave of spool and dataset, opened by the real start-up (20 minutes)
+crash-states: setup-dev ## everything that a power cut may leave of spool and dataset, opened by the real start-up (20 minutes)
 	@.ci/packages strace
 	@$(python) -m pytest -s -m long tests/unit/test_crash_states.py
 
 SOAK_HOURS ?= 4
-soak: setup ## an agent and a collector under churn for hours: nothing that they hold may grow (SOAK_HOURS=4; root)
+soak: setup-dev ## an agent and a collector under churn for hours: nothing that they hold may grow (SOAK_HOURS=4; root)
 	@PYTHONPATH=tests/unit $(python) tests/kernel/soak.py $$(( $(SOAK_HOURS) * 3600 ))
 
-lint: setup ## ruff, mypy --strict and clang-format; changes nothing
+lint: setup-dev ## ruff, mypy --strict and clang-format; changes nothing
 	@.venv/bin/ruff check .
 	@.venv/bin/ruff format --check .
 	@.venv/bin/mypy --num-workers 2
 	@.venv/bin/clang-format --dry-run -Werror $(kernel_sources)
 
-format: setup ## let ruff and clang-format put the sources in order
+format: setup-dev ## let ruff and clang-format put the sources in order
 	@.venv/bin/ruff check --fix .
 	@.venv/bin/ruff format .
 	@.venv/bin/clang-format -i $(kernel_sources)
 
-docs: setup ## the documentation as a site in out/site, with the reference made from the code
+docs: setup-dev ## the documentation as a site in out/site, with the reference made from the code
 	@NO_MKDOCS_2_WARNING=1 $(python) -m mkdocs build --quiet --config-file docs/mkdocs.yml
 
-proto: setup ## generate netmon/wire from proto/netmon.proto
+proto: setup-dev ## generate netmon/wire from proto/netmon.proto
 	@$(python) -m grpc_tools.protoc -Inetmon/wire=proto --python_out=. --grpc_python_out=. \
 	  --plugin=protoc-gen-mypy=.venv/bin/protoc-gen-mypy --mypy_out=. netmon/wire/netmon.proto
 
-man: setup ## man pages and shell completions, from what --help is made from, into build/share
+man: setup-dev ## man pages and shell completions, from what --help is made from, into build/share
 	@$(python) packaging/tools/manuals.py build/share
 
 wheel: man ## the wheel, with programs, units and examples inside, into dist
@@ -100,13 +102,13 @@ deb: man ## Debian packages of agent and collector, for the interpreter of this 
 	@.ci/packages debhelper dpkg-dev python3-pip
 	@packaging/debian/build dist
 
-sbom: setup ## dist/netmon.cdx.json: the libraries that an installation consists of, as they were tested (CycloneDX)
+sbom: setup-dev ## dist/netmon.cdx.json: the libraries that an installation consists of, as they were tested (CycloneDX)
 	@mkdir -p build dist
 	@$(python) packaging/tools/installed.py 'netmon[bus,metrics,report]' >build/requirements.txt
 	@.venv/bin/cyclonedx-py requirements --pyproject pyproject.toml --output-reproducible --output-file dist/netmon.cdx.json build/requirements.txt
 	@echo dist/netmon.cdx.json
 
-audit: setup ## the libraries: do they fit, are they as published, under open licenses, known to be vulnerable (where a database can be reached)
+audit: setup-dev ## the libraries: do they fit, are they as published, under open licenses, known to be vulnerable (where a database can be reached)
 	@$(python) packaging/tools/audit.py 'netmon[bus,metrics,otlp,report,top,trace,web]'
 
 release: wheel deb sbom ## everything that a release consists of, with checksums, in dist

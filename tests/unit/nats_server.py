@@ -61,7 +61,7 @@ class NatsServer:
 @contextlib.contextmanager
 def running(directory: Path, **bounds: int) -> Iterator[NatsServer]:
     if not PROGRAM.exists():
-        pytest.skip("nats-server is not there: make setup")
+        pytest.skip("nats-server is not there: make setup-dev")
     server = NatsServer(directory, **bounds)
     server.start()
     try:
@@ -77,7 +77,7 @@ SERVERS = 3
 def cluster(directory: Path) -> Iterator[list[NatsServer]]:
     """Three servers, of which a stream may be on all."""
     if not PROGRAM.exists():
-        pytest.skip("nats-server is not there: make setup")
+        pytest.skip("nats-server is not there: make setup-dev")
     first = free_port(2 * SERVERS)
     routes = ", ".join(f'"nats://127.0.0.1:{first + SERVERS + number}"' for number in range(SERVERS))
     servers = []

@@ -38,7 +38,7 @@ H0, H1, WORKER = security(Role.AGENT, "h0"), security(Role.AGENT, "h1"), securit
 
 def server_of(directory: Path, authority: str, port: int = 0) -> NatsServer:
     if not PROGRAM.exists():
-        pytest.skip("nats-server is not there: make setup")
+        pytest.skip("nats-server is not there: make setup-dev")
     made = pki(authority)
     part = configuration([one.identity for one in made.issued()], made.folder(Identity(Role.BUS, "n")))
     return NatsServer(directory, port, cluster=part)
