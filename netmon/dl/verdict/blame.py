@@ -89,10 +89,10 @@ def _whose(stop: Stop, one: Judged, told: Phases) -> str:
     seen = one.seen
     assert seen is not None
     length = (stop.end - stop.begin) * CELL_NS
-    busy = [rank for rank, ns in told.own.items() if ns >= _BUSY * length] if stop.end - stop.begin >= PAUSED else []
+    busy = [rank for rank, ns in told.own.items() if ns >= _BUSY * length]
     hosts = np.unique(one.table.host[one.row, np.isin(one.table.rank, busy)])
     if len(busy) > 1 and len(hosts) > 1 and 2 * len(busy) >= len(told.own):
-        return "pause"
+        return "pause" if stop.end - stop.begin >= PAUSED else ""
     rank = max(busy, key=lambda rank: told.own[rank]) if busy else who_went_on(seen, stop)
     if rank >= 0:
         return f"late {rank}"

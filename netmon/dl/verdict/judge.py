@@ -156,6 +156,16 @@ def _weigh(verdict: Verdict, one: Judged, steps: Steps, told: Phases) -> Verdict
     return conclude(verdict, shares, (late_of, host_of), blamed, noise_ns, one, steps)
 
 
+def _busy_meanwhile(told: Phases, unclear: float, late_of: dict[int, float]) -> None:
+    """What of a transfer nothing else explains is the rank's that did something else in it while the others waited:
+    garbage that is collected in the middle of a backward pass keeps back the gradients that come after it."""
+    if len(told.own) > 1 and unclear > 0:
+        rank, second = sorted(told.own, key=lambda one: -told.own[one])[:2]
+        more = told.own[rank] - max(0.0, told.own[second]) - late_of.get(rank, 0.0)
+        if more > 0:
+            late_of[rank] = late_of.get(rank, 0.0) + min(more, unclear)
+
+
 def _windows(seen: Window, told: Phases, transfer: float) -> tuple[int, int]:
     """How long TCP waited in the transfer, beyond the usual, for the receiver's window and for the send buffer (ns)."""
     span, usual = (told.since_ns, told.until_ns), list(told.usual_spans.values())
