@@ -31,13 +31,13 @@ _RANGES = {
 
 _NUMBERS, _WORDS = ("flow_id", *_RANGES), ("host", "session", "interface", "direction", "class", "job", "cause")
 _NEEDED = {
-    "buckets": ("flow_id", "bucket_start_ns", "wire_bytes"),
-    "full": ("flow_id", "bucket_start_ns", "wire_bytes"),
-    "flows": ("flow_id", "src", "dst"),
+    "buckets": ("bucket_start_ns", "wire_bytes"),
+    "full": ("bucket_start_ns", "wire_bytes"),
+    "flows": ("flow_id",),
     "iterations": ("job", "rank", "iteration", "start_ns", "end_ns"),
-    "ledger": ("start_ns", "end_ns", "nic_bytes", "attributed_bytes"),
-    "verdicts": ("job", "iteration", "start_ns", "end_ns", "cause"),
-    "sessions": ("session", "interface"),
+    "ledger": ("start_ns", "end_ns"),
+    "verdicts": ("job", "start_ns", "end_ns"),
+    "sessions": ("interface",),
 }
 
 
@@ -72,9 +72,10 @@ def read_footer(path: Path) -> pq.FileMetaData:
 def check_schema(path: Path, schema: pa.Schema) -> None:
     """Raises DataError where a column is missing or of another kind than netmon writes, whichever version."""
     there = set(schema.names)
-    for name in _NEEDED.get(path.parents[2].name, ()):
+    table = path.parents[2].name
+    for name in _NEEDED.get(table, ()):
         if name not in there:
-            raise DataError(f"cannot read {path}: it has no column {name}; no netmon has written it")
+            raise DataError(f"cannot read {path}: it has no column {name}, which the table {table} needs")
     for names, kind, is_kind in ((_NUMBERS, "numbers", _is_number), (_WORDS, "text", _is_text)):
         for name in there.intersection(names):
             if not is_kind(found := schema.field(name).type):

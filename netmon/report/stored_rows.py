@@ -54,12 +54,9 @@ class StoredRows:
         """See Rows. A file that is damaged is left out. Raises DataError where there is no dataset."""
         begin, end, longest = _TIMES.get(wanted.table, ("", "", 0))
         span = (wanted.since_ns - longest, wanted.until_ns) if begin else None
-        try:
-            found = open_table(self._data, wanted.table, span)
-        except DataError:
-            if not self._data.is_dir():
-                raise
+        if self._data.is_dir() and not table_files(self._data, wanted.table):
             return
+        found = open_table(self._data, wanted.table, span)
         conditions = [
             ds.field(column).isin(_values(values, found.schema.field(column).type))
             for column, values in wanted.among.items()
