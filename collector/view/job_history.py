@@ -106,7 +106,7 @@ class JobHistory:
         return steps
 
     def usual_ns(self, size: int, ranks: Collection[int], fewest: int) -> float:
-        """Median duration of iterations that are accounted for; nan where it is below `fewest` of one of these ranks."""
+        """Median duration of iterations that are accounted for; nan where there are fewer of one of these ranks."""
         rows = self._steps.rows
         members = self._members(rows, size)
         known, count = np.unique(rows["rank"][members], return_counts=True)
