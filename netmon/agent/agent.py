@@ -94,7 +94,8 @@ class Agent:
         where, connect = channel(settings)
         if settings.metrics:  # while the way to its modules is open to us
             import netmon.agent.metrics  # noqa: F401
-        if user := service_user():
+        user = self._user = service_user()
+        if user:
             self._use_root(user, geometry)
         self._privileged = Privileged()
         privilege.become_unprivileged(user)
@@ -161,7 +162,6 @@ class Agent:
         for folder in {self._settings.spool, self._settings.record or self._settings.spool}:
             give_folder(folder, user)
         loader.prepare(geometry)
-        log.info("goes on as user %s", user.name)
 
     def _serve_metrics(self) -> "Endpoint | None":
         """By this part, which talks to the network already."""
@@ -180,6 +180,8 @@ class Agent:
 
         Raises KernelError when the kernel side is gone, or a thread has ended.
         """
+        if self._user:
+            log.info("runs as user %s", self._user.name)
         self._clock.start()
         self._standstill.start()
         threads = (self._stream, self._leftovers)

@@ -239,7 +239,7 @@ def test_without_root_it_says_what_is_missing() -> None:
 
 def test_without_bcc_it_says_what_to_install(tmp_path: Path) -> None:
     (tmp_path / "bcc.py").write_text("raise ImportError('No module named bcc')\n")
-    places = ("--socket", str(tmp_path / "s"), "--spool", str(tmp_path))
+    places = ("--socket", str(tmp_path / "s"), "--spool", str(tmp_path / "spool"))
     line = fails("--interface", "lo", *places, PYTHONPATH=str(tmp_path))
     assert "cannot import bcc" in line
     assert "install python3-bpfcc" in line
