@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
+from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -13,6 +14,7 @@ import grpc
 import numpy as np
 
 from netmon.records import Batch, ClockSample, Flow, Hello, LedgerSample, Mark, NicSample
+from netmon.service_user import give_socket
 from netmon.wire import netmon_pb2, netmon_pb2_grpc
 from netmon.wire.batches import decode_batch, decode_hello, encode_batch, encode_hello
 
@@ -104,6 +106,7 @@ class Relay:
             netmon_pb2_grpc.add_CollectorServicer_to_server(service, server)  # type: ignore[no-untyped-call]
             server.add_insecure_port(self._listen)
             await server.start()
+            give_socket(Path(self._listen.removeprefix("unix:")))
             self._ready.set()
             await self._stop.wait()
             await server.stop(0.5)

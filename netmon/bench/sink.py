@@ -17,6 +17,7 @@ from pathlib import Path
 import grpc
 import numpy as np
 
+from netmon.service_user import give_socket
 from netmon.wire import netmon_pb2, netmon_pb2_grpc
 from netmon.wire.buckets import decode_buckets
 from netmon.wire.channel import ALIVE_EVERY_S, COLLECTOR_OPTIONS
@@ -105,6 +106,7 @@ def main(address: str, report: str) -> None:
     netmon_pb2_grpc.add_CollectorServicer_to_server(sink, server)  # type: ignore[no-untyped-call]
     server.add_insecure_port(address)
     server.start()
+    give_socket(Path(address.removeprefix("unix:")))
     print(LISTENS, flush=True)
     ended.wait()
     server.stop(1).wait()
