@@ -72,7 +72,7 @@ class Receiver:
         serve_stream = self._stream if self._listen.streams else None
         server.add_generic_rpc_handlers((CollectorService(admission, serve_stream, self._ask),))
         self._health = add_health(server)
-        listen_at(server, self._listen.address, self._listen.door, self._admission)
+        listen_at(server, self._listen.address, self._listen.door, admission)
         await server.start()
         self.send(frames.Listening())
         following = asyncio.create_task(self._health.follow(lambda: self._why_not))

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -116,11 +117,12 @@ def _end_account(table: BatchTable, began: Beginning, clock: ClockSample) -> Non
         now, last = began.counters.get((link.name, link.index, link.sample.direction)), link.sample
         if now is None or now[0] < link.counter[0] or last.time_ns >= began.time_ns:
             continue
-        counted = {
+        counted: dict[str, Any] = {
+            **dict.fromkeys(OWN_COUNTERS, 0),
             "nic_bytes": last.nic_bytes + now[0] - link.counter[0],
             "nic_packets": last.nic_packets + now[1] - link.counter[1],
         }
-        sample = replace(last, **dict.fromkeys(OWN_COUNTERS, 0), **counted, time_ns=began.time_ns)
+        sample = replace(last, **counted, time_ns=began.time_ns)
         ended.append(replace(link, counter=now, sample=sample))
     if not ended:
         return

@@ -31,7 +31,8 @@ from netmon.dl.verdict.own_transfers import JobFlow, own_transfers
 from netmon.dl.verdict.words import cause_words, from_columns, sentence
 from netmon.errors import DataError
 from netmon.records import Direction
-from netmon.report.dataset import open_table, stream, table_files
+from netmon.report.dataset import open_table, stream
+from netmon.report.files import table_files
 from netmon.report.job_names import not_understood
 from netmon.report.judging_evidence import read_said, read_waited
 from netmon.views import RankTimes, Verdict
