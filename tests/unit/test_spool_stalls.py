@@ -12,7 +12,7 @@ import pytest
 from waiting import wait_for
 
 from netmon.agent import spool as spool_module
-from netmon.agent.batch_table import BatchTable, FlowRow, Kept
+from netmon.agent.batch_table import Account, BatchTable, FlowRow, Kept
 from netmon.agent.carried import CARRIED
 from netmon.agent.spool import Spool
 from netmon.agent.spool_folder import SpoolFolder
@@ -37,13 +37,13 @@ class Disk:
         assert calls
         calls._limit_s = limit_s
 
-    def _take(self, table: BatchTable, batches: Sequence[Kept], flows: Sequence[FlowRow]) -> None:
+    def _take(self, table: BatchTable, batches: Sequence[Kept], flows: Sequence[FlowRow], *account: Account) -> None:
         if self._slow and table._path:
             answers = self._answers
             assert answers.wait(120)
             if self._fails:
                 raise sqlite3.OperationalError("disk I/O error")
-        TAKE(table, batches, flows)
+        TAKE(table, batches, flows, *account)
 
     def slow(self) -> None:
         self._slow, self._fails, self._answers = True, False, threading.Event()
