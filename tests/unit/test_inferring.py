@@ -203,6 +203,9 @@ def test_a_bucket_table_is_told_in_milliseconds(tmp_path):
 def steps_of(host, understanding, source):
     """Marks of the host's rank, whose agent says at the beginning how far its calls are understood."""
 
+    moments = (Moment.STEP_START, Moment.STEP_END) if source is Source.HOOK else (Moment.FIRST_ENQUEUE, Moment.LAST_WAIT)
+    bounds = dict(zip((98, 251), moments, strict=True))
+
     def between(first, last):
         about = {"job": "bert", "rank": host, "size": HOSTS}
         if first == 0:
@@ -211,9 +214,7 @@ def steps_of(host, understanding, source):
         for time_ms in range(max(first, 900), last):
             number, phase = divmod(time_ms - 900, PERIOD_MS)
             if phase in (98, 251):
-                yield mark(
-                    Moment.FIRST_ENQUEUE if phase == 98 else Moment.LAST_WAIT, number, time_ms, source=source, **about
-                )
+                yield mark(bounds[phase], number, time_ms, source=source, **about)
 
     return between
 
