@@ -139,7 +139,7 @@ class Ranks(KnownRanks):
         rank.tracker.hear_of_job(mark)
         rank.tracker.join(mark.source)
         rank.joined[mark.source] = mark.time_ns
-        if mark.source == Source.UPROBE:
+        if mark.moment == Moment.JOIN and mark.source == Source.UPROBE:
             self._log.understand(rank, Understanding(min(max(mark.iteration, 0), Understanding.NOT_UNDERSTOOD)))
         rank.left.pop(mark.source, None)
         for early in self.odd.take_aside(key):
