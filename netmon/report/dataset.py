@@ -184,7 +184,7 @@ class Tables:
         dataset = self._datasets[table]
         found: list[tuple[int, int]] = []
         for path in dataset.files if dataset else ():
-            footer = read_footer(path)
+            footer = read_footer(Path(path))
             place = footer.schema.names.index(time) if time in footer.schema.names else -1
             for group in range(footer.num_row_groups):
                 statistics = footer.row_group(group).column(place).statistics if place >= 0 else None

@@ -29,9 +29,11 @@ MOST = 10_000  # iterations: it is ended when enough have been seen
 
 
 @pytest.fixture(scope="module")
-def rows(tmp_path_factory):
+def rows(lab_folder):
     """Iterations as the two collectors have them, each with its true number."""
-    early, late = tmp_path_factory.mktemp("early"), tmp_path_factory.mktemp("late")
+    early, late = lab_folder / "early", lab_folder / "late"
+    early.mkdir()
+    late.mkdir()
     spec = RunSpec(early, trainer="horovod", ring=RANKS, hosts=2, cross=(), cross_load=0, parameters=250_000)
     spec = replace(spec, compute_ns=COMPUTE_NS, iterations=MOST)
     folder = early / "lab"

@@ -203,7 +203,9 @@ def test_a_bucket_table_is_told_in_milliseconds(tmp_path):
 def steps_of(host, understanding, source):
     """Marks of the host's rank, whose agent says at the beginning how far its calls are understood."""
 
-    moments = (Moment.STEP_START, Moment.STEP_END) if source is Source.HOOK else (Moment.FIRST_ENQUEUE, Moment.LAST_WAIT)
+    moments = (
+        (Moment.STEP_START, Moment.STEP_END) if source is Source.HOOK else (Moment.FIRST_ENQUEUE, Moment.LAST_WAIT)
+    )
     bounds = dict(zip((98, 251), moments, strict=True))
 
     def between(first, last):
