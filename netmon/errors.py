@@ -7,6 +7,7 @@ NetmonError                 what was attempted, on what, why it failed, what to 
 ├── KernelError             the kernel refused a program, an attachment or a map
 ├── WireError               a message does not keep the contract of proto/netmon.proto
 ├── DataError               a dataset, capture or file cannot be read or written
+│   └── NoRowsError         a table of a dataset has no row yet
 ├── CertificateError        a certificate, its key or a token is missing, has expired, or is not what it should be
 └── LabError                the testbed could not be built or a part of it failed
 
@@ -36,6 +37,10 @@ class WireError(NetmonError):
 
 class DataError(NetmonError):
     """A dataset, capture or file cannot be read or written."""
+
+
+class NoRowsError(DataError):
+    """A table of a dataset has no row yet."""
 
 
 class CertificateError(NetmonError):

@@ -6,6 +6,7 @@ tries the same examples every time: a change is not refused for what it did not 
 tests are there where Horovod has been built with TensorFlow.
 """
 
+import contextlib
 import functools
 import os
 import sys
@@ -83,3 +84,24 @@ def _nothing_is_left() -> Iterator[None]:
     yield
     if agents := sys.modules.get("sent_agent"):
         agents.end_all()
+
+
+def _bpf_descriptors() -> set[int]:
+    found = set()
+    for entry in os.scandir("/proc/self/fd"):
+        with contextlib.suppress(FileNotFoundError):  # the directory's own
+            if os.readlink(entry.path).startswith("anon_inode:bpf"):
+                found.add(int(entry.name))
+    return found
+
+
+@pytest.fixture(autouse=True)
+def bpf_ends_with_the_test(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Programs and maps that a test of the kernel has loaded go with it: one process runs hundreds of these."""
+    if request.node.get_closest_marker("kernel") is None:
+        yield
+        return
+    before = _bpf_descriptors()
+    yield
+    for descriptor in _bpf_descriptors() - before:
+        os.close(descriptor)

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 from pyarrow.fs import LocalFileSystem
 
-from netmon.errors import DataError
+from netmon.errors import DataError, NoRowsError
 from netmon.report.files import (
     check_rows,
     check_schema,
@@ -72,13 +72,13 @@ def open_table(
 
     begins_ns: only files that may hold rows which begin in this time (UTC). paths: only these of its files.
 
-    Raises DataError where there is none.
+    Raises NoRowsError where it has no row yet, DataError where there is no dataset.
     """
     if not data.is_dir():
         raise DataError(f"cannot read {data}: no such directory; give the --data of a collector")
     paths = paths or table_files(data, table)
     if not paths:
-        raise DataError(f"cannot read {table} in {data}: the dataset holds no row of it yet")
+        raise NoRowsError(f"cannot read {table} in {data}: the dataset holds no row of it yet")
     if begins_ns:
         paths = files_of_time(paths, *begins_ns) or paths[-1:]
     schemas = {path: _read_schema(path) for path in (paths[0], paths[-1])}

@@ -10,7 +10,7 @@ import pyarrow.dataset as ds
 
 from netmon.dl.traffic import TRAFFIC_NAMES, Traffic
 from netmon.dl.verdict.words import renamed
-from netmon.errors import DataError
+from netmon.errors import NoRowsError
 from netmon.job_names import distinct_names
 from netmon.report.dataset import open_table, stream
 from netmon.views import Verdict
@@ -22,9 +22,7 @@ def job_names(data: Path) -> dict[str, str]:
     """By job, no two alike; empty where nobody says. Blocks: it reads three columns. Raises DataError: no dataset."""
     try:
         table = open_table(data, "iterations")
-    except DataError:
-        if not data.is_dir():
-            raise
+    except NoRowsError:
         return {}
     if "job_name" not in table.schema.names:  # of an earlier netmon
         return {}
@@ -38,9 +36,7 @@ def not_understood(data: Path) -> list[str]:
     try:
         flows = stream(open_table(data, "flows"), ["job"], ds.field("traffic") == TRAFFIC_NAMES[Traffic.UNEXPLAINED])
         return sorted({str(job) for batch in flows for job in batch.column(0).unique().drop_null().to_pylist()})
-    except (DataError, pa.ArrowInvalid):  # no flows, or those of an earlier netmon
-        if not data.is_dir():
-            raise
+    except (NoRowsError, pa.ArrowInvalid):  # no flows, or those of an earlier netmon
         return []
 
 

@@ -29,7 +29,7 @@ from netmon.dl.verdict import (
 )
 from netmon.dl.verdict.own_transfers import JobFlow, own_transfers
 from netmon.dl.verdict.words import cause_words, from_columns, sentence
-from netmon.errors import DataError
+from netmon.errors import DataError, NoRowsError
 from netmon.records import Direction
 from netmon.report.dataset import open_table, stream
 from netmon.report.files import table_files
@@ -104,9 +104,8 @@ def told(data: Path, job: str | None = None, within_ns: tuple[int, int] = ALWAYS
             condition &= ds.field("job") == job
         found = [from_columns(row) for batch in stream(table, None, condition) for row in batch.to_pylist()]
         return sorted(found, key=lambda verdict: (verdict.job, verdict.start_ns))
-    except DataError:
-        if not data.is_dir():
-            raise
+    except NoRowsError:
+        pass
     try:
         return list(islice(verdicts(data, job, within_ns=within_ns), _MADE_NOW))
     except (DataError, pa.ArrowInvalid):  # no iteration, or a file that cannot be read: the report names it
@@ -237,7 +236,7 @@ def read_carried(data: Path, rows: pd.DataFrame, times: Sequence[tuple[int, int]
     begin, end = min(t[0] for t in times), max(t[1] for t in times)
     try:
         table = open_table(data, "buckets", (begin - _AROUND_NS, end))
-    except DataError:
+    except NoRowsError:
         return nothing_carried()
     when = ds.field("bucket_start_ns")
     condition = ds.field("host").isin(hosts) & (when >= begin - _AROUND_NS) & (when < end)
@@ -303,7 +302,7 @@ def _sessions(data: Path, sessions: set[str]) -> tuple[dict[tuple[str, str], int
     """Capacity by session and interface; the largest bound of their clocks."""
     try:
         table = open_table(data, "sessions")
-    except DataError:
+    except NoRowsError:
         return {}, 0
     capacity, error = dict[tuple[str, str], int](), 0
     for batch in stream(table, ["session", "interface", "capacity_bps", "clock_error_ns"]):
@@ -323,7 +322,7 @@ def _flows(data: Path, wanted: Sequence[tuple[str, int]], iterations: pd.DataFra
     of_job: dict[tuple[str, int], JobFlow] = {}
     try:
         table = open_table(data, "flows")
-    except DataError:
+    except NoRowsError:
         table = None
     known = [name for name in _FLOW if name in table.schema.names] if table is not None else []
     condition = ds.field("session").isin(sorted({session for session, _ in wanted} | set(iterations["session"])))

@@ -11,7 +11,7 @@ import pyarrow.dataset as ds
 
 from netmon.dl.verdict.connections import COLUMNS, SAID, nothing_said
 from netmon.dl.verdict.host_part import WAITED
-from netmon.errors import DataError
+from netmon.errors import NoRowsError
 from netmon.report.dataset import open_table, stream
 
 _UNKNOWN = -1
@@ -58,7 +58,7 @@ def _read(
     """Rows that begin in a time (UTC); none where there is no such table. Columns that it does not have are null."""
     try:
         found = open_table(data, table, span)
-    except DataError:
+    except NoRowsError:
         return pd.DataFrame(columns=names)
     if span:
         condition &= (ds.field("start_ns") >= span[0]) & (ds.field("start_ns") < span[1])

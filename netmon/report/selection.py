@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
-from netmon.errors import DataError, UsageError
+from netmon.errors import NoRowsError, UsageError
 from netmon.report.dataset import all_of, open_table, stream
 
 FOR_EVER = 1 << 62
@@ -79,7 +79,7 @@ def open_rows(data: Path, table: str, window: Window) -> tuple[ds.Dataset, ds.Ex
 def _of_iterations(data: Path, window: Window, since: int, until: int) -> tuple[int, int]:
     try:
         iterations = open_table(data, "iterations")
-    except DataError:
+    except NoRowsError:
         return since, until
     condition = rows_within(replace(window, hosts=()), "iterations", iterations.schema.names)
     batches = list(stream(iterations, ["start_ns", "end_ns"], condition))

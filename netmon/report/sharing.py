@@ -12,7 +12,7 @@ import pyarrow.dataset as ds
 from netmon.columnar import Columns
 from netmon.dl.sharing.advice import Advice
 from netmon.dl.sharing.passed import Iterations, Names, Passed, iterations
-from netmon.errors import DataError
+from netmon.errors import DataError, NoRowsError
 from netmon.report.dataset import open_table, stream
 
 _LINK = ["host", "interface", "direction"]
@@ -82,7 +82,7 @@ def _capacities(data: Path) -> dict[tuple[str, str], int]:
     known: dict[tuple[str, str], int] = {}
     try:
         table = open_table(data, "sessions")
-    except DataError:
+    except NoRowsError:
         return known
     for batch in stream(table, ["host", "interface", "capacity_bps"]):
         for row in batch.to_pylist():

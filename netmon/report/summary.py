@@ -14,7 +14,7 @@ from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
 from netmon.dl.theory import ring_bytes
-from netmon.errors import DataError
+from netmon.errors import NoRowsError
 from netmon.records import CLASS_COLOURS, CLASS_NAMES
 from netmon.report.dataset import open_table, stream
 from netmon.report.job_names import names_of, with_names
@@ -61,9 +61,7 @@ def _read(data: Path, table: str) -> pd.DataFrame:
         found = open_table(data, table)
         rows: pd.DataFrame = pa.Table.from_batches(list(stream(found)), found.schema).to_pandas()
         return rows
-    except DataError:
-        if not data.is_dir():
-            raise
+    except NoRowsError:
         return pd.DataFrame()
 
 

@@ -14,8 +14,11 @@ from netmon.lab.spec import RunSpec
 from netmon.records import Direction
 
 KINDS = tuple(kind for kind in CAUSES if kind not in ("policer", "batch"))
-"""What is injected: of each as much. A policer slows a link and loses packets; either is right to say. A changed batch
-size is not undone."""
+"""What is injected if nobody says: of each as much. A policer slows a link and loses packets; either is right to say. A
+changed batch size is not undone, so it is the last of its run."""
+
+_LAST = "batch"
+_AFTER_LAST = 15  # iterations
 
 PER_RUN = 10
 _QUIET_BEFORE = 14  # iterations, until there is a usual
@@ -32,11 +35,16 @@ RATES_MBPS = (200, 300, 500)
 def plan(
     injections: int, seed: int, trainers: Sequence[str], data: Path, kinds: Sequence[str] = KINDS
 ) -> list[RunSpec]:
-    """Runs with so many injections in all, PER_RUN in each; run N writes to DATA/run-N. Every kind is as frequent."""
+    """Runs with so many injections in all, PER_RUN in each, or a changed batch size beside; run N writes to DATA/run-N.
+    Every kind is as frequent."""
     generator = np.random.default_rng(seed)
     every = [kinds[number % len(kinds)] for number in range(injections)]
     generator.shuffle(every)
-    runs = [every[begin : begin + PER_RUN] for begin in range(0, injections, PER_RUN)]
+    others = [kind for kind in every if kind != _LAST]
+    last = len(every) - len(others)
+    runs = [others[begin : begin + PER_RUN] for begin in range(0, max(len(others), last * PER_RUN), PER_RUN)]
+    for run in runs[:last]:
+        run.append(_LAST)
     return [
         draw_run(generator, data / f"run-{number:03}", trainers[number % len(trainers)], some, seed + number)
         for number, some in enumerate(runs)
@@ -74,7 +82,7 @@ def draw_run(
     for kind in kinds:
         injection = _injection(generator, kind, spec, at + float(generator.uniform()), usual_ns)
         injections.append(injection)
-        at += math.ceil(injection.duration_ns / usual_ns) + 1 + _QUIET_BETWEEN
+        at += math.ceil(injection.duration_ns / usual_ns) + 1 + (_QUIET_BETWEEN if kind != _LAST else _AFTER_LAST)
     return RunSpec(**{**spec.__dict__, "injections": tuple(injections), "iterations": math.ceil(at)})
 
 
@@ -127,4 +135,5 @@ _STRENGTHS = {
     "hog": (3.0, 12.0),
     "quota": (0.05, 0.12),
     "late": (0.0, 1.0),
+    "batch": (1.3, 2.0),
 }

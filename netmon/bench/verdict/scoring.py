@@ -2,12 +2,12 @@
 """Verdicts held against the truth.
 
 Of an injection, the iteration counts that it made longest by the trainers' own log; of one that lasts for LASTING_NS,
-each that it made long counts. Where that is not ASKED × the
-usual, or one of twenty iterations took as long that nothing was done to, it is not known to be the injection's doing,
-and no verdict is asked for: one that is right does not count, one that blames the network for what was something else
-does. Of a slow or lossy link, either end is the right culprit: bytes and retransmissions at the ends cannot tell where
-between them it was. Verdicts are matched by time, not by number. Every verdict counts for whether it accuses: the
-network is accused falsely where nothing of the network's was injected while the iteration lasted.
+each that it made long counts. Where that is not ASKED × the usual, or one of twenty iterations took as long that
+nothing was done to, it is not known to be the injection's doing, and no verdict is asked for: one that is right does
+not count, one that blames the network for what was something else does. Of a change that lasts, the iteration counts
+with which it began. Of a slow or lossy link, either end is the right culprit: bytes and retransmissions at the ends
+cannot tell where between them it was. Verdicts are matched by time, not by number. Every verdict counts for whether it
+accuses: the network is accused falsely where nothing of the network's was injected while the iteration lasted.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -29,6 +29,7 @@ OFTEN = 0.95
 NOTHING = "nothing"
 """In the place of a cause: none was injected, or none was told."""
 
+CHANGE = "change"
 RIGHT, WRONG_CAUSE, WRONG_CULPRIT, MISSED, NO_EFFECT = "right", "wrong cause", "wrong culprit", "missed", "no effect"
 LASTING_NS = 2_000_000_000
 _AFTER_NS = 1_000_000  # of an injection's end, for clocks and what was on its way
@@ -91,6 +92,8 @@ def _counted(truth: Truth, injection: Mapping[str, Any]) -> list[int]:
     hit = truth.hit(dict(injection))
     if not len(hit):
         return [-1]
+    if injection["cause"] == CHANGE:
+        return hit[:1].tolist()  # type: ignore[no-any-return]
     least = max(ASKED * truth.usual_ns, float(np.quantile(truth.undisturbed, OFTEN)) + 1)
     lasts = (injection["end_ns"] or int(truth.end_ns[-1])) - injection["start_ns"] >= LASTING_NS
     long = hit[truth.lasted_ns[hit] >= least] if lasts else hit[:0]
@@ -108,7 +111,7 @@ def _outcome(run: str, truth: Truth, injection: Mapping[str, Any], iteration: in
     after = int(verdict["told_ns"]) - int(verdict["end_ns"]) if verdict and verdict.get("told_ns") else None
     return Outcome(
         *(run, truth.trainer, injection["kind"], cause, said),
-        judged(cause, said, lasted >= ASKED * usual and lasted > undisturbed, injection, verdict),
+        judged(cause, said, cause == CHANGE or (lasted >= ASKED * usual and lasted > undisturbed), injection, verdict),
         *(int(injection["start_ns"]), usual, lasted - usual, share, after),
         injection,
         verdict,
