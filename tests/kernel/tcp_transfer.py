@@ -10,6 +10,7 @@ from contextlib import contextmanager
 # to do by arguments, and prints what the kernel says at the end, when nothing moves any more.
 BOTH_ENDS = """
 import ctypes, json, os, socket, sys, threading, time
+os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})  # of two CPUs that send for one connection, either may be first
 from netmon.kernel.owners.endpoint import Endpoint
 from netmon.kernel.tcp_info import TCP_INFO, TcpInfo
 left, right, address, megabytes, way = sys.argv[1:]
@@ -26,7 +27,9 @@ sender = socket.create_connection((address, listener.getsockname()[1]))
 receiver, _ = listener.accept()
 (local, port, *_), (remote, remote_port, *_) = sender.getsockname(), sender.getpeername()
 end = Endpoint(6, local, port, remote, remote_port)
-total = int(megabytes) << 20
+# A piece of one segment: a longer one is acknowledged while it is sent, and the rest of it is limited by nothing.
+piece = bytes(1 << 10 if way == "idler" else 1 << 16)
+total = len(piece) * 16 * int(megabytes)
 def read():
     got = 0
     while got < total:
@@ -39,7 +42,7 @@ before = here.look([end])
 for _ in range(int(megabytes) * 16):
     if way == "idler":
         time.sleep(0.02)
-    sender.sendall(bytes(1 << 16))
+    sender.sendall(piece)
 reader.join()
 deadline = time.monotonic() + 30
 def arrived():
