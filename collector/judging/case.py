@@ -22,6 +22,7 @@ from netmon.dl.verdict import (
     times_of,
     verdict_on,
     wanted_times,
+    worth_telling,
 )
 from netmon.dl.verdict.evidence import Numbers
 from netmon.records import Table
@@ -59,7 +60,10 @@ class Case:
     of_flow: npt.NDArray[np.int64]  # by flow: index into whose, −1: of another session
 
     def judged(self) -> Verdict | None:
-        """The verdict; None where nothing that it needs is left. Blocks for some milliseconds; may be a thread's."""
+        """The verdict; None where it is not worth telling, or nothing that it needs is left.
+
+        Blocks for some milliseconds; may be a thread's.
+        """
         there = np.array(sorted(self.clocks), np.int64)
         rows = self.steps[np.isin(self.steps["place"], there)]
         if self.number not in rows["number"]:
@@ -72,6 +76,8 @@ class Case:
         times = wanted_times(table, [self.number])
         one = looked_at(self.job, table, self._carried(maps, there, times), self.number)
         verdict = verdict_on(one, steps)
+        if not worth_telling(one, verdict):
+            return None
         ranks = times_of(one, steps, verdict) if verdict.excess_ns > 0 else ()
         return replace(verdict, relative=self.relative, ranks=most_telling(ranks, _MOST_RANKS))
 

@@ -22,7 +22,7 @@ from collector.judging.recent_rows import Part, RecentRows
 from collector.stages import Stages
 from collector.view.job_views import Jobs
 from netmon.dl.traffic import Traffic
-from netmon.dl.verdict import NOTABLE, Link, Whose, sentence
+from netmon.dl.verdict import Link, Whose, sentence
 from netmon.dl.verdict.connections import COLUMNS, SAID, nothing_said
 from netmon.dl.verdict.host_part import WAITED, nothing_waited
 from netmon.dl.verdict.own_transfers import job_flow, own_transfers
@@ -38,7 +38,7 @@ _WAIT_S = 0.8  # after an iteration's last mark: rows of all hosts have come by 
 _CHANGE_S = 6.0  # at most, until it is known of one whether the job has changed its pace by it
 _FINISH_S = 2.0
 _LATELY_S = 30.0
-_WAITED = ("job", "rank", "start_ns", "end_ns", "run_delay_ns", "throttled_ns", "stopped_ns")
+_WAITED = ("job", "rank", "start_ns", "end_ns", "run_delay_ns", "throttled_ns", "stopped_ns", "cpu_ns")
 _SAID = ("start_ns", "end_ns", *COLUMNS.values())
 _SAVED_S = 1.0  # of CPU time that has not been used
 
@@ -174,7 +174,7 @@ class Judging:
                     continue
                 verdict, took_s = await asyncio.to_thread(_judged, case)
                 self._budget_s -= took_s
-                if verdict is not None and _stands_out(verdict) and self._jobs[job].tell(number):
+                if verdict is not None and self._jobs[job].tell(number):
                     verdict = replace(verdict, told_ns=time.time_ns())
                     self._viewed.judged(verdict)
                     self._store(verdict)
@@ -219,7 +219,7 @@ class Judging:
         for name in ("rank", "start_ns", "end_ns"):
             waited[name] = told[name]
         waited["waited_ns"] = np.maximum(told["run_delay_ns"], 0)
-        for name in ("throttled_ns", "stopped_ns"):
+        for name in ("throttled_ns", "stopped_ns", "cpu_ns"):
             waited[name] = np.maximum(told[name], 0)
         return Told(waited, told["session"].astype(np.int64))
 
@@ -269,10 +269,6 @@ class Judging:
             if len(self._jobs) <= _MOST_JOBS and self._jobs[first].heard_s >= before:
                 return
             del self._jobs[first]
-
-
-def _stands_out(verdict: Verdict) -> bool:
-    return verdict.cause == Cause.CHANGE or verdict.duration_ns >= NOTABLE * verdict.usual_ns > 0
 
 
 def _judged(case: Case) -> tuple[Verdict | None, float]:

@@ -20,12 +20,14 @@ from netmon.dl.verdict import (
     Steps,
     Whose,
     in_cells,
-    judge,
+    looked_at,
     matrix,
     nothing_carried,
     rank_times,
     standing_out,
+    verdict_on,
     wanted_times,
+    worth_telling,
 )
 from netmon.dl.verdict.own_transfers import JobFlow, own_transfers
 from netmon.dl.verdict.words import cause_words, from_columns, sentence
@@ -199,12 +201,16 @@ def _of_run(
             continue
         inside = rows["iteration"].isin(numbers[begin:end])
         steps = steps_of(rows[inside])
+        table = matrix(steps)
         due = sorted(own) if iteration is not None else [n for n in standing_out(steps) if n in own and n in wanted]
         for first in range(0, len(due), _TOGETHER):
             some = due[first : first + _TOGETHER]
-            carried = with_evidence(data, job, rows[inside], wanted_times(matrix(steps), some))
+            carried = with_evidence(data, job, rows[inside], wanted_times(table, some))
             for number in some:
-                yield judge(job, steps, carried, number)
+                one = looked_at(job, table, carried, number)
+                verdict = verdict_on(one, steps)
+                if iteration is not None or worth_telling(one, verdict):
+                    yield verdict
 
 
 def steps_of(rows: pd.DataFrame) -> Steps:

@@ -19,7 +19,7 @@ _UNKNOWN = -1
 
 def read_waited(data: Path, job: str, begin_ns: int, end_ns: int) -> npt.NDArray[np.void] | None:
     """What kept a job's ranks from running in a time (UTC), dtype WAITED; None where nobody tells."""
-    names = ["rank", "start_ns", "end_ns", "run_delay_ns", "throttled_ns", "stopped_ns"]
+    names = ["rank", "start_ns", "end_ns", "run_delay_ns", "throttled_ns", "stopped_ns", "cpu_ns"]
     told = _read(data, "host", names, (begin_ns, end_ns), (ds.field("job") == job) & (ds.field("rank") >= 0))
     if not len(told):
         return None
@@ -27,7 +27,7 @@ def read_waited(data: Path, job: str, begin_ns: int, end_ns: int) -> npt.NDArray
     for name in ("rank", "start_ns", "end_ns"):
         waited[name] = told[name]
     waited["waited_ns"] = told["run_delay_ns"].fillna(0)
-    for name in ("throttled_ns", "stopped_ns"):
+    for name in ("throttled_ns", "stopped_ns", "cpu_ns"):
         waited[name] = told[name].fillna(0)
     return waited
 

@@ -7,7 +7,8 @@ nothing was done to, it is not known to be the injection's doing, and no verdict
 not count, one that blames the network for what was something else does. Of a change that lasts, the iteration counts
 with which it began. Of a slow or lossy link, either end is the right culprit: bytes and retransmissions at the ends
 cannot tell where between them it was. Verdicts are matched by time, not by number. Every verdict counts for whether it
-accuses: the network is accused falsely where nothing of the network's was injected while the iteration lasted.
+accuses: the network is accused falsely where nothing of the network's was injected while the iteration lasted, nor, of
+the same cause, while the one before did: what is lost then is sent again in the next one.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -163,11 +164,13 @@ def _of_iteration(truth: Truth, iteration: int, told: Sequence[Told]) -> Told | 
 def _accused(run: str, truth: Truth, verdict: Told) -> Accusation | None:
     if verdict["cause"] not in NETWORK:
         return None
+    before_ns = int(truth.start_ns[max(0, int(np.searchsorted(truth.start_ns, verdict["start_ns"], "right")) - 2)])
     under_way = [
         each
         for each in truth.injections
         if each["start_ns"] < verdict["end_ns"]
-        and (each["end_ns"] or np.iinfo(np.int64).max) + _AFTER_NS > verdict["start_ns"]
+        and (each["end_ns"] or np.iinfo(np.int64).max) + _AFTER_NS
+        > (before_ns if each["cause"] == verdict["cause"] else verdict["start_ns"])
     ]
     if any(each["cause"] in NETWORK for each in under_way):
         return None

@@ -14,10 +14,11 @@ import numpy.typing as npt
 from netmon.dl.verdict.usual import median, spread
 from netmon.records import Table
 
-_COLUMNS = ("rank", "start_ns", "end_ns", "waited_ns", "throttled_ns", "stopped_ns")
+_COLUMNS = ("rank", "start_ns", "end_ns", "waited_ns", "throttled_ns", "stopped_ns", "cpu_ns")
 WAITED = np.dtype([(name, "<i8") for name in _COLUMNS])
 """How long the thread of a rank that waited most for a CPU did in a time (UTC), for how long the rank's CPU quota
-throttled it, summed over CPUs, and for how long the rank was stopped, by a signal or a debugger."""
+throttled it, summed over CPUs, for how long the rank was stopped, by a signal or a debugger, and the CPU time of all
+its threads; 0 where that is not known."""
 
 KEPT = ("throttled_ns", "waited_ns")
 """What keeps a rank from running, the clearer one first: a thread waits on any busy host, and while it is throttled."""
@@ -68,16 +69,18 @@ def kept_more(
     rows: of WAITED; name: one of KEPT, of which a row counts no more than its own length. Times are UTC; usual:
     (iterations, 2), those of the usual ones, of which some may not have been watched. late: ranks that are known to
     have been late; of them it is clear sooner: over a longer time, waits that come and go are nearer to their mean.
-    A rank that is throttled is so for a part of a row, without a break; that it was in this time is what is asked.
+    A rank that is throttled is so for a part of a row, without a break; that it was in this time is what is asked. One
+    that ran for a larger share of this time than it usually does was not kept from running, however long one of its
+    threads waited: it had more to do.
     """
     found: dict[int, float] = {}
     for rank in np.unique(rows["rank"][rows[name] > 0]).tolist():
         own = rows[rows["rank"] == rank]
         begin, end = own["start_ns"].min(), own["end_ns"].max()
         watched = usual[(begin <= usual[:, 0]) & (usual[:, 1] <= end)]
-        own = own[own[name] > 0]
-        if len(watched) < _FEWEST:
+        if len(watched) < _FEWEST or (name == "waited_ns" and _ran_more(own, span, watched)):
             continue
+        own = own[own[name] > 0]
         own[name] = np.minimum(own[name], own["end_ns"] - own["start_ns"])
         now, *then = within(own, name, np.concatenate([[span], watched]), at_most=name == "throttled_ns")
         longer = (span[1] - span[0]) / (watched[:, 1] - watched[:, 0])
@@ -87,6 +90,12 @@ def kept_more(
         if more > _CLEAR * apart:
             found[rank] = more
     return {rank: ns for rank, ns in found.items() if ns > 0}
+
+
+def _ran_more(own: Table, span: _Span, usual: npt.NDArray[np.int64]) -> bool:
+    """Whether a rank had the CPU for a larger share of a time than of usual iterations. own: its rows of WAITED."""
+    now, *then = within(own, "cpu_ns", np.concatenate([[span], usual]))
+    return bool(now / (span[1] - span[0]) > median(then / (usual[:, 1] - usual[:, 0])))
 
 
 class Stopped(NamedTuple):

@@ -26,11 +26,12 @@ from netmon.dl.verdict.judged import Blamed, Judged
 from netmon.dl.verdict.phases import Phases, phases
 from netmon.dl.verdict.usual import FEWEST, Matrix, matrix, measure, median, spread, usual_rows
 from netmon.dl.verdict.window import JobTraffic, Window
-from netmon.views import SHARES, Cause, Verdict
+from netmon.views import NETWORK, SHARES, Cause, Verdict
 
 NOTABLE = 1.2
 """An iteration that takes so many times the usual stands out."""
 
+_SCATTERS = 8  # times: what a job's iterations differ by at any time
 _MOSTLY = 0.5  # of a share, from which on a stop of that length explains all of it
 _NEARLY = 0.75  # of a time: the rest of it is what the waits brought about
 _UNCLEAR = 0.1  # of the excess, from which on what is not known is asked about
@@ -108,6 +109,20 @@ def verdict_on(one: Judged, steps: Steps) -> Verdict:
     return _weigh(verdict, one, steps, phases(table, row, usual, one.moments, one.seen, one.references))
 
 
+def worth_telling(one: Judged, verdict: Verdict) -> bool:
+    """Whether it is told to somebody who has not asked for this iteration.
+
+    It takes NOTABLE × the usual. If nothing in the network is the cause, it is also longer than what the job's
+    iterations differ by at any time, which only their shorter half shows: the longer one has the disturbed ones.
+    """
+    if verdict.cause == Cause.CHANGE:
+        return True
+    if not verdict.duration_ns >= NOTABLE * verdict.usual_ns > 0:
+        return False
+    took = one.table.slowest[one.usual]
+    return verdict.cause in NETWORK or verdict.excess_ns >= _SCATTERS * (median(took) - float(np.quantile(took, 0.16)))
+
+
 def span_of(table: Matrix, row: int) -> tuple[int, int]:
     """From the first rank's beginning of an iteration to the last one's end (UTC)."""
     return int(np.nanmin(table.start[row])) + table.base_ns, int(np.nanmax(table.end[row])) + table.base_ns
@@ -151,6 +166,7 @@ def _weigh(verdict: Verdict, one: Judged, steps: Steps, told: Phases) -> Verdict
     if not (all_stopped or all_kept):
         shares["pause"] = max(0.0, shares["pause"] - silent)
     shares["host"] = sum(host_of.values())
+    _busy_meanwhile(told, excess - sum(shares.values()) - sum(late_of.values()), late_of)
     shares["late"] = sum(late_of.values())
     shares["unknown"] = max(0.0, excess - sum(shares.values()))
     return conclude(verdict, shares, (late_of, host_of), blamed, noise_ns, one, steps)
@@ -287,4 +303,5 @@ __all__ = [
     "standing_out",
     "verdict_on",
     "wanted_times",
+    "worth_telling",
 ]
