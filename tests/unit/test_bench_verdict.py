@@ -44,6 +44,28 @@ def test_every_planned_run_can_be_done_and_the_same_seed_plans_the_same(tmp_path
     assert all(len(spec.injections) <= PER_RUN for spec in specs)
 
 
+def test_a_changed_batch_size_is_the_last_of_its_run(tmp_path):
+    kinds = ("batch", "gc", "late")
+    specs = plan(30, 7, ("ddp",), tmp_path, kinds)
+    of_runs = [[each.kind for each in spec.injections] for spec in specs]
+    assert sorted(kind for run in of_runs for kind in run) == sorted(kinds * 10)
+    assert all(run.count("batch") == 1 and run[-1] == "batch" for run in of_runs)
+    for spec in specs:
+        spec.check()
+        assert spec.iterations >= spec.injections[-1].at + 15
+
+
+def test_a_change_counts_where_it_began_and_only_there(run):
+    truth, durations = run
+    ends = np.cumsum(durations)
+    change = injected("batch", "change", int(ends[4]), int(ends[-1]))
+    truth = Truth("ring", "ring", truth.start_ns, truth.end_ns, truth.lasted_ns, (change,))
+    (outcome,) = score("run", truth, [told(5, "change", durations)])[0]
+    assert outcome.outcome == "right"
+    (outcome,) = score("run", truth, [told(7, "change", durations)])[0]
+    assert outcome.outcome == "missed"
+
+
 def injected(kind, cause, begin, end, **more):
     blank = {"host": "", "hosts": [], "rank": None, "processes": [], "job": ""}
     return {**blank, "kind": kind, "cause": cause, "start_ns": begin, "end_ns": end, **more}
@@ -109,6 +131,15 @@ def test_accusing_the_network_of_a_stopped_rank_counts_twice(run):
 def test_accusing_the_network_of_what_nobody_did(run):
     (accusation,) = outcome_of(run, told(5, "cross", run[1]), told(1, "straggler", run[1]))[1]
     assert accusation.injected == ("nothing",)
+
+
+def test_what_is_lost_is_sent_again_in_the_next_iteration(run):
+    truth, durations = run
+    ends = np.cumsum(durations)
+    loss = injected("loss", "loss", int(ends[5]), int(ends[6]) - 2 * MS, host="h0", direction="tx")
+    truth = Truth("ring", "ring", truth.start_ns, truth.end_ns, truth.lasted_ns, (loss,))
+    assert score("run", truth, [told(7, "loss", durations)])[1] == []
+    assert len(score("run", truth, [told(8, "loss", durations), told(7, "cross", durations)])[1]) == 2
 
 
 def test_what_did_not_hurt_is_not_asked_for(run):

@@ -58,6 +58,10 @@ def test_who_did_not_wait_while_the_ring_stood_still():
     run.busy[1] = 190
     verdict = run.judged()
     assert (verdict.cause, verdict.rank) == (Cause.STRAGGLER, 1)
+    some = 40 * CELLS
+    run.paces = [1.0] * some + [0.01] * (200 * CELLS) + run.paces[:some]  # the others still say that they wait
+    verdict = run.judged()
+    assert (verdict.cause, verdict.rank) == (Cause.STRAGGLER, 1)
     run.busy[0] = run.busy[2] = 190
     assert run.judged().cause == Cause.PAUSE
 
