@@ -3,13 +3,14 @@
 
 from typing import TYPE_CHECKING
 
+from netmon.version import __version__
+
 if TYPE_CHECKING:
     from os import PathLike
 
     from netmon.analysis import Live, Recording
 
-__version__ = "0.1.0"
-__all__ = ["open"]
+__all__ = ["__version__", "open"]
 
 
 def open(where: "str | PathLike[str]", tls: "str | None" = None) -> "Recording | Live":

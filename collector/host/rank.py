@@ -3,7 +3,7 @@
 
 from array import array
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -56,6 +56,16 @@ class Steps(NamedTuple):
     until_ns: int  # …to here
     shift: int  # what to add to its own numbers
     spans: "array[int]"  # as IterationTracker.spans has them
+
+
+class Owner(Protocol):
+    """The ranks of a session, as who keeps ranks of all sessions knows them."""
+
+    place: int  # of the session
+    offset_ns: int  # from mono to UTC
+
+    def recounted(self, rank: "Rank") -> None:
+        """Its job counts its iterations in another way now."""
 
 
 @dataclass

@@ -2,19 +2,16 @@
 """What the ranks of all hosts have to tell the job stage, in the order in which it came to be."""
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from collector.host.rank import Rank
+from collector.host.rank import Owner, Rank
 from collector.messages import Holder, Step
 from collector.tick_messages import RANKS_TOLD, STEPS_TOLD, About, BeatsTold, Count
 from netmon.dl.numbering import Trust
 from netmon.dl.understanding import Understanding
 from netmon.records import Source, Table
-
-if TYPE_CHECKING:
-    from collector.host.ranks import Ranks
 
 _FAR = 1 << 62  # beyond any time that is one
 _MOST_RECOVERED = 1_000  # jobs
@@ -25,7 +22,7 @@ class RankLog:
 
     def __init__(self) -> None:
         """Begin without sessions."""
-        self.ranks: dict[int, tuple[Ranks, Rank]] = {}
+        self.ranks: dict[int, tuple[Owner, Rank]] = {}
         self._serials = self._sessions = 0
         self._opened: list[tuple[int, Holder]] = []
         self._jobs: dict[str, int] = {}
@@ -52,7 +49,7 @@ class RankLog:
         self._opened.append((self._sessions, holder))
         return self._sessions
 
-    def add(self, whose: "Ranks", rank: Rank) -> None:
+    def add(self, whose: Owner, rank: Rank) -> None:
         """A rank that is new gets its serial."""
         self._serials += 1
         rank.serial = self._serials

@@ -287,7 +287,7 @@ class HostStage:
         rows = tables.pending.take(np.ascontiguousarray(tables.places.table["settled_ns"]))
         tables.tell_traffic()
         there = set(distinct(rows["session"]).tolist())
-        steps = tables.steps([self._sessions[place].window for place in busy if place in there])
+        steps = tables.steps([self._sessions[place].window.ranks for place in busy if place in there])
         found, buckets = self._final(settled, rows, steps)
         tables.account(found)
         settled.final.append(found)

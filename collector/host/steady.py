@@ -7,13 +7,13 @@ been: what is in here is given back to it.
 """
 
 from collections.abc import Callable, Collection, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from collector.host.iteration_rows import Common, IterationRows
-from collector.host.rank import CHECK_EVERY, CHECK_EVERY_NS, SELDOM_NS, Rank
+from collector.host.rank import CHECK_EVERY, CHECK_EVERY_NS, SELDOM_NS, Owner, Rank
 from collector.host.steady_rank import ENDED, ORDER, ROW, State, give_back, state_of
 from collector.tick_messages import STEPS_TOLD, BeatsTold
 from netmon.columnar import Columns, joined
@@ -24,9 +24,6 @@ from netmon.dl.numbering import EVIDENCE, Trust
 from netmon.dl.source import IN_ORDER, RECENT
 from netmon.mark_runs import MarkTable, Whose
 from netmon.records import Table
-
-if TYPE_CHECKING:
-    from collector.host.ranks import Ranks
 
 _Numbers = npt.NDArray[np.int64]
 _FIRST = 64  # rows
@@ -61,7 +58,7 @@ class SteadyRanks:
         self._rows = np.zeros(_FIRST, ROW)
         self._open = np.zeros((_FIRST, 2, _MARKS), np.int64)  # times and errors of the step that has begun; 0: none
         self._recent = np.zeros((_FIRST, _MARKS, 2, RECENT), np.int64)  # numbers and times, in turn
-        self._ranks: list[tuple[Ranks, Rank] | None] = []
+        self._ranks: list[tuple[Owner, Rank] | None] = []
         self._each: list[Iteration] = []  # what all iterations of each row's rank have in common
         self._common: Common | None = None  # the same as it is now, once it has been asked for
         self._row_of: dict[tuple[int, Whose], int] = {}
@@ -93,7 +90,7 @@ class SteadyRanks:
 
     # --- who is in here
 
-    def adopt(self, ranks: "Ranks", rank: Rank, job: int, stepper: int, about: Iteration) -> bool:
+    def adopt(self, ranks: Owner, rank: Rank, job: int, stepper: int, about: Iteration) -> bool:
         """Take a rank in, if it is steady. job, stepper: as rows call it; about: what all its iterations have."""
         state = state_of(rank)
         if state is None or rank.told_by is None:
@@ -265,7 +262,7 @@ class SteadyRanks:
         steps, self._steps = self._steps, []
         return steps
 
-    def check(self, young: Collection[str], error_of: Callable[["Ranks"], int]) -> list[BeatsTold]:
+    def check(self, young: Collection[str], error_of: Callable[[Owner], int]) -> list[BeatsTold]:
         """The latest events of ranks whose number in their job is to be checked, as Rank.check_due says.
 
         young: jobs whose ranks all are; error_of: to how many ns the clock of a host is right.
@@ -287,7 +284,7 @@ class SteadyRanks:
             found.append(BeatsTold(rank.serial, Trust(int(told["trust"])), events, error_of(ranks)))
         return found
 
-    def _known(self, row: int) -> "tuple[Ranks, Rank]":
+    def _known(self, row: int) -> tuple[Owner, Rank]:
         known = self._ranks[row]
         assert known is not None
         return known

@@ -2,9 +2,8 @@
 """The tables of all sessions that the stage works on, and what can be computed from them without changing them."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +17,7 @@ from collector.host.ledger import LedgerAccounts
 from collector.host.over import OverIterations
 from collector.host.places import Places
 from collector.host.rank_log import RankLog
-from collector.host.ranks import LONGEST_HISTORY_NS
+from collector.host.ranks import LONGEST_HISTORY_NS, Ranks
 from collector.host.rows import CARRIED, Pending, merge
 from collector.host.steady import SteadyRanks
 from collector.host.steps import AllSteps
@@ -31,9 +30,6 @@ from netmon.dl.account import Asked, HostAccounts, row_keys
 from netmon.dl.classify import Windows
 from netmon.dl.grouped import starts
 from netmon.records import Class
-
-if TYPE_CHECKING:
-    from collector.host.window import HostWindow
 
 _Classes = npt.NDArray[np.uint8]
 _NUMBERS_REST_S = 3600.0
@@ -91,9 +87,9 @@ class Tables:
         """One row per flow and bucket, by session and time."""
         return merge(rows, self.places.table["full_ns"])
 
-    def steps(self, windows: "Sequence[HostWindow]") -> AllSteps:
+    def steps(self, sessions: Iterable[Ranks]) -> AllSteps:
         """The ranks as they are now: of these sessions, and all steady ones."""
-        of_sessions = ((window.place, window.ranks.steps()) for window in windows if window.ranks.busy)
+        of_sessions = ((ranks.place, ranks.steps()) for ranks in sessions if ranks.busy)
         return AllSteps(of_sessions, self.flows, len(self.places.table), self.steady.steps())
 
     def tell_traffic(self) -> None:

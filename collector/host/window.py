@@ -4,7 +4,7 @@
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from collector.dataset.resume import Resume
 from collector.host.align import Alignment, Update
@@ -14,6 +14,7 @@ from collector.host.odd_marks import DISTANT
 from collector.host.rank import Resumed
 from collector.host.ranks import Ranks
 from collector.host.rows import arrived, merge
+from collector.host.tables import Tables
 from collector.messages import Holder
 from netmon.columnar import Columns
 from netmon.dl.account import HostAccount
@@ -34,9 +35,6 @@ from netmon.records import (
     Table,
 )
 from netmon.wire.limits import FURTHEST_NS
-
-if TYPE_CHECKING:
-    from collector.host.tables import Tables
 
 
 @dataclass(frozen=True)
@@ -66,7 +64,7 @@ class _Arrival(NamedTuple):
 class HostWindow:
     """The moving window of one agent's session."""
 
-    def __init__(self, hello: Hello, resume: Resume, tables: "Tables") -> None:
+    def __init__(self, hello: Hello, resume: Resume, tables: Tables) -> None:
         """Begin, or take up a session of which `resume` says what the dataset holds. tables: of all sessions."""
         self.hello, self.settings, self._tables = hello, tables.settings, tables
         self.links = Links(hello)
@@ -233,7 +231,7 @@ class HostWindow:
         """
         rows = arrived(buckets, self.flows.known(buckets["flow_id"]), self.hello.bucket_ns, self.place)
         rows = merge(rows[rows["flow"] >= 0], self.hello.bucket_ns)
-        settled = self._tables.stamped(rows, self._tables.classified(rows).classes, self._tables.steps([self]))
+        settled = self._tables.stamped(rows, self._tables.classified(rows).classes, self._tables.steps([self.ranks]))
         whose = self.flows.state[rows["flow"]]
         start, first, last = rows["start_ns"], rows["start_ns"].min(initial=0), rows["start_ns"].max(initial=-1)
         for over in self._tables.over.within(self.place, int(first), int(last)):

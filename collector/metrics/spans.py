@@ -21,7 +21,7 @@ from opentelemetry.trace import set_span_in_context
 
 from collector.host.iteration_rows import Accounted
 from collector.host.session import Session
-from netmon import __version__
+from netmon.version import __version__
 from netmon.dl.account import Tally
 from netmon.dl.iterations import Iteration
 from netmon.errors import UsageError

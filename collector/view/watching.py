@@ -10,7 +10,7 @@ from typing import Any
 import grpc
 
 from collector.view.frozen import Frozen
-from netmon import __version__
+from netmon.version import __version__
 from netmon.errors import WireError
 from netmon.views import Selection, Snapshot
 from netmon.wire import netmon_pb2

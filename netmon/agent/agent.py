@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from netmon import __version__
+from netmon.version import __version__
 from netmon.agent import downtime
 from netmon.agent.batch_parts import batch_parts
 from netmon.agent.carried import carried

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from netmon import __version__
+from netmon.version import __version__
 from netmon.errors import DataError
 from netmon.records import Batch, ClockSample, Hello, Interface
 from netmon.replay.capture import Capture

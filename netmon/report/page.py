@@ -9,10 +9,10 @@ from datetime import datetime, timezone
 
 import pandas as pd
 
-import netmon
 from netmon.report.study import Study
 from netmon.report.template import PAGE
 from netmon.units import format_duration, format_rate
+from netmon.version import __version__
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ def render(
         title=title,
         basis=basis(study, ""),
         command=command,
-        version=netmon.__version__,
+        version=__version__,
         made=made,
         chapters=chapters,
         findings=findings,

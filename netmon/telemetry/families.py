@@ -10,7 +10,7 @@ from pathlib import Path
 from prometheus_client import Metric
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily
 
-from netmon import __version__
+from netmon.version import __version__
 
 Values = Iterable[tuple[Sequence[str], float]]
 """(the labels' values, the sample's) each."""

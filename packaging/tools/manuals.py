@@ -10,7 +10,7 @@ from pathlib import Path
 import shtab
 from argparse_manpage.manpage import Manpage
 
-from netmon import __version__
+from netmon.version import __version__
 from netmon.cli import make_parser
 
 COMPLETIONS = {
