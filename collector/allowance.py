@@ -7,20 +7,12 @@ Figures are far above what honest agents need, an hour's spool sent at once incl
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING
 
-from netmon.errors import UsageError, WireError
-from netmon.records import Hello
+from netmon.errors import UsageError
 from netmon.units import parse_count
 from netmon.wire import netmon_pb2
-
-if TYPE_CHECKING:  # who only reads what comes needs nothing of what is made of it
-    from collector.entry import Entry
-
-MOST_SESSIONS, MOST_OF_HOST = 8_192, 64
-"""Sessions that are known at a time, of all hosts and of one: those that are connected, and those just over."""
 
 SAVED_S = 60.0
 """What a host has not used is kept for it up to here."""
@@ -56,17 +48,6 @@ def parse_rates(words: list[str]) -> Rates:
 
 SESSION_S = 0.2
 """What an introduction costs beside what is in it."""
-
-
-def check_sessions(known: "Mapping[str, Entry]", hello: Hello) -> None:
-    """Raise WireError where there is no room for one more."""
-    if hello.session in known:
-        return
-    if len(known) >= MOST_SESSIONS:
-        reason = f"there are {MOST_SESSIONS} sessions already"
-        raise WireError(f"session {hello.session} of {hello.host} is refused: {reason}")
-    if sum(entry.session.hello.host == hello.host for entry in known.values()) >= MOST_OF_HOST:
-        raise WireError(f"session {hello.session} is refused: {hello.host} has {MOST_OF_HOST} sessions already")
 
 
 class Allowance:

@@ -3,7 +3,7 @@
 
 import asyncio
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -11,7 +11,12 @@ from collector.door import RefusedBatchError
 from collector.host.session import Session
 from collector.host.telling import Teller
 from collector.set_aside import Sent
+from netmon.errors import WireError
+from netmon.records import Hello
 from netmon.wire import netmon_pb2
+
+MOST_SESSIONS, MOST_OF_HOST = 8_192, 64
+"""Sessions that are known at a time, of all hosts and of one: those that are connected, and those just over."""
 
 MOST_RECENT = 8
 """Messages of a session, kept for a bug report."""
@@ -65,3 +70,14 @@ class Came(NamedTuple):
     rows: int
     horizon_ns: int  # of the last one
     raw: Sequence[bytes]
+
+
+def check_sessions(known: Mapping[str, Entry], hello: Hello) -> None:
+    """Raise WireError where there is no room for one more."""
+    if hello.session in known:
+        return
+    if len(known) >= MOST_SESSIONS:
+        reason = f"there are {MOST_SESSIONS} sessions already"
+        raise WireError(f"session {hello.session} of {hello.host} is refused: {reason}")
+    if sum(entry.session.hello.host == hello.host for entry in known.values()) >= MOST_OF_HOST:
+        raise WireError(f"session {hello.session} is refused: {hello.host} has {MOST_OF_HOST} sessions already")

@@ -8,11 +8,11 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 
 import numpy as np
 
-from collector.allowance import Allowance, check_sessions
+from collector.allowance import Allowance
 from collector.dataset.sink import Sink
 from collector.door import FailedSessionError, RefusedBatchError
 from collector.ending import end_tasks
-from collector.entry import Came, Entry
+from collector.entry import Came, Entry, check_sessions
 from collector.failures import Failures
 from collector.flushing import Flushing
 from collector.full_keeping import keep_full
@@ -264,7 +264,9 @@ class Registry:
 
     def _store_full(self, wanted: Iterable[Wanted]) -> None:
         for one in wanted:
-            task = asyncio.get_running_loop().create_task(keep_full(self, self._triggers, one))
+            task = asyncio.get_running_loop().create_task(
+                keep_full(self.recording(one.hosts), self.full, self.flushing, self._triggers, one)
+            )
             self._pulling.add(task)
             task.add_done_callback(self._pulling.discard)
 

@@ -9,10 +9,10 @@ from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 
-from netmon.version import __version__
 from netmon.config import as_written, defaults_from, to_toml
 from netmon.errors import NetmonError, UsageError
 from netmon.telemetry.logs import TEXT, configure_logs, log_error
+from netmon.version import __version__
 
 COMMANDS = (
     *("agent", "collector", "top", "web", "why", "advise", "export", "report", "trace", "replay", "lab", "doctor"),

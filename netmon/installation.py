@@ -4,9 +4,9 @@ do about each."""
 
 from collections.abc import Iterator, Sequence
 
-from netmon.version import __version__
 from netmon.kernel.probe.check import Check, Status
 from netmon.units import format_bytes, format_duration
+from netmon.version import __version__
 from netmon.views import FULL_COVERAGE, LAG_NS, HostView, LinkView, Snapshot
 
 _MOST_NAMED = 4

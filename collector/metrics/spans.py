@@ -21,10 +21,10 @@ from opentelemetry.trace import set_span_in_context
 
 from collector.host.iteration_rows import Accounted
 from collector.host.session import Session
-from netmon.version import __version__
 from netmon.dl.account import Tally
 from netmon.dl.iterations import Iteration
 from netmon.errors import UsageError
+from netmon.version import __version__
 from netmon.views import Verdict
 from netmon.wire.security import Security, is_local
 

@@ -10,8 +10,8 @@ from typing import Any
 import grpc
 
 from collector.view.frozen import Frozen
-from netmon.version import __version__
 from netmon.errors import WireError
+from netmon.version import __version__
 from netmon.views import Selection, Snapshot
 from netmon.wire import netmon_pb2
 from netmon.wire.shown import ask_without_flows, without_names

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from netmon.version import __version__
 from netmon.agent import downtime
 from netmon.agent.batch_parts import batch_parts
 from netmon.agent.carried import carried
@@ -62,6 +61,7 @@ from netmon.kernel.stops import MAP as STOPS_MAP
 from netmon.kernel.stops import RankStops
 from netmon.records import STEP, Batch, Hello, Interface, LedgerSample, Mark, Table
 from netmon.service_user import ServiceUser, give_folder, require_readable, service_user
+from netmon.version import __version__
 from netmon.wire import netmon_pb2
 from netmon.wire.batches import encode_body, encode_hello, serialise_buckets, serialise_flow
 from netmon.wire.identity import new_session

@@ -30,11 +30,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-import netmon
 from netmon.errors import DataError
 from netmon.lab.network import Network
 from netmon.lab.process import Process
 from netmon.lab.spec import RunSpec
+from netmon.version import __version__
 
 FOLDER = "lab"
 RUNS = "runs"
@@ -84,7 +84,7 @@ class Record:
         paths = {"data": str(spec.data)}
         paths |= {name: str(path) for name in ("cross_file", "generator") if (path := getattr(spec, name))}
         self._run: dict[str, Any] = {
-            "netmon": netmon.__version__,
+            "netmon": __version__,
             "machine": socket.gethostname(),
             **labels,
             "spec": {**asdict(spec), **paths},

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from netmon.version import __version__
 from netmon.errors import DataError
 from netmon.records import Batch, ClockSample, Hello, Interface
 from netmon.replay.capture import Capture
@@ -17,6 +16,7 @@ from netmon.replay.host import INTERFACE, HostSide, guess_addresses, packed
 from netmon.replay.ledger import CaptureLedger
 from netmon.replay.merge import REORDER_NS, Source, merged
 from netmon.replay.rule import Rule
+from netmon.version import __version__
 
 BYTE_BASIS = "frames as captured, without preamble and FCS; one header per captured frame"
 

@@ -13,10 +13,10 @@ from typing import Any, TypeVar
 
 from aiohttp import web
 
-from netmon.version import __version__
 from netmon.dl.verdict.words import arithmetic, columns, sentence
 from netmon.errors import NetmonError, UsageError
 from netmon.records import CLASS_COLOURS, CLASS_NAMES
+from netmon.version import __version__
 from netmon.views import NOT_UNDERSTOOD, Verdict
 from netmon.web.access import COOKIE, HEADERS, Access
 from netmon.web.figures import figures

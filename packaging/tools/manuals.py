@@ -10,8 +10,8 @@ from pathlib import Path
 import shtab
 from argparse_manpage.manpage import Manpage
 
-from netmon.version import __version__
 from netmon.cli import make_parser
+from netmon.version import __version__
 
 COMPLETIONS = {
     "bash": "bash-completion/completions/netmon",

@@ -9,7 +9,7 @@ from authorities import pki, security
 from collector_stream import Host, hello
 from test_collector_server import FAST
 
-from collector import admission, allowance
+from collector import admission, allowance, entry
 from collector.admission import Admission, NotAdmittedError
 from collector.allowance import SAVED_S, Allowance
 from collector.dataset.sink import ParquetSink
@@ -66,7 +66,7 @@ def test_hosts_that_are_gone_are_forgotten(now: list[float]) -> None:
 
 
 def test_sessions_of_one_host_do_not_take_all_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(allowance, "MOST_OF_HOST", 3)
+    monkeypatch.setattr(entry, "MOST_OF_HOST", 3)
 
     async def scenario() -> None:
         sink = ParquetSink(tmp_path)

@@ -14,7 +14,8 @@ from collector_stream import Host, hello
 from test_collector_server import collector, message, send, session
 from test_failing_sessions import last_stored, rows_of
 
-from collector import allowance, job_exchange, registry
+from collector import entry as entries
+from collector import job_exchange, registry
 from collector.dataset.sink import ParquetSink
 from collector.host.telling import Teller, tell
 from collector.messages import HostNews
@@ -55,7 +56,7 @@ def test_streams_that_only_say_hello_cost_others_nothing(tmp_path: Path, monkeyp
 
 def test_a_session_that_has_sent_nothing_is_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "_SILENT_AFTER_S", -1.0)
-    monkeypatch.setattr(allowance, "MOST_SESSIONS", 2)
+    monkeypatch.setattr(entries, "MOST_SESSIONS", 2)
 
     async def scenario() -> None:
         store = ParquetSink(tmp_path)
