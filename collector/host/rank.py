@@ -64,8 +64,14 @@ class Owner(Protocol):
     place: int  # of the session
     offset_ns: int  # from mono to UTC
 
+    def named(self, rank: "Rank", name: str) -> None:
+        """It is a rank of the job of this name."""
+
     def recounted(self, rank: "Rank") -> None:
         """Its job counts its iterations in another way now."""
+
+    def renumbered(self, rank: "Rank", shift: int) -> None:
+        """Numbers that were used have moved; shift: what is added to its own ones now."""
 
 
 @dataclass

@@ -24,7 +24,8 @@ class Truth:
     """One run. Arrays (iterations,): of the whole job, ns of UTC.
 
     An iteration begins with its first rank and ends with its last, and lasts as long as the slowest rank's. Of trainers
-    that do not tell their steps, it is from one first gradient to the next: that is what can be seen of them.
+    that do not tell their steps, it is from when the last gradient has come to the same of the next step: that is what
+    can be seen of them.
     """
 
     job: str
@@ -76,7 +77,7 @@ def read_truth(data: Path) -> Truth:
     whole = min(len(rank) for rank in ranks)
     spec = run["spec"]
     told = spec["trainer"] == "ring" or spec["marks"]
-    begin, until = ("step_start_ns", "step_end_ns") if told else ("first_enqueue_ns", "first_enqueue_ns")
+    begin, until = ("step_start_ns", "step_end_ns") if told else ("last_wait_ns", "last_wait_ns")
     begins, ends = ([rank[name][:whole] for rank in ranks] for name in (begin, until))
     if not told:
         begins, ends = [each[:-1] for each in begins], [each[1:] for each in ends]
