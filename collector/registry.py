@@ -82,7 +82,7 @@ class Registry:
         self._stage = self._stages.hosts
         self._sessions = Sessions(self._stage.tables)
         self._view = View(self._sessions, self._jobs, self._settings)
-        self.judging = Judging(self._stages, self._jobs, lambda verdict: self.flushing.verdicts.append(verdict))
+        self.judging = Judging(self._stage.tables, self._jobs, lambda verdict: self.flushing.verdicts.append(verdict))
         self.advising = Advising(self.judging, self._stage.tables, self._jobs)
 
     async def open(self, hello: Hello, news: asyncio.Event) -> Entry:

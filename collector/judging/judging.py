@@ -16,10 +16,10 @@ import numpy.typing as npt
 from collector.host.batches import Settled
 from collector.host.iteration_rows import Accounted, IterationRows
 from collector.host.session import Session
+from collector.host.tables import Tables
 from collector.judging.case import Case, Told
 from collector.judging.job_steps import JobSteps
 from collector.judging.recent_rows import Part, RecentRows
-from collector.stages import Stages
 from collector.view.job_views import Jobs
 from netmon.dl.traffic import Traffic
 from netmon.dl.verdict import Link, Whose, sentence
@@ -69,9 +69,9 @@ class _Due(NamedTuple):
 class Judging:
     """Of one worker; lives on the thread of its event loop, judges beside it."""
 
-    def __init__(self, stages: Stages, viewed: Jobs, store: Callable[[Verdict], None]) -> None:
-        """stages: of all sessions. viewed: are told of each verdict, on the loop; store: the same."""
-        self._tables, self._wanted = stages.hosts.tables, stages.settings.verdicts
+    def __init__(self, tables: Tables, viewed: Jobs, store: Callable[[Verdict], None]) -> None:
+        """tables: of all sessions. viewed: are told of each verdict, on the loop; store: the same."""
+        self._tables, self._wanted = tables, tables.settings.verdicts
         self._viewed, self._store = viewed, store
         self._rows = RecentRows()
         self._jobs: dict[str, JobSteps] = {}

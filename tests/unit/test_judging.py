@@ -12,12 +12,12 @@ from collector.dataset.sink import ParquetSink
 from collector.host.batches import Settled
 from collector.host.iteration_rows import iteration_rows
 from collector.host.rows import ARRIVED
+from collector.host.tables import Tables
 from collector.judging import recent_rows
 from collector.judging.job_steps import JobSteps, steps_in_utc
 from collector.judging.judging import Judging
 from collector.judging.recent_rows import MOST_ROWS, RecentRows, of_sessions
 from collector.settings import Settings
-from collector.stages import Stages
 from netmon.columnar import Columns
 from netmon.dl.iterations import Iteration
 from netmon.records import Moment, Source
@@ -165,7 +165,7 @@ def test_a_dataset_that_is_read_in_pieces_has_the_same_verdicts(tmp_path, monkey
 
 
 def test_the_newest_is_judged_first_each_by_what_was_kept_when_it_was_due(monkeypatch):
-    judging_ = Judging(Stages(Settings(verdicts=True)), None, None)
+    judging_ = Judging(Tables(Settings(verdicts=True)), None, None)
     seen = []
     monkeypatch.setattr(judging_, "_case", lambda job, number, parts: seen.append((number, len(parts))))
 
