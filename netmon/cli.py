@@ -16,7 +16,7 @@ from netmon.version import __version__
 
 COMMANDS = (
     *("agent", "collector", "top", "web", "why", "advise", "export", "report", "trace", "replay", "lab", "doctor"),
-    *("steps", "certificates", "migrate", "bench"),
+    *("steps", "certificates", "bench"),
 )
 _SERVICES = ("agent", "collector")  # that are configured by a file
 

@@ -18,6 +18,7 @@ from collector.dataset.tables import DATASET_VERSION, SCHEMAS, TIMES
 from collector.host.rows import COUNTS
 from netmon.dl.grouped import ascending, order_by
 from netmon.durability import sync_directory, sync_way_to
+from netmon.errors import DataError
 
 ROWS_PER_GROUP = 1 << 17
 """About half a megabyte: a host's rows of a minute or two, which statistics let a reader skip."""
@@ -177,3 +178,20 @@ def reason_of(error: Exception) -> str:
     if isinstance(error, sqlite3.Error) and "full" in str(error):
         return os.strerror(errno.ENOSPC)
     return getattr(error, "strerror", None) or str(error)
+
+
+def check_schema(directory: Path) -> None:
+    """Raise DataError where a table's newest day holds rows of another schema: they cannot be read as one table."""
+    for table in sorted(path for path in directory.iterdir() if path.is_dir()):
+        newest = max(table.glob("date=*"), default=None)
+        part = next(newest.glob("*=*/part-*.parquet"), None) if newest else None
+        try:
+            metadata = (pq.read_schema(part).metadata or {}) if part else {}
+        except (OSError, pa.ArrowException) as error:
+            raise DataError(f"cannot continue the dataset in {directory}: {part}: {error}; move it away") from None
+        version = int(metadata.get(b"netmon.schema_version", DATASET_VERSION))
+        if version != DATASET_VERSION:
+            raise DataError(
+                f"cannot continue the dataset in {directory}: its {table.name} have schema version {version}, "
+                f"this netmon writes {DATASET_VERSION}; choose another --data"
+            )

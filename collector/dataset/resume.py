@@ -74,8 +74,7 @@ class SessionState:
             "clock": clock and TimeMap.from_document(clock),
             "ledger_until_utc": {int(link): until for link, until in document["ledger_until_utc"].items()},
             "ledger_totals": {int(k): np.array(total, np.int64) for k, total in document["ledger_totals"].items()},
-            # An earlier netmon did not store it: its agents send again what it was made of.
-            "ledger_open": {int(link): sample for link, sample in document.get("ledger_open", {}).items()},
+            "ledger_open": {int(link): sample for link, sample in document["ledger_open"].items()},
             "ranks": tuple(RankState(**rank) for rank in document["ranks"]),
         }
         return cls(**(document | decoded))

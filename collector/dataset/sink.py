@@ -15,8 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from collector.dataset.compaction import due, merge_files
-from collector.dataset.earlier import check_schema, earlier_resume, last_seen
-from collector.dataset.files import Disk, in_order, partition, reason_of, split_by_hour, write_file
+from collector.dataset.files import Disk, check_schema, in_order, partition, reason_of, split_by_hour, write_file
 from collector.dataset.manifest import Manifest, StoredFile
 from collector.dataset.resume import Resume, SessionState, over_before, resume_from
 from collector.dataset.retention import Keep, too_old
@@ -113,8 +112,6 @@ class ParquetSink:
             if self._sharing.alone:
                 self.take_absent()
                 manifest.keep_apart()
-                for unfinished in self.directory.glob("*/date=*/host=*/.part-*"):  # of an earlier version
-                    unfinished.unlink(missing_ok=True)
         except BaseException as error:
             if manifest:
                 manifest.close()
@@ -188,7 +185,7 @@ class ParquetSink:
             try:
                 state = self._manifest.session(hello.session)
                 if state is None or state.host != hello.host:
-                    return self._resume_earlier(hello)
+                    return Resume()
                 over = over_before(state.clock, state.settled_ns, hello)
                 for path in self._manifest.paths_of(hello.session):
                     parts = self._changing[Path(path).parts[0]]
@@ -205,15 +202,8 @@ class ParquetSink:
     def _last_seen(self, path: str) -> int:
         """When a flow of the file was seen last, as it was when this was first asked; it is not open any more."""
         if path not in self._seen:
-            self._seen[path] = last_seen(self.directory / path)
+            self._seen[path] = _last_seen(self.directory / path)
         return self._seen[path]
-
-    def _resume_earlier(self, hello: Hello) -> Resume:
-        resume, flows = earlier_resume(self.directory, hello)
-        for path, rows in flows.items():
-            host = pa.array([hello.host] * len(rows), pa.string())
-            self._flows.adopt(str(path.relative_to(self.directory)), rows.append_column("host", host))
-        return resume
 
     def write(self, tables: Mapping[str, pa.Table], states: Mapping[str, SessionState]) -> frozenset[str]:
         """Store all of it, or nothing, but for hosts that are not ours (see Sink.write). Raises DataError."""
@@ -295,10 +285,10 @@ class ParquetSink:
         return file
 
     def _stage_part(self, files: list[StoredFile], name: str, number: int, rows: pa.Table) -> StoredFile:
-        """A part of rows that change keeps its place, unless that is a folder of an earlier version."""
+        """A part of rows that change keeps its place."""
         part = self._changing[name].parts.get(number)
-        known = Path(part.path) if part and "/hour=" in part.path else None
-        if known:
+        if part and part.path:
+            known = Path(part.path)
             return self._stage(files, name, rows, "/".join(known.parts[1:3]), known.stem)
         hour = rows[TIMES[name]][0].as_py() // 3_600_000_000_000
         return self._stage(files, name, rows, partition(hour), self._staging.stem())
@@ -398,3 +388,9 @@ class ParquetSink:
         for folder in (partition, partition.parent):
             with suppress(OSError):  # not empty
                 folder.rmdir()
+
+
+def _last_seen(path: Path) -> int:
+    """The newest last_ns of a file of flows, by its statistics. Raises OSError."""
+    groups, column = pq.ParquetFile(path).metadata, pq.read_schema(path).get_field_index("last_ns")
+    return max(int(groups.row_group(i).column(column).statistics.max) for i in range(groups.num_row_groups))

@@ -25,7 +25,7 @@ from netmon.dl.traffic import TRAFFIC_NAMES
 from netmon.records import CLASS_NAMES, Class, Flow, Hello, Interface, Moment, NicSample, Source, Table
 from netmon.views import SHARES
 
-DATASET_VERSION = 5
+DATASET_VERSION = 1
 """Of the files' schema; it rises with every change that a reader can tell."""
 
 DIRECTIONS = ("rx", "tx")

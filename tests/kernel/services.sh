@@ -83,17 +83,6 @@ systemctl restart $services
 for service in $services; do active $service; done
 wait_for 60 "[ \"\$(rows ledger)\" -gt $kept ]"
 
-say a dataset of an earlier version is migrated, and belongs to the service
-systemctl stop netmon-collector
-owner=$(stat -Lc %u /var/lib/netmon) kept=$(rows ledger)
-cp -r /opt/netmon/tests/data/datasets/schema-2/* /var/lib/netmon/
-netmon migrate /var/lib/netmon --dry-run
-netmon migrate /var/lib/netmon
-[ -z "$(find /var/lib/netmon/ ! -uid "$owner")" ]
-[ -z "$(find /var/lib/netmon/ -path '*host=*')" ]
-systemctl start netmon-collector
-wait_for 60 "[ \"\$(rows ledger)\" -gt $((kept + 8)) ]"
-
 say who fails at every start is given up after so many
 printf '[Unit]\nStartLimitIntervalSec=10min\nStartLimitBurst=4\n' >>/etc/systemd/system/netmon-agent.service.d/watchdog.conf
 cp /etc/netmon/agent.toml /etc/netmon/agent.toml.right

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The Parquet sink by itself: what a crash, a full disk and a second collector do to it."""
 
-import json
 import os
 import shutil
 import signal
@@ -277,34 +276,6 @@ def test_a_session_that_comes_back_goes_on_in_its_files(tmp_path):
     assert len(list(tmp_path.glob("flows/*/*/*.parquet"))) == 1
     stored = pd.read_parquet(tmp_path / "flows").set_index("flow_id")["process"].astype(str)
     assert stored.to_dict() == {1: "", 2: "python", 3: "python"}
-
-
-def test_a_dataset_with_a_folder_per_host_is_continued(tmp_path):
-    """Version 3: the session's state is in the metadata of its newest file, its flows in files of their own."""
-    clock = {"knots": [[0, UTC]], "slope": 0.0}
-    told = {"last_sequence": 4, "complete_sequence": 3, "settled_ns": 9, "clock": clock}
-    metadata = {b"netmon.schema_version": b"3", b"netmon.state": json.dumps(told).encode()}
-    recent = {"first_ns": UTC, "last_ns": UTC + S}
-    tables = {"buckets": ("1-4", buckets(1, UTC)), "flows": ("000000", flows("h0", [1, 2], **recent))}
-    for name, (stem, rows) in tables.items():
-        folder = tmp_path / name / "date=2025-10-09" / "host=h0"
-        folder.mkdir(parents=True)
-        rows = rows.drop_columns("host").replace_schema_metadata(metadata)
-        pq.write_table(rows, folder / f"part-s1-{stem}.parquet")
-    sink = ParquetSink(tmp_path)
-    resumed = sink.resume(hello())
-    assert (resumed.last_sequence, resumed.complete_sequence, resumed.settled_ns) == (4, 3, 9)
-    assert [stored.flow.flow_id for stored in resumed.flows] == [1, 2]
-    written = {"buckets": buckets(1, UTC + S), "flows": flows("h0", [2, 3], process="python", **recent)}
-    sink.write(written, {"s1": state("h0", 5)})
-    sink.close()
-    assert count(tmp_path) == 400
-    stored = pd.read_parquet(tmp_path / "flows")
-    assert set(stored["host"]) == {"h0"}
-    assert stored.set_index("flow_id")["process"].astype(str).to_dict() == {1: "", 2: "python", 3: "python"}
-    again = ParquetSink(tmp_path)
-    assert again.resume(hello()).last_sequence == 5
-    again.close()
 
 
 def test_sessions_have_a_row_per_interface(tmp_path):

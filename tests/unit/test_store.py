@@ -191,14 +191,6 @@ def test_rows_that_span_midnight_go_to_their_day(tmp_path):
     }
 
 
-def test_an_unfinished_file_of_a_crash_is_removed(tmp_path):
-    folder = tmp_path / "buckets/date=2025-10-09/host=h0"
-    folder.mkdir(parents=True)
-    (folder / ".part-s1-1-2.parquet.77").write_text("half")
-    ParquetSink(tmp_path).close()
-    assert not list(folder.iterdir())
-
-
 def test_a_directory_that_is_a_file(tmp_path):
     (tmp_path / "data").write_text("")
     with pytest.raises(DataError, match=r"cannot write to .*data: File exists; choose another --data"):
