@@ -14,7 +14,7 @@ stored() { find /var/lib/netmon/ledger -name 'part-*.parquet' 2>/dev/null | wc -
 rm -rf /var/cache/netmon /var/lib/netmon /var/lib/netmon-agent # of the machine below
 say install
 dpkg -i /job/old/*.deb
-[ "$(netmon --version)" = "netmon $(sed -n 's/^__version__ = "\(.*\)"/\1/p' /usr/lib/netmon/netmon/__init__.py)" ]
+[ "$(netmon --version)" = "netmon $(sed -n 's/^__version__ = "\(.*\)"/\1/p' /usr/lib/netmon/netmon/version.py)" ]
 cd /tmp && netmon doctor
 man -w netmon-agent netmon-collector >/dev/null
 active collector # its configuration is one that works on one machine

@@ -67,7 +67,7 @@ def test_dependencies_name_bcc_and_the_interpreter(packages: dict[str, Path]) ->
     )
     assert (
         output("dpkg-deb", "-f", packages["netmon-collector"], "Version").strip()
-        == output("sed", "-n", 's/^__version__ = "\\(.*\\)"/\\1/p', ROOT / "netmon/__init__.py").strip()
+        == output("sed", "-n", 's/^__version__ = "\\(.*\\)"/\\1/p', ROOT / "netmon/version.py").strip()
     )
 
 

@@ -3,9 +3,9 @@
 
 from typing import NamedTuple
 
+import netmon.kernel.probe.bpf as bpf
 from netmon.errors import UnsupportedError
 from netmon.kernel.nic import name_of
-from netmon.kernel.probe.bpf import has_tcx
 from netmon.kernel.probe.interfaces import InterfaceFacts, interface_facts
 
 # Drivers of physical NICs that run XDP before they build an sk_buff: for kernels that do not tell (before Linux 6.3).
@@ -69,7 +69,7 @@ def choose_for(name: str, known_index: int, wanted: str) -> tuple[int, str, tupl
     where it is free. Raises UnsupportedError.
     """
     fact = _found(name, known_index)
-    choice = choose_hook(fact, tcx=has_tcx(), wanted=wanted)
+    choice = choose_hook(fact, tcx=bpf.has_tcx(), wanted=wanted)
     holder = fact.xdp_holder if wanted == "xdp" and fact.xdp_program else ""
     return fact.index, fact.name, (choice.rx, choice.tx), holder
 

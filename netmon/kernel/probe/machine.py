@@ -8,15 +8,9 @@ import sysconfig
 from collections.abc import Callable
 from pathlib import Path
 
+import netmon.kernel.probe.bpf as bpf
 from netmon.kernel.preemption import ADVICE, BottomHalves, bottom_halves
 from netmon.kernel.privilege import effective_capabilities, missing_capabilities
-from netmon.kernel.probe.bpf import (
-    create_mapped_array,
-    create_ring_buffer,
-    has_tcx,
-    load_packet_program,
-    load_probe_program,
-)
 from netmon.kernel.probe.check import Check, Status
 from netmon.kernel.probe.clock import clock_checks
 from netmon.kernel.processes import PARTIAL_VIEW, pid_namespace
@@ -48,9 +42,9 @@ def machine_checks() -> list[Check]:
 
 
 _BPF_PROBES: tuple[tuple[str, Callable[[], None], str], ...] = (
-    ("BPF packet programs", load_packet_program, "needs a kernel with CONFIG_BPF_SYSCALL and CONFIG_NET_CLS_BPF"),
-    ("mappable arrays", create_mapped_array, "needs a newer kernel (Linux 5.5 brought them)"),
-    ("ring buffer", create_ring_buffer, "needs a newer kernel (Linux 5.8 brought it)"),
+    ("BPF packet programs", bpf.load_packet_program, "needs a kernel with CONFIG_BPF_SYSCALL and CONFIG_NET_CLS_BPF"),
+    ("mappable arrays", bpf.create_mapped_array, "needs a newer kernel (Linux 5.5 brought them)"),
+    ("ring buffer", bpf.create_ring_buffer, "needs a newer kernel (Linux 5.8 brought it)"),
 )
 
 
@@ -69,7 +63,7 @@ def _feature(name: str, probe: Callable[[], None], advice: str, *, privileged: b
 def _probe_programs(*, privileged: bool) -> Check:
     """The agent runs without them."""
     check = _feature(
-        "BPF probe programs", load_probe_program, "needs a kernel with CONFIG_BPF_EVENTS", privileged=privileged
+        "BPF probe programs", bpf.load_probe_program, "needs a kernel with CONFIG_BPF_EVENTS", privileged=privileged
     )
     if check.status is not Status.MISSING:
         return check
@@ -89,7 +83,7 @@ def _capabilities() -> Check:
 
 def _tcx() -> Check:
     try:
-        present = has_tcx()
+        present = bpf.has_tcx()
     except OSError:
         return Check("tcx", Status.UNKNOWN, "not permitted to try")
     if present:
