@@ -5,6 +5,7 @@ Each writes down when its steps began and ended, and knows nothing of netmon. Co
 """
 
 import os
+import sys
 import time
 from collections.abc import Callable
 
@@ -111,3 +112,5 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
+    sys.stdout.flush()
+    os._exit(0)  # the mesh of FSDP still holds its group, and a group that Python takes down at its end aborts
