@@ -75,6 +75,7 @@ def _verdict(args: argparse.Namespace) -> None:
     from netmon.bench.verdict.shifting import plan_shifts, shift
     from netmon.bench.verdict.table import print_reruns, print_shifts, print_verdicts
     from netmon.kernel.privilege import require_capabilities
+    from netmon.lab.injections.spec import CAUSES
     from netmon.terminal import console as standard_output
 
     counts = args.lab, args.simulated, args.rerun, args.shift
@@ -85,8 +86,8 @@ def _verdict(args: argparse.Namespace) -> None:
     if args.plot:
         check_plottable(args.plot)
     kinds = tuple(kind for kind in args.kinds.split(",") if kind) or KINDS
-    if unknown := [kind for kind in kinds if kind not in KINDS]:
-        raise UsageError(f"cannot inject {unknown[0]!r}: choose from {', '.join(KINDS)}")
+    if unknown := [kind for kind in kinds if kind not in CAUSES]:
+        raise UsageError(f"cannot inject {unknown[0]!r}: choose from {', '.join(CAUSES)}")
     with contextlib.ExitStack() as stack:
         data = args.data or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="netmon-verdict-")))
         specs = plan(args.lab, args.seed, args.trainer or _TRAINERS, data.resolve(), kinds)
