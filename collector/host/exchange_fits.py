@@ -10,9 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from collector.host.exchanges import Exchanges
-from netmon.dl.clocks import AGEING, OffsetFit
+from netmon.dl.clocks import AGEING, OffsetFit, Present, fit_offsets
 from netmon.dl.corridors import Points
-from netmon.dl.offset_fits import Present, fit_offsets
 
 _Numbers = npt.NDArray[np.int64]
 
@@ -20,7 +19,7 @@ _times = attrgetter("agent_sent_ns", "collector_received_ns", "collector_sent_ns
 
 
 class Wanted(NamedTuple):
-    """One host's estimate at now_ns (mono); what it starts from, and how far it goes: see fit_offset."""
+    """One host's estimate at now_ns (mono); what it starts from, and how far it goes: see fit_offsets."""
 
     exchanges: Exchanges
     now_ns: int
@@ -57,7 +56,7 @@ def _columns(wanted: Sequence[Wanted]) -> tuple[list[int], list[int]]:
 
 
 def _aged(before_ns: _Numbers) -> _Numbers:
-    """By how much bounds from so long before the window are loosened: see Bounds.aged."""
+    """By how much bounds from so long before the window are loosened, for a line that holds since."""
     return np.ceil(np.maximum(before_ns, 0) * AGEING).astype(np.int64)
 
 

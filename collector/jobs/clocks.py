@@ -10,9 +10,9 @@ import numpy.typing as npt
 from collector.jobs.both_ends import BothEnds
 from collector.jobs.delays import Delays, HostLines
 from collector.messages import ClockTold, HostClock, HostNews
+from netmon.dl.clocks import Present, fit_offsets
 from netmon.dl.corrections import Comparison, Correction, combine
 from netmon.dl.corridors import Points
-from netmon.dl.offset_fits import Present, fit_offsets
 from netmon.dl.onsets import MOST_DELAY_NS, REST_NS, coarse_lag
 from netmon.records import Table
 

@@ -8,13 +8,12 @@ that grow under load only make single bounds loose, and where all are loose the 
 estimate that still lies in it has no reason to move.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
-from netmon.dl.corridor import Corridor, Line
+from netmon.dl.corridors import Corridors, Flags, Lines, Numbers, Points
 from netmon.dl.timemap import STEP_NS
 from netmon.records import ClockExchange
 
@@ -31,38 +30,6 @@ ROOM_NS = 500_000
 """A corridor that is narrower, either way, has a middle that is a better estimate than any other line in it."""
 
 _Times = npt.NDArray[np.int64]
-
-
-@dataclass(frozen=True)
-class Bounds:
-    """Bounds of an offset in ns, arrays of one length per side, times in A's clock, in any order."""
-
-    upper_at: _Times
-    upper: _Times
-    lower_at: _Times
-    lower: _Times
-
-    def since(self, time_ns: int) -> "Bounds":
-        """Those that are not older."""
-        above, below = self.upper_at >= time_ns, self.lower_at >= time_ns
-        return Bounds(self.upper_at[above], self.upper[above], self.lower_at[below], self.lower[below])
-
-    def aged(self, time_ns: int) -> "Bounds":
-        """All of them, those that are older loosened by AGEING: what they still say of a line that holds since then."""
-        above, below = (
-            np.ceil(np.maximum(time_ns - at, 0) * AGEING).astype(np.int64) for at in (self.upper_at, self.lower_at)
-        )
-        return replace(self, upper=self.upper + above, lower=self.lower - below)
-
-    @property
-    def newest_ns(self) -> int:
-        """Time of the last bound."""
-        return max(int(self.upper_at.max()), int(self.lower_at.max()))
-
-    @property
-    def oldest_ns(self) -> int:
-        """Time of the first bound."""
-        return min(int(self.upper_at.min()), int(self.lower_at.min()))
 
 
 @dataclass(frozen=True)
@@ -85,15 +52,6 @@ class OffsetFit:
         return replace(self, at_ns=time_ns, offset_ns=self.offset_at(time_ns), error_ns=error)
 
 
-def exchange_bounds(exchanges: Sequence[ClockExchange]) -> Bounds:
-    """What exchanges tell of (collector − agent). Those whose own order is impossible are left out."""
-    times = np.array([list(vars(exchange).values()) for exchange in exchanges], np.int64).reshape(-1, 4)
-    sent, collector_received, collector_sent, received = times[
-        (times[:, 3] >= times[:, 0]) & (times[:, 2] >= times[:, 1])
-    ].T
-    return Bounds(sent, collector_received - sent, received, collector_sent - received)
-
-
 def refutes(exchange: ClockExchange, fit: OffsetFit) -> bool:
     """Whether an exchange says that a line is not the offset."""
     most = exchange.collector_received_ns - exchange.agent_sent_ns
@@ -101,10 +59,39 @@ def refutes(exchange: ClockExchange, fit: OffsetFit) -> bool:
     return fit.offset_at(exchange.agent_sent_ns) > most or fit.offset_at(exchange.agent_received_ns) < least
 
 
-def fit_offset(
-    bounds: Bounds, at_ns: int, present: OffsetFit | None = None, share: float = 1.0, room_ns: int = ROOM_NS
-) -> OffsetFit | None:
-    """The offset at at_ns by the bounds of a window; None where one side has no bound.
+@dataclass(frozen=True)
+class OffsetFits:
+    """OffsetFit of several clocks; all arrays have one entry each."""
+
+    there: Flags  # whether there is one; where not, the rest says nothing
+    offset_ns: _Times
+    skew: Numbers
+    error_ns: _Times
+    since_ns: _Times
+
+
+@dataclass(frozen=True)
+class Present:
+    """What is known of several clocks' offsets before: each a line, where `there` says so."""
+
+    there: Flags
+    offset_ns: _Times  # at the time that is asked for
+    skew: Numbers
+
+
+def fit_offsets(
+    above: Points,
+    below: Points,
+    base_ns: _Times,
+    at_ns: int | _Times,
+    present: Present,
+    share: Numbers,
+    room_ns: int = ROOM_NS,
+) -> OffsetFits:
+    """The offsets of several clocks at at_ns (of all, or of each), by the upper and lower bounds of a window.
+
+    There is none where one side has no bound. It costs a few passes over all bounds.
+    above, below: bounds minus base_ns, at times minus at_ns, padded with inf and −inf; share: of each clock.
 
     The present estimate stays where the bounds allow it and moves to the nearest that they allow where they refute it,
     which cannot take it away from the truth: the corridor is convex. From there it goes `share` of the way to where it
@@ -114,28 +101,44 @@ def fit_offset(
     Where no line keeps all bounds, a clock has jumped or changed its rate: older bounds are then left out, half of
     the span at a time, until the rest agree; a present estimate that is STEP_NS off then counts for nothing.
     """
-    everything = bounds
-    while len(bounds.upper) and len(bounds.lower):
-        base = int(bounds.upper[0])
-        above = np.column_stack([bounds.upper_at - at_ns, bounds.upper - base]).astype(np.float64)
-        below = np.column_stack([bounds.lower_at - at_ns, bounds.lower - base]).astype(np.float64)
-        corridor = Corridor.between(above, below, MAX_SKEW)
-        if corridor:
-            known = (float(present.offset_at(at_ns) - base), present.skew) if present else None
-            offset, skew = _estimate(corridor, known, share, room_ns, jumped=bounds is not everything)
-            error = corridor.reach(offset) + WANDER * max(0, at_ns - bounds.newest_ns)
-            return OffsetFit(at_ns, base + round(offset), skew, int(np.ceil(error)) + 1, bounds.oldest_ns)
-        span = bounds.newest_ns - bounds.oldest_ns
-        if span == 0:
-            return None
-        bounds = bounds.since(bounds.newest_ns - span // 2)
-    return None
+    count = len(base_ns)
+    fits = OffsetFits(
+        np.zeros(count, np.bool_), base_ns.copy(), np.zeros(count), np.zeros(count, np.int64), np.zeros(count, np.int64)
+    )
+    known, at_ns = ((present.offset_ns - base_ns).astype(np.float64), present.skew), np.broadcast_to(at_ns, count)
+    both = _both(above, below)
+    left, jumped, above, below = np.flatnonzero(both), False, above.of(both), below.of(both)
+    while len(left):
+        corridors = Corridors.between(above, below, MAX_SKEW)
+        newest, oldest = np.maximum(above.last(), below.last()), np.minimum(above.first(), below.first())
+        whose = known[0][left], known[1][left]
+        offset, skew = _estimate(corridors, whose, present.there[left], share[left], room_ns, jumped)
+        error = corridors.reach(offset) + WANDER * np.maximum(0.0, -newest)
+        good = corridors.there
+        own = left[good]
+        fits.there[own], fits.skew[own] = True, skew[good]
+        fits.offset_ns[own] += np.round(offset[good]).astype(np.int64)
+        fits.error_ns[own] = np.ceil(error[good]).astype(np.int64) + 1
+        fits.since_ns[own] = at_ns[own] + oldest[good].astype(np.int64)
+        again = ~good & (newest > oldest)
+        left, jumped = left[again], True
+        since = newest[again] - (newest - oldest)[again] // 2
+        above, below = above.of(again).since(since, np.inf), below.of(again).since(since, -np.inf)
+        both = _both(above, below)
+        left, above, below = left[both], above.of(both), below.of(both)
+    return fits
 
 
-def _estimate(corridor: Corridor, present: Line | None, share: float, room_ns: float, jumped: bool) -> Line:
-    if present:
-        offset, skew = corridor.nearest(present)
-        if not (jumped and abs(offset - present[0]) >= STEP_NS):
-            wanted, lean = corridor.nearest((offset, skew), room_ns)
-            return offset + share * (wanted - offset), skew + share * (lean - skew)
-    return corridor.nearest((corridor.middle[0], 0.0), room_ns)
+def _both(above: Points, below: Points) -> Flags:
+    return np.logical_and(above.there.any(axis=1), below.there.any(axis=1), dtype=np.bool_)
+
+
+def _estimate(
+    corridors: Corridors, present: Lines, known: Flags, share: Numbers, room_ns: float, jumped: bool
+) -> Lines:
+    offset, skew = corridors.nearest(present)
+    stays = known & ~(jumped & (np.abs(offset - present[0]) >= STEP_NS))
+    wanted, lean = corridors.nearest((offset, skew), room_ns)
+    moved = offset + share * (wanted - offset), skew + share * (lean - skew)
+    anew = corridors.nearest((corridors.middle[0], np.zeros(len(offset))), room_ns)
+    return np.where(stays, moved[0], anew[0]), np.where(stays, moved[1], anew[1])

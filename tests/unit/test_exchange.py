@@ -12,9 +12,10 @@ from pathlib import Path
 import grpc
 import pytest
 
+from collector.host.exchange_fits import Wanted, fit_exchanges
+from collector.host.exchanges import Exchanges
 from netmon.agent.clock import Clock
 from netmon.agent.exchange import ClockExchanges, Questions
-from netmon.dl.clocks import exchange_bounds, fit_offset
 from netmon.kernel.timekeeping import clock_state, parse_tracking
 from netmon.lab.process import Process
 from netmon.lab.record import utc_minus_mono_ns
@@ -53,7 +54,9 @@ def test_exchanges_bound_the_difference_of_two_readings_of_one_clock(tmp_path: P
     with asking(tmp_path) as (exchanges, questions), collector(tmp_path):  # it waits for a collector that comes later
         taken = wait_for(exchanges, questions, 20)
     assert len(taken) >= 20
-    fit = fit_offset(exchange_bounds(taken), taken[-1].agent_received_ns)
+    now, heard = taken[-1].agent_received_ns, Exchanges()
+    heard.hear(taken, now)
+    (fit,) = fit_exchanges([Wanted(heard, now, None, 1.0)])
     truth = utc_minus_mono_ns()
     assert abs(fit.offset_ns - truth) <= fit.error_ns + 100_000  # two readings that are not one
     assert fit.error_ns < 50_000_000
