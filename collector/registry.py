@@ -18,12 +18,11 @@ from collector.flushing import Flushing
 from collector.full_keeping import keep_full
 from collector.full_resolution import FullResolution
 from collector.host.batches import Settled
-from collector.host.incoming import gather
 from collector.host.session import Session
 from collector.intake import Intake, weight
 from collector.iterations_told import IterationsTold
 from collector.job_exchange import SILENT_AFTER_S, JobExchange
-from collector.jobs.link import JobLink, JobsHere
+from collector.jobs.link import JobLink
 from collector.judging.advising import Advising
 from collector.judging.judging import Judging
 from collector.parting import Parting
@@ -37,7 +36,7 @@ from collector.view.pages import page
 from collector.view.sessions import Sessions
 from collector.view.view import View
 from netmon.errors import NetmonError, WireError
-from netmon.records import Batch, Hello
+from netmon.records import Hello
 from netmon.views import Selection, Snapshot
 from netmon.wire import netmon_pb2
 from netmon.wire.many import ManyBatches
@@ -54,8 +53,8 @@ _MOST_WAITING = 4 << 20  # rows that have not settled
 class Registry:
     """Sessions by name; lives on one event loop, only files are touched in threads."""
 
-    def __init__(self, sink: Sink, settings: Settings, jobs: JobLink | None = None) -> None:
-        """Begin without sessions. jobs: the way to the job stage; the caller's to close; without one, it is in here."""
+    def __init__(self, sink: Sink, settings: Settings, jobs: JobLink) -> None:
+        """Begin without sessions. jobs: the way to the job stage; the caller's to close."""
         self._sink, self._settings = sink, settings
         self._entries: dict[str, Entry] = {}
         self._newest_of: dict[str, Entry] = {}  # by host
@@ -69,7 +68,7 @@ class Registry:
         self._queued_weight, self._careful_until = 0, 0.0
         self.failures = Failures(sink.directory)
         self.flushing = Flushing(sink, self._entries.values, lambda: self._stage.tables, self._discard, self.failures)
-        self._job_exchange = JobExchange(jobs or JobsHere(), self._entries.values)
+        self._job_exchange = JobExchange(jobs, self._entries.values)
         self.intake, self.allowance = Intake(self.flushing.storing), Allowance(lambda: settings.allowance)
         self.full, self._triggers = FullResolution(), Triggers(settings)
         self.iterations = IterationsTold(self._jobs, self._triggers)
@@ -225,11 +224,6 @@ class Registry:
         self._shown = False
         self._begin()
         self._careful_until = time.monotonic() + _CAREFUL_S
-
-    def take(self, entry: Entry, batch: Batch) -> None:
-        """Take in one batch at once."""
-        entry.settled, entry.last_heard = False, time.monotonic()
-        self._guarded(lambda: self._stages.take([entry.session.place], gather([batch])))
 
     def _made(self, settled: Settled) -> None:
         """What a tick has made final, and at what it has failed."""

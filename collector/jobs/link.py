@@ -1,11 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The way from the host stage to the job stage and back."""
 
-import asyncio
 from collections.abc import Sequence
 from typing import Protocol
 
-from collector.jobs.stage import JobStage
 from collector.messages import HostNews, JobNews
 
 
@@ -25,22 +23,3 @@ class JobLink(Protocol):
 
     def close(self) -> None:
         """The host stage ends."""
-
-
-class JobsHere:
-    """The job stage in this process, in a thread while it computes."""
-
-    def __init__(self) -> None:
-        """Begin without hosts."""
-        self._stage = JobStage()
-        self.trouble: Sequence[str] = ()
-        self.alive = True
-
-    async def exchange(self, news: HostNews) -> JobNews:
-        """Tell and be told."""
-        answer = await asyncio.to_thread(self._stage.hear, news)
-        self.trouble = answer.trouble
-        return answer
-
-    def close(self) -> None:
-        """Nothing is left behind."""

@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from conftest import run
+from in_process import JobsHere, take
 
 from collector.dataset.sink import ParquetSink
 from collector.registry import Registry
@@ -67,12 +68,12 @@ def test_a_full_disk_stops_the_acknowledgements_and_nothing_else(small, caplog):
 
     async def scenario() -> None:
         sink = ParquetSink(small)
-        registry = Registry(sink, Settings())
+        registry = Registry(sink, Settings(), JobsHere())
         entry = await registry.open(hello, asyncio.Event())
 
         def feed(first: int, last: int) -> None:
             for sequence in range(first, last):
-                registry.take(entry, batch(sequence))
+                take(registry, entry, batch(sequence))
 
         feed(1, 21)
         assert await registry.flush()

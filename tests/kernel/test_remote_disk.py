@@ -14,6 +14,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from conftest import run
+from in_process import JobsHere, take
 from test_full_disk import ROWS, batch
 from test_slow_disk import HELLO
 from waiting import wait_for
@@ -131,10 +132,10 @@ def test_a_spool_on_a_server_that_goes_away_fails_and_comes_back(remote, monkeyp
 def test_a_dataset_on_a_server_that_fails_goes_on_when_it_does_not(remote, caplog, error):
     async def scenario() -> None:
         sink = ParquetSink(remote.mount / "data", durability="process")
-        registry = Registry(sink, Settings(durability="process"))
+        registry = Registry(sink, Settings(durability="process"), JobsHere())
         entry = await registry.open(HELLO, asyncio.Event())
         for sequence in range(1, 21):
-            registry.take(entry, batch(sequence))
+            take(registry, entry, batch(sequence))
         remote.fail(error)
         assert not await registry.flush()
         assert registry.snapshot(5).warnings[0].startswith(f"cannot write to {remote.mount / 'data'}: ")

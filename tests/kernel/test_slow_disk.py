@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from conftest import run
+from in_process import JobsHere, take
 from test_full_disk import batch
 from waiting import wait_for
 
@@ -102,10 +103,10 @@ def test_a_collector_whose_disk_stands_still_says_so_and_acknowledges_nothing(di
 
     async def scenario() -> None:
         sink = ParquetSink(disk)
-        registry = Registry(sink, Settings())
+        registry = Registry(sink, Settings(), JobsHere())
         entry = await registry.open(HELLO, asyncio.Event())
         for sequence in range(1, 21):
-            registry.take(entry, batch(sequence))
+            take(registry, entry, batch(sequence))
         with frozen(disk):
             writing = asyncio.ensure_future(registry.flush())
             while not why_not_ready(registry):  # the loop lives; the test's own limit ends it
@@ -160,10 +161,10 @@ def test_a_disk_without_inodes_is_a_full_disk(tmp_path, caplog):
 
     async def scenario() -> None:
         sink = ParquetSink(tmp_path)
-        registry = Registry(sink, Settings())
+        registry = Registry(sink, Settings(), JobsHere())
         entry = await registry.open(HELLO, asyncio.Event())
         for sequence in range(1, 21):
-            registry.take(entry, batch(sequence))
+            take(registry, entry, batch(sequence))
         taken = []
         with suppress(OSError):
             for number in range(100):

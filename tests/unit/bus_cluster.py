@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 from bus_host import FLUSH_S, TICK_S
+from in_process import JobsHere
 from waiting import DIES_WITH_US
 
 from collector.cluster.worker import ClusterWorker, WorkerSettings
@@ -104,7 +105,7 @@ class Working:
         self.name = name
         self._settings = WorkerSettings(settings, name, ttl_s=TTL_S)
         self._sink = ParquetSink(data, name)
-        self.registry = Registry(self._sink, Settings())
+        self.registry = Registry(self._sink, Settings(), JobsHere())
 
     async def __aenter__(self) -> "Working":
         self.worker = await ClusterWorker.begin(self._settings, self.registry, self._sink)

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from collector_stream import Host, hello
+from in_process import JobsHere
 
 from collector.bus.intake import BusIntake
 from collector.dataset.sink import ParquetSink
@@ -66,7 +67,7 @@ class Worker:
     """A registry that ticks and flushes, and its intake."""
 
     def __init__(self, sink: ParquetSink, bus: Bus, name: str = "w1") -> None:
-        self.registry = Registry(sink, Settings(settle_ns=1))
+        self.registry = Registry(sink, Settings(settle_ns=1), JobsHere())
         self.intake = BusIntake(bus, self.registry, name, self.owns)
         self.has_lost: set[str] = set()
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import pandas as pd
 from collector_stream import hello
+from in_process import JobsHere
 from mutations import Mutator, honest_batches
 
 from collector.connection import Connection
@@ -84,7 +85,7 @@ class Door:
 
     def __init__(self, directory: Path) -> None:
         self.sink = ParquetSink(directory)
-        self.registry = Registry(self.sink, Settings())
+        self.registry = Registry(self.sink, Settings(), JobsHere())
         self.counts: Counter[str] = Counter()
         self.failures: Counter[str] = Counter()
 

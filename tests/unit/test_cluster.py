@@ -10,6 +10,7 @@ import time
 import pytest
 from bus_cluster import Process, Working, assert_true, processes, simulated
 from bus_host import wait_until
+from in_process import JobsHere
 from nats_server import cluster, running
 
 import collector.server
@@ -156,7 +157,9 @@ def test_a_worker_waits_for_most_of_the_servers_as_it_does_for_all(tmp_path, mon
     async def test(servers):
         settings = WorkerSettings(servers[0].settings, "w1")
         with contextlib.closing(ParquetSink(tmp_path / "data", "w1")) as sink:
-            beginning = asyncio.create_task(collector.server._among(settings, Registry(sink, Settings()), sink))
+            beginning = asyncio.create_task(
+                collector.server._among(settings, Registry(sink, Settings(), JobsHere()), sink)
+            )
             await wait_until(lambda: "waiting for it" in caplog.text or beginning.done())
             await asyncio.sleep(WITHOUT_MOST_S)
             assert not beginning.done(), beginning.exception()

@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from collector_stream import MS, Host, S, clock, hello
+from in_process import JobsHere, take
 from test_collector_server import collector, send
 
 from collector.dataset.sink import ParquetSink
@@ -66,7 +67,7 @@ def test_a_host_with_many_short_flows_over_a_long_time_has_room(tmp_path: Path) 
     async def scenario() -> int:
         nonlocal most
         store = ParquetSink(tmp_path)
-        registry = Registry(store, Settings())
+        registry = Registry(store, Settings(), JobsHere())
         entry = await registry.open(hello(), asyncio.Event())
         lasting = Flow(
             1, 7, Direction.TX, "198.18.0.1", "198.18.0.2", 1, 2, 6, 0, Owner(9, "sshd", "", "", -1, "socket")
@@ -81,7 +82,7 @@ def test_a_host_with_many_short_flows_over_a_long_time_has_room(tmp_path: Path) 
             rows["flow_id"], rows["bucket_start_ns"], rows["packets"] = told, now_ns - 40 * MS, 1
             rows["wire_bytes"] = 66
             buckets = np.concatenate([batch.buckets, rows])
-            registry.take(entry, replace(batch, buckets=buckets, flows=(lasting, *batch.flows)))
+            take(registry, entry, replace(batch, buckets=buckets, flows=(lasting, *batch.flows)))
             assert await registry.flush()
             most = max(most, len(entry.session.window.flows.flows))
         beyond = len(entry.session.window.flows.beyond)

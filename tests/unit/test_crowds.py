@@ -11,6 +11,7 @@ from typing import Any
 import pandas as pd
 import pytest
 from collector_stream import Host, hello
+from in_process import JobsHere
 from test_collector_server import collector, message, send, session
 from test_failing_sessions import last_stored, rows_of
 
@@ -60,7 +61,7 @@ def test_a_session_that_has_sent_nothing_is_forgotten(tmp_path: Path, monkeypatc
 
     async def scenario() -> None:
         store = ParquetSink(tmp_path)
-        sessions = Registry(store, Settings())
+        sessions = Registry(store, Settings(), JobsHere())
         first = await sessions.open(hello(), asyncio.Event())
         await sessions.open(hello(host="h1", session="s2"), asyncio.Event())
         with pytest.raises(WireError, match="session s3 of h2 is refused: there are 2 sessions already"):
@@ -79,7 +80,7 @@ def test_nobody_is_silent_because_we_are_late_ourselves(tmp_path: Path, behind: 
 
     async def scenario() -> None:
         store, source = ParquetSink(tmp_path), Host()
-        sessions = Registry(store, Settings())
+        sessions = Registry(store, Settings(), JobsHere())
         entry = await sessions.open(hello(), asyncio.Event())
         sessions.tick()
         sessions.add(entry, message(source.batch()))
@@ -103,7 +104,7 @@ def test_what_waits_in_memory_is_bounded(tmp_path: Path, monkeypatch: pytest.Mon
 
     async def scenario() -> None:
         store, source = ParquetSink(tmp_path), Host()
-        sessions = Registry(store, Settings())
+        sessions = Registry(store, Settings(), JobsHere())
         entry = await sessions.open(hello(), asyncio.Event())
         taken_in = []
         for _ in range(8):

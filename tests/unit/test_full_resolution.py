@@ -10,6 +10,7 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 from collector_stream import CROSS_RX, DL_RX, DL_TX, MS, UTC, Host, S, hello, mark
+from in_process import take
 from test_store import Collector, read
 
 from collector.entry import Entry
@@ -183,7 +184,7 @@ def test_a_change_of_class_is_stored_in_full_from_both_sides(tmp_path: Path) -> 
         entry = await collector.registry.open(INTRODUCTION, asyncio.Event())
         serving = asyncio.ensure_future(Agent(entry, collector, full).serve())
         for batch in batches:
-            collector.registry.take(entry, batch)
+            take(collector.registry, entry, batch)
             collector.registry.tick()
             for _ in range(20):
                 await asyncio.sleep(0)
@@ -236,7 +237,7 @@ def test_a_slow_iteration_is_stored_in_full_once(tmp_path: Path, introduction: H
         entry = await collector.registry.open(introduction, asyncio.Event())
         serving = asyncio.ensure_future(Agent(entry, collector, full).serve())
         for batch in batches:
-            collector.registry.take(entry, batch)
+            take(collector.registry, entry, batch)
             for _ in range(20):
                 await asyncio.sleep(0)
         serving.cancel()

@@ -8,6 +8,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from collector_stream import MS, hello
+from in_process import JobsHere, take
 from test_inferring import HOSTS, PERIOD_MS, batches
 
 from collector import job_exchange
@@ -28,7 +29,7 @@ class Having:
     def __init__(self, data: Path, name: str, epoch: int) -> None:
         self.sink = ParquetSink(data, name)
         assert self.sink.take(dict.fromkeys(NAMES, epoch)) == frozenset()
-        self.registry = Registry(self.sink, Settings())
+        self.registry = Registry(self.sink, Settings(), JobsHere())
         self.entries = {}
 
     async def open(self, host: int) -> None:
@@ -36,7 +37,7 @@ class Having:
 
     async def play(self, host: int, some: Sequence[Batch]) -> None:
         for batch in some:
-            self.registry.take(self.entries[host], batch)
+            take(self.registry, self.entries[host], batch)
 
     async def together(self, first: Sequence[int], last: int, infer_every: int = 3) -> None:
         """From each host's first batch on, to the last one of all."""

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from collector_stream import Host, hello
+from in_process import JobsHere, take
 
 from collector.dataset.sink import ParquetSink
 from collector.registry import Registry
@@ -52,13 +53,13 @@ class Having:
     def __init__(self, data: Path, name: str, epoch: int) -> None:
         self.sink = ParquetSink(data, name)
         assert self.sink.take({"h0": epoch}) == frozenset()
-        self.registry = Registry(self.sink, Settings(settle_ns=200_000_000))
+        self.registry = Registry(self.sink, Settings(settle_ns=200_000_000), JobsHere())
 
     async def play(self, batches: Sequence[Batch]) -> int:
         """What comes of the host; the last batch that is acknowledged after some of it has been stored."""
         self.entry = await self.registry.open(hello(), asyncio.Event())
         for number, batch in enumerate(batches, 1):
-            self.registry.take(self.entry, batch)
+            take(self.registry, self.entry, batch)
             if number % 6 == 0:
                 assert await self.registry.flush()
         assert await self.registry.flush()

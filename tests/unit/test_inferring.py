@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from collector_stream import MS, clock, hello, mark, rows
+from in_process import take
 from test_store import Collector, read
 
 from collector.host.telling import tell
@@ -54,7 +55,7 @@ async def collect(directory, seconds, **said):
     streams = [batches(host, seconds, **{key: of(host) for key, of in told.items()}) for host in range(HOSTS)]
     for turn, together in enumerate(zip(*streams, strict=True)):
         for entry, batch in zip(entries, together, strict=True):
-            registry.take(entry, batch)
+            take(registry, entry, batch)
         if turn % 3 == 0:
             await registry.infer()
     snapshot = registry.snapshot(10)
@@ -116,7 +117,7 @@ def test_a_job_that_follows_another_on_the_same_hosts_has_its_own_name(tmp_path)
                 if turn == 100:
                     new = [replace(flow, flow_id=flow.flow_id + 2) for flow in flows(host, owners[1][host])]
                     batch = replace(batch, flows=[replace(flow, src_port=5000 + flow.src_port) for flow in new])
-                registry.take(entry, batch)
+                take(registry, entry, batch)
             if turn % 3 == 0:
                 await registry.infer()
         for entry in entries[1:]:
@@ -191,7 +192,7 @@ def test_a_bucket_table_is_told_in_milliseconds(tmp_path):
         collector = Collector(tmp_path)
         entry = await collector.registry.open(hello(), asyncio.Event())
         first = next(batches(0, 1))
-        collector.registry.take(entry, replace(first, buckets=rows((TX, 3, 10), (TX, 3, 5), (RX, 3, 7), (TX, 4, 0))))
+        take(collector.registry, entry, replace(first, buckets=rows((TX, 3, 10), (TX, 3, 5), (RX, 3, 7), (TX, 4, 0))))
         news = tell([entry.teller], [entry.teller], [])
         assert news.payload["payload_bytes"].tolist() == [15, 7]
         assert sorted(flow.direction for flow in news.flows) == [Direction.RX, Direction.TX]

@@ -9,6 +9,7 @@ import sys
 
 import pytest
 from collector_stream import Host, hello
+from in_process import take
 from job_news import slices
 from training_traffic import Wire, ring
 from waiting import wait_for
@@ -108,7 +109,7 @@ def test_a_stage_that_takes_long_is_asked_seldom_and_viewers_are_told(tmp_path, 
 
         apart.exchange = answering
         while cpu_s:
-            registry.take(entry, host.batch())
+            take(registry, entry, host.batch())
             await registry.infer()
             told = any("hosts are compared only every" in line for line in registry.freeze().warnings)
             rests.append((registry.infer_rest_s, told))
@@ -134,7 +135,7 @@ def test_what_was_told_is_told_again_to_one_that_was_started_again(tmp_path, apa
 
         apart.exchange = listening
         for turn in range(4):
-            registry.take(entry, host.batch())
+            take(registry, entry, host.batch())
             if turn == 2:
                 os.kill(apart.pid, signal.SIGKILL)
             await registry.infer()

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 from collector_stream import Host, hello
+from in_process import JobsHere, take
 from job_news import SLICE_MS, slices
 from lines_run import lines_run
 from training_traffic import MS, Wire, ring
@@ -95,11 +96,11 @@ def test_flows_of_jobs_that_tell_their_iterations_are_looked_at_less(monkeypatch
 def test_nothing_holds_a_session_that_is_over(tmp_path):
     async def scenario():
         store = ParquetSink(tmp_path)
-        registry = Registry(store, Settings())
+        registry = Registry(store, Settings(), JobsHere())
         host = Host()
         entry = await registry.open(hello(), asyncio.Event())
         for _ in range(20):
-            registry.take(entry, host.batch())
+            take(registry, entry, host.batch())
             await registry.infer()
         kept = weakref.ref(entry.session)
         registry.settle(entry, leaving=True)

@@ -18,6 +18,7 @@ import grpc
 import pytest
 from collector_stream import Host, hello
 from collector_thread import collecting
+from in_process import JobsHere
 from prometheus_client import CollectorRegistry, Metric
 from prometheus_client.openmetrics.exposition import generate_latest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
@@ -95,7 +96,7 @@ class Told:
 def test_a_slow_iteration_is_named_beside_the_histogram(tmp_path: Path) -> None:
     async def look() -> Seen:
         sink = ParquetSink(tmp_path, "")
-        registry = Registry(sink, Settings())
+        registry = Registry(sink, Settings(), JobsHere())
         registry.counts.ended(*ended(iteration('job "x"\n', seconds=0.5)))
         registry.counts.ended(*ended(iteration(seconds=0.5)))
         registry.counts.judged(SLOW)

@@ -5,6 +5,7 @@ import asyncio
 from dataclasses import replace
 
 from collector_stream import MS, clock, hello, rows
+from in_process import take
 from test_store import Collector, read
 
 from netmon.records import Batch, Direction, Flow, Mark, Moment, Owner, Source
@@ -53,7 +54,7 @@ def collected(directory, again=()):
                 described = HOSTS[host] if sequence == 1 else again if (host, sequence) == ("h0", 3) else ()
                 numbers = [flow.flow_id for flow in HOSTS[host]]
                 sent = batch(sequence, described, numbers)
-                collector.registry.take(entry, sent)
+                take(collector.registry, entry, sent)
         first, *others = entries.values()
         for entry in others:
             collector.registry.settle(entry, leaving=True)
@@ -117,7 +118,7 @@ def test_a_process_that_serves_another_job_of_the_same_name_is_not_this_ones(tmp
                 ]
                 numbers = [flow.flow_id for flow in described[host]]
                 sent = batch(sequence, described[host] if sequence == 1 else (), numbers)
-                collector.registry.take(entry, replace(sent, marks=marks))
+                take(collector.registry, entry, replace(sent, marks=marks))
         first, second = entries.values()
         collector.registry.settle(second, leaving=True)
         await collector.end(first)

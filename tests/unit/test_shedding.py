@@ -11,6 +11,7 @@ import grpc
 import pytest
 from collector_stream import Host, hello
 from collector_thread import collecting
+from in_process import JobsHere
 from waiting import wait_for
 
 from collector import front, intake, registry, server, stream
@@ -285,7 +286,7 @@ def test_agents_that_ask_whether_it_lives_are_not_cut_off(tmp_path: Path, monkey
 def test_what_comes_after_the_end_has_begun_is_not_taken_in(tmp_path: Path) -> None:
     async def scenario() -> None:
         store = ParquetSink(tmp_path)
-        taking = registry.Registry(store, registry.Settings())
+        taking = registry.Registry(store, registry.Settings(), JobsHere())
         await asyncio.wait_for(taking.flushing.room(), 60)
         taking.flushing.close_intake()
         assert await taking.flush()  # which makes room otherwise

@@ -11,6 +11,7 @@ import pytest
 from collector_stream import MS, UTC, Host, S, hello
 from hypothesis import given
 from hypothesis import strategies as st
+from in_process import JobsHere, take
 
 from collector.dataset.files import FEW_ROWS
 from collector.dataset.row_parts import ROWS_PER_PART
@@ -32,12 +33,12 @@ class Collector:
 
     def __init__(self, directory: Path, settings: Settings = DEFAULTS) -> None:
         self.store = ParquetSink(directory)
-        self.registry = Registry(self.store, settings)
+        self.registry = Registry(self.store, settings, JobsHere())
 
     async def feed(self, batches: list, flush_every: int = 7, introduction: Hello | None = None):
         entry = await self.registry.open(introduction or hello(), asyncio.Event())
         for number, batch in enumerate(batches, 1):
-            self.registry.take(entry, batch)
+            take(self.registry, entry, batch)
             if number % flush_every == 0:
                 assert await self.registry.flush()
         return entry
@@ -277,7 +278,7 @@ def test_flows_that_are_long_over_are_forgotten_and_stay_stored(tmp_path):
         entry = await collector.feed([first, second], flush_every=1)
         table = entry.session.window.flows
         assert len(table.flows) == 2  # those with rows of batch 2
-        collector.registry.take(entry, third)
+        take(collector.registry, entry, third)
         assert await collector.registry.flush()
         assert len(table.flows) == 2 + 4 + MANY  # few are not worth the work
         collector.store.close()

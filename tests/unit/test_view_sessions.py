@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from collector_stream import MS, Host, S, clock, hello
+from in_process import take
 from test_store import Collector, read
 
 from collector.view.sessions import Sessions
@@ -26,7 +27,7 @@ def test_what_came_is_shown_before_and_after_it_settles(tmp_path: Path) -> None:
         collector, host = Collector(tmp_path), Host(cross_from_ms=0)
         entry = await collector.registry.open(hello(), asyncio.Event())
         for count in range(1, 31):
-            collector.registry.take(entry, host.batch())
+            take(collector.registry, entry, host.batch())
             sums = received(collector.registry.snapshot(0), "h0")
             assert sums[Class.CROSS] == count * 100 * 100_066
             assert sums[Class.DL_ONLY] + sums[Class.DL_SHARED] == count * 100 * 1_066
@@ -42,7 +43,7 @@ def test_who_looks_late_sees_what_the_others_see(tmp_path: Path) -> None:
         entries = [await one.registry.open(hello(), asyncio.Event()) for one in (watched, alone)]
         for _ in range(30):
             for one, entry, host in zip((watched, alone), entries, hosts, strict=True):
-                one.registry.take(entry, host.batch())
+                take(one.registry, entry, host.batch())
             watched.registry.snapshot(0)
         seen, late = (one.registry.snapshot(5) for one in (watched, alone))
         assert received(seen, "h0").tolist() == received(late, "h0").tolist()
@@ -60,16 +61,16 @@ def test_the_newest_session_of_a_host_is_shown(tmp_path: Path) -> None:
         earlier = await registry.open(hello(), asyncio.Event())
         host = Host(cross_from_ms=0)
         for _ in range(3):
-            registry.take(earlier, host.batch())
+            take(registry, earlier, host.batch())
         later = clock(10_000 * MS)
         entry = await registry.open(hello(session="s2", clock=later), asyncio.Event())
         assert received(registry.snapshot(5), "h0").sum() == 0
-        registry.take(earlier, host.batch())  # what it has left behind
+        take(registry, earlier, host.batch())  # what it has left behind
         snapshot = registry.snapshot(5)
         assert (len(snapshot.links), snapshot.flows) == (2, ())
         assert received(snapshot, "h0").sum() == 0
         await registry.discard(entry)
-        registry.take(earlier, host.batch())  # from now on it is
+        take(registry, earlier, host.batch())  # from now on it is
         assert received(registry.snapshot(5), "h0")[Class.CROSS] == 100 * 100_066
         await collector.end(earlier)
 
@@ -98,12 +99,12 @@ def test_a_link_number_that_is_given_out_again_carries_nothing_over(tmp_path: Pa
         entry = await registry.open(hello(), asyncio.Event())
         host = Host(cross_from_ms=0)
         for _ in range(30):
-            registry.take(entry, host.batch())
+            take(registry, entry, host.batch())
         registry.snapshot(5)
         await registry.discard(entry)
         other = await registry.open(hello(host="h1", session="s2"), asyncio.Event())
         assert other.session.window.first_link == entry.session.window.first_link
-        registry.take(other, replace(Host().batch(), horizon_ns=3 * S, clock=clock(3_000 * MS)))
+        take(registry, other, replace(Host().batch(), horizon_ns=3 * S, clock=clock(3_000 * MS)))
         snapshot = registry.page(registry.freeze(), Selection(flows=5))
         assert [host.host for host in snapshot.hosts] == ["h1"]
         assert received(snapshot, "h1").tolist() == [0, 100 * 1_066, 0, 0]
