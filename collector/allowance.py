@@ -11,11 +11,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 
 from netmon.errors import UsageError
+from netmon.rate_limiter import RateLimiters
 from netmon.units import parse_count
 from netmon.wire import netmon_pb2
 
 SAVED_S = 60.0
 """What a host has not used is kept for it up to here."""
+
+_MOST_HOSTS = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -56,8 +59,7 @@ class Allowance:
     def __init__(self, rates: Callable[[], Rates] = lambda: USUAL) -> None:
         """Nobody has used anything. rates(): in force now."""
         self.rates = rates
-        self._free_s: dict[str, float] = {}  # by host: when what it has used is paid
-        self._tidied_s = 0.0
+        self._seconds = RateLimiters(1.0, SAVED_S, _MOST_HOSTS)
 
     def introduced(self, host: str, hello: netmon_pb2.Hello) -> None:
         """An agent of a host has connected."""
@@ -72,7 +74,7 @@ class Allowance:
 
     def wait_s(self, host: str) -> float:
         """Until something more of a host is taken in; 0: now."""
-        return max(0.0, self._free_s.get(host, 0.0) - time.monotonic())
+        return max(0.0, -self._seconds.left(host, time.monotonic_ns()))
 
     async def turn(self, host: str) -> None:
         """Wait until then."""
@@ -80,8 +82,4 @@ class Allowance:
             await asyncio.sleep(wait_s)
 
     def _spend(self, host: str, cost_s: float) -> None:
-        now = time.monotonic()
-        self._free_s[host] = max(self._free_s.get(host, 0.0), now - SAVED_S) + cost_s
-        if now - self._tidied_s > SAVED_S:
-            self._tidied_s = now
-            self._free_s = {known: free_s for known, free_s in self._free_s.items() if free_s > now - SAVED_S}
+        self._seconds.spend(host, cost_s, time.monotonic_ns())

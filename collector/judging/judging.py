@@ -26,6 +26,7 @@ from netmon.dl.verdict import Link, Whose, sentence
 from netmon.dl.verdict.connections import COLUMNS, SAID, nothing_said
 from netmon.dl.verdict.host_part import WAITED, nothing_waited
 from netmon.dl.verdict.own_transfers import job_flow, own_transfers
+from netmon.rate_limiter import TimeLimiter
 from netmon.views import Cause, Verdict
 
 _log = logging.getLogger(__name__)
@@ -40,7 +41,7 @@ _FINISH_S = 2.0
 _LATELY_S = 30.0
 _WAITED = ("job", "rank", "start_ns", "end_ns", "run_delay_ns", "throttled_ns", "stopped_ns", "cpu_ns")
 _SAID = ("start_ns", "end_ns", *COLUMNS.values())
-_SAVED_S = 1.0  # of CPU time that has not been used
+_SAVED_NS = 1_000_000_000  # of CPU time that has not been used
 
 
 class Remembered(NamedTuple):
@@ -80,7 +81,7 @@ class Judging:
         self._held: list[tuple[float, str, int]] = []  # the same, of those that may be told of as a change
         self._due: deque[_Due] = deque(maxlen=_MOST_WAITING)
         self._working: asyncio.Task[None] | None = None
-        self._budget_s, self._budget_at = _SAVED_S, time.monotonic()
+        self._cpu_time = TimeLimiter(_CPU_SHARE, _SAVED_NS)
 
     def have_ended(self, sessions: Mapping[int, Session], rows: IterationRows) -> None:
         """Iterations have ended; sessions: by place."""
@@ -113,9 +114,7 @@ class Judging:
         self._forget_old()
         now = time.monotonic()
         self._are_due(now)
-        self._budget_s = min(_SAVED_S, self._budget_s + _CPU_SHARE * (now - self._budget_at))
-        self._budget_at = now
-        if self._due and self._budget_s > 0:
+        if self._due and self._cpu_time.allows():
             self._begin()
 
     def _are_due(self, now: float) -> None:
@@ -160,7 +159,6 @@ class Judging:
         until = time.monotonic() + _FINISH_S
         self._are_due(time.monotonic() + _WAIT_S + _CHANGE_S)
         while (self._due or (self._working and not self._working.done())) and time.monotonic() < until:
-            self._budget_s = _FINISH_S
             self._begin()
             assert self._working
             await asyncio.wait((self._working,), timeout=_FINISH_S)
@@ -172,8 +170,8 @@ class Judging:
                 case = self._case(job, number, parts)
                 if case is None:
                     continue
-                verdict, took_s = await asyncio.to_thread(_judged, case)
-                self._budget_s -= took_s
+                verdict, took_ns = await asyncio.to_thread(_judged, case)
+                self._cpu_time.spend(took_ns)
                 if verdict is not None and self._jobs[job].tell(number):
                     verdict = replace(verdict, told_ns=time.time_ns())
                     self._viewed.judged(verdict)
@@ -182,7 +180,7 @@ class Judging:
                         _log.info(sentence(verdict))
             except Exception:  # rows do not need it
                 _log.exception(f"cannot judge iteration {number} of job {job}")
-            if self._budget_s <= 0:
+            if not self._cpu_time.allows():
                 return
 
     def _case(self, name: str, number: int, parts: list[Part]) -> Case | None:
@@ -271,10 +269,10 @@ class Judging:
             del self._jobs[first]
 
 
-def _judged(case: Case) -> tuple[Verdict | None, float]:
-    """With the CPU time that it took (s)."""
-    began = time.thread_time()
-    return case.judged(), time.thread_time() - began
+def _judged(case: Case) -> tuple[Verdict | None, int]:
+    """With the CPU time that it took (ns)."""
+    began = time.thread_time_ns()
+    return case.judged(), time.thread_time_ns() - began
 
 
 def _links(session: Session) -> list[tuple[int, Link]]:

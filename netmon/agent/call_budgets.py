@@ -9,7 +9,7 @@ its user's other processes do.
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
-from netmon.agent.budget import Budget
+from netmon.rate_limiter import RateLimiters
 
 _CALLS_PER_SECOND, _CALLS_AT_ONCE = 2_500, 40_000  # of a process, that make up no step
 _USER_CALLS_PER_SECOND, _USER_CALLS_AT_ONCE = 5_000, 60_000
@@ -22,8 +22,8 @@ _TRAINS_NS = 60_000_000_000  # who has stepped so lately, trains
 class _Pair:
     """The same for a process and for its user."""
 
-    process: Budget
-    user: Budget
+    process: RateLimiters
+    user: RateLimiters
 
     def spend(self, pid: int, uid: int, count: int, now_ns: int) -> None:
         self.process.spend(pid, count, now_ns)
@@ -44,12 +44,12 @@ class CallBudgets:
 
     _calls: _Pair = field(
         default_factory=lambda: _Pair(
-            Budget(_CALLS_PER_SECOND, _CALLS_AT_ONCE), Budget(_USER_CALLS_PER_SECOND, _USER_CALLS_AT_ONCE)
+            RateLimiters(_CALLS_PER_SECOND, _CALLS_AT_ONCE), RateLimiters(_USER_CALLS_PER_SECOND, _USER_CALLS_AT_ONCE)
         )
     )
     _steps: _Pair = field(
         default_factory=lambda: _Pair(
-            Budget(_STEPS_PER_SECOND, _STEPS_AT_ONCE), Budget(_USER_STEPS_PER_SECOND, _USER_STEPS_AT_ONCE)
+            RateLimiters(_STEPS_PER_SECOND, _STEPS_AT_ONCE), RateLimiters(_USER_STEPS_PER_SECOND, _USER_STEPS_AT_ONCE)
         )
     )
     _of_process: dict[int, _Unpaid] = field(default_factory=dict)

@@ -15,9 +15,9 @@ import numpy.typing as npt
 from netmon.agent.rank_signs import LocalServices, RankSigns, raw_ends
 from netmon.agent.user_names import UserNames
 from netmon.kernel.meter.aggregates import Aggregates
-from netmon.kernel.meter.flow_budget import Allowance, Budget
 from netmon.kernel.owners.births import Birth, BirthTable
 from netmon.kernel.owners.endpoint import Endpoint, packed, packed_address
+from netmon.rate_limiter import RateLimiter
 from netmon.records import Direction, Flow, Mark, Moment, Owner, Table
 
 _PROTOCOLS = (6, 17)  # TCP and UDP have sockets to look up
@@ -25,7 +25,7 @@ _RETRIES_NS = tuple(ms * 1_000_000 for ms in (0, 20, 60, 150, 400, 1000, 3000))
 _FINAL = ("socket", "birth", "close")  # sources after which nothing better comes
 _PROTOCOL_OWNER = Owner(source="protocol")  # ARP, ICMP, …: the kernel's own
 _REQUEST = 500  # endpoints asked for at a time
-_QUESTIONS = Allowance(per_s=1_000, burst=5_000, alive=1 << 30)
+_QUESTIONS_PER_SECOND, _QUESTIONS_AT_ONCE = 1_000, 5_000
 _MANY = 2_000  # endpoints that wait: then fewer tries for each
 _GRACE_NS = 40_000_000  # a connection is told of when it is answered, or closed, which most are by then
 _LISTENED = 5  # the next try after a listener was found, where the kernel tells who closes
@@ -68,7 +68,7 @@ class FlowOwners:
         self._signs = RankSigns()
         self._local_services = LocalServices(aggregates) if aggregates else None
         self._served: dict[tuple[int, int], Owner] = {}  # whose a local port is
-        self._budget = Budget(_QUESTIONS)
+        self._limiter = RateLimiter(_QUESTIONS_PER_SECOND, _QUESTIONS_AT_ONCE)
         self._processes: dict[int, _Process] = {}
         self._pending: dict[Endpoint, _Pending] = {}
         self._waiting: dict[bytes, Endpoint] = {}  # those of _pending that the kernel may tell of, by Birth.ends
@@ -201,7 +201,7 @@ class FlowOwners:
     def due(self, now_ns: int) -> list[Endpoint]:
         """The endpoints to ask for now. `answer` follows with as many owners."""
         due = sorted((p for p in self._pending.values() if p.due_ns <= now_ns), key=lambda p: p.tries)
-        room = self._budget.take(min(len(due), _REQUEST), 0, now_ns)  # what is new comes first
+        room = self._limiter.take(min(len(due), _REQUEST), now_ns)  # what is new comes first
         self._asked = [pending.endpoint for pending in due[:room]]
         return self._asked
 

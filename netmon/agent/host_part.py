@@ -12,8 +12,8 @@ from netmon.agent.rank_rows import STALE_NS, STEP_NS, RankRows, Row
 from netmon.evidence import HOST_PART, UNKNOWN
 from netmon.kernel.host_load import PRESSURES, Pressure, Softnet, grown
 from netmon.kernel.open_files import OpenFiles
-from netmon.kernel.pace import Pace
 from netmon.kernel.stops import MOST_WATCHED, RankStops
+from netmon.rate_limiter import TimeLimiter
 from netmon.records import Mark, Moment, Table, empty
 
 INTERVAL_NS = 1_000_000_000
@@ -37,7 +37,7 @@ class HostPart:
         self._ranks: dict[int, tuple[str, int]] = {}  # job and rank, by pid
         self._rows: dict[int, RankRows] = {}  # by pid
         self._watched_ns = 0
-        self._pace, self._pace_of_ranks = Pace(0.0005, 10_000_000), Pace(0.001, 10_000_000)
+        self._limiter, self._rank_limiter = TimeLimiter(0.0005, 10_000_000), TimeLimiter(0.001, 10_000_000)
 
     def hear(self, marks: Iterable[Mark]) -> None:
         """Which process is which rank."""
@@ -52,7 +52,7 @@ class HostPart:
 
     def watch(self, now_ns: int) -> None:
         """Look at the ranks, if it is time to: costs a tenth of a percent of a core at most, whatever they are."""
-        if now_ns < self._watched_ns + STEP_NS - _EARLY_NS or not self._ranks or not self._pace_of_ranks.allows():
+        if now_ns < self._watched_ns + STEP_NS - _EARLY_NS or not self._ranks or not self._rank_limiter.allows():
             return
         self._watched_ns, begun = now_ns, time.thread_time_ns()
         for pid in list(self._ranks):
@@ -61,7 +61,7 @@ class HostPart:
                 self._rows[pid] = RankRows(pid, now_ns, self._stops)
             elif not rows.look(now_ns):
                 self._forget(pid)
-        self._pace_of_ranks.spend(time.thread_time_ns() - begun)
+        self._rank_limiter.spend(time.thread_time_ns() - begun)
 
     def due(self, now_ns: int, idle: bool) -> tuple[Table, tuple[str, ...]]:
         """dtype HOST_PART of what is over: of the host once a second, of ranks what has been seen of them; and the jobs
@@ -73,10 +73,10 @@ class HostPart:
             job, rank = self._ranks[pid]
             for row in of_rank.take() if due or of_rank.telling else ():
                 rows.append(row | {"job": jobs.setdefault(job, len(jobs)), "rank": rank, "pid": pid})
-        if due and self._pace.allows():
+        if due and self._limiter.allows():
             begun = time.thread_time_ns()
             rows = [*self._of_host(now_ns), *rows]
-            self._pace.spend(time.thread_time_ns() - begun)
+            self._limiter.spend(time.thread_time_ns() - begun)
         if not rows:
             return _NOTHING, ()
         return np.array([tuple([row.get(name, UNKNOWN) for name in _NAMES]) for row in rows], HOST_PART), tuple(jobs)

@@ -17,9 +17,9 @@ from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
-from netmon.agent.budget import Budget
 from netmon.errors import UsageError
 from netmon.marks import MAX_PACKET, MOST_MARKS, MarkPacket, decode
+from netmon.rate_limiter import RateLimiters
 from netmon.records import Mark, Moment, Source
 
 log = logging.getLogger(__name__)
@@ -45,8 +45,8 @@ class _Budgets:
     """What processes and users may send."""
 
     def __init__(self) -> None:
-        self.process, self.user = Budget(*_MARKS_OF_PROCESS), Budget(*_MARKS_OF_USER)
-        self.joins = Budget(*_JOINS_OF_USER)
+        self.process, self.user = RateLimiters(*_MARKS_OF_PROCESS), RateLimiters(*_MARKS_OF_USER)
+        self.joins = RateLimiters(*_JOINS_OF_USER)
 
     def allow(self, pid: int, uid: int, now_ns: int) -> bool:
         """Whether a packet of it may be taken now: as many marks as the largest one has."""
@@ -125,7 +125,7 @@ class _Connection:
             return self._refuse("a mark twice")
         if joins and ranks - {(mark.job, mark.rank)}:
             return self._refuse("that it is a second rank")
-        if joins and not self._budgets.joins.take(self.uid, time.monotonic_ns()):
+        if joins and not self._budgets.joins.take_one(self.uid, time.monotonic_ns()):
             raise ValueError("that it joins, which its user has done too often")
         self._last = mark
         moved = joins and last and last.moment is not Moment.LEAVE and (last.job, last.rank) != (mark.job, mark.rank)

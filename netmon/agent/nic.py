@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from netmon.agent.links import Links
 from netmon.kernel.counters import NicCounters
-from netmon.kernel.pace import Pace
+from netmon.rate_limiter import TimeLimiter
 from netmon.records import NicSample
 
 _WHOLE_NS = 60_000_000_000
@@ -22,7 +22,7 @@ class NicSamples:
         self._links, self._numbers, self.interval_ns = links, range(1, count + 1), interval_ns
         self._counters = NicCounters()
         # Some drivers ask their firmware, and take milliseconds for it: samples then come less often.
-        self._pace = Pace(share=0.005, stock_ns=20_000_000)
+        self._limiter = TimeLimiter(share=0.005, burst_ns=20_000_000)
         self._due_ns = time.monotonic_ns()
         self._sent: dict[tuple[str, str, str], int] = {}
         self._whole_ns, self._still = 0, False
@@ -34,13 +34,13 @@ class NicSamples:
         idle: there is no traffic that we see; as long as the counters show none either, they are read less often.
         """
         more_ns = (_STILL - 1) * self.interval_ns if idle and self._still else 0
-        if not self.interval_ns or now_ns < self._due_ns + more_ns or not self._pace.allows():
+        if not self.interval_ns or now_ns < self._due_ns + more_ns or not self._limiter.allows():
             return []
         self._due_ns = now_ns + self.interval_ns
         if now_ns >= self._whole_ns:
             self._sent.clear()
             self._whole_ns = now_ns + _WHOLE_NS
-        with self._pace:
+        with self._limiter:
             samples = self._counters.read(filter(None, map(self._links.name, self._numbers)))
         self._latest = samples
         changed = [news for sample in samples if (news := self._changed(sample)).names]

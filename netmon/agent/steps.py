@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from netmon.agent.budget import Budget
 from netmon.agent.call_budgets import CallBudgets
 from netmon.dl.cycles import Boundary, CycleDetector
 from netmon.dl.understanding import StepAccount, Understanding
 from netmon.marks import RankIdentity, is_rank
+from netmon.rate_limiter import RateLimiters
 from netmon.records import STEP_DROPPED, STEP_RANK, STEP_TRANSFER, Mark, Moment, Source, Table
 
 log = logging.getLogger(__name__)
@@ -65,7 +65,7 @@ class StepMarks:
         # Steps of processes that are not known as ranks yet. A library is probed for every process that
         # maps it, so some never will be.
         self._unknown: deque[Table] = deque()
-        self._joins = Budget(_JOINS_PER_SECOND, _JOINS_AT_ONCE)  # by user
+        self._joins = RateLimiters(_JOINS_PER_SECOND, _JOINS_AT_ONCE)  # by user
         self._calls = CallBudgets()
         self._over_budget: set[int] = set()  # processes that have been named
         self.refused = 0
@@ -89,7 +89,7 @@ class StepMarks:
             marks += self._leave(pid)
         for pid, process in alive.items():
             if pid not in self._ranks:
-                if self._joins.take(process["uid"], now_ns):  # else it does a little later
+                if self._joins.take_one(process["uid"], now_ns):  # else it does a little later
                     marks += self._join(pid, process, now_ns)
                 continue
             rank = self._ranks[pid]
@@ -252,7 +252,7 @@ class StepMarks:
         identity = rank.identity._replace(rank=rank_and_size >> 32, size=rank_and_size & 0xFFFFFFFF)
         if identity == rank.identity and not rank.last_ns:
             return []
-        if not is_rank(identity.rank, identity.size) or not self._joins.take(rank.uid, time_ns):
+        if not is_rank(identity.rank, identity.size) or not self._joins.take_one(rank.uid, time_ns):
             self.refused += 1
             return []
         boundaries = rank.detector.restart()

@@ -14,8 +14,8 @@ from netmon.agent.flow_owners import local_end
 from netmon.agent.recent import distinct_ids
 from netmon.evidence import TRANSPORT, UNKNOWN
 from netmon.kernel.owners.endpoint import Endpoint
-from netmon.kernel.pace import Pace
 from netmon.kernel.tcp_info import ECN, RTT_UNKNOWN, TCP_INFO, TcpInfo
+from netmon.rate_limiter import TimeLimiter
 from netmon.records import Direction, Flow, Table, empty
 
 INTERVAL_NS = 500_000_000
@@ -71,7 +71,7 @@ class TransportLooks:
         self._answered: list[Table] = []
         self.elsewhere: list[Endpoint] = []
         """Connections of which the privileged part is to be asked: they may be in other network namespaces."""
-        self._pace = Pace(share=0.001, stock_ns=10_000_000)
+        self._limiter = TimeLimiter(share=0.001, burst_ns=10_000_000)
 
     def count(self, rows: Table) -> None:
         """rows: dtype BUCKET or COARSE, of a batch."""
@@ -97,12 +97,12 @@ class TransportLooks:
         something, too.
         """
         answered, self._answered = self._answered, []
-        if now_ns < self._looked_ns + INTERVAL_NS or not self._pace.allows():
+        if now_ns < self._looked_ns + INTERVAL_NS or not self._limiter.allows():
             return np.concatenate(answered) if answered else _NOTHING
         begun = time.thread_time_ns()
         rows = self._look(*self._add_up()) if self._counted and self._tcp else _NOTHING
         self._counted, self._count = [], 0
-        self._pace.spend(time.thread_time_ns() - begun)
+        self._limiter.spend(time.thread_time_ns() - begun)
         self._looked_ns = now_ns
         return np.concatenate([rows, *answered]) if answered else rows
 

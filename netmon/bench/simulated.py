@@ -4,8 +4,7 @@
 import numpy as np
 import numpy.typing as npt
 
-from netmon.kernel.meter.flow_budget import EVERY
-from netmon.kernel.meter.flow_numbers import FlowNumbers
+from netmon.kernel.meter.flow_numbers import EVERY, FlowNumbers
 from netmon.kernel.meter.geometry import Geometry
 from netmon.kernel.meter.memory import blank_memory
 from netmon.kernel.meter.meter import Meter

@@ -14,7 +14,7 @@ import pytest
 from pair import Watched
 
 from netmon.bench.flood import SIZE as SIZE_OF_FRAME
-from netmon.kernel.meter.flow_budget import ANY
+from netmon.kernel.meter.flow_numbers import ANY
 from netmon.kernel.meter.geometry import choose_geometry
 
 pytestmark = pytest.mark.kernel

@@ -12,8 +12,7 @@ from scapy.layers.inet import TCP
 from scapy.layers.l2 import Ether
 
 from netmon.kernel import bpf_calls, loader
-from netmon.kernel.meter.flow_budget import EVERY
-from netmon.kernel.meter.flow_numbers import FlowNumbers
+from netmon.kernel.meter.flow_numbers import EVERY, FlowNumbers
 from netmon.kernel.meter.geometry import choose_geometry
 from netmon.kernel.meter.memory import map_memory
 from netmon.kernel.meter.meter import Meter

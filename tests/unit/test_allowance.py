@@ -7,11 +7,12 @@ from pathlib import Path
 import pytest
 from authorities import pki, security
 from collector_stream import Host, hello
+from in_process import JobsHere
 from test_collector_server import FAST
 
 from collector import admission, allowance, entry
 from collector.admission import Admission, NotAdmittedError
-from collector.allowance import SAVED_S, Allowance
+from collector.allowance import Allowance
 from collector.dataset.sink import ParquetSink
 from collector.registry import Registry
 from netmon.errors import WireError
@@ -24,7 +25,7 @@ from netmon.wire.secure import Watched
 @pytest.fixture
 def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     moment = [1000.0]
-    monkeypatch.setattr(allowance.time, "monotonic", lambda: moment[0])
+    monkeypatch.setattr(allowance.time, "monotonic_ns", lambda: round(moment[0] * 1e9))
     return moment
 
 
@@ -56,21 +57,12 @@ def test_a_flood_waits_and_nobody_else_does(now: list[float], flood: netmon_pb2.
     assert own.wait_s("evil") == 0
 
 
-def test_hosts_that_are_gone_are_forgotten(now: list[float]) -> None:
-    own = Allowance()
-    for number in range(1000):
-        own.introduced(f"h{number}", netmon_pb2.Hello())
-    now[0] += 3 * SAVED_S
-    own.introduced("h0", netmon_pb2.Hello())
-    assert len(own._free_s) == 1
-
-
 def test_sessions_of_one_host_do_not_take_all_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(entry, "MOST_OF_HOST", 3)
 
     async def scenario() -> None:
         sink = ParquetSink(tmp_path)
-        registry = Registry(sink, FAST)
+        registry = Registry(sink, FAST, JobsHere())
         for number in range(3):
             await registry.open(hello(host="evil", session=f"s{number}"), asyncio.Event())
         with pytest.raises(WireError, match="session s9 is refused: evil has 3 sessions already"):

@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 from rich.text import Text
 from test_steps import NOW, moments, process, set_up, steps
 
-from netmon.agent.budget import Budget
 from netmon.agent.markers import MarkSocket
 from netmon.agent.steps import StepMarks
 from netmon.dl.cycles import CycleDetector
 from netmon.kernel.processes import MOST_ENVIRONMENT, Process, in_turn, read_bounded
 from netmon.kernel.training.candidates import MOST_OF_USER, choose_candidates
 from netmon.marks import MOST_MARKS, MarkPacket, RankIdentity, decode, encode, head, printable, rank_from_environment
+from netmon.rate_limiter import RateLimiters
 from netmon.records import LIBRARY_HOROVOD, STEP, STEP_DROPPED, STEP_ENQUEUE, Moment, Table
 from netmon.top.glyphs import shown
 
@@ -60,9 +60,9 @@ def test_a_library_that_is_set_up_as_such_a_rank_is_not() -> None:
 
 
 def test_a_budget_comes_back_with_time() -> None:
-    budget = Budget(10, 20)
-    assert sum(budget.take("a", 0) for _ in range(100)) == 20
-    assert sum(budget.take("a", SECOND) for _ in range(100)) == 10
+    budget = RateLimiters(10, 20)
+    assert sum(budget.take_one("a", 0) for _ in range(100)) == 20
+    assert sum(budget.take_one("a", SECOND) for _ in range(100)) == 10
     assert budget.left("b", SECOND) == 20
 
 

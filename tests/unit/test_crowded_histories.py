@@ -18,8 +18,7 @@ from netmon.agent.flows import AggregateFlows, describe_flows
 from netmon.agent.pressure import Backlog
 from netmon.agent.recent import RecentFlows, distinct_ids
 from netmon.agent.resolution import Resolution
-from netmon.kernel.meter.flow_budget import Allowance
-from netmon.kernel.meter.flow_numbers import FlowNumbers
+from netmon.kernel.meter.flow_numbers import FlowLimit, FlowNumbers
 from netmon.kernel.meter.geometry import Geometry
 from netmon.kernel.meter.meter import STALE_NS, Meter
 from netmon.kernel.owners.endpoint import packed_address
@@ -27,7 +26,7 @@ from netmon.records import FLOW_KEY, Direction, Flow, Table
 
 MS, S = 1_000_000, 1_000_000_000
 GEOMETRY = Geometry(10_000, cpus=2, slots=32, links=1, ring_records=64, flow_records=32, step_ring_bytes=4096)
-BUDGET = Allowance(per_s=3, burst=20, alive=60)
+BUDGET = FlowLimit(per_s=3, burst=20, alive=60)
 PREFIXES, HOSTS, PORTS = 6, 5, 6
 PACKETS = 12_000
 

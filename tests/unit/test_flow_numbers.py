@@ -4,15 +4,14 @@
 import numpy as np
 import pytest
 
-from netmon.kernel.meter.flow_budget import Allowance, Budget
-from netmon.kernel.meter.flow_numbers import FlowNumbers, reversed_keys
+from netmon.kernel.meter.flow_numbers import FlowLimit, FlowNumbers, _Room, reversed_keys
 from netmon.kernel.meter.unnamed_slots import LARGE_BYTES, UnnamedSlots
 from netmon.kernel.owners.endpoint import packed_address
 from netmon.records import FLOW_KEY, SLOT
 
 S = 1_000_000_000
 RX, TX = 0, 1
-FEW = Allowance(per_s=2, burst=3, alive=100)
+FEW = FlowLimit(per_s=2, burst=3, alive=100)
 
 
 def key(remote: str, port: int = 1000, direction: int = RX, local_port: int = 80, protocol: int = 6, index: int = 3):
@@ -46,7 +45,7 @@ def test_within_the_budget_every_flow_has_its_own_id() -> None:
 
 
 def test_a_budget_earns_with_time_up_to_its_burst() -> None:
-    budget = Budget(FEW)
+    budget = _Room(FEW)
     assert [budget.take(2, 0, S), budget.take(2, 0, S), budget.take(2, 0, S)] == [2, 1, 0]
     assert budget.take(9, 0, 2 * S) == 2
     assert budget.take(9, 0, 900 * S) == 3
@@ -176,7 +175,7 @@ def test_a_flow_of_an_aggregate_that_turns_out_to_be_large_gets_an_id() -> None:
 
 
 def test_a_flow_that_was_forgotten_and_goes_on_is_a_new_one() -> None:
-    numbers = FlowNumbers(Allowance(per_s=1, burst=2, alive=100))
+    numbers = FlowNumbers(FlowLimit(per_s=1, burst=2, alive=100))
     slots = Slots(numbers)
     old, other = slots.open(0, key("198.51.100.1")), slots.open(1, key("198.51.100.2"))
     places = slots.unnamed.forget([old, other])
@@ -184,7 +183,7 @@ def test_a_flow_that_was_forgotten_and_goes_on_is_a_new_one() -> None:
     slots.unnamed.promote(S)
     assert len(numbers) == 0
     numbers.take_new()
-    numbers._any = Budget(Allowance(per_s=0, burst=1, alive=100))
+    numbers._any = _Room(FlowLimit(per_s=0, burst=1, alive=100))
     assert slots.carry(0, 60) == numbers.take_new().ids[0] > other
     assert slots.carry(1, 60) == places[other]  # no more to be had: with its neighbours
 

@@ -18,6 +18,7 @@ TYPES = {"columnar", "records", "mark_runs", "evidence", "views", "errors", "uni
     "job_names",
     "own_module",
     "past",
+    "rate_limiter",
     "service_user",
     "supervisor",
 }
@@ -37,6 +38,7 @@ MAY_IMPORT = {
     "config": {"errors"},
     "durability": set(),
     "own_module": set(),
+    "rate_limiter": set(),
     "supervisor": set(),
     "service_user": {"errors"},
     "marks": set(),

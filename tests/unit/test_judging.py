@@ -20,6 +20,7 @@ from collector.judging.recent_rows import MOST_ROWS, RecentRows, of_sessions
 from collector.settings import Settings
 from netmon.columnar import Columns
 from netmon.dl.iterations import Iteration
+from netmon.rate_limiter import TimeLimiter
 from netmon.records import Moment, Source
 from netmon.report import judging
 
@@ -171,11 +172,11 @@ def test_the_newest_is_judged_first_each_by_what_was_kept_when_it_was_due(monkey
 
     async def run():
         for number in range(3):
-            judging_._budget_s = -1e9  # the machine is busy with something else
+            judging_._cpu_time.spend(10**18)  # the machine is busy with something else
             judging_._coming.append((0.0, "job", number))
             judging_.tick(Settled(arrived=[Columns.zeros(3, ARRIVED)]))
         monkeypatch.setattr(recent_rows, "KEPT_S", -1.0)
-        judging_._budget_s = judging_._budget_at = 0.0
+        judging_._cpu_time = TimeLimiter(1, 10**9)
         judging_.tick(Settled())
         await judging_.finish()
 

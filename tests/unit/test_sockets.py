@@ -11,7 +11,7 @@ from netmon.kernel.owners import namespaces, sockets
 from netmon.kernel.owners.diag import Found, SocketDiagnosis
 from netmon.kernel.owners.endpoint import Endpoint, packed
 from netmon.kernel.owners.sockets import SocketOwners, SocketTable
-from netmon.kernel.pace import Pace
+from netmon.rate_limiter import TimeLimiter
 
 TCP, UDP = socket.IPPROTO_TCP, socket.IPPROTO_UDP
 HEAD = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n"
@@ -109,8 +109,8 @@ def test_the_kernel_finds_our_own_sockets() -> None:
 
 
 def test_work_that_takes_too_much_time_has_to_wait() -> None:
-    pace = Pace(share=1e-9, stock_ns=1)
-    assert pace.allows()
-    with pace:
+    limiter = TimeLimiter(share=1e-9, burst_ns=1)
+    assert limiter.allows()
+    with limiter:
         sum(range(1000))
-    assert not pace.allows()
+    assert not limiter.allows()

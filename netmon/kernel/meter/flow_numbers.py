@@ -1,18 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """Flow keys → flow ids, which are never used twice in a session: an id of its own, or its aggregate's.
 
-Whoever opens flows fast, a scan or a service, gets as many ids as the budget has; the rest is accounted under
+Whoever opens flows fast, a scan or a service, gets as many ids as the limit allows; the rest is accounted under
 aggregates. Nothing here walks records; only flows that took a slot are looked up.
 """
 
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from netmon.kernel.meter.aggregates import Aggregates
-from netmon.kernel.meter.flow_budget import ANY, LARGE, TRAINING, Allowance, Budget
+from netmon.rate_limiter import RateLimiter
 from netmon.records import FLOW_KEY, Table
 
 _RAW = np.dtype("V40")
@@ -30,14 +31,47 @@ class New(NamedTuple):
     ids: Ids
 
 
+@dataclass(frozen=True)
+class FlowLimit:
+    """per_s: new flows a second in the long run; burst: at once after a rest; alive: together, at most."""
+
+    per_s: float
+    burst: int
+    alive: int
+
+
+ANY = FlowLimit(per_s=100, burst=5_000, alive=10_000)
+"""Flows of whoever it is. A collector remembers each for ten minutes: these are then 65,000."""
+
+EVERY = FlowLimit(per_s=1e9, burst=1 << 30, alive=1 << 30)
+"""No bound: for those who measure and compare."""
+
+TRAINING = FlowLimit(per_s=500, burst=10_000, alive=20_000)
+"""Flows that look like a rank's, together with the others: who imitates ranks is bounded, too."""
+
+LARGE = FlowLimit(per_s=100, burst=2_000, alive=15_000)
+"""Flows of an aggregate that turned out to be large."""
+
+
+class _Room:
+    """What of a limit is left. Full at first."""
+
+    def __init__(self, limit: FlowLimit) -> None:
+        self._limiter, self._alive = RateLimiter(limit.per_s, limit.burst), limit.alive
+
+    def take(self, wanted: int, alive: int, now_ns: int) -> int:
+        """How many of the wanted ones may be described, beside those that are alive; they are then spent."""
+        return self._limiter.take(min(wanted, self._alive - alive), now_ns)
+
+
 class FlowNumbers:
     """Ids from 1, in the order of first sight. A flow that was forgotten and comes back is a new one."""
 
-    def __init__(self, each: Allowance = ANY) -> None:
+    def __init__(self, each: FlowLimit = ANY) -> None:
         """Nothing is known. each: how many are described one by one, whosever they are."""
         self._ids: dict[bytes, int] = {}
         self._keys: dict[int, bytes] = {}
-        self._any, self._training, self._large = Budget(each), Budget(TRAINING), Budget(LARGE)
+        self._any, self._training, self._large = _Room(each), _Room(TRAINING), _Room(LARGE)
         self._new: list[tuple[bytes, int]] = []
         self.next_id = 1
         self.aggregates = Aggregates(self._next)

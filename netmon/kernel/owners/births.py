@@ -14,11 +14,11 @@ import numpy.typing as npt
 
 from netmon.kernel import bpf_calls, pages
 from netmon.kernel.btf import KernelTypes
-from netmon.kernel.meter.flow_budget import Allowance, Budget
 from netmon.kernel.meter.ring_buffer import RingBuffer
 from netmon.kernel.owners.endpoint import Endpoint, packed
 from netmon.kernel.processes import machine_wide, namespace_of
 from netmon.marks import printable
+from netmon.rate_limiter import RateLimiter
 from netmon.records import BIRTH, BIRTH_CONNECT, Table
 
 PROGRAM, MAP, TOLD_MAP, NAMESPACE_MAP = "socket_state", "births", "births_told", "births_netns"
@@ -28,7 +28,7 @@ TOLD_RING_BYTES = 1 << 20  # nobody is woken for it: it holds what is told betwe
 _TRACEPOINT = "inet_sock_set_state"
 _REMEMBERED = 32_768  # connections
 _ENDS = 36  # bytes of addresses and ports, with which a record begins
-_EACH = Allowance(per_s=2_000, burst=8_000, alive=1 << 30)
+_PER_SECOND, _AT_ONCE = 2_000, 8_000
 """Connections that are taken in one by one; beyond them one of each process, and those of processes that matter."""
 _MOST_CHOSEN = 500  # at a time, beyond the allowance
 
@@ -86,7 +86,7 @@ class BirthTable:
         """ring: descriptor of MAP or TOLD_MAP (not kept), of which this is the only reader; size: its, in bytes."""
         self._ring = RingBuffer(ring, size, BIRTH)
         self._births: dict[bytes, Birth] = {}
-        self._budget = Budget(_EACH)
+        self._limiter = RateLimiter(_PER_SECOND, _AT_ONCE)
 
     @property
     def level(self) -> float:
@@ -101,7 +101,7 @@ class BirthTable:
         table = self._ring.take()
         if not len(table):
             return []
-        room = self._budget.take(len(table), 0, time.monotonic_ns())
+        room = self._limiter.take(len(table), time.monotonic_ns())
         if room < len(table):
             table = np.concatenate([table[:room], _chosen(table[room:], wanted)])
         ends = table.view([("ends", f"V{_ENDS}"), ("rest", f"V{BIRTH.itemsize - _ENDS}")])["ends"]

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from netmon.kernel.owners.endpoint import Endpoint
-from netmon.kernel.pace import Pace
+from netmon.rate_limiter import TimeLimiter
 
 if TYPE_CHECKING:  # 20 MB, needed only where addresses are translated
     from pyroute2.netlink.nfnetlink.nfctsocket import NFCTSocket
@@ -21,13 +21,13 @@ class Translations:
     def __init__(self) -> None:
         """Nothing is open until the first question."""
         self._socket: NFCTSocket | None = None
-        self._pace = Pace(share=0.01, stock_ns=500_000_000)  # a question takes about a millisecond
+        self._limiter = TimeLimiter(share=0.01, burst_ns=500_000_000)  # a question takes about a millisecond
 
     def inside(self, endpoint: Endpoint) -> Endpoint | None:
         """The connection as its local socket behind the translation knows it; None where nothing is translated."""
-        if not self._pace.allows():
+        if not self._limiter.allows():
             return None
-        with self._pace, contextlib.suppress(OSError):  # no conntrack
+        with self._limiter, contextlib.suppress(OSError):  # no conntrack
             if int(_COUNT.read_text()):
                 return _inside(endpoint, self._ask(endpoint))
         return None

@@ -12,8 +12,8 @@ from netmon.kernel.owners.diag import Found, SocketDiagnosis
 from netmon.kernel.owners.endpoint import Endpoint
 from netmon.kernel.owners.namespaces import Namespaces
 from netmon.kernel.owners.sockets import SocketOwners, SocketTable
-from netmon.kernel.pace import Pace
 from netmon.kernel.processes import Process, ProcessTable
+from netmon.rate_limiter import TimeLimiter
 
 _REMEMBERED = 4096  # processes, ports
 
@@ -41,7 +41,7 @@ class OwnerSearch:
         self._seen: dict[int, Process] = {}  # processes of births, as they were then
         self._of_port: dict[tuple[int, int], int] = {}  # (protocol, local port) → pid that had a socket there
         self._tables: dict[str, SocketTable] = {}
-        self._table_pace = Pace(share=0.01, stock_ns=500_000_000)
+        self._table_limiter = TimeLimiter(share=0.01, burst_ns=500_000_000)
 
     def take_births(self) -> None:
         """Looks at the processes that have just connected or closed, while they are there."""
@@ -103,9 +103,9 @@ class OwnerSearch:
     def _listed(self, pid: str, endpoint: Endpoint) -> Found | None:
         """In the tables of that process's namespace, read once for all endpoints of a request."""
         if pid not in self._tables:
-            if not self._table_pace.allows():
+            if not self._table_limiter.allows():
                 return None
-            with self._table_pace:
+            with self._table_limiter:
                 self._tables[pid] = SocketTable(pid)
         return self._tables[pid].find(endpoint)
 

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Iterator
 
 from netmon.kernel.owners.diag import Found
 from netmon.kernel.owners.endpoint import Endpoint, address_text
-from netmon.kernel.pace import Pace
 from netmon.kernel.processes import PROC, pids
 from netmon.kernel.sock_diag import LISTEN
+from netmon.rate_limiter import TimeLimiter
 
 _TABLES = {socket.IPPROTO_TCP: ("tcp", "tcp6"), socket.IPPROTO_UDP: ("udp", "udp6")}
 _SOCKET = "socket:["
@@ -68,15 +68,15 @@ class SocketOwners:
     def __init__(self) -> None:
         """Nothing is remembered."""
         self._owner: dict[int, int] = {}
-        self._pace = Pace(share=0.01, stock_ns=500_000_000)
+        self._limiter = TimeLimiter(share=0.01, burst_ns=500_000_000)
 
     def find(self, inodes: set[int], likely: Iterable[int] = ()) -> dict[int, int]:
         """The pids that hold these sockets, of those that can be found. likely: processes to look at first."""
         missing = inodes - self._owner.keys()
         if missing:
             self._look_at(likely, missing)
-        if missing and self._pace.allows():
-            with self._pace:
+        if missing and self._limiter.allows():
+            with self._limiter:
                 self._search(missing)
         return {inode: self._owner[inode] for inode in inodes & self._owner.keys()}
 

@@ -15,24 +15,24 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from netmon.errors import KernelError
-from netmon.kernel.pace import Pace
 from netmon.kernel.processes import Identity, identity_of, in_turn, start_ticks, uid_of
 from netmon.kernel.stalling import StalledError, StallingCalls
 from netmon.kernel.training.mapped import MappedLibrary, mapped_libraries
 from netmon.kernel.training.probes import PROBES, Probe, attach_probe
 from netmon.kernel.training.symbols import Offsets, Reading
 from netmon.marks import printable
+from netmon.rate_limiter import TimeLimiter
 
 _SETUP_S = 1.0  # a process needs more than this to import a framework and to set a job up
 _EAGER_LOOKS = 100  # at a new process, which imports its libraries one after the other; later every tenth
 _LOOK_NS = 10_000_000  # at processes' maps; who was not looked at comes first the next time
 _WAIT_S = 0.5  # for libraries to be read; what takes longer is attached to later
 _OPEN_S = 0.2  # to open a library; what takes longer is on a file system that does not answer
-_READING_SHARE, _READING_STOCK_NS = 0.01, 1_500_000_000  # of a core, for one user's libraries
+_READING_SHARE, _READING_BURST_NS = 0.01, 1_500_000_000  # of a core, for one user's libraries
 _MOST_FILES, _MOST_OF_USER = 192, 48  # probed at a time
 _MOST_REFUSED = 4096  # files that are remembered as such
 _MOST_WARNINGS = 16  # at a time
-_MOST_PACES = 256
+_MOST_LIMITERS = 256
 _OTHER_DESCRIPTORS = 512  # for all else that this process opens
 
 _File = tuple[int, int]
@@ -85,7 +85,7 @@ class Uprobes:
         self._probed: dict[_File, _Probed] = {}
         self._refused: dict[tuple[int, ...], None] = {}
         self._wanted: dict[_File, _Wanted] = {}  # in one call of `follow`, but for the one that is being read
-        self._paces: dict[int, Pace] = {}  # by user
+        self._limiters: dict[int, TimeLimiter] = {}  # by user
         self._calls = 0
         self._opening = StallingCalls(_OPEN_S)
         self._most_probes = resource.getrlimit(resource.RLIMIT_NOFILE)[0] - _OTHER_DESCRIPTORS
@@ -207,7 +207,7 @@ class Uprobes:
         return added
 
     def _begin_reading(self, wanted: _Wanted) -> bool:
-        if self._pace(wanted.uid).allows() and self._make_room(wanted.uid):
+        if self._limiter(wanted.uid).allows() and self._make_room(wanted.uid):
             wanted.reading = Reading(wanted.descriptor, [probe.symbol for probe in _probes(wanted.library)])
         return wanted.reading is not None
 
@@ -222,7 +222,7 @@ class Uprobes:
             self._warn(path, str(error))
         finally:
             os.close(wanted.descriptor)
-            self._pace(wanted.uid).spend(reading.cost_ns)
+            self._limiter(wanted.uid).spend(reading.cost_ns)
         self._settle(wanted.pid, path, file)
         return [path] if file in self._probed else []
 
@@ -264,12 +264,12 @@ class Uprobes:
             os.close(descriptor)
         return True
 
-    def _pace(self, uid: int) -> Pace:
-        pace = self._paces.pop(uid, None) or Pace(_READING_SHARE, _READING_STOCK_NS)
-        self._paces[uid] = pace
-        if len(self._paces) > _MOST_PACES:
-            del self._paces[next(iter(self._paces))]
-        return pace
+    def _limiter(self, uid: int) -> TimeLimiter:
+        limiter = self._limiters.pop(uid, None) or TimeLimiter(_READING_SHARE, _READING_BURST_NS)
+        self._limiters[uid] = limiter
+        if len(self._limiters) > _MOST_LIMITERS:
+            del self._limiters[next(iter(self._limiters))]
+        return limiter
 
     def _warn(self, path: str, reason: str) -> None:
         self._warn_of(f"cannot probe {printable(path)}: {printable(reason)}")
