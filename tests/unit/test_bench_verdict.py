@@ -55,15 +55,18 @@ def test_a_changed_batch_size_is_the_last_of_its_run(tmp_path):
         assert spec.iterations >= spec.injections[-1].at + 15
 
 
-def test_a_change_counts_where_it_began_and_only_there(run):
-    truth, durations = run
-    ends = np.cumsum(durations)
-    change = injected("batch", "change", int(ends[4]), int(ends[-1]))
-    truth = Truth("ring", "ring", truth.start_ns, truth.end_ns, truth.lasted_ns, (change,))
-    (outcome,) = score("run", truth, [told(5, "change", durations)])[0]
-    assert outcome.outcome == "right"
-    (outcome,) = score("run", truth, [told(7, "change", durations)])[0]
-    assert outcome.outcome == "missed"
+def test_a_change_counts_where_it_began_and_only_there():
+    def outcome(changed, at):
+        durations = np.array([USUAL] * 5 + [changed] * 5)
+        ends = np.cumsum(durations)
+        change = injected("batch", "change", int(ends[4]), int(ends[-1]))
+        truth = Truth("ring", "ring", ends - durations, ends, durations, (change,))
+        (found,) = score("run", truth, [told(at, "change", durations)])[0]
+        return found.outcome
+
+    assert outcome(1.5 * USUAL, 5) == "right"
+    assert outcome(1.5 * USUAL, 7) == "missed"
+    assert outcome(1.1 * USUAL, 5) == "no effect"
 
 
 def injected(kind, cause, begin, end, **more):

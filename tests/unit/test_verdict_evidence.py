@@ -14,10 +14,11 @@ from netmon.cli import main
 from netmon.dl.verdict import Carried, Steps, judge, standing_out
 from netmon.dl.verdict.conclude import conclude
 from netmon.dl.verdict.connections import SAID, Connections, limited, sent_again, who_waited
-from netmon.dl.verdict.evidence import CARRIED
+from netmon.dl.verdict.evidence import CARRIED, CELL_NS
+from netmon.dl.verdict.held import Cells
 from netmon.dl.verdict.host_part import WAITED
 from netmon.dl.verdict.rank_times import most_telling, path_of
-from netmon.dl.verdict.slow_link import lossy_link
+from netmon.dl.verdict.slow_link import lossy_link, slow_link
 from netmon.dl.verdict.words import sentence
 from netmon.records import Direction
 from netmon.views import SHARES, Cause, RankTimes, Verdict
@@ -343,6 +344,27 @@ def test_packets_were_lost_where_those_who_sent_again_meet(again, place):
     ends = [(at // 2, (at // 2 + ways[link.direction]) % RANKS) for at, link in enumerate(LINKS)]
     found = lossy_link(SimpleNamespace(links=LINKS, ends=ends, own=run), again=again)
     assert f"{LINKS[found].host} {LINKS[found].direction.name}" == place
+
+
+def test_a_link_that_was_slow_only_at_the_end_of_the_transfer_before_is_told():
+    """Half a megabyte was left of it, an eighth of what the transfer itself carries at the usual pace."""
+    link, usual, slow = LINKS[0]._replace(direction=Direction.RX), 6_250.0, 1_250.0
+
+    def seen(*paces: tuple[float, int]) -> SimpleNamespace:
+        own = np.repeat([pace for pace, _ in paces], [cells for _, cells in paces])[None]
+        return SimpleNamespace(links=(link,), ends=((0, -1),), own=own, fine=True)
+
+    def cells(begin: int, count: int) -> Cells:
+        nobody = np.full(count, -1)
+        return Cells(begin, np.zeros(count, np.uint8), np.zeros(count), nobody, nobody, ())
+
+    one = seen((slow, 400), (0.0, 100), (usual, 700))
+    found = slow_link(one, [cells(500, 700), cells(0, 400)], {1: seen((usual, 700)), 2: seen((usual, 700))})
+    assert found is not None
+    assert found[0] == 0
+    assert found[1] == pytest.approx(400 * (1 - slow / usual) * CELL_NS, rel=0.2)
+    even = seen((usual, 400), (0.0, 100), (usual, 700))
+    assert slow_link(even, [cells(500, 700), cells(0, 400)], {1: seen((usual, 700))}) is None
 
 
 def test_packets_that_were_dropped_with_nobody_there():

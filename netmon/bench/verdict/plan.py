@@ -106,11 +106,14 @@ def _injection(generator: np.random.Generator, kind: str, spec: RunSpec, at: flo
     if kind in TRANSFERS:
         servers = [host for host in hosts if host != spec.ring[rank]]
         ends = (ends[0], int(generator.choice(servers)))
+    strength = float(generator.uniform(low, high))
+    if kind == _LAST:
+        strength = 1 + (strength - 1) * usual_ns / spec.compute_ns
     return Injection(
         kind,
         at=round(at, 3),
         duration_ns=round(max(100e6, lasts)),
-        strength=round(float(generator.uniform(low, high)), 3),
+        strength=round(strength, 3),
         rank=rank,
         host=spec.ring[rank],
         direction=int(generator.choice([Direction.TX, Direction.RX])),
@@ -135,5 +138,5 @@ _STRENGTHS = {
     "hog": (3.0, 12.0),
     "quota": (0.05, 0.12),
     "late": (0.0, 1.0),
-    "batch": (1.3, 2.0),
+    "batch": (1.4, 2.0),  # of an iteration, of which computing is a part
 }

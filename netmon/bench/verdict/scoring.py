@@ -5,10 +5,11 @@ Of an injection, the iteration counts that it made longest by the trainers' own 
 each that it made long counts. Where that is not ASKED × the usual, or one of twenty iterations took as long that
 nothing was done to, it is not known to be the injection's doing, and no verdict is asked for: one that is right does
 not count, one that blames the network for what was something else does. Of a change that lasts, the iteration counts
-with which it began. Of a slow or lossy link, either end is the right culprit: bytes and retransmissions at the ends
-cannot tell where between them it was. Verdicts are matched by time, not by number. Every verdict counts for whether it
-accuses: the network is accused falsely where nothing of the network's was injected while the iteration lasted, nor, of
-the same cause, while the one before did: what is lost then is sent again in the next one.
+with which it began, and how long those from there on took in the median. Of a slow or lossy link, either end is the
+right culprit: bytes and retransmissions at the ends cannot tell where between them it was. Verdicts are matched by
+time, not by number. Every verdict counts for whether it accuses: the network is accused falsely where nothing of the
+network's was injected while the iteration lasted, nor, of the same cause, while the one before did: what is lost then
+is sent again in the next one.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -105,6 +106,8 @@ def _counted(truth: Truth, injection: Mapping[str, Any]) -> list[int]:
 def _outcome(run: str, truth: Truth, injection: Mapping[str, Any], iteration: int, told: Sequence[Told]) -> Outcome:
     usual, undisturbed = truth.usual_ns, float(np.quantile(truth.undisturbed, OFTEN))
     lasted = float(truth.lasted_ns[iteration]) if iteration >= 0 else usual
+    if injection["cause"] == CHANGE and iteration >= 0:
+        lasted = float(np.median(truth.lasted_ns[truth.hit(dict(injection))]))
     verdict = _of_iteration(truth, iteration, told) if iteration >= 0 else None
     cause = injection["cause"] or NOTHING
     said = verdict["cause"] if verdict else NOTHING
@@ -112,7 +115,7 @@ def _outcome(run: str, truth: Truth, injection: Mapping[str, Any], iteration: in
     after = int(verdict["told_ns"]) - int(verdict["end_ns"]) if verdict and verdict.get("told_ns") else None
     return Outcome(
         *(run, truth.trainer, injection["kind"], cause, said),
-        judged(cause, said, cause == CHANGE or (lasted >= ASKED * usual and lasted > undisturbed), injection, verdict),
+        judged(cause, said, lasted >= ASKED * usual and lasted > undisturbed, injection, verdict),
         *(int(injection["start_ns"]), usual, lasted - usual, share, after),
         injection,
         verdict,

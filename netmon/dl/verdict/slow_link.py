@@ -17,7 +17,7 @@ from netmon.dl.verdict.usual import median
 from netmon.dl.verdict.window import Window
 from netmon.records import Direction
 
-_PIECES = 16  # of what a link carries in a transfer
+_PIECES = 16  # of what a link carries in a transfer, or in what was left of the one before
 _LEAST_PIECE, _MOST_PIECE = 1 << 16, 1 << 18  # bytes: some of the largest packets
 _SLOWER = 0.8  # of the usual pace
 _EVEN = 0.2  # paces that are so much off are still one
@@ -54,14 +54,14 @@ def slow_link(seen: Window, times: Sequence[Cells], references: Mapping[int, Win
 
 def _longer(seen: Window, times: Sequence[Cells], link: int, references: Mapping[int, Window]) -> float:
     """ns that a link took longer for what it carried slowly and evenly."""
-    spans = [slice(cells.begin, cells.begin + len(cells.kind)) for cells in times]
-    piece = float(np.clip(seen.own[link, spans[0]].sum() / _PIECES, _LEAST_PIECE, _MOST_PIECE))
-    usual = _usual(seen.links[link], references, piece)
     longer = 0.0
-    for cells, span in zip(times, spans, strict=True):
+    for cells in times:
+        span = slice(cells.begin, cells.begin + len(cells.kind))
+        piece = float(np.clip(seen.own[link, span].sum() / _PIECES, _LEAST_PIECE, _MOST_PIECE))
         edges = _edges(seen.own[link, span], piece)
         took = np.diff(edges)
-        if not usual or len(took) < _FEWEST:
+        usual = _usual(seen.links[link], references, piece) if len(took) >= _FEWEST else 0.0
+        if not usual:
             continue
         foreign = np.concatenate([[0.0], np.cumsum(cells.kind == Held.FOREIGN)])
         beside = np.diff(np.interp(edges, np.arange(len(foreign)), foreign))
