@@ -31,6 +31,7 @@ from netmon.views import NETWORK, SHARES, Cause, Verdict
 NOTABLE = 1.2
 """An iteration that takes so many times the usual stands out."""
 
+_UNKNOWN_FROM = 2.0  # times the usual
 _SCATTERS = 8  # times: what a job's iterations differ by at any time
 _MOSTLY = 0.5  # of a share, from which on a stop of that length explains all of it
 _NEARLY = 0.75  # of a time: the rest of it is what the waits brought about
@@ -113,11 +114,13 @@ def worth_telling(one: Judged, verdict: Verdict) -> bool:
     """Whether it is told to somebody who has not asked for this iteration.
 
     It takes NOTABLE × the usual. If nothing in the network is the cause, it is also longer than what the job's
-    iterations differ by at any time, which only their shorter half shows: the longer one has the disturbed ones.
+    iterations differ by at any time, which only their shorter half shows: the longer one has the disturbed ones. That
+    nothing is known of the cause is an answer only where the iteration took _UNKNOWN_FROM × the usual.
     """
     if verdict.cause == Cause.CHANGE:
         return True
-    if not verdict.duration_ns >= NOTABLE * verdict.usual_ns > 0:
+    least = _UNKNOWN_FROM if verdict.cause == Cause.UNKNOWN else NOTABLE
+    if not verdict.duration_ns >= least * verdict.usual_ns > 0:
         return False
     took = one.table.slowest[one.usual]
     return verdict.cause in NETWORK or verdict.excess_ns >= _SCATTERS * (median(took) - float(np.quantile(took, 0.16)))
