@@ -158,6 +158,16 @@ def test_a_silence_in_which_something_was_unacknowledged(busy_ms, receiver_ms, a
     assert who_waited(told, since, since + 200 * MS) == ({(2, 1)} if waits else set())
 
 
+@pytest.mark.parametrize(("resumed", "waits"), [(1, True), (0, False)], ids=["its receiver", "another rank"])
+def test_a_small_message_was_lost_and_its_receiver_went_on_first(resumed, waits):
+    """Such a connection is idle now and busy then, so that the rest of a row tells nothing of the silence."""
+    rows = [(1_500, 0, busy, 0) for busy in (300, 700, 200)]
+    table = said(*rows, (1_500, 96, 350, 0), *rows)
+    told = Connections(table, np.full(len(table), 2), np.full(len(table), 1), np.ones(len(table), bool))
+    since = BEGIN + 3_300 * MS
+    assert who_waited(told, since, since + 200 * MS, resumed) == ({(2, 1)} if waits else set())
+
+
 def test_a_link_that_is_slow_for_many_iterations_is_held_against_what_it_was_before():
     run = Run()
     run.slow, run.paces = set(range(8, 16)), [0.5] * (2 * TRANSFER * CELLS)

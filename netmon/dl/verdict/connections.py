@@ -89,12 +89,14 @@ def limited(said: Table, name: str, span: tuple[float, float], usual: Sequence[t
     return min(most, span[1] - span[0])
 
 
-def who_waited(told: Connections, begin_ns: float, end_ns: float) -> set[tuple[int, int]]:
+def who_waited(told: Connections, begin_ns: float, end_ns: float, resumed: int = -1) -> set[tuple[int, int]]:
     """Ranks that waited for another one's acknowledgement for most of a silence, and not for the receiver's window,
     and sent something again; and that other one.
 
     A row may be longer: in the rest of it the connection had something to send for as long as it clearly has
-    otherwise. Connections that carry no gradients count, too: of what they agree on, nothing may be sent before.
+    otherwise. Connections that carry no gradients count, too: of what they agree on, nothing may be sent before. Of
+    one of these to the rank that `resumed` after the silence it is enough that it may have been busy for all of it: a
+    message was sent again, and that rank went on.
     """
     said = told.rows
     length = said["end_ns"] - said["start_ns"]
@@ -111,6 +113,8 @@ def who_waited(told: Connections, begin_ns: float, end_ns: float) -> set[tuple[i
         clear = _CLEAR_PART if overlap[row] >= _PART * length[row] else _CLEAR
         usual = max(0.0, median(shares) - clear * spread(shares)) if len(shares) >= _FEWEST else 0.0
         idle_then = idle[row] - usual * (length[row] - overlap[row])
+        if told.control[row] and told.peer[row] == resumed and said["busy_ns"][row] >= overlap[row]:
+            idle_then = 0.0
         if max(idle_then, said["receiver_ns"][row]) < (1 - _WAITING) * overlap[row]:
             found.add((int(told.rank[row]), int(told.peer[row])))
     return found

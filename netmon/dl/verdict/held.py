@@ -239,12 +239,17 @@ def _is_timeout(seen: Window, dropped: _Floats, first: int, last: int) -> bool:
 
 
 def _waiting(seen: Window, first: int, last: int) -> set[tuple[int, int]]:
-    """Who waited for whose acknowledgement, as TCP says, in a silence that is long enough to tell, of ranks that had
-    sent nothing for as long as TCP's timer takes."""
+    """Who waited for whose acknowledgement, as TCP says, in a silence that is long enough to tell. Either of the two
+    had sent nothing for as long as TCP's timer takes; if it was the other one, it is who went on first."""
+    if last - first < PAUSED:
+        return set()
     begin, end = ((seen.first + cell) * CELL_NS for cell in (first, last))
-    told = who_waited(seen.said, begin, end) if last - first >= PAUSED else set()
-    silent_from = max(0, last - _TIMER_NS // CELL_NS)
-    return {pair for pair in told if not seen.sent[seen.ranks == pair[0], silent_from:last].any()}
+    after = seen.sent[:, last : last + 2].sum(axis=1)
+    resumed = int(seen.ranks[after.argmax()]) if after.any() else -1
+    sent = seen.sent[:, max(0, last - _TIMER_NS // CELL_NS) : last].any(axis=1)
+    silent = set(seen.ranks[~sent].tolist())
+    told = who_waited(seen.said, begin, end, resumed)
+    return {(one, other) for one, other in told if one in silent or (other == resumed and other in silent)}
 
 
 def who_went_on(seen: Window, stop: Stop) -> int:
