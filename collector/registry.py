@@ -3,6 +3,7 @@
 
 import asyncio
 import contextlib
+import logging
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 
@@ -15,7 +16,6 @@ from collector.ending import end_tasks
 from collector.entry import Came, Entry, check_sessions
 from collector.failures import Failures
 from collector.flushing import Flushing
-from collector.full_keeping import keep_full
 from collector.full_resolution import FullResolution
 from collector.host.batches import Settled
 from collector.host.session import Session
@@ -35,11 +35,36 @@ from collector.view.job_views import Jobs
 from collector.view.pages import page
 from collector.view.sessions import Sessions
 from collector.view.view import View
-from netmon.errors import NetmonError, WireError
+from netmon.errors import DataError, NetmonError, WireError
 from netmon.records import Hello
 from netmon.views import Selection, Snapshot
 from netmon.wire import netmon_pb2
 from netmon.wire.many import ManyBatches
+
+# --- Full resolution of what a trigger wants, into the table `full`.
+
+_log = logging.getLogger(__name__)
+
+
+async def keep_full(
+    entries: Iterable[Entry], full: FullResolution, flushing: Flushing, triggers: Triggers, wanted: Wanted
+) -> None:
+    """Ask these agents for it, and put it where the next flush finds it."""
+    for entry in entries:
+        try:
+            pulled = await full.pull(entry, wanted.since_ns, wanted.until_ns)
+        except DataError as error:
+            _log.warning(error)
+            continue
+        triggers.stored(len(pulled.rows))
+        gap = f"; {pulled.gap}" if pulled.gap else ""
+        _log.info(f"{wanted.reason}: {len(pulled.rows)} rows of {entry.session.hello.host}{gap}")
+        if len(pulled.rows):
+            flushing.full_rows.append(entry.session.full(pulled.rows, wanted.reason, pulled.gap))
+
+
+# --- registry
+
 
 _SILENT_AFTER_S = SILENT_AFTER_S
 _LEAVE_AFTER_S = 60.0

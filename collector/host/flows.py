@@ -2,18 +2,15 @@
 """The flows of all sessions, by one index, and each session's own."""
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from collector.host.arriving import count_arrived
 from collector.host.asked_ends import AskedEnds
-from collector.host.flow_keys import FlowKeys
-from collector.host.numbered import Numbered
-from collector.host.own_flows import OwnFlows
 from collector.messages import BY_TRAFFIC
 from collector.tick_messages import BY_PEER
 from netmon.columnar import Columns
@@ -22,6 +19,134 @@ from netmon.dl.classify import NS_PER_S, flow_class
 from netmon.dl.traffic import Traffic, flow_traffic
 from netmon.errors import WireError
 from netmon.records import Class, Direction, Flow, Hello, Interface, Owner, Table
+
+# --- The index of each flow of all sessions, by its session and its id; several flows may have one.
+
+_Numbers = npt.NDArray[np.int64]
+_ID_BITS = 32  # of a key: the session above the flow's own id
+
+
+class FlowKeys:
+    """Lives on one thread; what is added or removed counts from the next `find` on."""
+
+    def __init__(self) -> None:
+        """Begin without flows."""
+        self._keys, self._index, self._asked_ns = (np.empty(0, np.int64) for _ in range(3))  # ascending by key
+        self._new: list[tuple[int, int, int]] = []  # not in there yet
+        self._gone: list[int] = []  # keys that are still in there
+
+    def add(self, session: int, flow_id: int, index: int, at_ns: int) -> None:
+        """A flow that is not known. at_ns: mono."""
+        self._new.append((session << _ID_BITS | flow_id, index, at_ns))
+
+    def remove(self, session: int, flow_ids: Iterable[int]) -> None:
+        """Flows of a session."""
+        self._gone += (session << _ID_BITS | flow_id for flow_id in flow_ids)
+
+    def find(
+        self, session: _Numbers, flow_id: npt.NDArray[np.integer], at_ns: _Numbers | None = None
+    ) -> npt.NDArray[np.int64]:
+        """Index of each flow, arrays of one length; −1 where it is not known. at_ns: when it had rows (mono)."""
+        self._sort()
+        key = session.astype(np.int64) << _ID_BITS | flow_id.astype(np.int64)
+        place = np.searchsorted(self._keys, key)
+        known = place < len(self._keys)
+        known[known] = self._keys[place[known]] == key[known]
+        found = np.full(len(key), -1, np.int64)
+        found[known] = self._index[place[known]]
+        if at_ns is not None:
+            self._asked_ns[place[known]] = np.maximum(self._asked_ns[place[known]], at_ns[known])
+        return found
+
+    def silent(self, session: int, before_ns: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """The flows of a session that were added, and had rows, only before (mono): their ids, their indices."""
+        self._sort()
+        first, end = np.searchsorted(self._keys, [session << _ID_BITS, (session + 1) << _ID_BITS])
+        own = first + np.flatnonzero(self._asked_ns[first:end] < before_ns)
+        return self._keys[own] & ((1 << _ID_BITS) - 1), self._index[own]
+
+    def _sort(self) -> None:
+        if self._gone:
+            stay = ~np.isin(self._keys, np.array(self._gone, np.int64))
+            self._keys, self._index, self._asked_ns = self._keys[stay], self._index[stay], self._asked_ns[stay]
+            self._gone = []
+        if self._new:
+            key, index, asked = np.array(sorted(self._new), np.int64).T
+            place = np.searchsorted(self._keys, key)
+            self._keys, self._index = np.insert(self._keys, place, key), np.insert(self._index, place, index)
+            self._asked_ns = np.insert(self._asked_ns, place, asked)
+            self._new = []
+
+
+# --- Numbers for what comes and goes, so that there are never many more of them than are in use.
+
+T = TypeVar("T", bound=Hashable)
+
+
+class Numbered(Generic[T]):
+    """A number is another value's only after it has been nobody's for a while (see let_go)."""
+
+    def __init__(self, *first: T) -> None:
+        """first: have the lowest numbers, and keep them."""
+        self.values: list[T] = list(first)
+        """By number; of one that nobody has, what had it last."""
+        self._number = {value: number for number, value in enumerate(first)}
+        self._always = frozenset(range(len(first)))
+        self._free: list[int] = []
+        self._used: set[int] = set()  # since let_go was called last
+        self._before: set[int] = set()  # between that and the call before
+
+    def number(self, value: T) -> int:
+        """The value's number; it is in use."""
+        number = self._number.get(value)
+        if number is None:
+            number = self._free.pop() if self._free else len(self.values)
+            if number == len(self.values):
+                self.values.append(value)
+            self.values[number] = value
+            self._number[value] = number
+        self._used.add(number)
+        return number
+
+    def let_go(self, in_use: Iterable[int]) -> None:
+        """Who was not in use since the call before the last one, and is not now, loses the number."""
+        self._used.update(in_use)
+        keep = self._used | self._before | self._always
+        for value, number in list(self._number.items()):
+            if number not in keep:
+                del self._number[value]
+                self._free.append(number)
+        self._used, self._before = set(), self._used
+
+
+# --- The flows of one session among those of all.
+
+
+class OwnFlows(Sequence[Flow]):
+    """The flows of one session: by an index into all sessions' flows, or one after the other."""
+
+    def __init__(self, everything: Sequence[Flow | None], index: dict[int, int]) -> None:
+        """everything: by index; index: by flow id."""
+        self._all, self._index = everything, index
+
+    def __len__(self) -> int:
+        """How many they are."""
+        return len(self._index)
+
+    def __getitem__(self, index: int) -> Flow:  # type: ignore[override]
+        """The flow with an index."""
+        flow = self._all[index]
+        if flow is None:
+            raise IndexError(index)
+        return flow
+
+    def __iter__(self) -> Iterator[Flow]:
+        """All of them, in the order of their appearance."""
+        return (self[index] for index in self._index.values())
+
+
+# --- flows
+
 
 MOST_FLOWS = 100_000
 """Of a host. An honest agent describes 100 a second in the long run, and each is known for ten minutes here."""

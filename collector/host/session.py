@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """One agent's session: its window, what is on its way to the disk, and what may be acknowledged."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
@@ -9,17 +10,117 @@ import pyarrow as pa
 from collector.dataset.resume import FLOW_OVER_NS, RECENT_NS, RankState, Resume, SessionState
 from collector.dataset.tables import Origin, Origins, SessionTold, bucket_table, full_table
 from collector.host.ledger import LedgerRow
-from collector.host.nic import NicRows
-from collector.host.served import Served
 from collector.host.tables import Tables
 from collector.host.unstored import FlowRows, SessionFlush
 from collector.host.unstored_iterations import Latest
 from collector.host.window import HostWindow, News, Output
+from collector.tick_messages import BY_PEER
 from netmon.columnar import Columns
 from netmon.dl.iterations import Iteration
 from netmon.dl.numbering import Trust
 from netmon.mark_runs import MarkRun
-from netmon.records import Flow, Hello
+from netmon.records import Flow, Hello, NicSample
+
+# --- Flows of one host's processes that are no ranks, until it is known whether a rank is at the other end.
+#
+# Such a process beside ranks of the same job works for it: above all the launcher, with its rendezvous.
+
+_UNDECIDED_NS = 2_000_000_000  # the two ends are described about as far apart as their hosts' batches
+
+
+class Served:
+    """Those of one session."""
+
+    def __init__(self) -> None:
+        """Begin without flows."""
+        self._undecided: dict[int, tuple[int, Flow]] = {}  # by flow: since when
+        self._found: dict[int, str] = {}  # by flow: the job of the rank at the other end
+
+    def __bool__(self) -> bool:
+        """Whether there are any."""
+        return bool(self._undecided)
+
+    def add(self, flow: Flow, now_ns: int) -> bool:
+        """Take in a flow as it is described, if its owner is known and no rank; False where it is not of that kind."""
+        if flow.owner.pid and not flow.owner.job:
+            self._undecided[flow.flow_id] = now_ns, flow
+            return True
+        if flow.owner.job:
+            self._drop(flow.flow_id)
+        return False
+
+    def tell(self, flow_id: int, job: str) -> None:
+        """At the other end of a flow is a rank of this job; empty: none."""
+        if job and flow_id in self._undecided:
+            self._found[flow_id] = job
+        else:
+            self._found.pop(flow_id, None)
+
+    def take(self, jobs: Container[str]) -> list[Flow]:
+        """The flows whose other end turned out to be a rank's of one of these jobs, as the job's."""
+        found = []
+        for flow_id, job in list(self._found.items()):
+            if job in jobs:
+                _, flow = self._undecided[flow_id]
+                self._drop(flow_id)
+                found.append(replace(flow, owner=replace(flow.owner, job=job, source=BY_PEER)))
+        return found
+
+    def give_up(self, now_ns: int) -> list[int]:
+        """Flows whose other end has not turned out to be a rank's in time."""
+        late = []
+        for flow_id, (since_ns, _) in self._undecided.items():
+            if since_ns >= now_ns - _UNDECIDED_NS:
+                break
+            late.append(flow_id)
+        for flow_id in late:
+            self._drop(flow_id)
+        return late
+
+    def _drop(self, flow_id: int) -> None:
+        self._undecided.pop(flow_id, None)
+        self._found.pop(flow_id, None)
+
+
+# --- Samples of the NICs' own counters on their way to the dataset, and what they say of traffic that no hook sees.
+
+_RDMA = "rdma"
+
+
+class NicRows:
+    """The samples of one session."""
+
+    def __init__(self, host: str) -> None:
+        """Begin without samples."""
+        self.rows: list[NicSample] = []  # that are not stored yet
+        self._host = host
+        self._carried: dict[str, int] = {}  # RDMA port → bytes of its counters
+
+    def add(self, samples: Sequence[NicSample], stored: bool) -> list[str]:
+        """Take in a batch's samples; stored: the dataset has them already. Returns what viewers should be told."""
+        if not stored:
+            self.rows += samples
+        return list(self._warnings(samples))
+
+    def take(self) -> list[NicSample]:
+        """Hand the samples over."""
+        rows, self.rows = self.rows, []
+        return rows
+
+    def _warnings(self, samples: Sequence[NicSample]) -> Iterator[str]:
+        for sample in samples:
+            if sample.source != _RDMA:
+                continue
+            carried = sum(v for name, v in zip(sample.names, sample.values, strict=True) if name.endswith("_bytes"))
+            if carried > self._carried.setdefault(sample.device, carried):
+                yield (
+                    f"{self._host}: {sample.device} carries RDMA traffic (RoCE), which bypasses the hooks: "
+                    "present in the table nic, not attributed to flows"
+                )
+            self._carried[sample.device] = carried
+
+
+# --- session
 
 
 class Session:

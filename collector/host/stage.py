@@ -6,7 +6,7 @@ iteration may still arrive. Then rows of the same flow and bucket become one, ge
 never change again.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import TypeVar
 
@@ -22,7 +22,6 @@ from collector.host.flows import unknown_flow
 from collector.host.iteration_rows import IterationRows, iteration_rows
 from collector.host.ledger import COUNTERS, SAMPLE, LedgerRow
 from collector.host.session import Session
-from collector.host.steady_marks import hear_steady, tell_steady
 from collector.host.steps import AllSteps
 from collector.host.tables import Classified, Tables
 from collector.host.untold import STARTING_NS
@@ -33,7 +32,39 @@ from netmon.dl.grouped import distinct, edges, latest_of, starts
 from netmon.errors import WireError
 from netmon.records import Hello, Mark, Table
 from netmon.wire import netmon_pb2
+from netmon.wire.limits import FURTHEST_NS
 from netmon.wire.many import ManyBatches, decode_many
+
+# --- The way of marks of steady ranks through a tick, for all hosts at once.
+
+
+def hear_steady(tables: Tables, batches: Batches) -> None:
+    """Take in marks of steady ranks; all others are handed on, by batch."""
+    marks, place, heads = batches.many.marks, batches.place, batches.many.heads
+    marks = marks.take(batches.good[marks.batch])
+    row = tables.steady.find(marks, place)
+    known = np.flatnonzero(row >= 0)
+    taken = np.zeros(len(marks), np.bool_)
+    if len(known):
+        settled_ns = tables.places.table["settled_ns"]
+        own = marks.take(known)
+        latest_ns = heads["horizon_ns"][own.batch] + FURTHEST_NS
+        taken[known] = tables.steady.hear(own, row[known], settled_ns[place[own.batch]], latest_ns)
+        batches.steady = marks.take(taken)
+        tables.accounts.payload.cut_in_order(place[batches.steady.batch], batches.steady.time_ns)
+    for batch, run in marks.take(~taken).runs():
+        batches.marks.setdefault(batch, []).append(run)
+
+
+def tell_steady(tables: Tables, sessions: Mapping[int, Session]) -> None:
+    """What the job stage is told of them."""
+    log, steady = tables.rank_log, tables.steady
+    log.stepped(steady.take_steps())
+    log.beats(steady.check(log.young, lambda ranks: sessions[ranks.place].window.alignment.error_ns))
+
+
+# --- stage
+
 
 _Places = npt.NDArray[np.int64]
 _T = TypeVar("_T")

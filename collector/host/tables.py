@@ -2,19 +2,18 @@
 """The tables of all sessions that the stage works on, and what can be computed from them without changing them."""
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from collector.host.classes import Classifier
 from collector.host.evidence import Evidence
 from collector.host.flows import AllFlows
 from collector.host.iteration_rows import Accounted, IterationRows
 from collector.host.known_ranks import LONGEST_NEED_NS
 from collector.host.ledger import LedgerAccounts
-from collector.host.over import OverIterations
 from collector.host.places import Places
 from collector.host.rank_log import RankLog
 from collector.host.ranks import LONGEST_HISTORY_NS, Ranks
@@ -25,13 +24,97 @@ from collector.host.unstored import Unstored
 from collector.host.unstored_iterations import UnstoredIterations
 from collector.host.untold import UntoldRows
 from collector.settings import Settings
-from netmon.columnar import Columns
+from netmon.columnar import Columns, joined
 from netmon.dl.account import Asked, HostAccounts, row_keys
-from netmon.dl.classify import Windows
+from netmon.dl.classify import Rows, Windows, row_classes, share_windows
 from netmon.dl.grouped import starts
+from netmon.dl.traffic import BULK
 from netmon.records import Class
 
+# --- The last iterations of all hosts, as they were stored: what rows that are asked for later can be part of.
+
+MOST = 1_000
+"""Iterations of a host that are kept, at least: there may be thousands of hosts, and four a second on each."""
+
+_SPARE = 1.25  # × as many, before the oldest go
+_MOST_PIECES = 256
+
+
+class Over(NamedTuple):
+    """An iteration that is over; times in its host's mono, job: its number."""
+
+    start_ns: int
+    end_ns: int
+    job: int
+    rank: int
+    number: int
+
+
+class OverIterations:
+    """By place of the session, in the order in which they settled."""
+
+    def __init__(self) -> None:
+        """None."""
+        self._pieces: list[Columns] = []
+        self._count, self._limit = 0, 0
+
+    def add(self, place: npt.NDArray[np.int64], **columns: npt.NDArray[np.int64]) -> None:
+        """Iterations of any sessions; columns: the fields of Over."""
+        if not len(place):
+            return
+        self._pieces.append(Columns({"place": place.astype(np.int32)} | columns))
+        self._count += len(place)
+        if self._count > self._limit or len(self._pieces) > _MOST_PIECES:
+            self._tidy()
+
+    def _tidy(self) -> None:
+        rows = joined(self._pieces)
+        order = np.argsort(rows["place"], kind="stable")
+        first = starts(rows["place"][order])
+        count = np.diff(np.append(first, len(order)))
+        kept = np.arange(len(order)) - np.repeat(first + count, count) >= -MOST
+        self._pieces = [rows.take(np.sort(order[kept]))]
+        self._count, self._limit = int(kept.sum()), int(_SPARE * MOST * len(first))
+
+    def within(self, place: int, first_ns: int, last_ns: int) -> Iterator[Over]:
+        """Those of a session that share a moment with [first, last]."""
+        for rows in self._pieces:
+            own = (rows["place"] == place) & (rows["start_ns"] <= last_ns) & (rows["end_ns"] > first_ns)
+            found = rows[own]
+            yield from map(Over, *(found[name].tolist() for name in Over._fields))
+
+    def drop(self, place: int) -> None:
+        """The session is gone."""
+        kept = (rows[rows["place"] != place] for rows in self._pieces)
+        self._pieces = [rows for rows in kept if len(rows)]
+        self._count = sum(map(len, self._pieces))
+
+
+# --- The class of all hosts' rows.
+
 _Classes = npt.NDArray[np.uint8]
+
+
+class Classifier:
+    """Classifies rows by their flow's owner and what else its link carries meanwhile."""
+
+    def __init__(self, flows: AllFlows, places: Places, settings: Settings) -> None:
+        """flows, places: of all sessions."""
+        self._flows, self._places, self._settings = flows, places, settings
+
+    def classify(self, rows: Columns, link: npt.NDArray[np.int64]) -> tuple[Windows, _Classes]:
+        """rows: of ARRIVED; link: of each, of all sessions' → windows, the class of each row."""
+        class_, job, traffic = (self._flows.of_flows(name, rows["flow"]) for name in ("class", "job", "traffic"))
+        gradient = (class_ == Class.DL_ONLY) & np.isin(traffic, BULK)
+        asked = Rows(rows["start_ns"], link, class_, job, gradient, rows["wire_bytes"], rows["payload_bytes"])
+        links = self._places.links
+        windows = share_windows(asked, links["capacity_bps"], links["window_ns"], self._settings.share_threshold)
+        return windows, row_classes(asked, windows)
+
+
+# --- tables
+
+
 _NUMBERS_REST_S = 3600.0
 
 

@@ -2,17 +2,166 @@
 """What the job stage answers within a tick: who is which rank, common numbers, remote ends."""
 
 from collections import Counter
-from collections.abc import Iterable, Sequence, Sized
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from dataclasses import dataclass
 from functools import partial
 
-from collector.jobs.common_numbers import Numbers
 from collector.jobs.rank_claims import Claims
-from collector.jobs.remote_ends import RemoteEnds
-from collector.messages import Holder, Step
-from collector.tick_messages import UNTOLD, About, BeatsTold, Count, TickAnswer, TickNews
-from netmon.dl.numbering import RankEvents, Trust
-from netmon.records import Table
+from collector.messages import BY_TRAFFIC, Holder, Step
+from collector.tick_messages import BY_PEER, UNTOLD, About, BeatsTold, Count, PeerTold, TickAnswer, TickNews
+from netmon.dl.numbering import JobNumbers, RankEvents, Trust, tell_all
+from netmon.records import Flow, Table
+
+# --- Who is at the other end of a flow: the rank that owns the same 5-tuple in the opposite direction.
+
+_Key = tuple[int, str, str, int, int, int]
+_Owner = tuple[str, int]  # job and rank
+
+_NOBODY: _Owner = ("", -1)
+_OTHERS = (BY_PEER, BY_TRAFFIC)  # what they say of a flow says nothing of its other end
+
+
+class RemoteEnds:
+    """The flows of all hosts whose other end is asked for, or is a rank's, by 5-tuple and direction."""
+
+    def __init__(self) -> None:
+        """Begin without flows."""
+        self._at: dict[
+            _Key, dict[int, _Owner]
+        ] = {}  # flows by number, and whose they are: several where links are stacked
+        self._keys: dict[int, _Key] = {}  # by flow
+        self._told: dict[int, _Owner] = {}  # what was said of each flow's other end, but nobody
+
+    def __len__(self) -> int:
+        """Flows."""
+        return len(self._keys)
+
+    def hear(self, over: Iterable[int], flows: Iterable[tuple[int, Flow]]) -> list[PeerTold]:
+        """Forget some flows, take in others or what is new of them; gives what has changed."""
+        changed: dict[_Key, None] = {}  # whose owners may have
+        asking: dict[int, _Key] = {}
+        for number in over:
+            key = self._forget(number)
+            if key:
+                changed[key] = None
+        for number, flow in flows:
+            key = asking[number] = _key(flow)
+            if self._keys.get(number, key) != key:  # an agent should not do that
+                changed[self._keys[number]] = None
+                self._forget(number)
+            self._keys[number] = key
+            owner = flow.owner
+            owned = bool(owner.job) and owner.source not in _OTHERS
+            at = self._at.setdefault(key, {})
+            at.pop(number, None)  # the latest to be told is the last
+            at[number] = (owner.job, owner.rank) if owned else _NOBODY
+            changed[key] = None
+        for key in changed:
+            asking |= dict.fromkeys(self._at.get(_opposite(key), ()), _opposite(key))
+        return list(self._say(asking))
+
+    def _say(self, asking: dict[int, _Key]) -> Iterator[PeerTold]:
+        for number, key in asking.items():
+            owner = self._owner(_opposite(key))
+            if owner != self._told.get(number, _NOBODY) and number in self._keys:
+                self._told[number] = owner
+                if owner == _NOBODY:
+                    del self._told[number]
+                yield PeerTold(number, *owner)
+
+    def _owner(self, key: _Key) -> _Owner:
+        return next((owner for owner in reversed(self._at.get(key, {}).values()) if owner != _NOBODY), _NOBODY)
+
+    def _forget(self, number: int) -> _Key | None:
+        key = self._keys.pop(number, None)
+        if key:
+            self._told.pop(number, None)
+            del self._at[key][number]
+            if not self._at[key]:
+                del self._at[key]
+        return key
+
+
+def _key(flow: Flow) -> _Key:
+    return (flow.direction, flow.src, flow.dst, flow.src_port, flow.dst_port, flow.protocol)
+
+
+def _opposite(key: _Key) -> _Key:
+    return (1 - key[0], *key[1:])
+
+
+# --- The common iteration numbers of every job, over all hosts.
+
+
+class Numbers:
+    """JobNumbers by job; a job is there while one of its ranks is.
+
+    What the ranks tell is compared together, when the next one asks.
+    """
+
+    def __init__(self) -> None:
+        """Begin without jobs."""
+        self._jobs: dict[str, JobNumbers] = {}
+        self._told: list[tuple[str, RankEvents, Callable[[int], None]]] = []
+
+    def tell(self, job: str, told: RankEvents, moved: Callable[[int], None]) -> None:
+        """What a rank tells; moved: called with its shift where numbers that were used have moved."""
+        self._told.append((job, told, moved))
+
+    def decide(self) -> None:
+        """About all that was told, in the order in which it was."""
+        if self._told:
+            told, self._told = self._told, []
+            decided = tell_all([(self._jobs.setdefault(job, JobNumbers()), events) for job, events, _ in told])
+            for (_, _, moved), one in zip(told, decided, strict=True):
+                if one.moved:
+                    moved(one.shift)
+
+    def __len__(self) -> int:
+        """Jobs."""
+        return len(self._jobs)
+
+    def version(self, job: str) -> int:
+        """Another one than before where what is said of a rank of the job may have changed; 0: there is no such job."""
+        self.decide()
+        return self._jobs[job].version if job in self._jobs else 0
+
+    def resume(self, job: str, rank: int, trust: Trust, shift: int) -> None:
+        """As JobNumbers.resume."""
+        self.decide()
+        self._jobs.setdefault(job, JobNumbers()).resume(rank, trust, shift)
+
+    def go_on(self, job: str, rank: int, trust: Trust, shift: int) -> None:
+        """As JobNumbers.go_on."""
+        self.decide()
+        self._jobs.setdefault(job, JobNumbers()).go_on(rank, trust, shift)
+
+    def shift(self, job: str, rank: int) -> int:
+        """What to add to the rank's own numbers."""
+        self.decide()
+        return self._jobs[job].shift(rank) if job in self._jobs else 0
+
+    def relative(self, job: str, rank: int) -> bool:
+        """Whether the rank's numbers count only from when somebody began to look."""
+        self.decide()
+        return job not in self._jobs or self._jobs[job].relative(rank)
+
+    def state(self, job: str, rank: int) -> tuple[Trust, int]:
+        """What JobNumbers.resume has to know of the rank: its trust and shift."""
+        self.decide()
+        return self._jobs[job].state(rank) if job in self._jobs else (Trust.RELATIVE, 0)
+
+    def forget(self, job: str, rank: int) -> None:
+        """The rank is gone."""
+        self.decide()
+        if job in self._jobs:
+            self._jobs[job].forget(rank)
+            if not len(self._jobs[job]):
+                del self._jobs[job]
+
+
+# --- answering
+
 
 _Row = tuple[int, int, int, int, int, int, int, int, int, int, int]  # of RANKS_TOLD
 

@@ -4,27 +4,154 @@
 import asyncio
 import contextlib
 import logging
+import socket
+import subprocess
 import time
-from collections.abc import Callable, Coroutine, Iterable
-from typing import Any
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from typing import Any, NoReturn
 
 import grpc
 import numpy as np
-from google.protobuf.message import DecodeError
+from google.protobuf.message import DecodeError, Message
 
 from collector.answers import Answers
 from collector.ending import end_tasks
 from collector.receiving import frames
-from collector.receiving.calls import CalledContext
-from collector.receiving.process import ReceivingProcess
+from collector.receiving.frames import Answer, Listen, Listening, Stop
+from collector.receiving.pipe import Pipe
 from collector.receiving.sessions import StreamApart
 from collector.receiving.taking import take
 from collector.registry import Registry
 from collector.stream_ends import End
-from netmon.errors import NetmonError
-from netmon.wire.channel import ALIVE_EVERY_S
+from netmon.errors import CertificateError, NetmonError, UnsupportedError, UsageError
+from netmon.own_module import own_module
+from netmon.wire.channel import ALIVE_EVERY_S, FEW_THREADS
+
+# --- The receiving process, as the collector starts, hears and ends it.
+
+_KINDS: dict[str, type[NetmonError]] = {
+    kind.__name__: kind for kind in (UsageError, CertificateError, UnsupportedError)
+}
+_OWN = {"OPENBLAS_NUM_THREADS": "1"}
+_LATER_S = 1.0  # than the grace of those who are still connected
+
+
+class ReceivingProcess:
+    """It ends with this one, however that ends: it sees that the pipe is closed."""
+
+    def __init__(self, process: "subprocess.Popen[bytes]", pipe: Pipe) -> None:
+        """`start` makes one."""
+        self._process, self._pipe = process, pipe
+
+    @classmethod
+    async def start(cls, listen: Listen) -> "ReceivingProcess":
+        """Start one that listens. Raises UsageError, CertificateError, UnsupportedError where it cannot."""
+        ours, theirs = socket.socketpair()
+        with theirs:
+            program = own_module("collector.receiving.receiver", theirs.fileno())
+            program["env"] = {"GRPC_EXPERIMENTS": FEW_THREADS, **program["env"], **_OWN}
+            process = subprocess.Popen(**program, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()])
+        started = cls(process, await Pipe.open(ours))
+        started.send(listen)
+        try:
+            answer: Listening = await started.receive()
+        except BaseException as error:
+            started.kill()
+            if isinstance(error, EOFError):
+                raise UnsupportedError(f"cannot listen on {listen.address}: the receiving process has ended") from None
+            raise
+        if answer.trouble:
+            started.kill()
+            raise _KINDS.get(answer.kind, UnsupportedError)(answer.trouble)
+        return started
+
+    @property
+    def pid(self) -> int:
+        """Of the process."""
+        return self._process.pid
+
+    def send(self, frame: object) -> None:
+        """Does not block."""
+        self._pipe.send(frame)
+
+    async def drained(self) -> None:
+        """As Pipe.drained; does not raise."""
+        with contextlib.suppress(OSError):
+            await self._pipe.drained()
+
+    async def receive(self) -> Any:
+        """The next frame. Raises EOFError where the process has ended."""
+        return await self._pipe.receive()
+
+    async def stop(self, grace_s: float) -> None:
+        """End it; who is still connected is cut off after so long."""
+        self.send(Stop(grace_s))
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            await asyncio.to_thread(self._process.wait, grace_s + _LATER_S)
+        self.kill()
+
+    def kill(self) -> int:
+        """End it now; its status."""
+        self._pipe.close()
+        self._process.kill()
+        return self._process.wait()
+
+
+# --- Who calls the collector by way of the receiving process, as those who answer see it: like gRPC's own context.
 
 _log = logging.getLogger(__name__)
+
+
+class _AbortedError(Exception):
+    """The call has been ended with a status."""
+
+
+class CalledContext:
+    """One answer is on its way at a time, so that who reads slowly gets the newest, and never a queue."""
+
+    def __init__(self, number: int, send: Callable[[object], None], task: "asyncio.Task[Any] | None") -> None:
+        """task: which answers."""
+        self._number, self._send, self._task = number, send, task
+        self._how: End | None = None
+        self._written = asyncio.Event()
+
+    async def write(self, message: Message) -> None:
+        """Give an answer, and wait until gRPC has it."""
+        self._written.clear()
+        self._send(Answer(self._number, message.SerializeToString()))
+        await self._written.wait()
+
+    async def abort(self, code: grpc.StatusCode, details: str = "") -> NoReturn:
+        """End the call with this status; raises what `ended` expects."""
+        self._how = End(code, details)
+        raise _AbortedError
+
+    def written(self) -> None:
+        """The answer is on its way."""
+        self._written.set()
+
+    def hang_up(self) -> None:
+        """Whoever called has gone."""
+        if self._task:
+            self._task.cancel()
+
+    async def ended(self, answering: Awaitable[None]) -> End | None:
+        """What gRPC is to be told once it has been answered; None: all went in order."""
+        try:
+            await answering
+        except _AbortedError:
+            return self._how
+        except asyncio.CancelledError:
+            return End(grpc.StatusCode.CANCELLED, "the caller has gone")
+        except Exception as error:  # this call is over, as with gRPC itself, and not who serves the others
+            _log.exception("a call could not be answered")
+            return End(grpc.StatusCode.UNKNOWN, f"it could not be answered: {type(error).__name__}")
+        return None
+
+
+# --- apart
+
+
 _GATHER_S = 0.05  # news for agents go over together
 _AGAIN_S = 1.0  # after the process has died
 _NO_ANSWER_S = 20.0

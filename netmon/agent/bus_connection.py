@@ -8,26 +8,132 @@ as the stream has replicas, if they sync what they write (sync_interval: always)
 import asyncio
 import contextlib
 import functools
+import logging
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import nats
 from google.protobuf.message import DecodeError
 from nats.aio.msg import Msg
 from nats.js.api import PubAck
 
-from netmon.agent.bus_questions import ask_for_the_time
-from netmon.agent.bus_share import BusShare
 from netmon.agent.connection import Connect, End
-from netmon.agent.exchange import ClockExchanges
+from netmon.agent.exchange import BURST, ClockExchanges, Pace
 from netmon.agent.outgoing import Message, Outgoing
 from netmon.agent.pressure import Asked
 from netmon.errors import NetmonError
+from netmon.records import ClockExchange
 from netmon.wire import netmon_pb2
-from netmon.wire.bus import Bus, BusError, BusSettings, Label, batch_subject, down_subject, hello_subject, said
+from netmon.wire.bus import (
+    Bus,
+    BusError,
+    BusSettings,
+    Label,
+    batch_subject,
+    clock_subject,
+    down_subject,
+    hello_subject,
+    said,
+)
 from netmon.wire.bus_sessions import reason_of, refusal, refusal_subject
+
+# --- How much of the bus one host may take while workers are away or slow: the rest is for all others.
+#
+# The servers bound the number of a host's batches (`netmon.wire.bus.BusSettings.most_batches`), the agent their
+# bytes: it knows what it has published, and the bus how many batches of the host are still there, which are the
+# latest ones. What does not fit stays in the spool, and is streamed coarser as soon as it is late.
+
+_log = logging.getLogger(__name__)
+
+SHARE = 1 / 4
+"""Of what the stream may hold."""
+
+
+class BusShare:
+    """Of one agent, over all its sessions and connections. Thread-safe."""
+
+    def __init__(self) -> None:
+        """Nothing was published, and how much the bus holds is not known."""
+        self._lock = threading.Lock()
+        self._sizes: deque[int] = deque()  # of batches that may be on the bus, oldest first
+        self._bytes = 0
+        self._most: float = 0  # bytes; 0: any
+        self._said = False
+
+    def learn(self, stream_bytes: int | None) -> None:
+        """What the stream may hold; None, or not above 0: anything."""
+        with self._lock:
+            self._most = SHARE * stream_bytes if stream_bytes and stream_bytes > 0 else 0
+
+    def fits(self, size: int) -> bool:
+        """Whether a batch may be published now; one always may."""
+        with self._lock:
+            return not self._most or not self._bytes or self._bytes + size <= self._most
+
+    def say(self, host: str) -> None:
+        """There is no room; once, until there has been for all."""
+        with self._lock:
+            if not self._said:
+                self._said = True
+                _log.warning(
+                    "%s has %d bytes waiting on the bus, as much as one host may; batches wait", host, self._bytes
+                )
+
+    def published(self, size: int) -> None:
+        """A batch is on its way."""
+        with self._lock:
+            self._sizes.append(size)
+            self._bytes += size
+            if not self._most:
+                self._keep(0)
+
+    def waiting(self, batches: int) -> None:
+        """So many of the host's are on the bus, or on their way."""
+        with self._lock:
+            self._keep(batches)
+
+    def _keep(self, batches: int) -> None:
+        while len(self._sizes) > batches:
+            self._bytes -= self._sizes.popleft()
+        self._said &= bool(self._sizes)
+
+
+# --- Asks the worker that has this host for its time, over the bus.
+
+_ANSWER_S = 2.0
+_AGAIN_S = 1.0
+
+
+async def ask_for_the_time(bus: Bus, worker: Callable[[], str], exchanges: ClockExchanges) -> None:
+    """Until it is cancelled. worker(): its name; empty: nobody is known to have this host."""
+    number, pace, before = 0, Pace(), ""
+    while True:
+        asked, took = worker(), []
+        if asked != before:
+            before, pace = asked, Pace()
+        try:
+            for _ in range(BURST if asked else 0):
+                number += 1
+                probe = netmon_pb2.ClockProbe(number=number).SerializeToString()
+                sent = time.monotonic_ns()
+                answer = await bus.client.request(clock_subject(asked), probe, timeout=_ANSWER_S)
+                received = time.monotonic_ns()
+                echo = netmon_pb2.ClockEcho.FromString(answer.data)
+                if echo.number == number:
+                    exchanges.add(ClockExchange(sent, echo.received_ns, echo.sent_ns, received))
+                    took.append(received - sent)
+                    if pace.enough(took[-1]):
+                        break
+        except (nats.errors.Error, asyncio.TimeoutError, DecodeError, OSError):
+            took.clear()
+        await asyncio.sleep(pace.rest_s(took, exchanges.idle) if took else _AGAIN_S)
+
+
+# --- bus connection
+
 
 MOST_ON_THE_WAY, MOST_BYTES_ON_THE_WAY = 64, 8 << 20
 """Batches that are published and not acknowledged."""

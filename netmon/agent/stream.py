@@ -2,11 +2,11 @@
 """Keeps a connection to the collector for as long as the agent lives."""
 
 import logging
+import random
 import threading
 import time
 from collections.abc import Callable
 
-from netmon.agent.backoff import Backoff
 from netmon.agent.connection import Connect, Connection, End, Patience
 from netmon.agent.exchange import ClockExchanges
 from netmon.agent.outgoing import Outgoing
@@ -14,6 +14,33 @@ from netmon.agent.pressure import Asked
 from netmon.agent.pulls import Pulls
 from netmon.agent.spool import Spool
 from netmon.agent.worker import Worker
+
+# --- How long to wait before the next attempt.
+
+_LEAST_S = 0.2
+
+
+class Backoff:
+    """Twice as long after each attempt, from 0.2 s to most_s, and each time between half of that and all of it."""
+
+    def __init__(self, most_s: float) -> None:
+        """No attempt yet."""
+        self._most_s = most_s
+        self._next_s = _LEAST_S
+
+    def after_failure(self) -> float:
+        """Seconds to wait now."""
+        wait_s = self._next_s * random.uniform(0.5, 1)
+        self._next_s = min(self._most_s, 2 * self._next_s)
+        return wait_s
+
+    def reset(self) -> None:
+        """An attempt has led to something."""
+        self._next_s = _LEAST_S
+
+
+# --- stream
+
 
 log = logging.getLogger(__name__)
 

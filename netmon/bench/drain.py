@@ -10,8 +10,163 @@ from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any
 
-from netmon.bench.cpus import CpusResult, measure_cpus
+import numpy as np
+import numpy.typing as npt
+
 from netmon.bench.rig import PROGRAMS, LoadedMeter, Yardsticks, frame, ns_per_run
+from netmon.kernel.meter.flow_numbers import EVERY, FlowNumbers
+from netmon.kernel.meter.geometry import Geometry, choose_geometry
+from netmon.kernel.meter.memory import blank_memory
+from netmon.kernel.meter.meter import STALE_NS, Meter
+
+# --- What a drain costs on a host of many CPUs all of whose slots have been used: idle, busy, and when a flow is new.
+#
+# The CPUs are simulated; the reading end and its memory are the agent's own.
+
+# --- As many CPUs as one likes: writes into the meter's memory what their programs would, without a kernel.
+
+
+class SimulatedCpus:
+    """A meter, and the CPUs that it reads. Every slot keeps the flow that it gets."""
+
+    def __init__(self, geometry: Geometry) -> None:
+        """Nothing has happened on any CPU."""
+        self.geometry = geometry
+        self._memory = blank_memory(geometry)
+        self.meter = Meter(self._memory, geometry, FlowNumbers(EVERY))
+
+    def open_flows(self, slots: npt.NDArray[np.intp], now_ns: int) -> None:
+        """A flow takes each of these slots, at most flow_records of a CPU, with one packet of 100 bytes."""
+        table, flows = self._memory.slots, self._memory.flows
+        table["key"]["src_port"][slots] = slots & 0xFFFF
+        table["key"]["link_protocol"][slots] = 1 << 9 | slots >> 16
+        self._open_buckets(slots, now_ns)
+        cpus, places = self._places(slots, "flows", flows.shape[1])
+        openings = np.zeros(len(slots), flows.dtype)
+        openings["key"], openings["slot"] = table["key"][slots], slots
+        flows[cpus, places] = openings
+        self._publish(cpus, "flows")
+
+    def next_buckets(self, slots: npt.NDArray[np.intp], now_ns: int) -> None:
+        """Each of these slots closes its bucket, at most ring_records of a CPU, and opens one with one packet."""
+        held = self._memory.slots[slots]
+        cpus, places = self._places(slots, "buckets", self.geometry.ring_records)
+        records = np.zeros((len(slots), 3), np.uint64)
+        records[:, 0] = held["bucket_start_ns"]
+        records[:, 1] = held["wire_bytes"] | held["payload_bytes"].astype(np.uint64) << np.uint64(32)
+        records[:, 2] = slots.astype(np.uint64) | held["packets"].astype(np.uint64) << np.uint64(48)
+        self._open_buckets(slots, now_ns)
+        self._memory.buckets[cpus, places] = records
+        self._publish(cpus, "buckets")
+
+    def lose_buckets(self, slots: npt.NDArray[np.intp], now_ns: int) -> None:
+        """As next_buckets where the rings are full."""
+        held, links = self._memory.slots[slots], self._memory.slots["key"]["link_protocol"][slots] >> 8
+        cpus = slots // self.geometry.slots
+        for name in ("packets", "wire_bytes", "payload_bytes"):
+            np.add.at(self._memory.ledger[f"lost_{name}"], (cpus, links), held[name])
+        self._open_buckets(slots, now_ns)
+        self._memory.slots["losses"][slots] += 1
+        np.add.at(self._memory.producers["losses"], cpus, 1)
+
+    def _open_buckets(self, slots: npt.NDArray[np.intp], now_ns: int) -> None:
+        table = self._memory.slots
+        table["bucket_start_ns"][slots] = now_ns - now_ns % self.geometry.bucket_ns
+        table["packets"][slots], table["wire_bytes"][slots], table["payload_bytes"][slots] = 1, 100, 46
+        cpus, links = slots // self.geometry.slots, table["key"]["link_protocol"][slots] >> 8
+        for name, count in (("frames", 1), ("packets", 1), ("frame_bytes", 100), ("wire_bytes", 100)):
+            np.add.at(self._memory.ledger[name], (cpus, links), count)
+
+    def _places(self, slots: npt.NDArray[np.intp], ring: str, size: int) -> tuple[npt.NDArray[np.intp], ...]:
+        """The slots' CPUs, and where each one's record goes in its CPU's ring. slots: ascending."""
+        cpus = slots // self.geometry.slots
+        within = np.arange(len(cpus)) - np.searchsorted(cpus, cpus)
+        position = self._memory.producers[ring][cpus].astype(np.intp) + within
+        return cpus, position & (size - 1)
+
+    def _publish(self, cpus: npt.NDArray[np.intp], ring: str) -> None:
+        np.add.at(self._memory.producers[ring], cpus, np.uint64(1))
+
+
+# --- cpus
+
+
+_ACTIVE = 16  # flows of a CPU in the busy case
+_BUSY_ROUNDS = (1, 8, 64)  # buckets of each flow that a drain finds
+_LATER_NS = 2 * STALE_NS
+
+
+@dataclass(frozen=True)
+class BusyDrain:
+    """One drain of so many records."""
+
+    records: int
+    us: float
+
+
+@dataclass(frozen=True)
+class CpusResult:
+    """Medians over the rounds."""
+
+    cpus: int
+    slots: int  # of all CPUs, each used before
+    idle_us: float
+    new_flow_us: float  # one flow takes a slot
+    busy: tuple[BusyDrain, ...]  # the same slots, a varying number of records
+
+
+def measure_cpus(cpus: int, rounds: int) -> CpusResult:
+    """Blocks for a second or so, most of it for using every slot once."""
+    bench = _Cpus(cpus)
+    idle = [bench.drain() for _ in range(rounds)]
+    new = []
+    for slot in bench.unused[:rounds]:
+        bench.simulated.open_flows(np.array([slot]), bench.now_ns)
+        new.append(bench.drain())
+    busy = tuple(bench.busy(count, rounds) for count in _BUSY_ROUNDS)
+    return CpusResult(cpus, len(bench.used), median(idle), median(new), busy)
+
+
+class _Cpus:
+    def __init__(self, cpus: int) -> None:
+        geometry = choose_geometry(10_000, cpus=cpus)
+        self.simulated, self.now_ns = SimulatedCpus(geometry), _LATER_NS
+        slots = np.arange(cpus * geometry.slots)
+        last = slots % geometry.slots == geometry.slots - 1
+        self.used, self.unused = slots[~last], slots[last].tolist()
+        for begin in range(0, geometry.slots, geometry.flow_records):
+            within = self.used % geometry.slots
+            self._open(self.used[(within >= begin) & (within < begin + geometry.flow_records)])
+        self.now_ns += _LATER_NS
+        self.drain()
+
+    def _open(self, slots: npt.NDArray[np.intp]) -> None:
+        self.simulated.open_flows(slots, self.now_ns)
+        self.drain()
+
+    def drain(self) -> float:
+        """Its time in µs."""
+        begin = time.perf_counter()
+        self.simulated.meter.drain(self.now_ns)
+        took = time.perf_counter() - begin
+        self.simulated.meter.rows.shrink(0)
+        return took * 1e6
+
+    def busy(self, buckets: int, rounds: int) -> BusyDrain:
+        """Drains of so many buckets of each active flow."""
+        geometry = self.simulated.geometry
+        active = self.used[self.used % geometry.slots < _ACTIVE]
+        times = []
+        for _ in range(rounds):
+            for _ in range(buckets):
+                self.now_ns += geometry.bucket_ns
+                self.simulated.next_buckets(active, self.now_ns)
+            times.append(self.drain())
+        return BusyDrain(buckets * len(active), median(times))
+
+
+# --- drain
+
 
 _FLOWS = 64
 _PACKETS = 250_000  # of one round: what the ring holds

@@ -106,7 +106,7 @@ def _sums(rows: list[dict[str, Any]]) -> Callable[[str], int]:
 def _models(models: list[dict[str, Any]]) -> Iterator[str]:
     yield (
         "sizes of tensors and flows are the published ones × the link's rate / 10 Gbit/s; computing is derived from "
-        "published times of a V100 (see netmon/lab/models.py)"
+        "published times of a V100 (see netmon/lab/spec.py)"
     )
     for model in models:
         yield (

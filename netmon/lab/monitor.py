@@ -2,17 +2,71 @@
 """netmon itself in a testbed: a collector, or a bus with workers, and an agent in every host, each a process."""
 
 import contextlib
+import re
+import shlex
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from netmon.lab import bus
-from netmon.lab.control_groups import with_control_groups
-from netmon.lab.management import connect_management
+from netmon.lab import bus, iproute
+from netmon.lab.lease import Lease
 from netmon.lab.network import INTERFACE, Host, Network
 from netmon.lab.process import Process
 from netmon.lab.spec import RunSpec
+
+# --- The machine's control groups for a host of the testbed: `ip netns exec` gives it a /sys without them.
+#
+# An agent reads there for how long a rank's CPU quota has throttled it.
+
+_MOUNT = re.compile(r"^\d+ \d+ \S+ / (/sys/fs/cgroup\S*) [^\n]* - (cgroup2?) \S+ (\S+)$", re.MULTILINE)
+_TOP = "/sys/fs/cgroup"
+
+
+def with_control_groups() -> list[str]:
+    """What goes before a command that runs as root in a host's namespace; nothing where the machine has none."""
+    mounts = [m for m in _MOUNT.findall(Path("/proc/self/mountinfo").read_text()) if _has_quotas(*m[1:])]
+    if not mounts:
+        return []
+    lines = [] if mounts[0][0] == _TOP else [f"mount -t tmpfs netmon {_TOP}"]
+    for path, kind, options in mounts:
+        lines.append(f"mkdir -p {shlex.quote(path)}")
+        lines.append(f"mount -t {kind} {_controllers(kind, options)} netmon {shlex.quote(path)}")
+    return ["sh", "-c", f'{{ {"; ".join(lines)}; }} 2>/dev/null; exec "$@"', "sh"]
+
+
+def _has_quotas(kind: str, options: str) -> bool:
+    return kind == "cgroup2" or "cpu" in options.split(",")
+
+
+def _controllers(kind: str, options: str) -> str:
+    """Of a hierarchy of version 1: they name it."""
+    names = [word for word in options.split(",") if word.startswith("cpu")]
+    return f"-o {','.join(names)}" if kind == "cgroup" else ""
+
+
+# --- A second network between the hosts of a testbed and one more, the bus: off the links that are watched.
+
+_SUBNET = "198.19.0"  # of 198.18.0.0/15, too
+_PORT = "mgmt0"
+
+
+def connect_management(lease: Lease, hosts: Sequence[Host]) -> Host:
+    """Build it; returns the host in the middle, which all others reach. It goes with the lease. Raises LabError."""
+    bus = Host("bus", lease.namespace("bus"), f"{_SUBNET}.254")
+    iproute.call(["ip", "netns", "add", bus.namespace])
+    bridge = ["link add br0 type bridge stp_state 0", f"address add {bus.address}/24 dev br0", "link set br0 up"]
+    iproute.batch("ip", bus.namespace, ["link set lo up", *bridge])
+    for number, host in enumerate(hosts):
+        pair = f"link add {_PORT} type veth peer name port{number} netns {bus.namespace}"
+        address = f"address add {_SUBNET}.{number + 1}/24 dev {_PORT}"
+        iproute.batch("ip", host.namespace, [pair, address, f"link set {_PORT} up"])
+    iproute.batch("ip", bus.namespace, [f"link set port{n} master br0 up" for n in range(len(hosts))])
+    return bus
+
+
+# --- monitor
+
 
 _READY_SECONDS = 120.0
 

@@ -3,20 +3,223 @@
 
 import hashlib
 import logging
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import numpy as np
+import numpy.typing as npt
+
 from netmon.errors import DataError
-from netmon.records import Batch, ClockSample, Hello, Interface
-from netmon.replay.capture import Capture
-from netmon.replay.flows import FlowCounts
-from netmon.replay.frames import Frames, concatenated, knows_direction
+from netmon.records import (
+    BUCKET,
+    FLOW_KEY,
+    Batch,
+    ClockSample,
+    Direction,
+    Flow,
+    Hello,
+    Interface,
+    LedgerSample,
+    Owner,
+    Table,
+    address,
+)
+from netmon.replay.capture import CHUNK, Capture
+from netmon.replay.frames import DIRECTION_SHIFT, Frames, concatenated, frames_of, knows_direction
 from netmon.replay.host import INTERFACE, HostSide, guess_addresses, packed
-from netmon.replay.ledger import CaptureLedger
-from netmon.replay.merge import REORDER_NS, Source, merged
 from netmon.replay.rule import Rule
 from netmon.version import __version__
+
+# --- Frames → rows per flow and bucket; flow keys → numbered, described flows.
+
+IDLE_NS = 300_000_000_000
+"""A flow that has been idle for so long when a portion begins is over: if it comes back it is a new one."""
+
+_MULTIPLIERS = (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB, 0xD6E8FEB86659FD93, 0xA0761D6478BD642F)
+
+
+class FlowCounts:
+    """The flows of a replay, and their counts in buckets."""
+
+    def __init__(self, bucket_ns: int, owner: Callable[[Flow], Owner]) -> None:
+        """owner: says whose a new flow is."""
+        self._bucket_ns, self._owner = bucket_ns, owner
+        self._ids: dict[bytes, int] = {}
+        self._last_ns: dict[bytes, int] = {}
+        self._next_id = 1
+        self._tidied_ns = 0
+
+    def count(self, frames: Frames, since_ns: int) -> tuple[Table, list[Flow]]:
+        """At least one frame → rows, dtype BUCKET, and the flows that are new among them.
+
+        since_ns: a time that the former portions reached, by which flows are idle. Several rows may be of one flow
+        and bucket, for only CHUNK frames are sure to fit a row.
+        """
+        self._tidy(since_ns)
+        parts = [self._count(frames.take(slice(at, at + CHUNK))) for at in range(0, len(frames), CHUNK)]
+        return np.concatenate([rows for rows, _ in parts]), [flow for _, new in parts for flow in new]
+
+    def _count(self, frames: Frames) -> tuple[Table, list[Flow]]:
+        start = frames.time_ns // self._bucket_ns * self._bucket_ns
+        first, of_frame = _distinct(frames.words)
+        times, of_time = np.unique(start, return_inverse=True)
+        cells, of_cell = np.unique(of_time * len(first) + of_frame, return_inverse=True)
+        flow = cells % len(first)
+        rows = np.empty(len(cells), BUCKET)
+        rows["bucket_start_ns"] = times[cells // len(first)]
+        rows["packets"] = np.bincount(of_cell)
+        rows["wire_bytes"] = np.bincount(of_cell, weights=frames.wire_bytes)
+        rows["payload_bytes"] = np.bincount(of_cell, weights=frames.payload_bytes)
+        begun, ended = np.full(len(first), np.iinfo(np.int64).max), np.zeros(len(first), np.int64)
+        np.minimum.at(begun, of_frame, start)
+        np.maximum.at(ended, of_frame, start)
+        ids, new = self._number(np.ascontiguousarray(frames.words[first]), begun, ended)
+        rows["flow_id"] = ids[flow]
+        return rows, new
+
+    def _number(
+        self, words: npt.NDArray[np.uint64], begun: npt.NDArray[np.int64], ended: npt.NDArray[np.int64]
+    ) -> tuple[npt.NDArray[np.uint32], list[Flow]]:
+        """Walks the flows of a portion one by one, not its frames."""
+        ids, new = np.empty(len(words), np.uint32), []
+        for i, key in enumerate(words.view("V40")[:, 0].tolist()):
+            known = self._ids.get(key)
+            if known is None:
+                known = self._ids[key] = self._next_id
+                self._next_id += 1
+                new.append(self._describe(known, words[i], int(begun[i])))
+            ids[i] = known
+            self._last_ns[key] = max(self._last_ns.get(key, 0), int(ended[i]))
+        return ids, new
+
+    def _describe(self, flow_id: int, words: npt.NDArray[np.uint64], first_ns: int) -> Flow:
+        src, dst, src_port, dst_port, link_protocol = words.view(FLOW_KEY)[0].item()
+        direction = Direction(link_protocol >> 8 & 1)
+        ends = (address(src), address(dst), src_port, dst_port)
+        flow = Flow(flow_id, link_protocol >> 9, direction, *ends, link_protocol & 0xFF, first_ns)
+        return replace(flow, owner=self._owner(flow))
+
+    def _tidy(self, now_ns: int) -> None:
+        if now_ns < self._tidied_ns + IDLE_NS // 5:
+            return
+        self._tidied_ns = now_ns
+        for key in [key for key, last_ns in self._last_ns.items() if last_ns < now_ns - IDLE_NS]:
+            del self._last_ns[key], self._ids[key]
+
+
+def _distinct(words: npt.NDArray[np.uint64]) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]:
+    """Of (n, 5) words: a row of each value that occurs, and the value's number in every row."""
+    hashed = np.zeros(len(words), np.uint64)
+    for column, multiplier in enumerate(_MULTIPLIERS):
+        hashed = (hashed ^ words[:, column]) * np.uint64(multiplier)
+        hashed ^= hashed >> np.uint64(31)
+    _, first, number = np.unique(hashed, return_index=True, return_inverse=True)
+    if not (words[first[number]] == words).all():  # two values with one hash: seldom enough to do it the slow way
+        _, first, number = np.unique(words, axis=0, return_index=True, return_inverse=True)
+    return first, number
+
+
+# --- Several captures as one: frames in portions that follow each other in time.
+
+REORDER_NS = 1_000_000_000
+"""Frames that come later than others by up to so much are still put in their place."""
+
+_PORTION = 1 << 16
+"""Frames that are read ahead before a portion is given, for the collector's cost is one per batch."""
+
+
+@dataclass
+class Source:
+    """A capture with what has been read ahead of it."""
+
+    capture: Capture
+    ahead: list[Frames] = field(default_factory=list)
+    reached_ns: int = -1  # the latest frame so far
+    ended: bool = False
+
+    def advance(self) -> None:
+        """Read on."""
+        chunk = self.capture.read()
+        if chunk is None:
+            self.ended = True
+            return
+        frames = frames_of(chunk)
+        self.reached_ns = max(self.reached_ns, int(frames.time_ns.max()))
+        self.ahead.append(frames)
+
+
+def merged(sources: Sequence[Source], bucket_ns: int) -> Iterator[tuple[Frames, int]]:
+    """Portions of frames, each with a time on the grid of buckets before which all of them are, and no more will be.
+
+    Sources may have been advanced already. A capture that is not sorted gives late frames all the same.
+    """
+    while live := [source for source in sources if not source.ended]:
+        # Only the source that is behind can be holding the others up.
+        min(live, key=lambda source: source.reached_ns).advance()
+        live = [source for source in live if not source.ended]
+        ahead = sum(len(frames) for source in sources for frames in source.ahead)
+        if ahead >= _PORTION and live and min(source.reached_ns for source in live) >= 0:
+            until_ns = min(source.reached_ns for source in live) // bucket_ns * bucket_ns
+            yield from _before(sources, until_ns)
+    latest = max((source.reached_ns for source in sources), default=-1)
+    yield from _before(sources, (latest // bucket_ns + 1) * bucket_ns)
+
+
+def _before(sources: Sequence[Source], until_ns: int) -> Iterator[tuple[Frames, int]]:
+    due = []
+    for source in sources:
+        later = []
+        for frames in source.ahead:
+            now = frames.time_ns < until_ns
+            if now.any():
+                due.append(frames if now.all() else frames.take(now))
+            if not now.all():
+                later.append(frames.take(~now))
+        source.ahead = later
+    if due:
+        yield concatenated(due), until_ns
+
+
+# --- The account of the link, with what was captured in the place of the NIC's counters.
+
+_INTERVAL_NS = 1_000_000_000
+
+
+class CaptureLedger:
+    """Cumulative samples of the capture, an interval apart in its own time."""
+
+    def __init__(self, start_ns: int) -> None:
+        """The account begins with nothing."""
+        self._packets, self._bytes = np.zeros(2, np.int64), np.zeros(2, np.int64)
+        self._due_ns = start_ns + _INTERVAL_NS
+        self._first = self._samples(start_ns)
+
+    def add(self, frames: Frames) -> None:
+        """Take in frames whose direction is known."""
+        direction = (frames.words[:, 4] >> DIRECTION_SHIFT & np.uint64(1)).astype(np.intp)
+        self._packets += np.bincount(direction, minlength=2)
+        self._bytes += np.bincount(direction, weights=frames.wire_bytes, minlength=2).astype(np.int64)
+
+    def due(self, now_ns: int, last: bool) -> list[LedgerSample]:
+        """A sample per direction if it is time; the first ones at the first call. All frames before now are in."""
+        samples, self._first = self._first, []
+        if now_ns >= self._due_ns or last:
+            self._due_ns = now_ns + _INTERVAL_NS
+            samples = samples + self._samples(now_ns)
+        return samples
+
+    def _samples(self, now_ns: int) -> list[LedgerSample]:
+        nothing = [0] * 9
+        return [
+            LedgerSample(INTERFACE, way, now_ns, size, packets, 0, packets, packets, size, size, *nothing)
+            for way in Direction
+            for packets, size in [(int(self._packets[way]), int(self._bytes[way]))]
+        ]
+
+
+# --- replay
+
 
 BYTE_BASIS = "frames as captured, without preamble and FCS; one header per captured frame"
 

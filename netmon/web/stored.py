@@ -4,29 +4,183 @@
 import logging
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
+import pyarrow as pa
 import pyarrow.dataset as ds
 
-from netmon.errors import NetmonError
+from netmon.dl.sharing.words import called, document
+from netmon.dl.theory import ring_bytes
+from netmon.dl.verdict import path_of
+from netmon.dl.verdict.words import arithmetic, renamed, sentence
+from netmon.errors import DataError, NetmonError
 from netmon.report.dataset import leave_out, open_table, stream
 from netmon.report.files import table_files
-from netmon.report.job_names import with_names
-from netmon.report.judging import told
+from netmon.report.frames import plain_words
+from netmon.report.job_names import names_of, not_understood, with_names
+from netmon.report.judging import explained, told
+from netmon.report.sharing import advice
 from netmon.views import Verdict
 from netmon.web.grid import SERIES, Floats, RowReader, in_bins, resampled, row_columns
 from netmon.web.hours import HOUR_NS, Hour, span
-from netmon.web.lanes import Catalogue
+from netmon.web.lanes import Catalogue, arranged
 from netmon.web.source import Rates, State
 from netmon.web.steps import Lanes
-from netmon.web.stored_catalogue import read_catalogue
-from netmon.web.stored_details import advise, explain, largest_flows
+
+# --- Which hosts, jobs and ranks a dataset is of: read from its small tables, of its last day.
+
+_DAY_NS = 86_400_000_000_000
+_RANKS = ["job", "rank", "host", "size", "parameters", "gradient_bytes", "job_name"]
+
+
+def read_catalogue(data: Path, generation: int, known: tuple[int, int] | None = None) -> Catalogue:
+    """Blocks. known: begin and end, where they have been read already. Raises DataError where there is nothing."""
+    if not data.is_dir():
+        raise DataError(f"cannot show {data}: no such directory; give the --data of a collector")
+    begin, end = known or span(data, "buckets", "bucket_start_ns")
+    ranks = _ranks(data, end - _DAY_NS, end)
+    capacity = _capacity(data)
+    hosts = set(capacity) or _hosts(data, end - _DAY_NS, end)
+    triples = [
+        (str(job), int(rank), str(host)) for job, rank, host in ranks[["job", "rank", "host"]].itertuples(index=False)
+    ]
+    called = names_of(ranks)
+    jobs = sorted({job for job, _, _ in triples})
+    return Catalogue(
+        lanes=arranged([one for one in triples if one[1] >= 0], hosts),
+        begin_ns=begin,
+        end_ns=end,
+        capacity_bps=capacity,
+        job_names={job: called.get(job, job) for job in jobs},
+        not_understood=not_understood(data),
+        theory={str(job): _theory(own) for job, own in ranks.groupby("job")},
+        generation=generation,
+    )
+
+
+def _ranks(data: Path, begin_ns: int, end_ns: int) -> pd.DataFrame:
+    """One row of each rank, with the payload that it sent in its iterations (median of the batches' means)."""
+    try:
+        table = open_table(data, "iterations", (begin_ns, end_ns))
+    except DataError:
+        return pd.DataFrame(columns=[*_RANKS, "sent"])
+    known = [name for name in _RANKS if name in table.schema.names]
+    pieces = []
+    for batch in stream(table, [*known, "dl_tx_bytes"], None, leave_out):
+        found = pa.Table.from_batches([batch]).group_by(known).aggregate([("dl_tx_bytes", "mean")])
+        pieces.append(found.to_pandas().rename(columns={"dl_tx_bytes_mean": "sent"}))
+    frame = pd.concat(pieces, ignore_index=True) if pieces else pd.DataFrame()
+    words = [name for name in ("job", "host", "job_name") if name in frame]
+    frame = frame.astype(dict.fromkeys(words, str)).reindex(columns=[*_RANKS, "sent"])
+    frame = frame[frame["job"].fillna("") != ""]
+    return frame.groupby(["job", "rank", "host"], as_index=False).agg(
+        {**dict.fromkeys(["size", "parameters", "gradient_bytes", "job_name"], "last"), "sent": "median"}
+    )
+
+
+def _theory(ranks: pd.DataFrame) -> tuple[float, float]:
+    """Payload bytes that a rank sends in an iteration: measured, and by equation 3.1; nan: not known."""
+    size = int(max(ranks["rank"].nunique(), ranks["size"].fillna(0).max()))
+    parameters, gradients = (int(ranks[name].fillna(0).max()) for name in ("parameters", "gradient_bytes"))
+    return float(ranks["sent"].median()), ring_bytes(size, parameters, gradients)
+
+
+def _capacity(data: Path) -> dict[str, float]:
+    """Of each host that has had a session, one direction of all its interfaces; 0: not known."""
+    try:
+        table = open_table(data, "sessions")
+    except DataError:
+        return {}
+    pieces = [
+        pa.Table.from_batches([batch]).to_pandas() for batch in stream(table, ["host", "interface", "capacity_bps"])
+    ]
+    if not pieces:
+        return {}
+    rows = pd.concat(pieces).astype({"host": str, "interface": str})
+    last = rows.drop_duplicates(["host", "interface"], keep="last")
+    return {str(host): float(value) for host, value in last.groupby("host")["capacity_bps"].sum().items()}
+
+
+def _hosts(data: Path, begin_ns: int, end_ns: int) -> set[str]:
+    """Of a dataset of an earlier version, which has no table of sessions."""
+    table = open_table(data, "buckets", (begin_ns, end_ns))
+    return {str(host) for batch in stream(table, ["host"]) for host in batch.column(0).unique().to_pylist()}
+
+
+# --- What is asked of a dataset when somebody wants to know more: of an iteration, of a moment, of what could be
+# done.
+
+_SECONDS = 30
+_MOST_JOBS = 16  # that are compared with each other
+_MOST_FLOWS = 12
+_MOST_NS = 60_000_000_000
+_AROUND_NS = 1_000_000_000
+_FLOW = ["session", "direction", "flow_id", "class"]
+_NAMES = ["src", "src_port", "dst", "dst_port", "protocol", "process", "container", "user", "job", "rank"]
+
+
+def explain(data: Path, job: str, iteration: int, names: Mapping[str, str]) -> dict[str, Any]:
+    """The verdict in words, and a row of each rank. Raises DataError."""
+    for verdict, times in explained(data, job, iteration):
+        called = renamed(verdict, names)
+        return {
+            "sentence": sentence(called),
+            "arithmetic": list(arithmetic(called)),
+            "path": path_of(times, called),
+            "ranks": [asdict(one) for one in times],
+        }
+    raise DataError(
+        f"cannot explain iteration {iteration} of {names.get(job, job)}: the dataset holds no such iteration"
+    )
+
+
+def advise(data: Path, names: Mapping[str, str]) -> dict[str, Any]:
+    """On the last half minute, jobs called what people call them. Raises DataError."""
+    return called(document(advice(data, _SECONDS, most=_MOST_JOBS), names))
+
+
+def largest_flows(data: Path, host: str, begin_ns: int, end_ns: int) -> list[dict[str, Any]]:
+    """The flows that carried most, with their ends and processes. Raises DataError where it is asked for too much."""
+    if end_ns - begin_ns > _MOST_NS:
+        raise DataError(f"flows are told of a minute at most: zoom in to {_MOST_NS // 1_000_000_000} s")
+    table = open_table(data, "buckets", (begin_ns - _AROUND_NS, end_ns))
+    start = ds.field("bucket_start_ns")
+    condition = (start >= begin_ns) & (start < end_ns) & (ds.field("host") == host)
+    pieces = []
+    for batch in stream(table, [*_FLOW, "wire_bytes"], condition, leave_out):
+        found = pa.Table.from_batches([batch]).group_by(_FLOW).aggregate([("wire_bytes", "sum")])
+        pieces.append(plain_words(found.to_pandas()))
+    if not pieces:
+        return []
+    sums = pd.concat(pieces).groupby(_FLOW)[["wire_bytes_sum"]].sum().reset_index()
+    largest = sums.nlargest(_MOST_FLOWS, "wire_bytes_sum").rename(columns={"wire_bytes_sum": "wire_bytes"})
+    flows = _described(data, sorted({str(name) for name in largest["session"]}), largest["flow_id"].tolist())
+    told = largest.merge(flows, on=["session", "flow_id"], how="left").drop(columns="session")
+    rows = told.astype(object).where(told.notna(), None).to_dict("records")
+    return [{str(name): value for name, value in row.items()} for row in rows]
+
+
+def _described(data: Path, sessions: list[str], numbers: list[int]) -> pd.DataFrame:
+    columns = ["session", "flow_id", *_NAMES]
+    try:
+        table = open_table(data, "flows")
+    except DataError:
+        return pd.DataFrame(columns=columns)
+    condition = ds.field("session").isin(sessions) & ds.field("flow_id").isin(numbers)
+    batches = list(stream(table, columns, condition, leave_out))
+    rows = plain_words(pa.Table.from_batches(batches).to_pandas()) if batches else pd.DataFrame(columns=columns)
+    return rows.drop_duplicates(["session", "flow_id"], keep="last")
+
+
+# --- stored
+
 
 _log = logging.getLogger(__name__)
-_AROUND_NS = 1_000_000_000  # a row's bucket is not wider
 _LONGEST_NS = 300_000_000_000  # an iteration, that may have begun in the hour before
 _MOST_ROWS = 6_000_000  # that are read for one answer
 _MOST_BYTES = 1 << 29  # of hours that are held

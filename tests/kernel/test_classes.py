@@ -3,7 +3,7 @@
 
 import pytest
 
-from netmon.lab.classification import classification
+from netmon.lab.outcome import classification
 from netmon.lab.run import run
 from netmon.lab.spec import RunSpec
 from netmon.lab.truth import read_cross

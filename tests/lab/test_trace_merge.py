@@ -17,7 +17,7 @@ import pandas as pd
 import pytest
 
 from netmon.bench import clock
-from netmon.bench.relay import Relay, Shift
+from netmon.bench.clock import Relay, Shift
 from netmon.cli import main
 from netmon.lab.network import network
 from netmon.lab.record import utc_minus_mono_ns

@@ -8,24 +8,21 @@ import pandas as pd
 from rich.console import RenderableType
 
 from netmon.bench.clock import INJECTIONS, ClockResult, Recovery
-from netmon.bench.cpus import BusyDrain, CpusResult
-from netmon.bench.drain import DrainResult
+from netmon.bench.drain import BusyDrain, CpusResult, DrainResult
 from netmon.bench.evidence import Costs, EvidenceResult
 from netmon.bench.flows import FlowsResult
 from netmon.bench.hook import HookResult, StepCost
-from netmon.bench.idle import Idle
 from netmon.bench.inference import InferenceResult, RunScore
 from netmon.bench.kernel import CaseResult, KernelResult
 from netmon.bench.observers import OBSERVERS, Account
-from netmon.bench.overhead import OverheadResult, Run
+from netmon.bench.overhead import Idle, OverheadResult, Run
 from netmon.bench.pipeline.agents import Report
 from netmon.bench.pipeline.load import Load
-from netmon.bench.pipeline.run import Cost, PipelineResult
+from netmon.bench.pipeline.run import Cost, PipelineResult, Seen
 from netmon.bench.pipeline.same import TableDifference
 from netmon.bench.pipeline.sweep import SweepResult
 from netmon.bench.pipeline.table import pipeline_table, sweep_table
 from netmon.bench.pipeline.truth import Difference, Stored, Verdict
-from netmon.bench.pipeline.viewer import Seen
 from netmon.bench.pipeline.workers import Played, Worker, WorkersResult
 from netmon.bench.pipeline.workers_table import workers_table
 from netmon.bench.tables import (

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from netmon.bench.verdict.campaign import VerdictResult
+from netmon.bench.verdict.campaign import Undisturbed, VerdictResult
 from netmon.bench.verdict.fluid import GOODPUT, Squeeze, phases, transfer
 from netmon.bench.verdict.in_turn import in_turn
 from netmon.bench.verdict.on_tables import judge_one, judge_simulated
@@ -20,7 +20,6 @@ from netmon.bench.verdict.shifting import plan_shifts
 from netmon.bench.verdict.simulated import scenario, simulate
 from netmon.bench.verdict.table import print_reruns, print_verdicts
 from netmon.bench.verdict.truth import Truth
-from netmon.bench.verdict.undisturbed import Undisturbed
 from netmon.cli import main
 from netmon.dl.theory import ring_bytes
 from netmon.dl.verdict import judge

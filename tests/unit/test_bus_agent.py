@@ -27,14 +27,13 @@ from collector.cluster.worker import WorkerSettings
 from collector.intake import Intake
 from collector.shedding import STEPS
 from netmon.agent import bus_connection, leftovers
-from netmon.agent.backoff import Backoff
 from netmon.agent.bus_connection import connect_by_bus
 from netmon.agent.connection import Patience
 from netmon.agent.pressure import Asked
 from netmon.agent.pulls import Pulls
-from netmon.agent.record_store import in_memory
-from netmon.agent.recorder import Recorder
+from netmon.agent.recorder import Recorder, in_memory
 from netmon.agent.spool_folder import SpoolFolder
+from netmon.agent.stream import Backoff
 from netmon.records import Batch
 from netmon.wire import netmon_pb2
 from netmon.wire.bus import Bus, BusSettings, batch_subject, read_servers

@@ -12,7 +12,7 @@ from collector_stream import Host
 from nats_server import running
 
 from collector import registry
-from collector.bus import forgetting, session
+from collector.bus import intake, session
 from collector.bus.deliveries import Deliveries
 from netmon.wire.bus import Bus, Label
 from netmon.wire.bus_streams import make_streams
@@ -242,7 +242,7 @@ def test_an_agent_of_another_schema_is_refused_by_name_and_its_batches_stay(serv
 
 @pytest.fixture
 def impatient(monkeypatch):
-    monkeypatch.setattr(forgetting, "FORGET_AFTER_S", 1.0)
+    monkeypatch.setattr(intake, "FORGET_AFTER_S", 1.0)
     monkeypatch.setattr(session, "SILENT_S", 0.5)
     monkeypatch.setattr(registry, "_SILENT_AFTER_S", 0.5)
     monkeypatch.setattr(registry, "_LEAVE_AFTER_S", 1.0)

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from collector.cluster.assignment import SLACK, assign
 from collector.cluster.components import HostTies, components
+from collector.cluster.handover import SLACK, assign
 from netmon.errors import WireError
 
 HOSTS = [f"gpu{number}" for number in range(24)]

@@ -201,8 +201,7 @@ def test_a_hangup_adjusts_what_is_safe_of_a_collector(tmp_path, caplog, monkeypa
 
 
 def test_a_hangup_adjusts_what_an_agent_records():
-    from netmon.agent.record_store import in_memory
-    from netmon.agent.recorder import Recorder
+    from netmon.agent.recorder import Recorder, in_memory
 
     recorder = Recorder(in_memory(1 << 16), 10_000, 10**9, 1 << 20, 0)
     assert recorder.adjust({"record_time": 5 * 10**9, "bucket": 1}) == ["record_time"]

@@ -12,7 +12,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from collector.host.exchange_fits import Wanted, fit_exchanges
+from collector.host.align import Wanted, fit_exchanges
 from collector.host.exchanges import Exchanges
 from netmon.agent.clock import Clock
 from netmon.agent.exchange import ClockExchanges, Questions

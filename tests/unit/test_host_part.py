@@ -8,10 +8,9 @@ import time
 
 import pytest
 
-from netmon.agent.host_part import INTERVAL_NS, MOST_RANKS, HostPart
+from netmon.agent.host_part import INTERVAL_NS, MOST_RANKS, STEP_NS, HostPart
 from netmon.agent.links import Links
 from netmon.agent.nic import NicSamples
-from netmon.agent.rank_rows import STEP_NS
 from netmon.evidence import UNKNOWN
 from netmon.kernel.host_load import Softnet
 from netmon.kernel.open_files import OpenFiles

@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from netmon.lab.accuracy import accuracy
-from netmon.lab.classification import classification
+from netmon.lab.outcome import classification
 
 HOSTS = [("h0", "198.18.0.1", 0), ("h1", "198.18.0.2", 1), ("h2", "198.18.0.3", None)]
 

@@ -4,7 +4,7 @@
 import pytest
 
 from netmon.errors import UsageError
-from netmon.lab.models import MODELS, workload
+from netmon.lab.spec import MODELS, workload
 
 TENSORS = {"resnet50": 161, "resnet101": 314, "densenet121": 364, "vgg16": 32, "mobilenetv2": 158, "bertlarge": 391}
 

@@ -10,7 +10,6 @@ from rich.console import Console
 from netmon.commands.lab_sweep_results import print_sweep
 from netmon.errors import DataError, UsageError
 from netmon.lab import sweep as sweeps
-from netmon.lab import time_left
 from netmon.lab.outcome import sweep_document
 from netmon.lab.spec import RunSpec
 from netmon.lab.sweep import SweepSpec, plan, run_spec
@@ -94,10 +93,10 @@ def test_another_sweep_is_not_gone_on_with(spec):
 
 def test_the_time_left_follows_what_runs_took(spec, monkeypatch):
     now = [100.0]
-    monkeypatch.setattr(time_left.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(sweeps.time, "monotonic", lambda: now[0])
     specs = {run.id: run_spec(spec, run) for run in plan(spec)}
-    (one, first), (other, second) = ((run, time_left.expected_seconds(each)) for run, each in specs.items())
-    clock = time_left.TimeLeft(specs)
+    (one, first), (other, second) = ((run, sweeps.expected_seconds(each)) for run, each in specs.items())
+    clock = sweeps.TimeLeft(specs)
     assert clock.seconds(one, 0) == pytest.approx(first + second)
     now[0] += 3 * first
     clock.finished(one)

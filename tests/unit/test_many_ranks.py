@@ -6,7 +6,7 @@ from collections.abc import Callable
 import numpy as np
 from lines_run import lines_run
 
-from collector.jobs.common_numbers import Numbers
+from collector.jobs.answering import Numbers
 from collector.jobs.rank_claims import Claims
 from collector.messages import Holder, Step
 from netmon.dl.beats import Beat, Events

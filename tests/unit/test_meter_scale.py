@@ -10,7 +10,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from netmon.bench.simulated import SimulatedCpus
+from netmon.bench.drain import SimulatedCpus
 from netmon.kernel.meter.geometry import choose_geometry
 from netmon.kernel.meter.meter import STALE_NS, Drained
 

@@ -32,8 +32,7 @@ from collector.registry import Registry
 from collector.server import serve
 from collector.settings import Settings
 from netmon.agent.metrics import AgentMetrics, AgentNews
-from netmon.agent.record_store import in_memory
-from netmon.agent.recorder import Recorder
+from netmon.agent.recorder import Recorder, in_memory
 from netmon.agent.spool import Spool
 from netmon.agent.spool_folder import SpoolFolder
 from netmon.agent.standstill import Standstill

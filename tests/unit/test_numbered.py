@@ -3,8 +3,7 @@
 
 from collector_stream import hello
 
-from collector.host.flows import AllFlows, FlowTable, Links
-from collector.host.numbered import Numbered
+from collector.host.flows import AllFlows, FlowTable, Links, Numbered
 from netmon.records import Direction, Flow, Owner
 
 

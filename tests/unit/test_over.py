@@ -3,7 +3,7 @@
 
 import numpy as np
 
-from collector.host.over import MOST, Over, OverIterations
+from collector.host.tables import MOST, Over, OverIterations
 
 
 def add(over: OverIterations, place: int, number: int) -> None:

@@ -10,11 +10,9 @@ import numpy as np
 import pytest
 from waiting import wait_for
 
-from netmon.agent import record_store
 from netmon.agent import recorder as recorder_module
 from netmon.agent.pulls import MOST, Pulls
-from netmon.agent.record_store import Store, in_memory, on_disk
-from netmon.agent.recorder import Recorder
+from netmon.agent.recorder import Recorder, Store, in_memory, on_disk
 from netmon.records import BUCKET, Table, empty
 from netmon.wire import netmon_pb2
 from netmon.wire.buckets import decode_buckets
@@ -206,7 +204,7 @@ def test_a_disk_that_has_room_again_is_recorded_on_again(caplog: pytest.LogCaptu
 
 
 def test_a_disk_that_does_not_answer_holds_nobody_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(record_store, "_ANSWERS_S", 0.1)
+    monkeypatch.setattr(recorder_module, "_ANSWERS_S", 0.1)
     monkeypatch.setattr(recorder_module, "_AGAIN_NS", 3 * S)
     stalls, goes_on = [True], threading.Event()
     write = os.pwrite

@@ -15,9 +15,8 @@ from scapy.packet import Raw
 from netmon.errors import DataError
 from netmon.records import BUCKET, Batch, Direction, Flow
 from netmon.replay.capture import Capture
-from netmon.replay.flows import FlowCounts
 from netmon.replay.frames import frames_of
-from netmon.replay.replay import Replay, Settings
+from netmon.replay.replay import FlowCounts, Replay, Settings
 from netmon.replay.rule import Rule
 
 FRAMES: list[Timed] = [(0, segment(100)), (4_000, segment(200)), (25_000, segment(300)), (31_000, segment(0, False))]

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from netmon.agent.rank_rows import STEP_NS, RankRows
+from netmon.agent.host_part import STEP_NS, RankRows
 from netmon.kernel import pages
 from netmon.kernel.meter.memory import mapped_array
 from netmon.kernel.stops import MOST_WATCHED, RankStops

@@ -25,10 +25,10 @@ from waiting import free_port, wait_for
 
 from collector.host.window import HostWindow, News
 from netmon.agent import grpc_connection, leftovers
-from netmon.agent.backoff import Backoff
 from netmon.agent.connection import Patience
 from netmon.agent.spool import Spool
 from netmon.agent.spool_folder import SpoolFolder
+from netmon.agent.stream import Backoff
 from netmon.agent.worker import Worker, check_alive
 from netmon.errors import KernelError
 from netmon.records import BUCKET, empty

@@ -13,7 +13,7 @@ from netmon.top.filters import parse
 from netmon.top.flow_kind import FLOWS, FlowRow, flow_rows, group_term, grouped
 from netmon.top.flows import draw, five_tuple, loss_share, owner, rank, round_trip
 from netmon.top.options import Options, arrange
-from netmon.top.places import HOLD_NS, Places
+from netmon.top.row_table import HOLD_NS, Places
 from netmon.views import FlowView
 
 TENTH = 100_000_000

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from waiting import wait_for
 
-from netmon.agent.user_names import UserNames
+from netmon.agent.flow_owners import UserNames
 
 
 def passwords(path: Path, *lines: str) -> Path:

@@ -12,13 +12,13 @@ from test_verdict_recorded import RECORDED, TRUTHS
 
 from netmon.cli import main
 from netmon.dl.verdict import Carried, Steps, judge, standing_out
+from netmon.dl.verdict.blame import lossy_link, slow_link
 from netmon.dl.verdict.conclude import conclude
 from netmon.dl.verdict.connections import SAID, Connections, limited, sent_again, who_waited
 from netmon.dl.verdict.evidence import CARRIED, CELL_NS
 from netmon.dl.verdict.held import Cells
 from netmon.dl.verdict.host_part import WAITED
 from netmon.dl.verdict.rank_times import most_telling, path_of
-from netmon.dl.verdict.slow_link import lossy_link, slow_link
 from netmon.dl.verdict.words import sentence
 from netmon.records import Direction
 from netmon.views import SHARES, Cause, RankTimes, Verdict

@@ -17,11 +17,10 @@ from synthetic_source import BEGIN_NS, MS, Synthetic
 
 from netmon.views import STEP as TOLD
 from netmon.web.columns import encode
-from netmon.web.gathered import Gathered
+from netmon.web.gathered import Gathered, StepPieces
 from netmon.web.grid import in_bins, resampled
 from netmon.web.hours import HOUR_NS, Hour
 from netmon.web.lanes import HOST, JOB, RANK, Lane, arranged
-from netmon.web.step_pieces import StepPieces
 from netmon.web.steps import PHASES, STEP, by_lane, density
 from netmon.web.stored import Stored
 from netmon.web.tiles import BINS, FINEST_NS, origin, tile

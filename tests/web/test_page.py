@@ -24,8 +24,7 @@ from test_full_resolution import FINE, fine, streamed
 from waiting import free_port, wait_for
 
 from netmon.agent.pulls import Pulls
-from netmon.agent.record_store import in_memory
-from netmon.agent.recorder import Recorder
+from netmon.agent.recorder import Recorder, in_memory
 from netmon.records import Batch
 from netmon.report.stored_rows import StoredRows
 from netmon.web.live import Live

@@ -2,28 +2,192 @@
 """One run: a real collector, simulated agents, a viewer; then the dataset is held against the truth."""
 
 import json
+import math
 import socket
+import statistics
+import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
+import grpc
+import numpy as np
+
+from collector.dataset.sink import ParquetSink
 from netmon.bench.cpu import children, command_line, process_seconds
 from netmon.bench.memory import memory_bytes
 from netmon.bench.pipeline.agents import BEGUN, ENDED, FAREWELL_S, Report
 from netmon.bench.pipeline.host import host_name
 from netmon.bench.pipeline.load import Load
-from netmon.bench.pipeline.merged import merge_all
-from netmon.bench.pipeline.top_once import TopOnce
 from netmon.bench.pipeline.truth import TABLES, Stored, Verdict, judge, stored
-from netmon.bench.pipeline.viewer import ASKED, Seen, Viewer
 from netmon.errors import LabError
 from netmon.lab.process import Process
+from netmon.views import OVERVIEW, Selection
+from netmon.wire import netmon_pb2
 from netmon.wire.channel import FEW_THREADS
+from netmon.wire.netmon_pb2_grpc import CollectorStub
+from netmon.wire.snapshots import encode_selection
+
+# --- A viewer's stream: how old the snapshot is that it has.
+
+INTERVAL_MS = 500
+EVERYTHING = Selection(flows=20)
+ASKED = {"top": replace(OVERVIEW, flows=200, steps_ns=5_000_000_000), "all": EVERYTHING}
+"""As `netmon top` asks while somebody looks at its overview, or for every host, link and rank."""
+
+_OPTIONS = (("grpc.max_receive_message_length", -1), ("grpc.use_local_subchannel_pool", 1))
+
+
+@dataclass(frozen=True)
+class Seen:
+    """Ages in s. age: of the newest snapshot at the moment when the next one comes, that is at its oldest.
+
+    data: of the newest rows in a snapshot when it comes, median of the hosts in it; most: of the host that lags most.
+    """
+
+    snapshots: int
+    age_median_s: float
+    age_most_s: float
+    data_median_s: float
+    data_most_s: float
+    bytes: int  # of the largest
+
+
+class Viewer:
+    """A thread that watches until its context ends."""
+
+    def __init__(self, address: str, asked: Selection = EVERYTHING) -> None:
+        """address: the collector's; asked: of it, with every snapshot."""
+        self._address, self._asked = address, asked
+        self._thread = threading.Thread(target=self._watch, name="viewer", daemon=True)
+        self._over = threading.Event()
+        self._call: grpc.Call | None = None
+        self._came: list[tuple[float, float, float, float, int]] = []  # when, made when, ages, bytes
+
+    def begin(self) -> None:
+        """What has been seen until now does not count."""
+        self._came = []
+
+    def seen(self) -> Seen:
+        """Since `begin`."""
+        if not self._came:
+            return Seen(0, math.nan, math.nan, math.nan, math.nan, 0)
+        when, made, median, most, size = np.array(self._came, np.float64).T
+        ages = np.append(when[1:], time.time()) - made
+        ages = ages if len(ages) > 1 else ages[:1]
+        return Seen(
+            len(when),
+            float(np.median(ages)),
+            float(ages.max()),
+            float(np.median(median)),
+            float(most.max()),
+            int(size.max()),
+        )
+
+    def __enter__(self) -> "Viewer":
+        """Begin to watch."""
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        """Stop watching."""
+        self._over.set()
+        if self._call:
+            self._call.cancel()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        request = encode_selection(self._asked, INTERVAL_MS)
+        while not self._over.is_set():
+            with grpc.insecure_channel(self._address, options=_OPTIONS) as channel:
+                call = self._call = CollectorStub(channel).Watch(request)  # type: ignore[no-untyped-call]
+                try:
+                    for snapshot in call:
+                        self._take(snapshot)
+                except grpc.RpcError:
+                    self._over.wait(0.2)
+
+    def _take(self, snapshot: netmon_pb2.Snapshot) -> None:
+        now = time.time()
+        ages = [host.age_ns / 1e9 for host in snapshot.hosts] or [0.0]
+        late = now - snapshot.time_ns / 1e9
+        figures = float(np.median(ages)) + late, max(*ages, snapshot.totals.oldest_ns / 1e9) + late
+        self._came.append((now, snapshot.time_ns / 1e9, *figures, snapshot.ByteSize()))
+
+
+# --- How long somebody waits for `netmon top --once --json` while agents send.
+
+_EVERY_S = 2.0
+_PATIENCE_S = 60.0
+
+
+class TopOnce:
+    """A thread that runs the command every two seconds of its context, from `begin` on."""
+
+    def __init__(self, address: str) -> None:
+        """address: the collector's."""
+        self._command = [sys.executable, "-m", "netmon", "top", "--once", "--json", "--collector", address]
+        self._took: list[float] = []
+        self._begun, self._over = threading.Event(), threading.Event()
+        self._thread = threading.Thread(target=self._run, name="top", daemon=True)
+
+    def begin(self) -> None:
+        """From now on; may be called again."""
+        self._begun.set()
+
+    def median_s(self) -> float | None:
+        """From its start to its end; None: none has answered."""
+        return statistics.median(self._took) if self._took else None
+
+    def __enter__(self) -> "TopOnce":
+        """Wait to begin."""
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        """Wait for the last one."""
+        self._over.set()
+        self._begun.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        self._begun.wait()
+        while not self._over.wait(_EVERY_S):
+            began = time.monotonic()
+            try:
+                done = subprocess.run(
+                    self._command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=_PATIENCE_S
+                )
+            except subprocess.TimeoutExpired:
+                continue
+            if done.returncode == 0:
+                self._took.append(time.monotonic() - began)
+
+
+# --- The dataset of a run as it is a few hours later, when all small files of an hour have become one.
+
+_LATER_S = 7_200.0
+
+
+def merge_all(data: Path) -> None:
+    """Do what a collector's upkeep would have done by then; blocks for a second per million rows. Raises DataError."""
+    sink = ParquetSink(data)
+    try:
+        while sink.merge_some(lambda: True, time.time() + _LATER_S):
+            pass
+    finally:
+        sink.close()
+
+
+# --- run
+
 
 SIMULATED = (
     "Simulated agents: made-up hosts, flows, marks and exchanges over real gRPC streams, as many as are said, from one "

@@ -16,22 +16,154 @@ all the same is said once and counted as lost: no other flow gets its bytes.
 """
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from netmon.kernel.meter.cpu_rings import CpuRings
 from netmon.kernel.meter.flow_numbers import FlowNumbers, New
 from netmon.kernel.meter.geometry import Geometry
 from netmon.kernel.meter.memory import Fence, MeterMemory
-from netmon.kernel.meter.row_buffer import RowBuffer
-from netmon.kernel.meter.slot_holders import SlotHolders
 from netmon.kernel.meter.slot_states import COUNTS, Slots, SlotStates
 from netmon.kernel.meter.unnamed_slots import UnnamedSlots
 from netmon.records import BUCKET, KERNEL_FLOW, KERNEL_LEDGER, Table, empty
+
+# --- Which flow held a slot in which generation, of the latest changes.
+
+
+@dataclass(frozen=True)
+class SlotHolders:
+    """Three columns."""
+
+    slots: npt.NDArray[np.uint32]
+    generations: npt.NDArray[np.uint16]
+    flow_ids: npt.NDArray[np.uint32]
+
+    @staticmethod
+    def none() -> "SlotHolders":
+        """No rows."""
+        return SlotHolders(np.zeros(0, np.uint32), np.zeros(0, np.uint16), np.zeros(0, np.uint32))
+
+    def __len__(self) -> int:
+        """Rows."""
+        return len(self.slots)
+
+    def and_also(self, other: "SlotHolders") -> "SlotHolders":
+        """Both."""
+        return SlotHolders(
+            np.concatenate([self.slots, other.slots]),
+            np.concatenate([self.generations, other.generations]),
+            np.concatenate([self.flow_ids, other.flow_ids]),
+        )
+
+    def renamed(self, flow_ids: Mapping[int, int]) -> "SlotHolders":
+        """With other ids in the place of some."""
+        ids = [flow_ids.get(i, i) for i in self.flow_ids.tolist()]
+        return SlotHolders(self.slots, self.generations, np.array(ids, np.uint32))
+
+    def find(self, slots: npt.NDArray[np.intp], generations: npt.NDArray[np.uint16]) -> npt.NDArray[np.uint32]:
+        """The flows of these (slot, generation); 0: of one that is not here."""
+        if not len(self):
+            return np.zeros(len(slots), np.uint32)
+        known, wanted = _joined(self.slots, self.generations), _joined(slots, generations)
+        order = np.argsort(known)
+        at = order[np.minimum(np.searchsorted(known[order], wanted), len(self) - 1)]
+        return np.where(known[at] == wanted, self.flow_ids[at], np.uint32(0))
+
+
+def _joined(slots: npt.NDArray[np.integer], generations: npt.NDArray[np.uint16]) -> npt.NDArray[np.uint64]:
+    return slots.astype(np.uint64) << np.uint64(16) | generations
+
+
+# --- A growing table of bucket rows whose memory is used again: fresh pages would cost more than the rows.
+
+_WORDS = BUCKET.itemsize // 8
+_FIRST_CAPACITY = 1 << 16
+
+
+class RowBuffer:
+    """Rows of BUCKET, appended in place."""
+
+    def __init__(self) -> None:
+        """Empty, with room for 65,536 rows."""
+        self._memory = np.zeros((_FIRST_CAPACITY, _WORDS), np.uint64)
+        self._used = 0
+
+    def __len__(self) -> int:
+        """Rows held."""
+        return self._used
+
+    def grow(self, count: int) -> npt.NDArray[np.uint64]:
+        """Room for `count` more rows, to be filled by the caller: (count, 3) words."""
+        needed = self._used + count
+        if needed > len(self._memory):
+            larger = np.zeros((max(needed, 2 * len(self._memory)), _WORDS), np.uint64)
+            larger[: self._used] = self._memory[: self._used]
+            self._memory = larger
+        start, self._used = self._used, needed
+        return self._memory[start:needed]
+
+    def shrink(self, length: int) -> None:
+        """Gives up what lies beyond this length."""
+        self._used = length
+
+    def drop(self, rows: npt.NDArray[np.intp]) -> None:
+        """Takes these rows out, given in ascending order; others move into their places."""
+        left = self._used - len(rows)
+        holes = rows[rows < left]
+        movable = np.setdiff1d(np.arange(left, self._used), rows, assume_unique=True)
+        self._memory[holes] = self._memory[movable]
+        self._used = left
+
+    def table(self, start: int = 0) -> Table:
+        """The rows from `start` on, in place: valid until rows are given up."""
+        rows: Table = self._memory[start : self._used].reshape(-1).view(BUCKET)
+        return rows
+
+
+# --- Rings of records, one per CPU, as bpf/meter.c fills them: contiguous in mapped memory, without headers.
+
+Positions = npt.NDArray[np.uint64]
+
+
+class CpuRings:
+    """The only reader of one kind of records. A look at idle rings costs one comparison of two columns."""
+
+    def __init__(self, records: npt.NDArray[Any], produced: Positions, consumed: Positions) -> None:
+        """records: (cpus, size, …), size a power of two; produced, consumed: (cpus,), live, of their positions."""
+        self._records, self._produced, self._consumed = records, produced, consumed
+        self._size = records.shape[1]
+        self._begin, self._end = consumed.copy(), consumed.copy()
+        self.waiting = 0
+        """Records that the last look found."""
+
+    def look(self) -> None:
+        """Takes in how far the programs are. A fence belongs between this and reading the records."""
+        self._end = self._produced.copy()
+        counts = self._end - self._begin
+        self.waiting = int(counts.sum())
+
+    def parts(self, most: int) -> Iterator[npt.NDArray[Any]]:
+        """The records found, in the mapped memory: at most so many at a time, of one CPU, its oldest first."""
+        for cpu in np.flatnonzero(self._begin != self._end).tolist():
+            position, end = int(self._begin[cpu]), int(self._end[cpu])
+            while position < end:
+                at = position & (self._size - 1)
+                count = min(end - position, self._size - at, most)
+                yield self._records[cpu, at : at + count]
+                position += count
+
+    def release(self) -> None:
+        """Gives the room of the records found back to the programs. A fence belongs before this, too."""
+        if self.waiting:
+            self._begin = self._end
+            self._consumed[:] = self._end
+
+
+# --- meter
+
 
 log = logging.getLogger(__name__)
 
