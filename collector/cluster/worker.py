@@ -3,21 +3,318 @@
 
 import asyncio
 import contextlib
+import hashlib
 import logging
 import threading
 import time
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 from collector.bus.intake import BusIntake
 from collector.cluster.bucket import Bucket
-from collector.cluster.handover import Handover
-from collector.cluster.membership import TTL_S, WORKERS, Membership
-from collector.cluster.ties import ties_of
+from collector.cluster.components import HostTies, components
+from collector.cluster.membership import TTL_S, WORKERS, Cluster, Membership
+from collector.cluster.ties import LastingTies, ties_of
 from collector.dataset.sink import ParquetSink
 from collector.registry import Registry
-from netmon.errors import NetmonError
+from netmon.errors import DataError, NetmonError
 from netmon.wire.bus import Bus, BusSettings
 from netmon.wire.bus_streams import depth
+
+# --- How hosts come to this worker and leave it. There is no leader: every worker looks, and does its own part of it.
+#
+# release store and acknowledge what can be, forget the host, then give up its key take get the key, raise the fence
+# of the dataset, go on with what is stored, then consume
+#
+# A host whose worker is gone is taken as one that was released, only that nobody has forgotten it: should that worker
+# still be there, its fence is down. What was not acknowledged comes again, and what is stored already is left out.
+
+# --- Which worker should have which hosts. Every worker computes it for itself, and all come to the same answer.
+#
+# A component of hosts is with one worker as a whole, and stays where it is as long as that is fair: it moves when its
+# worker is gone, when it has grown together with another worker's, or when one worker has much more to do than
+# another.
+
+SLACK = 0.125
+"""A component moves for balance only if one worker has so much more than another, as a share of the mean."""
+
+
+def assign(
+    components: Iterable[Collection[str]], workers: Mapping[str, float], owners: Mapping[str, str]
+) -> dict[str, str]:
+    """The worker that should have each host; empty without workers.
+
+    components: of hosts, disjoint. workers: those that live, with what each can carry in relation to the others (> 0).
+    owners: who has a host now; a worker that does not live has none. What is assigned, once it holds, stays.
+    """
+    if not workers:
+        return {}
+    loads = _Loads(workers)
+    free: list[frozenset[str]] = []
+    for component in filter(None, map(frozenset, components)):
+        worker = _majority(component, workers, owners)
+        if worker:
+            loads.place(component, worker)
+        else:
+            free.append(component)
+    for component in sorted(free, key=lambda component: (-len(component), min(component))):
+        loads.place(component, loads.least_with(component))
+    loads.balance()
+    return {host: worker for component, worker in loads.placed.items() for host in component}
+
+
+def _majority(component: Iterable[str], workers: Mapping[str, float], owners: Mapping[str, str]) -> str:
+    """The living worker that has most of it; empty: none has any."""
+    counts = Counter(owners[host] for host in component if owners.get(host) in workers)
+    return min(counts, key=lambda worker: (-counts[worker], worker), default="")
+
+
+class _Loads:
+    """Which component is where, and how many hosts each worker has in relation to what it can carry."""
+
+    def __init__(self, workers: Mapping[str, float]) -> None:
+        self.placed: dict[frozenset[str], str] = {}
+        self._workers = workers
+        self._hosts = dict.fromkeys(workers, 0)
+
+    def place(self, component: frozenset[str], worker: str) -> None:
+        """Put it there, from wherever it is."""
+        if component in self.placed:
+            self._hosts[self.placed[component]] -= len(component)
+        self.placed[component] = worker
+        self._hosts[worker] += len(component)
+
+    def least_with(self, component: frozenset[str]) -> str:
+        """The worker that has least once it has this, too; of equals, one that only the names decide."""
+        return min(self._workers, key=lambda name: (self._load(name, len(component)), _lot(component, name)))
+
+    def balance(self) -> None:
+        """Move whole components from who has most to who has least, while that makes it fairer by more than the slack.
+
+        Each move makes the sum of hosts × load smaller, so it ends.
+        """
+        slack = SLACK * sum(self._hosts.values()) / sum(self._workers.values())
+        while True:
+            most = max(self._workers, key=lambda name: (self._load(name), name))
+            least = min(self._workers, key=lambda name: (self._load(name), name))
+            apart = self._load(most) - self._load(least)
+            if apart <= slack:
+                return
+            then = [
+                (abs(self._load(most, -len(component)) - self._load(least, len(component))), min(component), component)
+                for component, worker in self.placed.items()
+                if worker == most
+            ]
+            best = min(then, default=None)
+            if best is None or best[0] >= apart:
+                return
+            self.place(best[2], least)
+
+    def _load(self, worker: str, more: int = 0) -> float:
+        return (self._hosts[worker] + more) / self._workers[worker]
+
+
+def _lot(component: Collection[str], worker: str) -> bytes:
+    """Rendezvous hashing: a worker that comes or goes changes nothing between the others."""
+    return hashlib.blake2b(f"{min(component)}\0{worker}".encode(), digest_size=8).digest()
+
+
+# --- handover
+
+
+_LOOK_EVERY_S = 0.5
+_TELL_EVERY_S = 1.0
+_LINGER_S = 600.0  # a host that has said its last word is shown for so long
+_log = logging.getLogger(__name__)
+
+
+class HostIntakes(Protocol):
+    """Where the batches of hosts come from."""
+
+    async def take(self, host: str) -> None:
+        """Take in what comes of a host."""
+
+    async def release(self, *hosts: str) -> None:
+        """Store and acknowledge what can be, and forget them."""
+
+    async def lose(self, host: str) -> None:
+        """Forget a host that another worker has taken."""
+
+    async def hosts(self) -> frozenset[str]:
+        """All that there are."""
+
+    def held(self) -> frozenset[str]:
+        """Those that are taken."""
+
+    async def mend(self) -> None:
+        """Make what is missing on the bus."""
+
+
+class Fenced(Protocol):
+    """The dataset, as several workers share it."""
+
+    def take(self, epochs: Mapping[str, int]) -> frozenset[str]:
+        """Have these hosts; returns those that somebody else has."""
+
+    def settle_changes(self) -> None:
+        """Store what has waited."""
+
+
+class Living(Protocol):
+    """What says to the others that this worker lives."""
+
+    def begin(self) -> None:
+        """From now on."""
+
+    def here(self) -> None:
+        """The event loop turns."""
+
+    async def end(self) -> None:
+        """No more."""
+
+
+class Handover:
+    """One worker's part of it. Lives on one event loop."""
+
+    def __init__(
+        self,
+        members: Membership,
+        heart: Living,
+        intake: HostIntakes,
+        sink: Fenced,
+        ties: Callable[[Collection[str]], dict[str, HostTies]],
+    ) -> None:
+        """ties: of hosts that are held, as they are now."""
+        self._members, self._heart, self._intake, self._sink, self._ties = members, heart, intake, sink, ties
+        self._lasting = LastingTies()
+        self._over, self._running = asyncio.Event(), asyncio.Lock()
+        self._begun_s = time.monotonic()
+        self._steady: tuple[float, frozenset[str]] = (time.monotonic(), frozenset())  # these live since then
+        self._gone: dict[str, float] = {}  # held hosts of which nothing comes any more: since when
+        self._told_s = 0.0
+        self._said = ""
+        self._turning: asyncio.Task[None] | None = None
+
+    async def run(self) -> None:
+        """Until it is closed; what goes wrong is said once, and tried again."""
+        self._heart.begin()
+        self._turning = asyncio.create_task(self._turn())
+        async with self._running:
+            while not self._over.is_set():
+                try:
+                    await self.step()
+                    self._said = ""
+                except NetmonError as error:
+                    if str(error) != self._said:
+                        _log.warning("%s", error)
+                    self._said = str(error)
+                    await self._intake.mend()
+                with contextlib.suppress(asyncio.TimeoutError):
+                    await asyncio.wait_for(self._over.wait(), _LOOK_EVERY_S)
+
+    async def _turn(self) -> None:
+        """Beside everything else: storing what a released host has sent, or waiting for the bus, takes its time."""
+        while True:
+            self._heart.here()
+            await asyncio.sleep(_LOOK_EVERY_S)
+
+    async def step(self) -> None:
+        """Look, and do what is due. Raises NetmonError."""
+        own = self._members.worker
+        seen = await self._members.look()
+        held = self._intake.held()
+        for host in [host for host in held if seen.owners.get(host, own) != own]:
+            _log.warning("%s has been taken over by %s", host, seen.owners[host])
+            await self._intake.lose(host)
+        # A bus that has come back empty knows no owners: what was taken in is still ours to store.
+        await self._raise_fence([host for host in held if host not in seen.owners])
+        held = self._intake.held()
+        await self._tell(held, seen)
+        hosts = await self._intake.hosts()
+        await self._let_go_of_gone(held, hosts)
+        held = self._intake.held()
+        together = components(hosts | seen.owners.keys(), seen.ties)  # not what only this worker knows
+        wanted = assign(together, seen.workers, seen.owners)
+        if self._settled(seen):
+            await self._release([host for host in held if wanted.get(host, own) != own])
+            # Of a worker of this name that was killed: who is to have them waits until they are free.
+            for host in seen.owners.keys() - held:
+                if seen.owners[host] == own != wanted.get(host, own):
+                    await self._members.give_up(host)
+        await self._take([part for part in together if wanted and wanted[min(part)] == own], seen)
+
+    async def close(self) -> None:
+        """Finish what is being done, and give everything back, for others to take at once. Raises NetmonError."""
+        self._over.set()
+        async with self._running:
+            try:
+                await self._release(self._intake.held())
+            finally:
+                if self._turning:
+                    self._turning.cancel()
+                await self._heart.end()
+            await self._members.leave()
+
+    def _settled(self, seen: Cluster) -> bool:
+        """Whether the same workers have lived for a while: hosts do not move for one that comes and goes."""
+        since, known = self._steady
+        if known != seen.workers.keys():
+            self._steady = since, known = time.monotonic(), frozenset(seen.workers)
+        return time.monotonic() - since > self._members.ttl_s / 2
+
+    async def _tell(self, held: Collection[str], seen: Cluster) -> None:
+        if time.monotonic() - self._told_s > _TELL_EVERY_S:
+            await self._members.tell(self._lasting.lasting(self._ties(held), seen.ties))
+            self._told_s = time.monotonic()
+
+    async def _let_go_of_gone(self, held: Iterable[str], hosts: Collection[str]) -> None:
+        now = time.monotonic()
+        self._gone = {host: self._gone.get(host, now) for host in held if host not in hosts}
+        for host in [host for host, since in self._gone.items() if now - since > _LINGER_S]:
+            await self._intake.release(host)
+            await self._members.forget(host)
+
+    async def _release(self, hosts: Collection[str]) -> None:
+        if not hosts:
+            return
+        await self._intake.release(*hosts)
+        await asyncio.to_thread(self._sink.settle_changes)
+        for host in hosts:  # all are free by now: who takes them takes them together
+            await self._members.give_up(host)
+        _log.info("released %s", _names(hosts))
+
+    async def _take(self, parts: Iterable[Collection[str]], seen: Cluster) -> None:
+        """Whole components, as soon as none of their hosts is another living worker's."""
+        own, held = self._members.worker, self._intake.held()
+        if time.monotonic() - self._begun_s < self._members.ttl_s / 4:  # who begins with us is to have a share
+            return
+        wanted: list[str] = []
+        for part in parts:
+            missing = [host for host in part if host not in held]
+            if all(seen.owners.get(host, own) == own or seen.owners[host] not in seen.workers for host in missing):
+                wanted += missing
+        taken = await self._raise_fence(wanted)
+        for host in taken:
+            await self._intake.take(host)
+        if taken:
+            _log.info("took %s", _names(taken))
+
+    async def _raise_fence(self, hosts: Iterable[str]) -> list[str]:
+        """Become the owner of these hosts, on the bus and in the dataset; returns those of which that is true now."""
+        epochs = {host: await self._members.claim(host) for host in hosts}
+        epochs = {host: epoch for host, epoch in epochs.items() if epoch}
+        later = await asyncio.to_thread(self._sink.take, epochs) if epochs else ()
+        if later:
+            raise DataError(f"cannot take {_names(later)}: the dataset knows of a later owner than the bus")
+        return list(epochs)
+
+
+def _names(hosts: Collection[str]) -> str:
+    first = sorted(hosts)[:5]
+    return ", ".join(first) + (f" and {len(hosts) - 5} more" if len(hosts) > 5 else "")
+
 
 # --- A worker says that it lives, from a thread of its own and over a connection of its own.
 #
@@ -84,7 +381,6 @@ class Heartbeat:
 
 
 _CLOSE_S = 2.0
-_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)

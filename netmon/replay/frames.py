@@ -3,6 +3,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -10,7 +11,199 @@ import numpy.typing as npt
 from netmon.records import PROTOCOL_NON_IP, Direction
 from netmon.replay.capture import Chunk
 from netmon.replay.link import ETHERNET_BYTES, OUTGOING
-from netmon.replay.parse import parse
+
+# --- bpf/parse.h once more, for many frames at a time: flow key and payload of each row of a matrix of bytes.
+#
+# Step by step the same decisions, so that a capture and the kernel agree on every frame (which
+# tests/kernel/test_differential.py checks). A step works on the rows that have come so far.
+
+Ints = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
+Words = npt.NDArray[np.uint64]
+
+_IPV4, _IPV6, _VLANS = 0x0800, 0x86DD, (0x8100, 0x88A8)
+_VLAN_TAGS, _IPV6_EXTENSIONS = 2, 6
+_TCP, _UDP = 6, 17
+_FRAGMENT, _AH = 44, 51
+_EXTENSION = np.zeros(256, np.bool_)
+_EXTENSION[[0, 43, _FRAGMENT, _AH, 60]] = True  # hop by hop, routing, fragment, authentication, destination
+_MAPPED = np.uint64(int.from_bytes(b"\0\0\xff\xff", "little"))  # before the four bytes of an IPv4 address
+
+
+@dataclass(frozen=True)
+class Headers:
+    """Arrays of n rows."""
+
+    words: Words  # (n, 5): FLOW_KEY without interface and direction
+    payload_bytes: Ints
+    cut: Bools  # the capture has less of the frame than its headers take
+
+
+class _Bytes:
+    """Numbers at any place of any row."""
+
+    def __init__(self, data: npt.NDArray[np.uint8]) -> None:
+        flat, self._width = data.reshape(-1), data.shape[1]
+        self._flat = flat
+        self.u16be, self.u32le, self.u64le = (self._view(flat, kind) for kind in (">u2", "<u4", "<u8"))
+
+    @staticmethod
+    def _view(flat: npt.NDArray[np.uint8], kind: str) -> npt.NDArray[Any]:
+        size = np.dtype(kind).itemsize
+        return np.ndarray((max(0, len(flat) - size + 1),), kind, flat, strides=(1,))
+
+    def place(self, row: Ints, at: Ints) -> Ints:
+        place: Ints = row * self._width + at
+        return place
+
+    def u8(self, place: Ints) -> Ints:
+        return self._flat[place].astype(np.int64)
+
+    def u16(self, place: Ints) -> Ints:
+        return self.u16be[place].astype(np.int64)
+
+
+def parse(chunk: Chunk) -> Headers:
+    """Flow key and payload of every frame; what cannot be read is on the flow that has only an EtherType."""
+    data, end, size = _Bytes(chunk.data), chunk.available, chunk.original
+    types, at = _link_layer(data, chunk)
+    words = np.zeros((len(end), 5), np.uint64)
+    swapped = (types & 0xFF) << 8 | types >> 8
+    words[:, 4] = np.where(types >= 0, swapped << 16 | PROTOCOL_NON_IP << 32, PROTOCOL_NON_IP << 32)
+    payload, failed = np.zeros(len(end), np.int64), types < 0
+    for ether_type, network in ((_IPV4, _ipv4), (_IPV6, _ipv6)):
+        rows = np.flatnonzero(types == ether_type)
+        if len(rows):
+            good, found, bytes_ = network(data, rows, at[rows], end[rows], size[rows])
+            words[good], payload[good] = found, bytes_
+            failed[rows] = True
+            failed[good] = False
+    return Headers(words, payload, failed & (end < size))
+
+
+def _link_layer(data: _Bytes, chunk: Chunk) -> tuple[Ints, Ints]:
+    """EtherType, −1 where there is none, and where its header begins."""
+    link, end = chunk.link, chunk.available
+    types, at = np.full(len(end), -1, np.int64), np.full(len(end), link.header_bytes, np.int64)
+    if link.type_at < 0:
+        rows = np.flatnonzero(end > 0)
+        version = data.u8(data.place(rows, at[rows])) >> 4
+        types[rows] = np.where(version == 4, _IPV4, np.where(version == 6, _IPV6, -1))
+        return types, at
+    rows = np.flatnonzero(end >= link.header_bytes)
+    types[rows] = data.u16(data.place(rows, np.full(len(rows), link.type_at)))
+    for _ in range(_VLAN_TAGS):
+        rows = np.flatnonzero(((types == _VLANS[0]) | (types == _VLANS[1])) & (at + 4 <= end))
+        types[rows] = data.u16(data.place(rows, at[rows] + 2))
+        at[rows] += 4
+    return types, at
+
+
+_Network = tuple[Ints, Words, Ints]
+"""The rows that could be read, with their words and payload bytes."""
+
+
+def _ipv4(data: _Bytes, rows: Ints, at: Ints, end: Ints, size: Ints) -> _Network:
+    rows, at, end, size = _keep(at + 20 <= end, rows, at, end, size)
+    place = data.place(rows, at)
+    first_byte = data.u8(place)
+    length = (first_byte & 15) * 4
+    good = (first_byte >> 4 == 4) & (length >= 20)
+    rows, at, end, size, place, length = _keep(good, rows, at, end, size, place, length)
+    fragment = data.u16(place + 6) & 0x3FFF
+    protocol = data.u8(place + 9)
+    transport = _transport(data, rows, at + length, end, protocol, fragment != 0, fragment & 0x1FFF == 0)
+    words = np.zeros((len(rows), 5), np.uint64)
+    for word, source in ((1, 12), (3, 16)):
+        words[:, word] = data.u32le[place + source].astype(np.uint64) << np.uint64(32) | _MAPPED
+    words[:, 4] = transport.word
+    payload = _payload(at, data.u16(place + 2), at + length + transport.length, size)
+    return rows[transport.good], words[transport.good], payload[transport.good]
+
+
+def _ipv6(data: _Bytes, rows: Ints, at: Ints, end: Ints, size: Ints) -> _Network:
+    rows, at, end, size = _keep(at + 40 <= end, rows, at, end, size)
+    place = data.place(rows, at)
+    rows, at, end, size, place = _keep(data.u8(place) >> 4 == 6, rows, at, end, size, place)
+    upper = _extensions(data, rows, at + 40, end, data.u8(place + 6))
+    transport = _transport(data, rows, upper.at, end, upper.protocol, upper.fragment, upper.first)
+    words = np.empty((len(rows), 5), np.uint64)
+    for word in range(4):
+        words[:, word] = data.u64le[place + 8 + 8 * word]
+    words[:, 4] = transport.word
+    total = data.u16(place + 4)
+    payload = _payload(at, np.where(total > 0, total + 40, 0), upper.at + transport.length, size)
+    good = upper.good & transport.good
+    return rows[good], words[good], payload[good]
+
+
+@dataclass(frozen=True)
+class _Upper:
+    good: Bools
+    at: Ints  # where the upper layer begins
+    protocol: Ints
+    fragment: Bools
+    first: Bools
+
+
+def _extensions(data: _Bytes, rows: Ints, at: Ints, end: Ints, protocol: Ints) -> _Upper:
+    good, first = np.ones(len(rows), np.bool_), np.ones(len(rows), np.bool_)
+    fragment = np.zeros(len(rows), np.bool_)
+    for _ in range(_IPV6_EXTENSIONS):
+        inside = np.flatnonzero(_EXTENSION[protocol] & good & first)
+        if not len(inside):
+            break
+        short = at[inside] + 8 > end[inside]
+        good[inside[short]] = False
+        inside = inside[~short]
+        place, kind = data.place(rows[inside], at[inside]), protocol[inside]
+        offset, is_fragment = data.u16(place + 2), kind == _FRAGMENT
+        first[inside] = ~is_fragment | (offset & 0xFFF8 == 0)
+        fragment[inside] = np.where(is_fragment, offset & 0xFFF9 != 0, fragment[inside])
+        words = data.u8(place + 1)
+        at[inside] += np.where(is_fragment, 8, np.where(kind == _AH, (words + 2) * 4, (words + 1) * 8))
+        protocol[inside] = data.u8(place)
+    return _Upper(good, at, protocol, fragment, first)
+
+
+@dataclass(frozen=True)
+class _Transport:
+    good: Bools
+    word: Words  # the last one of the key: ports and protocol
+    length: Ints  # of the header
+
+
+def _transport(
+    data: _Bytes, rows: Ints, at: Ints, end: Ints, protocol: Ints, fragment: Bools, first: Bools
+) -> _Transport:
+    """Ports and header of TCP and UDP. A later fragment has no header; a first one has, but its flow has no ports."""
+    good, length = np.ones(len(rows), np.bool_), np.zeros(len(rows), np.int64)
+    word = protocol.astype(np.uint64) << np.uint64(32)
+    for number, shortest in ((_TCP, 20), (_UDP, 8)):
+        inside = np.flatnonzero((protocol == number) & first)
+        there = at[inside] + shortest <= end[inside]
+        good[inside[~there]] = False
+        inside = inside[there]
+        place = data.place(rows[inside], at[inside])
+        length[inside] = (data.u8(place + 12) >> 4) * 4 if number == _TCP else shortest
+        good[inside] = length[inside] >= shortest
+        with_ports = ~fragment[inside]
+        word[inside[with_ports]] |= data.u32le[place[with_ports]].astype(np.uint64)
+    return _Transport(good, word, length)
+
+
+def _payload(at: Ints, total: Ints, header_bytes: Ints, size: Ints) -> Ints:
+    """total: from the IP header's start, 0 where the header does not say; never more than the frame has."""
+    end = np.where(total > 0, np.minimum(at + total, size), size)
+    return np.maximum(end - header_bytes, 0)
+
+
+def _keep(good: Bools, *columns: Ints) -> tuple[Ints, ...]:
+    return columns if good.all() else tuple(column[good] for column in columns)
+
+
+# --- frames
+
 
 PROTOCOL_SHIFT, DIRECTION_SHIFT, INTERFACE_SHIFT = np.uint64(32), np.uint64(40), np.uint64(41)
 """Within the last word of a FLOW_KEY."""

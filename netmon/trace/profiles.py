@@ -4,6 +4,7 @@
 They are read as they lie, event by event: a trace may be of gigabytes, and cut in the middle.
 """
 
+import json
 import re
 import zlib
 from collections.abc import Iterator, Mapping
@@ -14,9 +15,75 @@ from typing import Any
 import ijson
 
 from netmon.errors import DataError
-from netmon.trace.inspector import collective, is_inspectors, objects
 from netmon.trace.unzipped import BoundedJson, Progress, Unzipped, silent
 from netmon.trace.writer import Detail
+
+# --- What NCCL's inspector wrote of one process: JSON objects one after the other, one for each collective.
+#
+# Its `header` has the rank, `coll_perf` the collective with its time, and `event_trace_ts`, in verbose files, when it
+# began and ended; else the time of the dump, which comes at or after the end, stands for the end.
+
+_DETAILS = ("coll_sn", "coll_msg_size_bytes", "coll_algobw_gbs", "coll_busbw_gbs", "coll_timing_source")
+_PIECE = 1 << 16
+_MOST_CHARACTERS = 1 << 22  # characters of one object
+_MOST_US = 4e15  # of the epoch, in the year 2096
+
+
+def objects(file: Unzipped) -> Iterator[dict[str, Any]]:
+    """One after the other, in memory for one of them. Raises EOFError where the last is cut, ValueError for no JSON."""
+    decoder, text = json.JSONDecoder(), ""
+    while True:
+        more = file.read(_PIECE).decode(errors="replace")
+        text += more
+        while text := text.lstrip():
+            try:
+                found, end = decoder.raw_decode(text)
+            except ValueError:
+                if len(text) > _MOST_CHARACTERS:
+                    raise
+                break
+            if isinstance(found, dict):
+                yield found
+            text = text[end:]
+        if not more:
+            if text:
+                raise EOFError
+            return
+
+
+def is_inspectors(head: bytes) -> bool:
+    """Whether a file that begins so is one."""
+    return b'"coll_perf"' in head and b'"header"' in head
+
+
+def collective(told: Mapping[str, Any]) -> tuple[str, int, int, str, dict[str, Detail]] | None:
+    """Communicator, start and length (ns, UTC of the host), name and details; None where it has no time."""
+    about, perf, dump = (told.get(name) for name in ("header", "coll_perf", "metadata"))
+    if not isinstance(about, dict) or not isinstance(perf, dict):
+        return None
+    traced = perf.get("event_trace_ts")
+    begun = traced.get("coll_start_ts") if isinstance(traced, dict) else None
+    length = perf.get("coll_exec_time_us")
+    if not isinstance(length, int | float) or not 0 <= length < _MOST_US:
+        return None
+    if not isinstance(begun, int | float):
+        ended = dump.get("dump_timestamp_us") if isinstance(dump, dict) else None
+        if not isinstance(ended, int | float):
+            return None
+        begun = ended - length
+    if not abs(begun) < _MOST_US:
+        return None
+    details = {name: perf[name] for name in _DETAILS if isinstance(perf.get(name), str | int | float)}
+    if not isinstance(traced, dict):
+        details["time"] = "of the dump: the collective ended at this time or earlier"
+    of, name = (
+        str(word)[:200].encode(errors="replace").decode() for word in (about.get("id", ""), perf.get("coll", ""))
+    )
+    return of, round(begun * 1000), round(length * 1000), name, details
+
+
+# --- profiles
+
 
 _HEAD_BYTES, _PIECE_BYTES = 1 << 20, 1 << 16
 _EPOCH_US = 10**15  # a time in µs that is larger counts from the epoch, not from some start
@@ -28,7 +95,6 @@ _INSPECTED_RANK = re.compile(rb'"header"\s*:\s*\{[^{}]*?"rank"\s*:\s*(\d{1,9})\b
 _INSPECTED_SIZE = re.compile(rb'"header"\s*:\s*\{[^{}]*?"n_ranks"\s*:\s*(\d{1,9})\b')
 _RANK_IN_NAME = re.compile(r"rank[-_.]?(\d{1,9})", re.IGNORECASE)
 _MOST_DETAILS, _LONGEST = 12, 200
-_MOST_US = 4e15  # of the epoch, in the year 2096; what a file says beyond is no time
 _MOST_OPEN = 10_000  # of a thread, that have begun ("B") and not ended
 _MOST_APART = 100_000  # that have begun by themselves ("b", as of NCCL's profiler) and not ended
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from google.protobuf.message import DecodeError
 
 from collector.door import read_hello
-from netmon.agent.timeline_file import TimelineFile
+from netmon.agent.timeline import TimelineFile
 from netmon.errors import DataError, WireError
 from netmon.kernel.training.symbols import function_offsets
 from netmon.marks import MOST_NAME, decode, head, is_rank

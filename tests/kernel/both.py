@@ -21,7 +21,7 @@ from netmon.lab.process import Process
 from netmon.records import FLOW_KEY, Direction, address
 from netmon.replay.capture import Capture
 from netmon.replay.frames import Frames, frames_of
-from netmon.replay.host import HostSide, packed
+from netmon.replay.replay import HostSide, packed
 
 FLOW = ["direction", "src", "dst", "src_port", "dst_port", "protocol"]
 COUNTS = ["packets", "wire_bytes", "payload_bytes"]

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from netmon.lab.accuracy import accuracy
+from netmon.lab.outcome import accuracy
 from netmon.lab.run import run
 from netmon.lab.spec import RunSpec
 

@@ -6,7 +6,7 @@ import json
 import pandas as pd
 import pytest
 
-from netmon.lab.accuracy import accuracy
+from netmon.lab.outcome import accuracy
 from netmon.lab.run import run
 from netmon.lab.spec import RunSpec
 from netmon.lab.truth import read_rank

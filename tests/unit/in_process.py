@@ -5,7 +5,7 @@ import asyncio
 from collections.abc import Sequence
 
 from collector.entry import Entry
-from collector.jobs.stage import JobStage
+from collector.jobs.worker import JobStage
 from collector.messages import HostNews, JobNews
 from collector.registry import Registry
 from netmon.records import Batch

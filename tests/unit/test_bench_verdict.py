@@ -10,14 +10,13 @@ import pytest
 from rich.console import Console
 
 from netmon.bench.verdict.campaign import Undisturbed, VerdictResult
-from netmon.bench.verdict.fluid import GOODPUT, Squeeze, phases, transfer
 from netmon.bench.verdict.in_turn import in_turn
 from netmon.bench.verdict.on_tables import judge_one, judge_simulated
 from netmon.bench.verdict.plan import KINDS, PER_RUN, plan, usual_iteration_ns
 from netmon.bench.verdict.rerun import Rerun, RerunResult, plan_reruns
 from netmon.bench.verdict.scoring import score
 from netmon.bench.verdict.shifting import plan_shifts
-from netmon.bench.verdict.simulated import scenario, simulate
+from netmon.bench.verdict.simulated import GOODPUT, Squeeze, phases, scenario, simulate, transfer
 from netmon.bench.verdict.table import print_reruns, print_verdicts
 from netmon.bench.verdict.truth import Truth
 from netmon.cli import main

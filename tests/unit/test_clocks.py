@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from collector.host.align import Wanted, fit_exchanges
-from collector.host.exchanges import Exchanges
+from collector.host.align import Exchanges, Wanted, fit_exchanges
 from netmon.dl.clocks import OffsetFit, Present, fit_offsets
 from netmon.dl.corrections import Comparison, Correction, combine
 from netmon.dl.corridors import Points

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from collector.cluster.components import HostTies, components
-from collector.cluster.handover import SLACK, assign
+from collector.cluster.worker import SLACK, assign
 from netmon.errors import WireError
 
 HOSTS = [f"gpu{number}" for number in range(24)]

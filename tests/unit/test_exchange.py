@@ -12,8 +12,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from collector.host.align import Wanted, fit_exchanges
-from collector.host.exchanges import Exchanges
+from collector.host.align import Exchanges, Wanted, fit_exchanges
 from netmon.agent.clock import Clock
 from netmon.agent.exchange import ClockExchanges, Questions
 from netmon.kernel.timekeeping import clock_state, parse_tracking

@@ -4,8 +4,8 @@
 import asyncio
 
 from collector.cluster.components import HostTies
-from collector.cluster.handover import Handover
 from collector.cluster.membership import Cluster
+from collector.cluster.worker import Handover
 
 LOOK_EVERY_S = 0.02
 
@@ -78,7 +78,7 @@ class Sink:
 
 
 def test_a_worker_that_stores_for_long_is_still_there(monkeypatch):
-    monkeypatch.setattr("collector.cluster.handover._LOOK_EVERY_S", LOOK_EVERY_S)
+    monkeypatch.setattr("collector.cluster.worker._LOOK_EVERY_S", LOOK_EVERY_S)
 
     async def test() -> None:
         members, intake = Members(), Stuck()

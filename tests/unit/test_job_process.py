@@ -16,7 +16,7 @@ from waiting import wait_for
 
 from collector.dataset.sink import ParquetSink
 from collector.jobs.process import JobsApart
-from collector.jobs.stage import JobStage
+from collector.jobs.worker import JobStage
 from collector.messages import HostNews, JobNews
 from collector.registry import Registry
 from collector.settings import Settings

@@ -14,7 +14,7 @@ from lines_run import lines_run
 from training_traffic import MS, Wire, ring
 
 from collector.dataset.sink import ParquetSink
-from collector.jobs.stage import JobStage
+from collector.jobs.worker import JobStage
 from collector.messages import ONSET_TOLD, HostNews, place_of
 from collector.registry import Registry
 from collector.settings import Settings

@@ -6,8 +6,7 @@ import json
 import pandas as pd
 import pytest
 
-from netmon.lab.accuracy import accuracy
-from netmon.lab.outcome import classification
+from netmon.lab.outcome import accuracy, classification
 
 HOSTS = [("h0", "198.18.0.1", 0), ("h1", "198.18.0.2", 1), ("h2", "198.18.0.3", None)]
 

@@ -6,8 +6,7 @@ from collections.abc import Callable
 import numpy as np
 from lines_run import lines_run
 
-from collector.jobs.answering import Numbers
-from collector.jobs.rank_claims import Claims
+from collector.jobs.answering import Claims, Numbers
 from collector.messages import Holder, Step
 from netmon.dl.beats import Beat, Events
 from netmon.dl.inference.pattern import blocks, strongly_connected

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from netmon.kernel.owners import namespaces, sockets
+from netmon.kernel.owners import namespaces, owner_search
 from netmon.kernel.owners.diag import Found, SocketDiagnosis
 from netmon.kernel.owners.endpoint import Endpoint, packed
-from netmon.kernel.owners.sockets import SocketOwners, SocketTable
+from netmon.kernel.owners.owner_search import SocketOwners, SocketTable
 from netmon.rate_limiter import TimeLimiter
 
 TCP, UDP = socket.IPPROTO_TCP, socket.IPPROTO_UDP
@@ -41,7 +41,7 @@ def proc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (net / "if_inet6").write_text(
         "fd000000000000000000000000000002 02 40 00 80 eth0\n" + "0" * 31 + "1 01 80 10 80 lo\n"
     )
-    monkeypatch.setattr(sockets, "PROC", tmp_path)
+    monkeypatch.setattr(owner_search, "PROC", tmp_path)
     monkeypatch.setattr(namespaces, "PROC", tmp_path)
     return tmp_path
 

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from netmon.agent import timeline as timeline_marks
-from netmon.agent.timeline import TimelineMarks
-from netmon.agent.timeline_file import MOST_READ, TimelineFile
+from netmon.agent.timeline import MOST_READ, TimelineFile, TimelineMarks
 from netmon.dl.iterations import IterationTracker
 from netmon.kernel.training.timelines import Opened
 from netmon.marks import RankIdentity

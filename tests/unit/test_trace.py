@@ -15,7 +15,7 @@ from test_store import store_small
 
 from netmon.commands import trace
 from netmon.errors import DataError, UsageError
-from netmon.trace.traffic import COLUMNS, Traffic
+from netmon.trace.dataset import COLUMNS, Traffic
 
 MS = 1_000_000
 

@@ -4,7 +4,7 @@
 import numpy as np
 import pytest
 
-from collector.judging.case import apart
+from collector.judging.judging import apart
 from collector.judging.recent_rows import RecentRows, of_sessions
 from netmon.columnar import Columns
 from netmon.dl.verdict import Link, Whose
