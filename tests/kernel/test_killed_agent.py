@@ -57,7 +57,7 @@ def sessions(hosts: Cut) -> int:
     """How many have an interval in the ledger."""
     try:
         return int(hosts.table("ledger")["session"].nunique())
-    except (OSError, ValueError):  # there is no row yet, or its file is just being written
+    except (OSError, ValueError, KeyError):  # there is no row yet, or its file is just being written
         return 0
 
 

@@ -97,8 +97,9 @@ def test_a_quiet_iteration_moves_what_equation_3_1_says(watched, rank):
     quiet = found[~found["node_shared"] & (found["iteration"] < spec.iterations // 2 - 1)]
     assert len(quiet) >= spec.iterations // 2 - 2
     ratio = quiet["dl_tx_bytes"] / ring_bytes(len(RANKS), spec.parameters)
-    assert 1 <= ratio.median() <= 1.05
-    assert 1 <= ratio.mean() <= 1.05  # nothing is counted twice, nor in no iteration
+    # Nothing is counted twice; the last packets of an iteration may leave when the rank itself is done with it.
+    assert 0.995 <= ratio.median() <= 1.05
+    assert 0.995 <= ratio.mean() <= 1.05
 
 
 def test_cross_traffic_is_told_from_the_training(watched):
