@@ -41,9 +41,9 @@ from netmon.views import Selection, Snapshot
 from netmon.wire import netmon_pb2
 from netmon.wire.many import ManyBatches
 
-# --- Full resolution of what a trigger wants, into the table `full`.
-
 _log = logging.getLogger(__name__)
+
+# --- Full resolution of what a trigger wants, into the table `full`.
 
 
 async def keep_full(

@@ -22,12 +22,12 @@ from netmon.wire.bus_sessions import introduced, lift_refusals
 from netmon.wire.bus_streams import make_streams
 from netmon.wire.channel import ALIVE_EVERY_S
 
+_log = logging.getLogger(__name__)
+
 # --- Lets go of sessions whose agents were killed and never came back to say goodbye.
 #
 # An agent that lives introduces itself again every `bus_connection.SAYS_AGAIN_S`. An introduction that has stayed as
 # it is for much longer, while nothing of its session was on the bus, is nobody's any more.
-
-_log = logging.getLogger(__name__)
 
 FORGET_AFTER_S = 3600.0
 _LOOK_EVERY_S = 60.0

@@ -23,6 +23,8 @@ from netmon.errors import DataError, NetmonError
 from netmon.wire.bus import Bus, BusSettings
 from netmon.wire.bus_streams import depth
 
+_log = logging.getLogger(__name__)
+
 # --- How hosts come to this worker and leave it. There is no leader: every worker looks, and does its own part of it.
 #
 # release store and acknowledge what can be, forget the host, then give up its key take get the key, raise the fence
@@ -127,7 +129,6 @@ def _lot(component: Collection[str], worker: str) -> bytes:
 _LOOK_EVERY_S = 0.5
 _TELL_EVERY_S = 1.0
 _LINGER_S = 600.0  # a host that has said its last word is shown for so long
-_log = logging.getLogger(__name__)
 
 
 class HostIntakes(Protocol):

@@ -22,9 +22,9 @@ from collector.jobs.clocks import Clocks
 from collector.jobs.inferring import Inferring
 from collector.messages import ClockTold, HostNews, JobNews
 
-# --- The job stage as the host stage knows it: news in, news out.
-
 _log = logging.getLogger(__name__)
+
+# --- The job stage as the host stage knows it: news in, news out.
 
 
 class JobStage:

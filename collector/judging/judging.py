@@ -44,6 +44,8 @@ from netmon.rate_limiter import TimeLimiter
 from netmon.records import Table
 from netmon.views import Cause, Verdict
 
+_log = logging.getLogger(__name__)
+
 # --- One iteration that stands out with all that is kept about it: taken at once, judged wherever there is time.
 
 _MOST_RANKS = 32  # of a verdict that viewers are told of one by one
@@ -147,7 +149,6 @@ def _in_utc(told: Told, maps: TimeMaps, there: npt.NDArray[np.int64]) -> Table |
 # --- judging
 
 
-_log = logging.getLogger(__name__)
 _MOST_JOBS = 4_096
 _KEPT_S = 3_600.0  # a job without an iteration
 _MOST_WAITING = 64  # iterations that are to be judged: the newest

@@ -27,6 +27,8 @@ from netmon.errors import CertificateError, NetmonError, UnsupportedError, Usage
 from netmon.own_module import own_module
 from netmon.wire.channel import ALIVE_EVERY_S, FEW_THREADS
 
+_log = logging.getLogger(__name__)
+
 # --- The receiving process, as the collector starts, hears and ends it.
 
 _KINDS: dict[str, type[NetmonError]] = {
@@ -98,8 +100,6 @@ class ReceivingProcess:
 
 
 # --- Who calls the collector by way of the receiving process, as those who answer see it: like gRPC's own context.
-
-_log = logging.getLogger(__name__)
 
 
 class _AbortedError(Exception):

@@ -40,13 +40,13 @@ from netmon.wire.bus import (
 )
 from netmon.wire.bus_sessions import reason_of, refusal, refusal_subject
 
+_log = logging.getLogger(__name__)
+
 # --- How much of the bus one host may take while workers are away or slow: the rest is for all others.
 #
 # The servers bound the number of a host's batches (`netmon.wire.bus.BusSettings.most_batches`), the agent their
 # bytes: it knows what it has published, and the bus how many batches of the host are still there, which are the
 # latest ones. What does not fit stays in the spool, and is streamed coarser as soon as it is late.
-
-_log = logging.getLogger(__name__)
 
 SHARE = 1 / 4
 """Of what the stream may hold."""

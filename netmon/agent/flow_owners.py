@@ -25,6 +25,8 @@ from netmon.marks import printable
 from netmon.rate_limiter import RateLimiter
 from netmon.records import Direction, Flow, Mark, Moment, Owner, Table
 
+_log = logging.getLogger(__name__)
+
 # --- What tells a rank's new flow from others at first sight: who connects, to whom the ranks talk, and on which
 # ports.
 
@@ -110,7 +112,6 @@ def raw_ends(keys: Table) -> list[bytes]:
 
 # --- What users are called: by /etc/passwd at once, by a directory service (LDAP, sssd) as soon as it has answered.
 
-_log = logging.getLogger(__name__)
 PASSWORDS = Path("/etc/passwd")
 _MOST_BYTES = 4 << 20  # of the file that are read
 _MOST_USERS = 4_096  # that are remembered

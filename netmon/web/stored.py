@@ -32,6 +32,8 @@ from netmon.web.lanes import Catalogue, arranged
 from netmon.web.source import Rates, State
 from netmon.web.steps import Lanes
 
+_log = logging.getLogger(__name__)
+
 # --- Which hosts, jobs and ranks a dataset is of: read from its small tables, of its last day.
 
 _DAY_NS = 86_400_000_000_000
@@ -180,7 +182,6 @@ def _described(data: Path, sessions: list[str], numbers: list[int]) -> pd.DataFr
 # --- stored
 
 
-_log = logging.getLogger(__name__)
 _LONGEST_NS = 300_000_000_000  # an iteration, that may have begun in the hour before
 _MOST_ROWS = 6_000_000  # that are read for one answer
 _MOST_BYTES = 1 << 29  # of hours that are held
